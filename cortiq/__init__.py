@@ -1,0 +1,1 @@
+"""cortiq: language models from one backend-neutral graph, with the same bits on every device."""

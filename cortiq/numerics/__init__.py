@@ -1,0 +1,1 @@
+"""The numerics contract in NumPy: the executable definition of every bit cortiq computes."""
