@@ -1,0 +1,63 @@
+"""The backend seam: what a backend implements, and what the runtime asks of it.
+
+Hooks are used when things are built; between a runtime and an executable there are only the calls
+on this page. Everything here is data or a protocol: a backend imports this package, `cortiq.ir`
+and `cortiq.numerics`, and nothing else of cortiq.
+"""
+
+from cortiq.backend.batch import (
+    Argmax,
+    Batch,
+    BatchResult,
+    Digest,
+    Draw,
+    Drawn,
+    Named,
+    Outcome,
+    Row,
+    Status,
+    Ticket,
+    Top,
+    Want,
+)
+from cortiq.backend.protocol import (
+    HOOKSPEC_VERSION,
+    Backend,
+    CompileOptions,
+    Declined,
+    Device,
+    Executable,
+    Support,
+    Supported,
+    Versions,
+)
+from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State
+
+__all__ = [
+    "HOOKSPEC_VERSION",
+    "Argmax",
+    "Backend",
+    "Batch",
+    "BatchResult",
+    "CompileOptions",
+    "Declined",
+    "Device",
+    "Digest",
+    "Draw",
+    "Drawn",
+    "Executable",
+    "ExportedState",
+    "KVPlanes",
+    "Named",
+    "Outcome",
+    "Row",
+    "Snapshot",
+    "State",
+    "Status",
+    "Support",
+    "Supported",
+    "Ticket",
+    "Top",
+    "Versions",
+    "Want",
+]

@@ -1,0 +1,125 @@
+"""Batches: flat lists of rows, what each row wants back, and what became of each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+import numpy as np
+
+from cortiq.backend.state import State
+from cortiq.numerics.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Named:
+    """Wants the value of this name of the graph: float32, the shape of one row."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Argmax:
+    """Wants the index of the largest logit, the lowest on ties: int."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Wants a token drawn from the row's logits (`numerics.sampling.draw`): int.
+
+    The penalties' history is every id the sequence was fed up to and including this row. The
+    random numbers are those of (sampling.seed, choice, position + 1): the drawn token's position.
+    """
+
+    sampling: Sampling
+    choice: int = 0
+
+
+@dataclass(frozen=True)
+class Top:
+    """Wants the `count` largest logits: (ids int32, values float32, logsumexp float32)."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Digest:
+    """Wants the contract's digest of a named value's row: four 32-bit words."""
+
+    name: str = "logits"
+
+
+Want = Named | Argmax | Draw | Top | Digest
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """As a row's input: the token that row `row` of the previous batch drew (Draw or Argmax)."""
+
+    row: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One position of one sequence.
+
+    Attributes
+    ----------
+    state : the sequence; rows of one sequence are neighbours, positions ascending by one.
+    position : absolute position; the first row's equals the sequence's length.
+    token : the input id, or the token drawn in the previous batch.
+    wants : what to bring back.
+    inputs : values of the graph supplied per row: its extra inputs (`hidden` of a draft head,
+        edges between partitions), or the embedding itself (`embed`), for which `token` is then
+        only the label that histories keep.
+    """
+
+    state: State
+    position: int
+    token: int | Drawn
+    wants: tuple[Want, ...] = ()
+    inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows for one entry graph, grouped by sequence."""
+
+    rows: Sequence[Row]
+    entry: str = "trunk"
+
+
+class Status(StrEnum):
+    """What became of a sequence in a batch: there is no fourth."""
+
+    COMPLETED = "completed"
+    DECLINED = "declined"
+    """Refused before anything moved; the sequence is as it was."""
+    FAILED = "failed"
+    """Met a value outside the domain; the sequence is cleared, others are not concerned."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Status of one sequence, with the reason when it is not `completed`."""
+
+    status: Status
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """Per sequence an outcome; per row its wants (empty for sequences not completed)."""
+
+    outcomes: Mapping[State, Outcome]
+    rows: Sequence[Mapping[Want, Any]]
+
+
+class Ticket(Protocol):
+    """A batch under way."""
+
+    def result(self) -> BatchResult:
+        """Wait for the batch and return what it brought."""
+        ...

@@ -1,0 +1,139 @@
+"""What a backend and its executables implement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from cortiq.backend.batch import Batch, Ticket
+from cortiq.backend.state import ExportedState, State
+from cortiq.ir import IR_VERSION, Graph, Node, Program
+from cortiq.numerics.contract import CONTRACT_VERSION
+from cortiq.numerics.layouts import Weight
+
+HOOKSPEC_VERSION = 1
+"""Version of this page and of the hooks."""
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What a backend was built for; another major version is refused when it is loaded."""
+
+    hookspec: int = HOOKSPEC_VERSION
+    ir: int = IR_VERSION
+    contract: int = CONTRACT_VERSION
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device a backend found: `name` selects it (`--backend wgpu:NAME`)."""
+
+    name: str
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Supported:
+    """The backend executes the node itself."""
+
+
+@dataclass(frozen=True)
+class Declined:
+    """The backend does not execute the node, and why."""
+
+    reason: str
+
+
+Support = Supported | Declined
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """Options of `Backend.compile`; none changes a bit.
+
+    Attributes
+    ----------
+    device : name of the device, or `None` for the backend's first.
+    threads : host threads to use, 0 for the number of cores.
+    page_rows : rows by which a sequence's storage grows.
+    memory_limit : bytes for all sequences together, or `None` for what the device has.
+    extra : options of the backend's own, by name.
+    """
+
+    device: str | None = None
+    threads: int = 0
+    page_rows: int = 64
+    memory_limit: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Executable(Protocol):
+    """A compiled program: weights uploaded once, sequences opened and advanced."""
+
+    @property
+    def program(self) -> Program:
+        """The program it was compiled from."""
+        ...
+
+    @property
+    def placement(self) -> Mapping[str, str]:
+        """Which backend computes each node that was not decomposed further, by node name."""
+        ...
+
+    def open(self, limit: int) -> State:
+        """A new, empty sequence of at most `limit` positions."""
+        ...
+
+    def import_(self, exported: ExportedState, limit: int) -> State:
+        """A sequence that continues an exported one; values pass through the fault check."""
+        ...
+
+    def forward(self, batch: Batch) -> Ticket:
+        """Compute a batch: prefill chunk, decode step, verify, scoring and inspection alike."""
+        ...
+
+    def state_bytes(self, rows: int) -> int:
+        """Memory one sequence of this many rows takes."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Memory left for sequences."""
+        ...
+
+    def close(self) -> None:
+        """Release weights and sequences."""
+        ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A backend: what a plugin's `cortiq_backends` hook returns.
+
+    Attributes
+    ----------
+    name : selects it (`--backend NAME`).
+    priority : the highest available one is the default; the reference has 0.
+    versions : what it was built for.
+    """
+
+    name: str
+    priority: int
+    versions: Versions
+
+    def devices(self) -> Sequence[Device]:
+        """Devices found; raises `BackendError` that says why when there are none."""
+        ...
+
+    def supports(self, node: Node, graph: Graph, program: Program) -> Support:
+        """Whether it executes this node: a layer as a whole, or a primitive.
+
+        A declined layer is decomposed and asked again; a declined primitive goes to the reference.
+        """
+        ...
+
+    def compile(
+        self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
+    ) -> Executable:
+        """Make the program executable; every node of it was supported."""
+        ...

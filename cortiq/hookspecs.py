@@ -1,0 +1,50 @@
+"""The plugin contract: every hook a package can implement under the entry point `cortiq.plugins`.
+
+A plugin is a module (or object) with functions of these names, each marked with `hookimpl`::
+
+    from cortiq.hookspecs import hookimpl
+
+    @hookimpl
+    def cortiq_backends():
+        return [MyBackend()]
+
+Hooks are called when things are built, never per token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+    import click
+
+    from cortiq.backend import Backend
+
+PROJECT = "cortiq"
+GROUP = "cortiq.plugins"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def cortiq_backends() -> Sequence[Backend]:
+    """Backends this package brings. Creating one must not import its device libraries."""
+    raise NotImplementedError
+
+
+@hookspec
+def cortiq_families() -> Sequence[ModuleType]:
+    """Model families: modules as in `cortiq.models`, with ARCHITECTURES and a `build` function."""
+    raise NotImplementedError
+
+
+@hookspec
+def cortiq_commands() -> Sequence[click.Command]:
+    """Commands added to `cortiq`."""
+    raise NotImplementedError

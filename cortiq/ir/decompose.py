@@ -1,0 +1,80 @@
+"""From layers to primitives: expansion of nodes, one step at a time, until a backend takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from cortiq.errors import GraphError
+from cortiq.ir.graph import Builder, Graph, Node, Program, Scope, Value
+
+
+def decompose(node: Node, graph: Graph, layouts: Mapping[str, str | None]) -> list[Node]:
+    """One step: the nodes a layer stands for, whose last outputs carry the layer's output names.
+
+    Parameters
+    ----------
+    layouts : layout of each weight; a Linear over an `f32` weight decomposes differently from one
+        over integer codes.
+    """
+    nodes, _ = _decompose(node, graph.values, layouts)
+    return nodes
+
+
+def _decompose(node: Node, values: Mapping, layouts: Mapping[str, str | None]) -> tuple[list, dict]:
+    if node.op.primitive:
+        raise GraphError(f"{node.op.kind} is a primitive and has no decomposition", where=node.name)
+    builder = Builder(context=0)
+    builder.values.update({name: values[name] for name in node.inputs})
+    builder.values.setdefault("position", values["position"])
+    inputs = [Value(name, values[name]) for name in node.inputs]
+    result = node.op.decompose(Scope(builder, node, layouts), *inputs)
+    results = result if isinstance(result, tuple) else (result,)
+    rename = {v.name: out for v, out in zip(results, node.outputs, strict=True)}
+    nodes = [_rename(n, rename) for n in builder.nodes]
+    types = {rename.get(name, name): type_ for name, type_ in builder.values.items()}
+    return nodes, types
+
+
+def _rename(node: Node, names: Mapping[str, str]) -> Node:
+    inputs = tuple(names.get(n, n) for n in node.inputs)
+    outputs = tuple(names.get(n, n) for n in node.outputs)
+    return replace(node, inputs=inputs, outputs=outputs)
+
+
+def expand(graph: Graph, layouts: Mapping[str, str | None], keep: Callable[[Node], bool]) -> Graph:
+    """Decompose every node that `keep` refuses, again and again; primitives always stay."""
+    values, done = dict(graph.values), []
+    pending = list(reversed(graph.nodes))
+    while pending:
+        node = pending.pop()
+        if node.op.primitive or keep(node):
+            done.append(node)
+            continue
+        nodes, types = _decompose(node, values, layouts)
+        values.update(types)
+        pending.extend(reversed(nodes))
+    return replace(graph, nodes=tuple(_share(done)), values=values)
+
+
+def _share(nodes: list[Node]) -> list[Node]:
+    """Drop nodes that compute what an earlier one did (q, k and v quantise the same row)."""
+    seen: dict[tuple, tuple[str, ...]] = {}
+    names: dict[str, str] = {}
+    kept = []
+    for node in nodes:
+        node = _rename(node, {n: names.get(n, n) for n in node.inputs})
+        key = (node.op, node.inputs, *sorted(node.weights.items()))
+        first = None if node.slots else seen.setdefault(key, node.outputs)
+        if first is None or first == node.outputs or not node.outputs:
+            kept.append(node)
+        else:
+            names.update(zip(node.outputs, first, strict=True))
+    return kept
+
+
+def primitives_of(program: Program) -> Program:
+    """The program with every layer decomposed to primitives."""
+    layouts = {name: spec.layout for name, spec in program.weights.items()}
+    graphs = {n: expand(g, layouts, lambda _: False) for n, g in program.graphs.items()}
+    return replace(program, graphs=graphs)

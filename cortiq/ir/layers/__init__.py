@@ -1,0 +1,38 @@
+"""The layers: what model families are written in, each with its decomposition.
+
+A layer's weights and slots are named by role. `Linear` and everything built from it works over any
+weight layout: integer codes meet quantised rows, an `f32` weight meets the float row itself.
+"""
+
+from __future__ import annotations
+
+from cortiq.ir.layers.attention import Attention, QKNorm
+from cortiq.ir.layers.basic import Embedding, GatedMLP, Layer, Linear, Residual
+from cortiq.ir.layers.experts import MoE
+from cortiq.ir.layers.latent import LatentAttention
+from cortiq.ir.layers.mixers import ShortConv
+from cortiq.ir.op import Op
+from cortiq.ir.ops import LayerNorm, RMSNorm, Rope
+
+LAYERS: tuple[type[Op], ...] = (
+    Embedding, Linear, RMSNorm, LayerNorm, Rope, Attention, LatentAttention, ShortConv, GatedMLP,
+    MoE, Residual,
+)  # fmt: skip
+"""Every layer of the catalogue."""
+
+__all__ = [
+    "LAYERS",
+    "Attention",
+    "Embedding",
+    "GatedMLP",
+    "LatentAttention",
+    "Layer",
+    "LayerNorm",
+    "Linear",
+    "MoE",
+    "QKNorm",
+    "RMSNorm",
+    "Residual",
+    "Rope",
+    "ShortConv",
+]

@@ -1,0 +1,132 @@
+"""Embedding, Linear, Residual and the gated MLP, and what the other layers build on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cortiq.ir import ops
+from cortiq.ir.graph import Scope, Value
+from cortiq.ir.op import Op, Type, expect_last
+
+
+class Layer(Op):
+    """Base of the layers: operators with a decomposition."""
+
+    primitive = False
+
+
+def rows_for(scope: Scope, role: str, x: Value, name: str) -> Value:
+    """The row as the weight in `role` meets it: quantised, or as it is for an `f32` weight."""
+    if scope.layout(role) == "f32":
+        return x
+    return scope.add(ops.Quantise(), x, name=f"{name}.quantise")
+
+
+def linear(
+    scope: Scope, x: Value, role: str, inner: int, outer: int, biased: bool = False
+) -> Value:
+    """A `Linear` inside a layer, whose weight is the layer's `role` (bias `role`_bias)."""
+    weights = {"weight": role} | ({"bias": f"{role}_bias"} if biased else {})
+    return scope.add(Linear(inner, outer, biased), x, name=role, weights=weights)
+
+
+@dataclass(frozen=True)
+class Embedding(Layer):
+    """Row of the token table, times `multiplier`: i32[] → f32[width]."""
+
+    vocab: int
+    width: int
+    multiplier: float = 1.0
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """One row."""
+        return ops.EmbedRows(self.vocab, self.width).infer(*inputs)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The table."""
+        return {"table": (self.vocab, self.width)}
+
+    def decompose(self, scope: Scope, *inputs: Value) -> Value:
+        """EmbedRows, Scale."""
+        rows = ops.EmbedRows(self.vocab, self.width)
+        x = scope.add(rows, *inputs, name="rows", weights={"table": "table"})
+        if self.multiplier == 1.0:
+            return x
+        return scope.add(ops.Scale(self.multiplier), x, name="scaled")
+
+
+@dataclass(frozen=True)
+class Linear(Layer):
+    """x·Wᵀ [+ bias], W [out, in], over the last axis."""
+
+    in_width: int
+    out_width: int
+    biased: bool = False
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """[..., in] → [..., out]."""
+        expect_last(self, inputs[0], self.in_width)
+        return (Type((*inputs[0].shape[:-1], self.out_width)),)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Matrix and bias."""
+        matrix: dict[str, tuple[int, ...]] = {"weight": (self.out_width, self.in_width)}
+        return matrix | {"bias": (self.out_width,)} if self.biased else matrix
+
+    def decompose(self, scope: Scope, *inputs: Value) -> Value:
+        """Quantise, MatMul, Bias."""
+        x = rows_for(scope, "weight", inputs[0], "x")
+        matmul = ops.MatMul(self.in_width, self.out_width)
+        y = scope.add(matmul, x, name="matmul", weights={"weight": "weight"})
+        if not self.biased:
+            return y
+        return scope.add(ops.Bias(self.out_width), y, name="biased", weights={"bias": "bias"})
+
+
+@dataclass(frozen=True)
+class Residual(Layer):
+    """h + multiplier · branch."""
+
+    multiplier: float = 1.0
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Two values of one shape."""
+        return ops.Add().infer(*inputs)
+
+    def decompose(self, scope: Scope, *inputs: Value) -> Value:
+        """Scale, Add."""
+        hidden, branch = inputs
+        if self.multiplier != 1.0:
+            branch = scope.add(ops.Scale(self.multiplier), branch, name="scaled")
+        return scope.add(ops.Add(), hidden, branch, name="sum")
+
+
+@dataclass(frozen=True)
+class GatedMLP(Layer):
+    """down(activation(gate(x)) · up(x)): f32[width] → f32[width]."""
+
+    width: int
+    inner: int
+    activation: str = "silu"
+    biased: bool = False
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Keeps the width."""
+        expect_last(self, inputs[0], self.width)
+        return inputs
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Three matrices and their biases."""
+        wide, narrow = (self.inner, self.width), (self.width, self.inner)
+        shapes: dict[str, tuple[int, ...]] = {"gate": wide, "up": wide, "down": narrow}
+        if self.biased:
+            shapes |= {f"{role}_bias": shape[:1] for role, shape in shapes.items()}
+        return shapes
+
+    def decompose(self, scope: Scope, *inputs: Value) -> Value:
+        """Linear, Linear, Activation, Multiply, Linear."""
+        gate = linear(scope, inputs[0], "gate", self.width, self.inner, self.biased)
+        up = linear(scope, inputs[0], "up", self.width, self.inner, self.biased)
+        gate = scope.add(ops.Activation(self.activation), gate, name="activation")
+        product = scope.add(ops.Multiply(), gate, up, name="product")
+        return linear(scope, product, "down", self.inner, self.width, self.biased)

@@ -1,0 +1,112 @@
+"""Multi-head latent attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cortiq.ir import ops
+from cortiq.ir.graph import Scope, Value
+from cortiq.ir.layers.basic import Layer, linear, rows_for
+from cortiq.ir.op import Type, expect_last
+from cortiq.ir.slots import KVRows, Slot
+from cortiq.numerics.rope import RopeTable
+
+
+@dataclass(frozen=True)
+class LatentAttention(Layer):
+    """Multi-head latent attention in its absorbed form: f32[width], position → f32[width].
+
+    The slot holds one row [latent | rotary key] per position, of which the latent is also the
+    value. Per head: q = [nope | rope]; q' = [nope·W_k[h] | RoPE(rope)]; attend over the slot;
+    out[h] = o'·W_v[h]; Linear. Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
+    """
+
+    width: int
+    heads: int
+    latent: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    eps: float
+    scale: float
+    rope: RopeTable | None = None
+    pairing: str = "interleaved"
+    query_latent: int = 0
+    writes_slots = True
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Keeps the width."""
+        expect_last(self, inputs[0], self.width)
+        return (Type((self.width,)),)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Projections; the two halves of kv_b as a matrix a head."""
+        q_out, h = self.heads * (self.nope_dim + self.rope_dim), self.heads
+        shapes: dict[str, tuple[int, ...]] = {
+            "kv_a": (self.latent + self.rope_dim, self.width), "kv_a_norm": (self.latent,),
+            "k_b": (h, self.latent, self.nope_dim), "v_b": (h, self.value_dim, self.latent),
+            "o": (self.width, h * self.value_dim),
+        }  # fmt: skip
+        if not self.query_latent:
+            return shapes | {"q": (q_out, self.width)}
+        compressed = {
+            "q_a": (self.query_latent, self.width), "q_a_norm": (self.query_latent,),
+            "q": (q_out, self.query_latent),
+        }  # fmt: skip
+        return shapes | compressed
+
+    def slot_kinds(self) -> dict[str, Slot]:
+        """One latent row a position."""
+        return {"kv": KVRows(1, self.latent + self.rope_dim, self.latent)}
+
+    def decompose(self, scope: Scope, *inputs: Value) -> Value:
+        """Linear, RMSNorm, Slice, Rope, HeadMatMul, StoreKV, Attend, HeadMatMul, Linear."""
+        x, position = inputs
+        self._store(scope, x, position)
+        q = self._query(scope, x, position)
+        q = scope.add(ops.Quantise(), q, name="q.quantised")
+        width = self.latent + self.rope_dim
+        attend = ops.Attend(self.heads, 1, width, self.latent, self.scale)
+        y = scope.add(attend, q, position, name="attend", slots={"kv": "kv"})
+        y = self._per_head(scope, y, "v_b", self.latent, self.value_dim)
+        merged = self.heads * self.value_dim
+        y = scope.add(ops.Reshape((merged,)), y, name="merged")
+        return linear(scope, y, "o", merged, self.width)
+
+    def _store(self, scope: Scope, x: Value, position: Value) -> None:
+        width = self.latent + self.rope_dim
+        joint = linear(scope, x, "kv_a", self.width, width)
+        latent = scope.add(ops.Slice(0, self.latent), joint, name="latent")
+        norm = ops.RMSNorm(self.latent, self.eps)
+        latent = scope.add(norm, latent, name="latent.norm", weights={"weight": "kv_a_norm"})
+        key = scope.add(ops.Slice(self.latent, width), joint, name="k_rope")
+        key = scope.add(ops.Reshape((1, self.rope_dim)), key, name="k_rope.head")
+        if self.rope:
+            key = scope.add(ops.Rope(self.rope, self.pairing), key, position, name="k_rope.rotated")
+        value = scope.add(ops.Reshape((1, self.latent)), latent, name="latent.head")
+        key = scope.add(ops.Concat(), value, key, name="k")
+        key = scope.add(ops.Quantise(), key, name="k.quantised")
+        value = scope.add(ops.Quantise(), value, name="v.quantised")
+        store = ops.StoreKV(1, width, self.latent)
+        scope.add_node(store, key, value, name="store", slots={"kv": "kv"})
+
+    def _query(self, scope: Scope, x: Value, position: Value) -> Value:
+        dim, inner = self.nope_dim + self.rope_dim, self.width
+        if self.query_latent:
+            inner = self.query_latent
+            x = linear(scope, x, "q_a", self.width, inner)
+            norm = ops.RMSNorm(inner, self.eps)
+            x = scope.add(norm, x, name="q_a.norm", weights={"weight": "q_a_norm"})
+        q = linear(scope, x, "q", inner, self.heads * dim)
+        q = scope.add(ops.Reshape((self.heads, dim)), q, name="q.heads")
+        nope = scope.add(ops.Slice(0, self.nope_dim), q, name="q.nope")
+        nope = self._per_head(scope, nope, "k_b", self.nope_dim, self.latent)
+        rope = scope.add(ops.Slice(self.nope_dim, dim), q, name="q.rope")
+        if self.rope:
+            rope = scope.add(ops.Rope(self.rope, self.pairing), rope, position, name="q.rotated")
+        return scope.add(ops.Concat(), nope, rope, name="q.absorbed")
+
+    def _per_head(self, scope: Scope, x: Value, role: str, inner: int, outer: int) -> Value:
+        rows = rows_for(scope, role, x, role)
+        matmul = ops.HeadMatMul(self.heads, inner, outer)
+        return scope.add(matmul, rows, name=role, weights={"weight": role})

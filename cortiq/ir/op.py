@@ -1,0 +1,84 @@
+"""What every operator says about itself: types, weights, slots, and its decomposition."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, NamedTuple
+
+from cortiq.ir.slots import Slot
+
+if TYPE_CHECKING:
+    from cortiq.ir.graph import Scope, Value
+
+IR_VERSION = 1
+"""Version of the catalogue: a backend states the one it was built for."""
+
+
+class Type(NamedTuple):
+    """Type of a row value: shape of one row, and `f32`, `i32` or `q16` (a quantised row)."""
+
+    shape: tuple[int, ...]
+    dtype: str = "f32"
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+class TypeMismatchError(ValueError):
+    """An operator was given inputs of other types than it takes."""
+
+
+class Op:
+    """Base of all operators; subclasses are frozen dataclasses whose fields are the geometry.
+
+    A *primitive* is executed by a backend; a *layer* also has `decompose`, which writes the same
+    function as a graph of simpler operators. Both give the same bits.
+    """
+
+    primitive = True
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Types of the outputs for inputs of these types; raises `TypeMismatchError`."""
+        raise NotImplementedError
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each weight, by role."""
+        return {}
+
+    def slot_kinds(self) -> dict[str, Slot]:
+        """Geometry of each state slot, by role."""
+        return {}
+
+    def decompose(self, scope: Scope, *inputs: Value) -> Value | tuple[Value, ...]:
+        """Write the layer with simpler operators, through `scope`; primitives have no such form."""
+        raise NotImplementedError
+
+    @property
+    def kind(self) -> str:
+        """Name of the operator in the catalogue."""
+        return type(self).__name__
+
+    def describe(self) -> str:
+        """Geometry in one line: fields that differ from their defaults."""
+        parts = []
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if value != field.default:
+                text = value.describe() if hasattr(value, "describe") else repr(value)
+                parts.append(f"{field.name}={text}")
+        return f"{self.kind}({', '.join(parts)})"
+
+
+def expect(condition: bool, message: str) -> None:
+    """Raise `TypeMismatchError` with this message unless the condition holds."""
+    if not condition:
+        raise TypeMismatchError(message)
+
+
+def expect_last(op: Op, type_: Type, width: int, dtypes: tuple[str, ...] = ("f32",)) -> None:
+    """Require rows whose last axis is `width` wide and of one of these dtypes."""
+    wanted = " or ".join(f"{d}[..., {width}]" for d in dtypes)
+    expect(
+        bool(type_.shape) and type_.shape[-1] == width and type_.dtype in dtypes,
+        f"{op.kind} takes {wanted}, got {type_}",
+    )

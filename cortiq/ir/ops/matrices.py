@@ -1,0 +1,142 @@
+"""Primitives that meet a matrix: look-up, quantised rows, products, expert choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cortiq.ir.op import Op, Type, expect, expect_last
+
+
+@dataclass(frozen=True)
+class EmbedRows(Op):
+    """Row `token` of a table [vocab, width] (`numerics.layouts.embedding_rows`)."""
+
+    vocab: int
+    width: int
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """One token id gives one row."""
+        expect(inputs == (Type((), "i32"),), f"EmbedRows takes a token id, got {inputs}")
+        return (Type((self.width,)),)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The table."""
+        return {"table": (self.vocab, self.width)}
+
+
+@dataclass(frozen=True)
+class Quantise(Op):
+    """Rows to 16-bit integers and an exponent, over the last axis (`numerics.quantise_rows`)."""
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """f32[..., K] → q16[..., K]."""
+        (x,) = inputs
+        expect(x.dtype == "f32" and len(x.shape) > 0, f"Quantise takes f32 rows, got {x}")
+        return (Type(x.shape, "q16"),)
+
+
+@dataclass(frozen=True)
+class MatMul(Op):
+    """x·Wᵀ with W [out, in], over the last axis (`numerics.matmul`).
+
+    A q16 row meets integer codes (`matmul`); an f32 row meets an `f32` weight (`matmul_f32`).
+    """
+
+    in_width: int
+    out_width: int
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """[..., in] → f32[..., out]."""
+        (x,) = inputs
+        expect_last(self, x, self.in_width, ("q16", "f32"))
+        return (Type((*x.shape[:-1], self.out_width)),)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The matrix."""
+        return {"weight": (self.out_width, self.in_width)}
+
+
+@dataclass(frozen=True)
+class HeadMatMul(Op):
+    """Head h of x times its own matrix W[h] [out, in]: [heads, in] → f32[heads, out]."""
+
+    heads: int
+    in_width: int
+    out_width: int
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """One product per head."""
+        (x,) = inputs
+        expect_last(self, x, self.in_width, ("q16", "f32"))
+        expect(x.shape == (self.heads, self.in_width), f"HeadMatMul: {self.heads} heads, got {x}")
+        return (Type((self.heads, self.out_width)),)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """A matrix a head."""
+        return {"weight": (self.heads, self.out_width, self.in_width)}
+
+
+@dataclass(frozen=True)
+class ExpertMatMul(Op):
+    """Products with the matrices of the chosen experts.
+
+    x [in] (the same row for every expert) or [k, in] (a row each) and the expert indices i32[k]
+    give f32[k, out].
+    """
+
+    experts: int
+    in_width: int
+    out_width: int
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """One product per chosen expert."""
+        x, index = inputs
+        expect_last(self, x, self.in_width, ("q16", "f32"))
+        expect(index.dtype == "i32" and len(index.shape) == 1, f"indices i32[k], got {index}")
+        expect(x.shape[:-1] in ((), index.shape), f"ExpertMatMul: {x} for {index.shape[0]} experts")
+        return (Type((*index.shape, self.out_width)),)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """A matrix an expert."""
+        return {"weight": (self.experts, self.out_width, self.in_width)}
+
+
+@dataclass(frozen=True)
+class Route(Op):
+    """Choose `top_k` experts from router scores (`numerics.route.route`).
+
+    f32[experts] → indices i32[top_k] in ascending order and weights f32[top_k].
+    """
+
+    experts: int
+    top_k: int
+    scoring: str = "softmax"
+    selection_bias: bool = False
+    renormalise: bool = True
+    denominator_floor: float = 0.0
+    routed_scaling: float = 1.0
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Indices and weights."""
+        expect(inputs == (Type((self.experts,)),), f"Route takes f32[{self.experts}]: {inputs}")
+        expect(1 <= self.top_k <= self.experts, f"top {self.top_k} of {self.experts} experts")
+        return Type((self.top_k,), "i32"), Type((self.top_k,))
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The bias that affects the choice only."""
+        return {"bias": (self.experts,)} if self.selection_bias else {}
+
+
+@dataclass(frozen=True)
+class CombineExperts(Op):
+    """Σ weight·output in ascending expert index (`numerics.route.combine_experts`).
+
+    Weights f32[k] and outputs f32[k, width] → f32[width].
+    """
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """The weighted sum."""
+        weights, outputs = inputs
+        fits = weights.dtype == outputs.dtype == "f32" and weights.shape == outputs.shape[:1]
+        expect(fits and len(outputs.shape) == 2, f"CombineExperts takes {weights} and {outputs}")
+        return (Type(outputs.shape[1:]),)

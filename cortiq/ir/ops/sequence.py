@@ -1,0 +1,112 @@
+"""Primitives that see other positions: rotary embedding, attention, convolution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cortiq.ir.op import Op, Type, expect
+from cortiq.ir.slots import KVRows, Ring, Slot
+from cortiq.numerics.rope import RopeTable
+
+
+@dataclass(frozen=True)
+class Rope(Op):
+    """Rotary position embedding of the first `table.dim` values of every head.
+
+    Inputs x f32[heads, dim] and the position (`numerics.rope.apply_rope`).
+    """
+
+    table: RopeTable
+    pairing: str = "half"
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Keeps the shape."""
+        x, position = inputs
+        expect(x.dtype == "f32" and len(x.shape) == 2, f"Rope takes f32[heads, dim], got {x}")
+        expect(
+            x.shape[1] >= self.table.dim, f"Rope rotates {self.table.dim} of {x.shape[1]} values"
+        )
+        expect(position == Type((), "i32"), f"Rope takes a position, got {position}")
+        return (x,)
+
+
+@dataclass(frozen=True)
+class StoreKV(Op):
+    """Append a quantised key row and value row to a slot, at the row's position. No output."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    writes_slots = True
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """q16[heads, key_dim] and q16[heads, value_dim]."""
+        wanted = tuple(Type((self.heads, d), "q16") for d in (self.key_dim, self.value_dim))
+        expect(inputs == wanted, f"StoreKV takes {wanted}, got {inputs}")
+        return ()
+
+    def slot_kinds(self) -> dict[str, Slot]:
+        """The rows written."""
+        return {"kv": KVRows(self.heads, self.key_dim, self.value_dim)}
+
+
+@dataclass(frozen=True)
+class Attend(Op):
+    """Base-2 softmax attention over a slot's rows (`numerics.attention.attend`).
+
+    Inputs: q q16[heads, key_dim] and the position t; visible keys are max(0, t−window+1) ≤ j ≤ t.
+    Output f32[heads, value_dim]. `sinks` adds one value-less logit per head to the denominator.
+    """
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: bool = False
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """One output row a head."""
+        q, position = inputs
+        wanted = Type((self.heads, self.key_dim), "q16")
+        expect(q == wanted, f"Attend takes {wanted}, got {q}")
+        expect(position == Type((), "i32"), f"Attend takes a position, got {position}")
+        expect(self.heads % self.kv_heads == 0, f"{self.kv_heads} KV heads for {self.heads} heads")
+        return (Type((self.heads, self.value_dim)),)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The sinks, if there are any."""
+        return {"sinks": (self.heads,)} if self.sinks else {}
+
+    def slot_kinds(self) -> dict[str, Slot]:
+        """The rows read."""
+        return {"kv": KVRows(self.kv_heads, self.key_dim, self.value_dim)}
+
+
+@dataclass(frozen=True)
+class CausalConv(Op):
+    """Depthwise causal convolution over the last `kernel` rows (`numerics.recurrent.causal_conv`).
+
+    Reads and then extends the ring of the last kernel−1 inputs. f32[width] → f32[width].
+    """
+
+    width: int
+    kernel: int
+    biased: bool = False
+    writes_slots = True
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Keeps the shape."""
+        expect(inputs == (Type((self.width,)),), f"CausalConv takes f32[{self.width}]: {inputs}")
+        return inputs
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Taps, oldest first, and a bias."""
+        taps: dict[str, tuple[int, ...]] = {"weight": (self.width, self.kernel)}
+        return taps | {"bias": (self.width,)} if self.biased else taps
+
+    def slot_kinds(self) -> dict[str, Slot]:
+        """The rows before this one."""
+        return {"ring": Ring(self.width, self.kernel - 1)}

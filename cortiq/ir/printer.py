@@ -1,0 +1,61 @@
+"""Graphs as text that a person reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+
+from cortiq.ir.graph import Graph, Node, Program
+
+_INDEX = re.compile(r"\.(\d+)(?=\.|$)")
+
+
+def print_program(program: Program, *, full: bool = False) -> str:
+    """The program as text: facts, slots, and every graph; equal blocks folded unless `full`."""
+    lines = [f"{name}: {value}" for name, value in program.facts.items()]
+    lines.append(f"context: {program.context}")
+    for graph in program.graphs.values():
+        lines += ["", *print_graph(graph, full=full)]
+    return "\n".join(lines)
+
+
+def print_graph(graph: Graph, *, full: bool = False) -> list[str]:
+    """One entry graph: a line a node, repeated blocks once with their count."""
+    inputs = ", ".join(f"{n} {graph.values[n]}" for n in graph.inputs)
+    lines = [f"graph {graph.name}({inputs}) -> {', '.join(graph.outputs)}"]
+    if full:
+        return lines + [f"  {_line(n, graph)}" for n in graph.nodes]
+    return lines + [f"  {line}" for line in _folded(graph)]
+
+
+def _line(node: Node, graph: Graph) -> str:
+    outputs = ", ".join(f"{n} {graph.values[n]}" for n in node.outputs) or "()"
+    slots = f" @ {', '.join(node.slots.values())}" if node.slots else ""
+    return f"{outputs} = {node.op.describe()}({', '.join(node.inputs)}){slots}"
+
+
+def _folded(graph: Graph) -> Iterator[str]:
+    blocks = [list(nodes) for _, nodes in groupby(graph.nodes, key=_block)]
+    start = 0
+    while start < len(blocks):
+        shape = _shape(blocks[start])
+        count = 1
+        while start + count < len(blocks) and _shape(blocks[start + count]) == shape:
+            count += 1
+        first, last = _block(blocks[start][0]), _block(blocks[start + count - 1][0])
+        if count > 1:
+            yield f"{first} … {last}: {count} equal blocks"
+        for node in blocks[start]:
+            yield f"{'  ' if count > 1 else ''}{_line(node, graph)}"
+        start += count
+
+
+def _block(node: Node) -> str:
+    match = _INDEX.search(node.name)
+    return node.name[: match.end()] if match else node.name
+
+
+def _shape(nodes: list[Node]) -> tuple:
+    prefix = _block(nodes[0])
+    return tuple((n.name.removeprefix(prefix) if n.name != prefix else n.name, n.op) for n in nodes)

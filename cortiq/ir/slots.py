@@ -1,0 +1,53 @@
+"""State slots: what a sequence keeps between calls, as first-class objects of a program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One piece of per-sequence state. Subclasses say its geometry and what a rewind costs."""
+
+    rewind: ClassVar[str]
+    """`free`: any earlier length; `retained`: as far back as rows are kept, else a replay from
+    the start; `replay`: from the nearest snapshot."""
+
+    def bytes_per_row(self) -> int:
+        """Bytes a position adds in the canonical layout (0 for slots of constant size)."""
+        return 0
+
+
+@dataclass(frozen=True)
+class KVRows(Slot):
+    """Quantised key and value rows, one of each per position.
+
+    Per position and KV head: int8 planes [key_dim] and [value_dim] twice, one int8 exponent each.
+    """
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    rewind: ClassVar[str] = "free"
+
+    def bytes_per_row(self) -> int:
+        """Planes and exponents of one position."""
+        return self.heads * (2 * (self.key_dim + self.value_dim) + 2)
+
+
+@dataclass(frozen=True)
+class Ring(Slot):
+    """The last `length` float32 rows [width]; rows before the first position are zero."""
+
+    width: int
+    length: int
+    rewind: ClassVar[str] = "retained"
+
+
+@dataclass(frozen=True)
+class Recurrent(Slot):
+    """A float32 array of `shape` that every position replaces; zero before the first."""
+
+    shape: tuple[int, ...]
+    rewind: ClassVar[str] = "replay"

@@ -1,0 +1,112 @@
+"""The verifier: a table of rules that every graph of a program must keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from cortiq.errors import GraphError
+from cortiq.ir.graph import Graph, Node, Program
+from cortiq.ir.op import TypeMismatchError
+
+Finding = tuple[str, str]
+"""Where, and what is wrong."""
+
+
+def verify(program: Program) -> None:
+    """Check every rule on every graph; raises `GraphError` that lists all findings."""
+    findings = [f for g in program.graphs.values() for rule in RULES for f in rule(g, program)]
+    if findings:
+        lines = "\n  ".join(f"{where}: {what}" for where, what in findings)
+        raise GraphError(f"the program breaks the rules of the IR:\n  {lines}")
+
+
+def _defined_before_use(graph: Graph, program: Program) -> Iterator[Finding]:
+    defined = set(graph.inputs)
+    for node in graph.nodes:
+        for name in node.inputs:
+            if name not in defined:
+                yield node.name, f"reads {name!r}, which no earlier node computes"
+        for name in node.outputs:
+            if name in defined:
+                yield node.name, f"computes {name!r} a second time"
+        defined |= set(node.outputs)
+    for name in graph.outputs:
+        if name not in defined:
+            yield graph.name, f"output {name!r} is never computed"
+
+
+def _types_agree(graph: Graph, program: Program) -> Iterator[Finding]:
+    for node in graph.nodes:
+        known = [graph.values.get(n) for n in (*node.inputs, *node.outputs)]
+        if None in known:
+            yield node.name, "an input or output has no type"
+            continue
+        inputs = [graph.values[n] for n in node.inputs]
+        try:
+            inferred = node.op.infer(*inputs)
+        except (TypeMismatchError, ValueError) as error:
+            yield node.name, str(error)
+            continue
+        if inferred != tuple(graph.values[n] for n in node.outputs):
+            yield node.name, f"outputs are declared otherwise than {node.op.kind} computes them"
+
+
+def _weights_exist(graph: Graph, program: Program) -> Iterator[Finding]:
+    for node in graph.nodes:
+        for role, shape in node.op.weight_shapes().items():
+            spec = program.weights.get(node.weights.get(role, ""))
+            if spec is None:
+                yield node.name, f"has no weight in the role {role!r}"
+            elif spec.shape != shape:
+                yield node.name, f"weight {node.weights[role]!r} is {spec.shape}, needs {shape}"
+
+
+def _slots_fit(graph: Graph, program: Program) -> Iterator[Finding]:
+    for node in graph.nodes:
+        for role, kind in node.op.slot_kinds().items():
+            slot = program.slots.get(node.slots.get(role, ""))
+            if slot != kind:
+                yield node.name, f"slot {node.slots.get(role)!r} is {slot}, needs {kind}"
+
+
+def _slots_are_written_once(graph: Graph, program: Program) -> Iterator[Finding]:
+    writers: dict[str, str] = {}
+    elsewhere = {s for g in program.graphs.values() if g is not graph for s in g.written_slots()}
+    for node in graph.nodes:
+        writes = getattr(node.op, "writes_slots", False)
+        for slot in node.slots.values():
+            if writes and slot in writers:
+                yield node.name, f"writes slot {slot!r}, which {writers[slot]!r} already wrote"
+            elif writes:
+                writers[slot] = node.name
+            elif slot not in writers and slot not in elsewhere:
+                yield node.name, f"reads slot {slot!r}, which no earlier node writes"
+    for slot in writers.keys() & elsewhere:
+        yield graph.name, f"writes slot {slot!r}, which another graph writes too"
+
+
+def _dtypes_meet_layouts(graph: Graph, program: Program) -> Iterator[Finding]:
+    for node in graph.nodes:
+        layout = _matrix_layout(node, program)
+        if layout is None:
+            continue
+        dtype = graph.values[node.inputs[0]].dtype
+        if (dtype == "f32") != (layout == "f32"):
+            yield node.name, f"a {dtype} row meets a weight of layout {layout!r}"
+
+
+def _matrix_layout(node: Node, program: Program) -> str | None:
+    if not node.op.kind.endswith("MatMul"):
+        return None
+    spec = program.weights.get(node.weights.get("weight", ""))
+    return spec.layout if spec else None
+
+
+RULES: tuple[Callable[[Graph, Program], Iterator[Finding]], ...] = (
+    _defined_before_use,
+    _types_agree,
+    _weights_exist,
+    _slots_fit,
+    _slots_are_written_once,
+    _dtypes_meet_layouts,
+)
