@@ -1,0 +1,20 @@
+"""The reference backend: the numerics contract in NumPy, cache-blocked and held to its bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cortiq.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cortiq.backend import Backend
+
+
+@hookimpl
+def cortiq_backends() -> Sequence[Backend]:
+    """The one backend of this package."""
+    from cortiq_reference.backend import ReferenceBackend
+
+    return [ReferenceBackend()]

@@ -1,0 +1,170 @@
+"""Attention over a sequence's rows, vectorised over heads, queries and the tiles of a run.
+
+The pieces and their order are those of `numerics.attention`; only the loops are turned inside out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from cortiq.numerics.scalar import exp2_fraction, tanh
+
+from cortiq.numerics.contract import F32, RUN_TILES, TILE, Flags, Floats, Ints, exp2_int, snap
+from cortiq.numerics.quantise import Quantised
+
+NONE = np.int32(-(1 << 20))
+"""Exponent of an empty tile: below every real one."""
+LOWEST = -60
+CLAMP = F32(16384)
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What an attention layer fixes: see `cortiq.ir.ops.Attend`."""
+
+    scale: float
+    window: int | None
+    soft_cap: float | None
+    sinks: Floats | None
+
+
+def decay(n: Ints) -> Floats:
+    """δ(n) = 2ⁿ, and 0 below −60."""
+    return np.where(n < LOWEST, F32(0), exp2_int(np.maximum(n, LOWEST)))
+
+
+def attend(
+    q: Quantised, keys: Quantised, values: Quantised, positions: Ints, how: Geometry, faults: Flags
+) -> Floats:
+    """One sequence: q [rows, heads, key_dim] over rows [n, kv_heads, dim] at positions 0…n−1.
+
+    Returns float32 [rows, heads, value_dim].
+    """
+    rows, heads, _ = q.q.shape
+    groups = keys.q.shape[1]
+    per_group = heads // groups
+    stacked = _by_group(q, groups)
+    where = np.repeat(positions, per_group)
+    first = 0 if how.window is None else max(0, int(positions[0]) - how.window + 1)
+    run = TILE * RUN_TILES
+    total = _Sums((groups, rows * per_group), values.q.shape[2])
+    for start in range(first // run * run, int(positions[-1]) + 1, run):
+        low = max(start, first // TILE * TILE)
+        stop = min(start + run, int(positions[-1]) + 1)
+        part = _run(stacked, keys, values, where, (low, stop), how)
+        total.merge(part)
+    out = _finish(total, how, per_group, rows)
+    out = out.reshape(groups, rows, per_group, -1).transpose(1, 0, 2, 3)
+    return snap(np.ascontiguousarray(out).reshape(rows, heads, -1), faults)
+
+
+def _by_group(q: Quantised, groups: int) -> Quantised:
+    """[rows, heads, dim] to [groups, rows · heads/groups, dim], as float64 integers."""
+    rows, heads, dim = q.q.shape
+    split = q.q.reshape(rows, groups, heads // groups, dim).transpose(1, 0, 2, 3)
+    exponents = q.e.reshape(rows, groups, heads // groups).transpose(1, 0, 2)
+    return Quantised(
+        split.reshape(groups, -1, dim).astype(np.float64), exponents.reshape(groups, -1)
+    )
+
+
+class _Sums:
+    """Numerator o with exponent N, denominator `mass` with exponent M, of [groups, queries]."""
+
+    def __init__(self, shape: tuple[int, int], value_dim: int) -> None:
+        self.m, self.n = np.full(shape, NONE), np.full(shape, NONE)
+        self.mass = np.zeros(shape, F32)
+        self.o = np.zeros((*shape, value_dim), F32)
+
+    def add(self, mass: Floats, m: Ints, o: Floats, n: Ints) -> None:
+        """Accumulate one more part; empty parts change nothing, an empty state is replaced."""
+        self.mass, self.m = _join(self.mass, self.m, mass, m)
+        self.o, self.n = _join(self.o, self.n, o, n)
+
+    def merge(self, other: _Sums) -> None:
+        """Accumulate a run."""
+        self.add(other.mass, other.m, other.o, other.n)
+
+
+def _join(a: Floats, ea: Ints, b: Floats, eb: Ints) -> tuple[Floats, Ints]:
+    top = np.maximum(ea, eb)
+    fa, fb = decay(ea - top), decay(eb - top)
+    if a.ndim > ea.ndim:
+        fa, fb = fa[..., None], fb[..., None]
+    return a * fa + b * fb, top
+
+
+def _run(
+    q: Quantised,
+    keys: Quantised,
+    values: Quantised,
+    where: Ints,
+    span: tuple[int, int],
+    how: Geometry,
+) -> _Sums:
+    low, stop = span
+    tiles = -(-(stop - low) // TILE)
+    k, v = _tiles(keys, low, stop, tiles), _tiles(values, low, stop, tiles)
+    scores = _scores(q, k, how)
+    at = (low + np.arange(tiles * TILE, dtype=np.int32)).reshape(tiles, 1, 1, TILE)
+    visible = at <= where[None, None, :, None]
+    if how.window is not None:
+        visible &= at > where[None, None, :, None] - np.int32(how.window)
+    whole = np.rint(scores)
+    gain = exp2_fraction(scores - whole)
+    kappa = np.where(visible, whole.astype(np.int32), NONE)
+    weighted = np.where(visible, kappa + v.e[:, :, None, :], NONE)
+    m, n = kappa.max(axis=-1), weighted.max(axis=-1)
+    mass = _integers(gain, 21 + kappa - m[..., None], visible).sum(axis=-1)
+    w = _integers(gain, 14 + weighted - n[..., None], visible)
+    o = np.matmul(w, v.q).astype(F32)
+    sums = _Sums(m.shape[1:], o.shape[-1])
+    for tile in range(tiles):
+        sums.add(mass[tile].astype(F32), m[tile], o[tile], n[tile])
+    return sums
+
+
+def _tiles(rows: Quantised, low: int, stop: int, tiles: int) -> Quantised:
+    """Rows low…stop−1 as [tiles, heads, 64, dim] float64, zero past the end."""
+    _, heads, dim = rows.q.shape
+    q = np.zeros((tiles * TILE, heads, dim))
+    e = np.zeros((tiles * TILE, heads), np.int32)
+    q[: stop - low], e[: stop - low] = rows.q[low:stop], rows.e[low:stop]
+    split = q.reshape(tiles, TILE, heads, dim).transpose(0, 2, 1, 3)
+    return Quantised(split, e.reshape(tiles, TILE, heads).transpose(0, 2, 1))
+
+
+def _scores(q: Quantised, k: Quantised, how: Geometry) -> Floats:
+    """s of every (tile, group, query, key), clamped: base-2 logarithms of the weights."""
+    dots = np.matmul(q.q, k.q.transpose(0, 1, 3, 2)).astype(F32)
+    powers = exp2_int(q.e[None, :, :, None] + k.e[:, :, None, :])
+    if how.soft_cap is None:
+        scores = (dots * F32(how.scale * LOG2_E)) * powers
+    else:
+        cap = F32(how.soft_cap)
+        scores = (dots * F32(how.scale)) * powers
+        scores = (cap * tanh(scores * (F32(1) / cap))) * F32(LOG2_E)
+    return np.minimum(np.maximum(scores, -CLAMP), CLAMP)
+
+
+def _integers(gain: Floats, exponent: Ints, visible: npt.NDArray[np.bool_]) -> npt.NDArray:
+    """rint(gain·2^exponent) of the visible keys, as float64 integers."""
+    scaled = np.rint(gain * decay(exponent))
+    return np.where(visible, scaled, F32(0)).astype(np.float64)
+
+
+def _finish(total: _Sums, how: Geometry, per_group: int, rows: int) -> Floats:
+    if how.sinks is not None:
+        sinks = np.tile(how.sinks.reshape(-1, 1, per_group), (1, rows, 1)).reshape(total.m.shape)
+        score = np.minimum(np.maximum(sinks * F32(LOG2_E), -CLAMP), CLAMP)
+        whole = np.rint(score)
+        gain = exp2_fraction(score - whole) * F32(2.0**21)
+        total.mass, total.m = _join(total.mass, total.m, gain, whole.astype(np.int32))
+    empty = total.n == NONE
+    inverse = F32(1) / np.where(empty, F32(1), total.mass)
+    shift = np.where(empty, 0, total.n - total.m + 7)
+    y = (total.o * inverse[..., None]) * exp2_int(np.maximum(shift, -126))[..., None]
+    return np.where((empty | (shift < -126))[..., None], F32(0), y)

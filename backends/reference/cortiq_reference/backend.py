@@ -1,0 +1,36 @@
+"""The backend object: what it supports, and how a program is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from cortiq.numerics.layouts import Weight
+
+from cortiq.backend import CompileOptions, Declined, Device, Support, Supported, Versions
+from cortiq.ir import Graph, Node, Program
+from cortiq_reference.executable import ReferenceExecutable
+from cortiq_reference.kernels import KERNELS
+
+
+class ReferenceBackend:
+    """NumPy on the CPU: every primitive of the catalogue, no fused layer, no tuning but tiles."""
+
+    name = "reference"
+    priority = 0
+    versions = Versions()
+
+    def devices(self) -> Sequence[Device]:
+        """The CPU."""
+        return [Device("cpu", "NumPy")]
+
+    def supports(self, node: Node, graph: Graph, program: Program) -> Support:
+        """Primitives and whatever decomposes into them."""
+        if not node.op.primitive or type(node.op) in KERNELS:
+            return Supported()
+        return Declined(f"no kernel for {node.op.kind}")
+
+    def compile(
+        self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
+    ) -> ReferenceExecutable:
+        """Decompose to primitives and bind them to their weights."""
+        return ReferenceExecutable(program, weights, options)

@@ -1,0 +1,311 @@
+"""The reference's executable: a batch walked node by node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from cortiq.numerics.layouts import Weight
+
+from cortiq.backend import (
+    Batch,
+    BatchResult,
+    CompileOptions,
+    Drawn,
+    ExportedState,
+    Outcome,
+    Row,
+    Status,
+)
+from cortiq.errors import BackendError
+from cortiq.ir import KVRows, Program, Ring, Type, primitives_of
+from cortiq.numerics.contract import F32, Flags, Ints, snap
+from cortiq.numerics.quantise import Quantised
+from cortiq_reference.kernels import Call, Segment
+from cortiq_reference.plan import Plan
+from cortiq_reference.state import ReferenceState
+from cortiq_reference.wants import WANTS, value_of
+
+ONE_THREAD = 1
+
+
+@dataclass(frozen=True)
+class Done:
+    """A ticket of work that is finished: the reference computes when it is asked."""
+
+    outcome: BatchResult
+
+    def result(self) -> BatchResult:
+        """What the batch brought."""
+        return self.outcome
+
+
+class ReferenceExecutable:
+    """A program bound to its weights; see `cortiq.backend.Executable`."""
+
+    def __init__(
+        self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
+    ) -> None:
+        self.program, self.options = program, options
+        threads = options.threads or os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(threads) if threads > ONE_THREAD else None
+        graphs = primitives_of(program).graphs
+        self._plans = {name: Plan(g, weights, self._pool) for name, g in graphs.items()}
+        self.written = {name: graph.written_slots() for name, graph in graphs.items()}
+        self.placement = dict.fromkeys(
+            (node.name for graph in program.graphs.values() for node in graph.nodes), "reference"
+        )
+        self._states: list[ReferenceState] = []
+        self._drawn: list[int | None] = []
+
+    def open(self, limit: int) -> ReferenceState:
+        """A new, empty sequence of at most `limit` positions."""
+        state = ReferenceState(self, limit)
+        self._states.append(state)
+        return state
+
+    def import_(self, exported: ExportedState, limit: int) -> ReferenceState:
+        """A sequence that continues an exported one."""
+        state = self.open(limit)
+        state.load(exported)
+        return state
+
+    def forget(self, state: ReferenceState) -> None:
+        """Drop a released sequence."""
+        self._states = [s for s in self._states if s is not state]
+
+    def slot_lengths(self, lengths: Mapping[str, int]) -> dict[str, int]:
+        """Rows of each slot when the entry graphs have seen these."""
+        return {slot: lengths[entry] for entry, slots in self.written.items() for slot in slots}
+
+    def state_bytes(self, rows: int) -> int:
+        """Memory one sequence of this many rows takes."""
+        page = self.options.page_rows
+        whole = -(-rows // page) * page
+        return sum(_row_bytes(slot) * whole for slot in self.program.slots.values())
+
+    def free_bytes(self) -> int:
+        """Memory left for sequences: the limit's rest, or what the machine has free."""
+        if self.options.memory_limit is None:
+            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return self.options.memory_limit - sum(state.nbytes() for state in self._states)
+
+    def fits(self, state: ReferenceState, rows: int) -> bool:
+        """Whether a sequence may grow to this many rows."""
+        return self.state_bytes(rows) - state.nbytes() <= self.free_bytes()
+
+    def close(self) -> None:
+        """Release threads and sequences."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        for state in list(self._states):
+            state.release()
+        self._plans = {}
+
+    def forward(self, batch: Batch) -> Done:
+        """Compute a batch; see `cortiq.backend.Executable`."""
+        plan = self._plans[batch.entry]
+        groups = _group(batch)
+        outcomes = {state: self._admit(plan, batch, rows) for state, rows in groups.items()}
+        accepted = [
+            (state, rows)
+            for state, rows in groups.items()
+            if outcomes[state].status is Status.COMPLETED
+        ]
+        brought: list[Mapping] = [{} for _ in batch.rows]
+        if accepted:
+            run = _Run(plan, batch, accepted, [self._token(r) for r in batch.rows])
+            self._compute(run, accepted)
+            for state, rows in accepted:
+                if run.failed(state):
+                    outcomes[state] = Outcome(
+                        Status.FAILED, "a value was not finite, or its magnitude was 2^50 or more"
+                    )
+                    state.clear()
+                else:
+                    state.advance(batch.entry, run.tokens_of(state))
+                    for index in rows:
+                        brought[index] = run.wants_of(index)
+        self._drawn = [_drawn_token(wants) for wants in brought]
+        return Done(BatchResult(outcomes, brought))
+
+    def _compute(self, run: _Run, accepted: list[tuple[ReferenceState, list[int]]]) -> None:
+        try:
+            run.compute()
+        except BaseException:
+            for state, _ in accepted:
+                state.clear()
+            raise
+
+    def _token(self, row: Row) -> int:
+        if not isinstance(row.token, Drawn):
+            return int(row.token)
+        known = row.token.row < len(self._drawn)
+        token = self._drawn[row.token.row] if known else None
+        return -1 if token is None else token
+
+    def _admit(self, plan: Plan, batch: Batch, indices: list[int]) -> Outcome:
+        """Whether a sequence's rows can be computed; nothing has moved yet."""
+        rows = [batch.rows[i] for i in indices]
+        state = rows[0].state
+        if not isinstance(state, ReferenceState) or not state.alive:
+            raise BackendError("a row belongs to a sequence that is released or not ours")
+        start = state.length(batch.entry)
+        if [row.position for row in rows] != list(range(start, start + len(rows))):
+            return Outcome(Status.DECLINED, f"positions must go on from {start} one by one")
+        if start + len(rows) > state.limit or not self.fits(state, start + len(rows)):
+            return Outcome(Status.DECLINED, f"no room for {len(rows)} rows after {start}")
+        vocabulary = self.program.facts.get("vocab_size")
+        for row in rows:
+            token = self._token(row)
+            if token < 0 or (vocabulary is not None and token >= vocabulary):
+                return Outcome(Status.DECLINED, f"token id {token} is out of range")
+            missing = set(plan.graph.inputs) - {"token", "position"} - set(row.inputs)
+            if missing:
+                return Outcome(Status.DECLINED, f"rows lack the inputs {sorted(missing)}")
+        return Outcome(Status.COMPLETED)
+
+
+def _row_bytes(slot: Any) -> int:
+    if isinstance(slot, KVRows):
+        return slot.bytes_per_row()
+    return slot.width * 4 if isinstance(slot, Ring) else 0
+
+
+def _group(batch: Batch) -> dict[ReferenceState, list[int]]:
+    groups: dict[Any, list[int]] = {}
+    for index, row in enumerate(batch.rows):
+        indices = groups.setdefault(row.state, [])
+        if indices and indices[-1] != index - 1:
+            raise BackendError("rows of one sequence must be neighbours in a batch")
+        indices.append(index)
+    return groups
+
+
+def _drawn_token(wants: Mapping) -> int | None:
+    tokens = [value for want, value in wants.items() if type(want).__name__ in ("Draw", "Argmax")]
+    return tokens[0] if tokens else None
+
+
+class _Run:
+    """One batch on its way through a plan. `index` arrays point into the accepted rows."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        batch: Batch,
+        accepted: list[tuple[ReferenceState, list[int]]],
+        tokens: list[int],
+    ) -> None:
+        self.plan, self.batch = plan, batch
+        self.order = [index for _, rows in accepted for index in rows]
+        self.rows = [batch.rows[i] for i in self.order]
+        self.tokens = np.array([tokens[i] for i in self.order], np.int32)
+        self.segments, start = [], 0
+        for state, rows in accepted:
+            self.segments.append(Segment(state, start, start + len(rows)))
+            start += len(rows)
+        self.faults: Flags = np.zeros(start, np.bool_)
+        self.values: dict[str, Any] = {}
+        wants = [{value_of(want) for want in row.wants} for row in self.rows]
+        self.wanted = frozenset(name for names in wants for name in names)
+        tail = [bool(names - plan.always - set(plan.graph.inputs)) for names in wants]
+        self.tail = np.nonzero(tail)[0]
+
+    def compute(self) -> None:
+        """Run every step that is needed."""
+        self._take_inputs()
+        for step in self.plan.select(self.wanted):
+            rows = self.tail if step.wanted_only else np.arange(len(self.rows))
+            if len(rows):
+                self._run_step(step, rows)
+
+    def _run_step(self, step: Any, rows: npt.NDArray[np.integer]) -> None:
+        node = step.node
+        inputs = [self._value(name, rows, step.wanted_only) for name in node.inputs]
+        faults = np.zeros(len(rows), np.bool_)
+        segments = self.segments
+        if step.wanted_only:
+            segments = [s for s in (_restrict(s, rows) for s in self.segments) if s]
+        call = Call(node.op, step.weights, node.slots, segments, faults)
+        for name, value in zip(node.outputs, step.run(call, inputs), strict=True):
+            self.values[name] = self._overridden(name, value, rows, faults)
+        self.faults[rows] |= faults
+
+    def _value(self, name: str, rows: npt.NDArray[np.integer], wanted_only: bool) -> Any:
+        value = self.values[name]
+        if not wanted_only or (name not in self.plan.always and name not in self.plan.graph.inputs):
+            return value
+        if isinstance(value, Quantised):
+            return Quantised(value.q[rows], value.e[rows])
+        return value[rows]
+
+    def _take_inputs(self) -> None:
+        positions = np.array([row.position for row in self.rows], np.int32)
+        for name in self.plan.graph.inputs:
+            if name == "token":
+                self.values[name] = self.tokens
+            elif name == "position":
+                self.values[name] = positions
+            else:
+                supplied = [row.inputs[name] for row in self.rows]
+                self.values[name] = self._supplied(name, supplied, self.faults)
+
+    def _supplied(self, name: str, values: list[Any], faults: Flags) -> Any:
+        type_: Type = self.plan.graph.values[name]
+        if type_.dtype == "q16":
+            return Quantised(np.stack([v.q for v in values]), np.stack([v.e for v in values]))
+        stacked = np.stack([np.asarray(v).reshape(type_.shape) for v in values])
+        if type_.dtype == "i32":
+            return stacked.astype(np.int32)
+        return snap(stacked.astype(F32), faults)
+
+    def _overridden(self, name: str, value: Any, rows: npt.NDArray, faults: Flags) -> Any:
+        """Values that a row supplies itself take the place of what the node computed."""
+        for at, index in enumerate(rows):
+            given = self.rows[index].inputs.get(name)
+            if given is not None:
+                flag = faults[at : at + 1]
+                value[at] = self._supplied(name, [given], flag)[0]
+        return value
+
+    def failed(self, state: ReferenceState) -> bool:
+        """Whether any row of the sequence met a fault."""
+        segment = next(s for s in self.segments if s.state is state)
+        return bool(self.faults[segment.start : segment.stop].any())
+
+    def tokens_of(self, state: ReferenceState) -> Ints:
+        """Ids the sequence was fed."""
+        segment = next(s for s in self.segments if s.state is state)
+        return self.tokens[segment.start : segment.stop]
+
+    def wants_of(self, index: int) -> dict:
+        """What the batch's row `index` asked for."""
+        at = self.order.index(index)
+        row = self.rows[at]
+        return {want: WANTS[type(want)](want, self, at) for want in row.wants}
+
+    def row_of(self, name: str, at: int) -> Any:
+        """Row `at` of a value."""
+        value = self.values[name]
+        if name not in self.plan.always and name not in self.plan.graph.inputs:
+            at = int(np.searchsorted(self.tail, at))
+        if isinstance(value, Quantised):
+            return Quantised(value.q[at].copy(), value.e[at].copy())
+        return value[at].copy() if value.ndim > 1 else value[at]
+
+    def history(self, at: int) -> Ints:
+        """Every id the row's sequence was fed, up to and including the row."""
+        segment = next(s for s in self.segments if s.start <= at < s.stop)
+        before = np.array(segment.state.tokens[: self.rows[segment.start].position], np.int32)
+        return np.concatenate([before, self.tokens[segment.start : at + 1]])
+
+
+def _restrict(segment: Segment, rows: npt.NDArray[np.integer]) -> Segment | None:
+    start, stop = np.searchsorted(rows, [segment.start, segment.stop])
+    return Segment(segment.state, int(start), int(stop)) if stop > start else None

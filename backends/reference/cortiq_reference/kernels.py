@@ -1,0 +1,180 @@
+"""One function per primitive: what the contract's functions need, taken from a node and a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from cortiq.numerics.layouts import Weight, embedding_rows, floats
+
+from cortiq.ir import Op, ops
+from cortiq.numerics import norms, recurrent, rope, route, scalar
+from cortiq.numerics.contract import Flags, Floats, Ints
+from cortiq.numerics.quantise import Quantised, quantise_rows
+from cortiq_reference.attention import Geometry, attend
+from cortiq_reference.matrix import Matrix, Pool, Stack
+from cortiq_reference.state import ReferenceState
+
+QUERY_ROWS = 32
+"""Query rows attended to at a time: bounds the scores held in memory."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rows start…stop−1 of what a kernel is given belong to this sequence."""
+
+    state: ReferenceState
+    start: int
+    stop: int
+
+
+@dataclass
+class Call:
+    """What a kernel is called with besides its inputs.
+
+    Attributes
+    ----------
+    op : the primitive. weights : prepared by `prepare`, by role. slots : slot names by role.
+    segments : whose rows these are. faults : flags of the rows, or-ed in place.
+    """
+
+    op: Any
+    weights: Mapping[str, Any]
+    slots: Mapping[str, str]
+    segments: list[Segment] = field(default_factory=list)
+    faults: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
+
+
+def prepare(op: Op, role: str, weight: Weight, name: str, pool: Pool) -> Any:
+    """A weight as the kernel of `op` takes it."""
+    if isinstance(op, ops.EmbedRows):
+        return weight
+    if isinstance(op, ops.MatMul):
+        return Matrix(weight, name, pool)
+    if isinstance(op, ops.HeadMatMul):
+        return Stack(weight, op.heads, name, pool)
+    if isinstance(op, ops.ExpertMatMul):
+        return Stack(weight, op.experts, name, pool)
+    values = floats(weight, name)
+    if isinstance(op, ops.RMSNorm):
+        return norms.offset_weight(values[0], op.offset)
+    return values if isinstance(op, ops.CausalConv) and role == "weight" else values[0]
+
+
+def _embed_rows(call: Call, token: Ints) -> Floats:
+    return embedding_rows(call.weights["table"], token)
+
+
+def _matmul(call: Call, x: Quantised | Floats) -> Floats:
+    shape = x.q.shape if isinstance(x, Quantised) else x.shape
+    inner = int(np.prod(shape[1:-1]))
+    flags = np.zeros(shape[0] * inner, np.bool_)
+    flat: Quantised | Floats
+    if isinstance(x, Quantised):
+        flat = Quantised(x.q.reshape(-1, shape[-1]), x.e.reshape(-1))
+    else:
+        flat = x.reshape(-1, shape[-1])
+    y = call.weights["weight"].multiply(flat, flags)
+    call.faults |= flags.reshape(shape[0], inner).any(axis=1)
+    return y.reshape(*shape[:-1], -1)
+
+
+def _head_matmul(call: Call, x: Quantised | Floats) -> Floats:
+    rows = len(x.q) if isinstance(x, Quantised) else len(x)
+    heads = np.arange(call.op.heads, dtype=np.int32)
+    choice = np.broadcast_to(heads, (rows, call.op.heads))
+    return call.weights["weight"].multiply(x, choice, call.faults)
+
+
+def _expert_matmul(call: Call, x: Quantised | Floats, index: Ints) -> Floats:
+    return call.weights["weight"].multiply(x, index, call.faults)
+
+
+def _rms_norm(call: Call, x: Floats) -> Floats:
+    return norms.rms_norm(x, call.weights.get("weight"), call.op.eps, call.faults)
+
+
+def _layer_norm(call: Call, x: Floats) -> Floats:
+    weight, bias = call.weights["weight"], call.weights.get("bias")
+    return norms.layer_norm(x, weight, bias, call.op.eps, call.faults)
+
+
+def _rope(call: Call, x: Floats, position: Ints) -> Floats:
+    cos, sin = call.op.table.table(position)
+    return rope.apply_rope(x, cos, sin, call.op.pairing, call.faults)
+
+
+def _store_kv(call: Call, keys: Quantised, values: Quantised) -> tuple:
+    for segment in call.segments:
+        cut = slice(segment.start, segment.stop)
+        store = segment.state.stores[call.slots["kv"]]
+        store.append(Quantised(keys.q[cut], keys.e[cut]), Quantised(values.q[cut], values.e[cut]))
+    return ()
+
+
+def _attend(call: Call, q: Quantised, position: Ints) -> Floats:
+    op = call.op
+    how = Geometry(op.scale, op.window, op.soft_cap, call.weights.get("sinks"))
+    out = np.zeros((len(q.q), op.heads, op.value_dim), np.float32)
+    for segment in call.segments:
+        keys, values = segment.state.stores[call.slots["kv"]].read()
+        for start in range(segment.start, segment.stop, QUERY_ROWS):
+            cut = slice(start, min(start + QUERY_ROWS, segment.stop))
+            part = Quantised(q.q[cut], q.e[cut])
+            out[cut] = attend(part, keys, values, position[cut], how, call.faults[cut])
+    return out
+
+
+def _causal_conv(call: Call, x: Floats) -> Floats:
+    out = np.empty_like(x)
+    weight, bias = call.weights["weight"], call.weights.get("bias")
+    for segment in call.segments:
+        cut = slice(segment.start, segment.stop)
+        store = segment.state.stores[call.slots["ring"]]
+        history = store.last()
+        out[cut] = recurrent.causal_conv(history, x[cut], weight, bias, faults=call.faults[cut])
+        store.append(x[cut])
+    return out
+
+
+def _route(call: Call, scores: Floats) -> tuple[Ints, Floats]:
+    op = call.op
+    return route.route(
+        scores,
+        op.top_k,
+        op.scoring,
+        selection_bias=call.weights.get("bias"),
+        renormalise=op.renormalise,
+        denominator_floor=op.denominator_floor,
+        routed_scaling=op.routed_scaling,
+        faults=call.faults,
+    )
+
+
+KERNELS: dict[type[Op], Callable[..., Any]] = {
+    ops.EmbedRows: _embed_rows,
+    ops.Quantise: lambda call, x: quantise_rows(x),
+    ops.MatMul: _matmul,
+    ops.HeadMatMul: _head_matmul,
+    ops.ExpertMatMul: _expert_matmul,
+    ops.Add: lambda call, a, b: scalar.add(a, b, call.faults),
+    ops.Multiply: lambda call, a, b: scalar.multiply(a, b, call.faults),
+    ops.Scale: lambda call, x: scalar.scale(x, call.op.factor, call.faults),
+    ops.Bias: lambda call, x: scalar.add(x, call.weights["bias"], call.faults),
+    ops.Activation: lambda call, x: scalar.activation(x, call.op.function, call.faults),
+    ops.SoftCap: lambda call, x: scalar.soft_cap(x, call.op.cap, call.faults),
+    ops.RMSNorm: _rms_norm,
+    ops.LayerNorm: _layer_norm,
+    ops.Rope: _rope,
+    ops.StoreKV: _store_kv,
+    ops.Attend: _attend,
+    ops.CausalConv: _causal_conv,
+    ops.Route: _route,
+    ops.CombineExperts: lambda call, w, y: route.combine_experts(w, y, call.faults),
+    ops.Slice: lambda call, x: x[..., call.op.start : call.op.stop],
+    ops.Concat: lambda call, *parts: np.concatenate(parts, axis=-1),
+    ops.Reshape: lambda call, x: x.reshape(len(x), *call.op.shape),
+}
+"""The kernel of every primitive: (call, *inputs) → output, or a tuple of outputs."""

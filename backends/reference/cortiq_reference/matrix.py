@@ -1,0 +1,195 @@
+"""Matrix products over a weight's own codes, in tiles: the bits of `numerics.matmul`, faster.
+
+The integer sums are taken by float matrix products of integers that stay exact: in float32 where
+every partial sum is below 2²⁴, else in float64. Everything that rounds is in the written order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+from cortiq.numerics.codes import Codes, Fields
+from cortiq.numerics.layouts import Weight, decode, floats, unpack
+from cortiq.numerics.matmul import check_columns, matmul_f32
+
+from cortiq.numerics.contract import F32, RUN_BLOCKS, Flags, Floats, Ints, exp2_int, snap
+from cortiq.numerics.quantise import Quantised
+
+EXACT_F32 = 2**24
+MAX_Q = 32512
+TILE_ELEMENTS = 1 << 18
+"""Elements of a weight tile: its float copy stays in the second-level cache."""
+TILE_ROWS = 64
+"""Activation rows that meet a weight tile at a time."""
+
+Rows = Quantised | Floats
+Pool = ThreadPoolExecutor | None
+
+
+class Matrix:
+    """A weight [N, K] ready to be multiplied with rows."""
+
+    def __init__(self, weight: Weight, name: str, pool: Pool) -> None:
+        self.weight, self.name, self.pool = weight, name, pool
+        check_columns(weight.shape[1])
+
+    def part(self, start: int, stop: int) -> Matrix:
+        """Rows start…stop−1 of the weight: one expert or head of a stack."""
+        return Matrix(self.weight.rows(start, stop), self.name, self.pool)
+
+    def multiply(self, x: Rows, faults: Flags) -> Floats:
+        """x [rows, K] times the weight: float32 [rows, N]."""
+        if not isinstance(x, Quantised):
+            return self._multiply_floats(x, faults)
+        out = np.empty((len(x.q), self.weight.shape[0]), F32)
+        rows = [
+            Quantised(x.q[r : r + TILE_ROWS], x.e[r : r + TILE_ROWS])
+            for r in range(0, len(x.q), TILE_ROWS)
+        ]
+        columns = [_Columns(row) for row in rows]
+
+        def tile(start: int, stop: int) -> None:
+            prepared = _Tile(self.weight.rows(start, stop), self.name)
+            for index, column in enumerate(columns):
+                first = index * TILE_ROWS
+                prepared.multiply(column, out[first : first + len(column.q), start:stop])
+
+        self._each(tile)
+        return snap(out * exp2_int(x.e)[:, None], faults)
+
+    def _each(self, work: Callable[[int, int], None]) -> None:
+        spans = list(self._spans())
+        if self.pool is None or len(spans) == 1:
+            for span in spans:
+                work(*span)
+        else:
+            list(self.pool.map(lambda span: work(*span), spans))
+
+    def _spans(self) -> Iterator[tuple[int, int]]:
+        rows, columns = self.weight.shape
+        step = max(16, TILE_ELEMENTS // columns)
+        return ((start, min(start + step, rows)) for start in range(0, rows, step))
+
+    def _multiply_floats(self, x: Floats, faults: Flags) -> Floats:
+        parts = []
+        for start, stop in self._spans():
+            parts.append(matmul_f32(x, floats(self.weight.rows(start, stop), self.name), faults))
+        return np.concatenate(parts, axis=1)
+
+
+class _Columns:
+    """Quantised rows as the columns of block products: [blocks, block, rows]."""
+
+    def __init__(self, x: Quantised) -> None:
+        self.q = x.q
+        self._cache: dict[tuple[int, type], npt.NDArray] = {}
+
+    def blocks(self, block: int, dtype: type) -> npt.NDArray:
+        """q in blocks of this length, as this float type."""
+        key = (block, dtype)
+        if key not in self._cache:
+            rows, width = self.q.shape
+            split = self.q.reshape(rows, width // block, block).transpose(1, 2, 0)
+            self._cache[key] = np.ascontiguousarray(split, dtype)
+        return self._cache[key]
+
+    def sums(self, sub: int, block: int) -> npt.NDArray:
+        """Σq of each sub-block: float64 [blocks, block/sub, rows], exact."""
+        key = (-sub, np.float64)
+        if key not in self._cache:
+            rows, width = self.q.shape
+            total = self.q.reshape(rows, width // block, block // sub, sub).sum(-1, dtype=np.int64)
+            self._cache[key] = np.ascontiguousarray(total.transpose(1, 2, 0), np.float64)
+        return self._cache[key]
+
+
+class _Tile:
+    """Some rows of a weight, unpacked to floats that hold its integers."""
+
+    def __init__(self, weight: Weight, name: str) -> None:
+        fields = unpack(weight, name)
+        codes: Fields | Codes = fields if fields.sub_scales is None else decode(weight, name)
+        rows, width = weight.shape
+        self.block = min(codes.block, width)
+        largest = int(np.abs(codes.codes.astype(np.int32)).max(initial=0))
+        exact = largest * MAX_Q * self.block < EXACT_F32
+        self.dtype = np.float32 if exact else np.float64
+        split = codes.codes.astype(self.dtype).reshape(rows, width // self.block, self.block)
+        self.codes = split.transpose(1, 0, 2)
+        self.scale = np.ascontiguousarray(codes.scale.T)[:, :, None]
+        self.minimum = self.offsets = None
+        if codes.minimum is not None:
+            self.minimum = np.ascontiguousarray(codes.minimum.T)[:, :, None]
+            self.sub = codes.sub or self.block
+            self.offsets = _offsets(codes, rows, width // self.block)
+
+    def multiply(self, x: _Columns, out: Floats) -> None:
+        """Write Σ over runs of Σ over blocks, before the row's exponent, to out [rows, N]."""
+        dots = np.matmul(self.codes, x.blocks(self.block, self.dtype))
+        terms = dots.astype(F32, copy=False)
+        terms *= self.scale
+        if self.minimum is not None:
+            terms += self._lows(x)
+        total = _ordered_sum(terms[:RUN_BLOCKS])
+        for start in range(RUN_BLOCKS, len(terms), RUN_BLOCKS):
+            total += _ordered_sum(terms[start : start + RUN_BLOCKS])
+        out[:] = total.T
+
+    def _lows(self, x: _Columns) -> Floats:
+        sums = x.sums(self.sub, self.block)
+        if self.offsets is None:
+            return sums.astype(F32) * self.minimum
+        return np.matmul(self.offsets, sums).astype(F32) * self.minimum
+
+
+def _offsets(codes: Fields | Codes, rows: int, blocks: int) -> npt.NDArray | None:
+    """Integer factors of the minima, float64 [blocks, N, subs]; `None` where all are 1."""
+    if codes.offsets is None:
+        return None
+    split = codes.offsets.reshape(rows, blocks, -1).transpose(1, 0, 2)
+    return np.ascontiguousarray(split, np.float64)
+
+
+def _ordered_sum(terms: Floats) -> Floats:
+    """((+0 + t0) + t1) + … over the first axis; a −0 that +0 would absorb is left to `snap`."""
+    total = terms[0].copy()
+    for term in terms[1:]:
+        total += term
+    return total
+
+
+class Stack:
+    """A stack of n weights [N, K], of which every row meets some: experts, or one a head."""
+
+    def __init__(self, weight: Weight, count: int, name: str, pool: Pool) -> None:
+        height = weight.shape[0] // count
+        whole = Matrix(weight, name, pool)
+        self.parts = [whole.part(i * height, (i + 1) * height) for i in range(count)]
+        self.height = height
+
+    def multiply(self, x: Rows, choice: Ints, faults: Flags) -> Floats:
+        """Row i, slot j with matrix choice[i, j]: float32 [rows, k, N].
+
+        Parameters
+        ----------
+        x : rows [rows, k, K], or [rows, K] when every slot meets the same row.
+        choice : int32 [rows, k].
+        """
+        out = np.zeros((*choice.shape, self.height), F32)
+        shared = (x.e.ndim if isinstance(x, Quantised) else x.ndim - 1) == 1
+        for index in np.unique(choice):
+            where = np.nonzero(choice == index)
+            picked = _take(x, where[0] if shared else where)
+            flags = np.zeros(len(where[0]), np.bool_)
+            out[where] = self.parts[index].multiply(picked, flags)
+            np.logical_or.at(faults, where[0], flags)
+        return out
+
+
+def _take(x: Rows, where: tuple | npt.NDArray) -> Rows:
+    if isinstance(x, Quantised):
+        return Quantised(x.q[where], x.e[where])
+    return x[where]

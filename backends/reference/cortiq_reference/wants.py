@@ -1,0 +1,38 @@
+"""What a row can ask for, from the values of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cortiq.backend import Argmax, Digest, Draw, Named, Top
+from cortiq.numerics import digest, sampling
+
+
+def value_of(want: Any) -> str:
+    """Name of the value a want is computed from."""
+    return want.name if isinstance(want, Named | Digest) else "logits"
+
+
+def _draw(want: Draw, run: Any, at: int) -> int:
+    position = run.rows[at].position + 1
+    logits = run.row_of("logits", at)
+    return int(
+        sampling.draw(logits, want.sampling, run.history(at), position=position, choice=want.choice)
+    )
+
+
+def _top(want: Top, run: Any, at: int) -> tuple:
+    logits = run.row_of("logits", at)
+    ids, values = sampling.top(logits, want.count)
+    return ids, values, sampling.log_sum_exp(logits)
+
+
+WANTS: dict[type, Callable[[Any, Any, int], Any]] = {
+    Named: lambda want, run, at: run.row_of(want.name, at),
+    Argmax: lambda want, run, at: int(sampling.argmax(run.row_of("logits", at))),
+    Draw: _draw,
+    Top: _top,
+    Digest: lambda want, run, at: digest.digest(run.row_of(want.name, at)),
+}
+"""How each kind of want is answered: (want, run, row) → value."""
