@@ -1,0 +1,174 @@
+"""Rotary position embedding: tables with the same bits on every machine, and their application.
+
+No power, sine or cosine of a math library is used. Frequencies come from `rope_scaling`; phases are
+64-bit fractions of a turn; sine and cosine are Taylor polynomials on ±⅛ turn in float64 with + and
+× only, rounded once to float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal, localcontext
+from functools import cached_property
+from math import factorial
+
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.errors import GraphError
+from cortiq.numerics import rope_scaling
+from cortiq.numerics.contract import F32, Flags, Floats, snap
+from cortiq.numerics.rope_scaling import PI, PRECISION, Default, Scaling
+
+PAIRINGS = ("half", "interleaved")
+CHUNK = 1024
+"""Positions that a cached table grows by; a position's values do not depend on it."""
+TABLE_MAX_ERROR = 2.0**-25 * 1.001
+"""Largest |error| of a table entry of amplitude 1, positions below 2²⁰: half an ulp of a value in
+[½, 1), and the float64 evaluation before it."""
+
+EIGHTH, QUARTER = np.uint64(1 << 61), np.uint64(62)
+RADIANS = float(2 * PI) * 2.0**-55
+"""Radians in one unit of a phase remainder that has lost its lowest 9 bits."""
+SINE_TERMS = tuple((-1) ** k / factorial(2 * k + 1) for k in range(8, -1, -1))
+COSINE_TERMS = tuple((-1) ** k / factorial(2 * k) for k in range(9, -1, -1))
+
+Doubles = npt.NDArray[np.float64]
+
+
+def taylor(z: Doubles, terms: tuple[float, ...]) -> Doubles:
+    """Horner in float64, highest power first."""
+    y = np.full_like(z, terms[0])
+    for term in terms[1:]:
+        y = y * z + term
+    return y
+
+
+def turn(phase: npt.NDArray[np.uint64]) -> tuple[Floats, Floats]:
+    """(cos, sin) of 2π·phase/2⁶⁴, rounded to float32.
+
+    q = (phase + 2⁶¹) >> 62 is the nearest quarter turn; r = phase − q·2⁶² as a signed integer;
+    x = float64(r >> 9)·RADIANS, z = x·x; sine x·Taylor(z), cosine Taylor(z); q swaps and negates.
+    """
+    quarter = (phase + EIGHTH) >> QUARTER
+    rest = (phase - (quarter << QUARTER)).view(np.int64)
+    x = (rest >> np.int64(9)).astype(np.float64) * RADIANS
+    z = x * x
+    sine, cosine = taylor(z, SINE_TERMS) * x, taylor(z, COSINE_TERMS)
+    quarter = quarter & np.uint64(3)
+    odd = (quarter & np.uint64(1)) == 1
+    cos, sin = np.where(odd, sine, cosine), np.where(odd, cosine, sine)
+    cos = np.where((quarter == 1) | (quarter == 2), -cos, cos)
+    sin = np.where(quarter >= 2, -sin, sin)
+    return cos.astype(F32), sin.astype(F32)
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """Cosines and sines of a rotary embedding, by absolute position.
+
+    Parameters
+    ----------
+    base : θ, the base of the frequencies.
+    dim : rotary dimensions, even; the rest of a head passes through.
+    scaling : one of the classes of `rope_scaling`.
+    """
+
+    base: float
+    dim: int
+    scaling: Scaling = field(default_factory=Default)
+
+    def __post_init__(self) -> None:
+        if self.dim <= 0 or self.dim % 2:
+            raise GraphError(f"{self.dim} rotary dimensions: not a positive even number")
+        if not 1 < self.base < float("inf"):
+            raise GraphError(f"a rotary base of {self.base}: not a finite number above 1")
+
+    @cached_property
+    def phase_steps(self) -> npt.NDArray[np.uint64]:
+        """Turns a position, modulo 1, as round(turns·2⁶⁴): uint64 [dim/2]."""
+        with localcontext(PRECISION):
+            turns = [f / (2 * PI) for f in self.frequencies]
+            parts = [t - t.to_integral_value(ROUND_FLOOR) for t in turns]
+            steps = [int((part * 2**64).to_integral_value(ROUND_HALF_EVEN)) for part in parts]
+        return np.array([step % 2**64 for step in steps], np.uint64)
+
+    @cached_property
+    def frequencies(self) -> list[Decimal]:
+        """Radians a position, for each pair, to 60 digits."""
+        return rope_scaling.frequencies(self.base, self.dim, self.scaling)
+
+    @cached_property
+    def amplitude(self) -> np.float32:
+        """What cosines and sines are multiplied by."""
+        return F32(float(rope_scaling.amplitude(self.scaling)))
+
+    def compute(self, positions: npt.ArrayLike) -> tuple[Floats, Floats]:
+        """(cos, sin), float32 [n, dim/2], of the positions: snap(RN(value·amplitude)).
+
+        The phase is position·phase_steps modulo 2⁶⁴; with amplitude 1 nothing is multiplied.
+        """
+        where = np.asarray(positions, np.uint64)[:, None]
+        cos, sin = turn(where * self.phase_steps)
+        if self.amplitude != 1:
+            cos, sin = cos * self.amplitude, sin * self.amplitude
+        return snap(cos), snap(sin)
+
+    def table(self, positions: npt.ArrayLike) -> tuple[Floats, Floats]:
+        """The values of `compute`, read from a table that grows by `CHUNK` positions as needed.
+
+        Parameters
+        ----------
+        positions : integers [n], at least 0.
+        """
+        wanted = np.asarray(positions, np.int64)
+        chunks, rows = np.divmod(wanted, CHUNK)
+        cos = np.empty((len(wanted), self.dim // 2), F32)
+        sin = np.empty_like(cos)
+        for chunk in np.unique(chunks):
+            here = chunks == chunk
+            known = self._chunk(int(chunk))
+            cos[here], sin[here] = known[0][rows[here]], known[1][rows[here]]
+        return cos, sin
+
+    @cached_property
+    def _chunks(self) -> dict[int, tuple[Floats, Floats]]:
+        return {}
+
+    def _chunk(self, index: int) -> tuple[Floats, Floats]:
+        if index not in self._chunks:
+            self._chunks[index] = self.compute(np.arange(index * CHUNK, (index + 1) * CHUNK))
+        return self._chunks[index]
+
+
+def apply_rope(
+    x: Floats, cos: Floats, sin: Floats, pairing: str = "half", faults: Flags | None = None
+) -> Floats:
+    """Turn the pairs (a, b) of each head by their row's angles; one primitive.
+
+    a' = RN(RN(a·cos) − RN(b·sin)); b' = RN(RN(b·cos) + RN(a·sin)); snap. With n = dim/2 pairs,
+    "half" pairs element i with i + n, "interleaved" 2i with 2i + 1; elements from 2n on pass
+    through, and every element stays in its place.
+
+    Parameters
+    ----------
+    x : float32 [rows, heads, width], canonical, width ≥ 2n.
+    cos, sin : float32 [rows, n].
+    pairing : one of `PAIRINGS`.
+    faults : bool [rows], see `snap`.
+    """
+    if pairing not in PAIRINGS:
+        raise GraphError(f"no rotary pairing is called {pairing!r}", hint=f"one of {PAIRINGS}")
+    x = np.asarray(x, F32)
+    pairs = cos.shape[-1]
+    if 2 * pairs > x.shape[-1]:
+        raise GraphError(f"{2 * pairs} rotary dimensions in heads of {x.shape[-1]}")
+    half = pairing == "half"
+    first = slice(0, pairs) if half else slice(0, 2 * pairs, 2)
+    second = slice(pairs, 2 * pairs) if half else slice(1, 2 * pairs, 2)
+    a, b = x[..., first], x[..., second]
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    y = x.copy()
+    y[..., first] = a * cos - b * sin
+    y[..., second] = b * cos + a * sin
+    return snap(y, faults)

@@ -1,0 +1,254 @@
+"""Rotary frequencies and their scalings, in decimal arithmetic of 60 digits.
+
+`decimal`'s ln, exp, sqrt and four operations are correctly rounded by specification, so these
+numbers are the same on every machine. Every parameter is taken as the decimal literal `repr` gives,
+that is, as a config file writes it. Formulas: `modeling_rope_utils.py` of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal, localcontext
+from typing import TypeAlias
+
+from cortiq.errors import UnsupportedError
+
+PRECISION = Context(prec=60, rounding=ROUND_HALF_EVEN)
+PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640629")
+
+
+@dataclass(frozen=True)
+class Default:
+    """Unscaled: f_i = base^(−2i/dim)."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """f_i / factor, for every i."""
+
+    factor: float
+
+
+@dataclass(frozen=True)
+class Llama3:
+    """Long waves are stretched by `factor`, short ones kept, those between blended.
+
+    With w = 2π/f: w > original/low: f/factor; w < original/high: f; otherwise
+    s = (original/w − low)/(high − low) and (1 − s)·f/factor + s·f.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """Interpolation below a ramp of dimensions, extrapolation above, and an amplitude.
+
+    d(β) = dim·ln(original/(2πβ))/(2·ln base); the ramp runs from low = max(d(beta_fast), 0) to
+    high = min(d(beta_slow), dim − 1), floored and ceiled first when `truncate` is set; equal ends
+    are moved 0.001 apart. ramp_i = clamp((i − low)/(high − low), 0, 1);
+    f·(1 − ramp) + f/factor·ramp. Amplitude: `attention_factor`, or m(mscale)/m(mscale_all_dim)
+    when both are given and not 0, or m(1); m(t) = 0.1·t·ln(factor) + 1, and 1 for factor ≤ 1.
+    """
+
+    factor: float
+    original_context: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+@dataclass(frozen=True)
+class LongRope:
+    """f_i / factors[i], with the long list if the declared context exceeds the original one.
+
+    The choice is made once, at load, never by the length so far. Amplitude: `attention_factor`, or
+    √(1 + ln(factor)/ln(original)), 1 for factor ≤ 1; `factor` defaults to declared/original.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_context: int
+    declared_context: int
+    factor: float | None = None
+    attention_factor: float | None = None
+
+
+@dataclass(frozen=True)
+class Proportional:
+    """Partial rotation over the whole width: the first ⌊partial·dim/2⌋ pairs turn by f/factor.
+
+    The other pairs have frequency 0: they take part in the pairing but are not turned (Gemma 4).
+    """
+
+    partial_rotary_factor: float
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class FrequencyFactors:
+    """f_i / factors[i]: a GGUF file's `rope_freqs.weight`."""
+
+    factors: tuple[float, ...]
+
+
+Scaling: TypeAlias = Default | Linear | Llama3 | Yarn | LongRope | Proportional | FrequencyFactors
+
+KINDS: dict[str, type] = {
+    "default": Default,
+    "linear": Linear,
+    "llama3": Llama3,
+    "yarn": Yarn,
+    "longrope": LongRope,
+    "proportional": Proportional,
+    "frequency_factors": FrequencyFactors,
+}
+
+
+def scaling_of(kind: str, parameters: Mapping[str, object]) -> Scaling:
+    """The scaling called `kind`, with the fields of its class as parameters.
+
+    Raises
+    ------
+    UnsupportedError : unknown kind, a parameter that is missing or unknown, or "dynamic".
+    """
+    where = "rope scaling"
+    if kind == "dynamic":
+        what = "dynamic NTK scaling recomputes every frequency from the length of the sequence"
+        hint = "a row's bits may not depend on later rows: use a file with fixed scaling (yarn)"
+        raise UnsupportedError(what, where=where, hint=hint)
+    if kind not in KINDS:
+        hint = f"supported: {', '.join(KINDS)}"
+        raise UnsupportedError(f"no scaling is called {kind!r}", where=where, hint=hint)
+    known = {field.name: field.default for field in fields(KINDS[kind])}
+    wrong = sorted(set(parameters) - set(known))
+    wrong += [name for name, default in known.items() if default is MISSING]
+    wrong = [name for name in wrong if name not in known or name not in parameters]
+    if wrong:
+        what = f"{kind} has unknown or missing parameters: {', '.join(wrong)}"
+        raise UnsupportedError(what, where=where, hint=f"it takes: {', '.join(known) or 'none'}")
+    return KINDS[kind](**parameters)
+
+
+def exact(value: float) -> Decimal:
+    """The decimal literal that a config file would write for this number."""
+    return Decimal(repr(float(value)))
+
+
+def inverse_powers(base: float, dim: int) -> list[Decimal]:
+    """base^(−2i/dim) for i < dim/2, as exp(−(2i/dim)·ln base)."""
+    log_base = exact(base).ln()
+    return [(-(Decimal(2 * i) / dim) * log_base).exp() for i in range(dim // 2)]
+
+
+def divided(powers: list[Decimal], factors: tuple[float, ...]) -> list[Decimal]:
+    """Each frequency by its own factor; the list must have one factor a pair."""
+    if len(factors) != len(powers):
+        what = f"{len(factors)} frequency factors for {len(powers)} rotary pairs"
+        raise UnsupportedError(what, where="rope scaling")
+    return [f / exact(factor) for f, factor in zip(powers, factors, strict=True)]
+
+
+def llama3(powers: list[Decimal], scaling: Llama3) -> list[Decimal]:
+    """See `Llama3`."""
+    factor, low, high = map(
+        exact, (scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor)
+    )
+
+    def scaled(f: Decimal) -> Decimal:
+        turns = scaling.original_context * f / (2 * PI)
+        if turns < low:
+            return f / factor
+        if turns > high:
+            return f
+        smooth = (turns - low) / (high - low)
+        return (1 - smooth) * f / factor + smooth * f
+
+    return [scaled(f) for f in powers]
+
+
+def yarn_ramp(base: float, dim: int, scaling: Yarn) -> list[Decimal]:
+    """The share of interpolation of each pair, see `Yarn`."""
+
+    def dimension(rotations: float) -> Decimal:
+        waves = Decimal(scaling.original_context) / (exact(rotations) * 2 * PI)
+        return dim * waves.ln() / (2 * exact(base).ln())
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = low.to_integral_value(ROUND_FLOOR), high.to_integral_value(ROUND_CEILING)
+    low, high = max(low, Decimal(0)), min(high, Decimal(dim - 1))
+    if low == high:
+        high += Decimal("0.001")
+    ramp = [(i - low) / (high - low) for i in range(dim // 2)]
+    return [min(max(share, Decimal(0)), Decimal(1)) for share in ramp]
+
+
+def frequencies(base: float, dim: int, scaling: Scaling) -> list[Decimal]:
+    """Radians a position, for each of the dim/2 pairs, to 60 digits.
+
+    Raises
+    ------
+    UnsupportedError : the parameters have no meaning (a factor of 0, no ramp, a missing list).
+    """
+    try:
+        with localcontext(PRECISION):
+            return _frequencies(base, dim, scaling)
+    except ArithmeticError as error:
+        what = f"no frequencies follow from base {base}, {dim} dimensions and {scaling}"
+        raise UnsupportedError(what, where="rope scaling") from error
+
+
+def _frequencies(base: float, dim: int, scaling: Scaling) -> list[Decimal]:
+    powers = inverse_powers(base, dim)
+    match scaling:
+        case Linear(factor):
+            return [f / exact(factor) for f in powers]
+        case Llama3():
+            return llama3(powers, scaling)
+        case Yarn(factor):
+            ramp = yarn_ramp(base, dim, scaling)
+            pairs = zip(powers, ramp, strict=True)
+            return [f / exact(factor) * share + f * (1 - share) for f, share in pairs]
+        case LongRope():
+            long = scaling.declared_context > scaling.original_context
+            return divided(powers, scaling.long_factors if long else scaling.short_factors)
+        case Proportional(partial, factor):
+            rotated = int(partial * dim // 2)
+            turning = [f / exact(factor) for f in powers[:rotated]]
+            return turning + [Decimal(0)] * (dim // 2 - rotated)
+        case FrequencyFactors(factors):
+            return divided(powers, factors)
+    return powers
+
+
+def yarn_magnitude(factor: float, slope: float) -> Decimal:
+    """m(slope) of `Yarn`."""
+    if factor <= 1:
+        return Decimal(1)
+    return exact(0.1) * exact(slope) * exact(factor).ln() + 1
+
+
+def amplitude(scaling: Scaling) -> Decimal:
+    """What cos and sin are multiplied by, to 60 digits; 1 for most scalings."""
+    with localcontext(PRECISION):
+        if isinstance(scaling, Yarn | LongRope) and scaling.attention_factor is not None:
+            return exact(scaling.attention_factor)
+        if isinstance(scaling, Yarn):
+            if scaling.mscale and scaling.mscale_all_dim:
+                top = yarn_magnitude(scaling.factor, scaling.mscale)
+                return top / yarn_magnitude(scaling.factor, scaling.mscale_all_dim)
+            return yarn_magnitude(scaling.factor, 1.0)
+        if isinstance(scaling, LongRope):
+            original = Decimal(scaling.original_context)
+            given = scaling.factor
+            factor = scaling.declared_context / original if given is None else exact(given)
+            return (1 + factor.ln() / original.ln()).sqrt() if factor > 1 else Decimal(1)
+        return Decimal(1)

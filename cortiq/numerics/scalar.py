@@ -1,0 +1,242 @@
+"""Elementwise functions of the contract: float32 add, multiply, divide and integer bit operations.
+
+Every operation is rounded once, in the order the docstrings write it; nothing is contracted. None
+of these functions snaps: `activation` and `soft_cap`, which end a primitive, do. `NAME_MAX_ULP` is
+the largest error a result has in units in the last place of the exact value, over the whole domain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from cortiq.errors import UnsupportedError
+from cortiq.numerics.contract import F32, Flags, Floats, snap
+
+EXP_MAX_ULP = 1.0
+EXP2_FRACTION_MAX_ULP = 1.25
+SIGMOID_MAX_ULP = 3.0
+SILU_MAX_ULP = 4.0
+TANH_MAX_ULP = 1.75
+LOG_MAX_ULP = 1.0
+LOG1P_MAX_ULP = 1.5
+SOFTPLUS_MAX_ULP = 2.25
+GELU_TANH_MAX_ERROR = 3 * 2.0**-24
+"""Largest |error| of `gelu_tanh` divided by |x|."""
+
+
+def _constants(*values: float) -> tuple[np.float32, ...]:
+    """Coefficients, each rounded to float32 once."""
+    return tuple(F32(value) for value in values)
+
+
+EXP_LOWEST = F32(-80.0)
+"""`exp` clamps its argument here: e⁻⁸⁰ is still a normal float32, so nothing underflows."""
+LOG2_E = F32(1.44269504)
+LN2_HIGH = F32(0.693359375)
+"""The first 9 bits of ln 2, so that k·LN2_HIGH is exact for the k that `exp` and `log` meet."""
+LN2_LOW = F32(-2.12194440e-4)
+EXP_POLYNOMIAL = _constants(
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
+EXP2_POLYNOMIAL = _constants(
+    1.5353362e-4, 1.3398874e-3, 9.6184373e-3, 5.5503324e-2, 2.4022648e-1, 6.9314718e-1, 1.0
+)
+TANH_SMALL = F32(0.625)
+"""Below this magnitude `tanh` is an odd polynomial, since 1 − E would cancel."""
+TANH_POLYNOMIAL = _constants(-0.00570497848, 0.0206390787, -0.0537397116, 0.133314416, -0.333332807)
+SQRT_HALF_BITS = np.int32(0x3F3504F3)
+LOG_POLYNOMIAL = _constants(0.298723131, 0.399775207, 0.666667759)
+GELU_CUBIC = F32(0.044715)
+GELU_SCALE = F32(0.7978846)
+"""√(2/π), rounded."""
+GELU_CLAMP = F32(16.0)
+"""Beyond ±16 the argument of GELU's σ is clamped by `exp` anyway; clamping x keeps x³ finite."""
+
+
+def horner(x: Floats, coefficients: tuple[np.float32, ...]) -> Floats:
+    """Polynomial, highest power first: y = c0; y = RN(RN(y·x) + c) for each further c."""
+    y = np.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        y = y * x + coefficient
+    return y
+
+
+def exp(x: Floats) -> Floats:
+    """e^x for x ≤ 0, by Cody–Waite reduction; x < −80 gives exp(−80).
+
+    x = max(x, −80); k = rint(x·LOG2_E); r = x − k·LN2_HIGH; r = r − k·LN2_LOW;
+    y = horner(r, EXP_POLYNOMIAL); y = y·(r·r); y = y + r; y = y + 1; then k is added to the
+    exponent bits of y. Error at most `EXP_MAX_ULP`.
+    """
+    x = np.maximum(np.asarray(x, F32), EXP_LOWEST)
+    k = np.rint(x * LOG2_E)
+    r = x - k * LN2_HIGH
+    r = r - k * LN2_LOW
+    y = horner(r, EXP_POLYNOMIAL) * (r * r)
+    y = y + r
+    y = y + F32(1)
+    return (y.view(np.int32) + (k.astype(np.int32) << np.int32(23))).view(F32)
+
+
+def exp2_fraction(f: Floats) -> Floats:
+    """2^f for −½ ≤ f ≤ ½: horner(f, EXP2_POLYNOMIAL). Error at most `EXP2_FRACTION_MAX_ULP`."""
+    return horner(np.asarray(f, F32), EXP2_POLYNOMIAL)
+
+
+def sigmoid(x: Floats) -> Floats:
+    """σ(x): e = exp(−|x|); r = RN(1/(1 + e)); x ≥ 0 ? r : RN(e·r).
+
+    Error at most `SIGMOID_MAX_ULP` for |x| ≤ 80; below −80 it stays at σ(−80).
+    """
+    x = np.asarray(x, F32)
+    e = exp(-np.abs(x))
+    r = F32(1) / (F32(1) + e)
+    return np.where(x >= 0, r, e * r)
+
+
+def silu(x: Floats) -> Floats:
+    """x·σ(x). Error at most `SILU_MAX_ULP` for |x| ≤ 80."""
+    x = np.asarray(x, F32)
+    return x * sigmoid(x)
+
+
+def gelu_tanh(x: Floats) -> Floats:
+    """GELU by its tanh formula, ½x(1 + tanh u), written as x·σ(2u).
+
+    v = clamp(x, ±16); u = RN(GELU_SCALE·RN(v + RN(GELU_CUBIC·RN(RN(v·v)·v)))); x·σ(u + u).
+    |error| at most `GELU_TANH_MAX_ERROR`·|x|.
+    """
+    x = np.asarray(x, F32)
+    v = np.minimum(np.maximum(x, -GELU_CLAMP), GELU_CLAMP)
+    u = GELU_SCALE * (v + GELU_CUBIC * ((v * v) * v))
+    return x * sigmoid(u + u)
+
+
+def tanh(x: Floats) -> Floats:
+    """Hyperbolic tangent; error at most `TANH_MAX_ULP`.
+
+    |x| < 0.625: z = x·x; RN(RN(RN(horner(z, TANH_POLYNOMIAL)·z)·x) + x). Otherwise E = exp(−2|x|);
+    RN((1 − E)/(1 + E)) with the sign of x.
+    """
+    x = np.asarray(x, F32)
+    magnitude = np.abs(x)
+    z = np.minimum(magnitude, TANH_SMALL) * np.minimum(magnitude, TANH_SMALL)
+    small = (horner(z, TANH_POLYNOMIAL) * z) * x + x
+    e = exp(F32(-2) * magnitude)
+    large = (F32(1) - e) / (F32(1) + e)
+    return np.where(magnitude < TANH_SMALL, small, np.where(x < 0, -large, large))
+
+
+def log(x: Floats) -> Floats:
+    """Natural logarithm of a positive normal x; error at most `LOG_MAX_ULP`.
+
+    k = (bits(x) − SQRT_HALF_BITS) >> 23, so that m = x·2^−k is in [√½, √2); f = m − 1;
+    s = RN(f/(2 + f)); z = s·s; R = RN(z·horner(z, LOG_POLYNOMIAL)); h = RN(RN(0.5·f)·f);
+    RN(k·LN2_HIGH + (f − (h − RN(RN(s·RN(h + R)) + RN(k·LN2_LOW))))), k as float32.
+    """
+    bits = np.ascontiguousarray(x, F32).view(np.int32)
+    shift = (bits - SQRT_HALF_BITS) >> np.int32(23)
+    f = (bits - (shift << np.int32(23))).view(F32) - F32(1)
+    k = shift.astype(F32)
+    s = f / (F32(2) + f)
+    z = s * s
+    remainder = z * horner(z, LOG_POLYNOMIAL)
+    half_square = (F32(0.5) * f) * f
+    correction = half_square - (s * (half_square + remainder) + k * LN2_LOW)
+    return k * LN2_HIGH + (f - correction)
+
+
+def log1p(y: Floats) -> Floats:
+    """ln(1 + y) for −½ ≤ y ≤ 1; error at most `LOG1P_MAX_ULP`.
+
+    u = RN(1 + y); c = y − (u − 1), exact: what the rounding of u lost; RN(log(u) + RN(c/u)).
+    """
+    y = np.asarray(y, F32)
+    u = F32(1) + y
+    return log(u) + (y - (u - F32(1))) / u
+
+
+def softplus(x: Floats) -> Floats:
+    """ln(1 + e^x): RN(max(x, 0) + log1p(exp(−|x|))). Error at most `SOFTPLUS_MAX_ULP`, x ≥ −80."""
+    x = np.asarray(x, F32)
+    return relu(x) + log1p(exp(-np.abs(x)))
+
+
+def relu(x: Floats) -> Floats:
+    """x > 0 ? x : +0, exact."""
+    x = np.asarray(x, F32)
+    return np.where(x > 0, x, F32(0))
+
+
+def relu2(x: Floats) -> Floats:
+    """Squared ReLU: r = relu(x); RN(r·r)."""
+    r = relu(x)
+    return r * r
+
+
+ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
+    "silu": silu,
+    "gelu_tanh": gelu_tanh,
+    "sigmoid": sigmoid,
+    "tanh": tanh,
+    "softplus": softplus,
+    "relu": relu,
+    "relu2": relu2,
+}
+"""The kinds `activation` knows."""
+
+
+def activation(x: Floats, kind: str, faults: Flags | None = None) -> Floats:
+    """Primitive: snap(ACTIVATIONS[kind](x)).
+
+    Parameters
+    ----------
+    x : float32 [rows, ...], canonical.
+    kind : a key of `ACTIVATIONS`.
+    faults : bool [rows], see `snap`.
+
+    Raises
+    ------
+    UnsupportedError : `kind` is not in the table.
+    """
+    if kind not in ACTIVATIONS:
+        hint = f"supported: {', '.join(ACTIVATIONS)}"
+        raise UnsupportedError(f"no activation is called {kind!r}", where="activation", hint=hint)
+    return snap(ACTIVATIONS[kind](x), faults)
+
+
+def soft_cap(x: Floats, cap: float, faults: Flags | None = None) -> Floats:
+    """Primitive: snap(RN(C·tanh(RN(x·RN(1/C))))), C = RN(cap) and 1/C from the host.
+
+    Raises
+    ------
+    UnsupportedError : C is outside [2⁻⁴⁰, 2⁴⁹].
+    """
+    if not 2.0**-40 <= cap <= 2.0**49:
+        raise UnsupportedError(
+            f"a soft cap of {cap} is outside the range [2^-40, 2^49]", where="soft_cap"
+        )
+    bound = F32(cap)
+    return snap(bound * tanh(np.asarray(x, F32) * (F32(1) / bound)), faults)
+
+
+def add(a: Floats, b: Floats, faults: Flags | None = None) -> Floats:
+    """Primitive: snap(RN(a + b)); shapes broadcast, rows (for `faults`) are the result's."""
+    return snap(np.asarray(a, F32) + np.asarray(b, F32), faults)
+
+
+def multiply(a: Floats, b: Floats, faults: Flags | None = None) -> Floats:
+    """Primitive: snap(RN(a·b)); shapes broadcast, rows (for `faults`) are the result's."""
+    return snap(np.asarray(a, F32) * np.asarray(b, F32), faults)
+
+
+def scale(a: Floats, factor: float, faults: Flags | None = None) -> Floats:
+    """Primitive: snap(RN(a·RN(factor))), the factor rounded to float32 on the host."""
+    return snap(np.asarray(a, F32) * F32(factor), faults)
