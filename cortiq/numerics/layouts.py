@@ -1,0 +1,258 @@
+"""Every weight layout as data, and weights as raw bytes that are decoded when they are needed.
+
+A `Weight` keeps the file's own codes (usually memory-mapped); row slices, single experts of a stack
+and tied tensors are views of it. `decode` gives the integers that the matmul is defined on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.errors import FormatError, RequestError
+from cortiq.numerics import blockquants, kquants
+from cortiq.numerics.codes import Bytes, Codes, Fields, bfloat_to_float, fold, half_to_float
+from cortiq.numerics.contract import F32, LARGEST_BITS, Flags, Floats, magnitude_bits, snap
+from cortiq.numerics.quantise import from_planes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a weight [N, K] lies in memory.
+
+    Attributes
+    ----------
+    name : as files and users write it.
+    kind : "float" (exact values), "blocks" (scale and codes interleaved in one part, as in GGUF)
+        or "parts" (ours: codes and scales in separate arrays).
+    block : elements of a row that share one float scale; 0 means the whole row, or a float layout.
+    block_bytes : bytes of one block; for float layouts those of one element; 0 for "parts".
+    ggml_type : the type number in GGUF files, or None.
+    unpack : raw blocks [N, blocks, block_bytes] to `Fields`, for "blocks".
+    """
+
+    name: str
+    kind: str
+    block: int
+    block_bytes: int
+    ggml_type: int | None = None
+    unpack: Callable[[Bytes], Fields] | None = None
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a row of K = `columns` elements; `FormatError` if K is not whole blocks."""
+        elements = self.block or 1
+        if self.kind == "parts":
+            raise ValueError(f"{self.name} keeps its parts in separate arrays")
+        if columns % elements:
+            raise FormatError(f"{self.name} rows hold whole blocks of {elements}, not {columns}")
+        return columns // elements * self.block_bytes
+
+
+def _blocks(
+    name: str, ggml_type: int, block_bytes: int, unpack: Callable[[Bytes], Fields]
+) -> Layout:
+    block = kquants.BLOCK if name.endswith("_K") else blockquants.BLOCK
+    return Layout(name, "blocks", block, block_bytes, ggml_type, unpack)
+
+
+F32_LAYOUT = Layout("F32", "float", 0, 4, 0)
+F16_LAYOUT = Layout("F16", "float", 0, 2, 1)
+BF16_LAYOUT = Layout("BF16", "float", 0, 2, 30)
+W8 = Layout("w8", "parts", 0, 0)
+W16 = Layout("w16", "parts", 0, 0)
+W8B256 = Layout("w8b256", "parts", 256, 0)
+
+_GGUF = (
+    F32_LAYOUT,
+    F16_LAYOUT,
+    _blocks("Q4_0", 2, 18, blockquants.q4_0),
+    _blocks("Q4_1", 3, 20, blockquants.q4_1),
+    _blocks("Q5_0", 6, 22, blockquants.q5_0),
+    _blocks("Q5_1", 7, 24, blockquants.q5_1),
+    _blocks("Q8_0", 8, 34, blockquants.q8_0),
+    _blocks("Q2_K", 10, 84, kquants.q2_k),
+    _blocks("Q3_K", 11, 110, kquants.q3_k),
+    _blocks("Q4_K", 12, 144, kquants.q4_k),
+    _blocks("Q5_K", 13, 176, kquants.q5_k),
+    _blocks("Q6_K", 14, 210, kquants.q6_k),
+    _blocks("IQ4_NL", 20, 18, blockquants.iq4_nl),
+    BF16_LAYOUT,
+    _blocks("MXFP4", 39, 17, blockquants.mxfp4),
+)
+
+LAYOUTS: Mapping[str, Layout] = {
+    **{layout.name: layout for layout in (*_GGUF, W8, W16, W8B256)},
+    "f32": F32_LAYOUT,
+}
+"""Every layout by name; our `f32` is GGUF's F32."""
+GGML_LAYOUTS: Mapping[int, Layout] = {
+    layout.ggml_type: layout for layout in _GGUF if layout.ggml_type is not None
+}
+"""Layouts by the type number in GGUF files."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight [N, K] as raw arrays, each with N rows.
+
+    parts : "float" and "blocks" layouts: {"raw": uint8 [N, row bytes]}; w8 and w8b256: {"codes":
+        int8 [N, K], "scale": float32 [N, ⌈K/block⌉]}; w16: {"hi": int8, "lo": int8, "scale"}.
+    """
+
+    layout: Layout
+    shape: tuple[int, int]
+    parts: Mapping[str, npt.NDArray[np.generic]]
+
+    @staticmethod
+    def from_bytes(layout: Layout, raw: Bytes, shape: tuple[int, int]) -> Weight:
+        """Take rows of raw bytes (a flat or [N, row bytes] uint8 array); nothing is copied.
+
+        Raises `FormatError` if the bytes are not exactly N rows of K elements.
+        """
+        rows, columns = shape
+        row_bytes = layout.row_bytes(columns)
+        if raw.size != rows * row_bytes:
+            raise FormatError(
+                f"{raw.size} bytes, but {layout.name} [{rows}, {columns}] takes {rows * row_bytes}"
+            )
+        return Weight(layout, shape, {"raw": raw.reshape(rows, row_bytes)})
+
+    @staticmethod
+    def from_floats(values: Floats) -> Weight:
+        """A float32 matrix [N, K] in the layout `f32`."""
+        values = np.ascontiguousarray(values, "<f4")
+        rows, columns = values.shape
+        return Weight.from_bytes(F32_LAYOUT, values.view(np.uint8), (rows, columns))
+
+    def rows(self, start: int, stop: int) -> Weight:
+        """Rows start…stop−1 as views: a slice along N, or expert e of a stack at e·N…(e+1)·N."""
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise ValueError(f"rows {start}:{stop} of a weight of {self.shape[0]} rows")
+        parts = {name: part[start:stop] for name, part in self.parts.items()}
+        return Weight(self.layout, (stop - start, self.shape[1]), parts)
+
+    def take(self, ids: npt.NDArray[np.integer]) -> Weight:
+        """The rows named by `ids`, copied."""
+        parts = {name: part[ids] for name, part in self.parts.items()}
+        return Weight(self.layout, (len(ids), self.shape[1]), parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.nbytes for part in self.parts.values())
+
+
+def canonical_weights(values: Floats, name: str) -> Floats:
+    """Snap what a file gives as floats (values or scales); `FormatError` names the tensor if one
+    of them is infinite, NaN, or of magnitude 2⁵⁰ or more.
+    """
+    bad = magnitude_bits(values) >= LARGEST_BITS
+    if bad.any():
+        row = int(np.argwhere(bad)[0][0])
+        value = values[tuple(np.argwhere(bad)[0])]
+        raise FormatError(
+            f"row {row} holds {value}, which no weight can be",
+            where=name,
+            hint="The file is damaged or was converted from a diverged model; fetch it again.",
+        )
+    return snap(values)
+
+
+def _raw_fields(weight: Weight) -> Fields:
+    """Codes and scales as the layout stores them, scales not yet checked."""
+    layout, parts = weight.layout, weight.parts
+    if layout.kind == "float":
+        raise ValueError(f"{layout.name} has no codes; use floats() and matmul_f32()")
+    if layout.unpack is not None:
+        rows, columns = weight.shape
+        blocks = parts["raw"].reshape(rows, columns // layout.block, layout.block_bytes)
+        return layout.unpack(blocks)
+    block = layout.block or weight.shape[1]
+    codes = from_planes(parts["hi"], parts["lo"]) if layout is W16 else parts["codes"]
+    return Fields(codes, parts["scale"], block)
+
+
+def unpack(weight: Weight, name: str = "weight") -> Fields:
+    """Small codes, integer sub-scales and canonical float scales: what backends repack from.
+
+    Scales of magnitude below 2⁻⁴⁰ are +0; one that is not finite, or 2⁵⁰ or more, is a
+    `FormatError` that names the tensor.
+    """
+    fields = _raw_fields(weight)
+    minimum = fields.minimum
+    return fields._replace(
+        scale=canonical_weights(fields.scale, name),
+        minimum=None if minimum is None else canonical_weights(minimum, name),
+    )
+
+
+def decode(weight: Weight, name: str = "weight") -> Codes:
+    """The integer codes and scales that `matmul` is defined on; errors as `unpack`."""
+    return fold(unpack(weight, name))
+
+
+def floats(weight: Weight, name: str = "weight") -> Floats:
+    """The exact values of a float layout, float32 [N, K], snapped; errors as `unpack`."""
+    raw = weight.parts["raw"]
+    if weight.layout is F16_LAYOUT:
+        values = half_to_float(raw)
+    elif weight.layout is BF16_LAYOUT:
+        values = bfloat_to_float(raw)
+    elif weight.layout is F32_LAYOUT:
+        values = np.ascontiguousarray(raw).view("<f4").astype(F32, copy=False)
+    else:
+        raise ValueError(f"{weight.layout.name} is not a float layout; use decode()")
+    return canonical_weights(values, name)
+
+
+def dequantise_codes(codes: Codes, faults: Flags | None = None) -> Floats:
+    """Every element as float32 [N, K]: RN(scale·f32(code)), or with minima
+    RN(RN(scale·f32(code)) + RN(minimum·f32(offset))); snapped.
+
+    In every GGUF layout both products are exact, so that the value is rounded at most once and
+    equals the `gguf` package's (which calls a zero −0 at times).
+    """
+    columns = codes.codes.shape[1]
+    scale = np.repeat(codes.scale, codes.block, axis=1)[:, :columns]
+    values = codes.codes.astype(F32) * scale
+    if codes.offsets is not None and codes.minimum is not None:
+        minimum = np.repeat(codes.minimum, codes.block // codes.sub, axis=1)
+        low = codes.offsets.astype(F32) * minimum
+        values = values + np.repeat(low, codes.sub, axis=1)
+    return snap(values, faults)
+
+
+def embedding_rows(
+    weight: Weight,
+    ids: npt.NDArray[np.integer],
+    faults: Flags | None = None,
+    name: str = "embedding",
+) -> Floats:
+    """Rows `ids` of a table as float32 [len(ids), K]: exact values of float layouts, else
+    `dequantise_codes`. An id outside the table is a `RequestError`; `faults` is bool [len(ids)].
+    """
+    ids = np.asarray(ids)
+    outside = (ids < 0) | (ids >= weight.shape[0])
+    if outside.any():
+        first = int(ids[outside][0])
+        raise RequestError(f"token id {first} is outside the vocabulary of {weight.shape[0]}")
+    picked = weight.take(ids)
+    if weight.layout.kind == "float":
+        return floats(picked, name)
+    return dequantise_codes(decode(picked, name), faults)
+
+
+CHECK_BYTES = 1 << 24
+"""Bytes of a weight that `check_finite` looks at in one step."""
+
+
+def check_finite(weight: Weight, name: str) -> None:
+    """Read a whole weight, in bounded slices: `FormatError` if a value or scale is not finite."""
+    read: Callable[[Weight, str], object] = floats if weight.layout.kind == "float" else unpack
+    rows = weight.shape[0]
+    step = max(1, CHECK_BYTES * rows // max(weight.nbytes, 1))
+    for start in range(0, rows, step):
+        read(weight.rows(start, min(start + step, rows)), name)
