@@ -8,70 +8,24 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import TracebackType
-
-import numpy as np
-import numpy.typing as npt
 
 from cortiq.errors import FormatError
 from cortiq.formats.gguf_header import GGML_TYPES, GGUFHeader, read_header
 from cortiq.formats.gguf_metadata import GGUFMetadata
-from cortiq.formats.mapped import TensorInfo
+from cortiq.formats.mapped import MappedTensors, TensorInfo
 
 __all__ = ["GGML_TYPES", "GGUFFile", "GGUFMetadata", "TensorInfo", "open_gguf"]
 
 _PART_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
-class GGUFFile:
-    """An open GGUF model.
-
-    Attributes
-    ----------
-    path : the file, or the first part.
-    paths : all parts, in order.
-    metadata : mapping of the first part's metadata.
-    tensors : name -> TensorInfo, in the order of the file.
-    """
+class GGUFFile(MappedTensors):
+    """An open GGUF model: `MappedTensors` and the metadata of the first part."""
 
     def __init__(self, headers: list[GGUFHeader]) -> None:
-        self.paths = [header.path for header in headers]
-        self.path = self.paths[0]
+        paths = [header.path for header in headers]
+        super().__init__(paths[0], paths, _merge(headers), [header.buffer for header in headers])
         self.metadata: GGUFMetadata = headers[0].metadata
-        self.tensors = _merge(headers)
-        self._buffers = [header.buffer for header in headers]
-
-    def raw(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of a tensor, read-only and not copied: uint8 [rows..., bytes of a row].
-
-        A vector has shape [bytes]. The view stays valid after `close`.
-
-        Raises
-        ------
-        FormatError : there is no such tensor, or the file is closed.
-        """
-        tensor = self.tensors.get(name)
-        if tensor is None:
-            raise FormatError(f"has no tensor {name!r}", where=str(self.path))
-        if not self._buffers:
-            raise FormatError("is closed", where=str(self.path))
-        data = np.frombuffer(self._buffers[tensor.part], np.uint8, tensor.nbytes, tensor.offset)
-        return data.reshape(*tensor.shape[:-1], tensor.row_bytes)
-
-    def close(self) -> None:
-        """Let go of the files; they are unmapped when the last view of a tensor is gone."""
-        self._buffers = []
-
-    def __enter__(self) -> GGUFFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_gguf(path: str | Path) -> GGUFFile:

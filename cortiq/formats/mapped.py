@@ -7,6 +7,11 @@ import stat
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
 
 from cortiq.errors import FormatError, ModelNotFoundError
 
@@ -33,6 +38,59 @@ class TensorInfo:
     offset: int
     nbytes: int
     row_bytes: int
+
+
+class MappedTensors:
+    """Tensors by name over one or several mapped files; a context manager that closes itself.
+
+    Attributes
+    ----------
+    path : what was opened, for messages.
+    paths : the mapped files; `TensorInfo.part` counts in this list.
+    tensors : name -> TensorInfo.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        paths: list[Path],
+        tensors: dict[str, TensorInfo],
+        buffers: list[mmap.mmap],
+    ) -> None:
+        self.path, self.paths, self.tensors = path, paths, tensors
+        self._buffers = buffers
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        """The bytes of a tensor, read-only and not copied: uint8 [rows..., bytes of a row].
+
+        A vector has shape [bytes]. The view stays valid after `close`.
+
+        Raises
+        ------
+        FormatError : there is no such tensor, or the file is closed.
+        """
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise FormatError(f"has no tensor {name!r}", where=str(self.path))
+        if not self._buffers:
+            raise FormatError("is closed", where=str(self.path))
+        data = np.frombuffer(self._buffers[tensor.part], np.uint8, tensor.nbytes, tensor.offset)
+        return data.reshape(*tensor.shape[:-1], tensor.row_bytes)
+
+    def close(self) -> None:
+        """Let go of the files; they are unmapped when the last view of a tensor is gone."""
+        self._buffers = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 def map_file(path: Path) -> mmap.mmap:
