@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from cortiq.formats.gguf import GGUFFile, GGUFMetadata, open_gguf
 from cortiq.formats.mapped import MappedTensors, TensorInfo
 from cortiq.formats.safetensors import PICKLED_SUFFIXES, open_safetensors, refuse_pickled
 from cortiq.formats.strict_json import read_object, read_text
+
+_PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +145,13 @@ def _open_folder(folder: Path) -> Checkpoint:
     files = sorted(folder.glob("*.gguf"))
     if (folder / "config.json").is_file() and (not files or any(folder.glob("*.safetensors"))):
         return _from_huggingface(folder)
-    models = [file for file in files if "-of-" not in file.name or "-00001-of-" in file.name]
+    models = {_PART.sub("", file.name): file for file in reversed(files)}
     if len(models) == 1:
-        return _from_gguf(open_gguf(models[0]))
+        return _from_gguf(open_gguf(files[0]))
     if models:
-        listed = ", ".join(file.name for file in models)
-        raise FormatError(
-            "holds several GGUF models", where=str(folder), hint=f"name one: {listed}"
-        )
+        listed = ", ".join(sorted(file.name for file in models.values()))
+        hint = f"name one of them: {listed}"
+        raise FormatError("holds several GGUF models", where=str(folder), hint=hint)
     message = "holds no model: neither config.json nor a *.gguf file"
     raise FormatError(message, where=str(folder))
 
@@ -215,10 +217,10 @@ def _text(mapping: Mapping[str, Any], key: str, where: str) -> str | None:
 def _ids(values: list[Any], where: str) -> tuple[int, ...]:
     """Flatten ids and lists of ids, None left out, ascending and each once."""
     flat = [i for value in values for i in (value if isinstance(value, list) else [value])]
-    found = {value for value in flat if value is not None}
+    found = [value for value in flat if value is not None]
     if any(type(value) is not int or value < 0 for value in found):
         raise FormatError("eos_token_id is neither an id nor a list of ids", where=where)
-    return tuple(sorted(found))
+    return tuple(sorted(set(found)))
 
 
 def _folder_template(folder: Path) -> str | None:
