@@ -1,0 +1,60 @@
+"""JSON from untrusted files: bounded in size, duplicate keys refused, our errors only."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from cortiq.errors import FormatError
+
+MOST_BYTES = 64 << 20
+"""Largest JSON or text file that is read; the largest tokenizer.json known has 35 MB."""
+
+
+def parse_object(data: bytes, where: str) -> dict[str, Any]:
+    """Parse one JSON object; raises FormatError for anything else."""
+    try:
+        value = json.loads(data.decode(), object_pairs_hook=_unique)
+    except RecursionError:
+        raise FormatError("is nested too deeply", where=where) from None
+    except ValueError as error:  # includes UnicodeDecodeError and JSONDecodeError
+        raise FormatError(f"is not valid JSON: {error}", where=where) from None
+    if not isinstance(value, dict):
+        raise FormatError("is not a JSON object", where=where)
+    return value
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Parse a file that holds one JSON object."""
+    return parse_object(read_bytes(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """Read a UTF-8 text file."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"is not valid UTF-8: {error}", where=str(path)) from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a regular file of at most MOST_BYTES."""
+    try:
+        if not path.is_file():
+            raise FormatError("is missing or not a regular file", where=str(path))
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise FormatError(f"has {size} bytes, more than {MOST_BYTES}", where=str(path))
+        return path.read_bytes()
+    except OSError as error:
+        raise FormatError(f"cannot be read: {error}", where=str(path)) from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"the key {counts.most_common(1)[0][0]!r} appears twice")
+    return mapping

@@ -1,0 +1,317 @@
+"""The GGUF reader: what it reads is what is in the file, and nothing else gets in."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import Counter
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from fuzzing import memory_limit, outcomes
+from gguf_bytes import File, numbers, scalar, small, string, tensor, text, texts
+
+from cortiq.errors import CortiqError, FormatError, ModelNotFoundError, UnsupportedError
+from cortiq.formats.gguf import GGML_TYPES, open_gguf
+from cortiq.formats.gguf_header import UNSUPPORTED_TYPES
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a File (or bytes) and give its path."""
+
+    def write(content: File | bytes, name: str = "model.gguf") -> Path:
+        path = tmp_path / name
+        path.write_bytes(bytes(content))
+        return path
+
+    return write
+
+
+def refusal(path: Path, kind: type[CortiqError] = FormatError) -> str:
+    """The message with which a file is refused; it names the file."""
+    with pytest.raises(kind) as caught:
+        open_gguf(path)
+    assert caught.value.where == str(path)
+    return str(caught.value)
+
+
+def test_every_kind_of_value_is_read(write):
+    metadata = open_gguf(write(small())).metadata
+    scalars = {key: metadata[key] for key in metadata if key.startswith(("a.", "general"))}
+    assert scalars == {
+        "general.architecture": "llama", "a.u8": 255, "a.i8": -1, "a.u16": 65535, "a.i16": -2,
+        "a.u32": 1 << 31, "a.i32": -3, "a.f32": 0.5, "a.yes": True, "a.u64": 1 << 63,
+        "a.i64": -4, "a.f64": 0.1, "a.text": "Ġ ∑",
+    }
+    assert type(scalars["a.yes"]) is bool and type(scalars["a.u8"]) is int
+    assert metadata["b.i32"].tolist() == [1, -2, 3] and metadata["b.i32"].dtype == np.int32
+    assert metadata["b.none"].tolist() == [] and metadata["b.yes"].tolist() == [True, False]
+    assert metadata["b.texts"] == ["", "a", "∑"]
+    assert len(metadata) == len(small().entries) and "missing" not in metadata
+
+
+def test_tensors_are_views_with_rows_first(write):
+    with open_gguf(write(small())) as model:
+        first, second = model.tensors["first"], model.tensors["second.weight"]
+        assert (first.shape, first.type, first.nbytes) == ((2, 3), "F32", 24)
+        assert (second.shape, second.type, second.row_bytes) == ((1, 32), "Q4_1", 20)
+        assert model.raw("first").view(np.float32).tolist() == [[0, 1, 2], [3, 4, 5]]
+        view = model.raw("second.weight")
+        assert view.shape == (1, 20) and not view.flags.owndata and not view.flags.writeable
+        with pytest.raises(FormatError, match="no tensor 'third'"):
+            model.raw("third")
+    assert view.tolist() == [list(range(20))]
+    with pytest.raises(FormatError, match="is closed"):
+        model.raw("first")
+
+
+def test_layouts_are_those_of_the_gguf_package():
+    sizes = {t.value: (t.name, *size) for t, size in gguf.GGML_QUANT_SIZES.items()}
+    assert {number: sizes[number] for number in GGML_TYPES} == GGML_TYPES
+    known = {number for number in sizes if number not in GGML_TYPES}
+    assert known <= UNSUPPORTED_TYPES.keys()
+    assert all(sizes[number][0] == UNSUPPORTED_TYPES[number] for number in known)
+
+
+@pytest.mark.parametrize("alignment", [None, 8, 64])
+def test_files_of_the_gguf_package_are_read(tmp_path, alignment):
+    path, random = tmp_path / "written.gguf", np.random.default_rng(1)
+    writer = gguf.GGUFWriter(path, "llama")
+    if alignment:
+        writer.add_custom_alignment(alignment)
+    writer.add_array("words", ["one", "", "Ġzwei"])
+    writer.add_array("counts", [1, 2, 3])
+    writer.add_float64("eps", 1e-5)
+    tensors = {}
+    for number, (name, _, block) in GGML_TYPES.items():
+        kind = gguf.GGMLQuantizationType(number)
+        raw = random.integers(0, 256, (3, 2 * block), dtype=np.uint8)
+        tensors[f"t.{name}"] = raw
+        if name in ("F32", "F16"):
+            raw = raw.view(np.dtype(f"f{block}"))
+        writer.add_tensor(f"t.{name}", raw, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with open_gguf(path) as model:
+        assert model.metadata["words"] == ["one", "", "Ġzwei"]
+        assert model.metadata["counts"].tolist() == [1, 2, 3] and model.metadata["eps"] == 1e-5
+        assert {f"t.{tensor.type}" for tensor in model.tensors.values()} == tensors.keys()
+        for name, raw in tensors.items():
+            assert model.raw(name).tobytes() == raw.tobytes()
+            assert model.tensors[name].shape[0] == 3
+
+
+def test_version_2_reads_like_version_3(write):
+    file = small()
+    file.version = 2
+    assert open_gguf(write(file)).tensors.keys() == {"first", "second.weight"}
+
+
+def test_a_file_without_tensors_is_a_file(write):
+    assert open_gguf(write(File([text("general.architecture", "llama")]))).tensors == {}
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [(1, "version 1"), (4, "version 4"), (3 << 24, "big-endian"), (0, "big-endian|version 0")],
+)
+def test_other_versions_are_refused_by_name(write, version, message):
+    with pytest.raises(UnsupportedError, match=message):
+        open_gguf(write(File(version=version)))
+
+
+def test_what_is_not_a_gguf_file_is_refused(write, tmp_path):
+    assert "not a GGUF file: it starts with b'PK" in refusal(write(b"PK\3\4" + bytes(100)))
+    assert "empty" in refusal(write(b""))
+    assert "not a regular file" in refusal(tmp_path)
+    refusal(tmp_path / "absent.gguf", ModelNotFoundError)
+
+
+def test_every_truncation_is_refused(write):
+    whole = bytes(small())
+    for length in range(1, len(whole)):
+        assert "byte" in refusal(write(whole[:length], f"{length}.gguf"))
+
+
+F32, Q4_1 = 0, 3
+ONE = [tensor("a", [4], F32, 0)]
+BROKEN = {
+    "tensors do not fit": File(tensor_count=1 << 60),
+    "metadata entries do not fit": File(entry_count=(1 << 64) - 1),
+    "strings of metadata 'a' do not fit": File(
+        [string("a") + struct.pack("<IIQ", 9, 8, (1 << 64) - 1)], data=bytes(99)
+    ),
+    "metadata 'a' needs 147573952589676412920 bytes": File(
+        [string("a") + struct.pack("<IIQ", 9, 10, (1 << 64) - 1)], data=bytes(99)
+    ),
+    "metadata 'a', string 1": File([texts("a", ["x", "y"])[:-9] + struct.pack("<Q", 1 << 63)]),
+    "metadata 'a' appears twice": File([text("a", "x"), scalar("a", "I", 1)]),
+    "metadata 'a' has the unknown type 13": File([string("a") + struct.pack("<IQ", 13, 0)]),
+    "metadata 'a' is not valid UTF-8": File([text("a", b"\xff")]),
+    "metadata entry 0 is not valid UTF-8": File([text(b"\xff", "a")]),
+    "name of metadata entry 1 has 0 bytes": File([text("a", "x"), text("", "x")]),
+    "neither 0 nor 1": File([string("a") + struct.pack("<IB", 7, 2)]),
+    "alignment is 24, not a power of two": File([scalar("general.alignment", "I", 24)]),
+    "alignment is 0, not a power of two": File([scalar("general.alignment", "I", 0)]),
+    "alignment is 'x'": File([text("general.alignment", "x")]),
+    "tensor 'a' appears twice": File(tensors=[*ONE, tensor("a", [4], F32, 32)], data=bytes(64)),
+    "name of tensor 0 is not valid UTF-8": File(tensors=[tensor(b"\xff", [4], F32, 0)]),
+    "'a' has 0 axes": File(tensors=[tensor("a", [], F32, 0)], data=bytes(64)),
+    "'a' has 5 axes": File(tensors=[tensor("a", [1] * 5, F32, 0)], data=bytes(64)),
+    "'a' has 4294967295 axes": File(
+        tensors=[string("a") + struct.pack("<IQQQ", (1 << 32) - 1, 1, 1, 1)]
+    ),
+    "'a' has an axis of length 0": File(tensors=[tensor("a", [4, 0], F32, 0)]),
+    "rows of 33 are not whole Q4_1 blocks": File(tensors=[tensor("a", [33], Q4_1, 0)]),
+    "offset 4 is not a multiple of 32": File(tensors=[tensor("a", [4], F32, 4)], data=bytes(64)),
+    "unknown type number 999": File(tensors=[tensor("a", [4], 999, 0)], data=bytes(64)),
+    "tensor 'a' ends at byte": File(tensors=ONE, data=bytes(15)),
+    "'a' ends at byte": File(tensors=[tensor("a", [1 << 63, 1 << 63], F32, 0)], data=bytes(64)),
+    "'b' ends at byte": File(tensors=[tensor("b", [4], F32, (1 << 64) - 32)], data=bytes(64)),
+    "'a' and 'b' overlap": File(
+        tensors=[tensor("b", [4], F32, 32), tensor("a", [9], F32, 0)], data=bytes(64)
+    ),
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_inconsistent_files_are_refused_with_the_place(write, message):
+    assert message in refusal(write(BROKEN[message]))
+
+
+def test_unsupported_things_are_named_with_what_is_supported(write):
+    kinds = File(tensors=[tensor("blk.0.x", [256], 16, 0)], data=bytes(66))
+    message = refusal(write(kinds), UnsupportedError)
+    assert "'blk.0.x' has type IQ2_XXS" in message and "Q4_K" in message
+    nested = File([string("a") + struct.pack("<IIQ", 9, 9, 1)])
+    assert "array of arrays" in refusal(write(nested), UnsupportedError)
+
+
+def test_invalid_utf8_in_an_array_is_found_on_access(write):
+    metadata = open_gguf(write(File([texts("tokens", ["a", b"\xff\xfe"])]))).metadata
+    assert metadata.byte_strings("tokens") == [b"a", b"\xff\xfe"]
+    with pytest.raises(FormatError, match="'tokens': element 1 is not valid UTF-8"):
+        metadata["tokens"]
+
+
+def parts(count: int) -> list[File]:
+    """A model in parts, one tensor each; part 0 has the metadata."""
+    files = []
+    for number in range(count):
+        entries = [scalar("split.no", "H", number), scalar("split.count", "H", count)]
+        entries += [scalar("split.tensors.count", "i", count)]
+        if number == 0:
+            entries.append(text("general.architecture", "llama"))
+        data = struct.pack("<4f", *[number] * 4)
+        files.append(File(entries, [tensor(f"t{number}", [4], F32, 0)], data))
+    return files
+
+
+def write_parts(write, files: list[File]) -> list[Path]:
+    names = [f"m-{n:05}-of-{len(files):05}.gguf" for n in range(1, len(files) + 1)]
+    return [write(file, name) for file, name in zip(files, names, strict=True)]
+
+
+@pytest.mark.parametrize("opened", [0, 1, 2])
+def test_any_part_opens_the_whole_model(write, opened):
+    paths = write_parts(write, parts(3))
+    model = open_gguf(paths[opened])
+    assert model.path == paths[0] and model.paths == paths
+    assert model.metadata["general.architecture"] == "llama"
+    assert list(model.tensors) == ["t0", "t1", "t2"]
+    for number in range(3):
+        assert model.raw(f"t{number}").view(np.float32).tolist() == [number] * 4
+
+
+def test_parts_that_do_not_belong_together_are_refused(write, tmp_path):
+    paths = write_parts(write, parts(3))
+    paths[1].rename(tmp_path / "aside")
+    assert "1 of 3 parts are missing, the first: m-00002-of-00003.gguf" in refusal(paths[0])
+    paths[1].write_bytes(paths[2].read_bytes())
+    with pytest.raises(FormatError, match="is not part 1 of 3"):
+        open_gguf(paths[0])
+    swapped = parts(3)
+    swapped[1].tensors = [tensor("t0", [4], F32, 0)]
+    with pytest.raises(FormatError, match="'t0' is also in m-00001-of-00003"):
+        open_gguf(write_parts(write, swapped)[0])
+    fewer = parts(3)
+    fewer[2].tensors = []
+    assert "promises 3 tensors" in refusal(write_parts(write, fewer)[0])
+
+
+def test_a_part_must_be_named_as_one(write):
+    assert "not named NAME-00001-of-00003" in refusal(write(parts(3)[0], "model.gguf"))
+    assert "has no split.count" in refusal(write(small(), "m-00001-of-00002.gguf"))
+    assert open_gguf(write(small(), "m-00001-of-00001.gguf")).tensors
+    strange = File([scalar("split.no", "H", 3), scalar("split.count", "H", 2)])
+    assert "part 3 of 2" in refusal(write(strange, "m-00004-of-00002.gguf"))
+
+
+def test_mutated_files_raise_only_our_errors(tmp_path):
+    seeds = [bytes(small()), bytes(parts(1)[0]), bytes(small().header())]
+    pieces = [string("a"), scalar("general.alignment", "I", 1), numbers("n", "Q", [1, 2])]
+    pieces += [tensor("first", [3, 2], 0, 0), texts("t", ["a", "b"]), b"\xff" * 8]
+
+    def read(path: Path) -> None:
+        with open_gguf(path) as model:
+            for key in model.metadata:
+                model.metadata[key]
+            assert all(model.raw(name).size == t.nbytes for name, t in model.tensors.items())
+
+    with memory_limit(64):
+        counts = Counter(outcomes(seeds, tmp_path / "mutated.gguf", read, pieces))
+    # The mutations must neither be harmless nor always die at the first field.
+    assert min(counts["read"], counts["FormatError"], counts["UnsupportedError"]) > 20, counts
+
+
+class Oracle(gguf.GGUFReader):
+    """The gguf package's reader with arrays in one piece: it needs 19 s for Gemma's otherwise."""
+
+    def _get_field_parts(self, orig_offs, raw_type):
+        if raw_type != gguf.GGUFValueType.ARRAY:
+            return super()._get_field_parts(orig_offs, raw_type)
+        kind, count = (
+            int(self._get(orig_offs, np.uint32)[0]),
+            int(self._get(orig_offs + 4, "u8")[0]),
+        )
+        types, start = [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType(kind)], orig_offs + 12
+        if kind != gguf.GGUFValueType.STRING:
+            values = self._get(start, self.gguf_scalar_to_np[types[1]], count)
+            return 12 + values.nbytes, [values], [0], types
+        data, words = memoryview(self.data)[start:], []
+        position = 0
+        for _ in range(count):
+            length = int.from_bytes(data[position : position + 8], "little")
+            words.append(bytes(data[position + 8 : position + 8 + length]))
+            position += 8 + length
+        return 12 + position, [words], [0], types
+
+
+@pytest.mark.parametrize("model_path", ["smollm2_path", "gemma3_path"])
+def test_real_models_agree_with_the_gguf_package(model_path, request):
+    path = request.getfixturevalue(model_path)
+    started = time.perf_counter()
+    model = open_gguf(path)
+    assert time.perf_counter() - started < 0.3
+    oracle = Oracle(path)
+    assert list(model.tensors) == [tensor.name for tensor in oracle.tensors]
+    for expected in oracle.tensors:
+        found = model.tensors[expected.name]
+        assert found.type == expected.tensor_type.name
+        assert found.shape == tuple(int(n) for n in reversed(expected.shape))
+        assert (found.offset, found.nbytes) == (expected.data_offset, expected.n_bytes)
+        assert model.raw(expected.name).tobytes() == expected.data.tobytes()
+    fields = {key: field for key, field in oracle.fields.items() if not key.startswith("GGUF.")}
+    assert list(model.metadata) == list(fields)
+    for key, field in fields.items():
+        if field.types[-1] == gguf.GGUFValueType.STRING and len(field.types) == 2:
+            assert model.metadata.byte_strings(key) == field.parts[-1]
+        elif len(field.types) == 2:
+            assert model.metadata[key].tolist() == field.parts[-1].tolist()
+        else:
+            assert model.metadata[key] == field.contents()
