@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from cortiq.numerics.layouts import Weight
 
 from cortiq.backend import (
     Batch,
@@ -24,7 +23,8 @@ from cortiq.backend import (
 )
 from cortiq.errors import BackendError
 from cortiq.ir import KVRows, Program, Ring, Type, primitives_of
-from cortiq.numerics.contract import F32, Flags, Ints, snap
+from cortiq.numerics.contract import F32, Flags, Ints, OutOfDomainError, snap
+from cortiq.numerics.layouts import Weight
 from cortiq.numerics.quantise import Quantised
 from cortiq_reference.kernels import Call, Segment
 from cortiq_reference.plan import Plan
@@ -121,6 +121,7 @@ class ReferenceExecutable:
         if accepted:
             run = _Run(plan, batch, accepted, [self._token(r) for r in batch.rows])
             self._compute(run, accepted)
+            wants = {index: run.wants_of(index) for _, rows in accepted for index in rows}
             for state, rows in accepted:
                 if run.failed(state):
                     outcomes[state] = Outcome(
@@ -130,7 +131,7 @@ class ReferenceExecutable:
                 else:
                     state.advance(batch.entry, run.tokens_of(state))
                     for index in rows:
-                        brought[index] = run.wants_of(index)
+                        brought[index] = wants[index]
         self._drawn = [_drawn_token(wants) for wants in brought]
         return Done(BatchResult(outcomes, brought))
 
@@ -288,7 +289,11 @@ class _Run:
         """What the batch's row `index` asked for."""
         at = self.order.index(index)
         row = self.rows[at]
-        return {want: WANTS[type(want)](want, self, at) for want in row.wants}
+        try:
+            return {want: WANTS[type(want)](want, self, at) for want in row.wants}
+        except OutOfDomainError:
+            self.faults[at] = True
+            return {}
 
     def row_of(self, name: str, at: int) -> Any:
         """Row `at` of a value."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from cortiq.numerics.layouts import Weight, embedding_rows, floats
 
 from cortiq.ir import Op, ops
 from cortiq.numerics import norms, recurrent, rope, route, scalar
 from cortiq.numerics.contract import Flags, Floats, Ints
+from cortiq.numerics.layouts import Weight, embedding_rows, floats
 from cortiq.numerics.quantise import Quantised, quantise_rows
 from cortiq_reference.attention import Geometry, attend
 from cortiq_reference.matrix import Matrix, Pool, Stack
@@ -140,17 +140,7 @@ def _causal_conv(call: Call, x: Floats) -> Floats:
 
 
 def _route(call: Call, scores: Floats) -> tuple[Ints, Floats]:
-    op = call.op
-    return route.route(
-        scores,
-        op.top_k,
-        op.scoring,
-        selection_bias=call.weights.get("bias"),
-        renormalise=op.renormalise,
-        denominator_floor=op.denominator_floor,
-        routed_scaling=op.routed_scaling,
-        faults=call.faults,
-    )
+    return route.route(scores, call.op.router, call.weights.get("bias"), call.faults)
 
 
 KERNELS: dict[type[Op], Callable[..., Any]] = {

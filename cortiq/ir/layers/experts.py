@@ -8,11 +8,12 @@ from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import GatedMLP, Layer, linear, rows_for
 from cortiq.ir.op import Type, expect
+from cortiq.numerics.route import Router
 
 
 @dataclass(frozen=True)
 class MoE(Layer):
-    """Mixture of gated MLPs: the router's `top_k` experts, weighted, in ascending index.
+    """Mixture of gated MLPs: the experts `router` chooses, weighted, in ascending index.
 
     scores = Linear(router); `Route`; y = Σ w·down(activation(gate(x)) · up(x)); a shared expert of
     width `shared_inner`, if any, is added last.
@@ -21,13 +22,9 @@ class MoE(Layer):
     width: int
     inner: int
     experts: int
-    top_k: int
+    router: Router
     activation: str = "silu"
-    scoring: str = "softmax"
     selection_bias: bool = False
-    renormalise: bool = True
-    denominator_floor: float = 0.0
-    routed_scaling: float = 1.0
     shared_inner: int = 0
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
@@ -52,10 +49,7 @@ class MoE(Layer):
         """Linear, Route, ExpertMatMul ×3 with Activation and Multiply, CombineExperts, shared."""
         (x,) = inputs
         scores = linear(scope, x, "router", self.width, self.experts)
-        route = ops.Route(
-            self.experts, self.top_k, self.scoring, self.selection_bias, self.renormalise,
-            self.denominator_floor, self.routed_scaling,
-        )  # fmt: skip
+        route = ops.Route(self.experts, self.router, self.selection_bias)
         bias = {"bias": "bias"} if self.selection_bias else {}
         index, weight = scope.add_node(route, scores, name="route", weights=bias)
         gate = self._expert(scope, x, index, "gate", self.width, self.inner)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cortiq.ir.op import Op, Type, expect, expect_last
+from cortiq.numerics.route import Router
 
 
 @dataclass(frozen=True)
@@ -103,24 +104,21 @@ class ExpertMatMul(Op):
 
 @dataclass(frozen=True)
 class Route(Op):
-    """Choose `top_k` experts from router scores (`numerics.route.route`).
+    """Choose experts from router scores (`numerics.route.route`).
 
     f32[experts] → indices i32[top_k] in ascending order and weights f32[top_k].
     """
 
     experts: int
-    top_k: int
-    scoring: str = "softmax"
+    router: Router
     selection_bias: bool = False
-    renormalise: bool = True
-    denominator_floor: float = 0.0
-    routed_scaling: float = 1.0
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Indices and weights."""
         expect(inputs == (Type((self.experts,)),), f"Route takes f32[{self.experts}]: {inputs}")
-        expect(1 <= self.top_k <= self.experts, f"top {self.top_k} of {self.experts} experts")
-        return Type((self.top_k,), "i32"), Type((self.top_k,))
+        chosen = self.router.top_k
+        expect(1 <= chosen <= self.experts, f"top {chosen} of {self.experts} experts")
+        return Type((chosen,), "i32"), Type((chosen,))
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """The bias that affects the choice only."""

@@ -1,0 +1,39 @@
+# Everything a fresh Debian machine with Python 3.11 needs: `make demo`, `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := -e . -e backends/reference -e conformance
+
+.PHONY: demo test lint setup setup-test clean
+
+$(BIN)/cortiq: pyproject.toml backends/reference/pyproject.toml conformance/pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(PACKAGES)
+	@touch $@
+
+setup: $(BIN)/cortiq
+
+demo: setup
+	$(BIN)/cortiq pull smollm2
+	$(BIN)/cortiq generate smollm2 --chat -p "Why is the sky blue?" --max-tokens 60 --temperature 0
+
+$(VENV)/.test: requirements-test.txt $(BIN)/cortiq
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet -r requirements-test.txt
+	@touch $@
+
+setup-test: $(VENV)/.test
+	$(BIN)/cortiq pull smollm2
+	$(BIN)/cortiq pull gemma3-270m
+
+lint: setup-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python tools/budget.py
+
+test: setup-test lint
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV)

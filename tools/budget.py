@@ -1,0 +1,112 @@
+"""The size and documentation budget, checked in CI.
+
+Files at most 300 lines (median at most 130), functions at most 60 lines (median at most 8, ninth
+decile at most 25), a docstring on every public name, every argument annotated, at most 9 tokens a
+line on average, the core at most 13,000 lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import statistics
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGES = ("cortiq", "backends", "conformance", "plugins", "stacks", "tools")
+SKIPPED = {"tests", ".venv", "build", "dist"}
+MAX_FILE, MAX_FILE_MEDIAN, MAX_FUNCTION = 300, 130, 60
+MAX_FUNCTION_MEDIAN, MAX_FUNCTION_DECILE = 8, 25
+MAX_TOKENS_PER_LINE, MAX_CORE = 9.0, 13_000
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def sources(root: Path) -> Iterator[Path]:
+    """Python files under the budget."""
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            if not SKIPPED.intersection(path.parts):
+                yield path
+
+
+def functions(tree: ast.AST) -> list[Function]:
+    """Every function of a module, nested ones included."""
+    return [n for n in ast.walk(tree) if isinstance(n, Function)]
+
+
+def length(node: Function) -> int:
+    """Lines of a function, its decorators aside."""
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def missing_annotations(path: Path, tree: ast.AST) -> Iterator[str]:
+    """Arguments without a type."""
+    for node in functions(tree):
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        for argument in arguments:
+            if argument.annotation is None and argument.arg not in ("self", "cls"):
+                yield f"{path}:{node.lineno}: {node.name}({argument.arg}) has no type"
+
+
+def missing_docstrings(path: Path, tree: ast.Module) -> Iterator[str]:
+    """Public names without a docstring."""
+    if not ast.get_docstring(tree):
+        yield f"{path}: the module has no docstring"
+    holders = [tree, *(n for n in tree.body if isinstance(n, ast.ClassDef))]
+    for holder in holders:
+        for node in holder.body:
+            documented = isinstance(node, Function | ast.ClassDef)
+            if documented and not node.name.startswith("_") and not ast.get_docstring(node):
+                yield f"{path}:{node.lineno}: {node.name} has no docstring"
+
+
+def tokens_of(source: str) -> int:
+    """Tokens of code, comments and strings' insides aside."""
+    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    stream = tokenize.generate_tokens(io.StringIO(source).readline)
+    return sum(token.type not in skipped for token in stream)
+
+
+def check(root: Path) -> list[str]:
+    """Every breach of the budget, as a line."""
+    problems, file_lengths, function_lengths, tokens, core = [], [], [], 0, 0
+    for path in sources(root):
+        source = path.read_text()
+        lines = source.count("\n")
+        tree, name = ast.parse(source), path.relative_to(root)
+        file_lengths.append(lines)
+        tokens += tokens_of(source)
+        core += lines if name.parts[0] == "cortiq" else 0
+        if lines > MAX_FILE:
+            problems.append(f"{name}: {lines} lines, at most {MAX_FILE}")
+        for node in functions(tree):
+            function_lengths.append(length(node))
+            if length(node) > MAX_FUNCTION:
+                problems.append(f"{name}:{node.lineno}: {node.name} has {length(node)} lines")
+        problems += [*missing_docstrings(name, tree), *missing_annotations(name, tree)]
+    decile = statistics.quantiles(function_lengths, n=10)[-1]
+    figures = {
+        "median file": (statistics.median(file_lengths), MAX_FILE_MEDIAN),
+        "median function": (statistics.median(function_lengths), MAX_FUNCTION_MEDIAN),
+        "ninth decile of functions": (decile, MAX_FUNCTION_DECILE),
+        "tokens a line": (tokens / sum(file_lengths), MAX_TOKENS_PER_LINE),
+        "lines of the core": (core, MAX_CORE),
+    }
+    for figure, (value, limit) in figures.items():
+        print(f"{figure}: {value:.6g} (at most {limit:g})")
+        if value > limit:
+            problems.append(f"{figure} is {value:.6g}, at most {limit:g}")
+    return problems
+
+
+def main() -> int:
+    """Print the figures and every breach; exit 1 if there is one."""
+    problems = check(Path(__file__).parent.parent)
+    print(*problems, sep="\n")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
