@@ -36,7 +36,7 @@ def nibbles(packed: Bytes) -> Bytes:
 
 def _fifth_bits(packed: Bytes) -> Bytes:
     """[..., 4] bytes to [..., 32] codes 0 or 16: bit i (little-endian) belongs to element i."""
-    return np.unpackbits(packed, axis=-1, bitorder="little") << 4
+    return np.unpackbits(packed, axis=-1, bitorder="little") << np.uint8(4)
 
 
 def _scale(blocks: Bytes, offset: int) -> Floats:

@@ -16,7 +16,7 @@ Doubles = npt.NDArray[np.float64]
 
 def dequantise_ideal(x: Quantised) -> Doubles:
     """q·2^e in float64, exact."""
-    return x.q * np.exp2(x.e.astype(np.float64))[..., None]
+    return x.q.astype(np.float64) * np.exp2(x.e.astype(np.float64))[..., None]
 
 
 def weight_ideal(weight: Codes) -> Doubles:
@@ -52,3 +52,52 @@ def matmul_error_scale(x: Quantised, weight: Codes) -> Doubles:
 
 def _block_edges(weight: Codes, block: int) -> tuple[int, int]:
     return block * weight.block, min((block + 1) * weight.block, weight.codes.shape[1])
+
+
+def attention_ideal(
+    q: Quantised,
+    keys: Quantised,
+    values: Quantised,
+    positions: npt.NDArray[np.integer],
+    scale: float,
+    *,
+    window: int = 0,
+    soft_cap: float | None = None,
+    sinks: npt.NDArray[np.floating] | None = None,
+) -> tuple[Doubles, Doubles]:
+    """Softmax attention in float64, and a bound on the contract's error: both [rows, H, Dv].
+
+    The bound, with p the softmax weights, u_j = 32512·2^ev of value row j and s the base-2 scores:
+    Σ_tiles n·2⁻¹⁴·max(p·u) + (2⁻¹⁹ + 2⁻²⁰·max|s| + tiles·2⁻²³)·max u + 2⁻⁴⁰, n the tile's keys.
+    The first term is the rounding of p·2^ev to 14 bits below its tile's largest.
+    """
+    heads, group = q.q.shape[1], q.q.shape[1] // keys.q.shape[1]
+    query, key, value = (dequantise_ideal(x) for x in (q, keys, values))
+    units = 32512 * np.exp2(values.e.astype(np.float64))
+    out = np.zeros((len(query), heads, value.shape[2]))
+    bound = np.zeros_like(out)
+    for row, h in np.ndindex(len(query), heads):
+        position = int(positions[row])
+        seen = np.arange(max(0, position - window + 1) if window else 0, position + 1)
+        if not len(seen):
+            continue
+        s = key[seen, h // group] @ query[row, h] * scale
+        if soft_cap is not None:
+            s = soft_cap * np.tanh(s / soft_cap)
+        sink = -np.inf if sinks is None else float(sinks[h])
+        top = max(s.max(), sink)
+        p = np.exp(s - top)
+        p = p / (p.sum() + np.exp(sink - top))
+        out[row, h] = p @ value[seen, h // group]
+        bound[row, h] = _attention_bound(seen, p, np.abs(s).max(), units[seen, h // group])
+    return out, bound
+
+
+def _attention_bound(
+    seen: npt.NDArray[np.int64], p: Doubles, largest_score: float, units: Doubles
+) -> float:
+    starts = np.flatnonzero(np.diff(seen // 64, prepend=-1))
+    counts = np.diff(starts, append=len(seen))
+    weights = counts * np.maximum.reduceat(p * units, starts)
+    rest = 2.0**-19 + 2.0**-20 * largest_score * 1.45 + len(starts) * 2.0**-23
+    return float(2.0**-14 * weights.sum() + rest * units.max() + 2.0**-40)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -104,7 +105,7 @@ class Weight:
 
     layout: Layout
     shape: tuple[int, int]
-    parts: Mapping[str, npt.NDArray[np.generic]]
+    parts: Mapping[str, npt.NDArray[Any]]
 
     @staticmethod
     def from_bytes(layout: Layout, raw: Bytes, shape: tuple[int, int]) -> Weight:

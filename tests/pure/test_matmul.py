@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rational import exact, rounded
 
 from cortiq.errors import UnsupportedError
 from cortiq.numerics.codes import Codes
@@ -62,20 +63,6 @@ def random_rows(rows, columns, seed=1) -> Quantised:
 
 def bits(x):
     return x.view(np.int32)
-
-
-def rounded(value: Fraction) -> Fraction:
-    """A rational number to 24 significant bits, half to even, by integers only."""
-    if not value:
-        return value
-    exponent = abs(value.numerator).bit_length() - value.denominator.bit_length() - 24
-    while abs(value) >= Fraction(2) ** (exponent + 24):
-        exponent += 1
-    return round(value / Fraction(2) ** exponent) * Fraction(2) ** exponent
-
-
-def exact(x) -> Fraction:
-    return Fraction(float(x))
 
 
 def term_by_fractions(q, weight, block):

@@ -1,0 +1,257 @@
+"""Attention in base 2 with integer exponents: a tile of 64 keys is a pure function of its query.
+
+Softmax weights are 2^s = g·2^κ with κ = rint(s) an integer and g = 2^(s−κ) in [2^−½, 2^½]. Sums
+over the keys of a tile are integers; sums over tiles are rescaled by powers of two only. Tiles lie
+at absolute positions [64i, 64i+64) and are added in order in runs of 16, runs in order to the
+whole, so that no bit depends on where a chunk, a page or a shard begins.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.errors import UnsupportedError
+from cortiq.numerics.contract import (
+    F32,
+    RUN_TILES,
+    TILE,
+    Flags,
+    Floats,
+    Ints,
+    exp2_int,
+    round_to_f32,
+    snap,
+)
+from cortiq.numerics.quantise import Quantised
+from cortiq.numerics.scalar import exp2_fraction, tanh
+
+LOG2_E = 1.4426950408889634
+"""log₂ e in float64; RN of it where float32 is needed."""
+LOG2_E_F32 = F32(LOG2_E)
+SCORE_LIMIT = F32(16384.0)
+"""Scores are clamped here, inside the range where rint and the exponents are exact."""
+TOTAL_BITS = 21
+"""Fraction bits of a softmax weight in the denominator, relative to its tile's largest."""
+WEIGHT_BITS = 14
+"""Fraction bits of a softmax weight times its value row's 2^e, relative to its tile's largest."""
+FORGET = -60
+"""Below 2^FORGET a rescaling counts as 0."""
+SCALE_RANGE = (2.0**-40, 2.0**8)
+SOFT_CAP_RANGE = (1.0, 8192.0)
+
+ATTENTION_TYPICAL_ERROR = 3e-4
+"""Error for normal q, k, v with scores of standard deviation 1, relative to the row's largest."""
+
+
+class Scoring(NamedTuple):
+    """Host constants of a layer: `factor` c, `cap` C (0: none) and `inverse_cap` RN(1/C)."""
+
+    factor: np.float32
+    cap: np.float32 = F32(0)
+    inverse_cap: np.float32 = F32(0)
+
+
+class Partial(NamedTuple):
+    """What some keys contribute, per head: the denominator total·2^(peak−21) and the numerator
+    output·2^(output_peak−14).
+
+    total float32 [heads], peak int32 [heads]; output float32 [heads, Dv], output_peak int32
+    [heads].
+    """
+
+    total: Floats
+    peak: Ints
+    output: Floats
+    output_peak: Ints
+
+
+def scoring(scale: float, soft_cap: float | None = None) -> Scoring:
+    """Constants of a layer: c = RN(scale·log₂ e), the product in float64; with a cap c = RN(scale).
+
+    Raises
+    ------
+    UnsupportedError : the scale or the cap is outside `SCALE_RANGE` or `SOFT_CAP_RANGE`.
+    """
+    low, high = SCALE_RANGE
+    if not low <= scale <= high:
+        raise UnsupportedError(f"a softmax scale of {scale} is outside [2^-40, 2^8]")
+    if soft_cap is None:
+        return Scoring(F32(scale * LOG2_E))
+    low, high = SOFT_CAP_RANGE
+    if not low <= soft_cap <= high:
+        raise UnsupportedError(f"a soft cap of {soft_cap} is outside [{low:g}, {high:g}]")
+    cap = F32(soft_cap)
+    return Scoring(F32(scale), cap, F32(1) / cap)
+
+
+def power(n: Ints, lowest: int = FORGET) -> Floats:
+    """δ(n): 2^n, or 0 where n < lowest."""
+    n = np.asarray(n, np.int32)
+    return np.where(n < lowest, F32(0), exp2_int(np.maximum(n, lowest)))
+
+
+def score(q: Quantised, keys: Quantised, constants: Scoring) -> Floats:
+    """Base-2 scores of queries against keys, float32 [heads, keys], clamped to ±16384.
+
+    s = RN(RN(I)·c)·2^(eq+ek), I = Σ q·k the exact integer; with a soft cap C then
+    s = RN(RN(C·tanh(RN(s·RN(1/C))))·RN(log₂ e)).
+
+    Parameters
+    ----------
+    q : rows [heads, Dk]; keys : rows [keys, Dk].
+    """
+    dot = q.q.astype(np.int64) @ keys.q.astype(np.int64).T
+    s = (round_to_f32(dot) * constants.factor) * exp2_int(q.e[:, None] + keys.e)
+    if constants.cap:
+        s = (constants.cap * tanh(s * constants.inverse_cap)) * LOG2_E_F32
+    return np.minimum(np.maximum(s, -SCORE_LIMIT), SCORE_LIMIT)
+
+
+def split_score(s: Floats) -> tuple[Floats, Ints]:
+    """2^s = g·2^κ: κ = rint(s), g = exp2_fraction(s − κ)."""
+    whole = np.rint(s)
+    return exp2_fraction(s - whole), whole.astype(np.int32)
+
+
+def tile(q: Quantised, keys: Quantised, values: Quantised, constants: Scoring) -> Partial:
+    """Contribution of one tile's visible keys (1 to 64 of them), by integer sums only.
+
+    K = max κ; E = max(κ + ev); total = RN(Σ rint(g·2^(21+κ−K)));
+    w = rint(g·2^(14+κ+ev−E)); output = RN(Σ w·v). Exponents below −60 give 0.
+
+    Parameters
+    ----------
+    q : rows [heads, Dk]; keys : rows [keys, Dk]; values : rows [keys, Dv]; heads share the keys.
+    """
+    g, kappa = split_score(score(q, keys, constants))
+    peak = kappa.max(axis=1)
+    total = np.rint(g * power(TOTAL_BITS + kappa - peak[:, None])).astype(np.int64).sum(axis=1)
+    scaled = kappa + values.e
+    output_peak = scaled.max(axis=1)
+    w = np.rint(g * power(WEIGHT_BITS + scaled - output_peak[:, None])).astype(np.int64)
+    output = w @ values.q.astype(np.int64)
+    return Partial(round_to_f32(total), peak, round_to_f32(output), output_peak)
+
+
+def merge(before: Partial | None, after: Partial) -> Partial:
+    """Add a later contribution to an earlier one; None is the empty state.
+
+    M' = max(M, K); l = RN(l·δ(M−M')) + RN(L·δ(K−M')); the output likewise with its own peaks.
+    """
+    if before is None:
+        return after
+    peak = np.maximum(before.peak, after.peak)
+    output_peak = np.maximum(before.output_peak, after.output_peak)
+    total = before.total * power(before.peak - peak) + after.total * power(after.peak - peak)
+    kept = before.output * power(before.output_peak - output_peak)[:, None]
+    added = after.output * power(after.output_peak - output_peak)[:, None]
+    return Partial(total, peak, kept + added, output_peak)
+
+
+def add_sinks(state: Partial, sinks: Floats) -> Partial:
+    """Add a learned logit per head to the denominator, after all keys.
+
+    s = RN(sink·RN(log₂ e)), clamped to ±16384; L = g·2²¹ with peak κ, merged into the total only.
+    """
+    s = np.minimum(np.maximum(sinks * LOG2_E_F32, -SCORE_LIMIT), SCORE_LIMIT)
+    g, kappa = split_score(s)
+    peak = np.maximum(state.peak, kappa)
+    sink_total = g * exp2_int(TOTAL_BITS)
+    total = state.total * power(state.peak - peak) + sink_total * power(kappa - peak)
+    return state._replace(total=total, peak=peak)
+
+
+def normalise(state: Partial) -> Floats:
+    """RN(RN(output·RN(1/total))·2^(N−M+7)), float32 [heads, Dv], not yet snapped.
+
+    2^n below n = −126 is 0 here: the result is far below 2⁻⁴⁰ anyway.
+    """
+    shift = state.output_peak - state.peak + np.int32(TOTAL_BITS - WEIGHT_BITS)
+    inverse = F32(1) / state.total
+    return (state.output * inverse[:, None]) * power(shift, lowest=-126)[:, None]
+
+
+def first_visible(position: int, window: int) -> int:
+    """First key that a query at `position` sees: max(0, position − window + 1); 0 = no window."""
+    return max(0, position - window + 1) if window else 0
+
+
+def visible_tiles(position: int, window: int) -> list[list[tuple[int, int]]]:
+    """Ranges [start, stop) of visible keys, one a tile, grouped by run; only tiles with keys."""
+    first = first_visible(position, window)
+    runs: dict[int, list[tuple[int, int]]] = {}
+    for index in range(first // TILE, position // TILE + 1):
+        start, stop = max(first, index * TILE), min(position + 1, (index + 1) * TILE)
+        runs.setdefault(index // RUN_TILES, []).append((start, stop))
+    return list(runs.values())
+
+
+def attend_keys(
+    q: Quantised,
+    keys: Quantised,
+    values: Quantised,
+    position: int,
+    constants: Scoring,
+    window: int = 0,
+) -> Partial | None:
+    """All visible keys for the query heads [heads, Dk] of one KV head; None if there are none."""
+    state: Partial | None = None
+    for run in visible_tiles(position, window):
+        partial: Partial | None = None
+        for start, stop in run:
+            cut = slice(start, stop)
+            key_rows = Quantised(keys.q[cut], keys.e[cut])
+            value_rows = Quantised(values.q[cut], values.e[cut])
+            partial = merge(partial, tile(q, key_rows, value_rows, constants))
+        assert partial is not None
+        state = merge(state, partial)
+    return state
+
+
+def attend(
+    q: Quantised,
+    keys: Quantised,
+    values: Quantised,
+    positions: npt.NDArray[np.integer],
+    scale: float,
+    *,
+    window: int = 0,
+    soft_cap: float | None = None,
+    sinks: Floats | None = None,
+    faults: Flags | None = None,
+) -> Floats:
+    """Causal attention of rows of one sequence: float32 [rows, H, Dv].
+
+    Row i sees keys max(0, p−window+1) … p, p = positions[i]; whatever else the cache holds is not
+    read. Query head h uses KV head h // (H/KV). A row that sees no key (p < 0) is +0.
+
+    Parameters
+    ----------
+    q : rows [rows, H, Dk]; keys : rows [S, KV, Dk]; values : rows [S, KV, Dv]; S > every position.
+    scale : softmax scale, float64. window : visible keys, 0 for all.
+    soft_cap : C of C·tanh(s/C), in natural units. sinks : float32 [H] logits, or None.
+    """
+    constants = scoring(scale, soft_cap)
+    rows, heads, _ = q.q.shape
+    kv_heads = keys.q.shape[1]
+    group = heads // kv_heads
+    out = np.zeros((rows, heads, values.q.shape[2]), F32)
+    for row, kv in np.ndindex(rows, kv_heads):
+        head = slice(kv * group, (kv + 1) * group)
+        state = attend_keys(
+            Quantised(q.q[row, head], q.e[row, head]),
+            Quantised(keys.q[:, kv], keys.e[:, kv]),
+            Quantised(values.q[:, kv], values.e[:, kv]),
+            int(positions[row]),
+            constants,
+            window,
+        )
+        if state is None:
+            continue
+        if sinks is not None:
+            state = add_sinks(state, np.asarray(sinks, F32)[head])
+        out[row, head] = normalise(state)
+    return snap(out, faults)
