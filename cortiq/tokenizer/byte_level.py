@@ -1,0 +1,105 @@
+"""Byte-level BPE: the printable alphabet of bytes, and a merge engine from vocabulary and merges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from cortiq.errors import TokenizerError
+from cortiq.tokenizer.pretokenizers import PreTokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
+
+__all__ = ["ByteLevelEncoder", "byte_alphabet", "piece_bytes"]
+
+
+@cache
+def byte_alphabet() -> tuple[str, ...]:
+    """The 256 characters that stand for bytes in a byte-level vocabulary, in byte order.
+
+    Bytes 0x21-0x7E, 0xA1-0xAC and 0xAE-0xFF stand for themselves; the other 68, ascending, are
+    U+0100, U+0101, ... Source: GPT-2's encoder.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return tuple(chr(byte if byte in printable else next(others)) for byte in range(256))
+
+
+@cache
+def _byte_of() -> dict[str, int]:
+    return {character: byte for byte, character in enumerate(byte_alphabet())}
+
+
+def piece_bytes(piece: str) -> bytes:
+    """Bytes of a byte-level piece; a piece with a foreign character is taken as plain text."""
+    table = _byte_of()
+    try:
+        return bytes([table[character] for character in piece])
+    except KeyError:
+        return piece.encode("utf-8")
+
+
+class ByteLevelEncoder:
+    """Text to ids by byte-level BPE; the merging is done by the `tokenizers` library.
+
+    Parameters
+    ----------
+    vocabulary : piece -> id, of the tokens that text may become.
+    merges : pairs of pieces, first merged first.
+    pre_tokenizer : how text is cut into words before merging.
+
+    Raises
+    ------
+    TokenizerError : when a merge names a piece that the vocabulary lacks.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Mapping[str, int],
+        merges: Sequence[tuple[str, str]],
+        pre_tokenizer: PreTokenizer,
+    ) -> None:
+        self._engine = _build(vocabulary, merges, pre_tokenizer)
+        alphabet = byte_alphabet()
+        self._missing = frozenset(b for b in range(256) if alphabet[b] not in vocabulary)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, which holds no special token any more."""
+        self._check_bytes(text)
+        return self._engine.encode(text, add_special_tokens=False).ids
+
+    def _check_bytes(self, text: str) -> None:
+        # The merge engine drops bytes without a token; a prompt must not lose characters silently.
+        missing = self._missing.intersection(text.encode("utf-8")) if self._missing else None
+        if missing:
+            names = ", ".join(f"0x{byte:02X}" for byte in sorted(missing))
+            raise TokenizerError(
+                f"the vocabulary has no token for byte {names} of the text",
+                hint="Remove the character, or use a model whose vocabulary covers all bytes.",
+            )
+
+
+def _build(
+    vocabulary: Mapping[str, int],
+    merges: Sequence[tuple[str, str]],
+    pre_tokenizer: PreTokenizer,
+) -> tokenizers.Tokenizer:
+    from tokenizers import Regex, Tokenizer
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
+    try:
+        model = BPE(
+            vocab=dict(vocabulary),
+            merges=list(merges),
+            ignore_merges=pre_tokenizer.ignore_merges,
+        )
+    except Exception as error:  # the library raises bare Exception
+        raise TokenizerError(f"vocabulary and merges do not fit: {error}") from error
+    engine = Tokenizer(model)
+    stages = [Split(Regex(stage), "isolated") for stage in pre_tokenizer.stages]
+    alphabet = ByteLevel(add_prefix_space=False, use_regex=False)
+    engine.pre_tokenizer = Sequence([*stages, alphabet])
+    return engine

@@ -1,0 +1,250 @@
+"""Tokenizers from GGUF metadata: byte-level BPE ("gpt2") and score-based vocabularies ("llama").
+
+Keys and their meaning are those of the GGUF specification; where it is silent, the behaviour of
+llama.cpp is followed (defaults of BOS, the space in front of a text, which tokens are cut out).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cortiq.errors import TokenizerError, UnsupportedError
+from cortiq.tokenizer.byte_level import ByteLevelEncoder, piece_bytes
+from cortiq.tokenizer.pretokenizers import pre_tokenizer
+from cortiq.tokenizer.score_merge import SPACE, ScoreEncoder
+from cortiq.tokenizer.special import CutTable, SpecialTokens, TokenType, find_end_tokens
+
+__all__ = ["load_gguf"]
+
+_PREFIX = "tokenizer.ggml."
+_HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
+_BYTE_TEXTS = tuple(f"<0x{byte:02X}>" for byte in range(256))
+
+
+class _GGUFVocabulary:
+    """Tokens with their types, and the two ways of turning uncut text into ids."""
+
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        types: Sequence[int],
+        encode_text: Callable[[str], list[int]],
+        plain_bytes: Callable[[str], bytes],
+        *,
+        leading_space: bool,
+    ) -> None:
+        self.size = len(tokens)
+        self.leading_space = leading_space
+        self._tokens = tokens
+        self._types = types
+        self._encode_text = encode_text
+        self._plain_bytes = plain_bytes
+        self._cuts = CutTable(
+            _of_types(tokens, types, TokenType.USER_DEFINED), _of_types(tokens, types, *_HIDDEN)
+        )
+
+    def encode(self, text: str, parse_special: bool) -> list[int]:
+        ids: list[int] = []
+        after_special = True
+        for part in self._cuts.cut(text, parse_special):
+            if isinstance(part, int):
+                ids.append(part)
+                after_special = True
+                continue
+            spaced = " " + part if self.leading_space and after_special else part
+            ids += self._encode_text(spaced)
+            after_special = False
+        return ids
+
+    def piece_bytes(self, token_id: int) -> bytes:
+        text, kind = self._tokens[token_id], self._types[token_id]
+        if kind == TokenType.BYTE:
+            return bytes([int(text[3:5], 16)])
+        if kind in (*_HIDDEN, TokenType.USER_DEFINED):
+            return text.encode("utf-8")
+        return self._plain_bytes(text)
+
+    def find(self, text: str) -> int | None:
+        try:
+            return self._tokens.index(text)
+        except ValueError:
+            return None
+
+
+def load_gguf(
+    metadata: Mapping[str, Any],
+) -> tuple[_GGUFVocabulary, SpecialTokens, dict[str, str]]:
+    """Vocabulary, special tokens and chat templates of a GGUF file's metadata."""
+    model = metadata.get(_PREFIX + "model")
+    if model is None:
+        raise TokenizerError("the file has no tokenizer", where=_PREFIX + "model")
+    if model not in _BUILDERS:
+        raise UnsupportedError(
+            f"tokenizer model {model!r} is not supported",
+            where=_PREFIX + "model",
+            hint=f"Supported: {', '.join(sorted(_BUILDERS))}.",
+        )
+    tokens = _strings(metadata, "tokens")
+    types = _token_types(metadata, tokens)
+    vocabulary, add_bos = _BUILDERS[model](metadata, tokens, types)
+    special = _special_tokens(metadata, tokens, types, model == "llama", add_bos)
+    return vocabulary, special, _chat_templates(metadata)
+
+
+def _byte_level(
+    metadata: Mapping[str, Any], tokens: list[str], types: list[int]
+) -> tuple[_GGUFVocabulary, bool]:
+    name = metadata.get(_PREFIX + "pre")
+    if name is None:
+        raise UnsupportedError(
+            "the file does not say which pre-tokenizer its vocabulary was made with",
+            where=_PREFIX + "pre",
+            hint="It was written by an old converter; convert the model again.",
+        )
+    pre = pre_tokenizer(str(name))
+    merges = [_pair(merge) for merge in _strings(metadata, "merges")]
+    vocabulary = {
+        text: token
+        for token, (text, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind not in _HIDDEN
+    }
+    encoder = ByteLevelEncoder(vocabulary, merges, pre)
+    built = _GGUFVocabulary(tokens, types, encoder.encode, piece_bytes, leading_space=False)
+    return built, pre.add_bos
+
+
+def _score_based(
+    metadata: Mapping[str, Any], tokens: list[str], types: list[int]
+) -> tuple[_GGUFVocabulary, bool]:
+    scores = _array(metadata, "scores", len(tokens))
+    if not all(map(math.isfinite, scores)):
+        raise TokenizerError("a token's score is not a finite number", where=_PREFIX + "scores")
+    excluded = {*_HIDDEN, TokenType.BYTE}
+    table = {
+        text: (token, scores[token])
+        for token, (text, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind not in excluded
+    }
+    byte_ids = _byte_ids(tokens, types)
+    encoder = ScoreEncoder(table, byte_ids, _named_id(metadata, "unknown", len(tokens), 0))
+
+    def encode_text(text: str) -> list[int]:
+        return encoder.encode(text.replace(" ", SPACE))
+
+    built = _GGUFVocabulary(
+        tokens,
+        types,
+        encode_text,
+        lambda text: text.replace(SPACE, " ").encode("utf-8"),
+        leading_space=bool(metadata.get(_PREFIX + "add_space_prefix", True)),
+    )
+    return built, True
+
+
+_BUILDERS = {"gpt2": _byte_level, "llama": _score_based}
+
+
+def _byte_ids(tokens: list[str], types: list[int]) -> dict[int, int]:
+    of_text = _of_types(tokens, types, TokenType.BYTE)
+    return {byte: of_text[text] for byte, text in enumerate(_BYTE_TEXTS) if text in of_text}
+
+
+def _special_tokens(
+    metadata: Mapping[str, Any],
+    tokens: list[str],
+    types: list[int],
+    score_based: bool,
+    add_bos: bool,
+) -> SpecialTokens:
+    size = len(tokens)
+    # Old score-based files leave these out: they are Llama 1's ids. Byte-level files have no rule.
+    bos, eos, unknown = (
+        _named_id(metadata, name, size, default if score_based else None)
+        for name, default in (("bos", 1), ("eos", 2), ("unknown", 0))
+    )
+    others = [_named_id(metadata, name, size, None) for name in ("eot", "eom")]
+    control = _of_types(tokens, types, TokenType.CONTROL)
+    add_bos = bool(metadata.get(_PREFIX + "add_bos_token", add_bos))
+    if add_bos and bos is None:
+        raise TokenizerError(
+            "the tokenizer puts BOS before a text, but the file does not say which token it is",
+            where=_PREFIX + "bos_token_id",
+        )
+    hidden = frozenset(token for token, kind in enumerate(types) if kind in _HIDDEN)
+    ends = find_end_tokens([eos, *others], control)
+    return SpecialTokens(bos, eos, ends, unknown, hidden, add_bos)
+
+
+def _named_id(metadata: Mapping[str, Any], name: str, size: int, default: int | None) -> int | None:
+    key = f"{_PREFIX}{name}_token_id"
+    if key not in metadata:
+        return default if default is not None and default < size else None
+    token = int(metadata[key])
+    if not 0 <= token < size:
+        raise TokenizerError(f"id {token} is out of range; there are {size} tokens", where=key)
+    return token
+
+
+def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    key = "tokenizer.chat_template"
+    named = {
+        name.removeprefix(key + "."): str(text)
+        for name, text in metadata.items()
+        if name.startswith(key + ".")
+    }
+    return {"default": str(metadata[key]), **named} if key in metadata else named
+
+
+def _token_types(metadata: Mapping[str, Any], tokens: list[str]) -> list[int]:
+    if _PREFIX + "token_type" in metadata:
+        types = [int(kind) for kind in _array(metadata, "token_type", len(tokens))]
+    else:
+        types = [TokenType.NORMAL] * len(tokens)
+    byte_texts = frozenset(_BYTE_TEXTS)
+    for token, text in enumerate(tokens):
+        if types[token] == TokenType.BYTE and text not in byte_texts:
+            raise TokenizerError(f"byte token {token} is called {text!r}", where=_PREFIX + "tokens")
+    return types
+
+
+def _of_types(tokens: Sequence[str], types: Sequence[int], *kinds: int) -> dict[str, int]:
+    return {
+        text: token
+        for token, (text, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind in kinds
+    }
+
+
+def _array(metadata: Mapping[str, Any], name: str, length: int | None = None) -> list[Any]:
+    key = _PREFIX + name
+    if key not in metadata:
+        raise TokenizerError("the file lacks this part of its tokenizer", where=key)
+    values = metadata[key]
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__len__"):
+        raise TokenizerError("an array was expected", where=key)
+    if length is not None and len(values) != length:
+        raise TokenizerError(f"{len(values)} entries for {length} tokens", where=key)
+    return values.tolist() if hasattr(values, "tolist") else list(values)
+
+
+def _strings(metadata: Mapping[str, Any], name: str) -> list[str]:
+    values = _array(metadata, name)
+    try:
+        texts = [v.decode("utf-8") if isinstance(v, bytes) else v for v in values]
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"not UTF-8: {error}", where=_PREFIX + name) from None
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise TokenizerError("a non-empty array of strings was expected", where=_PREFIX + name)
+    if len(set(texts)) != len(texts):
+        raise TokenizerError("an entry appears twice", where=_PREFIX + name)
+    return texts
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    # A piece may begin with a space, so the separator is looked for from the second character.
+    at = merge.find(" ", 1)
+    if at < 0:
+        raise TokenizerError(f"{merge!r} is not two pieces", where=_PREFIX + "merges")
+    return merge[:at], merge[at + 1 :]

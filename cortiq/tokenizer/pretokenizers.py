@@ -1,0 +1,150 @@
+"""The pre-tokenizers that GGUF files name in `tokenizer.ggml.pre`, as data.
+
+Each is a list of stages. A stage cuts every piece of the stage before it: the matches of its
+regular expression and the gaps between them all become pieces. Source: the tokenizer.json of the
+model families, as GGUF readers name them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cortiq.errors import UnsupportedError
+
+__all__ = ["PRE_TOKENIZERS", "PreTokenizer", "pre_tokenizer"]
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """How text is cut into words before byte pairs merge.
+
+    `ignore_merges`: a word that is a token is that token, whatever the merges say.
+    `add_bos`: the family puts BOS before a text unless the file says otherwise.
+    """
+
+    stages: tuple[str, ...]
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+
+_CONTRACTION = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_SYMBOLS}|{_BLANKS}"
+_QWEN2 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_SYMBOLS}|{_BLANKS}"
+_QWEN35 = (
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_BLANKS}"
+)
+_BAILING = (
+    r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    rf"|{_SYMBOLS}|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_SEED_CODER = (
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BLANKS}"
+)
+_NO_STOPS = " ?[^(\\s|.,!?…。，、।۔،)]+"
+
+# Words whose capitals come first, as in o200k and Tekken.
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SYMBOLS_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    rf"|\p{{N}}|{_SYMBOLS_SLASH}|{_BLANKS}"
+)
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}?"
+    rf"|\p{{N}}{{1,3}}|{_SYMBOLS_SLASH}|{_BLANKS}"
+)
+
+_DEEPSEEK_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕ"
+    "ἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤ"
+    "Ⳬ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_DEEPSEEK_LLM = (
+    r"[\r\n]",
+    rf"\s?[{_DEEPSEEK_LETTERS}]+",
+    r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+    r"\s+$",
+    "[一-龥ࠀ-一가-퟿]+",
+    r"\p{N}+",
+)
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")
+_DEEPSEEK_3 = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BLANKS}",
+)
+_PUNCTUATION_FIRST = r"[\p{P}\$\+<=>\^~\|]+"
+
+_DIGIT_THEN_GPT2 = PreTokenizer((r"\p{N}", _GPT2))
+_PLAIN_GPT2 = PreTokenizer((_GPT2,))
+_ONE_DIGIT = PreTokenizer((_QWEN2,))
+_THREE_DIGITS = PreTokenizer((_LLAMA3,))
+_WITH_BOS = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
+_CASED = PreTokenizer((_GPT4O,))
+_DEEPSEEK_3_STAGES = PreTokenizer(_DEEPSEEK_3)
+_BLOOM = PreTokenizer((_NO_STOPS,))
+_BAILING_MOE = PreTokenizer((_BAILING,))
+
+_GROUPS: tuple[tuple[PreTokenizer, str], ...] = (
+    (_DIGIT_THEN_GPT2, "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2"),
+    (
+        _PLAIN_GPT2,
+        "gpt-2 mpt olmo jais phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code "
+        "gigachat a.x-4.0 mellum modern-bert roberta-bpe exaone4 trillion granite-docling",
+    ),
+    (
+        _WITH_BOS,
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+    ),
+    (_THREE_DIGITS, "dbrx smaug-bpe glm4 chatglm-bpe"),
+    (_ONE_DIGIT, "qwen2 deepseek-r1-qwen kormo f2llmv2 stablelm2 hunyuan solar-open megrez grok-2"),
+    (PreTokenizer((_QWEN35,)), "qwen35"),
+    (PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True), "tekken"),
+    (_CASED, "gpt-4o llama4 kanana2 minimax-m2"),
+    (PreTokenizer(_DEEPSEEK_LLM), "deepseek-llm"),
+    (PreTokenizer(_DEEPSEEK_CODER), "deepseek-coder"),
+    (_DEEPSEEK_3_STAGES, "deepseek-v3 hunyuan-dense joyai-llm"),
+    (_BLOOM, "bloom poro-chat gpt3-finnish"),
+    (PreTokenizer((_NO_STOPS, r"\p{N}")), "viking"),
+    (_BAILING_MOE, "bailingmoe bailingmoe2 llada-moe"),
+    (PreTokenizer((_SEED_CODER,)), "seed-coder"),
+    (
+        PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+        "falcon",
+    ),
+    (
+        PreTokenizer((_PUNCTUATION_FIRST, _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+        "default",
+    ),
+)
+
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    name: definition for definition, names in _GROUPS for name in names.split()
+}
+"""Name in the file -> pre-tokenizer."""
+
+
+def pre_tokenizer(name: str) -> PreTokenizer:
+    """The pre-tokenizer a GGUF file calls `name`.
+
+    Raises
+    ------
+    UnsupportedError : naming it and those that are supported.
+    """
+    try:
+        return PRE_TOKENIZERS[name]
+    except KeyError:
+        raise UnsupportedError(
+            f"pre-tokenizer {name!r} is not supported",
+            where="tokenizer.ggml.pre",
+            hint=f"Supported: {', '.join(sorted(PRE_TOKENIZERS))}.",
+        ) from None

@@ -1,0 +1,235 @@
+"""The tokenizer: one class over the vocabularies of GGUF files, Hugging Face folders and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from cortiq.errors import TokenizerError
+from cortiq.tokenizer.special import SpecialTokens
+
+__all__ = ["Tokenizer", "Vocabulary", "byte_tokenizer"]
+
+
+class Vocabulary(Protocol):
+    """What a kind of tokenizer brings: pieces, and text cut into them.
+
+    `leading_space`: encoding puts a space in front of a text that decoding takes away again.
+    """
+
+    size: int
+    leading_space: bool
+
+    def encode(self, text: str, parse_special: bool) -> list[int]:
+        """Ids of a text of valid Unicode, without BOS."""
+        ...
+
+    def piece_bytes(self, token_id: int) -> bytes:
+        """UTF-8 bytes, possibly a part of a character, that the id stands for."""
+        ...
+
+    def find(self, text: str) -> int | None:
+        """Id of the token written exactly like this, if there is one."""
+        ...
+
+
+class Tokenizer:
+    """Text <-> token ids.
+
+    Build one with `Tokenizer.from_gguf`, `Tokenizer.from_folder` or `byte_tokenizer`.
+
+    Attributes
+    ----------
+    vocab_size : number of ids this tokenizer knows (a model may have more logits).
+    bos_id, eos_id, unknown_id : ids, or None where the file names none.
+    eos_ids : every token that ends an answer: EOS, end of turn, end of message, and what
+        generation_config.json lists.
+    add_bos_default : whether the file wants BOS in front of a text.
+    chat_templates : name -> Jinja source; the usual one is called "default".
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        special: SpecialTokens,
+        chat_templates: Mapping[str, str] | None = None,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._hidden_ids = special.hidden_ids
+        self.vocab_size = vocabulary.size
+        self.bos_id = special.bos_id
+        self.eos_id = special.eos_id
+        self.eos_ids = special.eos_ids
+        self.unknown_id = special.unknown_id
+        self.add_bos_default = special.add_bos
+        self.leading_space = vocabulary.leading_space
+        self.chat_templates = dict(chat_templates or {})
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        """Tokenizer described by the `tokenizer.*` keys of a GGUF file's metadata.
+
+        Raises
+        ------
+        UnsupportedError : the tokenizer model or pre-tokenizer is not implemented.
+        TokenizerError : keys are missing, or contradict each other.
+        """
+        from cortiq.tokenizer.from_gguf import load_gguf
+
+        return cls(*load_gguf(metadata))
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> Tokenizer:
+        """Tokenizer of a Hugging Face model folder: tokenizer.json and the configs beside it."""
+        from cortiq.tokenizer.from_folder import load_folder
+
+        return cls(*load_folder(Path(path)))
+
+    def encode(
+        self, text: str, *, add_bos: bool | None = None, parse_special: bool = False
+    ) -> list[int]:
+        """Ids of `text`.
+
+        Parameters
+        ----------
+        add_bos : put BOS in front; None does what the file says.
+        parse_special : read the texts of control tokens (`<|im_start|>`) as those tokens. Off by
+            default, so that a user's words cannot become control tokens.
+
+        Raises
+        ------
+        TokenizerError : the text is not valid Unicode, or has characters without a token.
+        """
+        check_unicode(text)
+        ids = self._vocabulary.encode(text, parse_special)
+        if self.add_bos_default if add_bos is None else add_bos:
+            ids.insert(0, self._require_bos())
+        return ids
+
+    def decode(
+        self, ids: Iterable[int], *, skip_special: bool = True, continuation: bool = False
+    ) -> str:
+        """Text of `ids`; incomplete characters become U+FFFD.
+
+        Parameters
+        ----------
+        skip_special : leave out control and unknown tokens (user-defined tokens stay).
+        continuation : the ids go on after other text, so a leading space belongs to them. Else the
+            space that encoding put in front of a text (`leading_space`) is taken away.
+        """
+        pieces = [self.token_bytes(i) for i in ids if not (skip_special and self.is_special(i))]
+        if pieces and self.leading_space and not continuation:
+            pieces[0] = pieces[0].removeprefix(b" ")
+        return b"".join(pieces).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of one token, control tokens included; they may be part of a character."""
+        if not 0 <= token_id < self.vocab_size:
+            raise TokenizerError(
+                f"token id {token_id} is out of range; the tokenizer has {self.vocab_size} ids"
+            )
+        return self._vocabulary.piece_bytes(token_id)
+
+    def token_id(self, text: str) -> int | None:
+        """Id of the token whose own text is `text`, control tokens included, or None."""
+        return self._vocabulary.find(text)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the id is a control or unknown token, which decoding skips."""
+        return token_id in self._hidden_ids
+
+    @property
+    def bos_token(self) -> str:
+        """Text of BOS, or an empty string: what chat templates call `bos_token`."""
+        return self._text_of(self.bos_id)
+
+    @property
+    def eos_token(self) -> str:
+        """Text of EOS, or an empty string: what chat templates call `eos_token`."""
+        return self._text_of(self.eos_id)
+
+    def chat_template(self, *, tools: bool = False) -> str | None:
+        """The chat template of the file; the one for tools where it has such and they are used."""
+        if tools and "tool_use" in self.chat_templates:
+            return self.chat_templates["tool_use"]
+        return self.chat_templates.get("default")
+
+    def _text_of(self, token_id: int | None) -> str:
+        return "" if token_id is None else self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _require_bos(self) -> int:
+        if self.bos_id is None:
+            raise TokenizerError(
+                "BOS was asked for, but the tokenizer has none", hint="Encode with add_bos=False."
+            )
+        return self.bos_id
+
+
+def check_unicode(text: str) -> None:
+    """Refuse a string with lone surrogates, which has no UTF-8 form."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"the text is not valid Unicode: character {error.start} is a lone surrogate "
+            f"(U+{ord(text[error.start]):04X})",
+            hint="Was it read from bytes that are not UTF-8?",
+        ) from None
+
+
+class _ByteVocabulary:
+    """Token i is byte i; then `<bos>`, `<eos>`, and placeholders up to the size."""
+
+    leading_space = False
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._names = {"<bos>": 256, "<eos>": 257}
+        self._names |= {f"<{token}>": token for token in range(258, size)}
+        self._texts = {token: name for name, token in self._names.items()}
+
+    def encode(self, text: str, parse_special: bool) -> list[int]:
+        if not parse_special:
+            return self._encode_bytes(text)
+        ids: list[int] = []
+        for index, part in enumerate(_split_bos_eos(text)):
+            ids += [self._names[part]] if index % 2 else self._encode_bytes(part)
+        return ids
+
+    def _encode_bytes(self, text: str) -> list[int]:
+        data = text.encode("utf-8")
+        if data and max(data) >= self.size:
+            raise TokenizerError(
+                f"byte 0x{max(data):02X} of the text is out of a vocabulary of {self.size} ids"
+            )
+        return list(data)
+
+    def piece_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else self._texts[token_id].encode()
+
+    def find(self, text: str) -> int | None:
+        token = self._names.get(text)
+        return token if token is not None and token < self.size else None
+
+
+def _split_bos_eos(text: str) -> list[str]:
+    import re
+
+    return re.split("(<bos>|<eos>)", text)
+
+
+def byte_tokenizer(vocab_size: int = 258) -> Tokenizer:
+    """The tokenizer of synthetic models: ids 0-255 are bytes, 256 is `<bos>`, 257 is `<eos>`.
+
+    Further ids up to `vocab_size` are shown as `<258>`, `<259>`, ...; a vocabulary too small for
+    BOS and EOS has none. No BOS is added by default.
+    """
+    if vocab_size < 1:
+        raise TokenizerError(f"a vocabulary of {vocab_size} ids is empty")
+    if vocab_size < 258:
+        return Tokenizer(_ByteVocabulary(vocab_size), SpecialTokens())
+    special = SpecialTokens(
+        bos_id=256, eos_id=257, eos_ids=(257,), hidden_ids=frozenset({256, 257})
+    )
+    return Tokenizer(_ByteVocabulary(vocab_size), special)
