@@ -9,31 +9,23 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from cortiq.numerics.scalar import exp2_fraction, tanh
 
+from cortiq.numerics import attention as contract
 from cortiq.numerics.contract import F32, RUN_TILES, TILE, Flags, Floats, Ints, exp2_int, snap
 from cortiq.numerics.quantise import Quantised
+from cortiq.numerics.scalar import tanh
 
 NONE = np.int32(-(1 << 20))
-"""Exponent of an empty tile: below every real one."""
-LOWEST = -60
-CLAMP = F32(16384)
-LOG2_E = 1.4426950408889634
+"""Exponent of an empty sum: below every real one."""
 
 
 @dataclass(frozen=True)
 class Geometry:
     """What an attention layer fixes: see `cortiq.ir.ops.Attend`."""
 
-    scale: float
+    constants: contract.Scoring
     window: int | None
-    soft_cap: float | None
     sinks: Floats | None
-
-
-def decay(n: Ints) -> Floats:
-    """δ(n) = 2ⁿ, and 0 below −60."""
-    return np.where(n < LOWEST, F32(0), exp2_int(np.maximum(n, LOWEST)))
 
 
 def attend(
@@ -91,7 +83,7 @@ class _Sums:
 
 def _join(a: Floats, ea: Ints, b: Floats, eb: Ints) -> tuple[Floats, Ints]:
     top = np.maximum(ea, eb)
-    fa, fb = decay(ea - top), decay(eb - top)
+    fa, fb = contract.power(ea - top), contract.power(eb - top)
     if a.ndim > ea.ndim:
         fa, fb = fa[..., None], fb[..., None]
     return a * fa + b * fb, top
@@ -113,13 +105,12 @@ def _run(
     visible = at <= where[None, None, :, None]
     if how.window is not None:
         visible &= at > where[None, None, :, None] - np.int32(how.window)
-    whole = np.rint(scores)
-    gain = exp2_fraction(scores - whole)
-    kappa = np.where(visible, whole.astype(np.int32), NONE)
+    gain, whole = contract.split_score(scores)
+    kappa = np.where(visible, whole, NONE)
     weighted = np.where(visible, kappa + v.e[:, :, None, :], NONE)
     m, n = kappa.max(axis=-1), weighted.max(axis=-1)
-    mass = _integers(gain, 21 + kappa - m[..., None], visible).sum(axis=-1)
-    w = _integers(gain, 14 + weighted - n[..., None], visible)
+    mass = _integers(gain, contract.TOTAL_BITS + kappa - m[..., None], visible).sum(axis=-1)
+    w = _integers(gain, contract.WEIGHT_BITS + weighted - n[..., None], visible)
     o = np.matmul(w, v.q).astype(F32)
     sums = _Sums(m.shape[1:], o.shape[-1])
     for tile in range(tiles):
@@ -141,30 +132,30 @@ def _scores(q: Quantised, k: Quantised, how: Geometry) -> Floats:
     """s of every (tile, group, query, key), clamped: base-2 logarithms of the weights."""
     dots = np.matmul(q.q, k.q.transpose(0, 1, 3, 2)).astype(F32)
     powers = exp2_int(q.e[None, :, :, None] + k.e[:, :, None, :])
-    if how.soft_cap is None:
-        scores = (dots * F32(how.scale * LOG2_E)) * powers
-    else:
-        cap = F32(how.soft_cap)
-        scores = (dots * F32(how.scale)) * powers
-        scores = (cap * tanh(scores * (F32(1) / cap))) * F32(LOG2_E)
-    return np.minimum(np.maximum(scores, -CLAMP), CLAMP)
+    constants = how.constants
+    scores = (dots * constants.factor) * powers
+    if constants.cap:
+        scores = (constants.cap * tanh(scores * constants.inverse_cap)) * contract.LOG2_E_F32
+    limit = contract.SCORE_LIMIT
+    return np.minimum(np.maximum(scores, -limit), limit)
 
 
 def _integers(gain: Floats, exponent: Ints, visible: npt.NDArray[np.bool_]) -> npt.NDArray:
     """rint(gain·2^exponent) of the visible keys, as float64 integers."""
-    scaled = np.rint(gain * decay(exponent))
+    scaled = np.rint(gain * contract.power(exponent))
     return np.where(visible, scaled, F32(0)).astype(np.float64)
 
 
 def _finish(total: _Sums, how: Geometry, per_group: int, rows: int) -> Floats:
     if how.sinks is not None:
         sinks = np.tile(how.sinks.reshape(-1, 1, per_group), (1, rows, 1)).reshape(total.m.shape)
-        score = np.minimum(np.maximum(sinks * F32(LOG2_E), -CLAMP), CLAMP)
-        whole = np.rint(score)
-        gain = exp2_fraction(score - whole) * F32(2.0**21)
-        total.mass, total.m = _join(total.mass, total.m, gain, whole.astype(np.int32))
+        limit = contract.SCORE_LIMIT
+        score = np.minimum(np.maximum(sinks * contract.LOG2_E_F32, -limit), limit)
+        gain, whole = contract.split_score(score)
+        gain = gain * exp2_int(contract.TOTAL_BITS)
+        total.mass, total.m = _join(total.mass, total.m, gain, whole)
     empty = total.n == NONE
     inverse = F32(1) / np.where(empty, F32(1), total.mass)
-    shift = np.where(empty, 0, total.n - total.m + 7)
-    y = (total.o * inverse[..., None]) * exp2_int(np.maximum(shift, -126))[..., None]
-    return np.where((empty | (shift < -126))[..., None], F32(0), y)
+    shift = np.where(empty, 0, total.n - total.m + contract.TOTAL_BITS - contract.WEIGHT_BITS)
+    y = (total.o * inverse[..., None]) * contract.power(shift, lowest=-126)[..., None]
+    return np.where(empty[..., None], F32(0), y)

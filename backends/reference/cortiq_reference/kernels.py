@@ -10,6 +10,7 @@ import numpy as np
 
 from cortiq.ir import Op, ops
 from cortiq.numerics import norms, recurrent, rope, route, scalar
+from cortiq.numerics.attention import scoring
 from cortiq.numerics.contract import Flags, Floats, Ints
 from cortiq.numerics.layouts import Weight, embedding_rows, floats
 from cortiq.numerics.quantise import Quantised, quantise_rows
@@ -116,7 +117,7 @@ def _store_kv(call: Call, keys: Quantised, values: Quantised) -> tuple:
 
 def _attend(call: Call, q: Quantised, position: Ints) -> Floats:
     op = call.op
-    how = Geometry(op.scale, op.window, op.soft_cap, call.weights.get("sinks"))
+    how = Geometry(scoring(op.scale, op.soft_cap), op.window, call.weights.get("sinks"))
     out = np.zeros((len(q.q), op.heads, op.value_dim), np.float32)
     for segment in call.segments:
         keys, values = segment.state.stores[call.slots["kv"]].read()
