@@ -13,7 +13,7 @@ SMALLEST_EPSILON = 2.0**SMALLEST_EXPONENT
 RMS_NORM_MAX_ERROR = 2.0**-20
 """Largest |error| of `rms_norm` and `l2_norm` relative to the result, for rows up to 2¹⁸ long."""
 LAYER_NORM_MAX_ERROR = 2.0**-21
-"""Largest |error| of `layer_norm` divided by (max|row|·r + 1)·|w| + |b|, r = 1/√(variance + eps)."""
+"""Largest |error| of `layer_norm` divided by (max|row|·r + 1)·|w| + |b|, r as in its formula."""
 
 
 def checked_epsilon(eps: float) -> np.float32:

@@ -12,8 +12,8 @@ from cortiq.numerics.scalar import exp, sigmoid
 from cortiq.numerics.sums import canonical_sum
 
 ROUTER_KINDS = ("softmax", "sigmoid", "softmax_topk")
-SOFTMAX_MAX_ERROR = 2.0**-20
-"""Largest |error| of `softmax` relative to the result, for rows up to 2¹⁸ long."""
+SOFTMAX_MAX_ERROR = 2.0**-19
+"""Largest |error| of `softmax` relative to the result; half an ulp of x − m is most of it."""
 
 
 def softmax(x: Floats, allowed: Flags | None = None, faults: Flags | None = None) -> Floats:
@@ -47,7 +47,11 @@ class Router:
     kind : "softmax" over all experts, "sigmoid" of each, or "softmax_topk", over the chosen ones.
     renormalise : divide the weights by their sum (plus `denominator_floor`).
     denominator_floor : 0, or a positive number of at least 2⁻¹⁰⁰.
-    routed_scaling : what the weights are multiplied by at the end.
+    routed_scaling : what the weights are multiplied by at the end, 2⁻⁴⁰ to 2⁴⁹.
+
+    Raises
+    ------
+    UnsupportedError : an option is out of its range.
     """
 
     top_k: int
@@ -57,19 +61,17 @@ class Router:
     routed_scaling: float = 1.0
 
     def __post_init__(self) -> None:
-        where, kinds = "router", ", ".join(ROUTER_KINDS)
-        if self.kind not in ROUTER_KINDS:
-            hint = f"supported: {kinds}"
-            raise UnsupportedError(f"no router is called {self.kind!r}", where=where, hint=hint)
-        if self.top_k < 1:
-            raise UnsupportedError(f"top_k = {self.top_k} chooses no expert", where=where)
-        floor = self.denominator_floor
-        if floor != 0 and not 2.0**-100 <= floor < 2.0**50:
-            raise UnsupportedError(f"a denominator floor of {floor} is out of range", where=where)
-        if not 2.0**-40 <= self.routed_scaling < 2.0**50:
-            raise UnsupportedError(
-                f"a routed scaling of {self.routed_scaling} is out of range", where=where
-            )
+        floor, scaling = self.denominator_floor, self.routed_scaling
+        rules = {
+            f"kind = {self.kind!r}": self.kind in ROUTER_KINDS,
+            f"top_k = {self.top_k}": self.top_k >= 1,
+            f"denominator_floor = {floor}": floor == 0 or 2.0**-100 <= floor < 2.0**50,
+            f"routed_scaling = {scaling}": 2.0**-40 <= scaling < 2.0**50,
+        }
+        hint = f"kinds: {', '.join(ROUTER_KINDS)}; top_k from 1; numbers inside float32's range"
+        for what, holds in rules.items():
+            if not holds:
+                raise UnsupportedError(what, where="router", hint=hint)
 
 
 def choose(keys: Floats, top_k: int) -> Ints:
@@ -95,13 +97,14 @@ def route(
 ) -> tuple[Ints, Floats]:
     """Choose experts and weigh them; one primitive.
 
-    1. p: "softmax" softmax(scores); "sigmoid" snap(σ(scores)); "softmax_topk" see 3.
+    1. p: "softmax" softmax(scores); "sigmoid" snap(σ(scores)); "softmax_topk" the scores.
     2. Keys: the raw scores without a bias (p saturates and would tie where scores differ), else
-       snap(RN(p + bias)); with "softmax_topk" snap(RN(scores + bias)). The top_k largest keys are
-       chosen, the lower index first on equality, and listed in ascending index order.
+       snap(RN(p + bias)). The top_k largest keys are chosen, the lower index first on equality,
+       and listed in ascending index order.
     3. Weights: p of the chosen, never with the bias; "softmax_topk": softmax of the chosen scores.
-    4. `renormalise`: s = +0; s = RN(s + w) in ascending index order; s = RN(s + floor);
-       w = RN(w/s), +0 where s is 0. 5. w = RN(w·RN(routed_scaling)) unless it is 1. 6. snap.
+    4. `renormalise`: s = +0; s = RN(s + w) in ascending index order; s = RN(s + RN(floor));
+       w = RN(w/s), +0 where s is 0.
+    5. w = RN(w·RN(routed_scaling)) unless it is 1; snap.
 
     Parameters
     ----------
@@ -112,6 +115,10 @@ def route(
     Returns
     -------
     indices int32 [rows, top_k] ascending, weights float32 [rows, top_k].
+
+    Raises
+    ------
+    UnsupportedError : fewer experts than top_k.
     """
     scores = np.asarray(scores, F32)
     if router.top_k > scores.shape[-1]:

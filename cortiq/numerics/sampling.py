@@ -25,8 +25,8 @@ SHARE_BITS = 24
 """top_p and min_p are used as rint(value·2²⁴)/2²⁴."""
 GUMBEL_STREAM = 0x47554D42
 """Last counter word of the noise: keeps these random words apart from any other use of Philox."""
-GUMBEL_MAX_ERROR = 2.0**-20
-"""Largest |error| of the Gumbel noise."""
+GUMBEL_MAX_ERROR = 2.0**-19
+"""Largest |error| of the Gumbel noise, an ulp of values from 16 on."""
 
 Weights = npt.NDArray[np.uint64]
 
@@ -103,19 +103,24 @@ def adjusted(
 
     Raises
     ------
-    RequestError : an id of the bias is not in the vocabulary.
+    RequestError : an id of the bias or the history is not in the vocabulary.
     """
     x = np.array(logits, F32)
-    ids = np.fromiter(sampling.logit_bias, np.int64, len(sampling.logit_bias))
-    if ids.size:
-        if ids.max() >= x.size:
-            what = f"logit_bias names token {ids.max()} of a vocabulary of {x.size}"
-            raise RequestError(what, where="sampling")
-        bias = np.fromiter(sampling.logit_bias.values(), np.float64, ids.size).astype(F32)
-        x[ids] = snap(x[None, ids] + bias, faults)[0]
-    seen, counts = np.unique(np.asarray(history, np.int64), return_counts=True)
+    ids = _checked_ids(list(sampling.logit_bias), x.size, "logit_bias")
+    bias = np.array(list(sampling.logit_bias.values()), np.float64).astype(F32)
+    x[ids] = snap(x[None, ids] + bias, faults)[0]
+    seen, counts = np.unique(_checked_ids(history, x.size, "history"), return_counts=True)
     x[seen] = snap(_penalised(x[None, seen], sampling, counts), faults)[0]
     return x
+
+
+def _checked_ids(ids: Sequence[int], vocabulary: int, name: str) -> npt.NDArray[np.int64]:
+    array = np.asarray(ids, np.int64).reshape(-1)
+    wrong = array[(array < 0) | (array >= vocabulary)]
+    if wrong.size:
+        what = f"{name} names token {wrong[0]} of a vocabulary of {vocabulary}"
+        raise RequestError(what, where="sampling")
+    return array
 
 
 def _penalised(x: Floats, sampling: Sampling, counts: npt.NDArray[np.int64]) -> Floats:
@@ -204,10 +209,10 @@ def draw(
     choice: int = 0,
     faults: Flags | None = None,
 ) -> int:
-    """The token of this row: `adjusted`, `distances`, `kept_ids`, then the largest distance + noise.
+    """The token of this row: among `kept_ids`, the one with the largest distance + noise.
 
-    The Gumbel-max draw compares RN(distance + noise) over the kept ids; the lowest id wins a tie.
-    Temperature 0 is the argmax of the adjusted logits.
+    Gumbel-max: x = `adjusted` logits, d = `distances`, then the argmax of RN(d + noise) over
+    the kept ids; the lowest id wins a tie. Temperature 0 is the argmax of x.
 
     Parameters
     ----------

@@ -1,0 +1,193 @@
+"""Float64 twins of the scalar half of the contract: the plain formulas, without order or snap.
+
+The contract's errors are stated against these, and graphs evaluated with them are compared with
+other libraries. They promise no bits: NumPy's own exp, log and sums are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.errors import UnsupportedError
+from cortiq.numerics.rope import RopeTable
+from cortiq.numerics.route import Router
+
+Doubles = npt.NDArray[np.float64]
+Array = npt.ArrayLike
+
+
+def wide(x: Array) -> Doubles:
+    """X as float64."""
+    return np.asarray(x, np.float64)
+
+
+def sigmoid(x: Array) -> Doubles:
+    """1/(1 + e^−x), without overflow."""
+    e = np.exp(-np.abs(wide(x)))
+    return np.where(wide(x) >= 0, 1, e) / (1 + e)
+
+
+def silu(x: Array) -> Doubles:
+    """x·σ(x)."""
+    return wide(x) * sigmoid(x)
+
+
+def gelu_tanh(x: Array) -> Doubles:
+    """½x(1 + tanh(√(2/π)(x + 0.044715x³)))."""
+    x = wide(x)
+    return x * sigmoid(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+
+
+def softplus(x: Array) -> Doubles:
+    """ln(1 + e^x), without overflow."""
+    return np.maximum(wide(x), 0) + np.log1p(np.exp(-np.abs(wide(x))))
+
+
+def relu(x: Array) -> Doubles:
+    """max(x, 0)."""
+    return np.maximum(wide(x), 0)
+
+
+def relu2(x: Array) -> Doubles:
+    """max(x, 0)²."""
+    return relu(x) ** 2
+
+
+def tanh(x: Array) -> Doubles:
+    """Hyperbolic tangent."""
+    return np.tanh(wide(x))
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Doubles]] = {
+    "silu": silu,
+    "gelu_tanh": gelu_tanh,
+    "sigmoid": sigmoid,
+    "tanh": tanh,
+    "softplus": softplus,
+    "relu": relu,
+    "relu2": relu2,
+}
+
+
+def activation(x: Array, kind: str) -> Doubles:
+    """ACTIVATIONS[kind](x)."""
+    if kind not in ACTIVATIONS:
+        hint = f"supported: {', '.join(ACTIVATIONS)}"
+        raise UnsupportedError(f"no activation is called {kind!r}", where="activation", hint=hint)
+    return ACTIVATIONS[kind](x)
+
+
+def soft_cap(x: Array, cap: float) -> Doubles:
+    """cap·tanh(x/cap)."""
+    return cap * np.tanh(wide(x) / cap)
+
+
+def rms_norm(x: Array, weight: Array | None, eps: float) -> Doubles:
+    """x/√(mean(x²) + eps)·w over the last axis."""
+    x = wide(x)
+    y = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps)
+    return y if weight is None else y * wide(weight)
+
+
+def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Doubles:
+    """(x − mean)/√(variance + eps)·w + b over the last axis."""
+    x = wide(x)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    y = centred / np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + eps) * wide(weight)
+    return y if bias is None else y + wide(bias)
+
+
+def l2_norm(x: Array, eps: float) -> Doubles:
+    """x/√(Σx² + eps) over the last axis."""
+    x = wide(x)
+    return x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + eps)
+
+
+def rope_table(table: RopeTable, positions: Array) -> tuple[Doubles, Doubles]:
+    """(cos, sin)·amplitude, [n, dim/2]; good to 1e-9 for positions below 2²⁰."""
+    frequencies = np.array([float(f) for f in table.frequencies])
+    angles = wide(positions)[:, None] * frequencies
+    amplitude = float(table.amplitude)
+    return np.cos(angles) * amplitude, np.sin(angles) * amplitude
+
+
+def apply_rope(x: Array, cos: Array, sin: Array, pairing: str = "half") -> Doubles:
+    """(a, b) → (a·cos − b·sin, b·cos + a·sin) of each pair, as `rope.apply_rope`."""
+    x = wide(x)
+    pairs = np.shape(cos)[-1]
+    half = pairing == "half"
+    first = slice(0, pairs) if half else slice(0, 2 * pairs, 2)
+    second = slice(pairs, 2 * pairs) if half else slice(1, 2 * pairs, 2)
+    turned = (x[..., first] + 1j * x[..., second]) * (wide(cos) + 1j * wide(sin))[:, None]
+    y = x.copy()
+    y[..., first], y[..., second] = turned.real, turned.imag
+    return y
+
+
+def softmax(x: Array, allowed: Array | None = None) -> Doubles:
+    """e^x/Σe^x over the allowed elements of the last axis, 0 elsewhere."""
+    x = wide(x)
+    kept = np.broadcast_to(True if allowed is None else np.asarray(allowed, bool), x.shape)
+    highest = np.where(kept, x, -np.inf).max(axis=-1, keepdims=True)
+    p = np.where(kept, np.exp(np.minimum(x - np.where(np.isfinite(highest), highest, 0), 0)), 0)
+    return p / np.maximum(p.sum(axis=-1, keepdims=True), np.finfo(np.float64).tiny)
+
+
+def route(
+    scores: Array, router: Router, selection_bias: Array | None = None
+) -> tuple[npt.NDArray[np.int32], Doubles]:
+    """Indices (ascending) and weights of the chosen experts, see `route.route`."""
+    scores = wide(scores)
+    p = {"softmax": softmax, "sigmoid": sigmoid}.get(router.kind, wide)(scores)
+    keys = scores if selection_bias is None else p + wide(selection_bias)
+    indices = np.sort(np.argsort(-keys, axis=-1, kind="stable")[..., : router.top_k], axis=-1)
+    weights = np.take_along_axis(p, indices, axis=-1)
+    if router.kind == "softmax_topk":
+        weights = softmax(weights)
+    if router.renormalise:
+        weights = weights / (weights.sum(axis=-1, keepdims=True) + router.denominator_floor)
+    return indices.astype(np.int32), weights * router.routed_scaling
+
+
+def combine_experts(weights: Array, outputs: Array) -> Doubles:
+    """Σ_k w[row, k]·out[row, k]."""
+    return (wide(weights)[..., None] * wide(outputs)).sum(axis=1)
+
+
+def log_sum_exp(logits: Array) -> Doubles:
+    """ln Σ e^x over the last axis."""
+    x = wide(logits)
+    highest = x.max(axis=-1, keepdims=True)
+    return highest[..., 0] + np.log(np.exp(x - highest).sum(axis=-1))
+
+
+def adjusted(
+    logits: Array, history: Sequence[int], bias: Mapping[int, float], penalties: Sequence[float]
+) -> Doubles:
+    """Logits after bias and (repetition, presence, frequency) penalties over the history."""
+    x = wide(logits).copy()
+    repetition, presence, frequency = penalties
+    for token, value in bias.items():
+        x[token] += value
+    for token in set(history):
+        x[token] = x[token] / repetition if x[token] > 0 else x[token] * repetition
+        x[token] -= presence + frequency * list(history).count(token)
+    return x
+
+
+def kept_probabilities(
+    logits: Array, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> Doubles:
+    """What a draw's probabilities are: softmax of logits/T after the three filters, else 0."""
+    p = softmax(wide(logits) / temperature)
+    order = np.argsort(-p, kind="stable")
+    order = order[: top_k or None]
+    before = np.cumsum(p[order]) - p[order]
+    reached = (top_p < 1) & (before >= top_p * p[order].sum())
+    kept = order[~reached & (p[order] >= min_p * p.max())]
+    result = np.zeros_like(p)
+    result[kept] = p[kept] / p[kept].sum()
+    return result
