@@ -39,7 +39,7 @@ def offset_weight(w: Floats, offset: float) -> Floats:
 
 def inverse_root(x: Floats) -> Floats:
     """RN(1/RN(sqrt(x))), as a column for rows of the last axis."""
-    return (F32(1) / np.sqrt(x))[..., None]
+    return np.divide(F32(1), np.sqrt(x))[..., None]
 
 
 def rms_norm(x: Floats, weight: Floats | None, eps: float, faults: Flags | None = None) -> Floats:

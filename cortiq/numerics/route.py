@@ -33,7 +33,7 @@ def softmax(x: Floats, allowed: Flags | None = None, faults: Flags | None = None
     highest = np.where(kept, x, -F32(2.0**50)).max(axis=-1, keepdims=True)
     p = np.where(kept, exp(np.where(kept, x - highest, F32(0))), F32(0))
     total = canonical_sum(p)[..., None]
-    inverse = F32(1) / np.where(total > 0, total, F32(1))
+    inverse = np.divide(F32(1), np.where(total > 0, total, F32(1)))
     return snap(p * inverse, faults)
 
 

@@ -7,7 +7,7 @@ import pytest
 from floats import LIMIT, canonical, flush_to_zero, same_bits
 
 from cortiq.errors import UnsupportedError
-from cortiq.numerics import norms
+from cortiq.numerics import ideal, norms
 from cortiq.numerics.contract import F32
 
 WIDTHS = (1, 5, 64, 255, 256, 257, 576, 4099)
@@ -22,18 +22,15 @@ def relative(y, exact):
 def test_rms_norm_error(n):
     rng = np.random.default_rng(n)
     x, w = canonical(rng, (20, n), -8, 8), canonical(rng, n, -3, 3)
-    wide = x.astype(np.float64)
-    exact = wide / np.sqrt((wide**2).mean(axis=-1, keepdims=True) + 1e-6) * w
-    assert relative(norms.rms_norm(x, w, 1e-6), exact) < norms.RMS_NORM_MAX_ERROR
-    bare = wide / np.sqrt((wide**2).mean(axis=-1, keepdims=True) + 1e-6)
-    assert relative(norms.rms_norm(x, None, 1e-6), bare) < norms.RMS_NORM_MAX_ERROR
+    for weight in (w, None):
+        exact = ideal.rms_norm(x, weight, 1e-6)
+        assert relative(norms.rms_norm(x, weight, 1e-6), exact) < norms.RMS_NORM_MAX_ERROR
 
 
 @pytest.mark.parametrize("n", WIDTHS)
 def test_l2_norm_error(n):
     x = canonical(np.random.default_rng(n), (20, n), -8, 8)
-    wide = x.astype(np.float64)
-    exact = wide / np.sqrt((wide**2).sum(axis=-1, keepdims=True) + 1e-6)
+    exact = ideal.l2_norm(x, 1e-6)
     assert relative(norms.l2_norm(x, 1e-6), exact) < norms.RMS_NORM_MAX_ERROR
 
 
@@ -48,10 +45,24 @@ def test_layer_norm_error(n, offset):
     centred = wide - wide.mean(axis=-1, keepdims=True)
     r = 1 / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5)
     unit = (np.abs(wide).max(axis=-1, keepdims=True) * r + 1) * np.abs(w) + np.abs(b)
-    error = np.abs(norms.layer_norm(x, w, b, 1e-5) - (centred * r * w + b))
+    error = np.abs(norms.layer_norm(x, w, b, 1e-5) - ideal.layer_norm(x, w, b, 1e-5))
     assert (error <= norms.LAYER_NORM_MAX_ERROR * unit).all()
     assert n == 1 or (error > norms.LAYER_NORM_MAX_ERROR / 40 * unit).any()
     assert not np.array_equal(norms.layer_norm(x, w, b, 1e-5), norms.layer_norm(x, w, None, 1e-5))
+
+
+def test_float64_twins_equal_torch():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(1)
+    x, w, b = rng.standard_normal((5, 40)), rng.standard_normal(40), rng.standard_normal(40)
+    rows, weight, bias = map(torch.tensor, (x, w, b))
+    pairs = [
+        (ideal.rms_norm(x, w, 1e-3), torch.nn.functional.rms_norm(rows, (40,), weight, 1e-3)),
+        (ideal.layer_norm(x, w, b, 1e-3), torch.layer_norm(rows, (40,), weight, bias, 1e-3)),
+        (ideal.layer_norm(x, w, None, 1e-3), torch.layer_norm(rows, (40,), weight, None, 1e-3)),
+    ]
+    for ours, theirs in pairs:
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-12)
 
 
 def test_rows_of_zeros_give_zeros():

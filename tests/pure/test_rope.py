@@ -11,7 +11,7 @@ import pytest
 from floats import LIMIT, canonical, flush_to_zero, same_bits
 
 from cortiq.errors import GraphError, UnsupportedError
-from cortiq.numerics import rope, rope_scaling
+from cortiq.numerics import ideal, rope, rope_scaling
 from cortiq.numerics.contract import F32
 from cortiq.numerics.rope import RopeTable, apply_rope
 
@@ -44,8 +44,9 @@ def test_entries_are_correctly_rounded(base, dim):
         for row, position in enumerate(positions):
             i = int(rng.integers(0, dim // 2))
             angle = int(position) * mp_frequency(base, dim, i)
-            assert cos[row, i] == F32(float(mpmath.cos(angle)))
-            assert sin[row, i] == F32(float(mpmath.sin(angle)))
+            for entry, exact in ((cos, mpmath.cos(angle)), (sin, mpmath.sin(angle))):
+                assert entry[row, i] == F32(float(exact))
+                assert abs(float(entry[row, i]) - exact) <= rope.TABLE_MAX_ERROR
 
 
 def test_identity_and_error_bound():
@@ -220,6 +221,19 @@ def test_flush_to_zero_changes_no_bit():
     with flush_to_zero():
         flushed = compute()
     assert all(same_bits(p, f) for p, f in zip(plain, flushed, strict=True))
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_float64_twin(name):
+    table = RopeTable(10000.0, 64, SCALINGS[name])
+    positions = np.arange(0, 100_000, 999)
+    for ours, exact in zip(table.table(positions), ideal.rope_table(table, positions), strict=True):
+        assert np.abs(ours - exact).max() < 2.0**-23
+    x = np.random.default_rng(7).standard_normal((len(positions), 2, 80)).astype(F32)
+    for pairing in rope.PAIRINGS:
+        y = apply_rope(x, *table.table(positions), pairing)
+        exact = ideal.apply_rope(x, *ideal.rope_table(table, positions), pairing)
+        np.testing.assert_allclose(y, exact, atol=4e-6)
 
 
 @pytest.mark.parametrize("pairing", rope.PAIRINGS)
