@@ -101,3 +101,32 @@ def _attention_bound(
     weights = counts * np.maximum.reduceat(p * units, starts)
     rest = 2.0**-19 + 2.0**-20 * largest_score * 1.45 + len(starts) * 2.0**-23
     return float(2.0**-14 * weights.sum() + rest * units.max() + 2.0**-40)
+
+
+def causal_conv_ideal(
+    history: Doubles, x: Doubles, weight: Doubles, bias: Doubles | None = None
+) -> Doubles:
+    """Depthwise causal convolution in float64, shapes as `recurrent.causal_conv`."""
+    padded = np.concatenate([history, x]).astype(np.float64)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, weight.shape[1], axis=0)
+    y = (windows * weight.astype(np.float64)).sum(axis=-1)
+    return y if bias is None else y + bias
+
+
+def delta_rule_ideal(
+    state: Doubles, q: Doubles, k: Doubles, v: Doubles, alpha: Doubles, beta: Doubles
+) -> tuple[Doubles, Doubles]:
+    """The gated delta rule in float64, S ← (I − β·k·kᵀ)·diag(α)·S + β·k·vᵀ and o = Sᵀ·q; shapes as
+    `recurrent.delta_rule`.
+    """
+    out = np.zeros(v.shape)
+    identity = np.eye(k.shape[2])
+    state = state.astype(np.float64).copy()
+    for i, h in np.ndindex(v.shape[:2]):
+        key, strength = k[i, h].astype(np.float64), float(beta[i, h])
+        decay = np.broadcast_to(alpha[i, h], key.shape).astype(np.float64)
+        forget = identity - strength * np.outer(key, key)
+        written = strength * np.outer(key, v[i, h].astype(np.float64))
+        state[h] = forget @ (decay[:, None] * state[h]) + written
+        out[i, h] = q[i, h].astype(np.float64) @ state[h]
+    return state, out

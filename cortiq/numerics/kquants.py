@@ -110,7 +110,7 @@ def q5_k(blocks: Bytes) -> Fields:
     """176 bytes: as Q4_K, with 256 fifth bits between the scales and the nibbles."""
     fifth = _bit_planes(blocks[..., 16:48], run=32, width=1)
     low = _bit_planes(blocks[..., 48:176], run=32, width=4)
-    return _with_offsets(blocks, low | (fifth << 4))
+    return _with_offsets(blocks, low | (fifth << np.uint8(4)))
 
 
 def q6_k(blocks: Bytes) -> Fields:

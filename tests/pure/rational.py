@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-import numpy as np
-
 EXP2_COEFFICIENTS = (
     "1.5353362e-4", "1.3398874e-3", "9.6184373e-3", "5.5503324e-2", "2.4022648e-1", "6.9314718e-1",
     "1",
@@ -33,10 +31,3 @@ def exp2_fraction(f: Fraction) -> Fraction:
     for coefficient in EXP2_COEFFICIENTS:
         y = rounded(rounded(y * f) + rounded(Fraction(coefficient)))
     return y
-
-
-def as_float(value: Fraction) -> np.float32:
-    """An already rounded value as float32; the conversion must not change it."""
-    number = np.float32(float(value))
-    assert exact(number) == value
-    return number

@@ -1,0 +1,186 @@
+"""Weights by formula: any rows of any named tensor, with the same bits wherever they are made.
+
+Random bytes come from Philox with the counter (column // 16, row, stream, CRC-32 of the tensor's
+name) and the seed as key: one counter gives 16 consecutive bytes of a row, its four words little
+endian. Scales keep activations sane: an element has a standard deviation of about 2^gain/√K.
+"""
+
+from __future__ import annotations
+
+import zlib
+from math import isqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from cortiq.errors import UnsupportedError
+from cortiq.numerics.blockquants import Codes8
+from cortiq.numerics.codes import Bytes
+from cortiq.numerics.contract import F32, Floats, exp2_int
+from cortiq.numerics.layouts import F32_LAYOUT, LAYOUTS, W16, Layout, Weight
+from cortiq.numerics.philox import key_of_seed, philox
+
+CODES, LOW_PLANE, SCALES, MINIMA = range(4)
+"""Streams of random bytes of a tensor."""
+BYTES_PER_COUNTER = 16
+
+
+class BlockRecipe(NamedTuple):
+    """Where a GGUF layout keeps its f16 scale and minimum, and what its random codes are like.
+
+    `spread` is their standard deviation, sub-scales included, with the minimum set to `ratio`/2
+    times the scale (negative where the layout adds it), so that values have a mean near 0.
+    """
+
+    scale_at: int
+    spread: int
+    minimum_at: int = 0
+    ratio: int = 0
+
+
+BLOCK_RECIPES = {
+    "Q8_0": BlockRecipe(0, 74),
+    "Q4_0": BlockRecipe(0, 5),
+    "Q4_1": BlockRecipe(0, 5, 2, -15),
+    "Q5_0": BlockRecipe(0, 9),
+    "Q5_1": BlockRecipe(0, 9, 2, -31),
+    "IQ4_NL": BlockRecipe(0, 67),
+    "MXFP4": BlockRecipe(0, 6),
+    "Q2_K": BlockRecipe(80, 14, 82, 3),
+    "Q3_K": BlockRecipe(108, 43),
+    "Q4_K": BlockRecipe(0, 258, 2, 15),
+    "Q5_K": BlockRecipe(0, 527, 2, 31),
+    "Q6_K": BlockRecipe(208, 1366),
+}
+
+
+def random_bytes(
+    name: str, seed: int, rows: tuple[int, int], count: int, stream: int = CODES
+) -> Bytes:
+    """Bytes 0…count−1 of rows a…b−1 of a tensor's stream: uint8 [b−a, count]."""
+    blocks = -(-count // BYTES_PER_COUNTER)
+    row = np.arange(*rows, dtype=np.uint32)[:, None]
+    column = np.arange(blocks, dtype=np.uint32)[None]
+    counter = (column, row, stream, zlib.crc32(name.encode()))
+    words = np.stack(philox(counter, key_of_seed(seed)), axis=-1).astype("<u4")
+    return words.reshape(rows[1] - rows[0], -1).view(np.uint8)[:, :count]
+
+
+def _unit(columns: int) -> int:
+    """⌊2¹⁶/√K⌋ by integers."""
+    return isqrt((1 << 32) // columns)
+
+
+def row_scales(
+    name: str, seed: int, rows: tuple[int, int], columns: int, blocks: int, exponent: int
+) -> Floats:
+    """⌊2¹⁶/√K⌋·(96 + (byte & 63))·2^(exponent−23): about 2^exponent/√K, float32 [n, blocks].
+
+    The integer product is below 2²⁴, so that the value is exact.
+    """
+    spread = (random_bytes(name, seed, rows, blocks, SCALES) & 63).astype(np.int32)
+    return (_unit(columns) * (96 + spread)).astype(F32) * exp2_int(exponent - 23)
+
+
+def _signed(name: str, seed: int, rows: tuple[int, int], columns: int, limit: int) -> Codes8:
+    """Code bytes as int8, clipped to ±limit."""
+    codes = random_bytes(name, seed, rows, columns).view(np.int8)
+    return np.clip(codes, np.int8(-limit), np.int8(limit))
+
+
+def _ours(
+    layout: Layout, name: str, seed: int, rows: tuple[int, int], columns: int, gain: int
+) -> Weight:
+    """w8, w8b256: codes in ±127 with a deviation of 74; w16: planes with one of 74·2⁸."""
+    shape = (rows[1] - rows[0], columns)
+    blocks = -(-columns // (layout.block or columns))
+    if layout is W16:
+        low = random_bytes(name, seed, rows, columns, LOW_PLANE).view(np.int8)
+        parts = {"hi": _signed(name, seed, rows, columns, 126), "lo": low}
+        scale = row_scales(name, seed, rows, columns, 1, gain - 14)
+    else:
+        parts = {"codes": _signed(name, seed, rows, columns, 127)}
+        scale = row_scales(name, seed, rows, columns, blocks, gain - 6)
+    return Weight(layout, shape, {**parts, "scale": scale})
+
+
+def half_bits(numerator: int) -> int:
+    """The f16 bits of numerator·2⁻³⁰, truncated, at least the smallest subnormal."""
+    if numerator < 1 << 16:
+        return max(numerator >> 6, 1)
+    length = numerator.bit_length()
+    return min(((length - 16) << 10) | ((numerator >> (length - 11)) & 1023), 0x7BFF - 31)
+
+
+def _halves(numerator: int, jitter: Bytes, negative: bool = False) -> Bytes:
+    """f16 numbers a little above numerator·2⁻³⁰, as byte pairs: uint8 [n, blocks, 2]."""
+    halves = (half_bits(numerator) + jitter.astype(np.int32)) | (0x8000 if negative else 0)
+    return halves.astype("<u2")[..., None].view(np.uint8)
+
+
+def _gguf(
+    layout: Layout, name: str, seed: int, rows: tuple[int, int], columns: int, gain: int
+) -> Weight:
+    """Blocks of random bytes whose scale and minimum fields are then written by formula."""
+    recipe = BLOCK_RECIPES[layout.name]
+    count, row_bytes = rows[1] - rows[0], layout.row_bytes(columns)
+    blocks = columns // layout.block
+    raw = random_bytes(name, seed, rows, row_bytes).reshape(count, blocks, -1).copy()
+    jitter = random_bytes(name, seed, rows, blocks, SCALES) & np.uint8(31)
+    numerator = isqrt((1 << 60) // (columns * recipe.spread**2))
+    numerator = numerator << gain if gain >= 0 else numerator >> -gain
+    if layout.name == "MXFP4":
+        raw[:, :, 0] = 97 + numerator.bit_length() + (jitter & 1)
+    else:
+        raw[:, :, recipe.scale_at : recipe.scale_at + 2] = _halves(numerator, jitter)
+    if recipe.ratio:
+        jitter = random_bytes(name, seed, rows, blocks, MINIMA) & np.uint8(31)
+        halves = _halves(numerator * abs(recipe.ratio) // 2, jitter, recipe.ratio < 0)
+        raw[:, :, recipe.minimum_at : recipe.minimum_at + 2] = halves
+    return Weight.from_bytes(layout, raw, (count, columns))
+
+
+def synthetic_weight(
+    layout: str,
+    name: str,
+    seed: int,
+    shape: tuple[int, int],
+    rows: tuple[int, int] | None = None,
+    gain: int = 0,
+) -> Weight:
+    """Rows a…b−1 (all, without `rows`) of the tensor `name` [N, K] in a layout.
+
+    Parameters
+    ----------
+    layout : "w8", "w16", "w8b256", "f32" or a GGUF layout with blocks.
+    name, seed : of the tensor and the model; both select other random bytes.
+    gain : elements have a standard deviation of about 2^gain/√K, so that 0 keeps the size of
+        activations and log₂√K gives a table of rows near 1.
+
+    Raises
+    ------
+    UnsupportedError : there is no formula for the layout.
+    """
+    rows = (0, shape[0]) if rows is None else rows
+    columns, found = shape[1], LAYOUTS.get(layout)
+    if found is F32_LAYOUT:
+        codes = random_bytes(name, seed, rows, columns).view(np.int8).astype(np.int32)
+        return Weight.from_floats((codes * _unit(columns)).astype(F32) * exp2_int(gain - 22))
+    if found is not None and found.kind == "parts":
+        return _ours(found, name, seed, rows, columns, gain)
+    if layout in BLOCK_RECIPES:
+        return _gguf(LAYOUTS[layout], name, seed, rows, columns, gain)
+    raise UnsupportedError(
+        f"there are no synthetic weights in {layout!r}",
+        where=name,
+        hint=f"Choose from f32, w8, w16, w8b256, {', '.join(BLOCK_RECIPES)}.",
+    )
+
+
+def synthetic_vector(name: str, seed: int, count: int, centre: float = 1.0) -> Floats:
+    """A norm's weight: centre + byte·2⁻¹⁰ with a signed byte, float32 [count], exact.
+
+    The centre is 1 for norms, 0 for biases; it must be a multiple of 2⁻¹⁰.
+    """
+    codes = random_bytes(name, seed, (0, 1), count)[0].view(np.int8).astype(np.int32)
+    return (codes + np.int32(centre * 1024)).astype(F32) * F32(2.0**-10)

@@ -1,0 +1,164 @@
+"""Convolution and delta rule: the written order on rationals, float64, and chunks."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from rational import exact, rounded
+
+from cortiq.numerics.ideal_mixers import causal_conv_ideal, delta_rule_ideal
+from cortiq.numerics.recurrent import (
+    CONV_UNIT_ERROR,
+    DELTA_TYPICAL_ERROR,
+    causal_conv,
+    conv_history,
+    delta_rule,
+    delta_step,
+)
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def bits(x):
+    return np.ascontiguousarray(x).view(np.int32)
+
+
+def same(a, b):
+    return np.array_equal(bits(a), bits(b))
+
+
+def conv_case(taps, rows=9, channels=5):
+    return (
+        normal(taps - 1, channels),
+        normal(rows, channels, seed=1),
+        normal(channels, taps, seed=2),
+    )
+
+
+@pytest.mark.parametrize("taps", [1, 3, 4, 7])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_conv_adds_taps_from_the_oldest_row_on(taps, with_bias):
+    history, x, weight = conv_case(taps)
+    bias = normal(5, seed=3) if with_bias else None
+    y = causal_conv(history, x, weight, bias)
+    padded = np.concatenate([history, x])
+    for i, c in np.ndindex(x.shape):
+        total = Fraction(0)
+        for tap in range(taps):
+            product = rounded(exact(weight[c, tap]) * exact(padded[i + tap, c]))
+            total = rounded(total + product)
+        if with_bias:
+            total = rounded(total + exact(bias[c]))
+        assert exact(y[i, c]) == total
+
+
+def test_conv_is_close_to_float64():
+    history, x, weight = conv_case(4, rows=200)
+    ideal = causal_conv_ideal(history, x, weight)
+    size = causal_conv_ideal(np.abs(history), np.abs(x), np.abs(weight))
+    error = np.abs(causal_conv(history, x, weight) - ideal)
+    assert (error <= (4 + 2) * CONV_UNIT_ERROR * size).all()
+    assert error.any()
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+def test_conv_in_chunks_equals_whole(chunk):
+    history, x, weight = conv_case(4)
+    whole = causal_conv(history, x, weight)
+    parts = []
+    for start in range(0, len(x), chunk):
+        piece = x[start : start + chunk]
+        parts.append(causal_conv(history, piece, weight))
+        history = conv_history(history, piece)
+    assert same(np.concatenate(parts), whole)
+    assert same(history, x[-3:])
+
+
+def test_conv_results_are_canonical_or_faults_of_their_row():
+    history, x, weight = (np.zeros(s, np.float32) for s in ((1, 1), (3, 1), (1, 2)))
+    weight[:] = [[0, -1]]
+    x[:, 0] = [0.0, 2.0**-41, 2.0**50]
+    faults = np.zeros(3, np.bool_)
+    assert not bits(causal_conv(history, x, weight, faults=faults)).any()
+    assert faults.tolist() == [False, False, True]
+
+
+def test_conv_refuses_a_history_of_another_length():
+    history, x, weight = conv_case(4)
+    with pytest.raises(ValueError, match="history"):
+        causal_conv(history[1:], x, weight)
+
+
+def delta_case(rows=64, heads=2, dk=16, dv=8, per_channel=False):
+    """Unit keys and queries, decays in (0.8, 1), strengths in (0, 1)."""
+    rng = np.random.default_rng(7)
+    q, k = normal(rows, heads, dk, seed=1), normal(rows, heads, dk, seed=2)
+    q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+    alpha = rng.uniform(0.8, 1, (rows, heads, dk) if per_channel else (rows, heads))
+    beta = rng.uniform(0, 1, (rows, heads))
+    state = normal(heads, dk, dv, seed=3)
+    return (
+        state,
+        q,
+        k,
+        normal(rows, heads, dv, seed=4),
+        *(x.astype(np.float32) for x in (alpha, beta)),
+    )
+
+
+def sum3(terms):
+    """The canonical sum of three values: lane 0 takes lane 2, then lane 1."""
+    return rounded(rounded(terms[0] + terms[2]) + terms[1])
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_a_delta_step_equals_its_definition_in_rational_arithmetic(per_channel):
+    case = [x[0] for x in delta_case(1, 1, 3, 2, per_channel)[1:]]
+    state = delta_case(1, 1, 3, 2)[0]
+    after, out = delta_step(state, *case)
+    q, k, v, alpha, beta = ([exact(n) for n in np.ravel(x)] for x in case)
+    for j in range(2):
+        s = [rounded(exact(state[0, i, j]) * alpha[i % len(alpha)]) for i in range(3)]
+        m = sum3([rounded(s[i] * k[i]) for i in range(3)])
+        d = rounded(rounded(v[j] - m) * beta[0])
+        s = [rounded(s[i] + rounded(k[i] * d)) for i in range(3)]
+        assert [exact(x) for x in after[0, :, j]] == s
+        assert exact(out[0, j]) == sum3([rounded(s[i] * q[i]) for i in range(3)])
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_delta_rule_is_close_to_float64(per_channel):
+    case = delta_case(dk=64, per_channel=per_channel)
+    state, out = delta_rule(*case)
+    ideal_state, ideal_out = delta_rule_ideal(*case)
+    for ours, ideal in ((state, ideal_state), (out, ideal_out)):
+        error = np.abs(ours - ideal).max() / np.abs(ideal).max()
+        assert 0 < error <= DELTA_TYPICAL_ERROR
+
+
+@pytest.mark.parametrize("cut", [1, 7, 63])
+def test_delta_rule_in_chunks_equals_whole(cut):
+    state, *rows = delta_case()
+    whole_state, whole = delta_rule(state, *rows)
+    middle, first = delta_rule(state, *(x[:cut] for x in rows))
+    end, second = delta_rule(middle, *(x[cut:] for x in rows))
+    assert same(end, whole_state)
+    assert same(np.concatenate([first, second]), whole)
+
+
+def test_delta_state_is_canonical_and_overflow_is_the_rows_fault():
+    state, *rows = delta_case(rows=3)
+    rows[2][1] = 2.0**49
+    rows[1][1] *= 4
+    rows[4][1] = 1
+    faults = np.zeros(3, np.bool_)
+    after, out = delta_rule(state, *rows, faults)
+    assert faults[1]
+    assert not faults[0]
+    for x in (after, out):
+        assert ((x == 0) | (np.abs(x) >= 2.0**-40)).all()
+        assert not np.signbit(x[x == 0]).any()
