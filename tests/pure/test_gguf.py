@@ -42,9 +42,19 @@ def test_every_kind_of_value_is_read(write):
     metadata = open_gguf(write(small())).metadata
     scalars = {key: metadata[key] for key in metadata if key.startswith(("a.", "general"))}
     assert scalars == {
-        "general.architecture": "llama", "a.u8": 255, "a.i8": -1, "a.u16": 65535, "a.i16": -2,
-        "a.u32": 1 << 31, "a.i32": -3, "a.f32": 0.5, "a.yes": True, "a.u64": 1 << 63,
-        "a.i64": -4, "a.f64": 0.1, "a.text": "Ġ ∑",
+        "general.architecture": "llama",
+        "a.u8": 255,
+        "a.i8": -1,
+        "a.u16": 65535,
+        "a.i16": -2,
+        "a.u32": 1 << 31,
+        "a.i32": -3,
+        "a.f32": 0.5,
+        "a.yes": True,
+        "a.u64": 1 << 63,
+        "a.i64": -4,
+        "a.f64": 0.1,
+        "a.text": "Ġ ∑",
     }
     assert type(scalars["a.yes"]) is bool and type(scalars["a.u8"]) is int
     assert metadata["b.i32"].tolist() == [1, -2, 3] and metadata["b.i32"].dtype == np.int32
