@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -15,7 +15,10 @@ from typing import IO
 from cortiq.errors import DownloadError
 
 Progress = Callable[[str, int, int], None]
-"""Called with (what is going on, bytes done, bytes in all); 0 in all: a sentence to show."""
+"""Called with (what is going on, bytes done, bytes in all); 0 in all: a sentence to show.
+
+While another program downloads, the calls come from a thread of their own.
+"""
 
 _CHUNK = 1 << 20
 _WATCH_SECONDS = 0.25
@@ -125,6 +128,12 @@ def _bytes_in(folder: Path) -> int:
     return total
 
 
+def chunks(file: IO[bytes]) -> Iterator[bytes]:
+    """The rest of a file, a mebibyte at a time."""
+    while chunk := file.read(_CHUNK):
+        yield chunk
+
+
 class CheckedWriter:
     """Write a file of known size and SHA-256; a context manager.
 
@@ -138,9 +147,9 @@ class CheckedWriter:
         self._path, self._size, self._sha256, self._progress = path, size, sha256, progress
         self._digest, self._written = hashlib.sha256(), 0
 
-    def copy(self, source: IO[bytes]) -> None:
-        """Append all of `source`; DownloadError as soon as it is too long."""
-        while chunk := source.read(_CHUNK):
+    def write(self, chunks: Iterable[bytes]) -> None:
+        """Append all chunks; DownloadError as soon as they are too long."""
+        for chunk in chunks:
             self._written += len(chunk)
             if self._written > self._size:
                 self._fail(f"is longer than the expected {self._size} bytes")

@@ -124,9 +124,13 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     UnsupportedError : pickled or quantised Hugging Face weights, a GGUF type without layout.
     """
     path = Path(path)
-    if path.is_dir():
+    try:
+        is_folder, exists = path.is_dir(), path.exists()
+    except OSError as error:
+        raise ModelNotFoundError(f"cannot be opened: {error}", where=str(path)) from None
+    if is_folder:
         return _open_folder(path)
-    if not path.exists():
+    if not exists:
         raise ModelNotFoundError("no such file or folder", where=str(path))
     if path.suffix in PICKLED_SUFFIXES:
         refuse_pickled(path)

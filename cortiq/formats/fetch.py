@@ -88,9 +88,12 @@ def resolve(model: str, *, progress: Progress | None = None) -> Path:
     """
     if model in KNOWN_MODELS or model.startswith(hub.PREFIX):
         return cached(model) or pull(model, progress=progress)
-    path = Path(model).expanduser()
-    if path.exists():
-        return path
+    try:
+        path = Path(model).expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError) as error:  # no permission, name too long, no such ~user
+        raise ModelNotFoundError(f"cannot be opened: {error}", where=model) from None
     raise _not_found(model)
 
 

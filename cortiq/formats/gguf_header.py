@@ -124,6 +124,7 @@ class _Reader:
         self.position = 0
 
     def header(self) -> GGUFHeader:
+        """Read the file from its first byte to the end of the tensor table."""
         version = self._version()
         tensor_count = self._number("<Q", "the number of tensors")
         entry_count = self._number("<Q", "the number of metadata entries")

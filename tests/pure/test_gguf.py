@@ -11,11 +11,12 @@ import gguf
 import numpy as np
 import pytest
 from fuzzing import memory_limit, outcomes
-from gguf_bytes import File, numbers, scalar, small, string, tensor, text, texts
+from gguf_bytes import File, numbers, parts, scalar, small, string, tensor, text, texts
 
 from cortiq.errors import CortiqError, FormatError, ModelNotFoundError, UnsupportedError
 from cortiq.formats.gguf import GGML_TYPES, open_gguf
 from cortiq.formats.gguf_header import UNSUPPORTED_TYPES
+from cortiq.numerics.layouts import LAYOUTS
 
 
 @pytest.fixture
@@ -42,9 +43,19 @@ def test_every_kind_of_value_is_read(write):
     metadata = open_gguf(write(small())).metadata
     scalars = {key: metadata[key] for key in metadata if key.startswith(("a.", "general"))}
     assert scalars == {
-        "general.architecture": "llama", "a.u8": 255, "a.i8": -1, "a.u16": 65535, "a.i16": -2,
-        "a.u32": 1 << 31, "a.i32": -3, "a.f32": 0.5, "a.yes": True, "a.u64": 1 << 63,
-        "a.i64": -4, "a.f64": 0.1, "a.text": "Ġ ∑",
+        "general.architecture": "llama",
+        "a.u8": 255,
+        "a.i8": -1,
+        "a.u16": 65535,
+        "a.i16": -2,
+        "a.u32": 1 << 31,
+        "a.i32": -3,
+        "a.f32": 0.5,
+        "a.yes": True,
+        "a.u64": 1 << 63,
+        "a.i64": -4,
+        "a.f64": 0.1,
+        "a.text": "Ġ ∑",
     }
     assert type(scalars["a.yes"]) is bool and type(scalars["a.u8"]) is int
     assert metadata["b.i32"].tolist() == [1, -2, 3] and metadata["b.i32"].dtype == np.int32
@@ -74,6 +85,14 @@ def test_layouts_are_those_of_the_gguf_package():
     known = {number for number in sizes if number not in GGML_TYPES}
     assert known <= UNSUPPORTED_TYPES.keys()
     assert all(sizes[number][0] == UNSUPPORTED_TYPES[number] for number in known)
+
+
+def test_every_type_that_is_read_has_a_layout_of_the_same_size():
+    ours = {layout.ggml_type: layout for layout in LAYOUTS.values() if layout.ggml_type is not None}
+    assert {
+        number: (layout.name, layout.block or 1, layout.block_bytes)
+        for number, layout in ours.items()
+    } == GGML_TYPES
 
 
 @pytest.mark.parametrize("alignment", [None, 8, 64])
@@ -197,59 +216,6 @@ def test_invalid_utf8_in_an_array_is_found_on_access(write):
     assert metadata.byte_strings("tokens") == [b"a", b"\xff\xfe"]
     with pytest.raises(FormatError, match="'tokens': element 1 is not valid UTF-8"):
         metadata["tokens"]
-
-
-def parts(count: int) -> list[File]:
-    """A model in parts, one tensor each; part 0 has the metadata."""
-    files = []
-    for number in range(count):
-        entries = [scalar("split.no", "H", number), scalar("split.count", "H", count)]
-        entries += [scalar("split.tensors.count", "i", count)]
-        if number == 0:
-            entries.append(text("general.architecture", "llama"))
-        data = struct.pack("<4f", *[number] * 4)
-        files.append(File(entries, [tensor(f"t{number}", [4], F32, 0)], data))
-    return files
-
-
-def write_parts(write, files: list[File]) -> list[Path]:
-    names = [f"m-{n:05}-of-{len(files):05}.gguf" for n in range(1, len(files) + 1)]
-    return [write(file, name) for file, name in zip(files, names, strict=True)]
-
-
-@pytest.mark.parametrize("opened", [0, 1, 2])
-def test_any_part_opens_the_whole_model(write, opened):
-    paths = write_parts(write, parts(3))
-    model = open_gguf(paths[opened])
-    assert model.path == paths[0] and model.paths == paths
-    assert model.metadata["general.architecture"] == "llama"
-    assert list(model.tensors) == ["t0", "t1", "t2"]
-    for number in range(3):
-        assert model.raw(f"t{number}").view(np.float32).tolist() == [number] * 4
-
-
-def test_parts_that_do_not_belong_together_are_refused(write, tmp_path):
-    paths = write_parts(write, parts(3))
-    paths[1].rename(tmp_path / "aside")
-    assert "1 of 3 parts are missing, the first: m-00002-of-00003.gguf" in refusal(paths[0])
-    paths[1].write_bytes(paths[2].read_bytes())
-    with pytest.raises(FormatError, match="is not part 1 of 3"):
-        open_gguf(paths[0])
-    swapped = parts(3)
-    swapped[1].tensors = [tensor("t0", [4], F32, 0)]
-    with pytest.raises(FormatError, match="'t0' is also in m-00001-of-00003"):
-        open_gguf(write_parts(write, swapped)[0])
-    fewer = parts(3)
-    fewer[2].tensors = []
-    assert "promises 3 tensors" in refusal(write_parts(write, fewer)[0])
-
-
-def test_a_part_must_be_named_as_one(write):
-    assert "not named NAME-00001-of-00003" in refusal(write(parts(3)[0], "model.gguf"))
-    assert "has no split.count" in refusal(write(small(), "m-00001-of-00002.gguf"))
-    assert open_gguf(write(small(), "m-00001-of-00001.gguf")).tensors
-    strange = File([scalar("split.no", "H", 3), scalar("split.count", "H", 2)])
-    assert "part 3 of 2" in refusal(write(strange, "m-00004-of-00002.gguf"))
 
 
 def test_mutated_files_raise_only_our_errors(tmp_path):
