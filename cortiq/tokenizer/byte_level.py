@@ -1,8 +1,8 @@
-"""Byte-level BPE: the printable alphabet of bytes, and a merge engine from vocabulary and merges."""
+"""Byte-level BPE: the printable alphabet of bytes, and a merge engine of `tokenizers`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,13 @@ from cortiq.tokenizer.pretokenizers import PreTokenizer
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["ByteLevelEncoder", "byte_alphabet", "piece_bytes"]
+__all__ = [
+    "ByteLevelEncoder",
+    "byte_alphabet",
+    "missing_bytes",
+    "piece_bytes",
+    "refuse_missing_bytes",
+]
 
 
 @cache
@@ -62,23 +68,31 @@ class ByteLevelEncoder:
         pre_tokenizer: PreTokenizer,
     ) -> None:
         self._engine = _build(vocabulary, merges, pre_tokenizer)
-        alphabet = byte_alphabet()
-        self._missing = frozenset(b for b in range(256) if alphabet[b] not in vocabulary)
+        self._missing = missing_bytes(vocabulary)
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, which holds no special token any more."""
-        self._check_bytes(text)
+        refuse_missing_bytes(text, self._missing)
         return self._engine.encode(text, add_special_tokens=False).ids
 
-    def _check_bytes(self, text: str) -> None:
-        # The merge engine drops bytes without a token; a prompt must not lose characters silently.
-        missing = self._missing.intersection(text.encode("utf-8")) if self._missing else None
-        if missing:
-            names = ", ".join(f"0x{byte:02X}" for byte in sorted(missing))
-            raise TokenizerError(
-                f"the vocabulary has no token for byte {names} of the text",
-                hint="Remove the character, or use a model whose vocabulary covers all bytes.",
-            )
+
+def missing_bytes(vocabulary: Container[str]) -> frozenset[int]:
+    """Bytes that a byte-level vocabulary has no piece for (SmolLM2 lacks 0x04, 0x06, 0x13, ...)."""
+    return frozenset(b for b, letter in enumerate(byte_alphabet()) if letter not in vocabulary)
+
+
+def refuse_missing_bytes(text: str, missing: frozenset[int]) -> None:
+    """Raise a TokenizerError when `text` has bytes without a piece.
+
+    The merge engine would drop them, and a prompt must not lose characters silently.
+    """
+    found = missing.intersection(text.encode("utf-8")) if missing else None
+    if found:
+        names = ", ".join(f"0x{byte:02X}" for byte in sorted(found))
+        raise TokenizerError(
+            f"the vocabulary has no token for byte {names} of the text",
+            hint="Remove the character, or use a model whose vocabulary covers all bytes.",
+        )
 
 
 def _build(

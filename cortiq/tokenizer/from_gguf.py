@@ -189,12 +189,9 @@ def _named_id(metadata: Mapping[str, Any], name: str, size: int, default: int | 
 
 def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     key = "tokenizer.chat_template"
-    named = {
-        name.removeprefix(key + "."): str(text)
-        for name, text in metadata.items()
-        if name.startswith(key + ".")
-    }
-    return {"default": str(metadata[key]), **named} if key in metadata else named
+    # Keys only: looking at every value would decode the whole vocabulary once more.
+    found = [name for name in metadata if name == key or name.startswith(key + ".")]
+    return {name.removeprefix(key).lstrip(".") or "default": str(metadata[name]) for name in found}
 
 
 def _token_types(metadata: Mapping[str, Any], tokens: list[str]) -> list[int]:
