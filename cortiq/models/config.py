@@ -95,6 +95,7 @@ class BaseConfig:
     rope_parameters: Mapping[str, Any] = field(default_factory=dict)
     source: str = "huggingface"
     default_theta: ClassVar[float] = 10000.0
+    not_in_json: ClassVar[frozenset[str]] = frozenset({"source"})
 
     @property
     def kv_heads(self) -> int:
@@ -120,7 +121,7 @@ def config_from_json(
     UnsupportedError : keys that are unknown or have a value we do not implement, all by name.
     FormatError : a field is missing, of the wrong type, or contradicts another.
     """
-    known = {f.name for f in fields(config_type)} - {"source"}
+    known = {f.name for f in fields(config_type)} - config_type.not_in_json
     given = dict(values)
     for alias, name in keys.aliases.items():
         _put(given, name, given.pop(alias, None), where)
@@ -168,10 +169,11 @@ def rope_parameters(
     given = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
         raise FormatError(f"rope parameters are not an object: {given!r}", where=where)
-    nested = bool(given) and all(isinstance(v, Mapping) for v in given.values())
-    if nested:
+    if given and all(isinstance(v, Mapping) for v in given.values()):
         return {name: _rope_entry(v, values, default_theta, where) for name, v in given.items()}
-    return _rope_entry(given, values, default_theta, where)
+    entry = _rope_entry(given, values, default_theta, where)
+    _put(entry, "rope_theta", values.get("rope_theta"), where)
+    return entry
 
 
 def _rope_entry(
@@ -212,12 +214,17 @@ def _fields(config_type: type[BaseConfig]) -> Iterator[tuple[str, str, bool]]:
 
 
 def _accepts(kind: Any, value: Any) -> bool:
-    """Whether a JSON value has the type of a field; counts are positive, numbers finite."""
+    """Whether a JSON value has the type of a field; numbers are finite.
+
+    Counts are positive; in lists they may be 0, for layers that have none.
+    """
     if isinstance(kind, types.UnionType):
         return any(_accepts(k, value) for k in kind.__args__)
     if typing.get_origin(kind) is tuple:
         element = typing.get_args(kind)[0]
-        return isinstance(value, list | tuple) and all(_accepts(element, v) for v in value)
+        return isinstance(value, list | tuple) and all(
+            _accepts(element, v) or (element is int and type(v) is int and v == 0) for v in value
+        )
     if kind is int:
         return type(value) is int and 0 < value <= MAX_COUNT
     if kind is float:

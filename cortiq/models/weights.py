@@ -40,7 +40,7 @@ class ConvertedParts(Mapping[str, npt.NDArray[np.generic]]):
             from cortiq.numerics.weights import convert
 
             pairs = zip(self._sources, self._names, strict=True)
-            done = [convert(w, self._layout, name).parts for w, name in pairs]
+            done = [convert(w, self._layout.name, name).parts for w, name in pairs]
             self._parts = {
                 key: done[0][key] if len(done) == 1 else np.concatenate([p[key] for p in done])
                 for key in done[0]
