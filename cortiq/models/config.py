@@ -1,0 +1,243 @@
+"""Configurations: typed, every key known by name, from config.json or from GGUF metadata.
+
+A family's `Config` extends `BaseConfig` with fields named as the keys of config.json; `Keys` says
+what else its files may hold. A key that nobody knows is refused: it might change the graph.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, TypeVar
+
+from cortiq.errors import FormatError, UnsupportedError
+
+MAX_COUNT = 2**31 - 1
+MAX_LAYERS = 4096
+"""More layers than any model has; a corrupt file must not make us build a graph for minutes."""
+
+HARMLESS = frozenset({
+    "_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "bos_token_id",
+    "cache_implementation", "dtype", "eos_token_id", "initializer_range", "is_llama_config",
+    "model_type", "output_router_logits", "pad_token_id", "pretraining_tp", "router_aux_loss_coef",
+    "router_jitter_noise", "torch_dtype", "transformers.js_config", "transformers_version",
+    "unk_token_id", "use_cache",
+})  # fmt: skip
+"""Keys of config.json that never change the graph: notes, ids, and what only training reads."""
+
+ONLY: Mapping[str, Any] = {
+    "add_cross_attention": False,
+    "is_decoder": False,
+    "is_encoder_decoder": False,
+    "quantization_config": None,
+    "rope_interleaved": False,
+    "sliding_window": None,
+    "use_bidirectional_attention": False,
+}
+"""Keys that would change the graph, accepted with the one value that does not (or null)."""
+
+ROPE_KEYS = frozenset({
+    "original_max_position_embeddings", "partial_rotary_factor", "rope_parameters", "rope_scaling",
+    "rope_theta",
+})  # fmt: skip
+"""Keys that `rope_parameters` brings into one form."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What files of a family hold besides the fields of its `Config`.
+
+    Attributes
+    ----------
+    aliases : other names of fields in config.json.
+    same_as : keys of config.json that repeat another one; a different value is refused.
+    harmless : more keys that never change the graph.
+    only : more keys accepted with one value.
+    defaults : by `model_type`, values of absent keys where they differ from those of `Config`.
+    gguf : more GGUF keys, without the architecture's prefix, and the field each fills.
+    gguf_only : GGUF keys accepted with one value.
+    gguf_tensors : fields that are true when the GGUF file holds the tensor of this name.
+    """
+
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    same_as: Mapping[str, str] = field(default_factory=dict)
+    harmless: frozenset[str] = frozenset()
+    only: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    gguf: Mapping[str, str] = field(default_factory=dict)
+    gguf_only: Mapping[str, Any] = field(default_factory=dict)
+    gguf_tensors: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseConfig:
+    """Fields that every family has, named as in config.json.
+
+    Attributes
+    ----------
+    rope_parameters : `rope_type`, `rope_theta` and the parameters of the type, as transformers 5
+        writes them; one such mapping per layer type for families whose layers differ.
+    source : "huggingface" or "gguf", for conventions that differ between the two.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    max_position_embeddings: int = 2048
+    tie_word_embeddings: bool = False
+    rope_parameters: Mapping[str, Any] = field(default_factory=dict)
+    source: str = "huggingface"
+    default_theta: ClassVar[float] = 10000.0
+    not_in_json: ClassVar[frozenset[str]] = frozenset({"source"})
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads: as many as query heads unless the file says otherwise."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_width(self) -> int:
+        """Width of a head: the hidden size divided among the heads unless the file says so."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+
+AnyConfig = TypeVar("AnyConfig", bound=BaseConfig)
+
+
+def config_from_json(
+    config_type: type[AnyConfig], keys: Keys, values: Mapping[str, Any], *, where: str
+) -> AnyConfig:
+    """Read the object of a config.json.
+
+    Raises
+    ------
+    UnsupportedError : keys that are unknown or have a value we do not implement, all by name.
+    FormatError : a field is missing, of the wrong type, or contradicts another.
+    """
+    known = {f.name for f in fields(config_type)} - config_type.not_in_json
+    given = dict(values)
+    for alias, name in keys.aliases.items():
+        _put(given, name, given.pop(alias, None), where)
+    for key, name in keys.same_as.items():
+        _put(given, name, given.pop(key, None), where)
+    only = {**ONLY, **keys.only}
+    harmless = HARMLESS | keys.harmless
+    unknown = [
+        f"{key} = {value!r}" if key in only else key
+        for key, value in given.items()
+        if key not in known | harmless | ROPE_KEYS
+        and (key not in only or value not in (only[key], None))
+    ]
+    _refuse(unknown, "config keys", where)
+    defaults = keys.defaults.get(str(given.get("model_type")), {})
+    given = {**defaults, **given}
+    given["rope_parameters"] = rope_parameters(given, config_type.default_theta, where)
+    return construct(config_type, {k: v for k, v in given.items() if k in known}, where=where)
+
+
+def _put(values: dict[str, Any], name: str, value: Any, where: str) -> None:
+    """Set a field, unless it is there already; another value there is a contradiction."""
+    if value is None:
+        return
+    if values.get(name) is not None and values[name] != value:
+        raise FormatError(f"says {name} is {values[name]!r} and {value!r}", where=where)
+    values[name] = value
+
+
+def _refuse(unknown: list[str], what: str, where: str) -> None:
+    if unknown:
+        hint = "a key that is not known could change what the model computes"
+        message = f"has {what} that cortiq does not support: {', '.join(sorted(unknown))}"
+        raise UnsupportedError(message, where=where, hint=hint)
+
+
+def rope_parameters(
+    values: Mapping[str, Any], default_theta: float, where: str = "config.json"
+) -> dict[str, Any]:
+    """RoPE parameters as transformers 5 writes them, from either form.
+
+    transformers 4 has `rope_theta` and `rope_scaling` (with `type` or `rope_type`), transformers 5
+    `rope_parameters`, which may hold a mapping per layer type.
+    """
+    given = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise FormatError(f"rope parameters are not an object: {given!r}", where=where)
+    if given and all(isinstance(v, Mapping) for v in given.values()):
+        return {name: _rope_entry(v, values, default_theta, where) for name, v in given.items()}
+    entry = _rope_entry(given, values, default_theta, where)
+    _put(entry, "rope_theta", values.get("rope_theta"), where)
+    return entry
+
+
+def _rope_entry(
+    given: Mapping[str, Any], values: Mapping[str, Any], default_theta: float, where: str
+) -> dict[str, Any]:
+    entry = {key: value for key, value in given.items() if value is not None}
+    _put(entry, "rope_type", entry.pop("type", None), where)
+    entry.setdefault("rope_type", "default")
+    for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+        if values.get(key) is not None:
+            entry.setdefault(key, values[key])
+    entry.setdefault("rope_theta", default_theta)
+    return entry
+
+
+def construct(config_type: type[AnyConfig], values: Mapping[str, Any], *, where: str) -> AnyConfig:
+    """A config of these values, after checking that every field is there and of its type."""
+    hints = typing.get_type_hints(config_type)
+    problems, arguments = [], {}
+    for name, kind, required in _fields(config_type):
+        if name not in values or (values[name] is None and not _accepts(hints[name], None)):
+            problems += [f"{name} is missing"] if required else []
+        elif not _accepts(hints[name], values[name]):
+            problems.append(f"{name} is {values[name]!r}, not {kind}")
+        else:
+            arguments[name] = _converted(hints[name], values[name])
+    if arguments.get("num_hidden_layers", 0) > MAX_LAYERS:
+        problems.append(f"num_hidden_layers is more than {MAX_LAYERS}")
+    if problems:
+        raise FormatError("; ".join(problems), where=where)
+    return config_type(**arguments)
+
+
+def _fields(config_type: type[BaseConfig]) -> Iterator[tuple[str, str, bool]]:
+    for f in fields(config_type):
+        required = f.default is MISSING and f.default_factory is MISSING
+        yield f.name, str(f.type), required
+
+
+def _accepts(kind: Any, value: Any) -> bool:
+    """Whether a JSON value has the type of a field; numbers are finite.
+
+    Counts are positive; in lists they may be 0, for layers that have none.
+    """
+    if isinstance(kind, types.UnionType):
+        return any(_accepts(k, value) for k in kind.__args__)
+    if typing.get_origin(kind) is tuple:
+        element = typing.get_args(kind)[0]
+        return isinstance(value, list | tuple) and all(
+            _accepts(element, v) or (element is int and type(v) is int and v == 0) for v in value
+        )
+    if kind is int:
+        return type(value) is int and 0 < value <= MAX_COUNT
+    if kind is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    if typing.get_origin(kind) is not None:
+        return isinstance(value, Mapping)
+    return isinstance(value, kind)
+
+
+def _converted(kind: Any, value: Any) -> Any:
+    """The value as the field holds it: numbers as float, lists as tuples."""
+    if isinstance(kind, types.UnionType):
+        kind = next(k for k in kind.__args__ if _accepts(k, value))
+    if kind is float:
+        return float(value)
+    return tuple(value) if typing.get_origin(kind) is tuple else value

@@ -1,0 +1,130 @@
+"""Gemma 3 text models: norms around each block, local windows, every sixth layer global."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cortiq.errors import FormatError
+from cortiq.ir import Program
+from cortiq.ir.layers import Attention, GatedMLP, QKNorm
+from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.names import Names
+from cortiq.models.parts import ATTENTION, MLP, Decoder, activation, named
+from cortiq.models.rope import rope_table
+from cortiq.numerics.rope import RopeTable
+
+ARCHITECTURES = ("gemma3", "gemma3_text")
+KEYS = Keys(
+    aliases={"_sliding_window_pattern": "sliding_window_pattern"},
+    gguf={
+        "attention.sliding_window_pattern": "sliding_window_pattern",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+        "rope.freq_base_swa": "rope_local_base_freq",
+    },
+)
+NAMES = Names(
+    gguf={
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    }
+)
+LAYERS_OF_27B = 62
+"""The one size whose query scale is not that of its head width; GGUF files do not say so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(BaseConfig):
+    """Fields of `Gemma3TextConfig`."""
+
+    num_key_value_heads: int | None = 4
+    head_dim: int | None = 256
+    max_position_embeddings: int = 131072
+    tie_word_embeddings: bool = True
+    rms_norm_eps: float = 1e-6
+    hidden_activation: str = "gelu_pytorch_tanh"
+    attention_bias: bool = False
+    query_pre_attn_scalar: float | None = None
+    sliding_window: int = 4096
+    sliding_window_pattern: int = 6
+    layer_types: tuple[str, ...] | None = None
+    rope_local_base_freq: float = 10000.0
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+    default_theta: ClassVar[float] = 1000000.0
+
+    @property
+    def query_scale(self) -> float:
+        """Factor on q·k: query_pre_attn_scalar^(−1/2), 256 if a config.json does not say."""
+        scalar: float = self.head_width if self.source == "gguf" else 256
+        if self.source == "gguf" and self.num_hidden_layers == LAYERS_OF_27B:
+            scalar = self.hidden_size / self.num_attention_heads
+        return (self.query_pre_attn_scalar or scalar) ** -0.5
+
+    def is_local(self, layer: int) -> bool:
+        """Whether a layer sees only its window."""
+        if self.layer_types is None:
+            return (layer + 1) % self.sliding_window_pattern != 0
+        kinds = {"sliding_attention": True, "full_attention": False}
+        if len(self.layer_types) != self.num_hidden_layers or set(self.layer_types) - set(kinds):
+            message = f"layer_types are not {self.num_hidden_layers} of {', '.join(kinds)}"
+            raise FormatError(message, where="config")
+        return kinds[self.layer_types[layer]]
+
+
+def attention(config: Config, local: bool, rope: RopeTable) -> Attention:
+    """A layer's attention."""
+    return Attention(
+        width=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_width,
+        scale=config.query_scale,
+        rope=rope,
+        window=config.sliding_window if local else None,
+        soft_cap=config.attn_logit_softcapping,
+        qk_norm=QKNorm(config.rms_norm_eps, norm_offset(config)),
+        biased=config.attention_bias,
+        output_biased=config.attention_bias,
+    )
+
+
+def norm_offset(config: Config) -> float:
+    """Norm weights are stored as w of (1 + w), except in GGUF files, which hold the sum."""
+    return 0.0 if config.source == "gguf" else 1.0
+
+
+def local_rope(config: Config, context: int) -> RopeTable:
+    """The table of layers with a window: never scaled, unless the file has its own entry."""
+    if "sliding_attention" in config.rope_parameters:
+        return rope_table(config, context, "sliding_attention")
+    return RopeTable(config.rope_local_base_freq, config.head_width)
+
+
+def build(config: Config, context: int) -> Program:
+    """The trunk."""
+    width, eps, offset = config.hidden_size, config.rms_norm_eps, norm_offset(config)
+    decoder = Decoder(config, context, family="gemma3", eps=eps, offset=offset)
+    mixers = {
+        True: attention(config, True, local_rope(config, context)),
+        False: attention(config, False, rope_table(config, context, "full_attention")),
+    }
+    mlp = GatedMLP(width, config.intermediate_size, activation(config.hidden_activation))
+    x = decoder.embed(math.sqrt(width))
+    for n in range(config.num_hidden_layers):
+        file, here, mixer = f"model.layers.{n}", f"layers.{n}", mixers[config.is_local(n)]
+        x = decoder.branch(
+            x, mixer, f"{here}.attention", before=f"{file}.input_layernorm.weight",
+            after=f"{file}.post_attention_layernorm.weight",
+            weights=named(mixer, f"{file}.self_attn", ATTENTION), slots={"kv": f"{here}.kv"},
+            out=f"{here}.middle",
+        )  # fmt: skip
+        x = decoder.branch(
+            x, mlp, f"{here}.mlp", before=f"{file}.pre_feedforward_layernorm.weight",
+            after=f"{file}.post_feedforward_layernorm.weight",
+            weights=named(mlp, f"{file}.mlp", MLP), out=f"{here}.out",
+        )  # fmt: skip
+    return decoder.finish(x, soft_cap=config.final_logit_softcapping)

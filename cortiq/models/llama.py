@@ -1,0 +1,71 @@
+"""Llama 2 and 3, SmolLM2, Mistral: grouped-query attention, gated MLP, a norm before each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cortiq.ir import Program
+from cortiq.ir.layers import Attention, GatedMLP
+from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.names import Names
+from cortiq.models.parts import ATTENTION, MLP, Decoder, activation, named
+from cortiq.models.rope import rope_table
+
+ARCHITECTURES = ("llama", "mistral")
+KEYS = Keys(
+    defaults={
+        "mistral": {
+            "max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096,
+        },
+    },
+    gguf_only={"expert_count": 0, "expert_used_count": 0},
+    gguf_tensors={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"},
+)  # fmt: skip
+NAMES = Names()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(BaseConfig):
+    """Fields of `LlamaConfig` and `MistralConfig`."""
+
+    rms_norm_eps: float = 1e-6
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    sliding_window: int | None = None
+
+
+def attention(config: Config, context: int) -> Attention:
+    """Every layer's attention; GGUF files of this family hold q and k rows pair by pair."""
+    return Attention(
+        width=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_width,
+        rope=rope_table(config, context),
+        pairing="interleaved" if config.source == "gguf" else "half",
+        window=config.sliding_window,
+        biased=config.attention_bias,
+        output_biased=config.attention_bias,
+    )
+
+
+def build(config: Config, context: int) -> Program:
+    """The trunk."""
+    decoder = Decoder(config, context, family="llama", eps=config.rms_norm_eps)
+    mixer = attention(config, context)
+    inner, act = config.intermediate_size, activation(config.hidden_act)
+    mlp = GatedMLP(config.hidden_size, inner, act, config.mlp_bias)
+    x = decoder.embed()
+    for n in range(config.num_hidden_layers):
+        file, here = f"model.layers.{n}", f"layers.{n}"
+        x = decoder.branch(
+            x, mixer, f"{here}.attention", before=f"{file}.input_layernorm.weight",
+            weights=named(mixer, f"{file}.self_attn", ATTENTION), slots={"kv": f"{here}.kv"},
+            out=f"{here}.middle",
+        )  # fmt: skip
+        x = decoder.branch(
+            x, mlp, f"{here}.mlp", before=f"{file}.post_attention_layernorm.weight",
+            weights=named(mlp, f"{file}.mlp", MLP), out=f"{here}.out",
+        )  # fmt: skip
+    return decoder.finish(x)

@@ -1,0 +1,77 @@
+"""Mixtral: Llama's blocks with a mixture of experts in place of the MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cortiq.ir import Program
+from cortiq.ir.layers import Attention, MoE
+from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.names import Names
+from cortiq.models.parts import ATTENTION, Decoder, activation, named
+from cortiq.models.rope import rope_table
+
+ARCHITECTURES = ("mixtral", "llama+experts")
+KEYS = Keys()
+NAMES = Names(
+    gguf={
+        "block_sparse_moe.gate": "ffn_gate_inp",
+        "block_sparse_moe.experts.w1": "ffn_gate_exps",
+        "block_sparse_moe.experts.w3": "ffn_up_exps",
+        "block_sparse_moe.experts.w2": "ffn_down_exps",
+    }
+)
+EXPERTS: Mapping[str, str] = {
+    "router": "gate.weight",
+    "gate": "experts.w1.weight",
+    "up": "experts.w3.weight",
+    "down": "experts.w2.weight",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(BaseConfig):
+    """Fields of `MixtralConfig`."""
+
+    num_key_value_heads: int | None = 8
+    max_position_embeddings: int = 131072
+    rms_norm_eps: float = 1e-5
+    hidden_act: str = "silu"
+    sliding_window: int | None = None
+    num_local_experts: int = 8
+    num_experts_per_tok: int = 2
+    default_theta: ClassVar[float] = 1000000.0
+
+
+def build(config: Config, context: int) -> Program:
+    """The trunk."""
+    width = config.hidden_size
+    decoder = Decoder(config, context, family="mixtral", eps=config.rms_norm_eps)
+    mixer = Attention(
+        width=width,
+        heads=config.num_attention_heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_width,
+        rope=rope_table(config, context),
+        pairing="interleaved" if config.source == "gguf" else "half",
+        window=config.sliding_window,
+    )
+    experts = MoE(
+        width, config.intermediate_size, config.num_local_experts, config.num_experts_per_tok,
+        activation(config.hidden_act),
+    )  # fmt: skip
+    x = decoder.embed()
+    for n in range(config.num_hidden_layers):
+        file, here = f"model.layers.{n}", f"layers.{n}"
+        x = decoder.branch(
+            x, mixer, f"{here}.attention", before=f"{file}.input_layernorm.weight",
+            weights=named(mixer, f"{file}.self_attn", ATTENTION), slots={"kv": f"{here}.kv"},
+            out=f"{here}.middle",
+        )  # fmt: skip
+        x = decoder.branch(
+            x, experts, f"{here}.mlp", before=f"{file}.post_attention_layernorm.weight",
+            weights=named(experts, f"{file}.block_sparse_moe", EXPERTS), out=f"{here}.out",
+        )  # fmt: skip
+    return decoder.finish(x)

@@ -1,0 +1,74 @@
+"""Tensor names: those of Hugging Face checkpoints are canonical; GGUF's follow from one table.
+
+A stack of experts has one canonical name, `….experts.w1.weight`. GGUF files hold it as one tensor,
+Hugging Face folders one tensor an expert, `….experts.0.w1.weight` and so on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+PLAIN = re.compile(r"(.+)\.(weight|bias)")
+
+GGUF_TENSORS: Mapping[str, str] = {
+    "lm_head": "output",
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+"""Tensor of a Hugging Face checkpoint, without `model.layers.N.` and `.weight`, to GGUF's."""
+
+IGNORED = re.compile(r".*\.rotary_emb\.inv_freq")
+"""Tensors of old checkpoints that repeat what the config says."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """How a family's tensors are called where it is not the usual way.
+
+    Attributes
+    ----------
+    gguf : entries that replace or extend `GGUF_TENSORS`.
+    """
+
+    gguf: Mapping[str, str] = field(default_factory=dict)
+
+    def in_gguf(self, name: str) -> str:
+        """GGUF's name of a canonical one: `model.layers.3.mlp.up_proj.weight` is `blk.3.ffn_up`…
+
+        Raises
+        ------
+        KeyError : the table does not know the tensor.
+        """
+        table = {**GGUF_TENSORS, **self.gguf}
+        layer = LAYER.fullmatch(name)
+        if layer:
+            index, tensor, kind = layer.groups()
+            return f"blk.{index}.{table[tensor]}.{kind}"
+        plain = PLAIN.fullmatch(name)
+        if plain is None:
+            raise KeyError(name)
+        return f"{table[plain[1]]}.{plain[2]}"
+
+    def of_expert(self, name: str, index: int, source: str) -> str:
+        """The tensor of one expert of a stack, for files that hold them one by one."""
+        if source == "gguf":
+            return self.in_gguf(name).replace("_exps.", f".{index}.")
+        return name.replace(".experts.", f".experts.{index}.")
+
+    def in_file(self, name: str, source: str) -> str:
+        """The tensor's name in a file of this kind, stacks as one tensor."""
+        return self.in_gguf(name) if source == "gguf" else name

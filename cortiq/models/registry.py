@@ -1,0 +1,82 @@
+"""Which family reads which architecture: our own, and those that plugins bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Protocol
+
+from cortiq.errors import UnsupportedError
+from cortiq.models.config import BaseConfig, config_from_json
+from cortiq.models.gguf_config import config_from_gguf
+
+OWN = ("llama", "gemma3", "mixtral", "lfm2")
+"""Modules of this package, in the order they are listed."""
+
+EXPERTS = "+experts"
+"""Added to a GGUF architecture whose file holds experts: Mixtral's is `llama`."""
+
+
+class Checkpoint(Protocol):
+    """What is read of an open model, as `cortiq.formats.open_checkpoint` returns it."""
+
+    kind: str
+    config: Mapping[str, Any]
+    architecture: str
+
+    @property
+    def tensor_names(self) -> Iterable[str]:
+        """All names."""
+        ...
+
+    def __contains__(self, name: object) -> bool: ...
+
+    def tensor(self, name: str) -> Any:
+        """A tensor with `shape`, `type` and `raw`."""
+        ...
+
+
+def families(extra: Sequence[ModuleType] = ()) -> dict[str, ModuleType]:
+    """Architecture (`model_type`, or GGUF's) to family; `extra` are those of plugins.
+
+    A plugin may add architectures; one that names ours again replaces it.
+    """
+    modules = [import_module(f"cortiq.models.{name}") for name in OWN]
+    return {name: module for module in [*modules, *extra] for name in module.ARCHITECTURES}
+
+
+def family_name(family: ModuleType) -> str:
+    """A family's name: that of its module."""
+    return family.__name__.rpartition(".")[2]
+
+
+def architecture_of(checkpoint: Checkpoint) -> str:
+    """What the registry looks up; GGUF files with experts have `+experts` added."""
+    name = checkpoint.architecture
+    if checkpoint.kind == "gguf" and checkpoint.config.get(f"{name}.expert_count", 0):
+        return name + EXPERTS
+    return name
+
+
+def family_for(checkpoint: Checkpoint, extra: Sequence[ModuleType] = ()) -> ModuleType:
+    """The family that reads a checkpoint; `UnsupportedError` lists the architectures there are."""
+    known = families(extra)
+    name = architecture_of(checkpoint)
+    if name not in known:
+        message = f"architecture {name!r} is not supported"
+        raise UnsupportedError(message, where=place(checkpoint), hint=f"supported: {list(known)}")
+    return known[name]
+
+
+def place(checkpoint: Checkpoint) -> str:
+    """The file or name of a checkpoint, for messages."""
+    return str(getattr(checkpoint, "path", checkpoint.architecture))
+
+
+def read_config(family: ModuleType, checkpoint: Checkpoint) -> BaseConfig:
+    """The checkpoint's configuration, every key of it known by name."""
+    where = place(checkpoint)
+    if checkpoint.kind == "gguf":
+        return config_from_gguf(family.Config, family.KEYS, checkpoint, where=where)
+    return config_from_json(family.Config, family.KEYS, checkpoint.config, where=where)

@@ -1,0 +1,57 @@
+"""Rotary tables from the parameters of a config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cortiq.errors import FormatError
+from cortiq.models.config import BaseConfig
+from cortiq.numerics.rope import RopeTable
+from cortiq.numerics.rope_scaling import scaling_of
+
+RENAMED: Mapping[str, str] = {
+    "original_max_position_embeddings": "original_context",
+    "short_factor": "short_factors",
+    "long_factor": "long_factors",
+}
+"""Parameters of config.json that `rope_scaling` calls otherwise."""
+
+NEEDS_ORIGINAL = ("llama3", "yarn", "longrope")
+"""Types whose original context is the model's own unless the file says otherwise."""
+
+
+def rope_table(config: BaseConfig, context: int, layer_type: str | None = None) -> RopeTable:
+    """The table of a config's `rope_parameters`, or of their entry for a layer type.
+
+    The choice that longrope makes by length is made by `context`, once, for every position.
+
+    Raises
+    ------
+    UnsupportedError : an unknown type or parameter, or "dynamic", by name.
+    """
+    given = dict(config.rope_parameters)
+    if layer_type is not None:
+        given = dict(given.get(layer_type, given))
+    if any(isinstance(value, Mapping) for value in given.values()):
+        message = f"rope_parameters are per layer type: {sorted(given)}"
+        raise FormatError(message, where="config")
+    kind = given.pop("rope_type", "default")
+    theta = float(given.pop("rope_theta", config.default_theta))
+    dim = int(config.head_width * float(given.pop("partial_rotary_factor", 1.0)))
+    parameters = {RENAMED.get(key, key): _plain(value) for key, value in given.items()}
+    if kind in NEEDS_ORIGINAL:
+        parameters.setdefault("original_context", config.max_position_embeddings)
+        if kind != "llama3":
+            implied = config.max_position_embeddings / parameters["original_context"]
+            parameters.setdefault("factor", implied)
+    if kind == "longrope":
+        parameters["declared_context"] = context
+    if kind in ("default", "frequency_factors", "linear"):
+        parameters.pop("original_context", None)
+    return RopeTable(theta, dim, scaling_of(kind, parameters))
+
+
+def _plain(value: Any) -> Any:
+    """Lists as tuples, so that tables compare and hash."""
+    return tuple(float(v) for v in value) if isinstance(value, list | tuple) else value

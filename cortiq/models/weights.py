@@ -1,0 +1,107 @@
+"""Weights from the tensors of a file: views of their codes, or floats converted when needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.errors import FormatError, RequestError
+from cortiq.numerics.layouts import LAYOUTS, Layout, Weight, floats
+
+FORMATS = ("w16", "w8", "w8b256", "f32")
+"""Layouts that float matrices can be converted to."""
+
+
+class Tensor(Protocol):
+    """A tensor in the file's own codes: `formats.checkpoint.RawTensor`."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    raw: npt.NDArray[np.uint8]
+
+
+class ConvertedParts(Mapping[str, npt.NDArray[np.generic]]):
+    """Parts of a weight that are computed from float tensors when one of them is looked at.
+
+    Loading a model reads nothing; a tensor with NaN or infinity is named when it is converted.
+    """
+
+    def __init__(self, sources: Sequence[Weight], names: Sequence[str], layout: Layout) -> None:
+        self._sources, self._names, self._layout = sources, names, layout
+        self._parts: dict[str, npt.NDArray[np.generic]] | None = None
+
+    def _computed(self) -> dict[str, npt.NDArray[np.generic]]:
+        if self._parts is None:
+            from cortiq.numerics.weights import convert
+
+            pairs = zip(self._sources, self._names, strict=True)
+            done = [convert(w, self._layout.name, name).parts for w, name in pairs]
+            self._parts = {
+                key: done[0][key] if len(done) == 1 else np.concatenate([p[key] for p in done])
+                for key in done[0]
+            }
+        return self._parts
+
+    def __getitem__(self, key: str) -> npt.NDArray[np.generic]:
+        return self._computed()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._computed())
+
+    def __len__(self) -> int:
+        return len(self._computed())
+
+
+def matrix_weight(tensors: Sequence[Tensor], shape: tuple[int, ...], layout: str) -> Weight:
+    """A matrix, or a stack of them as one tensor or several, as a `Weight` of E·N rows.
+
+    Block layouts stay in the file's codes and are not copied; F32, F16 and BF16 become `layout`.
+    """
+    if layout not in FORMATS:
+        hint = f"one of {', '.join(FORMATS)}"
+        raise RequestError(f"no weight format is called {layout!r}", where="format", hint=hint)
+    rows, columns = prod(shape[:-1]) // len(tensors), shape[-1]
+    raws = [raw_weight(t, (rows, columns)) for t in tensors]
+    kinds = {w.layout.name for w in raws}
+    if len(kinds) > 1 and any(w.layout.kind != "float" for w in raws):
+        message = f"experts of one stack are in several layouts: {', '.join(sorted(kinds))}"
+        raise FormatError(message, where=tensors[0].name)
+    if raws[0].layout.kind != "float" or (layout == "f32" and len(kinds) == 1):
+        return _stacked(raws)
+    names, target = [t.name for t in tensors], LAYOUTS[layout]
+    if layout == "f32":
+        values = [floats(w, name) for w, name in zip(raws, names, strict=True)]
+        return Weight.from_floats(np.concatenate(values))
+    return Weight(target, (rows * len(raws), columns), ConvertedParts(raws, names, target))
+
+
+def _stacked(weights: Sequence[Weight]) -> Weight:
+    """Rows of all weights one after the other; a single one stays a view."""
+    if len(weights) == 1:
+        return weights[0]
+    raw = np.concatenate([w.parts["raw"] for w in weights])
+    rows = sum(w.shape[0] for w in weights)
+    return Weight.from_bytes(weights[0].layout, raw, (rows, weights[0].shape[1]))
+
+
+def vector_weight(tensors: Sequence[Tensor], shape: tuple[int, ...]) -> Weight:
+    """A norm, bias or other small float tensor as a float32 `Weight` (1, n), or (N, K) taps."""
+    (tensor,) = tensors
+    size = (1, shape[0]) if len(shape) == 1 else (prod(shape[:-1]), shape[-1])
+    weight = raw_weight(tensor, size)
+    if weight.layout.kind != "float":
+        message = f"is quantised ({tensor.type}), but a graph takes it as floats"
+        raise FormatError(message, where=tensor.name)
+    if weight.layout is LAYOUTS["f32"]:
+        return weight
+    return Weight.from_floats(floats(weight, tensor.name))
+
+
+def raw_weight(tensor: Any, shape: tuple[int, int]) -> Weight:
+    """The tensor's bytes as a weight in the file's layout."""
+    return Weight.from_bytes(LAYOUTS[tensor.type], tensor.raw, shape)
