@@ -121,7 +121,7 @@ def run(
         )
         while pending is not None and not cancelled():
             ahead = None if output.complete else session.follow(pending, wants)
-            row = pending.read()
+            row = session.read(pending)
             stats.token_arrived()
             piece = output.commit(drawn_token(row, request, vocabulary), row)
             if piece:

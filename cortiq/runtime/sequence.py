@@ -8,12 +8,12 @@ from typing import Any
 
 from cortiq.backend import (
     Batch,
+    BatchResult,
     Digest,
     Drawn,
     Executable,
     Outcome,
     Row,
-    State,
     Status,
     Ticket,
     Want,
@@ -25,40 +25,20 @@ Progress = Callable[[int, int], None]
 """Called with the rows done and the rows in all."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pending:
-    """The last row of a batch under way.
+    """A batch under way, and the place of its last row.
 
     Attributes
     ----------
-    state : the sequence it belongs to.
     ticket : the batch.
-    row : its index among the batch's rows.
+    row : index of the row in the batch.
     position : its position in the sequence.
     """
 
-    state: State
     ticket: Ticket
     row: int
     position: int
-
-    def read(self) -> RowResult:
-        """Wait for the row's wants.
-
-        Raises
-        ------
-        SequenceFailedError : a value left the domain; the sequence is cleared.
-        DeclinedError : the backend refused the batch before anything moved.
-        """
-        return self.rows()[self.row]
-
-    def rows(self) -> Sequence[RowResult]:
-        """Wait for the wants of every row of the batch; raises what `read` raises."""
-        result = self.ticket.result()
-        if self.state not in result.outcomes:
-            raise BackendError("the backend says nothing of what became of a sequence")
-        check_outcome(result.outcomes[self.state], self.position)
-        return result.rows
 
 
 def check_outcome(outcome: Outcome, position: int) -> None:
@@ -92,6 +72,7 @@ class Session:
         self.executable = executable
         self.state = executable.open(limit)
         self.length = 0
+        self._under_way: list[Pending] = []
         if not self.state.reserve(limit):
             self.state.release()
             raise RequestError(
@@ -104,7 +85,11 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.state.release()
+        try:
+            while self._under_way:
+                self._under_way.pop().ticket.result()
+        finally:
+            self.state.release()
 
     def feed(
         self, ids: Sequence[int | Drawn], wants: tuple[Want, ...], *, every: bool = False
@@ -117,7 +102,31 @@ class Session:
         ]
         ticket = self.executable.forward(Batch(rows))
         self.length += len(ids)
-        return Pending(self.state, ticket, last, self.length - 1)
+        pending = Pending(ticket, last, self.length - 1)
+        self._under_way.append(pending)
+        return pending
+
+    def read(self, pending: Pending) -> RowResult:
+        """Wait for a batch; return what its last row brought.
+
+        Raises
+        ------
+        SequenceFailedError : a value left the domain; the sequence is cleared.
+        DeclinedError : the backend refused the batch before anything moved.
+        """
+        return self.read_rows(pending)[pending.row]
+
+    def read_rows(self, pending: Pending) -> Sequence[RowResult]:
+        """Wait for a batch; return what each of its rows brought. Raises what `read` raises."""
+        result = self._wait(pending)
+        if self.state not in result.outcomes:
+            raise BackendError("the backend does not say what became of a sequence")
+        check_outcome(result.outcomes[self.state], pending.position)
+        return result.rows
+
+    def _wait(self, pending: Pending) -> BatchResult:
+        self._under_way.remove(pending)
+        return pending.ticket.result()
 
     def prefill(
         self,
@@ -140,7 +149,7 @@ class Session:
             chunk = ids[start : start + chunk_rows]
             if start == starts[-1]:
                 return self.feed(chunk, wants)
-            self.feed(chunk, ()).read()
+            self.read(self.feed(chunk, ()))
             if progress:
                 progress(start + len(chunk), len(ids))
         raise RequestError("the prompt has no tokens")
@@ -155,7 +164,7 @@ class Session:
         What became of it concerns nobody, so its outcome is not looked at; the sequence is to be
         used no further unless the rewind reached the wanted length.
         """
-        result = pending.ticket.result()
+        result = self._wait(pending)
         self.length = pending.position
         outcome = result.outcomes.get(self.state)
         if outcome is not None and outcome.status is Status.COMPLETED:
