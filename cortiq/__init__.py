@@ -13,12 +13,13 @@ from cortiq.errors import CortiqError
 
 if TYPE_CHECKING:
     from cortiq.runtime.generate import Generation
-    from cortiq.runtime.model import Model, load
+    from cortiq.runtime.load import load
+    from cortiq.runtime.model import Model
 
 __all__ = ["CortiqError", "Generation", "Model", "load"]
 
 _LAZY = {
-    "load": "cortiq.runtime.model",
+    "load": "cortiq.runtime.load",
     "Model": "cortiq.runtime.model",
     "Generation": "cortiq.runtime.generate",
 }

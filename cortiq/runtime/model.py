@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
-from cortiq.backend import Backend, CompileOptions, Executable
+from cortiq.backend import Executable
 from cortiq.errors import RequestError, TokenizerError
 from cortiq.ir import Program
 from cortiq.numerics.contract import CONTRACT_VERSION
@@ -20,7 +18,7 @@ from cortiq.runtime.generate import Generation, Output, Stream, run
 from cortiq.runtime.request import Request, make_request, with_seed
 from cortiq.runtime.score import Score, score_ids
 from cortiq.runtime.sequence import Progress
-from cortiq.runtime.source import Source, open_source
+from cortiq.runtime.source import Source
 from cortiq.runtime.statistics import Statistics
 from cortiq.tokenizer.tokenizer import Tokenizer
 
@@ -213,7 +211,13 @@ class Model:
                 where=self.name,
                 hint="give it a raw text to continue instead of a conversation",
             )
-        text = render(template, messages, self.tokenizer, template_options or {})
+        text = render(
+            template,
+            messages,
+            options=template_options,
+            bos_token=self.tokenizer.bos_token,
+            eos_token=self.tokenizer.eos_token,
+        )
         return self.tokenizer.encode(text, add_bos=False, parse_special=True)
 
     def chat(
@@ -254,36 +258,3 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def load(
-    name: str,
-    *,
-    progress: Callable[[str, int, int], None] | None = None,
-    **options: Any,
-) -> Model:
-    """Open a model and compile it for a backend.
-
-    Parameters
-    ----------
-    name : a known name, a file, a folder, `hf:organisation/name@revision`, or `synthetic:NAME`.
-    progress : called while a model is fetched: what is done, bytes done, bytes in all.
-    options : fields of `cortiq.options.LoadOptions`.
-
-    Raises
-    ------
-    ModelNotFoundError, DownloadError, FormatError, UnsupportedError : about the model.
-    BackendError, DeclinedError : about the backend.
-    """
-    started = time.perf_counter()
-    chosen = resolve(LoadOptions, options)
-    backend, device = choose_backend(chosen)
-    source = open_source(name, chosen, progress)
-    try:
-        executable = _compile(source, backend, device, chosen)
-    except BaseException:
-        source.close()
-        raise
-    model = Model(name, source, executable, backend.name, device, chosen)
-    model.load_seconds = time.perf_counter() - started
-    return model
