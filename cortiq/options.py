@@ -1,0 +1,280 @@
+"""Every option of loading, generating and scoring, defined once.
+
+A field of these classes is an argument of the Python API, a flag of the command line, and a
+variable of the environment (`CORTIQ_` and its name in capitals). What is given explicitly wins
+over the environment, which wins over the default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from cortiq.errors import RequestError
+
+ENVIRONMENT_PREFIX = "CORTIQ_"
+TRUE_WORDS = ("1", "true", "yes", "on")
+FALSE_WORDS = ("0", "false", "no", "off")
+
+Options = TypeVar("Options", bound="OptionSet")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is known of an option besides its default.
+
+    Attributes
+    ----------
+    help : the sentence `--help` shows.
+    type : of one value: str, int, float or bool.
+    least, most : bounds of a number, both allowed.
+    above : a bound that is not allowed itself.
+    choices : the words allowed.
+    repeated : a tuple of values: the flag may be given again, the environment separates by commas.
+    bias : pairs ID=VALUE, kept as a mapping.
+    bits : whether a value can change a logit or a token.
+    metavar : how `--help` names the value.
+    """
+
+    help: str
+    type: type = str
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    choices: tuple[str, ...] = ()
+    repeated: bool = False
+    bias: bool = False
+    bits: bool = False
+    metavar: str | None = None
+
+
+def option(default: Any, help: str, type: type = str, **details: Any) -> Any:
+    """A field of an option class."""
+    return field(default=default, metadata={"spec": Spec(help, type, **details)})
+
+
+@dataclass(frozen=True)
+class OptionSet:
+    """Base of the option classes: checks every value against its `Spec`.
+
+    Raises
+    ------
+    RequestError : a value is of the wrong type or out of range; the message names the option.
+    """
+
+    def __post_init__(self) -> None:
+        for name, spec in specs(type(self)).items():
+            object.__setattr__(self, name, _checked(name, spec, getattr(self, name)))
+
+
+def specs(options: type[OptionSet]) -> dict[str, Spec]:
+    """The `Spec` of every option of a class, by name."""
+    return {f.name: f.metadata["spec"] for f in dataclasses.fields(options)}
+
+
+def defaults(options: type[OptionSet]) -> dict[str, Any]:
+    """The default of every option of a class, by name."""
+    return {f.name: f.default for f in dataclasses.fields(options)}
+
+
+def flag(name: str) -> str:
+    """The command line's flag of an option."""
+    return "--" + name.replace("_", "-")
+
+
+def environment_name(name: str) -> str:
+    """The environment's variable of an option."""
+    return ENVIRONMENT_PREFIX + name.upper()
+
+
+def resolve(
+    options: type[Options],
+    given: Mapping[str, Any],
+    environment: Mapping[str, str] = os.environ,
+) -> Options:
+    """Options from what was given (None counts as not given), the environment, and the defaults.
+
+    Raises
+    ------
+    RequestError : an unknown name, or a value that is not allowed.
+    """
+    known = specs(options)
+    for name in given:
+        if name not in known:
+            raise _unknown(name, list(known))
+    values = {name: value for name, value in given.items() if value is not None}
+    for name, spec in known.items():
+        text = environment.get(environment_name(name), "")
+        if text and name not in values:
+            values[name] = _from_text(name, spec, text)
+    return options(**values)
+
+
+def select(options: type[OptionSet], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the given arguments that are options of this class."""
+    return {name: value for name, value in given.items() if name in specs(options)}
+
+
+def _unknown(name: str, known: Sequence[str]) -> RequestError:
+    close = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known options: {', '.join(known)}"
+    return RequestError(f"there is no option {name!r}", hint=hint)
+
+
+def _from_text(name: str, spec: Spec, text: str) -> Any:
+    """The value a variable of the environment stands for."""
+    parts = text.split(",") if spec.repeated or spec.bias else [text]
+    try:
+        values = parse_bias(parts) if spec.bias else tuple(_word(spec, part) for part in parts)
+    except ValueError:
+        where = environment_name(name)
+        raise RequestError(f"{text!r} is not {_described(spec)}", where=where) from None
+    return values if spec.repeated or spec.bias else values[0]
+
+
+def _word(spec: Spec, text: str) -> Any:
+    if spec.type is not bool:
+        return spec.type(text)
+    word = text.strip().lower()
+    if word not in (*TRUE_WORDS, *FALSE_WORDS):
+        raise ValueError(text)
+    return word in TRUE_WORDS
+
+
+def parse_bias(pairs: Sequence[str]) -> dict[int, float]:
+    """`ID=VALUE` pairs as a mapping; ValueError when one of them is not a pair of numbers."""
+    split = (pair.partition("=") for pair in pairs)
+    return {int(token): float(value) for token, _, value in split}
+
+
+def _checked(name: str, spec: Spec, value: Any) -> Any:
+    if spec.bias:
+        return _checked_bias(name, value)
+    if spec.repeated:
+        if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+            value = (value,)
+        return tuple(_checked_one(name, spec, item) for item in value)
+    return value if value is None else _checked_one(name, spec, value)
+
+
+def _checked_bias(name: str, value: Any) -> dict[int, float]:
+    token, amount = Spec("", int, least=0), Spec("", float)
+    pairs = dict(value or {}).items()
+    return {_checked_one(name, token, i): _checked_one(name, amount, b) for i, b in pairs}
+
+
+def _checked_one(name: str, spec: Spec, value: Any) -> Any:
+    if spec.type is float and type(value) is int:
+        value = float(value)
+    if spec.type is int and hasattr(value, "__index__") and not isinstance(value, bool):
+        value = int(value)
+    if type(value) is not spec.type or not _allowed(spec, value):
+        raise RequestError(f"{name} is {value!r}, not {_described(spec)}", where=flag(name))
+    return value
+
+
+def _allowed(spec: Spec, value: Any) -> bool:
+    if spec.choices:
+        return value in spec.choices
+    if spec.type not in (int, float):
+        return True
+    low = spec.least is None or value >= spec.least
+    high = spec.most is None or value <= spec.most
+    finite = abs(value) < float("inf")
+    return finite and low and high and (spec.above is None or value > spec.above)
+
+
+def _described(spec: Spec) -> str:
+    if spec.choices:
+        return "one of " + ", ".join(spec.choices)
+    if spec.bias:
+        return "pairs ID=VALUE"
+    kind = {int: "an integer", float: "a finite number", bool: "true or false", str: "a text"}
+    bounds = [f"above {spec.above:g}"] if spec.above is not None else []
+    bounds += [f"at least {spec.least:g}"] if spec.least is not None else []
+    bounds += [f"at most {spec.most:g}"] if spec.most is not None else []
+    return " ".join([kind[spec.type], " and ".join(bounds)]).strip()
+
+
+@dataclass(frozen=True)
+class LoadOptions(OptionSet):
+    """How a model is opened and compiled."""
+
+    backend: str | None = option(
+        None, "Backend, and its device after a colon; without it the best available.",
+        metavar="NAME[:DEVICE]",
+    )  # fmt: skip
+    device: str | None = option(None, "Device of the backend.", metavar="NAME")
+    context: int | None = option(
+        None, "Longest sequence in tokens; without it what the model declares.", int, least=1,
+        bits=True,
+    )  # fmt: skip
+    weight_format: str | None = option(
+        None, "Format for weights that the file stores as floats: w8, w8b256, w16 or f32.",
+        bits=True, choices=("w8", "w8b256", "w16", "f32"),
+    )  # fmt: skip
+    threads: int = option(0, "Host threads; 0 is one per core.", int, least=0)
+    strict_placement: bool = option(
+        False, "Fail when the backend declines a node, instead of using the reference for it.", bool
+    )
+
+
+@dataclass(frozen=True)
+class GenerateOptions(OptionSet):
+    """How text is generated. The sampling chain's order is fixed: `cortiq.numerics.sampling`."""
+
+    max_tokens: int = option(256, "Tokens to generate at most.", int, least=1)
+    temperature: float = option(
+        0.0, "0 takes the most likely token; higher values draw more freely.", float, least=0.0,
+        bits=True,
+    )  # fmt: skip
+    top_k: int = option(0, "Draw among this many tokens; 0 for all.", int, least=0, bits=True)
+    top_p: float = option(
+        1.0, "Draw among the most likely tokens that add up to this probability.", float,
+        above=0.0, most=1.0, bits=True,
+    )  # fmt: skip
+    min_p: float = option(
+        0.0, "Draw among tokens at least this likely, relative to the most likely.", float,
+        least=0.0, most=1.0, bits=True,
+    )  # fmt: skip
+    repetition_penalty: float = option(
+        1.0, "Divide the logits of tokens seen before (multiply negative ones).", float,
+        above=0.0, bits=True,
+    )  # fmt: skip
+    presence_penalty: float = option(
+        0.0, "Subtract from the logits of tokens seen before.", float, bits=True
+    )
+    frequency_penalty: float = option(
+        0.0, "Subtract from a token's logit for every time it was seen.", float, bits=True
+    )
+    logit_bias: Mapping[int, float] = option(
+        None, "Add to the logit of a token.", bias=True, bits=True, metavar="ID=VALUE"
+    )
+    seed: int | None = option(
+        None, "Seed of the draws; without it one is drawn and reported.", int, least=0,
+        most=2**53 - 1, bits=True,
+    )  # fmt: skip
+    stop: tuple[str, ...] = option((), "End before this text; may be repeated.", repeated=True)
+    stop_ids: tuple[int, ...] = option(
+        (), "End after this token id; may be repeated.", int, least=0, repeated=True
+    )
+    ignore_eos: bool = option(False, "Go on after the model's own end tokens.", bool)
+    chunk_rows: int = option(
+        256, "Prompt tokens computed at a time; changes no token.", int, least=1
+    )
+
+
+@dataclass(frozen=True)
+class ScoreOptions(OptionSet):
+    """How a text is scored."""
+
+    window: int = option(512, "Input tokens of a window.", int, least=2)
+    windows: int | None = option(None, "Windows scored at most; without it all.", int, least=1)
+    bos: str = option(
+        "auto", "Put the start token before each window; auto: where the tokenizer does.",
+        choices=("auto", "yes", "no"),
+    )  # fmt: skip

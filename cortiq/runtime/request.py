@@ -1,0 +1,151 @@
+"""A request: a prompt and its options, checked before any work is done."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+
+from cortiq.backend import Argmax, Draw, Want
+from cortiq.errors import RequestError
+from cortiq.ir import Program
+from cortiq.numerics.sampling import Sampling
+from cortiq.options import GenerateOptions
+
+SEED_BITS = 32
+"""Bits of a seed that nobody gave: enough to differ, few enough to type in again."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the generation loop works on.
+
+    Attributes
+    ----------
+    prompt : token ids.
+    sampling : how tokens are drawn; its seed is the one reported.
+    greedy : whether every token is the plain argmax of the logits.
+    max_tokens : tokens to generate at most, already cut to what the context has room for.
+    end_ids : ids after which generation ends.
+    stop : texts before which it ends.
+    chunk_rows : prompt rows a batch.
+    note : what the caller should know about the limits.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    greedy: bool
+    max_tokens: int
+    end_ids: frozenset[int]
+    stop: tuple[str, ...]
+    chunk_rows: int
+    note: str = ""
+
+    @property
+    def want(self) -> Want:
+        """What brings the next token."""
+        return Argmax() if self.greedy else Draw(self.sampling)
+
+    @property
+    def limit(self) -> int:
+        """Positions the sequence needs: the last token generated is never fed."""
+        return len(self.prompt) + self.max_tokens - 1
+
+
+def vocabulary_size(program: Program) -> int:
+    """Number of token ids the trunk has logits for."""
+    return program.trunk.values["logits"].shape[0]
+
+
+def check_prompt(ids: Iterable[int], program: Program) -> tuple[int, ...]:
+    """Token ids as a tuple of int.
+
+    Raises
+    ------
+    RequestError : there are none, one is no id of the vocabulary, or they exceed the context.
+    """
+    prompt = tuple(_as_id(token) for token in ids)
+    vocabulary = vocabulary_size(program)
+    if not prompt:
+        raise RequestError("the prompt is empty", hint="give at least one character or token id")
+    for position, token in enumerate(prompt):
+        if not 0 <= token < vocabulary:
+            raise RequestError(
+                f"token id {token} is outside the vocabulary of {vocabulary}",
+                where=f"prompt, position {position}",
+            )
+    if len(prompt) > program.context:
+        raise RequestError(
+            f"the prompt has {len(prompt)} tokens, the context is {program.context}",
+            hint="shorten the prompt, or load the model with a longer context",
+        )
+    return prompt
+
+
+def _as_id(token: int) -> int:
+    if isinstance(token, bool) or not hasattr(token, "__index__"):
+        raise RequestError(f"{token!r} is not a token id", where="prompt")
+    return token.__index__()
+
+
+def make_request(
+    ids: Sequence[int], options: GenerateOptions, program: Program, eos_ids: Iterable[int]
+) -> Request:
+    """Check a prompt and its options against the program.
+
+    Raises
+    ------
+    RequestError : the prompt is empty, too long or out of the vocabulary, or so is an option.
+    """
+    prompt = check_prompt(ids, program)
+    vocabulary = vocabulary_size(program)
+    for name in ("logit_bias", "stop_ids"):
+        for token in getattr(options, name) or ():
+            if token >= vocabulary:
+                message = f"token id {token} is outside the vocabulary of {vocabulary}"
+                raise RequestError(message, where=name)
+    if "" in options.stop:
+        raise RequestError("a stop string is empty", where="stop")
+    room = program.context - len(prompt)
+    if room == 0:
+        raise RequestError(
+            f"the prompt fills the context of {program.context} tokens: no room to generate",
+            hint="shorten the prompt, or load the model with a longer context",
+        )
+    note = f"the context of {program.context} tokens is full" if room < options.max_tokens else ""
+    ends = set(options.stop_ids) | (set() if options.ignore_eos else set(eos_ids))
+    sampling = sampling_of(options)
+    return Request(
+        prompt=prompt,
+        sampling=sampling,
+        greedy=is_greedy(options),
+        max_tokens=min(room, options.max_tokens),
+        end_ids=frozenset(ends),
+        stop=options.stop,
+        chunk_rows=options.chunk_rows,
+        note=note,
+    )
+
+
+def with_seed(options: GenerateOptions) -> GenerateOptions:
+    """The options with a seed: the given one, or one drawn from the system's randomness."""
+    if options.seed is not None:
+        return options
+    return replace(options, seed=secrets.randbits(SEED_BITS))
+
+
+def is_greedy(options: GenerateOptions) -> bool:
+    """Whether a token is the argmax of the logits themselves: nothing is drawn or adjusted."""
+    adjusted = (
+        bool(options.logit_bias)
+        or options.repetition_penalty != 1.0
+        or options.presence_penalty != 0.0
+        or options.frequency_penalty != 0.0
+    )
+    return options.temperature == 0.0 and not adjusted
+
+
+def sampling_of(options: GenerateOptions) -> Sampling:
+    """The contract's sampling options; a seed must have been chosen (`with_seed`)."""
+    values = {field.name: getattr(options, field.name) for field in fields(Sampling)}
+    return Sampling(**values | {"logit_bias": dict(options.logit_bias or {})})
