@@ -121,7 +121,7 @@ def installed_entry_points(reject: Callable[[str, str], None]) -> Iterator[metad
     for distribution in metadata.distributions():
         if hookspecs.GROUP not in (distribution.read_text("entry_points.txt") or ""):
             continue
-        name = distribution.metadata["Name"] or "a distribution without a name"
+        name = _distribution_name(distribution)
         if name in seen:
             continue
         seen.add(name)
@@ -129,6 +129,13 @@ def installed_entry_points(reject: Callable[[str, str], None]) -> Iterator[metad
             yield from distribution.entry_points.select(group=hookspecs.GROUP)
         except Exception as error:
             reject(name, f"its entry_points.txt cannot be read: {one_line(error)}")
+
+
+def _distribution_name(distribution: metadata.Distribution) -> str:
+    try:
+        return distribution.metadata["Name"] or "a distribution without a name"
+    except Exception as error:  # METADATA is missing or malformed
+        return f"a distribution without metadata ({one_line(error)})"
 
 
 def _only_from_environment() -> list[str] | None:
@@ -140,7 +147,7 @@ def _only_from_environment() -> list[str] | None:
 
 def _from_entry_point(point: metadata.EntryPoint) -> _Candidate:
     dist = point.dist
-    source = f"{dist.name} {dist.version}" if dist else point.value
+    source = f"{_distribution_name(dist)} {dist.version}" if dist else point.value
     return _Candidate(point.name, source, point.load)
 
 
