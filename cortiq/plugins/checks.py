@@ -1,0 +1,144 @@
+"""What a plugin must be before it is let in; each check raises a sentence about the plugin."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from cortiq import hookspecs
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import click
+
+    from cortiq.backend import Backend
+
+HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("cortiq_"))
+"""Names of all hooks."""
+BACKEND_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+class BrokenPluginError(Exception):
+    """The sentence that says what is wrong with a plugin."""
+
+
+def one_line(error: BaseException) -> str:
+    """Kind and message of an error, on one line."""
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def sentence(error: BaseException) -> str:
+    """What a `PluginProblem` says about an error met while loading."""
+    if isinstance(error, BrokenPluginError):
+        return str(error)
+    if isinstance(error, pluggy.PluginValidationError):
+        return f"a hook has the wrong signature: {' '.join(str(error).split())}"
+    return one_line(error)
+
+
+def check_marked(plugin: object) -> None:
+    """Refuse functions named as a hook that lack the mark, which pluggy passes over in silence."""
+    marker = f"{hookspecs.PROJECT}_impl"
+    for name in HOOKS:
+        function = inspect.getattr_static(plugin, name, None)
+        function = getattr(function, "__func__", function)
+        if inspect.isroutine(function) and not hasattr(function, marker):
+            raise BrokenPluginError(f"{name} is not marked with @hookimpl, so nothing calls it")
+
+
+def check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
+    """Refuse a plugin with a hook that cortiq doesn't have (a misspelt one), or with no hook."""
+    callers = manager.get_hookcallers(plugin) or []
+    if not callers:
+        raise BrokenPluginError(f"implements no hook; there are {', '.join(HOOKS)}")
+    try:
+        manager.check_pending()
+    except pluggy.PluginValidationError:
+        unknown = [caller.name for caller in callers if not caller.has_spec()]
+        near = difflib.get_close_matches(unknown[0], HOOKS, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(HOOKS)}"
+        raise BrokenPluginError(f"cortiq has no hook {unknown[0]!r}; {advice}") from None
+
+
+def flatten(hook: str, results: Sequence[Any]) -> list[Any]:
+    """All objects that a plugin's implementations of a hook returned."""
+    if not results:
+        raise BrokenPluginError(f"{hook} returned None; it returns a list")
+    for result in results:
+        if isinstance(result, str | bytes) or not isinstance(result, Iterable):
+            raise BrokenPluginError(f"{hook} returned {_an(result)}; it returns a list")
+    return [item for result in results for item in result]
+
+
+def _an(value: object) -> str:
+    return f"an object of type {type(value).__name__}"
+
+
+def check_backends(found: Sequence[Any]) -> list[Backend]:
+    """Refuse what is not a backend, has no proper name, or was built for another version."""
+    for backend in found:
+        _check_is_backend(backend)
+        _check_versions(backend)
+    names = [backend.name for backend in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise BrokenPluginError(f"brings the backend {name!r} twice")
+    return list(found)
+
+
+def _check_is_backend(backend: Any) -> None:
+    from cortiq.backend import Backend  # numpy, which `cortiq --help` must not need
+
+    if isinstance(backend, type):
+        raise BrokenPluginError(f"{backend.__name__} is a class; cortiq_backends returns objects")
+    members = [n for n in (*Backend.__annotations__, *vars(Backend)) if not n.startswith("_")]
+    missing = [n for n in members if not hasattr(backend, n)]
+    if missing:
+        raise BrokenPluginError(f"{_an(backend)} is no backend: it lacks {', '.join(missing)}")
+    if not isinstance(backend.name, str) or not BACKEND_NAME.fullmatch(backend.name):
+        raise BrokenPluginError(f"{backend.name!r} cannot be the name of a backend")
+    if not isinstance(backend.priority, int):
+        raise BrokenPluginError(f"the priority of {backend.name!r} is not an integer")
+
+
+def _check_versions(backend: Backend) -> None:
+    from cortiq.backend import Versions
+
+    ours = Versions()
+    for what in ("hookspec", "ir", "contract"):
+        theirs, mine = getattr(backend.versions, what, None), getattr(ours, what)
+        if theirs != mine:
+            raise BrokenPluginError(
+                f"the backend {backend.name!r} was built for {what} version {theirs};"
+                f" this cortiq has {mine}"
+            )
+
+
+def check_families(found: Sequence[Any]) -> list[ModuleType]:
+    """Refuse families without ARCHITECTURES or `build`."""
+    for family in found:
+        name = getattr(family, "__name__", _an(family))
+        if not getattr(family, "ARCHITECTURES", None):
+            raise BrokenPluginError(f"the family {name} names no ARCHITECTURES")
+        if not callable(getattr(family, "build", None)):
+            raise BrokenPluginError(f"the family {name} has no function `build`")
+    return list(found)
+
+
+def check_commands(found: Sequence[Any]) -> list[click.Command]:
+    """Refuse what is not a named click command."""
+    if not found:
+        return []
+    import click
+
+    for command in found:
+        if not isinstance(command, click.Command) or not command.name:
+            raise BrokenPluginError(f"{_an(command)} is not a click command with a name")
+    return list(found)

@@ -1,0 +1,298 @@
+"""The one seam: packages found under the entry point `cortiq.plugins`, each loaded in its own try.
+
+A plugin that breaks becomes a `PluginProblem`, a sentence that `cortiq backends` shows, and is
+taken out whole; it breaks nothing else. Nothing here imports a plugin or numpy until
+`load_plugins` is called.
+
+* `CORTIQ_PLUGINS` says which installed plugins are loaded: a comma list of their names, none when
+  it is empty, all when it isn't set.
+* A file is a plugin too (`--plugin FILE.py`): it needs no packaging and is always loaded.
+* Two plugins that bring a backend of one name: it belongs to the plugin whose entry point has that
+  name, else to the first in alphabetical order; the other plugin is a problem.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from cortiq import hookspecs
+from cortiq.plugins import checks
+from cortiq.plugins.checks import BrokenPluginError, one_line
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import click
+
+    from cortiq.backend import Backend
+
+ONLY_VARIABLE = "CORTIQ_PLUGINS"
+
+
+@dataclass(frozen=True)
+class PluginProblem:
+    """A plugin that was not loaded, and why.
+
+    Attributes
+    ----------
+    name : of the entry point, or the file.
+    sentence : what is wrong with it.
+    requested : whether the user named the file; commands that need a backend then refuse to run.
+    """
+
+    name: str
+    sentence: str
+    requested: bool = False
+
+
+@dataclass(frozen=True)
+class Plugins:
+    """What the loaded plugins bring.
+
+    Attributes
+    ----------
+    backends : by name, the highest priority first.
+    families : model family modules, in the order of their plugins' names.
+    commands : commands for `cortiq`, by name.
+    problems : plugins that were not loaded.
+    sources : where each plugin comes from (distribution and version, or file), by plugin name.
+    brought_by : name of the plugin that brings each backend, by backend name.
+    """
+
+    backends: Mapping[str, Backend] = field(default_factory=dict)
+    families: Sequence[ModuleType] = ()
+    commands: Mapping[str, click.Command] = field(default_factory=dict)
+    problems: Sequence[PluginProblem] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    brought_by: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    name: str
+    source: str
+    load: Callable[[], object]
+    requested: bool = False
+
+
+def load_plugins(
+    entry_points: Iterable[metadata.EntryPoint] | None = None,
+    only: Sequence[str] | None = None,
+    files: Sequence[str | Path] = (),
+) -> Plugins:
+    """Load plugins into a fresh plugin manager.
+
+    Parameters
+    ----------
+    entry_points : what to load; `None` for those of all installed distributions.
+    only : names of the entry points to load; `None` for what `CORTIQ_PLUGINS` says.
+    files : Python files that are plugins.
+    """
+    loader = _Loader()
+    if entry_points is None:
+        entry_points = installed_entry_points(loader.reject)
+    if only is None:
+        only = _only_from_environment()
+    candidates = sorted((_from_entry_point(p) for p in entry_points), key=lambda c: c.name)
+    if only is not None:
+        loader.report_missing(only, [c.name for c in candidates])
+        candidates = [c for c in candidates if c.name in only]
+    for candidate in (*candidates, *map(_from_file, files)):
+        loader.add(candidate)
+    return loader.finish()
+
+
+def installed_entry_points(reject: Callable[[str, str], None]) -> Iterator[metadata.EntryPoint]:
+    """Entry points of group `cortiq.plugins` of all installed distributions.
+
+    Distributions are read one by one, so that one whose metadata is malformed hides no other;
+    `reject` is called with its name and a sentence. Of two copies on the path the first counts.
+    """
+    seen = set()
+    for distribution in metadata.distributions():
+        if hookspecs.GROUP not in (distribution.read_text("entry_points.txt") or ""):
+            continue
+        name = _distribution_name(distribution)
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            yield from distribution.entry_points.select(group=hookspecs.GROUP)
+        except Exception as error:
+            reject(name, f"its entry_points.txt cannot be read: {one_line(error)}")
+
+
+def _distribution_name(distribution: metadata.Distribution) -> str:
+    try:
+        return distribution.metadata["Name"] or "a distribution without a name"
+    except Exception as error:  # METADATA is missing or malformed
+        return f"a distribution without metadata ({one_line(error)})"
+
+
+def _only_from_environment() -> list[str] | None:
+    text = os.environ.get(ONLY_VARIABLE)
+    if text is None:
+        return None
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _from_entry_point(point: metadata.EntryPoint) -> _Candidate:
+    dist = point.dist
+    source = f"{_distribution_name(dist)} {dist.version}" if dist else point.value
+    return _Candidate(point.name, source, point.load)
+
+
+def _from_file(file: str | Path) -> _Candidate:
+    path = Path(file)
+    return _Candidate(path.stem, str(path), lambda: _load_file(path), requested=True)
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise BrokenPluginError("there is no such file")
+    name = f"cortiq_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise BrokenPluginError("is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+@dataclass
+class _Brought:
+    """A registered plugin and what its hooks returned."""
+
+    candidate: _Candidate
+    plugin: object
+    backends: list[Backend]
+    families: list[ModuleType]
+    commands: list[click.Command]
+
+
+class _Loader:
+    """Registers plugins one by one; whatever goes wrong with one stays with it."""
+
+    def __init__(self) -> None:
+        self.manager = pluggy.PluginManager(hookspecs.PROJECT)
+        self.manager.add_hookspecs(hookspecs)
+        self.brought: dict[str, _Brought] = {}
+        self.problems: list[PluginProblem] = []
+
+    def reject(self, name: str, sentence: str, requested: bool = False) -> None:
+        self.problems.append(PluginProblem(name, sentence, requested))
+
+    def report_missing(self, only: Sequence[str], installed: Sequence[str]) -> None:
+        for name in only:
+            if name not in installed:
+                others = ", ".join(installed) or "none"
+                self.reject(name, f"{ONLY_VARIABLE} names it, but installed are: {others}")
+
+    def add(self, candidate: _Candidate) -> None:
+        """Load and register one plugin, or note why not and leave no trace of it."""
+        try:
+            if candidate.name in self.brought:
+                first = self.brought[candidate.name].candidate.source
+                raise BrokenPluginError(f"another plugin has this name: that of {first}")
+            self._register(candidate)
+        except (Exception, SystemExit) as error:  # a plugin may raise anything at all
+            self._remove(candidate)
+            self.reject(candidate.name, checks.sentence(error), candidate.requested)
+
+    def _register(self, candidate: _Candidate) -> None:
+        try:
+            plugin = candidate.load()
+        except BrokenPluginError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise BrokenPluginError(f"cannot be imported: {one_line(error)}") from error
+        if self.manager.is_registered(plugin):
+            raise BrokenPluginError(f"is the plugin {self.manager.get_name(plugin)!r} once more")
+        checks.check_marked(plugin)
+        self.manager.register(plugin, candidate.name)
+        checks.check_hooks(self.manager, plugin)
+        self.brought[candidate.name] = _Brought(
+            candidate,
+            plugin,
+            checks.check_backends(self._call("cortiq_backends", plugin)),
+            checks.check_families(self._call("cortiq_families", plugin)),
+            checks.check_commands(self._call("cortiq_commands", plugin)),
+        )
+
+    def _call(self, hook: str, plugin: object) -> list[Any]:
+        others = [p for p in self.manager.get_plugins() if p is not plugin]
+        implemented = any(c.name == hook for c in self.manager.get_hookcallers(plugin) or ())
+        if not implemented:
+            return []
+        return checks.flatten(hook, self.manager.subset_hook_caller(hook, others)())
+
+    def _remove(self, candidate: _Candidate) -> None:
+        known = self.brought.get(candidate.name)
+        if known is None or known.candidate is candidate:
+            self.brought.pop(candidate.name, None)
+            if self.manager.has_plugin(candidate.name):
+                self.manager.unregister(name=candidate.name)
+
+    def finish(self) -> Plugins:
+        """Settle who keeps a name that two plugins bring, and collect the rest."""
+        backends = self._settle("backend", lambda b: [x.name for x in b.backends])
+        self._settle("command", lambda b: [str(x.name) for x in b.commands])
+        kept = list(self.brought.values())
+        found = sorted((x for b in kept for x in b.backends), key=lambda x: (-x.priority, x.name))
+        return Plugins(
+            backends={backend.name: backend for backend in found},
+            families=[family for b in kept for family in b.families],
+            commands={str(c.name): c for b in kept for c in b.commands},
+            problems=self.problems,
+            sources={name: b.candidate.source for name, b in self.brought.items()},
+            brought_by={n: owner for n, owner in backends.items() if owner in self.brought},
+        )
+
+    def _settle(self, what: str, names: Callable[[_Brought], list[str]]) -> dict[str, str]:
+        owners: dict[str, str] = {}
+        # Plugins that bring something of their own name come first; sorting is stable.
+        for brought in sorted(
+            self.brought.values(), key=lambda b: b.candidate.name not in names(b)
+        ):
+            candidate = brought.candidate
+            taken = [n for n in names(brought) if n in owners]
+            if taken:
+                owner = self.brought[owners[taken[0]]].candidate
+                self._remove(candidate)
+                text = f"brings the {what} {taken[0]!r}, which {owner.source} brings already"
+                self.reject(candidate.name, text, candidate.requested)
+            else:
+                owners |= dict.fromkeys(names(brought), candidate.name)
+        return owners
+
+
+_files: tuple[str | Path, ...] = ()
+_default: Plugins | None = None
+
+
+def use_files(files: Sequence[str | Path]) -> None:
+    """Load these files too when the process first needs its plugins (`--plugin FILE.py`)."""
+    global _files, _default
+    _files, _default = tuple(files), None
+
+
+def default_plugins() -> Plugins:
+    """The plugins of this process; loaded by the first call."""
+    global _default
+    if _default is None:
+        _default = load_plugins(files=_files)
+    return _default

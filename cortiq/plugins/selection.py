@@ -1,0 +1,94 @@
+"""Which backend runs: what the user names, what the environment names, else the best there is."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cortiq.errors import BackendError, CortiqError
+from cortiq.plugins.loading import Plugins, default_plugins
+
+if TYPE_CHECKING:
+    from cortiq.backend import Backend, Device
+
+BACKEND_VARIABLE = "CORTIQ_BACKEND"
+FALLBACK = "reference"
+"""Name of the backend that computes what others decline."""
+
+
+def find_backend(
+    spec: str | None = None, plugins: Plugins | None = None
+) -> tuple[Backend, str | None]:
+    """Find the backend to run on, and the name of its device if one was named.
+
+    Parameters
+    ----------
+    spec : `NAME` or `NAME:DEVICE`; `None` for what `CORTIQ_BACKEND` says, else for the available
+        backend of the highest priority.
+    plugins : where to look; `None` for the plugins of this process.
+
+    Raises
+    ------
+    BackendError : unknown (with those there are and the nearest name), unavailable (with its own
+        reason), no such device, or a plugin file the user named was not loaded.
+    """
+    plugins = default_plugins() if plugins is None else plugins
+    for problem in plugins.problems:
+        if problem.requested:
+            raise BackendError(problem.sentence, where=f"--plugin {problem.name}")
+    spec = spec or os.environ.get(BACKEND_VARIABLE) or None
+    if spec is None:
+        return _best(plugins), None
+    name, _, device = spec.partition(":")
+    backend = plugins.backends.get(name)
+    if backend is None:
+        raise _unknown(name, plugins)
+    found, reason = availability(backend)
+    if reason is not None:
+        raise BackendError(f"the backend {name!r} is not available: {reason}")
+    if device and device not in [d.name for d in found]:
+        there = ", ".join(d.name for d in found)
+        raise BackendError(f"the backend {name!r} has no device {device!r}", hint=f"It has {there}")
+    return backend, device or None
+
+
+def fallback_backend(plugins: Plugins | None = None) -> Backend:
+    """The backend that computes what others decline: the reference."""
+    return find_backend(FALLBACK, plugins)[0]
+
+
+def availability(backend: Backend) -> tuple[Sequence[Device], str | None]:
+    """Devices of a backend, and why there are none (`None` if there are)."""
+    try:
+        devices = backend.devices()
+    except CortiqError as error:
+        return (), str(error)
+    except Exception as error:  # a backend may raise anything at all
+        return (), f"looking for devices failed: {type(error).__name__}: {error}"
+    return (devices, None) if devices else ((), "it found no device")
+
+
+def _best(plugins: Plugins) -> Backend:
+    reasons = []
+    for backend in plugins.backends.values():  # the highest priority first
+        _, reason = availability(backend)
+        if reason is None:
+            return backend
+        reasons.append(f"{backend.name}: {reason}")
+    reasons += [f"{p.name}: {p.sentence}" for p in plugins.problems]
+    raise BackendError(
+        "no backend is available",
+        hint="\n  ".join(reasons) or "pip install cortiq-reference",
+    )
+
+
+def _unknown(name: str, plugins: Plugins) -> BackendError:
+    there = ", ".join(plugins.backends) or "none"
+    lines = [f"There are: {there}."]
+    near = difflib.get_close_matches(name, plugins.backends, n=1)
+    if near:
+        lines.append(f"Did you mean {near[0]}?")
+    lines += [f"Not loaded: {p.name}: {p.sentence}" for p in plugins.problems]
+    return BackendError(f"no backend is named {name!r}", hint="\n  ".join(lines))
