@@ -13,6 +13,9 @@ Array = npt.NDArray[Any]
 Kernel = Callable[..., Array | tuple[Array, ...]]
 """NumPy arrays (and integer options) in, NumPy arrays out; the name says which arguments."""
 
+MATMULS = ("matmul_w8", "matmul_w16", "matmul_q8_0", "matmul_q4_1", "matmul_q4_k", "matmul_q6_k")
+"""Layouts of the matmul: one kernel, listed by what its blocks, planes and minima look like."""
+
 
 class NotHereError(Exception):
     """A stack cannot run on this machine; the message is the reason."""

@@ -11,18 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from stacks.base import Array, NotHereError, Stack
+from cortiq.numerics.digest import INDEX_KEY, LANE_KEYS, MIX_MULTIPLIERS
+from cortiq.numerics.philox import KEY_INCREMENTS, MULTIPLIERS
+from stacks.base import MATMULS, Array, NotHereError, Stack
 
 try:
     from numba import njit
 except ImportError as missing:
     raise NotHereError(f"{missing.name} is not installed") from missing
 
+from stacks import numba_products as products
 from stacks import numba_scalar as scalar
 from stacks.numba_scalar import F32, exp2_int, magnitude_bits, snapped
 
 SMALLEST_BITS = (127 - 40) << 23
 LARGEST_BITS = (127 + 50) << 23
+HALF, M0, M1, K0, K1 = map(np.uint64, (32, *MULTIPLIERS, *KEY_INCREMENTS))
+MIX0, MIX1 = map(np.uint32, MIX_MULTIPLIERS)
+LANES = np.array(LANE_KEYS, np.uint32)
 
 
 def elementwise(function: Any, arguments: int) -> Callable[..., Array]:
@@ -137,34 +143,79 @@ def argmax(x: Array) -> Array:
     return out
 
 
+@njit(nogil=True)
+def rope(x: Array, cos: Array, sin: Array, half: bool) -> Array:
+    """Rotary embedding of x [rows, heads, width] by cos and sin [rows, pairs]."""
+    out, pairs = x.copy(), cos.shape[1]
+    for row in range(x.shape[0]):
+        for head in range(x.shape[1]):
+            for i in range(pairs):
+                first, second = (i, i + pairs) if half else (2 * i, 2 * i + 1)
+                a, b = x[row, head, first], x[row, head, second]
+                c, s = cos[row, i], sin[row, i]
+                out[row, head, first] = snapped(a * c - b * s)
+                out[row, head, second] = snapped(b * c + a * s)
+    return out
+
+
+@njit(nogil=True)
+def philox(counters: Array, keys: Array) -> Array:
+    """Four random words for each counter [n, 4] and key [n, 2]."""
+    out, low = np.empty_like(counters), np.uint64(0xFFFFFFFF)
+    for i in range(len(counters)):
+        c0, c1, c2, c3 = counters[i].astype(np.uint64)
+        k0, k1 = keys[i].astype(np.uint64)
+        for _ in range(10):
+            first, second = M0 * c0, M1 * c2
+            c0, c1 = (second >> HALF) ^ c1 ^ k0, second & low
+            c2, c3 = (first >> HALF) ^ c3 ^ k1, first & low
+            k0, k1 = (k0 + K0) & low, (k1 + K1) & low
+        out[i, 0], out[i, 1], out[i, 2], out[i, 3] = c0, c1, c2, c3
+    return out
+
+
+@njit
+def mix(word: Any) -> Any:
+    """The digest's bijection of 32-bit words."""
+    word = np.uint32((word ^ (word >> np.uint32(16))) * MIX0)
+    word = np.uint32((word ^ (word >> np.uint32(15))) * MIX1)
+    return word ^ (word >> np.uint32(16))
+
+
+@njit(nogil=True)
+def sum_digest(words: Array, out: Array) -> None:
+    """Add the digest of the words to the four words of `out`."""
+    for i in range(words.size):
+        word = words[i] ^ mix(np.uint32(i + INDEX_KEY))
+        for lane in range(4):
+            out[lane] += mix(np.uint32(word + LANES[lane]))
+
+
+def digest(x: Array) -> Array:
+    """The digest of x [n]: four words."""
+    out = np.zeros(4, np.uint32)
+    sum_digest(x.view(np.uint32), out)
+    return out
+
+
 ARGUMENTS = {"add": 2, "multiply": 2, "divide": 2, "round_two_planes": 2, "round_three_planes": 3}
-ELEMENTWISE = [
-    "add",
-    "multiply",
-    "divide",
-    "sqrt",
-    "rint",
-    "to_float",
-    "exp",
-    "exp2g",
-    "sigmoid",
-    "silu",
-    "gelu_tanh",
-    "tanh",
-    "log",
-    "softplus",
-    "round_two_planes",
-    "round_three_planes",
-    "round_int32",
-]
+ELEMENTWISE = (
+    "add multiply divide sqrt rint to_float exp exp2g sigmoid silu gelu_tanh tanh log softplus "
+    "round_two_planes round_three_planes round_int32"
+)
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    **{name: elementwise(getattr(scalar, name), ARGUMENTS.get(name, 1)) for name in ELEMENTWISE},
+    **{name: elementwise(getattr(scalar, name), ARGUMENTS.get(name, 1)) for name in ELEMENTWISE.split()},
     "snap": snap,
     "quantise_rows": quantise_rows,
     "canonical_sum": canonical_sum,
     "rms_norm": rms_norm,
     "argmax": argmax,
+    "rope": rope,
+    "philox": philox,
+    "digest": digest,
+    **dict.fromkeys(MATMULS, products.matmul),
+    "attention": products.attention,
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stacks.base import Array, NotHereError, Stack
+from stacks.base import MATMULS, Array, NotHereError, Stack
 
 try:
     import torch
@@ -21,6 +21,8 @@ try:
 except ImportError as missing:
     raise NotHereError(f"{missing.name} is not installed") from missing
 
+from stacks import triton_attention as attend
+from stacks import triton_matmul as matrix
 from stacks import triton_rows as rows
 from stacks import triton_scalar as scalar
 
@@ -93,33 +95,82 @@ def argmax(x: Array) -> Array:
     return out.cpu().numpy()
 
 
-ELEMENTWISE = [
-    "add",
-    "multiply",
-    "divide",
-    "sqrt",
-    "rint",
-    "to_float",
-    "exp",
-    "exp2g",
-    "sigmoid",
-    "silu",
-    "gelu_tanh",
-    "tanh",
-    "log",
-    "softplus",
-    "round_two_planes",
-    "round_three_planes",
-    "round_int32",
-]
+def rope(x: Array, cos: Array, sin: Array, *, half: bool) -> Array:
+    """Rotary embedding of x [rows, heads, width] by cos and sin [rows, pairs]."""
+    out, (count, heads, size) = empty(x.shape), x.shape
+    rows.rope[(count * heads,)](
+        upload(x), upload(cos), upload(sin), out, heads, size, cos.shape[1],
+        HALF=half, WIDTH=width(size), **EXACT,
+    )  # fmt: skip
+    return out.cpu().numpy()
+
+
+def philox(counters: Array, keys: Array) -> Array:
+    """Four random words for each counter [n, 4] and key [n, 2]."""
+    out, n = empty(counters.shape, torch.int32), len(counters)
+    grid = (triton.cdiv(n, BLOCK),)
+    rows.philox[grid](upload(counters), upload(keys), out, n, BLOCK=BLOCK, **EXACT)
+    return out.cpu().numpy().view(np.uint32)
+
+
+def digest(x: Array) -> Array:
+    """The digest of x [n]: four words."""
+    out, n = torch.zeros(4, dtype=torch.int32, device=DEVICE), x.size
+    rows.digest[(triton.cdiv(n, BLOCK),)](upload(x.view(np.int32)), out, n, BLOCK=BLOCK, **EXACT)
+    return out.cpu().numpy().view(np.uint32)
+
+
+def matmul(
+    high: Array, low: Array, e: Array, codes: Array, scale: Array, offsets: Array, minimum: Array,
+    *, block: int, sub: int,
+) -> Array:  # fmt: skip
+    """Activation planes [M, K] times code planes [1 or 2, N, K]; offsets only if sub > 0."""
+    (count, k), n = high.shape, codes.shape[1]
+    out = empty((count, n))
+    step = sub or min(block, 128)
+    arguments = map(upload, (high, low, e, codes, scale, offsets, minimum))
+    grid = (triton.cdiv(count, 16), triton.cdiv(n, 32))
+    matrix.matmul[grid](
+        *arguments, out, count, n, k,
+        BLOCK=block, STEP=step, SUB=sub, PLANES=len(codes), BM=16, BN=32, **EXACT,
+    )  # fmt: skip
+    return out.cpu().numpy()
+
+
+def attention(
+    q_high: Array, q_low: Array, q_exponent: Array, k_high: Array, k_low: Array, k_exponent: Array,
+    v_high: Array, v_low: Array, v_exponent: Array, positions: Array, sink: Array, factors: Array,
+    *, window: int,
+) -> Array:  # fmt: skip
+    """Queries [T, H, D] over a cache [S, G, D]; a sink of no elements means none."""
+    (t, h, d), (s, g, _) = q_high.shape, k_high.shape
+    out = empty((t, h, d))
+    planes = (q_high, q_low, q_exponent, k_high, k_low, k_exponent, v_high, v_low, v_exponent)
+    others = (positions, sink, factors)
+    attend.attention[(triton.cdiv(t, 16), h)](
+        *map(upload, planes), *map(upload, others), out, t, s, window,
+        H=h, G=g, D=d, BM=16, SINK=sink.size > 0, **EXACT,
+    )  # fmt: skip
+    return out.cpu().numpy()
+
+
+ELEMENTWISE = (
+    "add multiply divide sqrt rint to_float exp exp2g sigmoid silu gelu_tanh tanh log softplus "
+    "round_two_planes round_three_planes round_int32"
+)
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    **{name: partial(elementwise, getattr(scalar, name)) for name in ELEMENTWISE},
+    **{name: partial(elementwise, getattr(scalar, name)) for name in ELEMENTWISE.split()},
     "snap": snap,
     "quantise_rows": quantise_rows,
     "canonical_sum": canonical_sum,
     "rms_norm": rms_norm,
     "argmax": argmax,
+    "rope": rope,
+    "philox": philox,
+    "digest": digest,
+    **dict.fromkeys(MATMULS, matmul),
+    "attention": attention,
 }
 
 

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN201, D103  (Triton reads annotations itself; NumPy has the formulas)
 """Scalar functions of the contract in Triton, and the two kernels that map them over arrays.
 
 Every float operation rounds once: launches pass `enable_fp_fusion=False`, division and square root

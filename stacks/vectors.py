@@ -8,9 +8,13 @@ import numpy as np
 
 from cortiq.numerics import norms, scalar
 from cortiq.numerics.contract import F32, Floats, Ints, round_to_f32, snap
+from cortiq.numerics.digest import digest
+from cortiq.numerics.philox import philox
 from cortiq.numerics.quantise import planes, quantise_rows
+from cortiq.numerics.rope import RopeTable, apply_rope
 from cortiq.numerics.sums import canonical_sum
 from stacks.base import Array, Case
+from stacks.vectors_products import attention_cases, matmul_cases
 
 Generator = np.random.Generator
 LARGEST = np.nextafter(F32(2**50), F32(0))
@@ -173,6 +177,29 @@ def row_cases(rng: Generator, rows: int) -> Iterator[Case]:
         yield Case("argmax", f"{n} columns", (x,), (x.argmax(-1).astype(np.int32),))
 
 
+def rope_cases(rng: Generator, rows: int) -> Iterator[Case]:
+    """Both pairings, whole and partial rotary dimensions, tables at far positions."""
+    for half, heads, width, pairs in ((True, 3, 64, 32), (False, 2, 64, 32), (True, 2, 48, 8)):
+        x = canonical(rng, rows, heads, width, low=-35, high=30)
+        x[0] = 0
+        cos, sin = RopeTable(10000.0, 2 * pairs).compute(rng.integers(0, 131072, rows))
+        expected = apply_rope(x, cos, sin, "half" if half else "interleaved")
+        label = f"{'half' if half else 'interleaved'}, {pairs} pairs of {width}"
+        yield Case("rope", label, (x, cos, sin), (expected,), {"half": half})
+
+
+def word_cases(rng: Generator, n: int) -> Iterator[Case]:
+    """Philox (the published vectors first) and the digest."""
+    counters = rng.integers(0, 1 << 32, (n, 4), np.uint32)
+    keys = rng.integers(0, 1 << 32, (n, 2), np.uint32)
+    counters[0], keys[0], counters[1], keys[1] = 0, 0, 0xFFFFFFFF, 0xFFFFFFFF
+    words = [philox(tuple(c), (int(k[0]), int(k[1]))) for c, k in zip(counters, keys, strict=True)]
+    yield Case("philox", "words", (counters, keys), (np.array(words, np.uint32),))
+    for count in (1, 255, n + 37):
+        x = canonical(rng, count)
+        yield Case("digest", f"{count} values", (x,), (np.array(digest(x), np.uint32),))
+
+
 def cases(size: int = 1, seed: int = 0) -> list[Case]:
     """Every case; `size` multiplies the number of random values (1 is what the tests run)."""
     rng = np.random.default_rng(seed)
@@ -181,6 +208,10 @@ def cases(size: int = 1, seed: int = 0) -> list[Case]:
         lambda: unary_cases(rng, 1024 * size),
         lambda: rounding_cases(rng, 1024 * size),
         lambda: row_cases(rng, 8 * size),
+        lambda: rope_cases(rng, 8 * size),
+        lambda: word_cases(rng, 1024 * size),
+        lambda: matmul_cases(rng, size),
+        lambda: attention_cases(rng, size),
     ]
     return [case for build in builders for case in build()]
 
