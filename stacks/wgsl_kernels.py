@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from stacks.base import Array, NotHereError, Stack
+from cortiq.numerics.digest import INDEX_KEY, LANE_KEYS, MIX_MULTIPLIERS
+from cortiq.numerics.philox import KEY_INCREMENTS, MULTIPLIERS
+from stacks.base import MATMULS, Array, NotHereError, Stack
 
 try:
     import wgpu
 
+    from stacks import wgsl_products as products
     from stacks.wgsl_device import Device, narrow, source
 except ImportError as missing:
     raise NotHereError(f"{missing.name} is not installed") from missing
@@ -99,14 +102,47 @@ def argmax(device: Device, x: Array) -> Array:
     return out
 
 
+def rope(device: Device, x: Array, cos: Array, sin: Array, *, half: bool) -> Array:
+    """Rotary embedding of x [rows, heads, width] by cos and sin [rows, pairs]."""
+    parameters = (x.size, x.shape[1], x.shape[2], cos.shape[1], int(half))
+    inputs = {"x": x, "cos_table": cos, "sin_table": sin}
+    groups = -(-x.size // 256)
+    (out,) = device.dispatch(source("rope"), parameters, inputs, {"out": (x.shape, F32)}, groups)
+    return out
+
+
+def words(**values: int) -> str:
+    """Constants of 32 bits."""
+    return "".join(f"const {name} = {value:#x}u;\n" for name, value in values.items())
+
+
+def philox(device: Device, counters: Array, keys: Array) -> Array:
+    """Four random words for each counter [n, 4] and key [n, 2]."""
+    (m0, m1), (k0, k1) = MULTIPLIERS, KEY_INCREMENTS
+    body = words(M0=m0, M1=m1, K0=k0, K1=k1) + source("philox")
+    inputs, outputs = {"counters": counters, "keys": keys}, {"out": (counters.shape, np.uint32)}
+    (out,) = device.dispatch(body, (len(keys),), inputs, outputs, -(-len(keys) // 256))
+    return out
+
+
+def digest(device: Device, x: Array) -> Array:
+    """The digest of x [n]: four words."""
+    lanes = {f"LANE{i}": key for i, key in enumerate(LANE_KEYS)}
+    first, second = MIX_MULTIPLIERS
+    body = words(INDEX_KEY=INDEX_KEY, MIX0=first, MIX1=second, **lanes) + source("digest")
+    (out,) = device.dispatch(body, (x.size,), {"x": x}, {"out": ((4,), np.uint32)}, 1)
+    return out
+
+
 def kernels(device: Device) -> dict[str, Callable[..., Any]]:
     """All kernels on one device."""
     table: dict[str, Callable[..., Any]] = {
         name: partial(elementwise, device, expression) for name, expression in ELEMENTWISE.items()
     }
-    for kernel in (snap, quantise_rows, canonical_sum, rms_norm, argmax):
+    rows = (snap, quantise_rows, canonical_sum, rms_norm, argmax, rope, philox, digest)
+    for kernel in (*rows, products.attention):
         table[kernel.__name__] = partial(kernel, device)
-    return table
+    return table | dict.fromkeys(MATMULS, partial(products.matmul, device))
 
 
 def stacks() -> list[Stack]:
