@@ -1,0 +1,163 @@
+"""Matmul and attention of the contract in Numba: int64 sums on the CPU, float32 around them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from cortiq.numerics.scalar import LOG2_E
+from stacks.base import Array
+from stacks.numba_scalar import F32, ONE, ZERO, exp2_int, exp2g, rint, snapped
+
+NONE = -(1 << 20)
+"""Exponent of an empty state, below every real one."""
+
+
+@njit(nogil=True)
+def code_at(codes: Array, n: int, k: int) -> Any:
+    """Element k of weight row n, one plane or two."""
+    if len(codes) == 1:
+        return np.int64(codes[0, n, k])
+    return np.int64(codes[0, n, k]) * 256 + np.int64(codes[1, n, k])
+
+
+@njit(nogil=True)
+def block_term(
+    q: Array, codes: Array, scale: Any, offsets: Array, minimum: Any, n: int, start: int, stop: int,
+    sub: int,
+) -> Any:  # fmt: skip
+    """t = RN(RN(I)·scale) [+ RN(RN(J)·minimum)] of columns start…stop."""
+    i = j = 0
+    for k in range(start, stop):
+        i += q[k] * code_at(codes, n, k)
+        if sub:
+            j += q[k] * np.int64(offsets[n, k // sub])
+    term = F32(i) * scale
+    return term + F32(j) * minimum if sub else term
+
+
+@njit(nogil=True)
+def matmul(
+    high: Array, low: Array, e: Array, codes: Array, scale: Array, offsets: Array, minimum: Array,
+    block: int, sub: int,
+) -> Array:  # fmt: skip
+    """Activation planes [M, K] times code planes [1 or 2, N, K]; offsets only if sub > 0."""
+    rows, columns = high.shape
+    blocks = scale.shape[1]
+    out = np.empty((rows, codes.shape[1]), F32)
+    for m in range(rows):
+        q = high[m].astype(np.int64) * 256 + low[m]
+        for n in range(codes.shape[1]):
+            y = ZERO
+            for first in range(0, blocks, 8):
+                run = ZERO
+                for b in range(first, min(first + 8, blocks)):
+                    stop = min(b * block + block, columns)
+                    least = minimum[n, b] if sub else ZERO
+                    run += block_term(
+                        q, codes, scale[n, b], offsets, least, n, b * block, stop, sub
+                    )
+                y += run
+            out[m, n] = snapped(y * exp2_int(e[m]))
+    return out
+
+
+@njit
+def delta(n: Any) -> Any:
+    """2ⁿ, or 0 below −60."""
+    return ZERO if n < -60 else exp2_int(n)
+
+
+@njit
+def weight_of(s: Any) -> Any:
+    """(κ, g) with 2^s = g·2^κ, |s| clamped at 16384."""
+    s = min(max(s, F32(-16384)), F32(16384))
+    k = rint(s)
+    return np.int32(k), exp2g(s - k)
+
+
+@njit
+def combine(a: Any, m: Any, b: Any, n: Any) -> Any:
+    """(a·2^m + b·2^n) at the larger exponent of the two, and that exponent."""
+    top = max(m, n)
+    return a * delta(m - top) + b * delta(n - top), top
+
+
+@njit(nogil=True)
+def tile(q: Array, qe: Any, k: Array, ke: Array, v: Array, ve: Array, c: Any) -> Any:
+    """One query over the valid keys of one tile: (L, K, O, E), all integers."""
+    n, d = k.shape
+    kappa, fraction = np.empty(n, np.int64), np.empty(n, F32)
+    K = E = NONE
+    for i in range(n):
+        dot = 0
+        for j in range(d):
+            dot += q[j] * k[i, j]
+        s = (F32(dot) * c) * exp2_int(qe + ke[i])
+        kappa[i], fraction[i] = weight_of(s)
+        K, E = max(K, kappa[i]), max(E, kappa[i] + ve[i])
+    L, O = 0, np.zeros(d, np.int64)  # noqa: E741
+    for i in range(n):
+        L += np.int64(rint(fraction[i] * delta(21 + kappa[i] - K)))
+        w = np.int64(rint(fraction[i] * delta(14 + kappa[i] + ve[i] - E)))
+        for j in range(d):
+            O[j] += w * v[i, j]
+    return L, K, O, E
+
+
+@njit(nogil=True)
+def one_query(
+    q: Array, qe: Any, k: Array, ke: Array, v: Array, ve: Array, first: int, last: int, c: Any,
+    sink: Array,
+) -> Array:  # fmt: skip
+    """Keys first…last−1 in absolute tiles and runs; the sink, if there is one, last."""
+    d = k.shape[1]
+    total, M, sums, N = ZERO, NONE, np.zeros(d, F32), NONE
+    for start in range(first // 1024 * 1024, last, 1024):
+        l, m, o, n = ZERO, NONE, np.zeros(d, F32), NONE  # noqa: E741
+        for t in range(max(start, first // 64 * 64), min(start + 1024, last), 64):
+            a, b = max(t, first), min(t + 64, last)
+            L, K, O, E = tile(q, qe, k[a:b], ke[a:b], v[a:b], ve[a:b], c)  # noqa: E741
+            l, m = combine(l, m, F32(L), K)  # noqa: E741
+            for j in range(d):
+                o[j], _ = combine(o[j], n, F32(O[j]), E)
+            n = max(n, E)
+        total, M = combine(total, M, l, m)
+        for j in range(d):
+            sums[j], _ = combine(sums[j], N, o[j], n)
+        N = max(N, n)
+    for bias in sink:
+        kappa, fraction = weight_of(bias * LOG2_E)
+        total, M = combine(total, M, fraction * F32(2097152), kappa)
+    inverse = ONE / total
+    shift = exp2_int(min(max(N - M + 7, -126), 127))
+    for j in range(d):
+        sums[j] = snapped((sums[j] * inverse) * shift)
+    return sums
+
+
+@njit(nogil=True)
+def attention(
+    q_high: Array, q_low: Array, q_exponent: Array, k_high: Array, k_low: Array, k_exponent: Array,
+    v_high: Array, v_low: Array, v_exponent: Array, positions: Array, sink: Array, factors: Array,
+    window: int,
+) -> Array:  # fmt: skip
+    """Queries [T, H, D] over a cache [S, G, D]; a sink of no elements means none."""
+    T, H, D = q_high.shape
+    q = q_high.astype(np.int64) * 256 + q_low
+    k = k_high.astype(np.int64) * 256 + k_low
+    v = v_high.astype(np.int64) * 256 + v_low
+    out = np.empty((T, H, D), F32)
+    for t in range(T):
+        last = positions[t] + 1
+        first = max(0, last - window) if window else 0
+        for h in range(H):
+            g = h // (H // k.shape[1])
+            bias = sink[h : h + 1]
+            out[t, h] = one_query(
+                q[t, h], q_exponent[t, h], k[:, g], k_exponent[:, g], v[:, g], v_exponent[:, g],
+                first, last, factors[0], bias,
+            )  # fmt: skip
+    return out
