@@ -10,6 +10,10 @@ import numpy.typing as npt
 from cortiq.numerics.contract import F32, SMALLEST_BITS, Floats, Ints, exp2_int, magnitude_bits
 
 
+ZERO_ROW_EXPONENT = -54
+"""e of a row of zeros: that of a row whose largest magnitude is 2⁻⁴⁰."""
+
+
 class Quantised(NamedTuple):
     """Rows x ≈ q·2^e: `q` int32 [..., K] with |q| ≤ 32512, `e` int32 [...]."""
 
@@ -20,7 +24,8 @@ class Quantised(NamedTuple):
 def quantise_rows(x: Floats) -> Quantised:
     """Quantise each row (last axis) of canonical x to 16 bits.
 
-    m = max of the magnitude bits. m < bits(2⁻⁴⁰): q = 0, e = 0. Otherwise
+    m = max of the magnitude bits. m < bits(2⁻⁴⁰): q = 0 and e = −54, the exponent of the smallest
+    row, so that a zero value row never sets the scale of an attention tile. Otherwise
     e = ((m + 0x20000) >> 23) − 141, so that 16256 ≤ max|q| ≤ 32512, and q = rint(x·2^−e), half to
     even; the product is exact. Idempotent: quantising q·2^e gives (q, e) again.
 
@@ -31,7 +36,7 @@ def quantise_rows(x: Floats) -> Quantised:
     x = np.asarray(x, F32)
     m = magnitude_bits(x).max(axis=-1, initial=0)
     empty = m < SMALLEST_BITS
-    e = np.where(empty, 0, ((m + np.int32(0x20000)) >> 23) - 141).astype(np.int32)
+    e = np.where(empty, ZERO_ROW_EXPONENT, ((m + np.int32(0x20000)) >> 23) - 141).astype(np.int32)
     scaled = np.rint(x * exp2_int(-e)[..., None])
     return Quantised(np.where(empty[..., None], F32(0), scaled).astype(np.int32), e)
 
