@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from cortiq.formats.gguf import open_gguf
 
+from cortiq.formats.gguf import open_gguf
 from cortiq.tokenizer import Detokenizer, Tokenizer, render
 
 DATA = Path(__file__).parents[1] / "data" / "llama_cpp_streams.json"
@@ -61,9 +61,9 @@ def test_the_licence_text_has_the_known_number_of_tokens(case):
     data = LICENCE.read_bytes()
     if hashlib.sha256(data).hexdigest() != LICENCE_HASH:
         pytest.skip("this system's copy of the GPL version 3 is another text")
-    begin = time.monotonic()
+    begin = time.process_time()
     ids = tokenizer.encode(data.decode(), add_bos=False)
-    assert time.monotonic() - begin < 1
+    assert time.process_time() - begin < 1
     assert len(ids) == licence_tokens
     assert tokenizer.decode(ids) == data.decode()
 
@@ -71,10 +71,10 @@ def test_the_licence_text_has_the_known_number_of_tokens(case):
 @pytest.mark.parametrize("fixture", ["smollm2_path", "gemma3_path"])
 def test_opening_takes_less_than_a_second(request, fixture):
     path = request.getfixturevalue(fixture)
-    begin = time.monotonic()
+    begin = time.process_time()
     tokenizer = Tokenizer.from_gguf(open_gguf(path).metadata)
     assert tokenizer.encode("Hello")
-    assert time.monotonic() - begin < 1
+    assert time.process_time() - begin < 1
 
 
 def test_what_the_files_say_about_special_tokens(request):
