@@ -124,16 +124,9 @@ def _special_tokens(
         eos_ids=find_end_tokens([eos, *ends], control),
         unknown_id=unknown,
         hidden_ids=frozenset(hidden),
-        add_bos=bos is not None and _adds_bos(vocabulary, settings, bos),
+        # Like transformers, which reads `add_bos_token` only when it builds tokenizer.json itself.
+        add_bos=bos is not None and vocabulary.begins_with(bos),
     )
-
-
-def _adds_bos(vocabulary: _FolderVocabulary, settings: Mapping[str, Any], bos: int) -> bool:
-    # As transformers decides it: an explicit setting, else what the post-processor does.
-    explicit = settings.get("add_bos_token")
-    if explicit is not None:
-        return bool(explicit)
-    return vocabulary.begins_with(bos)
 
 
 def _templates(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:

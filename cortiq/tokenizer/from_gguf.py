@@ -7,7 +7,7 @@ llama.cpp is followed (defaults of BOS, the space in front of a text, which toke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cortiq.errors import TokenizerError, UnsupportedError
@@ -23,27 +23,44 @@ _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
 _BYTE_TEXTS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 
 
+class _Tokens:
+    """The file's tokens: texts and types by id, and text -> id of each type."""
+
+    def __init__(self, texts: list[str], types: list[int]) -> None:
+        self.texts, self.types, self.size = texts, types, len(texts)
+        self._of_type: dict[int, dict[str, int]] = {kind: {} for kind in {*types, *TokenType}}
+        for token, (text, kind) in enumerate(zip(texts, types, strict=True)):
+            self._of_type[kind][text] = token
+
+    def of(self, *kinds: int) -> dict[str, int]:
+        """Text -> id of the tokens of these types."""
+        merged: dict[str, int] = {}
+        for kind in kinds:
+            merged |= self._of_type[kind]
+        return merged
+
+    def but(self, *kinds: int) -> dict[str, int]:
+        """Text -> id of the tokens of all other types."""
+        return self.of(*(self._of_type.keys() - {*kinds}))
+
+
 class _GGUFVocabulary:
-    """Tokens with their types, and the two ways of turning uncut text into ids."""
+    """Tokens, and the two ways of turning uncut text into ids."""
 
     def __init__(
         self,
-        tokens: Sequence[str],
-        types: Sequence[int],
+        tokens: _Tokens,
         encode_text: Callable[[str], list[int]],
         plain_bytes: Callable[[str], bytes],
         *,
         leading_space: bool,
     ) -> None:
-        self.size = len(tokens)
+        self.size = tokens.size
         self.leading_space = leading_space
         self._tokens = tokens
-        self._types = types
         self._encode_text = encode_text
         self._plain_bytes = plain_bytes
-        self._cuts = CutTable(
-            _of_types(tokens, types, TokenType.USER_DEFINED), _of_types(tokens, types, *_HIDDEN)
-        )
+        self._cuts = CutTable(tokens.of(TokenType.USER_DEFINED), tokens.of(*_HIDDEN))
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         ids: list[int] = []
@@ -59,7 +76,7 @@ class _GGUFVocabulary:
         return ids
 
     def piece_bytes(self, token_id: int) -> bytes:
-        text, kind = self._tokens[token_id], self._types[token_id]
+        text, kind = self._tokens.texts[token_id], self._tokens.types[token_id]
         if kind == TokenType.BYTE:
             return bytes([int(text[3:5], 16)])
         if kind in (*_HIDDEN, TokenType.USER_DEFINED):
@@ -68,7 +85,7 @@ class _GGUFVocabulary:
 
     def find(self, text: str) -> int | None:
         try:
-            return self._tokens.index(text)
+            return self._tokens.texts.index(text)
         except ValueError:
             return None
 
@@ -80,22 +97,20 @@ def load_gguf(
     model = metadata.get(_PREFIX + "model")
     if model is None:
         raise TokenizerError("the file has no tokenizer", where=_PREFIX + "model")
-    if model not in _BUILDERS:
+    if not isinstance(model, str) or model not in _BUILDERS:
         raise UnsupportedError(
             f"tokenizer model {model!r} is not supported",
             where=_PREFIX + "model",
             hint=f"Supported: {', '.join(sorted(_BUILDERS))}.",
         )
-    tokens = _strings(metadata, "tokens")
-    types = _token_types(metadata, tokens)
-    vocabulary, add_bos = _BUILDERS[model](metadata, tokens, types)
-    special = _special_tokens(metadata, tokens, types, model == "llama", add_bos)
+    texts = _strings(metadata, "tokens")
+    tokens = _Tokens(texts, _token_types(metadata, texts))
+    vocabulary, add_bos = _BUILDERS[model](metadata, tokens)
+    special = _special_tokens(metadata, tokens, model == "llama", add_bos)
     return vocabulary, special, _chat_templates(metadata)
 
 
-def _byte_level(
-    metadata: Mapping[str, Any], tokens: list[str], types: list[int]
-) -> tuple[_GGUFVocabulary, bool]:
+def _byte_level(metadata: Mapping[str, Any], tokens: _Tokens) -> tuple[_GGUFVocabulary, bool]:
     name = metadata.get(_PREFIX + "pre")
     if name is None:
         raise UnsupportedError(
@@ -105,75 +120,53 @@ def _byte_level(
         )
     pre = pre_tokenizer(str(name))
     merges = [_pair(merge) for merge in _strings(metadata, "merges")]
-    vocabulary = {
-        text: token
-        for token, (text, kind) in enumerate(zip(tokens, types, strict=True))
-        if kind not in _HIDDEN
-    }
-    encoder = ByteLevelEncoder(vocabulary, merges, pre)
-    built = _GGUFVocabulary(tokens, types, encoder.encode, piece_bytes, leading_space=False)
-    return built, pre.add_bos
+    encoder = ByteLevelEncoder(tokens.but(*_HIDDEN), merges, pre)
+    return _GGUFVocabulary(tokens, encoder.encode, piece_bytes, leading_space=False), pre.add_bos
 
 
-def _score_based(
-    metadata: Mapping[str, Any], tokens: list[str], types: list[int]
-) -> tuple[_GGUFVocabulary, bool]:
-    scores = _array(metadata, "scores", len(tokens))
-    if not all(map(math.isfinite, scores)):
+def _score_based(metadata: Mapping[str, Any], tokens: _Tokens) -> tuple[_GGUFVocabulary, bool]:
+    scores = _array(metadata, "scores", tokens.size)
+    if not all(isinstance(score, (int, float)) and math.isfinite(score) for score in scores):
         raise TokenizerError("a token's score is not a finite number", where=_PREFIX + "scores")
-    excluded = {*_HIDDEN, TokenType.BYTE}
-    table = {
-        text: (token, scores[token])
-        for token, (text, kind) in enumerate(zip(tokens, types, strict=True))
-        if kind not in excluded
-    }
-    byte_ids = _byte_ids(tokens, types)
-    encoder = ScoreEncoder(table, byte_ids, _named_id(metadata, "unknown", len(tokens), 0))
+    of_byte = tokens.of(TokenType.BYTE)
+    encoder = ScoreEncoder(
+        tokens.but(*_HIDDEN, TokenType.BYTE),
+        scores,
+        {byte: of_byte[text] for byte, text in enumerate(_BYTE_TEXTS) if text in of_byte},
+        _named_id(metadata, "unknown", tokens.size, 0),
+    )
 
     def encode_text(text: str) -> list[int]:
         return encoder.encode(text.replace(" ", SPACE))
 
-    built = _GGUFVocabulary(
-        tokens,
-        types,
-        encode_text,
-        lambda text: text.replace(SPACE, " ").encode("utf-8"),
-        leading_space=bool(metadata.get(_PREFIX + "add_space_prefix", True)),
-    )
-    return built, True
+    def plain_bytes(text: str) -> bytes:
+        return text.replace(SPACE, " ").encode("utf-8")
+
+    spaced = bool(metadata.get(_PREFIX + "add_space_prefix", True))
+    return _GGUFVocabulary(tokens, encode_text, plain_bytes, leading_space=spaced), True
 
 
 _BUILDERS = {"gpt2": _byte_level, "llama": _score_based}
 
 
-def _byte_ids(tokens: list[str], types: list[int]) -> dict[int, int]:
-    of_text = _of_types(tokens, types, TokenType.BYTE)
-    return {byte: of_text[text] for byte, text in enumerate(_BYTE_TEXTS) if text in of_text}
-
-
 def _special_tokens(
-    metadata: Mapping[str, Any],
-    tokens: list[str],
-    types: list[int],
-    score_based: bool,
-    add_bos: bool,
+    metadata: Mapping[str, Any], tokens: _Tokens, score_based: bool, add_bos: bool
 ) -> SpecialTokens:
-    size = len(tokens)
+    size = tokens.size
     # Old score-based files leave these out: they are Llama 1's ids. Byte-level files have no rule.
     bos, eos, unknown = (
         _named_id(metadata, name, size, default if score_based else None)
         for name, default in (("bos", 1), ("eos", 2), ("unknown", 0))
     )
     others = [_named_id(metadata, name, size, None) for name in ("eot", "eom")]
-    control = _of_types(tokens, types, TokenType.CONTROL)
     add_bos = bool(metadata.get(_PREFIX + "add_bos_token", add_bos))
     if add_bos and bos is None:
         raise TokenizerError(
             "the tokenizer puts BOS before a text, but the file does not say which token it is",
             where=_PREFIX + "bos_token_id",
         )
-    hidden = frozenset(token for token, kind in enumerate(types) if kind in _HIDDEN)
-    ends = find_end_tokens([eos, *others], control)
+    hidden = frozenset(tokens.of(*_HIDDEN).values())
+    ends = find_end_tokens([eos, *others], tokens.of(TokenType.CONTROL))
     return SpecialTokens(bos, eos, ends, unknown, hidden, add_bos)
 
 
@@ -181,7 +174,10 @@ def _named_id(metadata: Mapping[str, Any], name: str, size: int, default: int | 
     key = f"{_PREFIX}{name}_token_id"
     if key not in metadata:
         return default if default is not None and default < size else None
-    token = int(metadata[key])
+    token = metadata[key]
+    if not hasattr(token, "__index__"):
+        raise TokenizerError(f"{token!r} is not a token id", where=key)
+    token = int(token)
     if not 0 <= token < size:
         raise TokenizerError(f"id {token} is out of range; there are {size} tokens", where=key)
     return token
@@ -194,24 +190,18 @@ def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     return {name.removeprefix(key).lstrip(".") or "default": str(metadata[name]) for name in found}
 
 
-def _token_types(metadata: Mapping[str, Any], tokens: list[str]) -> list[int]:
-    if _PREFIX + "token_type" in metadata:
-        types = [int(kind) for kind in _array(metadata, "token_type", len(tokens))]
-    else:
-        types = [TokenType.NORMAL] * len(tokens)
-    byte_texts = frozenset(_BYTE_TEXTS)
-    for token, text in enumerate(tokens):
-        if types[token] == TokenType.BYTE and text not in byte_texts:
-            raise TokenizerError(f"byte token {token} is called {text!r}", where=_PREFIX + "tokens")
+def _token_types(metadata: Mapping[str, Any], texts: list[str]) -> list[int]:
+    if _PREFIX + "token_type" not in metadata:
+        return [TokenType.NORMAL] * len(texts)
+    types = _array(metadata, "token_type", len(texts))
+    if not all(isinstance(kind, int) for kind in types):
+        raise TokenizerError("an array of integers was expected", where=_PREFIX + "token_type")
+    for token, kind in enumerate(types):
+        if kind == TokenType.BYTE and texts[token] not in _BYTE_TEXTS:
+            raise TokenizerError(
+                f"byte token {token} is called {texts[token]!r}", where=_PREFIX + "tokens"
+            )
     return types
-
-
-def _of_types(tokens: Sequence[str], types: Sequence[int], *kinds: int) -> dict[str, int]:
-    return {
-        text: token
-        for token, (text, kind) in enumerate(zip(tokens, types, strict=True))
-        if kind in kinds
-    }
 
 
 def _array(metadata: Mapping[str, Any], name: str, length: int | None = None) -> list[Any]:

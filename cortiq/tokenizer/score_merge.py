@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from cortiq.errors import TokenizerError
@@ -26,22 +26,25 @@ class ScoreEncoder:
 
     Parameters
     ----------
-    scores : piece -> (id, score), of the tokens that text may become.
+    ids : piece -> id, of the tokens that text may become.
+    scores : score of each id.
     byte_ids : byte -> id of its `<0xXX>` token.
     unknown_id : the token for what has neither.
     """
 
     def __init__(
         self,
-        scores: Mapping[str, tuple[int, float]],
+        ids: Mapping[str, int],
+        scores: Sequence[float],
         byte_ids: Mapping[int, int],
         unknown_id: int | None,
     ) -> None:
+        self._ids = ids
         self._scores = scores
         self._byte_ids = byte_ids
         self._unknown_id = unknown_id
         self._words: dict[str, list[int]] = {}
-        self._boundary = _word_boundary(scores)
+        self._boundary = _word_boundary(ids)
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, in which spaces are already written as `SPACE`."""
@@ -65,12 +68,12 @@ class ScoreEncoder:
         count = len(word)
         ends = list(range(1, count + 1))  # the span at i is word[i:ends[i]]; 0 marks a merged one
         previous = list(range(-1, count - 1))
-        scores = self._scores
+        ids, scores = self._ids, self._scores
         heap: list[tuple[float, int, int, int]] = []
         for left in range(count - 1):
-            found = scores.get(word[left : left + 2])
-            if found is not None:
-                heap.append((-found[1], left, left + 1, left + 2))
+            token = ids.get(word[left : left + 2])
+            if token is not None:
+                heap.append((-scores[token], left, left + 1, left + 2))
         heapify(heap)
         while heap:
             _, left, right, end = heappop(heap)
@@ -87,14 +90,14 @@ class ScoreEncoder:
     def _push(
         self, heap: list[tuple[float, int, int, int]], word: str, left: int, right: int, end: int
     ) -> None:
-        found = self._scores.get(word[left:end])
-        if found is not None:
-            heappush(heap, (-found[1], left, right, end))
+        token = self._ids.get(word[left:end])
+        if token is not None:
+            heappush(heap, (-self._scores[token], left, right, end))
 
     def _piece_ids(self, piece: str) -> list[int]:
-        found = self._scores.get(piece)
-        if found is not None:
-            return [found[0]]
+        token = self._ids.get(piece)
+        if token is not None:
+            return [token]
         try:
             return [self._byte_ids[byte] for byte in piece.encode("utf-8")]
         except KeyError:

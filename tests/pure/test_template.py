@@ -242,7 +242,7 @@ def test_no_template_hangs_or_fills_memory(template):
     begin = time.monotonic()
     with pytest.raises(TokenizerError):
         render(template, PLAIN)
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 15
 
 
 def test_a_long_conversation_is_not_stopped():
