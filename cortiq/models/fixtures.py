@@ -19,6 +19,7 @@ from cortiq.models.parts import ATTENTION, HEAD, MLP, TABLE, named
 from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.rope import RopeTable
+from cortiq.numerics.route import Router
 from cortiq.numerics.weights import convert
 
 CONTEXT = 4096
@@ -36,10 +37,8 @@ def pattern(
     size: float = 0.4,
 ) -> Floats:  # fmt: skip
     """G: ((i·a + salt·b + c) mod period / period − ½)·size in float32, for i < count."""
-    i = np.arange(count, dtype=np.int64)
-    return ((i * a + salt * b + c) % period).astype(F32) / F32(period) * F32(size) - F32(0.5) * F32(
-        size
-    )
+    steps = (np.arange(count, dtype=np.int64) * a + salt * b + c) % period
+    return (steps.astype(F32) / F32(period) - F32(0.5)) * F32(size)
 
 
 def mimo(context: int) -> Program:
@@ -75,7 +74,8 @@ def _mimo_layer(b: Builder, x: Value, position: Value, n: int) -> Value:
         mlp: GatedMLP | MoE = GatedMLP(WIDTH, 24)
         weights = named(mlp, f"{file}.mlp", MLP)
     else:
-        mlp = MoE(WIDTH, 8, 4, 2, scoring="sigmoid", selection_bias=True, denominator_floor=1e-6)
+        router = Router(2, "sigmoid", renormalise=True, denominator_floor=1e-6)
+        mlp = MoE(WIDTH, 8, 4, router, selection_bias=True)
         weights = named(mlp, f"{file}.block_sparse_moe", {**EXPERTS, "bias": "gate.bias"})
     y = b.add(mlp, y, name=f"{here}.mlp", weights=weights)
     return b.add(Residual(), x, y, name=f"{here}.out")
@@ -84,29 +84,38 @@ def _mimo_layer(b: Builder, x: Value, position: Value, n: int) -> Value:
 def _mimo_values(name: str, shape: tuple[int, ...]) -> Floats:
     """A tensor of `mimo`, by its salts; norms are 1."""
     flat, parts = prod(shape), name.split(".")
-    if name == TABLE:
-        return pattern(flat, 100)
-    if name == HEAD:
-        return pattern(flat, 200)
     layer = int(parts[2]) if parts[1] == "layers" else 0
-    if parts[-2] in _PROJECTIONS:
-        return pattern(flat, 10 * layer + _PROJECTIONS[parts[-2]])
-    if parts[3] == "mlp":
-        return pattern(flat, {"gate_proj": 50, "up_proj": 51, "down_proj": 52}[parts[-2]])
-    if parts[-2:] == ["gate", "weight"]:
-        return pattern(flat, 60 + layer)
-    if parts[-2] in _EXPERT_SALTS:
-        salts = [70 + 10 * layer + 3 * e + _EXPERT_SALTS[parts[-2]] for e in range(shape[0])]
-        return np.concatenate([pattern(prod(shape[1:]), salt) for salt in salts])
-    if parts[-2:] == ["gate", "bias"]:
+    tensor = name.removeprefix(f"model.layers.{layer}.")
+    if tensor == "block_sparse_moe.gate.bias":
         return np.array(ROUTER_BIAS, F32)
-    if parts[-1] == "sinks":
+    if tensor == "self_attn.sinks":
         return np.array(SINKS[layer], F32)
+    if tensor in EXPERT_SALTS:
+        first = 70 + 10 * layer + EXPERT_SALTS[tensor]
+        return np.concatenate([pattern(flat // shape[0], first + 3 * e) for e in range(shape[0])])
+    if tensor in SALTS:
+        salt, step = SALTS[tensor]
+        return pattern(flat, salt + step * layer)
     return np.ones(flat, F32)
 
 
-_PROJECTIONS = {"q_proj": 1, "k_proj": 2, "v_proj": 3, "o_proj": 4}
-_EXPERT_SALTS = {"w1": 0, "w3": 1, "w2": 2}
+SALTS: Mapping[str, tuple[int, int]] = {
+    TABLE: (100, 0),
+    HEAD: (200, 0),
+    "self_attn.q_proj.weight": (1, 10),
+    "self_attn.k_proj.weight": (2, 10),
+    "self_attn.v_proj.weight": (3, 10),
+    "self_attn.o_proj.weight": (4, 10),
+    "mlp.gate_proj.weight": (50, 0),
+    "mlp.up_proj.weight": (51, 0),
+    "mlp.down_proj.weight": (52, 0),
+    "block_sparse_moe.gate.weight": (60, 1),
+}
+"""Salt of a tensor, and what each layer adds to it."""
+EXPERT_SALTS: Mapping[str, int] = {
+    f"block_sparse_moe.experts.{w}.weight": i for i, w in enumerate(("w1", "w3", "w2"))
+}
+"""What is added to 70 + 10·layer + 3·expert."""
 
 
 def mimo_weight(name: str, shape: tuple[int, ...], layout: str) -> Weight:
