@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import ModuleType
 
-from cortiq.errors import FormatError, RequestError
+from cortiq.errors import RequestError
 from cortiq.ir import Program, primitives_of, verify
 from cortiq.models.config import BaseConfig
-from cortiq.models.names import IGNORED
-from cortiq.models.parts import HEAD
-from cortiq.models.registry import Checkpoint, family_for, family_name, place, read_config
-from cortiq.models.weights import matrix_weight, vector_weight
+from cortiq.models.registry import Checkpoint, family_for, family_name, read_config
+from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
+from cortiq.models.tensors import find_tensors
+from cortiq.models.weights import matrix_weight, raw_weight, vector_weight
 from cortiq.numerics.layouts import Weight, check_finite
 
 DEFAULT_WEIGHT_FORMAT = "w16"
@@ -34,14 +34,16 @@ class LoadedProgram:
         when they are first looked at.
     checkpoint : what it was read from.
     family : name of the family.
-    config : the family's configuration.
+    config : the family's configuration; `None` for fixtures.
+    tensors : the tensors of the file that each weight was made of.
     """
 
     program: Program
     weights: Mapping[str, Weight]
     checkpoint: Checkpoint
     family: str
-    config: BaseConfig
+    config: BaseConfig | None
+    tensors: Mapping[str, Sequence[str]]
 
 
 def load_program(
@@ -66,22 +68,41 @@ def load_program(
     FormatError : tensors that are missing, left over or of the wrong shape, all of them by name.
     RequestError : a context the model does not have.
     """
+    if isinstance(checkpoint, SyntheticCheckpoint):
+        return _load_synthetic(checkpoint, context, weight_format)
     family = family_for(checkpoint, families)
     config = read_config(family, checkpoint)
     program = family.build(config, _context(context, config))
-    places = _find_tensors(program, checkpoint, family, config)
-    matrices = matrix_names(program)
-    weights = {}
-    for name, tensors in places.items():
-        raws, shape = [checkpoint.tensor(t) for t in tensors], program.weights[name].shape
+    tensors = find_tensors(program, checkpoint, family, config)
+    matrices, weights = matrix_names(program), {}
+    for name, names in tensors.items():
+        raws, shape = [checkpoint.tensor(n) for n in names], program.weights[name].shape
         if name in matrices:
-            layout = weight_format or DEFAULT_WEIGHT_FORMAT
-            weights[name] = matrix_weight(raws, shape, layout)
+            weights[name] = matrix_weight(raws, shape, weight_format or DEFAULT_WEIGHT_FORMAT)
         else:
             weights[name] = vector_weight(raws, shape)
+    bound = _with_layouts(program, weights)
+    return LoadedProgram(bound, weights, checkpoint, family_name(family), config, tensors)
+
+
+def _load_synthetic(
+    checkpoint: SyntheticCheckpoint, context: int | None, weight_format: str | None
+) -> LoadedProgram:
+    program, config = synthetic_program(checkpoint, context), None
+    if program is None:
+        family = family_for(checkpoint)
+        config = read_config(family, checkpoint)
+        program = family.build(config, _context(context, config))
+    weights = synthetic_weights(checkpoint, program, matrix_names(program), weight_format)
+    name = str(program.facts["family"])
+    return LoadedProgram(_with_layouts(program, weights), weights, checkpoint, name, config, {})
+
+
+def _with_layouts(program: Program, weights: Mapping[str, Weight]) -> Program:
+    """The program with every layout filled in, and verified."""
     program = program.with_layouts({name: layout_name(w) for name, w in weights.items()})
     verify(program)
-    return LoadedProgram(program, weights, checkpoint, family_name(family), config)
+    return program
 
 
 def _context(context: int | None, config: BaseConfig) -> int:
@@ -105,64 +126,9 @@ def matrix_names(program: Program) -> set[str]:
     return {w for n in nodes if n.op.kind in MATRIX_OPERATORS for w in n.weights.values()}
 
 
-def _find_tensors(
-    program: Program, checkpoint: Checkpoint, family: ModuleType, config: BaseConfig
-) -> dict[str, list[str]]:
-    """Tensors of the file for each weight; raises `FormatError` that lists every problem."""
-    places = {
-        name: _candidates(name, spec.shape, checkpoint, family, config.source)
-        for name, spec in program.weights.items()
-    }
-    problems = []
-    for name, spec in program.weights.items():
-        shape = spec.shape if len(places[name]) == 1 else spec.shape[1:]
-        problems += [
-            problem
-            for tensor in places[name]
-            for problem in _tensor_problems(tensor, shape, checkpoint)
-        ]
-    problems += _left_over(places, checkpoint, config)
-    if problems:
-        lines = "\n  ".join(problems)
-        message = f"does not hold the tensors of its architecture:\n  {lines}"
-        raise FormatError(message, where=place(checkpoint))
-    return places
-
-
-def _candidates(
-    name: str, shape: tuple[int, ...], checkpoint: Checkpoint, family: ModuleType, source: str
-) -> list[str]:
-    """The tensor of a weight, or one an expert where the file holds a stack in pieces."""
-    whole = family.NAMES.in_file(name, source)
-    first = family.NAMES.of_expert(name, 0, source) if len(shape) == 3 else whole
-    if whole in checkpoint or first not in checkpoint:
-        return [whole]
-    return [family.NAMES.of_expert(name, e, source) for e in range(shape[0])]
-
-
-def _tensor_problems(tensor: str, shape: tuple[int, ...], checkpoint: Checkpoint) -> Iterator[str]:
-    if tensor not in checkpoint:
-        yield f"{tensor} {list(shape)} is missing"
-        return
-    found = checkpoint.tensor(tensor).shape
-    if [n for n in found if n != 1] != [n for n in shape if n != 1] or prod(found) != prod(shape):
-        yield f"{tensor} is {list(found)}, should be {list(shape)}"
-
-
-def _left_over(
-    places: Mapping[str, Sequence[str]], checkpoint: Checkpoint, config: BaseConfig
-) -> Iterator[str]:
-    used = {tensor for tensors in places.values() for tensor in tensors}
-    if config.tie_word_embeddings:
-        used.add(HEAD)
-    if config.rope_parameters.get("rope_type") == "frequency_factors":
-        used.add("rope_freqs.weight")
-    for tensor in checkpoint.tensor_names:
-        if tensor not in used and not IGNORED.fullmatch(tensor):
-            yield f"{tensor} belongs to nothing in the graph"
-
-
 def check_weights(loaded: LoadedProgram) -> None:
-    """Read every weight whole; `FormatError` names the first tensor with a NaN or infinity."""
-    for name, weight in loaded.weights.items():
-        check_finite(weight, name)
+    """Read every tensor whole, in slices; `FormatError` names the first with a NaN or infinity."""
+    for names in loaded.tensors.values():
+        for name in names:
+            tensor = loaded.checkpoint.tensor(name)
+            check_finite(raw_weight(tensor, (prod(tensor.shape[:-1]), tensor.shape[-1])), name)

@@ -12,6 +12,7 @@ from cortiq.models.config import BaseConfig, Keys
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, Decoder, activation, named
 from cortiq.models.rope import rope_table
+from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("mixtral", "llama+experts")
 KEYS = Keys()
@@ -58,10 +59,9 @@ def build(config: Config, context: int) -> Program:
         pairing="interleaved" if config.source == "gguf" else "half",
         window=config.sliding_window,
     )
-    experts = MoE(
-        width, config.intermediate_size, config.num_local_experts, config.num_experts_per_tok,
-        activation(config.hidden_act),
-    )  # fmt: skip
+    router = Router(config.num_experts_per_tok, "softmax", renormalise=True)
+    inner, act = config.intermediate_size, activation(config.hidden_act)
+    experts = MoE(width, inner, config.num_local_experts, router, act)
     x = decoder.embed()
     for n in range(config.num_hidden_layers):
         file, here = f"model.layers.{n}", f"layers.{n}"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from cortiq.errors import FormatError, RequestError
-from cortiq.numerics.layouts import LAYOUTS, Layout, Weight, floats
+from cortiq.numerics.layouts import LAYOUTS, Weight, floats
+from cortiq.numerics.weights import convert
 
 FORMATS = ("w16", "w8", "w8b256", "f32")
 """Layouts that float matrices can be converted to."""
@@ -25,36 +27,41 @@ class Tensor(Protocol):
     raw: npt.NDArray[np.uint8]
 
 
-class ConvertedParts(Mapping[str, npt.NDArray[np.generic]]):
-    """Parts of a weight that are computed from float tensors when one of them is looked at.
+class LazyParts(Mapping[str, npt.NDArray[np.generic]]):
+    """Parts of a weight that are made when one of them is first looked at, and then kept.
 
     Loading a model reads nothing; a tensor with NaN or infinity is named when it is converted.
     """
 
-    def __init__(self, sources: Sequence[Weight], names: Sequence[str], layout: Layout) -> None:
-        self._sources, self._names, self._layout = sources, names, layout
-        self._parts: dict[str, npt.NDArray[np.generic]] | None = None
+    def __init__(self, make: Callable[[], Mapping[str, npt.NDArray[np.generic]]]) -> None:
+        self._make, self._lock = make, Lock()
+        self._parts: Mapping[str, npt.NDArray[np.generic]] | None = None
 
-    def _computed(self) -> dict[str, npt.NDArray[np.generic]]:
-        if self._parts is None:
-            from cortiq.numerics.weights import convert
-
-            pairs = zip(self._sources, self._names, strict=True)
-            done = [convert(w, self._layout.name, name).parts for w, name in pairs]
-            self._parts = {
-                key: done[0][key] if len(done) == 1 else np.concatenate([p[key] for p in done])
-                for key in done[0]
-            }
+    def _made(self) -> Mapping[str, npt.NDArray[np.generic]]:
+        with self._lock:
+            if self._parts is None:
+                self._parts = self._make()
         return self._parts
 
     def __getitem__(self, key: str) -> npt.NDArray[np.generic]:
-        return self._computed()[key]
+        return self._made()[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._computed())
+        return iter(self._made())
 
     def __len__(self) -> int:
-        return len(self._computed())
+        return len(self._made())
+
+
+def _converted(
+    sources: Sequence[Weight], names: Sequence[str], layout: str
+) -> dict[str, npt.NDArray[np.generic]]:
+    """Parts of float tensors in a layout, the rows of all one after the other."""
+    pairs = zip(sources, names, strict=True)
+    done = [convert(source, layout, name).parts for source, name in pairs]
+    if len(done) == 1:
+        return dict(done[0])
+    return {key: np.concatenate([parts[key] for parts in done]) for key in done[0]}
 
 
 def matrix_weight(tensors: Sequence[Tensor], shape: tuple[int, ...], layout: str) -> Weight:
@@ -73,11 +80,9 @@ def matrix_weight(tensors: Sequence[Tensor], shape: tuple[int, ...], layout: str
         raise FormatError(message, where=tensors[0].name)
     if raws[0].layout.kind != "float" or (layout == "f32" and len(kinds) == 1):
         return _stacked(raws)
-    names, target = [t.name for t in tensors], LAYOUTS[layout]
-    if layout == "f32":
-        values = [floats(w, name) for w, name in zip(raws, names, strict=True)]
-        return Weight.from_floats(np.concatenate(values))
-    return Weight(target, (rows * len(raws), columns), ConvertedParts(raws, names, target))
+    names = [t.name for t in tensors]
+    parts = LazyParts(lambda: _converted(raws, names, layout))
+    return Weight(LAYOUTS[layout], (rows * len(raws), columns), parts)
 
 
 def _stacked(weights: Sequence[Weight]) -> Weight:

@@ -1,0 +1,188 @@
+"""A program in float64: plain formulas, a whole sequence at once, no order of sums, no rounding.
+
+Weights are dequantised, rows are not quantised. Graphs are compared with other libraries through
+this evaluation, and the contract's error is measured against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.errors import GraphError, RequestError
+from cortiq.ir import Op, Program, ops, primitives_of
+from cortiq.numerics import ideal
+from cortiq.numerics.ideal_mixers import causal_conv_ideal, weight_ideal
+from cortiq.numerics.layouts import Weight, decode, floats
+
+Doubles = npt.NDArray[np.float64]
+
+SLICE_ELEMENTS = 1 << 22
+"""Elements of a weight that are held in float64 at a time."""
+
+
+@dataclass
+class Node:
+    """What a formula is given besides its inputs: the primitive, its weights, the slots so far."""
+
+    op: Any
+    weights: Mapping[str, Weight]
+    slot: str | None
+    slots: dict[str, tuple[Doubles, Doubles]] = field(default_factory=dict)
+
+    def vector(self, role: str) -> Doubles | None:
+        """A float weight with one row, or `None` if the primitive has no such role."""
+        weight = self.weights.get(role)
+        return None if weight is None else dequantise(weight)[0]
+
+
+def evaluate(
+    program: Program,
+    weights: Mapping[str, Weight],
+    tokens: Sequence[int],
+    wants: Sequence[str],
+    entry: str = "trunk",
+    inputs: Mapping[str, Doubles] | None = None,
+) -> dict[str, Doubles]:
+    """Values of an entry graph over one whole sequence, positions 0, 1, …
+
+    Parameters
+    ----------
+    tokens : ids, one a position.
+    wants : names of values: those of the program's graphs, or of their primitives.
+    inputs : the entry's other inputs, [positions, ...]; it may not read slots of other entries.
+
+    Returns
+    -------
+    By name, float64 [positions, ...].
+
+    Raises
+    ------
+    RequestError : a value that the graph does not have.
+    GraphError : a primitive without a float64 formula, or a slot that nothing wrote.
+    """
+    graph = primitives_of(program).graphs[entry]
+    unknown = [name for name in wants if name not in graph.values]
+    if unknown:
+        raise RequestError(f"no value is called {', '.join(unknown)}", where=entry)
+    ids = np.asarray(tokens, np.int64)
+    values: dict[str, Any] = {"token": ids, "position": np.arange(len(ids)), **(inputs or {})}
+    slots: dict[str, tuple[Doubles, Doubles]] = {}
+    for node in graph.nodes:
+        formula = FORMULAS.get(type(node.op))
+        if formula is None:
+            raise GraphError(f"{node.op.kind} has no float64 formula", where=node.name)
+        bound = {role: weights[name] for role, name in node.weights.items()}
+        slot = next(iter(node.slots.values()), None)
+        results = formula(Node(node.op, bound, slot, slots), *(values[n] for n in node.inputs))
+        outputs = results if isinstance(results, tuple) else (results,)
+        values.update(zip(node.outputs, outputs, strict=True))
+    return {name: np.asarray(values[name], np.float64) for name in wants}
+
+
+def dequantise(weight: Weight) -> Doubles:
+    """Every element in float64, whatever the layout."""
+    if weight.layout.kind == "float":
+        return floats(weight).astype(np.float64)
+    return weight_ideal(decode(weight))
+
+
+def product(x: Doubles, weight: Weight) -> Doubles:
+    """x·Wᵀ over the last axis, the weight in row slices."""
+    return np.concatenate([x @ dequantise(part).T for part in _slices(weight)], axis=-1)
+
+
+def _slices(weight: Weight) -> Iterator[Weight]:
+    rows, columns = weight.shape
+    step = max(1, SLICE_ELEMENTS // columns)
+    return (weight.rows(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def _experts(node: Node, x: Doubles, index: npt.NDArray[np.int32]) -> Doubles:
+    """x [n, K] or [n, k, K] with the matrices of index [n, k]: [n, k, N]."""
+    rows, (count, chosen) = node.op.out_width, index.shape
+    x = np.broadcast_to(x if x.ndim == 3 else x[:, None], (count, chosen, x.shape[-1]))
+    out = np.zeros((count, chosen, rows))
+    for expert in np.unique(index):
+        here = index == expert
+        out[here] = product(
+            x[here], node.weights["weight"].rows(expert * rows, (expert + 1) * rows)
+        )
+    return out
+
+
+def _heads(node: Node, x: Doubles) -> Doubles:
+    every = np.broadcast_to(np.arange(node.op.heads), x.shape[:2])
+    return _experts(node, x, every)
+
+
+def _store(node: Node, keys: Doubles, values: Doubles) -> tuple:
+    assert node.slot is not None
+    node.slots[node.slot] = (keys, values)
+    return ()
+
+
+def _attend(node: Node, q: Doubles, position: npt.NDArray[np.int64]) -> Doubles:
+    op = node.op
+    if node.slot not in node.slots:
+        raise GraphError("nothing of this entry writes the slot", where=str(node.slot))
+    keys, values = (np.repeat(x, op.heads // op.kv_heads, 1) for x in node.slots[node.slot])
+    scores = np.einsum("qhd,khd->hqk", q, keys) * op.scale
+    if op.soft_cap:
+        scores = ideal.soft_cap(scores, op.soft_cap)
+    past = position[:, None] - position[None, :]
+    visible = (past >= 0) & (past < (op.window or len(q)))
+    scores, sinks = np.where(visible, scores, -np.inf), node.vector("sinks")
+    sink = np.full((op.heads, 1, 1), -np.inf) if sinks is None else sinks[:, None, None]
+    top = np.maximum(scores.max(axis=-1, keepdims=True), sink)
+    p = np.exp(scores - top)
+    p = p / (p.sum(axis=-1, keepdims=True) + np.exp(sink - top))
+    return np.einsum("hqk,khd->qhd", p, values)
+
+
+def _conv(node: Node, x: Doubles) -> Doubles:
+    taps = dequantise(node.weights["weight"])
+    history = np.zeros((node.op.kernel - 1, node.op.width))
+    return causal_conv_ideal(history, x, taps, node.vector("bias"))
+
+
+def _rms_norm(node: Node, x: Doubles) -> Doubles:
+    weight = node.vector("weight")
+    return ideal.rms_norm(x, None if weight is None else weight + node.op.offset, node.op.eps)
+
+
+def _rope(node: Node, x: Doubles, position: npt.NDArray[np.int64]) -> Doubles:
+    return ideal.apply_rope(x, *ideal.rope_table(node.op.table, position), node.op.pairing)
+
+
+FORMULAS: dict[type[Op], Callable[..., Any]] = {
+    ops.EmbedRows: lambda node, token: dequantise(node.weights["table"].take(token)),
+    ops.Quantise: lambda node, x: x,
+    ops.MatMul: lambda node, x: product(x, node.weights["weight"]),
+    ops.HeadMatMul: _heads,
+    ops.ExpertMatMul: _experts,
+    ops.Add: lambda node, a, b: a + b,
+    ops.Multiply: lambda node, a, b: a * b,
+    ops.Scale: lambda node, x: x * np.float64(np.float32(node.op.factor)),
+    ops.Bias: lambda node, x: x + node.vector("bias"),
+    ops.Activation: lambda node, x: ideal.activation(x, node.op.function),
+    ops.SoftCap: lambda node, x: ideal.soft_cap(x, node.op.cap),
+    ops.RMSNorm: _rms_norm,
+    ops.LayerNorm: lambda node, x: ideal.layer_norm(
+        x, node.vector("weight"), node.vector("bias"), node.op.eps
+    ),
+    ops.Rope: _rope,
+    ops.StoreKV: _store,
+    ops.Attend: _attend,
+    ops.CausalConv: _conv,
+    ops.Route: lambda node, scores: ideal.route(scores, node.op.router, node.vector("bias")),
+    ops.CombineExperts: lambda node, weight, y: ideal.combine_experts(weight, y),
+    ops.Slice: lambda node, x: x[..., node.op.start : node.op.stop],
+    ops.Concat: lambda node, *parts: np.concatenate(parts, axis=-1),
+    ops.Reshape: lambda node, x: x.reshape(len(x), *node.op.shape),
+}
+"""The formula of every primitive: (node, *inputs) → output, or a tuple of outputs."""

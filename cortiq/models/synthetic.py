@@ -1,0 +1,204 @@
+"""Models by formula: `synthetic:NAME?seed=N`, for tests and benchmarks; no file is needed.
+
+Weights follow `numerics.synthetic`: the same bits on every host, whole or slice by slice, with
+sizes that keep activations near 1 and attention scores at a standard deviation of about 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import log2, prod
+from typing import Any
+from urllib.parse import parse_qsl
+
+from cortiq.errors import ModelNotFoundError, RequestError
+from cortiq.ir import Node, Program, primitives_of
+from cortiq.models import fixtures
+from cortiq.models.weights import LazyParts
+from cortiq.numerics.layouts import LAYOUTS, Weight
+from cortiq.numerics.synthetic import synthetic_vector, synthetic_weight
+
+PREFIX = "synthetic:"
+VOCABULARY = 320
+"""Tokens of the tiny models: bytes, BOS, EOS, and some more."""
+HEAD_GAIN = 2
+"""Logits of an untied head have a standard deviation of about 2^HEAD_GAIN."""
+
+_TINY = {
+    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 4096,
+}  # fmt: skip
+
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "tiny-llama": _TINY | {"model_type": "llama", "tie_word_embeddings": True},
+    "tiny-gemma3": _TINY | {
+        "model_type": "gemma3_text", "num_hidden_layers": 4, "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 16, "sliding_window": 24, "sliding_window_pattern": 2,
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    },
+    "tiny-mixtral": _TINY | {
+        "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
+        "tie_word_embeddings": False,
+    },
+    "tiny-lfm2": {k: v for k, v in _TINY.items() if k != "head_dim"} | {
+        "model_type": "lfm2", "num_hidden_layers": 4, "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    },
+    "llama3-8b": {
+        "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+"""Models of our families, as config.json would describe them."""
+
+FIXTURES: Mapping[str, Callable[[int], Program]] = {
+    "tiny-mimo": fixtures.mimo,
+    "tiny-mtp": fixtures.llama_with_mtp,
+}
+"""Programs that no family describes, by their builder (of the declared context)."""
+
+FORMATS: Mapping[str, str] = {"llama3-8b": "w8"}
+"""Layout of the matrices where it is not `w16`."""
+
+
+@dataclass(frozen=True)
+class SyntheticCheckpoint:
+    """A model by formula, with what the loader reads of a checkpoint.
+
+    Attributes
+    ----------
+    name : one of `CONFIGS` or `FIXTURES`.
+    seed : of the weights.
+    format : layout of the matrices.
+    config : as config.json; empty for fixtures.
+    tokenizer_source : "bytes": the tokenizer is `byte_tokenizer(vocab_size)`.
+    """
+
+    name: str
+    seed: int
+    format: str
+    config: Mapping[str, Any]
+    kind: str = "synthetic"
+    eos_token_ids: tuple[int, ...] = (257,)
+    tokenizer_source: str = "bytes"
+    chat_template: None = None
+    tensor_names: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> str:
+        """The name that opens it again."""
+        return f"{PREFIX}{self.name}?seed={self.seed}&format={self.format}"
+
+    @property
+    def architecture(self) -> str:
+        """The family's `model_type`; a fixture's own name."""
+        return self.config.get("model_type", self.name)
+
+    def __contains__(self, name: object) -> bool:
+        return False
+
+    def model_hash(self) -> str:
+        """SHA-256 in hex of the definition."""
+        text = json.dumps([self.path, dict(self.config)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def open_synthetic(name: str) -> SyntheticCheckpoint:
+    """The model of a name `synthetic:NAME`, with `?seed=N`, `?format=LAYOUT` or both (`&`).
+
+    Raises
+    ------
+    ModelNotFoundError : there is no such model.
+    RequestError : an option is unknown or has no meaning.
+    """
+    title, _, query = name.removeprefix(PREFIX).partition("?")
+    if title not in CONFIGS and title not in FIXTURES:
+        hint = f"there are: {', '.join([*CONFIGS, *FIXTURES])}"
+        raise ModelNotFoundError("no synthetic model is called this", where=name, hint=hint)
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if set(options) - {"seed", "format"}:
+        raise RequestError("takes seed and format only", where=name)
+    seed, layout = options.get("seed", "0"), options.get("format", FORMATS.get(title, "w16"))
+    if not seed.isascii() or not seed.isdigit() or int(seed) >= 2**64:
+        raise RequestError(f"seed {seed!r} is not an integer from 0 to 2^64 − 1", where=name)
+    if layout not in LAYOUTS or layout in ("F32", "F16", "BF16"):
+        offered = ", ".join(n for n in LAYOUTS if n not in ("F32", "F16", "BF16"))
+        raise RequestError(f"no format is called {layout!r}", where=name, hint=f"one of {offered}")
+    return SyntheticCheckpoint(title, int(seed), layout, CONFIGS.get(title, {}))
+
+
+def synthetic_program(checkpoint: SyntheticCheckpoint, context: int | None) -> Program | None:
+    """The program of a fixture, `None` for models that a family describes."""
+    build = FIXTURES.get(checkpoint.name)
+    return build(context or fixtures.CONTEXT) if build else None
+
+
+def synthetic_weights(
+    checkpoint: SyntheticCheckpoint, program: Program, matrices: set[str], layout: str | None
+) -> dict[str, Weight]:
+    """Weights of every name in the program; large ones are made when they are looked at."""
+    layout = layout or checkpoint.format
+    formula = fixtures.WEIGHTS.get(checkpoint.name)
+    if formula is not None:
+        specs = program.weights.items()
+        return {n: formula(n, s.shape, layout if n in matrices else "f32") for n, s in specs}
+    users = _users(program)
+    return {
+        name: _matrix(checkpoint, name, spec.shape, layout, users[name])
+        if name in matrices
+        else _vector(checkpoint, name, spec.shape, users[name])
+        for name, spec in program.weights.items()
+    }
+
+
+def _users(program: Program) -> dict[str, list[Node]]:
+    """Primitives that use each weight."""
+    users: dict[str, list[Node]] = {}
+    for graph in primitives_of(program).graphs.values():
+        for node in graph.nodes:
+            for weight in node.weights.values():
+                users.setdefault(weight, []).append(node)
+    return users
+
+
+def _matrix(
+    checkpoint: SyntheticCheckpoint,
+    name: str,
+    shape: tuple[int, ...],
+    layout: str,
+    users: list[Node],
+) -> Weight:
+    size, seed = (prod(shape[:-1]), shape[-1]), checkpoint.seed
+    gain = 0
+    if any(n.op.kind == "EmbedRows" for n in users):
+        # Rows near 1 after the family's multiplier, which Gemma has and others have not.
+        gain = 0 if checkpoint.architecture == "gemma3_text" else round(log2(size[1]) / 2)
+    elif any("logits" in n.outputs for n in users):
+        gain = HEAD_GAIN
+    if layout == "f32":
+        return synthetic_weight(layout, name, seed, size, gain=gain)
+
+    def make() -> Mapping[str, Any]:
+        return synthetic_weight(layout, name, seed, size, gain=gain).parts
+
+    return Weight(LAYOUTS[layout], size, LazyParts(make))
+
+
+def _vector(
+    checkpoint: SyntheticCheckpoint, name: str, shape: tuple[int, ...], users: list[Node]
+) -> Weight:
+    if len(shape) > 1:
+        return synthetic_weight("f32", name, checkpoint.seed, (prod(shape[:-1]), shape[-1]))
+    norm = next((n.op for n in users if n.op.kind in ("RMSNorm", "LayerNorm")), None)
+    centre = 0.0 if norm is None else 1.0 - getattr(norm, "offset", 0.0)
+    values = synthetic_vector(name, checkpoint.seed, shape[0], centre)
+    return Weight.from_floats(values[None])
