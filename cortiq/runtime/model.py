@@ -65,6 +65,13 @@ class Model:
         return self.executable.placement
 
     @property
+    def declined(self) -> Mapping[str, str]:
+        """Nodes that the backend declined and the reference computes, each with the reason."""
+        from cortiq.runtime.place import declined_nodes
+
+        return declined_nodes(self.executable)
+
+    @property
     def context(self) -> int:
         """The longest sequence, prompt and answer together, in tokens."""
         return self.program.context

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cortiq.formats.cache import Progress
-from cortiq.formats.checkpoint import Checkpoint, open_checkpoint
+from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.formats.fetch import resolve
 from cortiq.ir import Program
+from cortiq.models import load_program
+from cortiq.models.synthetic import PREFIX, open_synthetic
 from cortiq.numerics.layouts import Weight
 from cortiq.options import LoadOptions
-from cortiq.tokenizer.tokenizer import Tokenizer
-
-SYNTHETIC = "synthetic:"
+from cortiq.plugins import default_plugins
+from cortiq.runtime.request import vocabulary_size
+from cortiq.tokenizer.tokenizer import Tokenizer, byte_tokenizer
 
 
 @dataclass
@@ -35,21 +38,15 @@ class Source:
     tokenizer: Tokenizer
     eos_ids: tuple[int, ...]
     model_hash: Callable[[], str]
-    close: Callable[[], None] = field(default=lambda: None)
+    close: Callable[[], None] = lambda: None
 
 
 def open_source(name: str, options: LoadOptions, progress: Progress | None = None) -> Source:
     """Open a model by name, fetching it if it is known and not there; see `cortiq.load`."""
-    if name.startswith(SYNTHETIC):
-        return _open_synthetic(name, options)
-    return _open_files(resolve(name, progress=progress), options)
-
-
-def _open_files(path: Path, options: LoadOptions) -> Source:
-    from cortiq.models.bind import load_program
-    from cortiq.plugins import default_plugins
-
-    checkpoint = open_checkpoint(path)
+    if name.startswith(PREFIX):
+        checkpoint: Any = open_synthetic(name)
+    else:
+        checkpoint = open_checkpoint(resolve(name, progress=progress))
     try:
         loaded = load_program(
             checkpoint,
@@ -57,7 +54,7 @@ def _open_files(path: Path, options: LoadOptions) -> Source:
             weight_format=options.weight_format,
             families=default_plugins().families,
         )
-        tokenizer = open_tokenizer(checkpoint)
+        tokenizer = open_tokenizer(checkpoint.tokenizer_source, loaded.program)
     except BaseException:
         checkpoint.close()
         raise
@@ -71,8 +68,15 @@ def _open_files(path: Path, options: LoadOptions) -> Source:
     )
 
 
-def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer that a checkpoint brings."""
-    if isinstance(checkpoint.tokenizer_source, Path):
-        return Tokenizer.from_folder(checkpoint.tokenizer_source)
-    return Tokenizer.from_gguf(checkpoint.tokenizer_source)
+def open_tokenizer(source: Mapping[str, Any] | Path | str, program: Program) -> Tokenizer:
+    """The tokenizer that a checkpoint's `tokenizer_source` describes.
+
+    Parameters
+    ----------
+    source : GGUF metadata, a folder with tokenizer.json, or "bytes" for synthetic models.
+    """
+    if source == "bytes":
+        return byte_tokenizer(vocabulary_size(program))
+    if isinstance(source, Path):
+        return Tokenizer.from_folder(source)
+    return Tokenizer.from_gguf(source)  # type: ignore[arg-type]

@@ -1,0 +1,59 @@
+"""`cortiq backends`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cortiq.cli.render import print_json, print_table
+
+if TYPE_CHECKING:
+    from cortiq.backend import Backend
+    from cortiq.plugins import Plugins
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def backends(as_json: bool) -> None:
+    """List backends and their devices.
+
+    The first one that is available is the default. What could not be loaded is said below.
+    """
+    from cortiq.plugins import default_plugins
+
+    plugins = default_plugins()
+    found = [_facts(backend, plugins) for backend in plugins.backends.values()]
+    problems = [{"plugin": p.name, "problem": p.sentence} for p in plugins.problems]
+    if as_json:
+        print_json({"backends": found, "problems": problems})
+        return
+    headings = ("backend", "device", "description", "priority", "contract", "from")
+    print_table(headings, (row for facts in found for row in _rows(facts)))
+    for problem in problems:
+        click.echo(f"not loaded: {problem['plugin']}: {problem['problem']}")
+    if not found:
+        click.echo("no backend is installed; pip install cortiq-reference brings one")
+
+
+def _facts(backend: Backend, plugins: Plugins) -> dict[str, Any]:
+    from cortiq.plugins import availability
+
+    devices, reason = availability(backend)
+    return {
+        "name": backend.name,
+        "priority": backend.priority,
+        "contract": backend.versions.contract,
+        "from": plugins.sources.get(plugins.brought_by.get(backend.name, ""), ""),
+        "devices": [{"name": d.name, "description": d.description} for d in devices],
+        "unavailable": reason,
+    }
+
+
+def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    tail = (str(facts["priority"]), str(facts["contract"]), facts["from"])
+    if facts["unavailable"] is not None:
+        yield facts["name"], "-", f"not available: {facts['unavailable']}", *tail
+    for device in facts["devices"]:
+        yield facts["name"], device["name"], device["description"], *tail

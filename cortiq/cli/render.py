@@ -1,0 +1,115 @@
+"""What people see: tables, progress, numbers. Nothing but results goes to stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+PATIENCE = 1.0
+"""Seconds before a progress bar appears."""
+
+
+def note(sentence: str) -> None:
+    """A sentence beside the result."""
+    click.echo(sentence, err=True)
+
+
+def print_json(value: Any) -> None:
+    """One object on one line."""
+    click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table on stdout: drawn on a terminal, columns separated by tabs elsewhere."""
+    if not sys.stdout.isatty():
+        for row in rows:
+            click.echo("\t".join(" ".join(cell.split()) for cell in row))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console().print(table)
+
+
+class Bar:
+    """A progress bar on stderr, if that is a terminal and the work takes more than a second.
+
+    Called with what is going on, how much is done, and how much there is; nothing in all makes it
+    a sentence, which is shown at once and everywhere.
+    """
+
+    def __init__(self, in_bytes: bool) -> None:
+        self._started = time.monotonic()
+        self._in_bytes = in_bytes
+        self._bar: RichProgress | None = None
+        self._task: TaskID | None = None
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show how far it has got."""
+        if total == 0:
+            note(what)
+            return
+        if self._bar is None and self._due(done, total):
+            self._bar = _new_bar(self._in_bytes)
+            self._bar.start()
+        if self._bar is None:
+            return
+        if self._task is None:
+            self._task = self._bar.add_task(what, total=total)
+        self._bar.update(self._task, description=what, completed=done, total=total)
+
+    def _due(self, done: int, total: int) -> bool:
+        waited = time.monotonic() - self._started >= PATIENCE
+        return waited and done < total and sys.stderr.isatty()
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = self._task = None
+            self._started = time.monotonic()
+
+
+def _new_bar(in_bytes: bool) -> RichProgress:
+    from rich import progress
+    from rich.console import Console
+
+    amount = progress.DownloadColumn() if in_bytes else progress.MofNCompleteColumn()
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), amount)
+    remaining = progress.TimeRemainingColumn()
+    return progress.Progress(*columns, remaining, console=Console(stderr=True), transient=True)
+
+
+@contextmanager
+def progress_bar(*, in_bytes: bool = False) -> Iterator[Bar]:
+    """A `Bar` that is gone at the end."""
+    bar = Bar(in_bytes)
+    try:
+        yield bar
+    finally:
+        bar.stop()
+
+
+def byte_count(number: float) -> str:
+    """A number of bytes with a binary unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024 or unit == "GiB":
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    raise AssertionError("unreachable")

@@ -1,0 +1,306 @@
+"""The command line: what it imports, prints, refuses, and exits with."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+
+import pytest
+from scripted import scripted_model
+
+import cortiq
+from cortiq.cli.main import COMMANDS, main
+from cortiq.options import GenerateOptions, LoadOptions, ScoreOptions, environment_name, flag, specs
+
+HELP_SECONDS = 0.3
+
+
+def run(*arguments, stdin="", environment=None):
+    command = [sys.executable, "-m", "cortiq", *arguments]
+    environment = {**os.environ, **(environment or {})}
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, env=environment, check=False
+    )
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    """Runs a command in this process on a scripted model; gives exit code, stdout, stderr."""
+
+    def call(*arguments, answer="hello", stdin=b"", **details):
+        model = scripted_model(answer, **details)
+        monkeypatch.setattr(cortiq, "load", lambda name, **options: model, raising=False)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as exit:
+            main(arguments)
+        out, err = capsys.readouterr()
+        call.model = model
+        return exit.value.code, out, err
+
+    return call
+
+
+def test_help_is_fast():
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        assert run("--help").returncode == 0
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < HELP_SECONDS
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["--version"]])
+def test_help_imports_neither_numpy_nor_a_plugin(arguments):
+    script = (
+        "import sys\nfrom cortiq.cli.main import main\n"
+        f"try: main({arguments!r})\n"
+        "except SystemExit as e: assert not e.code\n"
+        "heavy = [m for m in sys.modules if m.split('.')[0] in "
+        "('numpy', 'rich', 'pluggy', 'cortiq_reference', 'tokenizers', 'jinja2')]\n"
+        "sys.exit(' '.join(heavy) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_command_has_the_help_of_the_list():
+    for name, sentence in COMMANDS.items():
+        command = getattr(import_module(f"cortiq.cli.{name}"), name)
+        assert command.name == name
+        if name != "conform":
+            assert command.help.splitlines()[0] == sentence
+
+
+def test_help_of_generate_shows_every_option_once():
+    text = run("generate", "--help").stdout
+    for options in (GenerateOptions, LoadOptions):
+        for name in specs(options):
+            assert text.count(f"{flag(name)} ") == 1, name
+            assert "".join(environment_name(name)) in text.replace("\n", "").replace(" ", "")
+    text = run("score", "--help").stdout
+    assert all(f"{flag(name)} " in text for name in specs(ScoreOptions))
+
+
+def test_text_is_streamed_to_stdout_and_nothing_else(cli):
+    assert cli("generate", "m", "-p", "ab") == (0, "hello\n", "")
+
+
+def test_json_is_one_object_with_the_keys(cli):
+    code, out, err = cli("generate", "m", "-p", "ab", "--json")
+    assert (code, err, out.count("\n")) == (0, "", 1)
+    made = json.loads(out)
+    assert list(made) == [
+        "text", "token_ids", "finish_reason", "backend", "device", "placement", "seed", "contract",
+        "model_hash", "fingerprint", "digest", "stats",
+    ]  # fmt: skip
+    assert (made["text"], made["finish_reason"], made["backend"]) == ("hello", "stop", "scripted")
+    assert made["placement"] == {"scripted": 2} and len(made["digest"]) == 64
+
+
+def test_prompt_from_stdin_is_taken_as_it_is(cli):
+    code, _, _ = cli("generate", "m", "-p", "-", stdin="é \n".encode(), prompt="é \n")
+    assert code == 0
+    assert cli.model.executable.fed[:4] == list("é \n".encode())
+
+
+def test_stdin_that_is_not_utf8_is_an_error(cli):
+    code, out, err = cli("generate", "m", "-p", "-", stdin=b"ab\xff")
+    assert (code, out) == (2, "")
+    assert "error: stdin: byte 2 is 0xff" in err
+
+
+@pytest.mark.parametrize("stdin", [b"", None])
+def test_empty_prompt_is_an_error(cli, stdin):
+    arguments = ("-p", "") if stdin is None else ("-p", "-")
+    code, out, err = cli("generate", "m", *arguments, stdin=stdin or b"")
+    assert (code, out) == (2, "")
+    assert "the prompt is empty" in err
+
+
+def test_options_reach_the_model_from_flags_and_environment(cli, monkeypatch):
+    assert cli("generate", "m", "-p", "ab", "-n", "3")[1] == "hel\n"
+    monkeypatch.setenv("CORTIQ_MAX_TOKENS", "2")
+    assert cli("generate", "m", "-p", "ab")[1] == "he\n"
+    assert cli("generate", "m", "-p", "ab", "--max-tokens", "4")[1] == "hell\n"
+    assert cli("generate", "m", "-p", "ab", "-n", "9", "--stop", "l", "--stop", "o")[1] == "he\n"
+    cli("generate", "m", "-p", "ab", "--logit-bias", "5=1.5", "--seed", "3", "-t", "0.5")
+    draw = cli.model.executable.batches[0].rows[-1].wants[0]
+    assert draw.sampling.logit_bias == {5: 1.5} and draw.sampling.seed == 3
+
+
+def test_seed_is_reported_when_it_was_drawn(cli):
+    assert cli("generate", "m", "-p", "ab", "-t", "1")[2].startswith("seed: ")
+    assert cli("generate", "m", "-p", "ab", "-t", "1", "--seed", "3")[2] == ""
+
+
+def test_stats_go_to_stderr(cli):
+    code, out, err = cli("generate", "m", "-p", "ab", "--stats")
+    assert (code, out) == (0, "hello\n")
+    assert "prompt 2 tokens" in err and "decode 6 tokens" in err and "peak memory" in err
+
+
+def test_full_context_is_said(cli):
+    code, _, err = cli("generate", "m", "-p", "x" * 62, prompt="x" * 62)
+    assert code == 0 and "context of 64 tokens is full" in err
+
+
+def test_chat_without_a_template_says_base_model(cli):
+    code, out, err = cli("generate", "m", "-p", "ab", "--chat")
+    assert (code, out) == (2, "")
+    assert "no chat template: it is a base model" in err
+
+
+def test_chat_renders_system_message_and_options(cli):
+    from cortiq.tokenizer.tokenizer import byte_tokenizer
+
+    tokenizer = byte_tokenizer(258)
+    tokenizer.chat_templates["default"] = (
+        "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}{{ mood }}"
+    )
+    code, _, err = cli(
+        "generate", "m", "-p", "hi", "--chat", "--system", "be", "--template-option",
+        'mood="calm"', "-n", "1", tokenizer=tokenizer,
+    )  # fmt: skip
+    assert code == 0, err
+    assert bytes(cli.model.executable.fed) == b"[system:be][user:hi]calm"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "m", "-p", "ab", "--system", "x"], "need --chat"),
+        (["generate", "m", "-p", "ab", "--template-option", "a=1"], "need --chat"),
+        (["generate", "m", "-p", "ab", "--chat", "--template-option", "a"], "not NAME=JSON"),
+        (["generate", "m", "-p", "ab", "--chat", "--template-option", "a={"], "not NAME=JSON"),
+        (["generate", "m", "-p", "ab", "--temperature", "-1"], "temperature is -1.0"),
+        (["generate", "m", "-p", "ab", "--max-tokens", "x"], "not a valid integer"),
+        (["generate", "m", "-p", "ab", "--logit-bias", "x"], "ID=VALUE"),
+        (["generate", "m", "-p", "x" * 65], "the context is 64"),
+        (["generate", "m"], "Missing option"),
+        (["score", "m", "/nowhere/text"], "No such file"),
+        (["inspect"], "name a model"),
+        (["frobnicate"], "No such command"),
+        (["generate", "m", "-p", "ab", "--frobnicate"], "No such option"),
+    ],
+)
+def test_user_errors_exit_with_2_and_a_sentence(cli, arguments, message):
+    code, out, err = cli(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err and "Traceback" not in err
+
+
+def test_failed_sequence_exits_with_2(cli):
+    code, _, err = cli("generate", "m", "-p", "ab", failing=[1])
+    assert code == 2 and "error: position 1: the sequence met a value outside" in err
+
+
+def test_unknown_model_and_backend_exit_with_2():
+    done = run("generate", "no-such-model", "-p", "x")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and "smollm2" in done.stderr
+    done = run("generate", "no-such-model", "-p", "x", "--backend", "no-such-backend")
+    assert done.returncode == 2 and "no backend is named 'no-such-backend'" in done.stderr
+
+
+def test_scoring_prints_perplexity_with_its_error(cli, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("a text of some length, to be scored")
+    code, out, _ = cli("score", "m", str(file), "--window", "8", "--windows", "2")
+    assert code == 0 and out.startswith("perplexity ") and " ± " in out
+    code, out, _ = cli("score", "m", str(file), "--window", "8", "--json")
+    made = json.loads(out)
+    assert made["tokens"] == 32 == len(made["argmax"]) == len(made["token_nll"])
+    assert made["windows"] == 4 and made["bos"] is False
+
+
+SLOW = """
+import sys, time
+sys.path.insert(0, {folder!r})
+import cortiq
+from scripted import scripted_model
+model = scripted_model(lambda position: 120)
+plain = model.executable.logits
+def slow(position):
+    time.sleep(0.02)
+    return plain(position)
+model.executable.logits = slow
+cortiq.load = lambda name, **options: model
+from cortiq.cli.main import main
+main(["generate", "m", "-p", "ab"])
+"""
+
+
+def start_slow():
+    script = SLOW.format(folder=os.path.dirname(__file__))
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", script], **pipes)
+
+
+def test_interrupt_exits_with_130_and_no_traceback():
+    process = start_slow()
+    assert process.stdout.read(1) == b"x"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert err.strip() == b""
+
+
+def test_closed_pipe_is_quiet():
+    process = start_slow()
+    assert process.stdout.read(1) == b"x"
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(timeout=20) == 141
+    assert err == b""
+
+
+def test_backends_lists_the_reference():
+    done = run("backends", "--json")
+    assert done.returncode == 0
+    found = json.loads(done.stdout)["backends"]
+    assert {"reference"} <= {backend["name"] for backend in found}
+    lines = run("backends").stdout.splitlines()
+    assert any(line.startswith("reference\tcpu\t") for line in lines)
+
+
+def test_plugin_file_brings_a_command(tmp_path):
+    file = tmp_path / "shout.py"
+    file.write_text(
+        "import click\nfrom cortiq.hookspecs import hookimpl\n"
+        "@click.command()\ndef shout():\n    click.echo('HEY')\n"
+        "@hookimpl\ndef cortiq_commands():\n    return [shout]\n"
+    )
+    done = run("--plugin", str(file), "shout")
+    assert (done.returncode, done.stdout) == (0, "HEY\n"), done.stderr
+
+
+def test_plugin_file_that_does_not_load_is_named(tmp_path):
+    file = tmp_path / "broken.py"
+    file.write_text("import nothing_of_this_name\n")
+    done = run("--plugin", str(file), "shout")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --plugin broken: ") and "nothing_of_this" in done.stderr
+    assert run("--plugin", str(file), "backends").returncode == 0
+
+
+def test_families_are_listed():
+    done = run("inspect", "--families")
+    assert done.returncode == 0
+    assert {"llama\tllama", "gemma3_text\tgemma3"} <= set(done.stdout.splitlines())
+
+
+def test_harness_that_is_not_installed_is_said(monkeypatch, capsys):
+    from cortiq.cli import conform
+
+    monkeypatch.setattr(conform, "find_spec", lambda name: None)
+    monkeypatch.setattr(conform, "conform", conform._find())
+    with pytest.raises(SystemExit) as exit:
+        main(["conform", "--backend", "reference"])
+    assert exit.value.code == 2
+    assert "cortiq[conformance]" in capsys.readouterr().err
