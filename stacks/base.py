@@ -13,7 +13,9 @@ Array = npt.NDArray[Any]
 Kernel = Callable[..., Array | tuple[Array, ...]]
 """NumPy arrays (and integer options) in, NumPy arrays out; the name says which arguments."""
 
-MATMULS = ("matmul_w8", "matmul_w16", "matmul_q8_0", "matmul_q4_1", "matmul_q4_k", "matmul_q6_k")
+MATMULS = tuple(
+    f"matmul_{layout}" for layout in ("w8", "w16", "w8b256", "q8_0", "q4_1", "q4_k", "q6_k")
+)
 """Layouts of the matmul: one kernel, listed by what its blocks, planes and minima look like."""
 
 

@@ -15,6 +15,7 @@ from stacks.mlx_scalar import (
     round_three_planes,
     round_two_planes,
     snapped,
+    tanh,
 )
 
 SLICE = 1024
@@ -107,16 +108,24 @@ def split(q: mx.array) -> tuple[mx.array, mx.array]:
     return high.astype(mx.int8), (q - (high << 8)).astype(mx.int8)
 
 
+def score(q: State, k: State, factors: mx.array) -> mx.array:
+    """Base-2 scores [H, T, keys]; factors are c, RN(log₂e), the cap C (or 0) and RN(1/C)."""
+    keys = mx.swapaxes(k[0], 2, 3)
+    dots = dot_planes((q[0][0], q[0][1]), (keys[0], keys[1]))
+    s = (dots * factors[0]) * exp2_int(q[1][:, :, None] + k[1][:, None, :])
+    if factors[2].item():
+        s = (factors[2] * tanh(s * factors[3])) * factors[1]
+    return s
+
+
 def tile_states(
-    q: State, k: State, v: State, seen: mx.array, factor: mx.array
+    q: State, k: State, v: State, seen: mx.array, factors: mx.array
 ) -> tuple[State, State]:
     """Mass and weighted values of one tile: [H, T, 1] and [H, T, D], each with its exponent.
 
     q, k and v are (planes [2, H, rows, D], exponents [H, rows]); seen is [T, keys].
     """
-    keys = mx.swapaxes(k[0], 2, 3)
-    dots = dot_planes((q[0][0], q[0][1]), (keys[0], keys[1]))
-    s = (dots * factor) * exp2_int(q[1][:, :, None] + k[1][:, None, :])
+    s = score(q, k, factors)
     kappa, fraction = weight_of(mx.where(seen, s, 0.0))
     kappa = mx.where(seen, kappa, NONE)
     epsilon = mx.where(seen, kappa + v[1][:, None, :], NONE)
@@ -142,7 +151,7 @@ def attention(
     positions: mx.array, sink: mx.array, factors: mx.array, *, window: int,
 ) -> mx.array:  # fmt: skip
     """Queries [T, H, D] over a cache [S, G, D]; a sink of no elements means none."""
-    (t, h, d), group = q_high.shape, q_high.shape[1] // k_high.shape[1]
+    (t, h, _), group = q_high.shape, q_high.shape[1] // k_high.shape[1]
     q = by_head(q_high, q_low, q_exponent, 1)
     k = by_head(k_high, k_low, k_exponent, group)
     v = by_head(v_high, v_low, v_exponent, group)
@@ -152,9 +161,9 @@ def attention(
     def empty(width: int) -> State:
         return mx.zeros((h, t, width)), mx.full((h, t, 1), NONE, mx.int32)
 
-    total, sums = empty(1), empty(d)
+    total, sums = empty(1), empty(v_high.shape[2])
     for start in range(first // 1024 * 1024, last, 1024):
-        l, o = empty(1), empty(d)  # noqa: E741
+        l, o = empty(1), empty(v_high.shape[2])  # noqa: E741
         for tile in range(max(start, first // 64 * 64), min(start + 1024, last), 64):
             here = slice(tile, min(tile + 64, last))
             key = mx.arange(here.start, here.stop, dtype=mx.int32)
@@ -162,13 +171,14 @@ def attention(
             if window:
                 seen = mx.logical_and(seen, key > positions[:, None] - window)
             rows = [(x[0][:, :, here], x[1][:, here]) for x in (k, v)]
-            mass, values = tile_states(q, *rows, seen, factors[0])
+            mass, values = tile_states(q, *rows, seen, factors)
             l, o = combine(l, mass), combine(o, values)  # noqa: E741
         total, sums = combine(total, l), combine(sums, o)
+    some = sums[1] > NONE
     if sink.size:
         kappa, fraction = weight_of(sink * factors[1])
         bias = (fraction * 2097152.0)[:, None, None], kappa[:, None, None]
         total = combine(total, bias)
     n = mx.minimum(mx.maximum(sums[1] - total[1] + 7, -126), 127)
-    y = snapped((sums[0] * (1.0 / total[0])) * exp2_int(n))
-    return mx.swapaxes(y, 0, 1)
+    y = snapped((sums[0] * (1.0 / mx.where(some, total[0], 1.0))) * exp2_int(n))
+    return mx.swapaxes(mx.where(some, y, 0.0), 0, 1)

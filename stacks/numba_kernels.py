@@ -205,7 +205,10 @@ ELEMENTWISE = (
 )
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    **{name: elementwise(getattr(scalar, name), ARGUMENTS.get(name, 1)) for name in ELEMENTWISE.split()},
+    **{
+        name: elementwise(getattr(scalar, name), ARGUMENTS.get(name, 1))
+        for name in ELEMENTWISE.split()
+    },
     "snap": snap,
     "quantise_rows": quantise_rows,
     "canonical_sum": canonical_sum,

@@ -142,14 +142,14 @@ def attention(
     v_high: Array, v_low: Array, v_exponent: Array, positions: Array, sink: Array, factors: Array,
     *, window: int,
 ) -> Array:  # fmt: skip
-    """Queries [T, H, D] over a cache [S, G, D]; a sink of no elements means none."""
-    (t, h, d), (s, g, _) = q_high.shape, k_high.shape
-    out = empty((t, h, d))
+    """Queries [T, H, Dk] over a cache [S, G, Dk], [S, G, Dv]; a sink of no elements means none."""
+    (t, h, dk), (s, g, dv) = q_high.shape, v_high.shape
+    out = empty((t, h, dv))
     planes = (q_high, q_low, q_exponent, k_high, k_low, k_exponent, v_high, v_low, v_exponent)
     others = (positions, sink, factors)
     attend.attention[(triton.cdiv(t, 16), h)](
         *map(upload, planes), *map(upload, others), out, t, s, window,
-        H=h, G=g, D=d, BM=16, SINK=sink.size > 0, **EXACT,
+        H=h, G=g, DK=dk, DV=dv, BM=16, SINK=sink.size > 0, CAPPED=bool(factors[2]), **EXACT,
     )  # fmt: skip
     return out.cpu().numpy()
 
