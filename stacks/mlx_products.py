@@ -25,12 +25,11 @@ NONE = -(1 << 20)
 
 def int_matmul(a: mx.array, b: mx.array) -> mx.array:
     """Exact int32 a @ b of int8 planes [..., M, K] and [..., K, N]."""
-    total = None
+    total = mx.zeros((*a.shape[:-1], b.shape[-1]), mx.int32)
     for start in range(0, a.shape[-1], SLICE):
         left = a[..., start : start + SLICE].astype(mx.float32)
         right = b[..., start : start + SLICE, :].astype(mx.float32)
-        part = (left @ right).astype(mx.int32)
-        total = part if total is None else total + part
+        total = total + (left @ right).astype(mx.int32)
     return total
 
 
@@ -51,7 +50,7 @@ def block_term(
     else:
         dot = round_two_planes(int_matmul(high, codes[0].T), int_matmul(low, codes[0].T))
     term = dot * scale
-    if offsets is None:
+    if offsets is None or minimum is None:
         return term
     q = high.astype(mx.int32) * 256 + low.astype(mx.int32)
     sums = q.reshape(len(q), -1, sub).sum(axis=2)
@@ -170,8 +169,9 @@ def attention(
             seen = key <= positions[:, None]
             if window:
                 seen = mx.logical_and(seen, key > positions[:, None] - window)
-            rows = [(x[0][:, :, here], x[1][:, here]) for x in (k, v)]
-            mass, values = tile_states(q, *rows, seen, factors)
+            k_rows = k[0][:, :, here], k[1][:, here]
+            v_rows = v[0][:, :, here], v[1][:, here]
+            mass, values = tile_states(q, k_rows, v_rows, seen, factors)
             l, o = combine(l, mass), combine(o, values)  # noqa: E741
         total, sums = combine(total, l), combine(sums, o)
     some = sums[1] > NONE

@@ -96,14 +96,15 @@ def tile(q: Array, qe: Any, k: Array, ke: Array, v: Array, ve: Array, factors: A
     """One query over the valid keys of one tile: (L, K, O, E), all integers."""
     n = len(k)
     kappa, fraction = np.empty(n, np.int64), np.empty(n, F32)
-    K = E = NONE
+    K, E = np.int64(NONE), np.int64(NONE)
     for i in range(n):
         dot = 0
         for j in range(len(q)):
             dot += q[j] * k[i, j]
         kappa[i], fraction[i] = weight_of(score(dot, qe + ke[i], factors))
-        K, E = max(K, kappa[i]), max(E, kappa[i] + ve[i])
-    L, O = 0, np.zeros(v.shape[1], np.int64)  # noqa: E741
+        K = max(K, kappa[i])
+        E = max(E, kappa[i] + ve[i])
+    L, O = np.int64(0), np.zeros(v.shape[1], np.int64)  # noqa: E741
     for i in range(n):
         L += np.int64(rint(fraction[i] * delta(21 + kappa[i] - K)))
         w = np.int64(rint(fraction[i] * delta(14 + kappa[i] + ve[i] - E)))

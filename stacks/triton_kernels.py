@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stacks.base import MATMULS, Array, NotHereError, Stack
+from stacks.base import ELEMENTWISE, MATMULS, Array, NotHereError, Stack
 
 try:
     import torch
@@ -19,7 +19,7 @@ try:
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is decorated
     import triton
 except ImportError as missing:
-    raise NotHereError(f"{missing.name} is not installed") from missing
+    raise NotHereError(str(missing)) from missing
 
 from stacks import triton_attention as attend
 from stacks import triton_matmul as matrix
@@ -127,7 +127,7 @@ def matmul(
     """Activation planes [M, K] times code planes [1 or 2, N, K]; offsets only if sub > 0."""
     (count, k), n = high.shape, codes.shape[1]
     out = empty((count, n))
-    step = sub or min(block, 128)
+    step = sub or min(max(triton.next_power_of_2(block), 32), 128)
     arguments = map(upload, (high, low, e, codes, scale, offsets, minimum))
     grid = (triton.cdiv(count, 16), triton.cdiv(n, 32))
     matrix.matmul[grid](
@@ -154,13 +154,8 @@ def attention(
     return out.cpu().numpy()
 
 
-ELEMENTWISE = (
-    "add multiply divide sqrt rint to_float exp exp2g sigmoid silu gelu_tanh tanh log softplus "
-    "round_two_planes round_three_planes round_int32"
-)
-
 KERNELS: dict[str, Callable[..., Any]] = {
-    **{name: partial(elementwise, getattr(scalar, name)) for name in ELEMENTWISE.split()},
+    **{name: partial(elementwise, getattr(scalar, name)) for name in ELEMENTWISE},
     "snap": snap,
     "quantise_rows": quantise_rows,
     "canonical_sum": canonical_sum,

@@ -6,18 +6,21 @@ are `div_rn` and `sqrt_rn` (`/` and `tl.sqrt` are approximate on GPUs), and no f
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
 import triton
 import triton.language as tl
 
 from cortiq.numerics import scalar as contract
 
 
-def exact(values: object) -> tl.constexpr:
+def exact(values: Iterable[Any]) -> tl.constexpr:
     """Float32 constants as a compile-time tuple; as Python floats they are the same numbers."""
     return tl.constexpr(tuple(map(float, values)))
 
 
-Tensor = tl.tensor
+Tensor: TypeAlias = tl.tensor
 LOG2_E = tl.constexpr(float(contract.LOG2_E))
 LN2_HIGH = tl.constexpr(float(contract.LN2_HIGH))
 LN2_LOW = tl.constexpr(float(contract.LN2_LOW))
