@@ -13,7 +13,19 @@ Array = npt.NDArray[Any]
 Kernel = Callable[..., Array | tuple[Array, ...]]
 """NumPy arrays (and integer options) in, NumPy arrays out; the name says which arguments."""
 
-MATMULS = ("matmul_w8", "matmul_w16", "matmul_q8_0", "matmul_q4_1", "matmul_q4_k", "matmul_q6_k")
+ELEMENTWISE = {
+    **dict.fromkeys(("add", "multiply", "divide", "round_two_planes"), 2),
+    **dict.fromkeys(("sqrt", "rint", "exp", "exp2g", "log", "sigmoid", "silu", "gelu_tanh"), 1),
+    **dict.fromkeys(("tanh", "softplus", "to_float", "round_int32"), 1),
+    "round_three_planes": 3,
+}
+"""Kernels that map a scalar function over flat arrays to float32, with their argument counts."""
+OF_INTEGERS = ("to_float", "round_int32", "round_two_planes", "round_three_planes")
+"""Those of them whose arguments are int32."""
+
+MATMULS = tuple(
+    f"matmul_{layout}" for layout in ("w8", "w16", "w8b256", "q8_0", "q4_1", "q4_k", "q6_k")
+)
 """Layouts of the matmul: one kernel, listed by what its blocks, planes and minima look like."""
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from cortiq.numerics.digest import INDEX_KEY, LANE_KEYS, MIX_MULTIPLIERS
 from cortiq.numerics.philox import KEY_INCREMENTS, MULTIPLIERS
-from stacks.base import MATMULS, Array, NotHereError, Stack
+from stacks.base import ELEMENTWISE, MATMULS, Array, NotHereError, Stack
 
 os.environ["MLX_ENABLE_TF32"] = "0"
 try:
@@ -24,7 +24,7 @@ try:
     from stacks import mlx_scalar as scalar
     from stacks.mlx_scalar import exp2_int, magnitude_bits, snapped
 except ImportError as missing:
-    raise NotHereError(f"{missing.name or 'mlx'} is not installed") from missing
+    raise NotHereError(str(missing)) from missing
 
 SMALLEST_BITS, LARGEST_BITS = (127 - 40) << 23, (127 + 50) << 23
 
@@ -72,7 +72,7 @@ def quantise_rows(x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
 def canonical_sum(x: mx.array) -> mx.array:
     """The sum of each row: whole lanes of 256 in order, then halves onto halves."""
     steps = -(-x.shape[1] // 256)
-    x = mx.pad(x, ((0, 0), (0, steps * 256 - x.shape[1])))
+    x = mx.pad(x, [(0, 0), (0, steps * 256 - x.shape[1])])
     lanes = mx.zeros((x.shape[0], 256))
     for step in range(steps):
         lanes = lanes + x[:, step * 256 : step * 256 + 256]
@@ -84,7 +84,7 @@ def canonical_sum(x: mx.array) -> mx.array:
 
 def rms_norm(x: mx.array, weight: mx.array, eps: mx.array) -> mx.array:
     """RMSNorm of each row; 1/n comes from the host, rounded."""
-    inverse = mx.array(np.float32(1) / np.float32(x.shape[1]))
+    inverse = float(np.float32(1) / np.float32(x.shape[1]))
     mean = canonical_sum(x * x) * inverse
     r = 1.0 / mx.sqrt(mean + eps)
     return snapped((x * r[:, None]) * weight)
@@ -110,7 +110,7 @@ def rope(x: mx.array, cos: mx.array, sin: mx.array, *, half: bool) -> mx.array:
     parts = snapped(a * c - b * s), snapped(b * c + a * s)
     if half:
         return mx.concatenate([*parts, rest], axis=2)
-    return mx.concatenate([mx.stack(parts, axis=3).reshape(turned.shape), rest], axis=2)
+    return mx.concatenate([mx.stack([*parts], axis=3).reshape(turned.shape), rest], axis=2)
 
 
 def word(value: int) -> mx.array:
@@ -150,13 +150,8 @@ def digest(x: mx.array) -> mx.array:
     return mx.stack([mix(w + word(key)).sum() for key in LANE_KEYS])
 
 
-ELEMENTWISE = (
-    "add multiply divide sqrt rint to_float exp exp2g sigmoid silu gelu_tanh tanh log softplus "
-    "round_two_planes round_three_planes round_int32"
-)
-
 KERNELS: dict[str, Callable[..., Any]] = {
-    **{name: on_arrays(getattr(scalar, name)) for name in ELEMENTWISE.split()},
+    **{name: on_arrays(getattr(scalar, name)) for name in ELEMENTWISE},
     "snap": on_arrays(snap),
     "quantise_rows": on_arrays(quantise_rows),
     "canonical_sum": on_arrays(canonical_sum),

@@ -15,6 +15,7 @@ from stacks.mlx_scalar import (
     round_three_planes,
     round_two_planes,
     snapped,
+    tanh,
 )
 
 SLICE = 1024
@@ -24,12 +25,11 @@ NONE = -(1 << 20)
 
 def int_matmul(a: mx.array, b: mx.array) -> mx.array:
     """Exact int32 a @ b of int8 planes [..., M, K] and [..., K, N]."""
-    total = None
+    total = mx.zeros((*a.shape[:-1], b.shape[-1]), mx.int32)
     for start in range(0, a.shape[-1], SLICE):
         left = a[..., start : start + SLICE].astype(mx.float32)
         right = b[..., start : start + SLICE, :].astype(mx.float32)
-        part = (left @ right).astype(mx.int32)
-        total = part if total is None else total + part
+        total = total + (left @ right).astype(mx.int32)
     return total
 
 
@@ -50,7 +50,7 @@ def block_term(
     else:
         dot = round_two_planes(int_matmul(high, codes[0].T), int_matmul(low, codes[0].T))
     term = dot * scale
-    if offsets is None:
+    if offsets is None or minimum is None:
         return term
     q = high.astype(mx.int32) * 256 + low.astype(mx.int32)
     sums = q.reshape(len(q), -1, sub).sum(axis=2)
@@ -107,16 +107,24 @@ def split(q: mx.array) -> tuple[mx.array, mx.array]:
     return high.astype(mx.int8), (q - (high << 8)).astype(mx.int8)
 
 
+def score(q: State, k: State, factors: mx.array) -> mx.array:
+    """Base-2 scores [H, T, keys]; factors are c, RN(log₂e), the cap C (or 0) and RN(1/C)."""
+    keys = mx.swapaxes(k[0], 2, 3)
+    dots = dot_planes((q[0][0], q[0][1]), (keys[0], keys[1]))
+    s = (dots * factors[0]) * exp2_int(q[1][:, :, None] + k[1][:, None, :])
+    if factors[2].item():
+        s = (factors[2] * tanh(s * factors[3])) * factors[1]
+    return s
+
+
 def tile_states(
-    q: State, k: State, v: State, seen: mx.array, factor: mx.array
+    q: State, k: State, v: State, seen: mx.array, factors: mx.array
 ) -> tuple[State, State]:
     """Mass and weighted values of one tile: [H, T, 1] and [H, T, D], each with its exponent.
 
     q, k and v are (planes [2, H, rows, D], exponents [H, rows]); seen is [T, keys].
     """
-    keys = mx.swapaxes(k[0], 2, 3)
-    dots = dot_planes((q[0][0], q[0][1]), (keys[0], keys[1]))
-    s = (dots * factor) * exp2_int(q[1][:, :, None] + k[1][:, None, :])
+    s = score(q, k, factors)
     kappa, fraction = weight_of(mx.where(seen, s, 0.0))
     kappa = mx.where(seen, kappa, NONE)
     epsilon = mx.where(seen, kappa + v[1][:, None, :], NONE)
@@ -142,7 +150,7 @@ def attention(
     positions: mx.array, sink: mx.array, factors: mx.array, *, window: int,
 ) -> mx.array:  # fmt: skip
     """Queries [T, H, D] over a cache [S, G, D]; a sink of no elements means none."""
-    (t, h, d), group = q_high.shape, q_high.shape[1] // k_high.shape[1]
+    (t, h, _), group = q_high.shape, q_high.shape[1] // k_high.shape[1]
     q = by_head(q_high, q_low, q_exponent, 1)
     k = by_head(k_high, k_low, k_exponent, group)
     v = by_head(v_high, v_low, v_exponent, group)
@@ -152,23 +160,25 @@ def attention(
     def empty(width: int) -> State:
         return mx.zeros((h, t, width)), mx.full((h, t, 1), NONE, mx.int32)
 
-    total, sums = empty(1), empty(d)
+    total, sums = empty(1), empty(v_high.shape[2])
     for start in range(first // 1024 * 1024, last, 1024):
-        l, o = empty(1), empty(d)  # noqa: E741
+        l, o = empty(1), empty(v_high.shape[2])  # noqa: E741
         for tile in range(max(start, first // 64 * 64), min(start + 1024, last), 64):
             here = slice(tile, min(tile + 64, last))
             key = mx.arange(here.start, here.stop, dtype=mx.int32)
             seen = key <= positions[:, None]
             if window:
                 seen = mx.logical_and(seen, key > positions[:, None] - window)
-            rows = [(x[0][:, :, here], x[1][:, here]) for x in (k, v)]
-            mass, values = tile_states(q, *rows, seen, factors[0])
+            k_rows = k[0][:, :, here], k[1][:, here]
+            v_rows = v[0][:, :, here], v[1][:, here]
+            mass, values = tile_states(q, k_rows, v_rows, seen, factors)
             l, o = combine(l, mass), combine(o, values)  # noqa: E741
         total, sums = combine(total, l), combine(sums, o)
+    some = sums[1] > NONE
     if sink.size:
         kappa, fraction = weight_of(sink * factors[1])
         bias = (fraction * 2097152.0)[:, None, None], kappa[:, None, None]
         total = combine(total, bias)
     n = mx.minimum(mx.maximum(sums[1] - total[1] + 7, -126), 127)
-    y = snapped((sums[0] * (1.0 / total[0])) * exp2_int(n))
-    return mx.swapaxes(y, 0, 1)
+    y = snapped((sums[0] * (1.0 / mx.where(some, total[0], 1.0))) * exp2_int(n))
+    return mx.swapaxes(mx.where(some, y, 0.0), 0, 1)

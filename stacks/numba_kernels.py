@@ -13,12 +13,12 @@ import numpy as np
 
 from cortiq.numerics.digest import INDEX_KEY, LANE_KEYS, MIX_MULTIPLIERS
 from cortiq.numerics.philox import KEY_INCREMENTS, MULTIPLIERS
-from stacks.base import MATMULS, Array, NotHereError, Stack
+from stacks.base import ELEMENTWISE, MATMULS, Array, NotHereError, Stack
 
 try:
     from numba import njit
 except ImportError as missing:
-    raise NotHereError(f"{missing.name} is not installed") from missing
+    raise NotHereError(str(missing)) from missing
 
 from stacks import numba_products as products
 from stacks import numba_scalar as scalar
@@ -49,7 +49,7 @@ def elementwise(function: Any, arguments: int) -> Callable[..., Array]:
         for i in range(out.size):
             out[i] = function(a[i], b[i], c[i])
 
-    loop = (map1, map2, map3)[arguments - 1]
+    loop: Any = (map1, map2, map3)[arguments - 1]
 
     def call(*arrays: Array) -> Array:
         out = np.empty(arrays[0].shape, F32)
@@ -198,14 +198,8 @@ def digest(x: Array) -> Array:
     return out
 
 
-ARGUMENTS = {"add": 2, "multiply": 2, "divide": 2, "round_two_planes": 2, "round_three_planes": 3}
-ELEMENTWISE = (
-    "add multiply divide sqrt rint to_float exp exp2g sigmoid silu gelu_tanh tanh log softplus "
-    "round_two_planes round_three_planes round_int32"
-)
-
 KERNELS: dict[str, Callable[..., Any]] = {
-    **{name: elementwise(getattr(scalar, name), ARGUMENTS.get(name, 1)) for name in ELEMENTWISE.split()},
+    **{name: elementwise(getattr(scalar, name), n) for name, n in ELEMENTWISE.items()},
     "snap": snap,
     "quantise_rows": quantise_rows,
     "canonical_sum": canonical_sum,

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from cortiq.numerics.scalar import LOG2_E
 from stacks.base import Array
-from stacks.numba_scalar import F32, ONE, ZERO, exp2_int, exp2g, rint, snapped
+from stacks.numba_scalar import F32, ONE, ZERO, exp2_int, exp2g, rint, snapped, tanh
 
 NONE = -(1 << 20)
 """Exponent of an empty state, below every real one."""
@@ -86,40 +85,47 @@ def combine(a: Any, m: Any, b: Any, n: Any) -> Any:
 
 
 @njit(nogil=True)
-def tile(q: Array, qe: Any, k: Array, ke: Array, v: Array, ve: Array, c: Any) -> Any:
+def score(dot: Any, e: Any, factors: Array) -> Any:
+    """The base-2 score of an integer dot; factors are c, RN(log₂e), the cap C and RN(1/C)."""
+    s = (F32(dot) * factors[0]) * exp2_int(e)
+    return (factors[2] * tanh(s * factors[3])) * factors[1] if factors[2] else s
+
+
+@njit(nogil=True)
+def tile(q: Array, qe: Any, k: Array, ke: Array, v: Array, ve: Array, factors: Array) -> Any:
     """One query over the valid keys of one tile: (L, K, O, E), all integers."""
-    n, d = k.shape
+    n = len(k)
     kappa, fraction = np.empty(n, np.int64), np.empty(n, F32)
-    K = E = NONE
+    K, E = np.int64(NONE), np.int64(NONE)
     for i in range(n):
         dot = 0
-        for j in range(d):
+        for j in range(len(q)):
             dot += q[j] * k[i, j]
-        s = (F32(dot) * c) * exp2_int(qe + ke[i])
-        kappa[i], fraction[i] = weight_of(s)
-        K, E = max(K, kappa[i]), max(E, kappa[i] + ve[i])
-    L, O = 0, np.zeros(d, np.int64)  # noqa: E741
+        kappa[i], fraction[i] = weight_of(score(dot, qe + ke[i], factors))
+        K = max(K, kappa[i])
+        E = max(E, kappa[i] + ve[i])
+    L, O = np.int64(0), np.zeros(v.shape[1], np.int64)  # noqa: E741
     for i in range(n):
         L += np.int64(rint(fraction[i] * delta(21 + kappa[i] - K)))
         w = np.int64(rint(fraction[i] * delta(14 + kappa[i] + ve[i] - E)))
-        for j in range(d):
+        for j in range(v.shape[1]):
             O[j] += w * v[i, j]
     return L, K, O, E
 
 
 @njit(nogil=True)
 def one_query(
-    q: Array, qe: Any, k: Array, ke: Array, v: Array, ve: Array, first: int, last: int, c: Any,
-    sink: Array,
+    q: Array, qe: Any, k: Array, ke: Array, v: Array, ve: Array, first: int, last: int,
+    factors: Array, sink: Array,
 ) -> Array:  # fmt: skip
     """Keys first…last−1 in absolute tiles and runs; the sink, if there is one, last."""
-    d = k.shape[1]
+    d = v.shape[1]
     total, M, sums, N = ZERO, NONE, np.zeros(d, F32), NONE
     for start in range(first // 1024 * 1024, last, 1024):
         l, m, o, n = ZERO, NONE, np.zeros(d, F32), NONE  # noqa: E741
         for t in range(max(start, first // 64 * 64), min(start + 1024, last), 64):
             a, b = max(t, first), min(t + 64, last)
-            L, K, O, E = tile(q, qe, k[a:b], ke[a:b], v[a:b], ve[a:b], c)  # noqa: E741
+            L, K, O, E = tile(q, qe, k[a:b], ke[a:b], v[a:b], ve[a:b], factors)  # noqa: E741
             l, m = combine(l, m, F32(L), K)  # noqa: E741
             for j in range(d):
                 o[j], _ = combine(o[j], n, F32(O[j]), E)
@@ -129,8 +135,10 @@ def one_query(
             sums[j], _ = combine(sums[j], N, o[j], n)
         N = max(N, n)
     for bias in sink:
-        kappa, fraction = weight_of(bias * LOG2_E)
+        kappa, fraction = weight_of(bias * factors[1])
         total, M = combine(total, M, fraction * F32(2097152), kappa)
+    if N == NONE:
+        return sums
     inverse = ONE / total
     shift = exp2_int(min(max(N - M + 7, -126), 127))
     for j in range(d):
@@ -145,11 +153,11 @@ def attention(
     window: int,
 ) -> Array:  # fmt: skip
     """Queries [T, H, D] over a cache [S, G, D]; a sink of no elements means none."""
-    T, H, D = q_high.shape
+    T, H, _ = q_high.shape
     q = q_high.astype(np.int64) * 256 + q_low
     k = k_high.astype(np.int64) * 256 + k_low
     v = v_high.astype(np.int64) * 256 + v_low
-    out = np.empty((T, H, D), F32)
+    out = np.empty((T, H, v.shape[2]), F32)
     for t in range(T):
         last = positions[t] + 1
         first = max(0, last - window) if window else 0
@@ -158,6 +166,6 @@ def attention(
             bias = sink[h : h + 1]
             out[t, h] = one_query(
                 q[t, h], q_exponent[t, h], k[:, g], k_exponent[:, g], v[:, g], v_exponent[:, g],
-                first, last, factors[0], bias,
+                first, last, factors, bias,
             )  # fmt: skip
     return out

@@ -37,26 +37,31 @@ bits_float = _bitcast(types.int32, types.float32, ir.FloatType())
 
 @njit
 def magnitude_bits(x: Any) -> Any:
+    """Bits of |x| as int32."""
     return float_bits(x) & 0x7FFFFFFF
 
 
 @njit
 def add(a: Any, b: Any) -> Any:
+    """RN(a + b)."""
     return a + b
 
 
 @njit
 def multiply(a: Any, b: Any) -> Any:
+    """RN(a·b)."""
     return a * b
 
 
 @njit
 def divide(a: Any, b: Any) -> Any:
+    """RN(a/b)."""
     return a / b
 
 
 @njit
 def sqrt(a: Any) -> Any:
+    """RN(√a)."""
     return np.sqrt(a)
 
 
@@ -68,6 +73,7 @@ def rint(a: Any) -> Any:
 
 @njit
 def to_float(i: Any) -> Any:
+    """f32(i)."""
     return F32(i)
 
 
@@ -79,6 +85,7 @@ def exp2_int(n: Any) -> Any:
 
 @njit
 def horner(x: Any, terms: Any) -> Any:
+    """The polynomial of x, highest power first."""
     y = terms[0]
     for term in terms[1:]:
         y = y * x + term
@@ -87,6 +94,7 @@ def horner(x: Any, terms: Any) -> Any:
 
 @njit
 def exp(a: Any) -> Any:
+    """e^a for a ≤ 0, clamped at −80."""
     x = max(a, F32(-80))
     k = rint(x * LOG2_E)
     r = x - k * LN2_HIGH
@@ -99,11 +107,13 @@ def exp(a: Any) -> Any:
 
 @njit
 def exp2g(f: Any) -> Any:
+    """2^f, |f| ≤ ½."""
     return horner(f, EXP2)
 
 
 @njit
 def sigmoid(x: Any) -> Any:
+    """σ(x)."""
     e = exp(-abs(x))
     r = ONE / (ONE + e)
     return r if x >= ZERO else e * r
@@ -111,11 +121,13 @@ def sigmoid(x: Any) -> Any:
 
 @njit
 def silu(x: Any) -> Any:
+    """x·σ(x)."""
     return x * sigmoid(x)
 
 
 @njit
 def gelu_tanh(x: Any) -> Any:
+    """x·σ(2u)."""
     v = min(max(x, -GELU_CLAMP), GELU_CLAMP)
     u = GELU_SCALE * (v + GELU_CUBIC * ((v * v) * v))
     return x * sigmoid(u + u)
@@ -123,6 +135,7 @@ def gelu_tanh(x: Any) -> Any:
 
 @njit
 def tanh(x: Any) -> Any:
+    """(1 − E)/(1 + E), E = exp(−2|x|); an odd polynomial below 0.625."""
     if abs(x) < TANH_SMALL:
         z = x * x
         return (horner(z, TANH) * z) * x + x
@@ -133,6 +146,7 @@ def tanh(x: Any) -> Any:
 
 @njit
 def log(x: Any) -> Any:
+    """ln x for a positive normal x."""
     bits = float_bits(x)
     shift = (bits - SQRT_HALF_BITS) >> 23
     f = bits_float(np.int32(bits - (shift << 23))) - ONE
@@ -147,12 +161,14 @@ def log(x: Any) -> Any:
 
 @njit
 def log1p(y: Any) -> Any:
+    """ln(1 + y), −½ ≤ y ≤ 1."""
     u = ONE + y
     return log(u) + (y - (u - ONE)) / u
 
 
 @njit
 def softplus(x: Any) -> Any:
+    """ln(1 + e^x)."""
     return (x if x > ZERO else ZERO) + log1p(exp(-abs(x)))
 
 
@@ -186,4 +202,5 @@ def round_three_planes(high: Any, middle: Any, low: Any) -> Any:
 
 @njit
 def round_int32(i: Any) -> Any:
+    """RN(i), from exact conversions."""
     return F32(i >> 12) * F32(4096) + F32(i & 4095)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stacks.base import MATMULS, Array, NotHereError, Stack
+from stacks.base import ELEMENTWISE, MATMULS, Array, NotHereError, Stack
 
 try:
     import torch
@@ -19,7 +19,7 @@ try:
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is decorated
     import triton
 except ImportError as missing:
-    raise NotHereError(f"{missing.name} is not installed") from missing
+    raise NotHereError(str(missing)) from missing
 
 from stacks import triton_attention as attend
 from stacks import triton_matmul as matrix
@@ -127,7 +127,7 @@ def matmul(
     """Activation planes [M, K] times code planes [1 or 2, N, K]; offsets only if sub > 0."""
     (count, k), n = high.shape, codes.shape[1]
     out = empty((count, n))
-    step = sub or min(block, 128)
+    step = sub or min(max(triton.next_power_of_2(block), 32), 128)
     arguments = map(upload, (high, low, e, codes, scale, offsets, minimum))
     grid = (triton.cdiv(count, 16), triton.cdiv(n, 32))
     matrix.matmul[grid](
@@ -142,25 +142,20 @@ def attention(
     v_high: Array, v_low: Array, v_exponent: Array, positions: Array, sink: Array, factors: Array,
     *, window: int,
 ) -> Array:  # fmt: skip
-    """Queries [T, H, D] over a cache [S, G, D]; a sink of no elements means none."""
-    (t, h, d), (s, g, _) = q_high.shape, k_high.shape
-    out = empty((t, h, d))
+    """Queries [T, H, Dk] over a cache [S, G, Dk], [S, G, Dv]; a sink of no elements means none."""
+    (t, h, dk), (s, g, dv) = q_high.shape, v_high.shape
+    out = empty((t, h, dv))
     planes = (q_high, q_low, q_exponent, k_high, k_low, k_exponent, v_high, v_low, v_exponent)
     others = (positions, sink, factors)
     attend.attention[(triton.cdiv(t, 16), h)](
         *map(upload, planes), *map(upload, others), out, t, s, window,
-        H=h, G=g, D=d, BM=16, SINK=sink.size > 0, **EXACT,
+        H=h, G=g, DK=dk, DV=dv, BM=16, SINK=sink.size > 0, CAPPED=bool(factors[2]), **EXACT,
     )  # fmt: skip
     return out.cpu().numpy()
 
 
-ELEMENTWISE = (
-    "add multiply divide sqrt rint to_float exp exp2g sigmoid silu gelu_tanh tanh log softplus "
-    "round_two_planes round_three_planes round_int32"
-)
-
 KERNELS: dict[str, Callable[..., Any]] = {
-    **{name: partial(elementwise, getattr(scalar, name)) for name in ELEMENTWISE.split()},
+    **{name: partial(elementwise, getattr(scalar, name)) for name in ELEMENTWISE},
     "snap": snap,
     "quantise_rows": quantise_rows,
     "canonical_sum": canonical_sum,

@@ -1,4 +1,3 @@
-# ruff: noqa: ANN001, ANN201  (Triton reads annotations itself)
 """The matmul of the contract in Triton: int8 tensor-core dots, float sums in the written order."""
 
 from __future__ import annotations
@@ -6,11 +5,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stacks.triton_scalar import exp2_int, round_three_planes, round_two_planes, snapped
+from stacks.triton_scalar import Tensor, exp2_int, round_three_planes, round_two_planes, snapped
 
 
 @triton.jit
-def load_plane(plane, row, rows, column, columns, width):
+def load_plane(
+    plane: Tensor, row: Tensor, rows: Tensor, column: Tensor, columns: Tensor, width: Tensor
+) -> Tensor:
     """int8 [rows here, columns here] of a plane [rows, width]; 0 outside."""
     inside = (row[:, None] < rows) & (column[None, :] < columns)
     return tl.load(plane + row[:, None] * width + column[None, :], mask=inside, other=0)
@@ -18,10 +19,10 @@ def load_plane(plane, row, rows, column, columns, width):
 
 @triton.jit
 def block_term(
-    high, low, codes, scale, offsets, minimum, m, n, block, M, N, K,
-    BLOCK: tl.constexpr, STEP: tl.constexpr, SUB: tl.constexpr, PLANES: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
+    high: Tensor, low: Tensor, codes: Tensor, scale: Tensor, offsets: Tensor, minimum: Tensor,
+    m: Tensor, n: Tensor, block: Tensor, M: Tensor, N: Tensor, K: Tensor, BLOCK: tl.constexpr,
+    STEP: tl.constexpr, SUB: tl.constexpr, PLANES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+) -> Tensor:  # fmt: skip
     """t = RN(RN(I)·scale) [+ RN(RN(J)·minimum)] of one block, [BM, BN]."""
     hh = tl.zeros((BM, BN), tl.int32)
     middle = tl.zeros((BM, BN), tl.int32)
@@ -59,10 +60,10 @@ def block_term(
 
 @triton.jit
 def matmul(
-    high, low, exponent, codes, scale, offsets, minimum, out, M, N, K,
-    BLOCK: tl.constexpr, STEP: tl.constexpr, SUB: tl.constexpr, PLANES: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
+    high: Tensor, low: Tensor, exponent: Tensor, codes: Tensor, scale: Tensor, offsets: Tensor,
+    minimum: Tensor, out: Tensor, M: Tensor, N: Tensor, K: Tensor, BLOCK: tl.constexpr,
+    STEP: tl.constexpr, SUB: tl.constexpr, PLANES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+) -> None:  # fmt: skip
     """out [M, N] from activation planes [M, K], code planes [PLANES, N, K], scale [N, blocks].
 
     SUB > 0: offsets [N, K/SUB] and minimum [N, blocks] are there, and STEP == SUB.

@@ -1,4 +1,3 @@
-# ruff: noqa: ANN001, ANN201  (Triton reads annotations itself)
 """Kernels over rows in Triton: quantise, the canonical sum, RMSNorm, RoPE, argmax, Philox, digest.
 
 One program handles one row; loads past its end give +0, which the contract's sums allow for.
@@ -11,7 +10,7 @@ import triton.language as tl
 
 from cortiq.numerics.digest import INDEX_KEY, LANE_KEYS, MIX_MULTIPLIERS
 from cortiq.numerics.philox import KEY_INCREMENTS, MULTIPLIERS
-from stacks.triton_scalar import SMALLEST, exp2_int, rint, snapped
+from stacks.triton_scalar import SMALLEST, Tensor, exp2_int, rint, snapped
 
 SMALLEST_BITS = tl.constexpr((127 - 40) << 23)
 LARGEST_BITS = tl.constexpr((127 + 50) << 23)
@@ -30,12 +29,13 @@ INDEX = tl.constexpr(signed(INDEX_KEY))
 
 
 @triton.jit
-def magnitude_bits(x):
+def magnitude_bits(x: Tensor) -> Tensor:
+    """Bits of |x| as int32."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
-def snap_rows(x, out, faults, n, WIDTH: tl.constexpr):
+def snap_rows(x: Tensor, out: Tensor, faults: Tensor, n: Tensor, WIDTH: tl.constexpr) -> None:
     """Canonical rows, and one fault flag a row."""
     row, i = tl.program_id(0), tl.arange(0, WIDTH)
     value = tl.load(x + row * n + i, mask=i < n, other=0.0)
@@ -46,14 +46,17 @@ def snap_rows(x, out, faults, n, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def split_planes(q):
+def split_planes(q: Tensor) -> tuple[Tensor, Tensor]:
     """An integer as two int8 planes, q = 256·high + low."""
     high = (q + 128) >> 8
     return high.to(tl.int8), (q - (high << 8)).to(tl.int8)
 
 
 @triton.jit
-def quantise_rows(x, high, low, exponent, n, WIDTH: tl.constexpr):
+def quantise_rows(
+    x: Tensor, high: Tensor, low: Tensor, exponent: Tensor, n: Tensor, WIDTH: tl.constexpr
+) -> None:
+    """Row of x [rows, n] as two planes and an exponent."""
     row, i = tl.program_id(0), tl.arange(0, WIDTH)
     value = tl.load(x + row * n + i, mask=i < n, other=0.0)
     largest = tl.max(magnitude_bits(value), 0)
@@ -67,7 +70,7 @@ def quantise_rows(x, high, low, exponent, n, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def fold(lanes):
+def fold(lanes: Tensor) -> Tensor:
     """Lane i += lane i+h for h = 128, 64, …, 1; a block of the one value left."""
     for step in tl.static_range(8):
         first, second = tl.split(tl.trans(tl.reshape(lanes, (2, 128 >> step))))
@@ -76,7 +79,8 @@ def fold(lanes):
 
 
 @triton.jit
-def canonical_sum(x, out, n):
+def canonical_sum(x: Tensor, out: Tensor, n: Tensor) -> None:
+    """The sum of a row of x [rows, n]."""
     row, lane = tl.program_id(0), tl.arange(0, 256)
     lanes = tl.zeros((256,), tl.float32)
     for start in range(0, n, 256):
@@ -85,7 +89,10 @@ def canonical_sum(x, out, n):
 
 
 @triton.jit
-def rms_norm(x, weight, out, n, one_over_n, eps):
+def rms_norm(
+    x: Tensor, weight: Tensor, out: Tensor, n: Tensor, one_over_n: Tensor, eps: Tensor
+) -> None:
+    """Row of x [rows, n] over its root mean square, times the weight [n]."""
     row, lane = tl.program_id(0), tl.arange(0, 256)
     lanes = tl.zeros((256,), tl.float32)
     for start in range(0, n, 256):
@@ -101,7 +108,7 @@ def rms_norm(x, weight, out, n, one_over_n, eps):
 
 
 @triton.jit
-def argmax(x, out, n, WIDTH: tl.constexpr):
+def argmax(x: Tensor, out: Tensor, n: Tensor, WIDTH: tl.constexpr) -> None:
     """The lowest index of the largest value: integers that order as the floats do."""
     row, i = tl.program_id(0), tl.arange(0, WIDTH)
     key = tl.load(x + row * n + i, mask=i < n, other=0.0).to(tl.int32, bitcast=True)
@@ -110,7 +117,17 @@ def argmax(x, out, n, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def rope(x, cos, sin, out, heads, width, pairs, HALF: tl.constexpr, WIDTH: tl.constexpr):
+def rope(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    out: Tensor,
+    heads: Tensor,
+    width: Tensor,
+    pairs: Tensor,
+    HALF: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
     """One head of one row: pairs turned by the row's angles, elements past them passed through."""
     row, i = tl.program_id(0) // heads, tl.arange(0, WIDTH)
     base = tl.program_id(0) * width
@@ -131,7 +148,7 @@ def rope(x, cos, sin, out, heads, width, pairs, HALF: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def philox(counters, keys, out, n, BLOCK: tl.constexpr):
+def philox(counters: Tensor, keys: Tensor, out: Tensor, n: Tensor, BLOCK: tl.constexpr) -> None:
     """Ten rounds on each counter [n, 4] with its key [n, 2]."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < n
@@ -154,13 +171,13 @@ def philox(counters, keys, out, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def shifted(word, distance: tl.constexpr):
+def shifted(word: Tensor, distance: tl.constexpr) -> Tensor:
     """The int32 word shifted right as an unsigned one."""
     return (word >> distance) & ((1 << (32 - distance)) - 1)
 
 
 @triton.jit
-def mix(word):
+def mix(word: Tensor) -> Tensor:
     """The digest's bijection, on int32: products wrap alike with or without a sign."""
     word = (word ^ shifted(word, 16)) * MIX0
     word = (word ^ shifted(word, 15)) * MIX1
@@ -168,7 +185,7 @@ def mix(word):
 
 
 @triton.jit
-def digest(x, out, n, BLOCK: tl.constexpr):
+def digest(x: Tensor, out: Tensor, n: Tensor, BLOCK: tl.constexpr) -> None:
     """Four words of the digest of x [n], added up by integer atomics in any order."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     word = tl.load(x + i, mask=i < n, other=0) ^ mix(i + INDEX)

@@ -21,7 +21,7 @@ LARGEST = np.nextafter(F32(2**50), F32(0))
 
 
 def exponent_ladder() -> Floats:
-    """Every canonical exponent with the mantissas 0, 1, a middle one and the largest; both signs."""
+    """Every canonical exponent with the mantissas 0, 1, a middle one and the largest."""
     exponents = np.arange(127 - 40, 127 + 50, dtype=np.int32) << np.int32(23)
     mantissas = np.array([0, 1, 0x2AAAAA, 0x7FFFFF], np.int32)
     values = (exponents[:, None] + mantissas).ravel().view(F32)
@@ -86,7 +86,7 @@ def activations(rng: Generator, n: int, largest: float = 100) -> Floats:
 
 
 def integers(rng: Generator, n: int, bound: int) -> Ints:
-    """Random integers over (−bound, bound) with both even and logarithmic spread, and the bounds."""
+    """Random integers over (−bound, bound), spread evenly and by size, and the bounds."""
     spread = (np.exp2(rng.uniform(0, np.log2(bound), n)) * rng.choice([-1, 1], n)).astype(np.int64)
     ends = np.array([0, 1, -1, bound - 1, 1 - bound, bound // 2, -bound // 2])
     return np.concatenate([rng.integers(1 - bound, bound, n), spread, ends]).astype(np.int32)
@@ -142,13 +142,17 @@ def rounding_cases(rng: Generator, n: int) -> Iterator[Case]:
 
 def hostile_rows(rng: Generator, rows: int, n: int) -> Floats:
     """Rows of many scales; tied, empty, tiny, sparse and extreme ones first."""
-    x = rng.standard_normal((rows, n)) * np.exp2(rng.uniform(-30, 30, (rows, 1)))
-    x = snap(x.astype(F32))
+    sizes = np.exp2(rng.uniform(-30, 30, (rows, 1)))
+    x = snap((rng.standard_normal((rows, n)) * sizes).astype(F32))
     x[0], x[1], x[2] = 0, 2**-40, np.nextafter(F32(2**50), F32(0))
-    x[3] = rng.integers(-32512, 32513, n) / 2  # multiples of a half: a tie in every second place
+    x[3] = rng.integers(-65024, 65025, n) / 2  # quantised at e = 0: every second value is a tie
     x[4] = exponent_ladder()[rng.integers(0, 8 * 90, n)]
     x[5, 1:] = 0
     x[6] = (rng.standard_normal(n).astype(F32).view(np.int32) & np.int32(-65536)).view(F32)
+    x[7] = np.clip(x[7], -8, 8)
+    x[7, -1] = 32512 * 2**-3  # the largest maximum of its exponent
+    x[8] = x[7]
+    x[8, -1] = np.nextafter(x[7, -1], F32(np.inf))  # and the smallest of the next
     return x
 
 
@@ -156,14 +160,14 @@ def row_cases(rng: Generator, rows: int) -> Iterator[Case]:
     """snap, quantised rows, sums, RMSNorm, argmax."""
     threshold = np.array([2**-40, -(2**-40), 2**50, -(2**50), np.inf, np.nan, 0], F32)
     near = [np.nextafter(threshold, F32(s)) for s in (0, np.inf, -np.inf)]
-    x = hostile_rows(rng, max(rows, 8), 300)
+    x = hostile_rows(rng, max(rows, 9), 300)
     x[7, :28] = np.concatenate([threshold, *near]) * F32(1)
     x[6, :7] = np.float32(-0.0)
     x[5, :4] = [2**-40, np.nextafter(F32(2**-40), F32(0)), -(2**-41), 1e-38]
     faults = np.zeros(len(x), bool)
     yield Case("snap", "edges and faults", (x,), (snap(x, faults), faults))
     for n in (1, 64, 576, 1000):
-        x = hostile_rows(rng, max(rows, 8), n)
+        x = hostile_rows(rng, max(rows, 9), n)
         row = quantise_rows(x)
         yield Case("quantise_rows", f"{n} columns", (x,), (*planes(row.q), row.e))
         yield Case("canonical_sum", f"{n} columns", (x,), (canonical_sum(x),))

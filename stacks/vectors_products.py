@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from cortiq.numerics.attention import LOG2_E_F32, attend, scoring
 from cortiq.numerics.codes import Codes
-from cortiq.numerics.contract import F32, Floats, snap
+from cortiq.numerics.contract import F32, snap
 from cortiq.numerics.matmul import matmul
 from cortiq.numerics.quantise import Quantised, planes, quantise_rows
-from stacks import _pending
 from stacks.base import Array, Case
 
 Generator = np.random.Generator
@@ -21,6 +21,7 @@ LAYOUTS = {
     "matmul_q8_0": (32, 0, -128, 127),
     "matmul_q4_1": (32, 32, 0, 15),
     "matmul_q4_k": (256, 32, 0, 15 * 63),
+    "matmul_w8b256": (256, 0, -127, 127),
     "matmul_q6_k": (256, 0, -32 * 128, 31 * 127),
 }
 """Block (0: the row), sub-block of the offsets (0: no minimum), and the range of the codes."""
@@ -72,7 +73,7 @@ def matmul_case(name: str, label: str, x: Quantised, weight: Codes) -> Case:
 def matmul_cases(rng: Generator, size: int) -> Iterator[Case]:
     """Every layout: ordinary values, runs that end early, and the bounds."""
     for name, (block, *_) in LAYOUTS.items():
-        for columns in (576, 2304) if block != 256 else (256, 2304):
+        for columns in (256, 2304) if name.endswith("_k") else (576, 2304):
             x = activations(rng, 5 * size, columns, extreme=False)
             weight = weights(rng, name, 37, columns, extreme=False)
             yield matmul_case(name, f"{columns} columns", x, weight)
@@ -82,39 +83,42 @@ def matmul_cases(rng: Generator, size: int) -> Iterator[Case]:
         yield matmul_case(name, f"bounds, {columns} columns", x, weight)
 
 
-def cached(x: Floats, poison: int) -> tuple[Array, Array, Array]:
-    """Planes and exponents of rows [..., D]; the last `poison` rows are never to be used."""
-    row = quantise_rows(x)
+def cached(x: Array, poison: int = 0) -> tuple[Quantised, tuple[Array, Array, Array]]:
+    """Quantised rows, and their planes and exponents followed by rows that must not be used."""
+    row = quantise_rows(snap(x.astype(F32)))
     high, low = planes(row.q)
-    for unused in (high[len(x) - poison :], low[len(x) - poison :]):
-        unused[...] = -128
-    row.e[len(x) - poison :] = 127
-    return high, low, row.e
+    unused = np.full((poison, *high.shape[1:]), -128, np.int8)
+    exponents = np.concatenate([row.e, np.full((poison, *row.e.shape[1:]), 127, np.int32)])
+    return row, (np.concatenate([high, unused]), np.concatenate([low, unused]), exponents)
 
 
 def attention_case(
-    rng: Generator, amplitude: float, window: int, sinks: bool, positions: list[int]
-) -> Case:
+    rng: Generator, amplitude: float, positions: list[int], *, window: int = 0,
+    sinks: bool = False, cap: float | None = None, width: int = 32,
+) -> Case:  # fmt: skip
     """Queries at some positions over a cache with poisoned rows behind the last one."""
-    T, H, G, D, poison = len(positions), 4, 2, 32, 30
-    S = max(positions) + 1 + poison
-    q = (rng.standard_normal((T, H, D)) * amplitude).astype(F32)
-    k = (rng.standard_normal((S, G, D)) * amplitude).astype(F32)
-    v = rng.standard_normal((S, G, D)) * np.exp2(rng.uniform(-9, 3, (S, G, 1)))
-    sink = (rng.standard_normal(H) * 3).astype(F32) if sinks else np.zeros(0, F32)
-    at = np.array(positions, np.int32)
-    expected = _pending.attention(q, k, v.astype(F32), at, D**-0.5, window, sink if sinks else None)
-    factors = np.array([F32(np.float64(D**-0.5) * np.log2(np.e)), F32(np.log2(np.e))])
-    inputs = (*cached(q, 0), *cached(k, poison), *cached(v.astype(F32), poison), at, sink, factors)
-    label = f"amplitude {amplitude}, window {window}" + (", sinks" if sinks else "")
+    at, heads, groups = np.array(positions, np.int32), 4, 2
+    keys = max(positions) + 1
+    q, q_planes = cached(rng.standard_normal((len(at), heads, 32)) * amplitude)
+    k, k_planes = cached(rng.standard_normal((keys, groups, 32)) * amplitude, 30)
+    sizes = np.exp2(rng.uniform(-9, 3, (keys, groups, 1)))
+    v, v_planes = cached(rng.standard_normal((keys, groups, width)) * sizes, 30)
+    sink = (rng.standard_normal(heads) * 3).astype(F32) if sinks else None
+    expected = attend(q, k, v, at, 32**-0.5, window=window, soft_cap=cap, sinks=sink)
+    constants = scoring(32**-0.5, cap)
+    factors = [constants.factor, LOG2_E_F32, constants.cap, constants.inverse_cap]
+    sink = np.zeros(0, F32) if sink is None else sink
+    inputs = (*q_planes, *k_planes, *v_planes, at, sink, np.array(factors, F32))
+    label = f"amplitude {amplitude}, window {window}, cap {cap}, sinks {sinks}, width {width}"
     return Case("attention", label, inputs, (expected,), {"window": window})
 
 
 def attention_cases(rng: Generator, size: int) -> Iterator[Case]:
     """Whole and windowed, with and without sinks, from flat scores to one-hot ones."""
-    long = [0, 5, 63, 64, 130, 1023, 1024, 1100]
+    long, windowed = [-1, 0, 5, 63, 64, 130, 1023, 1024, 1100], [0, 99, 100, 163, 200, 201]
     for amplitude in (1, 6, 30)[: 2 + size]:
-        yield attention_case(rng, amplitude, 0, False, long)
-        yield attention_case(rng, amplitude, 100, True, [0, 99, 100, 163, 200, 201])
-    yield attention_case(rng, 2, 0, True, [0, 1, 700])
-    yield attention_case(rng, 2, 70, False, list(range(130, 194, 3)))
+        yield attention_case(rng, amplitude, long)
+        yield attention_case(rng, amplitude, windowed, window=100, sinks=True)
+    yield attention_case(rng, 2, [-1, 0, 1, 700], sinks=True, width=16)
+    yield attention_case(rng, 6, [3, 70], cap=30.0)
+    yield attention_case(rng, 2, list(range(130, 194, 3)), window=70, width=64)

@@ -57,6 +57,12 @@ def words(array: Array) -> Array:
     return np.pad(flat.view(np.uint8), (0, -flat.size % 4)).view(np.uint32)
 
 
+def word(value: int | np.float32) -> Array:
+    """One parameter as a word: a float as its bits."""
+    kind = np.float32 if isinstance(value, np.floating) else np.int32
+    return words(np.array([value], kind))
+
+
 def narrow(values: Array) -> Array:
     """int32 results as int8; a value that does not fit is an error, never a wrap."""
     out = values.astype(np.int8)
@@ -106,11 +112,7 @@ class Device:
         Buffers are declared under the names given: `p` (a zero, then the parameters; floats as
         bits), inputs, outputs. Outputs are poisoned, and come back as (shape, dtype) says.
         """
-        p = [np.uint32(0)]
-        p += [
-            np.array(v, np.float32 if isinstance(v, np.floating) else np.int32) for v in parameters
-        ]
-        p = np.array([v.view(np.uint32) for v in p], np.uint32)
+        p = np.concatenate([words(np.zeros(1, np.uint32)), *map(word, parameters)])
         poison = [np.full(math.prod(shape), 77, np.uint32) for shape, _ in outputs.values()]
         buffers = [self.buffer(a) for a in (p, *inputs.values(), *poison)]
         kinds = ("read-only-storage",) * (1 + len(inputs)) + ("storage",) * len(outputs)

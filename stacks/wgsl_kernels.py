@@ -18,7 +18,7 @@ try:
     from stacks import wgsl_products as products
     from stacks.wgsl_device import Device, narrow, source
 except ImportError as missing:
-    raise NotHereError(f"{missing.name} is not installed") from missing
+    raise NotHereError(str(missing)) from missing
 
 F32 = np.float32
 

@@ -44,8 +44,8 @@ def attention(
     k_exponent: Array, v_high: Array, v_low: Array, v_exponent: Array, positions: Array,
     sink: Array, factors: Array, *, window: int,
 ) -> Array:  # fmt: skip
-    """Queries [T, H, D] over a cache [S, G, D]; a sink of no elements means none."""
-    (t, h, d), (s, g, _) = q_high.shape, k_high.shape
+    """Queries [T, H, Dk] over a cache [S, G, Dk], [S, G, Dv]; a sink of no elements means none."""
+    (t, h, dk), (s, g, dv) = q_high.shape, v_high.shape
     exponents = np.concatenate([e.ravel() for e in (q_exponent, k_exponent, v_exponent)])
     inputs = {
         "q": packed(q_high, q_low),
@@ -55,7 +55,7 @@ def attention(
         "positions": positions,
         "sink": sink,
     }
-    parameters = (t, h, s, g, d // 4, window, int(sink.size > 0), factors[0], factors[1])
+    parameters = (t, h, s, g, dk // 4, dv // 4, window, int(sink.size > 0), *factors)
     body = source("scalar") + source("attention")
-    (out,) = device.dispatch(body, parameters, inputs, {"out": ((t, h, d), F32)}, t * h)
+    (out,) = device.dispatch(body, parameters, inputs, {"out": ((t, h, dv), F32)}, t * h)
     return out

@@ -1,6 +1,7 @@
 // One query and head a workgroup, one key of the tile a thread, then channels a thread.
-// q [2, T, H, W], k and v [2, S, G, W]: int8 planes, four a word; exponents of q [T, H], then k and
-// v [S, G]; p = zero, T, H, S, G, W, window, sinks?, RN(scale*log2 e), RN(log2 e).
+// q [2, T, H, W], k [2, S, G, W] and v [2, S, G, V]: int8 planes, four a word; exponents of q [T, H],
+// then k and v [S, G]; p = zero, T, H, S, G, W, V, window, sinks?, then four floats: c, RN(log2 e),
+// the soft cap C (0: none), RN(1/C).
 
 const NONE = -1048576;      // exponent of an empty state, below every real one
 const CHANNELS = 4u;        // channels a thread: heads up to 256 wide
@@ -30,6 +31,11 @@ fn score_of(value: f32) -> Score {
   return Score(i32(k), exp2g(subtract(s, k)));
 }
 
+fn capped(s: f32) -> f32 {
+  if (p[11] == 0u) { return s; }
+  return multiply(multiply(from_bits(p[11]), tanh_(multiply(s, from_bits(p[12])))), from_bits(p[10]));
+}
+
 // RN(q.k), from dots of the planes.
 fn dot(q_row: u32, k_row: u32) -> f32 {
   let width = p[5];
@@ -54,12 +60,12 @@ fn byte(word: u32, lane: u32) -> i32 { return bitcast<i32>(word << (24u - 8u * l
 
 // RN(sum of weight*v[channel]) over the keys first..last-1 of a tile.
 fn mix_values(tile: u32, first: u32, last: u32, g: u32, channel: u32) -> f32 {
-  let plane = p[3] * p[4] * p[5];
+  let plane = p[3] * p[4] * p[6];
   var high = 0;
   var middle = 0;
   var low = 0;
   for (var j = first; j < last; j++) {
-    let at = (j * p[4] + g) * p[5] + channel / 4u;
+    let at = (j * p[4] + g) * p[6] + channel / 4u;
     let vh = byte(v[at], channel % 4u);
     let vl = byte(v[plane + at], channel % 4u);
     let w = weights[j - tile];
@@ -79,8 +85,8 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
   let head = row % p[2];
   let g = head / (p[2] / p[4]);
   let last = positions[row / p[2]] + 1u;
-  let first = select(0u, max(last, p[6]) - p[6], p[6] > 0u);
-  let width = p[5] * 4u;
+  let first = select(0u, max(last, p[7]) - p[7], p[7] > 0u);
+  let width = p[6] * 4u;
   let k_exponents = p[1] * p[2];
   let v_exponents = k_exponents + p[3] * p[4];
   var total = State(0.0, NONE);
@@ -99,8 +105,8 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
       var epsilon = NONE;
       if (seen) {
         let e = i32(exponents[row]) + i32(exponents[k_exponents + key * p[4] + g]);
-        let scaled = multiply(dot(row, key * p[4] + g), from_bits(p[8]));
-        score = score_of(multiply(scaled, exp2_int(e)));
+        let scaled = multiply(dot(row, key * p[4] + g), from_bits(p[9]));
+        score = score_of(capped(multiply(scaled, exp2_int(e))));
         epsilon = score.kappa + i32(exponents[v_exponents + key * p[4] + g]);
       }
       workgroupBarrier();
@@ -129,11 +135,11 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
     total = combine(total, l);
     for (var c = 0u; c < CHANNELS; c++) { sums[c] = combine(sums[c], o[c]); }
   }
-  if (p[7] > 0u) {
-    let score = score_of(multiply(from_bits(sink[head]), from_bits(p[9])));
+  if (p[8] > 0u) {
+    let score = score_of(multiply(from_bits(sink[head]), from_bits(p[10])));
     total = combine(total, State(multiply(score.fraction, 2097152.0), score.kappa));
   }
-  let inverse = divide(1.0, total.value);
+  let inverse = divide(1.0, select(1.0, total.value, last > 0u));
   for (var c = 0u; c < CHANNELS; c++) {
     let channel = lane + 64u * c;
     if (channel < width) {
