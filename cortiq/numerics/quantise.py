@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from cortiq.numerics.contract import F32, SMALLEST_BITS, Floats, Ints, exp2_int, magnitude_bits
 
-
 ZERO_ROW_EXPONENT = -54
 """e of a row of zeros: that of a row whose largest magnitude is 2⁻⁴⁰."""
 

@@ -6,7 +6,6 @@ import hashlib
 import struct
 import threading
 
-import numpy as np
 import pytest
 from scripted import END, scripted_model
 

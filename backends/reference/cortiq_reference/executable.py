@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
 from cortiq.backend import (
@@ -23,14 +21,11 @@ from cortiq.backend import (
     Status,
 )
 from cortiq.errors import BackendError
-from cortiq.ir import KVRows, Program, Ring, Type, primitives_of
-from cortiq.numerics.contract import F32, Flags, Ints, OutOfDomainError, snap
+from cortiq.ir import KVRows, Program, Ring, primitives_of
 from cortiq.numerics.layouts import Weight
-from cortiq.numerics.quantise import Quantised
-from cortiq_reference.kernels import Call, Segment
 from cortiq_reference.plan import Plan
+from cortiq_reference.run import Run
 from cortiq_reference.state import ReferenceState
-from cortiq_reference.wants import WANTS, value_of
 
 ONE_THREAD = 1
 
@@ -122,7 +117,7 @@ class ReferenceExecutable:
         ]
         brought: list[Mapping] = [{} for _ in batch.rows]
         if accepted:
-            run = _Run(plan, batch, accepted, [self._token(r) for r in batch.rows])
+            run = Run(plan, batch, accepted, [self._token(r) for r in batch.rows])
             self._compute(run, accepted)
             wants = {index: run.wants_of(index) for _, rows in accepted for index in rows}
             for state, rows in accepted:
@@ -138,7 +133,7 @@ class ReferenceExecutable:
         self._drawn = [_drawn_token(wants) for wants in brought]
         return Done(BatchResult(outcomes, brought))
 
-    def _compute(self, run: _Run, accepted: list[tuple[ReferenceState, list[int]]]) -> None:
+    def _compute(self, run: Run, accepted: list[tuple[ReferenceState, list[int]]]) -> None:
         try:
             with self._blas.limit(limits=1):
                 run.compute()
@@ -195,126 +190,3 @@ def _group(batch: Batch) -> dict[ReferenceState, list[int]]:
 def _drawn_token(wants: Mapping) -> int | None:
     tokens = [value for want, value in wants.items() if type(want).__name__ in ("Draw", "Argmax")]
     return tokens[0] if tokens else None
-
-
-class _Run:
-    """One batch on its way through a plan. `index` arrays point into the accepted rows."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        batch: Batch,
-        accepted: list[tuple[ReferenceState, list[int]]],
-        tokens: list[int],
-    ) -> None:
-        self.plan, self.batch = plan, batch
-        self.order = [index for _, rows in accepted for index in rows]
-        self.rows = [batch.rows[i] for i in self.order]
-        self.tokens = np.array([tokens[i] for i in self.order], np.int32)
-        self.segments, start = [], 0
-        for state, rows in accepted:
-            self.segments.append(Segment(state, start, start + len(rows)))
-            start += len(rows)
-        self.faults: Flags = np.zeros(start, np.bool_)
-        self.values: dict[str, Any] = {}
-        wants = [{value_of(want) for want in row.wants} for row in self.rows]
-        self.wanted = frozenset(name for names in wants for name in names)
-        tail = [bool(names - plan.always - set(plan.graph.inputs)) for names in wants]
-        self.tail = np.nonzero(tail)[0]
-
-    def compute(self) -> None:
-        """Run every step that is needed."""
-        self._take_inputs()
-        for step in self.plan.select(self.wanted):
-            rows = self.tail if step.wanted_only else np.arange(len(self.rows))
-            if len(rows):
-                self._run_step(step, rows)
-
-    def _run_step(self, step: Any, rows: npt.NDArray[np.integer]) -> None:
-        node = step.node
-        inputs = [self._value(name, rows, step.wanted_only) for name in node.inputs]
-        faults = np.zeros(len(rows), np.bool_)
-        segments = self.segments
-        if step.wanted_only:
-            segments = [s for s in (_restrict(s, rows) for s in self.segments) if s]
-        call = Call(node.op, step.weights, node.slots, segments, faults)
-        for name, value in zip(node.outputs, step.run(call, inputs), strict=True):
-            self.values[name] = self._overridden(name, value, rows, faults)
-        self.faults[rows] |= faults
-
-    def _value(self, name: str, rows: npt.NDArray[np.integer], wanted_only: bool) -> Any:
-        value = self.values[name]
-        if not wanted_only or (name not in self.plan.always and name not in self.plan.graph.inputs):
-            return value
-        if isinstance(value, Quantised):
-            return Quantised(value.q[rows], value.e[rows])
-        return value[rows]
-
-    def _take_inputs(self) -> None:
-        positions = np.array([row.position for row in self.rows], np.int32)
-        for name in self.plan.graph.inputs:
-            if name == "token":
-                self.values[name] = self.tokens
-            elif name == "position":
-                self.values[name] = positions
-            else:
-                supplied = [row.inputs[name] for row in self.rows]
-                self.values[name] = self._supplied(name, supplied, self.faults)
-
-    def _supplied(self, name: str, values: list[Any], faults: Flags) -> Any:
-        type_: Type = self.plan.graph.values[name]
-        if type_.dtype == "q16":
-            return Quantised(np.stack([v.q for v in values]), np.stack([v.e for v in values]))
-        stacked = np.stack([np.asarray(v).reshape(type_.shape) for v in values])
-        if type_.dtype == "i32":
-            return stacked.astype(np.int32)
-        return snap(stacked.astype(F32), faults)
-
-    def _overridden(self, name: str, value: Any, rows: npt.NDArray, faults: Flags) -> Any:
-        """Values that a row supplies itself take the place of what the node computed."""
-        for at, index in enumerate(rows):
-            given = self.rows[index].inputs.get(name)
-            if given is not None:
-                flag = faults[at : at + 1]
-                value[at] = self._supplied(name, [given], flag)[0]
-        return value
-
-    def failed(self, state: ReferenceState) -> bool:
-        """Whether any row of the sequence met a fault."""
-        segment = next(s for s in self.segments if s.state is state)
-        return bool(self.faults[segment.start : segment.stop].any())
-
-    def tokens_of(self, state: ReferenceState) -> Ints:
-        """Ids the sequence was fed."""
-        segment = next(s for s in self.segments if s.state is state)
-        return self.tokens[segment.start : segment.stop]
-
-    def wants_of(self, index: int) -> dict:
-        """What the batch's row `index` asked for."""
-        at = self.order.index(index)
-        row = self.rows[at]
-        try:
-            return {want: WANTS[type(want)](want, self, at) for want in row.wants}
-        except OutOfDomainError:
-            self.faults[at] = True
-            return {}
-
-    def row_of(self, name: str, at: int) -> Any:
-        """Row `at` of a value."""
-        value = self.values[name]
-        if name not in self.plan.always and name not in self.plan.graph.inputs:
-            at = int(np.searchsorted(self.tail, at))
-        if isinstance(value, Quantised):
-            return Quantised(value.q[at].copy(), value.e[at].copy())
-        return value[at].copy() if value.ndim > 1 else value[at]
-
-    def history(self, at: int) -> Ints:
-        """Every id the row's sequence was fed, up to and including the row."""
-        segment = next(s for s in self.segments if s.start <= at < s.stop)
-        before = np.array(segment.state.tokens[: self.rows[segment.start].position], np.int32)
-        return np.concatenate([before, self.tokens[segment.start : at + 1]])
-
-
-def _restrict(segment: Segment, rows: npt.NDArray[np.integer]) -> Segment | None:
-    start, stop = np.searchsorted(rows, [segment.start, segment.stop])
-    return Segment(segment.state, int(start), int(stop)) if stop > start else None
