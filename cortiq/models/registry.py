@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Protocol
@@ -44,6 +45,26 @@ def families(extra: Sequence[ModuleType] = ()) -> dict[str, ModuleType]:
     """
     modules = [import_module(f"cortiq.models.{name}") for name in OWN]
     return {name: module for module in [*modules, *extra] for name in module.ARCHITECTURES}
+
+
+@dataclass(frozen=True)
+class FamilyInfo:
+    """A family for a list: its name, the architectures it reads, and a line about it."""
+
+    name: str
+    architectures: tuple[str, ...]
+    summary: str
+
+
+def describe_families(extra: Sequence[ModuleType] = ()) -> list[FamilyInfo]:
+    """Every family, in the order of `families`."""
+    listed: dict[ModuleType, list[str]] = {}
+    for architecture, module in families(extra).items():
+        listed.setdefault(module, []).append(architecture)
+    return [
+        FamilyInfo(family_name(module), tuple(names), (module.__doc__ or "").partition("\n")[0])
+        for module, names in listed.items()
+    ]
 
 
 def family_name(family: ModuleType) -> str:
