@@ -48,8 +48,15 @@ EMBEDDING, HEAD, FREQUENCY_FACTORS = "token_embd.weight", "output.weight", "rope
 class GGUFSource(Protocol):
     """What is read of an open checkpoint."""
 
-    config: Mapping[str, Any]
-    architecture: str
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The metadata."""
+        ...
+
+    @property
+    def architecture(self) -> str:
+        """`general.architecture`, the prefix of the model's keys."""
+        ...
 
     def __contains__(self, name: object) -> bool: ...
 

@@ -99,6 +99,7 @@ class Config(BaseConfig):
     def attends(self) -> tuple[bool, ...]:
         """Which layers are attention; the others are short convolutions."""
         layers = range(self.num_hidden_layers)
+        kinds: tuple[bool | None, ...]
         if self.kv_heads_of_layers is not None:
             kinds = tuple(heads > 0 for heads in self.kv_heads_of_layers)
         elif self.layer_types is not None:
@@ -110,7 +111,7 @@ class Config(BaseConfig):
         if len(kinds) != len(layers) or None in kinds:
             message = f"does not say for {len(layers)} layers which are full_attention or conv"
             raise FormatError(message, where="layer_types")
-        return kinds
+        return tuple(bool(kind) for kind in kinds)
 
 
 def build(config: Config, context: int) -> Program:

@@ -22,9 +22,20 @@ EXPERTS = "+experts"
 class Checkpoint(Protocol):
     """What is read of an open model, as `cortiq.formats.open_checkpoint` returns it."""
 
-    kind: str
-    config: Mapping[str, Any]
-    architecture: str
+    @property
+    def kind(self) -> str:
+        """`gguf`, `huggingface` or `synthetic`."""
+        ...
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Metadata of a GGUF file, or the object of config.json."""
+        ...
+
+    @property
+    def architecture(self) -> str:
+        """GGUF's `general.architecture`, or `model_type`."""
+        ...
 
     @property
     def tensor_names(self) -> Iterable[str]:

@@ -103,6 +103,10 @@ class SyntheticCheckpoint:
     def __contains__(self, name: object) -> bool:
         return False
 
+    def tensor(self, name: str) -> Any:
+        """There are no tensors: weights are made by formula."""
+        raise KeyError(name)
+
     def model_hash(self) -> str:
         """SHA-256 in hex of the definition."""
         text = json.dumps([self.path, dict(self.config)], sort_keys=True)

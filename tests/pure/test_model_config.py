@@ -1,0 +1,237 @@
+"""Configurations as published models write them (transformers 4), and what they come to mean."""
+
+from __future__ import annotations
+
+from math import isclose
+
+import pytest
+
+from cortiq.errors import FormatError, UnsupportedError
+from cortiq.models import gemma3, lfm2, llama, mixtral
+from cortiq.models.config import config_from_json
+from cortiq.models.gguf_config import config_from_gguf
+from cortiq.models.registry import architecture_of, describe_families, families, family_for
+from cortiq.models.rope import rope_table
+from cortiq.numerics.rope_scaling import Linear, Llama3
+
+SMOLLM2 = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 576,
+    "initializer_range": 0.0416, "intermediate_size": 1536, "is_llama_config": True,
+    "max_position_embeddings": 8192, "mlp_bias": False, "model_type": "llama",
+    "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3,
+    "pad_token_id": 2, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_interleaved": False,
+    "rope_scaling": None, "rope_theta": 100000, "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16", "transformers.js_config": {"dtype": "q4"},
+    "transformers_version": "4.42.3", "use_cache": True, "vocab_size": 49152,
+}  # fmt: skip
+LLAMA3 = {
+    "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "head_dim": 64,
+    "hidden_size": 2048, "intermediate_size": 8192, "max_position_embeddings": 131072,
+    "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 16,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+    "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                     "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "tie_word_embeddings": True, "vocab_size": 128256,
+}  # fmt: skip
+MISTRAL = {
+    "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mistral",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 32000,
+}  # fmt: skip
+GEMMA = {
+    "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attn_logit_softcapping": None, "bos_token_id": 2, "cache_implementation": "hybrid",
+    "eos_token_id": [1, 106], "final_logit_softcapping": None, "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "initializer_range": 0.02,
+    "intermediate_size": 6912, "max_position_embeddings": 32768, "model_type": "gemma3_text",
+    "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1,
+    "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6, "use_cache": True,
+    "vocab_size": 262144,
+}  # fmt: skip
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "hidden_act": "silu",
+    "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768,
+    "model_type": "mixtral", "num_attention_heads": 32, "num_experts_per_tok": 2,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8,
+    "output_router_logits": False, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.02, "sliding_window": None, "tie_word_embeddings": False,
+    "vocab_size": 32000,
+}  # fmt: skip
+LFM2 = {
+    "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": True, "block_dim": 2048,
+    "block_ff_dim": 12288, "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0,
+    "block_multiple_of": 256, "block_norm_eps": 1e-05, "block_out_init_scale": 1.0,
+    "block_use_swiglu": True, "block_use_xavier_init": True, "conv_L_cache": 3,
+    "conv_bias": False, "conv_dim": 2048, "conv_dim_out": 2048, "conv_use_xavier_init": True,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14], "hidden_size": 2048,
+    "max_position_embeddings": 128000, "model_type": "lfm2", "norm_eps": 1e-05,
+    "num_attention_heads": 32, "num_heads": 32, "num_hidden_layers": 16,
+    "num_key_value_heads": 8, "rope_theta": 1000000.0, "theta": 1000000.0,
+    "use_pos_enc": True, "vocab_size": 65536,
+}  # fmt: skip
+
+
+def read(family, config):
+    return config_from_json(family.Config, family.KEYS, config, where="config.json")
+
+
+def test_smollm2():
+    config = read(llama, SMOLLM2)
+    assert (config.kv_heads, config.head_width, config.sliding_window) == (3, 64, None)
+    assert rope_table(config, 8192).base == 100000.0
+    assert config.tie_word_embeddings
+
+
+def test_llama3_scaling():
+    table = rope_table(read(llama, LLAMA3), 131072)
+    assert table.scaling == Llama3(32.0, 1.0, 4.0, 8192)
+    assert table.dim == 64
+
+
+def test_mistral_keeps_its_window_and_its_default():
+    assert read(llama, MISTRAL).sliding_window == 4096
+    assert read(llama, MISTRAL | {"sliding_window": None}).sliding_window is None
+    absent = {k: v for k, v in MISTRAL.items() if k != "sliding_window"}
+    assert read(llama, absent).sliding_window == 4096
+    assert read(llama, absent | {"model_type": "llama"}).sliding_window is None
+
+
+def test_gemma3_tables_windows_and_scale():
+    config = read(gemma3, GEMMA)
+    assert [n for n in range(26) if not config.is_local(n)] == [5, 11, 17, 23]
+    assert rope_table(config, 100, "full_attention").scaling == Linear(8.0)
+    local = gemma3.local_rope(config, 100)
+    assert (local.base, local.scaling) == (10000.0, type(local.scaling)())
+    assert config.query_scale == 1 / 16
+    assert config.tie_word_embeddings
+
+
+def test_mixtral():
+    config = read(mixtral, MIXTRAL)
+    assert (config.num_local_experts, config.num_experts_per_tok) == (8, 2)
+    assert config.head_width == 128
+
+
+def test_lfm2_width_and_layers():
+    config = read(lfm2, LFM2)
+    assert config.inner == 8192
+    assert [n for n, attends in enumerate(config.attends()) if attends] == [2, 5, 8, 10, 12, 14]
+    assert config.tie_word_embeddings
+    with pytest.raises(FormatError, match="hidden_size is 2048 and 1024"):
+        read(lfm2, LFM2 | {"conv_dim": 1024})
+    with pytest.raises(UnsupportedError, match="use_pos_enc = False"):
+        read(lfm2, LFM2 | {"use_pos_enc": False})
+
+
+@pytest.mark.parametrize("types", [["conv"] * 15, ["conv"] * 15 + ["mamba"]])
+def test_lfm2_layer_types_must_name_every_layer(types):
+    config = read(lfm2, {k: v for k, v in LFM2.items() if k != "full_attn_idxs"})
+    assert all(config.attends())
+    with pytest.raises(FormatError, match="16 layers"):
+        read(lfm2, LFM2 | {"layer_types": types}).attends()
+
+
+def test_gemma3_layer_types_must_name_every_layer():
+    with pytest.raises(FormatError, match="26"):
+        read(gemma3, GEMMA | {"layer_types": ["full_attention"] * 25}).is_local(0)
+
+
+def test_remote_code_and_other_unknown_keys_are_refused_by_name():
+    with pytest.raises(UnsupportedError, match=r"auto_map, residual_multiplier"):
+        read(llama, SMOLLM2 | {"residual_multiplier": 0.2, "auto_map": {"A": "b.C"}})
+
+
+def test_two_values_of_one_thing_are_refused():
+    config = SMOLLM2 | {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}
+    with pytest.raises(FormatError, match="rope_theta"):
+        read(llama, config)
+
+
+class GGUF:
+    """A GGUF file's metadata and the shapes of its tensors, without a file."""
+
+    kind = "gguf"
+
+    def __init__(self, architecture, metadata, shapes):
+        self.architecture, self.shapes = architecture, shapes
+        self.config = {f"{architecture}.{k}": v for k, v in metadata.items()}
+        self.tensor_names = tuple(shapes)
+
+    def __contains__(self, name):
+        return name in self.shapes
+
+    def tensor(self, name):
+        return type("Tensor", (), {"shape": self.shapes[name]})
+
+
+GGUF_LLAMA = {
+    "block_count": 2, "context_length": 8192, "embedding_length": 64, "feed_forward_length": 96,
+    "attention.head_count": 4, "attention.layer_norm_rms_epsilon": 9.999999747378752e-06,
+    "rope.freq_base": 100000.0, "rope.dimension_count": 16,
+}  # fmt: skip
+
+
+def from_gguf(family, architecture, metadata, shapes=()):
+    source = GGUF(architecture, metadata, {"token_embd.weight": (100, 64), **dict(shapes)})
+    return config_from_gguf(family.Config, family.KEYS, source, where="file")
+
+
+def test_gguf_llama():
+    config = from_gguf(llama, "llama", GGUF_LLAMA)
+    assert config.vocab_size == 100
+    assert config.tie_word_embeddings
+    assert config.rms_norm_eps == 1e-5  # not 9.999999747378752e-06
+    assert (config.source, config.kv_heads, config.head_width) == ("gguf", 4, 16)
+    untied = from_gguf(llama, "llama", GGUF_LLAMA, {"output.weight": (100, 64)})
+    assert not untied.tie_word_embeddings
+
+
+def test_gguf_partial_rotation():
+    config = from_gguf(llama, "llama", GGUF_LLAMA | {"rope.dimension_count": 8})
+    assert rope_table(config, 100).dim == 8
+
+
+def test_gguf_gemma3_of_27b_divides_its_width_for_the_query_scale():
+    metadata = GGUF_LLAMA | {
+        "attention.key_length": 128, "attention.value_length": 128, "embedding_length": 5376,
+        "attention.head_count": 32, "attention.sliding_window": 1024, "rope.dimension_count": 128,
+    }  # fmt: skip
+    assert isclose(from_gguf(gemma3, "gemma3", metadata).query_scale, 128**-0.5)
+    metadata["block_count"] = 62
+    assert isclose(from_gguf(gemma3, "gemma3", metadata).query_scale, 168**-0.5)
+
+
+def test_gguf_lfm2_names_the_layers_that_attend():
+    metadata = GGUF_LLAMA | {
+        "block_count": 3, "attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3,
+    }  # fmt: skip
+    config = from_gguf(lfm2, "lfm2", metadata)
+    assert config.attends() == (False, True, False)
+    assert (config.kv_heads, config.inner) == (2, 96)
+
+
+def test_gguf_files_of_arch_llama_with_experts_are_mixtral():
+    experts = GGUF_LLAMA | {"expert_count": 8, "expert_used_count": 2}
+    source = GGUF("llama", experts, {})
+    assert architecture_of(source) == "llama+experts"
+    assert family_for(source) is mixtral
+    assert family_for(GGUF("llama", GGUF_LLAMA, {})) is llama
+
+
+def test_plugins_add_families_and_unknown_architectures_are_named():
+    other = type(llama)("other_family", "Another family.\n\nMore.")
+    other.ARCHITECTURES = ("other",)
+    source = GGUF("other", {}, {})
+    with pytest.raises(UnsupportedError, match=r"'other'[\s\S]*llama"):
+        family_for(source)
+    assert family_for(source, [other]) is other
+    assert set(families([other])) - set(families()) == {"other"}
+    info = describe_families([other])[-1]
+    assert (info.name, info.architectures) == ("other_family", ("other",))
+    assert info.summary == "Another family."
