@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,11 +79,11 @@ def score_ids(
     for window in range(count):
         start = window * options.window
         inputs, targets = ids[start : start + options.window], ids[start + 1 :][: options.window]
-        scored = _score_window(executable, [*bos, *inputs], targets, len(bos))
-        nll.append(scored[0])
-        best += scored[1]
-        if progress:
-            progress((window + 1) * options.window, count * options.window)
+        for chunk_nll, chunk_best in _score_window(executable, [*bos, *inputs], targets, len(bos)):
+            nll.append(chunk_nll)
+            best += chunk_best
+            if progress:
+                progress(len(best), count * options.window)
     return _summary(np.concatenate(nll), best, options.window, count, bool(bos))
 
 
@@ -98,10 +98,11 @@ def _bos_of(tokenizer: Tokenizer, choice: str) -> list[int]:
 
 def _score_window(
     executable: Executable, inputs: Sequence[int], targets: Sequence[int], skipped: int
-) -> tuple[Doubles, list[int]]:
-    """−ln p of each target and the argmax beside it; the first `skipped` rows have no target."""
+) -> Iterator[tuple[Doubles, list[int]]]:
+    """−ln p of each target and the argmax beside it, some rows at a time; the first `skipped`
+    inputs have no target.
+    """
     wants = (Named("logits"), Argmax())
-    nll, best = [], []
     inputs = check_prompt(inputs, executable.program)
     with Session(executable, len(inputs)) as session:
         if skipped:
@@ -110,9 +111,8 @@ def _score_window(
             chunk = inputs[skipped + start : skipped + start + ROWS]
             rows = session.read_rows(session.feed(chunk, wants, every=True))
             logits = np.stack([row[Named("logits")] for row in rows])
-            nll.append(negative_log_likelihood(logits, targets[start : start + ROWS]))
-            best += [int(row[Argmax()]) for row in rows]
-    return np.concatenate(nll), best
+            nll = negative_log_likelihood(logits, targets[start : start + ROWS])
+            yield nll, [int(row[Argmax()]) for row in rows]
 
 
 def negative_log_likelihood(logits: npt.NDArray, targets: Sequence[int]) -> Doubles:
