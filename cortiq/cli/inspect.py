@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -70,11 +71,11 @@ def _inspect(
 
 def _summary(source: Source) -> Iterator[str]:
     sizes: Counter[str] = Counter()
-    for name, weight in source.weights.items():
-        sizes[source.program.weights[name].layout or "?"] += weight.nbytes
-    listed = ", ".join(f"{layout} {byte_count(size)}" for layout, size in sizes.items())
+    for spec in source.program.weights.values():
+        sizes[spec.layout or "?"] += prod(spec.shape)
+    listed = ", ".join(f"{layout} {size / 1e6:.2f}" for layout, size in sizes.most_common())
     row = sum(slot.bytes_per_row() for slot in source.program.slots.values())
-    yield f"weights: {listed}"
+    yield f"weights: {sum(sizes.values()) / 1e6:.2f} million, of these {listed}"
     yield f"state: {byte_count(row)} a token, {byte_count(row * source.program.context)} in all"
     template = source.tokenizer.chat_template()
     yield f"tokenizer: {source.tokenizer.vocab_size} ids, " + (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cortiq.backend import Digest, Executable
 from cortiq.errors import BackendError
@@ -14,6 +15,13 @@ from cortiq.runtime.sequence import Progress, RowResult, Session, digest_of
 from cortiq.runtime.statistics import Statistics
 from cortiq.tokenizer.stream import Detokenizer, StopMatcher
 from cortiq.tokenizer.tokenizer import Tokenizer
+
+
+class Identity(NamedTuple):
+    """What a generation was made with, in two hashes."""
+
+    model_hash: str
+    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -27,10 +35,9 @@ class Generation:
     finish_reason : `stop` (an end token, a stop id or string), `length`, or `cancelled`.
     digest : hex of the chain (`runtime.chain`) over the digests of the logits that each of
         `token_ids` was drawn from.
-    fingerprint : hash of contract, model and every option that can change a bit: equal
-        fingerprints and equal prompts give equal tokens and digests, on every backend.
     placement : number of nodes that each backend computes.
     note : what there is to know about the ending, if anything.
+    identity : gives model hash and fingerprint; the model's files are read when it is first called.
     """
 
     text: str
@@ -41,11 +48,22 @@ class Generation:
     placement: dict[str, int]
     seed: int
     contract: int
-    model_hash: str
-    fingerprint: str
     digest: str
     stats: Statistics
     note: str = ""
+    identity: Callable[[], Identity] = field(repr=False, kw_only=True)
+
+    @property
+    def model_hash(self) -> str:
+        """SHA-256, in hex, of the model's files."""
+        return self.identity().model_hash
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of contract, model and every option that can change a bit: equal fingerprints and
+        equal prompts give equal tokens and digests, on every backend.
+        """
+        return self.identity().fingerprint
 
 
 @dataclass

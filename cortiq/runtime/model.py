@@ -14,7 +14,7 @@ from cortiq.ir import Program
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.options import GenerateOptions, LoadOptions, ScoreOptions, resolve
 from cortiq.runtime.fingerprint import drawing_facts, fingerprint, model_facts
-from cortiq.runtime.generate import Generation, Output, Stream, run
+from cortiq.runtime.generate import Generation, Identity, Output, Stream, run
 from cortiq.runtime.request import Request, make_request, with_seed
 from cortiq.runtime.score import Score, score_ids
 from cortiq.runtime.sequence import Progress
@@ -151,7 +151,10 @@ class Model:
     def _generation(
         self, request: Request, options: GenerateOptions, output: Output, stats: Statistics
     ) -> Generation:
-        full = output.finish_reason == "length" and request.note
+        def identity() -> Identity:
+            facts = {"model": self.fingerprint, **drawing_facts(options)}
+            return Identity(self.model_hash, fingerprint(facts))
+
         return Generation(
             text="".join(output.pieces),
             token_ids=tuple(output.token_ids),
@@ -161,11 +164,10 @@ class Model:
             placement=dict(Counter(self.placement.values())),
             seed=request.sampling.seed,
             contract=CONTRACT_VERSION,
-            model_hash=self.model_hash,
-            fingerprint=fingerprint({"model": self.fingerprint, **drawing_facts(options)}),
             digest=output.digest.hex(),
             stats=stats,
-            note=request.note if full else "",
+            note=request.note if output.finish_reason == "length" else "",
+            identity=identity,
         )
 
     def score(self, text: Prompt, *, progress: Progress | None = None, **options: Any) -> Score:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from cortiq.backend import Argmax, Executable, Named
 from cortiq.errors import RequestError
+from cortiq.numerics.contract import Floats
 from cortiq.options import ScoreOptions
 from cortiq.runtime.request import check_prompt
 from cortiq.runtime.sequence import Progress, Session
@@ -19,7 +19,8 @@ from cortiq.tokenizer.tokenizer import Tokenizer
 ROWS = 64
 """Rows whose logits are on the host at once: memory stays bounded, and no bit depends on it."""
 
-Doubles = npt.NDArray[np.float64]
+LARGEST_EXPONENT = 700.0
+"""A perplexity of more than e^700 is no double; it is given as that."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +75,15 @@ def score_ids(
     if count < 1:
         message = f"the text has {len(ids)} tokens, one window of {options.window} takes one more"
         raise RequestError(message, hint="choose a shorter window or a longer text")
-    nll: list[Doubles] = []
-    best: list[int] = []
+    scored: list[tuple[float, int]] = []
     for window in range(count):
         start = window * options.window
         inputs, targets = ids[start : start + options.window], ids[start + 1 :][: options.window]
-        scored = _score_window(executable, [*bos, *inputs], targets, len(bos))
-        nll.append(scored[0])
-        best += scored[1]
-        if progress:
-            progress((window + 1) * options.window, count * options.window)
-    return _summary(np.concatenate(nll), best, options.window, count, bool(bos))
+        for chunk in _score_window(executable, [*bos, *inputs], targets, len(bos)):
+            scored += chunk
+            if progress:
+                progress(len(scored), count * options.window)
+    return _summary(scored, options.window, count, bool(bos))
 
 
 def _bos_of(tokenizer: Tokenizer, choice: str) -> list[int]:
@@ -98,10 +97,11 @@ def _bos_of(tokenizer: Tokenizer, choice: str) -> list[int]:
 
 def _score_window(
     executable: Executable, inputs: Sequence[int], targets: Sequence[int], skipped: int
-) -> tuple[Doubles, list[int]]:
-    """−ln p of each target and the argmax beside it; the first `skipped` rows have no target."""
+) -> Iterator[list[tuple[float, int]]]:
+    """−ln p of each target and the argmax beside it, `ROWS` at a time; the first `skipped` inputs
+    have no target.
+    """
     wants = (Named("logits"), Argmax())
-    nll, best = [], []
     inputs = check_prompt(inputs, executable.program)
     with Session(executable, len(inputs)) as session:
         if skipped:
@@ -109,39 +109,39 @@ def _score_window(
         for start in range(0, len(targets), ROWS):
             chunk = inputs[skipped + start : skipped + start + ROWS]
             rows = session.read_rows(session.feed(chunk, wants, every=True))
-            logits = np.stack([row[Named("logits")] for row in rows])
-            nll.append(negative_log_likelihood(logits, targets[start : start + ROWS]))
-            best += [int(row[Argmax()]) for row in rows]
-    return np.concatenate(nll), best
+            chunk_targets = targets[start : start + ROWS]
+            yield [
+                (negative_log_likelihood(row[Named("logits")], target), int(row[Argmax()]))
+                for row, target in zip(rows, chunk_targets, strict=True)
+            ]
 
 
-def negative_log_likelihood(logits: npt.NDArray, targets: Sequence[int]) -> Doubles:
-    """−ln softmax(logits)[target] of each row: (m − x[target]) + ln Σ exp(x − m), in float64.
+def negative_log_likelihood(logits: Floats, target: int) -> float:
+    """−ln softmax(logits)[target]: (m − x[target]) + ln Σ exp(x − m), in float64.
 
     Statistics for people: unlike the logits, the last bits are not part of the contract.
 
     Parameters
     ----------
-    logits : float32 [rows, vocabulary].
-    targets : token ids [rows].
+    logits : float32 [vocabulary].
     """
     x = np.asarray(logits, np.float64)
-    highest = x.max(axis=1)
-    chosen = x[np.arange(len(x)), np.asarray(targets)]
-    return (highest - chosen) + np.log(np.exp(x - highest[:, None]).sum(axis=1))
+    highest = x.max()
+    return float((highest - x[target]) + np.log(np.exp(x - highest).sum()))
 
 
-def _summary(nll: Doubles, best: list[int], window: int, windows: int, bos: bool) -> Score:
-    mean = float(nll.mean())
-    perplexity = math.exp(min(mean, 700.0))
-    error = perplexity * float(nll.std(ddof=1)) / math.sqrt(nll.size)
+def _summary(scored: list[tuple[float, int]], window: int, windows: int, bos: bool) -> Score:
+    nll = [value for value, _ in scored]
+    mean = math.fsum(nll) / len(nll)
+    variance = math.fsum((value - mean) ** 2 for value in nll) / (len(nll) - 1)
+    perplexity = math.exp(min(mean, LARGEST_EXPONENT))
     return Score(
-        tokens=nll.size,
+        tokens=len(nll),
         nll=mean,
         perplexity=perplexity,
-        standard_error=error,
-        token_nll=tuple(float(value) for value in nll),
-        argmax=tuple(best),
+        standard_error=perplexity * math.sqrt(variance / len(nll)),
+        token_nll=tuple(nll),
+        argmax=tuple(best for _, best in scored),
         window=window,
         windows=windows,
         bos=bos,
