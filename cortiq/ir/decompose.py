@@ -54,11 +54,14 @@ def expand(graph: Graph, layouts: Mapping[str, str | None], keep: Callable[[Node
         nodes, types = _decompose(node, values, layouts)
         values.update(types)
         pending.extend(reversed(nodes))
-    return replace(graph, nodes=tuple(_share(done)), values=values)
+    return replace(graph, nodes=tuple(_share(done, set(graph.outputs))), values=values)
 
 
-def _share(nodes: list[Node]) -> list[Node]:
-    """Drop nodes that compute what an earlier one did (q, k and v quantise the same row)."""
+def _share(nodes: list[Node], relied_on: set[str]) -> list[Node]:
+    """Drop nodes that compute what an earlier one did (q, k and v quantise the same row).
+
+    A node that computes an output of the graph stays: callers ask for it by name.
+    """
     seen: dict[tuple, tuple[str, ...]] = {}
     names: dict[str, str] = {}
     kept = []
@@ -66,7 +69,7 @@ def _share(nodes: list[Node]) -> list[Node]:
         node = _rename(node, {n: names.get(n, n) for n in node.inputs})
         key = (node.op, node.inputs, *sorted(node.weights.items()))
         first = None if node.slots else seen.setdefault(key, node.outputs)
-        if first is None or first == node.outputs or not node.outputs:
+        if first is None or first == node.outputs or relied_on.intersection(node.outputs):
             kept.append(node)
         else:
             names.update(zip(node.outputs, first, strict=True))

@@ -24,7 +24,6 @@ from cortiq.backend import (
     Want,
 )
 from cortiq.errors import BackendError, RequestError
-from cortiq.ir import Program
 from cortiq.runtime.chained_state import ChainState, open_all, shares
 from cortiq.runtime.partition import Partition, Run
 
@@ -53,13 +52,12 @@ class ChainExecutable:
 
     def __init__(
         self,
-        program: Program,
         partition: Partition,
         executables: Sequence[Executable],
         names: Sequence[str],
         declined: Mapping[str, str],
     ) -> None:
-        self.program, self.declined = program, dict(declined)
+        self.program, self.declined = partition.whole, dict(declined)
         self._partition, self._parts, self._names = partition, list(executables), list(names)
         self._drawn: list[int | None] = []
 
@@ -174,9 +172,9 @@ class _Work:
         for sequence in self.sequences:
             sequence.outcome = self._admit(sequence)
 
-    def _assign_wants(self, row: Row) -> dict[Want, str]:
-        """Entry name of the run that answers each want of a row."""
-        return {want: self._source(value_of(want)).graph.name for want in row.wants}
+    def _assign_wants(self, row: Row) -> dict[Want, Run]:
+        """The run that answers each want of a row."""
+        return {want: self._source(value_of(want)) for want in row.wants}
 
     def _source(self, value: str) -> Run:
         for run in self.runs:
@@ -235,11 +233,11 @@ class _Work:
             for want, value in brought.items():
                 if isinstance(want, Named) and want.name in run.edges:
                     self.values[index][want.name] = value
-                if self.answers[index].get(want) == run.graph.name:
+                if self.answers[index].get(want) is run:
                     self.brought[index][want] = value
 
     def _row(self, row: Row, index: int, run: Run) -> Row:
-        mine = [want for want, name in self.answers[index].items() if name == run.graph.name]
+        mine = [want for want, source in self.answers[index].items() if source is run]
         wants = dict.fromkeys((*mine, *map(Named, run.edges)))
         inputs = {n: v for n, v in self.values[index].items() if n in run.graph.values}
         state: Any = row.state
@@ -266,11 +264,10 @@ class _Work:
 
     def result(self) -> BatchResult:
         """Outcome of every sequence; what the rows of those that completed asked for."""
-        for sequence in self.sequences:
-            if not sequence.goes_on:
-                for index in sequence.rows:
-                    self.brought[index] = {}
-        return BatchResult({s.state: s.outcome for s in self.sequences}, self.brought)
+        rows: list[Mapping[Want, Any]] = [{} for _ in self.batch.rows]
+        for index in (i for s in self.sequences if s.goes_on for i in s.rows):
+            rows[index] = {want: self.brought[index][want] for want in self.batch.rows[index].wants}
+        return BatchResult({s.state: s.outcome for s in self.sequences}, rows)
 
 
 def _declined(reason: str) -> Outcome:

@@ -9,11 +9,12 @@ made.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cortiq.backend import Backend, CompileOptions, Declined, Supported
-from cortiq.errors import BackendError, DeclinedError
+from cortiq.errors import BackendError, DeclinedError, GraphError
 from cortiq.ir import Graph, Node, Program, expand
 from cortiq.plugins import fallback_backend
 from cortiq.runtime.partition import QUANTISED, Owners
@@ -76,29 +77,26 @@ class Placing:
                         layers.add(node.name)
             if not layers:
                 return graph
-            graph = expand(graph, self.layouts, lambda n, layers=layers: n.name not in layers)
+            graph = _decomposed(graph, layers, self.layouts)
 
     def _ask(self, node: Node, graph: Graph) -> str | None:
         """Note who computes a node; the reason why not its part, if it doesn't."""
-        part, reason = self._part_of(node, graph)
-        if part != self.fallback:
-            reason = _ask(self.parts[part][0], node, graph, self.program)
-        if reason is not None:
-            part = self.fallback
-            if node.op.primitive:
-                self.declined[node.name] = reason
-        self.owners[graph.name, node.name] = part
-        return reason
-
-    def _part_of(self, node: Node, graph: Graph) -> tuple[int, str | None]:
+        part, reason = self._home_of(node, graph), None
         moved = [self.slots[slot] for slot in node.slots.values() if slot in self.slots]
         if moved:
-            part, reason = min(moved, key=self._precedence)
-            return part, reason or None
+            target, reason = min(moved, key=self._precedence)
+            part = part if target == self.fallback else target
+        reason = _ask(self.parts[part][0], node, graph, self.program) or reason or None
+        self.owners[graph.name, node.name] = part if reason is None else self.fallback
+        if reason is not None and node.op.primitive:
+            self.declined[node.name] = reason
+        return reason
+
+    def _home_of(self, node: Node, graph: Graph) -> int:
         name = node.name
         while (graph.name, name) not in self.homes:  # a node of a decomposed layer: ask its layer
             name = name.rpartition(".")[0]
-        return self.homes[graph.name, name], None
+        return self.homes[graph.name, name]
 
     def _follow_quantised_rows(self, graph: Graph) -> None:
         """Move nodes that take a quantised row which their own part declines to make."""
@@ -157,6 +155,16 @@ class Placing:
         busy = sorted(set(self.owners.values()))
         self.parts = [self.parts[part] for part in busy]
         return {node: busy.index(part) for node, part in self.owners.items()}
+
+
+def _decomposed(graph: Graph, layers: set[str], layouts: Mapping[str, str | None]) -> Graph:
+    """Decompose these layers one step. Nodes are told apart by name, so none may come twice."""
+    graph = expand(graph, layouts, lambda node: node.name not in layers)
+    count = Counter(node.name for node in graph.nodes)
+    twice = [name for name in count if count[name] > 1]
+    if twice:
+        raise GraphError(f"two nodes of the graph {graph.name!r} have this name", where=twice[0])
+    return graph
 
 
 def _torn(touched: Sequence[tuple[int, str]]) -> bool:

@@ -5,11 +5,11 @@ one state. The nodes of a graph are cut into *runs*, stretches with one owner; a
 graph of its owner's program whose extra inputs are the values that cross the cut. Every row of a
 batch passes through every run, so all of them see all positions and all ids.
 
-* Values that cross a cut are f32 or i32. A quantised row never crosses: the part that takes one
+* Values that cross a cut are f32 or i32. A quantised row never crosses: the run that takes one
   quantises the value again, which gives the same bits.
-* A part's run that computes the logits (else its last run) keeps the graph's name, the others are
-  `NAME#INDEX`; a part that has no node of the trunk gets a trunk without nodes. So every part has
-  a trunk that sees every row, and histories are complete wherever a token is drawn.
+* A part's last run keeps the graph's name, the others are `NAME#INDEX`; a part that has no node of
+  the trunk gets a trunk without nodes. So every part has a trunk that sees every row, and
+  histories are complete wherever a token is drawn.
 """
 
 from __future__ import annotations
@@ -43,8 +43,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Partition:
-    """A program cut up: the runs of each graph in order, and each part's program."""
+    """A program cut up: the runs of each graph in order, and each part's program.
 
+    Attributes
+    ----------
+    whole : the program that the runs add up to: a Quantise may have been repeated or dropped.
+    """
+
+    whole: Program
     runs: Mapping[str, tuple[Run, ...]]
     programs: tuple[Program, ...]
 
@@ -54,46 +60,49 @@ def partition(program: Program, owners: Owners, parts: int) -> Partition:
 
     All nodes that touch a slot must have one owner.
     """
-    runs = {}
+    runs, graphs = {}, {}
     for name, graph in program.graphs.items():
         part_of = {node.name: owners[name, node.name] for node in graph.nodes}
-        local = _quantise_where_taken(graph, part_of)
-        stretches = _stretches(local, part_of)
-        runs[name] = tuple(_named(_runs(local, stretches)))
+        stretches = _stretches(graph, part_of)
+        graphs[name] = _quantise_where_taken(graph, stretches)
+        runs[name] = tuple(_named(_runs(graphs[name], stretches)))
     trunk = program.trunk
     absent = set(range(parts)) - {run.part for run in runs["trunk"]}
     runs["trunk"] += tuple(Run(part, _subgraph(trunk, ())) for part in sorted(absent))
-    programs = (_program_of(program, runs, part) for part in range(parts))
-    return Partition(runs, tuple(programs))
+    whole = replace(program, graphs=graphs)
+    programs = (_program_of(whole, runs, part) for part in range(parts))
+    return Partition(whole, runs, tuple(programs))
 
 
-def _quantise_where_taken(graph: Graph, part_of: dict[str, int]) -> Graph:
-    """Repeat a Quantise in every other part that takes its row; `part_of` learns the new nodes."""
+Stretch = tuple[int, list[Node]]
+"""A part, and the nodes it computes without a break."""
+
+
+def _quantise_where_taken(graph: Graph, stretches: list[Stretch]) -> Graph:
+    """Repeat a Quantise in every other stretch that takes its row; changes the stretches too."""
     makers = {o: n for n in graph.nodes for o in n.outputs if graph.values[o].dtype == QUANTISED}
-    values, nodes, repeated = dict(graph.values), [], set()
-    for node in graph.nodes:
-        part = part_of[node.name]
-        names = {}
-        for value in node.inputs:
-            if value in makers and part_of[makers[value].name] != part:
-                names[value] = f"{value}@{part}"
-                if (value, part) not in repeated:
-                    repeated.add((value, part))
-                    values[names[value]] = values[value]
-                    copy = _renamed(makers[value], part, value)
-                    part_of[copy.name] = part
-                    nodes.append(copy)
-        nodes.append(replace(node, inputs=tuple(names.get(v, v) for v in node.inputs)))
-    taken = {v for node in nodes for v in node.inputs} | set(graph.outputs)
-    idle = {m.name for value, m in makers.items() if value not in taken}
-    return replace(graph, nodes=tuple(n for n in nodes if n.name not in idle), values=values)
+    values = dict(graph.values)
+    for index, (_, nodes) in enumerate(stretches):
+        here = {value for node in nodes for value in node.outputs}
+        foreign = {v: f"{v}@{index}" for n in nodes for v in n.inputs if v in makers.keys() - here}
+        values |= {copy: values[value] for value, copy in foreign.items()}
+        copies = [
+            replace(makers[value], name=f"{makers[value].name}@{index}", outputs=(copy,))
+            for value, copy in foreign.items()
+        ]
+        renamed = (
+            replace(node, inputs=tuple(foreign.get(v, v) for v in node.inputs)) for node in nodes
+        )
+        nodes[:] = [*copies, *renamed]
+    taken = {v for _, nodes in stretches for node in nodes for v in node.inputs}
+    idle = {maker.name for value, maker in makers.items() if value not in taken}
+    for _, nodes in stretches:
+        nodes[:] = [node for node in nodes if node.name not in idle]
+    stretches[:] = [stretch for stretch in stretches if stretch[1]]
+    return replace(graph, nodes=tuple(n for _, nodes in stretches for n in nodes), values=values)
 
 
-def _renamed(node: Node, part: int, output: str) -> Node:
-    return replace(node, name=f"{node.name}@{part}", outputs=(f"{output}@{part}",))
-
-
-def _stretches(graph: Graph, part_of: Mapping[str, int]) -> list[tuple[int, list[Node]]]:
+def _stretches(graph: Graph, part_of: Mapping[str, int]) -> list[Stretch]:
     """Order the nodes so that parts alternate seldom: a part computes all it can before the next.
 
     A node waits for its inputs, and for every earlier node that touches one of its slots.
@@ -118,7 +127,7 @@ def _stretches(graph: Graph, part_of: Mapping[str, int]) -> list[tuple[int, list
     return result
 
 
-def _runs(graph: Graph, stretches: list[tuple[int, list[Node]]]) -> list[Run]:
+def _runs(graph: Graph, stretches: list[Stretch]) -> list[Run]:
     taken = [{v for node in nodes for v in node.inputs} for _, nodes in stretches]
     runs = []
     for index, (part, nodes) in enumerate(stretches):
@@ -142,15 +151,10 @@ def _subgraph(graph: Graph, nodes: Iterable[Node], outputs: tuple[str, ...] = ()
 
 def _named(runs: list[Run]) -> Iterable[Run]:
     """Give each run the name of its entry graph."""
-    main = {run.part: index for index, run in enumerate(runs)}
-    main |= {run.part: i for i, run in enumerate(runs) if _computes(run.graph, "logits")}
+    last = {run.part: index for index, run in enumerate(runs)}
     for index, run in enumerate(runs):
-        name = run.graph.name if main[run.part] == index else f"{run.graph.name}#{index}"
+        name = run.graph.name if last[run.part] == index else f"{run.graph.name}#{index}"
         yield replace(run, graph=replace(run.graph, name=name))
-
-
-def _computes(graph: Graph, value: str) -> bool:
-    return any(value in node.outputs for node in graph.nodes)
 
 
 def _program_of(program: Program, runs: Mapping[str, tuple[Run, ...]], part: int) -> Program:

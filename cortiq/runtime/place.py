@@ -126,7 +126,7 @@ def _compile_chain(placing: Placing, weights: Mapping[str, Weight]) -> Executabl
             executable.close()
         raise
     names = [backend.name for backend, _ in placing.parts]
-    return ChainExecutable(placing.placed, cut, executables, names, placing.declined)
+    return ChainExecutable(cut, executables, names, placing.declined)
 
 
 def _share_of_memory(whole: Program, part: Program, options: CompileOptions) -> CompileOptions:

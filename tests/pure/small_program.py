@@ -19,6 +19,7 @@ from cortiq.ir.layers import (
 )
 from cortiq.numerics.layouts import W8, Weight
 from cortiq.numerics.rope import RopeTable
+from cortiq.numerics.route import Router
 
 WIDTH, VOCABULARY, CONTEXT, KERNEL = 32, 50, 256, 3
 ROPE = RopeTable(10000.0, 8)
@@ -34,7 +35,7 @@ def small_program(*, convolution: bool = True, head: bool = False) -> Program:
     x = _branch(b, x, "layers.0.mlp", GatedMLP(WIDTH, 48))
     if convolution:
         x = _branch(b, x, "layers.1.conv", ShortConv(WIDTH, KERNEL), {"ring": "ring.1"})
-    x = _branch(b, x, "layers.1.moe", MoE(WIDTH, 16, 4, 2))
+    x = _branch(b, x, "layers.1.moe", MoE(WIDTH, 16, 4, Router(2)))
     x = _attend(b, x, position, "layers.2", slot="kv.2", window=5)
     x = _attend(b, x, position, "layers.3", slot="kv.2", shares_kv=True)
     hidden = b.add(RMSNorm(WIDTH, 1e-6), x, name="hidden", weights={"weight": "norm"})
@@ -60,14 +61,14 @@ def _attend(b: Builder, x: Value, position: Value, name: str, *, slot: str, **op
     y = _normed(b, x, f"{name}.attention")
     weights = {role: f"{name}.attention.{role}" for role in op.weight_shapes()}
     y = b.add(op, y, position, name=f"{name}.attention", weights=weights, slots={"kv": slot})
-    return b.add(Residual(), x, y, name=f"{name}.attention.out")
+    return b.add(Residual(), x, y, name=f"{name}.attended")
 
 
 def _branch(b: Builder, x: Value, name: str, op, slots=None) -> Value:
     y = _normed(b, x, name)
     weights = {role: f"{name}.{role}" for role in op.weight_shapes()}
     y = b.add(op, y, name=name, weights=weights, slots=slots)
-    return b.add(Residual(), x, y, name=f"{name}.out")
+    return b.add(Residual(), x, y, name=f"{name}_added")
 
 
 def _normed(b: Builder, x: Value, name: str) -> Value:
