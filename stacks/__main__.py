@@ -67,6 +67,9 @@ def run(names: list[str], some: list[Case]) -> tuple[list[dict[str, Any]], dict[
         except NotHereError as reason:
             absent[name] = str(reason)
             continue
+        except Exception as failure:  # a driver that is there and does not start
+            absent[name] = f"it does not start: {failure!r}"
+            continue
         lines += [run_case(stack, case) for stack in opened for case in some]
     return lines, absent
 

@@ -28,6 +28,10 @@ MATMULS = tuple(
 )
 """Layouts of the matmul: one kernel, listed by what its blocks, planes and minima look like."""
 
+ROWS = ("snap", "quantise_rows", "canonical_sum", "rms_norm", "argmax", "rope", "philox", "digest")
+KERNELS = (*ELEMENTWISE, *ROWS, *MATMULS, "attention")
+"""Every kernel; a stack that lacks one says so in the report."""
+
 
 class NotHereError(Exception):
     """A stack cannot run on this machine; the message is the reason."""

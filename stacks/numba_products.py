@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from cortiq.numerics.quantise import from_planes
 from stacks.base import Array
 from stacks.numba_scalar import F32, ONE, ZERO, exp2_int, exp2g, rint, snapped, tanh
 
-NONE = -(1 << 20)
+NONE = np.int64(-(1 << 20))
 """Exponent of an empty state, below every real one."""
 
 
@@ -74,7 +75,7 @@ def weight_of(s: Any) -> Any:
     """(κ, g) with 2^s = g·2^κ, |s| clamped at 16384."""
     s = min(max(s, F32(-16384)), F32(16384))
     k = rint(s)
-    return np.int32(k), exp2g(s - k)
+    return np.int64(k), exp2g(s - k)
 
 
 @njit
@@ -96,7 +97,7 @@ def tile(q: Array, qe: Any, k: Array, ke: Array, v: Array, ve: Array, factors: A
     """One query over the valid keys of one tile: (L, K, O, E), all integers."""
     n = len(k)
     kappa, fraction = np.empty(n, np.int64), np.empty(n, F32)
-    K, E = np.int64(NONE), np.int64(NONE)
+    K, E = NONE, NONE
     for i in range(n):
         dot = 0
         for j in range(len(q)):
@@ -146,26 +147,23 @@ def one_query(
     return sums
 
 
-@njit(nogil=True)
 def attention(
     q_high: Array, q_low: Array, q_exponent: Array, k_high: Array, k_low: Array, k_exponent: Array,
     v_high: Array, v_low: Array, v_exponent: Array, positions: Array, sink: Array, factors: Array,
     window: int,
 ) -> Array:  # fmt: skip
     """Queries [T, H, D] over a cache [S, G, D]; a sink of no elements means none."""
-    T, H, _ = q_high.shape
-    q = q_high.astype(np.int64) * 256 + q_low
-    k = k_high.astype(np.int64) * 256 + k_low
-    v = v_high.astype(np.int64) * 256 + v_low
-    out = np.empty((T, H, v.shape[2]), F32)
-    for t in range(T):
-        last = positions[t] + 1
+    q = from_planes(q_high, q_low).astype(np.int64)
+    k = from_planes(k_high, k_low).astype(np.int64)
+    v = from_planes(v_high, v_low).astype(np.int64)
+    qe, ke, ve = (e.astype(np.int64) for e in (q_exponent, k_exponent, v_exponent))
+    out = np.empty((*q.shape[:2], v.shape[2]), F32)
+    for t, h in np.ndindex(*q.shape[:2]):
+        last = int(positions[t]) + 1
         first = max(0, last - window) if window else 0
-        for h in range(H):
-            g = h // (H // k.shape[1])
-            bias = sink[h : h + 1]
-            out[t, h] = one_query(
-                q[t, h], q_exponent[t, h], k[:, g], k_exponent[:, g], v[:, g], v_exponent[:, g],
-                first, last, factors, bias,
-            )  # fmt: skip
+        g = h // (q.shape[1] // k.shape[1])
+        out[t, h] = one_query(
+            q[t, h], qe[t, h], k[:, g], ke[:, g], v[:, g], ve[:, g], first, last, factors,
+            sink[h : h + 1],
+        )  # fmt: skip
     return out

@@ -7,6 +7,7 @@ and no float add or multiply without `.rn`, which ptxas would be free to contrac
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import sys
@@ -23,7 +24,6 @@ from triton.compiler import ASTSource
 from stacks import triton_attention, triton_matmul, triton_rows, triton_scalar
 from stacks.base import ELEMENTWISE, OF_INTEGERS
 
-TARGETS = (80, 90)
 FORBIDDEN = {
     "a fused multiply-add": r"\bfma\.",
     "an approximate instruction": r"\.approx|\bdiv\.full|\bex2\.|\blg2\.|\brsqrt\.|\bsin\.|\bcos\.",
@@ -94,7 +94,7 @@ def products() -> Iterator[Specimen]:
         yield Specimen(f"matmul_{name}", triton_matmul.matmul, arguments, constants)
     rows = " ".join(f"{x}h:*i8 {x}l:*i8 {x}e:*i32" for x in "qkv")
     others = "positions:*i32 sink:*fp32 factors:*fp32 out:*fp32 T:i32 S:i32 window:i32"
-    constants = {"H": 32, "G": 8, "DK": 128, "DV": 128, "BM": 64, "SINK": True, "CAPPED": True}
+    constants = {"H": 32, "G": 8, "DK": 64, "DV": 64, "BM": 64, "SINK": True, "CAPPED": True}
     attention = triton_attention.attention
     yield Specimen("attention", attention, f"{rows} {others}", constants)
 
@@ -114,15 +114,22 @@ def breaches(ptx: str) -> list[str]:
     return found
 
 
-def main() -> int:
-    """Compile and lint everything; exit 1 if a kernel holds what it must not."""
+def main(arguments: list[str] | None = None) -> int:
+    """Compile and lint; exit 1 if a kernel holds what it must not, or if nothing was compiled."""
+    parser = argparse.ArgumentParser(prog="python -m stacks.ptx", description=__doc__)
+    parser.add_argument("--targets", default="80,90", help="compute capabilities")
+    parser.add_argument("--only", help="kernels, separated by commas (all)")
+    parser.add_argument("--fusion", action="store_true", help="let the compiler fuse: must fail")
+    options = parser.parse_args(arguments)
+    wanted = options.only.split(",") if options.only else [s.name for s in specimens()]
+    chosen = [specimen for specimen in specimens() if specimen.name in wanted]
     bad = 0
-    for specimen in specimens():
-        for capability in TARGETS:
-            found = breaches(specimen.ptx(capability))
-            print(f"sm_{capability} {specimen.name}: {'; '.join(found) or 'clean'}")
+    for specimen in chosen:
+        for capability in map(int, options.targets.split(",")):
+            found = breaches(specimen.ptx(capability, options.fusion))
+            print(f"sm_{capability} {specimen.name}: {'; '.join(found) or 'clean'}", flush=True)
             bad += bool(found)
-    return int(bad > 0)
+    return int(bad > 0 or not chosen)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from cortiq.numerics.philox import philox
 from cortiq.numerics.quantise import planes, quantise_rows
 from cortiq.numerics.rope import RopeTable, apply_rope
 from cortiq.numerics.sums import canonical_sum
-from stacks.base import Array, Case
+from stacks.base import Case
 from stacks.vectors_products import attention_cases, matmul_cases
 
 Generator = np.random.Generator
@@ -218,11 +218,3 @@ def cases(size: int = 1, seed: int = 0) -> list[Case]:
         lambda: attention_cases(rng, size),
     ]
     return [case for build in builders for case in build()]
-
-
-def kernels(some: list[Case]) -> list[str]:
-    """The kernels of some cases, in order, each once."""
-    return list(dict.fromkeys(case.kernel for case in some))
-
-
-__all__ = ["Array", "cases", "kernels"]

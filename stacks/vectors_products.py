@@ -73,11 +73,11 @@ def matmul_case(name: str, label: str, x: Quantised, weight: Codes) -> Case:
 def matmul_cases(rng: Generator, size: int) -> Iterator[Case]:
     """Every layout: ordinary values, runs that end early, and the bounds."""
     for name, (block, *_) in LAYOUTS.items():
-        for columns in (256, 2304) if name.endswith("_k") else (576, 2304):
+        for columns in (256, 2304) if name.endswith("_k") else (576,):
             x = activations(rng, 5 * size, columns, extreme=False)
             weight = weights(rng, name, 37, columns, extreme=False)
             yield matmul_case(name, f"{columns} columns", x, weight)
-        columns = 32768 if block == 0 else 1024
+        columns = 32768 if block == 0 else 512
         x = activations(rng, 3, columns, extreme=True)
         weight = weights(rng, name, 5, columns, extreme=True)
         yield matmul_case(name, f"bounds, {columns} columns", x, weight)
@@ -94,10 +94,10 @@ def cached(x: Array, poison: int = 0) -> tuple[Quantised, tuple[Array, Array, Ar
 
 def attention_case(
     rng: Generator, amplitude: float, positions: list[int], *, window: int = 0,
-    sinks: bool = False, cap: float | None = None, width: int = 32,
+    sinks: bool = False, cap: float | None = None, width: int = 32, heads: int = 4,
 ) -> Case:  # fmt: skip
     """Queries at some positions over a cache with poisoned rows behind the last one."""
-    at, heads, groups = np.array(positions, np.int32), 4, 2
+    at, groups = np.array(positions, np.int32), heads // 2
     keys = max(positions) + 1
     q, q_planes = cached(rng.standard_normal((len(at), heads, 32)) * amplitude)
     k, k_planes = cached(rng.standard_normal((keys, groups, 32)) * amplitude, 30)
@@ -116,9 +116,10 @@ def attention_case(
 def attention_cases(rng: Generator, size: int) -> Iterator[Case]:
     """Whole and windowed, with and without sinks, from flat scores to one-hot ones."""
     long, windowed = [-1, 0, 5, 63, 64, 130, 1023, 1024, 1100], [0, 99, 100, 163, 200, 201]
-    for amplitude in (1, 6, 30)[: 2 + size]:
-        yield attention_case(rng, amplitude, long)
+    for amplitude in (1, 6, 30)[:size]:
+        yield attention_case(rng, amplitude, long, heads=2 * size)
+    for amplitude in (1, 6, 30):
         yield attention_case(rng, amplitude, windowed, window=100, sinks=True)
-    yield attention_case(rng, 2, [-1, 0, 1, 700], sinks=True, width=16)
+    yield attention_case(rng, 2, [-1, 0, 1, 300], sinks=True, width=16)
     yield attention_case(rng, 6, [3, 70], cap=30.0)
-    yield attention_case(rng, 2, list(range(130, 194, 3)), window=70, width=64)
+    yield attention_case(rng, 2, list(range(130, 194, 3)), window=70, width=64, heads=2)
