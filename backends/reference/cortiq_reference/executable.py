@@ -18,6 +18,7 @@ from cortiq.backend import (
     ExportedState,
     Outcome,
     Row,
+    State,
     Status,
 )
 from cortiq.errors import BackendError
@@ -109,7 +110,8 @@ class ReferenceExecutable:
         """Compute a batch; see `cortiq.backend.Executable`."""
         plan = self._plans[batch.entry]
         groups = _group(batch)
-        outcomes = {state: self._admit(plan, batch, rows) for state, rows in groups.items()}
+        outcomes: dict[State, Outcome] = {}
+        outcomes |= {state: self._admit(plan, batch, rows) for state, rows in groups.items()}
         accepted = [
             (state, rows)
             for state, rows in groups.items()

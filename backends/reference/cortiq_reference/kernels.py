@@ -110,7 +110,7 @@ def _rope(call: Call, x: Floats, position: Ints) -> Floats:
 def _store_kv(call: Call, keys: Quantised, values: Quantised) -> tuple:
     for segment in call.segments:
         cut = slice(segment.start, segment.stop)
-        store = segment.state.stores[call.slots["kv"]]
+        store = segment.state.kv(call.slots["kv"])
         store.append(Quantised(keys.q[cut], keys.e[cut]), Quantised(values.q[cut], values.e[cut]))
     return ()
 
@@ -120,7 +120,7 @@ def _attend(call: Call, q: Quantised, position: Ints) -> Floats:
     how = Geometry(scoring(op.scale, op.soft_cap), op.window, call.weights.get("sinks"))
     out = np.zeros((len(q.q), op.heads, op.value_dim), np.float32)
     for segment in call.segments:
-        keys, values = segment.state.stores[call.slots["kv"]].read()
+        keys, values = segment.state.kv(call.slots["kv"]).read()
         for start in range(segment.start, segment.stop, QUERY_ROWS):
             cut = slice(start, min(start + QUERY_ROWS, segment.stop))
             part = Quantised(q.q[cut], q.e[cut])
@@ -133,7 +133,7 @@ def _causal_conv(call: Call, x: Floats) -> Floats:
     weight, bias = call.weights["weight"], call.weights.get("bias")
     for segment in call.segments:
         cut = slice(segment.start, segment.stop)
-        store = segment.state.stores[call.slots["ring"]]
+        store = segment.state.ring(call.slots["ring"])
         history = store.last()
         out[cut] = recurrent.causal_conv(history, x[cut], weight, bias, faults=call.faults[cut])
         store.append(x[cut])

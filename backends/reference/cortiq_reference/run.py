@@ -40,7 +40,7 @@ class Run:
         wants = [{value_of(want) for want in row.wants} for row in self.rows]
         self.wanted = frozenset(name for names in wants for name in names)
         tail = [bool(names - plan.always - set(plan.graph.inputs)) for names in wants]
-        self.tail = np.nonzero(tail)[0]
+        self.tail = np.flatnonzero(np.array(tail))
 
     def compute(self) -> None:
         """Run every step that is needed."""

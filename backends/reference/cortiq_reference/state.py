@@ -84,8 +84,9 @@ class KVStore:
         """Become the exported rows."""
         if not isinstance(rows, KVPlanes) or rows.key_high.shape[0] != length:
             raise RequestError("the exported state holds other key and value rows than it says")
-        keys = Quantised(from_planes(rows.key_high, rows.key_low), rows.key_exponent)
-        values = Quantised(from_planes(rows.value_high, rows.value_low), rows.value_exponent)
+        keys = Quantised(from_planes(rows.key_high, rows.key_low), _widened(rows.key_exponent))
+        exponent = _widened(rows.value_exponent)
+        values = Quantised(from_planes(rows.value_high, rows.value_low), exponent)
         if keys.q.shape[1:] != self.k.data.shape[1:] or values.q.shape[1:] != self.v.data.shape[1:]:
             raise RequestError("the exported state is of another model: its rows have other widths")
         self.length = 0
@@ -134,6 +135,10 @@ class RingStore:
         kept = min(self.slot.length, length)
         self.base, self.length = length - kept, length - kept
         self.append(_checked(rows)[self.slot.length - kept :])
+
+
+def _widened(exponent: npt.NDArray[np.int8]) -> Ints:
+    return exponent.astype(np.int32)
 
 
 def _checked(values: Floats) -> Floats:
@@ -193,6 +198,18 @@ class ReferenceState:
             for part in _arrays(store):
                 part.grow(wanted, self._owner.options.page_rows)
         return True
+
+    def kv(self, name: str) -> KVStore:
+        """The store of a `KVRows` slot."""
+        store = self.stores[name]
+        assert isinstance(store, KVStore)
+        return store
+
+    def ring(self, name: str) -> RingStore:
+        """The store of a `Ring` slot."""
+        store = self.stores[name]
+        assert isinstance(store, RingStore)
+        return store
 
     def _each_store(self) -> list[Store]:
         return list(self.stores.values())
