@@ -2,7 +2,8 @@
 
 Files at most 300 lines (median at most 130), functions at most 60 lines (median at most 8, ninth
 decile at most 25), a docstring on every public name, every argument annotated, at most 9 tokens a
-line on average, the core at most 13,000 lines.
+line on average, the core at most 13,000 lines of code (blank lines and docstrings aside: nobody
+should save on those).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def missing_annotations(path: Path, tree: ast.AST) -> Iterator[str]:
     for node in functions(tree):
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
         for argument in arguments:
-            if argument.annotation is None and argument.arg not in ("self", "cls"):
+            if argument.annotation is None and argument.arg.strip("_") not in ("self", "cls"):
                 yield f"{path}:{node.lineno}: {node.name}({argument.arg}) has no type"
 
 
@@ -54,7 +55,8 @@ def missing_docstrings(path: Path, tree: ast.Module) -> Iterator[str]:
     """Public names without a docstring."""
     if not ast.get_docstring(tree):
         yield f"{path}: the module has no docstring"
-    holders = [tree, *(n for n in tree.body if isinstance(n, ast.ClassDef))]
+    classes = (n for n in tree.body if isinstance(n, ast.ClassDef))
+    holders = [tree, *(n for n in classes if not n.name.startswith("_"))]
     for holder in holders:
         for node in holder.body:
             documented = isinstance(node, Function | ast.ClassDef)
@@ -69,6 +71,19 @@ def tokens_of(source: str) -> int:
     return sum(token.type not in skipped for token in stream)
 
 
+def code_lines(source: str, tree: ast.Module) -> int:
+    """Lines that are neither blank nor part of a docstring or other bare string."""
+    strings = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
+    ]
+    documented = sum((n.end_lineno or n.lineno) - n.lineno + 1 for n in strings)
+    blank = sum(not line.strip() for line in source.splitlines())
+    inside = sum(not line.strip() for n in strings for line in n.value.value.splitlines())
+    return source.count("\n") - documented - (blank - inside)
+
+
 def check(root: Path) -> list[str]:
     """Every breach of the budget, as a line."""
     problems, file_lengths, function_lengths, tokens, core = [], [], [], 0, 0
@@ -78,7 +93,7 @@ def check(root: Path) -> list[str]:
         tree, name = ast.parse(source), path.relative_to(root)
         file_lengths.append(lines)
         tokens += tokens_of(source)
-        core += lines if name.parts[0] == "cortiq" else 0
+        core += code_lines(source, tree) if name.parts[0] == "cortiq" else 0
         if lines > MAX_FILE:
             problems.append(f"{name}: {lines} lines, at most {MAX_FILE}")
         for node in functions(tree):
@@ -92,7 +107,7 @@ def check(root: Path) -> list[str]:
         "median function": (statistics.median(function_lengths), MAX_FUNCTION_MEDIAN),
         "ninth decile of functions": (decile, MAX_FUNCTION_DECILE),
         "tokens a line": (tokens / sum(file_lengths), MAX_TOKENS_PER_LINE),
-        "lines of the core": (core, MAX_CORE),
+        "code lines of the core": (core, MAX_CORE),
     }
     for figure, (value, limit) in figures.items():
         print(f"{figure}: {value:.6g} (at most {limit:g})")

@@ -6,6 +6,7 @@ The pieces and their order are those of `numerics.attention`; only the loops are
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,13 @@ class Geometry:
     constants: contract.Scoring
     window: int | None
     sinks: Floats | None
+
+
+class _Integers(NamedTuple):
+    """Quantised rows whose q is held in float64, for exact matrix products."""
+
+    q: npt.NDArray[np.float64]
+    e: Ints
 
 
 def attend(
@@ -53,12 +61,12 @@ def attend(
     return snap(np.ascontiguousarray(out).reshape(rows, heads, -1), faults)
 
 
-def _by_group(q: Quantised, groups: int) -> Quantised:
+def _by_group(q: Quantised, groups: int) -> _Integers:
     """[rows, heads, dim] to [groups, rows · heads/groups, dim], as float64 integers."""
     rows, heads, dim = q.q.shape
     split = q.q.reshape(rows, groups, heads // groups, dim).transpose(1, 0, 2, 3)
     exponents = q.e.reshape(rows, groups, heads // groups).transpose(1, 0, 2)
-    return Quantised(
+    return _Integers(
         split.reshape(groups, -1, dim).astype(np.float64), exponents.reshape(groups, -1)
     )
 
@@ -90,7 +98,7 @@ def _join(a: Floats, ea: Ints, b: Floats, eb: Ints) -> tuple[Floats, Ints]:
 
 
 def _run(
-    q: Quantised,
+    q: _Integers,
     keys: Quantised,
     values: Quantised,
     where: Ints,
@@ -118,17 +126,17 @@ def _run(
     return sums
 
 
-def _tiles(rows: Quantised, low: int, stop: int, tiles: int) -> Quantised:
+def _tiles(rows: Quantised, low: int, stop: int, tiles: int) -> _Integers:
     """Rows low…stop−1 as [tiles, heads, 64, dim] float64, zero past the end."""
     _, heads, dim = rows.q.shape
     q = np.zeros((tiles * TILE, heads, dim))
     e = np.zeros((tiles * TILE, heads), np.int32)
     q[: stop - low], e[: stop - low] = rows.q[low:stop], rows.e[low:stop]
     split = q.reshape(tiles, TILE, heads, dim).transpose(0, 2, 1, 3)
-    return Quantised(split, e.reshape(tiles, TILE, heads).transpose(0, 2, 1))
+    return _Integers(split, e.reshape(tiles, TILE, heads).transpose(0, 2, 1))
 
 
-def _scores(q: Quantised, k: Quantised, how: Geometry) -> Floats:
+def _scores(q: _Integers, k: _Integers, how: Geometry) -> Floats:
     """s of every (tile, group, query, key), clamped: base-2 logarithms of the weights."""
     dots = np.matmul(q.q, k.q.transpose(0, 1, 3, 2)).astype(F32)
     powers = exp2_int(q.e[None, :, :, None] + k.e[:, :, None, :])

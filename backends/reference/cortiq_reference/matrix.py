@@ -120,7 +120,8 @@ class _Tile:
         split = codes.codes.astype(self.dtype).reshape(rows, width // self.block, self.block)
         self.codes = split.transpose(1, 0, 2)
         self.scale = np.ascontiguousarray(codes.scale.T)[:, :, None]
-        self.minimum = self.offsets = None
+        self.minimum: Floats | None = None
+        self.offsets: npt.NDArray | None = None
         if codes.minimum is not None:
             self.minimum = np.ascontiguousarray(codes.minimum.T)[:, :, None]
             self.sub = codes.sub or self.block
@@ -132,17 +133,17 @@ class _Tile:
         terms = dots.astype(F32, copy=False)
         terms *= self.scale
         if self.minimum is not None:
-            terms += self._lows(x)
+            terms += self._lows(x, self.minimum)
         total = _ordered_sum(terms[:RUN_BLOCKS])
         for start in range(RUN_BLOCKS, len(terms), RUN_BLOCKS):
             total += _ordered_sum(terms[start : start + RUN_BLOCKS])
         out[:] = total.T
 
-    def _lows(self, x: _Columns) -> Floats:
+    def _lows(self, x: _Columns, minimum: Floats) -> Floats:
         sums = x.sums(self.sub, self.block)
         if self.offsets is None:
-            return sums.astype(F32) * self.minimum
-        return np.matmul(self.offsets, sums).astype(F32) * self.minimum
+            return sums.astype(F32) * minimum
+        return np.matmul(self.offsets, sums).astype(F32) * minimum
 
 
 def _offsets(codes: Fields | Codes, rows: int, blocks: int) -> npt.NDArray | None:

@@ -125,7 +125,7 @@ class LayerNorm(Op):
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Gain and bias."""
-        gain = {"weight": (self.width,)}
+        gain: dict[str, tuple[int, ...]] = {"weight": (self.width,)}
         return gain | {"bias": (self.width,)} if self.biased else gain
 
 
