@@ -84,12 +84,20 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             while self._under_way:
-                self._under_way.pop().ticket.result()
+                self._abandon(self._under_way.pop(), loud=kind is None)
         finally:
             self.state.release()
+
+    def _abandon(self, pending: Pending, loud: bool) -> None:
+        """Wait for a batch nobody will read; its error must not hide the one on its way out."""
+        try:
+            pending.ticket.result()
+        except Exception:
+            if loud:
+                raise
 
     def feed(
         self, ids: Sequence[int | Drawn], wants: tuple[Want, ...], *, every: bool = False

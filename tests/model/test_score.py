@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -114,3 +115,14 @@ def test_recipe_on_the_real_tokenizers(request, name, tokens, bos):
     assert len(source.tokenizer.encode(gpl3(), add_bos=False)) == tokens
     assert source.tokenizer.add_bos_default is bos
     source.close()
+
+
+@pytest.mark.skipif(not os.environ.get("CORTIQ_FULL_TESTS"), reason="minutes: CORTIQ_FULL_TESTS=1")
+@pytest.mark.parametrize(("name", "perplexity"), [("smollm2", 24.0829), ("gemma3", 18.5526)])
+def test_perplexity_is_that_of_float32_activations(request, name, perplexity):
+    """Six windows of 512 tokens, against the same weights dequantised and computed in float32."""
+    path = str(request.getfixturevalue(f"{name}_path"))
+    with cortiq.load(path, backend="reference") as model:
+        made = model.score(gpl3(), window=512, windows=6)
+    assert made.tokens == 3072
+    assert made.perplexity == pytest.approx(perplexity, rel=5e-4)

@@ -80,7 +80,7 @@ class ScriptedTicket:
     def drawn(self, row: int) -> int:
         self.result()
         wants = self.done.rows[row]
-        return next(int(v) for w, v in wants.items() if isinstance(w, Argmax | Draw))
+        return next((int(v) for w, v in wants.items() if isinstance(w, Argmax | Draw)), -1)
 
     def _compute(self) -> BatchResult:
         state = self.batch.rows[0].state

@@ -196,6 +196,23 @@ def test_failed_sequence_is_an_error_and_the_model_stays_usable():
     assert model.generate("ab").text == "hello"
 
 
+def test_error_of_an_abandoned_step_does_not_hide_the_first_one():
+    model = scripted_model("hello")
+    plain = model.executable.logits
+
+    def broken(position):
+        if position >= 3:
+            raise OSError(f"the device fell off at {position}")
+        return plain(position)
+
+    model.executable.logits = broken
+    with pytest.raises(OSError, match="fell off at 3"):
+        model.generate("ab")
+    assert model.executable.states[0].released
+    with pytest.raises(SequenceFailedError):
+        scripted_model("hello", failing=[2, 3]).generate("ab")
+
+
 def test_declined_batch_is_an_error_with_the_reason():
     with pytest.raises(DeclinedError, match="no mood"):
         scripted_model("hello", declining=[1]).generate("ab")
