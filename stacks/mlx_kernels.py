@@ -62,7 +62,7 @@ def quantise_rows(x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     """Rows to two int8 planes and an exponent."""
     largest = magnitude_bits(x).max(axis=1)
     empty = largest < SMALLEST_BITS
-    e = mx.where(empty, 0, ((largest + 0x20000) >> 23) - 141).astype(mx.int32)
+    e = ((mx.maximum(largest, SMALLEST_BITS) + 0x20000) >> 23) - 141
     q = mx.round(x * exp2_int(-e)[:, None]).astype(mx.int32)
     q = mx.where(empty[:, None], 0, q)
     high = (q + 128) >> 8

@@ -82,15 +82,15 @@ def quantise_rows(x: Array) -> tuple[Array, Array, Array]:
         largest = 0
         for i in range(x.shape[1]):
             largest = max(largest, magnitude_bits(x[row, i]))
+        e = ((max(largest, SMALLEST_BITS) + 0x20000) >> 23) - 141
+        exponent[row] = e
         if largest < SMALLEST_BITS:
             continue
-        e = ((largest + 0x20000) >> 23) - 141
         scale = exp2_int(-e)
         for i in range(x.shape[1]):
             q = int(scalar.rint(x[row, i] * scale))
             high[row, i] = (q + 128) >> 8
             low[row, i] = q - (((q + 128) >> 8) << 8)
-        exponent[row] = e
     return high, low, exponent
 
 

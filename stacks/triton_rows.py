@@ -61,7 +61,7 @@ def quantise_rows(
     value = tl.load(x + row * n + i, mask=i < n, other=0.0)
     largest = tl.max(magnitude_bits(value), 0)
     empty = largest < SMALLEST_BITS
-    e = tl.where(empty, 0, ((largest + 0x20000) >> 23) - 141)
+    e = ((tl.maximum(largest, SMALLEST_BITS) + 0x20000) >> 23) - 141
     q = tl.where(empty, 0, rint(value * exp2_int(-e)).to(tl.int32))
     carry, rest = split_planes(q)
     tl.store(high + row * n + i, carry, mask=i < n)

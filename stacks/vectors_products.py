@@ -102,6 +102,7 @@ def attention_case(
     q, q_planes = cached(rng.standard_normal((len(at), heads, 32)) * amplitude)
     k, k_planes = cached(rng.standard_normal((keys, groups, 32)) * amplitude, 30)
     sizes = np.exp2(rng.uniform(-9, 3, (keys, groups, 1)))
+    sizes[rng.random(sizes.shape) < 0.1] = 0  # zero rows have an exponent of their own
     v, v_planes = cached(rng.standard_normal((keys, groups, width)) * sizes, 30)
     sink = (rng.standard_normal(heads) * 3).astype(F32) if sinks else None
     expected = attend(q, k, v, at, 32**-0.5, window=window, soft_cap=cap, sinks=sink)

@@ -15,7 +15,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
   workgroupBarrier();
   largest = lanes[0];
   let empty = largest < SMALLEST_BITS;
-  let e = select(i32((largest + 0x20000u) >> 23u) - 141, 0, empty);
+  let e = i32((max(largest, SMALLEST_BITS) + 0x20000u) >> 23u) - 141;
   for (var i = local.x; i < n; i += 256u) {
     let scaled = multiply(from_bits(x[group.x * n + i]), exp2_int(-e));
     let q = select(i32(rint(scaled)), 0, empty);
