@@ -37,6 +37,9 @@ ROPE_GGUF_KEYS = frozenset({
 HARMLESS_GGUF = frozenset({"rope.scaling.finetuned"})
 """Keys that never change the graph."""
 
+ONLY_GGUF: Mapping[str, Any] = {"attention.causal": True}
+"""Keys that would change the graph, accepted with the one value that does not."""
+
 YARN_KEYS: Mapping[str, str] = {
     "rope.scaling.attn_factor": "attention_factor",
     "rope.scaling.yarn_beta_fast": "beta_fast",
@@ -125,11 +128,11 @@ def _as_float32(value: float) -> float:
 def _refuse_unknown(
     given: Mapping[str, Any], table: Mapping[str, str], known: set[str], keys: Keys, where: str
 ) -> None:
-    unknown = []
+    unknown, only = [], {**ONLY_GGUF, **keys.gguf_only}
     for key, value in given.items():
         if key in ROPE_GGUF_KEYS | HARMLESS_GGUF or key == "attention.value_length":
             continue
-        if key in keys.gguf_only and value == keys.gguf_only[key]:
+        if key in only and value == only[key]:
             continue
         if table.get(key) not in known:
             unknown.append(f"{key} = {value!r}")

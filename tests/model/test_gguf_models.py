@@ -158,6 +158,23 @@ def test_gguf_in_float64_equals_transformers_in_double(name, tmp_path):
     assert np.abs(logits - model.logits).max() < TOLERANCE * np.abs(model.logits).max()
 
 
+def test_experts_one_by_one_are_the_stack(tmp_path):
+    """Files from before stacks were one tensor: blk.N.ffn_gate.E.weight."""
+
+    def change(values, tensors):
+        for name in [n for n in tensors if "_exps." in n]:
+            for expert, matrix in enumerate(tensors.pop(name)):
+                tensors[name.replace("_exps.", f".{expert}.")] = matrix
+
+    model = write(BY_NAME["mixtral"], tmp_path / "folder")
+    write_gguf(tmp_path / "model.gguf", model.folder, change)
+    for layout in ("f32", "w16"):
+        loaded = load_program(open_checkpoint(tmp_path / "model.gguf"), weight_format=layout)
+        logits = evaluate(loaded.program, loaded.weights, model.tokens, ["logits"])["logits"]
+        bound = TOLERANCE if layout == "f32" else 200 * TOLERANCE
+        assert np.abs(logits - model.logits).max() < bound * np.abs(model.logits).max()
+
+
 @pytest.fixture(scope="module")
 def llama_file(tmp_path_factory):
     """Writes the first case's GGUF file with an edit."""

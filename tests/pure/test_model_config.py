@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from math import isclose
+from pathlib import Path
 
 import pytest
 
@@ -235,3 +237,18 @@ def test_plugins_add_families_and_unknown_architectures_are_named():
     info = describe_families([other])[-1]
     assert (info.name, info.architectures) == ("other_family", ("other",))
     assert info.summary == "Another family."
+
+
+@pytest.mark.parametrize("family", [llama, gemma3, mixtral, lfm2])
+def test_a_family_only_describes(family):
+    """No weights, no arrays, no device: a family imports the IR and what describes models."""
+    allowed = {
+        "__future__", "collections.abc", "dataclasses", "math", "typing", "cortiq.errors",
+        "cortiq.ir", "cortiq.ir.layers", "cortiq.models.config", "cortiq.models.names",
+        "cortiq.models.parts", "cortiq.models.rope", "cortiq.numerics.rope",
+        "cortiq.numerics.route",
+    }  # fmt: skip
+    tree = ast.parse(Path(family.__file__).read_text())
+    imports = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    imports |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    assert imports <= allowed
