@@ -91,8 +91,7 @@ class _Columns:
         """q in blocks of this length, as this float type."""
         key = (block, dtype)
         if key not in self._cache:
-            rows, width = self.q.shape
-            split = self.q.reshape(rows, width // block, block).transpose(1, 2, 0)
+            split = _whole_blocks(self.q, block).transpose(1, 2, 0)
             self._cache[key] = np.ascontiguousarray(split, dtype)
         return self._cache[key]
 
@@ -106,6 +105,15 @@ class _Columns:
         return self._cache[key]
 
 
+def _whole_blocks(values: npt.NDArray, block: int) -> npt.NDArray:
+    """[rows, K] as [rows, blocks, block]; zeros fill a shorter last block, and add nothing."""
+    rows, width = values.shape
+    missing = -width % block
+    if missing:
+        values = np.pad(values, ((0, 0), (0, missing)))
+    return values.reshape(rows, -1, block)
+
+
 class _Tile:
     """Some rows of a weight, unpacked to floats that hold its integers."""
 
@@ -117,7 +125,7 @@ class _Tile:
         largest = int(np.abs(codes.codes.astype(np.int32)).max(initial=0))
         exact = largest * MAX_Q * self.block < EXACT_F32
         self.dtype = np.float32 if exact else np.float64
-        split = codes.codes.astype(self.dtype).reshape(rows, width // self.block, self.block)
+        split = _whole_blocks(codes.codes.astype(self.dtype), self.block)
         self.codes = split.transpose(1, 0, 2)
         self.scale = np.ascontiguousarray(codes.scale.T)[:, :, None]
         self.minimum: Floats | None = None
