@@ -78,7 +78,7 @@ class State(Protocol):
         ...
 
     def fork(self, length: int | None = None) -> State:
-        """A second sequence that starts as this one, cut to `length` rows if given."""
+        """A second sequence that starts as this one, its trunk cut to `length` rows if given."""
         ...
 
     def export(self) -> ExportedState:

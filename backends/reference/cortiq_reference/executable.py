@@ -27,6 +27,7 @@ from cortiq.numerics.layouts import Weight
 from cortiq_reference.plan import Plan
 from cortiq_reference.run import Run
 from cortiq_reference.state import ReferenceState
+from cortiq_reference.wants import value_of
 
 ONE_THREAD = 1
 
@@ -167,6 +168,9 @@ class ReferenceExecutable:
             token = self._token(row)
             if token < 0 or (vocabulary is not None and token >= vocabulary):
                 return Outcome(Status.DECLINED, f"token id {token} is out of range")
+            unknown = {value_of(want) for want in row.wants} - plan.graph.values.keys()
+            if unknown:
+                return Outcome(Status.DECLINED, f"the graph has no values {sorted(unknown)}")
             missing = set(plan.graph.inputs) - {"token", "position"} - set(row.inputs)
             if missing:
                 return Outcome(Status.DECLINED, f"rows lack the inputs {sorted(missing)}")

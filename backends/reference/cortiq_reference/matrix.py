@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
+
 from cortiq.numerics.codes import Codes, Fields
+from cortiq.numerics.contract import F32, RUN_BLOCKS, Flags, Floats, Ints, exp2_int, snap
 from cortiq.numerics.layouts import Weight, decode, floats, unpack
 from cortiq.numerics.matmul import check_columns, matmul_f32
-
-from cortiq.numerics.contract import F32, RUN_BLOCKS, Flags, Floats, Ints, exp2_int, snap
 from cortiq.numerics.quantise import Quantised
 
 EXACT_F32 = 2**24
