@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
+from cortiq_conformance import layers
 from cortiq_conformance.case import Case
 from cortiq_conformance.level0 import (
     elementwise,
@@ -34,6 +35,8 @@ def cases(
     if 0 in wanted:
         for module in (foundations, elementwise, matrices, sequences, tails, states, robustness):
             yield from module.cases()
+    if 1 in wanted:
+        yield from layers.cases()
 
 
 def list_hash(listed: Iterable[Case]) -> str:

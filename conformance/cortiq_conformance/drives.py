@@ -1,4 +1,4 @@
-"""Ways to run the same rows, none of which may change a bit: chunks, batches, going back, moving."""
+"""Ways to run the same rows, none of which may change a bit: chunks and batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data of a case: a pure function of the case's id, through Philox; nothing random without replay."""
+"""Data of a case: a pure function of its id, through Philox; nothing random without replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backend under test: programs placed on it alone, with no fallback, and what it did counted."""
+"""The backend under test: programs placed on it alone, without fallback; what it did, counted."""
 
 from __future__ import annotations
 

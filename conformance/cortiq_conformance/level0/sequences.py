@@ -1,4 +1,4 @@
-"""Primitives that see positions: rotary embedding, attention over tiles and windows, convolution."""
+"""Primitives that see positions: rotary embedding, attention over tiles, convolution."""
 
 from __future__ import annotations
 

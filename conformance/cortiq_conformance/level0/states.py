@@ -1,4 +1,4 @@
-"""The same rows in chunks, in a batch, after going back, branching off and moving: the same bits."""
+"""The same rows in chunks, batches, after going back, branching off, moving: the same bits."""
 
 from __future__ import annotations
 
