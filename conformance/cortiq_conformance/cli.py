@@ -27,6 +27,7 @@ HIGHEST_LEVEL = 4
 @click.option("--model", "models", multiple=True, help="Levels 2 to 4 on this model only.")
 @click.option("--only", metavar="TEXT", help="Cases whose id contains this.")
 @click.option("--allow-declined", is_flag=True, help="Declined nodes do not fail the run.")
+@click.option("--stop-early", is_flag=True, help="Stop after the first stage with a failure.")
 @click.option("--recompute", is_flag=True, help="Compute what golden digests would tell.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write a JSON report.")
 @click.option("--junit", "junit_file", type=click.Path(dir_okay=False), help="Write JUnit XML.")
@@ -80,6 +81,7 @@ def _run(level: int, options: dict[str, Any]) -> None:
             allow_declined=options["allow_declined"],
             use_golden=not options["recompute"],
             out=options["out"],
+            stop_early=options["stop_early"],
             progress=progress.step,
         )
     _write_reports(report, options["json_file"], options["junit_file"])

@@ -119,7 +119,7 @@ def _difference(name: str, wanted: np.ndarray, got: np.ndarray, level: int, op: 
     where = np.argwhere(a != b)
     at = tuple(int(i) for i in where[0])
     floating = wanted.dtype == F32
-    ulps = int(abs(ordered(a[at]) - ordered(b[at]))) if floating else None
+    ulps = int(abs(ordered(a[at].reshape(1)) - ordered(b[at].reshape(1)))[0]) if floating else None
     return Divergence(
         level, op, name, at[0], at[1:], f"0x{int(a[at]):08x}", f"0x{int(b[at]):08x}",
         _shown(wanted[at]), _shown(got[at]), ulps, len(where), wanted.size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +34,7 @@ def run(
     allow_declined: bool = False,
     use_golden: bool = True,
     out: str | Path | None = None,
+    stop_early: bool = False,
     progress: Callable[[CaseResult], None] | None = None,
 ) -> Report:
     """Run the cases on a backend.
@@ -46,6 +48,7 @@ def run(
     use_golden : hold cases against golden digests where there are some; else against the
         definitions, which takes longer.
     out : folder for a replay file of each difference.
+    stop_early : stop after the first stage of a level in which a case failed.
     progress : called with each result.
     """
     subject = make_subject(backend)
@@ -60,11 +63,15 @@ def run(
         allow_declined,
         profile == "full" or models is not None,
     )
-    for case in listed:
-        result = run_case(case, subject, use_golden=use_golden, out=out)
-        report.results.append(result)
-        if progress:
-            progress(result)
+    stages = itertools.groupby(listed, key=lambda case: (case.level, case.stage))
+    for _, stage in stages:
+        for case in stage:
+            result = run_case(case, subject, use_golden=use_golden, out=out)
+            report.results.append(result)
+            if progress:
+                progress(result)
+        if stop_early and report.failed_results():
+            break
     return report
 
 
@@ -78,9 +85,10 @@ def make_subject(backend: Backend | str | None) -> Subject:
 
 
 def select(listed: Iterable[Case], only: str | None) -> list[Case]:
-    """Cases whose id contains `only`, whatever its capitals."""
+    """Cases whose id contains `only`, whatever its capitals; in order of level and stage."""
     wanted = (only or "").casefold()
-    return [case for case in listed if wanted in case.id.casefold()]
+    found = (case for case in listed if wanted in case.id.casefold())
+    return sorted(found, key=lambda case: (case.level, case.stage))
 
 
 def run_case(
@@ -119,7 +127,7 @@ def _run(case: Case, subject: Subject, use_golden: bool, out: str | Path | None)
     difference = first_difference(expected, got, case.level, case.op)
     if difference is None:
         return _live(case, expected, False)
-    found = _localised(check, subject, difference)
+    found = _localised(check, subject, difference) if case.level else difference
     replay = _saved(case, subject, found, expected, got, out)
     return CaseResult(case, Outcome.DIFFERENT, found.sentence(), found, replay=replay)
 

@@ -24,7 +24,8 @@ from cortiq_conformance.source import Source
 from cortiq_conformance.subject import Subject
 from cortiq_conformance.wants import Observations
 
-STAGE = 2
+STAGE = 3
+DELEGATED = "delegation behind the back (the reference ran, and placement names the backend)"
 BAD_VALUES = (float("nan"), float("inf"), float("-inf"), 2.0**50)
 
 PROBES: dict[str, Callable[[Source], Probe]] = {
@@ -121,7 +122,7 @@ class Placement:
     def expected(self) -> Observations:
         """No function of the reference computes what the backend says it computes itself."""
         values = self.scenario.expected()
-        return {**values, "computed by the reference behind the back": np.zeros(1, np.int32)}
+        return {**values, DELEGATED: np.zeros(1, np.int32)}
 
     def observe(self, subject: Subject) -> Observations:
         """The values, and whether a node said to be the backend's own was delegated."""
@@ -132,15 +133,12 @@ class Placement:
         delegated = guard.calls(self.op) if own else 0
         return {
             **values,
-            "computed by the reference behind the back": np.array([delegated > 0], np.int32),
+            DELEGATED: np.array([delegated > 0], np.int32),
         }
 
     def localise(self, subject: Subject, found: Divergence) -> Divergence:
         """The value says it all."""
-        if not found.value.startswith("computed by"):
-            return found
-        remark = f"placement says {subject.name}, but the reference's functions ran"
-        return replace(found, remark=remark)
+        return found
 
 
 class _Watched(Subject):

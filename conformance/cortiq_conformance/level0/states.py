@@ -23,7 +23,7 @@ DRIVES: dict[str, dict[str, Drive]] = {
     "batch": {"whole": Together(), "64 rows at a time": Together(64)},
     "rewind": {"over 16 rows": Rewind(CUT)},
     "snapshot": {"over 16 rows": Snapshot(CUT)},
-    "fork": {"two forks": Fork(CUT)},
+    "fork": {"two forks": Fork(CUT, 64)},
     "export": {"to pages of 16 rows": Export(CUT)},
 }
 """By family and description."""
