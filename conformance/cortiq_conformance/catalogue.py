@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
-from cortiq_conformance import layers
+from cortiq_conformance import graphs, layers, streams
 from cortiq_conformance.case import Case
 from cortiq_conformance.level0 import (
     elementwise,
@@ -29,7 +29,8 @@ def cases(
     Parameters
     ----------
     profile : `quick`, or `full`: all schedules and prompts on the real models too.
-    models : run levels 2 to 4 on these only; None for those of the profile.
+    models : run levels 2 to 4 on these only (names, files or folders); None for those of the
+        profile.
     """
     wanted = set(levels)
     if 0 in wanted:
@@ -37,6 +38,12 @@ def cases(
             yield from module.cases()
     if 1 in wanted:
         yield from layers.cases()
+    if 2 in wanted:
+        yield from graphs.cases(profile, models)
+    if 3 in wanted:
+        yield from streams.greedy_cases(profile, models)
+    if 4 in wanted:
+        yield from streams.sampled_cases(profile, models)
 
 
 def list_hash(listed: Iterable[Case]) -> str:

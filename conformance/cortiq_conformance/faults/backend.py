@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_reference.executable import ReferenceExecutable
-from cortiq_reference.kernels import KERNELS
+from cortiq_reference.kernels import KERNELS, Kernels
 from cortiq_reference.state import ReferenceState
-from cortiq_reference.wants import WANTS
+from cortiq_reference.wants import WANTS, Answers
 
 from cortiq.backend import CompileOptions, Declined, Support, Versions
 from cortiq.errors import RequestError
@@ -87,8 +88,8 @@ def _executable_type(fault: str) -> type[ReferenceExecutable]:
     class FaultyExecutable(ReferenceExecutable):
         """The reference's, with one part replaced."""
 
-        kernels = {**KERNELS, **WRONG_KERNELS.get(fault, {})}
-        answers = {**WANTS, **WRONG_ANSWERS.get(fault, {})}
-        state_type: type[ReferenceState] = WRONG_STATES.get(fault, ReferenceState)
+        kernels: ClassVar[Kernels] = {**KERNELS, **WRONG_KERNELS.get(fault, {})}
+        answers: ClassVar[Answers] = {**WANTS, **WRONG_ANSWERS.get(fault, {})}
+        state_type: ClassVar[type[ReferenceState]] = WRONG_STATES.get(fault, ReferenceState)
 
     return FaultyExecutable
