@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from threadpoolctl import ThreadpoolController
 
@@ -24,10 +24,11 @@ from cortiq.backend import (
 from cortiq.errors import BackendError
 from cortiq.ir import KVRows, Program, Ring, primitives_of
 from cortiq.numerics.layouts import Weight
+from cortiq_reference.kernels import KERNELS, Kernels
 from cortiq_reference.plan import Plan
 from cortiq_reference.run import Run
 from cortiq_reference.state import ReferenceState
-from cortiq_reference.wants import value_of
+from cortiq_reference.wants import WANTS, Answers, value_of
 
 ONE_THREAD = 1
 
@@ -44,7 +45,17 @@ class Done:
 
 
 class ReferenceExecutable:
-    """A program bound to its weights; see `cortiq.backend.Executable`."""
+    """A program bound to its weights; see `cortiq.backend.Executable`.
+
+    Attributes
+    ----------
+    kernels, answers, state_type : what computes primitives, answers wants, and keeps sequences. A
+        backend built on the reference replaces some of them in a subclass.
+    """
+
+    kernels: ClassVar[Kernels] = KERNELS
+    answers: ClassVar[Answers] = WANTS
+    state_type: ClassVar[type[ReferenceState]] = ReferenceState
 
     def __init__(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
@@ -55,7 +66,9 @@ class ReferenceExecutable:
         self._blas = ThreadpoolController().select(user_api="blas")
         self._pool = ThreadPoolExecutor(threads) if threads > ONE_THREAD else None
         graphs = primitives_of(program).graphs
-        self._plans = {name: Plan(g, weights, self._pool) for name, g in graphs.items()}
+        self._plans = {
+            name: Plan(g, weights, self._pool, self.kernels) for name, g in graphs.items()
+        }
         self.written = {name: graph.written_slots() for name, graph in graphs.items()}
         self.placement = dict.fromkeys(
             (node.name for graph in program.graphs.values() for node in graph.nodes), "reference"
@@ -65,7 +78,7 @@ class ReferenceExecutable:
 
     def open(self, limit: int) -> ReferenceState:
         """A new, empty sequence of at most `limit` positions."""
-        state = ReferenceState(self, limit)
+        state = self.state_type(self, limit)
         self._states.append(state)
         return state
 
@@ -120,7 +133,8 @@ class ReferenceExecutable:
         ]
         brought: list[Mapping] = [{} for _ in batch.rows]
         if accepted:
-            run = Run(plan, batch, accepted, [self._token(r) for r in batch.rows])
+            tokens = [self._token(r) for r in batch.rows]
+            run = Run(plan, batch, accepted, tokens, self.answers)
             self._compute(run, accepted)
             wants = {index: run.wants_of(index) for _, rows in accepted for index in rows}
             for state, rows in accepted:

@@ -144,7 +144,9 @@ def _route(call: Call, scores: Floats) -> tuple[Ints, Floats]:
     return route.route(scores, call.op.router, call.weights.get("bias"), call.faults)
 
 
-KERNELS: dict[type[Op], Callable[..., Any]] = {
+Kernels = Mapping[type[Op], Callable[..., Any]]
+
+KERNELS: Kernels = {
     ops.EmbedRows: _embed_rows,
     ops.Quantise: lambda call, x: quantise_rows(x),
     ops.MatMul: _matmul,

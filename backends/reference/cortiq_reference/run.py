@@ -14,7 +14,7 @@ from cortiq.numerics.quantise import Quantised
 from cortiq_reference.kernels import Call, Segment
 from cortiq_reference.plan import Plan, Step
 from cortiq_reference.state import ReferenceState
-from cortiq_reference.wants import WANTS, value_of
+from cortiq_reference.wants import Answers, value_of
 
 
 class Run:
@@ -26,8 +26,9 @@ class Run:
         batch: Batch,
         accepted: list[tuple[ReferenceState, list[int]]],
         tokens: list[int],
+        answers: Answers,
     ) -> None:
-        self.plan, self.batch = plan, batch
+        self.plan, self.batch, self.answers = plan, batch, answers
         self.order = [index for _, rows in accepted for index in rows]
         self.rows = [batch.rows[i] for i in self.order]
         self.tokens = np.array([tokens[i] for i in self.order], np.int32)
@@ -114,7 +115,7 @@ class Run:
         at = self.order.index(index)
         row = self.rows[at]
         try:
-            return {want: WANTS[type(want)](want, self, at) for want in row.wants}
+            return {want: self.answers[type(want)](want, self, at) for want in row.wants}
         except OutOfDomainError:
             self.faults[at] = True
             return {}
