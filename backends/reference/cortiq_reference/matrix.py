@@ -7,7 +7,7 @@ every partial sum is below 2²⁴, else in float64. Everything that rounds is in
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 
@@ -22,8 +22,12 @@ from cortiq.numerics.quantise import Quantised
 
 EXACT_F32 = 2**24
 MAX_Q = 32512
-TILE_ELEMENTS = 1 << 18
-"""Elements of a weight tile: its float copy stays in the second-level cache."""
+TILE_ELEMENTS = 1 << 19
+"""Elements of a weight tile at most: fewer would leave Python's own work undivided by two threads,
+which hold each other up there; more would fall out of the cache."""
+SHARE = 1 << 22
+"""Multiplications that are worth a tile of their own, up to `SHARES` tiles."""
+SHARES = 4
 TERM_ELEMENTS = 1 << 17
 """Products of blocks and rows that are scaled and summed at a time: they stay in that cache too."""
 TILE_ROWS = 64
@@ -31,6 +35,7 @@ TILE_ROWS = 64
 
 Rows = Quantised | Floats
 Pool = ThreadPoolExecutor | None
+Span = tuple[int, int]
 
 
 class Matrix:
@@ -61,25 +66,27 @@ class Matrix:
                 first = index * TILE_ROWS
                 prepared.multiply(column, out[first : first + len(column.q), start:stop])
 
-        self._each(tile)
+        self._each(tile, self._spans(len(x.q)))
         return snap(out * exp2_int(x.e)[:, None], faults)
 
-    def _each(self, work: Callable[[int, int], None]) -> None:
-        spans = list(self._spans())
+    def _each(self, work: Callable[[int, int], None], spans: list[Span]) -> None:
         if self.pool is None or len(spans) == 1:
             for span in spans:
                 work(*span)
         else:
             list(self.pool.map(lambda span: work(*span), spans))
 
-    def _spans(self) -> Iterator[tuple[int, int]]:
-        rows, columns = self.weight.shape
-        step = max(16, TILE_ELEMENTS // columns)
-        return ((start, min(start + step, rows)) for start in range(0, rows, step))
+    def _spans(self, rows: int) -> list[Span]:
+        """Tiles of about equal height, for this many activation rows."""
+        height, width = self.weight.shape
+        size = height * width
+        shares = min(SHARES, rows * size // SHARE) if self.pool is not None else 1
+        step = -(-height // max(shares, -(-size // TILE_ELEMENTS), 1))
+        return [(start, min(start + step, height)) for start in range(0, height, step)]
 
     def _multiply_floats(self, x: Floats, faults: Flags) -> Floats:
         parts = []
-        for start, stop in self._spans():
+        for start, stop in self._spans(len(x)):
             parts.append(matmul_f32(x, floats(self.weight.rows(start, stop), self.name), faults))
         return np.concatenate(parts, axis=1)
 
