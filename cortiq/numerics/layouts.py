@@ -150,10 +150,10 @@ def canonical_weights(values: Floats, name: str) -> Floats:
     """Snap what a file gives as floats (values or scales); `FormatError` names the tensor if one
     of them is infinite, NaN, or of magnitude 2⁵⁰ or more.
     """
-    bad = magnitude_bits(values) >= LARGEST_BITS
-    if bad.any():
-        row = int(np.argwhere(bad)[0][0])
-        value = values[tuple(np.argwhere(bad)[0])]
+    bits = magnitude_bits(values)
+    if bits.max(initial=0) >= LARGEST_BITS:
+        first = np.argwhere(bits >= LARGEST_BITS)[0]
+        row, value = int(first[0]), values[tuple(first)]
         raise FormatError(
             f"row {row} holds {value}, which no weight can be",
             where=name,
