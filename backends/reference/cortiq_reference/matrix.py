@@ -190,14 +190,14 @@ class _Tile:
         terms = dots.astype(F32, copy=False)
         terms *= self.scale[cut]
         if self.minimum is not None:
-            terms += self._lows(x, cut, _SCRATCH.array("lows", shape, F32))
+            terms += self._lows(x, self.minimum[cut], cut, _SCRATCH.array("lows", shape, F32))
         return terms
 
-    def _lows(self, x: _Columns, cut: slice, out: Floats) -> Floats:
+    def _lows(self, x: _Columns, minimum: Floats, cut: slice, out: Floats) -> Floats:
         sums = x.sums(self.sub, self.block)[cut]
         if self.offsets is not None:
             sums = np.matmul(self.offsets[cut], sums)
-        return np.multiply(sums.astype(F32), self.minimum[cut], out=out)
+        return np.multiply(sums.astype(F32), minimum, out=out)
 
 
 def _offsets(codes: Fields | Codes, rows: int, blocks: int) -> npt.NDArray | None:
