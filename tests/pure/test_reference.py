@@ -58,8 +58,6 @@ def test_block_layouts_multiply_as_defined(name, threads):
 @pytest.mark.parametrize("width", [256, 320, 1000])
 def test_own_layouts_multiply_as_defined(name, width):
     rng = np.random.default_rng(8)
-    if name == "w8b256" and width % 256:
-        width = 512
     values = rng.standard_normal((40, width)).astype(F)
     weight = convert(Weight.from_floats(values), name, "test")
     faults = np.zeros(9, np.bool_)

@@ -99,11 +99,11 @@ class _Columns:
         self._cache: dict[tuple[int, type], npt.NDArray] = {}
 
     def blocks(self, block: int, dtype: type) -> npt.NDArray:
-        """q in blocks of this length, as this float type."""
+        """q in blocks of this length, the last one filled up with zeros, as this float type."""
         key = (block, dtype)
         if key not in self._cache:
-            rows, width = self.q.shape
-            split = self.q.reshape(rows, width // block, block).transpose(1, 2, 0)
+            q = np.pad(self.q, ((0, 0), (0, -self.q.shape[1] % block)))
+            split = q.reshape(len(q), -1, block).transpose(1, 2, 0)
             self._cache[key] = np.ascontiguousarray(split, dtype)
         return self._cache[key]
 
@@ -149,15 +149,16 @@ class _Tile:
         low, high = int(codes.codes.min(initial=0)), int(codes.codes.max(initial=0))
         exact = max(high, -low) * MAX_Q * self.block < EXACT_F32
         self.dtype = np.float32 if exact else np.float64
-        floating = _SCRATCH.array("codes", (rows, width), self.dtype)
-        floating[:] = codes.codes
-        self.codes = floating.reshape(rows, width // self.block, self.block).transpose(1, 0, 2)
+        blocks = -(-width // self.block)
+        floating = _SCRATCH.array("codes", (rows, blocks * self.block), self.dtype)
+        floating[:, :width], floating[:, width:] = codes.codes, 0
+        self.codes = floating.reshape(rows, blocks, self.block).transpose(1, 0, 2)
         self.scale = np.ascontiguousarray(codes.scale.T)[:, :, None]
         self.minimum = self.offsets = None
         if codes.minimum is not None:
             self.minimum = np.ascontiguousarray(codes.minimum.T)[:, :, None]
             self.sub = codes.sub or self.block
-            self.offsets = _offsets(codes, rows, width // self.block)
+            self.offsets = _offsets(codes, rows, blocks)
 
     def multiply(self, x: _Columns, out: Floats) -> None:
         """Write Σ over runs of Σ over blocks, before the row's exponent, to out [rows, N]."""
