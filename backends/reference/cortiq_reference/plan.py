@@ -54,9 +54,16 @@ class Plan:
         self.always = {o for s in self.steps if not s.wanted_only for o in s.node.outputs}
         self.select = lru_cache(maxsize=256)(self._select)
 
-    def _select(self, wanted: frozenset[str]) -> tuple[Step, ...]:
+    def _select(self, wanted: frozenset[str]) -> tuple[tuple[Step, tuple[str, ...]], ...]:
+        """Steps that are needed, each with the values that nothing needs once it has run."""
         needed = _needed(self.graph, wanted)
-        return tuple(step for step in self.steps if step.node.name in needed)
+        steps = [step for step in self.steps if step.node.name in needed]
+        kept, chosen = set(wanted), []
+        for step in reversed(steps):
+            names = {*step.node.inputs, *step.node.outputs}
+            chosen.append((step, tuple(names - kept)))
+            kept |= names
+        return tuple(reversed(chosen))
 
 
 def _needed(graph: Graph, wanted: frozenset[str]) -> set[str]:

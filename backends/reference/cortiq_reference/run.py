@@ -46,10 +46,12 @@ class Run:
     def compute(self) -> None:
         """Run every step that is needed."""
         self._take_inputs()
-        for step in self.plan.select(self.wanted):
+        for step, used_up in self.plan.select(self.wanted):
             rows = self.tail if step.wanted_only else np.arange(len(self.rows))
             if len(rows):
                 self._run_step(step, rows)
+            for name in used_up:
+                self.values.pop(name, None)
 
     def _run_step(self, step: Step, rows: npt.NDArray[np.integer]) -> None:
         node = step.node
