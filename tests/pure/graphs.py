@@ -68,8 +68,8 @@ class Bound:
     weights: Mapping[str, Weight]
     label: str
 
-    def __repr__(self) -> str:
-        return self.label
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(self.label)
 
 
 class Writer:
@@ -98,7 +98,7 @@ class Writer:
         slots = {role: slot or f"{name}.{role}" for role in op.slot_kinds()}
         weights = named(op, like or name)
         y = self.b.add(op, *inputs, name=name, weights=weights, slots=slots)
-        return self.b.add(Residual(), x, y, name=f"{name}.out")
+        return self.b.add(Residual(), x, y, name=f"{name}_out")
 
     def finish(self, x: Value, tied: bool, cap: float | None) -> Program:
         """Norm and head."""

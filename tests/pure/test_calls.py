@@ -5,7 +5,7 @@ As in `test_bitwise`, programs are random; the last test mixes all calls at rand
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from graphs import CONTEXT, VOCABULARY, Bound, Writer, bind, examples, ids, prog
 from hypothesis import given
 from hypothesis import strategies as st
 from sequences import WANTS, alone, completed, feed, forward, in_chunks, rows, same
+from walk import Walk, calls
 
 from cortiq.backend import (
     CompileOptions,
@@ -350,108 +351,8 @@ def broken_row(table: Weight, damaged: str) -> Weight:
     return replace(table, parts=parts)
 
 
-@dataclass
-class Followed:
-    """A sequence, where it lives, the ids it was fed and what it answered."""
-
-    home: Executable
-    state: State
-    path: list[int] = field(default_factory=list)
-    answers: list[dict] = field(default_factory=list)
-
-
-class Walk:
-    """Sequences on two executables, driven at random; each must stay what its own ids make it."""
-
-    def __init__(self, bound: Bound, seed: int) -> None:
-        here = compiled(bound, page_rows=16, extra={"poison": True})
-        self.homes = [here, compiled(bound, page_rows=7)]
-        self.oracle, self.width = compiled(bound), bound.program.trunk.values["embed"].shape[0]
-        self.random, self.snapshots = np.random.default_rng(seed), {}
-        self.sequences = [Followed(home, home.open(CONTEXT)) for home in (*self.homes, here)]
-
-    def check(self, one: Followed) -> None:
-        """Compare everything a sequence answered, and what it holds, with a run of its own."""
-        assert one.state.length() == len(one.path)
-        assert one.state.export().tokens.tolist() == one.path
-        if one.path:
-            expected, left = alone(self.oracle, one.path)
-            assert same(one.answers, expected)
-            assert same(one.state.export(), left)
-
-    def new(self) -> list[int]:
-        size = int(self.random.choice([1, 1, 1, 5, 30, 64]))
-        return self.random.integers(0, VOCABULARY, size).tolist()
-
-    def batch(self, one: Followed, share: float) -> None:
-        """Feed some of the sequences that live where this one does."""
-        group = [s for s in self.sequences if s.home is one.home and (s is one or share < 0.6)]
-        fed = [self.new() for _ in group]
-        answers = completed(
-            one.home, *(rows(s.state, new) for s, new in zip(group, fed, strict=True))
-        )
-        for sequence, new in zip(group, fed, strict=True):
-            sequence.path += new
-            sequence.answers += answers[: len(new)]
-            answers = answers[len(new) :]
-
-    def rewind(self, one: Followed, share: float) -> None:
-        self.check(one)
-        reached = one.state.rewind(int(share * len(one.path)))
-        assert reached <= int(share * len(one.path))
-        del one.path[reached:], one.answers[reached:]
-
-    def fork(self, one: Followed, share: float) -> None:
-        cut = int(share * len(one.path)) if share < 0.7 else len(one.path)
-        try:
-            state = one.state.fork(cut)
-        except RequestError:  # an imported ring cannot go back
-            return
-        self.sequences.append(Followed(one.home, state, one.path[:cut], one.answers[:cut]))
-
-    def snapshot(self, one: Followed, share: float) -> None:
-        self.snapshots[id(one)] = (one.home, one.state.snapshot(), one.path[:], one.answers[:])
-
-    def restore(self, one: Followed, share: float) -> None:
-        home, snapshot, path, answers = self.snapshots.get(id(one), (None, None, [], []))
-        if home is one.home:
-            self.check(one)
-            one.state.restore(snapshot)
-            one.path, one.answers = path[:], answers[:]
-
-    def move(self, one: Followed, share: float) -> None:
-        exported = one.state.export()
-        one.state.release()
-        one.home = self.homes[one.home is self.homes[0]]
-        one.state = one.home.import_(exported, CONTEXT)
-
-    def fail(self, one: Followed, share: float) -> None:
-        bad = given_row(one.state, "embed", np.full(self.width, np.nan))
-        outcome = forward(one.home, bad).outcomes[one.state]
-        assert outcome.status is Status.FAILED
-        one.path, one.answers = [], []
-
-    def decline(self, one: Followed, share: float) -> None:
-        outcome = forward(one.home, rows(one.state, [1, VOCABULARY])).outcomes[one.state]
-        assert outcome.status is Status.DECLINED
-
-
-CALLS = ("batch", "batch", "batch", "rewind", "fork", "snapshot", "restore", "move", "decline",
-         "fail")  # fmt: skip
-
-
 @examples(15)
-@given(
-    programs(blocks=(1, 2)),
-    st.lists(
-        st.tuples(st.sampled_from(CALLS), st.integers(0, 9), st.floats(0, 1)),
-        min_size=8, max_size=16,
-    ),
-    st.integers(0, 2**20),
-)  # fmt: skip
+@given(programs(blocks=(1, 2)), calls(), st.integers(0, 2**20))
 def test_after_any_calls_a_sequence_is_what_its_ids_make_it(bound, calls, seed):
-    walk = Walk(bound, seed)
-    for name, which, share in calls:
-        getattr(walk, name)(walk.sequences[which % len(walk.sequences)], share)
-    for one in walk.sequences:
-        walk.check(one)
+    poisoned = compiled(bound, page_rows=16, extra={"poison": True})
+    Walk([poisoned, compiled(bound, page_rows=7)], compiled(bound), seed).take(calls)
