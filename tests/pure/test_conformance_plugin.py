@@ -33,10 +33,10 @@ def author(pytester, monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(acme=BACKEND)
 
-    def run(declines="()", allow=False, select="'as they are'"):
+    def run(declines="()", allow=False, select="they"):
         pytester.makepyfile(test_acme=TESTS.format(declines=declines, allow=allow))
         plugin = ("-p", "no:cacheprovider", "-p", "cortiq_conformance.pytest_plugin")
-        return pytester.runpytest_subprocess(*plugin, "-k", select.strip("'"), "--junitxml=r.xml")
+        return pytester.runpytest_subprocess(*plugin, "-k", select, "--junitxml=r.xml")
 
     return run
 
