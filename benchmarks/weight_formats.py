@@ -1,6 +1,6 @@
 """Perplexity of float weights in the formats that `cortiq` converts them to.
 
-    python benchmarks/weight_formats.py [--formats w8 ...] [--windows 6] [--threads N] [MODEL ...]
+    python benchmarks/weight_formats.py [--models smollm2 ...] [--formats w8 ...] [--threads N]
 
 Every matrix of a GGUF file is dequantised to float32, as if it came from a float checkpoint, and
 converted. The default format is the fastest one that changes the perplexity of both models by at
@@ -56,7 +56,7 @@ def perplexity(source: Source, target: str, windows: int, threads: int) -> tuple
 def main() -> None:
     """Print one line a model and format."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", default=list(FLOAT32))
+    parser.add_argument("--models", nargs="+", default=list(FLOAT32))
     parser.add_argument("--formats", nargs="+", default=list(FORMATS))
     parser.add_argument("--windows", type=int, default=6)
     parser.add_argument("--threads", type=int, default=0)
