@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from graphs import CONTEXT, VOCABULARY
+from graphs import CONTEXT
 from hypothesis import strategies as st
 from sequences import alone, completed, forward, rows, same
 
@@ -40,7 +40,8 @@ class Walk:
 
     def __init__(self, homes: Sequence[Executable], oracle: Executable, seed: int) -> None:
         self.homes, self.oracle = list(homes), oracle
-        self.width = oracle.program.trunk.values["embed"].shape[0]
+        values = oracle.program.trunk.values
+        self.width, self.vocabulary = values["embed"].shape[0], values["logits"].shape[0]
         self.random, self.snapshots = np.random.default_rng(seed), {}
         opened = [(home, home.open(CONTEXT)) for home in (*homes, homes[0])]
         self.sequences = [Followed(home, state) for home, state in opened]
@@ -63,7 +64,7 @@ class Walk:
 
     def new(self) -> list[int]:
         size = int(self.random.choice([1, 1, 1, 5, 30, 64]))
-        return self.random.integers(0, VOCABULARY, size).tolist()
+        return self.random.integers(0, self.vocabulary, size).tolist()
 
     def batch(self, one: Followed, share: float) -> None:
         """Feed some of the sequences that live where this one does."""
@@ -115,5 +116,5 @@ class Walk:
         one.path, one.answers = [], []
 
     def decline(self, one: Followed, share: float) -> None:
-        outcome = forward(one.home, rows(one.state, [1, VOCABULARY])).outcomes[one.state]
+        outcome = forward(one.home, rows(one.state, [1, self.vocabulary])).outcomes[one.state]
         assert outcome.status is Status.DECLINED
