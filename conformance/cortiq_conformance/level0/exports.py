@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -76,13 +77,13 @@ class Canonical:
         return found
 
 
-def _exported(slot: object) -> KVPlanes | np.ndarray:
+def _exported(slot: Any) -> KVPlanes | np.ndarray:
+    """A slot of the oracle: key and value rows, or a ring's rows."""
     if isinstance(slot, np.ndarray):
         return slot
-    keys, values = slot  # type: ignore[misc]
-    (key_high, key_low), (value_high, value_low) = planes(keys.q), planes(values.q)
+    keys, values = slot
     exponents = [rows.e.astype(np.int8) for rows in (keys, values)]
-    return KVPlanes(key_high, key_low, exponents[0], value_high, value_low, exponents[1])
+    return KVPlanes(*planes(keys.q), exponents[0], *planes(values.q), exponents[1])
 
 
 def _arrays(state: ExportedState) -> Observations:
