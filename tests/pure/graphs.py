@@ -29,7 +29,7 @@ from cortiq.ir.layers import (
 )
 from cortiq.ir.op import Op
 from cortiq.ir.ops import SoftCap
-from cortiq.numerics.layouts import LAYOUTS, Weight
+from cortiq.numerics.layouts import LAYOUTS, Weight, decode, dequantise_codes, floats
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.route import ROUTER_KINDS, Router
 from cortiq.numerics.scalar import ACTIVATIONS
@@ -253,6 +253,16 @@ def _vectors(name: str, seed: int, size: tuple[int, int], kinds: str) -> Weight:
     norm = "Norm" in kinds and not name.endswith("bias")
     values = synthetic_vector(name, seed, size[1], 1.0 if norm else 0.0)
     return Weight.from_floats((values * np.float32(8 if "Attend" in kinds else 1))[None])
+
+
+def overflowing(bound: Bound, value: str) -> np.ndarray:
+    """A row for a value below 2⁵⁰ whose product with the first matrix that takes it is above."""
+    nodes = primitives_of(bound.program).trunk.nodes
+    taken = {value, *(o for n in nodes if value in n.inputs for o in n.outputs)}
+    matmul = next(n for n in nodes if n.op.kind == "MatMul" and n.inputs[0] in taken)
+    first = bound.weights[matmul.weights["weight"]].rows(0, 1)
+    known = floats(first) if first.layout.kind == "float" else dequantise_codes(decode(first))
+    return np.where(known[0] < 0, -1, 1).astype(np.float32) * np.float32(1.99 * 2.0**49)
 
 
 def ids(count: int | st.SearchStrategy[int], vocabulary: int = VOCABULARY) -> st.SearchStrategy:

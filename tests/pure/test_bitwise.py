@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cortiq_reference.backend import ReferenceBackend
-from graphs import CONTEXT, Bound, examples, ids, programs
+from graphs import CONTEXT, Bound, examples, ids, overflowing, programs
 from hypothesis import given
 from hypothesis import strategies as st
 from sequences import (
@@ -181,19 +181,20 @@ def test_a_sequence_moves_to_another_executable(bound, prompt, page_rows, share)
     there.close()
 
 
-def damage(kind: str, width: int) -> dict[str, np.ndarray]:
-    """Values of one row that leave the domain, at once or inside a layer."""
-    name, value = DAMAGES[kind]
-    return {name: np.full(width, value, np.float32)}
-
-
 DAMAGES = {
     "NaN": ("embed", np.nan),
     "infinity": ("embed", -np.inf),
     "2^50": ("embed", 2.0**50),
-    "overflow in the first mixer": ("layers.0.mixer.norm", 1.99 * 2.0**49),
-    "overflow in the head": ("hidden", 1.99 * 2.0**49),
+    "overflow in the first mixer": ("layers.0.mixer.norm", None),
+    "overflow in the head": ("hidden", None),
 }
+"""A value that a row supplies, and what with; `None` is for what overflows in the next product."""
+
+
+def damage(bound: Bound, kind: str) -> dict[str, np.ndarray]:
+    name, value = DAMAGES[kind]
+    width = bound.program.trunk.values[name].shape
+    return {name: overflowing(bound, name) if value is None else np.full(width, value, np.float32)}
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
@@ -205,8 +206,7 @@ def test_a_failing_sequence_concerns_no_other(kind, bound, prompt, at):
     expected, left = alone(executable, prompt)
     feed(executable, bad, prompt[:20])
     group = rows(bad, prompt[20:30])
-    width = bound.program.trunk.values["embed"].shape[0]
-    group[at] = replace(group[at], inputs=damage(kind, width))
+    group[at] = replace(group[at], inputs=damage(bound, kind))
     feed(executable, last, prompt[:-1], ())
     result = forward(executable, rows(first, prompt), group, rows(last, prompt[-1:]))
     assert result.outcomes[bad].status is Status.FAILED

@@ -10,12 +10,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cortiq_conformance.faults.backend import FaultyBackend
 from cortiq_reference.backend import ReferenceBackend
-from graphs import CONTEXT, VOCABULARY, Bound, Writer, bind, examples, ids, programs, random_ids
+from graphs import (
+    CONTEXT,
+    VOCABULARY,
+    Bound,
+    Writer,
+    bind,
+    examples,
+    ids,
+    overflowing,
+    programs,
+    random_ids,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from sequences import WANTS, alone, completed, feed, forward, in_chunks, rows, same
-from walk import Walk, calls
+from walk import CALLS, Walk, calls
 
 from cortiq.backend import (
     CompileOptions,
@@ -37,6 +49,7 @@ from cortiq.numerics.contract import OutOfDomainError
 from cortiq.numerics.layouts import Weight, embedding_rows
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.sampling import Sampling
+from cortiq.runtime.place import place_split
 
 REFERENCE = ReferenceBackend()
 ONE_THREAD = CompileOptions(threads=1)
@@ -45,6 +58,13 @@ PROMPTS = ids(st.integers(65, 100))
 
 def compiled(bound: Bound, **options: Any) -> Executable:
     return REFERENCE.compile(bound.program, bound.weights, replace(ONE_THREAD, **options))
+
+
+def in_two(bound: Bound) -> Executable:
+    """Cut in the middle, as a chain of two executables."""
+    cut = len(bound.program.trunk.nodes) // 2
+    parts = [(REFERENCE, ONE_THREAD)] * 2
+    return place_split(parts, bound.program, bound.weights, [cut])
 
 
 def plain(convolution: bool = True, palette: tuple[str, ...] = ("w8",), seed: int = 0) -> Bound:
@@ -99,8 +119,7 @@ def test_what_a_sequence_does_not_want_cannot_fail_it(bound, prompt, together):
     """Logits that overflow fail who wants them, not who shares a batch with somebody who does."""
     executable = compiled(bound)
     state, other = executable.open(CONTEXT), executable.open(CONTEXT)
-    width = bound.program.trunk.values["hidden"].shape[0]
-    large = {"hidden": np.full(width, 1.99 * 2.0**49, np.float32)}
+    large = {"hidden": overflowing(bound, "hidden")}
     quiet = [replace(row, inputs=large) for row in rows(state, prompt, [Digest("hidden")])]
     if together:
         quiet[3] = replace(quiet[3], wants=(Digest(),))
@@ -184,9 +203,9 @@ def given_row(state: State, name: str, value: np.ndarray) -> list[Row]:
 
 @pytest.mark.parametrize("kind", REFUSALS)
 @examples(3)
-@given(programs(), PROMPTS)
-def test_what_is_declined_moves_nothing(kind, bound, prompt):
-    executable = compiled(bound)
+@given(programs(), PROMPTS, st.booleans())
+def test_what_is_declined_moves_nothing(kind, bound, prompt, chained):
+    executable = in_two(bound) if chained else compiled(bound)
     expected, left = alone(executable, prompt)
     state, other = executable.open(len(prompt)), executable.open(len(prompt))
     feed(executable, state, prompt[:30])
@@ -299,14 +318,16 @@ BROKEN = (
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_state_that_cannot_be_is_not_imported(kind):
-    executable = tight(64)
-    state = executable.open(CONTEXT)
-    feed(executable, state, random_ids(20, 4))
+@pytest.mark.parametrize("chained", [False, True])
+def test_a_state_that_cannot_be_is_not_imported(kind, chained):
+    home = tight(64)
+    executable = in_two(plain()) if chained else home
+    state = home.open(CONTEXT)
+    feed(home, state, random_ids(20, 4))
     free = executable.free_bytes()
     with pytest.raises(RequestError):
         executable.import_(broken_exports(state.export())[kind], CONTEXT)
-    assert executable.free_bytes() == free
+    assert chained or executable.free_bytes() == free
 
 
 def test_imports_keep_to_the_limits():
@@ -356,3 +377,29 @@ def broken_row(table: Weight, damaged: str) -> Weight:
 def test_after_any_calls_a_sequence_is_what_its_ids_make_it(bound, calls, seed):
     poisoned = compiled(bound, page_rows=16, extra={"poison": True})
     Walk([poisoned, compiled(bound, page_rows=7)], compiled(bound), seed).take(calls)
+
+
+FOUND = (
+    "a stale row after rewind", "a fork that shares its parent's tail",
+    "a tile counted from the chunk's start", "a row that sees its batch neighbour",
+    "a position-independent random key", "reordered canonical_sum",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FOUND)
+def test_the_walk_finds_planted_faults(fault):
+    bound, wrong = plain(), FaultyBackend(fault)
+    homes = [wrong.compile(bound.program, bound.weights, ONE_THREAD) for _ in range(2)]
+    walks = [Walk(homes, compiled(bound), seed) for seed in range(8)]
+    assert not all(holds(walk, seed) for seed, walk in enumerate(walks))
+
+
+def holds(walk: Walk, seed: int) -> bool:
+    """Whether a walk of 20 calls ends with every sequence as it should be."""
+    draw = np.random.default_rng(seed)
+    try:
+        walk.take([(str(draw.choice(CALLS)), int(draw.integers(10)), float(draw.random()))
+                   for _ in range(20)])  # fmt: skip
+    except AssertionError:
+        return False
+    return True

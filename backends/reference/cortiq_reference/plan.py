@@ -53,10 +53,15 @@ class Plan:
             self.steps.append(Step(node, kernel, bound, node.name not in for_state))
         self.always = {o for s in self.steps if not s.wanted_only for o in s.node.outputs}
         self.select = lru_cache(maxsize=256)(self._select)
+        self.needs = lru_cache(maxsize=256)(self._needs)
+
+    def _needs(self, wanted: frozenset[str]) -> frozenset[str]:
+        """Names of the nodes that a row which wants these values depends on."""
+        return frozenset(_needed(self.graph, wanted))
 
     def _select(self, wanted: frozenset[str]) -> tuple[tuple[Step, tuple[str, ...]], ...]:
         """Steps that are needed, each with the values that nothing needs once it has run."""
-        needed = _needed(self.graph, wanted)
+        needed = self.needs(wanted)
         steps = [step for step in self.steps if step.node.name in needed]
         kept, chosen = set(wanted), []
         for step in reversed(steps):

@@ -65,7 +65,7 @@ class Run:
         for name, value in zip(node.outputs, step.run(call, inputs), strict=True):
             self.values[name] = self._overridden(name, value, rows, faults)
         if step.wanted_only and faults.any():
-            faults &= [step in self.plan.select(self.wants[row]) for row in rows]
+            faults &= [node.name in self.plan.needs(self.wants[row]) for row in rows]
         self.faults[rows] |= faults
 
     def _value(self, name: str, rows: npt.NDArray[np.integer], wanted_only: bool) -> Any:
