@@ -37,7 +37,7 @@ def compiled(bound: Bound, *, threads: int = 1, page_rows: int = 64, **extra: An
     return ReferenceBackend().compile(bound.program, bound.weights, options)
 
 
-@examples(20)
+@examples(10)
 @given(programs(), PROMPTS, st.lists(st.integers(1, 40), min_size=1, max_size=4))
 def test_a_prompt_in_chunks_of_any_size(bound, prompt, sizes):
     executable = compiled(bound)
@@ -49,7 +49,7 @@ def test_a_prompt_in_chunks_of_any_size(bound, prompt, sizes):
         assert same(state.export(), left)
 
 
-@examples(3)
+@examples(2)
 @given(programs(blocks=(1, 2)), ids(st.integers(1030, 1060)))
 def test_a_prompt_that_crosses_a_run_of_tiles(bound, prompt):
     executable = compiled(bound)
@@ -115,7 +115,7 @@ def test_snapshots_are_copies(bound, prompt, ahead):
     assert same(state.export(), left)
 
 
-@examples(15)
+@examples(8)
 @given(programs(), ids(st.integers(2, 100)), ids(40), ids(40), st.floats(0, 1))
 def test_forks_are_separate(bound, prompt, tail, other_tail, share):
     """Parent and children go on in turns, with other ids, from the end and from earlier."""
