@@ -7,8 +7,10 @@ over the environment, which wins over the default.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,8 @@ from cortiq.errors import RequestError, shown
 ENVIRONMENT_PREFIX = "CORTIQ_"
 TRUE_WORDS = ("1", "true", "yes", "on")
 FALSE_WORDS = ("0", "false", "no", "off")
+FLOAT_LIMIT = 2**1023
+"""A bound on integers that are given for floats, so that converting them cannot overflow."""
 
 Options = TypeVar("Options", bound="OptionSet")
 
@@ -169,9 +173,10 @@ def _checked_bias(name: str, value: Any) -> dict[int, float]:
 
 def _checked_one(name: str, spec: Spec, value: Any) -> Any:
     if spec.type is float and type(value) is int:
-        value = float(value)
-    if spec.type is int and hasattr(value, "__index__") and not isinstance(value, bool):
-        value = int(value)
+        value = float(value) if abs(value) < FLOAT_LIMIT else float("inf")
+    if spec.type is int and not isinstance(value, bool):
+        with contextlib.suppress(TypeError):  # NumPy arrays have __index__ too, and refuse
+            value = operator.index(value)
     if type(value) is not spec.type or not _allowed(spec, value):
         message = f"{name} is {shown(value)}, not {_described(spec)}"
         raise RequestError(message, where=flag(name))

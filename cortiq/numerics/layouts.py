@@ -16,7 +16,7 @@ import numpy.typing as npt
 from cortiq.errors import FormatError, RequestError
 from cortiq.numerics import blockquants, kquants
 from cortiq.numerics.codes import Bytes, Codes, Fields, bfloat_to_float, fold, half_to_float
-from cortiq.numerics.contract import F32, LARGEST_BITS, Flags, Floats, magnitude_bits, snap
+from cortiq.numerics.contract import F32, LARGEST_BITS, Flags, Floats, Ints, magnitude_bits, snap
 from cortiq.numerics.quantise import from_planes
 
 
@@ -101,11 +101,13 @@ class Weight:
 
     parts : "float" and "blocks" layouts: {"raw": uint8 [N, row bytes]}; w8 and w8b256: {"codes":
         int8 [N, K], "scale": float32 [N, ⌈K/block⌉]}; w16: {"hi": int8, "lo": int8, "scale"}.
+    origin : for messages: the number, in the whole weight, of the first row, or of every row.
     """
 
     layout: Layout
     shape: tuple[int, int]
     parts: Mapping[str, npt.NDArray[Any]]
+    origin: Ints | int = 0
 
     @staticmethod
     def from_bytes(layout: Layout, raw: Bytes, shape: tuple[int, int]) -> Weight:
@@ -133,12 +135,21 @@ class Weight:
         if not 0 <= start <= stop <= self.shape[0]:
             raise ValueError(f"rows {start}:{stop} of a weight of {self.shape[0]} rows")
         parts = {name: part[start:stop] for name, part in self.parts.items()}
-        return Weight(self.layout, (stop - start, self.shape[1]), parts)
+        origin = self.origin
+        origin = origin[start:stop] if isinstance(origin, np.ndarray) else origin + start
+        return Weight(self.layout, (stop - start, self.shape[1]), parts, origin)
 
     def take(self, ids: npt.NDArray[np.integer]) -> Weight:
         """The rows named by `ids`, copied."""
         parts = {name: part[ids] for name, part in self.parts.items()}
-        return Weight(self.layout, (len(ids), self.shape[1]), parts)
+        origin = self.origin[ids] if isinstance(self.origin, np.ndarray) else ids + self.origin
+        return Weight(self.layout, (len(ids), self.shape[1]), parts, origin)
+
+    def row_numbers(self) -> Ints:
+        """Each row's number in the whole weight, for messages."""
+        if isinstance(self.origin, np.ndarray):
+            return self.origin
+        return np.arange(self.origin, self.origin + self.shape[0])
 
     @property
     def nbytes(self) -> int:
@@ -146,14 +157,14 @@ class Weight:
         return sum(part.nbytes for part in self.parts.values())
 
 
-def canonical_weights(values: Floats, name: str) -> Floats:
-    """Snap what a file gives as floats (values or scales); `FormatError` names the tensor if one
-    of them is infinite, NaN, or of magnitude 2⁵⁰ or more.
+def canonical_weights(values: Floats, weight: Weight, name: str) -> Floats:
+    """Snap what a file gives as floats (values or scales of `weight`); `FormatError` names the
+    tensor and the row if one of them is infinite, NaN, or of magnitude 2⁵⁰ or more.
     """
     bits = magnitude_bits(values)
     if bits.max(initial=0) >= LARGEST_BITS:
         first = np.argwhere(bits >= LARGEST_BITS)[0]
-        row, value = int(first[0]), values[tuple(first)]
+        row, value = weight.row_numbers()[first[0]], values[tuple(first)]
         raise FormatError(
             f"row {row} holds {value}, which no weight can be",
             where=name,
@@ -185,8 +196,8 @@ def unpack(weight: Weight, name: str = "weight") -> Fields:
     fields = _raw_fields(weight)
     minimum = fields.minimum
     return fields._replace(
-        scale=canonical_weights(fields.scale, name),
-        minimum=None if minimum is None else canonical_weights(minimum, name),
+        scale=canonical_weights(fields.scale, weight, name),
+        minimum=None if minimum is None else canonical_weights(minimum, weight, name),
     )
 
 
@@ -197,7 +208,7 @@ def decode(weight: Weight, name: str = "weight") -> Codes:
 
 def floats(weight: Weight, name: str = "weight") -> Floats:
     """The exact values of a float layout, float32 [N, K], snapped; errors as `unpack`."""
-    return canonical_weights(_raw_floats(weight), name)
+    return canonical_weights(_raw_floats(weight), weight, name)
 
 
 def _raw_floats(weight: Weight) -> Floats:
