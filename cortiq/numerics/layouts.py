@@ -16,7 +16,7 @@ import numpy.typing as npt
 from cortiq.errors import FormatError, RequestError
 from cortiq.numerics import blockquants, kquants
 from cortiq.numerics.codes import Bytes, Codes, Fields, bfloat_to_float, fold, half_to_float
-from cortiq.numerics.contract import F32, LARGEST_BITS, Flags, Floats, Ints, magnitude_bits, snap
+from cortiq.numerics.contract import F32, LARGEST_BITS, Flags, Floats, magnitude_bits, snap
 from cortiq.numerics.quantise import from_planes
 
 
@@ -107,7 +107,7 @@ class Weight:
     layout: Layout
     shape: tuple[int, int]
     parts: Mapping[str, npt.NDArray[Any]]
-    origin: Ints | int = 0
+    origin: npt.NDArray[np.integer] | int = 0
 
     @staticmethod
     def from_bytes(layout: Layout, raw: Bytes, shape: tuple[int, int]) -> Weight:
@@ -145,7 +145,7 @@ class Weight:
         origin = self.origin[ids] if isinstance(self.origin, np.ndarray) else ids + self.origin
         return Weight(self.layout, (len(ids), self.shape[1]), parts, origin)
 
-    def row_numbers(self) -> Ints:
+    def row_numbers(self) -> npt.NDArray[np.integer]:
         """Each row's number in the whole weight, for messages."""
         if isinstance(self.origin, np.ndarray):
             return self.origin
