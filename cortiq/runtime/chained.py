@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -131,9 +132,14 @@ class ChainExecutable:
         return [self._token(row) for row in batch.rows]
 
     def _token(self, row: Row) -> int | None:
-        if not isinstance(row.token, Drawn):
-            return int(row.token)
-        return self._drawn[row.token.row] if 0 <= row.token.row < len(self._drawn) else None
+        token: Any = row.token
+        try:
+            if not isinstance(token, Drawn):
+                return operator.index(token)
+            at = operator.index(token.row)
+        except TypeError:
+            return None
+        return self._drawn[at] if 0 <= at < len(self._drawn) else None
 
 
 def _drawn_token(wants: Mapping[Want, Any]) -> int | None:
@@ -210,7 +216,7 @@ class _Work:
         if positions != list(range(start, start + count)):
             return _declined(f"positions must go on from {start} one by one")
         if any(self.tokens[i] is None for i in sequence.rows):
-            return _declined("a row's input is a token that the previous batch did not draw")
+            return _declined("a row's token is no id, or the previous batch did not draw it")
         unknown = [name for i in sequence.rows for name in self._unknown(i)]
         if unknown:
             return _declined(f"the graph {self.batch.entry!r} has no value {unknown[0]!r}")

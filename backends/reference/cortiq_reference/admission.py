@@ -61,6 +61,8 @@ def _unfit(graph: Graph, name: str, value: object) -> str | None:
 
 def _unanswerable(graph: Graph, want: Want) -> str | None:
     """Why a want has no answer."""
+    if not isinstance(want, Want):
+        return f"nothing answers the want {want!r}"
     name = value_of(want)
     type_ = graph.values.get(name)
     if type_ is None:
@@ -68,7 +70,7 @@ def _unanswerable(graph: Graph, want: Want) -> str | None:
     if isinstance(want, Digest) and type_.dtype != "f32":
         return f"{name!r} is {type_}; digests are of f32 values"
     width = type_.shape[-1] if type_.shape else 1
-    if isinstance(want, Top) and not 1 <= want.count <= width:
+    if isinstance(want, Top) and not (type(want.count) is int and 1 <= want.count <= width):
         return f"the top {want.count} of {width} logits"
     if isinstance(want, Draw):
         unknown = [token for token in want.sampling.logit_bias if token >= width]

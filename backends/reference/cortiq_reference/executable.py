@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from cortiq.backend import (
     Row,
     State,
     Status,
+    check_exported,
 )
 from cortiq.errors import BackendError, RequestError
 from cortiq.ir import KVRows, Program, Ring, primitives_of
@@ -86,6 +88,7 @@ class ReferenceExecutable:
 
     def import_(self, exported: ExportedState, limit: int) -> ReferenceState:
         """A sequence that continues an exported one."""
+        check_exported(exported, self.program, limit)
         state = self.open(limit)
         try:
             state.load(exported)
@@ -173,11 +176,16 @@ class ReferenceExecutable:
         return self._plans[entry]
 
     def _token(self, row: Row) -> int:
-        if not isinstance(row.token, Drawn):
-            return int(row.token)
-        known = 0 <= row.token.row < len(self._drawn)
-        token = self._drawn[row.token.row] if known else None
-        return -1 if token is None else token
+        """The row's id, −1 if it has none: no integer, or nothing drawn in that row."""
+        token: Any = row.token
+        try:
+            if not isinstance(token, Drawn):
+                return operator.index(token)
+            at = operator.index(token.row)
+        except TypeError:
+            return -1
+        drawn = self._drawn[at] if 0 <= at < len(self._drawn) else None
+        return -1 if drawn is None else drawn
 
     def _admit(self, plan: Plan, batch: Batch, indices: list[int]) -> Outcome:
         """Whether a sequence's rows can be computed; makes room for them, and moves nothing."""

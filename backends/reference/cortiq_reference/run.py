@@ -25,7 +25,7 @@ class Run:
         plan: Plan,
         batch: Batch,
         accepted: list[tuple[ReferenceState, list[int]]],
-        tokens: list[int],
+        tokens: list[int | None],
         answers: Answers,
     ) -> None:
         self.plan, self.batch, self.answers = plan, batch, answers
@@ -94,7 +94,8 @@ class Run:
         stacked = np.stack([np.asarray(v).reshape(type_.shape) for v in values])
         if type_.dtype == "i32":
             return stacked.astype(np.int32)
-        return snap(stacked.astype(F32), faults)
+        with np.errstate(over="ignore"):  # float64 beyond float32 is infinite, and so a fault
+            return snap(stacked.astype(F32), faults)
 
     def _overridden(self, name: str, value: Any, rows: npt.NDArray, faults: Flags) -> Any:
         """Values that a row supplies itself take the place of what the node computed."""
