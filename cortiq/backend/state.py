@@ -65,6 +65,8 @@ def check_exported(exported: ExportedState, program: Program, limit: int) -> Non
     ------
     RequestError : what is wrong, and where.
     """
+    if type(limit) is not int or limit < 0:
+        raise RequestError(f"a sequence of at most {shown(limit)} positions")
     lengths = exported.lengths
     if not isinstance(lengths, Mapping) or set(lengths) != set(program.graphs):
         _refuse("lengths", f"is not for the entry graphs {sorted(program.graphs)}")
