@@ -129,7 +129,7 @@ def test_rows_of_released_sequences_and_of_other_executables_are_refused(executa
     for state in (gone, foreign, None, 5):
         with pytest.raises(BackendError):
             executable.forward(Batch([Row(good, 0, 1), Row(state, 0, 1)]))
-    with pytest.raises(BackendError, match="no entry graph"):
+    with pytest.raises(RequestError, match="no entry graph"):
         executable.forward(Batch([Row(good, 0, 1)], "x"))
     assert step(executable, good) == clean
 

@@ -25,7 +25,7 @@ class Run:
         plan: Plan,
         batch: Batch,
         accepted: list[tuple[ReferenceState, list[int]]],
-        tokens: list[int | None],
+        tokens: list[int],
         answers: Answers,
     ) -> None:
         self.plan, self.batch, self.answers = plan, batch, answers
