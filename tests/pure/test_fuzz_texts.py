@@ -59,7 +59,7 @@ def test_tokenizer_metadata():
         for _ in range(random_.randint(1, 2)):
             key = random_.choice(list(given))
             value = given[key]
-            if isinstance(value, list) and random_.random() < 0.7:
+            if isinstance(value, list) and value and random_.random() < 0.7:
                 value = list(value)
                 value[random_.randrange(len(value))] = random_.choice(ODD)
                 given[key] = value
