@@ -68,7 +68,7 @@ def library() -> ctypes.CDLL:
         "cortiq_pool_destroy": (None, [pointer]),
         "cortiq_run": (int32, [pointer, pointer, int32, pointer]),
         "cortiq_record_bytes": (size, [int32]),
-        "cortiq_record_planes": (None, [pointer, int32, int32]),
+        "cortiq_record_finish": (None, [pointer, int32]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(native, name)

@@ -124,10 +124,8 @@ void cortiq_barrier(cortiq_worker *worker);
 /* ---- Records: quantised rows as kernels keep them (NUMERICS.md, section 9).
  *
  * A record of width K, padded with zeros to P = K rounded up to 32:
- *     int16 q[P]           natural order
- *     int8 hi[P], lo[P]    planes, q = 256·hi + lo; within each four columns in the order 0 2 1 3
- *     int16 sum_hi[P/16]   sums of 16 columns of a plane
- *     int16 sum_lo[P/16]
+ *     int16 q[P]
+ *     int32 sum[P/16]   sums of 16 columns
  *     int32 e
  * filled up to a multiple of 64 bytes. A buffer of records is 64-byte aligned.
  */
@@ -135,32 +133,22 @@ static inline int32_t cortiq_padded(int32_t width) { return (width + 31) & ~31; 
 static inline size_t cortiq_record_stride(int32_t width)
 {
     size_t padded = (size_t)cortiq_padded(width);
-    return (padded * 4 + padded / 16 * 4 + 4 + 63) & ~(size_t)63;
+    return (padded * 2 + padded / 16 * 4 + 4 + 63) & ~(size_t)63;
 }
-static inline int16_t *cortiq_record_q(void *record) { return (int16_t *)record; }
-static inline int8_t *cortiq_record_hi(void *record, int32_t width)
+static inline int16_t *cortiq_record_q(const void *record) { return (int16_t *)record; }
+static inline int32_t *cortiq_record_sums(const void *record, int32_t width)
 {
-    return (int8_t *)record + 2 * (size_t)cortiq_padded(width);
+    return (int32_t *)((int8_t *)record + 2 * (size_t)cortiq_padded(width));
 }
-static inline int8_t *cortiq_record_lo(void *record, int32_t width)
+static inline int32_t *cortiq_record_e(const void *record, int32_t width)
 {
-    return (int8_t *)record + 3 * (size_t)cortiq_padded(width);
-}
-static inline int16_t *cortiq_record_sum_hi(void *record, int32_t width)
-{
-    return (int16_t *)((int8_t *)record + 4 * (size_t)cortiq_padded(width));
-}
-static inline int16_t *cortiq_record_sum_lo(void *record, int32_t width)
-{
-    return cortiq_record_sum_hi(record, width) + cortiq_padded(width) / 16;
-}
-static inline int32_t *cortiq_record_e(void *record, int32_t width)
-{
-    return (int32_t *)(cortiq_record_sum_lo(record, width) + cortiq_padded(width) / 16);
+    return cortiq_record_sums(record, width) + cortiq_padded(width) / 16;
 }
 CORTIQ_API size_t cortiq_record_bytes(int32_t width); /* cortiq_record_stride, for ctypes */
 
-/* Given q (all P of it, zeros beyond K): planes and sums. */
-CORTIQ_API void cortiq_record_planes(void *record, int32_t width, int32_t isa);
+/* Given q: zero its padding and fill the sums. Whoever writes q and e of a record that a matmul
+ * will read calls this last.
+ */
+CORTIQ_API void cortiq_record_finish(void *record, int32_t width);
 
 #endif

@@ -4,6 +4,7 @@
 #include "pool.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +16,10 @@
 #define RELAX() ((void)0)
 #endif
 
-/* Turns of a waiting thread before it sleeps: about 50 µs, longer than most ops. */
-enum { SPINS = 4000 };
+/* Turns of a waiting thread before it lets others run, and how often it does before it sleeps:
+ * some 50 µs together, longer than most ops.
+ */
+enum { SPINS = 300, YIELDS = 60 };
 
 typedef struct {
     _Alignas(64) atomic_int value;
@@ -40,10 +43,13 @@ struct cortiq_pool {
 /* Wait until *value differs from `old`: spin, then sleep. */
 static void wait_change(cortiq_pool *pool, counter *watched, int old)
 {
-    for (int i = 0; i < SPINS; i++) {
+    for (int i = 0; i < SPINS + YIELDS; i++) {
         if (atomic_load_explicit(&watched->value, memory_order_acquire) != old)
             return;
-        RELAX();
+        if (i < SPINS)
+            RELAX();
+        else
+            sched_yield();
     }
     pthread_mutex_lock(&pool->mutex);
     atomic_fetch_add(&pool->sleepers.value, 1);
