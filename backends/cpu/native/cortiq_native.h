@@ -125,24 +125,47 @@ void cortiq_barrier(cortiq_worker *worker);
  *
  * A record of width K, padded with zeros to P = K rounded up to 32:
  *     int16 q[P]
- *     int32 sum[P/16]   sums of 16 columns
+ *     int32 sum[P/16]       sums S of 16 columns
+ *     float sum32[P/32]     sums of 32 columns, exact
+ *     int16 high16[P/16], low16[P/16]   S = 256·high + low, 0 ≤ low < 256
+ *     int16 high32[P/32], low32[P/32]   the same for 32 columns
  *     int32 e
  * filled up to a multiple of 64 bytes. A buffer of records is 64-byte aligned.
  */
 static inline int32_t cortiq_padded(int32_t width) { return (width + 31) & ~31; }
 static inline size_t cortiq_record_stride(int32_t width)
 {
-    size_t padded = (size_t)cortiq_padded(width);
-    return (padded * 2 + padded / 16 * 4 + 4 + 63) & ~(size_t)63;
+    size_t blocks = (size_t)cortiq_padded(width) / 32;
+    return (blocks * 88 + 4 + 63) & ~(size_t)63;
 }
 static inline int16_t *cortiq_record_q(const void *record) { return (int16_t *)record; }
 static inline int32_t *cortiq_record_sums(const void *record, int32_t width)
 {
     return (int32_t *)((int8_t *)record + 2 * (size_t)cortiq_padded(width));
 }
+static inline float *cortiq_record_sum32(const void *record, int32_t width)
+{
+    return (float *)(cortiq_record_sums(record, width) + cortiq_padded(width) / 16);
+}
+static inline int16_t *cortiq_record_high16(const void *record, int32_t width)
+{
+    return (int16_t *)(cortiq_record_sum32(record, width) + cortiq_padded(width) / 32);
+}
+static inline int16_t *cortiq_record_low16(const void *record, int32_t width)
+{
+    return cortiq_record_high16(record, width) + cortiq_padded(width) / 16;
+}
+static inline int16_t *cortiq_record_high32(const void *record, int32_t width)
+{
+    return cortiq_record_low16(record, width) + cortiq_padded(width) / 16;
+}
+static inline int16_t *cortiq_record_low32(const void *record, int32_t width)
+{
+    return cortiq_record_high32(record, width) + cortiq_padded(width) / 32;
+}
 static inline int32_t *cortiq_record_e(const void *record, int32_t width)
 {
-    return cortiq_record_sums(record, width) + cortiq_padded(width) / 16;
+    return (int32_t *)(cortiq_record_low32(record, width) + cortiq_padded(width) / 32);
 }
 CORTIQ_API size_t cortiq_record_bytes(int32_t width); /* cortiq_record_stride, for ctypes */
 
