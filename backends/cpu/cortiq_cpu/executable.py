@@ -48,7 +48,8 @@ class CpuExecutable:
         threads = options.threads or len(os.sched_getaffinity(0))
         self.pool = Pool(threads, options.extra.get("isa"))
         graphs = primitives_of(program).graphs
-        self.layout = StateLayout(program, graphs, options.page_rows)
+        poison = bool(options.extra.get("poison"))
+        self.layout = StateLayout(program, graphs, options.page_rows, poison)
         packed = Weights(weights, self.pool)
         self._plans = {name: Plan(g, packed, self.layout, self.pool) for name, g in graphs.items()}
         self.placement = dict.fromkeys(

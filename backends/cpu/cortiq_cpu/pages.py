@@ -69,6 +69,17 @@ class PageLayout:
             value_e.view(np.int8),
         )
 
+    def poison(self, page: Bytes) -> None:
+        """Fill a page, its padding aside, with large integers under large exponents."""
+        keys, values, *exponents = self.parts(page)
+        odd = self.slot.key_dim % PAIR
+        keys[...] = LARGEST
+        if odd:
+            keys[:, :, -1, :, 1] = 0
+        values[..., : self.slot.value_dim, :] = LARGEST
+        for exponent in exponents:
+            exponent[...] = 60
+
     def read(self, pages: list[Bytes], rows: int) -> KVPlanes:
         """The first rows as canonical planes."""
         slot = self.slot

@@ -27,6 +27,8 @@ TRUNK_ROWS = 256
 """Rows of a chunk: enough for a weight to be read once for many of them."""
 TAIL_BYTES = 16 << 20
 """Room for the widest value of the tail, usually logits: bounds the tail's rows."""
+LONG = 1 << 16
+"""Positions up to which few queries' keys are spread over threads."""
 SIDE_VALUES = ("token", "position")
 """Inputs that live in the row sets, not in the arena."""
 
@@ -104,14 +106,12 @@ class Plan:
     def _workspace_bytes(self) -> int:
         """What attention and answers need besides their inputs and outputs."""
         native, threads = library(), self.pool.threads
-        sizes = [0]
-        for node in self.graph.nodes:
-            op = node.op
-            if isinstance(op, ops.Attend):
-                sizes.append(native.cortiq_attend_workspace(threads, op.heads, op.value_dim))
+        attends = {(n.op.value_dim, LONG) for n in self.graph.nodes if isinstance(n.op, ops.Attend)}
+        sizes = [native.cortiq_attend_workspace(*shape, threads) for shape in attends]
         logits = self.graph.values.get("logits")
-        width = prod(logits.shape) if logits else 0
-        return max(*sizes, native.cortiq_tail_workspace(threads, width))
+        if logits is not None:
+            sizes.append(native.cortiq_tail_workspace(prod(logits.shape), threads))
+        return max(sizes, default=0)
 
     def request_of(self, rows: Sequence[Row]) -> Request:
         """What these rows ask for."""

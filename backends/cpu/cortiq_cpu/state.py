@@ -17,6 +17,9 @@ from cortiq_cpu.pages import TILE, PageLayout
 if TYPE_CHECKING:
     from cortiq_cpu.executable import CpuExecutable
 
+POISON = 2.0**49
+"""What unused rows of rings hold in tests."""
+
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
@@ -31,7 +34,14 @@ class StateLayout:
     page_rows : positions of a page.
     """
 
-    def __init__(self, program: Program, graphs: Mapping[str, Graph], page_rows: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        graphs: Mapping[str, Graph],
+        page_rows: int,
+        poison: bool = False,
+    ) -> None:
+        self.poison = poison
         tiles = max(1, -(-page_rows // TILE))
         self.page_rows = tiles * TILE
         self.kv: dict[str, PageLayout] = {}
@@ -63,10 +73,15 @@ class StateLayout:
         return {slot: lengths[entry] for entry, slots in self.written.items() for slot in slots}
 
     def new_page(self) -> Bytes:
-        """A page of zeros, aligned."""
+        """A page of zeros, aligned; in tests, of what would show if it were read."""
         block = np.zeros(self.page_bytes + LINE, np.uint8)
         skip = -block.ctypes.data % LINE
-        return block[skip : skip + self.page_bytes]
+        page = block[skip : skip + self.page_bytes]
+        if self.poison:
+            for name, layout in self.kv.items():
+                start = self.offsets[name]
+                layout.poison(page[start : start + layout.page_bytes])
+        return page
 
 
 class Rows:
@@ -74,15 +89,15 @@ class Rows:
     exact.
     """
 
-    def __init__(self, slot: Ring) -> None:
-        self.slot = slot
+    def __init__(self, slot: Ring, fill: float = 0.0) -> None:
+        self.slot, self.fill = slot, fill
         self.base = 0
         self.data: Floats = np.zeros((0, slot.width), np.float32)
 
     def grow(self, rows: int) -> None:
         """Make room for positions 0 … rows − 1."""
         if rows > len(self.data):
-            grown = np.zeros((rows, self.slot.width), np.float32)
+            grown = np.full((rows, self.slot.width), self.fill, np.float32)
             grown[: len(self.data)] = self.data
             self.data = grown
 
@@ -103,7 +118,7 @@ class Rows:
 
     def copy(self) -> Rows:
         """Another one with the same rows."""
-        other = Rows(self.slot)
+        other = Rows(self.slot, self.fill)
         other.base, other.data = self.base, self.data.copy()
         return other
 
@@ -127,7 +142,8 @@ class CpuState:
     def clear(self) -> None:
         """Empty the sequence."""
         self.pages = []
-        self.rings = {name: Rows(slot) for name, slot in self._layout.rings.items()}
+        fill = POISON if self._layout.poison else 0.0
+        self.rings = {name: Rows(slot, fill) for name, slot in self._layout.rings.items()}
         self.tokens: list[int] = []
         self.lengths = dict.fromkeys(self._owner.program.graphs, 0)
         self._locate()
