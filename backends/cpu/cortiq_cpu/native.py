@@ -69,6 +69,8 @@ def library() -> ctypes.CDLL:
         "cortiq_run": (int32, [pointer, pointer, int32, pointer]),
         "cortiq_record_bytes": (size, [int32]),
         "cortiq_record_finish": (None, [pointer, int32]),
+        "cortiq_matrix_init": (ctypes.c_int64, [pointer]),
+        "cortiq_matrix_pack": (int32, [pointer, int32, int32, int32, pointer, pointer, pointer]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(native, name)

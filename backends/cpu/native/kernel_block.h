@@ -25,7 +25,7 @@ typedef struct {
     block_scratch *scratch;
     int32_t column, units, block, row;
     int32_t first, last; /* chunk of the row? */
-    int32_t lane;        /* w16: outputs from here on; else 0 */
+    int32_t lane;        /* outputs from here on: w16 takes half a tile at a time */
 } chunk;
 
 /* Codes of one vector of outputs of a chunk to vector `to` of the tile; `plane` 1: w16's low one. */
@@ -80,8 +80,9 @@ INLINE void expand_tile(const int layout, const chunk *c)
     for (int v = 0; v < TILE_VECTORS; v++) {
         if (layout == CORTIQ_W16) {
             int lane = c->lane + v % (TILE_VECTORS / 2) * LANES, plane = v >= TILE_VECTORS / 2;
-            expand(layout, c, t->panel, plane, lane, v);
-            expand_sides(layout, c, t->panel, lane, v);
+            const uint8_t *from = t->panel + lane / PANEL * t->matrix->panel_bytes;
+            expand(layout, c, from, plane, lane % PANEL, v);
+            expand_sides(layout, c, from, lane % PANEL, v);
             continue;
         }
         /* A tile of two panels may lack the second: its place repeats the first. */
@@ -272,10 +273,9 @@ INLINE void block_rows(const int layout, const int rows, const chunk *c)
     TARGET static void block_##name(const cortiq_tile *t)                                          \
     {                                                                                              \
         const int layout = CORTIQ_##name, w16 = layout == CORTIQ_W16;                              \
-        const int outputs = w16 && TILE / 2 < PANEL ? TILE / 2 : PANEL;                            \
         chunk c = {.tile = t, .scratch = (block_scratch *)t->scratch};                             \
         int32_t units = cortiq_padded(t->matrix->width) / UNIT;                                    \
-        do {                                                                                       \
+        for (; c.lane < t->outputs; c.lane += w16 ? TILE / 2 : TILE)                               \
             for (c.column = 0; c.column < units * UNIT; c.column += CHUNK) {                       \
                 int32_t left = units - c.column / UNIT;                                            \
                 c.units = left < CHUNK / UNIT ? left : CHUNK / UNIT;                               \
@@ -289,7 +289,5 @@ INLINE void block_rows(const int layout, const int rows, const chunk *c)
                 ROWS_AT_A_TIME(layout, 2)                                                          \
                 ROWS_AT_A_TIME(layout, 1)                                                          \
             }                                                                                      \
-            c.lane += outputs;                                                                     \
-        } while (w16 && c.lane < PANEL);                                                           \
     }
 CORTIQ_EACH_LAYOUT(BLOCK_KERNEL)
