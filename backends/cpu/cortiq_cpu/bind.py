@@ -17,10 +17,10 @@ from cortiq_cpu.arena import Arena, Places
 from cortiq_cpu.arguments import Kind, address
 from cortiq_cpu.fuse import Attention, Heads, NormChain, Part, Wise
 from cortiq_cpu.lower import Admit, Gather, Lowered, Step
-from cortiq_cpu.matrix import PRODUCTS, ChosenArgs, EmbedArgs, MatMulArgs
 from cortiq_cpu.native import Op, library
 from cortiq_cpu.rows import RowSet
 from cortiq_cpu.state import StateLayout
+from cortiq_cpu.structs import PRODUCTS, ChosenArgs, EmbedArgs, MatmulArgs
 from cortiq_cpu.weights import Weights
 
 F32 = np.float32
@@ -343,7 +343,7 @@ def _matmul(b: Binder, step: Step) -> Bound:
     pairs = list(zip(step.nodes, step.outputs, strict=True))
     for start in range(0, len(pairs), PRODUCTS):
         part = pairs[start : start + PRODUCTS]
-        args = MatMulArgs(x=b.at(step.inputs[0]), inner=1, count=len(part))
+        args = MatmulArgs(x=b.at(step.inputs[0]), inner=1, count=len(part))
         for product, (node, out) in zip(args.products, part, strict=False):
             split = b.split(out)
             args.inner = split["inner"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,8 +51,9 @@ class CpuExecutable:
         graphs = primitives_of(program).graphs
         poison = bool(options.extra.get("poison"))
         self.layout = StateLayout(program, graphs, options.page_rows, poison)
-        packed = Weights(weights, self.pool)
-        self._plans = {name: Plan(g, packed, self.layout, self.pool) for name, g in graphs.items()}
+        with ThreadPoolExecutor(threads) as packers:
+            packed = Weights(weights, packers)
+            self._plans = {n: Plan(g, packed, self.layout, self.pool) for n, g in graphs.items()}
         self.placement = dict.fromkeys(
             (node.name for graph in program.graphs.values() for node in graph.nodes), "cpu"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from math import prod
 
 import numpy as np
@@ -11,8 +12,7 @@ from cortiq.ir import Node, ops
 from cortiq.numerics.attention import Scoring, scoring
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.norms import checked_epsilon, offset_weight
-from cortiq_cpu.matrix import Matrix
-from cortiq_cpu.native import Pool
+from cortiq_cpu.packing import PackedMatrix
 
 MATRIX_OPS = (ops.EmbedRows, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)
 
@@ -25,9 +25,9 @@ class Weights:
     source : the weights by name. pool : whose threads pack them.
     """
 
-    def __init__(self, source: Mapping[str, Weight], pool: Pool) -> None:
+    def __init__(self, source: Mapping[str, Weight], pool: ThreadPoolExecutor) -> None:
         self._source, self._pool = source, pool
-        self._matrices: dict[str, Matrix] = {}
+        self._matrices: dict[str, PackedMatrix] = {}
         self._vectors: dict[tuple[str, float], np.ndarray] = {}
         self._taps: dict[str, np.ndarray] = {}
         self._scorings: dict[ops.Attend, Scoring] = {}
@@ -53,7 +53,7 @@ class Weights:
     def _pack(self, name: str, op: ops.EmbedRows) -> None:
         if name not in self._matrices:
             *lead, _, _ = next(iter(op.weight_shapes().values()))
-            self._matrices[name] = Matrix(self._source[name], name, prod(lead), self._pool)
+            self._matrices[name] = PackedMatrix(self._source[name], name, prod(lead), self._pool)
 
     def _prepare_vector(self, name: str, offset: float) -> None:
         values = floats(self._source[name], name).reshape(-1)
