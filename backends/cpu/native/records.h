@@ -4,8 +4,6 @@
 
 #include "kernels.h"
 
-#include <string.h>
-
 /* Quantise n values to record `index` of a buffer of records. */
 static inline void cortiq_quantise_to(void *records, int64_t index, const float *x, int32_t n,
                                       int isa)
