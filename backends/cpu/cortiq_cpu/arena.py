@@ -78,7 +78,11 @@ class Places:
 
 
 def assign(
-    lowered: Lowered, groups: list[list[Step]], sizes: dict[str, int], kept: set[str]
+    lowered: Lowered,
+    groups: list[list[Step]],
+    sizes: dict[str, int],
+    kept: set[str],
+    first: list[str],
 ) -> Places:
     """Give every value of the steps a place.
 
@@ -88,6 +92,7 @@ def assign(
         inside it.
     sizes : bytes of each value's buffer.
     kept : values whose places are never given away: wants and the graph's inputs.
+    first : of these, values that exist before the first step.
     """
     last: dict[str, int] = {}
     for index, group in enumerate(groups):
@@ -96,6 +101,9 @@ def assign(
                 last[lowered.root(name)] = index
     free, offsets = _Free(), {}
     roots = {lowered.root(name) for name in kept}
+    for name in first:
+        if name in last:
+            offsets[name] = free.take(aligned(sizes[name]))
     for index, group in enumerate(groups):
         touched = dict.fromkeys(
             lowered.root(name) for step in group for name in (*step.inputs, *step.outputs)

@@ -176,7 +176,8 @@ class Plan:
         gathered = {name for step in tail if isinstance(step.op, Gather) for name in step.inputs}
         kept = {*request.wanted, *request.supplied, *gathered, *self.graph.inputs}
         groups = [[step] for step in (*trunk, *tail)]
-        return assign(lowered, groups, sizes, kept - set(SIDE_VALUES))
+        first = [name for name in self.graph.inputs if name not in SIDE_VALUES]
+        return assign(lowered, groups, sizes, kept - set(SIDE_VALUES), first)
 
     def _binder(self, lowered: Lowered, places: Places, number: int) -> Binder:
         shared = (self.angles, self.layout, self.weights, self.workspace)
