@@ -114,7 +114,7 @@ class Asked:
         if self.ask.kind == "top":
             return self.index[place].copy(), self.values[place].copy()
         if self.ask.kind == "log_sum_exp":
-            return self.values[place, 0]
+            return self.values[place].copy()
         if self.ask.kind == "digest":
             return tuple(int(word) for word in self.words[place])
         return int(self.index[place, 0])
