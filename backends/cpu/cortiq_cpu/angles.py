@@ -53,5 +53,5 @@ class Angles:
         for table, (cos, sin) in self._tables.items():
             found = self._rows.get((table, id(rows)))
             if found is not None:
-                np.take(cos, positions, axis=0, out=found[0][:count], mode="clip")
-                np.take(sin, positions, axis=0, out=found[1][:count], mode="clip")
+                found[0][:count] = cos[positions]
+                found[1][:count] = sin[positions]

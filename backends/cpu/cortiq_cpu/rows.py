@@ -75,8 +75,9 @@ class Flat:
 
     def stretches(self, rows: np.ndarray) -> list[Stretch]:
         """Neighbouring rows of one sequence, for ascending `rows`; places count from the first."""
-        if not len(rows):
-            return []
+        if len(rows) == 1:
+            row = int(rows[0])
+            return [(self.accepted[self.owner[row]].state, 0, 1, int(self.positions[row]))]
         owner = self.owner[rows]
         breaks = np.flatnonzero((np.diff(rows) != 1) | (np.diff(owner) != 0)) + 1
         edges = [0, *breaks.tolist(), len(rows)]
