@@ -16,9 +16,22 @@ INLINE void direct_rows_of(const cortiq_tile *t, const int rows, int row, direct
     }
 }
 
-/* total[i] += unit · 16 columns of row i */
+/* total[i] += unit · 16 columns of row i. One or two rows sum in two parts each, so that one
+ * product need not wait for the one before.
+ */
 INLINE void dot_unit(const int rows, const vi *p, const direct_row *x, int column, vi *total)
 {
+    for (int i = 0; rows <= 2 && i < rows; i++) {
+        vi second = vi_zero();
+        _Pragma("GCC unroll 4")
+        for (int j = 0; j < 8; j += 2) {
+            total[i] = vi_dot(total[i], p[j], pair(x[i].q + column + 2 * j));
+            second = vi_dot(second, p[j + 1], pair(x[i].q + column + 2 * j + 2));
+        }
+        total[i] = vi_add(total[i], second);
+    }
+    if (rows <= 2)
+        return;
     _Pragma("GCC unroll 8")
     for (int j = 0; j < 8; j++)
         _Pragma("GCC unroll 8")
@@ -62,9 +75,9 @@ INLINE void direct_32(const int layout, const int rows, const cortiq_tile *t, in
         finish_row(t, row + i, lane, vf_add(y[i], run[i]));
 }
 
-/* high·256 + rest += sub-scale · Σ code·q over sub-block `sub` of block b. */
-INLINE void direct_sub(const int layout, const int rows, const cortiq_tile *t, int b, const int sub,
-                       int lane, const direct_row *x, vi *high, vi *rest, vi *low)
+/* high·256 + rest += sub-scale · Σ code·q over sub-block `sub` of block b; odd is sub & 1. */
+INLINE void direct_sub(const int layout, const int rows, const cortiq_tile *t, int b, int sub,
+                       const int odd, int lane, const direct_row *x, vi *high, vi *rest, vi *low)
 {
     const int units = layout_sub(layout) / UNIT, subs = layout_subs(layout);
     const uint8_t *side = side_of(layout, t->matrix, t->panel, b);
@@ -74,12 +87,12 @@ INLINE void direct_sub(const int layout, const int rows, const cortiq_tile *t, i
     _Pragma("GCC unroll 2")
     for (int u = 0; u < units; u++) {
         int unit = (b * subs + sub) * units + u;
-        unpack_unit(layout, t->matrix, t->panel, unit, (sub * units + u) & 1, lane, p);
+        unpack_unit(layout, t->matrix, t->panel, unit, units == 2 ? u : odd, lane, p);
         dot_unit(rows, p, x, UNIT * unit, total);
     }
     if (layout_has_minimum(layout))
         offset = load_offset(layout, side, sub, lane);
-    const int spill = (sub + 1) * layout_sub(layout) % layout_spill(layout) == 0;
+    const int spill = odd || layout_spill(layout) <= layout_sub(layout);
     for (int i = 0; i < rows; i++) {
         rest[i] = vi_add(rest[i], vi_multiply(total[i], scale));
         if (layout_spill(layout) < 256 && spill) {
@@ -118,9 +131,10 @@ INLINE void direct_wide(const int layout, const int rows, const cortiq_tile *t, 
             high[i] = rest[i] = low[i] = vi_zero();
         int units = cortiq_padded(m->width) / UNIT - 16 * b;
         if (layout_is_k(layout))
-            _Pragma("GCC unroll 16")
-            for (int s = 0; s < layout_subs(layout); s++)
-                direct_sub(layout, rows, t, b, s, lane, x, high, rest, low);
+            for (int s = 0; s < layout_subs(layout); s += 2) {
+                direct_sub(layout, rows, t, b, s, 0, lane, x, high, rest, low);
+                direct_sub(layout, rows, t, b, s + 1, 1, lane, x, high, rest, low);
+            }
         else
             direct_units(layout, rows, t, b, units < 16 ? units : 16, lane, x, rest);
         const uint8_t *side = side_of(layout, m, t->panel, b);
@@ -200,6 +214,8 @@ INLINE void direct(const int layout, const int rows, const cortiq_tile *t, int r
     {                                                                                              \
         for (int lane = 0; lane < PANEL && lane < t->outputs; lane += LANES) {                     \
             int row = 0;                                                                           \
+            for (; LANES > 8 && row + 8 <= t->count; row += 8)                                     \
+                direct(CORTIQ_##name, 8, t, row, lane);                                            \
             for (; LANES > 8 && row + 4 <= t->count; row += 4)                                     \
                 direct(CORTIQ_##name, 4, t, row, lane);                                            \
             for (; LANES > 4 && row + 2 <= t->count; row += 2)                                     \

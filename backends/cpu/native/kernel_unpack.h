@@ -76,6 +76,8 @@ INLINE void unpack_unit(const int layout, const cortiq_matrix *m, const uint8_t 
     const int bits = layout_bits(layout);
     const uint8_t *main = panel + 4 * lane + (size_t)unit * (bits == 16 ? 256 : layout_main_bytes(layout));
     const uint8_t *extra = panel + m->extra_at + 4 * lane;
+    for (int line = 0; line < (bits >= 8 ? 4 : bits >= 4 ? 2 : 1); line++)
+        __builtin_prefetch(main + AHEAD + 64 * line);
     if (bits >= 8) {
         vi a = vi_load(main), b = vi_load(main + 64), c = vi_load(main + 128);
         vi d = vi_load(main + 192);
