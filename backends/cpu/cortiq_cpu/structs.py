@@ -16,6 +16,7 @@ PRODUCTS = 4
 """Matrices that one matmul op multiplies the same rows with, at most."""
 
 EMBED_ROWS, QUANTISE, MATMUL, MATMUL_CHOSEN = 1, 2, 3, 4
+PROBE_READ, PROBE_DOTS = 62, 63
 """Kinds of ops (`cortiq_kind`)."""
 
 
@@ -29,8 +30,6 @@ class CMatrix(ctypes.Structure):
         ("matrices", ctypes.c_int32),
         ("panels", ctypes.c_int32),
         ("blocks", ctypes.c_int32),
-        ("extra_at", ctypes.c_int64),
-        ("side_at", ctypes.c_int64),
         ("panel_bytes", ctypes.c_int64),
         ("data", ctypes.c_void_p),
     )
@@ -77,4 +76,15 @@ class EmbedArgs(ctypes.Structure):
         ("matrix", ctypes.c_void_p),
         ("ids", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
+    )
+
+
+class ProbeArgs(ctypes.Structure):
+    """`cortiq_probe_args`."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("multiplies", ctypes.c_int64),
+        ("result", ctypes.c_int64),
     )

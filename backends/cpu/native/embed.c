@@ -8,14 +8,15 @@ static int32_t code_at(const cortiq_matrix *m, const uint8_t *panel, int output,
 {
     static const uint8_t place[4] = {0, 2, 1, 3};
     int layout = m->layout, bits = layout_bits(layout), vector = k / 4 % 4;
-    int32_t unit = k / UNIT, byte = 4 * output + place[k % 4];
-    const uint8_t *main = panel + (size_t)unit * layout_main_bytes(layout) + byte;
-    const uint8_t *extra = panel + m->extra_at + byte;
+    int32_t unit = k / UNIT % CHUNK_UNITS, byte = 4 * output + place[k % 4];
+    const cortiq_chunk chunk = chunk_at(layout, m, panel, k / UNIT / CHUNK_UNITS);
+    const uint8_t *main = chunk.main + unit * layout_main_bytes(layout) + byte;
+    const uint8_t *extra = chunk.extra + byte;
     if (bits == 8)
         return main[64 * vector] - 128;
     if (bits == 16) {
-        const uint8_t *plane = panel + (size_t)unit * 256 + 64 * vector + byte;
-        return (plane[0] - 128) * 256 + plane[m->extra_at / 2] - 128;
+        int at = 256 * unit + 64 * vector + byte;
+        return (chunk.main[at] - 128) * 256 + chunk.main_low[at] - 128;
     }
     int code = bits < 4 ? main[0] >> (2 * vector) & 3 : main[64 * (vector / 2)] >> (4 * (vector % 2)) & 15;
     if (layout == CORTIQ_IQ4_NL)
@@ -23,9 +24,9 @@ static int32_t code_at(const cortiq_matrix *m, const uint8_t *panel, int output,
     else if (layout == CORTIQ_MXFP4)
         code = cortiq_mxfp4_table[code];
     if (bits == 6)
-        code |= (extra[64 * (size_t)unit] >> (2 * vector) & 3) << 4;
+        code |= (extra[64 * unit] >> (2 * vector) & 3) << 4;
     else if (bits == 3 || bits == 5)
-        code |= (extra[64 * (size_t)(unit / 2)] >> (unit % 2 * 4 + vector) & 1) << (bits - 1);
+        code |= (extra[64 * (unit / 2)] >> (unit % 2 * 4 + vector) & 1) << (bits - 1);
     return code - layout_offset(layout);
 }
 
@@ -43,8 +44,10 @@ static float scale_at(int layout, const uint8_t *side, int output)
 static float element_at(const cortiq_matrix *m, const uint8_t *panel, int output, int32_t k)
 {
     int layout = m->layout, block = layout_block(layout), sub = layout_sub(layout);
-    size_t b = block ? (size_t)(k / block) : 0;
-    const uint8_t *side = panel + m->side_at + b * layout_side_bytes(layout);
+    const cortiq_chunk chunk = chunk_at(layout, m, panel, k / UNIT / CHUNK_UNITS);
+    const uint8_t *side = chunk.side;
+    if (block == 32)
+        side += k / 32 % RUN_BLOCKS * layout_side_bytes(layout);
     int32_t code = code_at(m, panel, output, k), offset = 1;
     if (sub) {
         int s = k % block / sub, at = layout_subs_at(layout) + PANEL * s + output;

@@ -23,28 +23,25 @@ _Static_assert(sizeof(block_scratch) <= 1 << 20, "a worker's scratch is at least
 typedef struct {
     const cortiq_tile *tile;
     block_scratch *scratch;
-    int32_t column, units, block, row;
+    int32_t index, column, units, block, row;
     int32_t first, last; /* chunk of the row? */
     int32_t lane;        /* outputs from here on: w16 takes half a tile at a time */
 } chunk;
 
-/* Codes of one vector of outputs of a chunk to vector `to` of the tile; `plane` 1: w16's low one. */
-INLINE void expand(const int layout, const chunk *c, const uint8_t *panel, int plane, int lane, int to)
+/* Codes of one vector of outputs of a chunk to vector `to` of the tile. */
+INLINE void expand(const int layout, const chunk *c, const cortiq_chunk *from, const uint8_t *main,
+                   int lane, int to)
 {
-    const cortiq_matrix *m = c->tile->matrix;
-    const uint8_t *side = side_of(layout, m, panel, c->block);
     const int sub = layout_sub(layout);
-    const uint8_t *units = plane ? panel + m->extra_at / 2 : panel;
     vi offset = vi_set16((int16_t)layout_offset(layout));
     for (int u = 0; u < c->units; u++) {
         vi p[8], scale = vi_zero();
-        int unit = c->column / UNIT + u;
         if (u & 1)
-            unpack_unit(layout, m, units, unit, 1, lane, p);
+            unpack_unit(layout, from, main, u, 1, lane, p);
         else
-            unpack_unit(layout, m, units, unit, 0, lane, p);
+            unpack_unit(layout, from, main, u, 0, lane, p);
         if (sub) {
-            scale = load_sub_scale(layout, side, u * UNIT / sub, lane);
+            scale = load_sub_scale(layout, from->side, u * UNIT / sub, lane);
             scale = vi_or(vi_and(scale, vi_set(0xffff)), vi_left(scale, 16));
         }
         for (int j = 0; j < 8; j++) {
@@ -57,12 +54,12 @@ INLINE void expand(const int layout, const chunk *c, const uint8_t *panel, int p
     }
 }
 
-INLINE void expand_sides(const int layout, const chunk *c, const uint8_t *panel, int lane, int to)
+INLINE void expand_sides(const int layout, const chunk *c, const cortiq_chunk *from, int lane, int to)
 {
     block_scratch *scratch = c->scratch;
     int blocks = layout_block(layout) == 32 ? c->units / 2 : 1;
     for (int b = 0; b < blocks; b++) {
-        const uint8_t *side = side_of(layout, c->tile->matrix, panel, c->block + b);
+        const uint8_t *side = from->side + b * layout_side_bytes(layout);
         vf_store(scratch->scale[b] + to * LANES, load_scale(layout, side, lane));
         if (layout_has_minimum(layout))
             vf_store(scratch->minimum[b] + to * LANES, load_minimum(layout, side, lane));
@@ -74,23 +71,20 @@ INLINE void expand_sides(const int layout, const chunk *c, const uint8_t *panel,
     }
 }
 
+/* The tile's vectors: outputs from c->lane on, of w16 the high plane and then the low one. A tile
+ * may lack its second panel, whose place repeats the first.
+ */
 INLINE void expand_tile(const int layout, const chunk *c)
 {
     const cortiq_tile *t = c->tile;
+    const int planes = layout == CORTIQ_W16 ? 2 : 1, vectors = TILE_VECTORS / planes;
     for (int v = 0; v < TILE_VECTORS; v++) {
-        if (layout == CORTIQ_W16) {
-            int lane = c->lane + v % (TILE_VECTORS / 2) * LANES, plane = v >= TILE_VECTORS / 2;
-            const uint8_t *from = t->panel + lane / PANEL * t->matrix->panel_bytes;
-            expand(layout, c, from, plane, lane % PANEL, v);
-            expand_sides(layout, c, from, lane % PANEL, v);
-            continue;
-        }
-        /* A tile of two panels may lack the second: its place repeats the first. */
-        int panel = v * LANES / PANEL;
-        panel = panel * PANEL < t->outputs ? panel : 0;
-        const uint8_t *from = t->panel + panel * t->matrix->panel_bytes;
-        expand(layout, c, from, 0, v * LANES % PANEL, v);
-        expand_sides(layout, c, from, v * LANES % PANEL, v);
+        int output = c->lane + v % vectors * LANES;
+        int panel = output < t->outputs ? output / PANEL : 0;
+        const uint8_t *at = t->panel + panel * t->matrix->panel_bytes;
+        cortiq_chunk from = chunk_at(layout, t->matrix, at, c->index);
+        expand(layout, c, &from, v < vectors ? from.main : from.main_low, output % PANEL, v);
+        expand_sides(layout, c, &from, output % PANEL, v);
     }
 }
 
@@ -266,28 +260,47 @@ INLINE void block_rows(const int layout, const int rows, const chunk *c)
 }
 
 #define ROWS_AT_A_TIME(layout, n)                                                                  \
-    for (; n <= MOST_ROWS && c.row + n <= t->count; c.row += n)                                    \
-        block_rows(layout, n, &c);
+    for (; n <= MOST_ROWS && c->row + n <= c->tile->count; c->row += n)                            \
+        block_rows(layout, n, c);
 
-#define BLOCK_KERNEL(name)                                                                         \
+#define BLOCK_ROWS_KERNEL(name)                                                                    \
+    TARGET static void rows_##name(chunk *c)                                                       \
+    {                                                                                              \
+        ROWS_AT_A_TIME(CORTIQ_##name, 6)                                                           \
+        ROWS_AT_A_TIME(CORTIQ_##name, 3)                                                           \
+        ROWS_AT_A_TIME(CORTIQ_##name, 2)                                                           \
+        ROWS_AT_A_TIME(CORTIQ_##name, 1)                                                           \
+    }
+/* Once expanded, layouts differ only in how their sums go on. */
+BLOCK_ROWS_KERNEL(Q8_0) BLOCK_ROWS_KERNEL(Q4_1) BLOCK_ROWS_KERNEL(Q2_K) BLOCK_ROWS_KERNEL(Q3_K)
+BLOCK_ROWS_KERNEL(Q4_K) BLOCK_ROWS_KERNEL(Q5_K) BLOCK_ROWS_KERNEL(Q6_K)
+BLOCK_ROWS_KERNEL(W8) BLOCK_ROWS_KERNEL(W16)
+
+INLINE void block_chunks(const int layout, const cortiq_tile *t, void (*rows)(chunk *))
+{
+    chunk c = {.tile = t, .scratch = (block_scratch *)t->scratch};
+    int32_t units = cortiq_padded(t->matrix->width) / UNIT, chunks = chunks_of(t->matrix);
+    for (; c.lane < t->outputs; c.lane += layout == CORTIQ_W16 ? TILE / 2 : TILE)
+        for (c.index = 0; c.index < chunks; c.index++) {
+            int32_t left = units - c.index * CHUNK_UNITS;
+            c.column = c.index * CHUNK;
+            c.units = left < CHUNK_UNITS ? left : CHUNK_UNITS;
+            c.block = layout_is_row(layout) ? 0 : c.column / layout_block(layout);
+            c.first = c.index == 0;
+            c.last = c.index == chunks - 1;
+            c.row = 0;
+            expand_tile(layout, &c);
+            rows(&c);
+        }
+}
+
+#define BLOCK_KERNEL(name, like)                                                                   \
     TARGET static void block_##name(const cortiq_tile *t)                                          \
     {                                                                                              \
-        const int layout = CORTIQ_##name, w16 = layout == CORTIQ_W16;                              \
-        chunk c = {.tile = t, .scratch = (block_scratch *)t->scratch};                             \
-        int32_t units = cortiq_padded(t->matrix->width) / UNIT;                                    \
-        for (; c.lane < t->outputs; c.lane += w16 ? TILE / 2 : TILE)                               \
-            for (c.column = 0; c.column < units * UNIT; c.column += CHUNK) {                       \
-                int32_t left = units - c.column / UNIT;                                            \
-                c.units = left < CHUNK / UNIT ? left : CHUNK / UNIT;                               \
-                c.block = layout_is_row(layout) ? 0 : c.column / layout_block(layout);             \
-                c.first = c.column == 0;                                                           \
-                c.last = left <= CHUNK / UNIT;                                                     \
-                c.row = 0;                                                                         \
-                expand_tile(layout, &c);                                                           \
-                ROWS_AT_A_TIME(layout, 6)                                                          \
-                ROWS_AT_A_TIME(layout, 3)                                                          \
-                ROWS_AT_A_TIME(layout, 2)                                                          \
-                ROWS_AT_A_TIME(layout, 1)                                                          \
-            }                                                                                      \
+        block_chunks(CORTIQ_##name, t, rows_##like);                                               \
     }
-CORTIQ_EACH_LAYOUT(BLOCK_KERNEL)
+BLOCK_KERNEL(Q4_0, Q8_0) BLOCK_KERNEL(Q5_0, Q8_0) BLOCK_KERNEL(Q8_0, Q8_0)
+BLOCK_KERNEL(IQ4_NL, Q8_0) BLOCK_KERNEL(MXFP4, Q8_0)
+BLOCK_KERNEL(Q4_1, Q4_1) BLOCK_KERNEL(Q5_1, Q4_1)
+BLOCK_KERNEL(Q2_K, Q2_K) BLOCK_KERNEL(Q3_K, Q3_K) BLOCK_KERNEL(Q4_K, Q4_K) BLOCK_KERNEL(Q5_K, Q5_K)
+BLOCK_KERNEL(Q6_K, Q6_K) BLOCK_KERNEL(W8B256, Q3_K) BLOCK_KERNEL(W8, W8) BLOCK_KERNEL(W16, W16)

@@ -7,4 +7,6 @@ const cortiq_matmul_set ISA_NAME(cortiq_matmul) = {
     .direct_rows = LANES == 16 ? 8 : LANES == 8 ? 4 : 1,
     .direct = {CORTIQ_EACH_LAYOUT(DIRECT_ENTRY)[CORTIQ_F32] = float_tile},
     .block = {CORTIQ_EACH_LAYOUT(BLOCK_ENTRY)[CORTIQ_F32] = float_tile},
+    .probe_dots = probe_dots,
+    .probe_multiplies = 12 * 2 * LANES,
 };

@@ -69,13 +69,25 @@ INLINE void add_third(int second, vi word, vi *p)
     }
 }
 
-/* Unit `unit` of a panel, outputs from `lane` on; `second` is unit & 1 (known when compiled). */
-INLINE void unpack_unit(const int layout, const cortiq_matrix *m, const uint8_t *panel, int unit,
+/* How far ahead of its loads a direct kernel asks for codes. */
+enum { AHEAD = 1024 };
+
+INLINE void prefetch_unit(const int layout, const uint8_t *main)
+{
+    const int lines = (layout_bits(layout) == 16 ? 256 : layout_main_bytes(layout)) / 64;
+    for (int line = 0; line < lines; line++)
+        __builtin_prefetch(main + AHEAD + 64 * line);
+}
+
+/* Unit `unit` of a chunk, outputs from `lane` on; `second` is unit & 1 (known when compiled). `main`
+ * is the chunk's, or main_low.
+ */
+INLINE void unpack_unit(const int layout, const cortiq_chunk *c, const uint8_t *main, int unit,
                         const int second, int lane, vi *p)
 {
     const int bits = layout_bits(layout);
-    const uint8_t *main = panel + 4 * lane + (size_t)unit * (bits == 16 ? 256 : layout_main_bytes(layout));
-    const uint8_t *extra = panel + m->extra_at + 4 * lane;
+    const uint8_t *extra = c->extra + 4 * lane;
+    main += 4 * lane + unit * (bits == 16 ? 256 : layout_main_bytes(layout));
     if (bits >= 8) {
         vi a = vi_load(main), b = vi_load(main + 64), c = vi_load(main + 128);
         vi d = vi_load(main + 192);
@@ -93,16 +105,11 @@ INLINE void unpack_unit(const int layout, const cortiq_matrix *m, const uint8_t 
         TAKE_FOUR_BIT(a, 0) TAKE_FOUR_BIT(b, 4)
     }
     if (bits == 6)
-        add_upper_two(vi_load(extra + 64 * (size_t)unit), p);
+        add_upper_two(vi_load(extra + 64 * unit), p);
     else if (bits == 5)
-        add_fifth(second, vi_load(extra + 64 * (size_t)(unit / 2)), p);
+        add_fifth(second, vi_load(extra + 64 * (unit / 2)), p);
     else if (bits == 3)
-        add_third(second, vi_load(extra + 64 * (size_t)(unit / 2)), p);
-}
-
-INLINE const uint8_t *side_of(const int layout, const cortiq_matrix *m, const uint8_t *panel, int b)
-{
-    return panel + m->side_at + (size_t)b * layout_side_bytes(layout);
+        add_third(second, vi_load(extra + 64 * (unit / 2)), p);
 }
 
 INLINE vf load_scale(const int layout, const uint8_t *side, int lane)

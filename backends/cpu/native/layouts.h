@@ -11,9 +11,13 @@
  *     5, 3     4 or 2 low bits in `main`; the highest of two units in 64 bytes of `extra`, vector j
  *              of the first unit in bit j, of the second in bit 4 + j
  *     16       w16: the units of the high plane, then those of the low plane, each as 8 bits
- * A panel is its main section, its extra section, then for every block of columns under one scale a
- * *side*: 16 scales, 16 minima (both f16, exact), 16 bytes a sub-block of sub-scales, then of
- * offsets. Scales of w8, w16 and w8b256 are float32, those of MXFP4 the exponent byte of one.
+ * Every block of columns under one scale has a *side*: 16 scales, 16 minima (both f16, exact),
+ * 16 bytes a sub-block of sub-scales, then of offsets. Scales of w8, w16 and w8b256 are float32,
+ * those of MXFP4 the exponent byte of one.
+ *
+ * A *chunk* is up to 256 columns: the sides of its blocks (filled up to 64 bytes), its `extra`, its
+ * `main`. A panel is its chunks in order, so that a product reads memory from front to back; the
+ * sides of w8 and w16, one a row, come before the first.
  */
 #ifndef CORTIQ_LAYOUTS_H
 #define CORTIQ_LAYOUTS_H
@@ -27,7 +31,7 @@ typedef enum {
     CORTIQ_LAYOUTS
 } cortiq_layout;
 
-enum { PANEL = 16, UNIT = 16, RUN_BLOCKS = 8 };
+enum { PANEL = 16, UNIT = 16, CHUNK_UNITS = 16, RUN_BLOCKS = 8 };
 
 /* Matrices [matrices, height, width] in panels; the fields after `matrices` are computed by
  * cortiq_matrix_init. F32 matrices are plain rows of floats.
@@ -36,7 +40,7 @@ typedef struct {
     int32_t layout, height, width, matrices;
     int32_t panels; /* of one matrix */
     int32_t blocks; /* of one output: scales */
-    int64_t extra_at, side_at, panel_bytes;
+    int64_t panel_bytes;
     uint8_t *data; /* 64-byte aligned */
 } cortiq_matrix;
 
@@ -147,6 +151,46 @@ FOLDED int layout_side_bytes(int layout) /* of a block */
 {
     int offsets = layout_has_minimum(layout) ? layout_subs(layout) : 0;
     return layout_offsets_at(layout) + PANEL * offsets;
+}
+
+/* ---- Chunks. */
+
+typedef struct {
+    uint8_t *side, *extra, *main; /* main_low: of w16 */
+    uint8_t *main_low;
+    int32_t units;
+} cortiq_chunk;
+
+FOLDED int32_t chunk_blocks(int layout, int32_t units)
+{
+    return layout_block(layout) == 32 ? units / 2 : layout_is_row(layout) ? 0 : 1;
+}
+FOLDED int64_t chunk_sides(int layout, int32_t units) /* bytes */
+{
+    return ((int64_t)chunk_blocks(layout, units) * layout_side_bytes(layout) + 63) & ~(int64_t)63;
+}
+FOLDED int64_t chunk_bytes(int layout, int32_t units)
+{
+    int unit = layout_main_bytes(layout) + layout_extra_bytes(layout);
+    return chunk_sides(layout, units) + (int64_t)units * unit;
+}
+FOLDED int32_t chunks_of(const cortiq_matrix *m)
+{
+    return (cortiq_padded(m->width) / UNIT + CHUNK_UNITS - 1) / CHUNK_UNITS;
+}
+FOLDED cortiq_chunk chunk_at(int layout, const cortiq_matrix *m, const uint8_t *panel, int32_t index)
+{
+    cortiq_chunk c;
+    int32_t left = cortiq_padded(m->width) / UNIT - index * CHUNK_UNITS;
+    int64_t head = layout_is_row(layout) ? layout_side_bytes(layout) : 0;
+    c.units = left < CHUNK_UNITS ? left : CHUNK_UNITS;
+    c.side = (uint8_t *)panel + head + index * chunk_bytes(layout, CHUNK_UNITS);
+    c.extra = c.side + chunk_sides(layout, c.units);
+    c.main = c.extra + (int64_t)c.units * layout_extra_bytes(layout);
+    c.main_low = c.main + (int64_t)c.units * (32 * 8);
+    if (layout_is_row(layout))
+        c.side = (uint8_t *)panel;
+    return c;
 }
 
 /* IQ4_NL's and MXFP4's codes by nibble, with their layout_offset added. */

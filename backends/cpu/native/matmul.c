@@ -1,7 +1,7 @@
 /* Matrix products: who multiplies what. The kernels are in kernel_*.h. */
 #include "matmul.h"
 
-static const cortiq_matmul_set *set_of(const cortiq_worker *worker)
+const cortiq_matmul_set *cortiq_matmul_set_of(const cortiq_worker *worker)
 {
 #if defined(__x86_64__)
     switch (worker->isa) {
@@ -74,7 +74,7 @@ static const uint8_t *panel_at(const cortiq_matrix *m, int32_t index, int32_t pa
 /* Outputs of panels first … stop − 1 for all rows of the group. */
 static void multiply(cortiq_worker *worker, const row_group *group, int32_t first, int32_t stop)
 {
-    const cortiq_matmul_set *set = set_of(worker);
+    const cortiq_matmul_set *set = cortiq_matmul_set_of(worker);
     const cortiq_matrix *m = group->matrix;
     int direct = group->count <= set->direct_rows;
     int32_t step = direct ? 1 : set->panels, *starts[DIRECT_ROWS];
@@ -103,7 +103,7 @@ static size_t row_stride(const cortiq_matrix *m)
 /* Panels a worker takes at a time, so that there are some 16 pieces for each. */
 static int32_t span_of(const cortiq_worker *worker, int32_t panels, int32_t passes)
 {
-    int32_t tile = set_of(worker)->panels;
+    int32_t tile = cortiq_matmul_set_of(worker)->panels;
     int32_t span = (int32_t)((int64_t)panels * passes / (16 * worker->threads)) / tile * tile;
     return span < tile ? tile : span;
 }

@@ -44,6 +44,15 @@ typedef struct {
     float *out;
 } cortiq_embed_args;
 
+/* CORTIQ_PROBE_READ: read `count` bytes of data (whole MiB), shared by the workers.
+ * CORTIQ_PROBE_DOTS: `count` rounds of dot products on every worker, each `multiplies`
+ * multiply-adds of int16.
+ */
+typedef struct {
+    const void *data;
+    int64_t count, multiplies, result;
+} cortiq_probe_args;
+
 enum {
     DIRECT_ROWS = 8, /* up to here weights are unpacked in registers, for every panel anew */
     BLOCK_ROWS = 256 /* rows that meet an expanded tile at a time */
@@ -71,7 +80,11 @@ typedef struct {
     int32_t panels;
     int32_t direct_rows; /* more rows than this take the block kernel */
     cortiq_tile_kernel direct[CORTIQ_LAYOUTS], block[CORTIQ_LAYOUTS];
+    int32_t (*probe_dots)(int64_t count);
+    int64_t probe_multiplies; /* of a round */
 } cortiq_matmul_set;
+
+const cortiq_matmul_set *cortiq_matmul_set_of(const cortiq_worker *worker);
 
 extern const cortiq_matmul_set cortiq_matmul_portable, cortiq_matmul_avx2, cortiq_matmul_avxvnni,
     cortiq_matmul_avx512vnni;

@@ -10,5 +10,7 @@
 
 #include "kernel_float.h"
 
+#include "kernel_probe.h"
+
 #include "kernel_set.h"
 #endif

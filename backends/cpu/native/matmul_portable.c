@@ -9,4 +9,6 @@
 
 #include "kernel_float.h"
 
+#include "kernel_probe.h"
+
 #include "kernel_set.h"

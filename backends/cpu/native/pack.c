@@ -7,20 +7,17 @@ int64_t cortiq_matrix_init(cortiq_matrix *matrix)
 {
     int layout = matrix->layout, block = layout_block(layout);
     int32_t width = matrix->width;
+    matrix->panels = (matrix->height + PANEL - 1) / PANEL;
     if (layout == CORTIQ_F32) {
-        matrix->panels = (matrix->height + PANEL - 1) / PANEL;
         matrix->blocks = 0;
-        matrix->extra_at = matrix->side_at = 0;
         matrix->panel_bytes = (int64_t)PANEL * width * 4;
         return (int64_t)matrix->matrices * matrix->height * width * 4;
     }
-    int64_t units = cortiq_padded(width) / UNIT;
-    matrix->panels = (matrix->height + PANEL - 1) / PANEL;
     matrix->blocks = block ? (width + block - 1) / block : 1;
-    matrix->extra_at = units * layout_main_bytes(layout);
-    matrix->side_at = matrix->extra_at + units * layout_extra_bytes(layout);
-    int64_t bytes = matrix->side_at + (int64_t)matrix->blocks * layout_side_bytes(layout);
-    matrix->panel_bytes = (bytes + 63) & ~(int64_t)63;
+    int32_t last = chunks_of(matrix) - 1;
+    const cortiq_chunk chunk = chunk_at(layout, matrix, NULL, last);
+    matrix->panel_bytes = (int64_t)(intptr_t)chunk.main +
+                          (int64_t)chunk.units * layout_main_bytes(layout);
     return matrix->panel_bytes * matrix->panels * matrix->matrices;
 }
 
@@ -97,23 +94,28 @@ static int pack_blocks(const cortiq_matrix *matrix, uint8_t *panel, int output, 
     cortiq_block block;
     for (int32_t b = 0; b < matrix->blocks; b++) {
         failed |= cortiq_unpack_block(layout, raw + (size_t)b * cortiq_block_bytes(layout), &block);
+        cortiq_chunk chunk = chunk_at(layout, matrix, panel, b * units / CHUNK_UNITS);
+        int32_t within = b % (CHUNK_UNITS / units);
         for (int u = 0; u < units; u++)
-            put_unit(layout, panel, panel + matrix->extra_at, b * units + u, output,
+            put_unit(layout, chunk.main, chunk.extra, within * units + u, output,
                      block.codes + UNIT * u);
-        put_side(layout, panel + matrix->side_at + (size_t)b * layout_side_bytes(layout), output,
-                 &block);
+        put_side(layout, chunk.side + within * layout_side_bytes(layout), output, &block);
     }
     return failed;
 }
 
-/* A row of int8 codes as 8-bit units from `unit` on; columns beyond the width are zeros. */
-static void pack_plane(const cortiq_matrix *matrix, uint8_t *units, int output, const uint8_t *codes)
+/* A row of int8 codes as 8-bit units; columns beyond the width are zeros. */
+static void pack_plane(const cortiq_matrix *matrix, uint8_t *panel, int output, int low,
+                       const uint8_t *codes)
 {
     for (int32_t k = 0; k < cortiq_padded(matrix->width); k += UNIT) {
         uint8_t shifted[UNIT];
         for (int32_t i = 0; i < UNIT; i++)
             shifted[i] = k + i < matrix->width ? codes[k + i] ^ 128 : 128;
-        put_unit(CORTIQ_W8, units, NULL, k / UNIT, output, shifted);
+        int32_t unit = k / UNIT;
+        cortiq_chunk chunk = chunk_at(matrix->layout, matrix, panel, unit / CHUNK_UNITS);
+        put_unit(CORTIQ_W8, low ? chunk.main_low : chunk.main, NULL, unit % CHUNK_UNITS, output,
+                 shifted);
     }
 }
 
@@ -127,7 +129,7 @@ static int pack_scales(const cortiq_matrix *matrix, uint8_t *panel, int output, 
         failed |= magnitude >= (127u + 50) << 23;
         if (magnitude < (127u - 40) << 23)
             bits = 0;
-        memcpy(panel + matrix->side_at + 4 * (size_t)(PANEL * b + output), &bits, 4);
+        memcpy(chunk_at(matrix->layout, matrix, panel, b).side + 4 * output, &bits, 4);
     }
     return -failed;
 }
@@ -139,9 +141,9 @@ static int pack_row(const cortiq_matrix *matrix, uint8_t *panel, int output, int
     if (bytes)
         return pack_blocks(matrix, panel, output, codes + (size_t)row * matrix->blocks * bytes);
     size_t at = (size_t)row * matrix->width;
-    pack_plane(matrix, panel, output, codes + at);
+    pack_plane(matrix, panel, output, 0, codes + at);
     if (matrix->layout == CORTIQ_W16)
-        pack_plane(matrix, panel + matrix->extra_at / 2, output, (const uint8_t *)low + at);
+        pack_plane(matrix, panel, output, 1, (const uint8_t *)low + at);
     return pack_scales(matrix, panel, output, scales + (size_t)row * matrix->blocks);
 }
 
