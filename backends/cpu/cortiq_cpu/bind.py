@@ -18,6 +18,7 @@ from cortiq_cpu.arguments import Kind, address
 from cortiq_cpu.fuse import Attention, Heads, NormChain, Part, Wise
 from cortiq_cpu.lower import Admit, Gather, Lowered, Step
 from cortiq_cpu.native import Op, library
+from cortiq_cpu.profile import Label
 from cortiq_cpu.rows import RowSet
 from cortiq_cpu.state import StateLayout
 from cortiq_cpu.structs import PRODUCTS, ChosenArgs, EmbedArgs, MatmulArgs
@@ -37,6 +38,12 @@ def row_bytes(type_: Type) -> int:
     if type_.dtype != "q16":
         return FLOAT_BYTES * prod(type_.shape)
     return prod(type_.shape[:-1]) * library().cortiq_record_bytes(type_.shape[-1])
+
+
+def _matrices_of(node: Any) -> list[str]:
+    """Names of the matrices that a node multiplies by."""
+    multiplies = isinstance(node.op, ops.MatMul | ops.HeadMatMul | ops.ExpertMatMul)
+    return [node.weights["weight"]] if multiplies else []
 
 
 @dataclass
@@ -70,6 +77,17 @@ class Binder:
         self.kept.append(args)
         rows, faults = address(self.rows.count), address(self.rows.faults)
         return Op(int(kind), 0, rows, faults, ctypes.addressof(args))
+
+    def label(self, step: Step) -> Label:
+        """The step's name in a profile, and what its products cost."""
+        names = [(node, name) for node in step.nodes for name in _matrices_of(node)]
+        nbytes = sum(self.weights.nbytes(name) for _, name in names)
+        products = sum(self.weights.elements(name) for _, name in names)
+        experts = [node.op.experts for node, _ in names if isinstance(node.op, ops.ExpertMatMul)]
+        if experts:
+            chosen = self.shape(step.outputs[0])[0]
+            nbytes, products = (n * chosen // experts[0] for n in (nbytes, products))
+        return Label(step.label, nbytes, products)
 
     def at(self, name: str | None) -> int | None:
         """Address of a value's first row."""

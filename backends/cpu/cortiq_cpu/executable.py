@@ -57,7 +57,7 @@ class CpuExecutable:
         self.placement = dict.fromkeys(
             (node.name for graph in program.graphs.values() for node in graph.nodes), "cpu"
         )
-        self.profile = Profile() if options.extra.get("profile") else None
+        self.profile = Profile(self.pool) if options.extra.get("profile") else None
         self._states: list[CpuState] = []
         self._drawn: list[int | None] = []
         self._vocabulary = program.facts.get("vocab_size")

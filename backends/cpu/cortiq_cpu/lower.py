@@ -50,8 +50,13 @@ class Step:
     @property
     def label(self) -> str:
         """What a profile calls it: the operator, and the role of what it computes."""
-        names = [node.name.rsplit(".", 1)[-1] for node in self.nodes]
-        return " ".join([type(self.op).__name__, *dict.fromkeys(names)])
+        return " ".join([type(self.op).__name__, *dict.fromkeys(map(_role, self.nodes))])
+
+
+def _role(node: Node) -> str:
+    """Last part of a node's name that is not its operator's."""
+    *_, before, last = ["", *node.name.split(".")]
+    return before if before and last.lower() == node.op.kind.lower() else last
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from cortiq_cpu.bind import Binder, row_bytes
 from cortiq_cpu.fuse import Fuser
 from cortiq_cpu.lower import Admit, Gather, Lowered, Step, always_known, lower
 from cortiq_cpu.native import Op, Pool, library, op_list
+from cortiq_cpu.profile import Label
 from cortiq_cpu.rows import RowSet
 from cortiq_cpu.state import StateLayout
 from cortiq_cpu.wants import Ask, Asked, asked_by
@@ -55,7 +56,7 @@ class Compiled:
     Attributes
     ----------
     lists : op lists, each ending with the answers about its values. whole : one after the other.
-    names : what a profile calls each op.
+    labels : what a profile calls each op.
     asked : the answering ops.
     stops : for values that rows may replace, after how many ops they exist.
     snapping : for these values, the op that makes them canonical.
@@ -68,7 +69,7 @@ class Compiled:
     arena: Arena
     lists: tuple[Any, Any]
     whole: Any
-    names: tuple[list[str], list[str]]
+    labels: tuple[list[Label], list[Label]]
     asked: tuple[list[Asked], list[Asked]]
     stops: tuple[list[tuple[int, str]], list[tuple[int, str]]]
     snapping: Mapping[str, Any]
@@ -147,7 +148,7 @@ class Plan:
             for binder, steps in zip(binders, (trunk, tail), strict=True)
         ]
         ops = [made + [one.op() for one in group] for (made, *_), group in zip(bound, asked)]
-        labels = [names + [one.ask.kind for one in group] for (*_, names), group in zip(bound, asked)]
+        labels = [names + [Label(one.ask.kind) for one in group] for (*_, names), group in zip(bound, asked)]
         snapping = {
             name: op_list(binder.ops((Step(Admit(), (name,), (name,)),)))
             for binder, (_, stops, _) in zip(binders, bound, strict=True)
@@ -156,7 +157,7 @@ class Plan:
         return Compiled(
             graph=self.graph, lowered=lowered, places=places, arena=self.arena,
             lists=(op_list(ops[0]), op_list(ops[1])), whole=op_list(ops[0] + ops[1]),
-            names=(labels[0], labels[1]), asked=asked, stops=(bound[0][1], bound[1][1]),
+            labels=(labels[0], labels[1]), asked=asked, stops=(bound[0][1], bound[1][1]),
             snapping=snapping, late=late, kept=[binder.kept for binder in binders],
         )  # fmt: skip
 
@@ -196,14 +197,14 @@ class Plan:
 
 def _bind(
     binder: Binder, steps: tuple[Step, ...], supplied: frozenset[str]
-) -> tuple[list[Op], list[tuple[int, str]], list[str]]:
+) -> tuple[list[Op], list[tuple[int, str]], list[Label]]:
     """Ops, where supplied values exist, and a label for each op."""
     made: list[Op] = []
     marks: list[tuple[int, str]] = []
-    labels: list[str] = []
+    labels: list[Label] = []
     for step in steps:
         new = binder.ops((step,))
         made += new
-        labels += [step.label] * len(new)
+        labels += [binder.label(step), *[Label(step.label)] * (len(new) - 1)]
         marks += [(len(made), name) for name in step.outputs if name in supplied]
     return made, marks, labels

@@ -14,7 +14,7 @@ from cortiq.numerics.quantise import Quantised
 from cortiq_cpu.admit import Accepted, value_of
 from cortiq_cpu.native import Op, library
 from cortiq_cpu.plan import SIDE_VALUES, Plan
-from cortiq_cpu.profile import Profile
+from cortiq_cpu.profile import Label, Profile
 from cortiq_cpu.rows import Flat
 from cortiq_cpu.wants import Ask, asked_by, fill_draw, penalises
 
@@ -65,7 +65,7 @@ class Run:
         capacity = self.plan.sets[1].capacity
         if late and len(late) <= capacity and not self.request.supplied:
             self._fill(1, np.array(late))
-            self._call(self.compiled.whole, self.compiled.names[0] + self.compiled.names[1])
+            self._call(self.compiled.whole, self.compiled.labels[0] + self.compiled.labels[1])
             self._collect(1)
         else:
             self._run(0)
@@ -106,21 +106,21 @@ class Run:
 
     def _run(self, number: int) -> None:
         """One op list, interrupted where rows replace a value."""
-        ops, names = self.compiled.lists[number], self.compiled.names[number]
+        ops, labels = self.compiled.lists[number], self.compiled.labels[number]
         start = 0
         for stop, name in (*self.compiled.stops[number], (len(ops), None)):
             if stop > start:
                 part = (Op * (stop - start)).from_buffer(ops, start * OP_BYTES)
-                self._call(part, names[start:stop])
+                self._call(part, labels[start:stop])
             if name is not None:
                 self._replace(name, number)
             start = stop
 
-    def _call(self, ops: Any, names: list[str]) -> None:
+    def _call(self, ops: Any, labels: list[Label]) -> None:
         if self.profile is None:
             self.plan.pool.run(ops, len(ops))
         else:
-            self.profile.run(self.plan.pool, ops, names)
+            self.profile.run(ops, labels)
 
     def _take_inputs(self) -> None:
         """Write what rows supply for the graph's inputs; ops pass it through `snap`."""
@@ -146,7 +146,7 @@ class Run:
             self._put(name, place, self.rows[row].inputs[name])
         if giving and self.plan.graph.values[name].dtype == "f32":
             # All rows of the set: `snap` leaves computed ones as they are.
-            self._call(self.compiled.snapping[name], ["Snap"])
+            self._call(self.compiled.snapping[name], [Label("Admit")])
 
     def _collect(self, number: int) -> None:
         """Read the answers about a set's rows, and its faults."""

@@ -65,6 +65,15 @@ class Weights:
         """Address of the native description of a packed matrix or stack."""
         return self._matrices[name].address
 
+    def nbytes(self, name: str) -> int:
+        """Bytes of a packed matrix or stack."""
+        return self._matrices[name].nbytes
+
+    def elements(self, name: str) -> int:
+        """Weights of a matrix or stack."""
+        matrix = self._matrices[name]
+        return matrix.matrices * matrix.height * matrix.width
+
     def vector(self, name: str, offset: float) -> int:
         """Address of the float32 values of a norm, bias, or sinks."""
         return self._vectors[name, offset].ctypes.data
