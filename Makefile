@@ -34,7 +34,7 @@ lint: setup-test
 	$(BIN)/python tools/budget.py
 
 test: setup-test lint
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile
 
 clean:
 	rm -rf $(VENV)

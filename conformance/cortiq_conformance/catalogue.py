@@ -9,6 +9,7 @@ from cortiq_conformance import graphs, layers, streams
 from cortiq_conformance.case import Case
 from cortiq_conformance.level0 import (
     elementwise,
+    exports,
     foundations,
     matrices,
     robustness,
@@ -17,6 +18,7 @@ from cortiq_conformance.level0 import (
     tails,
 )
 
+LEVEL0 = (foundations, elementwise, matrices, sequences, tails, states, exports, robustness)
 LEVELS = (0, 1, 2, 3, 4)
 PROFILES = ("quick", "full")
 
@@ -34,7 +36,7 @@ def cases(
     """
     wanted = set(levels)
     if 0 in wanted:
-        for module in (foundations, elementwise, matrices, sequences, tails, states, robustness):
+        for module in LEVEL0:
             yield from module.cases()
     if 1 in wanted:
         yield from layers.cases()

@@ -10,6 +10,7 @@ from typing import Any
 
 from cortiq.errors import FormatError
 from cortiq.numerics.contract import CONTRACT_VERSION
+from cortiq_conformance.case import Case, Check
 
 FOLDER = Path(__file__).with_name("golden")
 
@@ -32,13 +33,17 @@ def read(level: int) -> Mapping[str, Any]:
         raise FormatError(f"is no file of golden digests: {error}", where=str(path)) from None
 
 
-def entry(level: int, case_id: str) -> Mapping[str, Any] | None:
-    """The entry of a case under this contract version, if there is one.
+def entry(case: Case, check: Check) -> Mapping[str, Any] | None:
+    """The entry of a case under this contract version, and of this model file, if there is one.
 
-    `digest`, and for models `model` (hash), `format` and `streams` or `values`.
+    It has a `digest`, and for models their hash (`model`), the layouts of their weights (`format`),
+    and `tokens` of streams.
     """
-    found = read(level)
-    return found["cases"].get(case_id) if found["contract"] == CONTRACT_VERSION else None
+    found = read(case.level)
+    known = found["cases"].get(case.id) if found["contract"] == CONTRACT_VERSION else None
+    facts = getattr(check, "facts", {})
+    same = known is None or all(known.get(name) == value for name, value in facts.items())
+    return known if same else None
 
 
 def write(level: int, entries: Mapping[str, Any]) -> None:

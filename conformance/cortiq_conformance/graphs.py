@@ -57,6 +57,10 @@ class GraphScenario(Scenario):
         """By definition, or by the reference."""
         return self.observe(reference()) if self.real else super().expected()
 
+    def golden_facts(self, expected: Observations) -> Mapping[str, str]:
+        """What a golden entry carries besides the digest."""
+        return self.facts
+
 
 def reference() -> Subject:
     """The reference, as a subject."""

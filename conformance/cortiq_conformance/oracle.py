@@ -114,7 +114,8 @@ def _stacked(call: _Call, x: Quantised | Floats, choice: Ints, count: int) -> Fl
     height = weight.shape[0] // count
     out = np.zeros((*choice.shape, height), F32)
     for row, slot in np.ndindex(choice.shape):
-        expert = weight.rows(choice[row, slot] * height, (choice[row, slot] + 1) * height)
+        first = int(choice[row, slot]) * height
+        expert = weight.rows(first, first + height)
         one = _one_row(x, row, slot)
         out[row, slot] = _product(one, expert, call.faults[row : row + 1])[0]
     return out
@@ -188,7 +189,7 @@ FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.Add: lambda c, a, b: scalar.add(a, b, c.faults),
     ops.Multiply: lambda c, a, b: scalar.multiply(a, b, c.faults),
     ops.Scale: lambda c, x: scalar.scale(x, c.op.factor, c.faults),
-    ops.Bias: lambda c, x: scalar.add(x, _vector(c, "bias"), c.faults),
+    ops.Bias: lambda c, x: scalar.add(x, floats(c.weights["bias"])[0], c.faults),
     ops.Activation: lambda c, x: scalar.activation(x, c.op.function, c.faults),
     ops.SoftCap: lambda c, x: scalar.soft_cap(x, c.op.cap, c.faults),
     ops.RMSNorm: _rms_norm,

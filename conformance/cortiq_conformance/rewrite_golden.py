@@ -59,7 +59,9 @@ def _entry(case: Case) -> dict[str, Any] | None:
         check = case.build(Source(case.id))
     except NotRunError:
         return None
-    return {"digest": digest_of(check.expected()), **getattr(check, "facts", {})}
+    expected = check.expected()
+    carried = getattr(check, "golden_facts", None)
+    return {"digest": digest_of(expected), **(carried(expected) if carried else {})}
 
 
 if __name__ == "__main__":

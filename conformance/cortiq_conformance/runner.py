@@ -116,7 +116,7 @@ def _described(error: Exception) -> str:
 
 def _run(case: Case, subject: Subject, use_golden: bool, out: str | Path | None) -> CaseResult:
     check = case.build(Source(case.id))
-    known = golden.entry(case.level, case.id) if use_golden else None
+    known = golden.entry(case, check) if use_golden else None
     got = check.observe(subject)
     if known is not None and known["digest"] == digest_of(got):
         return _live(case, got, True)

@@ -12,6 +12,8 @@ import numpy as np
 from cortiq.backend import Batch, Digest, Drawn, Executable, Row, State, Status, Ticket, Want
 from cortiq_conformance.drives import Bench, StoppedError
 
+Ids = Sequence[int] | np.ndarray
+
 LOGITS = Digest("logits")
 DETOUR_EVERY = 5
 """Steps between two detours."""
@@ -57,7 +59,7 @@ class Running:
     state: State
     ids: list[int] = field(default_factory=list)
 
-    def feed(self, ids: Sequence[int], wants: tuple[Want, ...] = ()) -> Mapping[Want, Any]:
+    def feed(self, ids: Ids, wants: tuple[Want, ...] = ()) -> Mapping[Want, Any]:
         """Feed ids; the last row's wants."""
         result = self.executable.forward(Batch(self.rows(ids, wants))).result()
         outcome = result.outcomes[self.state]
@@ -66,7 +68,7 @@ class Running:
         self.ids += [int(token) for token in ids]
         return result.rows[-1]
 
-    def rows(self, ids: Sequence[int], wants: tuple[Want, ...]) -> list[Row]:
+    def rows(self, ids: Ids, wants: tuple[Want, ...]) -> list[Row]:
         """Rows for these ids; the last one wants something."""
         start, last = len(self.ids), len(ids) - 1
         return [

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from cortiq.backend import Backend, CompileOptions, Declined, Executable
-from cortiq.ir import Graph, Program, expand, primitives_of
+from cortiq.ir import Graph, Node, Program, expand, primitives_of
 from cortiq.numerics.layouts import Weight
 
 
@@ -19,6 +20,10 @@ class DeclinedNodesError(Exception):
     def __init__(self, reasons: Mapping[str, str]) -> None:
         self.reasons = dict(reasons)
         super().__init__("; ".join(f"{kind}: {reason}" for kind, reason in reasons.items()))
+
+
+def _stays(declined: set[str], node: Node) -> bool:
+    return node.name not in declined
 
 
 class Subject:
@@ -66,7 +71,7 @@ class Subject:
                     layers.add(node.name)
             if not layers:
                 return graph
-            graph = expand(graph, layouts, lambda n, layers=layers: n.name not in layers)
+            graph = expand(graph, layouts, partial(_stays, layers))
 
     @contextmanager
     def compiled(

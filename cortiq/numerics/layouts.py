@@ -197,16 +197,18 @@ def decode(weight: Weight, name: str = "weight") -> Codes:
 
 def floats(weight: Weight, name: str = "weight") -> Floats:
     """The exact values of a float layout, float32 [N, K], snapped; errors as `unpack`."""
+    return canonical_weights(_raw_floats(weight), name)
+
+
+def _raw_floats(weight: Weight) -> Floats:
     raw = weight.parts["raw"]
     if weight.layout is F16_LAYOUT:
-        values = half_to_float(raw)
-    elif weight.layout is BF16_LAYOUT:
-        values = bfloat_to_float(raw)
-    elif weight.layout is F32_LAYOUT:
-        values = np.ascontiguousarray(raw).view("<f4").astype(F32, copy=False)
-    else:
-        raise ValueError(f"{weight.layout.name} is not a float layout; use decode()")
-    return canonical_weights(values, name)
+        return half_to_float(raw)
+    if weight.layout is BF16_LAYOUT:
+        return bfloat_to_float(raw)
+    if weight.layout is F32_LAYOUT:
+        return np.ascontiguousarray(raw).view("<f4").astype(F32, copy=False)
+    raise ValueError(f"{weight.layout.name} is not a float layout; use decode()")
 
 
 def dequantise_codes(codes: Codes, faults: Flags | None = None) -> Floats:
@@ -233,7 +235,12 @@ def embedding_rows(
     name: str = "embedding",
 ) -> Floats:
     """Rows `ids` of a table as float32 [len(ids), K]: exact values of float layouts, else
-    `dequantise_codes`. An id outside the table is a `RequestError`; `faults` is bool [len(ids)].
+    `dequantise_codes`. An id outside the table is a `RequestError`.
+
+    Parameters
+    ----------
+    faults : bool [len(ids)]: rows that hold values, or scales, outside the domain are flagged.
+        Without it they are errors as in `decode` and `floats`.
     """
     ids = np.asarray(ids)
     outside = (ids < 0) | (ids >= weight.shape[0])
@@ -242,8 +249,15 @@ def embedding_rows(
         raise RequestError(f"token id {first} is outside the vocabulary of {weight.shape[0]}")
     picked = weight.take(ids)
     if weight.layout.kind == "float":
-        return floats(picked, name)
-    return dequantise_codes(decode(picked, name), faults)
+        return floats(picked, name) if faults is None else snap(_raw_floats(picked), faults)
+    if faults is None:
+        return dequantise_codes(decode(picked, name))
+    fields = _raw_fields(picked)
+    minimum = fields.minimum
+    fields = fields._replace(
+        scale=snap(fields.scale, faults), minimum=None if minimum is None else snap(minimum, faults)
+    )
+    return dequantise_codes(fold(fields), faults)
 
 
 CHECK_BYTES = 1 << 24

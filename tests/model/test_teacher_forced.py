@@ -44,7 +44,9 @@ def test_argmax_equals_llama_cpp_where_the_margin_is_clear(request, name):
     theirs = np.concatenate([p["greedy"] for p in prompts])
     clear = np.concatenate([p["margin"] for p in prompts]) >= CLEAR_MARGIN
     equal = ours == theirs
-    print(f"{name}: {equal.sum()} of {equal.size} steps, {equal[clear].sum()} of {clear.sum()} clear")
+    print(
+        f"{name}: {equal.sum()} of {equal.size} steps, {equal[clear].sum()} of {clear.sum()} clear"
+    )
     assert equal.size == steps and clear.sum() > steps // 2
     assert equal[clear].all(), np.nonzero(clear & ~equal)[0]
     assert equal.mean() >= LEAST_EQUAL

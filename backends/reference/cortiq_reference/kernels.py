@@ -65,7 +65,7 @@ def prepare(op: Op, role: str, weight: Weight, name: str, pool: Pool) -> Any:
 
 
 def _embed_rows(call: Call, token: Ints) -> Floats:
-    return embedding_rows(call.weights["table"], token)
+    return embedding_rows(call.weights["table"], token, call.faults)
 
 
 def _matmul(call: Call, x: Quantised | Floats) -> Floats:

@@ -99,10 +99,11 @@ class _Columns:
         self._cache: dict[tuple[int, type], npt.NDArray] = {}
 
     def blocks(self, block: int, dtype: type) -> npt.NDArray:
-        """q in blocks of this length, as this float type."""
+        """q in blocks of this length, the last one filled up with zeros, as this float type."""
         key = (block, dtype)
         if key not in self._cache:
-            split = _whole_blocks(self.q, block).transpose(1, 2, 0)
+            q = np.pad(self.q, ((0, 0), (0, -self.q.shape[1] % block)))
+            split = q.reshape(len(q), -1, block).transpose(1, 2, 0)
             self._cache[key] = np.ascontiguousarray(split, dtype)
         return self._cache[key]
 
@@ -114,15 +115,6 @@ class _Columns:
             total = self.q.reshape(rows, width // block, block // sub, sub).sum(-1, dtype=np.int64)
             self._cache[key] = np.ascontiguousarray(total.transpose(1, 2, 0), np.float64)
         return self._cache[key]
-
-
-def _whole_blocks(values: npt.NDArray, block: int) -> npt.NDArray:
-    """[rows, K] as [rows, blocks, block]; zeros fill a shorter last block, and add nothing."""
-    rows, width = values.shape
-    missing = -width % block
-    if missing:
-        values = np.pad(values, ((0, 0), (0, missing)))
-    return values.reshape(rows, -1, block)
 
 
 class _Scratch(threading.local):
@@ -159,16 +151,14 @@ class _Tile:
         self.dtype = np.float32 if exact else np.float64
         blocks = -(-width // self.block)
         floating = _SCRATCH.array("codes", (rows, blocks * self.block), self.dtype)
-        floating[:, :width] = codes.codes
-        floating[:, width:] = 0
+        floating[:, :width], floating[:, width:] = codes.codes, 0
         self.codes = floating.reshape(rows, blocks, self.block).transpose(1, 0, 2)
         self.scale = np.ascontiguousarray(codes.scale.T)[:, :, None]
-        self.minimum: Floats | None = None
-        self.offsets: npt.NDArray | None = None
+        self.minimum = self.offsets = None
         if codes.minimum is not None:
             self.minimum = np.ascontiguousarray(codes.minimum.T)[:, :, None]
             self.sub = codes.sub or self.block
-            self.offsets = _offsets(codes, rows, width // self.block)
+            self.offsets = _offsets(codes, rows, blocks)
 
     def multiply(self, x: _Columns, out: Floats) -> None:
         """Write Σ over runs of Σ over blocks, before the row's exponent, to out [rows, N]."""

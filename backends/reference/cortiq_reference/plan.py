@@ -53,10 +53,22 @@ class Plan:
             self.steps.append(Step(node, kernel, bound, node.name not in for_state))
         self.always = {o for s in self.steps if not s.wanted_only for o in s.node.outputs}
         self.select = lru_cache(maxsize=256)(self._select)
+        self.needs = lru_cache(maxsize=256)(self._needs)
 
-    def _select(self, wanted: frozenset[str]) -> tuple[Step, ...]:
-        needed = _needed(self.graph, wanted)
-        return tuple(step for step in self.steps if step.node.name in needed)
+    def _needs(self, wanted: frozenset[str]) -> frozenset[str]:
+        """Names of the nodes that a row which wants these values depends on."""
+        return frozenset(_needed(self.graph, wanted))
+
+    def _select(self, wanted: frozenset[str]) -> tuple[tuple[Step, tuple[str, ...]], ...]:
+        """Steps that are needed, each with the values that nothing needs once it has run."""
+        needed = self.needs(wanted)
+        steps = [step for step in self.steps if step.node.name in needed]
+        kept, chosen = set(wanted), []
+        for step in reversed(steps):
+            names = {*step.node.inputs, *step.node.outputs}
+            chosen.append((step, tuple(names - kept)))
+            kept |= names
+        return tuple(reversed(chosen))
 
 
 def _needed(graph: Graph, wanted: frozenset[str]) -> set[str]:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from cortiq_reference.state import KVStore, ReferenceState
+from cortiq_reference.state import ReferenceState
+from cortiq_reference.stores import KVStore
 
 from cortiq.backend import Argmax, Draw, Top
 from cortiq.numerics import sampling

@@ -129,6 +129,8 @@ class Placement:
         watched = _Watched(subject)
         with Guard() as guard:
             values = self.scenario.observe(watched)
+        subject.computed.update(watched.computed)
+        subject.covered.update(watched.covered)
         own = watched.computed[subject.name] > 0 and subject.name != "reference"
         delegated = guard.calls(self.op) if own else 0
         return {
