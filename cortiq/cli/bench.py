@@ -35,9 +35,7 @@ PEERS = ("llama.cpp",)
 @click.option("--profile", is_flag=True, help="Show the time of each op against its bound.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @options_of(LoadOptions)
-def bench(
-    model: str, against: str | None, profile: bool, as_json: bool, **given: Any
-) -> None:
+def bench(model: str, against: str | None, profile: bool, as_json: bool, **given: Any) -> None:
     """Measure a model: prompt and decode tokens per second.
 
     One repetition warms up; medians are of the others. Nothing else should run meanwhile.
@@ -57,7 +55,7 @@ def bench(
             speeds = measure(runners, work, vocabulary_size(loaded.program), bar)
         facts = _facts(loaded, model, work, runners)
         if profile:
-            facts["profile"] = _profile(loaded)
+            facts["profile"] = profile_of(loaded, runners["cortiq"], work)
     _print(speeds, facts, as_json)
 
 
@@ -76,9 +74,7 @@ def _runners(
     return runners
 
 
-def _facts(
-    loaded: Model, model: str, work: Work, runners: Mapping[str, Runner]
-) -> dict[str, Any]:
+def _facts(loaded: Model, model: str, work: Work, runners: Mapping[str, Runner]) -> dict[str, Any]:
     facts = {
         "model": model,
         "backend": f"{loaded.backend}:{loaded.device}",
@@ -93,11 +89,22 @@ def _facts(
     return facts | ({"peer": versions} if versions else {})
 
 
-def _profile(loaded: Model) -> list[dict[str, Any]]:
-    recorded = getattr(loaded.executable, "profile", None)
-    if recorded is None:
+def profile_of(loaded: Model, runner: Runner, work: Work) -> dict[str, Any]:
+    """Time by op in a prompt and in the steps after it, and what the machine can do.
+
+    The executable has a `profile` with `start`, `stop` and `limits` if its backend can record.
+    """
+    from cortiq.runtime.request import vocabulary_size
+
+    recorder = getattr(loaded.executable, "profile", None)
+    if recorder is None:
         raise BackendError(f"the backend {loaded.backend} records no times of its ops")
-    return recorded.table()
+    recorder.start()
+    runner.prefill(work.prompt(vocabulary_size(loaded.program)))
+    prefill = recorder.stop()
+    recorder.start()
+    runner.decode(work.new_tokens)
+    return {"prefill": prefill, "decode": recorder.stop(), "limits_per_second": recorder.limits()}
 
 
 def _print(speeds: Mapping[str, Speed], facts: dict[str, Any], as_json: bool) -> None:
@@ -119,7 +126,17 @@ def _print(speeds: Mapping[str, Speed], facts: dict[str, Any], as_json: bool) ->
     ]
     rows += [("ratio", part, f"{ratio:.2f}", "", "") for part, ratio in ratios.items()]
     print_table(("", "part", "tokens/s", "least", "most"), rows)
-    for row in facts.get("profile", ()):
-        click.echo("  ".join(f"{value}" for value in row.values()))
+    _print_profile(facts.get("profile", {}))
     for name, version in facts.get("peer", {}).items():
         note(f"{name}: {version}")
+
+
+def _print_profile(profile: dict[str, Any]) -> None:
+    for part in ("prefill", "decode") if profile else ():
+        click.echo(f"\n{part}, by op; limits are measured on this machine:")
+        rows = [tuple(str(value) for value in row.values()) for row in profile[part]]
+        headings = ("op", "calls", "ms", "share", "memory ms", "arithmetic ms", "of limit")
+        print_table(headings, rows)
+    if profile:
+        limits = profile["limits_per_second"]
+        note(", ".join(f"{name.replace('_', ' ')} a second: {n}" for name, n in limits.items()))

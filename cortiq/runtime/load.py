@@ -64,9 +64,7 @@ def choose_backend(options: LoadOptions) -> tuple[Backend, str]:
     return backend, device or backend.devices()[0].name
 
 
-def _compile(
-    source: Source, backend: Backend, options: CompileOptions, strict: bool
-) -> Executable:
+def _compile(source: Source, backend: Backend, options: CompileOptions, strict: bool) -> Executable:
     from cortiq.runtime.place import place
 
     return place(backend, source.program, source.weights, options, strict=strict)

@@ -116,7 +116,13 @@ def forbidden(*arguments, **options):
 
 
 def test_numerics_is_not_called_while_a_batch_runs(smollm2, monkeypatch):
-    wants = (*WANTS, Named("logits"), Named("layers.3.out"), Top(5), Draw(Sampling(seed=3, top_k=9)))
+    wants = (
+        *WANTS,
+        Named("logits"),
+        Named("layers.3.out"),
+        Top(5),
+        Draw(Sampling(seed=3, top_k=9)),
+    )
     executable = compiled(smollm2, threads=2)
     expected = stream(executable, wants=wants)
     executable.close()

@@ -38,15 +38,19 @@ class CpuExecutable:
 
     Parameters
     ----------
-    options : `extra` may hold `isa`, the instruction set to use (`native.ISAS`), and `profile`,
-        which makes every batch record the time of each op.
+    options : `extra` may hold `isa`, the instruction set to use (`native.ISAS`), `profile` to be
+        able to record the time of each op, and `poison`, which fills unused memory in tests.
+
+    Attributes
+    ----------
+    profile : see `cortiq_cpu.profile.Profile`; None unless asked for.
     """
 
     def __init__(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
     ) -> None:
         self.program, self.options = program, options
-        threads = options.threads or len(os.sched_getaffinity(0))
+        threads = options.threads or _cores()
         self.pool = Pool(threads, options.extra.get("isa"))
         graphs = primitives_of(program).graphs
         poison = bool(options.extra.get("poison"))
@@ -131,7 +135,9 @@ class CpuExecutable:
         brought: list[Mapping[Any, Any]],
     ) -> None:
         try:
-            failed = Run(plan, batch, accepted, brought, self.profile).compute()
+            recording = self.profile is not None and self.profile.recording
+            profile = self.profile if recording else None
+            failed = Run(plan, batch, accepted, brought, profile).compute()
         except BaseException:
             for sequence in accepted:
                 sequence.state.clear()
@@ -144,3 +150,10 @@ class CpuExecutable:
                     brought[index] = {}
             else:
                 sequence.state.advance(batch.entry, sequence.tokens)
+
+
+def _cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -92,7 +92,9 @@ class Fuser:
         """The joined steps."""
         self.done = []
         for step in steps:
-            joined = next((j for j in JOINS if isinstance(step.op, j.takes) and j.join(self, step)), None)
+            joined = next(
+                (j for j in JOINS if isinstance(step.op, j.takes) and j.join(self, step)), None
+            )
             if joined is None:
                 self.done.append(self._single(step))
         return tuple(self.done)

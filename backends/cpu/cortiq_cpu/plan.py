@@ -14,7 +14,8 @@ from cortiq.ir import Graph, ops
 from cortiq_cpu.admit import value_of
 from cortiq_cpu.angles import Angles
 from cortiq_cpu.arena import Arena, Places, assign
-from cortiq_cpu.bind import Binder, row_bytes
+from cortiq_cpu.bind import ops_of
+from cortiq_cpu.binder import Binder, row_bytes
 from cortiq_cpu.fuse import Fuser
 from cortiq_cpu.lower import Admit, Gather, Lowered, Step, always_known, lower
 from cortiq_cpu.native import Op, Pool, library, op_list
@@ -147,10 +148,11 @@ class Plan:
             _bind(binder, steps, request.supplied)
             for binder, steps in zip(binders, (trunk, tail), strict=True)
         ]
-        ops = [made + [one.op() for one in group] for (made, *_), group in zip(bound, asked)]
-        labels = [names + [Label(one.ask.kind) for one in group] for (*_, names), group in zip(bound, asked)]
+        pairs = list(zip(bound, asked, strict=True))
+        ops = [made + [one.op() for one in group] for (made, *_), group in pairs]
+        labels = [names + [Label(one.ask.kind) for one in group] for (*_, names), group in pairs]
         snapping = {
-            name: op_list(binder.ops((Step(Admit(), (name,), (name,)),)))
+            name: op_list(ops_of(binder, Step(Admit(), (name,), (name,))))
             for binder, (_, stops, _) in zip(binders, bound, strict=True)
             for _, name in stops
         }
@@ -203,7 +205,7 @@ def _bind(
     marks: list[tuple[int, str]] = []
     labels: list[Label] = []
     for step in steps:
-        new = binder.ops((step,))
+        new = ops_of(binder, step)
         made += new
         labels += [binder.label(step), *[Label(step.label)] * (len(new) - 1)]
         marks += [(len(made), name) for name in step.outputs if name in supplied]

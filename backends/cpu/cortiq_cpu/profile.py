@@ -60,15 +60,27 @@ class Rates:
 
 
 class Profile:
-    """Sums by the ops' names, since it was last cleared."""
+    """Sums by the ops' names, since recording was last started.
+
+    Attributes
+    ----------
+    recording : whether batches note their times now; it slows small ones down.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget what was recorded."""
+        self.recording = False
         self.totals: dict[str, Total] = defaultdict(Total)
+
+    def start(self) -> None:
+        """Forget what was recorded, and record."""
+        self.recording = True
+        self.totals.clear()
+
+    def stop(self) -> list[dict[str, Any]]:
+        """Record no longer; the table of what was."""
+        self.recording = False
+        return self.table()
 
     def run(self, ops: Any, labels: Sequence[Label]) -> None:
         """Execute ops and note the time of each."""
@@ -85,7 +97,7 @@ class Profile:
     def rates(self) -> Rates:
         """Measured once."""
         data = aligned_zeros(PROBE_BYTES)
-        data[:: 4096] = 1
+        data[::4096] = 1
         read = ProbeArgs(data=address(data), count=PROBE_BYTES)
         dots = ProbeArgs(count=PROBE_ROUNDS)
         read_seconds = self._seconds(PROBE_READ, read)
@@ -102,6 +114,13 @@ class Profile:
             self._pool.run(ops, 1)
             best = min(best, time.perf_counter() - start)
         return best
+
+    def limits(self) -> dict[str, float]:
+        """What the machine does a second with these threads, for people and JSON."""
+        return {
+            "gigabytes_read": round(self.rates.nbytes / 1e9, 3),
+            "giga_multiplies": round(self.rates.products / 1e9, 3),
+        }
 
     def table(self) -> list[dict[str, Any]]:
         """Rows for people and JSON, the costliest first; `bound_ms` is the larger limit's time."""

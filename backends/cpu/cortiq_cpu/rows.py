@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -88,7 +89,7 @@ class Flat:
                 stop,
                 int(self.positions[rows[start]]),
             )
-            for start, stop in zip(edges[:-1], edges[1:], strict=True)
+            for start, stop in pairwise(edges)
         ]
 
     def history(self, row: int, entry: str) -> np.ndarray:
