@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from contextlib import closing
 from types import FunctionType
 
@@ -146,11 +145,15 @@ def test_numerics_is_not_called_while_a_batch_runs(smollm2, monkeypatch):
     executable.close()
 
 
+def parts_of(answer):
+    """What a want brought, as a list of arrays or numbers."""
+    return list(answer) if isinstance(answer, tuple) else [answer]
+
+
 def assert_equal_wants(brought, expected):
     assert brought.keys() == expected.keys()
     for want, value in expected.items():
-        pairs = zip(brought[want], value, strict=True)
-        for mine, other in pairs if isinstance(value, tuple) else [(brought[want], value)]:
+        for mine, other in zip(parts_of(brought[want]), parts_of(value), strict=True):
             np.testing.assert_array_equal(mine, other, err_msg=str(want))
 
 
@@ -206,13 +209,19 @@ def test_memory_stays_near_the_file(request):
         assert json.loads(printed)["grown"] <= 1.3 * path.stat().st_size, path
 
 
+def children_seconds():
+    """Processor time of ended child processes: a machine that does other things has no say."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def test_the_first_token_comes_soon(smollm2_path):
     code = "from cortiq.cli.main import main; main()"
     command = [sys.executable, "-c", code, "generate", str(smollm2_path), "-b", "cpu"]
     command += ["-p", "Once upon a time", "--max-tokens", "1"]
     seconds = []
-    for _ in range(4):
-        start = time.perf_counter()
+    for _ in range(3):
+        start = children_seconds()
         subprocess.run(command, capture_output=True, check=True)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds[1:]) < 1.5
+        seconds.append(children_seconds() - start)
+    assert min(seconds) < 1.5

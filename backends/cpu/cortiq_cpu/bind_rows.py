@@ -10,7 +10,7 @@ import numpy as np
 from cortiq.ir import ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import Kind, address
-from cortiq_cpu.binder import FLOAT_BYTES, Binder, Bound, row_bytes
+from cortiq_cpu.binder import FLOAT_BYTES, Binder, Bound, fields, row_bytes
 from cortiq_cpu.fuse import NormChain, Wise
 from cortiq_cpu.lower import Step
 
@@ -98,9 +98,9 @@ def bind_norm(b: Binder, step: Step) -> Bound:
         after=chain.after is not None, inverse_width=F32(1) / F32(split["width"]), **split,
     )  # fmt: skip
     if node is not None:
-        args.eps = F32(node.op.eps)
+        args.eps = F32(fields(node).eps)
     if chain.after is not None:
-        args.after_eps = F32(chain.after.op.eps)
+        args.after_eps = F32(fields(chain.after).eps)
     layer = node is not None and isinstance(node.op, ops.LayerNorm)
     return [(Kind.LAYER_NORM if layer else Kind.RMS_NORM, args)]
 

@@ -9,7 +9,7 @@ import numpy as np
 from cortiq.ir import ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import Kind, address
-from cortiq_cpu.binder import Binder, Bound
+from cortiq_cpu.binder import Binder, Bound, fields
 from cortiq_cpu.fuse import Attention, Heads, Part
 from cortiq_cpu.lower import Step
 
@@ -41,10 +41,10 @@ def _part(b: Binder, part: Part) -> arguments.HeadsPart:
     if part.target == "record":
         args.record = b.at(part.quantise.outputs[0])
     if part.norm is not None:
-        args.normed, args.eps = 1, F32(part.norm.op.eps)
+        args.normed, args.eps = 1, F32(fields(part.norm).eps)
         args.weight = b.vector(part.norm, "weight")
     if part.rope is not None:
-        op = part.rope.op
+        op = fields(part.rope)
         args.cos, args.sin = b.angles.rows(op.table, b.rows)
         args.pairs, args.interleaved = op.table.dim // 2, PAIRINGS.index(op.pairing)
     return args
@@ -71,8 +71,7 @@ def bind_store_kv(b: Binder, step: Step) -> Bound:
 def bind_attend(b: Binder, step: Step) -> Bound:
     """ATTEND, perhaps with the quantised row of all heads."""
     attention: Attention = step.op  # type: ignore[assignment]
-    node = attention.node
-    op = node.op
+    node, op = attention.node, fields(attention.node)
     constants = b.weights.scoring(op)
     args = arguments.Attend(
         kv=b.kv(node.slots["kv"]), q=b.at(step.inputs[0]), sinks=b.vector(node, "sinks"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from cortiq.ir import Type, ops
+from cortiq.ir import Node, Type, ops
 from cortiq_cpu import arguments
 from cortiq_cpu.angles import Angles
 from cortiq_cpu.arena import Arena, Places
@@ -29,6 +29,11 @@ def row_bytes(type_: Type) -> int:
     if type_.dtype != "q16":
         return FLOAT_BYTES * prod(type_.shape)
     return prod(type_.shape[:-1]) * library().cortiq_record_bytes(type_.shape[-1])
+
+
+def fields(node: Node) -> Any:
+    """The node's operator, whose fields the caller knows."""
+    return node.op
 
 
 def _matrices_of(node: Any) -> list[str]:
@@ -73,8 +78,8 @@ class Binder:
             nbytes, products = (n * chosen // experts[0] for n in (nbytes, products))
         return Label(step.label, nbytes, products)
 
-    def at(self, name: str | None) -> int | None:
-        """Address of a value's first row."""
+    def at(self, name: str | None) -> Any:
+        """Address of a value's first row; None, a NULL pointer, for no value."""
         if name is None:
             return None
         return self.arena.address + self.places.offsets[self.lowered.root(name)]

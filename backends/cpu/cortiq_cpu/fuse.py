@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cortiq.ir import Node, ops
 from cortiq_cpu.lower import Lowered, Step
@@ -114,7 +115,7 @@ class Fuser:
         places = (i for i in range(len(self.done) - 1, -1, -1) if root in self.done[i].outputs)
         return next(places, None)
 
-    def maker(self, name: str, kind: type) -> int | None:
+    def maker(self, name: str, kind: Any) -> int | None:
         """The producer, if its op is of this kind and the value may be joined across."""
         place = self.producer(name)
         if place is None or self.root(name) in self.solid:
@@ -233,8 +234,9 @@ def _part(fuser: Fuser, record: str, target: str) -> tuple[Part, list[int]] | No
 
 
 def _norm_alone(op: NormChain) -> bool:
-    plain = op.residual is None and op.record is None and op.norm is not None
-    return plain and isinstance(op.norm.op, ops.RMSNorm)
+    if op.residual is not None or op.record is not None or op.norm is None:
+        return False
+    return isinstance(op.norm.op, ops.RMSNorm)
 
 
 def _store(fuser: Fuser, step: Step) -> bool:

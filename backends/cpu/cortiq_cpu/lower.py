@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cortiq.ir import Graph, Node, Type, ops
 
@@ -41,7 +42,7 @@ class Step:
     tail : whether it runs on the tail's rows.
     """
 
-    op: object
+    op: Any
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     nodes: tuple[Node, ...] = ()

@@ -99,8 +99,10 @@ class PageLayout:
         slot, rows = self.slot, self.tiles * TILE
         keys = keys.transpose(0, 3, 1, 2, 4).reshape(rows, slot.heads, -1)[..., : slot.key_dim]
         values = values.transpose(0, 2, 4, 1, 3).reshape(rows, slot.heads, -1)
-        exponents = (e.transpose(0, 2, 1).reshape(rows, slot.heads) for e in (key_e, value_e))
-        return keys, values[..., : slot.value_dim], *exponents
+        key_e, value_e = (
+            exponent.transpose(0, 2, 1).reshape(rows, slot.heads) for exponent in (key_e, value_e)
+        )
+        return keys, values[..., : slot.value_dim], key_e, value_e
 
     def write(self, pages: list[Bytes], planes: KVPlanes) -> None:
         """Fill pages from canonical planes, which must have the slot's geometry."""

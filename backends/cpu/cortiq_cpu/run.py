@@ -97,6 +97,7 @@ class Run:
             asked.start([place for place, _ in asking])
             if asked.ask.kind == "draw":
                 for draw, (place, want) in zip(asked.draws, asking, strict=False):
+                    assert isinstance(want, Draw)
                     self._fill_draw(draw, want, int(rows[place]), asked.args.width)
 
     def _fill_draw(self, draw: Any, want: Draw, row: int, vocabulary: int) -> None:

@@ -26,12 +26,12 @@ WORDS = 4
 class Ask(NamedTuple):
     """One kind of answer about one value: the key of an op.
 
-    `count` is that of `Top`, and the number of a draw among the draws of its row.
+    `number` is how many of `Top`, and which of the draws of its row for a draw.
     """
 
     kind: str
     value: str
-    count: int = 0
+    number: int = 0
 
 
 @lru_cache(maxsize=1024)
@@ -85,14 +85,14 @@ class Asked:
     @classmethod
     def bound(cls, ask: Ask, place: int, width: int, capacity: int, workspace: int) -> Asked:
         """Bound to a value at this address, of rows of `width` floats."""
-        each = max(1, ask.count) if ask.kind == "top" else 1
+        each = max(1, ask.number) if ask.kind == "top" else 1
         rows, count = np.zeros(capacity, np.int32), np.zeros(1, np.int32)
         index, values = np.zeros((capacity, each), np.int32), np.zeros((capacity, each), F32)
         words, draws = np.zeros((capacity, WORDS), np.uint32), (arguments.Draw * capacity)()
         args = arguments.Tail(
             x=place, from_rows=address(rows), draws=ctypes.addressof(draws),
             index=address(index), values=address(values), words=address(words),
-            workspace=workspace, x_stride=width, width=width, count=ask.count,
+            workspace=workspace, x_stride=width, width=width, count=ask.number,
         )  # fmt: skip
         faults = np.zeros(capacity, np.uint8)
         return cls(ask, args, rows, count, faults, index, values, words, draws)
@@ -148,9 +148,7 @@ def fill_draw(
         raise RequestError(what, where="sampling")
     bias = np.array(list(s.logit_bias.values()), np.float64).astype(F32)
     empty = np.zeros(0, np.int32)
-    seen, counts = empty, empty
-    if history is not None:
-        seen, counts = np.unique(history, return_counts=True)
+    seen, counts = (empty, empty) if history is None else np.unique(history, return_counts=True)
     arrays = DrawArrays(bias, ids, seen.astype(np.int32), counts.astype(np.int32))
     for name, array in zip(DrawArrays._fields, arrays, strict=True):
         setattr(draw, name, address(array))

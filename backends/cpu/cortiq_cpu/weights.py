@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from cortiq.ir import Node, ops
+from cortiq.ir import Node, Op, ops
 from cortiq.numerics.attention import Scoring, scoring
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.norms import checked_epsilon, offset_weight
@@ -50,7 +50,7 @@ class Weights:
             else:
                 self._prepare_vector(name, getattr(op, "offset", 0.0))
 
-    def _pack(self, name: str, op: ops.EmbedRows) -> None:
+    def _pack(self, name: str, op: Op) -> None:
         if name not in self._matrices:
             *lead, _, _ = next(iter(op.weight_shapes().values()))
             self._matrices[name] = PackedMatrix(self._source[name], name, prod(lead), self._pool)
