@@ -69,14 +69,15 @@ INLINE void add_third(int second, vi word, vi *p)
     }
 }
 
-/* How far ahead of its loads a direct kernel asks for codes. */
-enum { AHEAD = 1024 };
+/* Bytes beyond the next chunk's start. Measured: without asking, half the bandwidth. */
+enum { AHEAD = 2048 };
 
-INLINE void prefetch_unit(const int layout, const uint8_t *main)
+/* Ask for what lies more than a chunk ahead of unit `unit`: with every unit a share of a chunk. */
+INLINE void prefetch_unit(const int layout, const cortiq_chunk *c, int unit)
 {
-    const int lines = (layout_bits(layout) == 16 ? 256 : layout_main_bytes(layout)) / 64;
+    const int lines = (int)(chunk_bytes(layout, CHUNK_UNITS) / CHUNK_UNITS + 63) / 64;
     for (int line = 0; line < lines; line++)
-        __builtin_prefetch(main + AHEAD + 64 * line);
+        __builtin_prefetch(c->end + AHEAD + 64 * (unit * lines + line));
 }
 
 /* Unit `unit` of a chunk, outputs from `lane` on; `second` is unit & 1 (known when compiled). `main`

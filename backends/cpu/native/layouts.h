@@ -156,8 +156,9 @@ FOLDED int layout_side_bytes(int layout) /* of a block */
 /* ---- Chunks. */
 
 typedef struct {
-    uint8_t *side, *extra, *main; /* main_low: of w16 */
-    uint8_t *main_low;
+    uint8_t *side, *extra, *main;
+    uint8_t *main_low; /* of w16 */
+    uint8_t *end;
     int32_t units;
 } cortiq_chunk;
 
@@ -188,6 +189,7 @@ FOLDED cortiq_chunk chunk_at(int layout, const cortiq_matrix *m, const uint8_t *
     c.extra = c.side + chunk_sides(layout, c.units);
     c.main = c.extra + (int64_t)c.units * layout_extra_bytes(layout);
     c.main_low = c.main + (int64_t)c.units * (32 * 8);
+    c.end = c.main + (int64_t)c.units * layout_main_bytes(layout);
     if (layout_is_row(layout))
         c.side = (uint8_t *)panel;
     return c;

@@ -100,15 +100,24 @@ static size_t row_stride(const cortiq_matrix *m)
     return m->layout == CORTIQ_F32 ? (size_t)m->width * 4 : cortiq_record_stride(m->width);
 }
 
-/* Panels a worker takes at a time, so that there are some 16 pieces for each. */
-static int32_t span_of(const cortiq_worker *worker, int32_t panels, int32_t passes)
+/* A worker's next share [*start, *stop) of `total` panels: large shares at first, then ever smaller
+ * ones, so that memory is read in long stretches and nobody waits long at the end.
+ */
+static int take_panels(cortiq_worker *worker, int64_t total, int64_t *start, int64_t *stop)
 {
-    int32_t tile = cortiq_matmul_set_of(worker)->panels;
-    int32_t span = (int32_t)((int64_t)panels * passes / (16 * worker->threads)) / tile * tile;
-    return span < tile ? tile : span;
+    int32_t ticket, end, threads = worker->threads;
+    if (!cortiq_take(worker, INT32_MAX, 1, &ticket, &end))
+        return 0;
+    int64_t tile = cortiq_matmul_set_of(worker)->panels, taken = 0, share = 0;
+    for (int32_t level = 0; level <= ticket / threads && taken < total; level++) {
+        taken += share * threads;
+        share = (total - taken) / (2 * threads) / tile * tile;
+        share = share < tile ? tile : share;
+    }
+    *start = taken + ticket % threads * share;
+    *stop = *start + share < total ? *start + share : total;
+    return *start < total;
 }
-
-static int32_t spans_in(int32_t panels, int32_t span) { return (panels + span - 1) / span; }
 
 static void product_rows(const cortiq_op *op, const cortiq_product *product, int32_t first,
                          int32_t stop, row_group *group)
@@ -125,28 +134,40 @@ static void product_rows(const cortiq_op *op, const cortiq_product *product, int
     }
 }
 
+/* Panels first … stop − 1 of all products side by side, for one pass of rows. */
+static void multiply_products(const cortiq_op *op, cortiq_worker *worker, int32_t pass,
+                              int64_t first, int64_t stop)
+{
+    const cortiq_matmul_args *args = op->args;
+    int32_t rows = *op->rows * args->inner, from = pass * BLOCK_ROWS;
+    int32_t end = from + BLOCK_ROWS < rows ? from + BLOCK_ROWS : rows;
+    for (int32_t p = 0; p < args->count; p++) {
+        int64_t panels = args->products[p].matrix->panels;
+        if (first < panels && stop > 0) {
+            row_group group;
+            product_rows(op, &args->products[p], from, end, &group);
+            multiply(worker, &group, first > 0 ? (int32_t)first : 0,
+                     (int32_t)(stop < panels ? stop : panels));
+        }
+        first -= panels;
+        stop -= panels;
+    }
+}
+
 static void matmul(const cortiq_op *op, cortiq_worker *worker)
 {
     const cortiq_matmul_args *args = op->args;
-    int32_t rows = *op->rows * args->inner, passes = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    int32_t panels = 0, tasks = 0;
+    int32_t rows = *op->rows * args->inner;
+    int64_t passes = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, panels = 0, start, stop;
     for (int32_t p = 0; p < args->count; p++)
         panels += args->products[p].matrix->panels;
-    int32_t span = span_of(worker, panels, passes);
-    for (int32_t p = 0; p < args->count; p++)
-        tasks += spans_in(args->products[p].matrix->panels, span);
-    row_group group;
-    int32_t task, stop;
-    while (cortiq_take(worker, tasks * passes, 1, &task, &stop)) {
-        const cortiq_product *product = args->products;
-        int32_t pass = task / tasks, at = task % tasks;
-        for (; at >= spans_in(product->matrix->panels, span); product++)
-            at -= spans_in(product->matrix->panels, span);
-        int32_t end = (pass + 1) * BLOCK_ROWS;
-        product_rows(op, product, pass * BLOCK_ROWS, end < rows ? end : rows, &group);
-        int32_t last = (at + 1) * span, all = product->matrix->panels;
-        multiply(worker, &group, at * span, last < all ? last : all);
-    }
+    while (take_panels(worker, panels * passes, &start, &stop))
+        while (start < stop) {
+            int64_t pass = start / panels, end = (pass + 1) * panels;
+            multiply_products(op, worker, (int32_t)pass, start - pass * panels,
+                              (stop < end ? stop : end) - pass * panels);
+            start = end;
+        }
 }
 CORTIQ_REGISTER(CORTIQ_MATMUL, matmul)
 
@@ -208,22 +229,22 @@ static void multiply_pairs(const cortiq_op *op, cortiq_worker *worker, int32_t i
 static void chosen_pass(const cortiq_op *op, cortiq_worker *worker, int32_t first, int32_t stop)
 {
     const cortiq_chosen_args *args = op->args;
-    const cortiq_matrix *m = args->matrix;
+    int64_t panels = args->matrix->panels, used = 0, from, to;
     sorted_pairs sorted = sort_pairs(args, first, stop, worker);
-    int32_t used = 0, seen = 0, which = -1, task, end;
-    for (int32_t i = 0; i < m->matrices; i++)
-        used += sorted.starts[i + 1] > sorted.starts[i];
-    int32_t span = span_of(worker, m->panels, used), spans = spans_in(m->panels, span);
-    while (cortiq_take(worker, used * spans, 1, &task, &end)) {
-        /* Tasks only grow, so that the task's matrix is at or after the one before. */
-        while (seen <= task / spans) {
-            which++;
-            seen += sorted.starts[which + 1] > sorted.starts[which];
+    for (int32_t m = 0; m < args->matrix->matrices; m++)
+        used += sorted.starts[m + 1] > sorted.starts[m];
+    while (take_panels(worker, used * panels, &from, &to)) {
+        int64_t at = 0; /* where the panels of this used matrix start */
+        for (int32_t m = 0; m < args->matrix->matrices && at < to; m++) {
+            int32_t count = sorted.starts[m + 1] - sorted.starts[m];
+            if (!count)
+                continue;
+            if (from < at + panels)
+                multiply_pairs(op, worker, m, sorted.order + sorted.starts[m], count,
+                               (int32_t)(from > at ? from - at : 0),
+                               (int32_t)(to < at + panels ? to - at : panels));
+            at += panels;
         }
-        int32_t panel = task % spans * span, last = panel + span;
-        multiply_pairs(op, worker, which, sorted.order + sorted.starts[which],
-                       sorted.starts[which + 1] - sorted.starts[which], panel,
-                       last < m->panels ? last : m->panels);
     }
 }
 

@@ -54,7 +54,7 @@ typedef struct {
 } cortiq_probe_args;
 
 enum {
-    DIRECT_ROWS = 8, /* up to here weights are unpacked in registers, for every panel anew */
+    DIRECT_ROWS = 16, /* up to here weights are unpacked in registers, for every panel anew */
     BLOCK_ROWS = 256 /* rows that meet an expanded tile at a time */
 };
 

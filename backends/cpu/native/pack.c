@@ -15,9 +15,7 @@ int64_t cortiq_matrix_init(cortiq_matrix *matrix)
     }
     matrix->blocks = block ? (width + block - 1) / block : 1;
     int32_t last = chunks_of(matrix) - 1;
-    const cortiq_chunk chunk = chunk_at(layout, matrix, NULL, last);
-    matrix->panel_bytes = (int64_t)(intptr_t)chunk.main +
-                          (int64_t)chunk.units * layout_main_bytes(layout);
+    matrix->panel_bytes = (int64_t)(intptr_t)chunk_at(layout, matrix, NULL, last).end;
     return matrix->panel_bytes * matrix->panels * matrix->matrices;
 }
 
