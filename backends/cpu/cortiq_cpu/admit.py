@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-from cortiq.backend import Argmax, Batch, Digest, Draw, Drawn, Named, Outcome, Row, Status, Want
+from cortiq.backend import (
+    Argmax,
+    Batch,
+    Digest,
+    Draw,
+    Drawn,
+    Named,
+    Outcome,
+    Row,
+    Status,
+    Top,
+    Want,
+)
 from cortiq.errors import BackendError
 from cortiq.ir import Graph
 from cortiq_cpu.state import CpuState
@@ -90,8 +103,25 @@ def _refusal(graph: Graph, row: Row) -> str:
     unknown = {value_of(want) for want in row.wants if value_of(want) not in graph.values}
     if unknown:
         return f"the graph has no values {sorted(unknown)}"
+    refused = next((r for r in (_want_refusal(graph, w) for w in row.wants) if r), "")
+    if refused:
+        return refused
     lacking = [n for n in graph.inputs if n not in ("token", "position", *row.inputs)]
     return f"rows lack the inputs {sorted(lacking)}" if lacking else ""
+
+
+def _want_refusal(graph: Graph, want: Want) -> str:
+    """Why a want of a value that exists cannot be answered."""
+    type_ = graph.values[value_of(want)]
+    if isinstance(want, Digest) and type_.dtype != "f32":
+        return f"{want.name} is {type_}, and digests are of f32 values"
+    if isinstance(want, Top) and not 1 <= want.count <= prod(type_.shape):
+        return f"the top {want.count} of a vocabulary of {prod(type_.shape)}"
+    if isinstance(want, Draw):
+        outside = [i for i in want.sampling.logit_bias if i >= prod(type_.shape)]
+        if outside:
+            return f"logit_bias names token {outside[0]} of a vocabulary of {prod(type_.shape)}"
+    return ""
 
 
 def _declined(reason: str) -> Outcome:

@@ -99,11 +99,10 @@ def assign(
         for step in group:
             for name in (*step.inputs, *step.outputs):
                 last[lowered.root(name)] = index
-    free, offsets = _Free(), {}
+    free = _Free()
+    offsets: dict[str, int] = {}
     roots = {lowered.root(name) for name in kept}
-    for name in first:
-        if name in last:
-            offsets[name] = free.take(aligned(sizes[name]))
+    offsets.update((name, free.take(aligned(sizes[name]))) for name in first)
     for index, group in enumerate(groups):
         touched = dict.fromkeys(
             lowered.root(name) for step in group for name in (*step.inputs, *step.outputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from cortiq_cpu.run import Run
 from cortiq_cpu.state import CpuState, StateLayout
 from cortiq_cpu.weights import Weights
 
+EARLY_POSITIONS = 1 << 13
+"""Positions that rotary tables are made for when a sequence is opened; others when it grows."""
 FAULT = "a value was not finite, or its magnitude was 2^50 or more"
 
 
@@ -64,12 +67,12 @@ class CpuExecutable:
         self.profile = Profile(self.pool) if options.extra.get("profile") else None
         self._states: list[CpuState] = []
         self._drawn: list[int | None] = []
+        self._ending = weakref.finalize(self, self.pool.close)
         self._vocabulary = program.facts.get("vocab_size")
 
     def open(self, limit: int) -> CpuState:
         """A new, empty sequence of at most `limit` positions."""
-        for plan in self._plans.values():
-            plan.prepare(limit)
+        self.prepare(min(limit, EARLY_POSITIONS))
         state = CpuState(self, limit)
         self._states.append(state)
         return state
@@ -83,6 +86,11 @@ class CpuExecutable:
             state.release()
             raise
         return state
+
+    def prepare(self, positions: int) -> None:
+        """Know whatever sequences of this many positions need."""
+        for plan in self._plans.values():
+            plan.prepare(positions)
 
     def forget(self, state: CpuState) -> None:
         """Drop a released sequence."""

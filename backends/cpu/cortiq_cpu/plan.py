@@ -31,6 +31,8 @@ TAIL_BYTES = 16 << 20
 """Room for the widest value of the tail, usually logits: bounds the tail's rows."""
 LONG = 1 << 16
 """Positions up to which few queries' keys are spread over threads."""
+MOST_COMPILED = 64
+"""Op lists kept; the oldest goes first."""
 SIDE_VALUES = ("token", "position")
 """Inputs that live in the row sets, not in the arena."""
 
@@ -76,10 +78,6 @@ class Compiled:
     snapping: Mapping[str, Any]
     late: frozenset[str]
     kept: list[Any]
-
-    def has_place(self, name: str) -> bool:
-        """Whether anything reads the value."""
-        return self.lowered.root(name) in self.places.offsets
 
     def row(self, name: str, place: int) -> np.ndarray:
         """Row `place` of a value's buffer: bytes."""
@@ -127,6 +125,8 @@ class Plan:
     def compiled(self, request: Request) -> Compiled:
         """The op lists of a request."""
         if request not in self._compiled:
+            if len(self._compiled) == MOST_COMPILED:
+                del self._compiled[next(iter(self._compiled))]
             self._compiled[request] = self._compile(request)
         return self._compiled[request]
 

@@ -98,12 +98,12 @@ class Run:
             if asked.ask.kind == "draw":
                 for draw, (place, want) in zip(asked.draws, asking, strict=False):
                     assert isinstance(want, Draw)
-                    self._fill_draw(draw, want, int(rows[place]), asked.args.width)
+                    self._fill_draw(draw, want, int(rows[place]))
 
-    def _fill_draw(self, draw: Any, want: Draw, row: int, vocabulary: int) -> None:
+    def _fill_draw(self, draw: Any, want: Draw, row: int) -> None:
         history = self.flat.history(row, self.entry) if penalises(want) else None
         position = int(self.flat.positions[row]) + 1
-        self._alive.append(fill_draw(draw, want, history, position, vocabulary))
+        self._alive.append(fill_draw(draw, want, history, position))
 
     def _run(self, number: int) -> None:
         """One op list, interrupted where rows replace a value."""
@@ -126,7 +126,7 @@ class Run:
     def _take_inputs(self) -> None:
         """Write what rows supply for the graph's inputs; ops pass it through `snap`."""
         for name in self.plan.graph.inputs:
-            if name not in SIDE_VALUES and self.compiled.has_place(name):
+            if name not in SIDE_VALUES:
                 for place, row in enumerate(self.which[0].tolist()):
                     self._put(name, place, self.rows[row].inputs[name])
 

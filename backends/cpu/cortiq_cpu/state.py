@@ -141,6 +141,7 @@ class CpuState:
 
     def grow(self, rows: int) -> None:
         """Have memory for this many positions."""
+        self._owner.prepare(rows)
         page_rows = self._layout.page_rows
         pages = -(-rows // page_rows)
         if pages * page_rows <= self._capacity:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cortiq.backend import Argmax, Digest, Draw, Top, Want
-from cortiq.errors import RequestError
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import Kind, address
 from cortiq_cpu.native import Op
@@ -129,9 +128,7 @@ class DrawArrays(NamedTuple):
     seen_counts: np.ndarray
 
 
-def fill_draw(
-    draw: Any, want: Draw, history: np.ndarray | None, position: int, vocabulary: int
-) -> DrawArrays:
+def fill_draw(draw: Any, want: Draw, history: np.ndarray | None, position: int) -> DrawArrays:
     """Write how a row is drawn from; the arrays returned must live until it is.
 
     Parameters
@@ -142,10 +139,6 @@ def fill_draw(
     """
     s = want.sampling
     ids = np.array(list(s.logit_bias), np.int32)
-    if ids.size and int(ids.max()) >= vocabulary:
-        wrong = int(ids[ids >= vocabulary][0])
-        what = f"logit_bias names token {wrong} of a vocabulary of {vocabulary}"
-        raise RequestError(what, where="sampling")
     bias = np.array(list(s.logit_bias.values()), np.float64).astype(F32)
     empty = np.zeros(0, np.int32)
     seen, counts = (empty, empty) if history is None else np.unique(history, return_counts=True)
