@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := -e . -e backends/reference -e conformance
+PACKAGES := -e . -e backends/reference -e backends/cpu -e conformance
 
 .PHONY: demo test lint setup setup-test clean
 
-$(BIN)/cortiq: pyproject.toml backends/reference/pyproject.toml conformance/pyproject.toml
+$(BIN)/cortiq: pyproject.toml backends/reference/pyproject.toml backends/cpu/pyproject.toml \
+    backends/cpu/setup.py conformance/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(PACKAGES)
 	@touch $@

@@ -25,6 +25,7 @@ COMMANDS = {
     "generate": "Generate text.",
     "score": "Score a text: perplexity, with its standard error.",
     "inspect": "Show a model's graph, and who would compute it.",
+    "bench": "Measure a model: prompt and decode tokens per second.",
     "backends": "List backends and their devices.",
     "conform": "Prove a backend right, to the bit.",
 }

@@ -1,0 +1,132 @@
+"""The native core, loaded with ctypes: ops, the pool and instruction sets.
+
+`library()` finds the shared library that the package built, or the one that the environment
+variable `CORTIQ_CPU_NATIVE` names (a build outside the package).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+from cortiq.errors import BackendError
+
+ISAS = ("portable", "avx2", "avxvnni", "avx512vnni", "amx")
+"""Instruction sets by the number the native core gives them, ascending."""
+NATIVE_VARIABLE = "CORTIQ_CPU_NATIVE"
+
+
+class Op(ctypes.Structure):
+    """`cortiq_op`: kind, flags, and pointers to the row count, the fault flags and the args."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("flags", ctypes.c_int32),
+        ("rows", ctypes.c_void_p),
+        ("faults", ctypes.c_void_p),
+        ("args", ctypes.c_void_p),
+    )
+
+
+def _path() -> Path:
+    """Where the library is; `BackendError` if it was never built."""
+    named = os.environ.get(NATIVE_VARIABLE)
+    folder = Path(__file__).parent
+    candidates = [Path(named)] if named else [folder / f"_native{s}" for s in EXTENSION_SUFFIXES]
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    raise BackendError(
+        "the native kernels of cortiq-cpu were not built",
+        where=str(candidates[0]),
+        hint="Install a C compiler and reinstall cortiq-cpu, or use the reference backend.",
+    )
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The native core with the signatures of its functions set.
+
+    Raises
+    ------
+    BackendError : no compiler built it, or it can't be loaded.
+    """
+    path = _path()
+    try:
+        native = ctypes.CDLL(str(path))
+    except OSError as error:
+        message = f"the native kernels can't be loaded: {error}"
+        raise BackendError(message, where=str(path)) from None
+    pointer, int32, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t
+    signatures = {
+        "cortiq_isa_supported": (int32, [int32]),
+        "cortiq_isa_best": (int32, []),
+        "cortiq_pool_create": (pointer, [int32, int32, size]),
+        "cortiq_pool_destroy": (None, [pointer]),
+        "cortiq_run": (int32, [pointer, pointer, int32, pointer]),
+        "cortiq_record_bytes": (size, [int32]),
+        "cortiq_record_finish": (None, [pointer, int32]),
+        "cortiq_record_exponent_at": (size, [int32]),
+        "cortiq_attend_workspace": (ctypes.c_int64, [int32, int32, int32]),
+        "cortiq_attend_scratch": (ctypes.c_int64, [int32, int32]),
+        "cortiq_tail_workspace": (ctypes.c_int64, [int32, int32]),
+        "cortiq_matrix_init": (ctypes.c_int64, [pointer]),
+        "cortiq_matrix_pack": (int32, [pointer, int32, int32, int32, pointer, pointer, pointer]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(native, name, None)
+        if function is None:
+            continue
+        function.restype, function.argtypes = result, arguments
+    return native
+
+
+def supported_isas() -> tuple[str, ...]:
+    """Instruction sets of this machine that kernels exist for, best last."""
+    return tuple(name for i, name in enumerate(ISAS) if library().cortiq_isa_supported(i))
+
+
+def isa_number(name: str | None) -> int:
+    """The number of an instruction set, or of the best; `BackendError` if it can't run here."""
+    if name is None:
+        return library().cortiq_isa_best()
+    if name not in supported_isas():
+        raise BackendError(
+            f"this machine doesn't run the instruction set {name!r}",
+            hint=f"Choose from {', '.join(supported_isas())}.",
+        )
+    return ISAS.index(name)
+
+
+class Pool:
+    """Threads that execute op lists; `close` ends them."""
+
+    def __init__(self, threads: int, isa: str | None = None, scratch_bytes: int = 1 << 21) -> None:
+        number = isa_number(isa)
+        self.threads, self.isa = threads, ISAS[number]
+        self._handle = library().cortiq_pool_create(threads, number, scratch_bytes)
+        if not self._handle:
+            raise BackendError(f"no {threads} threads, or no memory for them")
+
+    def run(
+        self, ops: ctypes.Array[Op], count: int, nanoseconds: ctypes.Array | None = None
+    ) -> None:
+        """Execute the first `count` ops in order; `nanoseconds` receives each one's time."""
+        failed = library().cortiq_run(self._handle, ops, count, nanoseconds)
+        if failed:
+            raise BackendError(f"no kernel for op {-1 - failed}, kind {ops[-1 - failed].kind}")
+
+    def close(self) -> None:
+        """End the threads and free their memory."""
+        if self._handle:
+            library().cortiq_pool_destroy(self._handle)
+            self._handle = None
+
+
+def op_list(ops: Sequence[Op]) -> ctypes.Array[Op]:
+    """Ops as the array that `Pool.run` takes."""
+    return (Op * len(ops))(*ops)

@@ -1,0 +1,114 @@
+"""Weights repacked once, from their own codes, into the panels that the kernels read.
+
+A panel holds 16 outputs; codes keep their width (4-bit codes stay nibbles, 5 and 6 bits too), and
+scales their f16, so that a packed matrix takes about the bytes it has in the file
+(`native/layouts.h` says how it lies).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+from cortiq.numerics.layouts import Weight, floats, unpack
+from cortiq.numerics.matmul import check_columns
+
+from cortiq_cpu.mapped import forget
+from cortiq_cpu.native import library
+from cortiq_cpu.structs import LAYOUT_NAMES, CMatrix
+
+PANEL = 16
+"""Outputs of a panel."""
+ALIGNMENT = 64
+SLICE_BYTES = 1 << 22
+"""Packed bytes of a piece of work."""
+
+
+def aligned(nbytes: int) -> npt.NDArray[np.uint8]:
+    """A fresh uint8 array of so many bytes at a multiple of 64."""
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes]
+
+
+def _contiguous(array: npt.NDArray | None, dtype: type | None = None) -> npt.NDArray | None:
+    return None if array is None else np.ascontiguousarray(array, dtype)
+
+
+class PackedMatrix:
+    """Matrices [matrices, N, K] of a weight [matrices·N, K], in panels.
+
+    Attributes
+    ----------
+    address : of the native `cortiq_matrix`, for ops; valid as long as this object lives.
+    height, width, matrices : N, K and how many.
+    nbytes : bytes of the packed form.
+    """
+
+    def __init__(
+        self, weight: Weight, name: str, matrices: int = 1, pool: ThreadPoolExecutor | None = None
+    ) -> None:
+        """Pack `weight`, on the threads of `pool` if there is one.
+
+        Raises
+        ------
+        FormatError : a scale or value is not finite, or is 2⁵⁰ or more; it names the tensor.
+        UnsupportedError : more than 32768 columns in codes.
+        """
+        layout = "f32" if weight.layout.kind == "float" else weight.layout.name
+        self.matrices, self.width = matrices, weight.shape[1]
+        self.height = weight.shape[0] // matrices
+        self._struct = CMatrix(LAYOUT_NAMES.index(layout), self.height, self.width, matrices)
+        self.address = ctypes.addressof(self._struct)
+        if layout != "f32":
+            check_columns(self.width)
+        self.nbytes = library().cortiq_matrix_init(self.address)
+        self.data = aligned(self.nbytes)
+        self._struct.data = self.data.ctypes.data
+        if layout == "f32":
+            self._copy_floats(weight, name)
+        else:
+            self._pack(weight, name, pool)
+
+    def _copy_floats(self, weight: Weight, name: str) -> None:
+        rows = max(1, SLICE_BYTES // (4 * self.width))
+        values = self.data.view(np.float32).reshape(weight.shape)
+        for start in range(0, weight.shape[0], rows):
+            stop = min(start + rows, weight.shape[0])
+            values[start:stop] = floats(weight.rows(start, stop), name)
+
+    def _pack(self, weight: Weight, name: str, pool: ThreadPoolExecutor | None) -> None:
+        step = max(1, SLICE_BYTES // self._struct.panel_bytes)
+        pieces = [
+            (matrix, first, min(step, self._struct.panels - first))
+            for matrix in range(self.matrices)
+            for first in range(0, self._struct.panels, step)
+        ]
+
+        def pack(piece: tuple[int, int, int]) -> int:
+            return self._pack_panels(weight, *piece)
+
+        failures = list(map(pack, pieces) if pool is None else pool.map(pack, pieces))
+        if any(failures):
+            self._explain(weight, name)
+
+    def _pack_panels(self, weight: Weight, matrix: int, first: int, count: int) -> int:
+        """Pack some panels of one matrix; nonzero if a scale is not canonical."""
+        part = weight.rows(matrix * self.height, (matrix + 1) * self.height).parts
+        codes = next(part[key] for key in ("raw", "codes", "hi") if key in part)
+        given = [_contiguous(codes), _contiguous(part.get("lo"))]
+        given.append(_contiguous(part.get("scale"), np.float32))
+        pointers = [None if array is None else array.ctypes.data for array in given]
+        failed = library().cortiq_matrix_pack(self.address, matrix, first, count, *pointers)
+        for array in part.values():
+            forget(array[first * PANEL : (first + count) * PANEL])
+        return failed
+
+    def _explain(self, weight: Weight, name: str) -> None:
+        """Let the contract's own check say what is wrong."""
+        rows = max(1, SLICE_BYTES // self.width)
+        for start in range(0, weight.shape[0], rows):
+            unpack(weight.rows(start, min(start + rows, weight.shape[0])), name)
+        raise AssertionError(f"{name}: the kernels refused scales that the contract accepts")

@@ -1,0 +1,306 @@
+/* Products of many rows: the codes of a tile of outputs, up to 256 columns at a time, are expanded
+ * to int16 with sub-scales multiplied in, small enough for the first-level cache, and met by all
+ * rows. What a row has summed so far waits between two such chunks in `state`.
+ */
+
+enum {
+    TILE_VECTORS = LANES == 4 ? 4 : 2,
+    TILE = TILE_VECTORS * LANES,
+    CHUNK = 256, /* columns: a run of 32-blocks, or a 256-block */
+    MOST_ROWS = LANES == 16 ? 6 : LANES == 8 ? 3 : 2
+};
+
+typedef struct {
+    int16_t codes[CHUNK / 2][TILE][2];
+    float scale[RUN_BLOCKS][TILE], minimum[RUN_BLOCKS][TILE];
+    int16_t offsets[RUN_BLOCKS][TILE][2]; /* of two sub-blocks each */
+    int32_t state[2][BLOCK_ROWS][TILE];
+} block_scratch;
+
+_Static_assert(sizeof(block_scratch) <= 1 << 20, "a worker's scratch is at least a MiB");
+
+/* A chunk on its way: columns from `column` on, of block `block`. */
+typedef struct {
+    const cortiq_tile *tile;
+    block_scratch *scratch;
+    int32_t index, column, units, block, row;
+    int32_t first, last; /* chunk of the row? */
+    int32_t lane;        /* outputs from here on: w16 takes half a tile at a time */
+} chunk;
+
+/* Codes of one vector of outputs of a chunk to vector `to` of the tile. */
+INLINE void expand(const int layout, const chunk *c, const cortiq_chunk *from, const uint8_t *main,
+                   int lane, int to)
+{
+    const int sub = layout_sub(layout);
+    vi offset = vi_set16((int16_t)layout_offset(layout));
+    for (int u = 0; u < c->units; u++) {
+        vi p[8], scale = vi_zero();
+        if (u & 1)
+            unpack_unit(layout, from, main, u, 1, lane, p);
+        else
+            unpack_unit(layout, from, main, u, 0, lane, p);
+        if (sub) {
+            scale = load_sub_scale(layout, from->side, u * UNIT / sub, lane);
+            scale = vi_or(vi_and(scale, vi_set(0xffff)), vi_left(scale, 16));
+        }
+        for (int j = 0; j < 8; j++) {
+            if (layout_offset(layout))
+                p[j] = vi_sub16(p[j], offset);
+            if (sub)
+                p[j] = vi_multiply16(p[j], scale);
+            vi_store(c->scratch->codes[8 * u + j][to * LANES], p[j]);
+        }
+    }
+}
+
+INLINE void expand_sides(const int layout, const chunk *c, const cortiq_chunk *from, int lane, int to)
+{
+    block_scratch *scratch = c->scratch;
+    int blocks = layout_block(layout) == 32 ? c->units / 2 : 1;
+    for (int b = 0; b < blocks; b++) {
+        const uint8_t *side = from->side + b * layout_side_bytes(layout);
+        vf_store(scratch->scale[b] + to * LANES, load_scale(layout, side, lane));
+        if (layout_has_minimum(layout))
+            vf_store(scratch->minimum[b] + to * LANES, load_minimum(layout, side, lane));
+        for (int s = 0; layout_has_minimum(layout) && s < layout_subs(layout); s += 2) {
+            vi first = load_offset(layout, side, s, lane);
+            vi second = load_offset(layout, side, s + 1, lane);
+            vi_store(scratch->offsets[s / 2][to * LANES], vi_or(first, vi_left(second, 16)));
+        }
+    }
+}
+
+/* The tile's vectors: outputs from c->lane on, of w16 the high plane and then the low one. A tile
+ * may lack its second panel, whose place repeats the first.
+ */
+INLINE void expand_tile(const int layout, const chunk *c)
+{
+    const cortiq_tile *t = c->tile;
+    const int planes = layout == CORTIQ_W16 ? 2 : 1, vectors = TILE_VECTORS / planes;
+    for (int v = 0; v < TILE_VECTORS; v++) {
+        int output = c->lane + v % vectors * LANES;
+        int panel = output < t->outputs ? output / PANEL : 0;
+        const uint8_t *at = t->panel + panel * t->matrix->panel_bytes;
+        cortiq_chunk from = chunk_at(layout, t->matrix, at, c->index);
+        expand(layout, c, &from, v < vectors ? from.main : from.main_low, output % PANEL, v);
+        expand_sides(layout, c, &from, output % PANEL, v);
+    }
+}
+
+/* total[i][v] += the chunk's column pairs start … stop − 1 */
+INLINE void dot_pairs(const int rows, const block_scratch *scratch, const int16_t *const *q,
+                      int start, int stop, vi total[][TILE_VECTORS])
+{
+    for (int k = start; k < stop; k++) {
+        vi w[TILE_VECTORS];
+        _Pragma("GCC unroll 4")
+        for (int v = 0; v < TILE_VECTORS; v++)
+            w[v] = vi_load(scratch->codes[k][v * LANES]);
+        _Pragma("GCC unroll 8")
+        for (int i = 0; i < rows; i++) {
+            vi x = pair(q[i] + 2 * k);
+            _Pragma("GCC unroll 4")
+            for (int v = 0; v < TILE_VECTORS; v++)
+                total[i][v] = vi_dot(total[i][v], w[v], x);
+        }
+    }
+}
+
+/* y of a row and vector is complete up to this chunk: keep it, or finish the row. */
+INLINE void keep(const chunk *c, int row, int v, vf y)
+{
+    if (c->last)
+        finish_row(c->tile, row, v * LANES, y);
+    else
+        vf_store((float *)c->scratch->state[0][row] + v * LANES, y);
+}
+
+INLINE vf kept(const chunk *c, int which, int row, int v)
+{
+    return vf_load((const float *)c->scratch->state[which][row] + v * LANES);
+}
+
+/* 32-blocks: a chunk is a run. */
+INLINE void block_32(const int layout, const int rows, const chunk *c)
+{
+    const block_scratch *scratch = c->scratch;
+    const int16_t *q[MOST_ROWS];
+    const float *sums[MOST_ROWS];
+    vf run[MOST_ROWS][TILE_VECTORS];
+    for (int i = 0; i < rows; i++) {
+        const void *record = c->tile->x[c->row + i];
+        q[i] = cortiq_record_q(record) + c->column;
+        sums[i] = cortiq_record_sum32(record, c->tile->matrix->width) + c->block;
+        for (int v = 0; v < TILE_VECTORS; v++)
+            run[i][v] = vf_zero();
+    }
+    for (int b = 0; b < c->units / 2; b++) {
+        vi total[MOST_ROWS][TILE_VECTORS];
+        for (int i = 0; i < rows; i++)
+            for (int v = 0; v < TILE_VECTORS; v++)
+                total[i][v] = vi_zero();
+        dot_pairs(rows, scratch, q, 16 * b, 16 * b + 16, total);
+        for (int v = 0; v < TILE_VECTORS; v++) {
+            vf scale = vf_load(scratch->scale[b] + v * LANES);
+            vf minimum = vf_load(scratch->minimum[b] + v * LANES);
+            for (int i = 0; i < rows; i++) {
+                vf term = vf_multiply(vf_from_int(total[i][v]), scale);
+                if (layout_has_minimum(layout))
+                    term = vf_add(term, vf_multiply(vf_set(sums[i][b]), minimum));
+                run[i][v] = vf_add(run[i][v], term);
+            }
+        }
+    }
+    for (int i = 0; i < rows; i++)
+        for (int v = 0; v < TILE_VECTORS; v++) {
+            vf y = c->first ? run[i][v] : vf_add(kept(c, 0, c->row + i, v), run[i][v]);
+            keep(c, c->row + i, v, y);
+        }
+}
+
+/* J of a row: Σ offset · sum of a sub-block, sums as 256·high + low. */
+INLINE vi low_sum(const int layout, const chunk *c, int row, int v)
+{
+    const void *record = c->tile->x[row];
+    int32_t width = c->tile->matrix->width;
+    const int16_t *high = layout_sub(layout) == 32 ? cortiq_record_high32(record, width)
+                                                   : cortiq_record_high16(record, width);
+    const int16_t *low = layout_sub(layout) == 32 ? cortiq_record_low32(record, width)
+                                                  : cortiq_record_low16(record, width);
+    int at = c->column / layout_sub(layout);
+    vi sum_high = vi_zero(), sum_low = vi_zero();
+    for (int s = 0; s < layout_subs(layout) / 2; s++) {
+        vi offsets = vi_load(c->scratch->offsets[s][v * LANES]);
+        sum_high = vi_dot(sum_high, offsets, pair(high + at + 2 * s));
+        sum_low = vi_dot(sum_low, offsets, pair(low + at + 2 * s));
+    }
+    return vi_add(vi_left(sum_high, 8), sum_low);
+}
+
+/* A 256-block is one term; terms join runs of 8. */
+INLINE void block_term(const int layout, const chunk *c, int row, int v, vf sum)
+{
+    vf term = vf_multiply(sum, vf_load(c->scratch->scale[0] + v * LANES));
+    if (layout_has_minimum(layout)) {
+        vf minimum = vf_load(c->scratch->minimum[0] + v * LANES);
+        term = vf_add(term, vf_multiply(vf_from_int(low_sum(layout, c, row, v)), minimum));
+    }
+    vf run = c->block % RUN_BLOCKS ? vf_add(kept(c, 1, row, v), term) : term;
+    if (c->last || c->block % RUN_BLOCKS == RUN_BLOCKS - 1)
+        keep(c, row, v, c->block < RUN_BLOCKS ? run : vf_add(kept(c, 0, row, v), run));
+    else
+        vf_store((float *)c->scratch->state[1][row] + v * LANES, run);
+}
+
+/* One scale a row: integers wait as 256·state[0] + state[1]. */
+INLINE void row_sums(const int layout, const chunk *c, int row, vi total[TILE_VECTORS])
+{
+    vi high[TILE_VECTORS], low[TILE_VECTORS];
+    for (int v = 0; v < TILE_VECTORS; v++) {
+        int32_t *state_high = c->scratch->state[0][row] + v * LANES;
+        int32_t *state_low = c->scratch->state[1][row] + v * LANES;
+        high[v] = vi_right(total[v], 8);
+        low[v] = vi_and(total[v], vi_set(255));
+        if (!c->first) {
+            high[v] = vi_add(high[v], vi_load(state_high));
+            low[v] = vi_add(low[v], vi_load(state_low));
+        }
+        if (!c->last) {
+            vi_store(state_high, high[v]);
+            vi_store(state_low, low[v]);
+        }
+    }
+    const int half = TILE_VECTORS / 2, three = layout == CORTIQ_W16;
+    for (int v = 0; c->last && v < (three ? half : TILE_VECTORS); v++) {
+        vf scale = vf_load(c->scratch->scale[0] + v * LANES);
+        vf sum = three ? round_three(high[v], vi_add(low[v], high[v + half]), low[v + half])
+                       : round_two(high[v], low[v]);
+        finish_row(c->tile, row, c->lane + v * LANES, vf_multiply(sum, scale));
+    }
+}
+
+INLINE void block_wide(const int layout, const int rows, const chunk *c)
+{
+    const int spill = layout_spill(layout);
+    const int16_t *q[MOST_ROWS];
+    vi rest[MOST_ROWS][TILE_VECTORS], high[MOST_ROWS][TILE_VECTORS];
+    for (int i = 0; i < rows; i++) {
+        q[i] = cortiq_record_q(c->tile->x[c->row + i]) + c->column;
+        for (int v = 0; v < TILE_VECTORS; v++)
+            rest[i][v] = high[i][v] = vi_zero();
+    }
+    for (int k = 0; spill < 256 && k < CHUNK / 2; k += spill / 2) {
+        dot_pairs(rows, c->scratch, q, k, k + spill / 2, rest);
+        for (int i = 0; i < rows; i++)
+            for (int v = 0; v < TILE_VECTORS; v++) {
+                high[i][v] = vi_add(high[i][v], vi_right(rest[i][v], 8));
+                rest[i][v] = vi_and(rest[i][v], vi_set(255));
+            }
+    }
+    if (spill == 256)
+        dot_pairs(rows, c->scratch, q, 0, 8 * c->units, rest);
+    for (int i = 0; i < rows; i++) {
+        if (layout_is_row(layout)) {
+            row_sums(layout, c, c->row + i, rest[i]);
+            continue;
+        }
+        for (int v = 0; v < TILE_VECTORS; v++)
+            block_term(layout, c, c->row + i, v,
+                       spill < 256 ? round_two(high[i][v], rest[i][v]) : vf_from_int(rest[i][v]));
+    }
+}
+
+INLINE void block_rows(const int layout, const int rows, const chunk *c)
+{
+    if (layout_block(layout) == 32)
+        block_32(layout, rows, c);
+    else
+        block_wide(layout, rows, c);
+}
+
+#define ROWS_AT_A_TIME(layout, n)                                                                  \
+    for (; n <= MOST_ROWS && c->row + n <= c->tile->count; c->row += n)                            \
+        block_rows(layout, n, c);
+
+#define BLOCK_ROWS_KERNEL(name)                                                                    \
+    TARGET static void rows_##name(chunk *c)                                                       \
+    {                                                                                              \
+        ROWS_AT_A_TIME(CORTIQ_##name, 6)                                                           \
+        ROWS_AT_A_TIME(CORTIQ_##name, 3)                                                           \
+        ROWS_AT_A_TIME(CORTIQ_##name, 2)                                                           \
+        ROWS_AT_A_TIME(CORTIQ_##name, 1)                                                           \
+    }
+/* Once expanded, layouts differ only in how their sums go on. */
+BLOCK_ROWS_KERNEL(Q8_0) BLOCK_ROWS_KERNEL(Q4_1) BLOCK_ROWS_KERNEL(Q2_K) BLOCK_ROWS_KERNEL(Q3_K)
+BLOCK_ROWS_KERNEL(Q4_K) BLOCK_ROWS_KERNEL(Q5_K) BLOCK_ROWS_KERNEL(Q6_K)
+BLOCK_ROWS_KERNEL(W8) BLOCK_ROWS_KERNEL(W16)
+
+INLINE void block_chunks(const int layout, const cortiq_tile *t, void (*rows)(chunk *))
+{
+    chunk c = {.tile = t, .scratch = (block_scratch *)t->scratch};
+    int32_t units = cortiq_padded(t->matrix->width) / UNIT, chunks = chunks_of(t->matrix);
+    for (; c.lane < t->outputs; c.lane += layout == CORTIQ_W16 ? TILE / 2 : TILE)
+        for (c.index = 0; c.index < chunks; c.index++) {
+            int32_t left = units - c.index * CHUNK_UNITS;
+            c.column = c.index * CHUNK;
+            c.units = left < CHUNK_UNITS ? left : CHUNK_UNITS;
+            c.block = layout_is_row(layout) ? 0 : c.column / layout_block(layout);
+            c.first = c.index == 0;
+            c.last = c.index == chunks - 1;
+            c.row = 0;
+            expand_tile(layout, &c);
+            rows(&c);
+        }
+}
+
+#define BLOCK_KERNEL(name, like)                                                                   \
+    TARGET static void block_##name(const cortiq_tile *t)                                          \
+    {                                                                                              \
+        block_chunks(CORTIQ_##name, t, rows_##like);                                               \
+    }
+BLOCK_KERNEL(Q4_0, Q8_0) BLOCK_KERNEL(Q5_0, Q8_0) BLOCK_KERNEL(Q8_0, Q8_0)
+BLOCK_KERNEL(IQ4_NL, Q8_0) BLOCK_KERNEL(MXFP4, Q8_0)
+BLOCK_KERNEL(Q4_1, Q4_1) BLOCK_KERNEL(Q5_1, Q4_1)
+BLOCK_KERNEL(Q2_K, Q2_K) BLOCK_KERNEL(Q3_K, Q3_K) BLOCK_KERNEL(Q4_K, Q4_K) BLOCK_KERNEL(Q5_K, Q5_K)
+BLOCK_KERNEL(Q6_K, Q6_K) BLOCK_KERNEL(W8B256, Q3_K) BLOCK_KERNEL(W8, W8) BLOCK_KERNEL(W16, W16)

@@ -1,0 +1,243 @@
+/* Products of few rows: codes go from the panel through registers into the dot products. */
+
+typedef struct {
+    const int16_t *q;
+    const int32_t *start;
+    const float *sum32;
+} direct_row;
+
+INLINE void direct_rows_of(const cortiq_tile *t, const int rows, int row, direct_row *x)
+{
+    for (int i = 0; i < rows; i++) {
+        const void *record = t->x[row + i];
+        x[i].q = cortiq_record_q(record);
+        x[i].start = t->starts[row + i];
+        x[i].sum32 = cortiq_record_sum32(record, t->matrix->width);
+    }
+}
+
+/* total[i] += unit · 16 columns of row i. One or two rows sum in two parts each, so that one
+ * product need not wait for the one before.
+ */
+INLINE void dot_unit(const int rows, const vi *p, const direct_row *x, int column, vi *total)
+{
+    for (int i = 0; rows <= 2 && i < rows; i++) {
+        vi second = vi_zero();
+        _Pragma("GCC unroll 4")
+        for (int j = 0; j < 8; j += 2) {
+            total[i] = vi_dot(total[i], p[j], pair(x[i].q + column + 2 * j));
+            second = vi_dot(second, p[j + 1], pair(x[i].q + column + 2 * j + 2));
+        }
+        total[i] = vi_add(total[i], second);
+    }
+    if (rows <= 2)
+        return;
+    _Pragma("GCC unroll 8")
+    for (int j = 0; j < 8; j++)
+        _Pragma("GCC unroll 8")
+        for (int i = 0; i < rows; i++)
+            total[i] = vi_dot(total[i], p[j], pair(x[i].q + column + 2 * j));
+}
+
+/* total[i] += units first … first + count − 1 (known when compiled) of a chunk */
+INLINE void dot_units(const int layout, const int rows, const cortiq_chunk *c, int first,
+                      const int count, const int odd, int lane, const direct_row *x, int column,
+                      vi *total)
+{
+    _Pragma("GCC unroll 2")
+    for (int u = 0; u < count; u++) {
+        vi p[8];
+        if (lane == 0)
+            prefetch_unit(layout, c, first + u);
+        unpack_unit(layout, c, c->main, first + u, count == 2 ? u : odd, lane, p);
+        dot_unit(rows, p, x, column + UNIT * u, total);
+    }
+}
+
+/* A 32-block of a chunk joins the run. */
+INLINE void direct_block(const int layout, const int rows, const cortiq_chunk *c, int b, int all,
+                         int lane, const direct_row *x, vf *run)
+{
+    vi total[8];
+    for (int i = 0; i < rows; i++)
+        total[i] = layout_offset(layout) ? vi_set(x[i].start[all]) : vi_zero();
+    dot_units(layout, rows, c, 2 * b, 2, 0, lane, x, 32 * all, total);
+    const uint8_t *side = c->side + b * layout_side_bytes(layout);
+    vf scale = load_scale(layout, side, lane), minimum = vf_zero();
+    if (layout_has_minimum(layout))
+        minimum = load_minimum(layout, side, lane);
+    for (int i = 0; i < rows; i++) {
+        vf term = vf_multiply(vf_from_int(total[i]), scale);
+        if (layout_has_minimum(layout))
+            term = vf_add(term, vf_multiply(vf_set(x[i].sum32[all]), minimum));
+        run[i] = vf_add(run[i], term);
+    }
+}
+
+INLINE void direct_32(const int layout, const int rows, const cortiq_tile *t, int row, int lane)
+{
+    direct_row x[8];
+    vf y[8];
+    direct_rows_of(t, rows, row, x);
+    for (int i = 0; i < rows; i++)
+        y[i] = vf_zero();
+    for (int index = 0; index < chunks_of(t->matrix); index++) {
+        cortiq_chunk c = chunk_at(layout, t->matrix, t->panel, index);
+        vf run[8];
+        for (int i = 0; i < rows; i++)
+            run[i] = vf_zero();
+        for (int b = 0; b < c.units / 2; b++)
+            direct_block(layout, rows, &c, b, index * RUN_BLOCKS + b, lane, x, run);
+        for (int i = 0; i < rows; i++)
+            y[i] = vf_add(y[i], run[i]);
+    }
+    for (int i = 0; i < rows; i++)
+        finish_row(t, row + i, lane, y[i]);
+}
+
+/* high·256 + rest += sub-scale · Σ code·q over sub-block `sub` of the chunk (`all` of the row); odd
+ * is sub & 1.
+ */
+INLINE void direct_sub(const int layout, const int rows, const cortiq_chunk *c, int sub,
+                       const int odd, int all, int lane, const direct_row *x, vi *high, vi *rest,
+                       vi *low)
+{
+    const int units = layout_sub(layout) / UNIT;
+    vi total[8], scale = load_sub_scale(layout, c->side, sub, lane), offset = vi_zero();
+    for (int i = 0; i < rows; i++)
+        total[i] = layout_offset(layout) ? vi_set(x[i].start[all]) : vi_zero();
+    dot_units(layout, rows, c, sub * units, units, odd, lane, x, all * units * UNIT, total);
+    if (layout_has_minimum(layout))
+        offset = load_offset(layout, c->side, sub, lane);
+    const int spill = odd || layout_spill(layout) <= layout_sub(layout);
+    for (int i = 0; i < rows; i++) {
+        rest[i] = vi_add(rest[i], vi_multiply(total[i], scale));
+        if (layout_spill(layout) < 256 && spill) {
+            high[i] = vi_add(high[i], vi_right(rest[i], 8));
+            rest[i] = vi_and(rest[i], vi_set(255));
+        }
+        if (layout_has_minimum(layout))
+            low[i] = vi_add(low[i], vi_multiply(vi_set(x[i].start[all]), offset));
+    }
+}
+
+/* Integers of a 256-block: 256·high + rest and, for the minimum, low. */
+INLINE void direct_sums(const int layout, const int rows, const cortiq_chunk *c, int index, int lane,
+                        const direct_row *x, vi *high, vi *rest, vi *low)
+{
+    const int subs = layout_subs(layout);
+    for (int i = 0; i < rows; i++) {
+        high[i] = low[i] = vi_zero();
+        rest[i] = subs ? vi_zero() : vi_set(x[i].start[index]);
+    }
+    for (int u = 0; !subs && u < c->units; u++)
+        dot_units(layout, rows, c, u, 1, 0, lane, x, 256 * index + UNIT * u, rest);
+    for (int s = 0; s < subs; s += 2) {
+        int all = index * subs + s;
+        direct_sub(layout, rows, c, s, 0, all, lane, x, high, rest, low);
+        direct_sub(layout, rows, c, s + 1, 1, all + 1, lane, x, high, rest, low);
+    }
+}
+
+INLINE void direct_wide(const int layout, const int rows, const cortiq_tile *t, int row, int lane)
+{
+    direct_row x[8];
+    vf y[8], run[8];
+    direct_rows_of(t, rows, row, x);
+    for (int i = 0; i < rows; i++)
+        y[i] = run[i] = vf_zero();
+    for (int index = 0; index < chunks_of(t->matrix); index++) {
+        cortiq_chunk c = chunk_at(layout, t->matrix, t->panel, index);
+        vi high[8], rest[8], low[8];
+        direct_sums(layout, rows, &c, index, lane, x, high, rest, low);
+        vf scale = load_scale(layout, c.side, lane), minimum = vf_zero();
+        if (layout_has_minimum(layout))
+            minimum = load_minimum(layout, c.side, lane);
+        for (int i = 0; i < rows; i++) {
+            vf sum = layout_spill(layout) < 256 ? round_two(high[i], rest[i]) : vf_from_int(rest[i]);
+            vf term = vf_multiply(sum, scale);
+            if (layout_has_minimum(layout))
+                term = vf_add(term, vf_multiply(vf_from_int(low[i]), minimum));
+            run[i] = vf_add(run[i], term);
+            if (index % RUN_BLOCKS == RUN_BLOCKS - 1) {
+                y[i] = vf_add(y[i], run[i]);
+                run[i] = vf_zero();
+            }
+        }
+    }
+    for (int i = 0; i < rows; i++)
+        finish_row(t, row + i, lane, vf_add(y[i], run[i]));
+}
+
+/* A chunk of one plane: 256·high + rest, codes still offset by 128. */
+INLINE void direct_plane(const int layout, const int rows, const cortiq_chunk *c,
+                         const uint8_t *main, int column, int lane, const direct_row *x, vi *high,
+                         vi *rest)
+{
+    for (int u = 0; u < c->units; u++) {
+        vi p[8];
+        if (lane == 0)
+            prefetch_unit(layout, c, u);
+        unpack_unit(CORTIQ_W8, c, main, u, 0, lane, p);
+        dot_unit(rows, p, x, column + UNIT * u, rest);
+    }
+    for (int i = 0; i < rows; i++) {
+        high[i] = vi_add(high[i], vi_right(rest[i], 8));
+        rest[i] = vi_and(rest[i], vi_set(255));
+    }
+}
+
+/* w8, w16. start: the offset's part of I in base 256, high, middle, low (w8: high, low). */
+INLINE void direct_whole(const int layout, const int rows, const cortiq_tile *t, int row, int lane)
+{
+    direct_row x[8];
+    vi high[8], rest[8], high2[8], rest2[8];
+    direct_rows_of(t, rows, row, x);
+    for (int i = 0; i < rows; i++)
+        high[i] = rest[i] = high2[i] = rest2[i] = vi_zero();
+    for (int index = 0; index < chunks_of(t->matrix); index++) {
+        cortiq_chunk c = chunk_at(layout, t->matrix, t->panel, index);
+        direct_plane(layout, rows, &c, c.main, 256 * index, lane, x, high, rest);
+        if (layout == CORTIQ_W16)
+            direct_plane(layout, rows, &c, c.main_low, 256 * index, lane, x, high2, rest2);
+    }
+    vf scale = load_scale(layout, t->panel, lane);
+    for (int i = 0; i < rows; i++) {
+        vf sum;
+        high[i] = vi_add(high[i], vi_set(x[i].start[0]));
+        rest[i] = vi_add(rest[i], vi_set(x[i].start[1]));
+        if (layout == CORTIQ_W16)
+            sum = round_three(high[i], vi_add(rest[i], high2[i]),
+                              vi_add(rest2[i], vi_set(x[i].start[2])));
+        else
+            sum = round_two(high[i], rest[i]);
+        finish_row(t, row + i, lane, vf_multiply(sum, scale));
+    }
+}
+
+INLINE void direct(const int layout, const int rows, const cortiq_tile *t, int row, int lane)
+{
+    if (layout_is_row(layout))
+        direct_whole(layout, rows, t, row, lane);
+    else if (layout_block(layout) == 256)
+        direct_wide(layout, rows, t, row, lane);
+    else
+        direct_32(layout, rows, t, row, lane);
+}
+
+#define DIRECT_KERNEL(name)                                                                        \
+    TARGET static void direct_##name(const cortiq_tile *t)                                         \
+    {                                                                                              \
+        for (int lane = 0; lane < PANEL && lane < t->outputs; lane += LANES) {                     \
+            int row = 0;                                                                           \
+            for (; LANES > 8 && row + 8 <= t->count; row += 8)                                     \
+                direct(CORTIQ_##name, 8, t, row, lane);                                            \
+            for (; LANES > 8 && row + 4 <= t->count; row += 4)                                     \
+                direct(CORTIQ_##name, 4, t, row, lane);                                            \
+            for (; LANES > 4 && row + 2 <= t->count; row += 2)                                     \
+                direct(CORTIQ_##name, 2, t, row, lane);                                            \
+            for (; row < t->count; row++)                                                          \
+                direct(CORTIQ_##name, 1, t, row, lane);                                            \
+        }                                                                                          \
+    }
+CORTIQ_EACH_LAYOUT(DIRECT_KERNEL)

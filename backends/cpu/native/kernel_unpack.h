@@ -1,0 +1,193 @@
+/* Codes of a unit from a panel into registers, roundings, and the end of a row; included after a
+ * simd_*.h.
+ */
+#include "matmul.h"
+
+/* Vectors of int16 pairs: p[i] holds columns 2i, 2i + 1 of a unit for LANES outputs. */
+#define TAKE_FOUR_BIT(a, at)                                                                       \
+    p[at] = vi_and(a, vi_set16(15));                                                               \
+    p[at + 1] = vi_and(vi_right16(a, 8), vi_set16(15));                                            \
+    p[at + 2] = vi_and(vi_right16(a, 4), vi_set16(15));                                            \
+    p[at + 3] = vi_right16(a, 12);
+
+#define TAKE_BYTES(a, at)                                                                          \
+    p[at] = vi_and(a, vi_set16(255));                                                              \
+    p[at + 1] = vi_right16(a, 8);
+
+/* p[i] |= bits of `word` moved left or right, where the mask is set. */
+#define ADD_LEFT(i, n, mask) p[i] = vi_or_masked(p[i], vi_left16(word, n), vi_set16(mask));
+#define ADD_RIGHT(i, n, mask) p[i] = vi_or_masked(p[i], vi_right16(word, n), vi_set16(mask));
+
+INLINE void take_table(const uint8_t *table, vi word, vi *p)
+{
+    vi even = vi_table(table, vi_and(word, vi_set16(0x0f0f)));
+    vi odd = vi_table(table, vi_and(vi_right16(word, 4), vi_set16(0x0f0f)));
+    TAKE_BYTES(even, 0)
+    TAKE_BYTES(odd, 2)
+}
+
+INLINE void take_two_bit(vi word, vi *p)
+{
+    p[0] = vi_and(word, vi_set16(3));
+    p[1] = vi_and(vi_right16(word, 8), vi_set16(3));
+    p[2] = vi_and(vi_right16(word, 2), vi_set16(3));
+    p[3] = vi_and(vi_right16(word, 10), vi_set16(3));
+    p[4] = vi_and(vi_right16(word, 4), vi_set16(3));
+    p[5] = vi_and(vi_right16(word, 12), vi_set16(3));
+    p[6] = vi_and(vi_right16(word, 6), vi_set16(3));
+    p[7] = vi_right16(word, 14);
+}
+
+INLINE void add_upper_two(vi word, vi *p)
+{
+    ADD_LEFT(0, 4, 48) ADD_RIGHT(1, 4, 48)
+    ADD_LEFT(2, 2, 48) ADD_RIGHT(3, 6, 48)
+    ADD_LEFT(4, 0, 48) ADD_RIGHT(5, 8, 48)
+    ADD_RIGHT(6, 2, 48) ADD_RIGHT(7, 10, 48)
+}
+
+/* The fifth bits of a block's first or second unit. */
+INLINE void add_fifth(int second, vi word, vi *p)
+{
+    if (!second) {
+        ADD_LEFT(0, 4, 16) ADD_RIGHT(1, 4, 16) ADD_LEFT(2, 3, 16) ADD_RIGHT(3, 5, 16)
+        ADD_LEFT(4, 2, 16) ADD_RIGHT(5, 6, 16) ADD_LEFT(6, 1, 16) ADD_RIGHT(7, 7, 16)
+    } else {
+        ADD_LEFT(0, 0, 16) ADD_RIGHT(1, 8, 16) ADD_RIGHT(2, 1, 16) ADD_RIGHT(3, 9, 16)
+        ADD_RIGHT(4, 2, 16) ADD_RIGHT(5, 10, 16) ADD_RIGHT(6, 3, 16) ADD_RIGHT(7, 11, 16)
+    }
+}
+
+INLINE void add_third(int second, vi word, vi *p)
+{
+    if (!second) {
+        ADD_LEFT(0, 2, 4) ADD_RIGHT(1, 6, 4) ADD_LEFT(2, 1, 4) ADD_RIGHT(3, 7, 4)
+        ADD_LEFT(4, 0, 4) ADD_RIGHT(5, 8, 4) ADD_RIGHT(6, 1, 4) ADD_RIGHT(7, 9, 4)
+    } else {
+        ADD_RIGHT(0, 2, 4) ADD_RIGHT(1, 10, 4) ADD_RIGHT(2, 3, 4) ADD_RIGHT(3, 11, 4)
+        ADD_RIGHT(4, 4, 4) ADD_RIGHT(5, 12, 4) ADD_RIGHT(6, 5, 4) ADD_RIGHT(7, 13, 4)
+    }
+}
+
+/* Bytes beyond the next chunk's start. Measured: without asking, half the bandwidth. */
+enum { AHEAD = 2048 };
+
+/* Ask for what lies more than a chunk ahead of unit `unit`: with every unit a share of a chunk. */
+INLINE void prefetch_unit(const int layout, const cortiq_chunk *c, int unit)
+{
+    const int lines = (int)(chunk_bytes(layout, CHUNK_UNITS) / CHUNK_UNITS + 63) / 64;
+    for (int line = 0; line < lines; line++)
+        __builtin_prefetch(c->end + AHEAD + 64 * (unit * lines + line));
+}
+
+/* Unit `unit` of a chunk, outputs from `lane` on; `second` is unit & 1 (known when compiled). `main`
+ * is the chunk's, or main_low.
+ */
+INLINE void unpack_unit(const int layout, const cortiq_chunk *c, const uint8_t *main, int unit,
+                        const int second, int lane, vi *p)
+{
+    const int bits = layout_bits(layout);
+    const uint8_t *extra = c->extra + 4 * lane;
+    main += 4 * lane + unit * (bits == 16 ? 256 : layout_main_bytes(layout));
+    if (bits >= 8) {
+        vi a = vi_load(main), b = vi_load(main + 64), c = vi_load(main + 128);
+        vi d = vi_load(main + 192);
+        TAKE_BYTES(a, 0) TAKE_BYTES(b, 2) TAKE_BYTES(c, 4) TAKE_BYTES(d, 6)
+        return;
+    }
+    if (bits < 4) {
+        take_two_bit(vi_load(main), p);
+    } else if (layout_has_table(layout)) {
+        const uint8_t *table = layout == CORTIQ_MXFP4 ? cortiq_mxfp4_table : cortiq_iq4_nl_table;
+        take_table(table, vi_load(main), p);
+        take_table(table, vi_load(main + 64), p + 4);
+    } else {
+        vi a = vi_load(main), b = vi_load(main + 64);
+        TAKE_FOUR_BIT(a, 0) TAKE_FOUR_BIT(b, 4)
+    }
+    if (bits == 6)
+        add_upper_two(vi_load(extra + 64 * unit), p);
+    else if (bits == 5)
+        add_fifth(second, vi_load(extra + 64 * (unit / 2)), p);
+    else if (bits == 3)
+        add_third(second, vi_load(extra + 64 * (unit / 2)), p);
+}
+
+INLINE vf load_scale(const int layout, const uint8_t *side, int lane)
+{
+    if (layout_scale_bytes(layout) == 1)
+        return vf_bits(vi_left(vi_from_u8(side + lane), 23));
+    if (layout_scale_bytes(layout) == 4)
+        return vf_load((const float *)side + lane);
+    return vf_from_half(side + 2 * lane);
+}
+
+INLINE vf load_minimum(const int layout, const uint8_t *side, int lane)
+{
+    return vf_from_half(side + layout_minimum_at(layout) + 2 * lane);
+}
+
+INLINE vi load_sub_scale(const int layout, const uint8_t *side, int sub, int lane)
+{
+    const uint8_t *at = side + layout_subs_at(layout) + PANEL * sub + lane;
+    return layout_signed_subs(layout) ? vi_from_s8(at) : vi_from_u8(at);
+}
+
+INLINE vi load_offset(const int layout, const uint8_t *side, int sub, int lane)
+{
+    return vi_from_u8(side + layout_offsets_at(layout) + PANEL * sub + lane);
+}
+
+/* Two columns of a quantised row, for every output. */
+INLINE vi pair(const int16_t *q)
+{
+    int32_t both;
+    memcpy(&both, q, 4);
+    return vi_set(both);
+}
+
+/* RN(256·high + low): numerics/planes.py. */
+INLINE vf round_two(vi high, vi low)
+{
+    vi carry = vi_right(vi_add(low, vi_set(128)), 8);
+    high = vi_add(high, carry);
+    low = vi_sub(low, vi_left(carry, 8));
+    vi a = vi_right(vi_add(high, vi_set(16384)), 15);
+    vi m = vi_add(vi_left(vi_sub(high, vi_left(a, 15)), 8), low);
+    return vf_add(vf_multiply(vf_from_int(a), vf_set(8388608.0f)), vf_from_int(m));
+}
+
+/* RN(65536·high + 256·middle + low) */
+INLINE vf round_three(vi high, vi middle, vi low)
+{
+    vi carry = vi_right(vi_add(low, vi_set(128)), 8);
+    low = vi_sub(low, vi_left(carry, 8));
+    middle = vi_add(middle, carry);
+    carry = vi_right(vi_add(middle, vi_set(128)), 8);
+    middle = vi_sub(middle, vi_left(carry, 8));
+    high = vi_add(high, carry);
+    vi a = vi_right(vi_add(high, vi_set(64)), 7);
+    vi m = vi_left(vi_sub(high, vi_left(a, 7)), 16);
+    m = vi_add(vi_add(m, vi_left(middle, 8)), low);
+    return vf_add(vf_multiply(vf_from_int(a), vf_set(8388608.0f)), vf_from_int(m));
+}
+
+/* snap(y·2^e) to outputs lane … of a row of the tile. */
+INLINE void finish_row(const cortiq_tile *tile, int row, int lane, vf y)
+{
+    if (lane >= tile->outputs)
+        return;
+    int32_t e = *cortiq_record_e(tile->x[row], tile->matrix->width);
+    uint32_t fault = 0;
+    y = vf_snap(vf_multiply(y, vf_bits(vi_set((e + 127) << 23))), &fault);
+    int32_t left = tile->outputs - lane;
+    float *out = tile->out[row] + lane, all[LANES];
+    if (left >= LANES) {
+        vf_store(out, y);
+    } else {
+        vf_store(all, y);
+        memcpy(out, all, 4 * (size_t)left);
+    }
+    if (fault)
+        cortiq_raise_fault(tile->faults[row]);
+}

@@ -1,0 +1,101 @@
+/* Matrix products: the ops' arguments, and what matmul.c hands to the kernels of an instruction
+ * set.
+ */
+#ifndef CORTIQ_MATMUL_H
+#define CORTIQ_MATMUL_H
+
+#include "layouts.h"
+
+/* One product of CORTIQ_MATMUL: row i's outputs go to out + i·stride. */
+typedef struct {
+    const cortiq_matrix *matrix;
+    float *out;
+    int64_t stride; /* floats */
+} cortiq_product;
+
+enum { CORTIQ_PRODUCTS = 4 };
+
+/* CORTIQ_MATMUL: the same rows times up to four matrices (q, k, v; gate, up) of one width.
+ * x: records of width K, one a row; for F32 matrices float32 [rows, K], and every matrix is F32.
+ * `inner` rows of x belong to one row of the op (1, or the heads): rows·inner products.
+ */
+typedef struct {
+    const void *x;
+    int32_t inner, count;
+    cortiq_product products[CORTIQ_PRODUCTS];
+} cortiq_matmul_args;
+
+/* CORTIQ_MATMUL_CHOSEN: slot j of row i times matrix choice[i·slots + j] of a stack; without
+ * `choice`, slot j meets matrix j (a matrix a head). x holds a record (or float row) a slot, or
+ * with `shared` one a row. out: float32 [rows, slots, height].
+ */
+typedef struct {
+    const cortiq_matrix *matrix;
+    const void *x;
+    const int32_t *choice;
+    float *out;
+    int32_t slots, shared;
+} cortiq_chosen_args;
+
+/* CORTIQ_EMBED_ROWS: out[i] = row ids[i] of the matrix; ids were checked. float32 [rows, width]. */
+typedef struct {
+    const cortiq_matrix *matrix;
+    const int32_t *ids;
+    float *out;
+} cortiq_embed_args;
+
+/* CORTIQ_PROBE_READ: read `count` bytes of data (whole MiB), shared by the workers.
+ * CORTIQ_PROBE_DOTS: `count` rounds of dot products on every worker, each `multiplies`
+ * multiply-adds of int16.
+ */
+typedef struct {
+    const void *data;
+    int64_t count, multiplies, result;
+} cortiq_probe_args;
+
+enum {
+    DIRECT_ROWS = 16, /* up to here weights are unpacked in registers, for every panel anew */
+    BLOCK_ROWS = 256 /* rows that meet an expanded tile at a time */
+};
+
+/* Some rows and some outputs of a product. */
+typedef struct {
+    const cortiq_matrix *matrix;
+    const uint8_t *panel; /* the first, others follow; of F32: the first row of the weight */
+    int32_t outputs;      /* that exist from there on */
+    int32_t count;        /* rows */
+    const void *const *x; /* their records, or float rows */
+    float *const *out;    /* where each row's first output of this tile goes */
+    uint8_t *const *faults;
+    int32_t *const *starts; /* direct kernels: see starts_of in matmul.c */
+    uint8_t *scratch;
+} cortiq_tile;
+
+typedef void (*cortiq_tile_kernel)(const cortiq_tile *tile);
+
+/* The kernels of an instruction set. A direct kernel takes one panel and up to DIRECT_ROWS rows,
+ * a block kernel `panels` panels and up to BLOCK_ROWS rows.
+ */
+typedef struct {
+    int32_t panels;
+    int32_t direct_rows; /* more rows than this take the block kernel */
+    cortiq_tile_kernel direct[CORTIQ_LAYOUTS], block[CORTIQ_LAYOUTS];
+    int32_t (*probe_dots)(int64_t count);
+    int64_t probe_multiplies; /* of a round */
+} cortiq_matmul_set;
+
+const cortiq_matmul_set *cortiq_matmul_set_of(const cortiq_worker *worker);
+
+extern const cortiq_matmul_set cortiq_matmul_portable, cortiq_matmul_avx2, cortiq_matmul_avxvnni,
+    cortiq_matmul_avx512vnni;
+
+#define CORTIQ_EACH_LAYOUT(X)                                                                      \
+    X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(IQ4_NL) X(MXFP4)                                     \
+    X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(W8) X(W8B256) X(W16)
+
+static inline void cortiq_raise_fault(uint8_t *flag)
+{
+    __atomic_store_n(flag, 1, __ATOMIC_RELAXED);
+}
+
+#endif

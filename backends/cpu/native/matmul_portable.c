@@ -1,0 +1,14 @@
+/* The matmul kernels, compiled for portable. */
+#include "simd_portable.h"
+
+#include "kernel_unpack.h"
+
+#include "kernel_direct.h"
+
+#include "kernel_block.h"
+
+#include "kernel_float.h"
+
+#include "kernel_probe.h"
+
+#include "kernel_set.h"

@@ -1,0 +1,50 @@
+/* Op lists: the table of kernels and the loop that every worker runs. */
+#define _POSIX_C_SOURCE 200809L
+#include "cortiq_native.h"
+#include "pool.h"
+
+#include <time.h>
+
+static cortiq_kernel kernels[CORTIQ_KINDS];
+
+void cortiq_register(int kind, cortiq_kernel kernel) { kernels[kind] = kernel; }
+
+static int64_t now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+void cortiq_work(cortiq_worker *worker, const cortiq_job *job)
+{
+    int timed = job->nanoseconds && worker->index == 0;
+    int64_t before = timed ? now() : 0;
+    for (int32_t i = 0; i < job->count; i++) {
+        const cortiq_op *op = &job->ops[i];
+        kernels[op->kind](op, worker);
+        cortiq_barrier(worker);
+        if (timed) {
+            int64_t after = now();
+            job->nanoseconds[i] = after - before;
+            before = after;
+        }
+    }
+}
+
+int32_t cortiq_run(cortiq_pool *pool, const cortiq_op *ops, int32_t count, int64_t *nanoseconds)
+{
+    for (int32_t i = 0; i < count; i++)
+        if (ops[i].kind < 0 || ops[i].kind >= CORTIQ_KINDS || !kernels[ops[i].kind])
+            return -1 - i;
+    cortiq_job job = {ops, count, nanoseconds};
+    cortiq_pool_execute(pool, &job);
+    return 0;
+}
+
+static void nothing(const cortiq_op *op, cortiq_worker *worker)
+{
+    (void)op;
+    (void)worker;
+}
+CORTIQ_REGISTER(CORTIQ_NOTHING, nothing)

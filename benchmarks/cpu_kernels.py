@@ -1,0 +1,132 @@
+"""Speed of the CPU backend's matmul kernels beside what the machine can do.
+
+    python benchmarks/cpu_kernels.py [--isa NAME] [--threads N] [--layouts Q4_1 Q8_0 …]
+
+For each layout: one row (decode), eight rows (batched decode) and 512 rows (prefill). GB/s are of
+packed weights; GMAC/s are multiply-adds of int8 or narrower codes with 16-bit activations, of which
+the dot product instruction does one a 32-bit half lane: useful and issued are the same (w16 issues
+two for one). In parentheses the same by CPU time of the calling thread, which a busy machine
+disturbs less. `machine` is what these threads read from memory, and what the instruction does on
+registers, measured just before. Medians of several runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import time
+from collections.abc import Callable
+
+import numpy as np
+from cortiq.numerics.layouts import LAYOUTS
+from cortiq.numerics.quantise import quantise_rows
+from cortiq.numerics.synthetic import synthetic_weight
+from cortiq_cpu import structs
+from cortiq_cpu.native import Op, Pool, op_list
+from cortiq_cpu.packing import PackedMatrix, aligned
+from cortiq_cpu.records import records_of
+from cortiq_cpu.structs import LAYOUT_NAMES
+
+PROBE_BYTES, PROBE_ROUNDS = 1 << 28, 1 << 20
+
+SHAPES = {1: (8192, 2048), 8: (8192, 2048), 512: (1536, 2048)}
+"""Outputs and columns by number of rows: 16 M weights where the question is bandwidth."""
+
+
+def median_times(work: Callable[[], None], repeats: int) -> tuple[float, float]:
+    """Median wall time and CPU time of the calling thread, in seconds."""
+    walls, cpus = [], []
+    work()
+    for _ in range(repeats):
+        wall, cpu = time.perf_counter(), time.thread_time()
+        work()
+        walls.append(time.perf_counter() - wall)
+        cpus.append(time.thread_time() - cpu)
+    return float(np.median(walls)), float(np.median(cpus))
+
+
+class Case:
+    """Rows times copies of a matrix, so many that no cache holds what a run reads."""
+
+    def __init__(self, layout: str, rows: int, copies: int) -> None:
+        outputs, columns = SHAPES[rows]
+        rng = np.random.default_rng(0)
+        self.x = records_of(quantise_rows(rng.standard_normal((rows, columns)).astype(np.float32)))
+        weight = synthetic_weight(layout, "w", 0, (outputs, columns))
+        self.matrices = [PackedMatrix(weight, layout) for _ in range(copies)]
+        self.out = aligned(4 * rows * outputs).view(np.float32)
+        self.faults, self.rows = np.zeros(rows, np.uint8), ctypes.c_int32(rows)
+        self.macs = rows * outputs * columns * copies
+        self.bytes = sum(matrix.nbytes for matrix in self.matrices)
+        self.arguments = [self._arguments(matrix, outputs) for matrix in self.matrices]
+        self.ops = op_list([self._op(arguments) for arguments in self.arguments])
+
+    def _arguments(self, matrix: PackedMatrix, outputs: int) -> structs.MatmulArgs:
+        arguments = structs.MatmulArgs(self.x.ctypes.data, 1, 1)
+        arguments.products[0] = structs.Product(matrix.address, self.out.ctypes.data, outputs)
+        return arguments
+
+    def _op(self, arguments: structs.MatmulArgs) -> Op:
+        rows, faults = ctypes.addressof(self.rows), self.faults.ctypes.data
+        return Op(structs.MATMUL, 0, rows, faults, ctypes.addressof(arguments))
+
+    def rates(self, pool: Pool) -> tuple[float, float, float, float]:
+        """GB/s and GMAC/s by wall time, then by CPU time."""
+        wall, cpu = median_times(lambda: pool.run(self.ops, len(self.arguments)), 9)
+        return tuple(n / t / 1e9 for t in (wall, cpu) for n in (self.bytes, self.macs))
+
+
+class Probe:
+    """What the machine does at its best, by the same clocks: GB/s read and GMAC/s on registers."""
+
+    def __init__(self) -> None:
+        self.memory = aligned(PROBE_BYTES)
+        self.memory[:] = 1
+        self.read = structs.ProbeArgs(self.memory.ctypes.data, PROBE_BYTES)
+        self.dots = structs.ProbeArgs(None, PROBE_ROUNDS)
+        kinds = ((structs.PROBE_READ, self.read), (structs.PROBE_DOTS, self.dots))
+        self.ops = [op_list([Op(k, 0, None, None, ctypes.addressof(a))]) for k, a in kinds]
+
+    def rates(self, pool: Pool) -> tuple[float, float, float, float]:
+        """GB/s and GMAC/s by wall time, then by CPU time; all threads together by wall time."""
+        read = median_times(lambda: pool.run(self.ops[0], 1), 5)
+        dots = median_times(lambda: pool.run(self.ops[1], 1), 5)
+        macs = self.dots.multiplies * PROBE_ROUNDS * pool.threads
+        return (PROBE_BYTES / read[0] / 1e9, macs / dots[0] / 1e9) + (
+            PROBE_BYTES / read[1] / 1e9,
+            macs / dots[1] / 1e9,
+        )
+
+
+def line(layout: str, pool: Pool, probe: Probe) -> str:
+    """One row of the table: the machine just before, then the kernels."""
+    gbs, gmacs, cpu_gbs, cpu_gmacs = probe.rates(pool)
+    cells = [f"{gbs:5.1f} ({cpu_gbs:5.1f}) GB/s {gmacs:6.1f} ({cpu_gmacs:6.1f}) GMAC/s"]
+    for rows, copies in ((1, 4), (8, 4), (512, 1)):
+        gbs, gmacs, cpu_gbs, cpu_gmacs = Case(layout, rows, copies).rates(pool)
+        if rows == 1:
+            cells.append(f"{gbs:5.1f} ({cpu_gbs:5.1f}) GB/s")
+        cells.append(f"{gmacs:6.1f} ({cpu_gmacs:6.1f})")
+    return f"{layout:7}| " + " | ".join(cells)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--isa")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--layouts", nargs="*", default=[n for n in LAYOUT_NAMES if n != "f32"])
+    options = parser.parse_args()
+    unknown = set(options.layouts) - set(LAYOUTS)
+    if unknown:
+        parser.error(f"no layout {', '.join(unknown)}")
+    pool, probe = Pool(options.threads, options.isa), Probe()
+    print(f"{pool.isa}, {options.threads} threads; by wall time (by CPU time of one thread)")
+    print(f"{'':7}| {'machine':44} | {'1 row':18} | {'GMAC/s':15} | {'8 rows':15} | 512 rows")
+    for layout in options.layouts:
+        print(line(layout, pool, probe), flush=True)
+    pool.close()
+
+
+if __name__ == "__main__":
+    main()
