@@ -47,8 +47,6 @@ INLINE void dot_units(const int layout, const int rows, const cortiq_chunk *c, i
     _Pragma("GCC unroll 2")
     for (int u = 0; u < count; u++) {
         vi p[8];
-        if (lane == 0)
-            prefetch_unit(layout, c, first + u);
         unpack_unit(layout, c, c->main, first + u, count == 2 ? u : odd, lane, p);
         dot_unit(rows, p, x, column + UNIT * u, total);
     }
@@ -83,6 +81,8 @@ INLINE void direct_32(const int layout, const int rows, const cortiq_tile *t, in
         y[i] = vf_zero();
     for (int index = 0; index < chunks_of(t->matrix); index++) {
         cortiq_chunk c = chunk_at(layout, t->matrix, t->panel, index);
+        if (lane == 0)
+            touch_chunk(&c);
         vf run[8];
         for (int i = 0; i < rows; i++)
             run[i] = vf_zero();
@@ -148,6 +148,8 @@ INLINE void direct_wide(const int layout, const int rows, const cortiq_tile *t, 
         y[i] = run[i] = vf_zero();
     for (int index = 0; index < chunks_of(t->matrix); index++) {
         cortiq_chunk c = chunk_at(layout, t->matrix, t->panel, index);
+        if (lane == 0)
+            touch_chunk(&c);
         vi high[8], rest[8], low[8];
         direct_sums(layout, rows, &c, index, lane, x, high, rest, low);
         vf scale = load_scale(layout, c.side, lane), minimum = vf_zero();
@@ -170,14 +172,11 @@ INLINE void direct_wide(const int layout, const int rows, const cortiq_tile *t, 
 }
 
 /* A chunk of one plane: 256·high + rest, codes still offset by 128. */
-INLINE void direct_plane(const int layout, const int rows, const cortiq_chunk *c,
-                         const uint8_t *main, int column, int lane, const direct_row *x, vi *high,
-                         vi *rest)
+INLINE void direct_plane(const int rows, const cortiq_chunk *c, const uint8_t *main, int column,
+                         int lane, const direct_row *x, vi *high, vi *rest)
 {
     for (int u = 0; u < c->units; u++) {
         vi p[8];
-        if (lane == 0)
-            prefetch_unit(layout, c, u);
         unpack_unit(CORTIQ_W8, c, main, u, 0, lane, p);
         dot_unit(rows, p, x, column + UNIT * u, rest);
     }
@@ -197,9 +196,11 @@ INLINE void direct_whole(const int layout, const int rows, const cortiq_tile *t,
         high[i] = rest[i] = high2[i] = rest2[i] = vi_zero();
     for (int index = 0; index < chunks_of(t->matrix); index++) {
         cortiq_chunk c = chunk_at(layout, t->matrix, t->panel, index);
-        direct_plane(layout, rows, &c, c.main, 256 * index, lane, x, high, rest);
+        if (lane == 0)
+            touch_chunk(&c);
+        direct_plane(rows, &c, c.main, 256 * index, lane, x, high, rest);
         if (layout == CORTIQ_W16)
-            direct_plane(layout, rows, &c, c.main_low, 256 * index, lane, x, high2, rest2);
+            direct_plane(rows, &c, c.main_low, 256 * index, lane, x, high2, rest2);
     }
     vf scale = load_scale(layout, t->panel, lane);
     for (int i = 0; i < rows; i++) {

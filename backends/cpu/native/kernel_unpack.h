@@ -69,15 +69,15 @@ INLINE void add_third(int second, vi word, vi *p)
     }
 }
 
-/* Bytes beyond the next chunk's start. Measured: without asking, half the bandwidth. */
-enum { AHEAD = 2048 };
-
-/* Ask for what lies more than a chunk ahead of unit `unit`: with every unit a share of a chunk. */
-INLINE void prefetch_unit(const int layout, const cortiq_chunk *c, int unit)
+/* Ask for the sides and extra bits of a chunk before its first unit, so that memory is asked for
+ * from front to back and the machine's own prefetching sees one stream. Measured: without it,
+ * layouts with minima or fifth bits are read at a third of the bandwidth; asking for the codes as
+ * well slows the others down.
+ */
+INLINE void touch_chunk(const cortiq_chunk *c)
 {
-    const int lines = (int)(chunk_bytes(layout, CHUNK_UNITS) / CHUNK_UNITS + 63) / 64;
-    for (int line = 0; line < lines; line++)
-        __builtin_prefetch(c->end + AHEAD + 64 * (unit * lines + line));
+    for (const uint8_t *line = c->base; line < c->main; line += 64)
+        __builtin_prefetch(line);
 }
 
 /* Unit `unit` of a chunk, outputs from `lane` on; `second` is unit & 1 (known when compiled). `main`

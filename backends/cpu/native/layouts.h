@@ -158,7 +158,7 @@ FOLDED int layout_side_bytes(int layout) /* of a block */
 typedef struct {
     uint8_t *side, *extra, *main;
     uint8_t *main_low; /* of w16 */
-    uint8_t *end;
+    uint8_t *base, *end;
     int32_t units;
 } cortiq_chunk;
 
@@ -185,7 +185,7 @@ FOLDED cortiq_chunk chunk_at(int layout, const cortiq_matrix *m, const uint8_t *
     int32_t left = cortiq_padded(m->width) / UNIT - index * CHUNK_UNITS;
     int64_t head = layout_is_row(layout) ? layout_side_bytes(layout) : 0;
     c.units = left < CHUNK_UNITS ? left : CHUNK_UNITS;
-    c.side = (uint8_t *)panel + head + index * chunk_bytes(layout, CHUNK_UNITS);
+    c.base = c.side = (uint8_t *)panel + head + index * chunk_bytes(layout, CHUNK_UNITS);
     c.extra = c.side + chunk_sides(layout, c.units);
     c.main = c.extra + (int64_t)c.units * layout_extra_bytes(layout);
     c.main_low = c.main + (int64_t)c.units * (32 * 8);
