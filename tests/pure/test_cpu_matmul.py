@@ -50,7 +50,9 @@ def random_weight(name: str, rows: int, columns: int, seed: int = 0) -> Weight:
         raw[:, :, 0] = rng.integers(60, 150, raw.shape[:2])
     else:
         for at in SCALES_AT.get(name, (0, 2) if name in WITH_MINIMUM else (0,)):
-            halves = rng.integers(0, 0x5C00, raw.shape[:2]) | rng.integers(0, 2, raw.shape[:2]) << 15
+            halves = (
+                rng.integers(0, 0x5C00, raw.shape[:2]) | rng.integers(0, 2, raw.shape[:2]) << 15
+            )
             raw[:, :, at : at + 2] = halves.astype("<u2")[..., None].view(np.uint8)
     return Weight.from_bytes(layout, raw.reshape(rows, -1), (rows, columns))
 

@@ -59,7 +59,9 @@ def library() -> ctypes.CDLL:
     try:
         native = ctypes.CDLL(str(path))
     except OSError as error:
-        raise BackendError(f"the native kernels can't be loaded: {error}", where=str(path)) from None
+        raise BackendError(
+            f"the native kernels can't be loaded: {error}", where=str(path)
+        ) from None
     pointer, int32, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t
     signatures = {
         "cortiq_isa_supported": (int32, [int32]),

@@ -108,7 +108,9 @@ static void *work(void *argument)
         seen++;
         if (pool->stop)
             return NULL;
-        cortiq_work(worker, &pool->job);
+        /* A copy: after the last barrier the next job may already be written. */
+        cortiq_job job = pool->job;
+        cortiq_work(worker, &job);
     }
 }
 
