@@ -93,9 +93,11 @@ class Probe:
         read = median_times(lambda: pool.run(self.ops[0], 1), 5)
         dots = median_times(lambda: pool.run(self.ops[1], 1), 5)
         macs = self.dots.multiplies * PROBE_ROUNDS * pool.threads
-        return (PROBE_BYTES / read[0] / 1e9, macs / dots[0] / 1e9) + (
-            PROBE_BYTES / read[1] / 1e9,
-            macs / dots[1] / 1e9,
+        work = (PROBE_BYTES, macs)
+        return tuple(
+            n / times[clock] / 1e9
+            for clock in range(2)
+            for n, times in zip(work, (read, dots), strict=True)
         )
 
 
