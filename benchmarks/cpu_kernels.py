@@ -18,14 +18,15 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from cortiq.numerics.layouts import LAYOUTS
-from cortiq.numerics.quantise import quantise_rows
-from cortiq.numerics.synthetic import synthetic_weight
 from cortiq_cpu import structs
 from cortiq_cpu.native import Op, Pool, op_list
 from cortiq_cpu.packing import PackedMatrix, aligned
 from cortiq_cpu.records import records_of
 from cortiq_cpu.structs import LAYOUT_NAMES
+
+from cortiq.numerics.layouts import LAYOUTS
+from cortiq.numerics.quantise import quantise_rows
+from cortiq.numerics.synthetic import synthetic_weight
 
 PROBE_BYTES, PROBE_ROUNDS = 1 << 28, 1 << 20
 
@@ -92,9 +93,11 @@ class Probe:
         read = median_times(lambda: pool.run(self.ops[0], 1), 5)
         dots = median_times(lambda: pool.run(self.ops[1], 1), 5)
         macs = self.dots.multiplies * PROBE_ROUNDS * pool.threads
-        return (PROBE_BYTES / read[0] / 1e9, macs / dots[0] / 1e9) + (
-            PROBE_BYTES / read[1] / 1e9,
-            macs / dots[1] / 1e9,
+        work = (PROBE_BYTES, macs)
+        return tuple(
+            n / times[clock] / 1e9
+            for clock in range(2)
+            for n, times in zip(work, (read, dots), strict=True)
         )
 
 

@@ -74,6 +74,8 @@ typedef struct {
     const int32_t *rows;
     uint8_t *faults;
     void *args;
+    int32_t alone_rows; /* up to so many rows worker 0 executes the op by itself, and no barrier
+                           stands before a next op of that kind: a barrier costs more than a row */
 } cortiq_op;
 
 typedef struct cortiq_pool cortiq_pool;

@@ -54,7 +54,8 @@ INLINE void expand(const int layout, const chunk *c, const cortiq_chunk *from, c
     }
 }
 
-INLINE void expand_sides(const int layout, const chunk *c, const cortiq_chunk *from, int lane, int to)
+INLINE void expand_sides(const int layout, const chunk *c, const cortiq_chunk *from, int lane,
+                         int to)
 {
     block_scratch *scratch = c->scratch;
     int blocks = layout_block(layout) == 32 ? c->units / 2 : 1;

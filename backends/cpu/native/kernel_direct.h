@@ -122,8 +122,8 @@ INLINE void direct_sub(const int layout, const int rows, const cortiq_chunk *c, 
 }
 
 /* Integers of a 256-block: 256·high + rest and, for the minimum, low. */
-INLINE void direct_sums(const int layout, const int rows, const cortiq_chunk *c, int index, int lane,
-                        const direct_row *x, vi *high, vi *rest, vi *low)
+INLINE void direct_sums(const int layout, const int rows, const cortiq_chunk *c, int index,
+                        int lane, const direct_row *x, vi *high, vi *rest, vi *low)
 {
     const int subs = layout_subs(layout);
     for (int i = 0; i < rows; i++) {
@@ -156,7 +156,8 @@ INLINE void direct_wide(const int layout, const int rows, const cortiq_tile *t, 
         if (layout_has_minimum(layout))
             minimum = load_minimum(layout, c.side, lane);
         for (int i = 0; i < rows; i++) {
-            vf sum = layout_spill(layout) < 256 ? round_two(high[i], rest[i]) : vf_from_int(rest[i]);
+            const int spills = layout_spill(layout) < 256;
+            vf sum = spills ? round_two(high[i], rest[i]) : vf_from_int(rest[i]);
             vf term = vf_multiply(sum, scale);
             if (layout_has_minimum(layout))
                 term = vf_add(term, vf_multiply(vf_from_int(low[i]), minimum));

@@ -80,8 +80,8 @@ INLINE void touch_chunk(const cortiq_chunk *c)
         __builtin_prefetch(line);
 }
 
-/* Unit `unit` of a chunk, outputs from `lane` on; `second` is unit & 1 (known when compiled). `main`
- * is the chunk's, or main_low.
+/* Unit `unit` of a chunk, outputs from `lane` on; `second` is unit & 1 (known when compiled).
+ * `main` is the chunk's, or main_low.
  */
 INLINE void unpack_unit(const int layout, const cortiq_chunk *c, const uint8_t *main, int unit,
                         const int second, int lane, vi *p)
