@@ -125,6 +125,9 @@ def main() -> None:
         parser.error(f"no layout {', '.join(unknown)}")
     pool, probe = Pool(options.threads, options.isa), Probe()
     print(f"{pool.isa}, {options.threads} threads; by wall time (by CPU time of one thread)")
+    nothing = op_list([Op(structs.NOTHING)] * 1000)
+    barrier, _ = median_times(lambda: pool.run(nothing, 1000), 9)
+    print(f"from one op to the next: {barrier * 1e3:.2f} µs")
     print(f"{'':7}| {'machine':44} | {'1 row':18} | {'GMAC/s':15} | {'8 rows':15} | 512 rows")
     for layout in options.layouts:
         print(line(layout, pool, probe), flush=True)

@@ -23,7 +23,7 @@ typedef enum {
     CORTIQ_AVX2,       /* AVX2, F16C */
     CORTIQ_AVXVNNI,    /* AVX2 and AVX-VNNI */
     CORTIQ_AVX512VNNI, /* AVX512 F, BW, VL, DQ, VNNI */
-    CORTIQ_AMX,        /* AVX512VNNI and AMX-INT8 */
+    CORTIQ_AMX,        /* AVX512VNNI and AMX-INT8; reserved, no kernels yet */
     CORTIQ_ISAS
 } cortiq_isa;
 

@@ -47,6 +47,8 @@ INLINE void dot_units(const int layout, const int rows, const cortiq_chunk *c, i
     _Pragma("GCC unroll 2")
     for (int u = 0; u < count; u++) {
         vi p[8];
+        if (rows > 2 && lane == 0)
+            prefetch_unit(layout, c, first + u);
         unpack_unit(layout, c, c->main, first + u, count == 2 ? u : odd, lane, p);
         dot_unit(rows, p, x, column + UNIT * u, total);
     }
@@ -178,6 +180,8 @@ INLINE void direct_plane(const int rows, const cortiq_chunk *c, const uint8_t *m
 {
     for (int u = 0; u < c->units; u++) {
         vi p[8];
+        if (rows > 2 && lane == 0)
+            prefetch_unit(CORTIQ_W8, c, u + (main == c->main ? 0 : c->units));
         unpack_unit(CORTIQ_W8, c, main, u, 0, lane, p);
         dot_unit(rows, p, x, column + UNIT * u, rest);
     }
