@@ -18,14 +18,15 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from cortiq.numerics.layouts import LAYOUTS
-from cortiq.numerics.quantise import quantise_rows
-from cortiq.numerics.synthetic import synthetic_weight
 from cortiq_cpu import structs
 from cortiq_cpu.native import Op, Pool, op_list
 from cortiq_cpu.packing import PackedMatrix, aligned
 from cortiq_cpu.records import records_of
 from cortiq_cpu.structs import LAYOUT_NAMES
+
+from cortiq.numerics.layouts import LAYOUTS
+from cortiq.numerics.quantise import quantise_rows
+from cortiq.numerics.synthetic import synthetic_weight
 
 PROBE_BYTES, PROBE_ROUNDS = 1 << 28, 1 << 20
 
@@ -92,9 +93,11 @@ class Probe:
         read = median_times(lambda: pool.run(self.ops[0], 1), 5)
         dots = median_times(lambda: pool.run(self.ops[1], 1), 5)
         macs = self.dots.multiplies * PROBE_ROUNDS * pool.threads
-        return (PROBE_BYTES / read[0] / 1e9, macs / dots[0] / 1e9) + (
-            PROBE_BYTES / read[1] / 1e9,
-            macs / dots[1] / 1e9,
+        work = (PROBE_BYTES, macs)
+        return tuple(
+            n / times[clock] / 1e9
+            for clock in range(2)
+            for n, times in zip(work, (read, dots), strict=True)
         )
 
 
@@ -122,6 +125,9 @@ def main() -> None:
         parser.error(f"no layout {', '.join(unknown)}")
     pool, probe = Pool(options.threads, options.isa), Probe()
     print(f"{pool.isa}, {options.threads} threads; by wall time (by CPU time of one thread)")
+    nothing = op_list([Op(structs.NOTHING)] * 1000)
+    barrier, _ = median_times(lambda: pool.run(nothing, 1000), 9)
+    print(f"from one op to the next: {barrier * 1e3:.2f} µs")
     print(f"{'':7}| {'machine':44} | {'1 row':18} | {'GMAC/s':15} | {'8 rows':15} | 512 rows")
     for layout in options.layouts:
         print(line(layout, pool, probe), flush=True)

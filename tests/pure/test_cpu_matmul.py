@@ -50,7 +50,9 @@ def random_weight(name: str, rows: int, columns: int, seed: int = 0) -> Weight:
         raw[:, :, 0] = rng.integers(60, 150, raw.shape[:2])
     else:
         for at in SCALES_AT.get(name, (0, 2) if name in WITH_MINIMUM else (0,)):
-            halves = rng.integers(0, 0x5C00, raw.shape[:2]) | rng.integers(0, 2, raw.shape[:2]) << 15
+            halves = (
+                rng.integers(0, 0x5C00, raw.shape[:2]) | rng.integers(0, 2, raw.shape[:2]) << 15
+            )
             raw[:, :, at : at + 2] = halves.astype("<u2")[..., None].view(np.uint8)
     return Weight.from_bytes(layout, raw.reshape(rows, -1), (rows, columns))
 
@@ -263,6 +265,29 @@ def test_a_matrix_a_head_needs_no_choice(isa):
         rows = Quantised(x.q[head::3], x.e[head::3])
         wanted, _ = expected(rows, weight.rows(20 * head, 20 * head + 20))
         assert_same_bits(np.ascontiguousarray(out[:, head]), wanted)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_ops_alone_and_together_run_in_order(threads):
+    """A chain of products, of which some are left to one worker."""
+    weight = random_weight("w8", 64, 64)
+    weight.parts["scale"][:] = 2.0**-12
+    matrix, rows, faults = PackedMatrix(weight, "w"), ctypes.c_int32(1), np.zeros(1, np.uint8)
+    records = [records_of(random_rows(1, 64, seed)) for seed in range(6)]
+    outs = [np.zeros((1, 64), np.float32) for _ in records]
+    ops, keep = [], []
+    for i, (x, out) in enumerate(zip(records, outs, strict=True)):
+        args = structs.MatmulArgs(x.ctypes.data, 1, 1)
+        args.products[0] = structs.Product(matrix.address, out.ctypes.data, 64)
+        keep.append(args)
+        pointers = ctypes.addressof(rows), faults.ctypes.data, ctypes.addressof(args)
+        ops.append(Op(structs.MATMUL, 0, *pointers, int(i in (1, 2, 5))))
+    pool = Pool(threads)
+    for _ in range(50):
+        pool.run(op_list(ops), len(ops))
+    pool.close()
+    for seed, out in enumerate(outs):
+        assert_same_bits(out, expected(random_rows(1, 64, seed), weight)[0])
 
 
 @pytest.mark.parametrize("isa", supported_isas())

@@ -21,7 +21,9 @@ NATIVE_VARIABLE = "CORTIQ_CPU_NATIVE"
 
 
 class Op(ctypes.Structure):
-    """`cortiq_op`: kind, flags, and pointers to the row count, the fault flags and the args."""
+    """`cortiq_op`: kind, flags, pointers to the row count, the fault flags and the args, and up to
+    how many rows one thread executes it alone.
+    """
 
     _fields_ = (
         ("kind", ctypes.c_int32),
@@ -29,6 +31,7 @@ class Op(ctypes.Structure):
         ("rows", ctypes.c_void_p),
         ("faults", ctypes.c_void_p),
         ("args", ctypes.c_void_p),
+        ("alone_rows", ctypes.c_int32),
     )
 
 
@@ -59,8 +62,9 @@ def library() -> ctypes.CDLL:
     try:
         native = ctypes.CDLL(str(path))
     except OSError as error:
-        message = f"the native kernels can't be loaded: {error}"
-        raise BackendError(message, where=str(path)) from None
+        raise BackendError(
+            f"the native kernels can't be loaded: {error}", where=str(path)
+        ) from None
     pointer, int32, size = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t
     signatures = {
         "cortiq_isa_supported": (int32, [int32]),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from cortiq.numerics.quantise import Quantised
 
+from cortiq.numerics.quantise import Quantised
 from cortiq_cpu.native import library
 from cortiq_cpu.packing import aligned
 

@@ -15,7 +15,7 @@ LAYOUT_NAMES = (
 PRODUCTS = 4
 """Matrices that one matmul op multiplies the same rows with, at most."""
 
-EMBED_ROWS, QUANTISE, MATMUL, MATMUL_CHOSEN = 1, 2, 3, 4
+NOTHING, EMBED_ROWS, QUANTISE, MATMUL, MATMUL_CHOSEN = 0, 1, 2, 3, 4
 PROBE_READ, PROBE_DOTS = 62, 63
 """Kinds of ops (`cortiq_kind`)."""
 

@@ -23,7 +23,7 @@ typedef enum {
     CORTIQ_AVX2,       /* AVX2, F16C */
     CORTIQ_AVXVNNI,    /* AVX2 and AVX-VNNI */
     CORTIQ_AVX512VNNI, /* AVX512 F, BW, VL, DQ, VNNI */
-    CORTIQ_AMX,        /* AVX512VNNI and AMX-INT8 */
+    CORTIQ_AMX,        /* AVX512VNNI and AMX-INT8; reserved, no kernels yet */
     CORTIQ_ISAS
 } cortiq_isa;
 
@@ -74,6 +74,8 @@ typedef struct {
     const int32_t *rows;
     uint8_t *faults;
     void *args;
+    int32_t alone_rows; /* up to so many rows worker 0 executes the op by itself, and no barrier
+                           stands before a next op of that kind: a barrier costs more than a row */
 } cortiq_op;
 
 typedef struct cortiq_pool cortiq_pool;

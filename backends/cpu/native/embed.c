@@ -18,7 +18,8 @@ static int32_t code_at(const cortiq_matrix *m, const uint8_t *panel, int output,
         int at = 256 * unit + 64 * vector + byte;
         return (chunk.main[at] - 128) * 256 + chunk.main_low[at] - 128;
     }
-    int code = bits < 4 ? main[0] >> (2 * vector) & 3 : main[64 * (vector / 2)] >> (4 * (vector % 2)) & 15;
+    int code = bits < 4 ? main[0] >> (2 * vector) & 3
+                        : main[64 * (vector / 2)] >> (4 * (vector % 2)) & 15;
     if (layout == CORTIQ_IQ4_NL)
         code = cortiq_iq4_nl_table[code];
     else if (layout == CORTIQ_MXFP4)

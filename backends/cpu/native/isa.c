@@ -1,13 +1,8 @@
 /* Which instruction sets this machine runs, and the system lets it run. */
-#define _GNU_SOURCE
 #include "cortiq_native.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 static int leaf7(unsigned subleaf, int output, unsigned bit)
 {
@@ -30,18 +25,6 @@ static int has_avx512vnni(void)
            __builtin_cpu_supports("avx512vnni");
 }
 
-/* Tile registers are enabled per process: Linux wants to be asked (ARCH_REQ_XCOMP_PERM). */
-static int has_amx(void)
-{
-    if (!has_avx512vnni() || !leaf7(0, 3, 24) || !leaf7(0, 3, 25))
-        return 0;
-#if defined(__linux__)
-    return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-#else
-    return 0;
-#endif
-}
-
 int cortiq_isa_supported(int isa)
 {
     switch (isa) {
@@ -53,9 +36,7 @@ int cortiq_isa_supported(int isa)
         return has_avx2() && leaf7(1, 0, 4);
     case CORTIQ_AVX512VNNI:
         return has_avx512vnni();
-    case CORTIQ_AMX:
-        return has_amx();
-    default:
+    default: /* AMX: no kernels yet */
         return 0;
     }
 }

@@ -47,6 +47,8 @@ INLINE void dot_units(const int layout, const int rows, const cortiq_chunk *c, i
     _Pragma("GCC unroll 2")
     for (int u = 0; u < count; u++) {
         vi p[8];
+        if (rows > 2 && lane == 0)
+            prefetch_unit(layout, c, first + u);
         unpack_unit(layout, c, c->main, first + u, count == 2 ? u : odd, lane, p);
         dot_unit(rows, p, x, column + UNIT * u, total);
     }
@@ -122,8 +124,8 @@ INLINE void direct_sub(const int layout, const int rows, const cortiq_chunk *c, 
 }
 
 /* Integers of a 256-block: 256·high + rest and, for the minimum, low. */
-INLINE void direct_sums(const int layout, const int rows, const cortiq_chunk *c, int index, int lane,
-                        const direct_row *x, vi *high, vi *rest, vi *low)
+INLINE void direct_sums(const int layout, const int rows, const cortiq_chunk *c, int index,
+                        int lane, const direct_row *x, vi *high, vi *rest, vi *low)
 {
     const int subs = layout_subs(layout);
     for (int i = 0; i < rows; i++) {
@@ -156,7 +158,8 @@ INLINE void direct_wide(const int layout, const int rows, const cortiq_tile *t, 
         if (layout_has_minimum(layout))
             minimum = load_minimum(layout, c.side, lane);
         for (int i = 0; i < rows; i++) {
-            vf sum = layout_spill(layout) < 256 ? round_two(high[i], rest[i]) : vf_from_int(rest[i]);
+            const int spills = layout_spill(layout) < 256;
+            vf sum = spills ? round_two(high[i], rest[i]) : vf_from_int(rest[i]);
             vf term = vf_multiply(sum, scale);
             if (layout_has_minimum(layout))
                 term = vf_add(term, vf_multiply(vf_from_int(low[i]), minimum));
@@ -177,6 +180,8 @@ INLINE void direct_plane(const int rows, const cortiq_chunk *c, const uint8_t *m
 {
     for (int u = 0; u < c->units; u++) {
         vi p[8];
+        if (rows > 2 && lane == 0)
+            prefetch_unit(CORTIQ_W8, c, u + (main == c->main ? 0 : c->units));
         unpack_unit(CORTIQ_W8, c, main, u, 0, lane, p);
         dot_unit(rows, p, x, column + UNIT * u, rest);
     }

@@ -1,4 +1,4 @@
-/* The dot product instruction at its best, on registers alone: what a matmul is measured against. */
+/* The dot product instruction at its best, on registers: what a matmul is measured against. */
 
 /* `count` times 8 vectors of dot products, each from the one before, so that none can be left out;
  * the result keeps the compiler honest.

@@ -71,8 +71,7 @@ INLINE void add_third(int second, vi word, vi *p)
 
 /* Ask for the sides and extra bits of a chunk before its first unit, so that memory is asked for
  * from front to back and the machine's own prefetching sees one stream. Measured: without it,
- * layouts with minima or fifth bits are read at a third of the bandwidth; asking for the codes as
- * well slows the others down.
+ * layouts with minima or fifth bits are read at a third of the bandwidth.
  */
 INLINE void touch_chunk(const cortiq_chunk *c)
 {
@@ -80,8 +79,20 @@ INLINE void touch_chunk(const cortiq_chunk *c)
         __builtin_prefetch(line);
 }
 
-/* Unit `unit` of a chunk, outputs from `lane` on; `second` is unit & 1 (known when compiled). `main`
- * is the chunk's, or main_low.
+/* Several rows take longer over a unit than the machine looks ahead: ask, with every unit, for its
+ * share of a chunk AHEAD bytes on. Measured: a quarter faster at 8 rows, a quarter slower at one.
+ */
+enum { AHEAD = 2048 };
+
+INLINE void prefetch_unit(const int layout, const cortiq_chunk *c, int unit)
+{
+    const int lines = (int)(chunk_bytes(layout, CHUNK_UNITS) / CHUNK_UNITS + 63) / 64;
+    for (int line = 0; line < lines; line++)
+        __builtin_prefetch(c->base + AHEAD + 64 * (unit * lines + line));
+}
+
+/* Unit `unit` of a chunk, outputs from `lane` on; `second` is unit & 1 (known when compiled).
+ * `main` is the chunk's, or main_low.
  */
 INLINE void unpack_unit(const int layout, const cortiq_chunk *c, const uint8_t *main, int unit,
                         const int second, int lane, vi *p)

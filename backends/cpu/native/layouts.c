@@ -12,7 +12,8 @@ const uint8_t cortiq_mxfp4_table[16] = {12, 13, 14, 15, 16, 18, 20, 24,
 
 int cortiq_block_bytes(int layout)
 {
-    static const uint8_t bytes[CORTIQ_LAYOUTS] = {18, 20, 22, 24, 34, 18, 17, 84, 110, 144, 176, 210};
+    static const uint8_t bytes[CORTIQ_LAYOUTS] = {18, 20, 22,  24,  34,  18,
+                                                  17, 84, 110, 144, 176, 210};
     return bytes[layout];
 }
 

@@ -121,7 +121,16 @@ FOLDED int layout_subs(int layout) { return layout_is_k(layout) ? 256 / layout_s
  */
 FOLDED int layout_spill(int layout)
 {
-    return layout == CORTIQ_Q4_K ? 64 : layout == CORTIQ_Q5_K ? 32 : layout == CORTIQ_Q6_K ? 16 : 256;
+    switch (layout) {
+    case CORTIQ_Q4_K:
+        return 64;
+    case CORTIQ_Q5_K:
+        return 32;
+    case CORTIQ_Q6_K:
+        return 16;
+    default:
+        return 256;
+    }
 }
 
 FOLDED int layout_scale_bytes(int layout)
@@ -179,7 +188,8 @@ FOLDED int32_t chunks_of(const cortiq_matrix *m)
 {
     return (cortiq_padded(m->width) / UNIT + CHUNK_UNITS - 1) / CHUNK_UNITS;
 }
-FOLDED cortiq_chunk chunk_at(int layout, const cortiq_matrix *m, const uint8_t *panel, int32_t index)
+FOLDED cortiq_chunk chunk_at(int layout, const cortiq_matrix *m, const uint8_t *panel,
+                             int32_t index)
 {
     cortiq_chunk c;
     int32_t left = cortiq_padded(m->width) / UNIT - index * CHUNK_UNITS;

@@ -9,7 +9,7 @@ const cortiq_matmul_set *cortiq_matmul_set_of(const cortiq_worker *worker)
         return &cortiq_matmul_avx2;
     case CORTIQ_AVXVNNI:
         return &cortiq_matmul_avxvnni;
-    case CORTIQ_AVX512VNNI: case CORTIQ_AMX:
+    case CORTIQ_AVX512VNNI:
         return &cortiq_matmul_avx512vnni;
     }
 #endif

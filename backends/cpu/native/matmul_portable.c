@@ -5,6 +5,8 @@
 
 #include "kernel_direct.h"
 
+#include "kernel_expand.h"
+
 #include "kernel_block.h"
 
 #include "kernel_float.h"

@@ -72,7 +72,7 @@ static void change(cortiq_pool *pool, counter *watched)
 void cortiq_barrier(cortiq_worker *worker)
 {
     cortiq_pool *pool = worker->pool;
-    if (pool->threads == 1) {
+    if (worker->threads == 1) {
         atomic_store_explicit(&pool->ticket.value, 0, memory_order_relaxed);
         return;
     }
@@ -108,7 +108,9 @@ static void *work(void *argument)
         seen++;
         if (pool->stop)
             return NULL;
-        cortiq_work(worker, &pool->job);
+        /* A copy: after the last barrier the next job may already be written. */
+        cortiq_job job = pool->job;
+        cortiq_work(worker, &job);
     }
 }
 

@@ -16,14 +16,37 @@ static int64_t now(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+static int is_alone(const cortiq_job *job, int32_t i)
+{
+    if (i >= job->count || !job->ops[i].alone_rows)
+        return 0;
+    return *job->ops[i].rows <= job->ops[i].alone_rows;
+}
+
+static void execute(const cortiq_job *job, int32_t i, cortiq_worker *worker)
+{
+    const cortiq_op *op = &job->ops[i];
+    if (!is_alone(job, i)) {
+        kernels[op->kind](op, worker);
+        cortiq_barrier(worker);
+        return;
+    }
+    if (worker->index == 0) {
+        cortiq_worker lone = *worker;
+        lone.threads = 1;
+        kernels[op->kind](op, &lone);
+        cortiq_barrier(&lone);
+    }
+    if (!is_alone(job, i + 1))
+        cortiq_barrier(worker);
+}
+
 void cortiq_work(cortiq_worker *worker, const cortiq_job *job)
 {
     int timed = job->nanoseconds && worker->index == 0;
     int64_t before = timed ? now() : 0;
     for (int32_t i = 0; i < job->count; i++) {
-        const cortiq_op *op = &job->ops[i];
-        kernels[op->kind](op, worker);
-        cortiq_barrier(worker);
+        execute(job, i, worker);
         if (timed) {
             int64_t after = now();
             job->nanoseconds[i] = after - before;
