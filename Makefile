@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := -e . -e backends/reference -e conformance
+PACKAGES := -e . -e backends/reference -e backends/cpu -e conformance
 
 .PHONY: demo test lint setup setup-test clean
 
-$(BIN)/cortiq: pyproject.toml backends/reference/pyproject.toml conformance/pyproject.toml
+$(BIN)/cortiq: pyproject.toml backends/reference/pyproject.toml backends/cpu/pyproject.toml \
+    backends/cpu/setup.py conformance/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(PACKAGES)
 	@touch $@
@@ -20,6 +21,7 @@ demo: setup
 $(VENV)/.test: requirements-test.txt $(BIN)/cortiq
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet -r requirements-test.txt
+	@sh tools/install-vulkan
 	@touch $@
 
 setup-test: $(VENV)/.test
@@ -33,7 +35,7 @@ lint: setup-test
 	$(BIN)/python tools/budget.py
 
 test: setup-test lint
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile
 
 clean:
 	rm -rf $(VENV)

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 
+def shown(value: object, most: int = 80) -> str:
+    """The `repr` of a value that somebody else chose, for a message: `most` characters of it."""
+    try:
+        text = repr(value)
+    except Exception:  # Python prints no integer of more than 4,300 digits; a repr may do anything
+        return f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 class CortiqError(Exception):
     """Base of all errors a user can cause; the command line prints it and exits with `exit_code`.
 

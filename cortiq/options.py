@@ -7,18 +7,22 @@ over the environment, which wins over the default.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from cortiq.errors import RequestError
+from cortiq.errors import RequestError, shown
 
 ENVIRONMENT_PREFIX = "CORTIQ_"
 TRUE_WORDS = ("1", "true", "yes", "on")
 FALSE_WORDS = ("0", "false", "no", "off")
+FLOAT_LIMIT = 2**1023
+"""A bound on integers that are given for floats, so that converting them cannot overflow."""
 
 Options = TypeVar("Options", bound="OptionSet")
 
@@ -132,7 +136,7 @@ def _from_text(name: str, spec: Spec, text: str) -> Any:
         values = parse_bias(parts) if spec.bias else tuple(_word(spec, part) for part in parts)
     except ValueError:
         where = environment_name(name)
-        raise RequestError(f"{text!r} is not {_described(spec)}", where=where) from None
+        raise RequestError(f"{shown(text)} is not {_described(spec)}", where=where) from None
     return values if spec.repeated or spec.bias else values[0]
 
 
@@ -169,11 +173,13 @@ def _checked_bias(name: str, value: Any) -> dict[int, float]:
 
 def _checked_one(name: str, spec: Spec, value: Any) -> Any:
     if spec.type is float and type(value) is int:
-        value = float(value)
-    if spec.type is int and hasattr(value, "__index__") and not isinstance(value, bool):
-        value = int(value)
+        value = float(value) if abs(value) < FLOAT_LIMIT else float("inf")
+    if spec.type is int and not isinstance(value, bool):
+        with contextlib.suppress(TypeError):  # NumPy arrays have __index__ too, and refuse
+            value = operator.index(value)
     if type(value) is not spec.type or not _allowed(spec, value):
-        raise RequestError(f"{name} is {value!r}, not {_described(spec)}", where=flag(name))
+        message = f"{name} is {shown(value)}, not {_described(spec)}"
+        raise RequestError(message, where=flag(name))
     return value
 
 
@@ -188,15 +194,18 @@ def _allowed(spec: Spec, value: Any) -> bool:
     return finite and low and high and (spec.above is None or value > spec.above)
 
 
+def _plain(number: float) -> str:
+    return f"{number:g}" if isinstance(number, float) else str(number)
+
+
 def _described(spec: Spec) -> str:
     if spec.choices:
         return "one of " + ", ".join(spec.choices)
     if spec.bias:
         return "pairs ID=VALUE"
     kind = {int: "an integer", float: "a finite number", bool: "true or false", str: "a text"}
-    bounds = [f"above {spec.above:g}"] if spec.above is not None else []
-    bounds += [f"at least {spec.least:g}"] if spec.least is not None else []
-    bounds += [f"at most {spec.most:g}"] if spec.most is not None else []
+    limits = (("above", spec.above), ("at least", spec.least), ("at most", spec.most))
+    bounds = [f"{word} {_plain(limit)}" for word, limit in limits if limit is not None]
     return " ".join([kind[spec.type], " and ".join(bounds)]).strip()
 
 
@@ -217,7 +226,7 @@ class LoadOptions(OptionSet):
         None, "Format for weights that the file stores as floats: w8, w8b256, w16 or f32.",
         bits=True, choices=("w8", "w8b256", "w16", "f32"),
     )  # fmt: skip
-    threads: int = option(0, "Host threads; 0 is one per core.", int, least=0)
+    threads: int = option(0, "Host threads; 0 is one per core.", int, least=0, most=1024)
     strict_placement: bool = option(
         False, "Fail when the backend declines a node, instead of using the reference for it.", bool
     )

@@ -31,7 +31,7 @@ from cortiq.backend.protocol import (
     Supported,
     Versions,
 )
-from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State
+from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State, check_exported
 
 __all__ = [
     "HOOKSPEC_VERSION",
@@ -60,4 +60,5 @@ __all__ = [
     "Top",
     "Versions",
     "Want",
+    "check_exported",
 ]

@@ -15,7 +15,11 @@ from cortiq.numerics.sampling import Sampling
 
 @dataclass(frozen=True)
 class Named:
-    """Wants the value of this name of the graph: float32, the shape of one row."""
+    """Wants the value of this name of the graph, in the shape of one row.
+
+    float32, int32 for `i32` values, and a `numerics.quantise.Quantised` for `q16` ones; a name the
+    graph does not have declines the sequence.
+    """
 
     name: str
 
@@ -98,7 +102,11 @@ class Status(StrEnum):
     DECLINED = "declined"
     """Refused before anything moved; the sequence is as it was."""
     FAILED = "failed"
-    """Met a value outside the domain; the sequence is cleared, others are not concerned."""
+    """Met a value outside the domain; the sequence is cleared, others are not concerned.
+
+    What counts is every value that the state or a want of the row depends on; a backend that
+    computes more than that must not fail a sequence for it.
+    """
 
 
 @dataclass(frozen=True)

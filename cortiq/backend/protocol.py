@@ -86,7 +86,7 @@ class Executable(Protocol):
         ...
 
     def import_(self, exported: ExportedState, limit: int) -> State:
-        """A sequence that continues an exported one; values pass through the fault check."""
+        """A sequence that continues an exported one, once `check_exported` has let it pass."""
         ...
 
     def forward(self, batch: Batch) -> Ticket:

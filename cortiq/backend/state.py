@@ -9,6 +9,16 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from cortiq.errors import RequestError, shown
+from cortiq.ir import KVRows, Program, Recurrent, Ring, Slot
+from cortiq.numerics.contract import LARGEST_BITS, magnitude_bits
+from cortiq.numerics.quantise import (
+    LARGEST_CODE,
+    LARGEST_ROW_EXPONENT,
+    ZERO_ROW_EXPONENT,
+    from_planes,
+)
+
 Snapshot = Any
 """An opaque copy of a state, valid for the executable that made it."""
 
@@ -45,6 +55,78 @@ class ExportedState:
     slots: Mapping[str, KVPlanes | npt.NDArray[np.float32]]
 
 
+def check_exported(exported: ExportedState, program: Program, limit: int) -> None:
+    """Refuse what no sequence of this program can be; every backend calls it before it imports.
+
+    Checked are entry graphs and lengths, ids, slots with their types and shapes, |q| ≤ 32512, the
+    range of exponents, and that floats are in the domain.
+
+    Raises
+    ------
+    RequestError : what is wrong, and where.
+    """
+    if type(limit) is not int or limit < 0:
+        raise RequestError(f"a sequence of at most {shown(limit)} positions")
+    lengths = exported.lengths
+    if not isinstance(lengths, Mapping) or set(lengths) != set(program.graphs):
+        _refuse("lengths", f"is not for the entry graphs {sorted(program.graphs)}")
+    for entry, length in lengths.items():
+        if type(length) is not int or not 0 <= length <= limit:
+            _refuse(entry, f"has {shown(length)} rows, the limit is {shown(limit)}")
+    _check_tokens(exported.tokens, lengths.get("trunk"), program.facts.get("vocab_size"))
+    if not isinstance(exported.slots, Mapping) or set(exported.slots) != set(program.slots):
+        _refuse("slots", "is not those of this model")
+    for entry, graph in program.graphs.items():
+        for name in graph.written_slots():
+            _check_slot(name, program.slots[name], exported.slots[name], lengths[entry])
+
+
+def _refuse(where: str, what: str) -> None:
+    raise RequestError(f"the exported state {what}", where=where)
+
+
+def _check_tokens(tokens: Any, length: int | None, vocabulary: Any) -> None:
+    array = tokens if isinstance(tokens, np.ndarray) else np.asarray(None)
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        _refuse("tokens", "has no ids")
+    if length is not None and len(array) != length:
+        _refuse("tokens", f"has {len(array)} ids for {length} rows")
+    if array.size and (array.min() < 0 or (vocabulary and array.max() >= vocabulary)):
+        _refuse("tokens", "has ids outside the vocabulary")
+
+
+def _check_slot(name: str, slot: Slot, given: Any, rows: int) -> None:
+    if isinstance(slot, KVRows):
+        if not isinstance(given, KVPlanes):
+            _refuse(name, "has no planes")
+        for part, width in (("key", slot.key_dim), ("value", slot.value_dim)):
+            high, low, exponent = (
+                getattr(given, f"{part}_{plane}") for plane in ("high", "low", "exponent")
+            )
+            for plane in (high, low):
+                _check_array(name, plane, np.int8, (rows, slot.heads, width))
+            _check_array(name, exponent, np.int8, (rows, slot.heads))
+            if np.abs(from_planes(high, low)).max(initial=0) > LARGEST_CODE:
+                _refuse(name, f"has codes beyond {LARGEST_CODE}")
+            e = exponent.astype(np.int32)
+            if ((e < ZERO_ROW_EXPONENT) | (e > LARGEST_ROW_EXPONENT)).any():
+                _refuse(name, "has exponents that no row can have")
+        return
+    shape = slot.shape if isinstance(slot, Recurrent) else ()
+    shape = (slot.length, slot.width) if isinstance(slot, Ring) else shape
+    _check_array(name, given, np.float32, shape)
+    if magnitude_bits(np.ascontiguousarray(given)).max(initial=0) >= LARGEST_BITS:
+        _refuse(name, "holds a value that is not finite, or 2^50 or more")
+
+
+def _check_array(name: str, given: Any, dtype: type, shape: tuple[int, ...]) -> None:
+    if not isinstance(given, np.ndarray) or given.dtype != dtype or given.shape != shape:
+        what = (
+            f"{given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray) else shown(given)
+        )
+        _refuse(name, f"has {what}, should be {np.dtype(dtype).name}{list(shape)}")
+
+
 class State(Protocol):
     """One sequence of an executable. Hashable by identity."""
 
@@ -78,7 +160,7 @@ class State(Protocol):
         ...
 
     def fork(self, length: int | None = None) -> State:
-        """A second sequence that starts as this one, cut to `length` rows if given."""
+        """A second sequence that starts as this one, its trunk cut to `length` rows if given."""
         ...
 
     def export(self) -> ExportedState:

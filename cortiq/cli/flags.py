@@ -61,7 +61,12 @@ def _help(name: str, spec: Spec, default: Any) -> str:
 
 
 def _several(ctx: click.Context, parameter: click.Parameter, values: tuple) -> tuple | None:
-    return values or None
+    """What was given, None for nothing; texts as UTF-8."""
+    from cortiq.cli.inputs import argument_text
+
+    name = parameter.opts[0]
+    given = tuple(argument_text(v, name) if isinstance(v, str) else v for v in values)
+    return given or None
 
 
 def _pairs(

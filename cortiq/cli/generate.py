@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cortiq.cli.flags import options_of
-from cortiq.cli.inputs import STDIN, read_text, template_options
+from cortiq.cli.inputs import STDIN, argument_text, read_text, template_options
 from cortiq.cli.render import byte_count, note, print_json, progress_bar
 from cortiq.errors import RequestError
 from cortiq.options import GenerateOptions, LoadOptions, resolve, select
@@ -79,7 +79,7 @@ def load_model(name: str, options: dict[str, Any]) -> Model:
 
 
 def _checked_prompt(prompt: str) -> str:
-    text = read_text(STDIN) if prompt == STDIN else prompt
+    text = read_text(STDIN) if prompt == STDIN else argument_text(prompt, "-p")
     if not text:
         raise RequestError("the prompt is empty", where="-p")
     return text
@@ -88,6 +88,7 @@ def _checked_prompt(prompt: str) -> str:
 def _chat_ids(model: Model, text: str, system: str | None, variables: dict[str, Any]) -> list[int]:
     messages = [{"role": "user", "content": text}]
     if system is not None:
+        system = argument_text(system, "--system")
         messages.insert(0, {"role": "system", "content": system})
     return model.chat_ids(messages, template_options=variables)
 

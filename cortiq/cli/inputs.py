@@ -7,19 +7,32 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cortiq.errors import RequestError
+from cortiq.errors import RequestError, shown
 
 STDIN = "-"
 
 
 def read_text(place: str) -> str:
     """The text of a file, or of stdin for `-`; RequestError when it is not UTF-8 or not there."""
-    if place == STDIN:
-        return decode(sys.stdin.buffer.read(), "stdin")
+    where = "stdin" if place == STDIN else place
     try:
-        return decode(Path(place).read_bytes(), place)
-    except OSError as error:
-        raise RequestError(error.strerror or str(error), where=place) from None
+        return decode(_stdin() if place == STDIN else Path(place).read_bytes(), where)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise RequestError(getattr(error, "strerror", None) or str(error), where=where) from None
+
+
+def _stdin() -> bytes:
+    if sys.stdin is None:
+        raise RequestError("is closed, there is nothing to read", where="stdin")
+    return sys.stdin.buffer.read()
+
+
+def argument_text(text: str, where: str) -> str:
+    """The text of an argument: UTF-8, whatever the locale took its bytes for; errors as `decode`.
+
+    Bytes that the locale does not know arrive as lone surrogates (PEP 383).
+    """
+    return decode(text.encode("utf-8", "surrogateescape"), where)
 
 
 def decode(data: bytes, where: str) -> str:
@@ -37,13 +50,14 @@ def decode(data: bytes, where: str) -> str:
 def template_options(pairs: tuple[str, ...]) -> dict[str, Any]:
     """`NAME=JSON` pairs as a mapping."""
     options = {}
+    where = "--template-option"
     for pair in pairs:
-        name, found, text = pair.partition("=")
+        name, found, text = argument_text(pair, where).partition("=")
         try:
             options[name] = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             found = ""
         if not found or not name:
             hint = "for example: enable_thinking=false, or name='\"a text\"'"
-            raise RequestError(f"{pair!r} is not NAME=JSON", where="--template-option", hint=hint)
+            raise RequestError(f"{shown(pair)} is not NAME=JSON", where=where, hint=hint)
     return options

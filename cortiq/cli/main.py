@@ -6,6 +6,7 @@ interrupted; 141 nobody reads the output any more.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -18,13 +19,13 @@ from cortiq.errors import CortiqError
 
 INTERRUPTED = 130
 NO_READER = 141
-INTERNAL_ERROR = 1
 
 COMMANDS = {
     "pull": "Fetch a model into the cache.",
     "generate": "Generate text.",
     "score": "Score a text: perplexity, with its standard error.",
     "inspect": "Show a model's graph, and who would compute it.",
+    "bench": "Measure a model: prompt and decode tokens per second.",
     "backends": "List backends and their devices.",
     "conform": "Prove a backend right, to the bit.",
 }
@@ -97,18 +98,54 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-    code = INTERNAL_ERROR
+    code = CortiqError.exit_code
     try:
+        _settle_streams()
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except BrokenPipeError:
         code = NO_READER
-        # Python flushes stdout once more at exit; that must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # a full disk behind stdout or stderr, or what no reader expected
+        _complain(f"{error.filename or 'output'}: {error.strerror or error}")
+    except CortiqError as error:
+        _complain(str(error))
+    except MemoryError as error:
+        _complain(f"there is not enough memory: {error or 'nothing could be allocated'}")
+    _silence()
     sys.exit(code)
+
+
+def _settle_streams() -> None:
+    """Any text can be written; CortiqError when stdout is closed, for nobody would see a result.
+
+    A closed descriptor's number would be given to the next file opened, a model's for one.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: this stream's own
+            if name == "stdout":
+                raise CortiqError("is closed, there is nowhere to print to", where=name)
+            if name == "stderr":
+                sys.stderr = os.fdopen(number, "w")
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _silence() -> None:
+    """Python flushes stdout and stderr once more at exit; that must not fail again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(nowhere, stream.fileno())
+
+
+def _complain(sentence: str) -> None:
+    """A sentence on stderr, if anybody can be told."""
+    with contextlib.suppress(OSError):
+        click.echo(f"error: {sentence}", err=True)
 
 
 def _run(arguments: list[str]) -> int:
@@ -120,9 +157,6 @@ def _run(arguments: list[str]) -> int:
         return done.exit_code
     except click.ClickException as error:
         error.show()
-        return error.exit_code
-    except CortiqError as error:
-        click.echo(f"error: {error}", err=True)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         click.echo("", err=True)

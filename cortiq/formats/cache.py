@@ -25,9 +25,18 @@ _WATCH_SECONDS = 0.25
 
 
 def models_folder() -> Path:
-    """Where models are kept: `models` in $CORTIQ_CACHE, or in the platform's cache folder."""
+    """Where models are kept: `models` in $CORTIQ_CACHE, or in the platform's cache folder.
+
+    Raises
+    ------
+    DownloadError : there is no home folder to begin at.
+    """
     chosen = os.environ.get("CORTIQ_CACHE")
-    return (Path(chosen).expanduser() if chosen else _platform_cache() / "cortiq") / "models"
+    try:
+        return (Path(chosen).expanduser() if chosen else _platform_cache() / "cortiq") / "models"
+    except RuntimeError as error:  # nobody's home: no HOME and no such user
+        hint = "set CORTIQ_CACHE to a folder that can be written"
+        raise DownloadError(f"no place for models: {error}", where=chosen, hint=hint) from None
 
 
 def _platform_cache() -> Path:

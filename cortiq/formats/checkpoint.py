@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from cortiq.formats.digest import file_sha256
 from cortiq.formats.gguf import GGUFFile, GGUFMetadata, open_gguf
 from cortiq.formats.mapped import MappedTensors, TensorInfo
 from cortiq.formats.safetensors import PICKLED_SUFFIXES, open_safetensors, refuse_pickled
-from cortiq.formats.strict_json import read_object, read_text
+from cortiq.formats.strict_json import read_object, read_optional, read_text
 
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
@@ -181,9 +182,8 @@ def _from_huggingface(folder: Path) -> Checkpoint:
     if architecture is None:
         raise FormatError("has no model_type", where=where)
     _refuse_quantised(config, where)
-    ids = [config.get("eos_token_id")]
-    if (folder / "generation_config.json").is_file():
-        ids.append(read_object(folder / "generation_config.json").get("eos_token_id"))
+    generation = read_optional(folder / "generation_config.json")
+    ids = [config.get("eos_token_id"), generation.get("eos_token_id")]
     return Checkpoint(
         path=folder,
         kind="huggingface",
@@ -224,10 +224,10 @@ def _ids(values: list[Any], where: str) -> tuple[int, ...]:
 
 def _folder_template(folder: Path) -> str | None:
     """chat_template.jinja, else the entry of tokenizer_config.json; of several, "default"."""
-    if (folder / "chat_template.jinja").is_file():
+    if os.path.lexists(folder / "chat_template.jinja"):
         return read_text(folder / "chat_template.jinja")
     path = folder / "tokenizer_config.json"
-    config = read_object(path) if path.is_file() else {}
+    config = read_optional(path)
     template = config.get("chat_template")
     if not isinstance(template, list):
         return _text(config, "chat_template", str(path))

@@ -90,7 +90,7 @@ def resolve(model: str, *, progress: Progress | None = None) -> Path:
         return cached(model) or pull(model, progress=progress)
     try:
         path = Path(model).expanduser()
-        if path.exists():
+        if model and path.exists():  # "" would be the folder we happen to be in
             return path
     except (OSError, RuntimeError) as error:  # no permission, name too long, no such ~user
         raise ModelNotFoundError(f"cannot be opened: {error}", where=model) from None

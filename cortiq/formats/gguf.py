@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from cortiq.errors import FormatError
+from cortiq.errors import FormatError, shown
 from cortiq.formats.gguf_header import GGML_TYPES, GGUFHeader, read_header
 from cortiq.formats.gguf_metadata import GGUFMetadata
 from cortiq.formats.mapped import MappedTensors, TensorInfo
@@ -88,8 +88,10 @@ def _check_parts(headers: list[GGUFHeader], count: int) -> None:
             raise FormatError(message, where=str(header.path))
     expected = headers[0].metadata.get("split.tensors.count")
     found = sum(len(header.tensors) for header in headers)
-    if expected is not None and expected != found:
-        message = f"promises {expected} tensors (split.tensors.count), its parts hold {found}"
+    if expected is not None and (type(expected) is not int or expected != found):
+        message = (
+            f"promises {shown(expected)} tensors (split.tensors.count), its parts hold {found}"
+        )
         raise FormatError(message, where=str(headers[0].path))
 
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.errors import FormatError, UnsupportedError
+from cortiq.errors import FormatError, UnsupportedError, shown
 from cortiq.formats.mapped import MappedTensors, TensorInfo, map_file
 from cortiq.formats.strict_json import parse_object, read_object
 
@@ -138,17 +138,17 @@ def _tensor(path: Path, name: str, entry: Any, base: int, part: int) -> TensorIn
         _fail(path, f"{what} is not described by {', '.join(sorted(_KEYS))}")
     shape, offsets, type_name = entry["shape"], entry["data_offsets"], entry["dtype"]
     if not _is_counts(shape):
-        _fail(path, f"{what} has the shape {_short(shape)}")
+        _fail(path, f"{what} has the shape {shown(shape)}")
     if not _is_counts(offsets) or len(offsets) != 2:
-        _fail(path, f"{what} has the offsets {_short(offsets)}")
+        _fail(path, f"{what} has the offsets {shown(offsets)}")
     if not isinstance(type_name, str) or type_name not in ITEM_BYTES:
         hint = f"supported: {', '.join(WEIGHT_TYPES)}"
-        message = f"{what} has type {_short(type_name)}"
+        message = f"{what} has type {shown(type_name)}"
         raise UnsupportedError(message, where=str(path), hint=hint)
     item = ITEM_BYTES[type_name]
     nbytes, row_bytes = item * prod(shape), item * (shape[-1] if shape else 1)
     if offsets[1] - offsets[0] != nbytes:
-        _fail(path, f"{what} has {_short(shape)} {type_name}, but offsets {_short(offsets)}")
+        _fail(path, f"{what} has {shown(shape)} {type_name}, but offsets {shown(offsets)}")
     start = base + offsets[0]
     return TensorInfo(name, tuple(shape), type_name, part, start, nbytes, row_bytes)
 
@@ -158,11 +158,6 @@ def _is_counts(values: Any) -> bool:
     if not isinstance(values, list) or len(values) > _MOST_AXES:
         return False
     return all(type(value) is int and 0 <= value < 1 << 63 for value in values)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _check_cover(path: Path, tensors: list[TensorInfo], start: int, end: int) -> None:
@@ -206,7 +201,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     for name, file in weights.items():
         # A name with a folder in it could point anywhere on the machine.
         if not isinstance(file, str) or not _SHARD_NAME.fullmatch(file):
-            _fail(index, f"tensor {name!r} is in {_short(file)}, which is not a plain file name")
+            _fail(index, f"tensor {name!r} is in {shown(file)}, which is not a plain file name")
         if file.endswith(PICKLED_SUFFIXES):
             refuse_pickled(index.parent / file)
         if not file.endswith(".safetensors"):

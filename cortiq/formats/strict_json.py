@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -34,6 +35,11 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
 def read_object(path: Path) -> dict[str, Any]:
     """Parse a file that holds one JSON object."""
     return parse_object(read_bytes(path), str(path))
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    """As `read_object`, or nothing when nothing has this name; a dangling link is an error."""
+    return read_object(path) if os.path.lexists(path) else {}
 
 
 def read_text(path: Path) -> str:

@@ -4,7 +4,7 @@ from cortiq.ir.decompose import decompose, expand, primitives_of
 from cortiq.ir.graph import Builder, Graph, Node, Program, Type, Value, WeightSpec
 from cortiq.ir.op import IR_VERSION, Op
 from cortiq.ir.slots import KVRows, Recurrent, Ring, Slot
-from cortiq.ir.verify import verify
+from cortiq.ir.verify import verify, verify_constants
 
 __all__ = [
     "IR_VERSION",
@@ -24,4 +24,5 @@ __all__ = [
     "expand",
     "primitives_of",
     "verify",
+    "verify_constants",
 ]

@@ -41,6 +41,9 @@ class Op:
         """Types of the outputs for inputs of these types; raises `TypeMismatchError`."""
         raise NotImplementedError
 
+    def check_constants(self) -> None:
+        """Raise `UnsupportedError` for a constant outside what the contract defines."""
+
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each weight, by role."""
         return {}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from cortiq.errors import GraphError
+from cortiq.errors import GraphError, UnsupportedError
+from cortiq.ir.decompose import primitives_of
 from cortiq.ir.graph import Graph, Node, Program
 from cortiq.ir.op import TypeMismatchError
 
@@ -18,6 +19,16 @@ def verify(program: Program) -> None:
     if findings:
         lines = "\n  ".join(f"{where}: {what}" for where, what in findings)
         raise GraphError(f"the program breaks the rules of the IR:\n  {lines}")
+
+
+def verify_constants(program: Program) -> None:
+    """Raise `UnsupportedError`, with the node, for a constant that the contract does not define."""
+    for graph in primitives_of(program).graphs.values():
+        for node in graph.nodes:
+            try:
+                node.op.check_constants()
+            except UnsupportedError as error:
+                raise UnsupportedError(error.what, where=node.name, hint=error.hint) from None
 
 
 def _defined_before_use(graph: Graph, program: Program) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from math import prod
 from types import ModuleType
 
 from cortiq.errors import RequestError
-from cortiq.ir import Program, primitives_of, verify
+from cortiq.ir import Program, primitives_of, verify, verify_constants
 from cortiq.models.config import BaseConfig
 from cortiq.models.registry import Checkpoint, family_for, family_name, read_config
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
@@ -102,6 +102,7 @@ def _with_layouts(program: Program, weights: Mapping[str, Weight]) -> Program:
     """The program with every layout filled in, and verified."""
     program = program.with_layouts({name: layout_name(w) for name, w in weights.items()})
     verify(program)
+    verify_constants(program)
     return program
 
 

@@ -6,7 +6,7 @@ what else its files may hold. A key that nobody knows is refused: it might chang
 
 from __future__ import annotations
 
-import math
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -18,6 +18,9 @@ from cortiq.errors import FormatError, UnsupportedError
 MAX_COUNT = 2**31 - 1
 MAX_LAYERS = 4096
 """More layers than any model has; a corrupt file must not make us build a graph for minutes."""
+
+MAX_HEAD = 1 << 16
+"""Elements of a head: far above any model's; rotary tables take work for each."""
 
 HARMLESS = frozenset({
     "_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "bos_token_id",
@@ -204,7 +207,10 @@ def construct(config_type: type[AnyConfig], values: Mapping[str, Any], *, where:
         problems.append(f"num_hidden_layers is more than {MAX_LAYERS}")
     if problems:
         raise FormatError("; ".join(problems), where=where)
-    return config_type(**arguments)
+    config = config_type(**arguments)
+    if not 0 < config.head_width <= MAX_HEAD:
+        raise FormatError(f"attention heads of {config.head_width} elements", where=where)
+    return config
 
 
 def _fields(config_type: type[BaseConfig]) -> Iterator[tuple[str, str, bool]]:
@@ -228,10 +234,15 @@ def _accepts(kind: Any, value: Any) -> bool:
     if kind is int:
         return type(value) is int and 0 < value <= MAX_COUNT
     if kind is float:
-        return type(value) in (int, float) and math.isfinite(value)
+        return is_number(value)
     if typing.get_origin(kind) is not None:
         return isinstance(value, Mapping)
     return isinstance(value, kind)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a JSON value is a number that float64 has: no NaN, and no integer of 400 digits."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _converted(kind: Any, value: Any) -> Any:

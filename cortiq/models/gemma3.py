@@ -62,7 +62,10 @@ class Config(BaseConfig):
         scalar: float = self.head_width if self.source == "gguf" else 256
         if self.source == "gguf" and self.num_hidden_layers == LAYERS_OF_27B:
             scalar = self.hidden_size / self.num_attention_heads
-        return (self.query_pre_attn_scalar or scalar) ** -0.5
+        scalar = self.query_pre_attn_scalar or scalar
+        if scalar < 0:
+            raise FormatError(f"query_pre_attn_scalar is {scalar}", where="config")
+        return scalar**-0.5
 
     def is_local(self, layer: int) -> bool:
         """Whether a layer sees only its window."""

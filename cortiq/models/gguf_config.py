@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.models.config import AnyConfig, Keys, construct
+from cortiq.models.rope import check_rope_values
 
 GGUF_KEYS: Mapping[str, str] = {
     "attention.head_count": "num_attention_heads",
@@ -156,6 +157,7 @@ def gguf_rope(
 
     `rope_freqs.weight`, if there is one, divides every frequency by a factor of its own.
     """
+    check_rope_values({key: given[key] for key in ROPE_GGUF_KEYS & given.keys()}, where)
     dim = given.get("rope.dimension_count", config.head_width)
     rope: dict[str, Any] = {
         "rope_type": given.get("rope.scaling.type", "none"),

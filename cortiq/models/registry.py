@@ -86,9 +86,8 @@ def family_name(family: ModuleType) -> str:
 def architecture_of(checkpoint: Checkpoint) -> str:
     """What the registry looks up; GGUF files with experts have `+experts` added."""
     name = checkpoint.architecture
-    if checkpoint.kind == "gguf" and checkpoint.config.get(f"{name}.expert_count", 0):
-        return name + EXPERTS
-    return name
+    experts = checkpoint.config.get(f"{name}.expert_count") if checkpoint.kind == "gguf" else None
+    return name + EXPERTS if isinstance(experts, int) and experts else name
 
 
 def family_for(checkpoint: Checkpoint, extra: Sequence[ModuleType] = ()) -> ModuleType:

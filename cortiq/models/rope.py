@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cortiq.errors import FormatError
-from cortiq.models.config import BaseConfig
+from cortiq.errors import FormatError, shown
+from cortiq.models.config import BaseConfig, is_number
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.rope_scaling import scaling_of
 
@@ -20,6 +20,11 @@ RENAMED: Mapping[str, str] = {
 NEEDS_ORIGINAL = ("llama3", "yarn", "longrope")
 """Types whose original context is the model's own unless the file says otherwise."""
 
+WORDS: Mapping[str, type] = {"rope_type": str, "type": str, "truncate": bool}
+LISTS = frozenset({"short_factor", "long_factor", "factors"})
+POSITIVE = frozenset({"rope_theta", "original_max_position_embeddings"})
+"""Rope parameters that are not numbers, lists of them, and numbers that cannot be 0."""
+
 
 def rope_table(config: BaseConfig, context: int, layer_type: str | None = None) -> RopeTable:
     """The table of a config's `rope_parameters`, or of their entry for a layer type.
@@ -29,6 +34,7 @@ def rope_table(config: BaseConfig, context: int, layer_type: str | None = None) 
     Raises
     ------
     UnsupportedError : an unknown type or parameter, or "dynamic", by name.
+    FormatError : a parameter that is no number.
     """
     given = dict(config.rope_parameters)
     if layer_type is not None:
@@ -36,9 +42,14 @@ def rope_table(config: BaseConfig, context: int, layer_type: str | None = None) 
     if any(isinstance(value, Mapping) for value in given.values()):
         message = f"rope_parameters are per layer type: {sorted(given)}"
         raise FormatError(message, where="config")
+    check_rope_values(given, "config")
     kind = given.pop("rope_type", "default")
     theta = float(given.pop("rope_theta", config.default_theta))
-    dim = int(config.head_width * float(given.pop("partial_rotary_factor", 1.0)))
+    turned = float(given.pop("partial_rotary_factor", 1.0))
+    if turned > 1:
+        message = f"turns {turned:g} times the {config.head_width} elements of a head"
+        raise FormatError(message, where="config")
+    dim = int(config.head_width * turned)
     parameters = {RENAMED.get(key, key): _plain(value) for key, value in given.items()}
     if kind in NEEDS_ORIGINAL:
         parameters.setdefault("original_context", config.max_position_embeddings)
@@ -49,7 +60,30 @@ def rope_table(config: BaseConfig, context: int, layer_type: str | None = None) 
         parameters["declared_context"] = context
     if kind in ("default", "frequency_factors", "linear"):
         parameters.pop("original_context", None)
-    return RopeTable(theta, dim, scaling_of(kind, parameters))
+    table = RopeTable(theta, dim, scaling_of(kind, parameters))
+    table.check()
+    return table
+
+
+def check_rope_values(given: Mapping[str, Any], where: str) -> None:
+    """Raise `FormatError` for a rope parameter that is no number (or word, or list) it could be.
+
+    Numbers are finite and not negative; what they mean together is for `RopeTable.check`.
+    """
+    for key, value in given.items():
+        name = key.rpartition(".")[2]
+        if name in WORDS:
+            good = isinstance(value, WORDS[name])
+        elif name in LISTS:
+            good = isinstance(value, list | tuple) and all(map(_is_amount, value))
+        else:
+            good = _is_amount(value) and (value > 0 or name not in POSITIVE)
+        if not good:
+            raise FormatError(f"the rope parameter {key} is {shown(value)}", where=where)
+
+
+def _is_amount(value: Any) -> bool:
+    return is_number(value) and value >= 0
 
 
 def _plain(value: Any) -> Any:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import log2, prod
 from typing import Any
 from urllib.parse import parse_qsl
 
-from cortiq.errors import ModelNotFoundError, RequestError
+from cortiq.errors import ModelNotFoundError, RequestError, shown
 from cortiq.ir import Node, Program, primitives_of
 from cortiq.models import fixtures
 from cortiq.models.weights import LazyParts
@@ -128,12 +129,14 @@ def open_synthetic(name: str) -> SyntheticCheckpoint:
     if title not in CONFIGS and title not in FIXTURES:
         hint = f"there are: {', '.join([*CONFIGS, *FIXTURES])}"
         raise ModelNotFoundError("no synthetic model is called this", where=name, hint=hint)
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    if set(options) - {"seed", "format"}:
-        raise RequestError("takes seed and format only", where=name)
+    pairs = parse_qsl(query, keep_blank_values=True)
+    options = dict(pairs)
+    if set(options) - {"seed", "format"} or len(options) < len(pairs):
+        raise RequestError("takes seed and format only, each once", where=name)
     seed, layout = options.get("seed", "0"), options.get("format", FORMATS.get(title, "w16"))
-    if not seed.isascii() or not seed.isdigit() or int(seed) >= 2**64:
-        raise RequestError(f"seed {seed!r} is not an integer from 0 to 2^64 − 1", where=name)
+    if not re.fullmatch("[0-9]{1,20}", seed) or int(seed) >= 2**64:
+        message = f"seed {shown(seed)} is not an integer from 0 to 2^64 − 1"
+        raise RequestError(message, where=name)
     if layout not in LAYOUTS or layout in ("F32", "F16", "BF16"):
         offered = ", ".join(n for n in LAYOUTS if n not in ("F32", "F16", "BF16"))
         raise RequestError(f"no format is called {layout!r}", where=name, hint=f"one of {offered}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.numerics.codes import Bytes, Fields, half_to_float
+from cortiq.numerics.codes import Bytes, Fields, contiguous_runs, half_to_float
 from cortiq.numerics.contract import F32, Floats
 
 BLOCK = 32
@@ -31,7 +31,11 @@ def _rows(codes: npt.NDArray[np.generic]) -> Codes8:
 
 def nibbles(packed: Bytes) -> Bytes:
     """[..., n] bytes to [..., 2n] codes: the low nibbles first, then the high ones."""
-    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+    run = f"V{packed.shape[-1]}"
+    dense = contiguous_runs(packed)
+    codes = np.empty((*packed.shape[:-1], 2), run)
+    codes[..., :1], codes[..., 1:] = (dense & 15).view(run), (dense >> 4).view(run)
+    return codes.view(np.uint8)
 
 
 def _fifth_bits(packed: Bytes) -> Bytes:
@@ -46,7 +50,7 @@ def _scale(blocks: Bytes, offset: int) -> Floats:
 
 def q8_0(blocks: Bytes) -> Fields:
     """34 bytes: d f16, 32 codes int8. Element = d·code."""
-    return Fields(_rows(blocks[..., 2:].view(np.int8)), _scale(blocks, 0), BLOCK)
+    return Fields(_rows(contiguous_runs(blocks[..., 2:]).view(np.int8)), _scale(blocks, 0), BLOCK)
 
 
 def q4_0(blocks: Bytes) -> Fields:

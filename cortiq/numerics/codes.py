@@ -6,6 +6,7 @@ backends repack from; `Codes` is the form in which `matmul` is defined.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -97,18 +98,36 @@ def fold(fields: Fields) -> Codes:
     return Codes(codes, fields.block, fields.scale, offsets, sub, fields.minimum)
 
 
-def half_to_float(raw: Bytes) -> Floats:
-    """IEEE binary16 (little-endian byte pairs on the last axis) to float32, by integers, exactly.
+def widen_half(half: npt.NDArray[np.uint32]) -> Floats:
+    """Bits of IEEE binary16 values to float32, by integers, exactly.
 
     Subnormals are mantissa·2⁻²⁴; infinities and NaNs keep their meaning. A device's f16 type is
     never used: some flush subnormals, which most scales of real Q6_K files are.
     """
-    half = raw[..., 0::2].astype(np.uint32) | (raw[..., 1::2].astype(np.uint32) << 8)
     sign, exponent, mantissa = (half >> 15) << 31, (half >> 10) & 31, half & 1023
     widened = np.where(exponent == 31, np.uint32(255), exponent + np.uint32(112))
     normal = ((widened << 23) | (mantissa << 13)).astype(np.uint32)
     subnormal = (mantissa.astype(F32) * F32(2.0**-24)).view(np.uint32)
     return (np.where(exponent == 0, subnormal, normal) | sign).astype(np.uint32).view(F32)
+
+
+@lru_cache(maxsize=1)
+def _every_half() -> Floats:
+    return widen_half(np.arange(1 << 16, dtype=np.uint32))
+
+
+def half_to_float(raw: Bytes) -> Floats:
+    """IEEE binary16 (little-endian byte pairs on the last axis) to float32: `widen_half`, read
+    from a table of all 65,536 values, since every product of a file's weights begins with it.
+    """
+    return _every_half().take(raw.view("<u2"))
+
+
+def contiguous_runs(runs: Bytes) -> Bytes:
+    """A copy without the gaps between blocks; each run of the last axis is moved as one item,
+    since NumPy is slow at inner loops of a few bytes.
+    """
+    return np.ascontiguousarray(runs.view(f"V{runs.shape[-1]}")).view(np.uint8)
 
 
 def bfloat_to_float(raw: Bytes) -> Floats:

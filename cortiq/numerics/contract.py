@@ -56,12 +56,14 @@ def snap(y: Floats, faults: Flags | None = None) -> Floats:
     faults : bool [rows], or-ed in place; without it a fault raises `OutOfDomainError`.
     """
     bits = magnitude_bits(y)
-    fault = bits >= LARGEST_BITS
-    if fault.any():
+    kept = bits >= SMALLEST_BITS
+    if bits.max(initial=0) >= LARGEST_BITS:
         if faults is None:
             raise OutOfDomainError("a value is not finite, or its magnitude is 2^50 or more")
+        fault = bits >= LARGEST_BITS
         faults |= fault.reshape(len(faults), -1).any(axis=1)
-    return np.where((bits >= SMALLEST_BITS) & ~fault, y, F32(0))
+        kept &= ~fault
+    return np.where(kept, y, F32(0))
 
 
 def exp2_int(n: npt.ArrayLike) -> Floats:

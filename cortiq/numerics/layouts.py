@@ -101,11 +101,13 @@ class Weight:
 
     parts : "float" and "blocks" layouts: {"raw": uint8 [N, row bytes]}; w8 and w8b256: {"codes":
         int8 [N, K], "scale": float32 [N, ⌈K/block⌉]}; w16: {"hi": int8, "lo": int8, "scale"}.
+    origin : for messages: the number, in the whole weight, of the first row, or of every row.
     """
 
     layout: Layout
     shape: tuple[int, int]
     parts: Mapping[str, npt.NDArray[Any]]
+    origin: npt.NDArray[np.integer] | int = 0
 
     @staticmethod
     def from_bytes(layout: Layout, raw: Bytes, shape: tuple[int, int]) -> Weight:
@@ -133,12 +135,21 @@ class Weight:
         if not 0 <= start <= stop <= self.shape[0]:
             raise ValueError(f"rows {start}:{stop} of a weight of {self.shape[0]} rows")
         parts = {name: part[start:stop] for name, part in self.parts.items()}
-        return Weight(self.layout, (stop - start, self.shape[1]), parts)
+        origin = self.origin
+        origin = origin[start:stop] if isinstance(origin, np.ndarray) else origin + start
+        return Weight(self.layout, (stop - start, self.shape[1]), parts, origin)
 
     def take(self, ids: npt.NDArray[np.integer]) -> Weight:
         """The rows named by `ids`, copied."""
         parts = {name: part[ids] for name, part in self.parts.items()}
-        return Weight(self.layout, (len(ids), self.shape[1]), parts)
+        origin = self.origin[ids] if isinstance(self.origin, np.ndarray) else ids + self.origin
+        return Weight(self.layout, (len(ids), self.shape[1]), parts, origin)
+
+    def row_numbers(self) -> npt.NDArray[np.integer]:
+        """Each row's number in the whole weight, for messages."""
+        if isinstance(self.origin, np.ndarray):
+            return self.origin
+        return np.arange(self.origin, self.origin + self.shape[0])
 
     @property
     def nbytes(self) -> int:
@@ -146,14 +157,14 @@ class Weight:
         return sum(part.nbytes for part in self.parts.values())
 
 
-def canonical_weights(values: Floats, name: str) -> Floats:
-    """Snap what a file gives as floats (values or scales); `FormatError` names the tensor if one
-    of them is infinite, NaN, or of magnitude 2⁵⁰ or more.
+def canonical_weights(values: Floats, weight: Weight, name: str) -> Floats:
+    """Snap what a file gives as floats (values or scales of `weight`); `FormatError` names the
+    tensor and the row if one of them is infinite, NaN, or of magnitude 2⁵⁰ or more.
     """
-    bad = magnitude_bits(values) >= LARGEST_BITS
-    if bad.any():
-        row = int(np.argwhere(bad)[0][0])
-        value = values[tuple(np.argwhere(bad)[0])]
+    bits = magnitude_bits(values)
+    if bits.max(initial=0) >= LARGEST_BITS:
+        first = np.argwhere(bits >= LARGEST_BITS)[0]
+        row, value = weight.row_numbers()[first[0]], values[tuple(first)]
         raise FormatError(
             f"row {row} holds {value}, which no weight can be",
             where=name,
@@ -185,8 +196,8 @@ def unpack(weight: Weight, name: str = "weight") -> Fields:
     fields = _raw_fields(weight)
     minimum = fields.minimum
     return fields._replace(
-        scale=canonical_weights(fields.scale, name),
-        minimum=None if minimum is None else canonical_weights(minimum, name),
+        scale=canonical_weights(fields.scale, weight, name),
+        minimum=None if minimum is None else canonical_weights(minimum, weight, name),
     )
 
 
@@ -197,16 +208,18 @@ def decode(weight: Weight, name: str = "weight") -> Codes:
 
 def floats(weight: Weight, name: str = "weight") -> Floats:
     """The exact values of a float layout, float32 [N, K], snapped; errors as `unpack`."""
+    return canonical_weights(_raw_floats(weight), weight, name)
+
+
+def _raw_floats(weight: Weight) -> Floats:
     raw = weight.parts["raw"]
     if weight.layout is F16_LAYOUT:
-        values = half_to_float(raw)
-    elif weight.layout is BF16_LAYOUT:
-        values = bfloat_to_float(raw)
-    elif weight.layout is F32_LAYOUT:
-        values = np.ascontiguousarray(raw).view("<f4").astype(F32, copy=False)
-    else:
-        raise ValueError(f"{weight.layout.name} is not a float layout; use decode()")
-    return canonical_weights(values, name)
+        return half_to_float(raw)
+    if weight.layout is BF16_LAYOUT:
+        return bfloat_to_float(raw)
+    if weight.layout is F32_LAYOUT:
+        return np.ascontiguousarray(raw).view("<f4").astype(F32, copy=False)
+    raise ValueError(f"{weight.layout.name} is not a float layout; use decode()")
 
 
 def dequantise_codes(codes: Codes, faults: Flags | None = None) -> Floats:
@@ -233,7 +246,12 @@ def embedding_rows(
     name: str = "embedding",
 ) -> Floats:
     """Rows `ids` of a table as float32 [len(ids), K]: exact values of float layouts, else
-    `dequantise_codes`. An id outside the table is a `RequestError`; `faults` is bool [len(ids)].
+    `dequantise_codes`. An id outside the table is a `RequestError`.
+
+    Parameters
+    ----------
+    faults : bool [len(ids)]: rows that hold values, or scales, outside the domain are flagged.
+        Without it they are errors as in `decode` and `floats`.
     """
     ids = np.asarray(ids)
     outside = (ids < 0) | (ids >= weight.shape[0])
@@ -242,8 +260,15 @@ def embedding_rows(
         raise RequestError(f"token id {first} is outside the vocabulary of {weight.shape[0]}")
     picked = weight.take(ids)
     if weight.layout.kind == "float":
-        return floats(picked, name)
-    return dequantise_codes(decode(picked, name), faults)
+        return floats(picked, name) if faults is None else snap(_raw_floats(picked), faults)
+    if faults is None:
+        return dequantise_codes(decode(picked, name))
+    fields = _raw_fields(picked)
+    minimum = fields.minimum
+    fields = fields._replace(
+        scale=snap(fields.scale, faults), minimum=None if minimum is None else snap(minimum, faults)
+    )
+    return dequantise_codes(fold(fields), faults)
 
 
 CHECK_BYTES = 1 << 24

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cortiq.errors import UnsupportedError
-from cortiq.numerics.contract import F32, SMALLEST_EXPONENT, Flags, Floats, snap
+from cortiq.numerics.contract import F32, LARGEST_EXPONENT, SMALLEST_EXPONENT, Flags, Floats, snap
 from cortiq.numerics.sums import canonical_mean, canonical_sum
 
 SMALLEST_EPSILON = 2.0**SMALLEST_EXPONENT
@@ -21,10 +21,10 @@ def checked_epsilon(eps: float) -> np.float32:
 
     Raises
     ------
-    UnsupportedError : eps is below 2⁻⁴⁰, or not a finite number.
+    UnsupportedError : eps is below 2⁻⁴⁰, or 2⁵⁰ or more.
     """
-    if not SMALLEST_EPSILON <= eps < float("inf"):
-        hint = "a norm's eps must be at least 2^-40 (9.1e-13)"
+    if not SMALLEST_EPSILON <= eps < 2.0**LARGEST_EXPONENT:
+        hint = "a norm's eps must be at least 2^-40 (9.1e-13), and below 2^50"
         raise UnsupportedError(f"eps = {eps} is out of range", where="norm", hint=hint)
     return F32(eps)
 

@@ -12,6 +12,11 @@ from cortiq.numerics.contract import F32, SMALLEST_BITS, Floats, Ints, exp2_int,
 ZERO_ROW_EXPONENT = -54
 """e of a row of zeros: that of a row whose largest magnitude is 2⁻⁴⁰."""
 
+LARGEST_ROW_EXPONENT = 36
+"""e of a row whose largest magnitude is just below 2⁵⁰."""
+LARGEST_CODE = 32512
+"""The largest |q| of a row."""
+
 
 class Quantised(NamedTuple):
     """Rows x ≈ q·2^e: `q` int32 [..., K] with |q| ≤ 32512, `e` int32 [...]."""

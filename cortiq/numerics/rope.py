@@ -15,7 +15,7 @@ from math import factorial
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.errors import GraphError
+from cortiq.errors import GraphError, UnsupportedError
 from cortiq.numerics import rope_scaling
 from cortiq.numerics.contract import F32, Flags, Floats, snap
 from cortiq.numerics.rope_scaling import PI, PRECISION, Default, Scaling
@@ -83,6 +83,13 @@ class RopeTable:
             raise GraphError(f"{self.dim} rotary dimensions: not a positive even number")
         if not 1 < self.base < float("inf"):
             raise GraphError(f"a rotary base of {self.base}: not a finite number above 1")
+
+    def check(self) -> None:
+        """Raise `UnsupportedError` now, not at the first row, if no table follows."""
+        exact = rope_scaling.amplitude(self.scaling)
+        if not Decimal(2) ** -40 <= exact < Decimal(2) ** 50 or not len(self.phase_steps):
+            what = f"cosines and sines would be multiplied by {exact:.6g}"
+            raise UnsupportedError(what, where="rope scaling")
 
     @cached_property
     def phase_steps(self) -> npt.NDArray[np.uint64]:

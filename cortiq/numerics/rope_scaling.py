@@ -7,7 +7,8 @@ that is, as a config file writes it. Formulas: `modeling_rope_utils.py` of trans
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal, localcontext
 from typing import TypeAlias
@@ -198,12 +199,18 @@ def frequencies(base: float, dim: int, scaling: Scaling) -> list[Decimal]:
     ------
     UnsupportedError : the parameters have no meaning (a factor of 0, no ramp, a missing list).
     """
+    with _meaningful(f"frequencies follow from base {base}, {dim} dimensions and {scaling}"):
+        return _frequencies(base, dim, scaling)
+
+
+@contextmanager
+def _meaningful(what: str) -> Iterator[None]:
+    """Compute in 60 digits; parameters without a meaning are an `UnsupportedError`."""
     try:
         with localcontext(PRECISION):
-            return _frequencies(base, dim, scaling)
+            yield
     except ArithmeticError as error:
-        what = f"no frequencies follow from base {base}, {dim} dimensions and {scaling}"
-        raise UnsupportedError(what, where="rope scaling") from error
+        raise UnsupportedError(f"no {what}", where="rope scaling") from error
 
 
 def _frequencies(base: float, dim: int, scaling: Scaling) -> list[Decimal]:
@@ -237,8 +244,8 @@ def yarn_magnitude(factor: float, slope: float) -> Decimal:
 
 
 def amplitude(scaling: Scaling) -> Decimal:
-    """What cos and sin are multiplied by, to 60 digits; 1 for most scalings."""
-    with localcontext(PRECISION):
+    """What cos and sin are multiplied by, to 60 digits; 1 for most scalings. Errors as above."""
+    with _meaningful(f"amplitude follows from {scaling}"):
         if isinstance(scaling, Yarn | LongRope) and scaling.attention_factor is not None:
             return exact(scaling.attention_factor)
         if isinstance(scaling, Yarn):

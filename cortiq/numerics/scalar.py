@@ -219,12 +219,17 @@ def soft_cap(x: Floats, cap: float, faults: Flags | None = None) -> Floats:
     ------
     UnsupportedError : C is outside [2⁻⁴⁰, 2⁴⁹].
     """
+    check_soft_cap(cap)
+    bound = F32(cap)
+    return snap(bound * tanh(np.asarray(x, F32) * (F32(1) / bound)), faults)
+
+
+def check_soft_cap(cap: float) -> None:
+    """Raise what `soft_cap` would."""
     if not 2.0**-40 <= cap <= 2.0**49:
         raise UnsupportedError(
             f"a soft cap of {cap} is outside the range [2^-40, 2^49]", where="soft_cap"
         )
-    bound = F32(cap)
-    return snap(bound * tanh(np.asarray(x, F32) * (F32(1) / bound)), faults)
 
 
 def add(a: Floats, b: Floats, faults: Flags | None = None) -> Floats:

@@ -38,7 +38,8 @@ def find_backend(
     for problem in plugins.problems:
         if problem.requested:
             raise BackendError(problem.sentence, where=f"--plugin {problem.name}")
-    spec = spec or os.environ.get(BACKEND_VARIABLE) or None
+    if spec is None:
+        spec = os.environ.get(BACKEND_VARIABLE) or None
     if spec is None:
         return _best(plugins), None
     name, _, device = spec.partition(":")

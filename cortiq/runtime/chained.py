@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -131,9 +132,14 @@ class ChainExecutable:
         return [self._token(row) for row in batch.rows]
 
     def _token(self, row: Row) -> int | None:
-        if not isinstance(row.token, Drawn):
-            return int(row.token)
-        return self._drawn[row.token.row] if row.token.row < len(self._drawn) else None
+        token: Any = row.token
+        try:
+            if not isinstance(token, Drawn):
+                return operator.index(token)
+            at = operator.index(token.row)
+        except TypeError:
+            return None
+        return self._drawn[at] if 0 <= at < len(self._drawn) else None
 
 
 def _drawn_token(wants: Mapping[Want, Any]) -> int | None:
@@ -173,17 +179,18 @@ class _Work:
             sequence.outcome = self._admit(sequence)
 
     def _assign_wants(self, row: Row) -> dict[Want, Run]:
-        """The run that answers each want of a row."""
-        return {want: self._source(value_of(want)) for want in row.wants}
+        """The run that answers each want of a row; wants of unknown values are left out."""
+        sources = {want: self._source(value_of(want)) for want in row.wants}
+        return {want: run for want, run in sources.items() if run is not None}
 
-    def _source(self, value: str) -> Run:
+    def _source(self, value: str) -> Run | None:
         for run in self.runs:
             if value in run.graph.values and value not in run.graph.inputs:
                 return run
         for run in self.runs:
             if value in run.graph.inputs:
                 return run
-        raise RequestError(f"the graph {self.batch.entry!r} has no value {value!r}")
+        return None
 
     def _group(self) -> list[_Sequence]:
         groups: dict[ChainState, _Sequence] = {}
@@ -209,7 +216,10 @@ class _Work:
         if positions != list(range(start, start + count)):
             return _declined(f"positions must go on from {start} one by one")
         if any(self.tokens[i] is None for i in sequence.rows):
-            return _declined("a row's input is a token that the previous batch did not draw")
+            return _declined("a row's token is no id, or the previous batch did not draw it")
+        unknown = [name for i in sequence.rows for name in self._unknown(i)]
+        if unknown:
+            return _declined(f"the graph {self.batch.entry!r} has no value {unknown[0]!r}")
         wanted = set(self.chain.program.graphs[self.batch.entry].inputs) - {"token", "position"}
         missing = [wanted - set(self.batch.rows[i].inputs) for i in sequence.rows]
         if any(missing):
@@ -218,6 +228,12 @@ class _Work:
         if not fits or (self.batch.entry == "trunk" and not sequence.state.reserve(count)):
             return _declined(f"no room for {count} rows after {start}")
         return Outcome(Status.COMPLETED)
+
+    def _unknown(self, index: int) -> list[str]:
+        """Values that a row wants or supplies, and the graph does not have."""
+        row = self.batch.rows[index]
+        wanted = [value_of(want) for want in row.wants if want not in self.answers[index]]
+        return wanted + [name for name in row.inputs if self._source(name) is None]
 
     def pass_through(self, run: Run, executable: Executable, name: str) -> None:
         """Feed the rows of all sequences that go on to one run, and take up what it brings."""

@@ -143,11 +143,12 @@ def shares(
     slots : per part, the names of its slots.
     """
     known = set().union(*slots)
-    if set(exported.slots) != known:
+    graphs = {graph for mine in entries for graph in mine.values()}
+    if set(exported.slots) != known or set(exported.lengths) != graphs:
         raise RequestError("the exported state is of another model: it has other slots")
     return [
         ExportedState(
-            {name: exported.lengths.get(graph, 0) for name, graph in mine.items()},
+            {name: exported.lengths[graph] for name, graph in mine.items()},
             exported.tokens,
             {name: exported.slots[name] for name in names},
         )

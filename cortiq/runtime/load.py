@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from cortiq.backend import Backend, CompileOptions, Executable
@@ -17,6 +18,7 @@ def load(
     name: str,
     *,
     progress: Progress | None = None,
+    extra: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Model:
     """Open a model and compile it for a backend.
@@ -25,6 +27,7 @@ def load(
     ----------
     name : a known name, a file, a folder, `hf:organisation/name@revision`, or `synthetic:NAME`.
     progress : called while a model is fetched: what is done, bytes done, bytes in all.
+    extra : options of the backend's own (`CompileOptions.extra`); none changes a bit.
     options : fields of `cortiq.options.LoadOptions`.
 
     Raises
@@ -37,7 +40,8 @@ def load(
     backend, device = choose_backend(chosen)
     source = open_source(name, chosen, progress)
     try:
-        executable = _compile(source, backend, device, chosen)
+        compile_options = CompileOptions(device=device, threads=chosen.threads, extra=extra or {})
+        executable = _compile(source, backend, compile_options, chosen.strict_placement)
     except BaseException:
         source.close()
         raise
@@ -60,10 +64,7 @@ def choose_backend(options: LoadOptions) -> tuple[Backend, str]:
     return backend, device or backend.devices()[0].name
 
 
-def _compile(source: Source, backend: Backend, device: str, options: LoadOptions) -> Executable:
+def _compile(source: Source, backend: Backend, options: CompileOptions, strict: bool) -> Executable:
     from cortiq.runtime.place import place
 
-    compile_options = CompileOptions(device=device, threads=options.threads)
-    return place(
-        backend, source.program, source.weights, compile_options, strict=options.strict_placement
-    )
+    return place(backend, source.program, source.weights, options, strict=strict)

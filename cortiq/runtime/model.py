@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from cortiq.backend import Executable
-from cortiq.errors import RequestError, TokenizerError
+from cortiq.errors import RequestError, TokenizerError, shown
 from cortiq.ir import Program
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.options import GenerateOptions, LoadOptions, ScoreOptions, resolve
@@ -179,7 +179,9 @@ class Model:
         options : fields of `cortiq.options.ScoreOptions`.
         """
         chosen = resolve(ScoreOptions, options)
-        ids = self.tokenizer.encode(text, add_bos=False) if isinstance(text, str) else list(text)
+        ids = (
+            self.tokenizer.encode(text, add_bos=False) if isinstance(text, str) else _id_list(text)
+        )
         with self._working():
             return score_ids(self.executable, self.tokenizer, ids, chosen, progress)
 
@@ -192,7 +194,7 @@ class Model:
         TokenizerError : it is not valid Unicode.
         """
         if not isinstance(prompt, str):
-            return list(prompt)
+            return _id_list(prompt)
         if not prompt:
             raise RequestError("the prompt is empty", hint="give at least one character")
         return self.tokenizer.encode(prompt)
@@ -267,3 +269,11 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _id_list(ids: Iterable[int]) -> list[int]:
+    """Ids as a list; bytes would pass for ids, and are a text that somebody forgot to decode."""
+    if isinstance(ids, (bytes, bytearray)) or not isinstance(ids, Iterable):
+        what = "a text or token ids are wanted"
+        raise RequestError(f"{what}, not {shown(ids)}", where="prompt")
+    return list(ids)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from cortiq.backend import Argmax, Draw, Want
-from cortiq.errors import RequestError
+from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
 from cortiq.numerics.sampling import Sampling
 from cortiq.options import GenerateOptions
@@ -71,7 +72,7 @@ def check_prompt(ids: Iterable[int], program: Program) -> tuple[int, ...]:
     for position, token in enumerate(prompt):
         if not 0 <= token < vocabulary:
             raise RequestError(
-                f"token id {token} is outside the vocabulary of {vocabulary}",
+                f"token id {shown(token)} is outside the vocabulary of {vocabulary}",
                 where=f"prompt, position {position}",
             )
     if len(prompt) > program.context:
@@ -83,9 +84,12 @@ def check_prompt(ids: Iterable[int], program: Program) -> tuple[int, ...]:
 
 
 def _as_id(token: int) -> int:
-    if isinstance(token, bool) or not hasattr(token, "__index__"):
-        raise RequestError(f"{token!r} is not a token id", where="prompt")
-    return token.__index__()
+    try:
+        if not isinstance(token, bool):
+            return operator.index(token)
+    except TypeError:
+        pass
+    raise RequestError(f"{shown(token)} is not a token id", where="prompt")
 
 
 def make_request(
@@ -102,7 +106,7 @@ def make_request(
     for name in ("logit_bias", "stop_ids"):
         for token in getattr(options, name) or ():
             if token >= vocabulary:
-                message = f"token id {token} is outside the vocabulary of {vocabulary}"
+                message = f"token id {shown(token)} is outside the vocabulary of {vocabulary}"
                 raise RequestError(message, where=name)
     if "" in options.stop:
         raise RequestError("a stop string is empty", where="stop")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ByteLevelEncoder",
     "byte_alphabet",
+    "library_errors",
     "missing_bytes",
     "piece_bytes",
     "refuse_missing_bytes",
@@ -73,7 +75,22 @@ class ByteLevelEncoder:
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, which holds no special token any more."""
         refuse_missing_bytes(text, self._missing)
-        return self._engine.encode(text, add_special_tokens=False).ids
+        with library_errors("the text cannot be encoded"):
+            return self._engine.encode(text, add_special_tokens=False).ids
+
+
+@contextmanager
+def library_errors(what: str, where: str | None = None) -> Iterator[None]:
+    """Turn what `tokenizers` raises into a TokenizerError: bare Exceptions, and what Rust panics
+    with, which is an exception that is no Exception.
+    """
+    try:
+        yield
+    except BaseException as error:
+        foreign = type(error) is Exception or type(error).__name__ == "PanicException"
+        if not foreign and not isinstance(error, (ValueError, OverflowError)):
+            raise
+        raise TokenizerError(f"{what}: {error}", where=where) from error
 
 
 def missing_bytes(vocabulary: Container[str]) -> frozenset[int]:
@@ -104,14 +121,12 @@ def _build(
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
-    try:
+    with library_errors("vocabulary and merges do not fit"):
         model = BPE(
             vocab=dict(vocabulary),
             merges=list(merges),
             ignore_merges=pre_tokenizer.ignore_merges,
         )
-    except Exception as error:  # the library raises bare Exception
-        raise TokenizerError(f"vocabulary and merges do not fit: {error}") from error
     engine = Tokenizer(model)
     stages = [Split(Regex(stage), "isolated") for stage in pre_tokenizer.stages]
     alphabet = ByteLevel(add_prefix_space=False, use_regex=False)

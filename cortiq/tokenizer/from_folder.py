@@ -8,14 +8,22 @@ template in tokenizer_config.json.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from cortiq.errors import TokenizerError, UnsupportedError
-from cortiq.tokenizer.byte_level import missing_bytes, piece_bytes, refuse_missing_bytes
+from cortiq.errors import FormatError, TokenizerError, UnsupportedError
+from cortiq.formats.strict_json import read_optional, read_text
+from cortiq.tokenizer.byte_level import (
+    library_errors,
+    missing_bytes,
+    piece_bytes,
+    refuse_missing_bytes,
+)
 from cortiq.tokenizer.score_merge import SPACE
 from cortiq.tokenizer.special import SpecialTokens, find_end_tokens
 
@@ -55,7 +63,8 @@ class _FolderVocabulary:
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         refuse_missing_bytes(text, self._missing)
-        with self._lock:  # the switch is a property of the engine
+        # The switch is a property of the engine.
+        with self._lock, library_errors("the text cannot be encoded"):
             self._engine.encode_special_tokens = not parse_special
             return list(self._engine.encode(text, add_special_tokens=False).ids)
 
@@ -77,7 +86,8 @@ class _FolderVocabulary:
 
     def begins_with(self, token_id: int) -> bool:
         """Whether the post-processor puts this token in front of a text."""
-        return self._engine.encode("", add_special_tokens=True).ids[:1] == [token_id]
+        with library_errors("the post-processor fails"):
+            return self._engine.encode("", add_special_tokens=True).ids[:1] == [token_id]
 
 
 def load_folder(path: Path) -> tuple[_FolderVocabulary, SpecialTokens, dict[str, str]]:
@@ -97,10 +107,11 @@ def _open_engine(file: Path) -> tokenizers.Tokenizer:
             where=str(file.parent),
             hint="Save it with transformers: AutoTokenizer.from_pretrained(...).save_pretrained().",
         )
-    try:
+    with library_errors("not a tokenizer", str(file)):
         engine = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
-        raise TokenizerError(f"not a tokenizer: {error}", where=str(file)) from error
+    if getattr(engine.model, "dropout", None):
+        message = "the tokenizer drops merges at random (dropout): a text has no definite ids"
+        raise UnsupportedError(message, where=str(file), hint="set model.dropout to null")
     engine.no_truncation()
     engine.no_padding()
     return engine
@@ -134,9 +145,15 @@ def _templates(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     declared = settings.get("chat_template")
     if isinstance(declared, str):
         declared = [{"name": "default", "template": declared}]
-    named = {str(item["name"]): str(item["template"]) for item in declared or []}
-    if file.is_file():
-        named["default"] = file.read_text(encoding="utf-8")
+    named = {}
+    for item in declared if isinstance(declared, list) else []:
+        if not isinstance(item, dict) or not {"name", "template"} <= item.keys():
+            where = str(path / "tokenizer_config.json")
+            raise TokenizerError("a chat template has no name or no template", where=where)
+        named[str(item["name"])] = str(item["template"])
+    if os.path.lexists(file):
+        with _as_tokenizer_errors():
+            named["default"] = read_text(file)
     return named
 
 
@@ -170,12 +187,13 @@ def _ids(value: Any) -> list[int]:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
+    with _as_tokenizer_errors():
+        return read_optional(file)
+
+
+@contextmanager
+def _as_tokenizer_errors() -> Iterator[None]:
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise TokenizerError(f"not JSON: {error}", where=str(file)) from None
-    if not isinstance(value, dict):
-        raise TokenizerError("a JSON object was expected", where=str(file))
-    return value
+        yield
+    except FormatError as error:
+        raise TokenizerError(error.what, where=error.where) from None

@@ -7,10 +7,11 @@ llama.cpp is followed (defaults of BOS, the space in front of a text, which toke
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cortiq.errors import TokenizerError, UnsupportedError
+from cortiq.errors import TokenizerError, UnsupportedError, shown
 from cortiq.tokenizer.byte_level import ByteLevelEncoder, piece_bytes
 from cortiq.tokenizer.pretokenizers import pre_tokenizer
 from cortiq.tokenizer.score_merge import SPACE, ScoreEncoder
@@ -142,7 +143,7 @@ def _score_based(metadata: Mapping[str, Any], tokens: _Tokens) -> tuple[_GGUFVoc
     def plain_bytes(text: str) -> bytes:
         return text.replace(SPACE, " ").encode("utf-8")
 
-    spaced = bool(metadata.get(_PREFIX + "add_space_prefix", True))
+    spaced = _flag(metadata, "add_space_prefix", True)
     return _GGUFVocabulary(tokens, encode_text, plain_bytes, leading_space=spaced), True
 
 
@@ -159,7 +160,7 @@ def _special_tokens(
         for name, default in (("bos", 1), ("eos", 2), ("unknown", 0))
     )
     others = [_named_id(metadata, name, size, None) for name in ("eot", "eom")]
-    add_bos = bool(metadata.get(_PREFIX + "add_bos_token", add_bos))
+    add_bos = _flag(metadata, "add_bos_token", add_bos)
     if add_bos and bos is None:
         raise TokenizerError(
             "the tokenizer puts BOS before a text, but the file does not say which token it is",
@@ -170,14 +171,22 @@ def _special_tokens(
     return SpecialTokens(bos, eos, ends, unknown, hidden, add_bos)
 
 
+def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = metadata.get(_PREFIX + name, default)
+    if type(value) not in (bool, int) or value not in (0, 1):
+        raise TokenizerError(f"{shown(value)} is not true or false", where=_PREFIX + name)
+    return bool(value)
+
+
 def _named_id(metadata: Mapping[str, Any], name: str, size: int, default: int | None) -> int | None:
     key = f"{_PREFIX}{name}_token_id"
     if key not in metadata:
         return default if default is not None and default < size else None
     token = metadata[key]
-    if not hasattr(token, "__index__"):
-        raise TokenizerError(f"{token!r} is not a token id", where=key)
-    token = int(token)
+    try:
+        token = operator.index(token)
+    except TypeError:  # an array too, though NumPy's have __index__
+        raise TokenizerError(f"{shown(token)} is not a token id", where=key) from None
     if not 0 <= token < size:
         raise TokenizerError(f"id {token} is out of range; there are {size} tokens", where=key)
     return token

@@ -91,4 +91,4 @@ def test_text_may_hold_any_unicode(tmp_path):
     assert done.returncode == 0, done.stderr
     command = [sys.executable, "-m", "cortiq", "generate", MODEL, "-p", b"a\xff"]
     done = subprocess.run(command, capture_output=True, check=False)
-    assert done.returncode == 2 and b"not valid Unicode" in done.stderr
+    assert done.returncode == 2 and b"-p: byte 1 is 0xff" in done.stderr

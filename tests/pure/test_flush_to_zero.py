@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cortiq.numerics.attention import attend
-from cortiq.numerics.codes import Codes, half_to_float
+from cortiq.numerics.codes import Codes, widen_half
 from cortiq.numerics.contract import snap
 from cortiq.numerics.matmul import matmul
 from cortiq.numerics.quantise import Quantised, quantise_rows
@@ -78,5 +78,5 @@ def test_delta_step_of_values_of_every_size(seed):
 
 
 def test_half_scales():
-    halves = np.arange(0x7C00, dtype="<u2").view(np.uint8).reshape(-1, 2)
-    assert same_when_flushed(lambda: half_to_float(halves)).any()
+    halves = np.arange(0x7C00, dtype=np.uint32)
+    assert same_when_flushed(lambda: widen_half(halves)).any()

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from chains import (
     BACKENDS,
-    IDS,
     ONE_THREAD,
     PRIMITIVE_KINDS,
     REFERENCE,
@@ -23,14 +22,9 @@ from small_program import CONTEXT, bound, small_program
 
 from cortiq.backend import (
     Batch,
-    Device,
-    Executable,
     Named,
     Row,
-    State,
     Status,
-    Supported,
-    Versions,
 )
 from cortiq.errors import BackendError, CortiqError, DeclinedError, GraphError, RequestError
 from cortiq.ir import Builder
@@ -143,8 +137,9 @@ def test_impossible_cuts_are_errors(cuts: list) -> None:
 def test_unknown_values_entries_and_sequences_are_errors() -> None:
     executable = split(["layers.2"])
     state = executable.open(CONTEXT)
-    with pytest.raises(RequestError, match="no value 'nonsense'"):
-        executable.forward(Batch([Row(state, 0, 1, (Named("nonsense"),))]))
+    outcome = executable.forward(Batch([Row(state, 0, 1, (Named("nonsense"),))])).result().outcomes
+    assert outcome[state].status is Status.DECLINED
+    assert "no value 'nonsense'" in outcome[state].reason
     with pytest.raises(RequestError, match="no entry graph is named 'draft'"):
         executable.forward(Batch([Row(state, 0, 1)], "draft"))
     with pytest.raises(RequestError, match="cannot rewind"):
@@ -161,80 +156,6 @@ def test_unknown_values_entries_and_sequences_are_errors() -> None:
         exported = replace(state.export(), slots={})
         executable.import_(exported, CONTEXT)
     assert state.length() == 0
-
-
-class Breaks:
-    """A backend whose executable does something wrong in its n-th batch."""
-
-    name, priority, versions = "breaks", 1, Versions()
-
-    def __init__(self, fault: str) -> None:
-        self.fault = fault
-
-    def devices(self):
-        return [Device("one")]
-
-    def supports(self, node, graph, program):
-        return Supported()
-
-    def compile(self, program, weights, options):
-        executable = REFERENCE.compile(program, weights, options)
-        forward, owner = executable.forward, self
-
-        def broken(batch):
-            if owner.fault == "raises":
-                raise OSError("the device is gone")
-            if owner.fault == "declines":
-                batch = replace(batch, rows=[replace(r, position=99) for r in batch.rows])
-            return forward(batch)
-
-        executable.forward = broken
-        return executable
-
-
-def late_fault(convolution: bool) -> tuple[Breaks, Executable, State]:
-    program, weights = bound(small_program(convolution=convolution))
-    backend = Breaks("")
-    parts = [(REFERENCE, ONE_THREAD), (backend, ONE_THREAD)]
-    executable = place_split(parts, program, weights, ["layers.2"])
-    state = executable.open(CONTEXT)
-    feed(executable, state, IDS[:5])
-    return backend, executable, state
-
-
-def test_a_late_decline_moves_nothing() -> None:
-    backend, executable, state = late_fault(convolution=True)
-    wanted = feed(executable, state.fork(), IDS[5:])
-    backend.fault = "declines"
-    result = executable.forward(Batch(rows(state, IDS[5:]))).result()
-    assert result.outcomes[state].status is Status.DECLINED
-    assert "breaks: positions must go on" in result.outcomes[state].reason
-    assert state.lengths("trunk") == [5, 5]
-    backend.fault = ""
-    assert same(feed(executable, state, IDS[5:]), wanted)
-
-
-def test_a_late_decline_that_cannot_be_undone_is_a_failure() -> None:
-    backend, executable, state = late_fault(convolution=True)
-    first = state.parts[0]
-    rewind = first.rewind
-    first.rewind = lambda length, entry="trunk": rewind(0, entry)
-    backend.fault = "declines"
-    result = executable.forward(Batch(rows(state, IDS[5:]))).result()
-    assert result.outcomes[state].status is Status.FAILED
-    assert "cannot go back" in result.outcomes[state].reason
-    assert state.lengths("trunk") == [0, 0]
-
-
-def test_an_exception_leaves_the_sequence_as_it_was() -> None:
-    backend, executable, state = late_fault(convolution=False)
-    wanted = feed(executable, state.fork(), IDS[5:])
-    backend.fault = "raises"
-    with pytest.raises(OSError, match="the device is gone"):
-        executable.forward(Batch(rows(state, IDS[5:])))
-    assert state.lengths("trunk") == [5, 5]
-    backend.fault = ""
-    assert same(feed(executable, state, IDS[5:]), wanted)
 
 
 def test_closing_closes_every_part() -> None:
@@ -270,3 +191,25 @@ def test_a_decomposition_into_a_taken_name_is_an_error() -> None:
     program, weights = bound(b.program(outputs=("mix.matmul",)))
     with pytest.raises(GraphError, match=r"mix\.matmul: two nodes"):
         place(partial("Scale"), program, weights, ONE_THREAD, fallback=REFERENCE)
+
+
+def test_a_split_beside_a_shared_slot_moves_the_reader_to_the_writer() -> None:
+    executable = split(["layers.3"])
+    assert not declined_nodes(executable)
+    assert len(executable.open(8).parts) == 2
+    part_of = {n.name: r.part for r in executable.runs_of("trunk") for n in r.graph.nodes}
+    assert part_of["layers.3.attention"] == part_of["layers.2.attention"] == 0
+    assert part_of["layers.3.attended"] == 1
+
+
+def test_decomposition_keeps_equal_nodes_that_are_outputs() -> None:
+    b = Builder(context=16)
+    token, _ = b.input("token"), b.input("position")
+    x = b.add(Embedding(8, 4), token, name="embed", weights={"table": "table"})
+    for name in ("first", "second"):
+        b.add(Scale(2.0), x, name=name)
+    program, weights = bound(b.program(outputs=("first", "second")))
+    executable = REFERENCE.compile(program, weights, ONE_THREAD)
+    wants = (Named("first"), Named("second"))
+    (row,) = feed(executable, executable.open(8), [3], wants)
+    assert same(row[wants[0]], row[wants[1]])

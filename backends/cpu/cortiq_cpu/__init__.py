@@ -1,3 +1,20 @@
 """The CPU backend of cortiq: native kernels with the bits of the reference."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cortiq.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cortiq.backend import Backend
+
+
+@hookimpl
+def cortiq_backends() -> Sequence[Backend]:
+    """The one backend of this package."""
+    from cortiq_cpu.backend import CpuBackend
+
+    return [CpuBackend()]

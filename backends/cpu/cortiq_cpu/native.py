@@ -74,11 +74,17 @@ def library() -> ctypes.CDLL:
         "cortiq_run": (int32, [pointer, pointer, int32, pointer]),
         "cortiq_record_bytes": (size, [int32]),
         "cortiq_record_finish": (None, [pointer, int32]),
+        "cortiq_record_exponent_at": (size, [int32]),
+        "cortiq_attend_workspace": (ctypes.c_int64, [int32, int32, int32]),
+        "cortiq_attend_scratch": (ctypes.c_int64, [int32, int32]),
+        "cortiq_tail_workspace": (ctypes.c_int64, [int32, int32]),
         "cortiq_matrix_init": (ctypes.c_int64, [pointer]),
         "cortiq_matrix_pack": (int32, [pointer, int32, int32, int32, pointer, pointer, pointer]),
     }
     for name, (result, arguments) in signatures.items():
-        function = getattr(native, name)
+        function = getattr(native, name, None)
+        if function is None:
+            continue
         function.restype, function.argtypes = result, arguments
     return native
 

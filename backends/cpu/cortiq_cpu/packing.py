@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
-
 from cortiq.numerics.layouts import Weight, floats, unpack
 from cortiq.numerics.matmul import check_columns
+
+from cortiq_cpu.mapped import forget
 from cortiq_cpu.native import library
 from cortiq_cpu.structs import LAYOUT_NAMES, CMatrix
 
@@ -100,7 +101,10 @@ class PackedMatrix:
         given = [_contiguous(codes), _contiguous(part.get("lo"))]
         given.append(_contiguous(part.get("scale"), np.float32))
         pointers = [None if array is None else array.ctypes.data for array in given]
-        return library().cortiq_matrix_pack(self.address, matrix, first, count, *pointers)
+        failed = library().cortiq_matrix_pack(self.address, matrix, first, count, *pointers)
+        for array in part.values():
+            forget(array[first * PANEL : (first + count) * PANEL])
+        return failed
 
     def _explain(self, weight: Weight, name: str) -> None:
         """Let the contract's own check say what is wrong."""

@@ -172,6 +172,7 @@ static inline int32_t *cortiq_record_e(const void *record, int32_t width)
     return (int32_t *)(cortiq_record_low32(record, width) + cortiq_padded(width) / 32);
 }
 CORTIQ_API size_t cortiq_record_bytes(int32_t width); /* cortiq_record_stride, for ctypes */
+CORTIQ_API size_t cortiq_record_exponent_at(int32_t width); /* where e lies in a record */
 
 /* Given q: zero its padding and fill the sums. Whoever writes q and e of a record that a matmul
  * will read calls this last.

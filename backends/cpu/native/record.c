@@ -3,6 +3,11 @@
 
 size_t cortiq_record_bytes(int32_t width) { return cortiq_record_stride(width); }
 
+size_t cortiq_record_exponent_at(int32_t width)
+{
+    return (size_t)((uint8_t *)cortiq_record_e(NULL, width) - (uint8_t *)NULL);
+}
+
 static int32_t sum_of_16(const int16_t *q)
 {
     int32_t sum = 0;

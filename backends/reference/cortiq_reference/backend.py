@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cortiq.numerics.layouts import Weight
-
 from cortiq.backend import CompileOptions, Declined, Device, Support, Supported, Versions
 from cortiq.ir import Graph, Node, Program
+from cortiq.numerics.layouts import Weight
 from cortiq_reference.executable import ReferenceExecutable
 from cortiq_reference.kernels import KERNELS
 

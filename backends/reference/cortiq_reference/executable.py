@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from threadpoolctl import ThreadpoolController
 
@@ -20,13 +21,17 @@ from cortiq.backend import (
     Row,
     State,
     Status,
+    check_exported,
 )
-from cortiq.errors import BackendError
+from cortiq.errors import BackendError, RequestError
 from cortiq.ir import KVRows, Program, Ring, primitives_of
 from cortiq.numerics.layouts import Weight
+from cortiq_reference.admission import refusals, vocabulary_of
+from cortiq_reference.kernels import KERNELS, Kernels
 from cortiq_reference.plan import Plan
 from cortiq_reference.run import Run
 from cortiq_reference.state import ReferenceState
+from cortiq_reference.wants import WANTS, Answers
 
 ONE_THREAD = 1
 
@@ -43,18 +48,31 @@ class Done:
 
 
 class ReferenceExecutable:
-    """A program bound to its weights; see `cortiq.backend.Executable`."""
+    """A program bound to its weights; see `cortiq.backend.Executable`.
+
+    Attributes
+    ----------
+    kernels, answers, state_type : what computes primitives, answers wants, and keeps sequences. A
+        backend built on the reference replaces some of them in a subclass.
+    """
+
+    kernels: ClassVar[Kernels] = KERNELS
+    answers: ClassVar[Answers] = WANTS
+    state_type: ClassVar[type[ReferenceState]] = ReferenceState
 
     def __init__(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
     ) -> None:
         self.program, self.options = program, options
+        self.vocabulary = vocabulary_of(program)
         threads = options.threads or os.cpu_count() or 1
         # Tiles are spread over our own threads: a BLAS that starts more of its own only waits.
         self._blas = ThreadpoolController().select(user_api="blas")
         self._pool = ThreadPoolExecutor(threads) if threads > ONE_THREAD else None
         graphs = primitives_of(program).graphs
-        self._plans = {name: Plan(g, weights, self._pool) for name, g in graphs.items()}
+        self._plans = {
+            name: Plan(g, weights, self._pool, self.kernels) for name, g in graphs.items()
+        }
         self.written = {name: graph.written_slots() for name, graph in graphs.items()}
         self.placement = dict.fromkeys(
             (node.name for graph in program.graphs.values() for node in graph.nodes), "reference"
@@ -64,14 +82,19 @@ class ReferenceExecutable:
 
     def open(self, limit: int) -> ReferenceState:
         """A new, empty sequence of at most `limit` positions."""
-        state = ReferenceState(self, limit)
+        state = self.state_type(self, limit)
         self._states.append(state)
         return state
 
     def import_(self, exported: ExportedState, limit: int) -> ReferenceState:
         """A sequence that continues an exported one."""
+        check_exported(exported, self.program, limit)
         state = self.open(limit)
-        state.load(exported)
+        try:
+            state.load(exported)
+        except BaseException:
+            state.release()
+            raise
         return state
 
     def forget(self, state: ReferenceState) -> None:
@@ -108,8 +131,8 @@ class ReferenceExecutable:
 
     def forward(self, batch: Batch) -> Done:
         """Compute a batch; see `cortiq.backend.Executable`."""
-        plan = self._plans[batch.entry]
-        groups = _group(batch)
+        plan = self._plan(batch.entry)
+        groups = self._group(batch)
         outcomes: dict[State, Outcome] = {}
         outcomes |= {state: self._admit(plan, batch, rows) for state, rows in groups.items()}
         accepted = [
@@ -119,9 +142,9 @@ class ReferenceExecutable:
         ]
         brought: list[Mapping] = [{} for _ in batch.rows]
         if accepted:
-            run = Run(plan, batch, accepted, [self._token(r) for r in batch.rows])
-            self._compute(run, accepted)
-            wants = {index: run.wants_of(index) for _, rows in accepted for index in rows}
+            tokens = [self._token(r) for r in batch.rows]
+            run = Run(plan, batch, accepted, tokens, self.answers)
+            wants = self._compute(run, accepted)
             for state, rows in accepted:
                 if run.failed(state):
                     outcomes[state] = Outcome(
@@ -135,58 +158,66 @@ class ReferenceExecutable:
         self._drawn = [_drawn_token(wants) for wants in brought]
         return Done(BatchResult(outcomes, brought))
 
-    def _compute(self, run: Run, accepted: list[tuple[ReferenceState, list[int]]]) -> None:
+    def _compute(self, run: Run, accepted: list[tuple[ReferenceState, list[int]]]) -> dict:
+        """Compute the rows, and answer the wants of each by its index."""
         try:
             with self._blas.limit(limits=1):
                 run.compute()
+            return {index: run.wants_of(index) for _, rows in accepted for index in rows}
         except BaseException:
             for state, _ in accepted:
                 state.clear()
             raise
 
+    def _plan(self, entry: str) -> Plan:
+        if entry not in self._plans:
+            there = ", ".join(self._plans) or "none: it was closed"
+            raise RequestError(f"no entry graph is named {entry!r}", hint=f"There are {there}")
+        return self._plans[entry]
+
     def _token(self, row: Row) -> int:
-        if not isinstance(row.token, Drawn):
-            return int(row.token)
-        known = row.token.row < len(self._drawn)
-        token = self._drawn[row.token.row] if known else None
-        return -1 if token is None else token
+        """The row's id, −1 if it has none: no integer, or nothing drawn in that row."""
+        token: Any = row.token
+        try:
+            if not isinstance(token, Drawn):
+                return operator.index(token)
+            at = operator.index(token.row)
+        except TypeError:
+            return -1
+        drawn = self._drawn[at] if 0 <= at < len(self._drawn) else None
+        return -1 if drawn is None else drawn
 
     def _admit(self, plan: Plan, batch: Batch, indices: list[int]) -> Outcome:
-        """Whether a sequence's rows can be computed; nothing has moved yet."""
+        """Whether a sequence's rows can be computed; makes room for them, and moves nothing."""
         rows = [batch.rows[i] for i in indices]
-        state = rows[0].state
-        if not isinstance(state, ReferenceState) or not state.alive:
-            raise BackendError("a row belongs to a sequence that is released or not ours")
+        state: Any = rows[0].state
         start = state.length(batch.entry)
-        if [row.position for row in rows] != list(range(start, start + len(rows))):
-            return Outcome(Status.DECLINED, f"positions must go on from {start} one by one")
-        if start + len(rows) > state.limit or not self.fits(state, start + len(rows)):
-            return Outcome(Status.DECLINED, f"no room for {len(rows)} rows after {start}")
-        vocabulary = self.program.facts.get("vocab_size")
-        for row in rows:
-            token = self._token(row)
-            if token < 0 or (vocabulary is not None and token >= vocabulary):
-                return Outcome(Status.DECLINED, f"token id {token} is out of range")
-            missing = set(plan.graph.inputs) - {"token", "position"} - set(row.inputs)
-            if missing:
-                return Outcome(Status.DECLINED, f"rows lack the inputs {sorted(missing)}")
-        return Outcome(Status.COMPLETED)
+        tokens = [self._token(row) for row in rows]
+        reason = next(refusals(plan.graph, rows, tokens, start, self.vocabulary), None)
+        if reason is None and not state.grow(start + len(rows)):
+            reason = f"no room for {len(rows)} rows after {start}"
+        return Outcome(Status.COMPLETED) if reason is None else Outcome(Status.DECLINED, reason)
+
+    def _group(self, batch: Batch) -> dict[ReferenceState, list[int]]:
+        """Indices of each sequence's rows."""
+        groups: dict[Any, list[int]] = {}
+        for index, row in enumerate(batch.rows):
+            indices = groups.setdefault(row.state, [])
+            if not indices and not self._owns(row.state):
+                raise BackendError("a row belongs to a sequence that is released or not ours")
+            if indices and indices[-1] != index - 1:
+                raise BackendError("rows of one sequence must be neighbours in a batch")
+            indices.append(index)
+        return groups
+
+    def _owns(self, state: State) -> bool:
+        return isinstance(state, ReferenceState) and state.owner is self and state.alive
 
 
 def _row_bytes(slot: Any) -> int:
     if isinstance(slot, KVRows):
         return slot.bytes_per_row()
     return slot.width * 4 if isinstance(slot, Ring) else 0
-
-
-def _group(batch: Batch) -> dict[ReferenceState, list[int]]:
-    groups: dict[Any, list[int]] = {}
-    for index, row in enumerate(batch.rows):
-        indices = groups.setdefault(row.state, [])
-        if indices and indices[-1] != index - 1:
-            raise BackendError("rows of one sequence must be neighbours in a batch")
-        indices.append(index)
-    return groups
 
 
 def _drawn_token(wants: Mapping) -> int | None:

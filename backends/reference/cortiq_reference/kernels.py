@@ -65,7 +65,7 @@ def prepare(op: Op, role: str, weight: Weight, name: str, pool: Pool) -> Any:
 
 
 def _embed_rows(call: Call, token: Ints) -> Floats:
-    return embedding_rows(call.weights["table"], token)
+    return embedding_rows(call.weights["table"], token, call.faults)
 
 
 def _matmul(call: Call, x: Quantised | Floats) -> Floats:
@@ -144,7 +144,9 @@ def _route(call: Call, scores: Floats) -> tuple[Ints, Floats]:
     return route.route(scores, call.op.router, call.weights.get("bias"), call.faults)
 
 
-KERNELS: dict[type[Op], Callable[..., Any]] = {
+Kernels = Mapping[type[Op], Callable[..., Any]]
+
+KERNELS: Kernels = {
     ops.EmbedRows: _embed_rows,
     ops.Quantise: lambda call, x: quantise_rows(x),
     ops.MatMul: _matmul,

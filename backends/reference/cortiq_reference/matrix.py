@@ -6,27 +6,36 @@ every partial sum is below 2²⁴, else in float64. Everything that rounds is in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
+
 from cortiq.numerics.codes import Codes, Fields
+from cortiq.numerics.contract import F32, RUN_BLOCKS, Flags, Floats, Ints, exp2_int, snap
 from cortiq.numerics.layouts import Weight, decode, floats, unpack
 from cortiq.numerics.matmul import check_columns, matmul_f32
-
-from cortiq.numerics.contract import F32, RUN_BLOCKS, Flags, Floats, Ints, exp2_int, snap
 from cortiq.numerics.quantise import Quantised
 
 EXACT_F32 = 2**24
 MAX_Q = 32512
-TILE_ELEMENTS = 1 << 18
-"""Elements of a weight tile: its float copy stays in the second-level cache."""
+TILE_ELEMENTS = 1 << 19
+"""Elements of a weight tile at most: fewer would leave Python's own work undivided by two threads,
+which hold each other up there; more would fall out of the cache."""
+SHARE = 1 << 22
+"""Multiplications that are worth a tile of their own, up to `SHARES` tiles."""
+SHARES = 4
+TERM_ELEMENTS = 1 << 17
+"""Products of blocks and rows that are scaled and summed at a time: they stay in that cache too."""
 TILE_ROWS = 64
 """Activation rows that meet a weight tile at a time."""
 
 Rows = Quantised | Floats
 Pool = ThreadPoolExecutor | None
+Span = tuple[int, int]
 
 
 class Matrix:
@@ -57,25 +66,27 @@ class Matrix:
                 first = index * TILE_ROWS
                 prepared.multiply(column, out[first : first + len(column.q), start:stop])
 
-        self._each(tile)
+        self._each(tile, self._spans(len(x.q)))
         return snap(out * exp2_int(x.e)[:, None], faults)
 
-    def _each(self, work: Callable[[int, int], None]) -> None:
-        spans = list(self._spans())
+    def _each(self, work: Callable[[int, int], None], spans: list[Span]) -> None:
         if self.pool is None or len(spans) == 1:
             for span in spans:
                 work(*span)
         else:
             list(self.pool.map(lambda span: work(*span), spans))
 
-    def _spans(self) -> Iterator[tuple[int, int]]:
-        rows, columns = self.weight.shape
-        step = max(16, TILE_ELEMENTS // columns)
-        return ((start, min(start + step, rows)) for start in range(0, rows, step))
+    def _spans(self, rows: int) -> list[Span]:
+        """Tiles of about equal height, for this many activation rows."""
+        height, width = self.weight.shape
+        size = height * width
+        shares = min(SHARES, rows * size // SHARE) if self.pool is not None else 1
+        step = -(-height // max(shares, -(-size // TILE_ELEMENTS), 1))
+        return [(start, min(start + step, height)) for start in range(0, height, step)]
 
     def _multiply_floats(self, x: Floats, faults: Flags) -> Floats:
         parts = []
-        for start, stop in self._spans():
+        for start, stop in self._spans(len(x)):
             parts.append(matmul_f32(x, floats(self.weight.rows(start, stop), self.name), faults))
         return np.concatenate(parts, axis=1)
 
@@ -88,10 +99,11 @@ class _Columns:
         self._cache: dict[tuple[int, type], npt.NDArray] = {}
 
     def blocks(self, block: int, dtype: type) -> npt.NDArray:
-        """q in blocks of this length, as this float type."""
+        """q in blocks of this length, the last one filled up with zeros, as this float type."""
         key = (block, dtype)
         if key not in self._cache:
-            split = _whole_blocks(self.q, block).transpose(1, 2, 0)
+            q = np.pad(self.q, ((0, 0), (0, -self.q.shape[1] % block)))
+            split = q.reshape(len(q), -1, block).transpose(1, 2, 0)
             self._cache[key] = np.ascontiguousarray(split, dtype)
         return self._cache[key]
 
@@ -105,53 +117,77 @@ class _Columns:
         return self._cache[key]
 
 
-def _whole_blocks(values: npt.NDArray, block: int) -> npt.NDArray:
-    """[rows, K] as [rows, blocks, block]; zeros fill a shorter last block, and add nothing."""
-    rows, width = values.shape
-    missing = -width % block
-    if missing:
-        values = np.pad(values, ((0, 0), (0, missing)))
-    return values.reshape(rows, -1, block)
+class _Scratch(threading.local):
+    """Arrays of a thread that every tile uses again: fresh ones would be paged in each time."""
+
+    def __init__(self) -> None:
+        self._memory: dict[str, npt.NDArray[np.uint8]] = {}
+
+    def array(self, role: str, shape: tuple[int, ...], dtype: type) -> npt.NDArray:
+        """An array of undefined content, valid until the thread asks for this role again."""
+        size = prod(shape) * np.dtype(dtype).itemsize
+        memory = self._memory.get(role)
+        if memory is None or memory.size < size:
+            memory = self._memory[role] = np.empty(size, np.uint8)
+        return memory[:size].view(dtype).reshape(shape)
+
+
+_SCRATCH = _Scratch()
 
 
 class _Tile:
-    """Some rows of a weight, unpacked to floats that hold its integers."""
+    """Some rows of a weight, unpacked to floats that hold its integers.
+
+    It lies in the thread's scratch memory: one tile of a thread lives at a time.
+    """
 
     def __init__(self, weight: Weight, name: str) -> None:
         fields = unpack(weight, name)
         codes: Fields | Codes = fields if fields.sub_scales is None else decode(weight, name)
         rows, width = weight.shape
         self.block = min(codes.block, width)
-        largest = int(np.abs(codes.codes.astype(np.int32)).max(initial=0))
-        exact = largest * MAX_Q * self.block < EXACT_F32
+        low, high = int(codes.codes.min(initial=0)), int(codes.codes.max(initial=0))
+        exact = max(high, -low) * MAX_Q * self.block < EXACT_F32
         self.dtype = np.float32 if exact else np.float64
-        split = _whole_blocks(codes.codes.astype(self.dtype), self.block)
-        self.codes = split.transpose(1, 0, 2)
+        blocks = -(-width // self.block)
+        floating = _SCRATCH.array("codes", (rows, blocks * self.block), self.dtype)
+        floating[:, :width], floating[:, width:] = codes.codes, 0
+        self.codes = floating.reshape(rows, blocks, self.block).transpose(1, 0, 2)
         self.scale = np.ascontiguousarray(codes.scale.T)[:, :, None]
-        self.minimum: Floats | None = None
-        self.offsets: npt.NDArray | None = None
+        self.minimum = self.offsets = None
         if codes.minimum is not None:
             self.minimum = np.ascontiguousarray(codes.minimum.T)[:, :, None]
             self.sub = codes.sub or self.block
-            self.offsets = _offsets(codes, rows, width // self.block)
+            self.offsets = _offsets(codes, rows, blocks)
 
     def multiply(self, x: _Columns, out: Floats) -> None:
         """Write Σ over runs of Σ over blocks, before the row's exponent, to out [rows, N]."""
-        dots = np.matmul(self.codes, x.blocks(self.block, self.dtype))
-        terms = dots.astype(F32, copy=False)
-        terms *= self.scale
-        if self.minimum is not None:
-            terms += self._lows(x, self.minimum)
-        total = _ordered_sum(terms[:RUN_BLOCKS])
-        for start in range(RUN_BLOCKS, len(terms), RUN_BLOCKS):
-            total += _ordered_sum(terms[start : start + RUN_BLOCKS])
+        blocks, height, _ = self.codes.shape
+        total = _SCRATCH.array("total", (height, len(x.q)), F32)
+        total[:] = 0
+        step = RUN_BLOCKS * max(1, TERM_ELEMENTS // (RUN_BLOCKS * total.size))
+        for start in range(0, blocks, step):
+            terms = self._terms(x, slice(start, start + step))
+            for run in range(0, len(terms), RUN_BLOCKS):
+                total += _ordered_sum(terms[run : run + RUN_BLOCKS])
         out[:] = total.T
 
-    def _lows(self, x: _Columns, minimum: Floats) -> Floats:
-        sums = x.sums(self.sub, self.block)
-        if self.offsets is None:
-            return sums.astype(F32) * minimum
-        return np.matmul(self.offsets, sums).astype(F32) * minimum
+    def _terms(self, x: _Columns, cut: slice) -> Floats:
+        """RN(RN(I)·scale) [+ RN(RN(J)·minimum)] of some blocks: float32 [blocks, N, rows]."""
+        codes, columns = self.codes[cut], x.blocks(self.block, self.dtype)[cut]
+        shape = (len(codes), codes.shape[1], columns.shape[2])
+        dots = np.matmul(codes, columns, out=_SCRATCH.array("dots", shape, self.dtype))
+        terms = dots.astype(F32, copy=False)
+        terms *= self.scale[cut]
+        if self.minimum is not None:
+            terms += self._lows(x, self.minimum[cut], cut, _SCRATCH.array("lows", shape, F32))
+        return terms
+
+    def _lows(self, x: _Columns, minimum: Floats, cut: slice, out: Floats) -> Floats:
+        sums = x.sums(self.sub, self.block)[cut]
+        if self.offsets is not None:
+            sums = np.matmul(self.offsets[cut], sums)
+        return np.multiply(sums.astype(F32), minimum, out=out)
 
 
 def _offsets(codes: Fields | Codes, rows: int, blocks: int) -> npt.NDArray | None:
@@ -163,8 +199,8 @@ def _offsets(codes: Fields | Codes, rows: int, blocks: int) -> npt.NDArray | Non
 
 
 def _ordered_sum(terms: Floats) -> Floats:
-    """((+0 + t0) + t1) + … over the first axis; a −0 that +0 would absorb is left to `snap`."""
-    total = terms[0].copy()
+    """(t0 + t1) + … over the first axis, in place; the caller's +0 absorbs a −0."""
+    total = terms[0]
     for term in terms[1:]:
         total += term
     return total

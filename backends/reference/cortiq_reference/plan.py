@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from cortiq.numerics.layouts import Weight
-
 from cortiq.ir import Graph, Node
-from cortiq_reference.kernels import KERNELS, Call, prepare
+from cortiq.numerics.layouts import Weight
+from cortiq_reference.kernels import Call, Kernels, prepare
 from cortiq_reference.matrix import Pool
 
 
@@ -23,19 +22,22 @@ class Step:
     """
 
     node: Node
+    kernel: Callable[..., Any]
     weights: Mapping[str, Any]
     wanted_only: bool
 
     def run(self, call: Call, inputs: list[Any]) -> tuple[Any, ...]:
         """The node's outputs."""
-        result = KERNELS[type(self.node.op)](call, *inputs)
+        result = self.kernel(call, *inputs)
         return result if len(self.node.outputs) != 1 else (result,)
 
 
 class Plan:
     """One entry graph of primitives, ready to run."""
 
-    def __init__(self, graph: Graph, weights: Mapping[str, Weight], pool: Pool) -> None:
+    def __init__(
+        self, graph: Graph, weights: Mapping[str, Weight], pool: Pool, kernels: Kernels
+    ) -> None:
         self.graph = graph
         for_state = _needed(graph, frozenset())
         prepared: dict[tuple, Any] = {}
@@ -47,13 +49,26 @@ class Plan:
                 if key not in prepared:
                     prepared[key] = prepare(node.op, role, weights[name], name, pool)
                 bound[role] = prepared[key]
-            self.steps.append(Step(node, bound, node.name not in for_state))
+            kernel = kernels[type(node.op)]
+            self.steps.append(Step(node, kernel, bound, node.name not in for_state))
         self.always = {o for s in self.steps if not s.wanted_only for o in s.node.outputs}
         self.select = lru_cache(maxsize=256)(self._select)
+        self.needs = lru_cache(maxsize=256)(self._needs)
 
-    def _select(self, wanted: frozenset[str]) -> tuple[Step, ...]:
-        needed = _needed(self.graph, wanted)
-        return tuple(step for step in self.steps if step.node.name in needed)
+    def _needs(self, wanted: frozenset[str]) -> frozenset[str]:
+        """Names of the nodes that a row which wants these values depends on."""
+        return frozenset(_needed(self.graph, wanted))
+
+    def _select(self, wanted: frozenset[str]) -> tuple[tuple[Step, tuple[str, ...]], ...]:
+        """Steps that are needed, each with the values that nothing needs once it has run."""
+        needed = self.needs(wanted)
+        steps = [step for step in self.steps if step.node.name in needed]
+        kept, chosen = set(wanted), []
+        for step in reversed(steps):
+            names = {*step.node.inputs, *step.node.outputs}
+            chosen.append((step, tuple(names - kept)))
+            kept |= names
+        return tuple(reversed(chosen))
 
 
 def _needed(graph: Graph, wanted: frozenset[str]) -> set[str]:

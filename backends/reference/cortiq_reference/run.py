@@ -14,7 +14,7 @@ from cortiq.numerics.quantise import Quantised
 from cortiq_reference.kernels import Call, Segment
 from cortiq_reference.plan import Plan, Step
 from cortiq_reference.state import ReferenceState
-from cortiq_reference.wants import WANTS, value_of
+from cortiq_reference.wants import Answers, value_of
 
 
 class Run:
@@ -26,8 +26,9 @@ class Run:
         batch: Batch,
         accepted: list[tuple[ReferenceState, list[int]]],
         tokens: list[int],
+        answers: Answers,
     ) -> None:
-        self.plan, self.batch = plan, batch
+        self.plan, self.batch, self.answers = plan, batch, answers
         self.order = [index for _, rows in accepted for index in rows]
         self.rows = [batch.rows[i] for i in self.order]
         self.tokens = np.array([tokens[i] for i in self.order], np.int32)
@@ -39,16 +40,19 @@ class Run:
         self.values: dict[str, Any] = {}
         wants = [{value_of(want) for want in row.wants} for row in self.rows]
         self.wanted = frozenset(name for names in wants for name in names)
+        self.wants = [frozenset(names) for names in wants]
         tail = [bool(names - plan.always - set(plan.graph.inputs)) for names in wants]
         self.tail = np.flatnonzero(np.array(tail))
 
     def compute(self) -> None:
         """Run every step that is needed."""
         self._take_inputs()
-        for step in self.plan.select(self.wanted):
+        for step, used_up in self.plan.select(self.wanted):
             rows = self.tail if step.wanted_only else np.arange(len(self.rows))
             if len(rows):
                 self._run_step(step, rows)
+            for name in used_up:
+                self.values.pop(name, None)
 
     def _run_step(self, step: Step, rows: npt.NDArray[np.integer]) -> None:
         node = step.node
@@ -60,6 +64,8 @@ class Run:
         call = Call(node.op, step.weights, node.slots, segments, faults)
         for name, value in zip(node.outputs, step.run(call, inputs), strict=True):
             self.values[name] = self._overridden(name, value, rows, faults)
+        if step.wanted_only and faults.any():
+            faults &= [node.name in self.plan.needs(self.wants[row]) for row in rows]
         self.faults[rows] |= faults
 
     def _value(self, name: str, rows: npt.NDArray[np.integer], wanted_only: bool) -> Any:
@@ -88,15 +94,17 @@ class Run:
         stacked = np.stack([np.asarray(v).reshape(type_.shape) for v in values])
         if type_.dtype == "i32":
             return stacked.astype(np.int32)
-        return snap(stacked.astype(F32), faults)
+        with np.errstate(over="ignore"):  # float64 beyond float32 is infinite, and so a fault
+            return snap(stacked.astype(F32), faults)
 
     def _overridden(self, name: str, value: Any, rows: npt.NDArray, faults: Flags) -> Any:
         """Values that a row supplies itself take the place of what the node computed."""
-        for at, index in enumerate(rows):
-            given = self.rows[index].inputs.get(name)
-            if given is not None:
-                flag = faults[at : at + 1]
-                value[at] = self._supplied(name, [given], flag)[0]
+        given = {at: self.rows[index].inputs[name] for at, index in enumerate(rows)
+                 if name in self.rows[index].inputs}  # fmt: skip
+        if given:
+            value = value.copy()  # it may be a view of the node's input
+        for at, supplied in given.items():
+            value[at] = self._supplied(name, [supplied], faults[at : at + 1])[0]
         return value
 
     def failed(self, state: ReferenceState) -> bool:
@@ -114,7 +122,7 @@ class Run:
         at = self.order.index(index)
         row = self.rows[at]
         try:
-            return {want: WANTS[type(want)](want, self, at) for want in row.wants}
+            return {want: self.answers[type(want)](want, self, at) for want in row.wants}
         except OutOfDomainError:
             self.faults[at] = True
             return {}

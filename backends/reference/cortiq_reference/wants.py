@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cortiq.backend import Argmax, Digest, Draw, Named, Top
@@ -28,7 +28,9 @@ def _top(want: Top, run: Any, at: int) -> tuple:
     return ids, values, sampling.log_sum_exp(logits)
 
 
-WANTS: dict[type, Callable[[Any, Any, int], Any]] = {
+Answers = Mapping[type, Callable[[Any, Any, int], Any]]
+
+WANTS: Answers = {
     Named: lambda want, run, at: run.row_of(want.name, at),
     Argmax: lambda want, run, at: int(sampling.argmax(run.row_of("logits", at))),
     Draw: _draw,

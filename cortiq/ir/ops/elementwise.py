@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 
 from cortiq.ir.op import Op, Type, expect, expect_last
+from cortiq.numerics.norms import checked_epsilon
+from cortiq.numerics.scalar import check_soft_cap
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,10 @@ class SoftCap(Op):
 
     cap: float
 
+    def check_constants(self) -> None:
+        """The cap."""
+        check_soft_cap(self.cap)
+
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Any f32 value."""
         return _f32(self, inputs)
@@ -100,6 +106,10 @@ class RMSNorm(Op):
     offset: float = 0.0
     weighted: bool = True
 
+    def check_constants(self) -> None:
+        """The eps."""
+        checked_epsilon(self.eps)
+
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """f32[..., width]."""
         expect_last(self, inputs[0], self.width)
@@ -117,6 +127,10 @@ class LayerNorm(Op):
     width: int
     eps: float
     biased: bool = True
+
+    def check_constants(self) -> None:
+        """The eps."""
+        checked_epsilon(self.eps)
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """f32[..., width]."""

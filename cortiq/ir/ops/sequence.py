@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cortiq.ir.op import Op, Type, expect
 from cortiq.ir.slots import KVRows, Ring, Slot
+from cortiq.numerics.attention import scoring
 from cortiq.numerics.rope import RopeTable
 
 
@@ -66,6 +67,10 @@ class Attend(Op):
     window: int | None = None
     soft_cap: float | None = None
     sinks: bool = False
+
+    def check_constants(self) -> None:
+        """Scale and cap."""
+        scoring(self.scale, self.soft_cap)
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """One output row a head."""

@@ -1,0 +1,116 @@
+"""One block of memory for the values of a batch: a value's place is given away once it is read.
+
+Places depend on a request's steps only, so that nothing is allocated while batches run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cortiq_cpu.lower import Lowered, Step
+
+LINE = 64
+"""Alignment of a value, in bytes."""
+
+
+def aligned(size: int) -> int:
+    """The size rounded up to whole cache lines."""
+    return -(-size // LINE) * LINE
+
+
+class Arena:
+    """An aligned block of bytes; memory that nothing is written to is never touched.
+
+    Attributes
+    ----------
+    size : bytes.
+    address : of its first byte, a multiple of 64.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._block = np.empty(size + LINE, np.uint8)
+        self.size = size
+        self._skip = -self._block.ctypes.data % LINE
+        self.address = self._block.ctypes.data + self._skip
+
+    def view(self, offset: int, size: int) -> np.ndarray:
+        """Bytes of the block."""
+        start = self._skip + offset
+        return self._block[start : start + size]
+
+
+@dataclass
+class _Free:
+    """Free stretches (start, size), in ascending order, with neighbours joined."""
+
+    stretches: list[tuple[int, int]] = field(default_factory=list)
+    end: int = 0
+
+    def take(self, size: int) -> int:
+        """The start of the first stretch that is large enough, or new memory at the end."""
+        for index, (start, room) in enumerate(self.stretches):
+            if room >= size:
+                rest = [(start + size, room - size)] if room > size else []
+                self.stretches[index : index + 1] = rest
+                return start
+        start, self.end = self.end, self.end + size
+        return start
+
+    def give(self, start: int, size: int) -> None:
+        """Take back a stretch."""
+        joined: list[tuple[int, int]] = []
+        for place, room in sorted([*self.stretches, (start, size)]):
+            if joined and sum(joined[-1]) == place:
+                joined[-1] = (joined[-1][0], joined[-1][1] + room)
+            else:
+                joined.append((place, room))
+        self.stretches = joined
+
+
+@dataclass(frozen=True)
+class Places:
+    """Offsets of values in an arena of `size` bytes."""
+
+    offsets: dict[str, int]
+    size: int
+
+
+def assign(
+    lowered: Lowered,
+    groups: list[list[Step]],
+    sizes: dict[str, int],
+    kept: set[str],
+    first: list[str],
+) -> Places:
+    """Give every value of the steps a place.
+
+    Parameters
+    ----------
+    groups : steps in order; those of one group run interleaved, so that a place is not given away
+        inside it.
+    sizes : bytes of each value's buffer.
+    kept : values whose places are never given away: wants and the graph's inputs.
+    first : of these, values that exist before the first step.
+    """
+    last: dict[str, int] = {}
+    for index, group in enumerate(groups):
+        for step in group:
+            for name in (*step.inputs, *step.outputs):
+                last[lowered.root(name)] = index
+    free = _Free()
+    offsets: dict[str, int] = {}
+    roots = {lowered.root(name) for name in kept}
+    offsets.update((name, free.take(aligned(sizes[name]))) for name in first)
+    for index, group in enumerate(groups):
+        touched = dict.fromkeys(
+            lowered.root(name) for step in group for name in (*step.inputs, *step.outputs)
+        )
+        for name in touched:
+            if name not in offsets and name in sizes:
+                offsets[name] = free.take(aligned(sizes[name]))
+        for name in touched:
+            if last[name] == index and name not in roots and name in sizes:
+                free.give(offsets[name], aligned(sizes[name]))
+    return Places(offsets, free.end)

@@ -1,0 +1,61 @@
+"""Ops of the native core from the steps of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cortiq.ir import ops
+from cortiq_cpu.bind_matrices import (
+    bind_chosen,
+    bind_combine,
+    bind_embed,
+    bind_matmul,
+    bind_route,
+)
+from cortiq_cpu.bind_rows import (
+    bind_admit,
+    bind_concat,
+    bind_gather,
+    bind_norm,
+    bind_quantise,
+    bind_slice,
+    bind_wise,
+)
+from cortiq_cpu.bind_sequence import (
+    bind_attend,
+    bind_conv,
+    bind_heads,
+    bind_rope,
+    bind_store_kv,
+)
+from cortiq_cpu.binder import Binder, Bound
+from cortiq_cpu.fuse import Attention, Heads, NormChain, Wise
+from cortiq_cpu.lower import Admit, Gather, Step
+from cortiq_cpu.native import Op
+
+BINDERS: dict[type, Callable[[Binder, Step], Bound]] = {
+    Gather: bind_gather,
+    Admit: bind_admit,
+    ops.EmbedRows: bind_embed,
+    ops.MatMul: bind_matmul,
+    ops.HeadMatMul: bind_chosen,
+    ops.ExpertMatMul: bind_chosen,
+    ops.Quantise: bind_quantise,
+    Wise: bind_wise,
+    NormChain: bind_norm,
+    ops.Rope: bind_rope,
+    Heads: bind_heads,
+    ops.StoreKV: bind_store_kv,
+    Attention: bind_attend,
+    ops.CausalConv: bind_conv,
+    ops.Route: bind_route,
+    ops.CombineExperts: bind_combine,
+    ops.Slice: bind_slice,
+    ops.Concat: bind_concat,
+}
+"""How each step becomes ops."""
+
+
+def ops_of(binder: Binder, step: Step) -> list[Op]:
+    """Usually one op; concatenations take one for each part."""
+    return [binder.op(kind, args) for kind, args in BINDERS[type(step.op)](binder, step)]

@@ -1,0 +1,145 @@
+"""Ops on single rows: elementwise functions, norms, quantised rows, copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+
+from cortiq.ir import ops
+from cortiq_cpu import arguments
+from cortiq_cpu.arguments import Kind, address
+from cortiq_cpu.binder import FLOAT_BYTES, Binder, Bound, fields, row_bytes
+from cortiq_cpu.fuse import NormChain, Wise
+from cortiq_cpu.lower import Step
+
+F32 = np.float32
+ACTIVATIONS = ("silu", "gelu_tanh", "sigmoid", "tanh", "softplus", "relu", "relu2")
+"""By the number the native core gives them."""
+
+
+def bind_gather(b: Binder, step: Step) -> Bound:
+    """COPY of the tail's rows."""
+    (source,), (out,) = step.inputs, step.outputs
+    floats = row_bytes(b.lowered.types[out]) // FLOAT_BYTES
+    copy = arguments.Copy(
+        x=b.at(source), out=b.at(out), from_rows=address(b.rows.source),
+        x_stride=floats, out_stride=floats, width=floats,
+    )  # fmt: skip
+    return [(Kind.COPY, copy)]
+
+
+def bind_admit(b: Binder, step: Step) -> Bound:
+    """COPY in place, through `snap`."""
+    (name,) = step.inputs
+    floats = b.stride(name)
+    place = b.at(name)
+    copy = arguments.Copy(
+        x=place, out=place, x_stride=floats, out_stride=floats, width=floats, snapped=1
+    )
+    return [(Kind.COPY, copy)]
+
+
+def bind_quantise(b: Binder, step: Step) -> Bound:
+    """QUANTISE."""
+    (x,), (record,) = step.inputs, step.outputs
+    split = b.split(record)
+    whole = prod(split.values())
+    args = arguments.Quantise(x=b.at(x), record=b.at(record), x_stride=whole, **split)
+    return [(Kind.QUANTISE, args)]
+
+
+WISE_KINDS: Mapping[type, Kind] = {
+    ops.Add: Kind.ADD,
+    ops.Multiply: Kind.MULTIPLY,
+    ops.Scale: Kind.SCALE,
+    ops.Bias: Kind.BIAS,
+    ops.Activation: Kind.ACTIVATION,
+    ops.SoftCap: Kind.SOFT_CAP,
+}
+
+
+def bind_wise(b: Binder, step: Step) -> Bound:
+    """An elementwise op, perhaps with a gate or a quantised row."""
+    wise: Wise = step.op  # type: ignore[assignment]
+    node = wise.gate or wise.node
+    shape = wise.node.outputs[0]
+    stride = b.stride(shape)
+    args = arguments.Elementwise(
+        a=b.at(step.inputs[0]), out=b.at(wise.out), record=b.at(wise.record),
+        a_stride=stride, b_stride=stride, out_stride=stride, **b.split(shape),
+    )  # fmt: skip
+    if len(step.inputs) > 1:
+        args.b = b.at(step.inputs[1])
+    op = node.op
+    if isinstance(op, ops.Bias):
+        args.b = b.vector(node, "bias")
+    elif isinstance(op, ops.Activation):
+        args.function = ACTIVATIONS.index(op.function)
+    elif isinstance(op, ops.Scale):
+        args.factor = F32(op.factor)
+    elif isinstance(op, ops.SoftCap):
+        args.factor, args.inverse = F32(op.cap), F32(1) / F32(op.cap)
+    return [(WISE_KINDS[type(op)], args)]
+
+
+def bind_norm(b: Binder, step: Step) -> Bound:
+    """A norm with what surrounds it."""
+    chain: NormChain = step.op  # type: ignore[assignment]
+    node = chain.norm
+    split = b.split(node.inputs[0] if node else step.inputs[0])
+    stride = prod(split.values())
+    args = arguments.Norm(
+        x=b.at(chain.x), residual=b.at(chain.residual), sum=b.at(chain.total),
+        out=b.at(chain.out), record=b.at(chain.record), weight=b.vector(node, "weight"),
+        bias=b.vector(node, "bias"), after_weight=b.vector(chain.after, "weight"),
+        x_stride=stride, residual_stride=stride, sum_stride=stride, out_stride=stride,
+        after=chain.after is not None, inverse_width=F32(1) / F32(split["width"]), **split,
+    )  # fmt: skip
+    if node is not None:
+        args.eps = F32(fields(node).eps)
+    if chain.after is not None:
+        args.after_eps = F32(fields(chain.after).eps)
+    layer = node is not None and isinstance(node.op, ops.LayerNorm)
+    return [(Kind.LAYER_NORM if layer else Kind.RMS_NORM, args)]
+
+
+def bind_slice(b: Binder, step: Step) -> Bound:
+    """COPY of a stretch of each vector."""
+    op: ops.Slice = step.op  # type: ignore[assignment]
+    *lead, width = b.shape(step.nodes[0].inputs[0])
+    pieces = [(step.inputs[0], op.start, 0)]
+    return _copies(b, step.outputs[0], pieces, prod(lead), width, op.stop - op.start)
+
+
+Piece = tuple[str, int, int]
+"""A source, the first element taken of it, and where it goes."""
+
+
+def _copies(b: Binder, out: str, pieces: list[Piece], inner: int, width: int, taken: int) -> Bound:
+    whole = b.stride(out)
+    step = whole // inner
+    return [
+        (
+            Kind.COPY,
+            arguments.Copy(
+                x=b.at(source) + FLOAT_BYTES * (i * width + start),
+                out=b.at(out) + FLOAT_BYTES * (i * step + to),
+                x_stride=inner * width, out_stride=whole, width=taken,
+            ),
+        )
+        for source, start, to in pieces
+        for i in range(inner)
+    ]  # fmt: skip
+
+
+def bind_concat(b: Binder, step: Step) -> Bound:
+    """COPY of each part."""
+    bound: Bound = []
+    to = 0
+    for source, declared in zip(step.inputs, step.nodes[0].inputs, strict=True):
+        *lead, width = b.shape(declared)
+        bound += _copies(b, step.outputs[0], [(source, 0, to)], prod(lead), width, width)
+        to += width
+    return bound

@@ -1,0 +1,99 @@
+"""Ops that see positions and state: rotary embedding, attention and its cache, convolution."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+from cortiq.ir import ops
+from cortiq_cpu import arguments
+from cortiq_cpu.arguments import Kind, address
+from cortiq_cpu.binder import Binder, Bound, fields
+from cortiq_cpu.fuse import Attention, Heads, Part
+from cortiq_cpu.lower import Step
+
+F32 = np.float32
+PAIRINGS = ("half", "interleaved")
+TARGETS = ("record", "keys", "values")
+"""Each by the number the native core gives them."""
+
+
+def bind_rope(b: Binder, step: Step) -> Bound:
+    """ROPE."""
+    op: ops.Rope = step.op  # type: ignore[assignment]
+    heads, width = b.shape(step.nodes[0].inputs[0])
+    cos, sin = b.angles.rows(op.table, b.rows)
+    args = arguments.Rope(
+        x=b.at(step.inputs[0]), out=b.at(step.outputs[0]), cos=cos, sin=sin,
+        x_stride=heads * width, out_stride=heads * width, heads=heads, width=width,
+        pairs=op.table.dim // 2, interleaved=PAIRINGS.index(op.pairing),
+    )  # fmt: skip
+    return [(Kind.ROPE, args)]
+
+
+def _part(b: Binder, part: Part) -> arguments.HeadsPart:
+    heads, width = b.shape(part.quantise.inputs[0])
+    args = arguments.HeadsPart(
+        x=b.at(part.x), x_stride=heads * width, heads=heads, width=width,
+        target=TARGETS.index(part.target), inverse_width=F32(1) / F32(width),
+    )  # fmt: skip
+    if part.target == "record":
+        args.record = b.at(part.quantise.outputs[0])
+    if part.norm is not None:
+        args.normed, args.eps = 1, F32(fields(part.norm).eps)
+        args.weight = b.vector(part.norm, "weight")
+    if part.rope is not None:
+        op = fields(part.rope)
+        args.cos, args.sin = b.angles.rows(op.table, b.rows)
+        args.pairs, args.interleaved = op.table.dim // 2, PAIRINGS.index(op.pairing)
+    return args
+
+
+def bind_heads(b: Binder, step: Step) -> Bound:
+    """HEADS: parts on their way into attention."""
+    op: Heads = step.op  # type: ignore[assignment]
+    parts = (arguments.HeadsPart * len(op.parts))(*(_part(b, part) for part in op.parts))
+    b.kept.append(parts)
+    args = arguments.Heads(parts=ctypes.addressof(parts), count=len(parts))
+    if op.store is not None:
+        args.kv = b.kv(op.store.slots["kv"])
+    return [(Kind.HEADS, args)]
+
+
+def bind_store_kv(b: Binder, step: Step) -> Bound:
+    """STORE_KV."""
+    keys, values = (b.at(name) for name in step.inputs)
+    slot = step.nodes[0].slots["kv"]
+    return [(Kind.STORE_KV, arguments.StoreKV(kv=b.kv(slot), keys=keys, values=values))]
+
+
+def bind_attend(b: Binder, step: Step) -> Bound:
+    """ATTEND, perhaps with the quantised row of all heads."""
+    attention: Attention = step.op  # type: ignore[assignment]
+    node, op = attention.node, fields(attention.node)
+    constants = b.weights.scoring(op)
+    args = arguments.Attend(
+        kv=b.kv(node.slots["kv"]), q=b.at(step.inputs[0]), sinks=b.vector(node, "sinks"),
+        out=b.at(attention.out), record=b.at(attention.record),
+        workspace=b.workspace.address, workspace_bytes=b.workspace.size,
+        out_stride=op.heads * op.value_dim, heads=op.heads, window=op.window or 0,
+        factor=constants.factor, cap=constants.cap, inverse_cap=constants.inverse_cap,
+    )  # fmt: skip
+    return [(Kind.ATTEND, args)]
+
+
+def bind_conv(b: Binder, step: Step) -> Bound:
+    """CAUSAL_CONV."""
+    node = step.nodes[0]
+    op: ops.CausalConv = node.op  # type: ignore[assignment]
+    number = b.layout.ring_numbers[node.slots["ring"]]
+    args = arguments.Conv(
+        x=b.at(step.inputs[0]), out=b.at(step.outputs[0]),
+        weight=b.weights.taps(node.weights["weight"]), bias=b.vector(node, "bias"),
+        rings=b.rows.rings[number].ctypes.data,
+        capacities=b.rows.ring_capacities[number].ctypes.data,
+        segments=address(b.rows.segments), segment_count=address(b.rows.segment_count),
+        x_stride=op.width, out_stride=op.width, width=op.width, taps=op.kernel,
+    )  # fmt: skip
+    return [(Kind.CAUSAL_CONV, args)]

@@ -1,0 +1,118 @@
+"""What the ops of a request are made with: addresses, shapes and constants of its values."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from cortiq.ir import Node, Type, ops
+from cortiq_cpu import arguments
+from cortiq_cpu.angles import Angles
+from cortiq_cpu.arena import Arena, Places
+from cortiq_cpu.arguments import Kind, address
+from cortiq_cpu.lower import Lowered, Step
+from cortiq_cpu.native import Op, library
+from cortiq_cpu.profile import Label
+from cortiq_cpu.rows import RowSet
+from cortiq_cpu.state import StateLayout
+from cortiq_cpu.weights import Weights
+
+FLOAT_BYTES = 4
+Bound = list[tuple[Kind, ctypes.Structure]]
+"""Ops of a step: kinds and arguments."""
+
+
+def row_bytes(type_: Type) -> int:
+    """Bytes of one row of a value."""
+    if type_.dtype != "q16":
+        return FLOAT_BYTES * prod(type_.shape)
+    return prod(type_.shape[:-1]) * library().cortiq_record_bytes(type_.shape[-1])
+
+
+def fields(node: Node) -> Any:
+    """The node's operator, whose fields the caller knows."""
+    return node.op
+
+
+def _matrices_of(node: Any) -> list[str]:
+    """Names of the matrices that a node multiplies by."""
+    multiplies = isinstance(node.op, ops.MatMul | ops.HeadMatMul | ops.ExpertMatMul)
+    return [node.weights["weight"]] if multiplies else []
+
+
+@dataclass
+class Binder:
+    """Binds the steps of one row set.
+
+    Attributes
+    ----------
+    kept : what ops point at, besides the arena and the weights.
+    """
+
+    lowered: Lowered
+    places: Places
+    arena: Arena
+    rows: RowSet
+    angles: Angles
+    layout: StateLayout
+    weights: Weights
+    workspace: Any
+    kept: list[Any] = field(default_factory=list)
+
+    def op(self, kind: Kind, args: ctypes.Structure) -> Op:
+        """An op on the set's rows."""
+        self.kept.append(args)
+        rows, faults = address(self.rows.count), address(self.rows.faults)
+        return Op(int(kind), 0, rows, faults, ctypes.addressof(args))
+
+    def label(self, step: Step) -> Label:
+        """The step's name in a profile, and what its products cost."""
+        names = [(node, name) for node in step.nodes for name in _matrices_of(node)]
+        nbytes = sum(self.weights.nbytes(name) for _, name in names)
+        products = sum(self.weights.elements(name) for _, name in names)
+        experts = [node.op.experts for node, _ in names if isinstance(node.op, ops.ExpertMatMul)]
+        if experts:
+            chosen = self.shape(step.outputs[0])[0]
+            nbytes, products = (n * chosen // experts[0] for n in (nbytes, products))
+        return Label(step.label, nbytes, products)
+
+    def at(self, name: str | None) -> Any:
+        """Address of a value's first row; None, a NULL pointer, for no value."""
+        if name is None:
+            return None
+        return self.arena.address + self.places.offsets[self.lowered.root(name)]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a row."""
+        return self.lowered.types[name].shape
+
+    def stride(self, name: str | None) -> int:
+        """Floats from one row to the next."""
+        return 0 if name is None else prod(self.shape(name))
+
+    def split(self, name: str) -> dict[str, int]:
+        """`inner` vectors of `width` values in a row."""
+        *lead, width = self.shape(name) or (1,)
+        return {"inner": prod(lead), "width": width}
+
+    def vector(self, node: Any, role: str) -> int | None:
+        """Address of a norm's, bias' or other vector, if the node has one in this role."""
+        if node is None or role not in node.weights:
+            return None
+        return self.weights.vector(node.weights[role], getattr(node.op, "offset", 0.0))
+
+    def kv(self, slot: str) -> arguments.KV:
+        """The rows of a slot, for the sequences of this set."""
+        number, layout = self.layout.kv_numbers[slot], self.layout.kv[slot]
+        geometry = layout.slot
+        return arguments.KV(
+            pages=self.rows.pages[number].ctypes.data,
+            segments=address(self.rows.segments),
+            segment_count=address(self.rows.segment_count),
+            heads=geometry.heads,
+            key_dim=geometry.key_dim,
+            value_dim=geometry.value_dim,
+            page_tiles=layout.tiles,
+        )

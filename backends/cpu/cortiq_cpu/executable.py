@@ -1,0 +1,167 @@
+"""The executable: a batch admitted, computed chunk by chunk in native calls, and answered."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from cortiq.backend import Batch, BatchResult, CompileOptions, ExportedState, Outcome, State, Status
+from cortiq.ir import Program, primitives_of
+from cortiq.numerics.layouts import Weight
+from cortiq_cpu.admit import Accepted, admit, drawn_token, groups_of, token_of
+from cortiq_cpu.native import Pool
+from cortiq_cpu.plan import Plan
+from cortiq_cpu.profile import Profile
+from cortiq_cpu.run import Run
+from cortiq_cpu.state import CpuState, StateLayout
+from cortiq_cpu.weights import Weights
+
+EARLY_POSITIONS = 1 << 13
+"""Positions that rotary tables are made for when a sequence is opened; others when it grows."""
+FAULT = "a value was not finite, or its magnitude was 2^50 or more"
+
+
+@dataclass(frozen=True)
+class Done:
+    """A ticket of work that is finished: a batch is computed when it is submitted."""
+
+    outcome: BatchResult
+
+    def result(self) -> BatchResult:
+        """What the batch brought."""
+        return self.outcome
+
+
+class CpuExecutable:
+    """A program bound to its packed weights; see `cortiq.backend.Executable`.
+
+    Parameters
+    ----------
+    options : `extra` may hold `isa`, the instruction set to use (`native.ISAS`), `profile` to be
+        able to record the time of each op, and `poison`, which fills unused memory in tests.
+
+    Attributes
+    ----------
+    profile : see `cortiq_cpu.profile.Profile`; None unless asked for.
+    """
+
+    def __init__(
+        self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
+    ) -> None:
+        self.program, self.options = program, options
+        threads = options.threads or _cores()
+        self.pool = Pool(threads, options.extra.get("isa"))
+        graphs = primitives_of(program).graphs
+        poison = bool(options.extra.get("poison"))
+        self.layout = StateLayout(program, graphs, options.page_rows, poison)
+        with ThreadPoolExecutor(threads) as packers:
+            packed = Weights(weights, packers)
+            self._plans = {n: Plan(g, packed, self.layout, self.pool) for n, g in graphs.items()}
+        self.placement = dict.fromkeys(
+            (node.name for graph in program.graphs.values() for node in graph.nodes), "cpu"
+        )
+        self.profile = Profile(self.pool) if options.extra.get("profile") else None
+        self._states: list[CpuState] = []
+        self._drawn: list[int | None] = []
+        self._ending = weakref.finalize(self, self.pool.close)
+        self._vocabulary = program.facts.get("vocab_size")
+
+    def open(self, limit: int) -> CpuState:
+        """A new, empty sequence of at most `limit` positions."""
+        self.prepare(min(limit, EARLY_POSITIONS))
+        state = CpuState(self, limit)
+        self._states.append(state)
+        return state
+
+    def import_(self, exported: ExportedState, limit: int) -> CpuState:
+        """A sequence that continues an exported one."""
+        state = self.open(limit)
+        try:
+            state.load(exported)
+        except BaseException:
+            state.release()
+            raise
+        return state
+
+    def prepare(self, positions: int) -> None:
+        """Know whatever sequences of this many positions need."""
+        for plan in self._plans.values():
+            plan.prepare(positions)
+
+    def forget(self, state: CpuState) -> None:
+        """Drop a released sequence."""
+        self._states = [known for known in self._states if known is not state]
+
+    def state_bytes(self, rows: int) -> int:
+        """Memory one sequence of this many rows takes."""
+        return self.layout.nbytes(rows)
+
+    def free_bytes(self) -> int:
+        """Memory left for sequences: the limit's rest, or what the machine has free."""
+        if self.options.memory_limit is None:
+            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return self.options.memory_limit - sum(state.nbytes() for state in self._states)
+
+    def fits(self, state: CpuState, rows: int) -> bool:
+        """Whether a sequence may grow to this many rows."""
+        more = self.state_bytes(rows) - state.nbytes()
+        return more <= 0 or more <= self.free_bytes()
+
+    def close(self) -> None:
+        """Release threads, weights and sequences."""
+        for state in list(self._states):
+            state.release()
+        self._plans = {}
+        self.pool.close()
+
+    def forward(self, batch: Batch) -> Done:
+        """Compute a batch; see `cortiq.backend.Executable`."""
+        plan = self._plans[batch.entry]
+        outcomes: dict[State, Outcome] = {}
+        accepted = []
+        for state, indices in groups_of(batch).items():
+            tokens = [token_of(batch.rows[index], self._drawn) for index in indices]
+            outcomes[state] = admit(plan.graph, batch, indices, tokens, self._vocabulary)
+            if outcomes[state].status is Status.COMPLETED:
+                accepted.append(Accepted(state, indices, tokens))
+        brought: list[Mapping] = [{} for _ in batch.rows]
+        if accepted:
+            self._advance(plan, batch, accepted, outcomes, brought)
+        self._drawn = [drawn_token(wants) for wants in brought]
+        return Done(BatchResult(outcomes, brought))
+
+    def _advance(
+        self,
+        plan: Plan,
+        batch: Batch,
+        accepted: list[Accepted],
+        outcomes: dict[State, Outcome],
+        brought: list[Mapping[Any, Any]],
+    ) -> None:
+        try:
+            recording = self.profile is not None and self.profile.recording
+            profile = self.profile if recording else None
+            failed = Run(plan, batch, accepted, brought, profile).compute()
+        except BaseException:
+            for sequence in accepted:
+                sequence.state.clear()
+            raise
+        for sequence in accepted:
+            if sequence.state in failed:
+                outcomes[sequence.state] = Outcome(Status.FAILED, FAULT)
+                sequence.state.clear()
+                for index in sequence.indices:
+                    brought[index] = {}
+            else:
+                sequence.state.advance(batch.entry, sequence.tokens)
+
+
+def _cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

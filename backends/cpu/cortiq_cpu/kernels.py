@@ -1,0 +1,24 @@
+"""Which primitives there are kernels for, and what these do not do."""
+
+from __future__ import annotations
+
+from cortiq.ir import Graph, Node, Program, ops
+
+KERNELS = (
+    ops.EmbedRows, ops.Quantise, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul, ops.Add,
+    ops.Multiply, ops.Scale, ops.Bias, ops.Activation, ops.SoftCap, ops.RMSNorm, ops.LayerNorm,
+    ops.Rope, ops.StoreKV, ops.Attend, ops.CausalConv, ops.Route, ops.CombineExperts, ops.Slice,
+    ops.Concat, ops.Reshape,
+)  # fmt: skip
+"""Primitives with a kernel: the whole catalogue."""
+
+
+def refusal(node: Node, graph: Graph, program: Program) -> str:
+    """Why a primitive is declined; empty if it is not."""
+    if type(node.op) not in KERNELS:
+        return f"no kernel for {node.op.kind}"
+    if isinstance(node.op, ops.EmbedRows) and node.inputs != ("token",):
+        return "rows of a table are looked up for the row's token only"
+    if isinstance(node.op, ops.Rope | ops.Attend) and node.inputs[1] != "position":
+        return f"{node.op.kind} is computed at the row's position only"
+    return ""

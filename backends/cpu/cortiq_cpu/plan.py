@@ -1,0 +1,212 @@
+"""One entry graph, ready for batches: op lists by what a batch asks for, made when first needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from cortiq.backend import Row
+from cortiq.ir import Graph, ops
+from cortiq_cpu.admit import value_of
+from cortiq_cpu.angles import Angles
+from cortiq_cpu.arena import Arena, Places, assign
+from cortiq_cpu.bind import ops_of
+from cortiq_cpu.binder import Binder, row_bytes
+from cortiq_cpu.fuse import Fuser
+from cortiq_cpu.lower import Admit, Gather, Lowered, Step, always_known, lower
+from cortiq_cpu.native import Op, Pool, library, op_list
+from cortiq_cpu.profile import Label
+from cortiq_cpu.rows import RowSet
+from cortiq_cpu.state import StateLayout
+from cortiq_cpu.wants import Ask, Asked, asked_by
+from cortiq_cpu.weights import Weights
+
+TRUNK_ROWS = 256
+"""Rows of a chunk: enough for a weight to be read once for many of them."""
+TAIL_BYTES = 16 << 20
+"""Room for the widest value of the tail, usually logits: bounds the tail's rows."""
+LONG = 1 << 16
+"""Positions up to which few queries' keys are spread over threads."""
+MOST_COMPILED = 64
+"""Op lists kept; the oldest goes first."""
+SIDE_VALUES = ("token", "position")
+"""Inputs that live in the row sets, not in the arena."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What rows ask for: decides which op list computes them.
+
+    Attributes
+    ----------
+    wanted : names of values. asks : answers about them. supplied : names of computed values that
+        rows replace.
+    """
+
+    wanted: frozenset[str]
+    asks: frozenset[Ask]
+    supplied: frozenset[str]
+
+
+@dataclass
+class Compiled:
+    """Op lists of a request. Pairs are of the trunk and the tail.
+
+    Attributes
+    ----------
+    lists : op lists, each ending with the answers about its values. whole : one after the other.
+    labels : what a profile calls each op.
+    asked : the answering ops.
+    stops : for values that rows may replace, after how many ops they exist.
+    snapping : for these values, the op that makes them canonical.
+    late : wanted values that exist for the tail's rows only.
+    """
+
+    graph: Graph
+    lowered: Lowered
+    places: Places
+    arena: Arena
+    lists: tuple[Any, Any]
+    whole: Any
+    labels: tuple[list[Label], list[Label]]
+    asked: tuple[list[Asked], list[Asked]]
+    stops: tuple[list[tuple[int, str]], list[tuple[int, str]]]
+    snapping: Mapping[str, Any]
+    late: frozenset[str]
+    kept: list[Any]
+
+    def row(self, name: str, place: int) -> np.ndarray:
+        """Row `place` of a value's buffer: bytes."""
+        size = row_bytes(self.graph.values[name])
+        offset = self.places.offsets[self.lowered.root(name)]
+        return self.arena.view(offset + place * size, size)
+
+
+class Plan:
+    """An entry graph of primitives with its weights."""
+
+    def __init__(self, graph: Graph, weights: Weights, layout: StateLayout, pool: Pool) -> None:
+        self.graph, self.layout, self.pool, self.weights = graph, layout, pool, weights
+        for node in graph.nodes:
+            weights.prepare(node)
+        self.always = always_known(graph)
+        late = (row_bytes(t) for n, t in graph.values.items() if n not in self.always)
+        tail_rows = min(TRUNK_ROWS, max(1, TAIL_BYTES // max(late, default=1)))
+        self.sets = RowSet(TRUNK_ROWS, layout), RowSet(tail_rows, layout)
+        self.computed = frozenset(name for node in graph.nodes for name in node.outputs)
+        self.angles = Angles(n.op.table for n in graph.nodes if isinstance(n.op, ops.Rope))
+        self.workspace = Arena(self._workspace_bytes())
+        self.arena = Arena(0)
+        self._compiled: dict[Request, Compiled] = {}
+
+    def _workspace_bytes(self) -> int:
+        """What attention and answers need besides their inputs and outputs."""
+        native, threads = library(), self.pool.threads
+        attends = {(n.op.value_dim, LONG) for n in self.graph.nodes if isinstance(n.op, ops.Attend)}
+        sizes = [native.cortiq_attend_workspace(*shape, threads) for shape in attends]
+        logits = self.graph.values.get("logits")
+        if logits is not None:
+            sizes.append(native.cortiq_tail_workspace(prod(logits.shape), threads))
+        return max(sizes, default=0)
+
+    def request_of(self, rows: Sequence[Row]) -> Request:
+        """What these rows ask for."""
+        kinds = {row.wants for row in rows if row.wants}
+        asked = [pair for wants in kinds for pair in asked_by(wants)]
+        wanted = frozenset(value_of(want) for want, _ in asked) - set(SIDE_VALUES)
+        asks = frozenset(ask for _, group in asked for ask in group)
+        given = frozenset(name for row in rows if row.inputs for name in row.inputs)
+        return Request(wanted, asks, given & self.computed)
+
+    def compiled(self, request: Request) -> Compiled:
+        """The op lists of a request."""
+        if request not in self._compiled:
+            if len(self._compiled) == MOST_COMPILED:
+                del self._compiled[next(iter(self._compiled))]
+            self._compiled[request] = self._compile(request)
+        return self._compiled[request]
+
+    def _compile(self, request: Request) -> Compiled:
+        lowered = lower(self.graph, request.wanted)
+        fuser = Fuser(lowered, request.wanted, request.supplied)
+        trunk, tail = fuser.fuse(lowered.trunk), fuser.fuse(lowered.tail)
+        places = self._places(lowered, trunk, tail, request)
+        if places.size > self.arena.size:
+            # Op lists hold addresses: those of the smaller block are made anew when needed.
+            self._compiled.clear()
+            self.arena = Arena(places.size)
+        binders = self._binder(lowered, places, 0), self._binder(lowered, places, 1)
+        asked: tuple[list[Asked], list[Asked]] = ([], [])
+        late = frozenset(n for n in request.wanted if lowered.root(n) not in self.always)
+        for ask in sorted(request.asks):
+            asked[ask.value in late].append(self._asked(ask, binders[ask.value in late]))
+        bound = [
+            _bind(binder, steps, request.supplied)
+            for binder, steps in zip(binders, (trunk, tail), strict=True)
+        ]
+        pairs = list(zip(bound, asked, strict=True))
+        ops = [made + [one.op() for one in group] for (made, *_), group in pairs]
+        labels = [names + [Label(one.ask.kind) for one in group] for (*_, names), group in pairs]
+        snapping = {
+            name: op_list(ops_of(binder, Step(Admit(), (name,), (name,))))
+            for binder, (_, stops, _) in zip(binders, bound, strict=True)
+            for _, name in stops
+        }
+        return Compiled(
+            graph=self.graph, lowered=lowered, places=places, arena=self.arena,
+            lists=(op_list(ops[0]), op_list(ops[1])), whole=op_list(ops[0] + ops[1]),
+            labels=(labels[0], labels[1]), asked=asked, stops=(bound[0][1], bound[1][1]),
+            snapping=snapping, late=late, kept=[binder.kept for binder in binders],
+        )  # fmt: skip
+
+    def _places(
+        self,
+        lowered: Lowered,
+        trunk: tuple[Step, ...],
+        tail: tuple[Step, ...],
+        request: Request,
+    ) -> Places:
+        sizes: dict[str, int] = {}
+        made = {name for step in trunk for name in step.outputs} | set(self.graph.inputs)
+        for name, type_ in lowered.types.items():
+            rows = self.sets[lowered.root(name) not in made]
+            if name not in SIDE_VALUES:
+                sizes[name] = rows.capacity * row_bytes(type_)
+        gathered = {name for step in tail if isinstance(step.op, Gather) for name in step.inputs}
+        kept = {*request.wanted, *request.supplied, *gathered, *self.graph.inputs}
+        groups = [[step] for step in (*trunk, *tail)]
+        first = [name for name in self.graph.inputs if name not in SIDE_VALUES]
+        return assign(lowered, groups, sizes, kept - set(SIDE_VALUES), first)
+
+    def _binder(self, lowered: Lowered, places: Places, number: int) -> Binder:
+        shared = (self.angles, self.layout, self.weights, self.workspace)
+        return Binder(lowered, places, self.arena, self.sets[number], *shared)
+
+    def _asked(self, ask: Ask, binder: Binder) -> Asked:
+        capacity, place = binder.rows.capacity, binder.at(ask.value)
+        width = prod(self.graph.values[ask.value].shape)
+        assert place is not None
+        return Asked.bound(ask, place, width, capacity, self.workspace.address)
+
+    def prepare(self, limit: int) -> None:
+        """Know whatever sequences of this many positions need."""
+        self.angles.grow(limit)
+
+
+def _bind(
+    binder: Binder, steps: tuple[Step, ...], supplied: frozenset[str]
+) -> tuple[list[Op], list[tuple[int, str]], list[Label]]:
+    """Ops, where supplied values exist, and a label for each op."""
+    made: list[Op] = []
+    marks: list[tuple[int, str]] = []
+    labels: list[Label] = []
+    for step in steps:
+        new = ops_of(binder, step)
+        made += new
+        labels += [binder.label(step), *[Label(step.label)] * (len(new) - 1)]
+        marks += [(len(made), name) for name in step.outputs if name in supplied]
+    return made, marks, labels

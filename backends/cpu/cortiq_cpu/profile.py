@@ -1,0 +1,144 @@
+"""Time by op, recorded by the native core when asked, beside what bounds it.
+
+A product reads its packed weights once a batch and takes one multiplication a weight and row. What
+the machine can do is measured: bytes read from memory a second, and multiply-adds of the
+instruction that the products are made of, on registers alone; both with all threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cortiq_cpu.arguments import address, aligned_zeros
+from cortiq_cpu.native import Op, Pool, op_list
+from cortiq_cpu.structs import PROBE_DOTS, PROBE_READ, ProbeArgs
+
+PROBE_BYTES = 256 << 20
+"""More than any cache."""
+PROBE_ROUNDS = 1 << 20
+PROBES = 5
+"""Repetitions, of which the fastest counts: a limit is what nothing exceeds."""
+
+
+class Label(NamedTuple):
+    """What a profile calls an op, and what it costs.
+
+    Attributes
+    ----------
+    name : operator and role. nbytes : of weights read. products : multiply-adds a row.
+    """
+
+    name: str
+    nbytes: int = 0
+    products: int = 0
+
+
+@dataclass
+class Total:
+    """Sums over the ops of one name."""
+
+    nanoseconds: int = 0
+    calls: int = 0
+    nbytes: int = 0
+    products: int = 0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the machine does a second with these threads: bytes read, multiply-adds."""
+
+    nbytes: float
+    products: float
+
+
+class Profile:
+    """Sums by the ops' names, since recording was last started.
+
+    Attributes
+    ----------
+    recording : whether batches note their times now; it slows small ones down.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.recording = False
+        self.totals: dict[str, Total] = defaultdict(Total)
+
+    def start(self) -> None:
+        """Forget what was recorded, and record."""
+        self.recording = True
+        self.totals.clear()
+
+    def stop(self) -> list[dict[str, Any]]:
+        """Record no longer; the table of what was."""
+        self.recording = False
+        return self.table()
+
+    def run(self, ops: Any, labels: Sequence[Label]) -> None:
+        """Execute ops and note the time of each."""
+        spent = (ctypes.c_int64 * len(ops))()
+        self._pool.run(ops, len(ops), spent)
+        for op, label, time_ in zip(ops, labels, spent, strict=True):
+            total = self.totals[label.name]
+            total.nanoseconds += time_
+            total.calls += 1
+            total.nbytes += label.nbytes
+            total.products += label.products * ctypes.c_int32.from_address(op.rows).value
+
+    @cached_property
+    def rates(self) -> Rates:
+        """Measured once."""
+        data = aligned_zeros(PROBE_BYTES)
+        data[::4096] = 1
+        read = ProbeArgs(data=address(data), count=PROBE_BYTES)
+        dots = ProbeArgs(count=PROBE_ROUNDS)
+        read_seconds = self._seconds(PROBE_READ, read)
+        dot_seconds = self._seconds(PROBE_DOTS, dots)
+        each = PROBE_ROUNDS * dots.multiplies * self._pool.threads
+        return Rates(PROBE_BYTES / read_seconds, each / dot_seconds)
+
+    def _seconds(self, kind: int, arguments: ProbeArgs) -> float:
+        rows, faults = np.ones(1, np.int32), np.zeros(1, np.uint8)
+        ops = op_list([Op(kind, 0, address(rows), address(faults), ctypes.addressof(arguments))])
+        best = float("inf")
+        for _ in range(PROBES):
+            start = time.perf_counter()
+            self._pool.run(ops, 1)
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    def limits(self) -> dict[str, float]:
+        """What the machine does a second with these threads, for people and JSON."""
+        return {
+            "gigabytes_read": round(self.rates.nbytes / 1e9, 3),
+            "giga_multiplies": round(self.rates.products / 1e9, 3),
+        }
+
+    def table(self) -> list[dict[str, Any]]:
+        """Rows for people and JSON, the costliest first; `bound_ms` is the larger limit's time."""
+        whole = sum(total.nanoseconds for total in self.totals.values()) or 1
+        ordered = sorted(self.totals.items(), key=lambda item: -item[1].nanoseconds)
+        return [self._row(name, total, whole) for name, total in ordered]
+
+    def _row(self, name: str, total: Total, whole: int) -> dict[str, Any]:
+        memory = 1e3 * total.nbytes / self.rates.nbytes
+        arithmetic = 1e3 * total.products / self.rates.products
+        spent = total.nanoseconds / 1e6
+        bound = max(memory, arithmetic)
+        return {
+            "op": name,
+            "calls": total.calls,
+            "ms": round(spent, 3),
+            "share": round(total.nanoseconds / whole, 4),
+            "memory_ms": round(memory, 3),
+            "arithmetic_ms": round(arithmetic, 3),
+            "of_bound": round(bound / spent, 3) if spent else None,
+        }

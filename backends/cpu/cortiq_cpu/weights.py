@@ -1,0 +1,87 @@
+"""Weights as the ops take them: matrices packed once, vectors as floats; made before any batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
+
+import numpy as np
+
+from cortiq.ir import Node, Op, ops
+from cortiq.numerics.attention import Scoring, scoring
+from cortiq.numerics.layouts import Weight, floats
+from cortiq.numerics.norms import checked_epsilon, offset_weight
+from cortiq_cpu.packing import PackedMatrix
+
+MATRIX_OPS = (ops.EmbedRows, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)
+
+
+class Weights:
+    """The weights of a program, prepared node by node and shared between nodes.
+
+    Parameters
+    ----------
+    source : the weights by name. pool : whose threads pack them.
+    """
+
+    def __init__(self, source: Mapping[str, Weight], pool: ThreadPoolExecutor) -> None:
+        self._source, self._pool = source, pool
+        self._matrices: dict[str, PackedMatrix] = {}
+        self._vectors: dict[tuple[str, float], np.ndarray] = {}
+        self._taps: dict[str, np.ndarray] = {}
+        self._scorings: dict[ops.Attend, Scoring] = {}
+
+    def prepare(self, node: Node) -> None:
+        """Make ready what a node needs, and check its constants."""
+        op = node.op
+        if isinstance(op, MATRIX_OPS):
+            for name in node.weights.values():
+                self._pack(name, op)
+            return
+        if isinstance(op, ops.RMSNorm | ops.LayerNorm):
+            checked_epsilon(op.eps)
+        if isinstance(op, ops.Attend):
+            self._scorings[op] = scoring(op.scale, op.soft_cap)
+        for role, name in node.weights.items():
+            if isinstance(op, ops.CausalConv) and role == "weight":
+                taps = floats(self._source[name], name)
+                self._taps[name] = np.ascontiguousarray(taps.T)
+            else:
+                self._prepare_vector(name, getattr(op, "offset", 0.0))
+
+    def _pack(self, name: str, op: Op) -> None:
+        if name not in self._matrices:
+            *lead, _, _ = next(iter(op.weight_shapes().values()))
+            self._matrices[name] = PackedMatrix(self._source[name], name, prod(lead), self._pool)
+
+    def _prepare_vector(self, name: str, offset: float) -> None:
+        values = floats(self._source[name], name).reshape(-1)
+        if offset:
+            values = offset_weight(values, offset)
+        self._vectors[name, offset] = np.ascontiguousarray(values)
+
+    def matrix(self, name: str) -> int:
+        """Address of the native description of a packed matrix or stack."""
+        return self._matrices[name].address
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of a packed matrix or stack."""
+        return self._matrices[name].nbytes
+
+    def elements(self, name: str) -> int:
+        """Weights of a matrix or stack."""
+        matrix = self._matrices[name]
+        return matrix.matrices * matrix.height * matrix.width
+
+    def vector(self, name: str, offset: float) -> int:
+        """Address of the float32 values of a norm, bias, or sinks."""
+        return self._vectors[name, offset].ctypes.data
+
+    def taps(self, name: str) -> int:
+        """Address of a convolution's taps, float32 [taps, width]."""
+        return self._taps[name].ctypes.data
+
+    def scoring(self, op: ops.Attend) -> Scoring:
+        """The constants of an attention layer."""
+        return self._scorings[op]

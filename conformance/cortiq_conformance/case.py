@@ -1,0 +1,132 @@
+"""Cases: an id that is a sentence, cheap to list, and a scenario that is built when it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from cortiq.backend import Named, Want
+from cortiq.ir import Program, primitives_of
+from cortiq.numerics.layouts import Weight
+from cortiq_conformance import wants as want_arrays
+from cortiq_conformance.compare import Divergence, first_difference
+from cortiq_conformance.drives import Answer, Bench, Chunks, Drive, Feed
+from cortiq_conformance.flush import flush_to_zero
+from cortiq_conformance.oracle import Oracle
+from cortiq_conformance.source import Source
+from cortiq_conformance.subject import Subject
+from cortiq_conformance.wants import Observations
+
+
+class NotRunError(Exception):
+    """A case cannot be run here; the message says why."""
+
+
+class Check(Protocol):
+    """What a case does once it is built."""
+
+    def expected(self) -> Observations:
+        """By definition."""
+        ...
+
+    def observe(self, subject: Subject) -> Observations:
+        """On the backend."""
+        ...
+
+    def localise(self, subject: Subject, found: Divergence) -> Divergence:
+        """The first divergence inside, given the one that was seen."""
+        ...
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case.
+
+    Attributes
+    ----------
+    id : `levelN/FAMILY[what is run]`.
+    family : the property a difference breaks. op : the operator it is blamed on.
+    stage : within a level, earlier stages are what later ones stand on.
+    model : name of a model whose file it needs, if any.
+    """
+
+    id: str
+    level: int
+    family: str
+    op: str
+    build: Callable[[Source], Check] = field(repr=False, compare=False)
+    stage: int = 1
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A program, what it is fed, what is wanted of every row, and how it is driven."""
+
+    program: Program
+    weights: Mapping[str, Weight]
+    feeds: Sequence[Feed]
+    wants: Sequence[Want] = (Named("y"),)
+    drive: Drive = field(default_factory=Chunks)
+    decomposed: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    flush: bool = False
+
+    def expected(self) -> Observations:
+        """By the definitions of `cortiq.numerics`."""
+        return self._labelled([self._expected(feed) for feed in self.feeds])
+
+    def _expected(self, feed: Feed) -> tuple[int, Observations]:
+        oracle = Oracle(self.program, self.weights)
+        evaluation = oracle.feed(feed.tokens, feed.inputs, feed.entry)
+        if evaluation.faults.any():
+            return 2, {}
+        ids = [int(token) for token in feed.tokens]
+        return 0, want_arrays.expected(self.wants, evaluation, ids)
+
+    def observe(self, subject: Subject) -> Observations:
+        """On the backend, driven as the scenario says."""
+        bench = Bench(subject, self.program, self.weights, self.decomposed, self.options)
+        with flush_to_zero() if self.flush else nullcontext():
+            answers = self.drive.run(bench, self.feeds, self.wants)
+        return self._labelled([self._observed(answer) for answer in answers])
+
+    def _observed(self, answer: Answer) -> tuple[int, Observations]:
+        found = {} if answer.status else want_arrays.observed(self.wants, answer.rows)
+        return answer.status, found
+
+    def _labelled(self, answers: Sequence[tuple[int, Observations]]) -> Observations:
+        found: Observations = {}
+        for index, (status, arrays) in enumerate(answers):
+            prefix = f"sequence {index}: " if len(answers) > 1 else ""
+            found[f"{prefix}outcome"] = np.array([status], np.int32)
+            found |= {f"{prefix}{name}": array for name, array in arrays.items()}
+        return found
+
+    def localise(self, subject: Subject, found: Divergence) -> Divergence:
+        """Compare every value of the primitives, in order, driven in the same way."""
+        graphs = {feed.entry for feed in self.feeds}
+        names = [
+            (output, node.op.kind)
+            for entry in graphs
+            for node in primitives_of(self.program).graphs[entry].nodes
+            for output in node.outputs
+            if primitives_of(self.program).graphs[entry].values[output].dtype == "f32"
+        ]
+        inner = replace(self, wants=[Named(name) for name, _ in names], decomposed=True)
+        expected, got = inner.expected(), inner.observe(subject)
+        for name, kind in names:
+            for label in (key for key in expected if key.split(": ")[-1] == name):
+                one = {label: expected[label]}
+                difference = first_difference(one, got, found.level, kind)
+                if difference is not None:
+                    return difference
+        layers = any(not n.op.primitive for g in self.program.graphs.values() for n in g.nodes)
+        if self.decomposed or not layers:
+            return found
+        remark = "its decomposition gives the right bits: the layer as a whole is wrong"
+        return replace(found, remark=f"{found.remark}; {remark}".lstrip("; "))

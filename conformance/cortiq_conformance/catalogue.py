@@ -1,0 +1,53 @@
+"""Every case, from one generator: the command line, Python and pytest only present it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+
+from cortiq_conformance import graphs, layers, streams
+from cortiq_conformance.case import Case
+from cortiq_conformance.level0 import (
+    elementwise,
+    exports,
+    foundations,
+    matrices,
+    robustness,
+    sequences,
+    states,
+    tails,
+)
+
+LEVEL0 = (foundations, elementwise, matrices, sequences, tails, states, exports, robustness)
+LEVELS = (0, 1, 2, 3, 4)
+PROFILES = ("quick", "full")
+
+
+def cases(
+    levels: Iterable[int] = LEVELS, profile: str = "quick", models: Sequence[str] | None = None
+) -> Iterator[Case]:
+    """Cases of these levels, in order; nothing is built.
+
+    Parameters
+    ----------
+    profile : `quick`, or `full`: all schedules and prompts on the real models too.
+    models : run levels 2 to 4 on these only (names, files or folders); None for those of the
+        profile.
+    """
+    wanted = set(levels)
+    if 0 in wanted:
+        for module in LEVEL0:
+            yield from module.cases()
+    if 1 in wanted:
+        yield from layers.cases()
+    if 2 in wanted:
+        yield from graphs.cases(profile, models)
+    if 3 in wanted:
+        yield from streams.greedy_cases(profile, models)
+    if 4 in wanted:
+        yield from streams.sampled_cases(profile, models)
+
+
+def list_hash(listed: Iterable[Case]) -> str:
+    """SHA-256 over the ids: tells a trimmed list from a whole one."""
+    return hashlib.sha256("\n".join(case.id for case in listed).encode()).hexdigest()[:16]

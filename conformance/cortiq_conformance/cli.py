@@ -1,0 +1,148 @@
+"""`cortiq conform`: prove a backend right, to the bit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from cortiq_conformance.report import CaseResult, Report
+
+MOST_SHOWN = 40
+"""Failing cases printed one by one; the reports hold all."""
+HIGHEST_LEVEL = 4
+
+
+@click.command("conform")
+@click.option("--backend", "-b", metavar="NAME[:DEVICE]", help="Backend to test.")
+@click.option(
+    "--level", type=click.IntRange(0, HIGHEST_LEVEL), default=HIGHEST_LEVEL, show_default=True,
+    help="Run levels 0 to this one.",
+)  # fmt: skip
+@click.option("--full", is_flag=True, help="Every schedule and prompt, on the real models too.")
+@click.option("--model", "models", multiple=True, help="Levels 2 to 4 on this model only.")
+@click.option("--only", metavar="TEXT", help="Cases whose id contains this.")
+@click.option("--allow-declined", is_flag=True, help="Declined nodes do not fail the run.")
+@click.option("--stop-early", is_flag=True, help="Stop after the first stage with a failure.")
+@click.option("--recompute", is_flag=True, help="Compute what golden digests would tell.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write a JSON report.")
+@click.option("--junit", "junit_file", type=click.Path(dir_okay=False), help="Write JUnit XML.")
+@click.option("--out", type=click.Path(file_okay=False), help="Folder for replay files.")
+@click.option("--list", "list_only", is_flag=True, help="List the cases and run none.")
+@click.option("--replay", "replay_file", type=click.Path(), help="Run a replay file's case again.")
+@click.option("--rewrite-golden", is_flag=True, help="Write golden digests of new cases.")
+def conform(level: int, replay_file: str | None, rewrite_golden: bool, **options: Any) -> None:
+    """Prove a backend right, to the bit.
+
+    Exit code 0 only if everything asked for ran and passed; the last line is the summary.
+    """
+    if replay_file:
+        _replay(replay_file, options["backend"], options["out"])
+    elif rewrite_golden:
+        from cortiq_conformance.rewrite_golden import rewrite
+
+        click.echo(rewrite(range(level + 1)))
+    elif options["list_only"]:
+        _list(level, options)
+    else:
+        _run(level, options)
+
+
+def _chosen(level: int, options: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "levels": range(level + 1),
+        "profile": "full" if options["full"] else "quick",
+        "models": list(options["models"]) or None,
+    }
+
+
+def _list(level: int, options: dict[str, Any]) -> None:
+    from cortiq_conformance.catalogue import cases
+    from cortiq_conformance.runner import select
+
+    listed = select(cases(**_chosen(level, options)), options["only"])
+    for case in listed:
+        click.echo(case.id)
+    click.echo(f"{len(listed)} cases")
+
+
+def _run(level: int, options: dict[str, Any]) -> None:
+    from cortiq_conformance.runner import run
+
+    with _Progress() as progress:
+        report = run(
+            options["backend"],
+            **_chosen(level, options),
+            only=options["only"],
+            allow_declined=options["allow_declined"],
+            use_golden=not options["recompute"],
+            out=options["out"],
+            stop_early=options["stop_early"],
+            progress=progress.step,
+        )
+    _write_reports(report, options["json_file"], options["junit_file"])
+    _print(report)
+    if not report.passed:
+        raise click.exceptions.Exit(1)
+
+
+class _Progress:
+    """A line on stderr with the case under way, on terminals only."""
+
+    def __enter__(self) -> _Progress:
+        self.done, self.shown = 0, sys.stderr.isatty()
+        return self
+
+    def step(self, result: CaseResult) -> None:
+        """One more case."""
+        self.done += 1
+        if self.shown:
+            sys.stderr.write(f"\r\x1b[K{self.done} {result.case.id[:100]}")
+            sys.stderr.flush()
+
+    def __exit__(self, *error: object) -> None:
+        if self.shown:
+            sys.stderr.write("\r\x1b[K")
+
+
+def _write_reports(report: Report, json_file: str | None, junit_file: str | None) -> None:
+    if json_file:
+        text = json.dumps(report.as_dict(), indent=1, ensure_ascii=False)
+        Path(json_file).write_text(text + "\n")
+    if junit_file:
+        from cortiq_conformance.junit import junit
+
+        Path(junit_file).write_text(junit(report))
+
+
+def _print(report: Report) -> None:
+    from cortiq_conformance.report import Outcome
+
+    shown = [r for r in report.results if r.outcome is not Outcome.SAME]
+    for result in shown[:MOST_SHOWN]:
+        click.echo(f"{result.outcome.value}: {result.case.id}\n  {result.reason}")
+        if result.replay:
+            click.echo(f"  replay: cortiq conform --replay {result.replay}")
+    if len(shown) > MOST_SHOWN:
+        click.echo(f"and {len(shown) - MOST_SHOWN} more")
+    if report.blamed():
+        click.echo(f"look first at: {', '.join(sorted(report.blamed()))}")
+    for op, layouts in report.coverage().items():
+        click.echo(f"computed {op}{': ' + ', '.join(layouts) if layouts else ''}")
+    for owner, count in report.computed.items():
+        click.echo(f"nodes computed by {owner}: {count}")
+    click.echo(report.summary())
+
+
+def _replay(path: str, backend: str | None, out: str | None) -> None:
+    from cortiq_conformance.replay import replay
+    from cortiq_conformance.report import Outcome
+
+    result = replay(path, backend, out)
+    click.echo(f"{result.outcome.value}: {result.case.id}\n  {result.reason or 'same bits'}")
+    if result.outcome is not Outcome.SAME:
+        raise click.exceptions.Exit(1)

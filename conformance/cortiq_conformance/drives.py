@@ -1,0 +1,166 @@
+"""Ways to run the same rows, none of which may change a bit: chunks and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from cortiq.backend import Batch, Executable, Row, State, Status, Want
+from cortiq.ir import Program
+from cortiq.numerics.layouts import Weight
+from cortiq_conformance.subject import Subject
+
+STATUS_CODES = {Status.COMPLETED: 0, Status.DECLINED: 1, Status.FAILED: 2}
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What one sequence is fed: ids, and extra inputs with a row for each of them."""
+
+    tokens: np.ndarray
+    inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
+    entry: str = "trunk"
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def cut(self, start: int, stop: int) -> Feed:
+        """Rows start…stop−1."""
+        inputs = {name: array[start:stop] for name, array in self.inputs.items()}
+        return Feed(self.tokens[start:stop], inputs, self.entry)
+
+    def detour(self) -> Feed:
+        """Other rows of the same kind: these in reverse."""
+        inputs = {name: array[::-1] for name, array in self.inputs.items()}
+        return Feed(self.tokens[::-1], inputs, self.entry)
+
+
+@dataclass
+class Answer:
+    """What a sequence brought: its rows, or why there are none."""
+
+    rows: list[Mapping[Want, Any]] = field(default_factory=list)
+    status: int = 0
+    extra: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass
+class Bench:
+    """A subject with a program to compile on it."""
+
+    subject: Subject
+    program: Program
+    weights: Mapping[str, Weight]
+    decomposed: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def compiled(self, **options: Any) -> Any:
+        """A compiled executable, as a context manager."""
+        chosen = {"threads": 1, **self.options, **options}
+        return self.subject.compiled(
+            self.program, self.weights, decomposed=self.decomposed, **chosen
+        )
+
+
+def rows_of(state: State, feed: Feed, start: int, stop: int, wants: Sequence[Want]) -> list[Row]:
+    """Rows start…stop−1 of a feed."""
+    return [
+        Row(
+            state, i, int(feed.tokens[i]), tuple(wants),
+            {name: array[i] for name, array in feed.inputs.items()},
+        )
+        for i in range(start, stop)
+    ]  # fmt: skip
+
+
+class StoppedError(Exception):
+    """A sequence was declined or failed where it should have gone on."""
+
+
+def advance(
+    executable: Executable, state: State, feed: Feed, span: tuple[int, int], wants: Sequence[Want]
+) -> list[Mapping[Want, Any]]:
+    """Feed rows to a sequence alone and return what they brought."""
+    batch = Batch(rows_of(state, feed, *span, wants), feed.entry)
+    result = executable.forward(batch).result()
+    outcome = result.outcomes[state]
+    if outcome.status is not Status.COMPLETED:
+        raise StoppedError(f"the sequence was {outcome.status.value}: {outcome.reason}")
+    return list(result.rows)
+
+
+class Drive(Protocol):
+    """A way to run feeds."""
+
+    def run(self, bench: Bench, feeds: Sequence[Feed], wants: Sequence[Want]) -> list[Answer]:
+        """An answer for each feed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Each sequence alone, so many rows at a time; 0: all at once."""
+
+    rows: int = 0
+
+    def run(self, bench: Bench, feeds: Sequence[Feed], wants: Sequence[Want]) -> list[Answer]:
+        """One sequence after the other."""
+        with bench.compiled() as executable:
+            return [self._one(executable, feed, wants) for feed in feeds]
+
+    def _one(self, executable: Executable, feed: Feed, wants: Sequence[Want]) -> Answer:
+        state, answer = executable.open(len(feed)), Answer()
+        step = self.rows or len(feed)
+        for start in range(0, len(feed), step):
+            stop = min(start + step, len(feed))
+            batch = Batch(rows_of(state, feed, start, stop, wants), feed.entry)
+            result = executable.forward(batch).result()
+            answer.status = STATUS_CODES[result.outcomes[state].status]
+            if answer.status:
+                break
+            answer.rows += result.rows
+        state.release()
+        return answer
+
+
+@dataclass(frozen=True)
+class Together:
+    """All sequences in the same batches, `rows` rows of each at a time; 0: all of them."""
+
+    rows: int = 0
+
+    def run(self, bench: Bench, feeds: Sequence[Feed], wants: Sequence[Want]) -> list[Answer]:
+        """Batches until the longest sequence has ended."""
+        with bench.compiled() as executable:
+            states = [executable.open(len(feed)) for feed in feeds]
+            answers = [Answer() for _ in feeds]
+            longest = max(len(feed) for feed in feeds)
+            step = self.rows or longest
+            for start in range(0, longest, step):
+                self._batch(executable, states, feeds, (start, start + step), answers, wants)
+        return answers
+
+    def _batch(
+        self,
+        executable: Executable,
+        states: Sequence[State],
+        feeds: Sequence[Feed],
+        span: tuple[int, int],
+        answers: Sequence[Answer],
+        wants: Sequence[Want],
+    ) -> None:
+        rows, owners = [], []
+        for index, (state, feed) in enumerate(zip(states, feeds, strict=True)):
+            stop = min(span[1], len(feed))
+            if span[0] < stop and not answers[index].status:
+                rows += rows_of(state, feed, span[0], stop, wants)
+                owners += [index] * (stop - span[0])
+        result = executable.forward(Batch(rows, feeds[0].entry)).result()
+        for index in set(owners):
+            answers[index].status = STATUS_CODES[result.outcomes[states[index]].status]
+        for index, brought in zip(owners, result.rows, strict=True):
+            if not answers[index].status:
+                answers[index].rows.append(brought)

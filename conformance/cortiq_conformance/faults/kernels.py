@@ -1,0 +1,175 @@
+"""Faults of kernels: each function makes one kernel of the reference's wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from cortiq_reference.kernels import KERNELS, Call
+from cortiq_reference.matrix import Matrix
+
+from cortiq.ir import Op, ops
+from cortiq.numerics import attention, norms, route
+from cortiq.numerics.contract import F32, TILE, Floats, Ints, exp2_int, magnitude_bits, snap
+from cortiq.numerics.layouts import W16, Weight
+from cortiq.numerics.quantise import Quantised, quantise_rows
+from cortiq.numerics.sums import canonical_sum
+
+Kernel = Callable[..., Any]
+Wrong = dict[type[Op], Kernel]
+
+
+def _fused(call: Call, x: Floats) -> Floats:
+    """mean·(1/n) + eps with one rounding."""
+    inverse, eps = F32(1) / F32(x.shape[-1]), F32(call.op.eps)
+    total = canonical_sum(x * x).astype(np.float64) * np.float64(inverse) + np.float64(eps)
+    return _scaled(call, x, total.astype(F32))
+
+
+def _scaled(call: Call, x: Floats, variance: Floats) -> Floats:
+    y, weight = x * norms.inverse_root(variance), call.weights.get("weight")
+    return snap(y if weight is None else y * weight, call.faults)
+
+
+def _sequential(x: Floats) -> Floats:
+    """A float sum from left to right."""
+    return np.cumsum(x, axis=-1, dtype=F32)[..., -1]
+
+
+def _reordered_rms(call: Call, x: Floats) -> Floats:
+    mean = _sequential(x * x) * (F32(1) / F32(x.shape[-1]))
+    return _scaled(call, x, mean + F32(call.op.eps))
+
+
+def _reordered_layer_norm(call: Call, x: Floats) -> Floats:
+    inverse = F32(1) / F32(x.shape[-1])
+    centred = snap(x - (_sequential(x) * inverse)[..., None], call.faults)
+    variance = _sequential(centred * centred) * inverse + F32(call.op.eps)
+    y = centred * norms.inverse_root(variance) * call.weights["weight"]
+    bias = call.weights.get("bias")
+    return snap(y if bias is None else y + bias, call.faults)
+
+
+def _half_away(call: Call, x: Floats) -> Quantised:
+    right = quantise_rows(x)
+    scaled = x * exp2_int(-right.e)[..., None]
+    away = np.trunc(scaled + np.copysign(F32(0.5), scaled)).astype(np.int32)
+    return Quantised(np.where(magnitude_bits(x) > 0, away, 0), right.e)
+
+
+def _planes_swapped(call: Call, x: Any) -> Floats:
+    matrix = call.weights["weight"]
+    if matrix.weight.layout is W16:
+        parts = matrix.weight.parts
+        swapped = {"hi": parts["lo"], "lo": parts["hi"], "scale": parts["scale"]}
+        weight = Weight(W16, matrix.weight.shape, swapped)
+        call.weights = {"weight": Matrix(weight, matrix.name, matrix.pool)}
+    return KERNELS[ops.MatMul](call, x)
+
+
+def _float_matmul(call: Call, x: Any) -> Floats:
+    if isinstance(x, Quantised):
+        return KERNELS[ops.MatMul](call, x)
+    weight = call.weights["weight"].weight
+    values = np.ascontiguousarray(weight.parts["raw"]).view("<f4")
+    return snap((x.reshape(-1, x.shape[-1]) @ values.T).reshape(*x.shape[:-1], -1), call.faults)
+
+
+def _window(call: Call, q: Quantised, position: Ints) -> Floats:
+    if call.op.window:
+        call.op = _with(call.op, window=call.op.window + 1)
+    return KERNELS[ops.Attend](call, q, position)
+
+
+def _with(op: Any, **changes: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(op, **changes)
+
+
+def _no_sinks(call: Call, q: Quantised, position: Ints) -> Floats:
+    call.weights = {}
+    return KERNELS[ops.Attend](call, q, position)
+
+
+def _relative_tiles(call: Call, q: Quantised, position: Ints) -> Floats:
+    """Tiles begin at the chunk's first position: keys are moved so that the contract's do."""
+    op, out = call.op, KERNELS[ops.Attend](call, q, position)
+    for segment in call.segments:
+        pad = -int(position[segment.start]) % TILE
+        keys, values = (_moved(r, pad) for r in segment.state.kv(call.slots["kv"]).read())
+        for row in range(segment.start, segment.stop if pad else segment.start):
+            at = int(position[row])
+            window = min(op.window or at + 1, at + 1)
+            one = Quantised(q.q[row : row + 1], q.e[row : row + 1])
+            where = np.array([at + pad])
+            out[row] = attention.attend(one, keys, values, where, op.scale, window=window)[0]
+    return out
+
+
+def _moved(rows: Quantised, pad: int) -> Quantised:
+    q = np.concatenate([np.zeros((pad, *rows.q.shape[1:]), np.int32), rows.q.astype(np.int32)])
+    return Quantised(q, np.concatenate([np.zeros((pad, *rows.e.shape[1:]), np.int32), rows.e]))
+
+
+def _neighbour(kind: type[Op]) -> Kernel:
+    """A sequence's first row takes a little of the row before it in the batch."""
+
+    def kernel(call: Call, *inputs: Any) -> Floats:
+        out = KERNELS[kind](call, *inputs)
+        for segment in call.segments[1:]:
+            out[segment.start] += out[segment.start - 1] * F32(2.0**-12)
+        return snap(out, call.faults)
+
+    return kernel
+
+
+def _highest_expert(call: Call, scores: Floats) -> tuple[Ints, Floats]:
+    """Among equal scores the last expert wins."""
+    router = call.op.router
+    indices, _ = route.route(scores[:, ::-1], router, _reversed(call.weights.get("bias")))
+    chosen = np.sort(scores.shape[1] - 1 - indices, axis=1).astype(np.int32)
+    right = KERNELS[ops.Route](call, scores)
+    if (np.sort(scores, axis=1)[:, 1:] > np.sort(scores, axis=1)[:, :-1]).all():
+        return right
+    return chosen, right[1]
+
+
+def _reversed(bias: Floats | None) -> Floats | None:
+    return None if bias is None else bias[::-1]
+
+
+def _filled(kind: type[Op], value: float) -> Kernel:
+    """The right shape, filled with one value; no fault is raised."""
+
+    def kernel(call: Call, *inputs: Any) -> Floats:
+        return np.full_like(KERNELS[kind](call, *inputs), value)
+
+    return kernel
+
+
+def _never_written(call: Call, x: Floats) -> Floats:
+    """Whatever the memory held."""
+    held = np.frombuffer(b"\xcd\xab\x01\x40" * x.size, "<f4").copy()
+    return (held * np.arange(1, x.size + 1, dtype=F32)).reshape(x.shape)
+
+
+WRONG_KERNELS: dict[str, Wrong] = {
+    "fused multiply-add in RMSNorm": {ops.RMSNorm: _fused},
+    "reordered canonical_sum": {
+        ops.RMSNorm: _reordered_rms, ops.LayerNorm: _reordered_layer_norm,
+    },
+    "half-away rounding in the quantiser": {ops.Quantise: _half_away},
+    "planes swapped": {ops.MatMul: _planes_swapped},
+    "float matmul in the f32 format": {ops.MatMul: _float_matmul},
+    "window off by one": {ops.Attend: _window},
+    "sink dropped": {ops.Attend: _no_sinks},
+    "a tile counted from the chunk's start": {ops.Attend: _relative_tiles},
+    "a row that sees its batch neighbour": {ops.Attend: _neighbour(ops.Attend)},
+    "wrong tie-break in routing": {ops.Route: _highest_expert},
+    "all NaN": {ops.Multiply: _filled(ops.Multiply, float("nan"))},
+    "all zero": {ops.Activation: _filled(ops.Activation, 0.0)},
+    "output never written": {ops.Bias: _never_written},
+}  # fmt: skip
+"""Wrong kernels by fault."""

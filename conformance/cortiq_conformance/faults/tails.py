@@ -1,0 +1,86 @@
+"""Faults of tails and of sequences' state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from cortiq_reference.state import ReferenceState
+from cortiq_reference.stores import KVStore
+
+from cortiq.backend import Argmax, Draw, Top
+from cortiq.numerics import sampling
+from cortiq.numerics.quantise import Quantised
+
+
+def _last_argmax(want: Argmax, run: Any, at: int) -> int:
+    logits = run.row_of("logits", at)
+    return int(len(logits) - 1 - np.argmax(logits[::-1]))
+
+
+def _fixed_key(want: Draw, run: Any, at: int) -> int:
+    logits, history = run.row_of("logits", at), run.history(at)
+    return int(sampling.draw(logits, want.sampling, history, position=0, choice=want.choice))
+
+
+def _last_top(want: Top, run: Any, at: int) -> tuple:
+    logits = run.row_of("logits", at)
+    ids, values = sampling.top(logits[::-1], want.count)
+    return len(logits) - 1 - ids, values, sampling.log_sum_exp(logits)
+
+
+WRONG_ANSWERS: dict[str, dict[type, Callable[[Any, Any, int], Any]]] = {
+    "tie to the highest index": {Argmax: _last_argmax},
+    "a position-independent random key": {Draw: _fixed_key},
+    "wrong tie-break in top-k": {Top: _last_top},
+}
+"""Wrong answers by fault."""
+
+
+class _StaleStore(KVStore):
+    """The first row written after a rewind is lost: the forgotten one stays."""
+
+    def append(self, keys: Quantised, values: Quantised) -> None:
+        """Write rows, and put the stale one back."""
+        at, parts = self.length, (self.k, self.v, self.k_exponent, self.v_exponent)
+        before = [part.data[at].copy() for part in parts]
+        super().append(keys, values)
+        for part, row in zip(parts, before, strict=True):
+            part.data[at] = row
+        self.__class__ = KVStore  # type: ignore[assignment]
+
+
+class StaleState(ReferenceState):
+    """A stale row after rewind."""
+
+    def rewind(self, length: int, entry: str = "trunk") -> int:
+        """Forget rows, but for one."""
+        ahead = self.lengths[entry] > length
+        reached = super().rewind(length, entry)
+        for store in self.stores.values():
+            if ahead and isinstance(store, KVStore):
+                store.__class__ = _StaleStore
+        return reached
+
+
+class SharedState(ReferenceState):
+    """A fork that shares its parent's tail."""
+
+    def fork(self, length: int | None = None) -> ReferenceState:
+        """A second sequence over the same memory."""
+        other = super().fork(length)
+        shared = {n: s for n, s in self.stores.items() if isinstance(s, KVStore)}
+        for name, store in shared.items():
+            mine = copy.copy(store)
+            mine.length = other.kv(name).length
+            other.stores[name] = mine
+        return other
+
+
+WRONG_STATES: dict[str, type[ReferenceState]] = {
+    "a stale row after rewind": StaleState,
+    "a fork that shares its parent's tail": SharedState,
+}
+"""Wrong states by fault."""

@@ -1,0 +1,96 @@
+"""Level 2: whole graphs, by the digest of the hidden state after every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from cortiq.backend import Digest
+from cortiq.ir import Graph
+from cortiq_conformance import models
+from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.drives import Chunks, Drive, Feed
+from cortiq_conformance.source import Source
+from cortiq_conformance.subject import Subject
+from cortiq_conformance.wants import Observations
+
+FULL_DRIVES: dict[str, Drive] = {"chunks of 7": Chunks(7), "chunks of 64": Chunks(64)}
+
+
+def cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
+    """All cases of level 2; the real models only in the full profile."""
+    tiny, real = models.chosen(names)
+    for name in tiny:
+        yield _case(name, "70 tokens", "whole", Chunks())
+        for what, drive in FULL_DRIVES.items():
+            yield _case(name, "70 tokens", what, drive)
+    if "tiny-mtp" in tiny:
+        build = partial(_second_entry, "tiny-mtp")
+        name = "level2/second entry[tiny-mtp, its draft head]"
+        yield Case(name, 2, "second entry", "", build, model="tiny-mtp")
+    for name in real if profile == "full" or names is not None else ():
+        title = models.prompts(name)[-1]
+        yield _case(name, title, "whole", Chunks())
+        for what, drive in FULL_DRIVES.items() if profile == "full" else ():
+            yield _case(name, title, what, drive)
+
+
+def _case(name: str, title: str, what: str, drive: Drive) -> Case:
+    family = "graph" if what == "whole" else "graph chunks"
+    case_id = f"level2/{family}[{name}, {title}, {what}]"
+    return Case(case_id, 2, family, "", partial(_build, name, title, drive), model=name)
+
+
+@dataclass(frozen=True)
+class GraphScenario(Scenario):
+    """A scenario on a model; that of a real one is expected to be what the reference gives.
+
+    The definitions of `cortiq.numerics` are too slow for a real model; levels 0 to 2 on tiny
+    models hold the reference to them.
+    """
+
+    facts: Mapping[str, str] = field(default_factory=dict)
+    real: bool = False
+
+    def expected(self) -> Observations:
+        """By definition, or by the reference."""
+        return self.observe(reference()) if self.real else super().expected()
+
+    def golden_facts(self, expected: Observations) -> Mapping[str, str]:
+        """What a golden entry carries besides the digest."""
+        return self.facts
+
+
+def reference() -> Subject:
+    """The reference, as a subject."""
+    from cortiq_reference.backend import ReferenceBackend
+
+    return Subject(ReferenceBackend())
+
+
+def layer_values(graph: Graph) -> list[str]:
+    """The value after every layer, the last hidden state and the logits."""
+    outs = [o for node in graph.nodes for o in node.outputs if o.endswith(".out")]
+    return list(dict.fromkeys([*outs, *graph.outputs]))
+
+
+def _build(name: str, title: str, drive: Drive, source: Source) -> GraphScenario:
+    model = models.load(name)
+    wants = tuple(Digest(value) for value in layer_values(model.program.trunk))
+    feeds = [Feed(models.prompt(name, title))]
+    return GraphScenario(
+        model.program, model.weights, feeds, wants, drive, facts=model.facts,
+        options={"threads": 1 if name in models.TINY else 0}, real=name not in models.TINY,
+    )  # fmt: skip
+
+
+def _second_entry(name: str, source: Source) -> GraphScenario:
+    """The draft head alone, on hidden states that the rows supply."""
+    model = models.load(name)
+    graph = model.program.graphs["mtp"]
+    ids = source.integers(0, model.program.facts["vocab_size"], 40)
+    hidden = source.floats(40, *graph.values["hidden"].shape)
+    feed = Feed(ids, {"hidden": hidden}, "mtp")
+    wants = tuple(Digest(value) for value in layer_values(graph))
+    return GraphScenario(model.program, model.weights, [feed], wants, facts=model.facts)

@@ -1,0 +1,222 @@
+"""Level 1: each layer with random geometry, as the backend claims it and as its decomposition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from cortiq.ir import Builder, Op, Type
+from cortiq.ir.layers import (
+    Attention,
+    Embedding,
+    GatedMLP,
+    LatentAttention,
+    LayerNorm,
+    Linear,
+    MoE,
+    QKNorm,
+    Residual,
+    RMSNorm,
+    Rope,
+    ShortConv,
+)
+from cortiq.numerics.contract import F32
+from cortiq.numerics.layouts import LAYOUTS, Weight
+from cortiq.numerics.rope import RopeTable
+from cortiq.numerics.route import Router
+from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.drives import Chunks, Drive, Together
+from cortiq_conformance.materials import MATRIX_LAYOUTS, typical
+from cortiq_conformance.moves import Export, Fork, Rewind, Snapshot
+from cortiq_conformance.probes import CONTEXT, OUTPUT, Probe, bound, vector
+from cortiq_conformance.source import Source
+
+EPS = 1e-6
+ROWS = 70
+"""More than a tile."""
+GEOMETRIES = 4
+
+DRIVES: dict[str, Drive] = {
+    "chunks of 1": Chunks(1),
+    "chunks of 7": Chunks(7),
+    "batch": Together(64),
+    "rewind": Rewind(37),
+    "snapshot": Snapshot(37),
+    "fork": Fork(37),
+    "export": Export(37),
+}
+STATEFUL = ("Attention", "LatentAttention", "ShortConv")
+
+
+class _Dice:
+    """Choices of a geometry, from its name."""
+
+    def __init__(self, name: str) -> None:
+        self._source = Source(f"geometry of {name}")
+
+    def one_of(self, *choices: object) -> object:
+        """One of them."""
+        return choices[int(self._source.integers(0, len(choices), 1)[0])]
+
+    def number(self, *choices: int) -> int:
+        """One of these numbers."""
+        return int(self.one_of(*choices))  # type: ignore[call-overload]
+
+    def flip(self) -> bool:
+        """Yes or no."""
+        return bool(self.one_of(False, True))
+
+
+def _attention(d: _Dice) -> Attention:
+    kv_heads, dim = d.number(1, 2, 3), d.number(8, 16, 32)
+    rotated = d.number(dim // 2, dim)
+    return Attention(
+        width=d.number(32, 64, 96),
+        heads=kv_heads * d.number(1, 2, 3),
+        kv_heads=kv_heads,
+        head_dim=dim,
+        value_dim=d.one_of(None, dim // 2),  # type: ignore[arg-type]
+        rope=d.one_of(None, RopeTable(10000.0, rotated)),  # type: ignore[arg-type]
+        pairing=str(d.one_of("half", "interleaved")),
+        window=d.one_of(None, 5, 64),  # type: ignore[arg-type]
+        soft_cap=d.one_of(None, 30.0),  # type: ignore[arg-type]
+        sinks=d.flip(),
+        qk_norm=d.one_of(None, QKNorm(EPS), QKNorm(EPS, 1.0)),  # type: ignore[arg-type]
+        biased=d.flip(),
+        output_biased=d.flip(),
+    )
+
+
+def _latent(d: _Dice) -> LatentAttention:
+    nope, rope = d.number(8, 16), d.number(4, 8)
+    return LatentAttention(
+        width=d.number(32, 64), heads=d.number(2, 4), latent=d.number(16, 32), nope_dim=nope,
+        rope_dim=rope, value_dim=d.number(8, 16), eps=EPS, scale=(nope + rope) ** -0.5,
+        rope=RopeTable(10000.0, rope), query_latent=d.number(0, 24),
+    )  # fmt: skip
+
+
+def _moe(d: _Dice) -> MoE:
+    kind = str(d.one_of("softmax", "sigmoid", "softmax_topk"))
+    router = Router(d.number(1, 2, 3), kind, d.flip(), routed_scaling=float(d.number(1, 2)))
+    return MoE(
+        width=d.number(32, 64), inner=d.number(32, 48), experts=d.number(4, 8), router=router,
+        activation=str(d.one_of("silu", "gelu_tanh")), selection_bias=d.flip(),
+        shared_inner=d.number(0, 32),
+    )  # fmt: skip
+
+
+LAYERS: dict[str, Callable[[_Dice], Op]] = {
+    "Embedding": lambda d: Embedding(40, d.number(256, 512), float(d.number(1, 16)) ** 0.5),
+    "Linear": lambda d: Linear(d.number(256, 512, 768), d.number(5, 70, 129), d.flip()),
+    "RMSNorm": lambda d: RMSNorm(d.number(48, 300, 576), EPS, float(d.number(0, 1))),
+    "LayerNorm": lambda d: LayerNorm(d.number(48, 300, 576), 1e-5, d.flip()),
+    "Rope": lambda d: Rope(RopeTable(500000.0, d.number(8, 16)), str(d.one_of("half"))),
+    "Residual": lambda d: Residual(float(d.one_of(1.0, 0.22, 2.5))),  # type: ignore[arg-type]
+    "GatedMLP": lambda d: GatedMLP(
+        d.number(256, 512), d.number(256, 512), str(d.one_of("silu", "gelu_tanh")), d.flip()
+    ),
+    "MoE": _moe,
+    "ShortConv": lambda d: ShortConv(d.number(32, 64), d.number(2, 3, 4), d.flip()),
+    "Attention": _attention,
+    "LatentAttention": _latent,
+}
+"""A layer with its geometry drawn."""
+
+
+def cases() -> Iterator[Case]:
+    """All cases of level 1."""
+    for kind, draw in LAYERS.items():
+        seen = set()
+        for number in range(GEOMETRIES):
+            op = draw(_Dice(f"{kind} {number}"))
+            layout = _layout(op, number)
+            if (op, layout) not in seen:
+                yield _case(kind, op, layout, False)
+                yield _case(kind, op, layout, True)
+            seen.add((op, layout))
+        if kind in STATEFUL:
+            for what, drive in DRIVES.items():
+                family = f"{kind} {what.partition(' of ')[0]}"
+                build = partial(_scenario, op, layout, False, drive)
+                name = f"level1/{family}[{what}, {_geometry(op)}]"
+                yield Case(name, 1, family, kind, build, stage=2)
+
+
+def _case(kind: str, op: Op, layout: str, decomposed: bool) -> Case:
+    twin = ", as its decomposition" if decomposed else ""
+    name = f"level1/{kind}[{_geometry(op)}, {layout}{twin}]"
+    build = partial(_scenario, op, layout, decomposed, Chunks())
+    return Case(name, 1, kind, kind, build)
+
+
+def _geometry(op: Op) -> str:
+    """The operator's own description, without its name."""
+    return op.describe().partition("(")[2][:-1]
+
+
+def _layout(op: Op, number: int) -> str:
+    """A layout whose blocks divide every row of the layer's matrices; another one each time."""
+    columns = [shape[-1] for role, shape in op.weight_shapes().items() if _is_matrix(role, shape)]
+    fitting = [
+        name
+        for name in MATRIX_LAYOUTS
+        if LAYOUTS[name].kind != "blocks" or all(n % LAYOUTS[name].block == 0 for n in columns)
+    ]
+    return fitting[(number * 5 + len(op.kind)) % len(fitting)] if columns else "f32"
+
+
+def _is_matrix(role: str, shape: tuple[int, ...]) -> bool:
+    return len(shape) > 1 and role != "conv"
+
+
+def weights_of(op: Op, layout: str, source: Source) -> dict[str, Weight]:
+    """Random weights by role: matrices in the layout, gains around 1, others around 0."""
+    found = {}
+    for role, shape in op.weight_shapes().items():
+        rows = int(np.prod(shape[:-1]))
+        if _is_matrix(role, shape):
+            found[role] = typical(source, layout, rows, shape[-1])
+        else:
+            values = source.floats(rows, shape[-1]) * F32(0.25)
+            gain = role.endswith("norm") or role == "weight"
+            found[role] = vector(values + F32(1) if gain else values)
+    return found
+
+
+def _inputs(op: Op) -> dict[str, Type]:
+    if isinstance(op, Embedding):
+        return {}
+    if isinstance(op, Rope):
+        return {"x": Type((2, op.table.dim))}
+    if isinstance(op, Residual):
+        return {"x": Type((64,)), "branch": Type((64,))}
+    width = getattr(op, "width", None) or getattr(op, "in_width", None)
+    return {"x": Type((int(width or 0),))}
+
+
+def layer_probe(op: Op, layout: str, source: Source) -> Probe:
+    """A program of one layer."""
+    b, weights, inputs = Builder(context=CONTEXT), weights_of(op, layout, source), _inputs(op)
+    token, position = b.input("token"), b.input("position")
+    taken = [b.input(name, kind.shape, kind.dtype) for name, kind in inputs.items()]
+    if isinstance(op, Embedding):
+        taken = [token]
+    if isinstance(op, Attention | LatentAttention | Rope):
+        taken.append(position)
+    roles = {role: role for role in weights}
+    slots = {role: role for role in op.slot_kinds()}
+    b.add(op, *taken, name=OUTPUT, weights=roles, slots=slots)
+    vocabulary = op.vocab if isinstance(op, Embedding) else 2
+    return Probe(bound(b.program((OUTPUT,)), weights), weights, inputs, {"token": vocabulary})
+
+
+def _scenario(op: Op, layout: str, decomposed: bool, drive: Drive, source: Source) -> Scenario:
+    probe = layer_probe(op, layout, source)
+    many = isinstance(drive, Together)
+    feeds = [probe.feed(source, rows) for rows in ((ROWS, 30, 66) if many else (ROWS,))]
+    scenario = Scenario(probe.program, probe.weights, feeds, drive=drive)
+    return replace(scenario, decomposed=decomposed)

@@ -1,0 +1,169 @@
+"""Look-up and products: every layout, typical and extreme codes, experts and heads, routing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from cortiq.backend import Named
+from cortiq.ir import Type, ops
+from cortiq.numerics.contract import F32
+from cortiq.numerics.layouts import LAYOUTS, Weight
+from cortiq.numerics.route import Router
+from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.drives import Feed
+from cortiq_conformance.materials import MATRIX_LAYOUTS, extreme, typical
+from cortiq_conformance.probes import TOKEN, Probe, floats, one, vector
+from cortiq_conformance.source import Source
+
+EXPERTS, TOP = 6, 3
+
+
+def cases() -> Iterator[Case]:
+    """Matrix cases of level 0."""
+    for layout in MATRIX_LAYOUTS:
+        for what, build in MATMULS.items():
+            yield _case("MatMul", layout, what, partial(build, layout))
+        yield _case("EmbedRows", layout, "typical and extreme rows", partial(_embed, layout))
+    for layout in ("w8", "Q4_K", "Q4_1", "f32"):
+        yield _case("HeadMatMul", layout, "3 heads", partial(_heads, layout))
+        for shared in (True, False):
+            what = "one row for all experts" if shared else "a row an expert"
+            yield _case("ExpertMatMul", layout, what, partial(_experts, layout, shared))
+    for what, router in ROUTERS.items():
+        for biased in (False, True):
+            name = f"{what}{', selection bias' if biased else ''}"
+            build = partial(_route, router, biased)
+            yield Case(f"level0/Route[{name}]", 0, "Route", "Route", build)
+    build = partial(_route, Router(TOP), False, ties=True)
+    yield Case("level0/Route ties[equal scores]", 0, "Route ties", "Route", build)
+    yield Case("level0/CombineExperts[3 of 6 experts]", 0, "CombineExperts", "CombineExperts",
+               _combine)  # fmt: skip
+
+
+def _case(op: str, layout: str, what: str, build: Callable[[Source], Scenario]) -> Case:
+    return Case(f"level0/{op}[{layout}, {what}]", 0, f"{op}[{layout}]", op, build)
+
+
+def matmul(weight: Weight) -> Probe:
+    """x times a weight."""
+    rows, columns = weight.shape
+    quantised = () if weight.layout.kind == "float" else ("x",)
+    weights = {"weight": weight}
+    return one(ops.MatMul(columns, rows), {"x": floats(columns)}, weights, quantised)
+
+
+def _columns(layout: str, least: int) -> int:
+    block = LAYOUTS[layout].block or 1
+    return -(-least // block) * block
+
+
+def _typical(layout: str, source: Source) -> Scenario:
+    weight = typical(source, layout, 70, _columns(layout, 512))
+    return matmul(weight).scenario(source, 67)
+
+
+def _extreme(layout: str, source: Source) -> Scenario:
+    weight = extreme(source, layout, _columns(layout, 512))
+    probe = matmul(weight)
+    x = source.floats(5, weight.shape[1])
+    x[1] = np.where(source.integers(0, 2, weight.shape[1]), F32(1), F32(-1))
+    x[2] = 1
+    x[3] = 0
+    return probe.given(x=x)
+
+
+def _odd_blocks(layout: str, source: Source) -> Scenario:
+    """A number of blocks that fills no run, and a width that fills no tile."""
+    block = LAYOUTS[layout].block or 37
+    weight = typical(source, layout, 19, block * 11)
+    return matmul(weight).scenario(source, 3, amplitude=100.0)
+
+
+MATMULS: dict[str, Callable[[str, Source], Scenario]] = {
+    "67 rows of typical codes": _typical,
+    "extreme codes and scales": _extreme,
+    "11 blocks": _odd_blocks,
+}
+
+
+def embed(weight: Weight) -> Probe:
+    """Rows of a table."""
+    op = ops.EmbedRows(*weight.shape)
+    return one(op, {"token": TOKEN}, {"table": weight}, limits={"token": weight.shape[0]})
+
+
+def _embed(layout: str, source: Source) -> Scenario:
+    weight = extreme(source, layout, _columns(layout, 256))
+    probe = embed(weight)
+    tokens = source.permutation(weight.shape[0]).astype(np.int32)
+    return Scenario(probe.program, weight_map(probe), [Feed(tokens)])
+
+
+def weight_map(probe: Probe) -> dict[str, Weight]:
+    """The weights of a probe."""
+    return dict(probe.weights)
+
+
+def head_matmul(source: Source, layout: str) -> Probe:
+    """Three heads of their own matrix."""
+    columns = _columns(layout, 64)
+    op, weight = ops.HeadMatMul(3, columns, 20), typical(source, layout, 60, columns)
+    quantised = () if layout == "f32" else ("x",)
+    return one(op, {"x": floats(3, columns)}, {"weight": weight}, quantised)
+
+
+def _heads(layout: str, source: Source) -> Scenario:
+    return head_matmul(source, layout).scenario(source, 5)
+
+
+def expert_matmul(source: Source, layout: str, shared: bool) -> Probe:
+    """Three of six experts a row."""
+    columns = _columns(layout, 64)
+    op, weight = ops.ExpertMatMul(EXPERTS, columns, 24), typical(source, layout, 144, columns)
+    kind = floats(columns) if shared else floats(TOP, columns)
+    inputs = {"x": kind, "index": Type((TOP,), "i32")}
+    quantised = () if layout == "f32" else ("x",)
+    return one(op, inputs, {"weight": weight}, quantised, limits={"index": EXPERTS})
+
+
+def _experts(layout: str, shared: bool, source: Source) -> Scenario:
+    return expert_matmul(source, layout, shared).scenario(source, 7)
+
+
+ROUTERS = {
+    "softmax": Router(TOP),
+    "softmax, renormalised": Router(TOP, renormalise=True),
+    "sigmoid, renormalised with a floor, scaled": Router(
+        TOP, "sigmoid", renormalise=True, denominator_floor=1e-6, routed_scaling=2.5
+    ),
+    "softmax of the chosen": Router(TOP, "softmax_topk"),
+}
+
+
+def route(source: Source, router: Router, biased: bool) -> Probe:
+    """Scores to indices and weights."""
+    op = ops.Route(32, router, biased)
+    weights = {"bias": vector(source.floats(32, amplitude=0.1))} if biased else {}
+    return one(op, {"x": floats(32)}, weights)
+
+
+def _route(router: Router, biased: bool, source: Source, ties: bool = False) -> Scenario:
+    """Indices are compared through the weights and as they are."""
+    probe = route(source, router, biased)
+    x = source.floats(40, 32, amplitude=3)
+    if ties:
+        x = source.integers(-2, 3, 40, 32).astype(F32)
+    return replace(probe.given(x=x), wants=(Named("y.0"), Named("y.1")))
+
+
+def combine(source: Source) -> Probe:
+    """Weights and outputs to their sum."""
+    return one(ops.CombineExperts(), {"weight": floats(TOP), "output": floats(TOP, 48)})
+
+
+def _combine(source: Source) -> Scenario:
+    return combine(source).scenario(source, 24)

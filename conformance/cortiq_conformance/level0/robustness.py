@@ -1,0 +1,156 @@
+"""Values outside the domain, flush-to-zero, and who really computes: for every primitive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from cortiq.backend import Named
+from cortiq.ir import ops
+from cortiq.numerics.contract import F32
+from cortiq.numerics.route import Router
+from cortiq_conformance.case import Case, NotRunError, Scenario
+from cortiq_conformance.compare import Divergence
+from cortiq_conformance.drives import Feed, Together
+from cortiq_conformance.flush import available
+from cortiq_conformance.guard import Guard
+from cortiq_conformance.level0 import elementwise, matrices, sequences
+from cortiq_conformance.materials import extreme, typical
+from cortiq_conformance.probes import Probe, floats, one, through_quantise
+from cortiq_conformance.source import Source
+from cortiq_conformance.subject import Subject
+from cortiq_conformance.wants import Observations
+
+STAGE = 3
+DELEGATED = "delegation behind the back (the reference ran, and placement names the backend)"
+BAD_VALUES = (float("nan"), float("inf"), float("-inf"), 2.0**50)
+
+PROBES: dict[str, Callable[[Source], Probe]] = {
+    "Add": lambda s: elementwise.binary(ops.Add(), 64),
+    "Multiply": lambda s: elementwise.binary(ops.Multiply(), 64),
+    "Scale": lambda s: one(ops.Scale(0.3), {"x": floats(64)}),
+    "Bias": elementwise.bias,
+    "Activation": lambda s: one(ops.Activation("silu"), {"x": floats(64)}),
+    "SoftCap": lambda s: one(ops.SoftCap(30.0), {"x": floats(64)}),
+    "RMSNorm": lambda s: elementwise.rms_norm(s, 64),
+    "LayerNorm": lambda s: elementwise.layer_norm(s, 64, True),
+    "Slice": lambda s: one(ops.Slice(3, 50), {"x": floats(64)}),
+    "Concat": lambda s: one(ops.Concat(), {"a": floats(8), "b": floats(5)}),
+    "Reshape": lambda s: one(ops.Reshape((8, 8)), {"x": floats(64)}),
+    "Quantise": lambda s: through_quantise(64),
+    "MatMul": lambda s: matrices.matmul(typical(s, "Q4_K", 20, 256)),
+    "HeadMatMul": lambda s: matrices.head_matmul(s, "w8"),
+    "ExpertMatMul": lambda s: matrices.expert_matmul(s, "w8", True),
+    "EmbedRows": lambda s: matrices.embed(extreme(s, "Q4_1", 256)),
+    "Rope": lambda s: sequences.rope(),
+    "Attend": lambda s: sequences.attention(),
+    "CausalConv": lambda s: sequences.conv(s),
+    "Route": lambda s: matrices.route(s, Router(3), False),
+    "CombineExperts": matrices.combine,
+}
+"""A small program around each primitive; StoreKV is part of Attend's."""
+
+
+def cases() -> Iterator[Case]:
+    """Robustness cases of level 0."""
+    for op, probe in PROBES.items():
+        if op != "EmbedRows":
+            yield _case("planted NaN", op, f"{op}, in the second of three sequences",
+                        partial(_planted, probe, op))  # fmt: skip
+        yield _case("edge of the domain", op, op, partial(_edge, probe, op))
+        yield _case("flush to zero", op, op, partial(_flushed, probe, op))
+        yield _case("placement", op, op, partial(_placed, probe, op))
+
+
+def _case(family: str, op: str, what: str, build: Callable) -> Case:
+    return Case(f"level0/{family}[{what}]", 0, family, op, build, STAGE)
+
+
+def _wants(op: str) -> tuple[Named, ...]:
+    return (Named("y.0"), Named("y.1")) if op == "Route" else (Named("y"),)
+
+
+def _planted(make: Callable[[Source], Probe], op: str, source: Source) -> Scenario:
+    """Four bad values, each in a sequence of its own; the sequences between them are sound."""
+    probe = make(source)
+    feeds = [probe.feed(source, 3)]
+    for bad in BAD_VALUES:
+        feeds += [_spoilt(probe.feed(source, 3), bad, source), probe.feed(source, 3)]
+    return Scenario(probe.program, probe.weights, feeds, _wants(op), Together())
+
+
+def _spoilt(feed: Feed, bad: float, source: Source) -> Feed:
+    inputs = {name: array.copy() for name, array in feed.inputs.items()}
+    for array in inputs.values():
+        if array.dtype == F32:
+            array[1].reshape(-1)[int(source.integers(0, array[1].size, 1)[0])] = F32(bad)
+            break
+    return Feed(feed.tokens, inputs)
+
+
+def _flushed(make: Callable[[Source], Probe], op: str, source: Source) -> Scenario:
+    reason = available()
+    if reason:
+        raise NotRunError(reason)
+    return replace(_edge(make, op, source), flush=True)
+
+
+def _edge(make: Callable[[Source], Probe], op: str, source: Source) -> Scenario:
+    """−0, and values around 2⁻⁴⁰: without snap, products and differences would be subnormal."""
+    probe = make(source)
+    feed = probe.feed(source, 16)
+    inputs = dict(feed.inputs)
+    for name, array in inputs.items():
+        if array.dtype == F32:
+            small = source.spread(*array.shape, low=-40, high=-18)
+            chosen = source.integers(0, 3, *array.shape)
+            inputs[name] = np.where(chosen == 0, small, np.where(chosen == 1, F32(-0.0), array))
+    feeds = [Feed(feed.tokens, inputs)]
+    return Scenario(probe.program, probe.weights, feeds, _wants(op))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Runs a program under a guard that sees calls into the reference and the contract."""
+
+    scenario: Scenario
+    op: str
+
+    def expected(self) -> Observations:
+        """No function of the reference computes what the backend says it computes itself."""
+        values = self.scenario.expected()
+        return {**values, DELEGATED: np.zeros(1, np.int32)}
+
+    def observe(self, subject: Subject) -> Observations:
+        """The values, and whether a node said to be the backend's own was delegated."""
+        watched = _Watched(subject)
+        with Guard() as guard:
+            values = self.scenario.observe(watched)
+        subject.computed.update(watched.computed)
+        subject.covered.update(watched.covered)
+        own = watched.computed[subject.name] > 0 and subject.name != "reference"
+        delegated = guard.calls(self.op) if own else 0
+        return {
+            **values,
+            DELEGATED: np.array([delegated > 0], np.int32),
+        }
+
+    def localise(self, subject: Subject, found: Divergence) -> Divergence:
+        """The value says it all."""
+        return found
+
+
+class _Watched(Subject):
+    """The subject with counts of its own."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject.backend, subject.device)
+
+
+def _placed(make: Callable[[Source], Probe], op: str, source: Source) -> Placement:
+    probe = make(source)
+    scenario = replace(probe.scenario(source, 4), wants=_wants(op))
+    return Placement(scenario, op)

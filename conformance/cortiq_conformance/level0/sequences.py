@@ -1,0 +1,137 @@
+"""Primitives that see positions: rotary embedding, attention over tiles, convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from cortiq.ir import ops
+from cortiq.numerics.contract import F32
+from cortiq.numerics.rope import RopeTable
+from cortiq.numerics.rope_scaling import Linear
+from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.drives import Feed
+from cortiq_conformance.probes import TOKEN as POSITION
+from cortiq_conformance.probes import Probe, attend, floats, one, vector
+from cortiq_conformance.source import Source
+
+TABLE = RopeTable(10000.0, 16)
+WINDOWS = (1, 5, 63, 64, 65, 100)
+GEOMETRIES = ((4, 2, 16, 16), (6, 1, 8, 12), (3, 3, 32, 8))
+
+
+def cases() -> Iterator[Case]:
+    """Sequence primitives of level 0."""
+    for what, build in ROTATIONS.items():
+        yield _case("Rope", "Rope", what, build)
+    for geometry in GEOMETRIES:
+        yield _case("Attend", "Attend", _described(geometry), partial(_plain, geometry))
+    yield _case("Attend", "Attend", "1100 rows, more than a run of tiles", _long)
+    yield _case("Attend", "Attend", "values whose exponents range from -36 to 40", _ladders)
+    yield _case("Attend", "Attend", "scores beyond the clamp", _clamped)
+    for window in WINDOWS:
+        what = f"{window}, starting at every offset in a tile"
+        yield _case("Attend window", "Attend", what, partial(_window, window))
+    for geometry in GEOMETRIES:
+        yield _case("Attend sinks", "Attend", _described(geometry), partial(_sinks, geometry))
+    for cap in (5.0, 50.0):
+        yield _case("Attend soft cap", "Attend", f"{cap:g}", partial(_capped, cap))
+    for kernel in (2, 3, 4):
+        for biased in (False, True):
+            what = f"{kernel} taps{', biased' if biased else ''}"
+            yield _case("CausalConv", "CausalConv", what, partial(_conv, kernel, biased))
+
+
+def _case(family: str, op: str, what: str, build: Callable[[Source], Scenario]) -> Case:
+    return Case(f"level0/{family}[{what}]", 0, family, op, build)
+
+
+def _described(geometry: tuple[int, int, int, int]) -> str:
+    heads, kv_heads, key_dim, value_dim = geometry
+    return f"{heads} heads on {kv_heads}, keys of {key_dim}, values of {value_dim}"
+
+
+def rope(table: RopeTable = TABLE, pairing: str = "half", heads: int = 3, width: int = 16) -> Probe:
+    """Heads turned by their row's position."""
+    inputs = {"x": floats(heads, width), "position": POSITION}
+    return one(ops.Rope(table, pairing), inputs)
+
+
+ROTATIONS: dict[str, Callable[[Source], Scenario]] = {
+    "pairs of halves": lambda s: rope().scenario(s, 40),
+    "interleaved pairs": lambda s: rope(pairing="interleaved").scenario(s, 40),
+    "16 of 24 values turn": lambda s: rope(width=24).scenario(s, 10),
+    "1100 positions, scaled linearly": lambda s: rope(
+        RopeTable(500000.0, 8, Linear(4.0)), heads=1, width=8
+    ).scenario(s, 1100),
+}
+
+
+def attention(
+    geometry: tuple[int, int, int, int] = (4, 2, 16, 16),
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: np.ndarray | None = None,
+    scale: float | None = None,
+) -> Probe:
+    """An Attend over rows that supply q, k and v."""
+    factor = geometry[2] ** -0.5 if scale is None else scale
+    op = ops.Attend(*geometry, factor, window, soft_cap, sinks is not None)
+    return attend(op, sinks)
+
+
+def _plain(geometry: tuple[int, int, int, int], source: Source) -> Scenario:
+    return attention(geometry).scenario(source, 150, amplitude=2.0)
+
+
+def _long(source: Source) -> Scenario:
+    return attention((1, 1, 8, 8)).scenario(source, 1100, amplitude=2.0)
+
+
+def _ladders(source: Source) -> Scenario:
+    probe = attention((2, 1, 8, 8))
+    feed = probe.feed(source, 140, amplitude=2.0)
+    power = 2.0 ** source.integers(-36, 40, 140, 1, 1)
+    v = feed.inputs["v"] * power.astype(F32)
+    v = np.where(np.abs(v) < 2.0**-40, F32(0), v)
+    scenario = Scenario(probe.program, probe.weights, [feed])
+    return replace(scenario, feeds=[Feed(feed.tokens, {**feed.inputs, "v": v})])
+
+
+def _clamped(source: Source) -> Scenario:
+    """Scores of some ten thousand, beyond ±16384 in part; far weights are forgotten."""
+    return attention((2, 2, 8, 8), scale=1.0).scenario(source, 100, amplitude=60.0)
+
+
+def _window(window: int, source: Source) -> Scenario:
+    return attention((2, 1, 8, 8), window=window).scenario(source, 64 + window + 70, 1.5)
+
+
+def sink_values(source: Source, heads: int) -> np.ndarray:
+    """Logits that take a share of every row."""
+    return source.floats(heads) + F32(2)
+
+
+def _sinks(geometry: tuple[int, int, int, int], source: Source) -> Scenario:
+    probe = attention(geometry, sinks=sink_values(source, geometry[0]))
+    return probe.scenario(source, 80, amplitude=1.5)
+
+
+def _capped(cap: float, source: Source) -> Scenario:
+    return attention((4, 2, 16, 16), soft_cap=cap).scenario(source, 80, amplitude=3.0)
+
+
+def conv(source: Source, kernel: int = 3, biased: bool = False) -> Probe:
+    """A causal convolution of 32 channels."""
+    weights = {"weight": vector(source.floats(32, kernel))}
+    if biased:
+        weights["bias"] = vector(source.floats(32))
+    return one(ops.CausalConv(32, kernel, biased), {"x": floats(32)}, weights)
+
+
+def _conv(kernel: int, biased: bool, source: Source) -> Scenario:
+    return conv(source, kernel, biased).scenario(source, 20)

@@ -1,0 +1,96 @@
+"""What is computed where the logits are: argmax, draws, the largest logits, digests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from cortiq.backend import Argmax, Digest, Draw, Top, Want
+from cortiq.numerics.contract import F32
+from cortiq.numerics.sampling import Sampling
+from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.drives import Feed
+from cortiq_conformance.probes import logits
+from cortiq_conformance.source import Source
+
+VOCABULARY = 1000
+ROWS = 24
+
+CHAINS = {
+    "temperature 1": Sampling(seed=1),
+    "temperature 0.7": Sampling(temperature=0.7, seed=2),
+    "temperature 0": Sampling(temperature=0.0, seed=3),
+    "top-k 5": Sampling(top_k=5, seed=4),
+    "top-p 0.8": Sampling(temperature=1.5, top_p=0.8, seed=5),
+    "min-p 0.05": Sampling(temperature=1.2, min_p=0.05, seed=6),
+    "every filter": Sampling(temperature=0.9, top_k=40, top_p=0.95, min_p=0.02, seed=1 << 40),
+    "penalties": Sampling(
+        repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.25, seed=7
+    ),
+    "bias": Sampling(logit_bias={3: 4.0, 17: -2.5}, seed=8),
+}
+
+
+def cases() -> Iterator[Case]:
+    """Tails of level 0."""
+    for what, build in ARGMAXES.items():
+        yield _case("Argmax", "Argmax", what, build)
+    for what, sampling in CHAINS.items():
+        yield _case("Draw", "Draw", what, partial(_draws, sampling))
+    yield _case("Draw", "Draw", "three choices of one row", _choices)
+    yield _case("Top", "Top", "the largest 20", partial(_top, False, 20))
+    yield _case("Top ties", "Top", "equal logits by id", partial(_top, True, 50))
+    yield _case("Digest", "Digest", "logits and a value", _digests)
+
+
+def _case(family: str, op: str, what: str, build: Callable[[Source], Scenario]) -> Case:
+    return Case(f"level0/{family}[{what}]", 0, family, op, build)
+
+
+def rows(x: np.ndarray, wants: tuple[Want, ...], source: Source) -> Scenario:
+    """Rows that supply these logits; their ids repeat, so that penalties have a history."""
+    probe = logits(x.shape[1])
+    tokens = source.integers(0, 12, len(x))
+    return Scenario(probe.program, probe.weights, [Feed(tokens, {"x": x})], wants)
+
+
+def _argmax_ties(source: Source) -> Scenario:
+    """The largest value several times in each row, zeros of both signs among them."""
+    x = source.floats(ROWS, VOCABULARY)
+    for row in range(ROWS):
+        x[row, source.permutation(VOCABULARY)[:5]] = 7
+    x[0] = np.where(np.arange(VOCABULARY) % 7 == 3, F32(-0.0), F32(-1))
+    x[0, 500] = 0
+    return rows(x, (Argmax(),), source)
+
+
+ARGMAXES: dict[str, Callable[[Source], Scenario]] = {
+    "the lowest index wins a tie": _argmax_ties,
+}
+
+
+def _draws(sampling: Sampling, source: Source) -> Scenario:
+    x = source.floats(ROWS, VOCABULARY, amplitude=2)
+    return rows(x, (Draw(sampling),), source)
+
+
+def _choices(source: Source) -> Scenario:
+    """One distribution at every position: only position and choice tell the draws apart."""
+    x = np.repeat(source.floats(1, VOCABULARY), ROWS, axis=0)
+    wants = tuple(Draw(Sampling(seed=9), choice) for choice in range(3))
+    return rows(x, wants, source)
+
+
+def _top(ties: bool, count: int, source: Source) -> Scenario:
+    x = source.floats(8, VOCABULARY, amplitude=2)
+    if ties:
+        x = source.integers(-3, 4, 8, VOCABULARY).astype(F32)
+    return rows(x, (Top(count),), source)
+
+
+def _digests(source: Source) -> Scenario:
+    x = source.spread(8, VOCABULARY)
+    return replace(rows(x, (), source), wants=(Digest("logits"), Digest("x")))

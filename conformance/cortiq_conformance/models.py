@@ -1,0 +1,92 @@
+"""Models of levels 2 to 4: tiny ones by formula, and real ones from the cache."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from cortiq.ir import Program
+from cortiq.numerics.layouts import Weight
+from cortiq_conformance.case import NotRunError
+from cortiq_conformance.source import Source
+
+TINY: Mapping[str, str] = {
+    "tiny-llama": "w16",
+    "tiny-gemma3": "Q8_0",
+    "tiny-mixtral": "w8",
+    "tiny-lfm2": "Q4_1",
+    "tiny-mimo": "f32",
+    "tiny-mtp": "w8b256",
+}
+"""Synthetic models, each in another layout."""
+REAL = ("smollm2", "gemma3-270m")
+TINY_PROMPTS = {"5 tokens": 5, "70 tokens": 70, "33 tokens": 33}
+"""Lengths of the tiny models' prompts, whose ids are random."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to be compiled, with what its golden entries carry."""
+
+    program: Program
+    weights: Mapping[str, Weight]
+    facts: Mapping[str, str]
+
+
+def chosen(models: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Tiny and other models among those asked for; all of both without a choice."""
+    if models is None:
+        return list(TINY), list(REAL)
+    return [m for m in models if m in TINY], [m for m in models if m not in TINY]
+
+
+@cache
+def load(name: str) -> LoadedModel:
+    """Open a model; one that is not here is a `NotRunError`."""
+    from cortiq.formats.checkpoint import open_checkpoint
+    from cortiq.models import load_program
+    from cortiq.models.synthetic import open_synthetic
+
+    if name in TINY:
+        checkpoint = open_synthetic(f"synthetic:{name}?seed=1&format={TINY[name]}")
+    else:
+        checkpoint = open_checkpoint(_path(name))  # type: ignore[assignment]
+    loaded = load_program(checkpoint, context=None)
+    layouts = sorted({spec.layout or "" for spec in loaded.program.weights.values()})
+    facts = {"model": checkpoint.model_hash(), "format": ",".join(layouts)}
+    return LoadedModel(loaded.program, loaded.weights, facts)
+
+
+def _path(name: str) -> Path:
+    from cortiq.formats import fetch
+
+    if name not in fetch.KNOWN_MODELS:
+        return fetch.resolve(name)
+    path = fetch.cached(name)
+    if path is None:
+        raise NotRunError(f"{name} is not in the cache: cortiq pull {name}")
+    return path
+
+
+@cache
+def _real_prompts() -> Mapping[str, Mapping[str, list[int]]]:
+    return json.loads(Path(__file__).with_name("prompts.json").read_text())
+
+
+def prompts(name: str) -> list[str]:
+    """Names of a model's prompts."""
+    return list(_real_prompts().get(name, TINY_PROMPTS))
+
+
+def prompt(name: str, title: str) -> np.ndarray:
+    """Ids of a prompt, int32."""
+    if name in _real_prompts():
+        return np.array(_real_prompts()[name][title], np.int32)
+    vocabulary = load(name).program.facts["vocab_size"]
+    ids = Source(f"prompt {title} of {name}").integers(0, vocabulary, TINY_PROMPTS[title])
+    return ids.astype(np.int32)

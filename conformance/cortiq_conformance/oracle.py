@@ -1,0 +1,207 @@
+"""What is expected: a program evaluated with the plain functions of `cortiq.numerics`.
+
+One sequence, node by node, with no tiles, batches or chunks: the definition that every backend is
+compared with, the reference too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cortiq.ir import KVRows, Node, Op, Program, ops, primitives_of
+from cortiq.numerics import attention, matmul, norms, recurrent, rope, route, scalar
+from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
+from cortiq.numerics.layouts import Weight, decode, embedding_rows, floats
+from cortiq.numerics.quantise import Quantised, quantise_rows
+
+Inputs = Mapping[str, np.ndarray]
+
+
+@dataclass
+class Evaluation:
+    """Values of the rows of one call, by name, and which rows met a fault."""
+
+    values: dict[str, Any]
+    faults: Flags
+
+
+@dataclass
+class _Call:
+    op: Any
+    weights: Mapping[str, Weight]
+    slots: dict[str, Any]
+    faults: Flags
+    roles: Mapping[str, str] = field(default_factory=dict)
+
+
+class Oracle:
+    """One sequence of a program; `feed` continues it."""
+
+    def __init__(self, program: Program, weights: Mapping[str, Weight]) -> None:
+        self.program, self.weights = primitives_of(program), weights
+        self.slots = {name: _empty(slot) for name, slot in program.slots.items()}
+        self.lengths = dict.fromkeys(program.graphs, 0)
+        self.tokens: list[int] = []
+
+    def feed(
+        self, tokens: Sequence[int] | Ints, inputs: Inputs | None = None, entry: str = "trunk"
+    ) -> Evaluation:
+        """Evaluate the next rows; values are as after the fault check, however it went."""
+        graph, count = self.program.graphs[entry], len(tokens)
+        faults: Flags = np.zeros(count, np.bool_)
+        start = self.lengths[entry]
+        values: dict[str, Any] = {
+            "token": np.asarray(tokens, np.int32),
+            "position": np.arange(start, start + count, dtype=np.int32),
+        }
+        for name, given in (inputs or {}).items():
+            kind = graph.values[name].dtype
+            values[name] = given if kind == "i32" else snap(np.asarray(given, F32), faults)
+        for node in graph.nodes:
+            self._run(node, values, faults)
+        self.lengths[entry] += count
+        if entry == "trunk":
+            self.tokens.extend(int(t) for t in tokens)
+        return Evaluation(values, faults)
+
+    def _run(self, node: Node, values: dict[str, Any], faults: Flags) -> None:
+        weights = {role: self.weights[name] for role, name in node.weights.items()}
+        call = _Call(node.op, weights, self.slots, faults, node.slots)
+        with np.errstate(all="ignore"):
+            result = FUNCTIONS[type(node.op)](call, *(values[name] for name in node.inputs))
+        outputs = result if len(node.outputs) != 1 else (result,)
+        values.update(zip(node.outputs, outputs, strict=True))
+
+
+def _empty(slot: Any) -> Any:
+    if isinstance(slot, KVRows):
+        shapes = ((slot.heads, slot.key_dim), (slot.heads, slot.value_dim))
+        return [
+            Quantised(np.zeros((0, *s), np.int32), np.zeros((0, s[0]), np.int32)) for s in shapes
+        ]
+    return np.zeros((slot.length, slot.width), F32)
+
+
+def _product(x: Quantised | Floats, weight: Weight, faults: Flags) -> Floats:
+    """x [rows, K] times a weight, by its layout."""
+    if isinstance(x, Quantised):
+        return matmul.matmul(x, decode(weight), faults)
+    return matmul.matmul_f32(x, floats(weight), faults)
+
+
+def _matmul(call: _Call, x: Quantised | Floats) -> Floats:
+    shape = x.q.shape if isinstance(x, Quantised) else x.shape
+    inner = int(np.prod(shape[1:-1]))
+    faults: Flags = np.zeros(shape[0] * inner, np.bool_)
+    y = _product(_flat(x), call.weights["weight"], faults)
+    call.faults |= faults.reshape(shape[0], inner).any(axis=1)
+    return y.reshape(*shape[:-1], -1)
+
+
+def _flat(x: Quantised | Floats) -> Quantised | Floats:
+    if isinstance(x, Quantised):
+        return Quantised(x.q.reshape(-1, x.q.shape[-1]), x.e.reshape(-1))
+    return x.reshape(-1, x.shape[-1])
+
+
+def _stacked(call: _Call, x: Quantised | Floats, choice: Ints, count: int) -> Floats:
+    """Row i, slot j meets matrix choice[i, j] of a stack of `count`."""
+    weight = call.weights["weight"]
+    height = weight.shape[0] // count
+    out = np.zeros((*choice.shape, height), F32)
+    for row, slot in np.ndindex(choice.shape):
+        first = int(choice[row, slot]) * height
+        expert = weight.rows(first, first + height)
+        one = _one_row(x, row, slot)
+        out[row, slot] = _product(one, expert, call.faults[row : row + 1])[0]
+    return out
+
+
+def _one_row(x: Quantised | Floats, row: int, slot: int) -> Quantised | Floats:
+    if isinstance(x, Quantised):
+        shared = x.e.ndim == 1
+        at = (row,) if shared else (row, slot)
+        return Quantised(x.q[at][None], x.e[at].reshape(1))
+    return x[(row,) if x.ndim == 2 else (row, slot)][None]
+
+
+def _head_matmul(call: _Call, x: Quantised | Floats) -> Floats:
+    rows = len(x.q) if isinstance(x, Quantised) else len(x)
+    choice = np.broadcast_to(np.arange(call.op.heads, dtype=np.int32), (rows, call.op.heads))
+    return _stacked(call, x, choice, call.op.heads)
+
+
+def _rms_norm(call: _Call, x: Floats) -> Floats:
+    weight = _vector(call, "weight")
+    if weight is not None:
+        weight = norms.offset_weight(weight, call.op.offset)
+    return norms.rms_norm(x, weight, call.op.eps, call.faults)
+
+
+def _vector(call: _Call, role: str) -> Floats | None:
+    return floats(call.weights[role])[0] if role in call.weights else None
+
+
+def _layer_norm(call: _Call, x: Floats) -> Floats:
+    weight = floats(call.weights["weight"])[0]
+    return norms.layer_norm(x, weight, _vector(call, "bias"), call.op.eps, call.faults)
+
+
+def _rope(call: _Call, x: Floats, position: Ints) -> Floats:
+    cos, sin = call.op.table.compute(position)
+    return rope.apply_rope(x, cos, sin, call.op.pairing, call.faults)
+
+
+def _store_kv(call: _Call, keys: Quantised, values: Quantised) -> tuple:
+    rows = call.slots[call.roles["kv"]]
+    for index, new in enumerate((keys, values)):
+        old = rows[index]
+        rows[index] = Quantised(np.concatenate([old.q, new.q]), np.concatenate([old.e, new.e]))
+    return ()
+
+
+def _attend(call: _Call, q: Quantised, position: Ints) -> Floats:
+    keys, values = call.slots[call.roles["kv"]]
+    op = call.op
+    return attention.attend(
+        q, keys, values, position, op.scale, window=op.window or 0, soft_cap=op.soft_cap,
+        sinks=_vector(call, "sinks"), faults=call.faults,
+    )  # fmt: skip
+
+
+def _causal_conv(call: _Call, x: Floats) -> Floats:
+    history = call.slots[call.roles["ring"]]
+    call.slots[call.roles["ring"]] = recurrent.conv_history(history, x)
+    taps = floats(call.weights["weight"])
+    return recurrent.causal_conv(history, x, taps, _vector(call, "bias"), call.faults)
+
+
+FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
+    ops.EmbedRows: lambda c, token: embedding_rows(c.weights["table"], token, c.faults),
+    ops.Quantise: lambda c, x: quantise_rows(x),
+    ops.MatMul: _matmul,
+    ops.HeadMatMul: _head_matmul,
+    ops.ExpertMatMul: lambda c, x, index: _stacked(c, x, index, c.op.experts),
+    ops.Add: lambda c, a, b: scalar.add(a, b, c.faults),
+    ops.Multiply: lambda c, a, b: scalar.multiply(a, b, c.faults),
+    ops.Scale: lambda c, x: scalar.scale(x, c.op.factor, c.faults),
+    ops.Bias: lambda c, x: scalar.add(x, floats(c.weights["bias"])[0], c.faults),
+    ops.Activation: lambda c, x: scalar.activation(x, c.op.function, c.faults),
+    ops.SoftCap: lambda c, x: scalar.soft_cap(x, c.op.cap, c.faults),
+    ops.RMSNorm: _rms_norm,
+    ops.LayerNorm: _layer_norm,
+    ops.Rope: _rope,
+    ops.StoreKV: _store_kv,
+    ops.Attend: _attend,
+    ops.CausalConv: _causal_conv,
+    ops.Route: lambda c, x: route.route(x, c.op.router, _vector(c, "bias"), c.faults),
+    ops.CombineExperts: lambda c, w, y: route.combine_experts(w, y, c.faults),
+    ops.Slice: lambda c, x: x[..., c.op.start : c.op.stop],
+    ops.Concat: lambda c, *parts: np.concatenate(parts, axis=-1),
+    ops.Reshape: lambda c, x: x.reshape(len(x), *c.op.shape),
+}
+"""The definition of every primitive: (call, *inputs) to output, or a tuple of outputs."""

@@ -1,0 +1,100 @@
+"""Replay files: a difference with its arrays; the case's data follow from its id."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cortiq.errors import FormatError, RequestError
+from cortiq.numerics.contract import CONTRACT_VERSION
+from cortiq_conformance import KIT_VERSION
+from cortiq_conformance.case import Case
+from cortiq_conformance.catalogue import cases
+from cortiq_conformance.compare import Divergence, digest_of
+from cortiq_conformance.report import CaseResult
+from cortiq_conformance.runner import make_subject, run_case
+from cortiq_conformance.source import Source
+from cortiq_conformance.subject import Subject
+from cortiq_conformance.wants import Observations
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a replay file holds; arrays as they were expected and as they came."""
+
+    facts: dict[str, Any]
+    expected: Observations
+    got: Observations
+
+
+def save(
+    folder: Path,
+    case: Case,
+    subject: Subject,
+    found: Divergence,
+    expected: Observations,
+    got: Observations,
+) -> Path:
+    """Write a replay file and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / (re.sub(r"[^A-Za-z0-9]+", "-", case.id).strip("-") + ".npz")
+    facts = {
+        "case": case.id,
+        "backend": subject.name,
+        "device": subject.device,
+        "kit": KIT_VERSION,
+        "contract": CONTRACT_VERSION,
+        "expected_digest": digest_of(expected),
+        "divergence": found.as_dict(),
+    }
+    arrays = {f"expected/{name}": array for name, array in expected.items()}
+    arrays |= {f"got/{name}": array for name, array in got.items()}
+    np.savez_compressed(path, facts=np.array(json.dumps(facts)), **arrays)  # type: ignore[arg-type]
+    return path
+
+
+def load(path: str | Path) -> Replay:
+    """Read a replay file; `FormatError` if it is none."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            facts = json.loads(str(stored["facts"]))
+            parts: dict[str, Observations] = {"expected": {}, "got": {}}
+            for key in stored.files:
+                kind, _, name = key.partition("/")
+                if kind in parts:
+                    parts[kind][name] = stored[key]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise FormatError(f"is no replay file: {error}", where=str(path)) from None
+    return Replay(facts, parts["expected"], parts["got"])
+
+
+def replay(path: str | Path, backend: Any = None, out: str | Path | None = None) -> CaseResult:
+    """Run the case of a replay file again, against the definitions.
+
+    Raises
+    ------
+    RequestError : this kit has no such case, or builds other data for it.
+    """
+    stored = load(path)
+    name, device = stored.facts["backend"], stored.facts["device"]
+    chosen = backend or (f"{name}:{device}" if device else name)
+    case = find(stored.facts["case"])
+    expected = case.build(Source(case.id)).expected()
+    if digest_of(expected) != stored.facts["expected_digest"]:
+        message = f"this kit ({KIT_VERSION}) expects other bits of {case.id!r}"
+        raise RequestError(message, where=str(path), hint=f"it is of kit {stored.facts['kit']}")
+    return run_case(case, make_subject(chosen), use_golden=False, out=out)
+
+
+def find(case_id: str) -> Case:
+    """The case with this id, of any level and profile."""
+    for case in cases(profile="full"):
+        if case.id == case_id:
+            return case
+    raise RequestError(f"this kit has no case {case_id!r}", hint=f"it is kit {KIT_VERSION}")

@@ -1,0 +1,171 @@
+"""What a run found: five outcomes counted apart, who computed, what was covered."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from cortiq.numerics.contract import CONTRACT_VERSION
+from cortiq_conformance import KIT_VERSION
+from cortiq_conformance.case import Case
+from cortiq_conformance.compare import Divergence
+
+
+class Outcome(StrEnum):
+    """What became of a case."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    DECLINED = "declined"
+    ERROR = "error"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One case's outcome.
+
+    Attributes
+    ----------
+    reason : why it is not `same`. live : live elements compared.
+    golden : whether it was held against a golden digest instead of the definition.
+    replay : file that replays it.
+    """
+
+    case: Case
+    outcome: Outcome
+    reason: str = ""
+    divergence: Divergence | None = None
+    live: int = 0
+    golden: bool = False
+    seconds: float = 0.0
+    replay: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        case = self.case
+        return {
+            "id": case.id, "level": case.level, "family": case.family, "op": case.op,
+            "outcome": self.outcome.value, "reason": self.reason, "live_elements": self.live,
+            "golden": self.golden, "seconds": round(self.seconds, 4), "replay": self.replay,
+            "divergence": self.divergence.as_dict() if self.divergence else None,
+        }  # fmt: skip
+
+
+@dataclass
+class Report:
+    """A whole run.
+
+    Attributes
+    ----------
+    computed : nodes compiled, by the backend that `placement` says computes them.
+    covered : number of compiled nodes by (operator, weight layout).
+    required : whether a case that could not be run fails the run.
+    """
+
+    backend: str
+    device: str
+    results: list[CaseResult]
+    case_list_hash: str
+    computed: Mapping[str, int] = field(default_factory=dict)
+    covered: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    allow_declined: bool = False
+    required: bool = False
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def count(self, outcome: Outcome, level: int | None = None) -> int:
+        """Cases with this outcome."""
+        found = (r for r in self.results if level is None or r.case.level == level)
+        return sum(result.outcome is outcome for result in found)
+
+    @property
+    def levels(self) -> list[int]:
+        """Levels that cases were asked for at."""
+        return sorted({result.case.level for result in self.results})
+
+    def failures(self) -> Iterator[str]:
+        """Why the run did not pass, a sentence each."""
+        if not self.results:
+            yield "no case was asked for"
+        for level in self.levels:
+            if not self.count(Outcome.SAME, level):
+                yield f"level {level}: nothing was computed and found the same"
+        for outcome in (Outcome.DIFFERENT, Outcome.ERROR, Outcome.DECLINED, Outcome.NOT_RUN):
+            if self.count(outcome) and self._counts_against(outcome):
+                yield f"{self.count(outcome)} cases: {outcome.value}"
+
+    def _counts_against(self, outcome: Outcome) -> bool:
+        if outcome is Outcome.DECLINED:
+            return not self.allow_declined
+        return self.required if outcome is Outcome.NOT_RUN else True
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything asked for ran and passed."""
+        return not any(True for _ in self.failures())
+
+    def failed_results(self) -> list[CaseResult]:
+        """Results that count against the backend."""
+        return [
+            r
+            for r in self.results
+            if r.outcome is not Outcome.SAME and self._counts_against(r.outcome)
+        ]
+
+    def blamed(self) -> set[str]:
+        """Families that failed at the lowest level and stage: what later failures follow from."""
+        failed = [r for r in self.results if r.outcome in (Outcome.DIFFERENT, Outcome.ERROR)]
+        first = min(((r.case.level, r.case.stage) for r in failed), default=None)
+        return {r.case.family for r in failed if (r.case.level, r.case.stage) == first}
+
+    def summary(self) -> str:
+        """The last line."""
+        counts = ", ".join(f"{self.count(outcome)} {outcome.value}" for outcome in Outcome)
+        total = sum(self.computed.values())
+        own = self.computed.get(self.backend, 0)
+        verdict = "passed" if self.passed else f"FAILED ({'; '.join(self.failures())})"
+        return (
+            f"{self.backend}:{self.device}, contract {CONTRACT_VERSION}, kit {KIT_VERSION}, "
+            f"{len(self.results)} cases {self.case_list_hash}: {counts}; "
+            f"{own} of {total} nodes computed by {self.backend}: {verdict}"
+        )
+
+    def coverage(self) -> dict[str, list[str]]:
+        """Layouts that each operator was computed with."""
+        table: dict[str, set[str]] = {}
+        for op, layout in self.covered:
+            table.setdefault(op, set()).update([layout] if layout else [])
+        return {op: sorted(layouts) for op, layouts in sorted(table.items())}
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: everything needed to judge the report without the machine."""
+        return {
+            "backend": self.backend, "device": self.device, "passed": self.passed,
+            "failures": list(self.failures()), "kit": KIT_VERSION, "contract": CONTRACT_VERSION,
+            "cases": len(self.results), "case_list": self.case_list_hash,
+            "counts": {outcome.value: self.count(outcome) for outcome in Outcome},
+            "blamed": sorted(self.blamed()), "computed_by": dict(self.computed),
+            "coverage": self.coverage(), "versions": {**machine_versions(), **self.versions},
+            "allow_declined": self.allow_declined,
+            "results": [result.as_dict() for result in self.results],
+        }  # fmt: skip
+
+
+def machine_versions() -> dict[str, str]:
+    """Python, NumPy, processor."""
+    import numpy as np
+
+    return {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "system": platform.platform(),
+    }
+
+
+def listed(results: Sequence[CaseResult], outcome: Outcome) -> list[CaseResult]:
+    """Results with this outcome."""
+    return [result for result in results if result.outcome is outcome]

@@ -1,0 +1,164 @@
+"""Running cases: each one built, observed on the backend, and held against what is expected."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cortiq.backend import Backend
+from cortiq.errors import CortiqError
+from cortiq_conformance import golden
+from cortiq_conformance.case import Case, Check, NotRunError
+from cortiq_conformance.catalogue import LEVELS, cases, list_hash
+from cortiq_conformance.compare import Divergence, digest_of, first_difference, live_elements
+from cortiq_conformance.report import CaseResult, Outcome, Report
+from cortiq_conformance.source import Source
+from cortiq_conformance.subject import DeclinedNodesError, Subject
+from cortiq_conformance.wants import Observations
+
+FEWEST_DISTINCT = 2
+"""Distinct live values below which a comparison proves nothing."""
+
+
+def run(
+    backend: Backend | str | None,
+    *,
+    levels: Iterable[int] = LEVELS,
+    profile: str = "quick",
+    models: Sequence[str] | None = None,
+    only: str | None = None,
+    allow_declined: bool = False,
+    use_golden: bool = True,
+    out: str | Path | None = None,
+    stop_early: bool = False,
+    progress: Callable[[CaseResult], None] | None = None,
+) -> Report:
+    """Run the cases on a backend.
+
+    Parameters
+    ----------
+    backend : a backend, or its name (`NAME[:DEVICE]`), or None for the best available.
+    levels, profile, models : see `cases`.
+    only : run cases whose id contains this.
+    allow_declined : a declined case does not fail the run; it is never counted as passed.
+    use_golden : hold cases against golden digests where there are some; else against the
+        definitions, which takes longer.
+    out : folder for a replay file of each difference.
+    stop_early : stop after the first stage of a level in which a case failed.
+    progress : called with each result.
+    """
+    subject = make_subject(backend)
+    listed = select(cases(levels, profile, models), only)
+    report = Report(
+        subject.name,
+        subject.device or subject.backend.devices()[0].name,
+        [],
+        list_hash(listed),
+        subject.computed,
+        subject.covered,
+        allow_declined,
+        profile == "full" or models is not None,
+    )
+    stages = itertools.groupby(listed, key=lambda case: (case.level, case.stage))
+    for _, stage in stages:
+        for case in stage:
+            result = run_case(case, subject, use_golden=use_golden, out=out)
+            report.results.append(result)
+            if progress:
+                progress(result)
+        if stop_early and report.failed_results():
+            break
+    return report
+
+
+def make_subject(backend: Backend | str | None) -> Subject:
+    """The backend under test, found by name if it is not given."""
+    if backend is None or isinstance(backend, str):
+        from cortiq.plugins import find_backend
+
+        return Subject(*find_backend(backend))
+    return Subject(backend)
+
+
+def select(listed: Iterable[Case], only: str | None) -> list[Case]:
+    """Cases whose id contains `only`, whatever its capitals; in order of level and stage."""
+    wanted = (only or "").casefold()
+    found = (case for case in listed if wanted in case.id.casefold())
+    return sorted(found, key=lambda case: (case.level, case.stage))
+
+
+def run_case(
+    case: Case, subject: Subject, *, use_golden: bool = True, out: str | Path | None = None
+) -> CaseResult:
+    """Run one case; whatever the backend raises is an outcome."""
+    start = time.perf_counter()
+    try:
+        result = _run(case, subject, use_golden, out)
+    except NotRunError as reason:
+        result = CaseResult(case, Outcome.NOT_RUN, str(reason))
+    except DeclinedNodesError as declined:
+        result = CaseResult(case, Outcome.DECLINED, str(declined))
+    except Exception as error:  # a backend may raise anything at all
+        result = CaseResult(case, Outcome.ERROR, _described(error))
+    return replace(result, seconds=time.perf_counter() - start)
+
+
+def _described(error: Exception) -> str:
+    if isinstance(error, CortiqError):
+        return str(error)
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"
+
+
+def _run(case: Case, subject: Subject, use_golden: bool, out: str | Path | None) -> CaseResult:
+    check = case.build(Source(case.id))
+    known = golden.entry(case, check) if use_golden else None
+    got = check.observe(subject)
+    if known is not None and known["digest"] == digest_of(got):
+        return _live(case, got, True)
+    expected = check.expected()
+    if known is not None and known["digest"] != digest_of(expected):
+        reason = "the definition gives other bits here than the golden digest: this machine's "
+        return CaseResult(case, Outcome.ERROR, reason + "NumPy, or an outdated golden file")
+    difference = first_difference(expected, got, case.level, case.op)
+    if difference is None:
+        return _live(case, expected, False)
+    found = _localised(check, subject, difference) if case.level else difference
+    replay = _saved(case, subject, found, expected, got, out)
+    return CaseResult(case, Outcome.DIFFERENT, found.sentence(), found, replay=replay)
+
+
+def _live(case: Case, expected: Observations, by_golden: bool) -> CaseResult:
+    """Same, if what was compared could have been different."""
+    live, distinct = live_elements(expected)
+    if distinct < FEWEST_DISTINCT:
+        reason = f"proves nothing: {live} live elements, {distinct} distinct"
+        return CaseResult(case, Outcome.ERROR, reason, live=live)
+    return CaseResult(case, Outcome.SAME, live=live, golden=by_golden)
+
+
+def _localised(check: Check, subject: Subject, found: Divergence) -> Divergence:
+    """The first divergence inside, or what was seen where the backend cannot show more."""
+    try:
+        return check.localise(subject, found)
+    except Exception as error:  # the backend is known to be wrong; it may fail in other ways too
+        return replace(found, remark=f"{found.remark} (not localised: {_described(error)})".strip())
+
+
+def _saved(
+    case: Case,
+    subject: Subject,
+    found: Divergence,
+    expected: Observations,
+    got: Observations,
+    out: str | Path | None,
+) -> str | None:
+    if out is None:
+        return None
+    from cortiq_conformance.replay import save
+
+    return str(save(Path(out), case, subject, found, expected, got))

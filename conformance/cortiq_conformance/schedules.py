@@ -1,0 +1,250 @@
+"""Ways to generate the same streams: chunked prompts, batches, detours, chains on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from cortiq.backend import Batch, Digest, Drawn, Executable, Row, State, Status, Ticket, Want
+from cortiq_conformance.drives import Bench, StoppedError
+
+Ids = Sequence[int] | np.ndarray
+
+LOGITS = Digest("logits")
+DETOUR_EVERY = 5
+"""Steps between two detours."""
+DETOUR = (1, 2, 3)
+"""Ids of the rows that are fed and forgotten."""
+CHAIN = 3
+"""Steps under way at once when they are chained."""
+
+
+@dataclass
+class Stream:
+    """Tokens, and the digest of the logits that each came from."""
+
+    tokens: list[int] = field(default_factory=list)
+    digests: list[tuple[int, ...]] = field(default_factory=list)
+
+    def take(self, brought: Mapping[Want, Any], choose: Want) -> None:
+        """Note a row's token."""
+        self.tokens.append(int(brought[choose]))
+        self.digests.append(tuple(int(word) for word in brought[LOGITS]))
+
+
+class Schedule(Protocol):
+    """A way to generate streams; `family` is the property that it tests."""
+
+    @property
+    def family(self) -> str:
+        """Of its cases."""
+        ...
+
+    def run(
+        self, bench: Bench, prompts: Sequence[np.ndarray], steps: int, choose: Want
+    ) -> list[Stream]:
+        """A stream for each prompt."""
+        ...
+
+
+@dataclass
+class Running:
+    """A sequence under way on an executable."""
+
+    executable: Executable
+    state: State
+    ids: list[int] = field(default_factory=list)
+
+    def feed(self, ids: Ids, wants: tuple[Want, ...] = ()) -> Mapping[Want, Any]:
+        """Feed ids; the last row's wants."""
+        result = self.executable.forward(Batch(self.rows(ids, wants))).result()
+        outcome = result.outcomes[self.state]
+        if outcome.status is not Status.COMPLETED:
+            raise StoppedError(f"the sequence was {outcome.status.value}: {outcome.reason}")
+        self.ids += [int(token) for token in ids]
+        return result.rows[-1]
+
+    def rows(self, ids: Ids, wants: tuple[Want, ...]) -> list[Row]:
+        """Rows for these ids; the last one wants something."""
+        start, last = len(self.ids), len(ids) - 1
+        return [
+            Row(self.state, start + i, int(token), wants if i == last else ())
+            for i, token in enumerate(ids)
+        ]
+
+
+Move = Callable[[Running, Bench, ExitStack], None]
+"""A detour after which the sequence must go on as if nothing had been."""
+
+
+def rewound(running: Running, bench: Bench, stack: ExitStack) -> None:
+    """Go ahead with other rows and rewind."""
+    length, kept = len(running.ids), list(running.ids)
+    running.feed(DETOUR)
+    reached = running.state.rewind(length)
+    running.ids = kept[:reached]
+    if reached < length:
+        running.feed(kept[reached:])
+
+
+def restored(running: Running, bench: Bench, stack: ExitStack) -> None:
+    """Take a snapshot, go ahead with other rows, restore."""
+    kept, snapshot = list(running.ids), running.state.snapshot()
+    running.feed(DETOUR)
+    running.state.restore(snapshot)
+    running.ids = kept
+
+
+def forked(running: Running, bench: Bench, stack: ExitStack) -> None:
+    """Fork, let the parent go ahead with other rows, go on with the fork."""
+    kept, child = list(running.ids), running.state.fork()
+    running.feed(DETOUR)
+    running.state, running.ids = child, kept
+
+
+def exported(running: Running, bench: Bench, stack: ExitStack) -> None:
+    """Move to an executable with another page size."""
+    elsewhere = stack.enter_context(bench.compiled(page_rows=16))
+    running.state = elsewhere.import_(running.state.export(), running.state.limit)
+    running.executable = elsewhere
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One prompt after the other, its rows in chunks (0: all at once), with detours or none."""
+
+    family: str
+    chunk: int = 0
+    move: Move | None = None
+    every: int = DETOUR_EVERY
+
+    def run(
+        self, bench: Bench, prompts: Sequence[np.ndarray], steps: int, choose: Want
+    ) -> list[Stream]:
+        """Step by step, driven from the host."""
+        with ExitStack() as stack:
+            executable = stack.enter_context(bench.compiled())
+            return [self._one(executable, p, steps, choose, bench, stack) for p in prompts]
+
+    def _one(
+        self,
+        executable: Executable,
+        prompt: np.ndarray,
+        steps: int,
+        choose: Want,
+        bench: Bench,
+        stack: ExitStack,
+    ) -> Stream:
+        limit = len(prompt) + steps + len(DETOUR)
+        running, stream = Running(executable, executable.open(limit)), Stream()
+        size, wants = self.chunk or len(prompt), (choose, LOGITS)
+        for start in range(0, len(prompt), size):
+            brought = running.feed(prompt[start : start + size], wants)
+        stream.take(brought, choose)
+        while len(stream.tokens) < steps:
+            if self.move and len(stream.tokens) % self.every == 1:
+                self.move(running, bench, stack)
+            stream.take(running.feed(stream.tokens[-1:], wants), choose)
+        running.state.release()
+        return stream
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """All prompts in the same batches; each starts a step after the one before it."""
+
+    family: str = "batch"
+    chunk: int = 16
+
+    def run(
+        self, bench: Bench, prompts: Sequence[np.ndarray], steps: int, choose: Want
+    ) -> list[Stream]:
+        """Prompt chunks of some ride with decode steps of others."""
+        streams = [Stream() for _ in prompts]
+        with bench.compiled() as executable:
+            running = [Running(executable, executable.open(len(p) + steps)) for p in prompts]
+            step = 0
+            while any(len(stream.tokens) < steps for stream in streams):
+                batch: list[tuple[int, list[int]]] = []
+                for index, stream in enumerate(streams):
+                    if step >= index and len(stream.tokens) < steps:
+                        batch.append((index, self._next(prompts[index], running[index], stream)))
+                self._forward(executable, running, batch, streams, prompts, choose)
+                step += 1
+        return streams
+
+    def _next(self, prompt: np.ndarray, running: Running, stream: Stream) -> list[int]:
+        done = len(running.ids)
+        return list(prompt[done : done + self.chunk]) if done < len(prompt) else stream.tokens[-1:]
+
+    def _forward(
+        self,
+        executable: Executable,
+        running: Sequence[Running],
+        batch: Sequence[tuple[int, list[int]]],
+        streams: Sequence[Stream],
+        prompts: Sequence[np.ndarray],
+        choose: Want,
+    ) -> None:
+        rows = [row for i, ids in batch for row in running[i].rows(ids, (choose, LOGITS))]
+        result, at = executable.forward(Batch(rows)).result(), -1
+        for index, ids in batch:
+            at += len(ids)
+            running[index].ids += ids
+            if len(running[index].ids) >= len(prompts[index]):
+                streams[index].take(result.rows[at], choose)
+
+
+@dataclass(frozen=True)
+class Chained:
+    """Decode steps that take the token drawn on the device, some of them under way at once."""
+
+    family: str = "drawn"
+
+    def run(
+        self, bench: Bench, prompts: Sequence[np.ndarray], steps: int, choose: Want
+    ) -> list[Stream]:
+        """One prompt after the other."""
+        with bench.compiled() as executable:
+            return [self._one(executable, prompt, steps, choose) for prompt in prompts]
+
+    def _one(self, executable: Executable, prompt: np.ndarray, steps: int, choose: Want) -> Stream:
+        wants, stream = (choose, LOGITS), Stream()
+        state = executable.open(len(prompt) + steps)
+        rows = Running(executable, state).rows(prompt, wants)
+        tickets = [executable.forward(Batch(rows))]
+        drawn = len(rows) - 1
+        for step in range(1, steps):
+            if len(tickets) >= CHAIN:
+                _collect(tickets.pop(0), stream, choose)
+            row = Row(state, len(prompt) + step - 1, Drawn(drawn), wants)
+            tickets.append(executable.forward(Batch([row])))
+            drawn = 0
+        for ticket in tickets:
+            _collect(ticket, stream, choose)
+        state.release()
+        return stream
+
+
+def _collect(ticket: Ticket, stream: Stream, choose: Want) -> None:
+    stream.take(ticket.result().rows[-1], choose)
+
+
+ALONE = "one prompt after the other"
+SCHEDULES: Mapping[str, Schedule] = {
+    ALONE: Alone("stream"),
+    "chunks of 1": Alone("chunks", 1),
+    "chunks of 7": Alone("chunks", 7),
+    "chunks of 64": Alone("chunks", 64),
+    "in one batch": Mixed(),
+    "with rewinds": Alone("rewind", move=rewound),
+    "with snapshots": Alone("snapshot", move=restored),
+    "on forks": Alone("fork", move=forked),
+    "moved between executables": Alone("export", move=exported, every=9),
+    "drawn on the device": Chained(),
+}
+"""By description."""

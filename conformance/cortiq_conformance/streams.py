@@ -1,0 +1,169 @@
+"""Levels 3 and 4: greedy and sampled streams, byte-identical however they are scheduled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from cortiq.backend import Argmax, Draw, Named, Want
+from cortiq.numerics import digest, sampling
+from cortiq_conformance import models
+from cortiq_conformance.case import Case
+from cortiq_conformance.compare import Divergence
+from cortiq_conformance.drives import Bench, Chunks, Feed
+from cortiq_conformance.graphs import GraphScenario, reference
+from cortiq_conformance.level0.tails import CHAINS
+from cortiq_conformance.oracle import Oracle
+from cortiq_conformance.schedules import ALONE, SCHEDULES, Schedule, Stream
+from cortiq_conformance.source import Source
+from cortiq_conformance.subject import Subject
+from cortiq_conformance.wants import Observations
+
+STEPS = 24
+"""Tokens of a stream."""
+EVERY_SCHEDULE = ("tiny-llama", "tiny-lfm2")
+"""Tiny models that the quick profile runs under every schedule: one of rows, one with rings."""
+SOME_SCHEDULES = (ALONE, "in one batch", "drawn on the device")
+SAMPLED_MODEL = "tiny-llama"
+
+
+def greedy_cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
+    """All cases of level 3."""
+    tiny, real = models.chosen(names)
+    for name in tiny:
+        every = profile == "full" or names is not None or name in EVERY_SCHEDULE
+        for schedule in SCHEDULES if every else SOME_SCHEDULES:
+            yield _greedy(name, models.prompts(name), schedule)
+    for name in real:
+        titles = models.prompts(name)
+        yield _greedy(name, titles[:1], ALONE)
+        for schedule in SCHEDULES if profile == "full" else ():
+            yield _greedy(name, titles, schedule)
+
+
+def sampled_cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
+    """All cases of level 4."""
+    tiny, real = models.chosen(names)
+    for name in tiny if profile == "full" else [n for n in tiny if n == SAMPLED_MODEL]:
+        for chain in CHAINS:
+            for schedule in (ALONE, "drawn on the device", "in one batch"):
+                yield _sampled(name, models.prompts(name), schedule, chain)
+    for name in real if profile == "full" else ():
+        yield _sampled(name, models.prompts(name), "drawn on the device", "every filter")
+
+
+def _greedy(name: str, titles: Sequence[str], schedule: str) -> Case:
+    family = SCHEDULES[schedule].family
+    case_id = f"level3/{family}[{name}, {_listed(titles)}, {schedule}]"
+    build = partial(_build, name, tuple(titles), schedule, Argmax())
+    return Case(case_id, 3, family, "Argmax", build, model=name)
+
+
+def _sampled(name: str, titles: Sequence[str], schedule: str, chain: str) -> Case:
+    family = f"sampled {SCHEDULES[schedule].family}"
+    case_id = f"level4/{family}[{name}, {_listed(titles)}, {chain}, {schedule}]"
+    build = partial(_build, name, tuple(titles), schedule, Draw(CHAINS[chain]))
+    return Case(case_id, 4, family, "Draw", build, model=name)
+
+
+def _listed(titles: Sequence[str]) -> str:
+    return f"{len(titles)} prompts" if len(titles) > 1 else titles[0]
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Streams of a model's prompts under a schedule: tokens, and the digest of every logits row."""
+
+    name: str
+    titles: tuple[str, ...]
+    schedule: Schedule
+    choose: Want
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def prompts(self) -> list[np.ndarray]:
+        """Ids of the prompts."""
+        return [models.prompt(self.name, title) for title in self.titles]
+
+    def expected(self) -> Observations:
+        """By definition, token by token; by the reference for a real model."""
+        define = _defined if self.name in models.TINY else _referred
+        return self._labelled([define(self.name, title, self.choose) for title in self.titles])
+
+    def golden_facts(self, expected: Observations) -> Mapping[str, Any]:
+        """What a golden entry carries besides the digest; the tokens once a model."""
+        if self.schedule is not SCHEDULES[ALONE]:
+            return self.facts
+        tokens = {title: expected[f"{title}: tokens"].tolist() for title in self.titles}
+        return {**self.facts, "tokens": tokens}
+
+    def observe(self, subject: Subject) -> Observations:
+        """On the backend."""
+        model = models.load(self.name)
+        threads = {"threads": 1 if self.name in models.TINY else 0}
+        bench = Bench(subject, model.program, model.weights, options=threads)
+        return self._labelled(self.schedule.run(bench, self.prompts(), STEPS, self.choose))
+
+    def _labelled(self, streams: Sequence[Stream]) -> Observations:
+        found: Observations = {}
+        for title, stream in zip(self.titles, streams, strict=True):
+            found[f"{title}: digests"] = np.array(stream.digests, np.uint32)
+            found[f"{title}: tokens"] = np.array(stream.tokens, np.int32)
+        return found
+
+    def localise(self, subject: Subject, found: Divergence) -> Divergence:
+        """Feed the expected tokens in one chunk and compare every primitive's values."""
+        title = found.value.rpartition(":")[0]
+        expected = self.expected()
+        ids = np.concatenate(
+            [models.prompt(self.name, title), expected[f"{title}: tokens"][: found.row]]
+        )
+        model = models.load(self.name)
+        forced = GraphScenario(
+            model.program, model.weights, [Feed(ids)], (Named("logits"),), Chunks(),
+            real=self.name not in models.TINY,
+        )  # fmt: skip
+        inner = forced.localise(subject, found)
+        if inner.op != found.op:
+            return replace(inner, remark=f"step {found.row} of {title}")
+        remark = "teacher-forced in one chunk every value is right: the schedule is at fault"
+        return replace(found, remark=f"{remark} ({self.schedule.family})")
+
+
+def _build(
+    name: str, titles: tuple[str, ...], schedule: str, choose: Want, source: Source
+) -> Streams:
+    facts = models.load(name).facts
+    return Streams(name, titles, SCHEDULES[schedule], choose, facts)
+
+
+@cache
+def _defined(name: str, title: str, choose: Want) -> Stream:
+    """A stream by the definitions of `cortiq.numerics`."""
+    model = models.load(name)
+    oracle, stream = Oracle(model.program, model.weights), Stream()
+    rows: np.ndarray = models.prompt(name, title)
+    while len(stream.tokens) < STEPS:
+        logits = oracle.feed(rows).values["logits"][-1]
+        stream.digests.append(digest.digest(logits))
+        stream.tokens.append(_chosen(logits, choose, oracle.tokens))
+        rows = np.array(stream.tokens[-1:], np.int32)
+    return stream
+
+
+@cache
+def _referred(name: str, title: str, choose: Want) -> Stream:
+    """A stream by the reference."""
+    model = models.load(name)
+    bench = Bench(reference(), model.program, model.weights)
+    (stream,) = SCHEDULES[ALONE].run(bench, [models.prompt(name, title)], STEPS, choose)
+    return stream
+
+
+def _chosen(logits: np.ndarray, choose: Want, history: Sequence[int]) -> int:
+    if isinstance(choose, Draw):
+        return sampling.draw(logits, choose.sampling, history, len(history), choose.choice)
+    return int(sampling.argmax(logits))

@@ -1,0 +1,77 @@
+"""Wants as arrays: what a backend brought, and what it should have brought."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cortiq.backend import Argmax, Digest, Draw, Named, Top, Want
+from cortiq.numerics import digest, sampling
+from cortiq.numerics.contract import F32
+from cortiq_conformance.oracle import Evaluation
+
+Observations = dict[str, np.ndarray]
+"""Arrays by label: float32 values, int32 tokens and ids, uint32 digests."""
+
+
+def label(want: Want, index: int) -> str:
+    """Name of a want in reports; `index` tells several draws of one row apart."""
+    if isinstance(want, Named):
+        return want.name
+    if isinstance(want, Digest):
+        return f"digest of {want.name}"
+    if isinstance(want, Top):
+        return f"top {want.count}"
+    return "argmax" if isinstance(want, Argmax) else f"draw {index}"
+
+
+def _arrays(want: Want, index: int, values: Sequence[Any]) -> Observations:
+    name = label(want, index)
+    if isinstance(want, Named):
+        return {name: np.stack([np.asarray(v, F32) for v in values])}
+    if isinstance(want, Digest):
+        return {name: np.array([tuple(int(w) for w in v) for v in values], np.uint32)}
+    if not isinstance(want, Top):
+        return {name: np.array([int(v) for v in values], np.int32)}
+    ids, numbers, totals = zip(*values, strict=True)
+    return {
+        f"{name}: ids": np.array([np.asarray(i) for i in ids], np.int32),
+        f"{name}: values": np.array([np.asarray(n) for n in numbers], F32),
+        f"{name}: logsumexp": np.array([F32(t) for t in totals], F32),
+    }
+
+
+def observed(wants: Sequence[Want], rows: Sequence[Mapping[Want, Any]]) -> Observations:
+    """What the rows of one sequence brought; a row without one of its wants is a `KeyError`."""
+    found: Observations = {}
+    for index, want in enumerate(wants):
+        found |= _arrays(want, index, [row[want] for row in rows])
+    return found
+
+
+def expected(wants: Sequence[Want], evaluation: Evaluation, history: Sequence[int]) -> Observations:
+    """What the wants are by definition; `history`: ids of the sequence, these rows included."""
+    found: Observations = {}
+    count, before = len(evaluation.faults), len(history) - len(evaluation.faults)
+    for index, want in enumerate(wants):
+        values = [_expected(want, evaluation, i, history[: before + i + 1]) for i in range(count)]
+        found |= _arrays(want, index, values)
+    return found
+
+
+def _expected(want: Want, evaluation: Evaluation, row: int, history: Sequence[int]) -> Any:
+    named = isinstance(want, Named | Digest)
+    value = evaluation.values[want.name if named else "logits"][row]  # type: ignore[union-attr]
+    if isinstance(want, Named):
+        return value
+    if isinstance(want, Digest):
+        return digest.digest(value)
+    if isinstance(want, Argmax):
+        return sampling.argmax(value)
+    if isinstance(want, Top):
+        return (*sampling.top(value, want.count), sampling.log_sum_exp(value))
+    assert isinstance(want, Draw)
+    position = len(history)
+    return sampling.draw(value, want.sampling, history, position, want.choice)

@@ -1,0 +1,142 @@
+"""`cortiq bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cortiq.cli.flags import options_of
+from cortiq.cli.render import note, print_json, print_table, progress_bar
+from cortiq.errors import BackendError
+from cortiq.options import LoadOptions, resolve
+
+if TYPE_CHECKING:
+    from cortiq.runtime.bench import Runner, Speed, Work
+    from cortiq.runtime.model import Model
+
+PEERS = ("llama.cpp",)
+
+
+@click.command()
+@click.argument("model")
+@click.option("--prompt-tokens", type=click.IntRange(1), default=512, show_default=True)
+@click.option("--new-tokens", type=click.IntRange(1), default=128, show_default=True)
+@click.option(
+    "--batch", type=click.IntRange(1), default=1, show_default=True,
+    help="Sequences that are decoded together.",
+)  # fmt: skip
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+@click.option(
+    "--against", type=click.Choice(PEERS),
+    help="Measure this beside, in turn, on the same file and as many threads.",
+)  # fmt: skip
+@click.option("--profile", is_flag=True, help="Show the time of each op against its bound.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@options_of(LoadOptions)
+def bench(model: str, against: str | None, profile: bool, as_json: bool, **given: Any) -> None:
+    """Measure a model: prompt and decode tokens per second.
+
+    One repetition warms up; medians are of the others. Nothing else should run meanwhile.
+    """
+    from cortiq.runtime.bench import Work, measure
+    from cortiq.runtime.load import load
+    from cortiq.runtime.request import vocabulary_size
+
+    work = Work(*(given.pop(n) for n in ("prompt_tokens", "new_tokens", "batch", "repeats")))
+    chosen = resolve(LoadOptions, given)
+    extra = {"profile": True} if profile else {}
+    with progress_bar(in_bytes=True) as bar:
+        loaded = load(model, progress=bar, extra=extra, **given)
+    with loaded:
+        runners = _runners(loaded, model, work, against, chosen.threads)
+        with progress_bar() as bar:
+            speeds = measure(runners, work, vocabulary_size(loaded.program), bar)
+        facts = _facts(loaded, model, work, runners)
+        if profile:
+            facts["profile"] = profile_of(loaded, runners["cortiq"], work)
+    _print(speeds, facts, as_json)
+
+
+def _runners(
+    loaded: Model, model: str, work: Work, against: str | None, threads: int
+) -> dict[str, Runner]:
+    from cortiq.runtime.bench import OwnRunner
+
+    runners: dict[str, Runner] = {"cortiq": OwnRunner(loaded.executable, work)}
+    if against is not None:
+        from cortiq.formats.fetch import resolve as path_of
+        from cortiq.runtime.bench import cores
+        from cortiq.runtime.peer import LlamaRunner
+
+        runners[against] = LlamaRunner(path_of(model), work, threads or cores())
+    return runners
+
+
+def _facts(loaded: Model, model: str, work: Work, runners: Mapping[str, Runner]) -> dict[str, Any]:
+    facts = {
+        "model": model,
+        "backend": f"{loaded.backend}:{loaded.device}",
+        "threads": loaded.options.threads,
+        "prompt_tokens": work.prompt_tokens,
+        "new_tokens": work.new_tokens,
+        "batch": work.batch,
+        "repeats": work.repeats,
+        "load_seconds": round(loaded.load_seconds, 4),
+    }
+    versions = {n: r.version for n, r in runners.items() if hasattr(r, "version")}
+    return facts | ({"peer": versions} if versions else {})
+
+
+def profile_of(loaded: Model, runner: Runner, work: Work) -> dict[str, Any]:
+    """Time by op in a prompt and in the steps after it, and what the machine can do.
+
+    The executable has a `profile` with `start`, `stop` and `limits` if its backend can record.
+    """
+    from cortiq.runtime.request import vocabulary_size
+
+    recorder = getattr(loaded.executable, "profile", None)
+    if recorder is None:
+        raise BackendError(f"the backend {loaded.backend} records no times of its ops")
+    recorder.start()
+    runner.prefill(work.prompt(vocabulary_size(loaded.program)))
+    prefill = recorder.stop()
+    recorder.start()
+    runner.decode(work.new_tokens)
+    return {"prefill": prefill, "decode": recorder.stop(), "limits_per_second": recorder.limits()}
+
+
+def _print(speeds: Mapping[str, Speed], facts: dict[str, Any], as_json: bool) -> None:
+    numbers = {name: speed.as_dict() for name, speed in speeds.items()}
+    ratios = {}
+    if len(speeds) > 1:
+        ours, theirs = speeds.values()
+        ratios = {
+            "prefill": round(ours.prefill.median / theirs.prefill.median, 3),
+            "decode": round(ours.decode.median / theirs.decode.median, 3),
+        }
+    if as_json:
+        print_json({**facts, "tokens_per_second": numbers, "ratio": ratios})
+        return
+    rows = [
+        (name, part, *(f"{spread[key]:.1f}" for key in ("median", "least", "most")))
+        for name, parts in numbers.items()
+        for part, spread in parts.items()
+    ]
+    rows += [("ratio", part, f"{ratio:.2f}", "", "") for part, ratio in ratios.items()]
+    print_table(("", "part", "tokens/s", "least", "most"), rows)
+    _print_profile(facts.get("profile", {}))
+    for name, version in facts.get("peer", {}).items():
+        note(f"{name}: {version}")
+
+
+def _print_profile(profile: dict[str, Any]) -> None:
+    for part in ("prefill", "decode") if profile else ():
+        click.echo(f"\n{part}, by op; limits are measured on this machine:")
+        rows = [tuple(str(value) for value in row.values()) for row in profile[part]]
+        headings = ("op", "calls", "ms", "share", "memory ms", "arithmetic ms", "of limit")
+        print_table(headings, rows)
+    if profile:
+        limits = profile["limits_per_second"]
+        note(", ".join(f"{name.replace('_', ' ')} a second: {n}" for name, n in limits.items()))
