@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+
+from cortiq.errors import RequestError
 from cortiq_conformance.faults import FAULTS, FaultyBackend
 from cortiq_conformance.faults.backend import DECLINES, DELEGATES
 from cortiq_conformance.report import Outcome
 from cortiq_conformance.runner import run
-
-from cortiq.errors import RequestError
 
 COMPUTING = [fault for fault in FAULTS if fault not in (DECLINES, DELEGATES)]
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cortiq_reference.ideal import evaluate
 
 from cortiq.errors import GraphError
 from cortiq.ir import Builder, KVRows, Type, Value, decompose, primitives_of, verify
@@ -26,6 +25,7 @@ from cortiq.models.fixtures import llama_with_mtp, mimo
 from cortiq.numerics import ideal
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.rope import RopeTable
+from cortiq_reference.ideal import evaluate
 
 ROPE = RopeTable(10000.0, 4)
 MIXER = Attention(8, 2, 1, 4, rope=ROPE)
