@@ -127,10 +127,12 @@ def run(
 ) -> Iterator[str]:
     """Generate into `output` and `stats`, yielding pieces of text as they become certain.
 
-    The step after the one whose token is awaited is submitted first, with that token as its input
-    (`Drawn`), so that a device never waits for the host. When the token ends the stream, the step
-    that ran ahead is forgotten; it was never committed, nor does it matter if it failed.
+    On an asynchronous executable the step after the one whose token is awaited is submitted first,
+    with that token as its input (`Drawn`), so that a device never waits for the host. When the
+    token ends the stream, the step that ran ahead is forgotten; it was never committed, nor does
+    it matter if it failed. On any other one the next step begins when its token was delivered.
     """
+    runs_ahead = getattr(executable, "asynchronous", False)
     wants = (request.want, Digest("logits"))
     vocabulary = vocabulary_size(executable.program)
     with Session(executable, request.limit) as session:
@@ -138,7 +140,9 @@ def run(
             request.prompt, wants, request.chunk_rows, cancelled=cancelled, progress=progress
         )
         while pending is not None and not cancelled():
-            ahead = None if output.complete else session.follow(pending, wants)
+            ahead = None
+            if runs_ahead and not output.complete:
+                ahead = session.follow(pending, wants)
             row = session.read(pending)
             stats.token_arrived()
             piece = output.commit(drawn_token(row, request, vocabulary), row)
@@ -148,6 +152,8 @@ def run(
                 if ahead is not None:
                     session.discard(ahead)
                 return
+            if ahead is None and not cancelled():
+                ahead = session.follow(pending, wants)
             pending = ahead
         piece = output.finish("cancelled")
         if piece:
