@@ -45,17 +45,17 @@ class OptionSet:
 
 def documented(options: type[Options]) -> type[Options]:
     """Name every field of an option class in its docstring, from the table its flags come from."""
-    lines = [
-        f"    {name} : {_summary(name, spec, options)}" for name, spec in specs(options).items()
-    ]
-    head = ["", "    Attributes", "    ----------"]
-    options.__doc__ = "\n".join([f"{options.__doc__ or ''}\n", *head[1:], *lines, "    "])
+    known = specs(options)
+    fields = [f"    {name} : {_summary(name, spec, options)}" for name, spec in known.items()]
+    head = [options.__doc__ or "", "", "    Attributes", "    ----------"]
+    options.__doc__ = "\n".join([*head, *fields, "    "])
     return options
 
 
 def _summary(name: str, spec: Spec, options: type[OptionSet]) -> str:
-    default = defaults(options)[name]
-    return f"{described(spec)} (default {default!r}). {spec.help}"
+    kind = "a mapping of token ids to numbers" if spec.bias else described(spec)
+    several = "any number of values, each " if spec.repeated else ""
+    return f"{several}{kind} (default {defaults(options)[name]!r}). {spec.help}"
 
 
 def specs(options: type[OptionSet]) -> dict[str, Spec]:

@@ -122,7 +122,7 @@ def as_object(made: Generation) -> dict[str, Any]:
     """The JSON object of a generation."""
     names = (
         "text", "token_ids", "finish_reason", "backend", "device", "placement", "seed", "contract",
-        "model_hash", "fingerprint", "digest",
+        "model_hash", "fingerprint", "digest", "note",
     )  # fmt: skip
     return {name: getattr(made, name) for name in names} | {"stats": made.stats.as_dict()}
 
