@@ -61,7 +61,7 @@ def pull(
     if name.startswith(hub.PREFIX):
         if source_dir is not None:
             raise RequestError(
-                "a folder to take it from (--from) is for known names, not for hf:", where=name
+                "a source folder (--from) is for known names, not for hf:", where=name
             )
         return hub.pull(name, progress)
     model = _known(name)

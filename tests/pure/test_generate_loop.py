@@ -286,13 +286,14 @@ def test_backend_that_draws_no_token_of_the_vocabulary_is_named():
     ("prompt", "options", "message"),
     [
         ("", {}, "empty"),
+        (None, {}, "a text or token ids are wanted, not None"),
         ([], {}, "empty"),
         ([5, 258], {}, "token id 258 is outside"),
         ([-1], {}, "token id -1 is outside"),
         (["a"], {}, "not a token id"),
         ([1.5], {}, "not a token id"),
         ([True], {}, "not a token id"),
-        ("x" * 65, {}, "65 tokens, the context is 64"),
+        ("x" * 65, {}, r"65 tokens, the context is 64\n  shorten the prompt: it is the longest"),
         ("x" * 64, {}, "no room"),
         ("ab", {"stop": [""]}, "stop string is empty"),
         ("ab", {"stop_ids": [258]}, "outside the vocabulary"),
@@ -333,7 +334,8 @@ def test_seed_is_drawn_and_reported_and_a_given_one_kept():
     model = scripted_model("x")
     seeds = {model.generate("ab", temperature=1.0).seed for _ in range(4)}
     assert len(seeds) > 1 and all(0 <= seed < 2**32 for seed in seeds)
-    assert model.generate("ab", seed=5).seed == 5
+    assert model.generate("ab", seed=5, temperature=1.0).seed == 5
+    assert model.generate("ab", seed=5).seed is None
 
 
 def test_fingerprint_changes_with_every_option_that_changes_bits_and_no_other():
