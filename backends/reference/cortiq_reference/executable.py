@@ -52,10 +52,12 @@ class ReferenceExecutable:
 
     Attributes
     ----------
+    asynchronous : `forward` returns when the batch is computed.
     kernels, answers, state_type : what computes primitives, answers wants, and keeps sequences. A
         backend built on the reference replaces some of them in a subclass.
     """
 
+    asynchronous: ClassVar[bool] = False
     kernels: ClassVar[Kernels] = KERNELS
     answers: ClassVar[Answers] = WANTS
     state_type: ClassVar[type[ReferenceState]] = ReferenceState
