@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -95,6 +95,10 @@ class Plan:
     """An entry graph of primitives with its weights."""
 
     def __init__(self, graph: Graph, weights: Weights, layout: StateLayout, pool: Pool) -> None:
+        self.computed = frozenset(name for node in graph.nodes for name in node.outputs)
+        # Equal nodes were merged: the names of the others' values are known, but mean nothing.
+        there = self.computed | set(graph.inputs)
+        graph = replace(graph, values={n: t for n, t in graph.values.items() if n in there})
         self.graph, self.layout, self.pool, self.weights = graph, layout, pool, weights
         for node in graph.nodes:
             weights.prepare(node)
@@ -102,7 +106,6 @@ class Plan:
         late = (row_bytes(t) for n, t in graph.values.items() if n not in self.always)
         tail_rows = min(TRUNK_ROWS, max(1, TAIL_BYTES // max(late, default=1)))
         self.sets = RowSet(TRUNK_ROWS, layout), RowSet(tail_rows, layout)
-        self.computed = frozenset(name for node in graph.nodes for name in node.outputs)
         self.angles = Angles(n.op.table for n in graph.nodes if isinstance(n.op, ops.Rope))
         self.workspace = Arena(self._workspace_bytes())
         self.arena = Arena(0)
