@@ -1,0 +1,209 @@
+"""The structs of native/args.h as ctypes structures, and the numbers of the op kinds.
+
+Field names, their order and their meaning are those of the C file, which documents them. Pointers
+are plain addresses: whoever fills a struct keeps the arrays alive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+_POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_UINT32, _FLOAT = ctypes.c_uint32, ctypes.c_float
+_CTYPES = {"p": _POINTER, "i": _INT32, "l": _INT64, "u": _UINT32, "f": _FLOAT}
+
+
+class Kind(IntEnum):
+    """`cortiq_kind`: which kernel an op runs."""
+
+    NOTHING = 0
+    EMBED_ROWS = 1
+    QUANTISE = 2
+    MATMUL = 3
+    MATMUL_CHOSEN = 4
+    ADD = 5
+    MULTIPLY = 6
+    SCALE = 7
+    BIAS = 8
+    ACTIVATION = 9
+    SOFT_CAP = 10
+    RMS_NORM = 11
+    LAYER_NORM = 12
+    L2_NORM = 13
+    ROPE = 14
+    STORE_KV = 15
+    ATTEND = 16
+    CAUSAL_CONV = 17
+    GATED_DELTA = 18
+    ROUTE = 19
+    COMBINE_EXPERTS = 20
+    COPY = 21
+    ARGMAX = 22
+    TOP = 23
+    DRAW = 24
+    DIGEST = 25
+    HEADS = 26
+    LOG_SUM_EXP = 27
+
+
+def _fields(**groups: str) -> tuple[tuple[str, type], ...]:
+    """Fields in order: each keyword is a type letter and a number, its value the names."""
+    return tuple(
+        (name, _CTYPES[letter[0]]) for letter, names in groups.items() for name in names.split()
+    )
+
+
+class Elementwise(ctypes.Structure):
+    """`cortiq_elementwise`: ADD, MULTIPLY, SCALE, BIAS, ACTIVATION, SOFT_CAP."""
+
+    _fields_ = _fields(
+        p="a b out record",
+        l="a_stride b_stride out_stride",
+        i="inner width function",
+        f="factor inverse",
+    )
+
+
+class Norm(ctypes.Structure):
+    """`cortiq_norm`: RMS_NORM, LAYER_NORM, L2_NORM, with a residual sum before them."""
+
+    _fields_ = _fields(
+        p="x residual weight bias after_weight sum out record",
+        l="x_stride residual_stride sum_stride out_stride",
+        i="inner width after",
+        f="inverse_width eps after_eps",
+    )
+
+
+class Quantise(ctypes.Structure):
+    """`cortiq_quantise`."""
+
+    _fields_ = _fields(p="x record", l="x_stride", i="inner width")
+
+
+class Rope(ctypes.Structure):
+    """`cortiq_rope`."""
+
+    _fields_ = _fields(
+        p="x cos sin out", l="x_stride out_stride", i="heads width pairs interleaved"
+    )
+
+
+class Segment(ctypes.Structure):
+    """`cortiq_segment`: rows start … stop − 1 are one sequence's, from `position` on."""
+
+    _fields_ = _fields(i="start stop position")
+
+
+class KV(ctypes.Structure):
+    """`cortiq_kv`: the rows of a slot, in pages."""
+
+    _fields_ = _fields(
+        p="pages segments segment_count", i="heads key_dim value_dim page_tiles"
+    )
+
+
+class StoreKV(ctypes.Structure):
+    """`cortiq_store_kv`."""
+
+    _fields_ = (("kv", KV), *_fields(p="keys values"))
+
+
+class HeadsPart(ctypes.Structure):
+    """`cortiq_heads_part`: one group of heads of HEADS."""
+
+    _fields_ = _fields(
+        p="x weight cos sin record",
+        l="x_stride",
+        i="heads width pairs interleaved normed target",
+        f="inverse_width eps",
+    )
+
+
+class Heads(ctypes.Structure):
+    """`cortiq_heads`."""
+
+    _fields_ = (("kv", KV), *_fields(p="parts", i="count"))
+
+
+class Attend(ctypes.Structure):
+    """`cortiq_attend`."""
+
+    _fields_ = (
+        ("kv", KV),
+        *_fields(
+            p="q sinks out record workspace",
+            l="out_stride workspace_bytes",
+            i="heads window",
+            f="factor cap inverse_cap",
+        ),
+    )
+
+
+class Conv(ctypes.Structure):
+    """`cortiq_conv`."""
+
+    _fields_ = _fields(
+        p="x weight bias out rings capacities segments segment_count",
+        l="x_stride out_stride",
+        i="width taps",
+    )
+
+
+class Route(ctypes.Structure):
+    """`cortiq_route`."""
+
+    _fields_ = _fields(
+        p="scores bias index weights",
+        l="scores_stride",
+        i="experts top_k router renormalise",
+        f="floor scaling",
+    )
+
+
+class Combine(ctypes.Structure):
+    """`cortiq_combine`."""
+
+    _fields_ = _fields(p="weights outputs out", l="outputs_stride out_stride", i="count width")
+
+
+class Copy(ctypes.Structure):
+    """`cortiq_copy`."""
+
+    _fields_ = _fields(p="x out from_rows", l="x_stride out_stride", i="width snapped")
+
+
+class Draw(ctypes.Structure):
+    """`cortiq_draw`: how one row is drawn from."""
+
+    _fields_ = (
+        *_fields(p="bias bias_ids seen_ids seen_counts", i="bias_count seen_count"),
+        *_fields(f="inverse_temperature repetition inverse_repetition presence frequency"),
+        *_fields(i="top_k", u="top_p min_p"),
+        *_fields(i="top_p_on", u="seed_low seed_high choice position"),
+    )
+
+
+class Tail(ctypes.Structure):
+    """`cortiq_tail`: ARGMAX, TOP, LOG_SUM_EXP, DIGEST, DRAW."""
+
+    _fields_ = _fields(
+        p="x from_rows draws index values words workspace", l="x_stride", i="width count"
+    )
+
+
+def address(array: npt.NDArray | None) -> int | None:
+    """Where an array's first element lies; `None` stays `None` (a NULL pointer)."""
+    return None if array is None else array.ctypes.data
+
+
+def aligned_zeros(count: int, dtype: npt.DTypeLike = np.uint8) -> npt.NDArray:
+    """A zeroed array [count] that starts at a multiple of 64 bytes."""
+    item = np.dtype(dtype).itemsize
+    raw = np.zeros(count * item + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + count * item].view(dtype)

@@ -1,0 +1,200 @@
+/* What each op's `args` points to, for all ops but the matrix products.
+ *
+ * Strides are in floats, from one row of the batch to the next. `record`s are those of
+ * cortiq_native.h: a row of the batch has `inner` of them, one after the other. Pointers that may
+ * be NULL say so. cortiq_cpu/arguments.py mirrors this file. */
+#ifndef CORTIQ_ARGS_H
+#define CORTIQ_ARGS_H
+
+#include <stdint.h>
+
+/* Kinds that take the header's spare numbers. */
+#define CORTIQ_HEADS CORTIQ_SPARE_1
+#define CORTIQ_LOG_SUM_EXP CORTIQ_SPARE_2
+
+/* ADD, MULTIPLY: a and b. BIAS: b is the vector (b_stride is not read). SCALE: a·factor.
+ * ACTIVATION: function(a), with b (may be NULL) then multiply by b. SOFT_CAP: factor is C, inverse
+ * RN(1/C). Rows are `inner` parts of `width` values. `record` (may be NULL) also takes the
+ * result's quantised rows; then `out` may be NULL. `out` may be a or b. */
+typedef struct {
+    const float *a, *b;
+    float *out;
+    void *record;
+    int64_t a_stride, b_stride, out_stride;
+    int32_t inner, width;
+    int32_t function; /* of ACTIVATION: silu gelu_tanh sigmoid tanh softplus relu relu2 */
+    float factor, inverse;
+} cortiq_elementwise;
+
+/* RMS_NORM, LAYER_NORM, L2_NORM, with what may surround an RMS norm in one op:
+ *     y = x; if `after`: y = rms_norm(y, after_weight, after_eps);
+ *     if residual: y = residual + y, stored to `sum` (may be the residual itself);
+ *     out = norm(y, weight, bias, eps), stored where out isn't NULL, quantised to `record` where
+ *     that isn't NULL. With neither out nor record there is no second norm.
+ * `inverse_width` is RN(1/width). Weights hold the whole factor (offset + w), or are NULL for
+ * RMS_NORM without one; bias may be NULL. */
+typedef struct {
+    const float *x, *residual, *weight, *bias, *after_weight;
+    float *sum, *out;
+    void *record;
+    int64_t x_stride, residual_stride, sum_stride, out_stride;
+    int32_t inner, width;
+    int32_t after; /* 1: y is normed before the residual is added */
+    float inverse_width, eps, after_eps;
+} cortiq_norm;
+
+/* QUANTISE. */
+typedef struct {
+    const float *x;
+    void *record;
+    int64_t x_stride;
+    int32_t inner, width;
+} cortiq_quantise;
+
+/* ROPE: cos and sin have `pairs` values for each row of the batch. */
+typedef struct {
+    const float *x, *cos, *sin;
+    float *out;
+    int64_t x_stride, out_stride;
+    int32_t heads, width, pairs;
+    int32_t interleaved;
+} cortiq_rope;
+
+/* Rows start … stop − 1 of the batch belong to one sequence; the first stands at `position`. */
+typedef struct {
+    int32_t start, stop, position;
+} cortiq_segment;
+
+/* The rows of a KVRows slot. pages[s] is the page table of segment s's sequence: page i holds
+ * positions i·page_tiles·64 …; cortiq_kv_page_bytes gives its size; pages are 64-byte aligned.
+ * Inside a page lie, for each tile of 64 positions and each head, one block: keys as int16
+ * [key_dim/2][64][2], values as int16 [32][value_dim][2] (position pairs), then int8 exponents of
+ * the 64 keys and of the 64 values. key_dim is padded to even, value_dim to 16s; padding is 0. */
+typedef struct {
+    uint8_t *const *const *pages;
+    const cortiq_segment *segments;
+    const int32_t *segment_count;
+    int32_t heads, key_dim, value_dim, page_tiles;
+} cortiq_kv;
+
+/* STORE_KV: records of keys [rows, heads] of width key_dim, and of values. */
+typedef struct {
+    cortiq_kv kv;
+    const void *keys, *values;
+} cortiq_store_kv;
+
+/* HEADS: several groups of heads of a projection on their way into attention, in one op:
+ * for every head [rms_norm with weight], [rope], quantise, and to the cache or to records. */
+enum { CORTIQ_TO_RECORD, CORTIQ_TO_KEYS, CORTIQ_TO_VALUES };
+typedef struct {
+    const float *x;      /* [rows][heads][width] */
+    const float *weight; /* of the norm; NULL with normed: a norm without weight */
+    const float *cos, *sin; /* pairs values a row */
+    void *record;           /* TO_RECORD: [rows][heads]; planes and sums are not filled in */
+    int64_t x_stride;
+    int32_t heads, width, pairs; /* pairs 0: no rope */
+    int32_t interleaved, normed, target;
+    float inverse_width, eps;
+} cortiq_heads_part;
+
+typedef struct {
+    cortiq_kv kv; /* read only if a part goes to the cache */
+    const cortiq_heads_part *parts;
+    int32_t count;
+} cortiq_heads;
+
+/* ATTEND: q are records [rows, heads] of width key_dim (planes not needed). `factor`, `cap`,
+ * `inverse_cap` are numerics.attention.scoring's. window 0: all. sinks (may be NULL) [heads].
+ * out [rows][heads][value_dim]; record (may be NULL) takes each row of heads·value_dim quantised;
+ * then out may not be NULL either. workspace of cortiq_attend_workspace bytes. */
+typedef struct {
+    cortiq_kv kv;
+    const void *q;
+    const float *sinks;
+    float *out;
+    void *record;
+    void *workspace;
+    int64_t out_stride;
+    int64_t workspace_bytes;
+    int32_t heads, window;
+    float factor, cap, inverse_cap;
+} cortiq_attend;
+
+/* CAUSAL_CONV: weight [taps][width], oldest tap first; bias may be NULL. rings[s] holds, for
+ * segment s's sequence, the row of position p at index p mod capacities[s] (at least taps − 1). */
+typedef struct {
+    const float *x, *weight, *bias;
+    float *out;
+    float *const *rings;
+    const int32_t *capacities;
+    const cortiq_segment *segments;
+    const int32_t *segment_count;
+    int64_t x_stride, out_stride;
+    int32_t width, taps;
+} cortiq_conv;
+
+/* ROUTE: index and weights have top_k values a row, out of `experts` scores. */
+enum { CORTIQ_SOFTMAX, CORTIQ_SIGMOID, CORTIQ_SOFTMAX_TOPK };
+typedef struct {
+    const float *scores, *bias; /* bias may be NULL */
+    int32_t *index;
+    float *weights;
+    int64_t scores_stride;
+    int32_t experts, top_k, router; /* CORTIQ_SOFTMAX … */
+    int32_t renormalise;
+    float floor, scaling;
+} cortiq_route;
+
+/* COMBINE_EXPERTS: weights [rows][count], outputs [rows][count][width]. */
+typedef struct {
+    const float *weights, *outputs;
+    float *out;
+    int64_t outputs_stride, out_stride;
+    int32_t count, width;
+} cortiq_combine;
+
+/* COPY: rows of `width` floats; row i comes from row `from[i]` where that isn't NULL. `snapped`
+ * passes every value through snap (values a caller supplies). */
+typedef struct {
+    const float *x;
+    float *out;
+    const int32_t *from;
+    int64_t x_stride, out_stride;
+    int32_t width, snapped;
+} cortiq_copy;
+
+/* What a row wants of logits (or of any value of `width` floats). For each of the op's rows, row
+ * `from[i]` of x (row i if from is NULL) is looked at.
+ *     ARGMAX       index[i]
+ *     TOP          index[i·count …], values[i·count …]
+ *     LOG_SUM_EXP  values[i]
+ *     DIGEST       words[4·i …]
+ *     DRAW         index[i], with draws[i]
+ * workspace of cortiq_tail_workspace bytes. */
+typedef struct {
+    const float *bias; /* bias_count values and ids; adjusted: distinct ids */
+    const int32_t *bias_ids;
+    const int32_t *seen_ids; /* distinct ids of the history and how often each occurs */
+    const int32_t *seen_counts;
+    int32_t bias_count, seen_count;
+    float inverse_temperature; /* RN(1/T); 0: the argmax */
+    float repetition, inverse_repetition, presence, frequency; /* 1, 1, 0, 0: off */
+    int32_t top_k;        /* 0: all */
+    uint32_t top_p, min_p; /* rint(share·2^24); top_p_on says whether top_p counts */
+    int32_t top_p_on;
+    uint32_t seed_low, seed_high, choice, position;
+} cortiq_draw;
+
+typedef struct {
+    const float *x;
+    const int32_t *from;
+    const cortiq_draw *draws;
+    int32_t *index;
+    float *values;
+    uint32_t *words;
+    void *workspace;
+    int64_t x_stride;
+    int32_t width, count;
+} cortiq_tail;
+
+#endif

@@ -1,0 +1,75 @@
+/* The kernels that exist once per instruction set, behind one table.
+ *
+ * kernels_*.c each compile the *_body.h files for one set. Float code has one definition and one
+ * order of operations, so that the sets differ in speed only. Functions that return int return 1
+ * where a value left the canonical domain. */
+#ifndef CORTIQ_KERNELS_H
+#define CORTIQ_KERNELS_H
+
+#include "args.h"
+#include "cortiq_native.h"
+
+/* One row or part of a row of n values; no alignment is needed, an output may be an input. */
+typedef struct {
+    int (*add)(const float *a, const float *b, float *out, int n);
+    int (*multiply)(const float *a, const float *b, float *out, int n);
+    int (*scale)(const float *a, float factor, float *out, int n);
+    int (*snap)(const float *a, float *out, int n);
+    int (*activation)(const float *a, const float *up, float *out, int n, int kind);
+    int (*soft_cap)(const float *a, float cap, float inverse, float *out, int n);
+    int (*rms_norm)(const float *x, const float *w, float inverse_n, float eps, float *out, int n);
+    int (*l2_norm)(const float *x, float eps, float *out, int n);
+    int (*layer_norm)(const float *x, const float *w, const float *bias, float inverse_n, float eps,
+                      float *out, int n);
+    int (*rope)(const float *x, const float *cos, const float *sin, float *out, int pairs,
+                int width, int interleaved);
+    int32_t (*quantise)(const float *x, int16_t *q, int n);
+    int (*softmax)(const float *x, float *out, int n);
+    int (*sigmoid)(const float *x, float *out, int n);
+    int (*conv)(const float *const *rows, const float *weight, const float *bias, float *out,
+                int taps, int64_t weight_stride, int n);
+    int (*weighted_sum)(const float *weights, const float *rows, float *out, int count,
+                        int64_t stride, int n);
+} cortiq_row_kernels;
+
+/* Parts of a vocabulary; see tail.c. */
+typedef struct {
+    float (*highest)(const float *x, int n);
+    int32_t (*argmax)(const float *x, int n);
+    void (*exp_lanes)(const float *x, float highest, int n, int first, int count, float *lanes);
+    float (*log)(float x);
+    void (*digest)(const float *x, int n, uint32_t start, uint32_t words[4]);
+    int (*distances)(const float *x, float highest, float *d, int n);
+    void (*probabilities)(const float *d, float *p, int n);
+    void (*noisy)(const float *d, float *out, int n, uint32_t first_id, const cortiq_draw *draw);
+} cortiq_tail_kernels;
+
+/* Queries of one head group against tiles; see attention.c. */
+typedef struct attention_task attention_task;
+typedef struct {
+    cortiq_row_kernels row;
+    cortiq_tail_kernels tail;
+    void (*attend)(const attention_task *task);
+    int (*finish)(const cortiq_attend *args, const void *states, float *out, int head);
+} cortiq_kernels;
+
+const cortiq_kernels *cortiq_kernels_of(int isa);
+
+extern const cortiq_kernels cortiq_kernels_portable;
+#if defined(__x86_64__)
+extern const cortiq_kernels cortiq_kernels_avx2, cortiq_kernels_avxvnni, cortiq_kernels_avx512;
+#endif
+
+static inline void cortiq_fault(const cortiq_op *op, int32_t row)
+{
+    __atomic_store_n(&op->faults[row], 1, __ATOMIC_RELAXED);
+}
+
+/* Rows a worker takes at a time: a few pieces each, so that the last one isn't waited for long. */
+static inline int32_t cortiq_grain(int32_t total, int32_t threads)
+{
+    int32_t grain = total / (threads * 4);
+    return grain < 1 ? 1 : grain;
+}
+
+#endif

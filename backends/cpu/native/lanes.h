@@ -1,0 +1,124 @@
+/* Vectors of one instruction set.
+ *
+ * A file of kernels is compiled once per instruction set: it includes isa.h, which defines
+ * CQ_LANES (4, 8 or 16 floats a vector) and CQ_ISA_NAME, then this file. Arithmetic is the
+ * compiler's own on vector types (one rounding each, never contracted: -ffp-contract=off);
+ * what C lacks for vectors, selection and comparison masks, is defined here. */
+#ifndef CQ_LANES_H
+#define CQ_LANES_H
+
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline, unused))
+
+typedef float vf __attribute__((vector_size(CQ_LANES * 4)));
+typedef int32_t vi __attribute__((vector_size(CQ_LANES * 4)));
+typedef int16_t v16 __attribute__((vector_size(CQ_LANES * 2)));
+typedef uint32_t vu __attribute__((vector_size(CQ_LANES * 4)));
+
+INLINE vf f_load(const float *p)
+{
+    vf x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+INLINE void f_store(float *p, vf x) { memcpy(p, &x, sizeof x); }
+
+INLINE vi i_load(const int32_t *p)
+{
+    vi x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+INLINE void i_store(int32_t *p, vi x) { memcpy(p, &x, sizeof x); }
+
+/* The first n (1 to CQ_LANES) floats at p; the rest are +0. */
+INLINE vf f_load_part(const float *p, int n)
+{
+    if (n >= CQ_LANES) return f_load(p);
+    vf x = {0};
+    memcpy(&x, p, (size_t)n * sizeof(float));
+    return x;
+}
+
+INLINE void f_store_part(float *p, vf x, int n)
+{
+    if (n >= CQ_LANES) f_store(p, x);
+    else memcpy(p, &x, (size_t)n * sizeof(float));
+}
+
+INLINE vf f_all(float x) { return x - (vf){0}; }
+INLINE vi i_all(int32_t x) { return x - (vi){0}; }
+INLINE vi bits_of(vf x) { return (vi)x; }
+INLINE vf from_bits(vi x) { return (vf)x; }
+INLINE vf f_from_int(vi x) { return __builtin_convertvector(x, vf); }
+
+#if CQ_LANES == 16
+#include <immintrin.h>
+typedef __mmask16 vm;
+INLINE vm f_less(vf a, vf b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_LT_OQ); }
+INLINE vm f_at_least(vf a, vf b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ); }
+INLINE vm i_less(vi a, vi b) { return _mm512_cmplt_epi32_mask((__m512i)a, (__m512i)b); }
+INLINE vm u_less(vi a, vi b) { return _mm512_cmplt_epu32_mask((__m512i)a, (__m512i)b); }
+INLINE vf f_select(vm m, vf yes, vf no)
+{
+    return (vf)_mm512_mask_blend_ps(m, (__m512)no, (__m512)yes);
+}
+INLINE vi i_select(vm m, vi yes, vi no)
+{
+    return (vi)_mm512_mask_blend_epi32(m, (__m512i)no, (__m512i)yes);
+}
+INLINE vf f_keep(vm m, vf x) { return (vf)_mm512_maskz_mov_ps(m, (__m512)x); }
+INLINE vi i_max(vi a, vi b) { return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+INLINE vf f_max(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE vf f_min(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
+#else
+typedef vi vm;
+INLINE vm f_less(vf a, vf b) { return a < b; }
+INLINE vm f_at_least(vf a, vf b) { return a >= b; }
+INLINE vm i_less(vi a, vi b) { return a < b; }
+INLINE vm u_less(vi a, vi b) { return (vm)((vu)a < (vu)b); }
+INLINE vi i_select(vm m, vi yes, vi no) { return (m & yes) | (~m & no); }
+INLINE vf f_select(vm m, vf yes, vf no) { return (vf)i_select(m, (vi)yes, (vi)no); }
+INLINE vf f_keep(vm m, vf x) { return (vf)(m & (vi)x); }
+#if CQ_LANES == 8
+#include <immintrin.h>
+INLINE vi i_max(vi a, vi b) { return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b); }
+INLINE vf f_max(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE vf f_min(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
+INLINE vi i_max(vi a, vi b) { return i_select(a > b, a, b); }
+INLINE vf f_max(vf a, vf b) { return f_select(a > b, a, b); }
+INLINE vf f_min(vf a, vf b) { return f_select(a < b, a, b); }
+#endif
+#endif
+
+/* Largest and sum of the lanes. */
+INLINE int32_t i_highest(vi x)
+{
+    int32_t lane[CQ_LANES], best;
+    i_store(lane, x);
+    best = lane[0];
+    for (int i = 1; i < CQ_LANES; i++) best = lane[i] > best ? lane[i] : best;
+    return best;
+}
+
+INLINE int32_t i_total(vi x)
+{
+    int32_t lane[CQ_LANES], total = 0;
+    i_store(lane, x);
+    for (int i = 0; i < CQ_LANES; i++) total += lane[i];
+    return total;
+}
+
+INLINE vi i_iota(void)
+{
+    vi x;
+    for (int i = 0; i < CQ_LANES; i++) x[i] = i;
+    return x;
+}
+
+#endif
