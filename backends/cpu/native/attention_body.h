@@ -1,2 +1,261 @@
-static void attend_task(const attention_task *t) { (void)t; }
-static int attend_finish(const cortiq_attend *a, const void *s, float *o, int h) { (void)a;(void)s;(void)o;(void)h; return 0; }
+/* Attention of a block of queries against tiles, for one instruction set: numerics.attention.
+ *
+ * Products are int16 pairs summed to int32. A query's q is split into planes q = 256·hi + lo, and
+ * so are the integer weights w, so that sums over 512 dimensions or 64 keys fit int32; the two
+ * sums are rounded once, together. Keys lie along the vector's lanes for q·k, value dimensions
+ * for w·v. Invisible keys get no weight by selection, whatever their memory holds. */
+#ifndef ATTENTION_BODY_H
+#define ATTENTION_BODY_H
+
+#include "attention.h"
+#include "rows_body.h"
+
+#define VECTORS (TILE / CQ_LANES)
+#if CQ_LANES == 16
+#define ABREAST 4 /* vectors of keys or value dimensions in registers at once */
+#else
+#define ABREAST 2
+#endif
+#define WIDEST 256 /* pairs of dimensions whose products of a plane fit int32 */
+#define LOG2_E 1.44269504f
+#define UNROLL _Pragma("GCC unroll 8")
+
+/* sum + a[2i]·b[2i] + a[2i+1]·b[2i+1] in lane i, of int16 pairs. */
+INLINE vi add_pairs(vi sum, vi a, vi b)
+{
+#if defined(CQ_ISA_AVX512)
+    return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(CQ_ISA_AVXVNNI)
+    return (vi)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+#elif defined(CQ_ISA_AVX2)
+    return sum + (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+    return sum + (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+    vi even = ((a << 16) >> 16) * ((b << 16) >> 16), odd = (a >> 16) * (b >> 16);
+    return (vi)((vu)sum + (vu)even + (vu)odd);
+#endif
+}
+
+/* RN(256·high + low), one rounding: A·2^23 + M, both exact. */
+INLINE vf round_planes(vi high, vi low)
+{
+    vi carry = (low + i_all(128)) >> 8;
+    high = high + carry;
+    low = low - (carry << 8);
+    vi a = (high + i_all(16384)) >> 15;
+    vi m = ((high - (a << 15)) << 8) + low;
+    return f_from_int(a) * f_all(8388608.0f) + f_from_int(m);
+}
+
+INLINE float power(int32_t n, int32_t lowest) { return n < lowest ? 0.0f : exp2_int(n); }
+
+INLINE int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
+
+/* What a block of queries is computed with. */
+typedef struct {
+    int32_t pairs, value_width; /* padded */
+    int16_t *high, *low;        /* planes of the queries, [BLOCK][2·pairs] */
+    int32_t exponent[BLOCK], position[BLOCK];
+    int32_t key_exponent[TILE], value_exponent[TILE];
+    const int16_t *keys, *values; /* of the tile at hand */
+} block;
+
+/* What the softmax of a tile gives one query, besides a partial's head. */
+typedef struct {
+    int16_t high[TILE], low[TILE]; /* planes of w */
+    float keep, take;              /* factors of the run's numerator and of the tile's */
+} tile_weights;
+
+typedef int32_t pair_word __attribute__((may_alias, aligned(2)));
+
+INLINE vi pair_at(const int16_t *p, int index) { return i_all(((const pair_word *)p)[index]); }
+
+/* Plane products of `count` queries with ABREAST vectors of keys, over pairs from … stop − 1. */
+INLINE void dots_of(int count, const int16_t *const *high, const int16_t *const *low,
+                    const int16_t *keys, int from, int stop, int32_t *sum_high, int32_t *sum_low)
+{
+    vi h[3][ABREAST], l[3][ABREAST], key[ABREAST];
+    memset(h, 0, sizeof h);
+    memset(l, 0, sizeof l);
+    for (int p = from; p < stop; p++) {
+        UNROLL for (int v = 0; v < ABREAST; v++)
+            key[v] = i_load((const int32_t *)(const void *)(keys + 2 * (p * TILE + v * CQ_LANES)));
+        UNROLL for (int i = 0; i < count; i++) {
+            vi a = pair_at(high[i], p), b = pair_at(low[i], p);
+            UNROLL for (int v = 0; v < ABREAST; v++) {
+                h[i][v] = add_pairs(h[i][v], a, key[v]);
+                l[i][v] = add_pairs(l[i][v], b, key[v]);
+            }
+        }
+    }
+    UNROLL for (int i = 0; i < count; i++)
+        UNROLL for (int v = 0; v < ABREAST; v++) {
+            i_store(sum_high + i * TILE + v * CQ_LANES, h[i][v]);
+            i_store(sum_low + i * TILE + v * CQ_LANES, l[i][v]);
+        }
+}
+
+INLINE void dots_of_pairs(int count, const block *b, const int *who, int from, int stop,
+                          int32_t *sum_high, int32_t *sum_low)
+{
+    const int16_t *high[3], *low[3];
+    for (int i = 0; i < count; i++) {
+        high[i] = b->high + who[i] * 2 * b->pairs;
+        low[i] = b->low + who[i] * 2 * b->pairs;
+    }
+    for (int at = 0; at < TILE; at += ABREAST * CQ_LANES)
+        dots_of(count, high, low, b->keys + 2 * at, from, stop, sum_high + at, sum_low + at);
+}
+
+/* RN(q·k) of `count` queries (1 to 3) with the tile's keys: dots [count][TILE]. */
+INLINE void dots_rounded(int count, const block *b, const int *who, float *dots)
+{
+    int32_t high[3 * TILE], low[3 * TILE];
+    if (b->pairs <= WIDEST) {
+        dots_of_pairs(count, b, who, 0, b->pairs, high, low);
+        for (int i = 0; i < count * TILE; i += CQ_LANES)
+            f_store(dots + i, round_planes(i_load(high + i), i_load(low + i)));
+        return;
+    }
+    int64_t sums[3 * TILE] = {0};
+    for (int from = 0; from < b->pairs; from += WIDEST) {
+        int stop = b->pairs - from < WIDEST ? b->pairs : from + WIDEST;
+        dots_of_pairs(count, b, who, from, stop, high, low);
+        for (int i = 0; i < count * TILE; i++) sums[i] += (int64_t)high[i] * 256 + low[i];
+    }
+    for (int i = 0; i < count * TILE; i++) dots[i] = (float)sums[i];
+}
+
+/* The base-2 scores of a vector of keys. */
+INLINE vf scores_of(vf dot, vi exponent, const cortiq_attend *a)
+{
+    vf s = (dot * f_all(a->factor)) * f_exp2_int(exponent);
+    if (a->cap != 0)
+        s = (f_all(a->cap) * f_tanh(s * f_all(a->inverse_cap))) * f_all(LOG2_E);
+    return f_min(f_max(s, f_all(-16384.0f)), f_all(16384.0f));
+}
+
+/* rint(g·2^n), 0 below the smallest n that matters; g in [0.7, 1.5], n at most 21. */
+INLINE vi scaled(vf g, vi n)
+{
+    return i_rint(from_bits(bits_of(g) + (i_max(n, i_all(-60)) << 23)));
+}
+
+/* Steps 1 to 6 of a tile for one query whose visible keys are low … stop − 1 of it; the tile's
+ * head (mass, m, n) is merged into the run's. */
+static void tile_softmax(const block *b, int query, const cortiq_attend *a, const float *dots,
+                         int low, int stop, partial *run, tile_weights *w)
+{
+    vf g[VECTORS];
+    vi kappa[VECTORS], total[VECTORS], sum = {0};
+    vm visible[VECTORS];
+    vi peak = i_all(NONE), output_peak = i_all(NONE);
+    UNROLL for (int v = 0; v < VECTORS; v++) {
+        int at = v * CQ_LANES;
+        vi exponent = i_load(b->key_exponent + at) + i_all(b->exponent[query]);
+        vf s = scores_of(f_load(dots + at), exponent, a), whole = f_rint(s);
+        g[v] = f_exp2_fraction(s - whole);
+        visible[v] = u_less(i_iota() + i_all(at - low), i_all(stop - low));
+        vi k = __builtin_convertvector(whole, vi);
+        kappa[v] = i_select(visible[v], k, i_all(NONE));
+        total[v] = i_select(visible[v], k + i_load(b->value_exponent + at), i_all(NONE));
+        peak = i_max(peak, kappa[v]);
+        output_peak = i_max(output_peak, total[v]);
+    }
+    int32_t m = i_highest(peak), n = i_highest(output_peak);
+    UNROLL for (int v = 0; v < VECTORS; v++) {
+        sum = sum + i_keep(visible[v], scaled(g[v], kappa[v] - i_all(m - 21)));
+        vi x = i_keep(visible[v], scaled(g[v], total[v] - i_all(n - 14)));
+        i16_store_part(w->high + v * CQ_LANES, x >> 8, CQ_LANES);
+        i16_store_part(w->low + v * CQ_LANES, x & i_all(255), CQ_LANES);
+    }
+    int32_t m_after = larger(run->m, m), n_after = larger(run->n, n);
+    run->mass = run->mass * power(run->m - m_after, -60) +
+                (float)i_total(sum) * power(m - m_after, -60);
+    w->keep = power(run->n - n_after, -60);
+    w->take = power(n - n_after, -60);
+    run->m = m_after;
+    run->n = n_after;
+}
+
+/* o = o·keep + RN(w·v)·take for `count` queries and `abreast` vectors of value dimensions, over
+ * pairs of keys from … stop − 1. */
+INLINE void add_values(int count, int abreast, const tile_weights *w, const int16_t *values,
+                       int width, int from, int stop, float *const *o)
+{
+    vi h[3][ABREAST], l[3][ABREAST], value[ABREAST];
+    memset(h, 0, sizeof h);
+    memset(l, 0, sizeof l);
+    for (int p = from; p < stop; p++) {
+        UNROLL for (int v = 0; v < abreast; v++)
+            value[v] = i_load((const int32_t *)(const void *)(values + 2 * (p * width +
+                                                                            v * CQ_LANES)));
+        UNROLL for (int i = 0; i < count; i++) {
+            vi a = pair_at(w[i].high, p), b = pair_at(w[i].low, p);
+            UNROLL for (int v = 0; v < abreast; v++) {
+                h[i][v] = add_pairs(h[i][v], a, value[v]);
+                l[i][v] = add_pairs(l[i][v], b, value[v]);
+            }
+        }
+    }
+    UNROLL for (int i = 0; i < count; i++)
+        UNROLL for (int v = 0; v < abreast; v++) {
+            float *to = o[i] + v * CQ_LANES;
+            f_store(to, f_load(to) * f_all(w[i].keep) +
+                            round_planes(h[i][v], l[i][v]) * f_all(w[i].take));
+        }
+}
+
+INLINE void add_value_rows(int count, const block *b, const tile_weights *w, int from, int stop,
+                           partial *const *runs)
+{
+    int d = 0;
+    float *o[3];
+    for (; d + ABREAST * CQ_LANES <= b->value_width; d += ABREAST * CQ_LANES) {
+        for (int i = 0; i < count; i++) o[i] = runs[i]->o + d;
+        add_values(count, ABREAST, w, b->values + 2 * d, b->value_width, from, stop, o);
+    }
+    for (; d < b->value_width; d += CQ_LANES) {
+        for (int i = 0; i < count; i++) o[i] = runs[i]->o + d;
+        add_values(count, 1, w, b->values + 2 * d, b->value_width, from, stop, o);
+    }
+}
+
+/* `count` queries (1 to 3) against the tile; their visible keys are low[i] … stop[i] − 1. */
+INLINE void tile_of_queries(int count, const block *b, const cortiq_attend *a, const int *who,
+                            const int *low, const int *stop, partial *const *runs)
+{
+    float dots[3 * TILE];
+    tile_weights w[3];
+    int first = TILE, last = 0;
+    dots_rounded(count, b, who, dots);
+    for (int i = 0; i < count; i++) {
+        tile_softmax(b, who[i], a, dots + i * TILE, low[i], stop[i], runs[i], &w[i]);
+        first = low[i] < first ? low[i] : first;
+        last = stop[i] > last ? stop[i] : last;
+    }
+    add_value_rows(count, b, w, first / 2, (last + 1) / 2, runs);
+}
+
+static void three_queries(const block *b, const cortiq_attend *a, const int *who, const int *low,
+                          const int *stop, partial *const *runs)
+{
+    tile_of_queries(3, b, a, who, low, stop, runs);
+}
+
+static void two_queries(const block *b, const cortiq_attend *a, const int *who, const int *low,
+                        const int *stop, partial *const *runs)
+{
+    tile_of_queries(2, b, a, who, low, stop, runs);
+}
+
+static void one_query(const block *b, const cortiq_attend *a, const int *who, const int *low,
+                      const int *stop, partial *const *runs)
+{
+    tile_of_queries(1, b, a, who, low, stop, runs);
+}
+
+#include "attention_task_body.h"
+
+#endif

@@ -15,6 +15,8 @@
 
 #if !defined(CQ_ISA_PORTABLE)
 #include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
 #endif
 
 #define CQ_PASTE_(a, b) a##_##b

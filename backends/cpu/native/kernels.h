@@ -7,6 +7,7 @@
 #define CORTIQ_KERNELS_H
 
 #include "args.h"
+#include "attention.h"
 #include "cortiq_native.h"
 
 /* One row or part of a row of n values; no alignment is needed, an output may be an input. */
@@ -50,7 +51,8 @@ typedef struct {
     cortiq_row_kernels row;
     cortiq_tail_kernels tail;
     void (*attend)(const attention_task *task);
-    int (*finish)(const cortiq_attend *args, const void *states, float *out, int head);
+    void (*merge)(partial *before, const partial *after, int32_t value_dim);
+    int (*finish)(const cortiq_attend *args, partial *total, float *out, int head);
 } cortiq_kernels;
 
 const cortiq_kernels *cortiq_kernels_of(int isa);

@@ -21,6 +21,7 @@ const cortiq_kernels CQ_NAME(cortiq_kernels) = {
         .probabilities = tail_probabilities, .noisy = tail_noisy,
     },
     .attend = attend_task,
+    .merge = merge_partial,
     .finish = attend_finish,
 };
 

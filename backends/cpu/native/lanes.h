@@ -72,6 +72,7 @@ INLINE vi i_select(vm m, vi yes, vi no)
     return (vi)_mm512_mask_blend_epi32(m, (__m512i)no, (__m512i)yes);
 }
 INLINE vf f_keep(vm m, vf x) { return (vf)_mm512_maskz_mov_ps(m, (__m512)x); }
+INLINE vi i_keep(vm m, vi x) { return (vi)_mm512_maskz_mov_epi32(m, (__m512i)x); }
 INLINE vi i_max(vi a, vi b) { return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b); }
 INLINE vf f_max(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE vf f_min(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
@@ -84,6 +85,7 @@ INLINE vm u_less(vi a, vi b) { return (vm)((vu)a < (vu)b); }
 INLINE vi i_select(vm m, vi yes, vi no) { return (m & yes) | (~m & no); }
 INLINE vf f_select(vm m, vf yes, vf no) { return (vf)i_select(m, (vi)yes, (vi)no); }
 INLINE vf f_keep(vm m, vf x) { return (vf)(m & (vi)x); }
+INLINE vi i_keep(vm m, vi x) { return m & x; }
 #if CQ_LANES == 8
 #include <immintrin.h>
 INLINE vi i_max(vi a, vi b) { return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b); }

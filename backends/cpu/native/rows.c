@@ -1,5 +1,6 @@
 /* Ops on rows: elementwise functions, norms, quantised rows, copies. */
 #include "kernels.h"
+#include "records.h"
 
 #include <string.h>
 
@@ -20,16 +21,6 @@ const cortiq_kernels *cortiq_kernels_of(int isa)
 static const cortiq_row_kernels *row_kernels(const cortiq_worker *worker)
 {
     return &cortiq_kernels_of(worker->isa)->row;
-}
-
-/* Quantise n values to record `index` of a buffer. */
-static void quantise_to(void *records, int64_t index, const float *x, int32_t n, int isa)
-{
-    uint8_t *record = (uint8_t *)records + (size_t)index * cortiq_record_stride(n);
-    int16_t *q = cortiq_record_q(record);
-    *cortiq_record_e(record, n) = cortiq_kernels_of(isa)->row.quantise(x, q, n);
-    memset(q + n, 0, (size_t)(cortiq_padded(n) - n) * sizeof *q);
-    cortiq_record_planes(record, n, isa);
 }
 
 static int elementwise(const cortiq_row_kernels *k, int kind, const cortiq_elementwise *e,
@@ -56,7 +47,7 @@ static void elementwise_part(const cortiq_op *op, cortiq_worker *worker, int32_t
     float *out = e->out ? e->out + row * e->out_stride + at : (float *)worker->scratch;
     if (elementwise(row_kernels(worker), op->kind, e, a, b, out, n)) cortiq_fault(op, row);
     if (e->record)
-        quantise_to(e->record, (int64_t)row * e->inner + part, out, n, worker->isa);
+        cortiq_quantise_to(e->record, (int64_t)row * e->inner + part, out, n, worker->isa);
 }
 
 static void elementwise_rows(const cortiq_op *op, cortiq_worker *worker)
@@ -116,7 +107,7 @@ static void norm_part(const cortiq_op *op, cortiq_worker *worker, int32_t row, i
         float *out = a->out ? a->out + row * a->out_stride + at : scratch;
         fault |= norm_of(k, op->kind, a, y, out);
         if (a->record)
-            quantise_to(a->record, (int64_t)row * a->inner + part, out, n, worker->isa);
+            cortiq_quantise_to(a->record, (int64_t)row * a->inner + part, out, n, worker->isa);
     }
     if (fault) cortiq_fault(op, row);
 }
@@ -142,7 +133,7 @@ static void quantise_rows(const cortiq_op *op, cortiq_worker *worker)
     while (cortiq_take(worker, total, cortiq_grain(total, worker->threads), &start, &stop))
         for (int32_t i = start; i < stop; i++) {
             const float *x = a->x + i / a->inner * a->x_stride + i % a->inner * (int64_t)a->width;
-            quantise_to(a->record, i, x, a->width, worker->isa);
+            cortiq_quantise_to(a->record, i, x, a->width, worker->isa);
         }
 }
 CORTIQ_REGISTER(CORTIQ_QUANTISE, quantise_rows)

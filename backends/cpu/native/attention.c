@@ -1,0 +1,200 @@
+/* ATTEND: query blocks over threads, or, when there are few, their tiles over threads. */
+#include "kernels.h"
+#include "records.h"
+
+#include <string.h>
+
+/* Split tiles singly while a query block has at most so many, else whole runs. */
+enum { SINGLE_TILES = 64 };
+
+typedef struct {
+    const cortiq_attend *args;
+    int32_t group, items, chunks, chunk_tiles;
+    int32_t queries; /* of an item, at most */
+} plan;
+
+static int32_t blocks_of(const cortiq_segment *s, int32_t group)
+{
+    return ((s->stop - s->start) * group + BLOCK - 1) / BLOCK;
+}
+
+static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
+
+static int32_t first_tile(const cortiq_attend *a, int32_t position)
+{
+    int32_t first = a->window ? position - a->window + 1 : 0;
+    return first < 0 ? 0 : first / TILE;
+}
+
+/* Bytes of the partials when tiles are split. */
+static size_t split_bytes(const plan *p)
+{
+    size_t chunks = (size_t)p->items * (size_t)p->chunks;
+    return chunks * (size_t)p->queries * partial_bytes(p->args->kv.value_dim);
+}
+
+/* Items are (segment, KV head, block of queries), heads within a block's tiles being neighbours. */
+static plan make_plan(const cortiq_attend *a, int32_t threads)
+{
+    plan p = {a, a->heads / a->kv.heads, 0, 1, 0, 0};
+    int32_t last = 0, count = *a->kv.segment_count;
+    for (int32_t i = 0; i < count; i++) {
+        const cortiq_segment *s = &a->kv.segments[i];
+        int32_t queries = least(BLOCK, (s->stop - s->start) * p.group);
+        p.queries = queries > p.queries ? queries : p.queries;
+        p.items += blocks_of(s, p.group) * a->kv.heads;
+        int32_t tiles = (s->position + s->stop - s->start - 1) / TILE + 1;
+        tiles -= first_tile(a, s->position);
+        last = tiles > last ? tiles : last;
+    }
+    if (threads == 1 || p.items >= 4 * threads) return p;
+    p.chunk_tiles = last <= SINGLE_TILES ? 1 : RUN_TILES;
+    p.chunks = last / p.chunk_tiles + (p.chunk_tiles > 1) + 1;
+    if ((int64_t)split_bytes(&p) <= a->workspace_bytes) return p;
+    p.chunks = 1;
+    p.chunk_tiles = 0;
+    return p;
+}
+
+/* Fill in the task of item `index`: its whole range of tiles. */
+static void find_item(const plan *p, int32_t index, attention_task *t, int32_t *row)
+{
+    const cortiq_attend *a = p->args;
+    const cortiq_segment *s = a->kv.segments;
+    int32_t segment = 0;
+    while (index >= blocks_of(s, p->group) * a->kv.heads) {
+        index -= blocks_of(s, p->group) * a->kv.heads;
+        s++;
+        segment++;
+    }
+    int32_t queries = (s->stop - s->start) * p->group;
+    t->args = a;
+    t->pages = a->kv.pages[segment];
+    t->head = index % a->kv.heads;
+    t->group = p->group;
+    t->position = s->position;
+    t->first = index / a->kv.heads * BLOCK;
+    t->count = least(BLOCK, queries - t->first);
+    t->tile = first_tile(a, s->position + t->first / p->group);
+    t->tile_stop = (s->position + (t->first + t->count - 1) / p->group) / TILE + 1;
+    *row = s->start;
+    size_t record = (size_t)s->start * a->heads + (size_t)t->head * p->group;
+    t->q = (const uint8_t *)a->q + record * cortiq_record_stride(a->kv.key_dim);
+}
+
+static void finish_query(const cortiq_op *op, const cortiq_kernels *k, const attention_task *t,
+                         int32_t first_row, int32_t query, partial *total)
+{
+    const cortiq_attend *a = op->args;
+    int32_t row = first_row + (t->first + query) / t->group;
+    int32_t head = t->head * t->group + (t->first + query) % t->group;
+    float *out = a->out + row * a->out_stride + (int64_t)head * a->kv.value_dim;
+    if (k->finish(a, total, out, head)) cortiq_fault(op, row);
+}
+
+static void attend_whole(const cortiq_op *op, cortiq_worker *worker, const plan *p)
+{
+    const cortiq_kernels *k = cortiq_kernels_of(worker->isa);
+    int32_t start, stop, row, value_dim = p->args->kv.value_dim;
+    while (cortiq_take(worker, p->items, 1, &start, &stop)) {
+        attention_task t = {.totals = worker->scratch};
+        t.scratch = worker->scratch + BLOCK * partial_bytes(value_dim);
+        find_item(p, start, &t, &row);
+        k->attend(&t);
+        for (int32_t i = 0; i < t.count; i++)
+            finish_query(op, k, &t, row, i, partial_at(t.totals, (size_t)i, value_dim));
+    }
+}
+
+/* Cut the task to chunk `chunk` of its tiles; 0 if there is none. Chunks of runs are whole runs. */
+static int cut_to_chunk(const plan *p, attention_task *t, int32_t chunk)
+{
+    int32_t first = t->tile / p->chunk_tiles * p->chunk_tiles + chunk * p->chunk_tiles;
+    int32_t stop = first + p->chunk_tiles;
+    if (first >= t->tile_stop) return 0;
+    t->tile = first > t->tile ? first : t->tile;
+    t->tile_stop = least(stop, t->tile_stop);
+    return 1;
+}
+
+static partial *partial_of(const plan *p, int32_t item, int32_t chunk, int32_t query)
+{
+    size_t index = ((size_t)item * p->chunks + chunk) * p->queries + query;
+    return partial_at(p->args->workspace, index, p->args->kv.value_dim);
+}
+
+static void attend_chunks(cortiq_worker *worker, const plan *p)
+{
+    int32_t start, stop, row;
+    while (cortiq_take(worker, p->items * p->chunks, 1, &start, &stop)) {
+        attention_task t = {.scratch = worker->scratch};
+        int32_t item = start / p->chunks, chunk = start % p->chunks;
+        find_item(p, item, &t, &row);
+        if (!cut_to_chunk(p, &t, chunk)) continue;
+        t.totals = partial_of(p, item, chunk, 0);
+        cortiq_kernels_of(worker->isa)->attend(&t);
+    }
+}
+
+/* Merge a query's chunks in order: tiles to runs and runs to the whole, or runs at once. */
+static void merge_query(const cortiq_op *op, cortiq_worker *worker, const plan *p, int32_t item,
+                        int32_t query)
+{
+    const cortiq_kernels *k = cortiq_kernels_of(worker->isa);
+    int32_t row, value_dim = p->args->kv.value_dim;
+    attention_task t = {0};
+    find_item(p, item, &t, &row);
+    if (query >= t.count) return;
+    partial *total = (partial *)worker->scratch, *run = partial_at(total, 1, value_dim);
+    memset(total, 0, partial_bytes(value_dim));
+    total->m = total->n = NONE;
+    int32_t base = t.tile / p->chunk_tiles, chunks = (t.tile_stop - 1) / p->chunk_tiles + 1 - base;
+    for (int32_t chunk = 0; chunk < chunks; chunk++) {
+        int32_t tile = (base + chunk) * p->chunk_tiles;
+        const partial *part = partial_of(p, item, chunk, query);
+        if (p->chunk_tiles == RUN_TILES) {
+            k->merge(total, part, value_dim);
+            continue;
+        }
+        if (chunk == 0 || tile % RUN_TILES == 0) memcpy(run, part, partial_bytes(value_dim));
+        else k->merge(run, part, value_dim);
+        if (tile % RUN_TILES == RUN_TILES - 1 || chunk == chunks - 1)
+            k->merge(total, run, value_dim);
+    }
+    finish_query(op, k, &t, row, query, total);
+}
+
+static void attend_rows(const cortiq_op *op, cortiq_worker *worker)
+{
+    const cortiq_attend *a = op->args;
+    plan p = make_plan(a, worker->threads);
+    int32_t start, stop, width = a->heads * a->kv.value_dim;
+    if (!p.chunk_tiles) attend_whole(op, worker, &p);
+    else {
+        attend_chunks(worker, &p);
+        cortiq_barrier(worker);
+        while (cortiq_take(worker, p.items * p.queries, 1, &start, &stop))
+            merge_query(op, worker, &p, start / p.queries, start % p.queries);
+    }
+    if (!a->record) return;
+    cortiq_barrier(worker);
+    while (cortiq_take(worker, *op->rows, 1, &start, &stop))
+        cortiq_quantise_to(a->record, start, a->out + start * a->out_stride, width, worker->isa);
+}
+CORTIQ_REGISTER(CORTIQ_ATTEND, attend_rows)
+
+/* Bytes of workspace with which tiles can be split, for sequences of up to `positions`. Without
+ * it attention is as right, and slower where few queries meet many keys. */
+CORTIQ_API int64_t cortiq_attend_workspace(int32_t value_dim, int32_t positions, int32_t threads)
+{
+    int64_t tiles = positions / TILE + 2;
+    int64_t chunks = tiles <= SINGLE_TILES ? tiles + 1 : SINGLE_TILES + 2 + tiles / RUN_TILES;
+    return threads == 1 ? 0 : 4 * threads * chunks * BLOCK * (int64_t)partial_bytes(value_dim);
+}
+
+/* Scratch a worker needs for attention of this shape. */
+CORTIQ_API int64_t cortiq_attend_scratch(int32_t key_dim, int32_t value_dim)
+{
+    size_t totals = BLOCK * partial_bytes(value_dim);
+    return (int64_t)(totals + task_scratch(key_dim, value_dim));
+}

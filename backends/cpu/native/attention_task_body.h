@@ -1,0 +1,135 @@
+/* A task of attention, tile by tile, and what ends a query; continues attention_body.h. */
+
+static void clear_partials(void *partials, int count, int32_t value_dim)
+{
+    for (int i = 0; i < count; i++) {
+        partial *p = partial_at(partials, (size_t)i, value_dim);
+        memset(p, 0, partial_bytes(value_dim));
+        p->m = p->n = NONE;
+    }
+}
+
+/* Contract steps 8 and 9. An empty `before` is taken over by what is added: 0·0 + x·1. */
+static void merge_partial(partial *before, const partial *after, int32_t value_dim)
+{
+    int32_t m = larger(before->m, after->m), n = larger(before->n, after->n);
+    vf keep = f_all(power(before->n - n, -60)), take = f_all(power(after->n - n, -60));
+    before->mass = before->mass * power(before->m - m, -60) + after->mass * power(after->m - m, -60);
+    for (int d = 0; d < sixteens(value_dim); d += CQ_LANES)
+        f_store(before->o + d, f_load(before->o + d) * keep + f_load(after->o + d) * take);
+    before->m = m;
+    before->n = n;
+}
+
+/* Planes, exponents and positions of the task's queries. */
+static void take_queries(const attention_task *t, block *b)
+{
+    const cortiq_attend *a = t->args;
+    int32_t dim = a->kv.key_dim;
+    size_t stride = cortiq_record_stride(dim);
+    for (int i = 0; i < t->count; i++) {
+        int32_t row = (t->first + i) / t->group, head = (t->first + i) % t->group;
+        const void *record = t->q + ((size_t)row * a->heads + head) * stride;
+        const int16_t *q = record;
+        int16_t *high = b->high + i * 2 * b->pairs, *low = b->low + i * 2 * b->pairs;
+        for (int d = 0; d < 2 * b->pairs; d++) {
+            int32_t value = d < dim ? q[d] : 0;
+            high[d] = (int16_t)((value + 128) >> 8);
+            low[d] = (int16_t)(value - high[d] * 256);
+        }
+        b->exponent[i] = *cortiq_record_e((void *)(uintptr_t)record, dim);
+        b->position[i] = t->position + row;
+    }
+}
+
+static void take_tile(const attention_task *t, block *b, int32_t tile)
+{
+    const cortiq_kv *kv = &t->args->kv;
+    const uint8_t *base = tile_of(kv, t->pages, tile, t->head);
+    b->keys = (const int16_t *)(const void *)base;
+    b->values = b->keys + TILE * 2 * b->pairs;
+    const int8_t *exponents = (const int8_t *)(b->values + TILE * b->value_width);
+    for (int i = 0; i < TILE; i++) {
+        b->key_exponent[i] = exponents[i];
+        b->value_exponent[i] = exponents[TILE + i];
+    }
+}
+
+/* The task's queries that see keys of the tile, three at a time. */
+static void attend_tile(const attention_task *t, const block *b, int32_t tile, void *runs)
+{
+    int who[3], low[3], stop[3], found = 0;
+    partial *run[3];
+    int32_t start = tile * TILE, window = t->args->window;
+    for (int i = 0; i <= t->count; i++) {
+        int left = t->count - i;
+        if (found == 3 || (found == 2 && left == 2)) {
+            if (found == 3) three_queries(b, t->args, who, low, stop, run);
+            else two_queries(b, t->args, who, low, stop, run);
+            found = 0;
+        }
+        if (i == t->count) break;
+        int32_t from = window ? larger(0, b->position[i] - window + 1) : 0;
+        low[found] = larger(from - start, 0);
+        stop[found] = b->position[i] + 1 - start < TILE ? b->position[i] + 1 - start : TILE;
+        if (low[found] >= stop[found]) continue;
+        who[found] = i;
+        run[found++] = partial_at(runs, (size_t)i, t->args->kv.value_dim);
+    }
+    if (found == 2) two_queries(b, t->args, who, low, stop, run);
+    if (found == 1) one_query(b, t->args, who, low, stop, run);
+}
+
+static void attend_task(const attention_task *t)
+{
+    block b;
+    int32_t value_dim = t->args->kv.value_dim;
+    b.pairs = even(t->args->kv.key_dim) / 2;
+    b.value_width = sixteens(value_dim);
+    uintptr_t aligned = ((uintptr_t)t->scratch + 63) & ~(uintptr_t)63;
+    void *runs = (void *)aligned;
+    b.high = (int16_t *)(void *)((uint8_t *)runs + BLOCK * partial_bytes(value_dim));
+    b.low = b.high + BLOCK * 2 * b.pairs;
+    take_queries(t, &b);
+    clear_partials(t->totals, t->count, value_dim);
+    for (int32_t tile = t->tile; tile < t->tile_stop; tile++) {
+        if (tile == t->tile || tile % RUN_TILES == 0) clear_partials(runs, t->count, value_dim);
+        take_tile(t, &b, tile);
+        attend_tile(t, &b, tile, runs);
+        if (tile % RUN_TILES == RUN_TILES - 1 || tile == t->tile_stop - 1)
+            for (int i = 0; i < t->count; i++)
+                merge_partial(partial_at(t->totals, (size_t)i, value_dim),
+                              partial_at(runs, (size_t)i, value_dim), value_dim);
+    }
+}
+
+/* A sink joins the denominator, after all keys. */
+static void add_sink(partial *p, float sink)
+{
+    float limited, g, lane[CQ_LANES];
+    vf s = f_min(f_max(f_all(sink) * f_all(LOG2_E), f_all(-16384.0f)), f_all(16384.0f));
+    vf whole = f_rint(s);
+    f_store(lane, f_exp2_fraction(s - whole));
+    g = lane[0] * 2097152.0f;
+    f_store(lane, whole);
+    limited = lane[0];
+    int32_t kappa = (int32_t)limited, m = larger(p->m, kappa);
+    p->mass = p->mass * power(p->m - m, -60) + g * power(kappa - m, -60);
+    p->m = m;
+}
+
+/* The output of query head `head`: snap((o/mass)·2^(n − m + 7)). Changes the partial. */
+static int attend_finish(const cortiq_attend *a, partial *p, float *out, int head)
+{
+    vi worst = {0};
+    int32_t dim = a->kv.value_dim;
+    if (p->n == NONE) {
+        memset(out, 0, (size_t)dim * sizeof *out);
+        return 0;
+    }
+    if (a->sinks) add_sink(p, a->sinks[head]);
+    vf inverse = f_all(1.0f / p->mass), scale = f_all(power(p->n - p->m + 7, -126));
+    EACH(i, count, dim)
+        f_store_part(out + i, snap((f_load(p->o + i) * inverse) * scale, &worst), count);
+    return has_fault(worst);
+}
