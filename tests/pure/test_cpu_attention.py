@@ -208,8 +208,8 @@ def test_an_output_out_of_the_domain_is_a_fault_of_its_row(path):
     store = Cache(1, 64, 1, 4, 4)
     x = quantise_rows(np.full((3, 1, 4), 2.0**49 * 1.99, F32))
     x.q[2], x.e[2] = 16384, 36
-    store.write(0, 0, Quantised(x.q * 0 + 1, x.e * 0), x)
-    records = write_records(Quantised(x.q * 0 + 1, x.e * 0))
+    store.write(0, 0, Quantised(x.q * 0, x.e * 0), x)
+    records = write_records(Quantised(x.q * 0, x.e * 0))
     out = np.full((3, 4), 7, F32)
     listed, count = segments((0, 3, 0))
     struct = args.Attend(

@@ -130,6 +130,6 @@ static int attend_finish(const cortiq_attend *a, partial *p, float *out, int hea
     if (a->sinks) add_sink(p, a->sinks[head]);
     vf inverse = f_all(1.0f / p->mass), scale = f_all(power(p->n - p->m + 7, -126));
     EACH(i, count, dim)
-        f_store_part(out + i, snap((f_load(p->o + i) * inverse) * scale, &worst), count);
+        f_store_part(out + i, snap((f_load_part(p->o + i, count) * inverse) * scale, &worst), count);
     return has_fault(worst);
 }
