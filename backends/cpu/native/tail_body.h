@@ -143,13 +143,14 @@ INLINE vf gumbel(vu w)
     return f_negate(f_log(f_negate(f_select(low, corrected, logarithm))));
 }
 
-/* d + noise of the ids first_id …. */
-static void tail_noisy(const float *d, float *out, int n, uint32_t first_id, const cortiq_draw *draw)
+/* d + noise of ids, whose arrays are readable up to a whole vector. */
+static void tail_noisy(const float *d, const int32_t *ids, float *out, int n,
+                       const cortiq_draw *draw)
 {
-    EACH(i, count, n) {
-        vu id = (vu)i_iota() + u_all(first_id + (uint32_t)i);
-        vu word = philox(id, draw->position, draw->choice, draw->seed_low, draw->seed_high);
-        f_store_part(out + i, f_load_part(d + i, count) + gumbel(word), count);
+    for (int i = 0; i < n; i += CQ_LANES) {
+        vu word = philox((vu)i_load(ids + i), draw->position, draw->choice, draw->seed_low,
+                         draw->seed_high);
+        f_store_part(out + i, f_load(d + i) + gumbel(word), n - i);
     }
 }
 
