@@ -31,11 +31,11 @@ static void take_queries(const attention_task *t, block *b)
         int32_t row = (t->first + i) / t->group, head = (t->first + i) % t->group;
         const void *record = t->q + ((size_t)row * a->heads + head) * stride;
         const int16_t *q = record;
-        int16_t *high = b->high + i * 2 * b->pairs, *low = b->low + i * 2 * b->pairs;
-        for (int d = 0; d < 2 * b->pairs; d++) {
-            int32_t value = d < dim ? q[d] : 0;
-            high[d] = (int16_t)((value + 128) >> 8);
-            low[d] = (int16_t)(value - high[d] * 256);
+        int16_t *restrict high = b->high + i * 2 * b->pairs, *restrict low = b->low + i * 2 * b->pairs;
+        high[2 * b->pairs - 1] = low[2 * b->pairs - 1] = 0; /* of an odd width's padding */
+        for (int d = 0; d < dim; d++) {
+            high[d] = (int16_t)((q[d] + 128) >> 8);
+            low[d] = (int16_t)(q[d] - high[d] * 256);
         }
         b->exponent[i] = *cortiq_record_e((void *)(uintptr_t)record, dim);
         b->position[i] = t->position + row;

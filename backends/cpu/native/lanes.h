@@ -99,6 +99,26 @@ INLINE vf f_min(vf a, vf b) { return f_select(a < b, a, b); }
 #endif
 
 /* Largest and sum of the lanes. */
+#if CQ_LANES == 16
+INLINE int32_t i_highest(vi x) { return _mm512_reduce_max_epi32((__m512i)x); }
+INLINE int32_t i_total(vi x) { return _mm512_reduce_add_epi32((__m512i)x); }
+#elif CQ_LANES == 8
+INLINE int32_t i_highest(vi x)
+{
+    __m128i y = _mm_max_epi32(_mm256_castsi256_si128((__m256i)x),
+                              _mm256_extracti128_si256((__m256i)x, 1));
+    y = _mm_max_epi32(y, _mm_shuffle_epi32(y, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(y, _mm_shuffle_epi32(y, 0xb1)));
+}
+
+INLINE int32_t i_total(vi x)
+{
+    __m128i y = _mm_add_epi32(_mm256_castsi256_si128((__m256i)x),
+                              _mm256_extracti128_si256((__m256i)x, 1));
+    y = _mm_add_epi32(y, _mm_shuffle_epi32(y, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(y, _mm_shuffle_epi32(y, 0xb1)));
+}
+#else
 INLINE int32_t i_highest(vi x)
 {
     int32_t lane[CQ_LANES], best;
@@ -112,9 +132,10 @@ INLINE int32_t i_total(vi x)
 {
     int32_t lane[CQ_LANES], total = 0;
     i_store(lane, x);
-    for (int i = 0; i < CQ_LANES; i++) total += lane[i];
+    for (int i = 0; i < CQ_LANES; i++) total = (int32_t)((uint32_t)total + (uint32_t)lane[i]);
     return total;
 }
+#endif
 
 INLINE vi i_iota(void)
 {
