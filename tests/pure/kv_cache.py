@@ -17,9 +17,9 @@ def _library():
     library.cortiq_kv_page_bytes.restype = ctypes.c_int64
     library.cortiq_attend_workspace.restype = ctypes.c_int64
     for name in ("cortiq_kv_read", "cortiq_kv_write"):
-        getattr(library, name).argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int32] * 2 + [
-            ctypes.c_void_p
-        ] * 4
+        getattr(library, name).argtypes = (
+            [ctypes.c_void_p] * 2 + [ctypes.c_int32] * 2 + [ctypes.c_void_p] * 4
+        )
     return library
 
 

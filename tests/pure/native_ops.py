@@ -63,26 +63,37 @@ def record_buffer(count, width):
     return buffer.reshape(count, stride)
 
 
+def _exponents(buffer, width):
+    """The bytes of e in records; see cortiq_native.h."""
+    at = 88 * -(-width // 32)
+    return buffer[:, at : at + 4]
+
+
+def read_rows(buffer, width):
+    """`Quantised` rows of records whose padding and sums need not be filled in."""
+    e = np.ascontiguousarray(_exponents(buffer, width)).view(np.int32)[:, 0]
+    return Quantised(buffer[:, : 2 * width].view(np.int16).astype(np.int32), e)
+
+
 def read_records(buffer, width):
-    """`Quantised` rows of records, their padding checked to be zero."""
-    padded = -(-width // 32) * 32
-    q = buffer[:, : 2 * padded].view(np.int16)
-    assert not q[:, width:].any()
-    at = 4 * padded + padded // 16 * 4
-    e = np.ascontiguousarray(buffer[:, at : at + 4]).view(np.int32)[:, 0]
-    return Quantised(q[:, :width].astype(np.int32), e)
+    """`Quantised` rows of finished records: what else they hold is what finishing again gives."""
+    again = buffer.copy()
+    again[:, 2 * width :] = 7
+    _exponents(again, width)[:] = _exponents(buffer, width)
+    for row in again:
+        native.library().cortiq_record_finish(address(row), width)
+    at = 88 * -(-width // 32)
+    assert np.array_equal(again[:, :at], buffer[:, :at])
+    return read_rows(buffer, width)
 
 
 def write_records(rows):
-    """Records of `Quantised` rows [..., width]; planes and sums filled in."""
+    """Finished records of `Quantised` rows [..., width]."""
     width = rows.q.shape[-1]
     q, e = rows.q.reshape(-1, width), rows.e.reshape(-1)
     buffer = record_buffer(len(q), width)
-    buffer[:] = 0
-    padded = -(-width // 32) * 32
     buffer[:, : 2 * width].view(np.int16)[:] = q
-    at = 4 * padded + padded // 16 * 4
-    buffer[:, at : at + 4] = np.ascontiguousarray(e, np.int32).view(np.uint8).reshape(-1, 4)
+    _exponents(buffer, width)[:] = np.ascontiguousarray(e, np.int32).view(np.uint8).reshape(-1, 4)
     for row in buffer:
-        native.library().cortiq_record_planes(address(row), width, 0)
+        native.library().cortiq_record_finish(address(row), width)
     return buffer

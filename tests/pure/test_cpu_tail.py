@@ -53,7 +53,9 @@ def test_argmax(path, width):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_top(path, width):
-    x = np.concatenate([logits(2, width, 1), logits(1, width), canonical(np.random.default_rng(3), (1, width))])
+    x = np.concatenate(
+        [logits(2, width, 1), logits(1, width), canonical(np.random.default_rng(3), (1, width))]
+    )
     for count in {1, min(5, width), width}:
         ids, values = np.full((4, count), -1, np.int32), np.zeros((4, count), F32)
         tail(path, Kind.TOP, x, index=ids, values=values, count=count)
@@ -146,8 +148,7 @@ def test_draws(path, name, width):
     histories = [[], [1, 1, 2], [width - 1] * 9, [0], list(range(8)), [5, 5, 5, 1]]
     positions = [0, 1, 77, 2**32 - 1, 4096, 5]
     exact = [
-        sampling.draw(x[i], options, histories[i], positions[i], choice=i == 3)
-        for i in range(rows)
+        sampling.draw(x[i], options, histories[i], positions[i], choice=i == 3) for i in range(rows)
     ]
     ours, faults = drawn(path, x, options, histories, positions)
     assert not any(faults)

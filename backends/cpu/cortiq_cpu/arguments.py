@@ -102,9 +102,7 @@ class Segment(ctypes.Structure):
 class KV(ctypes.Structure):
     """`cortiq_kv`: the rows of a slot, in pages."""
 
-    _fields_ = _fields(
-        p="pages segments segment_count", i="heads key_dim value_dim page_tiles"
-    )
+    _fields_ = _fields(p="pages segments segment_count", i="heads key_dim value_dim page_tiles")
 
 
 class StoreKV(ctypes.Structure):

@@ -90,7 +90,7 @@ typedef struct {
     const float *x;      /* [rows][heads][width] */
     const float *weight; /* of the norm; NULL with normed: a norm without weight */
     const float *cos, *sin; /* pairs values a row */
-    void *record;           /* TO_RECORD: [rows][heads]; planes and sums are not filled in */
+    void *record;           /* TO_RECORD: [rows][heads]; its sums are not filled in */
     int64_t x_stride;
     int32_t heads, width, pairs; /* pairs 0: no rope */
     int32_t interleaved, normed, target;
@@ -103,7 +103,7 @@ typedef struct {
     int32_t count;
 } cortiq_heads;
 
-/* ATTEND: q are records [rows, heads] of width key_dim (planes not needed). `factor`, `cap`,
+/* ATTEND: q are records [rows, heads] of width key_dim (sums not needed). `factor`, `cap`,
  * `inverse_cap` are numerics.attention.scoring's. window 0: all. sinks (may be NULL) [heads].
  * out [rows][heads][value_dim]; record (may be NULL) takes each row of heads·value_dim quantised;
  * then out may not be NULL either. workspace of cortiq_attend_workspace bytes. */

@@ -37,7 +37,7 @@ static void take_queries(const attention_task *t, block *b)
             high[d] = (int16_t)((q[d] + 128) >> 8);
             low[d] = (int16_t)(q[d] - high[d] * 256);
         }
-        b->exponent[i] = *cortiq_record_e((void *)(uintptr_t)record, dim);
+        b->exponent[i] = *cortiq_record_e(record, dim);
         b->position[i] = t->position + row;
     }
 }

@@ -57,8 +57,8 @@ static void store_row(const cortiq_store_kv *a, int32_t row)
     size_t value_stride = cortiq_record_stride(kv->value_dim);
     for (int32_t head = 0; head < kv->heads; head++) {
         size_t index = (size_t)row * kv->heads + head;
-        uint8_t *key = (uint8_t *)(uintptr_t)a->keys + index * key_stride;
-        uint8_t *value = (uint8_t *)(uintptr_t)a->values + index * value_stride;
+        const uint8_t *key = (const uint8_t *)a->keys + index * key_stride;
+        const uint8_t *value = (const uint8_t *)a->values + index * value_stride;
         place at = place_of(kv, kv->pages[segment], position, head);
         put_key(&at, cortiq_record_q(key), *cortiq_record_e(key, kv->key_dim), kv->key_dim);
         put_value(&at, cortiq_record_q(value), *cortiq_record_e(value, kv->value_dim),

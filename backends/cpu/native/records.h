@@ -4,8 +4,6 @@
 
 #include "kernels.h"
 
-#include <string.h>
-
 /* Quantise n values to record `index` of a buffer of records. */
 static inline void cortiq_quantise_to(void *records, int64_t index, const float *x, int32_t n,
                                       int isa)
@@ -13,8 +11,7 @@ static inline void cortiq_quantise_to(void *records, int64_t index, const float 
     uint8_t *record = (uint8_t *)records + (size_t)index * cortiq_record_stride(n);
     int16_t *q = cortiq_record_q(record);
     *cortiq_record_e(record, n) = cortiq_kernels_of(isa)->row.quantise(x, q, n);
-    memset(q + n, 0, (size_t)(cortiq_padded(n) - n) * sizeof *q);
-    cortiq_record_planes(record, n, isa);
+    cortiq_record_finish(record, n);
 }
 
 #endif
