@@ -42,6 +42,7 @@ typedef struct {
     void (*digest)(const float *x, int n, uint32_t start, uint32_t words[4]);
     int (*distances)(const float *x, float highest, float *d, int n);
     void (*probabilities)(const float *d, float *p, int n);
+    uint64_t (*weight)(const float *p, int n);
     void (*noisy)(const float *d, const int32_t *ids, float *out, int n, const cortiq_draw *draw);
 } cortiq_tail_kernels;
 

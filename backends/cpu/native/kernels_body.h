@@ -18,7 +18,8 @@ const cortiq_kernels CQ_NAME(cortiq_kernels) = {
     .tail = {
         .highest = row_highest, .argmax = tail_argmax, .exp_lanes = tail_exp_lanes,
         .log = tail_log, .digest = tail_digest, .distances = tail_distances,
-        .probabilities = tail_probabilities, .noisy = tail_noisy,
+        .probabilities = tail_probabilities, .weight = tail_weight,
+        .noisy = tail_noisy,
     },
     .attend = attend_task,
     .merge = merge_partial,

@@ -7,8 +7,8 @@ static size_t aligned(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 CORTIQ_API int64_t cortiq_tail_workspace(int32_t width, int32_t threads)
 {
     size_t pieces = (size_t)pieces_of(width) * sizeof(piece);
-    return (int64_t)(aligned(sizeof(tail_space)) + aligned(pieces) + aligned(4 * (size_t)width) +
-                     aligned(8 * (size_t)width) + (size_t)threads * aligned(sizeof(histogram)));
+    return (int64_t)(aligned(sizeof(tail_space)) + aligned(pieces) +
+                     2 * aligned(4 * (size_t)width) + aligned(8 * (size_t)width) + (size_t)threads * aligned(sizeof(histogram)));
 }
 
 tail_space *cortiq_tail_space(const cortiq_tail *a)
@@ -18,6 +18,8 @@ tail_space *cortiq_tail_space(const cortiq_tail *a)
     space->pieces = (piece *)(void *)at;
     at += aligned((size_t)pieces_of(a->width) * sizeof(piece));
     space->d = (float *)(void *)at;
+    at += aligned(4 * (size_t)a->width);
+    space->ids = (int32_t *)(void *)at;
     at += aligned(4 * (size_t)a->width);
     space->entries = (uint64_t *)(void *)at;
     at += aligned(8 * (size_t)a->width);

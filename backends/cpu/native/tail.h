@@ -15,6 +15,8 @@ enum {
 typedef struct {
     float value;
     int32_t index;
+    int32_t candidates; /* of draws: ids in `ids` from the piece's start on */
+    uint64_t weight;
     uint32_t words[4];
 } piece;
 
@@ -26,10 +28,13 @@ typedef struct {
 /* The workspace of one row at a time. */
 typedef struct {
     float highest;
+    float cutoff;           /* distance of the candidates of draws, at least */
+    int32_t enough;         /* whether they are all that can be kept */
     uint64_t last;          /* order (key and id) of the last token kept */
     float lanes[256];
     piece *pieces;          /* [pieces of the width] */
     float *d;               /* [width] */
+    int32_t *ids;           /* [width] */
     uint64_t *entries;      /* [width] */
     histogram *histograms;  /* [threads] */
 } tail_space;
@@ -61,5 +66,11 @@ tail_space *cortiq_tail_space(const cortiq_tail *a);
 
 /* The largest of the pieces, the first on a tie. */
 piece cortiq_best_piece(const tail_space *space, int32_t width);
+
+/* Whether a draw keeps less than everything; and which tokens, up to space->last, into it. All
+ * workers call it together. */
+int cortiq_filters(const cortiq_draw *draw, int32_t width);
+void cortiq_filter_row(const cortiq_tail *a, const cortiq_draw *draw, cortiq_worker *worker,
+                       tail_space *space);
 
 #endif

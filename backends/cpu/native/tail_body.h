@@ -88,41 +88,63 @@ static void tail_probabilities(const float *d, float *p, int n)
     EACH(i, count, n) f_store_part(p + i, f_exp(f_load_part(d + i, count)), count);
 }
 
-/* High and low words of a·m, lane by lane. */
-INLINE void multiply_words(vu a, uint32_t m, vu *high, vu *low)
+/* Sum of ⌊p·2^40⌋ of at most 8192 probabilities, in two parts of 20 bits each: a lane's sum of
+ * either is at most 2^31. */
+static uint64_t tail_weight(const float *p, int n)
 {
-    typedef uint64_t vl __attribute__((vector_size(CQ_LANES * 4)));
-    vl even, odd, wide = (vl)a;
-#if CQ_LANES == 16
-    even = (vl)_mm512_mul_epu32((__m512i)wide, _mm512_set1_epi32((int)m));
-    odd = (vl)_mm512_mul_epu32((__m512i)(wide >> 32), _mm512_set1_epi32((int)m));
-#elif CQ_LANES == 8
-    even = (vl)_mm256_mul_epu32((__m256i)wide, _mm256_set1_epi32((int)m));
-    odd = (vl)_mm256_mul_epu32((__m256i)(wide >> 32), _mm256_set1_epi32((int)m));
-#else
-    even = (wide & 0xffffffffu) * (uint64_t)m;
-    odd = (wide >> 32) * (uint64_t)m;
-#endif
-    *high = (vu)((even >> 32) | (odd & 0xffffffff00000000u));
-    *low = (vu)((even & 0xffffffffu) | (odd << 32));
+    uint64_t high_total = 0, low_total = 0;
+    vu high = {0}, low = {0};
+    EACH(i, count, n) {
+        vf scaled = f_load_part(p + i, count) * f_all(0x1p20f);
+        vi h = __builtin_convertvector(scaled, vi);
+        vf rest = (scaled - f_from_int(h)) * f_all(0x1p20f);
+        high = high + (vu)h;
+        low = low + (vu)__builtin_convertvector(rest, vi);
+    }
+    for (int i = 0; i < CQ_LANES; i++) {
+        high_total += high[i];
+        low_total += low[i];
+    }
+    return (high_total << 20) + low_total;
 }
 
-/* First word of Philox 4×32-10. */
-INLINE vu philox(vu c0, uint32_t position, uint32_t choice, uint32_t k0, uint32_t k1)
+typedef uint64_t vl __attribute__((vector_size(CQ_LANES * 4)));
+
+/* Products of the low words of 64-bit lanes with m. */
+INLINE vl multiply_words(vl a, uint32_t m)
 {
-    vu c1 = u_all(position), c2 = u_all(choice), c3 = u_all(0x47554d42);
+#if CQ_LANES == 16
+    return (vl)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64(m));
+#elif CQ_LANES == 8
+    return (vl)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(m));
+#else
+    return (a & 0xffffffffu) * (uint64_t)m;
+#endif
+}
+
+INLINE vl l_all(uint32_t x) { return (uint64_t)x - (vl){0}; }
+
+/* First word of Philox 4×32-10 in the low word of each lane; high words are never looked at. */
+INLINE vl philox_words(vl c0, const cortiq_draw *draw)
+{
+    vl c1 = l_all(draw->position), c2 = l_all(draw->choice), c3 = l_all(0x47554d42);
+    uint32_t k0 = draw->seed_low, k1 = draw->seed_high;
     for (int round = 0; round < 10; round++) {
-        vu high0, low0, high1, low1;
-        multiply_words(c0, 0xd2511f53, &high0, &low0);
-        multiply_words(c2, 0xcd9e8d57, &high1, &low1);
-        c0 = high1 ^ c1 ^ u_all(k0);
-        c1 = low1;
-        c2 = high0 ^ c3 ^ u_all(k1);
-        c3 = low0;
+        vl first = multiply_words(c0, 0xd2511f53), second = multiply_words(c2, 0xcd9e8d57);
+        c0 = (second >> 32) ^ c1 ^ l_all(k0);
+        c1 = second;
+        c2 = (first >> 32) ^ c3 ^ l_all(k1);
+        c3 = first;
         k0 += 0x9e3779b9;
         k1 += 0xbb67ae85;
     }
     return c0;
+}
+
+INLINE vu philox(vu ids, const cortiq_draw *draw)
+{
+    vl even = philox_words((vl)ids, draw), odd = philox_words((vl)ids >> 32, draw);
+    return (vu)((even & 0xffffffffu) | (odd << 32));
 }
 
 INLINE vf uniform(vu w)
@@ -148,8 +170,7 @@ static void tail_noisy(const float *d, const int32_t *ids, float *out, int n,
                        const cortiq_draw *draw)
 {
     for (int i = 0; i < n; i += CQ_LANES) {
-        vu word = philox((vu)i_load(ids + i), draw->position, draw->choice, draw->seed_low,
-                         draw->seed_high);
+        vu word = philox((vu)i_load(ids + i), draw);
         f_store_part(out + i, f_load(d + i) + gumbel(word), n - i);
     }
 }
