@@ -69,7 +69,7 @@ def check(ours, expect, *inputs, **options):
 @pytest.mark.parametrize("record", [False, True])
 def test_add_multiply_scale_bias(path, width, record):
     a, b = values(5, width), values(5, width, 1)
-    assert check(elementwise(path, Kind.ADD, a, b, record=record), scalar.add, a, b) is not None
+    check(elementwise(path, Kind.ADD, a, b, record=record), scalar.add, a, b)
     check(elementwise(path, Kind.MULTIPLY, a, b, record=record), scalar.multiply, a, b)
     check(elementwise(path, Kind.BIAS, a, b[0], record=record), scalar.add, a, b[0])
     factor = F32(0.088388346)
@@ -119,8 +119,8 @@ def test_soft_cap(path):
 
 def test_wide_rows_are_shared_between_workers(path):
     x = values(2, 50001)
-    ours = elementwise(path, Kind.SCALE, x, factor=2.0)
-    assert check(ours, scalar.scale, x, factor=2.0).any()
+    ours = elementwise(path, Kind.SCALE, x, factor=4.0)
+    check(ours, scalar.scale, x, factor=4.0)
 
 
 def norm(path, kind, x, inner=1, weight=None, bias=None, eps=1e-6, record=True, **more):

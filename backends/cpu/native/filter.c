@@ -12,8 +12,8 @@
 /* How far from the most likely token filters look, first near, then everywhere; and e^cutoff,
  * rounded up. */
 enum { CUTOFFS = 3 };
-static const float cutoffs[CUTOFFS] = {-8.0f, -14.0f, -INFINITY};
-static const double cutoff_shares[CUTOFFS] = {3.36e-4, 8.4e-7, 0.0};
+static const float cutoffs[CUTOFFS] = {-8.0f, -11.0f, -INFINITY};
+static const double cutoff_shares[CUTOFFS] = {3.36e-4, 1.6703e-5, 0.0};
 
 static int32_t bucket_of(float d)
 {
