@@ -14,7 +14,8 @@ static void merge_partial(partial *before, const partial *after, int32_t value_d
 {
     int32_t m = larger(before->m, after->m), n = larger(before->n, after->n);
     vf keep = f_all(power(before->n - n, -60)), take = f_all(power(after->n - n, -60));
-    before->mass = before->mass * power(before->m - m, -60) + after->mass * power(after->m - m, -60);
+    before->mass =
+        before->mass * power(before->m - m, -60) + after->mass * power(after->m - m, -60);
     for (int d = 0; d < sixteens(value_dim); d += CQ_LANES)
         f_store(before->o + d, f_load(before->o + d) * keep + f_load(after->o + d) * take);
     before->m = m;
@@ -31,7 +32,8 @@ static void take_queries(const attention_task *t, block *b)
         int32_t row = (t->first + i) / t->group, head = (t->first + i) % t->group;
         const void *record = t->q + ((size_t)row * a->heads + head) * stride;
         const int16_t *q = record;
-        int16_t *restrict high = b->high + i * 2 * b->pairs, *restrict low = b->low + i * 2 * b->pairs;
+        int16_t *restrict high = b->high + i * 2 * b->pairs;
+        int16_t *restrict low = b->low + i * 2 * b->pairs;
         high[2 * b->pairs - 1] = low[2 * b->pairs - 1] = 0; /* of an odd width's padding */
         for (int d = 0; d < dim; d++) {
             high[d] = (int16_t)((q[d] + 128) >> 8);
@@ -129,7 +131,9 @@ static int attend_finish(const cortiq_attend *a, partial *p, float *out, int hea
     }
     if (a->sinks) add_sink(p, a->sinks[head]);
     vf inverse = f_all(1.0f / p->mass), scale = f_all(power(p->n - p->m + 7, -126));
-    EACH(i, count, dim)
-        f_store_part(out + i, snap((f_load_part(p->o + i, count) * inverse) * scale, &worst), count);
+    EACH(i, count, dim) {
+        vf y = (f_load_part(p->o + i, count) * inverse) * scale;
+        f_store_part(out + i, snap(y, &worst), count);
+    }
     return has_fault(worst);
 }

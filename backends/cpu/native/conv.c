@@ -27,7 +27,8 @@ static void conv_part(const cortiq_op *op, cortiq_worker *worker, int32_t row, i
 {
     const cortiq_conv *a = op->args;
     const float *rows[MOST_TAPS];
-    int32_t segment = segment_of(a, row), n = a->width - from < CHANNELS ? a->width - from : CHANNELS;
+    int32_t segment = segment_of(a, row), n = a->width - from;
+    if (n > CHANNELS) n = CHANNELS;
     const cortiq_segment *s = &a->segments[segment];
     int32_t position = s->position + row - s->start;
     for (int32_t t = 0; t < a->taps; t++)

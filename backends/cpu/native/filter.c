@@ -193,7 +193,8 @@ static int candidates_suffice(const cortiq_draw *draw, const tail_space *space, 
     }
     if (limits_count(draw, width)) return count >= draw->top_k;
     if (draw->top_p_on && weight < share(whole_weight(space, width), draw->top_p)) return 0;
-    return !draw->min_p || share((uint64_t)1 << 40, draw->min_p) > (uint64_t)(cutoff_shares[stage] * 0x1p40);
+    uint64_t below = (uint64_t)(cutoff_shares[stage] * 0x1p40);
+    return !draw->min_p || share((uint64_t)1 << 40, draw->min_p) > below;
 }
 
 /* space->last for the filters of a row. */

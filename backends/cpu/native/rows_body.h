@@ -1,5 +1,5 @@
 /* Kernels on one row, for one instruction set. Rows need no alignment and may have any length;
- * an output may be its own input. Functions that end a primitive return 1 if the row met a fault. */
+ * an output may be its own input. Functions that end a primitive return 1 on a fault. */
 
 #ifndef ROWS_BODY_H
 #define ROWS_BODY_H

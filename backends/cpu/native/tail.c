@@ -7,8 +7,9 @@ static size_t aligned(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 CORTIQ_API int64_t cortiq_tail_workspace(int32_t width, int32_t threads)
 {
     size_t pieces = (size_t)pieces_of(width) * sizeof(piece);
-    return (int64_t)(aligned(sizeof(tail_space)) + aligned(pieces) +
-                     2 * aligned(4 * (size_t)width) + aligned(8 * (size_t)width) + (size_t)threads * aligned(sizeof(histogram)));
+    size_t values = 2 * aligned(4 * (size_t)width) + aligned(8 * (size_t)width);
+    size_t histograms = (size_t)threads * aligned(sizeof(histogram));
+    return (int64_t)(aligned(sizeof(tail_space)) + aligned(pieces) + values + histograms);
 }
 
 tail_space *cortiq_tail_space(const cortiq_tail *a)

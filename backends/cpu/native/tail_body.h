@@ -72,7 +72,8 @@ static void tail_digest(const float *x, int n, uint32_t start, uint32_t words[4]
         vu w = (vu)bits_of(f_load_part(x + i, count)) ^ mix(index);
         for (int l = 0; l < 4; l++) sum[l] = sum[l] + (mix(w + u_all(key[l])) & (vu)exists);
     }
-    for (int l = 0; l < 4; l++) words[l] += (uint32_t)i_total((vi)sum[l]);
+    for (int l = 0; l < 4; l++)
+        for (int i = 0; i < CQ_LANES; i++) words[l] += sum[l][i];
 }
 
 static int tail_distances(const float *x, float highest, float *d, int n)
