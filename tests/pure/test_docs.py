@@ -1,0 +1,50 @@
+"""The Python of the README and of the API's page runs; a small model stands for the real one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import cortiq
+from cortiq.options import OptionSet, environment_name, specs
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"
+
+
+def load_small(name, **options):
+    assert name == "smollm2"
+    model = load("synthetic:tiny-llama", **{"backend": "reference", **options})
+    model.tokenizer.chat_templates["default"] = TEMPLATE
+    return model
+
+
+load = cortiq.load
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/python-api.md"])
+def test_every_block_runs(page, monkeypatch, capsys):
+    monkeypatch.setattr(cortiq, "load", load_small, raising=False)
+    blocks = BLOCK.findall((ROOT / page).read_text("utf-8"))
+    assert blocks
+    names = {}
+    for number, block in enumerate(blocks):
+        exec(compile(block, f"{page}, block {number}", "exec"), names)
+    assert capsys.readouterr().out
+
+
+def test_sentence_of_the_last_block_is_what_is_printed(monkeypatch, capsys):
+    monkeypatch.setattr(cortiq, "load", load_small, raising=False)
+    blocks = BLOCK.findall((ROOT / "docs/python-api.md").read_text("utf-8"))
+    exec("\n".join([blocks[0], blocks[-1]]), {})
+    assert capsys.readouterr().out.splitlines()[-1] in blocks[-1]
+
+
+def test_variables_on_the_page_are_those_of_the_options():
+    page = (ROOT / "docs/command-line.md").read_text("utf-8")
+    known = {environment_name(name) for o in OptionSet.__subclasses__() for name in specs(o)}
+    known |= {"CORTIQ_CACHE", "CORTIQ_PLUGINS", "CORTIQ_TRACEBACK"}
+    assert set(re.findall(r"CORTIQ_[A-Z_]+", page)) <= known

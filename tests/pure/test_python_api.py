@@ -1,0 +1,173 @@
+"""The Python API as a newcomer meets it: names, reprs, paths, and models without a tokenizer."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pydoc
+import time
+from importlib import metadata
+
+import numpy as np
+import pytest
+from scripted import scripted_model
+
+import cortiq
+from cortiq.cli.main import main
+from cortiq.errors import ModelNotFoundError, OptionError, RequestError, TokenizerError
+from cortiq.formats.cache import watched
+
+TINY = "synthetic:tiny-llama"
+
+
+@pytest.fixture
+def model():
+    with cortiq.load(TINY, backend="reference", context=128) as opened:
+        yield opened
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A Llama folder with config and weights, and nothing about text."""
+    from safetensors.numpy import save_file
+
+    width, vocabulary, inner = 32, 48, 64
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": width,
+        "intermediate_size": inner, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "vocab_size": vocabulary, "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
+        "hidden_act": "silu", "eos_token_id": 1,
+    }  # fmt: skip
+    shapes = {
+        "embed_tokens": (vocabulary, width), "norm": (width,),
+        "layers.0.input_layernorm": (width,), "layers.0.post_attention_layernorm": (width,),
+        "layers.0.mlp.gate_proj": (inner, width), "layers.0.mlp.up_proj": (inner, width),
+        "layers.0.mlp.down_proj": (width, inner),
+    }  # fmt: skip
+    shapes |= {f"layers.0.self_attn.{n}_proj": (width, width) for n in "qkvo"}
+    random = np.random.default_rng(0)
+    weights = {
+        f"model.{name}.weight": random.standard_normal(shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_module_lists_and_documents_its_names():
+    assert set(cortiq.__all__) <= set(dir(cortiq))
+    assert cortiq.__version__ == metadata.version("cortiq")
+    text = pydoc.plain(pydoc.render_doc(cortiq))
+    assert "class GenerateOptions" in text and "load(name" in text
+    for method in (cortiq.Model.generate, cortiq.Model.stream):
+        assert "help(cortiq.GenerateOptions)" in inspect.getdoc(method)
+    assert "help(cortiq.ScoreOptions)" in inspect.getdoc(cortiq.Model.score)
+
+
+def test_reprs_are_short_and_useful(model):
+    made = model.generate("ab", max_tokens=100)
+    assert repr(model) == f"<Model {TINY}: llama, context 128, on reference:cpu>"
+    assert repr(made).endswith("100 tokens, length, on reference:cpu>") and len(repr(made)) < 130
+    assert repr(model.tokenizer) == "<Tokenizer: 320 ids, bos 256, eos 257, without chat template>"
+    assert len(repr(model.score("a text that is long enough", window=4))) < 250
+
+
+@pytest.mark.parametrize("name", [None, 3, b"smollm2", ["smollm2"]])
+def test_what_is_neither_name_nor_path_is_no_model(name):
+    with pytest.raises(RequestError, match="by its name or path"):
+        cortiq.load(name)
+
+
+def test_path_object_is_a_path_and_no_known_name(folder, tmp_path, monkeypatch):
+    with cortiq.load(folder, backend="reference") as model:
+        assert model.name == str(folder)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFoundError):
+        cortiq.load(type(folder)("smollm2"))
+
+
+def test_folder_without_tokenizer_computes_ids_and_refuses_text(folder):
+    with cortiq.load(folder, backend="reference") as model:
+        made = model.generate([3, 4, 5], max_tokens=4, ignore_eos=True)
+        assert (made.text, len(made.token_ids)) == ("", 4)
+        assert "no tokenizer" in made.note and repr(model.tokenizer) == "<no tokenizer>"
+        assert list(model.stream([3], max_tokens=2, ignore_eos=True)) == []
+        assert model.score(list(range(20)), window=8).tokens == 16
+        calls = (
+            lambda: model.generate("a"), lambda: model.score("a text"),
+            lambda: model.tokenizer.encode("a"), lambda: model.tokenizer.decode([3]),
+            lambda: model.generate([3], stop=["a"]),
+            lambda: model.chat([{"role": "user", "content": "a"}]),
+        )  # fmt: skip
+        for call in calls:
+            with pytest.raises(TokenizerError, match=r"no tokenizer\.json: give token ids"):
+                call()
+
+
+def test_folder_without_tokenizer_can_be_inspected(folder, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["inspect", str(folder)])
+    assert exit.value.code == 0
+    assert "tokenizer: none" in capsys.readouterr().out
+
+
+def test_broken_tokenizer_is_an_error_and_not_absent(folder):
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(TokenizerError, match="not a tokenizer"):
+        cortiq.load(folder, backend="reference")
+
+
+def test_logits_are_those_the_tokens_are_drawn_from(model):
+    ids = model.ids("a prompt that is longer than one chunk of rows, for certain: " * 2)
+    logits = model.logits(ids)
+    assert logits.shape == (len(ids), 320) and logits.dtype == np.float32
+    for length in (1, 64, 65, len(ids)):
+        (drawn,) = model.generate(ids[:length], max_tokens=1, ignore_eos=True).token_ids
+        assert drawn == logits[length - 1].argmax()
+    with pytest.raises(RequestError, match="the context is 128"):
+        model.logits([1] * 129)
+
+
+@pytest.mark.parametrize("messages", ["hello", [], None, {"role": "user"}, ["hello"]])
+def test_what_is_no_conversation_is_refused_with_an_example(messages):
+    with pytest.raises(RequestError, match=r"list of messages, not .*\n.*'role': 'user'"):
+        scripted_model("x").chat(messages)
+
+
+def test_longer_context_is_advised_only_where_there_is_one(model):
+    with pytest.raises(RequestError, match="load the model with a longer context") as caught:
+        model.generate([1] * 129)
+    longest = int(str(caught.value).partition("at most ")[2].rstrip(")"))
+    with (
+        cortiq.load(TINY, backend="reference", context=longest) as whole,
+        pytest.raises(RequestError) as caught,
+    ):
+        whole.generate([1] * (longest + 1))
+    assert "load the model" not in str(caught.value)
+
+
+def test_device_needs_a_backend_and_says_so():
+    with pytest.raises(OptionError, match=r"^device 'cpu' needs a backend.*\n.*NAME:cpu"):
+        cortiq.load(TINY, device="cpu")
+    with pytest.raises(OptionError, match="names one too"):
+        cortiq.load(TINY, device="cpu", backend="reference:cpu")
+    cortiq.load(TINY, device="cpu", backend="reference").close()
+
+
+def test_empty_text_is_said_when_scoring(model):
+    for text in ("", []):
+        with pytest.raises(RequestError, match="the text is empty"):
+            model.score(text)
+
+
+def test_progress_of_a_download_never_falls(tmp_path):
+    seen = []
+    file = tmp_path / "part"
+    with watched(tmp_path, "downloading", 100, lambda *args: seen.append(args)):
+        for size in (80, 10, 40):
+            file.write_bytes(bytes(size))
+            time.sleep(0.3)
+    done = [count for _, count, _ in seen]
+    assert done == sorted(done) and done[0] == 80 and done[-1] == 100
