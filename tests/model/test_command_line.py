@@ -75,7 +75,7 @@ def test_inspect_says_what_a_backend_declines(plugin):
     assert done.stdout.count("declined: layers.") == 3
     assert "layers.1.mlp.activation: no activations here" in done.stdout
     whole = run("inspect", MODEL, "--backend", "reference", "--full", "--check")
-    assert "declined" not in whole.stdout and "reference:cpu computes" in whole.stdout
+    assert "declined" not in whole.stdout and "on reference:cpu: reference 21" in whole.stdout
     assert "weights are finite" in whole.stderr
 
 
