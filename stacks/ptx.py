@@ -34,6 +34,20 @@ FORBIDDEN = {
 }
 
 
+def _stop_at_ptx(*given: Any) -> tuple[str, str]:
+    """Triton's hook into its stages: no machine code, which takes ptxas as long as all the rest.
+
+    Called without arguments it says what results are cached as.
+    """
+    if given:
+        _, stages, *_ = given
+        stages["cubin"] = lambda ptx, metadata: b""
+    return "PTX only", "PTX only"
+
+
+triton.knobs.runtime.add_stages_inspection_hook = _stop_at_ptx
+
+
 @dataclass(frozen=True)
 class Specimen:
     """A kernel with the types of its arguments ("x:*fp32 n:i32") and its compile-time values."""

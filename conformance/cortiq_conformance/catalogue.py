@@ -10,6 +10,7 @@ from cortiq_conformance.case import Case
 from cortiq_conformance.level0 import (
     elementwise,
     exports,
+    far,
     foundations,
     matrices,
     robustness,
@@ -18,7 +19,7 @@ from cortiq_conformance.level0 import (
     tails,
 )
 
-LEVEL0 = (foundations, elementwise, matrices, sequences, tails, states, exports, robustness)
+LEVEL0 = (foundations, elementwise, matrices, sequences, far, tails, states, exports, robustness)
 LEVELS = (0, 1, 2, 3, 4)
 PROFILES = ("quick", "full")
 

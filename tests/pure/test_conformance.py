@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import ClassVar
 from xml.etree import ElementTree
 
 import numpy as np
@@ -27,6 +28,8 @@ from cortiq_conformance.runner import run, run_case
 from cortiq_conformance.source import Source
 from cortiq_conformance.subject import Subject
 from cortiq_reference.backend import ReferenceBackend
+from cortiq_reference.executable import ReferenceExecutable
+from cortiq_reference.kernels import KERNELS
 
 SLICE = "level0/Slice[as they are]"
 
@@ -43,6 +46,20 @@ class Without(ReferenceBackend):
         if node.op.kind in self.kinds:
             return Declined(f"no kernel for {node.op.kind}")
         return super().supports(node, graph, program)
+
+
+class ShortTable(ReferenceBackend):
+    """Rotations by a table of 4096 positions, used again from its start."""
+
+    def compile(self, program, weights, options):
+        class Executable(ReferenceExecutable):
+            kernels: ClassVar = {**KERNELS, ops.Rope: self.rope}
+
+        return Executable(program, weights, options)
+
+    @staticmethod
+    def rope(call, x, position):
+        return KERNELS[ops.Rope](call, x, position % 4096)
 
 
 class Raising(ReferenceBackend):
@@ -150,6 +167,12 @@ def test_a_model_that_is_not_here_fails_only_when_it_was_asked_for(monkeypatch, 
     asked = run(ReferenceBackend(), levels=(3,), only="stream[", models=["tiny-llama", "smollm2"])
     assert asked.count(Outcome.NOT_RUN) == 1 and not asked.passed
     assert "cortiq pull smollm2" in asked.results[-1].reason
+
+
+def test_only_the_far_end_of_a_context_shows_a_table_that_is_too_short():
+    report = run(ShortTable(), levels=(0,), only="level0/Rope[")
+    wrong = {result.case.id for result in report.failed_results()}
+    assert wrong == {r.case.id for r in report.results if "last 8 of 131072" in r.case.id} != set()
 
 
 def test_nothing_asked_for_is_a_failure():

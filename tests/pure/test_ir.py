@@ -217,7 +217,7 @@ def test_every_rule_bites(message):
 def test_one_graph_under_two_entries_writes_its_slots_twice():
     program = looped()
     twice = replace(program, graphs={"trunk": program.trunk, "other": program.trunk})
-    with pytest.raises(GraphError, match="other: writes slot .* which another graph writes too"):
+    with pytest.raises(GraphError, match=r"other: writes slot .* which another graph writes too"):
         verify(twice)
 
 
