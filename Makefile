@@ -21,6 +21,7 @@ demo: setup
 $(VENV)/.test: requirements-test.txt $(BIN)/cortiq
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet -r requirements-test.txt
+	@sh tools/install-vulkan
 	@touch $@
 
 setup-test: $(VENV)/.test

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from cortiq.backend import (
     Batch,
@@ -64,7 +64,10 @@ class CpuExecutable:
     Attributes
     ----------
     profile : see `cortiq_cpu.profile.Profile`; None unless asked for.
+    asynchronous : `forward` returns when the batch is computed.
     """
+
+    asynchronous: ClassVar[bool] = False
 
     def __init__(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
