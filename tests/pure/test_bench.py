@@ -1,0 +1,76 @@
+"""`cortiq bench`: who is measured when, what is fed, and what is printed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from cortiq.cli.main import cli
+from cortiq.runtime.bench import Spread, Work, measure
+
+
+class Recorder:
+    """A runner that notes its calls in a list it shares."""
+
+    def __init__(self, name, calls):
+        self.name, self.calls = name, calls
+
+    def prefill(self, prompt):
+        self.calls.append((self.name, "prefill", len(prompt)))
+
+    def decode(self, steps):
+        self.calls.append((self.name, "decode", steps))
+
+    def close(self):
+        pass
+
+
+def test_runners_take_turns_and_the_first_round_only_warms_up():
+    calls = []
+    runners = {name: Recorder(name, calls) for name in ("ours", "theirs")}
+    speeds = measure(runners, Work(7, 3, repeats=2), vocabulary=50)
+    one_round = [(n, *part) for n in runners for part in (("prefill", 7), ("decode", 3))]
+    assert calls == one_round * 3
+    assert {len(speeds[name].decode.values) for name in runners} == {2}
+
+
+def test_prompt_ids_are_of_the_vocabulary_and_differ():
+    ids = Work(300).prompt(1000)
+    assert len(ids) == 300 == len(set(ids)) and min(ids) >= 0 and max(ids) < 1000
+
+
+def test_spread():
+    shown = Spread((3.0, 9.0, 4.0)).as_dict()
+    assert shown == {"median": 4.0, "least": 3.0, "most": 9.0}
+
+
+def bench(*arguments):
+    small = ["--prompt-tokens", "5", "--new-tokens", "2", "--repeats", "1"]
+    return CliRunner().invoke(cli, ["bench", "synthetic:tiny-llama", *small, *arguments])
+
+
+@pytest.mark.parametrize("batch", ["1", "3"])
+def test_one_object_with_facts_and_speeds(batch):
+    done = bench("--backend", "reference", "--batch", batch, "--json")
+    assert done.exit_code == 0, done.output
+    made = json.loads(done.stdout)
+    assert made["backend"] == "reference:cpu" and made["batch"] == int(batch)
+    assert set(made["tokens_per_second"]["cortiq"]) == {"prefill", "decode"}
+    assert made["tokens_per_second"]["cortiq"]["decode"]["median"] > 0 and made["ratio"] == {}
+
+
+def test_a_profile_needs_a_backend_that_records():
+    done = bench("--backend", "reference", "--profile")
+    assert done.exit_code != 0 and "records no times" in str(done.exception)
+
+
+def test_the_cpu_backend_profiles():
+    pytest.importorskip("cortiq_cpu")
+    done = bench("--backend", "cpu", "--profile", "--json", "--threads", "1")
+    assert done.exit_code == 0, done.output
+    profile = json.loads(done.stdout)["profile"]
+    assert sum(row["share"] for row in profile["decode"]) == pytest.approx(1, abs=0.01)
+    (gate,) = [row for row in profile["decode"] if row["op"] == "MatMul gate up"]
+    assert gate["ms"] > 0 and gate["memory_ms"] > 0 and gate["calls"] == 2 * 3
