@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
+
 from cortiq.numerics.layouts import Weight, floats, unpack
 from cortiq.numerics.matmul import check_columns
-
 from cortiq_cpu.mapped import forget
 from cortiq_cpu.native import library
 from cortiq_cpu.structs import LAYOUT_NAMES, CMatrix
