@@ -18,15 +18,15 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+
+from cortiq.numerics.layouts import LAYOUTS
+from cortiq.numerics.quantise import quantise_rows
+from cortiq.numerics.synthetic import synthetic_weight
 from cortiq_cpu import structs
 from cortiq_cpu.native import Op, Pool, op_list
 from cortiq_cpu.packing import PackedMatrix, aligned
 from cortiq_cpu.records import records_of
 from cortiq_cpu.structs import LAYOUT_NAMES
-
-from cortiq.numerics.layouts import LAYOUTS
-from cortiq.numerics.quantise import quantise_rows
-from cortiq.numerics.synthetic import synthetic_weight
 
 PROBE_BYTES, PROBE_ROUNDS = 1 << 28, 1 << 20
 

@@ -83,10 +83,9 @@ def resident(model: str, threads: int) -> dict[str, float]:
     Resident memory is VmRSS, pages of the mapped file included; the peak is VmHWM, set back at the
     beginning. Both as multiples of the file's size.
     """
-    from cortiq_reference.backend import ReferenceBackend
-
     from cortiq.backend import Argmax, CompileOptions
     from cortiq.runtime.sequence import Session
+    from cortiq_reference.backend import ReferenceBackend
 
     path = model_path(model)
     source = open_source(str(path), LoadOptions())

@@ -14,8 +14,6 @@ import math
 import os
 from pathlib import Path
 
-from cortiq_reference.backend import ReferenceBackend
-
 from cortiq.backend import CompileOptions
 from cortiq.formats import fetch
 from cortiq.models.bind import layout_name, matrix_names
@@ -24,6 +22,7 @@ from cortiq.numerics.weights import convert
 from cortiq.options import LoadOptions, ScoreOptions
 from cortiq.runtime.score import score_ids
 from cortiq.runtime.source import Source, open_source
+from cortiq_reference.backend import ReferenceBackend
 
 FLOAT32 = {"smollm2": 24.0829, "gemma3-270m": 18.5526}
 """Perplexity with float32 activations on the dequantised weights, by an independent program."""

@@ -12,23 +12,56 @@ from typing import TYPE_CHECKING, Any
 from cortiq.errors import CortiqError
 
 if TYPE_CHECKING:
+    from cortiq.options import GenerateOptions, LoadOptions, ScoreOptions
     from cortiq.runtime.generate import Generation
     from cortiq.runtime.load import load
     from cortiq.runtime.model import Model
+    from cortiq.runtime.score import Score
 
-__all__ = ["CortiqError", "Generation", "Model", "load"]
+    __version__: str
+
+__all__ = [
+    "CortiqError",
+    "GenerateOptions",
+    "Generation",
+    "LoadOptions",
+    "Model",
+    "Score",
+    "ScoreOptions",
+    "__version__",
+    "load",
+]
 
 _LAZY = {
     "load": "cortiq.runtime.load",
     "Model": "cortiq.runtime.model",
     "Generation": "cortiq.runtime.generate",
+    "Score": "cortiq.runtime.score",
+    "LoadOptions": "cortiq.options",
+    "GenerateOptions": "cortiq.options",
+    "ScoreOptions": "cortiq.options",
 }
 """Names of the API that bring NumPy with them, imported when they are first used."""
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _LAZY:
         raise AttributeError(f"module 'cortiq' has no attribute {name!r}")
     import importlib
 
     return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("cortiq")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

@@ -57,8 +57,27 @@ class TokenizerError(CortiqError):
     """A tokenizer or chat template is missing, malformed, or was refused."""
 
 
+class NoTokenizerError(TokenizerError):
+    """A model comes without a tokenizer: it is fed with token ids, and text is out of reach."""
+
+
 class RequestError(CortiqError):
     """A request cannot be served: empty prompt, id out of range, context too short, bad option."""
+
+
+class OptionError(RequestError):
+    """An option's value is not allowed.
+
+    Parameters
+    ----------
+    option : its name in the Python API, which the message begins with; the command line shows the
+        flag in its place.
+    what : the rest of the sentence.
+    """
+
+    def __init__(self, option: str, what: str, *, hint: str | None = None) -> None:
+        self.option = option
+        super().__init__(f"{option} {what}", hint=hint)
 
 
 class BackendError(CortiqError):

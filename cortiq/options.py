@@ -7,53 +7,21 @@ over the environment, which wins over the default.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
-import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from cortiq.errors import RequestError, shown
+from cortiq.errors import OptionError, RequestError, shown
+from cortiq.option_values import Spec, checked, described
 
 ENVIRONMENT_PREFIX = "CORTIQ_"
 TRUE_WORDS = ("1", "true", "yes", "on")
 FALSE_WORDS = ("0", "false", "no", "off")
-FLOAT_LIMIT = 2**1023
-"""A bound on integers that are given for floats, so that converting them cannot overflow."""
 
 Options = TypeVar("Options", bound="OptionSet")
-
-
-@dataclass(frozen=True)
-class Spec:
-    """What is known of an option besides its default.
-
-    Attributes
-    ----------
-    help : the sentence `--help` shows.
-    type : of one value: str, int, float or bool.
-    least, most : bounds of a number, both allowed.
-    above : a bound that is not allowed itself.
-    choices : the words allowed.
-    repeated : a tuple of values: the flag may be given again, the environment separates by commas.
-    bias : pairs ID=VALUE, kept as a mapping.
-    bits : whether a value can change a logit or a token.
-    metavar : how `--help` names the value.
-    """
-
-    help: str
-    type: type = str
-    least: float | None = None
-    most: float | None = None
-    above: float | None = None
-    choices: tuple[str, ...] = ()
-    repeated: bool = False
-    bias: bool = False
-    bits: bool = False
-    metavar: str | None = None
 
 
 def option(default: Any, help: str, type: type = str, **details: Any) -> Any:
@@ -67,12 +35,27 @@ class OptionSet:
 
     Raises
     ------
-    RequestError : a value is of the wrong type or out of range; the message names the option.
+    OptionError : a value is of the wrong type or out of range; the message names the option.
     """
 
     def __post_init__(self) -> None:
         for name, spec in specs(type(self)).items():
-            object.__setattr__(self, name, _checked(name, spec, getattr(self, name)))
+            object.__setattr__(self, name, checked(name, spec, getattr(self, name)))
+
+
+def documented(options: type[Options]) -> type[Options]:
+    """Name every field of an option class in its docstring, from the table its flags come from."""
+    known = specs(options)
+    fields = [f"    {name} : {_summary(name, spec, options)}" for name, spec in known.items()]
+    head = [options.__doc__ or "", "", "    Attributes", "    ----------"]
+    options.__doc__ = "\n".join([*head, *fields, "    "])
+    return options
+
+
+def _summary(name: str, spec: Spec, options: type[OptionSet]) -> str:
+    kind = "a mapping of token ids to numbers" if spec.bias else described(spec)
+    several = "any number of values, each " if spec.repeated else ""
+    return f"{several}{kind} (default {defaults(options)[name]!r}). {spec.help}"
 
 
 def specs(options: type[OptionSet]) -> dict[str, Spec]:
@@ -134,10 +117,10 @@ def _from_text(name: str, spec: Spec, text: str) -> Any:
     parts = text.split(",") if spec.repeated or spec.bias else [text]
     try:
         values = parse_bias(parts) if spec.bias else tuple(_word(spec, part) for part in parts)
-    except ValueError:
+        return checked(name, spec, values if spec.repeated or spec.bias else values[0])
+    except (ValueError, OptionError):
         where = environment_name(name)
-        raise RequestError(f"{shown(text)} is not {_described(spec)}", where=where) from None
-    return values if spec.repeated or spec.bias else values[0]
+        raise RequestError(f"{shown(text)} is not {described(spec)}", where=where) from None
 
 
 def _word(spec: Spec, text: str) -> Any:
@@ -155,60 +138,7 @@ def parse_bias(pairs: Sequence[str]) -> dict[int, float]:
     return {int(token): float(value) for token, _, value in split}
 
 
-def _checked(name: str, spec: Spec, value: Any) -> Any:
-    if spec.bias:
-        return _checked_bias(name, value)
-    if spec.repeated:
-        if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-            value = (value,)
-        return tuple(_checked_one(name, spec, item) for item in value)
-    return value if value is None else _checked_one(name, spec, value)
-
-
-def _checked_bias(name: str, value: Any) -> dict[int, float]:
-    token, amount = Spec("", int, least=0), Spec("", float)
-    pairs = dict(value or {}).items()
-    return {_checked_one(name, token, i): _checked_one(name, amount, b) for i, b in pairs}
-
-
-def _checked_one(name: str, spec: Spec, value: Any) -> Any:
-    if spec.type is float and type(value) is int:
-        value = float(value) if abs(value) < FLOAT_LIMIT else float("inf")
-    if spec.type is int and not isinstance(value, bool):
-        with contextlib.suppress(TypeError):  # NumPy arrays have __index__ too, and refuse
-            value = operator.index(value)
-    if type(value) is not spec.type or not _allowed(spec, value):
-        message = f"{name} is {shown(value)}, not {_described(spec)}"
-        raise RequestError(message, where=flag(name))
-    return value
-
-
-def _allowed(spec: Spec, value: Any) -> bool:
-    if spec.choices:
-        return value in spec.choices
-    if spec.type not in (int, float):
-        return True
-    low = spec.least is None or value >= spec.least
-    high = spec.most is None or value <= spec.most
-    finite = abs(value) < float("inf")
-    return finite and low and high and (spec.above is None or value > spec.above)
-
-
-def _plain(number: float) -> str:
-    return f"{number:g}" if isinstance(number, float) else str(number)
-
-
-def _described(spec: Spec) -> str:
-    if spec.choices:
-        return "one of " + ", ".join(spec.choices)
-    if spec.bias:
-        return "pairs ID=VALUE"
-    kind = {int: "an integer", float: "a finite number", bool: "true or false", str: "a text"}
-    limits = (("above", spec.above), ("at least", spec.least), ("at most", spec.most))
-    bounds = [f"{word} {_plain(limit)}" for word, limit in limits if limit is not None]
-    return " ".join([kind[spec.type], " and ".join(bounds)]).strip()
-
-
+@documented
 @dataclass(frozen=True)
 class LoadOptions(OptionSet):
     """How a model is opened and compiled."""
@@ -232,6 +162,7 @@ class LoadOptions(OptionSet):
     )
 
 
+@documented
 @dataclass(frozen=True)
 class GenerateOptions(OptionSet):
     """How text is generated. The sampling chain's order is fixed: `cortiq.numerics.sampling`."""
@@ -277,6 +208,7 @@ class GenerateOptions(OptionSet):
     )
 
 
+@documented
 @dataclass(frozen=True)
 class ScoreOptions(OptionSet):
     """How a text is scored."""

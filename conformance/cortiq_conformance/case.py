@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 
 from cortiq.backend import Named, Want
 from cortiq.ir import Program, primitives_of
-from cortiq.numerics.layouts import Weight
+from cortiq.numerics.layouts import Weight, floats
 from cortiq_conformance import wants as want_arrays
 from cortiq_conformance.compare import Divergence, first_difference
 from cortiq_conformance.drives import Answer, Bench, Chunks, Drive, Feed
+from cortiq_conformance.explain import explained
 from cortiq_conformance.flush import flush_to_zero
 from cortiq_conformance.oracle import Oracle
 from cortiq_conformance.source import Source
 from cortiq_conformance.subject import Subject
 from cortiq_conformance.wants import Observations
+
+MOST_WEIGHTS = 1 << 18
+"""Elements of weights that a replay file holds at most; those of models are in their files."""
 
 
 class NotRunError(Exception):
@@ -35,6 +40,10 @@ class Check(Protocol):
 
     def observe(self, subject: Subject) -> Observations:
         """On the backend."""
+        ...
+
+    def inputs(self) -> Observations:
+        """What the backend is given, by name, for replay files."""
         ...
 
     def localise(self, subject: Subject, found: Divergence) -> Divergence:
@@ -61,6 +70,13 @@ class Case:
     build: Callable[[Source], Check] = field(repr=False, compare=False)
     stage: int = 1
     model: str | None = None
+
+
+def _weight(name: str, weight: Weight) -> Observations:
+    """A weight as floats, or as the parts of its codes."""
+    if weight.layout.kind == "float":
+        return {f"weight {name}": floats(weight, name)}
+    return {f"weight {name}, {part}": array for part, array in weight.parts.items()}
 
 
 @dataclass(frozen=True)
@@ -95,6 +111,18 @@ class Scenario:
             answers = self.drive.run(bench, self.feeds, self.wants)
         return self._labelled([self._observed(answer) for answer in answers])
 
+    def inputs(self) -> Observations:
+        """Tokens and extra inputs of each sequence; weights too if they are small."""
+        found: Observations = {}
+        for index, feed in enumerate(self.feeds):
+            prefix = f"sequence {index}: " if len(self.feeds) > 1 else ""
+            arrays = {"tokens": feed.tokens, **feed.inputs}
+            found |= {f"{prefix}{name}": np.asarray(array) for name, array in arrays.items()}
+        if sum(prod(weight.shape) for weight in self.weights.values()) <= MOST_WEIGHTS:
+            for name, weight in self.weights.items():
+                found |= _weight(name, weight)
+        return found
+
     def _observed(self, answer: Answer) -> tuple[int, Observations]:
         found = {} if answer.status else want_arrays.observed(self.wants, answer.rows)
         return answer.status, found
@@ -108,7 +136,12 @@ class Scenario:
         return found
 
     def localise(self, subject: Subject, found: Divergence) -> Divergence:
-        """Compare every value of the primitives, in order, driven in the same way."""
+        """Compare every value of the primitives, in order, driven in the same way.
+
+        At level 0 there is one operator: say what the difference looks like.
+        """
+        if found.level == 0:
+            return explained(self, subject, found)
         graphs = {feed.entry for feed in self.feeds}
         names = [
             (output, node.op.kind)
@@ -129,4 +162,4 @@ class Scenario:
         if self.decomposed or not layers:
             return found
         remark = "its decomposition gives the right bits: the layer as a whole is wrong"
-        return replace(found, remark=f"{found.remark}; {remark}".lstrip("; "))
+        return found.remarked(remark)

@@ -126,7 +126,7 @@ def _print(report: Report) -> None:
     for result in shown[:MOST_SHOWN]:
         click.echo(f"{result.outcome.value}: {result.case.id}\n  {result.reason}")
         if result.replay:
-            click.echo(f"  replay: cortiq conform --replay {result.replay}")
+            click.echo(f"  replay: {report.replay_command(result)}")
     if len(shown) > MOST_SHOWN:
         click.echo(f"and {len(shown) - MOST_SHOWN} more")
     if report.blamed():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from cortiq.numerics.contract import F32
+from cortiq.backend import Status
+from cortiq.numerics.contract import F32, SMALLEST_EXPONENT
 from cortiq_conformance.wants import Observations
 
 
@@ -23,6 +24,8 @@ class Divergence:
     expected_bits, got_bits : as hexadecimal; `ulps` is their distance for floats.
     differing, compared : elements of this value.
     remark : what the whole array looks like, where that says more.
+    message : the sentence, where there are no two elements to show.
+    dubious : whether it looks otherwise than the family of the case would: blame the operator.
     """
 
     level: int
@@ -38,15 +41,25 @@ class Divergence:
     differing: int
     compared: int
     remark: str = ""
+    message: str = ""
+    dubious: bool = False
+
+    def remarked(self, remark: str) -> Divergence:
+        """With one more remark."""
+        return replace(self, remark=f"{self.remark}; {remark}" if self.remark else remark)
 
     def sentence(self) -> str:
         """The divergence in one line."""
         where = f"row {self.row}" + (f", element {list(self.element)}" if self.element else "")
         distance = "" if self.ulps is None else f", {self.ulps} ulp"
         text = (
-            f"{self.op}: {self.value} differs first at {where}: expected {self.expected} "
-            f"({self.expected_bits}), got {self.got} ({self.got_bits}){distance}; "
-            f"{self.differing} of {self.compared} differ"
+            f"{self.op}: {self.message}"
+            if self.message
+            else (
+                f"{self.op}: {self.value} differs first at {where}: expected {self.expected} "
+                f"({self.expected_bits}), got {self.got} ({self.got_bits}){distance}; "
+                f"{self.differing} of {self.compared} differ"
+            )
         )
         return f"{text}; {self.remark}" if self.remark else text
 
@@ -107,10 +120,11 @@ def first_difference(
 def _shapeless(
     name: str, wanted: np.ndarray, got: np.ndarray | None, level: int, op: str
 ) -> Divergence:
-    there = "nothing" if got is None else f"shape {list(got.shape)}"
+    there = "is missing" if got is None else f"has shape {list(got.shape[1:])}"
+    expected = str(list(wanted.shape[1:]))
     return Divergence(
-        level, op, name, 0, (), "-", "-", f"shape {list(wanted.shape)}", there, None,
-        wanted.size, wanted.size,
+        level, op, name, 0, (), "-", "-", expected, there, None, wanted.size, wanted.size,
+        message=f"{name} {there}, expected {expected}", dubious=True,
     )  # fmt: skip
 
 
@@ -120,22 +134,43 @@ def _difference(name: str, wanted: np.ndarray, got: np.ndarray, level: int, op: 
     at = tuple(int(i) for i in where[0])
     floating = wanted.dtype == F32
     ulps = int(abs(ordered(a[at].reshape(1)) - ordered(b[at].reshape(1)))[0]) if floating else None
+    message = _outcome(name, wanted, got) if name.endswith("outcome") else ""
+    dead = _dead(got) if floating else ""
+    remarks = [dead, _unsnapped(wanted[a != b], got[a != b]) if floating else ""]
+    if not dead and len(wanted) > 1 and len(np.unique(where[:, 0])) == 1:
+        remarks.append(f"only row {at[0]} of {len(wanted)} differs")
     return Divergence(
         level, op, name, at[0], at[1:], f"0x{int(a[at]):08x}", f"0x{int(b[at]):08x}",
-        _shown(wanted[at]), _shown(got[at]), ulps, len(where), wanted.size,
-        _remark(got) if floating else "",
+        shown(wanted[at]), shown(got[at]), ulps, len(where), wanted.size,
+        "; ".join(filter(None, remarks)), message, bool(dead or message),
     )  # fmt: skip
 
 
-def _shown(value: Any) -> str:
+def _outcome(name: str, wanted: np.ndarray, got: np.ndarray) -> str:
+    statuses = [Status.COMPLETED, Status.DECLINED, Status.FAILED]
+    expected, there = (statuses[int(x[0])].value for x in (wanted, got))
+    why = " (a value was NaN, infinite, or 2^50 or more)" if there == Status.FAILED.value else ""
+    return f"{name}: the sequence {there}{why}, expected {expected}"
+
+
+def shown(value: Any) -> str:
+    """A number as a report shows it."""
     return f"{float(value):.9g}" if isinstance(value, np.floating) else str(int(value))
 
 
-def _remark(got: np.ndarray) -> str:
+def _dead(got: np.ndarray) -> str:
     if np.isnan(got).all():
         return "every value of the backend is NaN"
     if not got.any():
         return "every value of the backend is zero"
-    if np.unique(got).size == 1:
+    if got.size > 1 and np.unique(got).size == 1:
         return "every value of the backend is the same"
+    return ""
+
+
+def _unsnapped(wanted: np.ndarray, got: np.ndarray) -> str:
+    """What differing values look like that are zero by the contract and small, or −0."""
+    small = (np.abs(got) < F32(2.0**SMALLEST_EXPONENT)) & (got.view(np.uint32) != 0)
+    if (small & (wanted == 0)).all():
+        return "every wrong value is below 2^-40, or -0, where 0 is right: not snapped?"
     return ""

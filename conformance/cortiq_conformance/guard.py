@@ -1,4 +1,4 @@
-"""Seeing who really computes: calls into the reference and the contract's own functions."""
+"""Seeing who really computes: calls of the reference's kernels and the contract's functions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,22 @@ DEFINITIONS: dict[str, tuple[Any, ...]] = {
     "CombineExperts": (route.combine_experts,),
 }
 """The contract's functions that define an operator; a backend that calls one delegates it."""
-REFERENCE = "cortiq_reference"
+
+
+def _definitions(op: str) -> set[CodeType]:
+    """Code of what computes an operator: the contract's functions, the reference's kernel.
+
+    The reference's plans, runs and executables are machinery that a backend may build on.
+    """
+    kernels = getattr(sys.modules.get("cortiq_reference.kernels"), "KERNELS", {})
+    named = [kernel for kind, kernel in kernels.items() if kind.__name__ == op]
+    helpers = []
+    if named and op.endswith("MatMul"):
+        matrix = sys.modules["cortiq_reference.matrix"]
+        helpers = [matrix.Matrix.multiply, matrix.Stack.multiply]
+    if named and op == "Attend":
+        helpers = [sys.modules["cortiq_reference.attention"].attend]
+    return {function.__code__ for function in (*DEFINITIONS.get(op, ()), *named, *helpers)}
 
 
 class Guard:
@@ -49,7 +64,6 @@ class Guard:
 
     def __init__(self) -> None:
         self._codes: Counter[CodeType] = Counter()
-        self._reference = 0
 
     def __enter__(self) -> Guard:
         self._before = sys.getprofile()
@@ -64,12 +78,8 @@ class Guard:
     def _seen(self, frame: FrameType, event: str, argument: object) -> None:
         if event == "call":
             self._codes[frame.f_code] += 1
-            if frame.f_code.co_name == "forward" and frame.f_globals.get("__name__", "").startswith(
-                REFERENCE
-            ):
-                self._reference += 1
 
-    def calls(self, op: str) -> int:
-        """Calls of the reference's `forward`, or of the functions that define an operator."""
-        defined = DEFINITIONS.get(op, ())
-        return self._reference + sum(self._codes[function.__code__] for function in defined)
+    def calls(self, op: str) -> dict[str, int]:
+        """Calls of each function that computes an operator by definition, or for the reference."""
+        defined = _definitions(op)
+        return {c.co_qualname: n for c, n in self._codes.items() if c in defined}

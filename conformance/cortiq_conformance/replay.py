@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cortiq.errors import FormatError, RequestError
+from cortiq.errors import CortiqError, FormatError, RequestError
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq_conformance import KIT_VERSION
 from cortiq_conformance.case import Case
@@ -26,9 +27,19 @@ from cortiq_conformance.wants import Observations
 
 @dataclass(frozen=True)
 class Replay:
-    """What a replay file holds; arrays as they were expected and as they came."""
+    """What a replay file holds.
+
+    Attributes
+    ----------
+    facts : the case's id, the backend and its plugin file, the divergence.
+    inputs : what the backend was given: `tokens` and extra inputs by name (after `sequence N: `
+        where there are several), and weights where they are small:
+        `weight NAME` as floats, or the parts of its codes.
+    expected, got : values by name, a row for each row of the input.
+    """
 
     facts: dict[str, Any]
+    inputs: Observations
     expected: Observations
     got: Observations
 
@@ -38,24 +49,23 @@ def save(
     case: Case,
     subject: Subject,
     found: Divergence,
-    expected: Observations,
-    got: Observations,
+    arrays: Mapping[str, Observations],
 ) -> Path:
-    """Write a replay file and return its path."""
+    """Write a replay file of the arrays `inputs`, `expected` and `got`, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (re.sub(r"[^A-Za-z0-9]+", "-", case.id).strip("-") + ".npz")
     facts = {
         "case": case.id,
         "backend": subject.name,
         "device": subject.device,
+        "plugin": subject.plugin,
         "kit": KIT_VERSION,
         "contract": CONTRACT_VERSION,
-        "expected_digest": digest_of(expected),
+        "expected_digest": digest_of(arrays["expected"]),
         "divergence": found.as_dict(),
     }
-    arrays = {f"expected/{name}": array for name, array in expected.items()}
-    arrays |= {f"got/{name}": array for name, array in got.items()}
-    np.savez_compressed(path, facts=np.array(json.dumps(facts)), **arrays)  # type: ignore[arg-type]
+    named = {f"{kind}/{n}": a for kind, part in arrays.items() for n, a in part.items()}
+    np.savez_compressed(path, facts=np.array(json.dumps(facts)), **named)  # type: ignore[arg-type]
     return path
 
 
@@ -64,14 +74,14 @@ def load(path: str | Path) -> Replay:
     try:
         with np.load(path, allow_pickle=False) as stored:
             facts = json.loads(str(stored["facts"]))
-            parts: dict[str, Observations] = {"expected": {}, "got": {}}
+            parts: dict[str, Observations] = {"inputs": {}, "expected": {}, "got": {}}
             for key in stored.files:
                 kind, _, name = key.partition("/")
                 if kind in parts:
                     parts[kind][name] = stored[key]
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise FormatError(f"is no replay file: {error}", where=str(path)) from None
-    return Replay(facts, parts["expected"], parts["got"])
+    return Replay(facts, **parts)
 
 
 def replay(path: str | Path, backend: Any = None, out: str | Path | None = None) -> CaseResult:
@@ -84,12 +94,24 @@ def replay(path: str | Path, backend: Any = None, out: str | Path | None = None)
     stored = load(path)
     name, device = stored.facts["backend"], stored.facts["device"]
     chosen = backend or (f"{name}:{device}" if device else name)
-    case = find(stored.facts["case"])
+    subject, case = _subject(chosen, path, stored), find(stored.facts["case"])
     expected = case.build(Source(case.id)).expected()
     if digest_of(expected) != stored.facts["expected_digest"]:
         message = f"this kit ({KIT_VERSION}) expects other bits of {case.id!r}"
         raise RequestError(message, where=str(path), hint=f"it is of kit {stored.facts['kit']}")
-    return run_case(case, make_subject(chosen), use_golden=False, out=out)
+    return run_case(case, subject, use_golden=False, out=out)
+
+
+def _subject(chosen: Any, path: str | Path, stored: Replay) -> Subject:
+    """The backend to replay on; when it is gone, the error says which plugin file brought it."""
+    try:
+        return make_subject(chosen)
+    except CortiqError as error:
+        plugin = stored.facts.get("plugin")
+        if plugin is None:
+            raise
+        hint = f"cortiq --plugin {plugin} conform --replay {path}"
+        raise RequestError(error.what, where=str(path), hint=hint) from None
 
 
 def find(case_id: str) -> Case:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,6 +13,11 @@ from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq_conformance import KIT_VERSION
 from cortiq_conformance.case import Case
 from cortiq_conformance.compare import Divergence
+
+FOUNDATIONS = (0, 0)
+"""Level and stage of what everything else stands on."""
+MOST_ULPS = 64
+"""Another order of operations moves a result by fewer; a wrong formula by more."""
 
 
 class Outcome(StrEnum):
@@ -44,6 +50,13 @@ class CaseResult:
     seconds: float = 0.0
     replay: str | None = None
 
+    @property
+    def dubious(self) -> bool:
+        """Whether the failure is not the kind that its family stands for: an error, or far off."""
+        if self.divergence is None:
+            return self.outcome is Outcome.ERROR
+        return self.divergence.dubious or (self.divergence.ulps or 0) > MOST_ULPS
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         case = self.case
@@ -64,6 +77,7 @@ class Report:
     computed : nodes compiled, by the backend that `placement` says computes them.
     covered : number of compiled nodes by (operator, weight layout).
     required : whether a case that could not be run fails the run.
+    plugin : the file that brings the backend, if one does.
     """
 
     backend: str
@@ -75,6 +89,7 @@ class Report:
     allow_declined: bool = False
     required: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
+    plugin: str | None = None
 
     def count(self, outcome: Outcome, level: int | None = None) -> int:
         """Cases with this outcome."""
@@ -116,10 +131,21 @@ class Report:
         ]
 
     def blamed(self) -> set[str]:
-        """Families that failed at the lowest level and stage: what later failures follow from."""
+        """Families that failed at the lowest level and stage: what later failures follow from.
+
+        A foundation is seen through an operator. That operator is named instead where the
+        difference is not one that the foundation would make.
+        """
         failed = [r for r in self.results if r.outcome in (Outcome.DIFFERENT, Outcome.ERROR)]
         first = min(((r.case.level, r.case.stage) for r in failed), default=None)
-        return {r.case.family for r in failed if (r.case.level, r.case.stage) == first}
+        found = [r for r in failed if (r.case.level, r.case.stage) == first]
+        dubious = {r.case.family for r in found if r.dubious} if first == FOUNDATIONS else set()
+        return {r.case.op if r.case.family in dubious else r.case.family for r in found}
+
+    def replay_command(self, result: CaseResult) -> str:
+        """What runs a result's case again."""
+        plugin = f" --plugin {shlex.quote(self.plugin)}" if self.plugin else ""
+        return f"cortiq{plugin} conform --replay {shlex.quote(result.replay or '')}"
 
     def summary(self) -> str:
         """The last line."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cortiq.backend import Backend
 from cortiq.errors import CortiqError
+from cortiq.plugins import default_plugins
 from cortiq_conformance import golden
 from cortiq_conformance.case import Case, Check, NotRunError
 from cortiq_conformance.catalogue import LEVELS, cases, list_hash
@@ -62,6 +63,7 @@ def run(
         subject.covered,
         allow_declined,
         profile == "full" or models is not None,
+        plugin=subject.plugin,
     )
     stages = itertools.groupby(listed, key=lambda case: (case.level, case.stage))
     for _, stage in stages:
@@ -80,8 +82,16 @@ def make_subject(backend: Backend | str | None) -> Subject:
     if backend is None or isinstance(backend, str):
         from cortiq.plugins import find_backend
 
-        return Subject(*find_backend(backend))
+        found, device = find_backend(backend)
+        return Subject(found, device, _plugin_file(found.name))
     return Subject(backend)
+
+
+def _plugin_file(name: str) -> str | None:
+    """The file that brings a backend, if a file does."""
+    plugins = default_plugins()
+    source = Path(plugins.sources.get(plugins.brought_by.get(name, ""), ""))
+    return str(source) if source.suffix == ".py" else None
 
 
 def select(listed: Iterable[Case], only: str | None) -> list[Case]:
@@ -127,8 +137,13 @@ def _run(case: Case, subject: Subject, use_golden: bool, out: str | Path | None)
     difference = first_difference(expected, got, case.level, case.op)
     if difference is None:
         return _live(case, expected, False)
-    found = _localised(check, subject, difference) if case.level else difference
-    replay = _saved(case, subject, found, expected, got, out)
+    found = _localised(check, subject, difference)
+    replay = None
+    if out is not None:
+        arrays = {"inputs": check.inputs(), "expected": expected, "got": got}
+        from cortiq_conformance.replay import save  # it runs cases, and so imports this
+
+        replay = str(save(Path(out), case, subject, found, arrays))
     return CaseResult(case, Outcome.DIFFERENT, found.sentence(), found, replay=replay)
 
 
@@ -142,23 +157,11 @@ def _live(case: Case, expected: Observations, by_golden: bool) -> CaseResult:
 
 
 def _localised(check: Check, subject: Subject, found: Divergence) -> Divergence:
-    """The first divergence inside, or what was seen where the backend cannot show more."""
+    """The first divergence inside, or what was seen where the backend cannot show more.
+
+    What is computed to find it counts nowhere.
+    """
     try:
-        return check.localise(subject, found)
+        return check.localise(subject.apart(), found)
     except Exception as error:  # the backend is known to be wrong; it may fail in other ways too
         return replace(found, remark=f"{found.remark} (not localised: {_described(error)})".strip())
-
-
-def _saved(
-    case: Case,
-    subject: Subject,
-    found: Divergence,
-    expected: Observations,
-    got: Observations,
-    out: str | Path | None,
-) -> str | None:
-    if out is None:
-        return None
-    from cortiq_conformance.replay import save
-
-    return str(save(Path(out), case, subject, found, expected, got))

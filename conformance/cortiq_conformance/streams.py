@@ -107,6 +107,10 @@ class Streams:
         bench = Bench(subject, model.program, model.weights, options=threads)
         return self._labelled(self.schedule.run(bench, self.prompts(), STEPS, self.choose))
 
+    def inputs(self) -> Observations:
+        """Ids of the prompts."""
+        return dict(zip(self.titles, self.prompts(), strict=True))
+
     def _labelled(self, streams: Sequence[Stream]) -> Observations:
         found: Observations = {}
         for title, stream in zip(self.titles, streams, strict=True):

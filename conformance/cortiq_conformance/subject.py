@@ -33,12 +33,20 @@ class Subject:
     ----------
     computed : nodes of compiled programs, by the backend that `placement` says computes them.
     covered : pairs of operator and weight layout that were compiled.
+    plugin : the file that brings the backend, if `--plugin` named one.
     """
 
-    def __init__(self, backend: Backend, device: str | None = None) -> None:
+    def __init__(
+        self, backend: Backend, device: str | None = None, plugin: str | None = None
+    ) -> None:
+        self.plugin = plugin
         self.backend, self.device, self.name = backend, device, backend.name
         self.computed: Counter[str] = Counter()
         self.covered: Counter[tuple[str, str]] = Counter()
+
+    def apart(self) -> Subject:
+        """The same backend, counted apart: for runs that look for a cause."""
+        return Subject(self.backend, self.device, self.plugin)
 
     def place(self, program: Program) -> Program:
         """The program with declined layers decomposed; raises when primitives are declined."""

@@ -81,6 +81,16 @@ class Executable(Protocol):
         """Which backend computes each node that was not decomposed further, by node name."""
         ...
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether `forward` returns before the batch is computed.
+
+        Generation then submits the step after the one whose token it awaits (`Drawn`), and the
+        device never waits for the host. Where `forward` computes at once that would only hold
+        every token back by one step. An executable that does not say is taken as synchronous.
+        """
+        ...
+
     def open(self, limit: int) -> State:
         """A new, empty sequence of at most `limit` positions."""
         ...

@@ -122,7 +122,7 @@ def as_object(made: Generation) -> dict[str, Any]:
     """The JSON object of a generation."""
     names = (
         "text", "token_ids", "finish_reason", "backend", "device", "placement", "seed", "contract",
-        "model_hash", "fingerprint", "digest",
+        "model_hash", "fingerprint", "digest", "note",
     )  # fmt: skip
     return {name: getattr(made, name) for name in names} | {"stats": made.stats.as_dict()}
 
@@ -133,9 +133,14 @@ def _print_stats(made: Generation) -> None:
     memory = numbers["peak_memory_bytes"]
     note(f"backend {made.backend}:{made.device} ({placed}), finish reason {made.finish_reason}")
     note(f"load {numbers['load_seconds']:.2f} s")
-    for part, tokens in (("prompt", "prompt_tokens"), ("decode", "generated_tokens")):
+    for part, count, what in (
+        ("prompt", "prompt_tokens", "until the first token was drawn"),
+        ("decode", "decoded_tokens", "after the first"),
+    ):
         rate = numbers[f"{part}_tokens_per_second"]
         speed = f", {rate:.1f} tok/s" if rate is not None else ""
-        note(f"{part} {numbers[tokens]} tokens in {numbers[f'{part}_seconds']:.2f} s{speed}")
+        note(
+            f"{part} {numbers[count]} tokens in {numbers[f'{part}_seconds']:.2f} s{speed} ({what})"
+        )
     if memory is not None:
         note(f"peak memory {byte_count(memory)}")

@@ -15,7 +15,6 @@ from cortiq.errors import RequestError
 from cortiq.options import LoadOptions, resolve
 
 if TYPE_CHECKING:
-    from cortiq.ir import Program
     from cortiq.runtime.source import Source
 
 
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 def inspect(model: str | None, families: bool, full: bool, check: bool, **options: Any) -> None:
     """Show a model's graph, and who would compute it.
 
-    With --backend it also says, node by node, what that backend declines and why. Nothing is
-    computed, but --check reads all weights.
+    With --backend the model is compiled for it too: how many nodes it computes, and node by node
+    what it declines and why. Nothing is generated, but --check reads all weights.
     """
     if families:
         _print_families()
@@ -62,7 +61,7 @@ def _inspect(
         for line in _summary(source):
             click.echo(line)
         if given["backend"] is not None or given["device"] is not None:
-            _print_placement(source.program, chosen)
+            _print_placement(source, chosen)
         if check:
             _check(source)
     finally:
@@ -77,27 +76,33 @@ def _summary(source: Source) -> Iterator[str]:
     row = sum(slot.bytes_per_row() for slot in source.program.slots.values())
     yield f"weights: {sum(sizes.values()) / 1e6:.2f} million, of these {listed}"
     yield f"state: {byte_count(row)} a token, {byte_count(row * source.program.context)} in all"
-    template = source.tokenizer.chat_template()
-    yield f"tokenizer: {source.tokenizer.vocab_size} ids, " + (
-        "with a chat template" if template else "no chat template (a base model)"
-    )
+    if source.tokenizer.absent:
+        yield "tokenizer: none; the model is fed with token ids"
+    else:
+        yield f"tokenizer: {source.tokenizer.vocab_size} ids, {_template(source)}"
     yield f"hash: {source.model_hash()}"
 
 
-def _print_placement(program: Program, chosen: LoadOptions) -> None:
-    from cortiq.backend import CompileOptions
-    from cortiq.runtime.load import choose_backend
-    from cortiq.runtime.owners import Placing
+def _template(source: Source) -> str:
+    found = source.tokenizer.chat_template()
+    return "with a chat template" if found else "no chat template (a base model)"
+
+
+def _print_placement(source: Source, chosen: LoadOptions) -> None:
+    """What the compiled executable says itself, as it does after a generation."""
+    from cortiq.runtime.load import choose_backend, compile_source
+    from cortiq.runtime.place import declined_nodes
 
     backend, device = choose_backend(chosen)
-    nodes = [(graph.name, node.name) for graph in program.graphs.values() for node in graph.nodes]
-    assignment = (backend, CompileOptions(device=device, threads=chosen.threads))
-    placing = Placing(program, [assignment], dict.fromkeys(nodes, 0))
-    placing.settle()
-    total = sum(len(graph.nodes) for graph in placing.placed.graphs.values())
-    own = total - len(placing.declined)
-    click.echo(f"\nplacement: {backend.name}:{device} computes {own} of {total} nodes")
-    for name, reason in placing.declined.items():
+    executable = compile_source(source, backend, device, chosen)
+    try:
+        counts = Counter(executable.placement.values())
+        declined = declined_nodes(executable)
+    finally:
+        executable.close()
+    listed = ", ".join(f"{name} {count} nodes" for name, count in counts.items())
+    click.echo(f"\nplacement on {backend.name}:{device}: {listed}")
+    for name, reason in declined.items():
         click.echo(f"  declined: {name}: {reason}")
 
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import NoReturn
 
 import click
 
-from cortiq.errors import CortiqError
+from cortiq.errors import BackendError, CortiqError, OptionError
 
 INTERRUPTED = 130
 NO_READER = 141
+TRACEBACK_VARIABLE = "CORTIQ_TRACEBACK"
 
 COMMANDS = {
     "pull": "Fetch a model into the cache.",
@@ -49,7 +52,11 @@ class LazyGroup(click.Group):
         for problem in plugins.problems:
             if problem.requested:
                 raise CortiqError(problem.sentence, where=f"--plugin {problem.name}")
-        return plugins.commands.get(cmd_name)
+        if cmd_name in plugins.commands:
+            return plugins.commands[cmd_name]
+        near = get_close_matches(cmd_name, [*COMMANDS, *plugins.commands], 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise click.UsageError(f"No such command {cmd_name!r}.{hint}", ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands, from the table."""
@@ -60,33 +67,44 @@ class LazyGroup(click.Group):
 def _version(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
     if not wanted:
         return
-    from importlib import metadata
+    import cortiq
 
-    try:
-        version = metadata.version("cortiq")
-    except metadata.PackageNotFoundError:
-        version = "(not installed)"
-    click.echo(f"cortiq {version}")
+    click.echo(f"cortiq {cortiq.__version__}")
     ctx.exit()
 
 
 def _use_plugins(ctx: click.Context, parameter: click.Parameter, files: tuple[str, ...]) -> None:
     """Note the files; this happens before the command is looked up, which may be one of theirs."""
+    for file in files:
+        if not os.path.isfile(file):
+            raise CortiqError("there is no such file", where=f"--plugin {file}")
     if files:
         from cortiq.plugins import use_files
 
         use_files(files)
 
 
+def _show_tracebacks(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        os.environ[TRACEBACK_VARIABLE] = "1"
+
+
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="MODEL is a known name (smollm2, gemma3-270m), a GGUF file, a Hugging Face folder, "
-    "hf:ORGANISATION/NAME@REVISION, or synthetic:NAME. Plugins may bring further commands.",
+    "hf:ORGANISATION/NAME@REVISION, or synthetic:NAME. Plugins may bring further commands. "
+    "Environment: CORTIQ_CACHE is the folder models are kept in; CORTIQ_PLUGINS says which "
+    "installed plugins are loaded (a comma list, all without it); CORTIQ_BACKEND, "
+    "CORTIQ_MAX_TOKENS and so on stand for the flags of the commands, whose help names them.",
 )
 @click.option(
     "--plugin", multiple=True, metavar="FILE.py", expose_value=False, callback=_use_plugins,
     help="Load this file as a plugin too; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--traceback", is_flag=True, expose_value=False, callback=_show_tracebacks,
+    help="Show where in the code an error comes from.  [CORTIQ_TRACEBACK]",
 )  # fmt: skip
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version,
@@ -108,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except OSError as error:  # a full disk behind stdout or stderr, or what no reader expected
         _complain(f"{error.filename or 'output'}: {error.strerror or error}")
     except CortiqError as error:
-        _complain(str(error))
+        _complain(_sentence(error))
     except MemoryError as error:
         _complain(f"there is not enough memory: {error or 'nothing could be allocated'}")
     _silence()
@@ -148,6 +166,27 @@ def _complain(sentence: str) -> None:
         click.echo(f"error: {sentence}", err=True)
 
 
+def _sentence(error: CortiqError) -> str:
+    """An error as the command line says it: options by their flags, and its origin if wanted."""
+    text = str(error)
+    if isinstance(error, OptionError):
+        text = text.replace(error.option, "--" + error.option.replace("_", "-"), 1)
+    if os.environ.get(TRACEBACK_VARIABLE):
+        return f"{text}\n{''.join(traceback.format_exception(error))}".rstrip()
+    if error.__cause__ is not None and isinstance(error, BackendError):
+        text += "\n  `cortiq --traceback ...` shows where"
+    return text
+
+
+def _misplaced(error: click.NoSuchOption) -> click.UsageError:
+    """The error, with the right place of an option that goes before the command."""
+    name = error.option_name
+    if error.ctx is None or not any(name in parameter.opts for parameter in cli.params):
+        return error
+    where = f"{name} goes before the command: cortiq {name} ... {error.ctx.info_name}"
+    return click.UsageError(f"{error.message} {where}", error.ctx)
+
+
 def _run(arguments: list[str]) -> int:
     """Run a command; the exit code."""
     try:
@@ -155,6 +194,9 @@ def _run(arguments: list[str]) -> int:
             cli.invoke(context)
     except click.exceptions.Exit as done:
         return done.exit_code
+    except click.NoSuchOption as error:
+        _misplaced(error).show()
+        return error.exit_code
     except click.ClickException as error:
         error.show()
         return error.exit_code

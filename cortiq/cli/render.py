@@ -30,9 +30,9 @@ def print_json(value: Any) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on stdout: drawn on a terminal, columns separated by tabs elsewhere."""
+    """A table on stdout: drawn on a terminal; elsewhere lines with tabs, the headings first."""
     if not sys.stdout.isatty():
-        for row in rows:
+        for row in (headings, *rows):
             click.echo("\t".join(" ".join(cell.split()) for cell in row))
         return
     from rich.console import Console

@@ -42,4 +42,8 @@ def score(model: str, file: str, as_json: bool, **options: Any) -> None:
     click.echo(f"perplexity {made.perplexity:.4f} ± {made.standard_error:.4f}")
     bos = "with" if made.bos else "without"
     click.echo(f"nll {made.nll:.6f} over {made.tokens} tokens")
-    click.echo(f"{made.windows} windows of {made.window} tokens, {bos} start token")
+    windows = "1 window" if made.windows == 1 else f"{made.windows} windows"
+    click.echo(f"{windows} of {made.window} tokens, {bos} start token")
+    if made.unscored:
+        tokens = "1 token" if made.unscored == 1 else f"{made.unscored} tokens"
+        click.echo(f"{tokens} at the end not scored")

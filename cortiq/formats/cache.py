@@ -108,15 +108,20 @@ def _try_lock(lock: IO[bytes], wait: bool) -> bool:
 
 @contextmanager
 def watched(folder: Path, what: str, total: int, progress: Progress | None) -> Iterator[None]:
-    """Report the growth of `folder` while somebody else's program downloads into it."""
+    """Report the growth of `folder` while somebody else's program downloads into it.
+
+    The count never falls, and is the total at the end.
+    """
     if progress is None:
         yield
         return
     finished = threading.Event()
 
     def report() -> None:
+        most = 0  # a file that its downloader moves or drops takes no progress back
         while not finished.wait(_WATCH_SECONDS):
-            progress(what, min(_bytes_in(folder), total), total)
+            most = max(most, min(_bytes_in(folder), total))
+            progress(what, most, total)
 
     thread = threading.Thread(target=report, daemon=True)
     thread.start()
@@ -125,6 +130,7 @@ def watched(folder: Path, what: str, total: int, progress: Progress | None) -> I
     finally:
         finished.set()
         thread.join()
+    progress(what, total, total)
 
 
 def _bytes_in(folder: Path) -> int:

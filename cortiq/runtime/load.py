@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from cortiq.backend import Backend, CompileOptions, Executable
-from cortiq.errors import RequestError
+from cortiq.errors import OptionError
 from cortiq.formats.cache import Progress
 from cortiq.options import LoadOptions, resolve
 from cortiq.runtime.model import Model
-from cortiq.runtime.source import Source, open_source
+from cortiq.runtime.source import Source, model_name, open_source
 
 
 def load(
-    name: str,
+    name: str | os.PathLike[str],
     *,
     progress: Progress | None = None,
     extra: Mapping[str, Any] | None = None,
@@ -25,10 +26,11 @@ def load(
 
     Parameters
     ----------
-    name : a known name, a file, a folder, `hf:organisation/name@revision`, or `synthetic:NAME`.
+    name : a known name, a file, a folder, `hf:organisation/name@revision`, or `synthetic:NAME`; a
+        path object is always a file or folder.
     progress : called while a model is fetched: what is done, bytes done, bytes in all.
     extra : options of the backend's own (`CompileOptions.extra`); none changes a bit.
-    options : fields of `cortiq.options.LoadOptions`.
+    options : fields of `cortiq.LoadOptions`; `help(cortiq.LoadOptions)` lists them.
 
     Raises
     ------
@@ -36,16 +38,15 @@ def load(
     BackendError, DeclinedError : about the backend.
     """
     started = time.perf_counter()
-    chosen = resolve(LoadOptions, options)
+    called, chosen = model_name(name), resolve(LoadOptions, options)
     backend, device = choose_backend(chosen)
-    source = open_source(name, chosen, progress)
+    source = open_source(called, chosen, progress)
     try:
-        compile_options = CompileOptions(device=device, threads=chosen.threads, extra=extra or {})
-        executable = _compile(source, backend, compile_options, chosen.strict_placement)
+        executable = compile_source(source, backend, device, chosen, extra)
     except BaseException:
         source.close()
         raise
-    model = Model(name, source, executable, backend.name, device, chosen)
+    model = Model(called, source, executable, backend.name, device, chosen)
     model.load_seconds = time.perf_counter() - started
     return model
 
@@ -56,15 +57,28 @@ def choose_backend(options: LoadOptions) -> tuple[Backend, str]:
 
     name = options.backend
     if options.device is not None:
-        if name is None or ":" in name:
-            message = f"device {options.device!r} needs a backend named without a device"
-            raise RequestError(message, where="--device", hint="--backend NAME --device DEVICE")
+        if name is None:
+            what = f"{options.device!r} needs a backend: a device belongs to one"
+            raise OptionError("device", what, hint=f"name both, as backend NAME:{options.device}")
+        if ":" in name:
+            what = f"is {options.device!r}, and the backend {name!r} names one too"
+            raise OptionError("device", what, hint="name the device once")
         name = f"{name}:{options.device}"
     backend, device = find_backend(name)
     return backend, device or backend.devices()[0].name
 
 
-def _compile(source: Source, backend: Backend, options: CompileOptions, strict: bool) -> Executable:
+def compile_source(
+    source: Source,
+    backend: Backend,
+    device: str,
+    options: LoadOptions,
+    extra: Mapping[str, Any] | None = None,
+) -> Executable:
+    """Compile an opened model for a backend, and for the fallback what that one declines."""
     from cortiq.runtime.place import place
 
-    return place(backend, source.program, source.weights, options, strict=strict)
+    compile_options = CompileOptions(device=device, threads=options.threads, extra=extra or {})
+    return place(
+        backend, source.program, source.weights, compile_options, strict=options.strict_placement
+    )

@@ -8,22 +8,24 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from cortiq.backend import Executable
-from cortiq.errors import RequestError, TokenizerError, shown
+from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.options import GenerateOptions, LoadOptions, ScoreOptions, resolve
+from cortiq.runtime.chat import Message, chat_ids
 from cortiq.runtime.fingerprint import drawing_facts, fingerprint, model_facts
 from cortiq.runtime.generate import Generation, Identity, Output, Stream, run
-from cortiq.runtime.request import Request, make_request, with_seed
-from cortiq.runtime.score import Score, score_ids
+from cortiq.runtime.request import Request, id_list, make_request, with_seed
+from cortiq.runtime.score import Score, logits_of, score_ids
 from cortiq.runtime.sequence import Progress
 from cortiq.runtime.source import Source
 from cortiq.runtime.statistics import Statistics
 from cortiq.tokenizer.tokenizer import Tokenizer
 
 Prompt = str | Iterable[int]
-Message = Mapping[str, Any]
 
 
 class Model:
@@ -107,7 +109,7 @@ class Model:
         on_text : called with every piece of text as soon as it is certain; returning False cancels.
         cancel : ends the generation before its next step when it is set.
         progress : called with the prompt rows done and in all.
-        options : fields of `cortiq.options.GenerateOptions`.
+        options : fields of `cortiq.GenerateOptions`; `help(cortiq.GenerateOptions)` lists them.
 
         Raises
         ------
@@ -129,9 +131,17 @@ class Model:
         progress: Progress | None = None,
         **options: Any,
     ) -> Stream:
-        """The text of `generate` piece by piece; errors of the request are raised here."""
+        """The text of `generate` piece by piece; errors of the request are raised here.
+
+        Parameters
+        ----------
+        cancel, progress, options : as for `generate`; `help(cortiq.GenerateOptions)`.
+        """
         chosen = with_seed(resolve(GenerateOptions, options))
-        request = make_request(self.ids(prompt), chosen, self.program, self.eos_ids)
+        if chosen.stop and self.tokenizer.absent:
+            raise self.tokenizer.absent
+        ids, longest = self.ids(prompt), self._source.longest
+        request = make_request(ids, chosen, self.program, self.eos_ids, longest)
         cancel = cancel or threading.Event()
         return Stream(self._steps(request, chosen, cancel, progress), cancel)
 
@@ -162,13 +172,18 @@ class Model:
             backend=self.backend,
             device=self.device,
             placement=dict(Counter(self.placement.values())),
-            seed=request.sampling.seed,
+            seed=request.sampling.seed if options.temperature > 0 else None,
             contract=CONTRACT_VERSION,
             digest=output.digest.hex(),
             stats=stats,
-            note=request.note if output.finish_reason == "length" else "",
+            note=self._note(request, output),
             identity=identity,
         )
+
+    def _note(self, request: Request, output: Output) -> str:
+        full = request.note if output.finish_reason == "length" else ""
+        silent = "the model has no tokenizer: there are token ids, but no text"
+        return "; ".join(filter(None, (full, silent if self.tokenizer.absent else "")))
 
     def score(self, text: Prompt, *, progress: Progress | None = None, **options: Any) -> Score:
         """Perplexity of a text or of token ids, in windows; see `cortiq.runtime.score`.
@@ -176,25 +191,35 @@ class Model:
         Parameters
         ----------
         progress : called with the tokens done and in all.
-        options : fields of `cortiq.options.ScoreOptions`.
+        options : fields of `cortiq.ScoreOptions`; `help(cortiq.ScoreOptions)` lists them.
         """
         chosen = resolve(ScoreOptions, options)
-        ids = (
-            self.tokenizer.encode(text, add_bos=False) if isinstance(text, str) else _id_list(text)
-        )
+        ids = self.tokenizer.encode(text, add_bos=False) if isinstance(text, str) else id_list(text)
         with self._working():
             return score_ids(self.executable, self.tokenizer, ids, chosen, progress)
+
+    def logits(self, prompt: Prompt) -> np.ndarray:
+        """The logits after every token of a text or of token ids: float32 [tokens, vocabulary].
+
+        Row i holds what the model thinks of the token after `ids[i]`; the bits are the contract's.
+
+        Raises
+        ------
+        RequestError : the prompt is empty, out of the vocabulary, or longer than the context.
+        """
+        with self._working():
+            return logits_of(self.executable, self.ids(prompt))
 
     def ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a raw text, with the tokenizer's BOS; token ids as they are.
 
         Raises
         ------
-        RequestError : the text is empty.
+        RequestError : the text is empty, or the prompt is neither text nor ids.
         TokenizerError : it is not valid Unicode.
         """
         if not isinstance(prompt, str):
-            return _id_list(prompt)
+            return id_list(prompt)
         if not prompt:
             raise RequestError("the prompt is empty", hint="give at least one character")
         return self.tokenizer.encode(prompt)
@@ -213,23 +238,7 @@ class Model:
         ------
         TokenizerError : the model has no chat template, or the template refuses the messages.
         """
-        from cortiq.tokenizer.template import render
-
-        template = self.tokenizer.chat_template()
-        if template is None:
-            raise TokenizerError(
-                "the model has no chat template: it is a base model",
-                where=self.name,
-                hint="give it a raw text to continue instead of a conversation",
-            )
-        text = render(
-            template,
-            messages,
-            options=template_options,
-            bos_token=self.tokenizer.bos_token,
-            eos_token=self.tokenizer.eos_token,
-        )
-        return self.tokenizer.encode(text, add_bos=False, parse_special=True)
+        return chat_ids(self.tokenizer, messages, template_options, self.name)
 
     def chat(
         self,
@@ -241,6 +250,11 @@ class Model:
         """`generate` from a conversation; takes everything `generate` takes."""
         ids = self.chat_ids(messages, template_options=template_options)
         return self.generate(ids, **options)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"on {self.backend}:{self.device}"
+        family = self.program.facts.get("family", "model")
+        return f"<Model {self.name}: {family}, context {self.context}, {state}>"
 
     @contextmanager
     def _working(self) -> Iterator[None]:
@@ -269,11 +283,3 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _id_list(ids: Iterable[int]) -> list[int]:
-    """Ids as a list; bytes would pass for ids, and are a text that somebody forgot to decode."""
-    if isinstance(ids, (bytes, bytearray)) or not isinstance(ids, Iterable):
-        what = "a text or token ids are wanted"
-        raise RequestError(f"{what}, not {shown(ids)}", where="prompt")
-    return list(ids)

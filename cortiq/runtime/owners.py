@@ -17,6 +17,7 @@ from cortiq.backend import Backend, CompileOptions, Declined, Supported
 from cortiq.errors import BackendError, DeclinedError, GraphError
 from cortiq.ir import Graph, Node, Program, expand
 from cortiq.plugins import fallback_backend
+from cortiq.runtime.blame import blamed_on
 from cortiq.runtime.partition import QUANTISED, Owners
 
 Assignment = tuple[Backend, CompileOptions]
@@ -173,7 +174,8 @@ def _torn(touched: Sequence[tuple[int, str]]) -> bool:
 
 def _ask(backend: Backend, node: Node, graph: Graph, program: Program) -> str | None:
     """Why a backend declines a node; `None` if it takes it."""
-    answer = backend.supports(node, graph, program)
+    with blamed_on(backend.name):
+        answer = backend.supports(node, graph, program)
     if isinstance(answer, Declined):
         return answer.reason
     if isinstance(answer, Supported):

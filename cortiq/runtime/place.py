@@ -13,6 +13,7 @@ from cortiq.backend import Backend, CompileOptions, Executable
 from cortiq.errors import GraphError
 from cortiq.ir import Program
 from cortiq.numerics.layouts import Weight
+from cortiq.runtime.blame import blamed_on
 from cortiq.runtime.chained import ChainExecutable
 from cortiq.runtime.owners import Assignment, Placing, declined_error
 from cortiq.runtime.partition import partition
@@ -76,7 +77,8 @@ def place_split(
         placing.take_fallback(fallback)
     if len(placing.parts) == 1:
         (part,) = placing.parts
-        return part[0].compile(placing.placed, weights, part[1])
+        with blamed_on(part[0].name):
+            return part[0].compile(placing.placed, weights, part[1])
     return _compile_chain(placing, weights)
 
 
@@ -120,7 +122,8 @@ def _compile_chain(placing: Placing, weights: Mapping[str, Weight]) -> Executabl
             program = cut.programs[index]
             mine = {name: weights[name] for name in program.weights}
             share = _share_of_memory(placing.placed, program, options)
-            executables.append(backend.compile(program, mine, share))
+            with blamed_on(backend.name):
+                executables.append(backend.compile(program, mine, share))
     except BaseException:
         for executable in executables:
             executable.close()

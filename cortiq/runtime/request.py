@@ -58,8 +58,12 @@ def vocabulary_size(program: Program) -> int:
     return program.trunk.values["logits"].shape[0]
 
 
-def check_prompt(ids: Iterable[int], program: Program) -> tuple[int, ...]:
+def check_prompt(ids: Iterable[int], program: Program, longest: int = 0) -> tuple[int, ...]:
     """Token ids as a tuple of int.
+
+    Parameters
+    ----------
+    longest : context the model can be loaded with, for the hint.
 
     Raises
     ------
@@ -78,9 +82,16 @@ def check_prompt(ids: Iterable[int], program: Program) -> tuple[int, ...]:
     if len(prompt) > program.context:
         raise RequestError(
             f"the prompt has {len(prompt)} tokens, the context is {program.context}",
-            hint="shorten the prompt, or load the model with a longer context",
+            hint=_shorten(program, longest),
         )
     return prompt
+
+
+def _shorten(program: Program, longest: int) -> str:
+    """What helps a prompt that is too long; a longer context only where the model has one."""
+    if longest <= program.context:
+        return "shorten the prompt: it is the longest context of this model"
+    return f"shorten the prompt, or load the model with a longer context (at most {longest})"
 
 
 def _as_id(token: int) -> int:
@@ -92,16 +103,32 @@ def _as_id(token: int) -> int:
     raise RequestError(f"{shown(token)} is not a token id", where="prompt")
 
 
+def id_list(ids: Iterable[int]) -> list[int]:
+    """Ids as a list; bytes would pass for ids, and are a text that somebody forgot to decode."""
+    if isinstance(ids, (bytes, bytearray)) or not isinstance(ids, Iterable):
+        what = "a text or token ids are wanted"
+        raise RequestError(f"{what}, not {shown(ids)}", where="prompt")
+    return list(ids)
+
+
 def make_request(
-    ids: Sequence[int], options: GenerateOptions, program: Program, eos_ids: Iterable[int]
+    ids: Sequence[int],
+    options: GenerateOptions,
+    program: Program,
+    eos_ids: Iterable[int],
+    longest: int = 0,
 ) -> Request:
     """Check a prompt and its options against the program.
+
+    Parameters
+    ----------
+    longest : context the model can be loaded with, for the hint.
 
     Raises
     ------
     RequestError : the prompt is empty, too long or out of the vocabulary, or so is an option.
     """
-    prompt = check_prompt(ids, program)
+    prompt = check_prompt(ids, program, longest)
     vocabulary = vocabulary_size(program)
     for name in ("logit_bias", "stop_ids"):
         for token in getattr(options, name) or ():
@@ -114,7 +141,7 @@ def make_request(
     if room == 0:
         raise RequestError(
             f"the prompt fills the context of {program.context} tokens: no room to generate",
-            hint="shorten the prompt, or load the model with a longer context",
+            hint=_shorten(program, longest),
         )
     note = f"the context of {program.context} tokens is full" if room < options.max_tokens else ""
     ends = set(options.stop_ids) | (set() if options.ignore_eos else set(eos_ids))

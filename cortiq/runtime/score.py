@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from cortiq.backend import Argmax, Executable, Named
-from cortiq.errors import RequestError
+from cortiq.errors import OptionError, RequestError
 from cortiq.numerics.contract import Floats
 from cortiq.options import ScoreOptions
-from cortiq.runtime.request import check_prompt
+from cortiq.runtime.request import check_prompt, vocabulary_size
 from cortiq.runtime.sequence import Progress, Session
 from cortiq.tokenizer.tokenizer import Tokenizer
 
@@ -38,17 +38,19 @@ class Score:
     argmax : the most likely token at every one of these places.
     window, windows : input tokens of a window, and how many there were.
     bos : whether the start token was put before each window.
+    unscored : tokens at the end that were left out: too few for another window, or `windows`.
     """
 
     tokens: int
     nll: float
     perplexity: float
     standard_error: float
-    token_nll: tuple[float, ...]
-    argmax: tuple[int, ...]
+    token_nll: tuple[float, ...] = field(repr=False)
+    argmax: tuple[int, ...] = field(repr=False)
     window: int
     windows: int
     bos: bool
+    unscored: int
 
 
 def score_ids(
@@ -69,6 +71,12 @@ def score_ids(
     RequestError : the text is shorter than a window and one token, or a window than the context.
     """
     bos = _bos_of(tokenizer, options.bos)
+    if not ids:
+        raise RequestError("the text is empty", hint="nothing can be scored")
+    if options.window + len(bos) > executable.program.context:
+        what = f"with start token is {options.window + len(bos)} tokens" if bos else "is too long"
+        what += f", the context is {executable.program.context}"
+        raise OptionError("window", what, hint="choose a shorter window")
     check_prompt(ids[: options.window], executable.program)
     count = (len(ids) - 1) // options.window
     count = min(count, options.windows or count)
@@ -83,7 +91,7 @@ def score_ids(
             scored += chunk
             if progress:
                 progress(len(scored), count * options.window)
-    return _summary(scored, options.window, count, bool(bos))
+    return _summary(scored, options.window, count, bool(bos), len(ids) - 1 - len(scored))
 
 
 def _bos_of(tokenizer: Tokenizer, choice: str) -> list[int]:
@@ -91,7 +99,8 @@ def _bos_of(tokenizer: Tokenizer, choice: str) -> list[int]:
     if not wanted:
         return []
     if tokenizer.bos_id is None:
-        raise RequestError("the tokenizer has no start token", where="--bos", hint="--bos no")
+        what = "must be auto or no: the tokenizer has no start token"
+        raise OptionError("bos", what)
     return [tokenizer.bos_id]
 
 
@@ -116,6 +125,19 @@ def _score_window(
             ]
 
 
+def logits_of(executable: Executable, ids: Iterable[int]) -> np.ndarray:
+    """The logits after every token, `ROWS` rows at a time; see `Model.logits`."""
+    tokens = check_prompt(ids, executable.program)
+    made = np.empty((len(tokens), vocabulary_size(executable.program)), np.float32)
+    with Session(executable, len(tokens)) as session:
+        for start in range(0, len(tokens), ROWS):
+            chunk = tokens[start : start + ROWS]
+            rows = session.read_rows(session.feed(chunk, (Named("logits"),), every=True))
+            for index, row in enumerate(rows, start):
+                made[index] = row[Named("logits")]
+    return made
+
+
 def negative_log_likelihood(logits: Floats, target: int) -> float:
     """−ln softmax(logits)[target]: (m − x[target]) + ln Σ exp(x − m), in float64.
 
@@ -130,7 +152,9 @@ def negative_log_likelihood(logits: Floats, target: int) -> float:
     return float((highest - x[target]) + np.log(np.exp(x - highest).sum()))
 
 
-def _summary(scored: list[tuple[float, int]], window: int, windows: int, bos: bool) -> Score:
+def _summary(
+    scored: list[tuple[float, int]], window: int, windows: int, bos: bool, unscored: int
+) -> Score:
     nll = [value for value, _ in scored]
     mean = math.fsum(nll) / len(nll)
     variance = math.fsum((value - mean) ** 2 for value in nll) / (len(nll) - 1)
@@ -145,4 +169,5 @@ def _summary(scored: list[tuple[float, int]], window: int, windows: int, bos: bo
         window=window,
         windows=windows,
         bos=bos,
+        unscored=unscored,
     )

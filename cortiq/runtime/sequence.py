@@ -19,6 +19,7 @@ from cortiq.backend import (
     Want,
 )
 from cortiq.errors import BackendError, DeclinedError, RequestError, SequenceFailedError
+from cortiq.runtime.blame import blamed_on, failure_hint, names_of
 
 RowResult = Mapping[Want, Any]
 Progress = Callable[[int, int], None]
@@ -41,7 +42,7 @@ class Pending:
     position: int
 
 
-def check_outcome(outcome: Outcome, position: int) -> None:
+def check_outcome(outcome: Outcome, position: int, hint: str) -> None:
     """Raise the error that an outcome stands for, if it is not `completed`."""
     where = f"position {position}"
     if outcome.status is Status.FAILED:
@@ -49,7 +50,7 @@ def check_outcome(outcome: Outcome, position: int) -> None:
             f"the sequence met a value outside the contract's domain and was cleared"
             f" ({outcome.reason or 'no reason given'})",
             where=where,
-            hint="`cortiq inspect MODEL --check` looks for damaged weights",
+            hint=hint,
         )
     if outcome.status is Status.DECLINED:
         raise DeclinedError(f"the backend declined the batch: {outcome.reason}", where=where)
@@ -70,7 +71,8 @@ class Session:
 
     def __init__(self, executable: Executable, limit: int) -> None:
         self.executable = executable
-        self.state = executable.open(limit)
+        with blamed_on(names_of(executable)):
+            self.state = executable.open(limit)
         self.length = 0
         self._under_way: list[Pending] = []
         if not self.state.reserve(limit):
@@ -94,7 +96,8 @@ class Session:
     def _abandon(self, pending: Pending, loud: bool) -> None:
         """Wait for a batch nobody will read; its error must not hide the one on its way out."""
         try:
-            pending.ticket.result()
+            with blamed_on(names_of(self.executable)):
+                pending.ticket.result()
         except Exception:
             if loud:
                 raise
@@ -108,7 +111,8 @@ class Session:
             Row(self.state, self.length + i, token, wants if every or i == last else ())
             for i, token in enumerate(ids)
         ]
-        ticket = self.executable.forward(Batch(rows))
+        with blamed_on(names_of(self.executable)):
+            ticket = self.executable.forward(Batch(rows))
         self.length += len(ids)
         pending = Pending(ticket, last, self.length - 1)
         self._under_way.append(pending)
@@ -129,12 +133,14 @@ class Session:
         result = self._wait(pending)
         if self.state not in result.outcomes:
             raise BackendError("the backend does not say what became of a sequence")
-        check_outcome(result.outcomes[self.state], pending.position)
+        hint = failure_hint(self.executable)
+        check_outcome(result.outcomes[self.state], pending.position, hint)
         return result.rows
 
     def _wait(self, pending: Pending) -> BatchResult:
         self._under_way.remove(pending)
-        return pending.ticket.result()
+        with blamed_on(names_of(self.executable)):
+            return pending.ticket.result()
 
     def prefill(
         self,

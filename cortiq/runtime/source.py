@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cortiq.errors import NoTokenizerError, RequestError, shown
 from cortiq.formats.cache import Progress
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.formats.fetch import resolve
@@ -17,6 +19,7 @@ from cortiq.numerics.layouts import Weight
 from cortiq.options import LoadOptions
 from cortiq.plugins import default_plugins
 from cortiq.runtime.request import vocabulary_size
+from cortiq.tokenizer.absent import AbsentTokenizer
 from cortiq.tokenizer.tokenizer import Tokenizer, byte_tokenizer
 
 
@@ -31,6 +34,7 @@ class Source:
     eos_ids : end tokens that the model's files name.
     model_hash : gives the SHA-256 of what the model is made of, in hex; may take a while.
     close : lets go of the files.
+    longest : the longest context the model can be loaded with; 0 for the one it has.
     """
 
     program: Program
@@ -39,6 +43,22 @@ class Source:
     eos_ids: tuple[int, ...]
     model_hash: Callable[[], str]
     close: Callable[[], None] = lambda: None
+    longest: int = 0
+
+
+def model_name(name: object) -> str:
+    """A model's name; a path object becomes a path that is not taken for a known name.
+
+    Raises
+    ------
+    RequestError : it is neither a text nor a path.
+    """
+    if isinstance(name, str):
+        return name
+    path = os.fspath(name) if isinstance(name, os.PathLike) else None
+    if not isinstance(path, str):
+        raise RequestError(f"a model is given by its name or path, not as {shown(name)}")
+    return os.path.abspath(path)
 
 
 def open_source(name: str, options: LoadOptions, progress: Progress | None = None) -> Source:
@@ -65,6 +85,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         checkpoint.eos_token_ids,
         checkpoint.model_hash,
         checkpoint.close,
+        getattr(loaded.config, "max_position_embeddings", 0),
     )
 
 
@@ -73,10 +94,14 @@ def open_tokenizer(source: Mapping[str, Any] | Path | str, program: Program) -> 
 
     Parameters
     ----------
-    source : GGUF metadata, a folder with tokenizer.json, or "bytes" for synthetic models.
+    source : GGUF metadata, a folder with tokenizer.json, or "bytes" for synthetic models. One
+        that has no tokenizer at all gives an `AbsentTokenizer`.
     """
     if source == "bytes":
         return byte_tokenizer(vocabulary_size(program))
-    if isinstance(source, Path):
-        return Tokenizer.from_folder(source)
-    return Tokenizer.from_gguf(source)  # type: ignore[arg-type]
+    try:
+        if isinstance(source, Path):
+            return Tokenizer.from_folder(source)
+        return Tokenizer.from_gguf(source)  # type: ignore[arg-type]
+    except NoTokenizerError as reason:
+        return AbsentTokenizer(reason)

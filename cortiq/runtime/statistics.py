@@ -7,6 +7,10 @@ import time
 from dataclasses import dataclass, field
 
 
+def _now() -> float:
+    return time.perf_counter()
+
+
 @dataclass
 class Statistics:
     """Counts and seconds of one generation.
@@ -15,25 +19,31 @@ class Statistics:
     ----------
     load_seconds : from the call of `load` to a compiled model.
     prompt_tokens, generated_tokens : tokens fed before the first one drawn, and tokens drawn.
+        Prefill draws the first of these; the others are decoded, one step each.
     """
 
     load_seconds: float = 0.0
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    started: float = field(default_factory=time.perf_counter)
+    started: float = field(default_factory=lambda: _now())
     first: float | None = None
     last: float | None = None
 
     def token_arrived(self) -> None:
         """Count a token drawn, at this moment."""
-        self.last = time.perf_counter()
+        self.last = _now()
         self.first = self.last if self.first is None else self.first
         self.generated_tokens += 1
 
     @property
     def prompt_seconds(self) -> float:
         """From the start to the first token: the prompt, and one draw."""
-        return (self.first or time.perf_counter()) - self.started
+        return (_now() if self.first is None else self.first) - self.started
+
+    @property
+    def decoded_tokens(self) -> int:
+        """Tokens drawn after the first one: those that `decode_seconds` were spent on."""
+        return max(self.generated_tokens - 1, 0)
 
     @property
     def decode_seconds(self) -> float:
@@ -42,15 +52,15 @@ class Statistics:
 
     def as_dict(self) -> dict[str, float | int | None]:
         """For JSON: counts, seconds, tokens per second, and peak memory in bytes."""
-        decoded = self.generated_tokens - 1
         return {
             "load_seconds": round(self.load_seconds, 4),
             "prompt_tokens": self.prompt_tokens,
             "prompt_seconds": round(self.prompt_seconds, 4),
             "prompt_tokens_per_second": _rate(self.prompt_tokens, self.prompt_seconds),
             "generated_tokens": self.generated_tokens,
+            "decoded_tokens": self.decoded_tokens,
             "decode_seconds": round(self.decode_seconds, 4),
-            "decode_tokens_per_second": _rate(decoded, self.decode_seconds),
+            "decode_tokens_per_second": _rate(self.decoded_tokens, self.decode_seconds),
             "peak_memory_bytes": peak_memory(),
         }
 

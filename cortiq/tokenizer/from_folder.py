@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from cortiq.errors import FormatError, TokenizerError, UnsupportedError
+from cortiq.errors import FormatError, NoTokenizerError, TokenizerError, UnsupportedError
 from cortiq.formats.strict_json import read_optional, read_text
 from cortiq.tokenizer.byte_level import (
     library_errors,
@@ -102,10 +102,11 @@ def _open_engine(file: Path) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer
 
     if not file.is_file():
-        raise TokenizerError(
-            "the folder has no tokenizer.json",
+        raise NoTokenizerError(
+            "the folder has no tokenizer.json: give token ids instead of text",
             where=str(file.parent),
-            hint="Save it with transformers: AutoTokenizer.from_pretrained(...).save_pretrained().",
+            hint="Or save one with transformers: AutoTokenizer.from_pretrained(...)"
+            ".save_pretrained().",
         )
     with library_errors("not a tokenizer", str(file)):
         engine = Tokenizer.from_file(str(file))

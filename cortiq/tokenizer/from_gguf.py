@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cortiq.errors import TokenizerError, UnsupportedError, shown
+from cortiq.errors import NoTokenizerError, TokenizerError, UnsupportedError, shown
 from cortiq.tokenizer.byte_level import ByteLevelEncoder, piece_bytes
 from cortiq.tokenizer.pretokenizers import pre_tokenizer
 from cortiq.tokenizer.score_merge import SPACE, ScoreEncoder
@@ -97,7 +97,8 @@ def load_gguf(
     """Vocabulary, special tokens and chat templates of a GGUF file's metadata."""
     model = metadata.get(_PREFIX + "model")
     if model is None:
-        raise TokenizerError("the file has no tokenizer", where=_PREFIX + "model")
+        message = "the file has no tokenizer: give token ids instead of text"
+        raise NoTokenizerError(message, where=_PREFIX + "model")
     if not isinstance(model, str) or model not in _BUILDERS:
         raise UnsupportedError(
             f"tokenizer model {model!r} is not supported",

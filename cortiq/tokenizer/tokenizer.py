@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from cortiq.errors import TokenizerError
+from cortiq.errors import NoTokenizerError, TokenizerError
 from cortiq.tokenizer.special import SpecialTokens
 
 __all__ = ["Tokenizer", "Vocabulary", "byte_tokenizer"]
@@ -47,7 +47,10 @@ class Tokenizer:
         generation_config.json lists.
     add_bos_default : whether the file wants BOS in front of a text.
     chat_templates : name -> Jinja source; the usual one is called "default".
+    absent : why the model has no tokenizer at all (`AbsentTokenizer`), or None.
     """
+
+    absent: NoTokenizerError | None = None
 
     def __init__(
         self,
@@ -65,6 +68,13 @@ class Tokenizer:
         self.add_bos_default = special.add_bos
         self.leading_space = vocabulary.leading_space
         self.chat_templates = dict(chat_templates or {})
+
+    def __repr__(self) -> str:
+        template = "with" if self.chat_templates else "without"
+        return (
+            f"<Tokenizer: {self.vocab_size} ids, bos {self.bos_id}, eos {self.eos_id}, "
+            f"{template} chat template>"
+        )
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:

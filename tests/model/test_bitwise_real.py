@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from cortiq_reference.backend import ReferenceBackend
 from sequences import PENALISED, Answers, completed, feed, forward, rows, same
 
 from cortiq.backend import (
@@ -29,6 +28,7 @@ from cortiq.backend import (
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
 from cortiq.runtime.place import place_split
+from cortiq_reference.backend import ReferenceBackend
 
 LENGTH, LIMIT = 70, 90
 PROMPT = [11 + (7 * i) % 83 + 997 * (i % 5) for i in range(LENGTH)]

@@ -10,11 +10,11 @@ pytest.importorskip("transformers")
 
 import numpy as np
 from checkpoints import CASES, write
-from cortiq_reference.ideal import evaluate
 
 from cortiq.errors import CortiqError, FormatError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import gemma3, lfm2, llama, load_program, mixtral
+from cortiq_reference.ideal import evaluate
 
 TOLERANCE = 1e-5
 BITES = 30 * TOLERANCE

@@ -8,13 +8,13 @@ pytest.importorskip("transformers")
 
 import numpy as np
 from checkpoints import CASES, write
-from cortiq_reference.backend import ReferenceBackend
-from cortiq_reference.ideal import evaluate
 
 from cortiq.backend import Batch, CompileOptions, Named, Row, Status
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
 from cortiq.models.synthetic import CONFIGS, FIXTURES, open_synthetic
+from cortiq_reference.backend import ReferenceBackend
+from cortiq_reference.ideal import evaluate
 
 TOLERANCE = 2e-3
 """Largest ‖contract − float64‖/‖float64‖ of the logits at any position."""

@@ -13,12 +13,12 @@ pytest.importorskip("gguf")
 import gguf
 import numpy as np
 from checkpoints import CASES, write
-from cortiq_reference.ideal import evaluate
 from safetensors.numpy import load_file
 
 from cortiq.errors import CortiqError, FormatError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import check_weights, load_program
+from cortiq_reference.ideal import evaluate
 
 TOLERANCE = 1e-5
 BY_NAME = {case.name: case for case in CASES}

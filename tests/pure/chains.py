@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from cortiq_reference.backend import ReferenceBackend
 from small_program import bound, small_program
 
 from cortiq.backend import (
@@ -32,6 +31,7 @@ from cortiq.ir.layers import LAYERS
 from cortiq.ir.ops import PRIMITIVES
 from cortiq.numerics.sampling import Sampling
 from cortiq.runtime.place import place, place_split
+from cortiq_reference.backend import ReferenceBackend
 
 ONE_THREAD = CompileOptions(threads=1, page_rows=8)
 REFERENCE = ReferenceBackend()

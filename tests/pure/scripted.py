@@ -69,16 +69,19 @@ class ScriptedTicket:
         self.owner, self.batch, self.before = owner, batch, before
         self.done: BatchResult | None = None
 
-    def result(self) -> BatchResult:
+    def compute(self) -> None:
         if self.done is None:
             if self.before is not None:
-                self.before.result()
+                self.before.compute()
             self.done = self._compute()
+
+    def result(self) -> BatchResult:
+        self.compute()
         self.owner.events.append(("read", self.batch.rows[-1].position))
         return self.done
 
     def drawn(self, row: int) -> int:
-        self.result()
+        self.compute()
         wants = self.done.rows[row]
         return next((int(v) for w, v in wants.items() if isinstance(w, Argmax | Draw)), -1)
 
@@ -120,7 +123,9 @@ class ScriptedExecutable:
         failing: Sequence[int] = (),
         declining: Sequence[int] = (),
         memory_rows: int = 1 << 20,
+        asynchronous: bool = True,
     ) -> None:
+        self.asynchronous = asynchronous
         self.program = tiny_program(context)
         self.answer, self.memory_rows = answer, memory_rows
         self.failing, self.declining = set(failing), set(declining)
@@ -140,6 +145,8 @@ class ScriptedExecutable:
         self.events.append(("submit", batch.rows[-1].position))
         self.batches.append(batch)
         self._last = ScriptedTicket(self, batch, self._last)
+        if not self.asynchronous:
+            self._last.compute()
         return self._last
 
     def outcome(self, batch: Batch) -> Outcome:

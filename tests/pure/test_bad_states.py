@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from cortiq_reference.backend import ReferenceBackend
 
 from cortiq.backend import (
     Argmax,
@@ -23,6 +22,7 @@ from cortiq.backend import (
 from cortiq.errors import BackendError, RequestError
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
+from cortiq_reference.backend import ReferenceBackend
 
 
 @pytest.fixture(scope="module", params=["tiny-llama", "tiny-lfm2"])

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cortiq_reference.backend import ReferenceBackend
 from graphs import CONTEXT, Bound, examples, ids, overflowing, programs
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +26,7 @@ from sequences import (
 )
 
 from cortiq.backend import Argmax, CompileOptions, Digest, Draw, Drawn, Executable, Status
+from cortiq_reference.backend import ReferenceBackend
 
 PROMPTS = ids(st.integers(65, 140))
 """Prompts that reach into a second or third tile of 64 keys."""

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cortiq_conformance.faults.backend import FaultyBackend
-from cortiq_reference.backend import ReferenceBackend
 from graphs import (
     CONTEXT,
     VOCABULARY,
@@ -50,6 +48,8 @@ from cortiq.numerics.layouts import Weight, embedding_rows
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.sampling import Sampling
 from cortiq.runtime.place import place_split
+from cortiq_conformance.faults.backend import FaultyBackend
+from cortiq_reference.backend import ReferenceBackend
 
 REFERENCE = ReferenceBackend()
 ONE_THREAD = CompileOptions(threads=1)

@@ -10,6 +10,7 @@ from chains import IDS, ONE_THREAD, REFERENCE, feed, rows, same, split
 from small_program import CONTEXT, WIDTH, bound, small_program
 
 from cortiq.backend import Batch, Device, Executable, Named, Row, State, Status, Supported, Versions
+from cortiq.errors import BackendError
 from cortiq.runtime.place import place_split
 
 
@@ -80,7 +81,7 @@ def test_an_exception_leaves_the_sequence_as_it_was() -> None:
     backend, executable, state = late_fault(convolution=False)
     wanted = feed(executable, state.fork(), IDS[5:])
     backend.fault = "raises"
-    with pytest.raises(OSError, match="the device is gone"):
+    with pytest.raises(BackendError, match="failed: OSError: the device is gone"):
         executable.forward(Batch(rows(state, IDS[5:])))
     assert state.lengths("trunk") == [5, 5]
     backend.fault = ""

@@ -97,7 +97,7 @@ def test_json_is_one_object_with_the_keys(cli):
     made = json.loads(out)
     assert list(made) == [
         "text", "token_ids", "finish_reason", "backend", "device", "placement", "seed", "contract",
-        "model_hash", "fingerprint", "digest", "stats",
+        "model_hash", "fingerprint", "digest", "note", "stats",
     ]  # fmt: skip
     assert (made["text"], made["finish_reason"], made["backend"]) == ("hello", "stop", "scripted")
     assert made["placement"] == {"scripted": 2} and len(made["digest"]) == 64
@@ -142,7 +142,12 @@ def test_seed_is_reported_when_it_was_drawn(cli):
 def test_stats_go_to_stderr(cli):
     code, out, err = cli("generate", "m", "-p", "ab", "--stats")
     assert (code, out) == (0, "hello\n")
-    assert "prompt 2 tokens" in err and "decode 6 tokens" in err and "peak memory" in err
+    assert (
+        "prompt 2 tokens" in err
+        and "decode 5 tokens" in err
+        and "after the first" in err
+        and "peak memory" in err
+    )
 
 
 def test_full_context_is_said(cli):
@@ -178,7 +183,10 @@ def test_chat_renders_system_message_and_options(cli):
         (["generate", "m", "-p", "ab", "--template-option", "a=1"], "need --chat"),
         (["generate", "m", "-p", "ab", "--chat", "--template-option", "a"], "not NAME=JSON"),
         (["generate", "m", "-p", "ab", "--chat", "--template-option", "a={"], "not NAME=JSON"),
-        (["generate", "m", "-p", "ab", "--temperature", "-1"], "temperature is -1.0"),
+        (
+            ["generate", "m", "-p", "ab", "--temperature", "-1"],
+            "--temperature must be a finite",
+        ),
         (["generate", "m", "-p", "ab", "--max-tokens", "x"], "not a valid integer"),
         (["generate", "m", "-p", "ab", "--logit-bias", "x"], "ID=VALUE"),
         (["generate", "m", "-p", "x" * 65], "the context is 64"),
@@ -217,7 +225,121 @@ def test_scoring_prints_perplexity_with_its_error(cli, tmp_path):
     made = json.loads(out)
     assert made["tokens"] == 32 == len(made["argmax"]) == len(made["token_nll"])
     assert made["windows"] == 4 and made["bos"] is False
+    assert made["unscored"] == 2
 
+
+def test_scoring_says_what_was_left_out(cli, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("0123456789")
+    _, out, _ = cli("score", "m", str(file), "--window", "6")
+    assert out.splitlines()[2:] == [
+        "1 window of 6 tokens, without start token", "3 tokens at the end not scored",
+    ]  # fmt: skip
+    _, out, _ = cli("score", "m", str(file), "--window", "9")
+    assert "not scored" not in out
+    file.write_text("")
+    code, _, err = cli("score", "m", str(file))
+    assert code == 2 and err.startswith("error: the text is empty")
+
+
+def test_seed_is_null_where_nothing_is_drawn(cli):
+    assert json.loads(cli("generate", "m", "-p", "ab", "--json", "--seed", "3")[1])["seed"] is None
+    arguments = ("generate", "m", "-p", "ab", "--json", "--seed", "3", "-t", "1")
+    assert json.loads(cli(*arguments)[1])["seed"] == 3
+
+
+def test_note_is_in_the_json(cli):
+    _, out, _ = cli("generate", "m", "-p", "x" * 62, "--json", prompt="x" * 62)
+    assert "context of 64 tokens is full" in json.loads(out)["note"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generat", "m"], "Did you mean 'generate'?"),
+        (["generate", "m", "--promt", "x"], "Did you mean '--prompt'?"),
+        (["conform", "--plugin", "x.py"], "before the command: cortiq --plugin ... conform"),
+        (["--plugin", "nosuch.py", "backends"], "error: --plugin nosuch.py: there is no such file"),
+    ],
+)
+def test_mistyped_commands_and_options_say_what_was_meant(cli, arguments, message):
+    code, out, err = cli(*arguments)
+    assert (code, out) == (2, "") and message in err
+
+
+def test_traceback_is_shown_when_asked_for(tmp_path):
+    file = tmp_path / "oops.py"
+    file.write_text(
+        "from cortiq.hookspecs import hookimpl\n"
+        "from cortiq.backend import Device, Versions\n"
+        "class Oops:\n"
+        "    name, priority, versions = 'oops', -9, Versions()\n"
+        "    def devices(self): return [Device('one')]\n"
+        "    def supports(self, node, graph, program): raise ValueError('oops')\n"
+        "    def compile(self, program, weights, options): ...\n"
+        "@hookimpl\ndef cortiq_backends(): return [Oops()]\n"
+    )
+    call = ("--plugin", str(file), "generate", "synthetic:tiny-llama", "-p", "x", "-b", "oops")
+    done = run(*call)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: backend oops failed: ValueError: oops\n  `cortiq --tra")
+    done = run("--traceback", *call)
+    assert done.returncode == 2 and "raise ValueError('oops')" in done.stderr
+
+
+def test_help_names_the_variables_of_the_environment():
+    text = run("--help").stdout
+    assert all(name in text for name in ("CORTIQ_CACHE", "CORTIQ_PLUGINS", "CORTIQ_BACKEND"))
+
+
+def test_pull_prints_the_licence_every_time(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("cortiq.formats.fetch.pull", lambda name, **options: tmp_path)
+    with pytest.raises(SystemExit) as exit:
+        main(["pull", "gemma3-270m"])
+    out, err = capsys.readouterr()
+    assert exit.value.code == 0 and out == f"{tmp_path}\n"
+    assert err == "gemma3-270m: licence Gemma Terms of Use\n"
+
+
+@pytest.mark.parametrize("backend", ["reference", "halves"])
+def test_inspect_counts_the_nodes_that_generate_reports(backend, tmp_path):
+    file = tmp_path / "halves.py"
+    file.write_text(HALVES)
+    start, model = ("--plugin", str(file)), "synthetic:tiny-llama"
+    shown = run(*start, "inspect", model, "-b", backend).stdout
+    made = run(*start, "generate", model, "-b", backend, "-p", "ab", "-n", "1", "--json").stdout
+    (line,) = [line for line in shown.splitlines() if line.startswith("placement on ")]
+    listed = line.partition(": ")[2].split(", ")
+    counts = {name: int(count) for name, count, _ in map(str.split, listed)}
+    assert counts == json.loads(made)["placement"]
+    assert backend == "reference" or len(counts) == 2
+
+
+HALVES = """
+from cortiq.backend import Declined, Device, Supported, Versions
+from cortiq.hookspecs import hookimpl
+from cortiq_reference.backend import ReferenceBackend
+
+
+class Halves(ReferenceBackend):
+    name, priority = "halves", -9
+
+    def supports(self, node, graph, program):
+        if node.op.kind == "RMSNorm":
+            return Declined("not written yet")
+        return super().supports(node, graph, program)
+
+    def compile(self, program, weights, options):
+        executable = super().compile(program, weights, options)
+        for index, node in enumerate(executable.placement):
+            executable.placement[node] = "halves" if index % 2 else "reference"
+        return executable
+
+
+@hookimpl
+def cortiq_backends():
+    return [Halves()]
+"""
 
 SLOW = """
 import sys, time
@@ -267,6 +389,9 @@ def test_backends_lists_the_reference():
     assert {"reference"} <= {backend["name"] for backend in found}
     lines = run("backends").stdout.splitlines()
     assert any(line.startswith("reference\tcpu\t") for line in lines)
+    assert lines[0].split("\t") == [
+        "backend", "device", "description", "priority", "contract", "from",
+    ]  # fmt: skip
 
 
 def test_plugin_file_brings_a_command(tmp_path):
@@ -292,6 +417,7 @@ def test_plugin_file_that_does_not_load_is_named(tmp_path):
 def test_families_are_listed():
     done = run("inspect", "--families")
     assert done.returncode == 0
+    assert done.stdout.splitlines()[0] == "architecture\tfamily"
     assert {"llama\tllama", "gemma3_text\tgemma3"} <= set(done.stdout.splitlines())
 
 

@@ -9,6 +9,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from click.testing import CliRunner
+
+from cortiq.backend import Declined
+from cortiq.errors import FormatError, RequestError
+from cortiq.ir import ops
 from cortiq_conformance import golden, models, rewrite_golden
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.catalogue import cases, list_hash
@@ -23,10 +27,6 @@ from cortiq_conformance.runner import run, run_case
 from cortiq_conformance.source import Source
 from cortiq_conformance.subject import Subject
 from cortiq_reference.backend import ReferenceBackend
-
-from cortiq.backend import Declined
-from cortiq.errors import FormatError, RequestError
-from cortiq.ir import ops
 
 SLICE = "level0/Slice[as they are]"
 

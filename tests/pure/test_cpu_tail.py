@@ -165,6 +165,17 @@ def test_many_draws_of_few_tokens(path):
     assert len(set(exact)) == 4
 
 
+def test_a_share_is_rounded_up(path):
+    """A share between two integers: rounded down, it would leave only the first token.
+
+    The second weighs 2¹⁶ + 1, and at this position its noise makes it the one that is drawn.
+    """
+    x, options = np.array([[0, -16.635504]], F32), Sampling(top_p=1 - 2.0**-24)
+    assert sampling.integer_weights(x[0]).tolist() == [1 << 40, (1 << 16) + 1]
+    assert sampling.draw(x[0], options, position=2362519) == 1
+    assert drawn(path, x, options, [[]], [2362519])[0] == [1]
+
+
 def test_faults_of_a_draw(path):
     x = np.zeros((3, 300), F32)
     x[1, 5], x[2, 7] = next_down(LIMIT), -next_down(LIMIT)

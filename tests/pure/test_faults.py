@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+
+from cortiq.errors import RequestError
 from cortiq_conformance.faults import FAULTS, FaultyBackend
 from cortiq_conformance.faults.backend import DECLINES, DELEGATES
 from cortiq_conformance.report import Outcome
 from cortiq_conformance.runner import run
-
-from cortiq.errors import RequestError
+from cortiq_conformance.source import Source
 
 COMPUTING = [fault for fault in FAULTS if fault not in (DECLINES, DELEGATES)]
 
@@ -33,6 +34,15 @@ def test_a_fault_is_found_by_its_own_family_only_and_named(fault):
 def test_a_dead_output_is_described_as_such(fault, remark):
     report = run(FaultyBackend(fault), levels=(0,), only=FAULTS[fault].family)
     assert any(remark in result.reason for result in blamed_results(report))
+
+
+def test_the_operands_of_the_first_wrong_element_are_shown():
+    report = run(FaultyBackend("output never written"), levels=(0,), only="Bias[width")
+    (result,) = report.results
+    found = result.divergence
+    case = result.case.build(Source(result.case.id))
+    x = case.feeds[0].inputs["x"][(found.row, *found.element)]
+    assert f"there x = {float(x):.9g} (0x" in result.reason and ", bias = " in result.reason
 
 
 def test_declining_everything_computes_nothing_and_fails_whatever_is_allowed():

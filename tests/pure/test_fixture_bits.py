@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cortiq_reference.backend import ReferenceBackend
 from graphs import examples, random_ids
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +16,7 @@ from cortiq.backend import Argmax, CompileOptions, Digest, Drawn, Executable, Na
 from cortiq.ir.layers import Attention
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
+from cortiq_reference.backend import ReferenceBackend
 
 HIDDEN, DRAFT_HIDDEN = Named("hidden"), Named("mtp.hidden")
 LOGITS = Named("logits")

@@ -89,6 +89,58 @@ def test_next_step_is_submitted_before_the_token_is_read_and_fed_by_it():
     assert inputs == [ord("b"), Drawn(1), Drawn(0)]
 
 
+def test_synchronous_executable_is_asked_for_a_step_when_its_token_was_delivered():
+    model = scripted_model("xyz", asynchronous=False)
+    seen = []
+    made = model.generate(
+        "ab", max_tokens=3, on_text=lambda piece: seen.append(len(model.executable.batches))
+    )
+    assert (made.text, seen) == ("xyz", [1, 2, 3])
+    assert model.executable.fed == list(b"abxy")
+
+
+def test_synchronous_and_asynchronous_executables_give_the_same():
+    made = [
+        scripted_model("hello", asynchronous=flag).generate("ab", stop=["lo"])
+        for flag in (True, False)
+    ]
+    assert made[0].digest == made[1].digest and made[0].token_ids == made[1].token_ids
+
+
+def test_cancelled_synchronous_generation_computes_no_further_step():
+    model = scripted_model("hello", asynchronous=False)
+    made = model.generate("ab", on_text=lambda piece: False)
+    assert (made.text, made.finish_reason) == ("h", "cancelled")
+    assert len(model.executable.batches) == 1
+
+
+def test_what_a_backend_raises_is_a_backend_error_in_every_call():
+    model = scripted_model("hello", asynchronous=False)
+
+    def broken(*_):
+        raise ValueError("oops")
+
+    for name in ("open", "forward", "outcome"):
+        plain = getattr(model.executable, name)
+        setattr(model.executable, name, broken)
+        with pytest.raises(
+            BackendError, match="backend scripted failed: ValueError: oops"
+        ) as caught:
+            model.generate("ab")
+        assert type(caught.value.__cause__) is ValueError
+        setattr(model.executable, name, plain)
+    assert model.generate("ab").text == "hello"
+
+
+def test_hint_of_a_failure_speaks_of_the_weights_only_for_our_own_backends():
+    model = scripted_model("hello", failing=[2])
+    with pytest.raises(SequenceFailedError, match="cortiq conform --backend scripted"):
+        model.generate("ab")
+    model.executable.placement = dict.fromkeys(model.executable.placement, "reference")
+    with pytest.raises(SequenceFailedError, match="damaged weights"):
+        model.generate("ab")
+
+
 def test_step_that_ran_ahead_is_rewound():
     model = scripted_model("hi")
     made = model.generate("ab")
@@ -206,8 +258,11 @@ def test_error_of_an_abandoned_step_does_not_hide_the_first_one():
         return plain(position)
 
     model.executable.logits = broken
-    with pytest.raises(OSError, match="fell off at 3"):
+    with pytest.raises(
+        BackendError, match="backend scripted failed: OSError: the device"
+    ) as caught:
         model.generate("ab")
+    assert "fell off at 3" in str(caught.value.__cause__)
     assert model.executable.states[0].released
     with pytest.raises(SequenceFailedError):
         scripted_model("hello", failing=[2, 3]).generate("ab")
@@ -231,13 +286,14 @@ def test_backend_that_draws_no_token_of_the_vocabulary_is_named():
     ("prompt", "options", "message"),
     [
         ("", {}, "empty"),
+        (None, {}, "a text or token ids are wanted, not None"),
         ([], {}, "empty"),
         ([5, 258], {}, "token id 258 is outside"),
         ([-1], {}, "token id -1 is outside"),
         (["a"], {}, "not a token id"),
         ([1.5], {}, "not a token id"),
         ([True], {}, "not a token id"),
-        ("x" * 65, {}, "65 tokens, the context is 64"),
+        ("x" * 65, {}, r"65 tokens, the context is 64\n  shorten the prompt: it is the longest"),
         ("x" * 64, {}, "no room"),
         ("ab", {"stop": [""]}, "stop string is empty"),
         ("ab", {"stop_ids": [258]}, "outside the vocabulary"),
@@ -278,7 +334,8 @@ def test_seed_is_drawn_and_reported_and_a_given_one_kept():
     model = scripted_model("x")
     seeds = {model.generate("ab", temperature=1.0).seed for _ in range(4)}
     assert len(seeds) > 1 and all(0 <= seed < 2**32 for seed in seeds)
-    assert model.generate("ab", seed=5).seed == 5
+    assert model.generate("ab", seed=5, temperature=1.0).seed == 5
+    assert model.generate("ab", seed=5).seed is None
 
 
 def test_fingerprint_changes_with_every_option_that_changes_bits_and_no_other():
@@ -313,6 +370,25 @@ def test_statistics_count_prompt_and_answer():
     stats = scripted_model("hello").generate("ab").stats.as_dict()
     assert (stats["prompt_tokens"], stats["generated_tokens"]) == (2, 6)
     assert stats["decode_tokens_per_second"] > 0 and stats["peak_memory_bytes"] > 1 << 20
+    assert stats["decoded_tokens"] == 5
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_times_are_those_of_prefill_and_of_the_tokens_after_the_first(asynchronous, monkeypatch):
+    rows = 0
+    monkeypatch.setattr("cortiq.runtime.statistics._now", lambda: float(rows))
+    model = scripted_model("hello", asynchronous=asynchronous)
+    plain = model.executable.logits
+
+    def counted(position):
+        nonlocal rows
+        rows += 1
+        return plain(position)
+
+    model.executable.logits = counted
+    stats = model.generate("ab", max_tokens=5).stats
+    assert (stats.prompt_seconds, stats.decode_seconds) == (2.0, 4.0)
+    assert stats.as_dict()["decode_tokens_per_second"] == 1.0
 
 
 def test_closed_model_says_so():

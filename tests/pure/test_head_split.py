@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from cortiq_reference.backend import ReferenceBackend
 from graphs import bind
 from sequences import completed, same
 
@@ -27,6 +26,7 @@ from cortiq.numerics.norms import rms_norm
 from cortiq.numerics.quantise import Quantised, quantise_rows
 from cortiq.numerics.rope import RopeTable, apply_rope
 from cortiq.numerics.scalar import add
+from cortiq_reference.backend import ReferenceBackend
 
 WIDTH, KV_HEADS, GROUP, HEAD_DIM, ROWS, EPS = 256, 4, 2, 16, 70, 1e-6
 ROPE = RopeTable(1e4, 8)

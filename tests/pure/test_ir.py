@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cortiq_reference.ideal import evaluate
 
 from cortiq.errors import GraphError
 from cortiq.ir import Builder, KVRows, Type, Value, decompose, primitives_of, verify
@@ -26,6 +25,7 @@ from cortiq.models.fixtures import llama_with_mtp, mimo
 from cortiq.numerics import ideal
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.rope import RopeTable
+from cortiq_reference.ideal import evaluate
 
 ROPE = RopeTable(10000.0, 4)
 MIXER = Attention(8, 2, 1, 4, rope=ROPE)
@@ -212,6 +212,31 @@ BROKEN = {
 def test_every_rule_bites(message):
     with pytest.raises(GraphError, match=message):
         verify(BROKEN[message]())
+
+
+def test_one_graph_under_two_entries_writes_its_slots_twice():
+    program = looped()
+    twice = replace(program, graphs={"trunk": program.trunk, "other": program.trunk})
+    with pytest.raises(GraphError, match="other: writes slot .* which another graph writes too"):
+        verify(twice)
+
+
+@pytest.mark.parametrize("name", ["layers.0.attention.q.rope", "layers.0.attention.store"])
+def test_a_node_named_as_one_inside_a_layer_is_refused(name):
+    inner = {node.name for node in primitives_of(looped()).trunk.nodes}
+    assert name in inner
+    program = edited(looped(), "layers.1.norm", name=name)
+    with pytest.raises(GraphError, match=f"{name}: is named as a part of 'layers.0.attention'"):
+        primitives_of(program)
+    assert set(inner) == {node.name for node in primitives_of(looped()).trunk.nodes}
+
+
+def test_a_value_named_as_one_inside_a_layer_is_refused():
+    b, x, position = start()
+    x = block(b, x, position, "layers.0")
+    x = b.add(Add(), x, x, name="layers.0.attention.q")
+    with pytest.raises(GraphError, match=r"layers.0.attention.q: is named as a part"):
+        primitives_of(b.program(outputs=(x.name,)))
 
 
 def test_all_findings_are_listed_at_once():

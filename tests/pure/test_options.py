@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 
 import numpy as np
 import pytest
 
-from cortiq.errors import RequestError
+from cortiq.errors import OptionError, RequestError
 from cortiq.numerics.sampling import Sampling
 from cortiq.options import (
     GenerateOptions,
@@ -43,7 +44,14 @@ def test_every_kind_of_value_can_come_from_the_environment():
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("SEED", "x"), ("IGNORE_EOS", "maybe"), ("LOGIT_BIAS", "3"), ("STOP_IDS", "1,")],
+    [
+        ("SEED", "x"),
+        ("SEED", "-1"),
+        ("MAX_TOKENS", "0"),
+        ("IGNORE_EOS", "maybe"),
+        ("LOGIT_BIAS", "3"),
+        ("STOP_IDS", "1,"),
+    ],
 )
 def test_bad_environment_is_named(name, text):
     with pytest.raises(RequestError, match=f"CORTIQ_{name}"):
@@ -60,10 +68,35 @@ def test_bad_environment_is_named(name, text):
         {"logit_bias": {-1: 1.0}}, {"logit_bias": {1: float("nan")}}, {"ignore_eos": 1},
     ],
 )  # fmt: skip
-def test_bad_value_is_refused_with_its_flag(bad):
+def test_bad_value_is_refused_by_name(bad):
     (name,) = bad
-    with pytest.raises(RequestError, match=flag(name)):
+    with pytest.raises(OptionError, match=f"^{name} must be ") as caught:
         resolve(GenerateOptions, bad, {})
+    assert flag(name) not in str(caught.value) and caught.value.option == name
+
+
+@pytest.mark.parametrize(
+    ("bad", "sentence"),
+    [
+        ({"max_tokens": 2.5}, "max_tokens must be an integer of at least 1, not 2.5"),
+        ({"top_p": 2}, "top_p must be a finite number above 0 and at most 1, not 2.0"),
+        ({"min_p": 2}, "min_p must be a finite number of at least 0 and at most 1, not 2.0"),
+        ({"ignore_eos": 1}, "ignore_eos must be true or false, not 1"),
+        ({"logit_bias": 7}, "logit_bias must be a mapping of token ids to numbers, not 7"),
+    ],
+)
+def test_sentences_of_bad_values_read_well(bad, sentence):
+    with pytest.raises(OptionError) as caught:
+        resolve(GenerateOptions, bad, {})
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize("options", ALL)
+def test_docstrings_name_every_option_with_its_default(options):
+    text = inspect.getdoc(options)
+    for field in dataclasses.fields(options):
+        assert f"\n{field.name} : " in text and f"(default {field.default!r})" in text
+        assert specs(options)[field.name].help in text
 
 
 def test_unknown_option_is_refused_with_a_near_one():

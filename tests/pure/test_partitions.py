@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Callable
 
 from chains import partial_by_name
-from cortiq_reference.backend import ReferenceBackend
 from graphs import Bound, examples, ids, programs
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from walk import Walk, calls
 from cortiq.backend import CompileOptions, Digest, Executable, Named
 from cortiq.ir import Node
 from cortiq.runtime.place import place, place_split
+from cortiq_reference.backend import ReferenceBackend
 
 REFERENCE = ReferenceBackend()
 ONE_THREAD = CompileOptions(threads=1)

@@ -213,3 +213,16 @@ def test_decomposition_keeps_equal_nodes_that_are_outputs() -> None:
     wants = (Named("first"), Named("second"))
     (row,) = feed(executable, executable.open(8), [3], wants)
     assert same(row[wants[0]], row[wants[1]])
+
+
+@pytest.mark.parametrize("call", ["supports", "compile"])
+def test_what_a_backend_raises_names_it(call, monkeypatch) -> None:
+    backend = type(REFERENCE)()
+
+    def broken(*_):
+        raise ValueError("oops")
+
+    monkeypatch.setattr(backend, call, broken)
+    program, weights = bound(small_program())
+    with pytest.raises(BackendError, match="backend reference failed: ValueError: oops"):
+        place(backend, program, weights)

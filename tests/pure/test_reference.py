@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from cortiq_reference.attention import Geometry, attend
-from cortiq_reference.matrix import TILE_ROWS, Matrix, Stack
 
 from cortiq.numerics import attention, matmul
 from cortiq.numerics.layouts import LAYOUTS, Weight, decode
 from cortiq.numerics.quantise import Quantised, quantise_rows
 from cortiq.numerics.weights import convert
+from cortiq_reference.attention import Geometry, attend
+from cortiq_reference.matrix import TILE_ROWS, Matrix, Stack
 
 F = np.float32
 BLOCK_LAYOUTS = [name for name, layout in LAYOUTS.items() if layout.kind == "blocks"]

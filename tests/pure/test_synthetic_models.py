@@ -6,13 +6,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from cortiq_reference.ideal import dequantise, evaluate
 
 from cortiq.errors import ModelNotFoundError, RequestError
 from cortiq.models import load_program
 from cortiq.models.fixtures import mimo_weight, pattern
 from cortiq.models.synthetic import CONFIGS, FIXTURES, open_synthetic
 from cortiq.numerics.layouts import decode, floats
+from cortiq_reference.ideal import dequantise, evaluate
 
 TINY = [name for name in [*CONFIGS, *FIXTURES] if name.startswith("tiny")]
 BY_FORMULA = [name for name in TINY if name != "tiny-mimo"]

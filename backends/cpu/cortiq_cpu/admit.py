@@ -1,30 +1,28 @@
-"""Which sequences of a batch are computed: everything that is refused is refused here."""
+"""Which sequences of a batch are computed: everything that is refused is refused here.
+
+What passes here has an answer: no want, given value or id of an accepted row can fail later, but
+for values that leave the domain.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
-from cortiq.backend import (
-    Argmax,
-    Batch,
-    Digest,
-    Draw,
-    Drawn,
-    Named,
-    Outcome,
-    Row,
-    Status,
-    Top,
-    Want,
-)
+import numpy as np
+
+from cortiq.backend import Argmax, Batch, Digest, Draw, Drawn, Named, Row, Top, Want
 from cortiq.errors import BackendError
-from cortiq.ir import Graph
+from cortiq.ir import Graph, Program
+from cortiq.ir.layers import Embedding
+from cortiq.ir.ops import EmbedRows
 from cortiq_cpu.state import CpuState
 
-ACCEPTED = Outcome(Status.COMPLETED)
+BY_ROW = ("token", "position")
+"""Inputs that a row has fields for."""
+LARGEST_VOCABULARY = 2**31
 
 
 @dataclass(frozen=True)
@@ -48,26 +46,39 @@ def value_of(want: Want) -> str:
     return want.name if isinstance(want, Named | Digest) else "logits"
 
 
-def groups_of(batch: Batch) -> dict[Any, range]:
-    """Rows of each sequence, which must be neighbours."""
+def groups_of(batch: Batch, owner: object) -> dict[CpuState, range]:
+    """Rows of each sequence.
+
+    Raises
+    ------
+    BackendError : a sequence is not the owner's, or its rows are no neighbours.
+    """
     groups: dict[Any, range] = {}
     for index, row in enumerate(batch.rows):
-        known = groups.get(row.state)
+        state: Any = row.state
+        known = groups.get(state)
         if known is None:
-            groups[row.state] = range(index, index + 1)
+            if not (isinstance(state, CpuState) and state.owner is owner and state.alive):
+                raise BackendError("a row belongs to a sequence that is released or not ours")
+            groups[state] = range(index, index + 1)
         elif known.stop == index:
-            groups[row.state] = range(known.start, index + 1)
+            groups[state] = range(known.start, index + 1)
         else:
             raise BackendError("rows of one sequence must be neighbours in a batch")
     return groups
 
 
 def token_of(row: Row, drawn: list[int | None]) -> int:
-    """The row's token id, −1 for a draw that brought none."""
-    if not isinstance(row.token, Drawn):
-        return int(row.token)
-    token = drawn[row.token.row] if row.token.row < len(drawn) else None
-    return -1 if token is None else token
+    """The row's id, −1 if it has none: no integer, or nothing drawn in that row."""
+    token: Any = row.token
+    try:
+        if not isinstance(token, Drawn):
+            return operator.index(token)
+        at = operator.index(token.row)
+    except TypeError:
+        return -1
+    found = drawn[at] if 0 <= at < len(drawn) else None
+    return -1 if found is None else found
 
 
 def drawn_token(wants: Mapping[Want, Any]) -> int | None:
@@ -75,54 +86,59 @@ def drawn_token(wants: Mapping[Want, Any]) -> int | None:
     return next((v for want, v in wants.items() if isinstance(want, Draw | Argmax)), None)
 
 
-def admit(
-    graph: Graph, batch: Batch, indices: range, tokens: list[int], vocabulary: int | None
-) -> Outcome:
-    """Whether a sequence's rows can be computed; nothing has moved yet."""
-    first = batch.rows[indices.start]
-    state = first.state
-    if not isinstance(state, CpuState) or not state.alive:
-        raise BackendError("a row belongs to a sequence that is released or not ours")
-    start = state.length(batch.entry)
-    for place, index in enumerate(indices):
-        if batch.rows[index].position != start + place:
-            return _declined(f"positions must go on from {start} one by one")
-    if not state.has_room(start + len(indices)):
-        return _declined(f"no room for {len(indices)} rows after {start}")
-    for index, token in zip(indices, tokens, strict=True):
-        if token < 0 or (vocabulary is not None and token >= vocabulary):
-            return _declined(f"token id {token} is out of range")
-        reason = _refusal(graph, batch.rows[index])
-        if reason:
-            return _declined(reason)
-    return ACCEPTED
+def vocabulary_of(program: Program) -> int:
+    """Ids from here on are refused: some table lacks them."""
+    nodes = [node for graph in program.graphs.values() for node in graph.nodes]
+    tables = [node.op.vocab for node in nodes if isinstance(node.op, Embedding | EmbedRows)]
+    return min([*tables, program.facts.get("vocab_size", LARGEST_VOCABULARY)])
 
 
-def _refusal(graph: Graph, row: Row) -> str:
-    """Why a row cannot be computed; empty if it can."""
-    unknown = {value_of(want) for want in row.wants if value_of(want) not in graph.values}
-    if unknown:
-        return f"the graph has no values {sorted(unknown)}"
-    refused = next((r for r in (_want_refusal(graph, w) for w in row.wants) if r), "")
-    if refused:
-        return refused
-    lacking = [n for n in graph.inputs if n not in ("token", "position", *row.inputs)]
-    return f"rows lack the inputs {sorted(lacking)}" if lacking else ""
+def refusals(
+    graph: Graph, rows: Sequence[Row], tokens: Sequence[int], start: int, vocabulary: int
+) -> Iterator[str]:
+    """Reasons not to compute the rows of one sequence, whose entry graph has seen `start` rows."""
+    supplied = [name for name in graph.inputs if name not in BY_ROW]
+    for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+        if row.position != start + place:
+            yield f"positions must go on from {start} one by one"
+        if not 0 <= token < vocabulary:
+            yield f"token id {token} is out of range"
+        lacking = [name for name in supplied if name not in row.inputs]
+        if lacking:
+            yield f"rows lack the inputs {sorted(lacking)}"
+        yield from (r for name in row.inputs if (r := _unfit(graph, name, row.inputs[name])))
+        yield from (r for want in row.wants if (r := _unanswerable(graph, want)))
 
 
-def _want_refusal(graph: Graph, want: Want) -> str:
-    """Why a want of a value that exists cannot be answered."""
-    type_ = graph.values[value_of(want)]
+def _unfit(graph: Graph, name: str, value: object) -> str | None:
+    """Why a row cannot supply this value."""
+    type_ = graph.values.get(name)
+    if type_ is None or name in BY_ROW:
+        return f"the graph has no value {name!r} that a row could supply"
+    if type_.dtype != "f32" and name not in graph.inputs:
+        return f"{name!r} is {type_}; only f32 values can be supplied"
+    if type_.dtype == "q16":
+        return None
+    given = np.asarray(value)
+    if given.shape != type_.shape or given.dtype.kind not in "fiu":
+        return f"{name!r} is {type_}, a row supplies {given.dtype}{list(given.shape)}"
+    return None
+
+
+def _unanswerable(graph: Graph, want: Want) -> str | None:
+    """Why a want has no answer."""
+    if not isinstance(want, Want):
+        return f"nothing answers the want {want!r}"
+    name = value_of(want)
+    type_ = graph.values.get(name)
+    if type_ is None:
+        return f"the graph has no value {name!r}"
     if isinstance(want, Digest) and type_.dtype != "f32":
-        return f"{want.name} is {type_}, and digests are of f32 values"
-    if isinstance(want, Top) and not 1 <= want.count <= prod(type_.shape):
-        return f"the top {want.count} of a vocabulary of {prod(type_.shape)}"
+        return f"{name!r} is {type_}; digests are of f32 values"
+    width = type_.shape[-1] if type_.shape else 1
+    if isinstance(want, Top) and not (type(want.count) is int and 1 <= want.count <= width):
+        return f"the top {want.count} of {width} logits"
     if isinstance(want, Draw):
-        outside = [i for i in want.sampling.logit_bias if i >= prod(type_.shape)]
-        if outside:
-            return f"logit_bias names token {outside[0]} of a vocabulary of {prod(type_.shape)}"
-    return ""
-
-
-def _declined(reason: str) -> Outcome:
-    return Outcome(Status.DECLINED, reason)
+        unknown = [token for token in want.sampling.logit_bias if token >= width]
+        return f"logit_bias names token {unknown[0]} of {width}" if unknown else None
+    return None

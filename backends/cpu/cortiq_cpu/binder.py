@@ -20,6 +20,10 @@ from cortiq_cpu.state import StateLayout
 from cortiq_cpu.weights import Weights
 
 FLOAT_BYTES = 4
+SHARED_KINDS = (Kind.MATMUL, Kind.MATMUL_CHOSEN, Kind.ATTEND)
+"""Ops worth sharing between threads even for one row."""
+ALONE_ROWS = 2
+"""Rows up to which the others are not: waiting for a thread takes longer than a row."""
 Bound = list[tuple[Kind, ctypes.Structure]]
 """Ops of a step: kinds and arguments."""
 
@@ -65,7 +69,8 @@ class Binder:
         """An op on the set's rows."""
         self.kept.append(args)
         rows, faults = address(self.rows.count), address(self.rows.faults)
-        return Op(int(kind), 0, rows, faults, ctypes.addressof(args))
+        alone = 0 if kind in SHARED_KINDS else ALONE_ROWS
+        return Op(int(kind), 0, rows, faults, ctypes.addressof(args), alone)
 
     def label(self, step: Step) -> Label:
         """The step's name in a profile, and what its products cost."""

@@ -7,12 +7,29 @@ import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from cortiq.backend import Batch, BatchResult, CompileOptions, ExportedState, Outcome, State, Status
+from cortiq.backend import (
+    Batch,
+    BatchResult,
+    CompileOptions,
+    ExportedState,
+    Outcome,
+    State,
+    Status,
+    check_exported,
+)
+from cortiq.errors import RequestError
 from cortiq.ir import Program, primitives_of
 from cortiq.numerics.layouts import Weight
-from cortiq_cpu.admit import Accepted, admit, drawn_token, groups_of, token_of
+from cortiq_cpu.admit import (
+    Accepted,
+    drawn_token,
+    groups_of,
+    refusals,
+    token_of,
+    vocabulary_of,
+)
 from cortiq_cpu.native import Pool
 from cortiq_cpu.plan import Plan
 from cortiq_cpu.profile import Profile
@@ -47,7 +64,10 @@ class CpuExecutable:
     Attributes
     ----------
     profile : see `cortiq_cpu.profile.Profile`; None unless asked for.
+    asynchronous : `forward` returns when the batch is computed.
     """
+
+    asynchronous: ClassVar[bool] = False
 
     def __init__(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
@@ -68,7 +88,7 @@ class CpuExecutable:
         self._states: list[CpuState] = []
         self._drawn: list[int | None] = []
         self._ending = weakref.finalize(self, self.pool.close)
-        self._vocabulary = program.facts.get("vocab_size")
+        self._vocabulary = vocabulary_of(program)
 
     def open(self, limit: int) -> CpuState:
         """A new, empty sequence of at most `limit` positions."""
@@ -79,6 +99,7 @@ class CpuExecutable:
 
     def import_(self, exported: ExportedState, limit: int) -> CpuState:
         """A sequence that continues an exported one."""
+        check_exported(exported, self.program, limit)
         state = self.open(limit)
         try:
             state.load(exported)
@@ -120,19 +141,39 @@ class CpuExecutable:
 
     def forward(self, batch: Batch) -> Done:
         """Compute a batch; see `cortiq.backend.Executable`."""
-        plan = self._plans[batch.entry]
+        plan = self._plan(batch.entry)
         outcomes: dict[State, Outcome] = {}
         accepted = []
-        for state, indices in groups_of(batch).items():
+        for state, indices in groups_of(batch, self).items():
             tokens = [token_of(batch.rows[index], self._drawn) for index in indices]
-            outcomes[state] = admit(plan.graph, batch, indices, tokens, self._vocabulary)
-            if outcomes[state].status is Status.COMPLETED:
+            reason = self._refusal(plan, batch, state, indices, tokens)
+            if reason is None:
+                outcomes[state] = Outcome(Status.COMPLETED)
                 accepted.append(Accepted(state, indices, tokens))
+            else:
+                outcomes[state] = Outcome(Status.DECLINED, reason)
         brought: list[Mapping] = [{} for _ in batch.rows]
         if accepted:
             self._advance(plan, batch, accepted, outcomes, brought)
         self._drawn = [drawn_token(wants) for wants in brought]
         return Done(BatchResult(outcomes, brought))
+
+    def _plan(self, entry: str) -> Plan:
+        if entry not in self._plans:
+            there = ", ".join(self._plans) or "none: it was closed"
+            raise RequestError(f"no entry graph is named {entry!r}", hint=f"There are {there}")
+        return self._plans[entry]
+
+    def _refusal(
+        self, plan: Plan, batch: Batch, state: CpuState, indices: range, tokens: list[int]
+    ) -> str | None:
+        """Why a sequence cannot be computed; None makes room for its rows, and moves nothing."""
+        start = state.length(batch.entry)
+        rows = batch.rows[indices.start : indices.stop]
+        reason = next(refusals(plan.graph, rows, tokens, start, self._vocabulary), None)
+        if reason is None and not state.grow(start + len(rows)):
+            return f"no room for {len(rows)} rows after {start}"
+        return reason
 
     def _advance(
         self,

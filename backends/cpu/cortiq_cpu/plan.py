@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from cortiq.backend import Row
+from cortiq.backend import Row, Want
 from cortiq.ir import Graph, ops
 from cortiq_cpu.admit import value_of
 from cortiq_cpu.angles import Angles
@@ -17,7 +18,7 @@ from cortiq_cpu.arena import Arena, Places, assign
 from cortiq_cpu.bind import ops_of
 from cortiq_cpu.binder import Binder, row_bytes
 from cortiq_cpu.fuse import Fuser
-from cortiq_cpu.lower import Admit, Gather, Lowered, Step, always_known, lower
+from cortiq_cpu.lower import Admit, Gather, Lowered, Step, always_known, lower, needed
 from cortiq_cpu.native import Op, Pool, library, op_list
 from cortiq_cpu.profile import Label
 from cortiq_cpu.rows import RowSet
@@ -44,12 +45,14 @@ class Request:
     Attributes
     ----------
     wanted : names of values. asks : answers about them. supplied : names of computed values that
-        rows replace.
+        rows replace. mixed : whether some rows want values of the tail that others do not; then
+        nothing of the tail is joined, and faults are known by op.
     """
 
     wanted: frozenset[str]
     asks: frozenset[Ask]
     supplied: frozenset[str]
+    mixed: bool = False
 
 
 @dataclass
@@ -64,6 +67,7 @@ class Compiled:
     stops : for values that rows may replace, after how many ops they exist.
     snapping : for these values, the op that makes them canonical.
     late : wanted values that exist for the tail's rows only.
+    exact : in mixed requests, the faults of each op of the tail and the names of its nodes.
     """
 
     graph: Graph
@@ -77,6 +81,7 @@ class Compiled:
     stops: tuple[list[tuple[int, str]], list[tuple[int, str]]]
     snapping: Mapping[str, Any]
     late: frozenset[str]
+    exact: list[tuple[np.ndarray, frozenset[str]]]
     kept: list[Any]
 
     def row(self, name: str, place: int) -> np.ndarray:
@@ -90,6 +95,10 @@ class Plan:
     """An entry graph of primitives with its weights."""
 
     def __init__(self, graph: Graph, weights: Weights, layout: StateLayout, pool: Pool) -> None:
+        self.computed = frozenset(name for node in graph.nodes for name in node.outputs)
+        # Equal nodes were merged: the names of the others' values are known, but mean nothing.
+        there = self.computed | set(graph.inputs)
+        graph = replace(graph, values={n: t for n, t in graph.values.items() if n in there})
         self.graph, self.layout, self.pool, self.weights = graph, layout, pool, weights
         for node in graph.nodes:
             weights.prepare(node)
@@ -97,11 +106,11 @@ class Plan:
         late = (row_bytes(t) for n, t in graph.values.items() if n not in self.always)
         tail_rows = min(TRUNK_ROWS, max(1, TAIL_BYTES // max(late, default=1)))
         self.sets = RowSet(TRUNK_ROWS, layout), RowSet(tail_rows, layout)
-        self.computed = frozenset(name for node in graph.nodes for name in node.outputs)
         self.angles = Angles(n.op.table for n in graph.nodes if isinstance(n.op, ops.Rope))
         self.workspace = Arena(self._workspace_bytes())
         self.arena = Arena(0)
         self._compiled: dict[Request, Compiled] = {}
+        self.needs = lru_cache(maxsize=256)(self._needs)
 
     def _workspace_bytes(self) -> int:
         """What attention and answers need besides their inputs and outputs."""
@@ -120,7 +129,13 @@ class Plan:
         wanted = frozenset(value_of(want) for want, _ in asked) - set(SIDE_VALUES)
         asks = frozenset(ask for _, group in asked for ask in group)
         given = frozenset(name for row in rows if row.inputs for name in row.inputs)
-        return Request(wanted, asks, given & self.computed)
+        late = {frozenset(value_of(want) for want in wants) - self.always for wants in kinds}
+        mixed = len(late - {frozenset()}) > 1
+        return Request(wanted, asks, given & self.computed, mixed)
+
+    def _needs(self, wants: tuple[Want, ...]) -> frozenset[str]:
+        """Names of the nodes that a row with these wants depends on."""
+        return frozenset(needed(self.graph, {value_of(want) for want in wants}))
 
     def compiled(self, request: Request) -> Compiled:
         """The op lists of a request."""
@@ -133,7 +148,10 @@ class Plan:
     def _compile(self, request: Request) -> Compiled:
         lowered = lower(self.graph, request.wanted)
         fuser = Fuser(lowered, request.wanted, request.supplied)
-        trunk, tail = fuser.fuse(lowered.trunk), fuser.fuse(lowered.tail)
+        trunk = fuser.fuse(lowered.trunk)
+        if request.mixed:
+            fuser = Fuser(lowered, request.wanted, frozenset(lowered.types))
+        tail = fuser.fuse(lowered.tail)
         places = self._places(lowered, trunk, tail, request)
         if places.size > self.arena.size:
             # Op lists hold addresses: those of the smaller block are made anew when needed.
@@ -149,18 +167,19 @@ class Plan:
             for binder, steps in zip(binders, (trunk, tail), strict=True)
         ]
         pairs = list(zip(bound, asked, strict=True))
-        ops = [made + [one.op() for one in group] for (made, *_), group in pairs]
-        labels = [names + [Label(one.ask.kind) for one in group] for (*_, names), group in pairs]
+        exact = _separate_faults(bound[1], self.sets[1].capacity) if request.mixed else []
+        ops = [one.ops + [asking.op() for asking in group] for one, group in pairs]
+        labels = [one.labels + [Label(asking.ask.kind) for asking in group] for one, group in pairs]
         snapping = {
             name: op_list(ops_of(binder, Step(Admit(), (name,), (name,))))
-            for binder, (_, stops, _) in zip(binders, bound, strict=True)
-            for _, name in stops
+            for binder, one in zip(binders, bound, strict=True)
+            for _, name in one.stops
         }
         return Compiled(
             graph=self.graph, lowered=lowered, places=places, arena=self.arena,
             lists=(op_list(ops[0]), op_list(ops[1])), whole=op_list(ops[0] + ops[1]),
-            labels=(labels[0], labels[1]), asked=asked, stops=(bound[0][1], bound[1][1]),
-            snapping=snapping, late=late, kept=[binder.kept for binder in binders],
+            labels=(labels[0], labels[1]), asked=asked, stops=(bound[0].stops, bound[1].stops),
+            snapping=snapping, late=late, exact=exact, kept=[binder.kept for binder in binders],
         )  # fmt: skip
 
     def _places(
@@ -197,16 +216,31 @@ class Plan:
         self.angles.grow(limit)
 
 
-def _bind(
-    binder: Binder, steps: tuple[Step, ...], supplied: frozenset[str]
-) -> tuple[list[Op], list[tuple[int, str]], list[Label]]:
-    """Ops, where supplied values exist, and a label for each op."""
-    made: list[Op] = []
-    marks: list[tuple[int, str]] = []
-    labels: list[Label] = []
+class BoundOps(NamedTuple):
+    """Ops of a set's steps; after how many of them supplied values exist; labels and nodes."""
+
+    ops: list[Op]
+    stops: list[tuple[int, str]]
+    labels: list[Label]
+    nodes: list[frozenset[str]]
+
+
+def _bind(binder: Binder, steps: tuple[Step, ...], supplied: frozenset[str]) -> BoundOps:
+    bound = BoundOps([], [], [], [])
     for step in steps:
         new = ops_of(binder, step)
-        made += new
-        labels += [binder.label(step), *[Label(step.label)] * (len(new) - 1)]
-        marks += [(len(made), name) for name in step.outputs if name in supplied]
-    return made, marks, labels
+        bound.ops.extend(new)
+        bound.labels.extend([binder.label(step), *[Label(step.label)] * (len(new) - 1)])
+        bound.nodes.extend([frozenset(node.name for node in step.nodes)] * len(new))
+        bound.stops.extend((len(bound.ops), name) for name in step.outputs if name in supplied)
+    return bound
+
+
+def _separate_faults(bound: BoundOps, capacity: int) -> list[tuple[np.ndarray, frozenset[str]]]:
+    """Give each op fault flags of its own."""
+    exact = []
+    for op, names in zip(bound.ops, bound.nodes, strict=True):
+        flags = np.zeros(capacity, np.uint8)
+        op.faults = flags.ctypes.data
+        exact.append((flags, names))
+    return exact

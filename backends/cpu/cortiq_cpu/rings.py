@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.backend import KVPlanes
-from cortiq.errors import RequestError
 from cortiq.ir import Ring
 
 POISON = 2.0**49
 """What unused rows of rings hold in tests."""
-LARGEST_BITS, SMALLEST_BITS = (127 + 50) << 23, (127 - 40) << 23
-"""Bits of 2⁵⁰, which is a fault, and of 2⁻⁴⁰, below which values count as zero."""
+SMALLEST_BITS = (127 - 40) << 23
+"""Bits of 2⁻⁴⁰."""
 
 Floats = npt.NDArray[np.float32]
 
@@ -49,20 +47,16 @@ class Rows:
             window[-kept:] = self.data[length - kept : length]
         return window
 
+    def load(self, rows: Floats, length: int) -> None:
+        """Become the last rows before position `length`; values below 2⁻⁴⁰ count as zero."""
+        kept = min(self.slot.length, length)
+        self.base = length - kept
+        small = (rows.view(np.int32) & np.int32(0x7FFFFFFF)) < SMALLEST_BITS
+        snapped = np.where(small, np.float32(0), rows)
+        self.data[self.base : length] = snapped[len(rows) - kept :]
+
     def copy(self) -> Rows:
         """Another one with the same rows."""
         other = Rows(self.slot, self.fill)
         other.base, other.data = self.base, self.data.copy()
         return other
-
-
-def checked_rows(rows: KVPlanes | Floats, slot: Ring) -> Floats:
-    """Rows of a ring, snapped; RequestError where they are not the slot's or not canonical."""
-    wanted = (slot.length, slot.width)
-    if isinstance(rows, KVPlanes) or rows.shape != wanted:
-        raise RequestError(f"the exported state has another ring than {wanted}")
-    values = np.ascontiguousarray(rows, np.float32)
-    size = values.view(np.int32) & np.int32(0x7FFFFFFF)
-    if values.size and int(size.max()) >= LARGEST_BITS:
-        raise RequestError("the exported state holds a value that is not finite or too large")
-    return np.where(size >= SMALLEST_BITS, values, np.float32(0))

@@ -50,8 +50,6 @@ class Run:
 
     def compute(self) -> set[State]:
         """Run all chunks."""
-        for sequence in self.flat.accepted:
-            sequence.state.grow(sequence.state.length(self.entry) + len(sequence.indices))
         size = self.plan.sets[0].capacity
         for start in range(0, len(self.rows), size):
             self._chunk(np.arange(start, min(start + size, len(self.rows))))
@@ -86,6 +84,8 @@ class Run:
         row_set.fill(flat.tokens[rows], flat.positions[rows], flat.stretches(rows))
         if number:
             row_set.source[: len(rows)] = rows - self.which[0][0]
+            for flags, _ in self.compiled.exact:
+                flags[: len(rows)] = 0
         self.plan.angles.fill(row_set)
         for asked in self.compiled.asked[number]:
             asking = [
@@ -137,7 +137,8 @@ class Run:
             _write_records(buffer, value, type_.shape[-1])
         else:
             dtype = np.int32 if type_.dtype == "i32" else np.float32
-            buffer.view(dtype)[:] = np.asarray(value).reshape(-1)
+            with np.errstate(over="ignore"):  # beyond float32 is infinite, and so a fault
+                buffer.view(dtype)[:] = np.asarray(value).reshape(-1)
 
     def _replace(self, name: str, number: int) -> None:
         """Let rows that supply a computed value replace what was computed."""
@@ -153,6 +154,8 @@ class Run:
         """Read the answers about a set's rows, and its faults."""
         rows = self.which[number]
         self._note_faults(self.plan.sets[number].faults[: len(rows)], rows)
+        if number:
+            self._note_exact_faults(rows)
         for asked in self.compiled.asked[number]:
             count = int(asked.count[0])
             looked_at = rows[asked.rows[:count]]
@@ -170,6 +173,14 @@ class Run:
                 }
                 index = self.flat.indices[row]
                 self.brought[index] = {**self.brought[index], **mine}
+
+    def _note_exact_faults(self, rows: np.ndarray) -> None:
+        """Count faults of an op for the rows whose wants depend on it."""
+        for flags, names in self.compiled.exact:
+            for place in np.flatnonzero(flags[: len(rows)]).tolist():
+                row = int(rows[place])
+                if names & self.plan.needs(self.rows[row].wants):
+                    self.failed.add(self.flat.accepted[self.flat.owner[row]].state)
 
     def _note_faults(self, faults: np.ndarray, rows: np.ndarray) -> None:
         if faults.any():

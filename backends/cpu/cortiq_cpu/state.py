@@ -13,7 +13,7 @@ from cortiq.errors import RequestError, UnsupportedError
 from cortiq.ir import Graph, KVRows, Program, Ring
 from cortiq_cpu.arena import LINE, aligned
 from cortiq_cpu.pages import TILE, PageLayout
-from cortiq_cpu.rings import POISON, Floats, Rows, checked_rows
+from cortiq_cpu.rings import POISON, Floats, Rows
 
 if TYPE_CHECKING:
     from cortiq_cpu.executable import CpuExecutable
@@ -92,7 +92,7 @@ class CpuState:
     """
 
     def __init__(self, owner: CpuExecutable, limit: int) -> None:
-        self._owner, self._limit, self._layout = owner, limit, owner.layout
+        self.owner, self._limit, self._layout = owner, limit, owner.layout
         self.alive = True
         self.pages: list[Bytes] = []
         self.clear()
@@ -103,7 +103,7 @@ class CpuState:
         fill = POISON if self._layout.poison else 0.0
         self.rings = {name: Rows(slot, fill) for name, slot in self._layout.rings.items()}
         self.tokens: list[int] = []
-        self.lengths = dict.fromkeys(self._owner.program.graphs, 0)
+        self.lengths = dict.fromkeys(self.owner.program.graphs, 0)
         self._locate()
 
     def _locate(self) -> None:
@@ -127,30 +127,24 @@ class CpuState:
         """Rows that the entry graph has seen."""
         return self.lengths[entry]
 
-    def has_room(self, rows: int) -> bool:
-        """Whether it may hold this many positions."""
-        return rows <= self._limit and self._owner.fits(self, rows)
-
     def reserve(self, rows: int) -> bool:
         """Make room for `rows` more positions, if the memory limit allows it."""
-        wanted = self.lengths["trunk"] + rows
-        if not self.has_room(wanted):
-            return False
-        self.grow(wanted)
-        return True
+        return self.grow(self.lengths["trunk"] + rows)
 
-    def grow(self, rows: int) -> None:
-        """Have memory for this many positions."""
-        self._owner.prepare(rows)
+    def grow(self, rows: int) -> bool:
+        """Have memory for this many positions: in every slot, or in none."""
+        if rows > self._limit or not self.owner.fits(self, rows):
+            return False
+        self.owner.prepare(rows)
         page_rows = self._layout.page_rows
         pages = -(-rows // page_rows)
-        if pages * page_rows <= self._capacity:
-            return
-        if self._layout.kv:
-            self.pages += [self._layout.new_page() for _ in range(pages - len(self.pages))]
-        for ring in self.rings.values():
-            ring.grow(pages * page_rows)
-        self._locate()
+        if pages * page_rows > self._capacity:
+            if self._layout.kv:
+                self.pages += [self._layout.new_page() for _ in range(pages - len(self.pages))]
+            for ring in self.rings.values():
+                ring.grow(pages * page_rows)
+            self._locate()
+        return True
 
     @property
     def _capacity(self) -> int:
@@ -193,6 +187,8 @@ class CpuState:
     def restore(self, snapshot: Any) -> None:
         """Become what the snapshot was taken of."""
         pages, rings, tokens, lengths = snapshot
+        if not self.grow(max(lengths.values(), default=0)):
+            raise RequestError("no memory is left for this sequence", hint="Release another first.")
         self.tokens, self.lengths = list(tokens), dict(lengths)
         self.rings = {name: ring.copy() for name, ring in rings.items()}
         self._locate()
@@ -202,13 +198,14 @@ class CpuState:
 
     def fork(self, length: int | None = None) -> CpuState:
         """A second sequence that starts as this one, cut to `length` rows if given."""
-        other = self._owner.open(self._limit)
-        other.restore(self.snapshot())
-        if length is not None:
-            reached = other.rewind(length)
-            if reached != length:
-                other.release()
+        other = self.owner.open(self._limit)
+        try:
+            other.restore(self.snapshot())
+            if length is not None and other.rewind(length) != length:
                 raise RequestError(f"this sequence can be forked at its end, not at {length}")
+        except BaseException:
+            other.release()
+            raise
         return other
 
     def export(self) -> ExportedState:
@@ -227,38 +224,20 @@ class CpuState:
         return [page[start:stop] for page in self.pages]
 
     def load(self, exported: ExportedState) -> None:
-        """Become an exported sequence."""
-        known = {*self._layout.kv, *self.rings}
-        lengths = self._layout.slot_lengths({**self.lengths, **exported.lengths})
-        if set(exported.slots) != known or len(exported.tokens) > self._limit:
-            raise RequestError("the exported state is of another model, or longer than the limit")
-        self.grow(max(lengths.values(), default=0))
+        """Become an exported sequence, which `cortiq.backend.check_exported` let pass."""
+        lengths = self._layout.slot_lengths(exported.lengths)
+        if not self.grow(max(exported.lengths.values())):
+            raise RequestError("the exported state is longer than memory allows")
+        slots: Any = exported.slots
         for name, layout in self._layout.kv.items():
-            planes = _checked_planes(exported.slots[name], layout.slot, lengths[name])
-            layout.write(self._pages_of(name), planes)
+            if name in lengths:
+                layout.write(self._pages_of(name), slots[name])
         for name, ring in self.rings.items():
-            kept = min(ring.slot.length, lengths[name])
-            rows = checked_rows(exported.slots[name], ring.slot)
-            ring.base = lengths[name] - kept
-            ring.data[ring.base : lengths[name]] = rows[len(rows) - kept :]
+            ring.load(slots[name], lengths.get(name, 0))
         self.tokens = [int(t) for t in exported.tokens]
-        self.lengths = {**self.lengths, **exported.lengths}
+        self.lengths = dict(exported.lengths)
 
     def release(self) -> None:
         """Give the memory back."""
         self.pages, self.rings, self.alive = [], {}, False
-        self._owner.forget(self)
-
-
-def _checked_planes(rows: KVPlanes | Floats, slot: KVRows, length: int) -> KVPlanes:
-    if not isinstance(rows, KVPlanes) or rows.key_high.shape[0] != length:
-        raise RequestError("the exported state holds other key and value rows than it says")
-    heads = (length, slot.heads)
-    wanted = [(*heads, slot.key_dim)] * 2 + [heads] + [(*heads, slot.value_dim)] * 2 + [heads]
-    given = [
-        rows.key_high.shape, rows.key_low.shape, rows.key_exponent.shape,
-        rows.value_high.shape, rows.value_low.shape, rows.value_exponent.shape,
-    ]  # fmt: skip
-    if given != wanted:
-        raise RequestError("the exported state is of another model: its rows have other widths")
-    return rows
+        self.owner.forget(self)

@@ -4,13 +4,16 @@
 
 #include <string.h>
 
-/* Split tiles singly while a query block has at most so many, else whole runs. */
+/* Parts are single tiles while a query block has at most so many, else whole runs. */
 enum { SINGLE_TILES = 64 };
 
 typedef struct {
     const cortiq_attend *args;
-    int32_t group, items, chunks, chunk_tiles;
+    int32_t group, items;
     int32_t queries; /* of an item, at most */
+    int32_t unit;    /* tiles of a part: 0 whole items, else 1 or a run */
+    int32_t parts;   /* of an item, at most */
+    int32_t at_once; /* parts a worker takes */
 } plan;
 
 static int32_t blocks_of(const cortiq_segment *s, int32_t group)
@@ -29,14 +32,14 @@ static int32_t first_tile(const cortiq_attend *a, int32_t position)
 /* Bytes of the partials when tiles are split. */
 static size_t split_bytes(const plan *p)
 {
-    size_t chunks = (size_t)p->items * (size_t)p->chunks;
-    return chunks * (size_t)p->queries * partial_bytes(p->args->kv.value_dim);
+    size_t parts = (size_t)p->items * (size_t)p->parts;
+    return parts * (size_t)p->queries * partial_bytes(p->args->kv.value_dim);
 }
 
 /* Items are (segment, KV head, block of queries), heads within a block's tiles being neighbours. */
 static plan make_plan(const cortiq_attend *a, int32_t threads)
 {
-    plan p = {a, a->heads / a->kv.heads, 0, 1, 0, 0};
+    plan p = {.args = a, .group = a->heads / a->kv.heads};
     int32_t last = 0, count = *a->kv.segment_count;
     for (int32_t i = 0; i < count; i++) {
         const cortiq_segment *s = &a->kv.segments[i];
@@ -48,11 +51,10 @@ static plan make_plan(const cortiq_attend *a, int32_t threads)
         last = tiles > last ? tiles : last;
     }
     if (threads == 1 || p.items >= 4 * threads) return p;
-    p.chunk_tiles = last <= SINGLE_TILES ? 1 : RUN_TILES;
-    p.chunks = last / p.chunk_tiles + (p.chunk_tiles > 1) + 1;
-    if ((int64_t)split_bytes(&p) <= a->workspace_bytes) return p;
-    p.chunks = 1;
-    p.chunk_tiles = 0;
+    p.unit = last <= SINGLE_TILES ? 1 : RUN_TILES;
+    p.parts = last / p.unit + (p.unit > 1) + 1;
+    p.at_once = p.unit > 1 ? 1 : p.items * p.parts / (4 * threads) + 1;
+    if ((int64_t)split_bytes(&p) > a->workspace_bytes) p.unit = 0;
     return p;
 }
 
@@ -106,37 +108,36 @@ static void attend_whole(const cortiq_op *op, cortiq_worker *worker, const plan 
     }
 }
 
-/* Cut the task to chunk `chunk` of its tiles; 0 if there is none. Chunks of runs are whole runs. */
-static int cut_to_chunk(const plan *p, attention_task *t, int32_t chunk)
+static partial *partial_of(const plan *p, int32_t item, int32_t part, int32_t query)
 {
-    int32_t first = t->tile / p->chunk_tiles * p->chunk_tiles + chunk * p->chunk_tiles;
-    int32_t stop = first + p->chunk_tiles;
-    if (first >= t->tile_stop) return 0;
-    t->tile = first > t->tile ? first : t->tile;
-    t->tile_stop = least(stop, t->tile_stop);
-    return 1;
-}
-
-static partial *partial_of(const plan *p, int32_t item, int32_t chunk, int32_t query)
-{
-    size_t index = ((size_t)item * p->chunks + chunk) * p->queries + query;
+    size_t index = ((size_t)item * p->parts + part) * p->queries + query;
     return partial_at(p->args->workspace, index, p->args->kv.value_dim);
 }
 
-static void attend_chunks(cortiq_worker *worker, const plan *p)
+/* Compute parts first … first + at_once − 1 of an item, as far as it has them. Parts that are
+ * runs begin and end where runs do. */
+static void attend_parts(cortiq_worker *worker, const plan *p, int32_t item, int32_t first)
 {
-    int32_t start, stop, row;
-    while (cortiq_take(worker, p->items * p->chunks, 1, &start, &stop)) {
-        attention_task t = {.scratch = worker->scratch};
-        int32_t item = start / p->chunks, chunk = start % p->chunks;
-        find_item(p, item, &t, &row);
-        if (!cut_to_chunk(p, &t, chunk)) continue;
-        t.totals = partial_of(p, item, chunk, 0);
-        cortiq_kernels_of(worker->isa)->attend(&t);
-    }
+    int32_t row;
+    attention_task t = {.scratch = worker->scratch};
+    find_item(p, item, &t, &row);
+    int32_t start = (t.tile / p->unit + first) * p->unit, stop = start + p->at_once * p->unit;
+    if (start >= t.tile_stop) return;
+    t.tile = start > t.tile ? start : t.tile;
+    t.tile_stop = least(stop, t.tile_stop);
+    t.totals = partial_of(p, item, first, 0);
+    t.separate = p->unit == 1 ? p->queries : 0;
+    cortiq_kernels_of(worker->isa)->attend(&t);
 }
 
-/* Merge a query's chunks in order: tiles to runs and runs to the whole, or runs at once. */
+static void attend_split(cortiq_worker *worker, const plan *p)
+{
+    int32_t start, stop, tasks = (p->parts + p->at_once - 1) / p->at_once;
+    while (cortiq_take(worker, p->items * tasks, 1, &start, &stop))
+        attend_parts(worker, p, start / tasks, start % tasks * p->at_once);
+}
+
+/* Merge a query's parts in order: tiles to runs and runs to the whole, or runs at once. */
 static void merge_query(const cortiq_op *op, cortiq_worker *worker, const plan *p, int32_t item,
                         int32_t query)
 {
@@ -148,17 +149,17 @@ static void merge_query(const cortiq_op *op, cortiq_worker *worker, const plan *
     partial *total = (partial *)worker->scratch, *run = partial_at(total, 1, value_dim);
     memset(total, 0, partial_bytes(value_dim));
     total->m = total->n = NONE;
-    int32_t base = t.tile / p->chunk_tiles, chunks = (t.tile_stop - 1) / p->chunk_tiles + 1 - base;
-    for (int32_t chunk = 0; chunk < chunks; chunk++) {
-        int32_t tile = (base + chunk) * p->chunk_tiles;
-        const partial *part = partial_of(p, item, chunk, query);
-        if (p->chunk_tiles == RUN_TILES) {
-            k->merge(total, part, value_dim);
+    int32_t base = t.tile / p->unit, parts = (t.tile_stop - 1) / p->unit + 1 - base;
+    for (int32_t part = 0; part < parts; part++) {
+        int32_t tile = (base + part) * p->unit;
+        const partial *next = partial_of(p, item, part, query);
+        if (p->unit == RUN_TILES) {
+            k->merge(total, next, value_dim);
             continue;
         }
-        if (chunk == 0 || tile % RUN_TILES == 0) memcpy(run, part, partial_bytes(value_dim));
-        else k->merge(run, part, value_dim);
-        if (tile % RUN_TILES == RUN_TILES - 1 || chunk == chunks - 1)
+        if (part == 0 || tile % RUN_TILES == 0) memcpy(run, next, partial_bytes(value_dim));
+        else k->merge(run, next, value_dim);
+        if (tile % RUN_TILES == RUN_TILES - 1 || part == parts - 1)
             k->merge(total, run, value_dim);
     }
     finish_query(op, k, &t, row, query, total);
@@ -169,9 +170,9 @@ static void attend_rows(const cortiq_op *op, cortiq_worker *worker)
     const cortiq_attend *a = op->args;
     plan p = make_plan(a, worker->threads);
     int32_t start, stop, width = a->heads * a->kv.value_dim;
-    if (!p.chunk_tiles) attend_whole(op, worker, &p);
+    if (!p.unit) attend_whole(op, worker, &p);
     else {
-        attend_chunks(worker, &p);
+        attend_split(worker, &p);
         cortiq_barrier(worker);
         while (cortiq_take(worker, p.items * p.queries, 1, &start, &stop))
             merge_query(op, worker, &p, start / p.queries, start % p.queries);
@@ -188,8 +189,8 @@ CORTIQ_REGISTER(CORTIQ_ATTEND, attend_rows)
 CORTIQ_API int64_t cortiq_attend_workspace(int32_t value_dim, int32_t positions, int32_t threads)
 {
     int64_t tiles = positions / TILE + 2;
-    int64_t chunks = tiles <= SINGLE_TILES ? tiles + 1 : SINGLE_TILES + 2 + tiles / RUN_TILES;
-    return threads == 1 ? 0 : 4 * threads * chunks * BLOCK * (int64_t)partial_bytes(value_dim);
+    int64_t parts = tiles <= SINGLE_TILES ? tiles + 1 : SINGLE_TILES + 2 + tiles / RUN_TILES;
+    return threads == 1 ? 0 : 4 * threads * parts * BLOCK * (int64_t)partial_bytes(value_dim);
 }
 
 /* Scratch a worker needs for attention of this shape. */

@@ -56,6 +56,7 @@ struct attention_task {
     int32_t head, group, position;
     int32_t first, count;
     int32_t tile, tile_stop;
+    int32_t separate; /* 0, or: totals holds so many partials a tile, and tiles aren't merged */
 };
 
 /* Scratch of a task: planes of the queries, and the run's partials. */

@@ -82,6 +82,19 @@ static void attend_tile(const attention_task *t, const block *b, int32_t tile, v
     if (found == 1) one_query(b, t->args, who, low, stop, run);
 }
 
+/* A partial for every tile and query, for someone else to merge. */
+static void attend_separately(const attention_task *t, block *b)
+{
+    int32_t value_dim = t->args->kv.value_dim;
+    for (int32_t tile = t->tile; tile < t->tile_stop; tile++) {
+        size_t first = (size_t)(tile - t->tile) * (size_t)t->separate;
+        void *partials = partial_at(t->totals, first, value_dim);
+        clear_partials(partials, t->count, value_dim);
+        take_tile(t, b, tile);
+        attend_tile(t, b, tile, partials);
+    }
+}
+
 static void attend_task(const attention_task *t)
 {
     block b;
@@ -93,6 +106,10 @@ static void attend_task(const attention_task *t)
     b.high = (int16_t *)(void *)((uint8_t *)runs + BLOCK * partial_bytes(value_dim));
     b.low = b.high + BLOCK * 2 * b.pairs;
     take_queries(t, &b);
+    if (t->separate) {
+        attend_separately(t, &b);
+        return;
+    }
     clear_partials(t->totals, t->count, value_dim);
     for (int32_t tile = t->tile; tile < t->tile_stop; tile++) {
         if (tile == t->tile || tile % RUN_TILES == 0) clear_partials(runs, t->count, value_dim);

@@ -28,6 +28,7 @@ from cortiq.ir import KVRows, Program, Ring, primitives_of
 from cortiq.numerics.layouts import Weight
 from cortiq_reference.admission import refusals, vocabulary_of
 from cortiq_reference.kernels import KERNELS, Kernels
+from cortiq_reference.placement import REFERENCE, placement_of
 from cortiq_reference.plan import Plan
 from cortiq_reference.run import Run
 from cortiq_reference.state import ReferenceState
@@ -52,10 +53,14 @@ class ReferenceExecutable:
 
     Attributes
     ----------
+    asynchronous : `forward` returns when the batch is computed.
+    name : who computes the nodes whose kernels are not the reference's; `placement` says so.
     kernels, answers, state_type : what computes primitives, answers wants, and keeps sequences. A
-        backend built on the reference replaces some of them in a subclass.
+        backend built on the reference replaces some of them in a subclass, and sets `name`.
     """
 
+    asynchronous: ClassVar[bool] = False
+    name: ClassVar[str] = REFERENCE
     kernels: ClassVar[Kernels] = KERNELS
     answers: ClassVar[Answers] = WANTS
     state_type: ClassVar[type[ReferenceState]] = ReferenceState
@@ -74,9 +79,7 @@ class ReferenceExecutable:
             name: Plan(g, weights, self._pool, self.kernels) for name, g in graphs.items()
         }
         self.written = {name: graph.written_slots() for name, graph in graphs.items()}
-        self.placement = dict.fromkeys(
-            (node.name for graph in program.graphs.values() for node in graph.nodes), "reference"
-        )
+        self.placement = placement_of(program, self.kernels, self.name)
         self._states: list[ReferenceState] = []
         self._drawn: list[int | None] = []
 

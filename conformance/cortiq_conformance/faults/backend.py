@@ -6,18 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cortiq_reference.backend import ReferenceBackend
-from cortiq_reference.executable import ReferenceExecutable
-from cortiq_reference.kernels import KERNELS, Kernels
-from cortiq_reference.state import ReferenceState
-from cortiq_reference.wants import WANTS, Answers
-
 from cortiq.backend import CompileOptions, Declined, Support, Versions
 from cortiq.errors import RequestError
 from cortiq.ir import Graph, Node, Program
 from cortiq.numerics.layouts import Weight
 from cortiq_conformance.faults.kernels import WRONG_KERNELS
 from cortiq_conformance.faults.tails import WRONG_ANSWERS, WRONG_STATES
+from cortiq_reference.backend import ReferenceBackend
+from cortiq_reference.executable import ReferenceExecutable
+from cortiq_reference.kernels import KERNELS, Kernels
+from cortiq_reference.state import ReferenceState
+from cortiq_reference.wants import WANTS, Answers
 
 DECLINES = "declines everything"
 DELEGATES = "delegates behind the back"

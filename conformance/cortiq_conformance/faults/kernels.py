@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from cortiq_reference.kernels import KERNELS, Call
-from cortiq_reference.matrix import Matrix
 
 from cortiq.ir import Op, ops
 from cortiq.numerics import attention, norms, route
@@ -15,6 +13,8 @@ from cortiq.numerics.contract import F32, TILE, Floats, Ints, exp2_int, magnitud
 from cortiq.numerics.layouts import W16, Weight
 from cortiq.numerics.quantise import Quantised, quantise_rows
 from cortiq.numerics.sums import canonical_sum
+from cortiq_reference.kernels import KERNELS, Call
+from cortiq_reference.matrix import Matrix
 
 Kernel = Callable[..., Any]
 Wrong = dict[type[Op], Kernel]

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from cortiq_reference.state import ReferenceState
-from cortiq_reference.stores import KVStore
 
 from cortiq.backend import Argmax, Draw, Top
 from cortiq.numerics import sampling
 from cortiq.numerics.quantise import Quantised
+from cortiq_reference.state import ReferenceState
+from cortiq_reference.stores import KVStore
 
 
 def _last_argmax(want: Argmax, run: Any, at: int) -> int:

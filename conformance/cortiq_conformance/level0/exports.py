@@ -12,7 +12,7 @@ import numpy as np
 from cortiq.backend import ExportedState, KVPlanes, Named
 from cortiq.numerics.quantise import planes
 from cortiq_conformance import wants as want_arrays
-from cortiq_conformance.case import Case
+from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.compare import Divergence
 from cortiq_conformance.drives import Bench, Feed, advance
 from cortiq_conformance.level0.states import CUT, STAGE, probes
@@ -71,6 +71,10 @@ class Canonical:
             moved = executable.import_(given, ROWS)
             rows = advance(executable, moved, self.feed, (CUT, ROWS), WANTS)
         return {**found, **want_arrays.observed(WANTS, rows)}
+
+    def inputs(self) -> Observations:
+        """What is fed, before and after the export."""
+        return Scenario(self.probe.program, self.probe.weights, [self.feed]).inputs()
 
     def localise(self, subject: Subject, found: Divergence) -> Divergence:
         """The array's name says where."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from cortiq.backend import Named
-from cortiq.ir import ops
+from cortiq.backend import Executable, Named
+from cortiq.ir import Program, ops
 from cortiq.numerics.contract import F32
 from cortiq.numerics.route import Router
 from cortiq_conformance.case import Case, NotRunError, Scenario
@@ -26,6 +26,7 @@ from cortiq_conformance.wants import Observations
 
 STAGE = 3
 DELEGATED = "delegation behind the back (the reference ran, and placement names the backend)"
+"""Label of a value that is 1 where a node said to be the backend's own was delegated."""
 BAD_VALUES = (float("nan"), float("inf"), float("-inf"), 2.0**50)
 
 PROBES: dict[str, Callable[[Source], Probe]] = {
@@ -126,28 +127,47 @@ class Placement:
 
     def observe(self, subject: Subject) -> Observations:
         """The values, and whether a node said to be the backend's own was delegated."""
-        watched = _Watched(subject)
-        with Guard() as guard:
-            values = self.scenario.observe(watched)
+        watched = _Watched(subject, self.op)
+        values, called = self._watch(watched)
         subject.computed.update(watched.computed)
         subject.covered.update(watched.covered)
-        own = watched.computed[subject.name] > 0 and subject.name != "reference"
-        delegated = guard.calls(self.op) if own else 0
-        return {
-            **values,
-            DELEGATED: np.array([delegated > 0], np.int32),
-        }
+        return {**values, DELEGATED: np.array([bool(called)], np.int32)}
+
+    def _watch(self, watched: _Watched) -> tuple[Observations, Mapping[str, int]]:
+        """The values, and who else computed the operator if the backend claims it."""
+        with Guard() as guard:
+            values = self.scenario.observe(watched)
+        return values, guard.calls(self.op) if watched.claimed else {}
+
+    def inputs(self) -> Observations:
+        """Those of the scenario."""
+        return self.scenario.inputs()
 
     def localise(self, subject: Subject, found: Divergence) -> Divergence:
-        """The value says it all."""
-        return found
+        """Which functions computed what `placement` says the backend computes."""
+        if found.value != DELEGATED:
+            return self.scenario.localise(subject, found)
+        _, called = self._watch(_Watched(subject, self.op))
+        message = (
+            f"placement says that {subject.name} computes {self.op}, but "
+            f"{' and '.join(called)} of the reference did: compute it without, or let placement "
+            "say 'reference'"
+        )
+        return replace(found, message=message)
 
 
 class _Watched(Subject):
-    """The subject with counts of its own."""
+    """The subject with counts of its own; `claimed`: it says that it computes `op` itself."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, op: str) -> None:
         super().__init__(subject.backend, subject.device)
+        self.op, self.claimed = op, False
+
+    def _count(self, placed: Program, executable: Executable) -> None:
+        super()._count(placed, executable)
+        nodes = [node for graph in placed.graphs.values() for node in graph.nodes]
+        owners = {executable.placement.get(n.name) for n in nodes if n.op.kind == self.op}
+        self.claimed |= self.name in owners and self.name != "reference"
 
 
 def _placed(make: Callable[[Source], Probe], op: str, source: Source) -> Placement:

@@ -1,0 +1,57 @@
+"""Conversations: messages to token ids, through the model's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cortiq.errors import RequestError, TokenizerError, shown
+from cortiq.tokenizer.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+
+EXAMPLE = "[{'role': 'user', 'content': 'Hello'}]"
+
+
+def chat_ids(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    options: Mapping[str, Any] | None,
+    where: str,
+) -> list[int]:
+    """Token ids of a conversation; see `Model.chat_ids`.
+
+    Parameters
+    ----------
+    where : the model, for messages about it.
+    """
+    from cortiq.tokenizer.template import render
+
+    conversation = check_messages(messages)
+    template = tokenizer.chat_template()
+    if template is None:
+        raise TokenizerError(
+            "the model has no chat template: it is a base model",
+            where=where,
+            hint="give it a raw text to continue instead of a conversation",
+        )
+    text = render(
+        template,
+        conversation,
+        options=options,
+        bos_token=tokenizer.bos_token,
+        eos_token=tokenizer.eos_token,
+    )
+    return tokenizer.encode(text, add_bos=False, parse_special=True)
+
+
+def check_messages(messages: object) -> list[Message]:
+    """The messages as a list; RequestError that shows one when they are anything else."""
+    if isinstance(messages, Iterable) and not isinstance(messages, (str, bytes, Mapping)):
+        listed = list(messages)
+        if listed and all(isinstance(message, Mapping) for message in listed):
+            return listed
+    given = "an empty list" if messages == [] else shown(messages)
+    raise RequestError(
+        f"a conversation is a list of messages, not {given}", hint=f"for example: {EXAMPLE}"
+    )
