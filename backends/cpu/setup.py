@@ -12,7 +12,7 @@ from setuptools import Extension, setup
 
 NATIVE = Path(__file__).parent / "native"
 FLAGS = ["-O3", "-std=c11", "-ffp-contract=off", "-fno-fast-math", "-fno-math-errno"]
-FLAGS += ["-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"]
+FLAGS += ["-pthread", "-fvisibility=hidden", "-g0", "-Wall", "-Wextra"]
 
 setup(
     ext_modules=[
