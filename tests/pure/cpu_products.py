@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
-from cortiq_cpu import structs
-from cortiq_cpu.native import Op, Pool, op_list
-from cortiq_cpu.records import records_of
 
 from cortiq.numerics.layouts import LAYOUTS, Weight, decode
 from cortiq.numerics.matmul import matmul
 from cortiq.numerics.quantise import Quantised, quantise_rows
+from cortiq_cpu import structs
+from cortiq_cpu.native import Op, Pool, op_list
+from cortiq_cpu.records import records_of
 
 SCALES_AT = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q8_0": (0,)}
 WITH_MINIMUM = {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}

@@ -20,10 +20,6 @@ try:
 except BackendError as error:
     pytest.skip(f"the native kernels weren't built: {error}", allow_module_level=True)
 
-from cortiq_cpu import structs  # noqa: E402
-from cortiq_cpu.native import Op, Pool, op_list, supported_isas  # noqa: E402
-from cortiq_cpu.packing import PackedMatrix  # noqa: E402
-from cortiq_cpu.records import records_of  # noqa: E402
 from cpu_products import (  # noqa: E402
     SCALES_AT,
     WITH_MINIMUM,
@@ -35,6 +31,11 @@ from cpu_products import (  # noqa: E402
     run,
     widths,
 )
+
+from cortiq_cpu import structs  # noqa: E402
+from cortiq_cpu.native import Op, Pool, op_list, supported_isas  # noqa: E402
+from cortiq_cpu.packing import PackedMatrix  # noqa: E402
+from cortiq_cpu.records import records_of  # noqa: E402
 
 CODED = [name for name in structs.LAYOUT_NAMES if name != "f32"]
 ROWS = (1, 3, 8, 65)

@@ -18,10 +18,6 @@ try:
 except BackendError as error:
     pytest.skip(f"the native kernels weren't built: {error}", allow_module_level=True)
 
-from cortiq_cpu import structs  # noqa: E402
-from cortiq_cpu.native import supported_isas  # noqa: E402
-from cortiq_cpu.packing import PackedMatrix, aligned  # noqa: E402
-from cortiq_cpu.records import records_of  # noqa: E402
 from cpu_products import (  # noqa: E402
     assert_same_bits,
     expected,
@@ -31,6 +27,11 @@ from cpu_products import (  # noqa: E402
     run,
     widths,
 )
+
+from cortiq_cpu import structs  # noqa: E402
+from cortiq_cpu.native import supported_isas  # noqa: E402
+from cortiq_cpu.packing import PackedMatrix, aligned  # noqa: E402
+from cortiq_cpu.records import records_of  # noqa: E402
 
 
 @pytest.mark.parametrize("isa", supported_isas())
