@@ -60,7 +60,10 @@ def expand(graph: Graph, layouts: Mapping[str, str | None], keep: Callable[[Node
         names.update(inner.name for inner in nodes)
         values.update(types)
         pending.extend(reversed(nodes))
-    return replace(graph, nodes=tuple(_share(done, set(graph.outputs))), values=values)
+    kept = tuple(_share(done, set(graph.outputs)))
+    computed = {*graph.inputs, *(name for node in kept for name in node.outputs)}
+    there = {name: type_ for name, type_ in values.items() if name in computed}
+    return replace(graph, nodes=kept, values=there)
 
 
 def _check_names(
