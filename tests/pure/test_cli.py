@@ -361,7 +361,9 @@ main(["generate", "m", "-p", "ab"])
 def start_slow():
     script = SLOW.format(folder=os.path.dirname(__file__))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", script], **pipes)
+    # A job in the background ignores interrupts, and its children with it.
+    heed = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    return subprocess.Popen([sys.executable, "-c", script], **pipes, **heed)
 
 
 def test_interrupt_exits_with_130_and_no_traceback():
