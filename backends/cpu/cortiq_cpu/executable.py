@@ -19,17 +19,11 @@ from cortiq.backend import (
     Status,
     check_exported,
 )
+from cortiq.backend.admission import drawn_token, groups_of, refusals, token_of, vocabulary_of
 from cortiq.errors import RequestError
 from cortiq.ir import Program, primitives_of
 from cortiq.numerics.layouts import Weight
-from cortiq_cpu.admit import (
-    Accepted,
-    drawn_token,
-    groups_of,
-    refusals,
-    token_of,
-    vocabulary_of,
-)
+from cortiq_cpu.accepted import Accepted
 from cortiq_cpu.native import Pool
 from cortiq_cpu.plan import Plan
 from cortiq_cpu.profile import Profile
@@ -144,7 +138,7 @@ class CpuExecutable:
         plan = self._plan(batch.entry)
         outcomes: dict[State, Outcome] = {}
         accepted = []
-        for state, indices in groups_of(batch, self).items():
+        for state, indices in groups_of(batch, self._owns).items():
             tokens = [token_of(batch.rows[index], self._drawn) for index in indices]
             reason = self._refusal(plan, batch, state, indices, tokens)
             if reason is None:
@@ -163,6 +157,9 @@ class CpuExecutable:
             there = ", ".join(self._plans) or "none: it was closed"
             raise RequestError(f"no entry graph is named {entry!r}", hint=f"There are {there}")
         return self._plans[entry]
+
+    def _owns(self, state: State) -> bool:
+        return isinstance(state, CpuState) and state.owner is self and state.alive
 
     def _refusal(
         self, plan: Plan, batch: Batch, state: CpuState, indices: range, tokens: list[int]

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cortiq.backend import Row, Want
+from cortiq.backend.admission import value_of
 from cortiq.ir import Graph, ops
-from cortiq_cpu.admit import value_of
 from cortiq_cpu.angles import Angles
 from cortiq_cpu.arena import Arena, Places, assign
 from cortiq_cpu.bind import ops_of

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from cortiq_cpu.admit import Accepted
+from cortiq_cpu.accepted import Accepted
 from cortiq_cpu.state import CpuState, StateLayout
 
 SEGMENT = np.dtype([("start", np.int32), ("stop", np.int32), ("position", np.int32)])

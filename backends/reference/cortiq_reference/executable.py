@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,18 +14,16 @@ from cortiq.backend import (
     Batch,
     BatchResult,
     CompileOptions,
-    Drawn,
     ExportedState,
     Outcome,
-    Row,
     State,
     Status,
     check_exported,
 )
-from cortiq.errors import BackendError, RequestError
+from cortiq.backend.admission import drawn_token, groups_of, refusals, token_of, vocabulary_of
+from cortiq.errors import RequestError
 from cortiq.ir import KVRows, Program, Ring, primitives_of
 from cortiq.numerics.layouts import Weight
-from cortiq_reference.admission import refusals, vocabulary_of
 from cortiq_reference.kernels import KERNELS, Kernels
 from cortiq_reference.placement import REFERENCE, placement_of
 from cortiq_reference.plan import Plan
@@ -135,7 +132,7 @@ class ReferenceExecutable:
     def forward(self, batch: Batch) -> Done:
         """Compute a batch; see `cortiq.backend.Executable`."""
         plan = self._plan(batch.entry)
-        groups = self._group(batch)
+        groups = groups_of(batch, self._owns)
         outcomes: dict[State, Outcome] = {}
         outcomes |= {state: self._admit(plan, batch, rows) for state, rows in groups.items()}
         accepted = [
@@ -145,7 +142,7 @@ class ReferenceExecutable:
         ]
         brought: list[Mapping] = [{} for _ in batch.rows]
         if accepted:
-            tokens = [self._token(r) for r in batch.rows]
+            tokens = [token_of(row, self._drawn) for row in batch.rows]
             run = Run(plan, batch, accepted, tokens, self.answers)
             wants = self._compute(run, accepted)
             for state, rows in accepted:
@@ -158,10 +155,10 @@ class ReferenceExecutable:
                     state.advance(batch.entry, run.tokens_of(state))
                     for index in rows:
                         brought[index] = wants[index]
-        self._drawn = [_drawn_token(wants) for wants in brought]
+        self._drawn = [drawn_token(wants) for wants in brought]
         return Done(BatchResult(outcomes, brought))
 
-    def _compute(self, run: Run, accepted: list[tuple[ReferenceState, list[int]]]) -> dict:
+    def _compute(self, run: Run, accepted: list[tuple[ReferenceState, range]]) -> dict:
         """Compute the rows, and answer the wants of each by its index."""
         try:
             with self._blas.limit(limits=1):
@@ -178,40 +175,16 @@ class ReferenceExecutable:
             raise RequestError(f"no entry graph is named {entry!r}", hint=f"There are {there}")
         return self._plans[entry]
 
-    def _token(self, row: Row) -> int:
-        """The row's id, −1 if it has none: no integer, or nothing drawn in that row."""
-        token: Any = row.token
-        try:
-            if not isinstance(token, Drawn):
-                return operator.index(token)
-            at = operator.index(token.row)
-        except TypeError:
-            return -1
-        drawn = self._drawn[at] if 0 <= at < len(self._drawn) else None
-        return -1 if drawn is None else drawn
-
-    def _admit(self, plan: Plan, batch: Batch, indices: list[int]) -> Outcome:
+    def _admit(self, plan: Plan, batch: Batch, indices: range) -> Outcome:
         """Whether a sequence's rows can be computed; makes room for them, and moves nothing."""
         rows = [batch.rows[i] for i in indices]
         state: Any = rows[0].state
         start = state.length(batch.entry)
-        tokens = [self._token(row) for row in rows]
+        tokens = [token_of(row, self._drawn) for row in rows]
         reason = next(refusals(plan.graph, rows, tokens, start, self.vocabulary), None)
         if reason is None and not state.grow(start + len(rows)):
             reason = f"no room for {len(rows)} rows after {start}"
         return Outcome(Status.COMPLETED) if reason is None else Outcome(Status.DECLINED, reason)
-
-    def _group(self, batch: Batch) -> dict[ReferenceState, list[int]]:
-        """Indices of each sequence's rows."""
-        groups: dict[Any, list[int]] = {}
-        for index, row in enumerate(batch.rows):
-            indices = groups.setdefault(row.state, [])
-            if not indices and not self._owns(row.state):
-                raise BackendError("a row belongs to a sequence that is released or not ours")
-            if indices and indices[-1] != index - 1:
-                raise BackendError("rows of one sequence must be neighbours in a batch")
-            indices.append(index)
-        return groups
 
     def _owns(self, state: State) -> bool:
         return isinstance(state, ReferenceState) and state.owner is self and state.alive
@@ -221,8 +194,3 @@ def _row_bytes(slot: Any) -> int:
     if isinstance(slot, KVRows):
         return slot.bytes_per_row()
     return slot.width * 4 if isinstance(slot, Ring) else 0
-
-
-def _drawn_token(wants: Mapping) -> int | None:
-    tokens = [value for want, value in wants.items() if type(want).__name__ in ("Draw", "Argmax")]
-    return tokens[0] if tokens else None

@@ -8,13 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.backend import Batch
+from cortiq.backend.admission import value_of
 from cortiq.ir import Type
 from cortiq.numerics.contract import F32, Flags, Ints, OutOfDomainError, snap
 from cortiq.numerics.quantise import Quantised
 from cortiq_reference.kernels import Call, Segment
 from cortiq_reference.plan import Plan, Step
 from cortiq_reference.state import ReferenceState
-from cortiq_reference.wants import Answers, value_of
+from cortiq_reference.wants import Answers
 
 
 class Run:
@@ -24,7 +25,7 @@ class Run:
         self,
         plan: Plan,
         batch: Batch,
-        accepted: list[tuple[ReferenceState, list[int]]],
+        accepted: list[tuple[ReferenceState, range]],
         tokens: list[int],
         answers: Answers,
     ) -> None:

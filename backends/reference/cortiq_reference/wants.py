@@ -9,11 +9,6 @@ from cortiq.backend import Argmax, Digest, Draw, Named, Top
 from cortiq.numerics import digest, sampling
 
 
-def value_of(want: Any) -> str:
-    """Name of the value a want is computed from."""
-    return want.name if isinstance(want, Named | Digest) else "logits"
-
-
 def _draw(want: Draw, run: Any, at: int) -> int:
     position = run.rows[at].position + 1
     logits = run.row_of("logits", at)

@@ -1,4 +1,4 @@
-"""Which sequences of a batch are computed: everything that is refused is refused here.
+"""Which sequences of a batch can be computed: what every backend refuses before anything moves.
 
 What passes here has an answer: no want, given value or id of an accepted row can fail later, but
 for values that leave the domain.
@@ -7,38 +7,20 @@ for values that leave the domain.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from cortiq.backend import Argmax, Batch, Digest, Draw, Drawn, Named, Row, Top, Want
+from cortiq.backend.batch import Argmax, Batch, Digest, Draw, Drawn, Named, Row, Top, Want
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, Program
 from cortiq.ir.layers import Embedding
 from cortiq.ir.ops import EmbedRows
-from cortiq_cpu.state import CpuState
 
 BY_ROW = ("token", "position")
 """Inputs that a row has fields for."""
 LARGEST_VOCABULARY = 2**31
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """A sequence to compute.
-
-    Attributes
-    ----------
-    state : the sequence.
-    indices : its rows in the batch.
-    tokens : their ids.
-    """
-
-    state: CpuState
-    indices: range
-    tokens: list[int]
 
 
 def value_of(want: Want) -> str:
@@ -46,19 +28,23 @@ def value_of(want: Want) -> str:
     return want.name if isinstance(want, Named | Digest) else "logits"
 
 
-def groups_of(batch: Batch, owner: object) -> dict[CpuState, range]:
+def groups_of(batch: Batch, owns: Callable[[Any], bool]) -> dict[Any, range]:
     """Rows of each sequence.
+
+    Parameters
+    ----------
+    owns : whether a state is a living sequence of the executable.
 
     Raises
     ------
-    BackendError : a sequence is not the owner's, or its rows are no neighbours.
+    BackendError : a sequence is not the executable's, or its rows are no neighbours.
     """
     groups: dict[Any, range] = {}
     for index, row in enumerate(batch.rows):
         state: Any = row.state
         known = groups.get(state)
         if known is None:
-            if not (isinstance(state, CpuState) and state.owner is owner and state.alive):
+            if not owns(state):
                 raise BackendError("a row belongs to a sequence that is released or not ours")
             groups[state] = range(index, index + 1)
         elif known.stop == index:
@@ -68,7 +54,7 @@ def groups_of(batch: Batch, owner: object) -> dict[CpuState, range]:
     return groups
 
 
-def token_of(row: Row, drawn: list[int | None]) -> int:
+def token_of(row: Row, drawn: Sequence[int | None]) -> int:
     """The row's id, −1 if it has none: no integer, or nothing drawn in that row."""
     token: Any = row.token
     try:
