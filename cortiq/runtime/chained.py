@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -10,12 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cortiq.backend import (
-    Argmax,
     Batch,
     BatchResult,
-    Digest,
-    Draw,
-    Drawn,
     Executable,
     ExportedState,
     Named,
@@ -24,6 +19,7 @@ from cortiq.backend import (
     Status,
     Want,
 )
+from cortiq.backend.admission import drawn_token, token_of, value_of
 from cortiq.errors import BackendError, RequestError
 from cortiq.runtime.blame import blamed_on
 from cortiq.runtime.chained_state import ChainState, open_all, shares
@@ -121,7 +117,8 @@ class ChainExecutable:
         follows. One that a later part declines goes back to before the batch everywhere; where a
         slot cannot go back it has failed.
         """
-        work = _Work(self, batch, self._tokens(batch))
+        tokens = [token_of(row, self._drawn) for row in batch.rows]
+        work = _Work(self, batch, tokens)
         try:
             for run in self.runs_of(batch.entry):
                 work.pass_through(run, self._parts[run.part], self._names[run.part])
@@ -129,30 +126,8 @@ class ChainExecutable:
             work.abandon()
             raise
         result = work.result()
-        self._drawn = [_drawn_token(wants) for wants in result.rows]
+        self._drawn = [drawn_token(wants) for wants in result.rows]
         return _Done(result)
-
-    def _tokens(self, batch: Batch) -> list[int | None]:
-        return [self._token(row) for row in batch.rows]
-
-    def _token(self, row: Row) -> int | None:
-        token: Any = row.token
-        try:
-            if not isinstance(token, Drawn):
-                return operator.index(token)
-            at = operator.index(token.row)
-        except TypeError:
-            return None
-        return self._drawn[at] if 0 <= at < len(self._drawn) else None
-
-
-def _drawn_token(wants: Mapping[Want, Any]) -> int | None:
-    return next((int(v) for w, v in wants.items() if isinstance(w, Draw | Argmax)), None)
-
-
-def value_of(want: Want) -> str:
-    """Name of the value that a want is computed from."""
-    return want.name if isinstance(want, Named | Digest) else "logits"
 
 
 @dataclass
@@ -172,7 +147,7 @@ class _Sequence:
 class _Work:
     """One batch on its way through the runs of an entry graph."""
 
-    def __init__(self, chain: ChainExecutable, batch: Batch, tokens: Sequence[int | None]) -> None:
+    def __init__(self, chain: ChainExecutable, batch: Batch, tokens: Sequence[int]) -> None:
         self.chain, self.batch, self.tokens = chain, batch, tokens
         self.runs = chain.runs_of(batch.entry)
         self.answers = [self._assign_wants(row) for row in batch.rows]
@@ -219,7 +194,7 @@ class _Work:
         positions = [self.batch.rows[i].position for i in sequence.rows]
         if positions != list(range(start, start + count)):
             return _declined(f"positions must go on from {start} one by one")
-        if any(self.tokens[i] is None for i in sequence.rows):
+        if any(self.tokens[i] < 0 for i in sequence.rows):
             return _declined("a row's token is no id, or the previous batch did not draw it")
         unknown = [name for i in sequence.rows for name in self._unknown(i)]
         if unknown:
@@ -262,9 +237,8 @@ class _Work:
         wants = dict.fromkeys((*mine, *map(Named, run.edges)))
         inputs = {n: v for n, v in self.values[index].items() if n in run.graph.values}
         state: Any = row.state
-        token = self.tokens[index]
-        assert token is not None
-        return Row(state.parts[run.part], row.position, token, tuple(wants), inputs)
+        part = state.parts[run.part]
+        return Row(part, row.position, self.tokens[index], tuple(wants), inputs)
 
     def _settle(self, sequence: _Sequence, outcome: Outcome, name: str) -> None:
         if outcome.status is Status.COMPLETED:
