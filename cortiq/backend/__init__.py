@@ -6,12 +6,14 @@ and `cortiq.numerics`, and nothing else of cortiq.
 """
 
 from cortiq.backend.batch import (
+    FAULT,
     Argmax,
     Batch,
     BatchResult,
     Digest,
     Draw,
     Drawn,
+    Finished,
     Named,
     Outcome,
     Row,
@@ -34,6 +36,7 @@ from cortiq.backend.protocol import (
 from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State, check_exported
 
 __all__ = [
+    "FAULT",
     "HOOKSPEC_VERSION",
     "Argmax",
     "Backend",
@@ -46,6 +49,7 @@ __all__ = [
     "Draw",
     "Drawn",
     "Executable",
+    "Finished",
     "ExportedState",
     "KVPlanes",
     "Named",

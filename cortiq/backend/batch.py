@@ -125,6 +125,21 @@ class BatchResult:
     rows: Sequence[Mapping[Want, Any]]
 
 
+FAULT = "a value was not finite, or its magnitude was 2^50 or more"
+"""The reason of a `failed` outcome."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The ticket of a batch that was computed when it was submitted."""
+
+    outcome: BatchResult
+
+    def result(self) -> BatchResult:
+        """What the batch brought."""
+        return self.outcome
+
+
 class Ticket(Protocol):
     """A batch under way."""
 

@@ -13,6 +13,7 @@ from cortiq.backend import (
     BatchResult,
     Executable,
     ExportedState,
+    Finished,
     Named,
     Outcome,
     Row,
@@ -24,17 +25,6 @@ from cortiq.errors import BackendError, RequestError
 from cortiq.runtime.blame import blamed_on
 from cortiq.runtime.chained_state import ChainState, open_all, shares
 from cortiq.runtime.partition import Partition, Run
-
-
-@dataclass(frozen=True)
-class _Done:
-    """The ticket of a batch that is finished."""
-
-    brought: BatchResult
-
-    def result(self) -> BatchResult:
-        """What the batch brought."""
-        return self.brought
 
 
 class ChainExecutable:
@@ -110,7 +100,7 @@ class ChainExecutable:
         for part in self._parts:
             part.close()
 
-    def forward(self, batch: Batch) -> _Done:
+    def forward(self, batch: Batch) -> Finished:
         """Compute a batch, run by run.
 
         A sequence that fails in one part is cleared in all of them and takes no part in what
@@ -127,7 +117,7 @@ class ChainExecutable:
             raise
         result = work.result()
         self._drawn = [drawn_token(wants) for wants in result.rows]
-        return _Done(result)
+        return Finished(result)
 
 
 @dataclass

@@ -6,14 +6,15 @@ import os
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cortiq.backend import (
+    FAULT,
     Batch,
     BatchResult,
     CompileOptions,
     ExportedState,
+    Finished,
     Outcome,
     State,
     Status,
@@ -33,18 +34,6 @@ from cortiq_cpu.weights import Weights
 
 EARLY_POSITIONS = 1 << 13
 """Positions that rotary tables are made for when a sequence is opened; others when it grows."""
-FAULT = "a value was not finite, or its magnitude was 2^50 or more"
-
-
-@dataclass(frozen=True)
-class Done:
-    """A ticket of work that is finished: a batch is computed when it is submitted."""
-
-    outcome: BatchResult
-
-    def result(self) -> BatchResult:
-        """What the batch brought."""
-        return self.outcome
 
 
 class CpuExecutable:
@@ -133,7 +122,7 @@ class CpuExecutable:
         self._plans = {}
         self.pool.close()
 
-    def forward(self, batch: Batch) -> Done:
+    def forward(self, batch: Batch) -> Finished:
         """Compute a batch; see `cortiq.backend.Executable`."""
         plan = self._plan(batch.entry)
         outcomes: dict[State, Outcome] = {}
@@ -150,7 +139,7 @@ class CpuExecutable:
         if accepted:
             self._advance(plan, batch, accepted, outcomes, brought)
         self._drawn = [drawn_token(wants) for wants in brought]
-        return Done(BatchResult(outcomes, brought))
+        return Finished(BatchResult(outcomes, brought))
 
     def _plan(self, entry: str) -> Plan:
         if entry not in self._plans:

@@ -84,7 +84,11 @@ def library() -> ctypes.CDLL:
     for name, (result, arguments) in signatures.items():
         function = getattr(native, name, None)
         if function is None:
-            continue
+            raise BackendError(
+                f"the native library has no {name!r}: it was built from other sources",
+                where=str(path),
+                hint="install cortiq-cpu again, which builds it",
+            )
         function.restype, function.argtypes = result, arguments
     return native
 

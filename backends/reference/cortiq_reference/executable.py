@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from threadpoolctl import ThreadpoolController
 
 from cortiq.backend import (
+    FAULT,
     Batch,
     BatchResult,
     CompileOptions,
     ExportedState,
+    Finished,
     Outcome,
     State,
     Status,
@@ -32,17 +33,6 @@ from cortiq_reference.state import ReferenceState
 from cortiq_reference.wants import WANTS, Answers
 
 ONE_THREAD = 1
-
-
-@dataclass(frozen=True)
-class Done:
-    """A ticket of work that is finished: the reference computes when it is asked."""
-
-    outcome: BatchResult
-
-    def result(self) -> BatchResult:
-        """What the batch brought."""
-        return self.outcome
 
 
 class ReferenceExecutable:
@@ -129,7 +119,7 @@ class ReferenceExecutable:
             state.release()
         self._plans = {}
 
-    def forward(self, batch: Batch) -> Done:
+    def forward(self, batch: Batch) -> Finished:
         """Compute a batch; see `cortiq.backend.Executable`."""
         plan = self._plan(batch.entry)
         groups = groups_of(batch, self._owns)
@@ -147,16 +137,14 @@ class ReferenceExecutable:
             wants = self._compute(run, accepted)
             for state, rows in accepted:
                 if run.failed(state):
-                    outcomes[state] = Outcome(
-                        Status.FAILED, "a value was not finite, or its magnitude was 2^50 or more"
-                    )
+                    outcomes[state] = Outcome(Status.FAILED, FAULT)
                     state.clear()
                 else:
                     state.advance(batch.entry, run.tokens_of(state))
                     for index in rows:
                         brought[index] = wants[index]
         self._drawn = [drawn_token(wants) for wants in brought]
-        return Done(BatchResult(outcomes, brought))
+        return Finished(BatchResult(outcomes, brought))
 
     def _compute(self, run: Run, accepted: list[tuple[ReferenceState, range]]) -> dict:
         """Compute the rows, and answer the wants of each by its index."""
