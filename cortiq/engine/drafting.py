@@ -1,0 +1,209 @@
+"""What a drafter, and what decides how deep it drafts, must do: the engine's side of speculation.
+
+One round of one sequence: `depth = depths.choose(generated, room)`, `draft = drafting.propose(ids,
+depth)`, one forward of the rows [last token, *draft.ids], commit of the longest prefix of the draft
+that is what the target itself drew and of one token more, `drafting.observe(...)`,
+`depths.record(round)`. Drafts never decide what is generated; they decide which rows are computed
+together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cortiq.backend import Executable, State, Want
+
+RowResult = Mapping[Want, Any]
+"""What a row of the target brought, by want."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Ids that might come next.
+
+    Attributes
+    ----------
+    ids : in order; may be fewer than asked for, or none.
+    extended : how many of the last ids another drafter added (a lookup that goes on where a chain
+        ends); their fate says nothing about the chain.
+    """
+
+    ids: tuple[int, ...] = ()
+    extended: int = 0
+
+
+NOTHING = Draft()
+"""No draft: the round is a plain token."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a drafter may know about a sequence when it is opened for it.
+
+    Attributes
+    ----------
+    prompt : its ids.
+    limit : positions it may ever hold.
+    want_at : what brings the token after these ids, exactly as the target is asked for it. A draft
+        model that asks for the same (same seed, same position: the same random numbers) draws what
+        the target would draw wherever the two agree, sampled as well as greedy.
+    executable : the target; a draft head is another entry graph of its program.
+    state : the target's sequence now; the engine may move to another one (`fork`, a slot restored),
+        so it is asked for every time. Rows of it past `len(ids) - 1` never exist in `propose`.
+    """
+
+    prompt: tuple[int, ...]
+    limit: int
+    want_at: Callable[[Sequence[int]], Want]
+    executable: Executable
+    state: Callable[[], State]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One step of one sequence, as recorded: all that policies know. Clocks are numbers here.
+
+    Attributes
+    ----------
+    generated : tokens the sequence had generated before it.
+    position : ids the sequence had in all, prompt included, before it.
+    room : tokens it could still generate, the round's own last one included.
+    asked : depth that the policy chose; 0 for a plain token.
+    proposed : ids that were verified, at most `asked` and `room - 1`.
+    extended : how many of the last of them a second drafter added.
+    accepted : how many of them held.
+    emitted : tokens committed: accepted + 1, fewer where the text ended inside the round.
+    draft_seconds : spent proposing.
+    wall_seconds : from before proposing to after the commit; the whole batch's.
+    rows, sequences : of the batch that the round rode in.
+    drafter : name of the drafter; empty for a plain token without one.
+    """
+
+    generated: int
+    position: int
+    room: int
+    asked: int = 0
+    proposed: int = 0
+    extended: int = 0
+    accepted: int = 0
+    emitted: int = 1
+    draft_seconds: float = 0.0
+    wall_seconds: float = 0.0
+    rows: int = 1
+    sequences: int = 1
+    drafter: str = ""
+
+    @property
+    def shortened(self) -> bool:
+        """Whether the room left, not the drafter, kept it from `asked` ids: no account may learn
+        from it.
+        """
+        return self.room <= self.asked
+
+
+class Drafting(Protocol):
+    """A drafter at work on one sequence.
+
+    Attributes
+    ----------
+    wants : more that is to be brought back for each row the target is fed from now on (hidden
+        states for a draft head); `observe` gets it. Empty for most.
+    """
+
+    wants: tuple[Want, ...]
+
+    def propose(self, ids: Sequence[int], count: int) -> Draft:
+        """At most `count` ids that might follow `ids`, count ≥ 1.
+
+        Parameters
+        ----------
+        ids : prompt and everything committed, the last token drawn included. A drafter with a state
+            of its own goes back to the longest prefix that it shares with what it was fed; there
+            is no other call for it. The list is the engine's: read it, keep no reference.
+
+        Raises
+        ------
+        CortiqError : drafting is then over for this sequence, which goes on without; the error is
+            in its statistics.
+        """
+        ...
+
+    def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
+        """Rows that the target computed and kept, from `position` on, and the ids now committed.
+
+        Called after every step that fed the sequence, prompt chunks included. What was drafted and
+        not accepted is not among `rows`. Where `wants` is empty, neither may be worth a look.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free what it holds; called once."""
+        ...
+
+
+class Drafter(Protocol):
+    """A way to draft; what the hook `cortiq_drafters` brings makes these.
+
+    Attributes
+    ----------
+    name : in statistics, `--draft NAME`.
+    """
+
+    name: str
+
+    def open(self, task: Task) -> Drafting:
+        """Begin on a sequence, before its prompt is fed."""
+        ...
+
+
+class DepthPolicy(Protocol):
+    """Decides, for one sequence, how many ids to draft next.
+
+    A pure function of its constructor's arguments and the rounds it was told, in order: the same
+    record replayed to a new one gives the same decisions. It looks at no clock.
+    """
+
+    def choose(self, generated: int, room: int) -> int:
+        """Depth of the next round: 0 for a plain token, else at most `room - 1`.
+
+        Parameters
+        ----------
+        generated : tokens generated so far.
+        room : tokens it may still generate.
+        """
+        ...
+
+    def record(self, round_: Round) -> None:
+        """Learn from a round, plain tokens (asked = 0) included."""
+        ...
+
+
+@dataclass(frozen=True)
+class FixedDepth:
+    """Always this deep, as far as there is room."""
+
+    depth: int
+
+    def choose(self, generated: int, room: int) -> int:
+        """The depth, cut to the room."""
+        return max(0, min(self.depth, room - 1))
+
+    def record(self, round_: Round) -> None:
+        """Nothing is learnt."""
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How a sequence is drafted for.
+
+    Attributes
+    ----------
+    drafter : proposes.
+    policy : makes the policy of a sequence, given its number of prompt tokens; may carry what
+        earlier sequences measured.
+    """
+
+    drafter: Drafter
+    policy: Callable[[int], DepthPolicy] = field(default=lambda prompt_tokens: FixedDepth(4))
