@@ -29,6 +29,7 @@ from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.route import Router
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.drives import Chunks, Drive, Together
+from cortiq_conformance.layer_options import OPTIONS
 from cortiq_conformance.materials import MATRIX_LAYOUTS, typical
 from cortiq_conformance.moves import Export, Fork, Rewind, Snapshot
 from cortiq_conformance.probes import CONTEXT, OUTPUT, Probe, bound, vector
@@ -144,6 +145,8 @@ def cases() -> Iterator[Case]:
                 build = partial(_scenario, op, layout, False, drive)
                 name = f"level1/{family}[{what}, {_geometry(op)}]"
                 yield Case(name, 1, family, kind, build, stage=2)
+    for number, op in enumerate(OPTIONS):
+        yield _case(op.kind, op, _layout(op, number), False)
 
 
 def _case(kind: str, op: Op, layout: str, decomposed: bool) -> Case:

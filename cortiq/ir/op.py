@@ -28,7 +28,21 @@ class TypeMismatchError(ValueError):
     """An operator was given inputs of other types than it takes."""
 
 
-class Op:
+class Described:
+    """Base of the dataclasses that a person reads in a printed graph."""
+
+    def describe(self) -> str:
+        """The fields that differ from their defaults, in one line."""
+        parts = []
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if value != field.default:
+                text = value.describe() if hasattr(value, "describe") else repr(value)
+                parts.append(f"{field.name}={text}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+class Op(Described):
     """Base of all operators; subclasses are frozen dataclasses whose fields are the geometry.
 
     A *primitive* is executed by a backend; a *layer* also has `decompose`, which writes the same
@@ -60,16 +74,6 @@ class Op:
     def kind(self) -> str:
         """Name of the operator in the catalogue."""
         return type(self).__name__
-
-    def describe(self) -> str:
-        """Geometry in one line: fields that differ from their defaults."""
-        parts = []
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            if value != field.default:
-                text = value.describe() if hasattr(value, "describe") else repr(value)
-                parts.append(f"{field.name}={text}")
-        return f"{self.kind}({', '.join(parts)})"
 
 
 def expect(condition: bool, message: str) -> None:

@@ -6,8 +6,8 @@ weight layout: integer codes meet quantised rows, an `f32` weight meets the floa
 
 from __future__ import annotations
 
-from cortiq.ir.layers.attention import Attention, QKNorm
-from cortiq.ir.layers.basic import Embedding, GatedMLP, Layer, Linear, Residual
+from cortiq.ir.layers.attention import Attention, AttentionGate, QKNorm
+from cortiq.ir.layers.basic import MLP, Embedding, GatedMLP, Layer, Linear, Residual
 from cortiq.ir.layers.experts import MoE
 from cortiq.ir.layers.latent import LatentAttention
 from cortiq.ir.layers.mixers import ShortConv
@@ -16,13 +16,15 @@ from cortiq.ir.ops import LayerNorm, RMSNorm, Rope
 
 LAYERS: tuple[type[Op], ...] = (
     Embedding, Linear, RMSNorm, LayerNorm, Rope, Attention, LatentAttention, ShortConv, GatedMLP,
-    MoE, Residual,
+    MLP, MoE, Residual,
 )  # fmt: skip
 """Every layer of the catalogue."""
 
 __all__ = [
     "LAYERS",
+    "MLP",
     "Attention",
+    "AttentionGate",
     "Embedding",
     "GatedMLP",
     "LatentAttention",

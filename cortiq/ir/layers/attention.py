@@ -7,17 +7,39 @@ from dataclasses import dataclass
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear
-from cortiq.ir.op import Type, expect, expect_last
+from cortiq.ir.op import Described, Type, expect, expect_last
 from cortiq.ir.slots import KVRows, Slot
 from cortiq.numerics.rope import RopeTable
 
+PROJECTIONS = ("q", "k", "v")
+
 
 @dataclass(frozen=True)
-class QKNorm:
-    """RMSNorm of every query and key head, over the head width, before RoPE."""
+class QKNorm(Described):
+    """RMSNorm of queries and keys.
+
+    Attributes
+    ----------
+    after_rope : the norm comes after RoPE, not before it (HunYuan).
+    full_width : one norm over all heads together, before they are split (OLMo 2).
+    """
 
     eps: float
     offset: float = 0.0
+    after_rope: bool = False
+    full_width: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionGate(Described):
+    """A factor on every element of the heads' outputs: f(W·x), W [heads·value_dim, width].
+
+    Attributes
+    ----------
+    function : f, `sigmoid` or `softplus`.
+    """
+
+    function: str = "softplus"
 
 
 @dataclass(frozen=True)
@@ -25,13 +47,21 @@ class Attention(Layer):
     """Grouped-query attention with its projections: f32[width], position → f32[width].
 
     q, k, v = Linear(x); per head: [RMSNorm]; RoPE; keys and values to the slot; softmax over the
-    visible rows (`window`, `sinks`, `soft_cap`); Linear. All geometry is per layer.
+    visible rows (`window`, `sinks`, `soft_cap`); [gates]; Linear. All geometry is per layer.
+    Further inputs, in this order, if the options ask for them: the row
+    f32[width] that values are projected from (`value_input`).
 
     Attributes
     ----------
     value_dim : width of a value head; `None` means `head_dim`.
     scale : factor on q·k; `None` means head_dim^(-1/2).
     rope : table, or `None` for a layer that rotates nothing.
+    value_norm : eps of an RMSNorm without weight on every value head.
+    value_scale : factor on the values.
+    biased : q, k and v have biases; or the names of those that have one.
+    output_gate : q is twice as wide, [q | gate] in every head: the head's output times σ(gate).
+    gate : a further gate, with a matrix of its own.
+    value_input : values are projected from another row (value residual).
     shares_kv : the layer projects no keys and values and reads a slot that another layer writes.
     """
 
@@ -47,9 +77,14 @@ class Attention(Layer):
     soft_cap: float | None = None
     sinks: bool = False
     qk_norm: QKNorm | None = None
-    biased: bool = False
+    biased: bool | tuple[str, ...] = False
     output_biased: bool = False
     shares_kv: bool = False
+    value_norm: float | None = None
+    value_scale: float = 1.0
+    output_gate: bool = False
+    gate: AttentionGate | None = None
+    value_input: bool = False
 
     @property
     def writes_slots(self) -> bool:
@@ -61,50 +96,74 @@ class Attention(Layer):
         """Width of a value head."""
         return self.value_dim or self.head_dim
 
-    def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the width."""
-        x, position = inputs
-        expect_last(self, x, self.width)
-        expect(position == Type((), "i32"), f"Attention takes a position, got {position}")
-        expect(self.heads % self.kv_heads == 0, f"{self.kv_heads} KV heads for {self.heads} heads")
-        return (Type((self.width,)),)
+    @property
+    def biases(self) -> tuple[str, ...]:
+        """Those of q, k and v that have a bias."""
+        if isinstance(self.biased, bool):
+            return PROJECTIONS if self.biased else ()
+        return self.biased
 
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Projections, norms, biases, sinks."""
-        out = {
-            "q": self.heads * self.head_dim,
+    def _rows(self) -> dict[str, int]:
+        """Rows of each projection there is."""
+        rows = {
+            "q": self.heads * self.head_dim * (2 if self.output_gate else 1),
             "k": self.kv_heads * self.head_dim,
             "v": self.kv_heads * self.value_width,
         }
-        if self.shares_kv:
-            out = {"q": out["q"]}
-        shapes: dict[str, tuple[int, ...]] = {r: (n, self.width) for r, n in out.items()}
+        return {"q": rows["q"]} if self.shares_kv else rows
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Keeps the width."""
+        x, position, *others = inputs
+        expect_last(self, x, self.width)
+        expect(position == Type((), "i32"), f"Attention takes a position, got {position}")
+        wanted = [Type((self.width,))] if self.value_input else []
+        expect(others == wanted, f"Attention takes {wanted} after the position, got {others}")
+        expect(self.heads % self.kv_heads == 0, f"{self.kv_heads} KV heads for {self.heads} heads")
+        fits = not self.output_gate or self.value_width == self.head_dim
+        expect(fits, f"a gate of {self.head_dim} on a value head of {self.value_width}")
+        full = self.qk_norm is not None and self.qk_norm.full_width
+        expect(not (self.output_gate and full), "no norm over queries and their gates together")
+        expect(set(self.biases) <= set(PROJECTIONS), f"biases of {self.biases}")
+        expect(not (self.shares_kv and self.value_input), "a layer without values takes none")
+        return (Type((self.width,)),)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Projections, norms, biases, gate, sinks."""
+        rows = self._rows()
+        shapes: dict[str, tuple[int, ...]] = {r: (n, self.width) for r, n in rows.items()}
         shapes["o"] = (self.width, self.heads * self.value_width)
         if self.qk_norm:
-            shapes |= {f"{r}_norm": (self.head_dim,) for r in out if r != "v"}
-        if self.biased:
-            shapes |= {f"{r}_bias": (n,) for r, n in out.items()}
+            shapes |= {f"{r}_norm": (self._norm_width(r),) for r in rows if r != "v"}
+        shapes |= {f"{r}_bias": (n,) for r, n in rows.items() if r in self.biases}
         if self.output_biased:
             shapes["o_bias"] = (self.width,)
+        if self.gate:
+            shapes["gate"] = (self.heads * self.value_width, self.width)
         if self.sinks:
             shapes["sinks"] = (self.heads,)
         return shapes
+
+    def _norm_width(self, role: str) -> int:
+        heads = self.heads if role == "q" else self.kv_heads
+        full = self.qk_norm is not None and self.qk_norm.full_width
+        return self.head_dim * (heads if full else 1)
 
     def slot_kinds(self) -> dict[str, Slot]:
         """Key and value rows."""
         return {"kv": KVRows(self.kv_heads, self.head_dim, self.value_width)}
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, Reshape, RMSNorm, Rope, Quantise, StoreKV, Attend, Linear."""
-        x, position = inputs
-        q = self._heads(scope, x, position, "q", self.heads, self.head_dim)
+        """Linear, Reshape, RMSNorm, Rope, Quantise, StoreKV, Attend, gates, Linear."""
+        x, position = inputs[:2]
+        q = self._project(scope, x, "q")
+        gate = None
+        if self.output_gate:
+            gate = scope.add(ops.Slice(self.head_dim, 2 * self.head_dim), q, name="q.gate")
+            q = scope.add(ops.Slice(0, self.head_dim), q, name="q.query")
+        q = self._placed(scope, q, position, "q")
         if not self.shares_kv:
-            k = self._heads(scope, x, position, "k", self.kv_heads, self.head_dim)
-            v = self._project(scope, x, "v", self.kv_heads, self.value_width)
-            k = scope.add(ops.Quantise(), k, name="k.quantised")
-            v = scope.add(ops.Quantise(), v, name="v.quantised")
-            store = ops.StoreKV(self.kv_heads, self.head_dim, self.value_width)
-            scope.add_node(store, k, v, name="store", slots={"kv": "kv"})
+            self._store(scope, x, position, inputs[-1] if self.value_input else x)
         q = scope.add(ops.Quantise(), q, name="q.quantised")
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         attend = ops.Attend(
@@ -113,22 +172,59 @@ class Attention(Layer):
         )  # fmt: skip
         sinks = {"sinks": "sinks"} if self.sinks else {}
         y = scope.add(attend, q, position, name="attend", weights=sinks, slots={"kv": "kv"})
+        y = self._gated(scope, x, y, gate)
         width = self.heads * self.value_width
         y = scope.add(ops.Reshape((width,)), y, name="merged")
         return linear(scope, y, "o", width, self.width, self.output_biased)
 
-    def _project(self, scope: Scope, x: Value, role: str, heads: int, dim: int) -> Value:
-        y = linear(scope, x, role, self.width, heads * dim, self.biased)
-        return scope.add(ops.Reshape((heads, dim)), y, name=f"{role}.heads")
+    def _store(self, scope: Scope, x: Value, position: Value, values: Value) -> None:
+        """Keys and values to the slot."""
+        k = self._placed(scope, self._project(scope, x, "k"), position, "k")
+        v = self._project(scope, values, "v")
+        if self.value_norm is not None:
+            norm = ops.RMSNorm(self.value_width, self.value_norm, weighted=False)
+            v = scope.add(norm, v, name="v.norm")
+        if self.value_scale != 1.0:
+            v = scope.add(ops.Scale(self.value_scale), v, name="v.scaled")
+        k = scope.add(ops.Quantise(), k, name="k.quantised")
+        v = scope.add(ops.Quantise(), v, name="v.quantised")
+        store = ops.StoreKV(self.kv_heads, self.head_dim, self.value_width)
+        scope.add_node(store, k, v, name="store", slots={"kv": "kv"})
 
-    def _heads(
-        self, scope: Scope, x: Value, position: Value, role: str, heads: int, dim: int
-    ) -> Value:
-        y = self._project(scope, x, role, heads, dim)
-        if self.qk_norm:
-            norm = ops.RMSNorm(dim, self.qk_norm.eps, self.qk_norm.offset)
-            weights = {"weight": f"{role}_norm"}
-            y = scope.add(norm, y, name=f"{role}.norm", weights=weights)
+    def _project(self, scope: Scope, x: Value, role: str) -> Value:
+        """The heads of one projection."""
+        rows = self._rows()[role]
+        heads = self.heads if role == "q" else self.kv_heads
+        y = linear(scope, x, role, self.width, rows, role in self.biases)
+        if role != "v" and self.qk_norm and self.qk_norm.full_width:
+            y = self._norm(scope, y, role, self.qk_norm)
+        return scope.add(ops.Reshape((heads, rows // heads)), y, name=f"{role}.heads")
+
+    def _norm(self, scope: Scope, y: Value, role: str, norm: QKNorm) -> Value:
+        op = ops.RMSNorm(self._norm_width(role), norm.eps, norm.offset)
+        return scope.add(op, y, name=f"{role}.norm", weights={"weight": f"{role}_norm"})
+
+    def _placed(self, scope: Scope, y: Value, position: Value, role: str) -> Value:
+        """Heads of q or k after norm and RoPE, in the layer's order."""
+        norm = self.qk_norm if self.qk_norm and not self.qk_norm.full_width else None
+        if norm and not norm.after_rope:
+            y = self._norm(scope, y, role, norm)
         if self.rope:
-            y = scope.add(ops.Rope(self.rope, self.pairing), y, position, name=f"{role}.rope")
+            rope = ops.Rope(self.rope, self.pairing)
+            y = scope.add(rope, y, position, name=f"{role}.rope")
+        if norm and norm.after_rope:
+            y = self._norm(scope, y, role, norm)
         return y
+
+    def _gated(self, scope: Scope, x: Value, y: Value, gate: Value | None) -> Value:
+        """The heads' outputs times the gates."""
+        if gate is not None:
+            gate = scope.add(ops.Activation("sigmoid"), gate, name="output_gate")
+            y = scope.add(ops.Multiply(), y, gate, name="output_gated")
+        if self.gate is None:
+            return y
+        rows = self.heads * self.value_width
+        factor = linear(scope, x, "gate", self.width, rows)
+        factor = scope.add(ops.Activation(self.gate.function), factor, name="gate.activation")
+        factor = scope.add(ops.Reshape((self.heads, rows // self.heads)), factor, name="gate.heads")
+        return scope.add(ops.Multiply(), y, factor, name="gated")

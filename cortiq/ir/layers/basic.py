@@ -1,4 +1,4 @@
-"""Embedding, Linear, Residual and the gated MLP, and what the other layers build on."""
+"""Embedding, Linear, Residual and the MLPs, and what the other layers build on."""
 
 from __future__ import annotations
 
@@ -130,3 +130,33 @@ class GatedMLP(Layer):
         gate = scope.add(ops.Activation(self.activation), gate, name="activation")
         product = scope.add(ops.Multiply(), gate, up, name="product")
         return linear(scope, product, "down", self.inner, self.width, self.biased)
+
+
+@dataclass(frozen=True)
+class MLP(Layer):
+    """down(activation(up(x))): f32[width] → f32[width]."""
+
+    width: int
+    inner: int
+    activation: str = "gelu_tanh"
+    biased: bool = False
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Keeps the width."""
+        expect_last(self, inputs[0], self.width)
+        return inputs
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Two matrices and their biases."""
+        shapes: dict[str, tuple[int, ...]] = {
+            "up": (self.inner, self.width), "down": (self.width, self.inner),
+        }  # fmt: skip
+        if self.biased:
+            shapes |= {f"{role}_bias": shape[:1] for role, shape in shapes.items()}
+        return shapes
+
+    def decompose(self, scope: Scope, *inputs: Value) -> Value:
+        """Linear, Activation, Linear."""
+        up = linear(scope, inputs[0], "up", self.width, self.inner, self.biased)
+        up = scope.add(ops.Activation(self.activation), up, name="activation")
+        return linear(scope, up, "down", self.inner, self.width, self.biased)

@@ -1,0 +1,154 @@
+"""Layers against plain float64 formulas written from their definitions, every option by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from one_layer import plain, run, weights_for
+
+from cortiq.errors import GraphError
+from cortiq.ir.layers import MLP, Attention, AttentionGate, QKNorm
+from cortiq.numerics.rope import RopeTable
+
+EPS = 0.01
+ROWS = 20
+
+
+def normed(x, weight=1.0):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * weight
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def softplus(x):
+    return np.log1p(np.exp(x))
+
+
+FUNCTIONS = {
+    "silu": lambda x: x * sigmoid(x),
+    "gelu_tanh": lambda x: x * sigmoid(2 * 0.7978845608028654 * (x + 0.044715 * x**3)),
+    "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
+    "sigmoid": sigmoid,
+    "softplus": softplus,
+}
+
+
+def rotated(x, table, pairing):
+    """Rows of heads turned by their row number, one pair and one head at a time."""
+    y, pairs = x.copy(), table.dim // 2
+    for i in range(pairs):
+        angle = np.arange(len(x))[:, None] * table.base ** (-2 * i / table.dim)
+        a, b = (i, i + pairs) if pairing == "half" else (2 * i, 2 * i + 1)
+        y[..., a] = x[..., a] * np.cos(angle) - x[..., b] * np.sin(angle)
+        y[..., b] = x[..., b] * np.cos(angle) + x[..., a] * np.sin(angle)
+    return y
+
+
+def attention(op, w, x, values=None):
+    """Multi-head attention of rows x, by its definition."""
+    width = op.value_width
+
+    def heads(role, count, rows, dim):
+        y = rows @ w[role].T + w.get(f"{role}_bias", 0)
+        if op.qk_norm and op.qk_norm.full_width and role != "v":
+            y = normed(y, w[f"{role}_norm"] + op.qk_norm.offset)
+        return y.reshape(len(x), count, dim)
+
+    def placed(y, role):
+        norm = op.qk_norm if op.qk_norm and not op.qk_norm.full_width else None
+        gain = w[f"{role}_norm"] + norm.offset if norm else None
+        if norm and not norm.after_rope:
+            y = normed(y, gain)
+        if op.rope:
+            y = rotated(y, op.rope, op.pairing)
+        return normed(y, gain) if norm and norm.after_rope else y
+
+    q = heads("q", op.heads, x, op.head_dim * (1 + op.output_gate))
+    q, gate = q[..., : op.head_dim], q[..., op.head_dim :]
+    q, k = placed(q, "q"), placed(heads("k", op.kv_heads, x, op.head_dim), "k")
+    v = heads("v", op.kv_heads, x if values is None else values, width)
+    v = (v if op.value_norm is None else normed(v)) * op.value_scale
+    out = np.zeros((len(x), op.heads, width))
+    for h in range(op.heads):
+        key, value = k[:, h * op.kv_heads // op.heads], v[:, h * op.kv_heads // op.heads]
+        for t in range(len(x)):
+            first = max(0, t - op.window + 1) if op.window else 0
+            s = key[first : t + 1] @ q[t, h] * (op.scale or op.head_dim**-0.5)
+            s = op.soft_cap * np.tanh(s / op.soft_cap) if op.soft_cap else s
+            p = np.exp(s)
+            p /= p.sum() + (np.exp(w["sinks"][h]) if op.sinks else 0)
+            out[t, h] = p @ value[first : t + 1]
+    out = out * sigmoid(gate) if op.output_gate else out
+    if op.gate:
+        factor = FUNCTIONS[op.gate.function](x @ w["gate"].T)
+        out = out * factor.reshape(len(x), op.heads, -1)
+    return out.reshape(len(x), -1) @ w["o"].T + w.get("o_bias", 0)
+
+
+BASE = {"width": 24, "heads": 6, "kv_heads": 2, "head_dim": 8}
+TABLE, PARTIAL = RopeTable(100.0, 8), RopeTable(100.0, 4)
+OPTIONS = {
+    "plain": {},
+    "rope": {"rope": TABLE},
+    "interleaved": {"rope": TABLE, "pairing": "interleaved"},
+    "partial rotary": {"rope": PARTIAL},
+    "narrow values": {"value_dim": 5},
+    "window": {"window": 6},
+    "scale and cap": {"scale": 0.5, "soft_cap": 1.5},
+    "sinks": {"sinks": True},
+    "biases": {"biased": True, "output_biased": True},
+    "bias of q and v": {"biased": ("q", "v")},
+    "norm of heads": {"rope": TABLE, "qk_norm": QKNorm(EPS)},
+    "norm with offset": {"rope": TABLE, "qk_norm": QKNorm(EPS, 1.0)},
+    "norm after rope": {"rope": PARTIAL, "qk_norm": QKNorm(EPS, after_rope=True)},
+    "norm of the width": {"rope": TABLE, "qk_norm": QKNorm(EPS, full_width=True), "biased": True},
+    "value norm": {"value_norm": EPS},
+    "value scale": {"value_scale": 0.7},
+    "output gate": {"output_gate": True, "rope": TABLE, "qk_norm": QKNorm(EPS), "biased": True},
+    "softplus gate": {"gate": AttentionGate()},
+    "sigmoid gate": {"gate": AttentionGate("sigmoid"), "value_dim": 5},
+    "both gates": {"gate": AttentionGate(), "output_gate": True},
+    "value input": {"value_input": True},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_attention_is_its_formula(name):
+    op = Attention(**BASE | OPTIONS[name])
+    weights = weights_for(op, seed=1)
+    rng = np.random.default_rng(2)
+    rows = {"x": rng.standard_normal((ROWS, 24))}
+    if op.value_input:
+        rows["values"] = rng.standard_normal((ROWS, 24))
+    expected = attention(op, plain(op, weights), rows["x"], rows.get("values"))
+    np.testing.assert_allclose(run(op, weights, rows), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"output_gate": True, "value_dim": 4}, "a gate of 8 on a value head of 4"),
+        ({"output_gate": True, "qk_norm": QKNorm(EPS, full_width=True)}, "queries and their gates"),
+        ({"biased": ("q", "w")}, "biases of"),
+        ({"kv_heads": 4}, "4 KV heads for 6 heads"),
+    ],
+)
+def test_attention_that_cannot_be_is_refused(options, words):
+    op = Attention(**BASE | options)
+    with pytest.raises(GraphError, match=words):
+        run(op, {}, {"x": np.zeros((1, 24))})
+
+
+@pytest.mark.parametrize("function", ["silu", "gelu_tanh", "relu", "relu2"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_mlp_is_its_formula(function, biased):
+    op = MLP(24, 40, function, biased)
+    weights = weights_for(op, seed=3)
+    x = np.random.default_rng(4).standard_normal((ROWS, 24))
+    w = plain(op, weights)
+    inner = FUNCTIONS[function](x @ w["up"].T + w.get("up_bias", 0))
+    expected = inner @ w["down"].T + w.get("down_bias", 0)
+    np.testing.assert_allclose(run(op, weights, {"x": x}), expected, atol=1e-6)
