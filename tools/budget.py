@@ -2,8 +2,12 @@
 
 Files at most 300 lines (median at most 130), functions at most 60 lines (median at most 8, ninth
 decile at most 25), a docstring on every public name, every argument annotated, at most 9 tokens a
-line on average, the core at most 13,000 lines of code (blank lines and docstrings aside: nobody
+line on average, the core at most 14,500 lines of code (blank lines and docstrings aside: nobody
 should save on those).
+
+Model families are counted by themselves, at most 150 lines of code each: their number grows with
+the models there are, so a limit on all of them would be a limit on the catalogue. What must stay
+small is one family, and the core that they share.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ PACKAGES = ("cortiq", "backends", "conformance", "plugins", "stacks", "tools")
 SKIPPED = {"tests", ".venv", "build", "dist"}
 MAX_FILE, MAX_FILE_MEDIAN, MAX_FUNCTION = 300, 130, 60
 MAX_FUNCTION_MEDIAN, MAX_FUNCTION_DECILE = 8, 25
-MAX_TOKENS_PER_LINE, MAX_CORE = 9.0, 13_000
+MAX_TOKENS_PER_LINE, MAX_CORE, MAX_FAMILY = 9.0, 14_500, 150
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -84,16 +88,30 @@ def code_lines(source: str, tree: ast.Module) -> int:
     return source.count("\n") - documented - (blank - inside)
 
 
+def family_files(root: Path) -> set[Path]:
+    """The modules that the registry lists in `OWN`."""
+    models = root / "cortiq" / "models"
+    for node in ast.parse((models / "registry.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "OWN":
+            return {models / f"{name}.py" for name in ast.literal_eval(node.value)}
+    raise ValueError("the registry lists no families")
+
+
 def check(root: Path) -> list[str]:
     """Every breach of the budget, as a line."""
     problems, file_lengths, function_lengths, tokens, core = [], [], [], 0, 0
+    families = family_files(root)
     for path in sources(root):
         source = path.read_text()
         lines = source.count("\n")
         tree, name = ast.parse(source), path.relative_to(root)
         file_lengths.append(lines)
         tokens += tokens_of(source)
-        core += code_lines(source, tree) if name.parts[0] == "cortiq" else 0
+        code = code_lines(source, tree)
+        if path in families:
+            problems += [f"{name}: {code} lines of code"] if code > MAX_FAMILY else []
+        elif name.parts[0] == "cortiq":
+            core += code
         if lines > MAX_FILE:
             problems.append(f"{name}: {lines} lines, at most {MAX_FILE}")
         for node in functions(tree):

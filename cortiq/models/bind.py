@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import prod
 from types import ModuleType
 
-from cortiq.errors import RequestError
+from cortiq.errors import FormatError, GraphError, RequestError, UnsupportedError
 from cortiq.ir import Program, primitives_of, verify, verify_constants
 from cortiq.models.config import BaseConfig
-from cortiq.models.registry import Checkpoint, family_for, family_name, read_config
+from cortiq.models.registry import Checkpoint, family_for, family_name, place, read_config
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
 from cortiq.models.tensors import find_tensors
 from cortiq.models.weights import matrix_weight, raw_weight, vector_weight
@@ -72,7 +72,7 @@ def load_program(
         return _load_synthetic(checkpoint, context, weight_format)
     family = family_for(checkpoint, families)
     config = read_config(family, checkpoint)
-    program = family.build(config, _context(context, config))
+    program = _built(family, config, context, checkpoint)
     tensors = find_tensors(program, checkpoint, family, config)
     matrices, weights = matrix_names(program), {}
     for name, names in tensors.items():
@@ -92,7 +92,7 @@ def _load_synthetic(
     if program is None:
         family = family_for(checkpoint)
         config = read_config(family, checkpoint)
-        program = family.build(config, _context(context, config))
+        program = _built(family, config, context, checkpoint)
     weights = synthetic_weights(checkpoint, program, matrix_names(program), weight_format)
     name = str(program.facts["family"])
     return LoadedProgram(_with_layouts(program, weights), weights, checkpoint, name, config, {})
@@ -104,6 +104,19 @@ def _with_layouts(program: Program, weights: Mapping[str, Weight]) -> Program:
     verify(program)
     verify_constants(program)
     return program
+
+
+def _built(
+    family: ModuleType, config: BaseConfig, context: int | None, checkpoint: Checkpoint
+) -> Program:
+    """The family's program; what is wrong with its configuration is said of the model's file."""
+    declared = _context(context, config)
+    try:
+        return family.build(config, declared)
+    except (FormatError, GraphError, UnsupportedError) as error:
+        inside = "" if error.where is None else f": {error.where}"
+        where = f"{place(checkpoint)}{inside}"
+        raise type(error)(error.what, where=where, hint=error.hint) from error
 
 
 def _context(context: int | None, config: BaseConfig) -> int:

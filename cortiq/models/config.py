@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NewType, TypeVar
 
 from cortiq.errors import FormatError, UnsupportedError
 
@@ -21,6 +21,9 @@ MAX_LAYERS = 4096
 
 MAX_HEAD = 1 << 16
 """Elements of a head: far above any model's; rotary tables take work for each."""
+
+Amount = NewType("Amount", int)
+"""A count that may be 0: fields of type `int` are at least 1."""
 
 HARMLESS = frozenset({
     "_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "bos_token_id",
@@ -231,8 +234,8 @@ def _accepts(kind: Any, value: Any) -> bool:
         return isinstance(value, list | tuple) and all(
             _accepts(element, v) or (element is int and type(v) is int and v == 0) for v in value
         )
-    if kind is int:
-        return type(value) is int and 0 < value <= MAX_COUNT
+    if kind in (int, Amount):
+        return type(value) is int and (kind is int) <= value <= MAX_COUNT
     if kind is float:
         return is_number(value)
     if typing.get_origin(kind) is not None:
@@ -252,3 +255,22 @@ def _converted(kind: Any, value: Any) -> Any:
     if kind is float:
         return float(value)
     return tuple(value) if typing.get_origin(kind) is tuple else value
+
+
+def layer_list(
+    values: Sequence[str] | None, count: int, kinds: Sequence[str], name: str = "layer_types"
+) -> tuple[str, ...]:
+    """The kind of every layer, as a config lists them.
+
+    Raises
+    ------
+    FormatError : the list is missing, is not one entry a layer, or names another kind.
+    """
+    listed = tuple(values or ())
+    strange = sorted(set(listed) - set(kinds))
+    if len(listed) != count or strange:
+        message = f"{name} has {len(listed)} entries for {count} layers"
+        if strange:
+            message = f"{name} names {', '.join(strange)}"
+        raise FormatError(message, where="config", hint=f"a layer is {' or '.join(kinds)}")
+    return listed

@@ -11,7 +11,7 @@ from cortiq.ir import Program
 from cortiq.ir.layers import Attention, GatedMLP, QKNorm
 from cortiq.models.config import BaseConfig, Keys
 from cortiq.models.names import Names
-from cortiq.models.parts import ATTENTION, MLP, Decoder, activation, named
+from cortiq.models.parts import Decoder, activation
 from cortiq.models.rope import rope_table
 from cortiq.numerics.rope import RopeTable
 
@@ -32,6 +32,7 @@ NAMES = Names(
         "post_feedforward_layernorm": "post_ffw_norm",
     }
 )
+BEFORE_MLP, AFTER_MLP = "pre_feedforward_layernorm", "post_feedforward_layernorm"
 LAYERS_OF_27B = 62
 """The one size whose query scale is not that of its head width; GGUF files do not say so."""
 
@@ -118,16 +119,7 @@ def build(config: Config, context: int) -> Program:
     mlp = GatedMLP(width, config.intermediate_size, activation(config.hidden_activation))
     x = decoder.embed(math.sqrt(width))
     for n in range(config.num_hidden_layers):
-        file, here, mixer = f"model.layers.{n}", f"layers.{n}", mixers[config.is_local(n)]
-        x = decoder.branch(
-            x, mixer, f"{here}.attention", before=f"{file}.input_layernorm.weight",
-            after=f"{file}.post_attention_layernorm.weight",
-            weights=named(mixer, f"{file}.self_attn", ATTENTION), slots={"kv": f"{here}.kv"},
-            out=f"{here}.middle",
-        )  # fmt: skip
-        x = decoder.branch(
-            x, mlp, f"{here}.mlp", before=f"{file}.pre_feedforward_layernorm.weight",
-            after=f"{file}.post_feedforward_layernorm.weight",
-            weights=named(mlp, f"{file}.mlp", MLP), out=f"{here}.out",
-        )  # fmt: skip
+        mixer = mixers[config.is_local(n)]
+        x = decoder.mixer(x, n, mixer, after="post_attention_layernorm")
+        x = decoder.feed_forward(x, n, mlp, before=BEFORE_MLP, after=AFTER_MLP)
     return decoder.finish(x, soft_cap=config.final_logit_softcapping)

@@ -11,7 +11,7 @@ from cortiq.ir import Program
 from cortiq.ir.layers import Attention, GatedMLP, QKNorm, ShortConv
 from cortiq.models.config import BaseConfig, Keys
 from cortiq.models.names import Names
-from cortiq.models.parts import ATTENTION, Decoder, named
+from cortiq.models.parts import ATTENTION, Decoder
 from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("lfm2",)
@@ -130,22 +130,13 @@ def build(config: Config, context: int) -> Program:
     mlp = GatedMLP(width, config.inner)
     x = decoder.embed()
     for n, attends in enumerate(config.attends()):
-        file, here = f"model.layers.{n}", f"layers.{n}"
-        before, middle = f"{file}.operator_norm.weight", f"{here}.middle"
         if attends:
-            weights = named(attention, f"{file}.self_attn", MIXERS)
-            slots = {"kv": f"{here}.kv"}
-            x = decoder.branch(
-                x, attention, f"{here}.attention", before=before, weights=weights, slots=slots,
-                out=middle,
-            )  # fmt: skip
+            x = decoder.mixer(x, n, attention, table=MIXERS, before="operator_norm")
         else:
-            weights, slots = named(conv, f"{file}.conv", CONV), {"ring": f"{here}.ring"}
-            x = decoder.branch(
-                x, conv, f"{here}.conv", before=before, weights=weights, slots=slots, out=middle
+            x = decoder.mixer(
+                x, n, conv, name="conv", tensors="conv", table=CONV, before="operator_norm"
             )
-        x = decoder.branch(
-            x, mlp, f"{here}.mlp", before=f"{file}.ffn_norm.weight",
-            weights=named(mlp, f"{file}.feed_forward", FEED_FORWARD), out=f"{here}.out",
-        )  # fmt: skip
-    return decoder.finish(x, norm="model.embedding_norm.weight")
+        x = decoder.feed_forward(
+            x, n, mlp, tensors="feed_forward", table=FEED_FORWARD, before="ffn_norm"
+        )
+    return decoder.finish(x, norm="model.embedding_norm")

@@ -8,7 +8,7 @@ from cortiq.ir import Program
 from cortiq.ir.layers import Attention, GatedMLP
 from cortiq.models.config import BaseConfig, Keys
 from cortiq.models.names import Names
-from cortiq.models.parts import ATTENTION, MLP, Decoder, activation, named
+from cortiq.models.parts import Decoder, activation
 from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("llama", "mistral")
@@ -58,14 +58,6 @@ def build(config: Config, context: int) -> Program:
     mlp = GatedMLP(config.hidden_size, inner, act, config.mlp_bias)
     x = decoder.embed()
     for n in range(config.num_hidden_layers):
-        file, here = f"model.layers.{n}", f"layers.{n}"
-        x = decoder.branch(
-            x, mixer, f"{here}.attention", before=f"{file}.input_layernorm.weight",
-            weights=named(mixer, f"{file}.self_attn", ATTENTION), slots={"kv": f"{here}.kv"},
-            out=f"{here}.middle",
-        )  # fmt: skip
-        x = decoder.branch(
-            x, mlp, f"{here}.mlp", before=f"{file}.post_attention_layernorm.weight",
-            weights=named(mlp, f"{file}.mlp", MLP), out=f"{here}.out",
-        )  # fmt: skip
+        x = decoder.mixer(x, n, mixer)
+        x = decoder.feed_forward(x, n, mlp)
     return decoder.finish(x)

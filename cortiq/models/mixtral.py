@@ -10,7 +10,7 @@ from cortiq.ir import Program
 from cortiq.ir.layers import Attention, MoE
 from cortiq.models.config import BaseConfig, Keys
 from cortiq.models.names import Names
-from cortiq.models.parts import ATTENTION, Decoder, activation, named
+from cortiq.models.parts import Decoder, activation
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
@@ -64,14 +64,6 @@ def build(config: Config, context: int) -> Program:
     experts = MoE(width, inner, config.num_local_experts, router, act)
     x = decoder.embed()
     for n in range(config.num_hidden_layers):
-        file, here = f"model.layers.{n}", f"layers.{n}"
-        x = decoder.branch(
-            x, mixer, f"{here}.attention", before=f"{file}.input_layernorm.weight",
-            weights=named(mixer, f"{file}.self_attn", ATTENTION), slots={"kv": f"{here}.kv"},
-            out=f"{here}.middle",
-        )  # fmt: skip
-        x = decoder.branch(
-            x, experts, f"{here}.mlp", before=f"{file}.post_attention_layernorm.weight",
-            weights=named(experts, f"{file}.block_sparse_moe", EXPERTS), out=f"{here}.out",
-        )  # fmt: skip
+        x = decoder.mixer(x, n, mixer)
+        x = decoder.feed_forward(x, n, experts, tensors="block_sparse_moe", table=EXPERTS)
     return decoder.finish(x)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from cortiq.errors import UnsupportedError
 from cortiq.ir import Builder, Op, Program, Value
 from cortiq.ir.layers import Embedding, Linear, Residual, RMSNorm
-from cortiq.ir.ops import SoftCap
+from cortiq.ir.ops import Scale, SoftCap
 from cortiq.models.config import BaseConfig
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -55,10 +55,23 @@ class Decoder:
 
     Values are named `embed`, `layers.N.attention`, `layers.N.mlp`, `layers.N.out` (and those in
     between), `hidden` after the last norm, and `logits`.
+
+    Attributes
+    ----------
+    norm_op : the norm of a row of the model's width, wherever the family has one.
+    residual : what every branch is multiplied by before it is added.
     """
 
     def __init__(
-        self, config: BaseConfig, context: int, *, family: str, eps: float, offset: float = 0.0
+        self,
+        config: BaseConfig,
+        context: int,
+        *,
+        family: str,
+        eps: float = 0.0,
+        offset: float = 0.0,
+        norm: Op | None = None,
+        residual: float = 1.0,
     ) -> None:
         facts = {
             "family": family,
@@ -69,7 +82,8 @@ class Decoder:
             "vocab_size": config.vocab_size,
         }
         self.builder = Builder(context=context, facts=facts)
-        self.config, self.eps, self.offset = config, eps, offset
+        self.config, self.residual = config, Residual(residual)
+        self.norm_op = norm or RMSNorm(config.hidden_size, eps, offset)
         self.token = self.builder.input("token")
         self.position = self.builder.input("position")
 
@@ -78,10 +92,10 @@ class Decoder:
         op = Embedding(self.config.vocab_size, self.config.hidden_size, multiplier)
         return self.builder.add(op, self.token, name="embed", weights={"table": TABLE})
 
-    def norm(self, x: Value, name: str, weight: str) -> Value:
-        """RMSNorm with the family's eps and offset."""
-        op = RMSNorm(self.config.hidden_size, self.eps, self.offset)
-        return self.builder.add(op, x, name=name, weights={"weight": weight})
+    def norm(self, x: Value, name: str, prefix: str) -> Value:
+        """The family's norm, with the tensors `prefix`.weight and, if it has one, `prefix`.bias."""
+        weights = {role: f"{prefix}.{role}" for role in self.norm_op.weight_shapes()}
+        return self.builder.add(self.norm_op, x, name=name, weights=weights)
 
     def branch(
         self,
@@ -89,37 +103,96 @@ class Decoder:
         op: Op,
         name: str,
         *,
-        before: str,
+        before: str | None,
         weights: Mapping[str, str],
         slots: Mapping[str, str] | None = None,
         after: str | None = None,
         out: str,
     ) -> Value:
-        """x + norm?(op(norm(x))): one residual branch.
+        """x + norm?(op(norm?(x))): one residual branch.
 
         Parameters
         ----------
         op : takes the normalised row, and the position too if it keeps key and value rows.
-        before, after : weights of the norms around it; `after` is for families that have one.
+        before, after : prefixes of the norms around it, `None` where the family has none.
         out : name of the sum.
         """
-        inputs = [self.norm(x, f"{name}_norm", before)]
+        inputs = [self.norm(x, f"{name}_norm", before) if before else x]
         if slots and "kv" in slots:
             inputs.append(self.position)
         y = self.builder.add(op, *inputs, name=name, weights=weights, slots=slots)
         if after:
             y = self.norm(y, f"{name}_after_norm", after)
-        return self.builder.add(Residual(), x, y, name=out)
+        return self.builder.add(self.residual, x, y, name=out)
+
+    def mixer(
+        self,
+        x: Value,
+        layer: int,
+        op: Op,
+        *,
+        name: str = "attention",
+        tensors: str = "self_attn",
+        table: Mapping[str, str] = ATTENTION,
+        before: str | None = "input_layernorm",
+        after: str | None = None,
+    ) -> Value:
+        """The branch of a layer's attention (or another mixer) under the usual names.
+
+        Parameters
+        ----------
+        name : of the value, `layers.N.name`; slots are called after their roles.
+        tensors, table : prefix of the operator's tensors within the layer, and the rest by role.
+        before, after : norms of the layer, `None` where there is none.
+        """
+        file, here = f"model.layers.{layer}", f"layers.{layer}"
+        return self.branch(
+            x, op, f"{here}.{name}", before=_within(file, before), after=_within(file, after),
+            weights=named(op, f"{file}.{tensors}", table),
+            slots={role: f"{here}.{role}" for role in op.slot_kinds()}, out=f"{here}.middle",
+        )  # fmt: skip
+
+    def feed_forward(
+        self,
+        x: Value,
+        layer: int,
+        op: Op,
+        *,
+        tensors: str = "mlp",
+        table: Mapping[str, str] = MLP,
+        before: str | None = "post_attention_layernorm",
+        after: str | None = None,
+    ) -> Value:
+        """The branch of a layer's MLP or experts under the usual names, see `mixer`."""
+        file, here = f"model.layers.{layer}", f"layers.{layer}"
+        return self.branch(
+            x, op, f"{here}.mlp", before=_within(file, before), after=_within(file, after),
+            weights=named(op, f"{file}.{tensors}", table), out=f"{here}.out",
+        )  # fmt: skip
 
     def finish(
-        self, x: Value, *, norm: str = "model.norm.weight", soft_cap: float | None = None
+        self,
+        x: Value,
+        *,
+        norm: str = "model.norm",
+        multiplier: float = 1.0,
+        soft_cap: float | None = None,
     ) -> Program:
-        """Final norm, head (the table again, if tied), soft cap; the program."""
-        hidden = self.norm(x, "hidden", norm)
+        """Final norm, head (the table again, if tied), multiplier, soft cap; the program."""
+        y = self.norm(x, "hidden", norm)
         weights = {"weight": TABLE if self.config.tie_word_embeddings else HEAD}
-        head = Linear(self.config.hidden_size, self.config.vocab_size)
-        name = "head" if soft_cap else "logits"
-        y = self.builder.add(head, hidden, name=name, weights=weights)
+        steps: list[tuple[Op, Mapping[str, str]]] = [
+            (Linear(self.config.hidden_size, self.config.vocab_size), weights)
+        ]
+        if multiplier != 1.0:
+            steps.append((Scale(multiplier), {}))
         if soft_cap:
-            self.builder.add(SoftCap(soft_cap), y, name="logits")
+            steps.append((SoftCap(soft_cap), {}))
+        names = [*("head", "head.scaled")[: len(steps) - 1], "logits"]
+        for name, (op, own) in zip(names, steps, strict=True):
+            y = self.builder.add(op, y, name=name, weights=own)
         return self.builder.program(outputs=("hidden", "logits"))
+
+
+def _within(layer: str, norm: str | None) -> str | None:
+    return f"{layer}.{norm}" if norm else None

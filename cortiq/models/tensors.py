@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from types import ModuleType
+from typing import Any
 
 from cortiq.errors import FormatError
 from cortiq.ir import Program
 from cortiq.models.config import BaseConfig
 from cortiq.models.gguf_config import FREQUENCY_FACTORS
 from cortiq.models.names import IGNORED
-from cortiq.models.parts import HEAD
+from cortiq.models.parts import HEAD, TABLE
 from cortiq.models.registry import Checkpoint, place
 
 
@@ -32,6 +33,7 @@ def find_tensors(
             for problem in _tensor_problems(tensor, shape, checkpoint)
         ]
     problems += _left_over(places, checkpoint, config)
+    problems += _untied(checkpoint, config)
     if problems:
         lines = "\n  ".join(problems)
         message = f"does not hold the tensors of its architecture:\n  {lines}"
@@ -70,3 +72,20 @@ def _left_over(
     for tensor in checkpoint.tensor_names:
         if tensor not in used and not IGNORED.fullmatch(tensor):
             yield f"{tensor} belongs to nothing in the graph"
+
+
+def _untied(checkpoint: Checkpoint, config: BaseConfig) -> Iterator[str]:
+    """A head of its own in a file that says the head is the table: some files hold the copy.
+
+    Only the ends of the two are compared, so that nothing long is read at load.
+    """
+    if config.source == "gguf" or not config.tie_word_embeddings or HEAD not in checkpoint:
+        return
+    head, table = (_ends(checkpoint.tensor(name)) for name in (HEAD, TABLE))
+    if head != table:
+        yield f"{HEAD} differs from {TABLE}, but the config says they are one (tie_word_embeddings)"
+
+
+def _ends(tensor: Any) -> tuple[Any, ...]:
+    flat = tensor.raw.reshape(-1)
+    return tensor.type, tensor.shape, bytes(flat[:4096]), bytes(flat[-4096:])

@@ -36,14 +36,26 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     context: int | None = None
     call: dict[str, Any] = field(default_factory=dict)
+    positions: int = TOKENS
 
     def __str__(self) -> str:
         return self.name
 
     def build(self) -> Any:
         """The transformers configuration."""
-        options = {k: v for k, v in (SMALL | self.options).items() if v is not ...}
-        return getattr(transformers, self.config)(**options)
+        return getattr(transformers, self.config)(**self.options)
+
+
+def case(
+    name: str,
+    config: str,
+    options: dict[str, Any] | None = None,
+    context: int | None = None,
+    call: dict[str, Any] | None = None,
+) -> Case:
+    """A case with the widths of `SMALL`; an option `...` leaves one of them out."""
+    chosen = {k: v for k, v in (SMALL | (options or {})).items() if v is not ...}
+    return Case(name, config, chosen, context, call or {})
 
 
 def rope(kind: str, **options: Any) -> dict[str, Any]:
@@ -56,28 +68,28 @@ SHORT = [1.0 + 0.03 * i for i in range(5)]
 LONGROPE = {"long_factor": LONG, "short_factor": SHORT}
 
 LLAMA = [
-    Case("llama", "LlamaConfig", rope("default")),
-    Case("llama-tied", "LlamaConfig", {"tie_word_embeddings": True}),
-    Case("llama-biased", "LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
-    Case("llama-wide-heads", "LlamaConfig", {"head_dim": 24, "num_key_value_heads": 1}),
-    Case("llama-ungrouped", "LlamaConfig", {"num_key_value_heads": 4, "hidden_act": "relu2"}),
-    Case("llama-linear", "LlamaConfig", rope("linear", factor=2.5)),
-    Case("llama-llama3", "LlamaConfig", rope(
+    case("llama", "LlamaConfig", rope("default")),
+    case("llama-tied", "LlamaConfig", {"tie_word_embeddings": True}),
+    case("llama-biased", "LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
+    case("llama-wide-heads", "LlamaConfig", {"head_dim": 24, "num_key_value_heads": 1}),
+    case("llama-ungrouped", "LlamaConfig", {"num_key_value_heads": 4, "hidden_act": "relu2"}),
+    case("llama-linear", "LlamaConfig", rope("linear", factor=2.5)),
+    case("llama-llama3", "LlamaConfig", rope(
         "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
         original_max_position_embeddings=48)),
-    Case("llama-yarn", "LlamaConfig", rope(
+    case("llama-yarn", "LlamaConfig", rope(
         "yarn", factor=4.0, original_max_position_embeddings=64)),
-    Case("llama-yarn-options", "LlamaConfig", rope(
+    case("llama-yarn-options", "LlamaConfig", rope(
         "yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=6.0, beta_slow=0.5,
         mscale=1.2, mscale_all_dim=0.8, truncate=False)),
-    Case("llama-yarn-attention-factor", "LlamaConfig", rope(
+    case("llama-yarn-attention-factor", "LlamaConfig", rope(
         "yarn", factor=4.0, original_max_position_embeddings=64, attention_factor=1.3)),
-    Case("llama-longrope-long", "LlamaConfig", rope(
+    case("llama-longrope-long", "LlamaConfig", rope(
         "longrope", **LONGROPE, original_max_position_embeddings=32)),
-    Case("llama-longrope-short", "LlamaConfig", rope(
+    case("llama-longrope-short", "LlamaConfig", rope(
         "longrope", **LONGROPE, original_max_position_embeddings=256), context=256),
-    Case("mistral", "MistralConfig", {"sliding_window": 24}),
-    Case("mistral-no-window", "MistralConfig", {"sliding_window": None, "head_dim": 16}),
+    case("mistral", "MistralConfig", {"sliding_window": 24}),
+    case("mistral-no-window", "MistralConfig", {"sliding_window": None, "head_dim": 16}),
 ]  # fmt: skip
 
 _GEMMA = {
@@ -89,18 +101,18 @@ _GEMMA = {
     "layer_types": ["sliding_attention", "full_attention"] * 2, "tie_word_embeddings": True,
 }  # fmt: skip
 GEMMA = [
-    Case("gemma3", "Gemma3TextConfig", _GEMMA),
-    Case("gemma3-pattern", "Gemma3TextConfig", _GEMMA | {
+    case("gemma3", "Gemma3TextConfig", _GEMMA),
+    case("gemma3-pattern", "Gemma3TextConfig", _GEMMA | {
         "num_hidden_layers": 6, "layer_types": ..., "rope_parameters": None}),
-    Case("gemma3-untied-biased", "Gemma3TextConfig", _GEMMA | {
+    case("gemma3-untied-biased", "Gemma3TextConfig", _GEMMA | {
         "tie_word_embeddings": False, "attention_bias": True}),
-    Case("gemma3-attention-cap", "Gemma3TextConfig", _GEMMA | {"attn_logit_softcapping": 2.0},
+    case("gemma3-attention-cap", "Gemma3TextConfig", _GEMMA | {"attn_logit_softcapping": 2.0},
          call={"softcap": 2.0}),
-    Case("gemma3-final-cap", "Gemma3TextConfig", _GEMMA | {"final_logit_softcapping": 3.0}),
+    case("gemma3-final-cap", "Gemma3TextConfig", _GEMMA | {"final_logit_softcapping": 3.0}),
 ]  # fmt: skip
 MIXTRAL = [
-    Case("mixtral", "MixtralConfig", {"num_local_experts": 5, "num_experts_per_tok": 2}),
-    Case("mixtral-window", "MixtralConfig", {
+    case("mixtral", "MixtralConfig", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    case("mixtral-window", "MixtralConfig", {
         "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 24, "head_dim": 16,
         "tie_word_embeddings": True}),
 ]  # fmt: skip
@@ -109,25 +121,36 @@ _LFM2 = {
     "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 24,
 }  # fmt: skip
 LFM2 = [
-    Case("lfm2", "Lfm2Config", _LFM2),
-    Case("lfm2-biased", "Lfm2Config", _LFM2 | {
+    case("lfm2", "Lfm2Config", _LFM2),
+    case("lfm2-biased", "Lfm2Config", _LFM2 | {
         "conv_bias": True, "conv_L_cache": 4, "block_ffn_dim_multiplier": 1.3}),
-    Case("lfm2-indices", "Lfm2Config", _LFM2 | {
+    case("lfm2-indices", "Lfm2Config", _LFM2 | {
         "layer_types": ..., "full_attn_idxs": [0, 2], "block_auto_adjust_ff_dim": False}),
 ]  # fmt: skip
 CASES = [*LLAMA, *GEMMA, *MIXTRAL, *LFM2]
 
 
-def draw_weights(model: Any, multiplier: float) -> None:
-    """Weights that make q·k·scale, and the logits, have a standard deviation of about 1 to 3."""
+def multiplier_of(config: Any) -> float:
+    """What the family multiplies rows of the embedding by."""
+    if config.model_type.startswith("gemma"):
+        return math.sqrt(config.hidden_size)
+    named = (getattr(config, name, None) for name in ("embedding_multiplier", "scale_emb"))
+    return next((float(value) for value in named if value), 1.0)
+
+
+def draw_weights(model: Any) -> None:
+    """Weights that make q·k·scale, and the logits, have a standard deviation of about 1 to 3.
+
+    Vectors (norms, biases, gains) are moved from what transformers starts them with, which is 0 or
+    1 as the family means them; buffers that are biases too.
+    """
     generator = torch.Generator().manual_seed(5)
-    for name, parameter in model.named_parameters():
+    multiplier = multiplier_of(model.config)
+    biases = [(name, b) for name, b in model.named_buffers() if name.endswith("bias")]
+    for name, parameter in [*model.named_parameters(), *biases]:
         noise = torch.randn(parameter.shape, generator=generator)
-        if "norm" in name:
-            base = 0.0 if model.config.model_type.startswith("gemma") else 1.0
-            noise = base + 0.2 * noise
-        elif name.endswith("bias"):
-            noise = 0.3 * noise
+        if parameter.dim() == 1:
+            noise = parameter.data + (0.3 if name.endswith("bias") else 0.2) * noise
         elif "embed_tokens" in name:
             noise = noise / multiplier
         else:
@@ -153,11 +176,10 @@ def write(case: Case, folder: Path) -> Written:
         if config.model_type == "mixtral":
             how["experts_implementation"] = "eager"  # the other one has no double
         model = transformers.AutoModelForCausalLM.from_config(config, **how).eval()
-        gemma = config.model_type.startswith("gemma")
-        draw_weights(model, math.sqrt(config.hidden_size) if gemma else 1.0)
+        draw_weights(model)
         model.tie_weights()
         model.save_pretrained(folder)
-    tokens = np.random.default_rng(3).integers(0, config.vocab_size, TOKENS).tolist()
+    tokens = np.random.default_rng(3).integers(0, config.vocab_size, case.positions).tolist()
     with torch.no_grad():
         logits = (
             model.double()(torch.tensor([tokens]), use_cache=False, **case.call).logits[0].numpy()

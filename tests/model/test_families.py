@@ -73,7 +73,6 @@ FULL = f"{ROPE}.full_attention"
 CHANGES = [
     ("llama", {"rms_norm_eps": 0.021}),
     ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
-    ("llama", {"tie_word_embeddings": True}),
     ("llama", {f"{ROPE}.rope_theta": 1030.0}),
     ("llama", {f"{ROPE}.partial_rotary_factor": 0.8}),
     ("llama-linear", {f"{ROPE}.factor": 2.57}),
@@ -111,14 +110,12 @@ CHANGES = [
     ),
     ("gemma3-pattern", {"layer_types": ..., "_sliding_window_pattern": 5}),
     ("gemma3-pattern", {ROPE: ..., "rope_theta": 1e6, "rope_local_base_freq": 9700.0}),
-    ("gemma3-untied-biased", {"tie_word_embeddings": True}),
     ("gemma3-attention-cap", {"attn_logit_softcapping": 2.1}),
     ("gemma3-attention-cap", {"attn_logit_softcapping": None}),
     ("gemma3-final-cap", {"final_logit_softcapping": 3.1}),
     ("mixtral", {"rms_norm_eps": 0.021}),
     ("mixtral", {"hidden_act": "relu"}),
     ("mixtral", {"num_experts_per_tok": 3}),
-    ("mixtral", {"tie_word_embeddings": True}),
     ("mixtral", {f"{ROPE}.rope_theta": 1.05e6}),
     ("mixtral-window", {"sliding_window": 23}),
     ("lfm2", {"norm_eps": 0.021}),
@@ -149,7 +146,10 @@ STRUCTURAL = [
     ("llama-biased", "attention_bias", False),
     ("llama", "mlp_bias", True),
     ("llama-biased", "mlp_bias", False),
+    ("llama", "tie_word_embeddings", True),
     ("llama-tied", "tie_word_embeddings", False),
+    ("gemma3-untied-biased", "tie_word_embeddings", True),
+    ("mixtral", "tie_word_embeddings", True),
     ("gemma3", "attention_bias", True),
     ("mixtral", "num_local_experts", 4),
     ("mixtral", "num_local_experts", 6),
@@ -167,7 +167,7 @@ STRUCTURAL = [
 @pytest.mark.parametrize(("name", "key", "value"), STRUCTURAL)
 def test_an_option_that_contradicts_the_tensors_is_refused(name, key, value, written):
     changes = {key: value} | ({"layer_types": ...} if key == "full_attn_idxs" else {})
-    with pytest.raises(FormatError, match=r"(is missing|should be|belongs to nothing)"):
+    with pytest.raises(FormatError, match=r"(is missing|should be|belongs to nothing|differs)"):
         load_program(changed(open_checkpoint(written(name).folder), changes))
 
 

@@ -145,7 +145,8 @@ def case_of(name):
     if name != "gemma3-gguf":
         return BY_NAME[name]
     base = BY_NAME["gemma3"]
-    return dataclasses.replace(base, name=name, options=base.options | GEMMA_DEFAULTS)
+    options = {k: v for k, v in (base.options | GEMMA_DEFAULTS).items() if v is not ...}
+    return dataclasses.replace(base, name=name, options=options)
 
 
 @pytest.mark.parametrize("name", CONVERTIBLE)

@@ -1,0 +1,193 @@
+"""What a family declares to be tested, and the tiny checkpoints that follow from it.
+
+`test_every_family.py` says how to declare one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import transformers
+from checkpoints import Case
+
+from cortiq.models import load_program
+from cortiq_reference.ideal import evaluate
+
+POSITIONS = 24
+"""Rows of a test's sequence: more than the windows of the declarations."""
+COMMON: Mapping[str, Any] = {
+    "vocab_size": 96, "num_hidden_layers": 2, "rms_norm_eps": 0.02, "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+GEOMETRIES: Mapping[str, Mapping[str, Any]] = {
+    "wide": {  # heads times head width is not the hidden size
+        "hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 1, "head_dim": 20,
+    },
+    "odd": {  # widths that are no multiples of 32, more layers
+        "hidden_size": 40, "intermediate_size": 72, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 10, "num_hidden_layers": 3,
+    },
+    "switched": {  # with every switch of the family
+        "hidden_size": 48, "intermediate_size": 80, "num_attention_heads": 6,
+        "num_key_value_heads": 3, "head_dim": 8, "num_hidden_layers": 3,
+    },
+}  # fmt: skip
+FORMATS: Mapping[str, str] = {"wide": "w16", "odd": "f32", "switched": "w8"}
+"""Layout of the matrices in which a geometry meets the contract."""
+SHARED = frozenset({"source", "rope_parameters", *COMMON, *GEOMETRIES["wide"]})
+"""Fields of a config that every family has: the harness changes them itself."""
+
+
+@dataclass(frozen=True)
+class GGUF:
+    """How llama.cpp's converter writes the family.
+
+    Attributes
+    ----------
+    architecture : `general.architecture`.
+    values : the family's own metadata, from the object of config.json; keys without the prefix.
+    tensors : what the converter does to tensors: (object, HF name, array) → HF name to array.
+    leave : keys of `SHARED_VALUES` that the converter does not write.
+    geometries : those that a GGUF file can hold.
+    """
+
+    architecture: str
+    values: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
+    tensors: Callable[[Mapping[str, Any], str, np.ndarray], Mapping[str, np.ndarray]] | None = None
+    leave: frozenset[str] = frozenset()
+    geometries: Sequence[str] = tuple(GEOMETRIES)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family to be tested: one declaration gives all its tests.
+
+    Attributes
+    ----------
+    name : the module of `cortiq.models`.
+    config : the configuration class of transformers.
+    switches : options of the third geometry, every one away from its default. Each, set back to
+        what the first geometry has, must move the logits or contradict the tensors.
+    moves : options changed by a little, each of which must move the logits: of the geometry
+        `switched` if the first key is a switch, else of `wide`. `...` deletes a key; dots reach
+        inside.
+    base : options of all geometries, over the common ones; `...` leaves one out.
+    shapes : options by geometry, over everything else.
+    refused : configurations that are refused, with the words of the error.
+    elsewhere : fields of the config that other tests cover.
+    context : the declared context, where it decides a rope table.
+    call : passed to the forward function of transformers, see `checkpoints.Case`.
+    gguf : how a GGUF file of the family is written, if llama.cpp reads the family.
+    """
+
+    name: str
+    config: str
+    switches: Mapping[str, Any]
+    moves: Sequence[Mapping[str, Any]]
+    base: Mapping[str, Any] = field(default_factory=dict)
+    shapes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    refused: Sequence[tuple[Mapping[str, Any], str]] = ()
+    elsewhere: frozenset[str] = frozenset()
+    context: int | None = None
+    call: Mapping[str, Any] = field(default_factory=dict)
+    gguf: GGUF | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+    @cached_property
+    def module(self) -> ModuleType:
+        """The family."""
+        return import_module(f"cortiq.models.{self.name}")
+
+    def case(self, geometry: str) -> Case:
+        """The checkpoint of a geometry."""
+        options = {**COMMON, **GEOMETRIES[geometry], **self.base}
+        options |= self.switches if geometry == "switched" else {}
+        options |= self.shapes.get(geometry, {})
+        fields = {f.name for f in dataclasses.fields(getattr(transformers, self.config))}
+        absent = set(COMMON) - fields - set(self.base)
+        kept = {k: v for k, v in options.items() if v is not ... and k not in absent}
+        return Case(
+            f"{self.name}-{geometry}", self.config, kept, self.context, dict(self.call), POSITIONS
+        )
+
+    def geometry_of(self, changes: Mapping[str, Any]) -> str:
+        """The geometry in which an option can be seen."""
+        first = next(iter(changes)).partition(".")[0]
+        return "switched" if first in self.switches else "wide"
+
+
+def declared() -> list[Family]:
+    """Every family that a module `families_*.py` of this folder declares."""
+    modules = sorted(path.stem for path in Path(__file__).parent.glob("families_*.py"))
+    return [family for name in modules for family in import_module(name).FAMILIES]
+
+
+def logits_of(checkpoint: Any, tokens: Sequence[int], context: int | None = None) -> np.ndarray:
+    """Logits of every position in float64."""
+    loaded = load_program(checkpoint, context=context, weight_format="f32")
+    return evaluate(loaded.program, loaded.weights, tokens, ["logits"])["logits"]
+
+
+def changed(checkpoint: Any, changes: Mapping[str, Any]) -> Any:
+    """The checkpoint with keys of its config replaced (`...` deletes one; dots reach inside)."""
+    config = dict(checkpoint.config)
+    for path, value in changes.items():
+        *outer, key = path.split(".")
+        inner = config
+        for name in outer:
+            inner[name] = dict(inner[name])
+            inner = inner[name]
+        if value is ...:
+            inner.pop(key, None)
+        else:
+            inner[key] = value
+    return dataclasses.replace(checkpoint, config=config)
+
+
+def distance(a: np.ndarray, b: np.ndarray) -> float:
+    """Largest difference of two logits, relative to the largest logit, over all positions."""
+    return float(np.abs(a - b).max() / np.abs(b).max())
+
+
+def norm_distance(a: np.ndarray, b: np.ndarray) -> float:
+    """Largest ‖a − b‖/‖b‖ of a position."""
+    return float((np.linalg.norm(a - b, axis=-1) / np.linalg.norm(b, axis=-1)).max())
+
+
+class Edited:
+    """A checkpoint without some tensors, with others that it has not, or with one grown a row."""
+
+    def __init__(
+        self, checkpoint: Any, without: str = "", extra: str = "", grown: str = ""
+    ) -> None:
+        self._inner, self._without, self._extra, self._grown = checkpoint, without, extra, grown
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    @property
+    def tensor_names(self) -> list[str]:
+        """All names."""
+        names = [name for name in self._inner.tensor_names if name != self._without]
+        return names + [self._extra] * bool(self._extra)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensor_names
+
+    def tensor(self, name: str) -> Any:
+        """A tensor."""
+        found = self._inner.tensor(name)
+        if name != self._grown:
+            return found
+        return dataclasses.replace(found, shape=(found.shape[0] + 1, *found.shape[1:]))

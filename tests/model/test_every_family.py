@@ -1,0 +1,196 @@
+"""Every family against transformers, from one declaration each.
+
+To add a family, add a `Family` to the list `FAMILIES` of a module `families_*.py` here (or a new
+such module): the name of its module, transformers' configuration class, its switches, and its
+options with a slightly different value. `family_harness.Family` describes the fields. From that
+follow, in three geometries (`wide`: heads times head width is not the hidden size; `odd`: widths
+that are no multiples of 32; `switched`: every switch of the family away from its default):
+
+* the graph in float64 is transformers' model in double, within 1e-5 of the largest logit;
+* the contract on the reference is the graph in float64, within 2e-3 norm-wise;
+* chunks, single rows, rewinds, forks and batch neighbours change no bit;
+* every option, and every switch, moves the logits or contradicts the tensors, and no field of the
+  family's config is left out;
+* unknown keys, sizes and lists that contradict the tensors, absent, misshapen and left over
+  tensors, a head that is tied in one place only: our own errors, by name;
+* a GGUF file of the same tensors, where the family has `gguf`, gives the same logits.
+
+A family takes about half a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import numpy as np
+from checkpoints import write
+from family_harness import (
+    FORMATS,
+    GEOMETRIES,
+    POSITIONS,
+    SHARED,
+    Edited,
+    changed,
+    declared,
+    distance,
+    logits_of,
+    norm_distance,
+)
+from sequences import alive, alone, completed, feed, in_chunks, rows, same
+
+from cortiq.backend import CompileOptions, Digest, Named
+from cortiq.errors import CortiqError, FormatError, UnsupportedError
+from cortiq.formats.checkpoint import open_checkpoint
+from cortiq.models import load_program
+from cortiq_reference.backend import ReferenceBackend
+from cortiq_reference.ideal import evaluate
+
+TOLERANCE, CONTRACT = 1e-5, 2e-3
+BITES = 30 * TOLERANCE
+FAMILIES = declared()
+WANTS = (Digest(), Digest("hidden"))
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads",
+         "num_key_value_heads", "num_hidden_layers", "head_dim")  # fmt: skip
+every_family = pytest.mark.parametrize("family", FAMILIES, ids=str)
+every_geometry = pytest.mark.parametrize("geometry", GEOMETRIES)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Checkpoints by family and geometry, each written once."""
+    known = {}
+
+    def get(family, geometry):
+        if (family.name, geometry) not in known:
+            folder = tmp_path_factory.mktemp(f"{family}-{geometry}")
+            known[family.name, geometry] = write(family.case(geometry), folder)
+        return known[family.name, geometry]
+
+    return get
+
+
+@every_geometry
+@every_family
+def test_the_graph_in_float64_is_transformers_in_double(family, geometry, written):
+    model = written(family, geometry)
+    logits = logits_of(open_checkpoint(model.folder), model.tokens, family.context)
+    assert logits.shape == model.logits.shape
+    assert distance(logits, model.logits) < TOLERANCE
+
+
+@every_geometry
+@every_family
+def test_the_contract_is_close_and_scheduling_changes_no_bit(family, geometry, written):
+    model = written(family, geometry)
+    loaded = load_program(
+        open_checkpoint(model.folder), context=family.context, weight_format=FORMATS[geometry]
+    )
+    backend, options = ReferenceBackend(), CompileOptions(threads=1)
+    executable = backend.compile(loaded.program, loaded.weights, options)
+    ids, logits = model.tokens, Named("logits")
+    expected, left = alone(executable, ids, (*WANTS, logits))
+    contract = np.stack([answer.pop(logits) for answer in expected])
+    ideal = evaluate(loaded.program, loaded.weights, ids, ["logits"])["logits"]
+    assert 0 < norm_distance(contract, ideal) < CONTRACT
+    assert alive(expected)
+    for sizes in ([1], [5, 1, 7]):
+        state = executable.open(POSITIONS)
+        assert same(in_chunks(executable, state, ids, sizes, WANTS), expected)
+        assert same(state.export(), left)
+    fork = state.fork()
+    start = fork.rewind(11)
+    assert same(feed(executable, fork, ids[start:], WANTS), expected[start:])
+    assert same(fork.export(), left)
+    other, again = executable.open(POSITIONS), executable.open(POSITIONS)
+    groups = rows(other, ids[::-1], WANTS), rows(again, ids, WANTS)
+    assert same(completed(executable, *groups)[POSITIONS:], expected)
+
+
+def options_of(families):
+    pairs = [(family, changes) for family in families for changes in family.moves]
+    return [pytest.param(f, changes, id=f"{f}-{','.join(changes)}") for f, changes in pairs]
+
+
+@pytest.mark.parametrize(("family", "changes"), options_of(FAMILIES))
+def test_an_option_moves_the_logits(family, changes, written):
+    model = written(family, family.geometry_of(changes))
+    other = changed(open_checkpoint(model.folder), changes)
+    assert distance(logits_of(other, model.tokens, family.context), model.logits) >= BITES
+
+
+@every_family
+def test_a_switch_set_back_moves_the_logits_or_contradicts_the_tensors(family, written):
+    model, plain = (written(family, geometry) for geometry in ("switched", "wide"))
+    checkpoint, defaults = open_checkpoint(model.folder), open_checkpoint(plain.folder).config
+    unseen = []
+    for key in family.switches:
+        other = changed(checkpoint, {key: defaults.get(key, ...)})
+        try:
+            moved = distance(logits_of(other, model.tokens, family.context), model.logits)
+            unseen += [] if moved >= BITES else [f"{key} moves the logits by {moved}"]
+        except FormatError:
+            pass
+    assert unseen == []
+
+
+@every_family
+def test_every_field_of_the_config_is_seen_to_matter(family):
+    paths = {path for changes in family.moves for path in changes} | set(family.switches)
+    keys = {path.partition(".")[0] for path in paths}
+    keys = {family.module.KEYS.aliases.get(key, key) for key in keys}
+    fields = {f.name for f in dataclasses.fields(family.module.Config)}
+    assert fields - keys - SHARED - family.elsewhere == set()
+
+
+@every_family
+def test_sizes_and_lists_that_contradict_the_tensors_are_refused(family, written):
+    checkpoint = open_checkpoint(written(family, "odd").folder)
+    layers = checkpoint.config["num_hidden_layers"]
+    accepted = []
+    for key, value in checkpoint.config.items():
+        others = [value - 1, value + 1, 2 * value] if key in SIZES else []
+        if isinstance(value, list) and len(value) == layers and key != "architectures":
+            others = [value[:-1], [*value, value[0]], ["nonsense", *value[1:]]]
+        for other in others:
+            try:
+                load_program(changed(checkpoint, {key: other}))
+                accepted.append((key, other))
+            except CortiqError as error:
+                assert error.where is not None
+    assert accepted == []
+
+
+@every_geometry
+@every_family
+def test_tensors_that_are_absent_misshapen_or_left_over_are_named(family, geometry, written):
+    checkpoint = open_checkpoint(written(family, geometry).folder)
+    for name in checkpoint.tensor_names:
+        part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
+        for edit in ("without", "grown"):
+            with pytest.raises(FormatError, match=part):
+                load_program(Edited(checkpoint, **{edit: name}))
+    with pytest.raises(FormatError, match=r"model\.layers\.0\.extra\.weight"):
+        load_program(Edited(checkpoint, extra="model.layers.0.extra.weight"))
+
+
+@every_geometry
+@every_family
+def test_a_head_that_is_tied_in_one_place_only_is_named(family, geometry, written):
+    checkpoint = open_checkpoint(written(family, geometry).folder)
+    tied = checkpoint.config["tie_word_embeddings"]
+    other = changed(checkpoint, {"tie_word_embeddings": not tied})
+    with pytest.raises(FormatError, match=r"lm_head\.weight"):
+        load_program(other)
+
+
+@every_family
+def test_what_is_not_supported_is_named(family, written):
+    checkpoint = open_checkpoint(written(family, "wide").folder)
+    strange = {"attention_surprise": 2.0}
+    for changes, words in [(strange, "attention_surprise"), *family.refused]:
+        with pytest.raises(UnsupportedError, match=words):
+            load_program(changed(checkpoint, changes))
