@@ -1,0 +1,3 @@
+"""Ways to draft: copying from the text so far, a smaller model, scripts, and combinations."""
+
+from __future__ import annotations

@@ -1,0 +1,54 @@
+"""Drafts copied from the text itself: quotations, edits of code, lists, repetitions.
+
+Nothing is computed for them, so they cost what their rows cost; a text without repetitions gets
+none, and is generated as if there were no drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cortiq.backend import Want
+from cortiq.engine.drafters.ngrams import GRAM, NgramIndex
+from cortiq.engine.drafting import NOTHING, Draft, RowResult, Task
+
+RAMP = 3
+"""Ids drafted for every id that agrees beyond the shortest match: short ones are coincidences."""
+
+
+def trusted(length: int, count: int) -> int:
+    """How many of `count` ids a match of this length is worth: 1 for the shortest, then more."""
+    return min(count, 1 + RAMP * (length - GRAM))
+
+
+class LookupDrafting:
+    """The index of one sequence."""
+
+    wants: tuple[Want, ...] = ()
+
+    def __init__(self) -> None:
+        self.index = NgramIndex()
+
+    def propose(self, ids: Sequence[int], count: int) -> Draft:
+        """What came after the longest earlier occurrence of the end of `ids`."""
+        self.index.follow(ids)
+        match = self.index.match()
+        if not match.length:
+            return NOTHING
+        return Draft(self.index.continuation(match, trusted(match.length, count)))
+
+    def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
+        """Nothing to do: `propose` sees all ids."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class LookupDrafter:
+    """Prompt lookup: `--draft lookup`."""
+
+    name = "lookup"
+
+    def open(self, task: Task) -> LookupDrafting:
+        """Begin on a sequence."""
+        return LookupDrafting()

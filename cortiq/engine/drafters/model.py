@@ -1,0 +1,117 @@
+"""A smaller model drafts: another executable with a sequence of its own.
+
+It is asked for each draft with the target's own want for that position. The want's random numbers
+belong to seed and position, so where both models' distributions are alike they draw the same token,
+sampled as well as greedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cortiq.backend import Batch, Executable, Row, Want
+from cortiq.engine.drafters.ngrams import common_prefix
+from cortiq.engine.drafting import NOTHING, Draft, RowResult, Task
+from cortiq.errors import RequestError
+from cortiq.runtime.blame import blamed_on, failure_hint, names_of
+from cortiq.runtime.request import vocabulary_size
+from cortiq.runtime.sequence import check_outcome
+
+CHUNK_ROWS = 256
+"""Rows of a prompt that the draft model is fed at a time."""
+
+
+class ModelDrafting:
+    """The draft model's sequence: it follows the target's, and goes back where that turned off.
+
+    Attributes
+    ----------
+    fed : ids that the draft model has seen.
+    """
+
+    wants: tuple[Want, ...] = ()
+
+    def __init__(self, executable: Executable, task: Task) -> None:
+        self.executable, self._want_at = executable, task.want_at
+        self.limit = min(task.limit, executable.program.context)
+        with blamed_on(names_of(executable)):
+            self._state = executable.open(self.limit)
+            enough = self._state.reserve(self.limit)
+        if not enough:
+            self.close()
+            raise RequestError(
+                f"no memory for {self.limit} positions of the draft model",
+                hint="generate without it, or with a shorter context",
+            )
+        self.fed: list[int] = []
+
+    def propose(self, ids: Sequence[int], count: int) -> Draft:
+        """A chain of the draft model's own tokens: one row each, after what it has not seen yet."""
+        count = min(count, self.limit - len(ids) + 1)
+        if count < 1:
+            return NOTHING
+        self._go_back(ids)
+        for start in range(len(self.fed), len(ids) - 1, CHUNK_ROWS):
+            self._feed(ids[start : min(start + CHUNK_ROWS, len(ids) - 1)])
+        text = list(ids)
+        for _ in range(count):
+            text.append(self._drawn(text))
+        return Draft(tuple(text[len(ids) :]))
+
+    def _go_back(self, ids: Sequence[int]) -> None:
+        """To the longest prefix shared with `ids`, its last id left out: that one is fed again."""
+        same = min(common_prefix(self.fed, ids), len(ids) - 1)
+        if same < len(self.fed):
+            with blamed_on(names_of(self.executable)):
+                same = self._state.rewind(same)
+            del self.fed[same:]
+
+    def _drawn(self, ids: Sequence[int]) -> int:
+        want = self._want_at(ids)
+        brought = self._feed(ids[len(self.fed) :], (want,))
+        return int(brought[want])
+
+    def _feed(self, ids: Sequence[int], wants: tuple[Want, ...] = ()) -> RowResult:
+        """Feed ids; what the last of them brought."""
+        state, start, last = self._state, len(self.fed), len(ids) - 1
+        rows = [Row(state, start + i, t, wants if i == last else ()) for i, t in enumerate(ids)]
+        with blamed_on(names_of(self.executable)):
+            result = self.executable.forward(Batch(rows)).result()
+        check_outcome(result.outcomes[state], start + last, failure_hint(self.executable))
+        self.fed.extend(ids)
+        return result.rows[last]
+
+    def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
+        """Nothing to do: what was committed is fed when drafts are next wanted."""
+
+    def close(self) -> None:
+        """Release the sequence."""
+        self._state.release()
+
+
+class ModelDrafter:
+    """Drafts by another model with the same vocabulary: `--draft model:PATH`."""
+
+    def __init__(self, executable: Executable, name: str = "model") -> None:
+        self.executable, self.name = executable, name
+
+    def open(self, task: Task) -> ModelDrafting:
+        """Open a sequence of the draft model for a sequence of the target.
+
+        Raises
+        ------
+        RequestError : the two have different vocabularies, or memory is short.
+        """
+        check_vocabularies(self.executable, task.executable)
+        return ModelDrafting(self.executable, task)
+
+
+def check_vocabularies(draft: Executable, target: Executable) -> None:
+    """Refuse a draft model whose ids are not the target's."""
+    ours, theirs = vocabulary_size(target.program), vocabulary_size(draft.program)
+    if ours != theirs:
+        raise RequestError(
+            f"the draft model has {theirs} tokens, the model {ours}: their ids mean different text",
+            where="draft",
+            hint="draft with a model of the same family and tokenizer",
+        )

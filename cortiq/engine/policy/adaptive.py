@@ -1,0 +1,139 @@
+"""The policy that notices: depth by what holds and what rounds take, rests where nothing pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cortiq.engine.drafting import Round
+from cortiq.engine.policy.account import Account
+from cortiq.engine.policy.depth import HOLD_PRIOR, Hold, depth_by_walls
+from cortiq.engine.policy.trial import Monitor, Trial
+
+MORE, LESS = 0.75, 0.4
+"""Shares of a round's drafts that hold above which depth grows, below which it shrinks."""
+SHARE_START, SHARE_WEIGHT = 0.6, 0.2
+DWELL = 6
+"""Rounds that a depth chosen by price is kept."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Between what, and from where, depth moves.
+
+    Attributes
+    ----------
+    least, start, deepest : depths.
+    enough : tokens a round that pay without a timed plain token; None: time one.
+    hold : what is assumed of the drafter before it was seen.
+    """
+
+    least: int = 1
+    start: int = 3
+    deepest: int = 7
+    enough: float | None = None
+    hold: Hold = HOLD_PRIOR
+
+    def account(self) -> Account:
+        """An account of a drafter that was not seen yet."""
+        return Account.new(self.deepest, self.hold)
+
+
+class AdaptiveDepth:
+    """Depth for one sequence (`drafting.DepthPolicy`), from an account and the rounds it is told.
+
+    While fewer than two depths were timed, depth moves by the share of drafts that hold; from then
+    on by `depth_by_walls`. Whether to draft at all is the trial's to say. A round that the room
+    shortened moves no account, ids that a second drafter added are nobody's depth, and the wall of
+    such a round has no price.
+
+    Parameters
+    ----------
+    account : measured so far; `publish` is told every new one.
+    prompt_tokens : length of the prompt.
+    """
+
+    def __init__(
+        self,
+        account: Account,
+        prompt_tokens: int = 0,
+        limits: Limits | None = None,
+        publish: Callable[[Account], None] = lambda account: None,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.account, self.publish = account.for_prompt(prompt_tokens), publish
+        self.trial = Trial(monitor=Monitor(enough=self.limits.enough))
+        self.depth = self.limits.start
+        self._share, self._dwell = SHARE_START, 0
+
+    def choose(self, generated: int, room: int) -> int:
+        """Depth of the next round, 0 for a plain token."""
+        self.trial = self.trial.begun(generated)
+        return max(0, min(self.depth, room - 1)) if self.trial.speculates else 0
+
+    def record(self, round_: Round) -> None:
+        """Learn from a round; one that nothing was proposed in is a plain token."""
+        if round_.proposed:
+            self._after_round(round_)
+        else:
+            self._after_plain(round_)
+        self.publish(self.account)
+
+    def _after_plain(self, round_: Round) -> None:
+        account = self.account.after_plain(round_.position, round_.wall_seconds)
+        generated = round_.generated + round_.emitted
+        self.account = account
+        if account.plain_seconds:
+            self.trial = self.trial.after_plain(generated, account.plain_seconds)
+
+    def _after_round(self, round_: Round) -> None:
+        others = round_.sequences - 1
+        produced = (others + round_.emitted) / round_.sequences
+        trial = self.trial.knowing(self.account.plain_seconds)
+        generated = round_.generated + round_.emitted
+        self.trial = trial.after_round(generated, round_.wall_seconds, produced)
+        if not round_.shortened:
+            self._learn(round_, others)
+
+    def _learn(self, round_: Round, others: int) -> None:
+        own = round_.proposed - round_.extended
+        held = min(round_.accepted, own)
+        if not own:
+            return
+        self.account = self.account.after_drafts(own, held)
+        if not round_.extended:
+            self.account = self.account.after_round(own, round_.wall_seconds)
+        self._move(own, held, others)
+
+    def _move(self, own: int, held: int, others: int) -> None:
+        """The next depth: by price where that is known, by the share that holds elsewhere."""
+        limits, account = self.limits, self.account
+        priced = depth_by_walls(
+            account.hold, account.prices(), self.depth, limits.least, limits.deepest, others
+        )
+        self._share += SHARE_WEIGHT * (held / own - self._share)
+        if priced is None:
+            step = (self._share >= MORE) - (self._share < LESS)
+            chosen = max(limits.least, min(self.depth + step, limits.deepest))
+        elif self._dwell:
+            self._dwell -= 1
+            return
+        else:
+            chosen, self._dwell = priced, DWELL if priced != self.depth else 0
+        if chosen != self.depth:
+            self.depth, self._share = chosen, SHARE_START
+
+
+class Learning:
+    """Makes a policy for every sequence, each beginning with what the ones before measured."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.account = self.limits.account()
+
+    def __call__(self, prompt_tokens: int) -> AdaptiveDepth:
+        """A policy for a prompt of this many tokens."""
+        return AdaptiveDepth(self.account, prompt_tokens, self.limits, self._keep)
+
+    def _keep(self, account: Account) -> None:
+        self.account = account

@@ -1,0 +1,36 @@
+"""What a lookup adds behind a drafter's own ids: run while it pays, rested while it doesn't."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+START, PAYS, TRY_AGAIN = 2.0, 1.0, 1.6
+WEIGHT, REST = 0.2, 24
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Running average of the ids that held beyond the drafter's own, a round.
+
+    Attributes
+    ----------
+    average : of rounds that a lookup lengthened; others leave it untouched.
+    rest : rounds left without a lookup.
+    wide : whether everything of the last lengthened round held.
+    """
+
+    average: float = START
+    rest: int = 0
+    wide: bool = False
+
+    def rested(self) -> Gain:
+        """After a round that a rest kept from lengthening."""
+        return replace(self, rest=max(0, self.rest - 1))
+
+    def after(self, proposed: int, extended: int, accepted: int) -> Gain:
+        """After a round of `proposed` ids whose last `extended` came from the lookup."""
+        extra = max(0, accepted - (proposed - extended))
+        average = self.average + WEIGHT * (extra - self.average)
+        if average < PAYS:
+            return Gain(TRY_AGAIN, REST, accepted == proposed)
+        return Gain(average, 0, accepted == proposed)

@@ -1,0 +1,308 @@
+"""Policies of drafting: the golden values, the state machine, and replays of what was recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cortiq.engine.drafting import Round
+from cortiq.engine.policy.account import Account
+from cortiq.engine.policy.adaptive import AdaptiveDepth, Learning, Limits
+from cortiq.engine.policy.depth import (
+    HOLD_PRIOR,
+    depth_by_walls,
+    expected_tokens,
+    hold_after,
+    planned_depth,
+    wall_of,
+)
+from cortiq.engine.policy.gain import Gain
+from cortiq.engine.policy.trial import Decided, Monitor, Timing, Trial, Trying, rest_after
+
+FLAT = (1.10, 1.275, 1.54, 1.59, 1.65, 1.70, 1.76)
+NARROW = (1.12, 1.15, 1.17, 1.19, 1.21, 1.22, 1.24)
+BLOCK_PRIOR = (0.85, 0.82, *(0.80,) * 5)
+
+
+@pytest.mark.parametrize(
+    ("cost", "hold", "draft", "step", "depth", "rate"),
+    [
+        (FLAT, HOLD_PRIOR, 0, 0, 2, 1.8824),
+        (FLAT, (0.6, 0.15, *(0.5,) * 5), 0, 0, 1, 1.6 / 1.1),
+        (FLAT, (0.97,) * 7, 0, 0, 7, 4.0958),
+        (NARROW, HOLD_PRIOR, 0, 0.03, 5, 2.2292),
+        (FLAT, BLOCK_PRIOR, 0.44, 0, 6, 1.9594),
+        (NARROW, BLOCK_PRIOR, 0.19, 0, 6, 2.9738),
+    ],
+)
+def test_planned_depth(cost, hold, draft, step, depth, rate):
+    planned, found = planned_depth(cost, hold, draft, step)
+    assert planned == depth
+    assert found == pytest.approx(rate, abs=5e-5)
+
+
+LEARNT = (0.90, 0.85, 0.80, *(0.60,) * 4)
+
+
+@pytest.mark.parametrize(
+    ("hold", "walls", "now", "chosen"),
+    [
+        (LEARNT, (0, 100.5, 111.3, 126.3, 144.6, 0, 0), 5, 3),
+        (LEARNT, (0, 100.5, 111.3, 126.3, 144.6, 0, 0), 4, 4),
+        ((0.9,) * 7, (0, 0, 60, 62, 64, 0, 0), 3, 5),
+        ((0.5,) * 7, (0, 0, 111.3, 126.3, 0, 0, 0), 4, 2),
+        ((0.5,) * 7, (0, 0, 111.3, 0, 0, 0, 0), 4, None),
+    ],
+)
+def test_depth_by_measured_walls(hold, walls, now, chosen):
+    assert depth_by_walls(hold, walls, now, 2, 5) == chosen
+
+
+def test_walls_of_untimed_depths_lie_on_the_line_of_the_two_nearest():
+    walls = (0, 10, 12, 0, 0, 30, 0)
+    assert wall_of(walls, 1) == 8 and wall_of(walls, 2) == 10
+    assert wall_of(walls, 4) == 14 and wall_of(walls, 7) == 36
+    assert wall_of((10, 2, 0, 0, 0, 0, 0), 5) == 10  # no slope below 0
+    assert wall_of((0, 0, 0, 0, 0, 10, 100), 1) == 5  # half of the lower one
+
+
+def test_others_who_wait_make_a_deep_round_less_worth():
+    hold, walls = (0.8,) * 7, (10.0, 12.0, 14.0, 16.0, 18.0, 20.0, 22.0)
+    alone = depth_by_walls(hold, walls, 1, 1, 7)
+    assert depth_by_walls(hold, walls, 1, 1, 7, others=15) < alone
+
+
+def test_depth_follows_what_holds():
+    """Deeper while both drafts hold, back as soon as the third never does, then stable."""
+    hold, rounds = HOLD_PRIOR, 0
+    while (depth := planned_depth(FLAT, hold)[0]) == 2:
+        hold, rounds = hold_after(hold, depth, 2), rounds + 1
+        assert rounds < 60
+    assert (rounds, depth) == (13, 6)
+    rounds = 0
+    while planned_depth(FLAT, hold)[0] != 2:
+        hold, rounds = hold_after(hold, planned_depth(FLAT, hold)[0], 2), rounds + 1
+        assert rounds < 10
+    assert rounds == 1
+    deep = 0
+    for _ in range(400):
+        depth = planned_depth(FLAT, hold)[0]
+        deep += depth > 2
+        hold = hold_after(hold, depth, 2)
+    assert deep < 40
+
+
+def test_depth_stays_shallow_where_acceptance_wavers():
+    hold = HOLD_PRIOR
+    for i in range(300):
+        depth = planned_depth(FLAT, hold)[0]
+        assert depth <= 2
+        hold = hold_after(hold, depth, min(i % 3, depth))
+
+
+def test_only_drafts_that_were_tested_move_their_average():
+    hold = hold_after((0.5,) * 4, 3, 1)
+    assert hold == pytest.approx((0.55, 0.45, 0.5, 0.5))
+    assert expected_tokens((0.5, 0.5)) == [1.5, 1.75]
+
+
+def test_three_rounds_without_an_accepted_draft_end_a_try():
+    trial = Trial()
+    for generated, state in ((1, Trying(1)), (2, Trying(2)), (3, Timing(3))):
+        trial = trial.after_round(generated, 1.0, 1)
+        assert trial.state == state
+    assert 3 + rest_after(trial.monitor.rounds) == 35
+    lucky = Trial().after_round(1, 1.0, 1).after_round(3, 1.0, 2)
+    assert lucky.state == Trying(2) and lucky.monitor.zeros == 0
+    assert lucky.after_round(4, 1.0, 1).after_round(5, 1.0, 1).state == Trying(4)
+
+
+def after_rounds(trial, count, seconds, produced, generated=0):
+    for _ in range(count):
+        generated += produced
+        trial = trial.after_round(generated, seconds, produced)
+    return trial
+
+
+def test_a_try_is_decided_by_plain_tokens_that_are_timed():
+    trial = after_rounds(Trial(), 5, 2.0, 3)
+    assert trial.state == Timing(15)
+    assert not trial.speculates
+    assert trial.after_plain(22, 1.0).state == Timing(15)
+    assert trial.after_plain(23, 1.0).state == Decided(True)  # 3 tokens of 1 against 2
+    loses = trial.after_plain(23, 0.5)  # 3 tokens of 0.5 against 2
+    assert loses.state == Decided(False, 23 + 32)
+    assert loses.begun(54).state == loses.state
+    assert loses.begun(55).state == Trying()
+
+
+def test_known_plain_time_decides_at_once_and_a_proxy_where_it_is_given():
+    assert after_rounds(Trial().knowing(1.0), 5, 2.0, 3).state == Decided(True)
+    assert after_rounds(Trial().knowing(0.5), 5, 2.0, 3).state == Decided(False, 15 + 32)
+    proxied = Trial(monitor=Monitor(enough=2.0))
+    assert after_rounds(proxied, 5, 2.0, 3).state == Decided(True)
+
+
+def test_four_losing_rounds_end_a_decision_and_each_loss_doubles_the_rest():
+    trial = after_rounds(Trial().knowing(1.0), 8, 2.0, 4)
+    assert trial.state == Decided(True)
+    trial = replace(trial, monitor=replace(trial.monitor, tokens=1.0))
+    for generated in (33, 34, 35):
+        trial = trial.after_round(generated, 2.0, 1)
+        assert trial.state == Decided(True)
+    trial = trial.after_round(36, 2.0, 1)
+    assert trial.state == Decided(False, 36 + 128)
+    again = after_rounds(trial.begun(164), 3, 2.0, 1, 164)
+    assert again.state == Decided(False, 167 + 64)
+    assert rest_after(3, 20) == 1024
+
+
+def test_first_round_is_not_timed_and_the_second_sets_the_averages():
+    monitor = Monitor().after(100.0, 2)
+    assert (monitor.round_seconds, monitor.tokens) == (0, 0)
+    monitor = monitor.after(2.0, 3)
+    assert (monitor.round_seconds, monitor.tokens) == (2.0, 3)
+    monitor = monitor.after(3.0, 1)
+    assert (monitor.round_seconds, monitor.tokens) == pytest.approx((2.3, 2.4))
+
+
+def test_pay_has_a_margin():
+    base = Monitor(round_seconds=1.0, tokens=1.03, plain_seconds=1.0)
+    assert not base.pays()
+    assert replace(base, tokens=1.031).pays()
+
+
+def test_lookups_that_add_nothing_rest():
+    gain = Gain()
+    for _ in range(3):
+        gain = gain.after(5, 3, 2)
+    assert gain.average == pytest.approx(2 * 0.8**3)
+    gain = gain.after(5, 3, 2)
+    assert (gain.average, gain.rest) == (1.6, 24)
+    for _ in range(24):
+        gain = gain.rested()
+    assert gain.rest == 0
+    assert Gain().after(7, 5, 7) == Gain(2 + 0.2 * 3, 0, True)
+
+
+def test_account_leaves_the_first_time_out_and_forgets_one_taken_too_near():
+    account = Account.new(3)
+    for seconds in (9.0, 2.0, 3.0):
+        account = account.after_round(2, seconds).after_plain(100, seconds)
+    assert account.walls == pytest.approx((0, 2.2, 0)) and account.runs == (0, 3, 0)
+    assert account.plain_seconds == pytest.approx(2.2)
+    assert account.for_prompt(1224) is account
+    assert account.for_prompt(1225).plain_seconds == 0
+    assert account.after_round(4, 1.0) is account
+
+
+def test_one_timed_depth_and_the_plain_token_make_a_price():
+    account = replace(Account.new(4), walls=(0, 0, 22.0, 0))
+    assert account.prices() == account.walls
+    account = replace(account, plain_seconds=10.0)
+    assert account.prices() == (14.0, 0, 22.0, 0)
+    assert replace(account, walls=(12.0, 0, 0, 0)).prices() == (12.0, 14.0, 0, 0)
+    assert replace(account, walls=(12.0, 0, 20.0, 0)).prices() == (12.0, 0, 20.0, 0)
+
+
+def played(policy, rights, wall, rounds=400, room=1_000_000):
+    """Rounds of a text whose drafts hold as `rights(i)` says; every depth chosen, every round."""
+    generated, depths, record = 0, [], []
+    for i in range(rounds):
+        depth = policy.choose(generated, room - generated)
+        accepted = min(depth, rights(i))
+        round_ = Round(
+            generated, 10 + generated, room - generated, asked=depth, proposed=depth,
+            accepted=accepted, emitted=accepted + 1, wall_seconds=wall(depth),
+        )  # fmt: skip
+        policy.record(round_)
+        depths.append(depth)
+        record.append(round_)
+        generated += accepted + 1
+    return depths, record
+
+
+def steep(depth):
+    return 1.0 + 0.4 * depth
+
+
+def test_text_that_nothing_is_right_about_is_hardly_tried():
+    depths, record = played(AdaptiveDepth(Limits().account()), lambda i: 0, steep, 2000)
+    wasted = sum(r.wall_seconds - 1.0 for r in record)
+    assert wasted < 0.03 * 2000
+    assert depths[-500:].count(0) > 490
+
+
+def test_text_that_everything_is_right_about_is_drafted_as_deep_as_allowed():
+    depths, _ = played(AdaptiveDepth(Limits().account()), lambda i: 100, lambda k: 1 + 0.1 * k)
+    assert set(depths[-200:]) == {7}
+
+
+def test_text_that_becomes_predictable_is_noticed():
+    depths, _ = played(
+        AdaptiveDepth(Limits().account()), lambda i: 0 if i < 300 else 100, steep, 2000
+    )
+    assert depths[250:300].count(0) > 40
+    assert all(depths[-300:])
+
+
+def test_depth_settles_where_drafts_stop_to_hold():
+    depths, _ = played(AdaptiveDepth(Limits().account()), lambda i: 2, lambda k: 1 + 0.2 * k)
+    assert depths[-100:].count(2) > 80  # the rest are tries, deeper by the drift
+
+
+def test_rounds_cut_by_the_room_and_by_a_second_drafter_move_no_account():
+    policy = AdaptiveDepth(Limits().account())
+    policy.record(Round(5, 20, 3, asked=3, proposed=2, accepted=0, wall_seconds=1.0))
+    assert policy.account == Limits().account()
+    copied = Round(5, 20, 99, asked=3, proposed=3, extended=3, accepted=3, emitted=4)
+    policy.record(copied)
+    assert policy.account == Limits().account()
+    for _ in range(2):
+        policy.record(replace(copied, extended=1, accepted=2, wall_seconds=1.0))
+    assert policy.account.hold[1] > HOLD_PRIOR[1]
+    assert policy.account.walls == (0.0,) * 7
+
+
+rounds = st.builds(
+    lambda generated, asked, cut, accepted, wall, sequences: Round(
+        generated, generated + 7, 500, asked=asked, proposed=min(asked, cut),
+        accepted=min(asked, cut, accepted), emitted=min(asked, cut, accepted) + 1,
+        wall_seconds=wall, sequences=sequences,
+    ),
+    st.integers(0, 400), st.integers(0, 7), st.integers(0, 7), st.integers(0, 7),
+    st.floats(1e-6, 10), st.integers(1, 16),
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(rounds, max_size=60), st.integers(0, 4000))
+def test_a_recorded_run_replays_to_the_same_decisions(record, prompt):
+    def decisions(policy):
+        found = []
+        for round_ in record:
+            found.append(policy.choose(round_.generated, round_.room))
+            policy.record(round_)
+        return found
+
+    one, two = (AdaptiveDepth(Limits().account(), prompt) for _ in range(2))
+    chosen = decisions(one)
+    assert chosen == decisions(two)
+    assert (one.trial, one.account, one.depth) == (two.trial, two.account, two.depth)
+    assert all(0 <= depth <= 7 for depth in chosen)
+    assert all(0 <= hold <= 1 for hold in one.account.hold)
+
+
+@given(st.integers(0, 50), st.integers(1, 50))
+def test_depth_never_exceeds_the_room(generated, room):
+    assert AdaptiveDepth(Limits().account()).choose(generated, room) <= room - 1
+
+
+def test_later_sequences_begin_with_what_earlier_ones_measured():
+    learning = Learning()
+    first = learning(10)
+    played(first, lambda i: 1, steep, 30)
+    assert learning(10).account == first.account != Limits().account()
