@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := -e . -e backends/reference -e backends/cpu -e conformance
+PLUGINS := -e plugins/cortiq-torch
 
 .PHONY: demo test lint setup setup-test clean
 
@@ -18,9 +19,9 @@ demo: setup
 	$(BIN)/cortiq pull smollm2
 	$(BIN)/cortiq generate smollm2 --chat -p "Why is the sky blue?" --max-tokens 60 --temperature 0
 
-$(VENV)/.test: requirements-test.txt $(BIN)/cortiq
+$(VENV)/.test: requirements-test.txt $(BIN)/cortiq plugins/*/pyproject.toml
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet -r requirements-test.txt
+	$(BIN)/python -m pip install --quiet -r requirements-test.txt $(PLUGINS)
 	@sh tools/install-vulkan
 	@touch $@
 

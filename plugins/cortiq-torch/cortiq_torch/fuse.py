@@ -1,0 +1,67 @@
+"""A fused pattern: matrices that meet the same rows become one.
+
+A pattern is a rewriting of nodes when a program is compiled. Every value keeps its name and its
+bits: a row of a product depends on that row of the weight only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from torch import Tensor
+
+from cortiq.ir import Node, Op, ops
+from cortiq_torch.arithmetic import Rows
+from cortiq_torch.kernels import Call, product
+from cortiq_torch.matrices import Matrix
+
+
+@dataclass(frozen=True)
+class SharedMatMul(Op):
+    """Products of one value with several matrices, in one."""
+
+    widths: tuple[int, ...]
+
+
+def shared_matmul(call: Call, x: Rows | Tensor) -> tuple[Tensor, ...]:
+    """A value for each of the matrices."""
+    whole = product(call.weights["weight"], x, call.faults)
+    return tuple(part.contiguous() for part in whole.split(call.op.widths, dim=-1))
+
+
+Bound = tuple[Node, Mapping[str, Any]]
+"""A node and its prepared weights."""
+
+
+def fused(nodes: Sequence[Bound]) -> Iterator[Bound]:
+    """The nodes, with neighbouring products of one value joined where their weights can be."""
+    for _, group in groupby(_sorted(nodes), key=_key):
+        found = list(group)
+        matrices = [weights.get("weight") for _, weights in found]
+        if len(found) > 1 and all(matrices[0].joins(m) for m in matrices[1:]):
+            yield _joined([node for node, _ in found], matrices)
+        else:
+            yield from found
+
+
+def _key(bound: Bound) -> object:
+    node, _ = bound
+    return node.inputs if isinstance(node.op, ops.MatMul) else node.name
+
+
+def _sorted(nodes: Sequence[Bound]) -> list[Bound]:
+    """Every product moved up to the first one of the same value, whose inputs are there."""
+    first: dict[object, int] = {}
+    for place, bound in enumerate(nodes):
+        first.setdefault(_key(bound), place)
+    return sorted(nodes, key=lambda bound: first[_key(bound)])
+
+
+def _joined(nodes: Sequence[Node], matrices: Sequence[Matrix]) -> Bound:
+    outputs = tuple(output for node in nodes for output in node.outputs)
+    op = SharedMatMul(tuple(matrix.height for matrix in matrices))
+    node = Node(nodes[0].name, op, nodes[0].inputs, outputs)
+    return node, {"weight": Matrix.joined(matrices)}

@@ -1,0 +1,53 @@
+"""The device's arithmetic, looked at once before it is used: one wrong bit and it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cortiq.errors import BackendError
+from cortiq.numerics.philox import philox
+
+COUNT = 1 << 14
+Operation = Callable[[Tensor, Tensor], Tensor]
+
+OPERATIONS: dict[str, tuple[Operation, Callable[..., np.ndarray]]] = {
+    "a + b": (lambda a, b: a + b, lambda a, b: a + b),
+    "a * b": (lambda a, b: a * b, lambda a, b: a * b),
+    "a / b": (lambda a, b: a / b, lambda a, b: a / b),
+    "sqrt |a|": (lambda a, b: a.abs().double().sqrt().float(), lambda a, b: np.sqrt(np.abs(a))),
+    "rint(a)": (lambda a, b: (a * 4).round(), lambda a, b: np.rint(a * np.float32(4))),
+    "float64 to float32": (
+        lambda a, b: (a.double() * b.double()).float(),
+        lambda a, b: (a.astype(np.float64) * b.astype(np.float64)).astype(np.float32),
+    ),
+}
+"""What the kernels are made of, in torch and in NumPy."""
+
+
+@cache
+def check_device(device: str) -> None:
+    """`BackendError` if the device computes another bit than IEEE arithmetic has."""
+    words = philox((np.arange(COUNT, dtype=np.uint32), 0, 0, 0), (1, 2))
+    # Numbers from 2⁻²⁰ to 2²⁰ of both signs, and every half on the way.
+    bits = [(w & np.uint32(0x807FFFFF)) + ((107 + w % np.uint32(40)) << 23) for w in words[:2]]
+    a, b = (word.astype(np.uint32).view(np.float32) for word in bits)
+    a[:256] = np.arange(-128, 128, dtype=np.float32) / np.float32(8)
+    there = [torch.tensor(array, device=device) for array in (a, b)]
+    for name, (operation, definition) in OPERATIONS.items():
+        got = operation(*there).cpu().numpy()
+        if (got.view(np.uint32) != definition(a, b).view(np.uint32)).any():
+            raise BackendError(f"torch on {device} computes {name} with other bits than IEEE's")
+    _check_products(device)
+
+
+def _check_products(device: str) -> None:
+    """A float64 product of the largest integers that a weight and a row hold."""
+    q = torch.full((3, 4096), 32512.0, dtype=torch.float64, device=device)
+    codes = torch.full((4096, 5), -32639.0, dtype=torch.float64, device=device)
+    if not ((q @ codes) == -32512.0 * 32639.0 * 4096).all():
+        raise BackendError(f"torch on {device} does not add integers exactly in float64")

@@ -1,0 +1,144 @@
+"""What a slot of a sequence is kept in: rows on the device, in tensors that grow by pages."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cortiq.backend import KVPlanes
+from cortiq.ir import KVRows, Ring
+from cortiq.numerics.quantise import from_planes, planes
+from cortiq_torch.arithmetic import Rows
+
+
+class Array:
+    """Rows [n, ...]; memory beyond the rows written is never read."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: str, fill: float | None
+    ) -> None:
+        self.fill = fill
+        self.data = torch.empty((0, *shape), dtype=dtype, device=device)
+
+    def grow(self, rows: int, page: int) -> None:
+        """Make room for this many rows, in whole pages."""
+        missing = -(-rows // page) * page - len(self.data)
+        if missing > 0:
+            more = self.data.new_empty((missing, *self.data.shape[1:]))
+            if self.fill is not None:
+                more.fill_(self.fill)
+            self.data = torch.cat([self.data, more])
+
+    def write(self, start: int, rows: Tensor) -> None:
+        """Place rows at start…; there is room."""
+        self.data[start : start + len(rows)] = rows.to(self.data.dtype)
+
+    def copy(self) -> Array:
+        """Another array with the same rows."""
+        other = object.__new__(Array)
+        other.data, other.fill = self.data.clone(), self.fill
+        return other
+
+
+class Store:
+    """The arrays of a slot and how many rows they hold."""
+
+    arrays: list[Array]
+    length = 0
+
+    def append_to(self, rows: list[Tensor]) -> None:
+        """Write rows behind the last one, a tensor for each array."""
+        for array, new in zip(self.arrays, rows, strict=True):
+            array.write(self.length, new)
+        self.length += len(rows[0])
+
+    def copy(self) -> Store:
+        """Another store with the same rows."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.arrays = [array.copy() for array in self.arrays]
+        return other
+
+    def rewind(self, length: int) -> int:
+        """Forget rows; always possible where all of them are kept."""
+        self.length = min(self.length, length)
+        return self.length
+
+
+class KVStore(Store):
+    """Key and value rows of a `KVRows` slot: 16-bit integers and exponents."""
+
+    def __init__(self, slot: KVRows, device: str, poison: bool) -> None:
+        fill, exponent = (32512, 60) if poison else (None, None)
+        keys, values = (slot.heads, slot.key_dim), (slot.heads, slot.value_dim)
+        self.arrays = [
+            Array(keys, torch.int16, device, fill),
+            Array((slot.heads,), torch.int8, device, exponent),
+            Array(values, torch.int16, device, fill),
+            Array((slot.heads,), torch.int8, device, exponent),
+        ]
+
+    def append(self, keys: Rows, values: Rows) -> None:
+        """Write rows behind the last one."""
+        self.append_to([*keys, *values])
+
+    def read(self) -> tuple[Rows, Rows]:
+        """All rows written, as they are stored."""
+        k, ke, v, ve = (array.data[: self.length] for array in self.arrays)
+        return Rows(k, ke), Rows(v, ve)
+
+    def export(self) -> KVPlanes:
+        """The rows as canonical planes."""
+        keys, values = self.read()
+        parts = []
+        for rows in (keys, values):
+            parts += [*planes(rows.q.int().cpu().numpy()), rows.e.cpu().numpy()]
+        return KVPlanes(*parts)
+
+    def load(self, rows: KVPlanes, length: int) -> None:
+        """Become the exported rows; there is room."""
+        keys = from_planes(rows.key_high, rows.key_low), rows.key_exponent
+        values = from_planes(rows.value_high, rows.value_low), rows.value_exponent
+        self.length = 0
+        self.append_to([torch.tensor(part) for part in (*keys, *values)])
+
+
+class RingStore(Store):
+    """Rows of a `Ring` slot; all of them since `base` are kept, so that rewinding is exact."""
+
+    def __init__(self, slot: Ring, device: str, poison: bool) -> None:
+        self.slot, self.base = slot, 0
+        self.arrays = [Array((slot.width,), torch.float32, device, 2.0**49 if poison else None)]
+
+    def last(self) -> Tensor:
+        """The `slot.length` rows before the next one, zero where there were none."""
+        end = self.length - self.base
+        kept = self.arrays[0].data[max(0, end - self.slot.length) : end]
+        missing = self.slot.length - len(kept)
+        return torch.cat([kept.new_zeros(missing, self.slot.width), kept])
+
+    def append(self, rows: Tensor) -> None:
+        """Write rows behind the last one."""
+        self.arrays[0].write(self.length - self.base, rows)
+        self.length += len(rows)
+
+    def rewind(self, length: int) -> int:
+        """Forget rows; back to 0 where the rows before `length` are not kept."""
+        if length < self.length:
+            enough = self.base == 0 or length - self.slot.length >= self.base
+            self.length, self.base = (length, self.base) if enough else (0, 0)
+        return self.length
+
+    def export(self) -> Tensor:
+        """The last rows, oldest first."""
+        return self.last().cpu().numpy()
+
+    def load(self, rows: Tensor, length: int) -> None:
+        """Become the exported rows; there is room."""
+        kept = min(self.slot.length, length)
+        self.base = self.length = length - kept
+        self.append(torch.tensor(rows)[self.slot.length - kept :])
+
+
+STORES = {KVRows: KVStore, Ring: RingStore}
+"""The store of each kind of slot."""
