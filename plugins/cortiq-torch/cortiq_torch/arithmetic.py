@@ -9,7 +9,7 @@ result rounds to the right float32 whatever library computes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, SupportsFloat
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ def inverse_root(x: Tensor) -> Tensor:
     return inverse(x.double().sqrt().float())
 
 
-def horner(x: Tensor, coefficients: Iterable[float]) -> Tensor:
+def horner(x: Tensor, coefficients: Iterable[SupportsFloat]) -> Tensor:
     """A polynomial, highest power first."""
     first, *rest = (float(c) for c in coefficients)
     y = torch.full_like(x, first)

@@ -40,8 +40,8 @@ def fused(nodes: Sequence[Bound]) -> Iterator[Bound]:
     """The nodes, with neighbouring products of one value joined where their weights can be."""
     for _, group in groupby(_sorted(nodes), key=_key):
         found = list(group)
-        matrices = [weights.get("weight") for _, weights in found]
-        if len(found) > 1 and all(matrices[0].joins(m) for m in matrices[1:]):
+        matrices = [weights["weight"] for _, weights in found if len(found) > 1]
+        if matrices and all(matrices[0].joins(matrix) for matrix in matrices[1:]):
             yield _joined([node for node, _ in found], matrices)
         else:
             yield from found

@@ -61,8 +61,8 @@ class Run:
         self.flags = self.faults.cpu().numpy()
 
     def _run(self, step: Step) -> None:
-        node, all_rows = step.node, range(len(self.rows))
-        rows = self.tail if step.wanted_only else all_rows
+        node = step.node
+        rows = self.tail if step.wanted_only else list(range(len(self.rows)))
         inputs = [self._value(name, step.wanted_only) for name in node.inputs]
         faults = torch.zeros(len(rows), dtype=torch.bool, device=self.device)
         segments = _restricted(self.segments, rows) if step.wanted_only else self.segments
