@@ -10,6 +10,7 @@ from types import ModuleType
 from cortiq.errors import FormatError, GraphError, RequestError, UnsupportedError
 from cortiq.ir import Program, primitives_of, verify, verify_constants
 from cortiq.models.config import BaseConfig
+from cortiq.models.pieces import cut
 from cortiq.models.registry import Checkpoint, family_for, family_name, place, read_config
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
 from cortiq.models.tensors import find_tensors
@@ -75,14 +76,16 @@ def load_program(
     program = _built(family, config, context, checkpoint)
     tensors = find_tensors(program, checkpoint, family, config)
     matrices, weights = matrix_names(program), {}
-    for name, names in tensors.items():
-        raws, shape = [checkpoint.tensor(n) for n in names], program.weights[name].shape
+    for name, pieces in tensors.items():
+        raws = [cut(checkpoint.tensor(piece.tensor), piece) for piece in pieces]
+        shape = program.weights[name].shape
         if name in matrices:
             weights[name] = matrix_weight(raws, shape, weight_format or DEFAULT_WEIGHT_FORMAT)
         else:
             weights[name] = vector_weight(raws, shape)
     bound = _with_layouts(program, weights)
-    return LoadedProgram(bound, weights, checkpoint, family_name(family), config, tensors)
+    names = {name: [piece.tensor for piece in pieces] for name, pieces in tensors.items()}
+    return LoadedProgram(bound, weights, checkpoint, family_name(family), config, names)
 
 
 def _load_synthetic(

@@ -25,6 +25,8 @@ MAX_HEAD = 1 << 16
 Amount = NewType("Amount", int)
 """A count that may be 0: fields of type `int` are at least 1."""
 
+UNIONS = (typing.Union, types.UnionType)
+
 HARMLESS = frozenset({
     "_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "bos_token_id",
     "cache_implementation", "dtype", "eos_token_id", "initializer_range", "is_llama_config",
@@ -45,9 +47,9 @@ ONLY: Mapping[str, Any] = {
 }
 """Keys that would change the graph, accepted with the one value that does not (or null)."""
 
+ORIGINAL = "original_max_position_embeddings"
 ROPE_KEYS = frozenset({
-    "original_max_position_embeddings", "partial_rotary_factor", "rope_parameters", "rope_scaling",
-    "rope_theta",
+    ORIGINAL, "partial_rotary_factor", "rope_parameters", "rope_scaling", "rope_theta",
 })  # fmt: skip
 """Keys that `rope_parameters` brings into one form."""
 
@@ -188,7 +190,8 @@ def _rope_entry(
     entry = {key: value for key, value in given.items() if value is not None}
     _put(entry, "rope_type", entry.pop("type", None), where)
     entry.setdefault("rope_type", "default")
-    for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+    _put(entry, ORIGINAL, values.get(ORIGINAL), where)
+    for key in ("rope_theta", "partial_rotary_factor"):
         if values.get(key) is not None:
             entry.setdefault(key, values[key])
     entry.setdefault("rope_theta", default_theta)
@@ -227,7 +230,7 @@ def _accepts(kind: Any, value: Any) -> bool:
 
     Counts are positive; in lists they may be 0, for layers that have none.
     """
-    if isinstance(kind, types.UnionType):
+    if typing.get_origin(kind) in UNIONS:
         return any(_accepts(k, value) for k in kind.__args__)
     if typing.get_origin(kind) is tuple:
         element = typing.get_args(kind)[0]
@@ -250,7 +253,7 @@ def is_number(value: Any) -> bool:
 
 def _converted(kind: Any, value: Any) -> Any:
     """The value as the field holds it: numbers as float, lists as tuples."""
-    if isinstance(kind, types.UnionType):
+    if typing.get_origin(kind) in UNIONS:
         kind = next(k for k in kind.__args__ if _accepts(k, value))
     if kind is float:
         return float(value)

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cortiq.models.pieces import Fused
+
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 PLAIN = re.compile(r"(.+)\.(weight|bias)")
 
@@ -42,9 +44,11 @@ class Names:
     Attributes
     ----------
     gguf : entries that replace or extend `GGUF_TENSORS`.
+    fused : tensors that hold several weights, for files that have them in place of those.
     """
 
     gguf: Mapping[str, str] = field(default_factory=dict)
+    fused: tuple[Fused, ...] = ()
 
     def in_gguf(self, name: str) -> str:
         """GGUF's name of a canonical one: `model.layers.3.mlp.up_proj.weight` is `blk.3.ffn_up`…

@@ -12,7 +12,7 @@ from cortiq.errors import UnsupportedError
 from cortiq.models.config import BaseConfig, config_from_json
 from cortiq.models.gguf_config import config_from_gguf
 
-OWN = ("llama", "gemma3", "mixtral", "lfm2", "qwen2", "qwen3")
+OWN = ("llama", "gemma3", "mixtral", "lfm2", "qwen2", "qwen3", "phi3")
 """Modules of this package, in the order they are listed."""
 
 EXPERTS = "+experts"

@@ -11,27 +11,22 @@ from cortiq.errors import FormatError
 from cortiq.ir import Program
 from cortiq.models.config import BaseConfig
 from cortiq.models.gguf_config import FREQUENCY_FACTORS
-from cortiq.models.names import IGNORED
+from cortiq.models.names import IGNORED, Names
 from cortiq.models.parts import HEAD, TABLE
+from cortiq.models.pieces import Piece, fused_of, piece_of
 from cortiq.models.registry import Checkpoint, place
 
 
 def find_tensors(
     program: Program, checkpoint: Checkpoint, family: ModuleType, config: BaseConfig
-) -> dict[str, list[str]]:
-    """Tensors of the file for each weight; raises `FormatError` that lists every problem."""
+) -> dict[str, list[Piece]]:
+    """Tensors of the file, or what of them, for each weight; `FormatError` lists every problem."""
+    shapes = {name: spec.shape for name, spec in program.weights.items()}
     places = {
-        name: _candidates(name, spec.shape, checkpoint, family, config.source)
-        for name, spec in program.weights.items()
+        name: _pieces(name, shapes, checkpoint, family.NAMES, config.source) for name in shapes
     }
-    problems = []
-    for name, spec in program.weights.items():
-        shape = spec.shape if len(places[name]) == 1 else spec.shape[1:]
-        problems += [
-            problem
-            for tensor in places[name]
-            for problem in _tensor_problems(tensor, shape, checkpoint)
-        ]
+    wanted = {piece.tensor: piece for pieces in places.values() for piece in pieces}
+    problems = [p for piece in wanted.values() for p in _tensor_problems(piece, checkpoint)]
     problems += _left_over(places, checkpoint, config)
     problems += _untied(checkpoint, config)
     if problems:
@@ -41,30 +36,63 @@ def find_tensors(
     return places
 
 
-def _candidates(
-    name: str, shape: tuple[int, ...], checkpoint: Checkpoint, family: ModuleType, source: str
-) -> list[str]:
-    """The tensor of a weight, or one an expert where the file holds a stack in pieces."""
-    whole = family.NAMES.in_file(name, source)
-    first = family.NAMES.of_expert(name, 0, source) if len(shape) == 3 else whole
-    if whole in checkpoint or first not in checkpoint:
-        return [whole]
-    return [family.NAMES.of_expert(name, e, source) for e in range(shape[0])]
+def _pieces(
+    name: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    checkpoint: Checkpoint,
+    names: Names,
+    source: str,
+) -> list[Piece]:
+    """The tensor of a weight; one an expert where the file holds a stack in pieces; a part of one
+    that holds several.
+    """
+    shape, piece = shapes[name], _fused_piece(name, shapes, names, source)
+    try:
+        whole = names.in_file(name, source)
+    except KeyError:  # this kind of file never has it as a tensor of its own
+        assert piece is not None, name
+        return [piece]
+    if whole in checkpoint and (piece is None or piece.tensor != whole):
+        return [Piece(whole, shape)]
+    if piece is not None:
+        return [piece]
+    if len(shape) == 3 and names.of_expert(name, 0, source) in checkpoint:
+        experts = range(shape[0])
+        return [Piece(names.of_expert(name, e, source), shape[1:]) for e in experts]
+    return [Piece(whole, shape)]
 
 
-def _tensor_problems(tensor: str, shape: tuple[int, ...], checkpoint: Checkpoint) -> Iterator[str]:
+def _fused_piece(
+    name: str, shapes: Mapping[str, tuple[int, ...]], names: Names, source: str
+) -> Piece | None:
+    """The part of a tensor that holds several weights, if the family has such a one."""
+    found = fused_of(names.fused, name)
+    if found is None:
+        return None
+    fused, prefix, suffix = found
+    parts = {part: shapes[f"{prefix}{part}.{suffix}"] for part in fused.parts}
+    part = name.removeprefix(prefix).removesuffix(f".{suffix}")
+    tensor = names.in_file(f"{prefix}{fused.tensor}.{suffix}", source)
+    return piece_of(fused, part, parts, tensor)
+
+
+def _tensor_problems(piece: Piece, checkpoint: Checkpoint) -> Iterator[str]:
+    tensor, shape = piece.tensor, list(piece.shape)
     if tensor not in checkpoint:
-        yield f"{tensor} {list(shape)} is missing"
+        yield f"{tensor} {shape} is missing"
         return
     found = checkpoint.tensor(tensor).shape
-    if [n for n in found if n != 1] != [n for n in shape if n != 1] or prod(found) != prod(shape):
-        yield f"{tensor} is {list(found)}, should be {list(shape)}"
+    flat = (prod(shape[:-1]), shape[-1])
+    if [n for n in found if n != 1] == [n for n in shape if n != 1] and prod(found) == prod(shape):
+        return
+    if piece.is_whole or found != flat:
+        yield f"{tensor} is {list(found)}, should be {shape}"
 
 
 def _left_over(
-    places: Mapping[str, Sequence[str]], checkpoint: Checkpoint, config: BaseConfig
+    places: Mapping[str, Sequence[Piece]], checkpoint: Checkpoint, config: BaseConfig
 ) -> Iterator[str]:
-    used = {tensor for tensors in places.values() for tensor in tensors}
+    used = {piece.tensor for pieces in places.values() for piece in pieces}
     if config.tie_word_embeddings:
         used.add(HEAD)
     if config.rope_parameters.get("rope_type") == "frequency_factors":

@@ -54,11 +54,10 @@ class LazyParts(Mapping[str, npt.NDArray[np.generic]]):
 
 
 def _converted(
-    sources: Sequence[Weight], names: Sequence[str], layout: str
+    tensors: Sequence[Tensor], size: tuple[int, int], layout: str
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """Parts of float tensors in a layout, the rows of all one after the other."""
-    pairs = zip(sources, names, strict=True)
-    done = [convert(source, layout, name).parts for source, name in pairs]
+    """Parts of float tensors of a size in a layout, the rows of all one after the other."""
+    done = [convert(raw_weight(t, size), layout, t.name).parts for t in tensors]
     if len(done) == 1:
         return dict(done[0])
     return {key: np.concatenate([parts[key] for parts in done]) for key in done[0]}
@@ -73,16 +72,16 @@ def matrix_weight(tensors: Sequence[Tensor], shape: tuple[int, ...], layout: str
         hint = f"one of {', '.join(FORMATS)}"
         raise RequestError(f"no weight format is called {layout!r}", where="format", hint=hint)
     rows, columns = prod(shape[:-1]) // len(tensors), shape[-1]
-    raws = [raw_weight(t, (rows, columns)) for t in tensors]
-    kinds = {w.layout.name for w in raws}
-    if len(kinds) > 1 and any(w.layout.kind != "float" for w in raws):
+    layouts = {LAYOUTS[t.type] for t in tensors}
+    kinds, floating = {w.name for w in layouts}, all(w.kind == "float" for w in layouts)
+    if len(kinds) > 1 and not floating:
         message = f"experts of one stack are in several layouts: {', '.join(sorted(kinds))}"
         raise FormatError(message, where=tensors[0].name)
-    if raws[0].layout.kind != "float" or (layout == "f32" and len(kinds) == 1):
-        return _stacked(raws)
-    names = [t.name for t in tensors]
-    parts = LazyParts(lambda: _converted(raws, names, layout))
-    return Weight(LAYOUTS[layout], (rows * len(raws), columns), parts)
+    size = (rows, columns)
+    if not floating or (layout == "f32" and len(kinds) == 1):
+        return _stacked([raw_weight(t, size) for t in tensors])
+    parts = LazyParts(lambda: _converted(tensors, size, layout))
+    return Weight(LAYOUTS[layout], (rows * len(tensors), columns), parts)
 
 
 def _stacked(weights: Sequence[Weight]) -> Weight:
@@ -108,5 +107,9 @@ def vector_weight(tensors: Sequence[Tensor], shape: tuple[int, ...]) -> Weight:
 
 
 def raw_weight(tensor: Any, shape: tuple[int, int]) -> Weight:
-    """The tensor's bytes as a weight in the file's layout."""
-    return Weight.from_bytes(LAYOUTS[tensor.type], tensor.raw, shape)
+    """The tensor's bytes as a weight in the file's layout; a view with gaps is copied when used."""
+    layout, raw = LAYOUTS[tensor.type], tensor.raw
+    if raw.flags.c_contiguous:
+        return Weight.from_bytes(layout, raw, shape)
+    size = (shape[0], layout.row_bytes(shape[1]))
+    return Weight(layout, shape, LazyParts(lambda: {"raw": raw.reshape(size)}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from family_harness import Family
 
-ROPE = "rope_parameters"
+ROPE, ORIGINAL = "rope_parameters", "original_max_position_embeddings"
 USUAL = [{"rms_norm_eps": 0.021}, {"hidden_act": "gelu_pytorch_tanh"}, {f"{ROPE}.rope_theta": 9e3}]
 """Options of nearly every family."""
 LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -28,4 +28,25 @@ QWEN3 = Family(
     switches={**WINDOWS, "attention_bias": True, "tie_word_embeddings": True},
     moves=QWEN2.moves,
 )
-FAMILIES = [QWEN2, QWEN3]
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e3, "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.0, 1.5, 3.0],
+}  # fmt: skip
+PHI3 = Family(
+    "phi3",
+    "Phi3Config",
+    base={"pad_token_id": 0},
+    switches={"sliding_window": 9, "tie_word_embeddings": True, ROPE: LONGROPE, ORIGINAL: 16},
+    moves=[
+        *USUAL[:2],
+        {"sliding_window": 10},
+        {f"{ROPE}.rope_theta": 900.0},
+        {f"{ROPE}.long_factor": [1.0, 1.6, 3.0]},
+        {ORIGINAL: 17, f"{ROPE}.{ORIGINAL}": 17},
+        {ROPE: LONGROPE | {"partial_rotary_factor": 1.0, "long_factor": [1.0, 1.5, 3.0, 3.0]}},
+        {f"{ROPE}.attention_factor": 1.4},
+        {f"{ROPE}.rope_type": "longrope", "max_position_embeddings": 300},
+    ],
+    refused=[({f"{ROPE}.rope_type": "linear"}, "linear")],
+)
+FAMILIES = [QWEN2, QWEN3, PHI3]

@@ -1,0 +1,151 @@
+"""Weights that are only part of a tensor in the file, or lie in it the other way round.
+
+A file may hold q, k and v as one matrix, gate and up as another, or a head's key and value matrices
+as one; `Fused` says so once for a family, and every weight is then a `Piece` of the tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.errors import UnsupportedError
+from cortiq.numerics.layouts import LAYOUTS
+
+LAYER_PREFIX = "model.layers."
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A tensor of the file that holds several weights, one after the other.
+
+    Matrices lie one below the other; of a stack [heads or experts, rows, columns], those of every
+    member do.
+
+    Attributes
+    ----------
+    tensor : its name in a Hugging Face file, without the layer's prefix and `.weight` (or `.bias`).
+    parts : canonical names of the weights, in order, written alike.
+    swapped : those whose matrices are the other way round in the file, [columns, rows]. A tensor
+        all of whose parts are swapped holds them side by side.
+    """
+
+    tensor: str
+    parts: tuple[str, ...]
+    swapped: tuple[str, ...] = ()
+
+    @property
+    def beside(self) -> bool:
+        """Whether the parts lie side by side, along the last axis."""
+        return len(self.parts) > 1 and set(self.parts) == set(self.swapped)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a weight takes of a tensor.
+
+    Attributes
+    ----------
+    tensor : its name in the file.
+    shape : that the tensor should have.
+    axis, start, stop : the part taken.
+    swapped : the last two axes change places after that.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    axis: int = 0
+    start: int = 0
+    stop: int | None = None
+    swapped: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the weight is the tensor as it is."""
+        stop = self.shape[self.axis] if self.stop is None else self.stop
+        return not self.swapped and (self.start, stop) == (0, self.shape[self.axis])
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A piece with what is read of a tensor; `raw` has an axis for each of the shape's but the last
+    (and one of bytes), and may be a view with gaps.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    raw: npt.NDArray[np.uint8]
+
+
+def piece_of(
+    fused: Fused, part: str, shapes: Mapping[str, tuple[int, ...]], tensor: str
+) -> Piece:
+    """Where the weight `part` lies in a tensor of the file.
+
+    Parameters
+    ----------
+    shapes : of every part, as the graph has them.
+    """
+    stored = {name: _stored(shapes[name], name in fused.swapped) for name in fused.parts}
+    axis = max(len(shapes[part]) - (1 if fused.beside else 2), 0)
+    sizes = [stored[name][axis] for name in fused.parts]
+    start = sum(sizes[: fused.parts.index(part)])
+    whole = list(stored[part])
+    whole[axis] = sum(sizes)
+    size = stored[part][axis]
+    swapped = part in fused.swapped and len(whole) > 1
+    return Piece(tensor, tuple(whole), axis, start, start + size, swapped)
+
+
+def _stored(shape: tuple[int, ...], swapped: bool) -> tuple[int, ...]:
+    """A weight's shape in the file."""
+    return (*shape[:-2], shape[-1], shape[-2]) if swapped and len(shape) > 1 else shape
+
+
+def cut(tensor: Any, piece: Piece) -> Any:
+    """The piece of a tensor, not copied.
+
+    Raises
+    ------
+    UnsupportedError : a quantised matrix the other way round: its blocks run along the wrong axis.
+    """
+    if piece.is_whole:
+        return tensor
+    layout = LAYOUTS[tensor.type]
+    if layout.kind == "float":
+        raw = tensor.raw.reshape(*piece.shape, layout.block_bytes)
+    elif piece.swapped or piece.axis == len(piece.shape) - 1:
+        what = f"is {tensor.type}, but its matrices lie the other way round than the graph's"
+        raise UnsupportedError(what, where=tensor.name, hint="take a file with F16 or BF16 there")
+    else:
+        raw = tensor.raw.reshape(*piece.shape[:-1], -1)
+    raw = raw[(slice(None),) * piece.axis + (slice(piece.start, piece.stop),)]
+    shape = list(piece.shape)
+    shape[piece.axis] = raw.shape[piece.axis]
+    if piece.swapped:
+        raw = raw.swapaxes(-2, -3)
+        shape[-2:] = shape[:-3:-1]
+    return Cut(tensor.name, tuple(shape), tensor.type, raw)
+
+
+def fused_of(table: Sequence[Fused], name: str) -> tuple[Fused, str, str] | None:
+    """The entry that has the weight of a canonical name, and the name's other two parts.
+
+    Returns
+    -------
+    The entry, the layer's prefix (`model.layers.3.`, or nothing) and the suffix (`weight`).
+    """
+    stem, _, suffix = name.rpartition(".")
+    prefix = ""
+    if stem.startswith(LAYER_PREFIX):
+        index, _, stem = stem.removeprefix(LAYER_PREFIX).partition(".")
+        prefix = f"{LAYER_PREFIX}{index}."
+    entry = next((fused for fused in table if stem in fused.parts), None)
+    return None if entry is None else (entry, prefix, suffix)
+
+
