@@ -17,9 +17,7 @@ KEYS = Keys(harmless=frozenset({"embd_pdrop", "resid_pdrop"}))
 NAMES = Names(
     gguf={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
     fused=(
-        Fused(
-            "self_attn.qkv_proj", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        ),
+        Fused("self_attn.qkv_proj", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
         Fused("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj")),
     ),
 )

@@ -82,9 +82,7 @@ class Cut:
     raw: npt.NDArray[np.uint8]
 
 
-def piece_of(
-    fused: Fused, part: str, shapes: Mapping[str, tuple[int, ...]], tensor: str
-) -> Piece:
+def piece_of(fused: Fused, part: str, shapes: Mapping[str, tuple[int, ...]], tensor: str) -> Piece:
     """Where the weight `part` lies in a tensor of the file.
 
     Parameters
@@ -147,5 +145,3 @@ def fused_of(table: Sequence[Fused], name: str) -> tuple[Fused, str, str] | None
         prefix = f"{LAYER_PREFIX}{index}."
     entry = next((fused for fused in table if stem in fused.parts), None)
     return None if entry is None else (entry, prefix, suffix)
-
-
