@@ -206,6 +206,15 @@ class GenerateOptions(OptionSet):
     chunk_rows: int = option(
         256, "Prompt tokens computed at a time; changes no token.", int, least=1
     )
+    confidence: bool = option(False, "Keep the probability of every token.", bool)
+    calibration: float = option(
+        1.0, "Temperature of the softmax that confidence is taken from.", float, least=0.001,
+    )  # fmt: skip
+    trace: bool = option(False, "Keep a row about every token.", bool)
+    loop_tokens: int = option(
+        0, "End when so many last tokens are one block, three times or more; 0 is never.", int,
+        least=0, most=4096,
+    )  # fmt: skip
 
 
 @documented

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Executable
+from cortiq.engine.engine import Engine, EngineOptions, pieces
+from cortiq.engine.output import Output
 from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.options import GenerateOptions, LoadOptions, ScoreOptions, resolve
 from cortiq.runtime.chat import Message, chat_ids
 from cortiq.runtime.fingerprint import drawing_facts, fingerprint, model_facts
-from cortiq.runtime.generate import Generation, Identity, Output, Stream, run
+from cortiq.runtime.generate import Generation, Identity, Stream
 from cortiq.runtime.request import Request, id_list, make_request, with_seed
 from cortiq.runtime.score import Score, logits_of, score_ids
 from cortiq.runtime.sequence import Progress
@@ -154,9 +156,13 @@ class Model:
     ) -> Generator[str, None, Generation]:
         with self._working():
             stats = Statistics(self.load_seconds, len(request.prompt))
-            output = Output(request, self.tokenizer)
-            yield from run(self.executable, request, output, stats, cancel.is_set, progress)
-        return self._generation(request, options, output, stats)
+            bounds = EngineOptions(batch_rows=max(request.chunk_rows, EngineOptions.batch_rows))
+            with Engine(self.executable, self.tokenizer, options=bounds) as engine:
+                sequence = engine.submit(
+                    request, stats=stats, progress=progress, cancelled=cancel.is_set
+                )
+                yield from pieces(engine, sequence)
+        return self._generation(request, options, sequence.output, stats)
 
     def _generation(
         self, request: Request, options: GenerateOptions, output: Output, stats: Statistics
@@ -177,6 +183,8 @@ class Model:
             digest=output.digest.hex(),
             stats=stats,
             note=self._note(request, output),
+            confidence=tuple(output.confidence),
+            trace=tuple(output.trace),
             identity=identity,
         )
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import operator
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
-from cortiq.backend import Argmax, Draw, Want
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.backend import Argmax, Digest, Draw, Named, Want
+from cortiq.engine.roles import Mark
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
 from cortiq.numerics.sampling import Sampling
@@ -31,6 +35,13 @@ class Request:
     stop : texts before which it ends.
     chunk_rows : prompt rows a batch.
     note : what the caller should know about the limits.
+    choice : number of the completion: others of the same seed draw other tokens.
+    confidence, trace : whether each token's probability, and a row about it, are kept.
+    calibration : temperature of that probability's softmax.
+    loop_tokens : the text ends as a loop when so many last tokens repeat; 0 is never.
+    embeddings : float32 [prompt, width] fed in place of the prompt's embeddings; ids are then only
+        labels, and nothing is reused for such a prompt or of it.
+    marks : prompt positions worth keeping the sequence's state at, for later prompts.
     """
 
     prompt: tuple[int, ...]
@@ -41,11 +52,28 @@ class Request:
     stop: tuple[str, ...]
     chunk_rows: int
     note: str = ""
+    choice: int = 0
+    confidence: bool = False
+    trace: bool = False
+    calibration: float = 1.0
+    loop_tokens: int = 0
+    embeddings: npt.NDArray[np.float32] | None = field(default=None, compare=False)
+    marks: tuple[Mark, ...] = ()
 
     @property
     def want(self) -> Want:
         """What brings the next token."""
-        return Argmax() if self.greedy else Draw(self.sampling)
+        return Argmax() if self.greedy else Draw(self.sampling, self.choice)
+
+    def want_at(self, history: Sequence[int]) -> Want:
+        """What brings the token after these ids, drafted ones among them."""
+        return self.want
+
+    @property
+    def facts(self) -> tuple[Want, ...]:
+        """What else each row that draws brings: the digest, and logits where they are looked at."""
+        digest = Digest("logits")
+        return (digest, Named("logits")) if self.confidence or self.trace else (digest,)
 
     @property
     def limit(self) -> int:
@@ -155,6 +183,10 @@ def make_request(
         stop=options.stop,
         chunk_rows=options.chunk_rows,
         note=note,
+        confidence=options.confidence,
+        trace=options.trace,
+        calibration=options.calibration,
+        loop_tokens=options.loop_tokens,
     )
 
 

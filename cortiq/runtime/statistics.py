@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass, field
+from typing import Any
+
+from cortiq.engine.tally import DraftTally
 
 
 def _now() -> float:
@@ -19,12 +22,20 @@ class Statistics:
     ----------
     load_seconds : from the call of `load` to a compiled model.
     prompt_tokens, generated_tokens : tokens fed before the first one drawn, and tokens drawn.
-        Prefill draws the first of these; the others are decoded, one step each.
+        Prefill draws the first of these; the others are decoded, one step each if none is drafted.
+    reused_tokens : prompt tokens whose rows were there already.
+    evicted : kept sequences that were given up to make room for this one.
+    preempted : how often it gave its own memory to a more urgent one.
+    drafts : what drafters did.
     """
 
     load_seconds: float = 0.0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    reused_tokens: int = 0
+    evicted: int = 0
+    preempted: int = 0
+    drafts: DraftTally = field(default_factory=DraftTally)
     started: float = field(default_factory=lambda: _now())
     first: float | None = None
     last: float | None = None
@@ -50,11 +61,13 @@ class Statistics:
         """From the first token to the last."""
         return (self.last or 0.0) - (self.first or 0.0)
 
-    def as_dict(self) -> dict[str, float | int | None]:
-        """For JSON: counts, seconds, tokens per second, and peak memory in bytes."""
-        return {
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: counts, seconds, tokens per second, peak memory in bytes, and drafting."""
+        drafting = {"drafting": self.drafts.as_dict()} if self.drafts.drafters else {}
+        return drafting | {
             "load_seconds": round(self.load_seconds, 4),
             "prompt_tokens": self.prompt_tokens,
+            "reused_tokens": self.reused_tokens,
             "prompt_seconds": round(self.prompt_seconds, 4),
             "prompt_tokens_per_second": _rate(self.prompt_tokens, self.prompt_seconds),
             "generated_tokens": self.generated_tokens,

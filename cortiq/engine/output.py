@@ -1,0 +1,125 @@
+"""The text of a sequence: every token, drafted or not, goes through one function, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cortiq.backend import Named, Want
+from cortiq.engine.loops import loops
+from cortiq.numerics.contract import Floats
+from cortiq.runtime.chain import START, chain
+from cortiq.runtime.request import Request
+from cortiq.runtime.sequence import digest_of
+from cortiq.tokenizer.stream import Detokenizer, StopMatcher
+from cortiq.tokenizer.tokenizer import Tokenizer
+
+LOGITS = Named("logits")
+
+
+@dataclass(frozen=True)
+class TraceRow:
+    """How one token came about.
+
+    Attributes
+    ----------
+    index : its place among the generated tokens.
+    confidence : its calibrated probability (`confidence`).
+    drafter : who had proposed it, and was right; empty for the target's own.
+    """
+
+    index: int
+    token_id: int
+    confidence: float
+    drafter: str = ""
+
+
+def confidence(logits: Floats, token: int, calibration: float = 1.0) -> float:
+    """softmax(logits / calibration)[token], in float64, of the logits before bias and penalties.
+
+    A number for people: unlike the logits, its last bits are not part of the contract.
+
+    Parameters
+    ----------
+    logits : float32 [vocabulary].
+    """
+    x = np.asarray(logits, np.float64) / calibration
+    weights = np.exp(x - x.max())
+    return float(weights[token] / weights.sum())
+
+
+@dataclass
+class Output:
+    """The text of a stream so far: every token goes through `commit`, once.
+
+    Attributes
+    ----------
+    finish_reason : empty while the stream goes on.
+    digest : the chain over the committed steps.
+    confidence, trace : one entry a token where the request asks for them, else none.
+    """
+
+    request: Request
+    tokenizer: Tokenizer
+    token_ids: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    trace: list[TraceRow] = field(default_factory=list)
+    finish_reason: str = ""
+    digest: bytes = START
+
+    def __post_init__(self) -> None:
+        absent = self.tokenizer.absent
+        self._decoder = None if absent else Detokenizer(self.tokenizer, continuation=True)
+        self._matcher = StopMatcher(self.request.stop)
+
+    def commit(self, token: int, row: Mapping[Want, Any], drafter: str = "") -> str:
+        """Take the next token, drawn in this row; return the text that is now certain."""
+        self.token_ids.append(token)
+        self.digest = chain(self.digest, digest_of(row))
+        self._note(token, row, drafter)
+        if token in self.request.end_ids:
+            return self.finish("stop")
+        piece, stopped = self._matcher.add(self._decoder.add(token) if self._decoder else "")
+        if stopped:
+            self.finish_reason = "stop"
+            return self._emit(piece)
+        return self._emit(piece) + self._end()
+
+    def _note(self, token: int, row: Mapping[Want, Any], drafter: str) -> None:
+        """Confidence and trace of a token."""
+        request = self.request
+        if not (request.confidence or request.trace):
+            return
+        probability = confidence(row[LOGITS], token, request.calibration)
+        if request.confidence:
+            self.confidence.append(probability)
+        if request.trace:
+            self.trace.append(TraceRow(len(self.trace), token, probability, drafter))
+
+    def _end(self) -> str:
+        """End the stream where its length or a loop does."""
+        if len(self.token_ids) == self.request.max_tokens:
+            return self.finish("length")
+        if loops(self.token_ids, self.request.loop_tokens):
+            return self.finish("loop")
+        return ""
+
+    def finish(self, reason: str) -> str:
+        """End the stream; return what was held back of characters and of stop strings."""
+        piece, stopped = self._matcher.add(self._decoder.finish() if self._decoder else "")
+        self.finish_reason = "stop" if stopped else reason
+        return self._emit(piece + self._matcher.finish())
+
+    def _emit(self, piece: str) -> str:
+        if piece:
+            self.pieces.append(piece)
+        return piece
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still come."""
+        return self.request.max_tokens - len(self.token_ids)

@@ -1,0 +1,205 @@
+"""Sequences that are kept when they end, and found again by prompts that begin like them.
+
+A kept state is known by the ids that were fed to it, compared one by one; models whose state has a
+constant size are known by `RollingKey`. What was fed from embeddings is never kept, nor looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Several
+from dataclasses import dataclass
+
+from cortiq.backend import Executable, ExportedState, State
+from cortiq.engine.keys import RollingKey
+from cortiq.engine.roles import Role
+from cortiq.engine.sequence import Sequence
+from cortiq.engine.tree import Node, Tree, common
+from cortiq.ir import KVRows
+
+LEAST = 8
+"""Rows that are worth a copy of a state."""
+
+
+@dataclass(eq=False)
+class Kept:
+    """A state that is kept.
+
+    Attributes
+    ----------
+    state : it, or what to import it from.
+    length : rows it holds. nbytes : of memory. used : when it last was of use.
+    """
+
+    state: State | ExportedState
+    role: Role
+    length: int
+    nbytes: int
+    used: int
+    node: Node[Kept] | None = None
+    key: RollingKey | None = None
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """Something to go on from, and how many rows of it could be the prompt's."""
+
+    reach: int
+    whole: bool
+    kept: Kept | None = None
+    running: Sequence | None = None
+
+
+class PrefixCache:
+    """Kept states of one executable.
+
+    Parameters
+    ----------
+    count : states kept at most. nbytes : of memory at most, None for no limit; rows that states
+        share count in each.
+
+    Attributes
+    ----------
+    evicted : states given up so far to keep within the limits, or to make room.
+    """
+
+    def __init__(self, executable: Executable, count: int = 8, nbytes: int | None = None) -> None:
+        self.executable, self.count, self.nbytes = executable, count, nbytes
+        self.evicted = 0
+        self._tree: Tree[Kept] = Tree()
+        self._kept: list[Kept] = []
+        self._clock = 0
+        program = executable.program
+        kinds = [program.slots[name] for name in program.trunk.written_slots()]
+        self._bounded = bool(kinds) and not any(isinstance(slot, KVRows) for slot in kinds)
+        self._free = all(isinstance(slot, KVRows) for slot in kinds)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def take(self, ids: list[int], running: Several[Sequence] = ()) -> tuple[State, int] | None:
+        """A state that holds the longest beginning of `ids` there is, and its rows; or None.
+
+        One row is always left to feed. The state is the caller's: a turn's end is handed over, of
+        everything else a copy. Where a state cannot go back to the common prefix exactly, what it
+        lacks is the caller's to feed.
+        """
+        best: tuple[State, int] | None = None
+        candidates = sorted(self._candidates(ids, running), key=lambda c: (-c.reach, not c.whole))
+        for candidate in candidates:
+            if candidate.reach < LEAST or (best is not None and best[1] >= candidate.reach):
+                break
+            found = self._go_on_from(candidate)
+            if best is None or found[1] > best[1]:
+                best, found = found, best or found
+            if found is not best:
+                found[0].release()
+        if best is not None and best[1] == 0:
+            best[0].release()
+            return None
+        return best
+
+    def _candidates(self, ids: list[int], running: Several[Sequence]) -> Iterator[_Candidate]:
+        most = len(ids) - 1
+        if self._bounded:
+            for kept in self._kept:
+                assert kept.key is not None
+                yield _Candidate(kept.key.extension(ids), True, kept)
+        else:
+            whole, node, shared = self._tree.match(ids)
+            for above in whole:
+                if above.depth <= most and above.value is not None:
+                    yield _Candidate(above.depth, True, above.value)
+            nearest = min(node.below(), key=lambda n: n.depth, default=None)
+            if nearest is not None and nearest.value is not None:
+                yield _Candidate(min(shared, most), nearest.depth <= most, nearest.value)
+        for other in running:
+            if other.state is not None and other.request.embeddings is None:
+                shared = min(common(other.ids, ids), other.fed, most)
+                if not self._bounded or shared == other.fed:
+                    yield _Candidate(shared, shared == other.fed, running=other)
+
+    def _go_on_from(self, candidate: _Candidate) -> tuple[State, int]:
+        kept = candidate.kept
+        if kept is None:
+            assert candidate.running is not None and candidate.running.state is not None
+            state = candidate.running.state.fork()
+            length = candidate.running.fed
+        else:
+            self._clock += 1
+            kept.used, length = self._clock, kept.length
+            handed = kept.role <= Role.TURN and length == candidate.reach
+            state = self._opened(kept) if handed else self._opened(kept).fork()
+            if handed:
+                self._forget(kept)
+        if length > candidate.reach:
+            length = state.rewind(candidate.reach)
+        return state, length
+
+    def _opened(self, kept: Kept) -> State:
+        """Its state; one that was loaded is imported when it is first of use."""
+        if isinstance(kept.state, ExportedState):
+            kept.state = self.executable.import_(kept.state, self.executable.program.context)
+        return kept.state
+
+    def has(self, ids: list[int]) -> bool:
+        """Whether exactly this prefix is kept."""
+        if self._bounded:
+            key = RollingKey.of(ids)
+            return any(kept.key == key for kept in self._kept)
+        whole, _, _ = self._tree.match(ids)
+        return bool(whole) and whole[-1].depth == len(ids)
+
+    def put(self, ids: list[int], state: State | ExportedState, role: Role) -> int:
+        """Keep a state that holds exactly these rows; how many others had to go for it.
+
+        Ends of turns that it goes on from are of no more use where any state can go back to them.
+        """
+        self._clock += 1
+        size = self.executable.state_bytes(len(ids))
+        kept = Kept(state, role, len(ids), size, self._clock)
+        if self._bounded:
+            kept.key = RollingKey.of(ids)
+            same = [k for k in self._kept if k.key == kept.key]
+        else:
+            whole, _, _ = self._tree.match(ids)
+            values = [node.value for node in whole if node.value is not None]
+            same = [k for k in values if k.length == len(ids)]
+            same += [k for k in values if self._free and k.role <= Role.TURN and k not in same]
+        for old in same:
+            kept.role = max(kept.role, old.role) if old.length == kept.length else kept.role
+            self._drop(old)
+        if not self._bounded:
+            kept.node = self._tree.insert(ids, kept)
+        self._kept.append(kept)
+        gone = 0
+        while self._too_much() and self.evict():
+            gone += 1
+        return gone
+
+    def _too_much(self) -> bool:
+        size = sum(kept.nbytes for kept in self._kept)
+        return len(self._kept) > self.count or (self.nbytes is not None and size > self.nbytes)
+
+    def evict(self) -> bool:
+        """Give up the least useful state: by role, then by when it last was of use."""
+        if not self._kept:
+            return False
+        self._drop(min(self._kept, key=lambda kept: (kept.role, kept.used)))
+        self.evicted += 1
+        return True
+
+    def _drop(self, kept: Kept) -> None:
+        self._forget(kept)
+        if not isinstance(kept.state, ExportedState):
+            kept.state.release()
+
+    def _forget(self, kept: Kept) -> None:
+        self._kept.remove(kept)
+        if kept.node is not None:
+            self._tree.remove(kept.node)
+
+    def clear(self) -> None:
+        """Free everything."""
+        while self._kept:
+            self._drop(self._kept[-1])

@@ -1,0 +1,108 @@
+"""A sequence under way: it owns its counters, and everything else is read off them.
+
+`ids` is the prompt and every token committed; `fed` of them have rows in the state. Whatever is
+not fed is to be fed, and the row of the last id draws the next token: a prompt, a decode step, a
+replay after a rewind and a sequence that lost its memory are the same thing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cortiq.backend import State
+from cortiq.engine.drafting import DepthPolicy, Drafting, Round, Speculation
+from cortiq.engine.output import Output
+from cortiq.runtime.request import Request
+from cortiq.runtime.statistics import Statistics
+
+Progress = Callable[[int, int], None]
+"""Called with the prompt rows done and in all."""
+
+REPLAY_ROWS = 32
+"""A decoding sequence that has to feed at most so many ids again does it in one step."""
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request under way; made by `Engine.submit`, and the caller's handle on it.
+
+    Attributes
+    ----------
+    output : text, ids, confidence and trace so far.
+    stats : its counts and times.
+    error : what ended it, if it did not end well.
+    done : whether nothing more will come of it.
+    rounds : every step as recorded, if `Engine.submit` was asked to.
+    priority : how many `PATIENCE` earlier it is taken to have come; may be negative.
+    served : number of the step it last had rows in, or came in.
+    """
+
+    request: Request
+    output: Output
+    stats: Statistics
+    number: int
+    priority: int = 0
+    served: int = 0
+    speculation: Speculation | None = None
+    progress: Progress | None = None
+    rounds: list[Round] | None = None
+    ids: list[int] = field(default_factory=list)
+    fed: int = 0
+    state: State | None = None
+    drafting: Drafting | None = None
+    policy: DepthPolicy | None = None
+    error: BaseException | None = None
+    done: bool = False
+    cancelled: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        self.ids = list(self.request.prompt)
+        self._cancel = threading.Event()
+        self._taken = 0
+
+    def cancel(self) -> None:
+        """End it before the next step, as `cancelled`; any thread may call this."""
+        self._cancel.set()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody wants it to end."""
+        return self._cancel.is_set() or self.cancelled()
+
+    def take(self) -> list[str]:
+        """Pieces of text that became certain since the last call."""
+        pieces = self.output.pieces[self._taken :]
+        self._taken += len(pieces)
+        return pieces
+
+    @property
+    def generated(self) -> int:
+        """Tokens drawn so far."""
+        return len(self.output.token_ids)
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be drawn."""
+        return self.output.room
+
+    @property
+    def pending(self) -> int:
+        """Ids whose rows have to be fed."""
+        return len(self.ids) - self.fed
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next step can draw its next token: it decodes."""
+        return self.pending == 1 or (self.generated > 0 and self.pending <= REPLAY_ROWS)
+
+    @property
+    def history_from(self) -> int:
+        """Length of the prompt."""
+        return len(self.request.prompt)
+
+    def next_mark(self, start: int) -> int | None:
+        """The first position after `start` where a chunk is to end, if there is one."""
+        after = [mark.position for mark in self.request.marks if mark.position > start]
+        return min(after, default=None)
