@@ -7,6 +7,7 @@ itself drew there; what it drew is then the next token. So drafts decide nothing
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from typing import NamedTuple
 
 from cortiq.backend import State
 from cortiq.engine.batch import Part, RowResult, Step
@@ -14,8 +15,18 @@ from cortiq.engine.sequence import Sequence
 from cortiq.errors import BackendError
 
 
-def commit(step: Step, part: Part, rows: Rows[RowResult], vocabulary: int) -> int:
-    """Commit the tokens of a part that draws; return how many there were.
+class Committed(NamedTuple):
+    """Tokens that a part brought, and how many of its drafted ids were among them."""
+
+    emitted: int
+    accepted: int
+
+
+NO_TOKEN = Committed(0, 0)
+
+
+def commit(step: Step, part: Part, rows: Rows[RowResult], vocabulary: int) -> Committed:
+    """Commit the tokens of a part that draws; return their numbers.
 
     Every token goes through `Output.commit`, drafted or not. The text may end inside the round:
     what was drawn after that is as if it never was.
@@ -30,7 +41,7 @@ def commit(step: Step, part: Part, rows: Rows[RowResult], vocabulary: int) -> in
     """
     sequence, drafted = part.sequence, part.draft.ids
     name = sequence.speculation.drafter.name if sequence.speculation else ""
-    emitted = 0
+    emitted = accepted = 0
     for place, index in enumerate(part.drawing):
         row = rows[index]
         token = drawn_token(row[step.rows[index].wants[0]], vocabulary)
@@ -39,9 +50,10 @@ def commit(step: Step, part: Part, rows: Rows[RowResult], vocabulary: int) -> in
         sequence.output.commit(token, row, name if held else "")
         sequence.ids.append(token)
         emitted += 1
+        accepted += held
         if sequence.output.finish_reason or not held:
             break
-    return emitted
+    return Committed(emitted, accepted)
 
 
 def drawn_token(drawn: object, vocabulary: int) -> int:

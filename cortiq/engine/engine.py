@@ -4,42 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-from cortiq.backend import BatchResult, Executable, Status
+from cortiq.backend import BatchResult, Executable
 from cortiq.backend.batch import Batch
-from cortiq.engine.accept import commit, settle
+from cortiq.engine.accept import NO_TOKEN, Committed, commit, settle
+from cortiq.engine.assistants import Drafters, record
 from cortiq.engine.batch import Part, Step, plan_parts
-from cortiq.engine.drafting import NOTHING, Draft, FixedDepth, Round, Speculation, Task
+from cortiq.engine.drafting import Speculation
+from cortiq.engine.line import DEFAULTS, EngineOptions, Line, Refusal
 from cortiq.engine.output import Output
 from cortiq.engine.places import Places
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.roles import Role
-from cortiq.engine.schedule import urgency
 from cortiq.engine.sequence import Progress, Sequence
-from cortiq.errors import BackendError, RequestError
+from cortiq.errors import BackendError
 from cortiq.ir import Recurrent
 from cortiq.runtime.blame import blamed_on, failure_hint, names_of
 from cortiq.runtime.request import Request, vocabulary_size
 from cortiq.runtime.sequence import check_outcome
 from cortiq.runtime.statistics import Statistics
 from cortiq.tokenizer.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """Bounds of an engine; none changes a token.
-
-    Attributes
-    ----------
-    batch_rows : rows of a batch at most.
-    sequences : at work at once; others wait.
-    waiting : requests that may wait; more are refused.
-    """
-
-    batch_rows: int = 256
-    sequences: int = 64
-    waiting: int = 1 << 16
 
 
 class Engine:
@@ -60,7 +44,7 @@ class Engine:
         executable: Executable,
         tokenizer: Tokenizer,
         *,
-        options: EngineOptions = EngineOptions(),
+        options: EngineOptions = DEFAULTS,
         prefixes: PrefixCache | None = None,
         speculation: Speculation | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -68,12 +52,12 @@ class Engine:
         self.executable, self.tokenizer, self.options = executable, tokenizer, options
         self.prefixes, self.speculation, self.clock = prefixes, speculation, clock
         self.steps = 0
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
         self._places = Places(executable, prefixes)
+        self._line = Line(self._places, options)
         self._under_way: Step | None = None
         self._numbers = 0
         self._vocabulary = vocabulary_size(executable.program)
+        self._drafters = Drafters(executable, clock)
         trunk = executable.program.trunk.written_slots()
         slots = executable.program.slots
         self._costly = any(isinstance(slots[name], Recurrent) for name in trunk)
@@ -101,10 +85,6 @@ class Engine:
         ------
         RequestError : too many are waiting.
         """
-        if len(self.waiting) >= self.options.waiting:
-            raise RequestError(
-                f"{len(self.waiting)} requests are waiting", hint="try again when some have ended"
-            )
         sequence = Sequence(
             request,
             Output(request, self.tokenizer),
@@ -117,9 +97,19 @@ class Engine:
             [] if record else None,
             cancelled=cancelled,
         )
+        self._line.join(sequence)
         self._numbers += 1
-        self.waiting.append(sequence)
         return sequence
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """Sequences that have no place yet."""
+        return self._line.waiting
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Sequences that have a state."""
+        return self._line.running
 
     @property
     def idle(self) -> bool:
@@ -154,7 +144,8 @@ class Engine:
 
     def _runs_ahead(self) -> bool:
         asynchronous = getattr(self.executable, "asynchronous", False)
-        return asynchronous and not any(sequence.drafting for sequence in self.running)
+        needs_ids = self._line.blocked or any(sequence.drafting for sequence in self.running)
+        return asynchronous and not needs_ids
 
     def _end_cancelled(self) -> None:
         for sequence in [*self.waiting, *self.running]:
@@ -163,96 +154,35 @@ class Engine:
                 self._end(sequence)
 
     def _admit(self) -> None:
-        """Give the most urgent of those that wait a place, while there are places."""
-        self.waiting.sort(key=_urgency)
-        while self.waiting and len(self.running) < self.options.sequences:
-            sequence = self.waiting[0]
+        """Let those that wait have what places there are."""
+        self._line.blocked = False
+        while True:
             try:
-                found = self._places.find(sequence, self.running, self._under_way is None)
-                if not found and not self._preempt_for(sequence):
-                    return
-            except Exception as error:
-                self._end(sequence, error)
+                sequence = self._line.next(self._under_way is None)
+            except Refusal as refusal:
+                self._end(refusal.sequence, refusal.error)
                 continue
-            if found:
-                self.waiting.remove(sequence)
-                self.running.append(sequence)
-                self._open_drafting(sequence)
-
-    def _preempt_for(self, sequence: Sequence) -> bool:
-        """Take the place of one of lower priority; whether there was one."""
-        lower = [s for s in self.running if s.priority < sequence.priority]
-        if not lower or self._under_way is not None:
-            return False
-        self.preempt(max(lower, key=_urgency))
-        return True
+            if sequence is None:
+                return
+            self._drafters.open(sequence)
 
     def preempt(self, sequence: Sequence, keep: int = 0) -> None:
         """Let a running sequence forget its rows from `keep` on; at 0 it waits for a place again.
 
-        It will feed them again: no token changes.
+        It will feed them again: no token changes. One with rows in a batch under way keeps them.
         """
-        if sequence not in self.running or self._holds(sequence):
-            return
-        state = sequence.state
-        assert state is not None
-        if keep > 0:
-            with blamed_on(names_of(self.executable)):
-                sequence.fed = state.rewind(min(keep, sequence.fed))
-            return
-        self.running.remove(sequence)
-        self._places.retire(sequence, Role.BRANCH)
-        sequence.fed = 0
-        sequence.stats.preempted += 1
-        self.waiting.append(sequence)
+        if sequence in self.running and not self._holds(sequence):
+            self._line.preempt(sequence, keep)
 
     def _holds(self, sequence: Sequence) -> bool:
         """Whether a batch under way has rows of it."""
         return self._under_way is not None and self._under_way.part_of(sequence) is not None
 
-    def _open_drafting(self, sequence: Sequence) -> None:
-        chosen = sequence.speculation
-        if chosen is None or sequence.drafting or sequence.stats.drafts.error:
-            return
-        task = Task(
-            sequence.request.prompt,
-            sequence.request.limit,
-            sequence.request.want_at,
-            self.executable,
-            lambda: sequence.state,  # type: ignore[arg-type,return-value]
-        )
-        try:
-            sequence.drafting = chosen.drafter.open(task)
-            sequence.policy = chosen.policy(len(sequence.request.prompt))
-        except Exception as error:
-            self._stop_drafting(sequence, error)
-
-    def _stop_drafting(self, sequence: Sequence, error: Exception) -> None:
-        """A drafter that fails is used no further; the text goes on, and its statistics say so."""
-        sequence.stats.drafts.error = f"{type(error).__name__}: {error}"
-        drafting, sequence.drafting = sequence.drafting, None
-        sequence.policy = FixedDepth(0)
-        if drafting is not None:
-            drafting.close()
-
-    def _propose(self, sequence: Sequence, depth: int) -> tuple[Draft, float]:
-        started = self.clock()
-        try:
-            assert sequence.drafting is not None
-            draft = sequence.drafting.propose(sequence.ids, depth)
-            ids = [int(token) for token in draft.ids[:depth]]
-            sound = next((i for i, t in enumerate(ids) if not 0 <= t < self._vocabulary), len(ids))
-            draft = Draft(tuple(ids[:sound]), max(0, draft.extended - (len(draft.ids) - sound)))
-        except Exception as error:
-            self._stop_drafting(sequence, error)
-            draft = NOTHING
-        return draft, self.clock() - started
-
     def _submit(self, before: Step | None) -> Step | None:
         """Plan the next batch and hand it to the executable."""
         started = self.clock()
         going = [s for s in self.running if not s.done]
-        parts = plan_parts(going, self.options.batch_rows, before, self._propose)
+        parts = plan_parts(going, self.options.batch_rows, before, self._drafters.propose)
         if not parts:
             return None
         for part in parts:
@@ -279,53 +209,40 @@ class Engine:
             return
         counts = [self._commit(step, part, result) for part in step.parts]
         now = self.clock()
-        for part, emitted in zip(step.parts, counts, strict=True):
-            if emitted:
-                self._record(step, part, emitted, now)
+        for part, got in zip(step.parts, counts, strict=True):
+            if got.emitted:
+                record(step, part, got, now)
 
     def _lose(self, step: Step, error: Exception) -> None:
         """A batch that raised: nobody knows what its sequences hold now."""
         for part in step.parts:
-            if not part.sequence.done:
-                self._end(part.sequence, error)
-            self._places.drop(part.sequence)
+            self._fail(part.sequence, error)
 
-    def _commit(self, step: Step, part: Part, result: BatchResult) -> int:
-        """What became of one sequence; how many tokens it got."""
+    def _commit(self, step: Step, part: Part, result: BatchResult) -> Committed:
+        """What became of one sequence; what it got."""
         sequence = part.sequence
-        ended = sequence.done
-        emitted = 0
+        got = NO_TOKEN
         try:
             outcome = result.outcomes.get(part.state)
             if outcome is None:
                 raise BackendError("the backend does not say what became of a sequence")
-            if ended:
-                if outcome.status is not Status.COMPLETED:
-                    self._places.drop(sequence)
-                    return 0
-            else:
-                check_outcome(outcome, part.stop - 1, failure_hint(self.executable))
-                if part.draws:
-                    emitted = commit(step, part, result.rows, self._vocabulary)
+            check_outcome(outcome, part.stop - 1, failure_hint(self.executable))
+            if part.draws and not sequence.done:
+                got = commit(step, part, result.rows, self._vocabulary)
             with blamed_on(names_of(self.executable)):
                 settle(sequence, part.state, part)
-            self._observe(part, result)
         except Exception as error:
-            self._end(sequence, error)
-            return 0
+            self._fail(sequence, error)
+            return NO_TOKEN
+        self._drafters.observe(part, result.rows)
         self._go_on(sequence, part)
-        return emitted
+        return got
 
-    def _observe(self, part: Part, result: BatchResult) -> None:
-        sequence = part.sequence
-        if sequence.drafting is None:
-            return
-        kept = max(0, min(sequence.fed, part.stop) - part.start)
-        rows = result.rows[part.first : part.first + kept]
-        try:
-            sequence.drafting.observe(part.start, rows, sequence.ids)
-        except Exception as error:
-            self._stop_drafting(sequence, error)
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        """End a sequence with an error; one that had ended before has rows nobody asked about."""
+        if not sequence.done:
+            self._end(sequence, error)
+        self._places.drop(sequence)
 
     def _go_on(self, sequence: Sequence, part: Part) -> None:
         """End a sequence whose text has ended; keep its state where a mark says so."""
@@ -338,39 +255,12 @@ class Engine:
                 sequence.progress(sequence.fed, prompt)
         self._places.keep_marked(sequence)
 
-    def _record(self, step: Step, part: Part, emitted: int, now: float) -> None:
-        sequence = part.sequence
-        round_ = Round(
-            generated=sequence.generated - emitted,
-            position=len(sequence.ids) - emitted,
-            room=sequence.room + emitted,
-            asked=part.asked,
-            proposed=len(part.draft.ids),
-            extended=part.draft.extended,
-            accepted=emitted - 1,
-            emitted=emitted,
-            draft_seconds=part.draft_seconds,
-            wall_seconds=now - step.started,
-            rows=len(step.rows),
-            sequences=len(step.parts),
-            drafter=sequence.speculation.drafter.name if sequence.speculation else "",
-        )
-        sequence.stats.drafts.add(round_)
-        if sequence.policy is not None:
-            sequence.policy.record(round_)
-        if sequence.rounds is not None:
-            sequence.rounds.append(round_)
-
     def _end(self, sequence: Sequence, error: BaseException | None = None) -> None:
         """Nothing more will come of a sequence; its state is kept, or freed, when nothing moves."""
         sequence.done = True
         sequence.error = sequence.error or error
-        for queue in (self.waiting, self.running):
-            if sequence in queue:
-                queue.remove(sequence)
-        drafting, sequence.drafting = sequence.drafting, None
-        if drafting is not None:
-            drafting.close()
+        self._line.leave(sequence)
+        self._drafters.close(sequence)
         if not self._holds(sequence):
             reason = sequence.output.finish_reason
             role = Role.BRANCH if reason == "cancelled" else Role.TURN
@@ -395,10 +285,6 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
-
-
-def _urgency(sequence: Sequence) -> tuple[int, int]:
-    return urgency(sequence.served, sequence.priority, sequence.number)
 
 
 def pieces(engine: Engine, sequence: Sequence) -> Iterator[str]:

@@ -97,10 +97,10 @@ class Sequence:
         """Whether the next step can draw its next token: it decodes."""
         return self.pending == 1 or (self.generated > 0 and self.pending <= REPLAY_ROWS)
 
-    @property
-    def history_from(self) -> int:
-        """Length of the prompt."""
-        return len(self.request.prompt)
+    def held_state(self) -> State:
+        """Its state, while it has one."""
+        assert self.state is not None
+        return self.state
 
     def next_mark(self, start: int) -> int | None:
         """The first position after `start` where a chunk is to end, if there is one."""

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Executable
-from cortiq.engine.engine import Engine, EngineOptions, pieces
+from cortiq.engine.engine import Engine, pieces
+from cortiq.engine.line import EngineOptions
 from cortiq.engine.output import Output
 from cortiq.errors import RequestError
 from cortiq.ir import Program

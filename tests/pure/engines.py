@@ -10,7 +10,8 @@ import numpy as np
 
 from cortiq.backend import CompileOptions, Executable
 from cortiq.engine.drafting import Draft, FixedDepth, Speculation, Task
-from cortiq.engine.engine import Engine, EngineOptions
+from cortiq.engine.engine import Engine
+from cortiq.engine.line import EngineOptions
 from cortiq.engine.sequence import Sequence as Running
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic

@@ -1,0 +1,105 @@
+"""Drafters at work on an engine's sequences: opened, asked, told, closed, and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Several
+
+from cortiq.backend import Executable
+from cortiq.engine.accept import Committed
+from cortiq.engine.batch import Part, RowResult, Step
+from cortiq.engine.drafting import NOTHING, Draft, FixedDepth, Round, Task
+from cortiq.engine.sequence import Sequence
+from cortiq.runtime.request import vocabulary_size
+
+
+class Drafters:
+    """Calls drafters; what one of them raises ends its drafting and nothing else."""
+
+    def __init__(self, executable: Executable, clock: Callable[[], float]) -> None:
+        self.executable, self.clock = executable, clock
+        self._vocabulary = vocabulary_size(executable.program)
+
+    def open(self, sequence: Sequence) -> None:
+        """Begin on a sequence that has a place."""
+        chosen = sequence.speculation
+        if chosen is None or sequence.drafting or sequence.stats.drafts.error:
+            return
+        task = Task(
+            sequence.request.prompt,
+            sequence.request.limit,
+            sequence.request.want_at,
+            self.executable,
+            sequence.held_state,
+        )
+        try:
+            sequence.drafting = chosen.drafter.open(task)
+            sequence.policy = chosen.policy(len(sequence.request.prompt))
+        except Exception as error:
+            self._give_up(sequence, error)
+
+    def propose(self, sequence: Sequence, depth: int) -> tuple[Draft, float]:
+        """A draft of at most `depth` ids of the vocabulary, and the seconds it took."""
+        started = self.clock()
+        try:
+            assert sequence.drafting is not None
+            draft = sequence.drafting.propose(sequence.ids, depth)
+            ids = [int(token) for token in draft.ids[:depth]]
+            sound = next((i for i, t in enumerate(ids) if not 0 <= t < self._vocabulary), len(ids))
+            draft = Draft(tuple(ids[:sound]), max(0, draft.extended - (len(draft.ids) - sound)))
+        except Exception as error:
+            self._give_up(sequence, error)
+            draft = NOTHING
+        return draft, self.clock() - started
+
+    def observe(self, part: Part, rows: Several[RowResult]) -> None:
+        """Tell a sequence's drafter which rows of a batch were kept."""
+        sequence = part.sequence
+        if sequence.drafting is None:
+            return
+        kept = max(0, min(sequence.fed, part.stop) - part.start)
+        try:
+            mine = rows[part.first : part.first + kept]
+            sequence.drafting.observe(part.start, mine, sequence.ids)
+        except Exception as error:
+            self._give_up(sequence, error)
+
+    def _give_up(self, sequence: Sequence, error: Exception) -> None:
+        """Use a drafter that failed no further; the text goes on, and its statistics say so."""
+        sequence.stats.drafts.error = f"{type(error).__name__}: {error}"
+        sequence.policy = FixedDepth(0)
+        self.close(sequence)
+
+    def close(self, sequence: Sequence) -> None:
+        """Let a sequence's drafter go."""
+        drafting, sequence.drafting = sequence.drafting, None
+        if drafting is not None:
+            try:
+                drafting.close()
+            except Exception as error:
+                sequence.stats.drafts.error = f"{type(error).__name__}: {error}"
+
+
+def record(step: Step, part: Part, got: Committed, now: float) -> None:
+    """Note a step of a sequence that committed tokens: in its statistics, for its policy."""
+    sequence = part.sequence
+    round_ = Round(
+        generated=sequence.generated - got.emitted,
+        position=len(sequence.ids) - got.emitted,
+        room=sequence.room + got.emitted,
+        asked=part.asked,
+        proposed=len(part.draft.ids),
+        extended=part.draft.extended,
+        accepted=got.accepted,
+        emitted=got.emitted,
+        draft_seconds=part.draft_seconds,
+        wall_seconds=now - step.started,
+        rows=len(step.rows),
+        sequences=len(step.parts),
+        drafter=sequence.speculation.drafter.name if sequence.speculation else "",
+    )
+    sequence.stats.drafts.add(round_)
+    if sequence.policy is not None:
+        sequence.policy.record(round_)
+    if sequence.rounds is not None:
+        sequence.rounds.append(round_)
