@@ -14,12 +14,24 @@ from cortiq_conformance.level0 import (
     foundations,
     matrices,
     robustness,
+    scaling,
     sequences,
     states,
     tails,
 )
 
-LEVEL0 = (foundations, elementwise, matrices, sequences, far, tails, states, exports, robustness)
+LEVEL0 = (
+    foundations,
+    elementwise,
+    scaling,
+    matrices,
+    sequences,
+    far,
+    tails,
+    states,
+    exports,
+    robustness,
+)
 LEVELS = (0, 1, 2, 3, 4)
 PROFILES = ("quick", "full")
 

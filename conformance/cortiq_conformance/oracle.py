@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.ir import KVRows, Node, Op, Program, ops, primitives_of
-from cortiq.numerics import attention, matmul, norms, recurrent, rope, route, scalar
+from cortiq.numerics import attention, matmul, norms, recurrent, rope, route, scalar, scaling
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
 from cortiq.numerics.layouts import Weight, decode, embedding_rows, floats
 from cortiq.numerics.quantise import Quantised, quantise_rows
@@ -152,7 +152,14 @@ def _layer_norm(call: _Call, x: Floats) -> Floats:
 
 
 def _rope(call: _Call, x: Floats, position: Ints) -> Floats:
-    cos, sin = call.op.table.compute(position)
+    op = call.op
+    if op.sections is None:
+        cos, sin = op.table.compute(position)
+        return rope.apply_rope(x, cos, sin, op.pairing, call.faults)
+    cos, sin = np.zeros((2, len(x), op.table.dim // 2), F32)
+    for pair, axis in enumerate(op.sections.axes):
+        every = op.table.compute(position[:, axis])
+        cos[:, pair], sin[:, pair] = every[0][:, pair], every[1][:, pair]
     return rope.apply_rope(x, cos, sin, call.op.pairing, call.faults)
 
 
@@ -180,8 +187,38 @@ def _causal_conv(call: _Call, x: Floats) -> Floats:
     return recurrent.causal_conv(history, x, taps, _vector(call, "bias"), call.faults)
 
 
+def _embed_rows(call: _Call, token: Ints) -> Floats:
+    table = call.weights["table"]
+    if not call.op.missing:
+        return embedding_rows(table, token, call.faults)
+    rows = [np.zeros(table.shape[1], F32) for _ in token]
+    for i, id_ in enumerate(token):
+        if id_ < table.shape[0]:
+            rows[i] = embedding_rows(table, token[i : i + 1], call.faults[i : i + 1])[0]
+    return np.stack(rows)
+
+
+def _gain(call: _Call, x: Floats) -> Floats:
+    factor = scaling.gain(floats(call.weights["weight"])[0], call.op.form)
+    return scalar.multiply(x, factor[:, None] if call.op.per == "head" else factor, call.faults)
+
+
+def _expert_gain(call: _Call, x: Floats, index: Ints) -> Floats:
+    factor = floats(call.weights["weight"])[0][index]
+    return scalar.multiply(x, factor if x.ndim == 2 else factor[..., None], call.faults)
+
+
+def _expert_bias(call: _Call, x: Floats, index: Ints) -> Floats:
+    return scalar.add(x, floats(call.weights["bias"])[index], call.faults)
+
+
+def _route(call: _Call, scores: Floats) -> tuple[Ints, Floats]:
+    bias, mask = _vector(call, "bias"), _vector(call, "mask")
+    return route.route(scores, call.op.router, bias, call.faults, mask)
+
+
 FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
-    ops.EmbedRows: lambda c, token: embedding_rows(c.weights["table"], token, c.faults),
+    ops.EmbedRows: _embed_rows,
     ops.Quantise: lambda c, x: quantise_rows(x),
     ops.MatMul: _matmul,
     ops.HeadMatMul: _head_matmul,
@@ -198,10 +235,18 @@ FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.StoreKV: _store_kv,
     ops.Attend: _attend,
     ops.CausalConv: _causal_conv,
-    ops.Route: lambda c, x: route.route(x, c.op.router, _vector(c, "bias"), c.faults),
+    ops.Route: _route,
     ops.CombineExperts: lambda c, w, y: route.combine_experts(w, y, c.faults),
-    ops.Slice: lambda c, x: x[..., c.op.start : c.op.stop],
+    ops.Slice: lambda c, x: x[..., list(range(c.op.start, c.op.stop, c.op.step))],
     ops.Concat: lambda c, *parts: np.concatenate(parts, axis=-1),
     ops.Reshape: lambda c, x: x.reshape(len(x), *c.op.shape),
+    ops.Gain: _gain,
+    ops.ScaleRows: lambda c, x, factor: scalar.multiply(x, factor, c.faults),
+    ops.Shift: lambda c, x: scaling.shift(x, c.op.amount, c.faults),
+    ops.Clamp: lambda c, x: scaling.clamp(x, c.op.low, c.op.high),
+    ops.L2Norm: lambda c, x: norms.l2_norm(x, c.op.eps, c.faults),
+    ops.Softmax: lambda c, x: route.softmax(x, faults=c.faults),
+    ops.ExpertGain: _expert_gain,
+    ops.ExpertBias: _expert_bias,
 }
 """The definition of every primitive: (call, *inputs) to output, or a tuple of outputs."""

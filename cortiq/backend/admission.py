@@ -75,7 +75,8 @@ def drawn_token(wants: Mapping[Want, Any]) -> int | None:
 def vocabulary_of(program: Program) -> int:
     """Ids from here on are refused: some table lacks them."""
     nodes = [node for graph in program.graphs.values() for node in graph.nodes]
-    tables = [node.op.vocab for node in nodes if isinstance(node.op, Embedding | EmbedRows)]
+    known = [node.op for node in nodes if isinstance(node.op, Embedding | EmbedRows)]
+    tables = [op.vocab for op in known if not getattr(op, "missing", False)]
     return min([*tables, program.facts.get("vocab_size", LARGEST_VOCABULARY)])
 
 

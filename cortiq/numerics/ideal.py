@@ -6,6 +6,7 @@ other libraries. They promise no bits: NumPy's own exp, log and sums are used.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -41,6 +42,13 @@ def gelu_tanh(x: Array) -> Doubles:
     return x * sigmoid(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
 
 
+def gelu(x: Array) -> Doubles:
+    """x·Φ(x), Φ the normal distribution."""
+    x = wide(x)
+    tails = [math.erfc(-value / math.sqrt(2)) / 2 for value in x.ravel()]
+    return x * np.array(tails).reshape(x.shape)
+
+
 def softplus(x: Array) -> Doubles:
     """ln(1 + e^x), without overflow."""
     return np.maximum(wide(x), 0) + np.log1p(np.exp(-np.abs(wide(x))))
@@ -64,6 +72,8 @@ def tanh(x: Array) -> Doubles:
 ACTIVATIONS: dict[str, Callable[[Array], Doubles]] = {
     "silu": silu,
     "gelu_tanh": gelu_tanh,
+    "gelu": gelu,
+    "exp": lambda x: np.exp(wide(x)),
     "sigmoid": sigmoid,
     "tanh": tanh,
     "softplus": softplus,
@@ -83,6 +93,13 @@ def activation(x: Array, kind: str) -> Doubles:
 def soft_cap(x: Array, cap: float) -> Doubles:
     """cap·tanh(x/cap)."""
     return cap * np.tanh(wide(x) / cap)
+
+
+def clamp(x: Array, low: float | None, high: float | None) -> Doubles:
+    """min(max(x, low), high), the bounds rounded to float32."""
+    lowest = -np.inf if low is None else float(np.float32(low))
+    highest = np.inf if high is None else float(np.float32(high))
+    return np.minimum(np.maximum(wide(x), lowest), highest)
 
 
 def rms_norm(x: Array, weight: Array | None, eps: float) -> Doubles:
@@ -137,19 +154,42 @@ def softmax(x: Array, allowed: Array | None = None) -> Doubles:
 
 
 def route(
-    scores: Array, router: Router, selection_bias: Array | None = None
+    scores: Array, router: Router, selection_bias: Array | None = None, mask: Array | None = None
 ) -> tuple[npt.NDArray[np.int32], Doubles]:
     """Indices (ascending) and weights of the chosen experts, see `route.route`."""
     scores = wide(scores)
     p = {"softmax": softmax, "sigmoid": sigmoid}.get(router.kind, wide)(scores)
-    keys = scores if selection_bias is None else p + wide(selection_bias)
-    indices = np.sort(np.argsort(-keys, axis=-1, kind="stable")[..., : router.top_k], axis=-1)
-    weights = np.take_along_axis(p, indices, axis=-1)
-    if router.kind == "softmax_topk":
-        weights = softmax(weights)
+    values = p if selection_bias is None else p + wide(selection_bias)
+    keys = scores if selection_bias is None else values
+    admitted = _admitted(values, keys, router, mask)
+    order = np.lexsort((-keys, ~admitted), axis=-1)[..., : router.top_k]
+    weights = np.take_along_axis(p, order, axis=-1)
+    there = np.take_along_axis(admitted, order, axis=-1)
+    weights = softmax(weights, there) if router.kind == "softmax_topk" else weights * there
+    if router.tau is not None:
+        before = np.cumsum(weights, axis=-1) - weights
+        weights = weights * (before < router.tau * weights.sum(axis=-1, keepdims=True))
     if router.renormalise:
-        weights = weights / (weights.sum(axis=-1, keepdims=True) + router.denominator_floor)
-    return indices.astype(np.int32), weights * router.routed_scaling
+        total = weights.sum(axis=-1, keepdims=True) + router.denominator_floor
+        weights = weights / np.where(total == 0, 1, total)
+    ascending = np.argsort(order, axis=-1)
+    indices = np.take_along_axis(order, ascending, axis=-1).astype(np.int32)
+    return indices, np.take_along_axis(weights, ascending, axis=-1) * router.routed_scaling
+
+
+def _admitted(values: Doubles, keys: Doubles, router: Router, mask: Array | None) -> npt.NDArray:
+    allowed = np.broadcast_to(True if mask is None else wide(mask) != 0, keys.shape)
+    per_group = (*keys.shape[:-1], router.groups, -1)
+    counted = np.where(allowed, keys if router.group_score == "max" else values, -np.inf)
+    best = -np.sort(-counted.reshape(per_group), axis=-1)[..., :2]
+    if router.group_score == "max":
+        best = best[..., :1]
+    first = best[..., 0]
+    score = first + np.where(np.isinf(best[..., 1:]), 0, best[..., 1:]).sum(axis=-1)
+    kept = np.argsort(-score, axis=-1, kind="stable")[..., : router.kept_groups]
+    inside = np.zeros(first.shape, bool)
+    np.put_along_axis(inside, kept, True, axis=-1)
+    return allowed & np.repeat(inside, keys.shape[-1] // router.groups, axis=-1)
 
 
 def combine_experts(weights: Array, outputs: Array) -> Doubles:

@@ -148,6 +148,56 @@ class RopeTable:
         return self._chunks[index]
 
 
+@dataclass(frozen=True)
+class Sections:
+    """Which axis of a position turns each pair: rotary embedding of time, height and width.
+
+    Parameters
+    ----------
+    pairs : pairs of each axis.
+    interleaved : axis a > 0 takes the pairs a, a + n, a + 2n, … (n axes) as long as it has any,
+        axis 0 all others; otherwise the axes' pairs follow one another.
+
+    Raises
+    ------
+    GraphError : an axis has no pairs, or interleaved ones do not fit.
+
+    Source: Qwen2-VL ("multimodal rotary position embedding"); interleaved as in Qwen3-VL.
+    """
+
+    pairs: tuple[int, ...]
+    interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        total, axes = sum(self.pairs), self.count
+        reach = [axis + axes * (pairs - 1) for axis, pairs in enumerate(self.pairs) if axis]
+        if not axes or min(self.pairs) < 1 or (self.interleaved and max(reach, default=0) >= total):
+            raise GraphError(f"rotary sections {self.pairs} do not fit together")
+
+    @property
+    def count(self) -> int:
+        """How many axes a position has."""
+        return len(self.pairs)
+
+    @cached_property
+    def axes(self) -> npt.NDArray[np.int64]:
+        """The axis of each pair."""
+        if not self.interleaved:
+            return np.repeat(np.arange(self.count), self.pairs)
+        found = np.zeros(sum(self.pairs), np.int64)
+        for axis, pairs in enumerate(self.pairs[1:], 1):
+            found[axis : axis + self.count * pairs : self.count] = axis
+        return found
+
+    def table(self, table: RopeTable, positions: npt.ArrayLike) -> tuple[Floats, Floats]:
+        """(cos, sin), float32 [n, dim/2], of positions [n, axes]: pair i of its axis's row."""
+        where = np.asarray(positions, np.int64)
+        rows = [table.table(where[:, axis]) for axis in range(self.count)]
+        cos, sin = (np.stack(parts, axis=-1) for parts in zip(*rows, strict=True))
+        picked = self.axes[None, :, None]
+        return tuple(np.take_along_axis(x, picked, axis=-1)[..., 0] for x in (cos, sin))  # type: ignore[return-value]
+
+
 def apply_rope(
     x: Floats, cos: Floats, sin: Floats, pairing: str = "half", faults: Flags | None = None
 ) -> Floats:

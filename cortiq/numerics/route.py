@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from cortiq.numerics.scalar import exp, sigmoid
 from cortiq.numerics.sums import canonical_sum
 
 ROUTER_KINDS = ("softmax", "sigmoid", "softmax_topk")
+GROUP_SCORES = ("max", "top2")
+LOWEST = F32(-(2.0**60))
+"""Below every sum of two canonical values."""
 SOFTMAX_MAX_ERROR = 2.0**-19
 """Largest |error| of `softmax` relative to the result; half an ulp of x − m is most of it."""
 
@@ -48,6 +51,12 @@ class Router:
     renormalise : divide the weights by their sum (plus `denominator_floor`).
     denominator_floor : 0, or a positive number of at least 2⁻¹⁰⁰.
     routed_scaling : what the weights are multiplied by at the end, 2⁻⁴⁰ to 2⁴⁹.
+    groups, kept_groups : experts are divided into groups of neighbours, and chosen from the best
+        groups only; 1 and 1: no such limit.
+    group_score : a group's score: "max", its largest key, or "top2", the sum of its two best
+        values (DeepSeek V2 and V3).
+    tau : of the chosen experts in order of their keys keep the shortest prefix that holds this
+        share of their weight, 0 < τ ≤ 1; None keeps all.
 
     Raises
     ------
@@ -59,34 +68,110 @@ class Router:
     renormalise: bool = False
     denominator_floor: float = 0.0
     routed_scaling: float = 1.0
+    groups: int = 1
+    kept_groups: int = 1
+    group_score: str = "max"
+    tau: float | None = None
 
     def __post_init__(self) -> None:
         floor, scaling = self.denominator_floor, self.routed_scaling
+        kept, tau = self.kept_groups, self.tau
         rules = {
             f"kind = {self.kind!r}": self.kind in ROUTER_KINDS,
             f"top_k = {self.top_k}": self.top_k >= 1,
             f"denominator_floor = {floor}": floor == 0 or 2.0**-100 <= floor < 2.0**50,
             f"routed_scaling = {scaling}": 2.0**-40 <= scaling < 2.0**50,
+            f"{kept} of {self.groups} groups": 1 <= kept <= self.groups,
+            f"group_score = {self.group_score!r}": self.group_score in GROUP_SCORES,
+            f"tau = {tau}": tau is None or 2.0**-40 <= tau <= 1,
         }
-        hint = f"kinds: {', '.join(ROUTER_KINDS)}; top_k from 1; numbers inside float32's range"
+        kinds, scores = ", ".join(ROUTER_KINDS), ", ".join(GROUP_SCORES)
+        hint = f"kinds: {kinds}; group scores: {scores}; top_k from 1; numbers in float32's range"
         for what, holds in rules.items():
             if not holds:
                 raise UnsupportedError(what, where="router", hint=hint)
 
+    def __repr__(self) -> str:
+        """The first five fields, and of the others those that differ from their defaults."""
+        known = fields(self)
+        shown = [f for i, f in enumerate(known) if i < 5 or getattr(self, f.name) != f.default]
+        return f"Router({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
 
-def choose(keys: Floats, top_k: int) -> Ints:
+    def refusal(self, experts: int) -> str:
+        """Why so many experts cannot be routed by this; empty if they can."""
+        if experts % self.groups:
+            return f"{experts} experts in {self.groups} groups"
+        reach = self.kept_groups * (experts // self.groups)
+        return "" if self.top_k <= reach else f"top_k = {self.top_k} of {reach} experts"
+
+
+def choose(keys: Floats, top_k: int, admitted: Flags | None = None) -> Ints:
     """Indices of the top_k largest keys of each row, lower index first on equality; ascending.
 
     Parameters
     ----------
     keys : float32 [rows, n], canonical.
+    admitted : bool [rows, n]: the others come after all of these, by select.
 
     Returns
     -------
     int32 [rows, top_k].
     """
-    order = np.argsort(-keys, axis=-1, kind="stable")[..., :top_k]
-    return np.sort(order, axis=-1).astype(np.int32)
+    order = np.argsort(-keys, axis=-1, kind="stable")
+    if admitted is not None:
+        late = ~np.take_along_axis(admitted, order, axis=-1)
+        order = np.take_along_axis(order, np.argsort(late, axis=-1, kind="stable"), axis=-1)
+    return np.sort(order[..., :top_k], axis=-1).astype(np.int32)
+
+
+def admit(values: Floats, keys: Floats, router: Router, mask: Floats | None) -> Flags | None:
+    """Experts that may be chosen, bool [rows, experts]; None for all of them.
+
+    Those that the mask admits and whose group is kept. A group's score counts its admitted
+    experts only: the largest key, or RN(a + b) of the two largest values (a alone if it has one).
+    The kept_groups largest scores are kept, the lower index first on equality, groups without an
+    admitted expert last.
+    """
+    if mask is None and router.groups == 1:
+        return None
+    admitted = np.broadcast_to(True if mask is None else mask != 0, keys.shape)
+    if router.groups == 1:
+        return admitted
+    grouped = (*keys.shape[:-1], router.groups, -1)
+    inside = admitted.reshape(grouped)
+    counted = keys if router.group_score == "max" else values
+    scores = -np.sort(-np.where(inside, counted.reshape(grouped), LOWEST), axis=-1)
+    best = scores[..., 0]
+    if router.group_score == "top2" and scores.shape[-1] > 1:
+        best = np.where(scores[..., 1] == LOWEST, best, best + scores[..., 1])
+    there: Flags = np.any(inside, axis=-1)
+    kept = choose(best, router.kept_groups, there)
+    chosen = np.zeros(best.shape, np.bool_)
+    np.put_along_axis(chosen, kept, True, axis=-1)
+    return (inside & chosen[..., None]).reshape(keys.shape)
+
+
+def trimmed(weights: Floats, keys: Floats, tau: float) -> Floats:
+    """The weights of the shortest prefix that holds τ of them; the others are +0, by select.
+
+    T = RN(τ·Σw), the sum from +0 in ascending index order. Expert c stays if T is 0, or the sum of
+    the weights of the experts before it (a larger key, or an equal one and a lower index), from +0
+    in ascending index order too, is below T. Sums of more terms are never smaller, so that what
+    stays is a prefix.
+
+    Parameters
+    ----------
+    weights, keys : float32 [rows, k] of the chosen experts, in ascending index order.
+    """
+    columns = range(weights.shape[-1])
+    total, before = np.zeros(weights.shape[:-1], F32), np.zeros(weights.shape, F32)
+    for d in columns:
+        total = total + weights[..., d]
+        ahead = keys[..., d, None] > keys
+        ahead[..., d + 1 :] |= keys[..., d, None] == keys[..., d + 1 :]
+        before = np.where(ahead, before + weights[..., d, None], before)
+    enough = (F32(tau) * total)[..., None]
+    return np.where((enough == 0) | (before < enough), weights, F32(0))
 
 
 def route(
@@ -94,23 +179,29 @@ def route(
     router: Router,
     selection_bias: Floats | None = None,
     faults: Flags | None = None,
+    mask: Floats | None = None,
 ) -> tuple[Ints, Floats]:
     """Choose experts and weigh them; one primitive.
 
     1. p: "softmax" softmax(scores); "sigmoid" snap(σ(scores)); "softmax_topk" the scores.
     2. Keys: the raw scores without a bias (p saturates and would tie where scores differ), else
-       snap(RN(p + bias)). The top_k largest keys are chosen, the lower index first on equality,
-       and listed in ascending index order.
+       snap(RN(p + bias)). The top_k largest keys of the experts that `admit` allows are chosen
+       (a group's values for "top2" are p, or the keys with a bias), the lower index first on
+       equality, and listed in ascending index order. Where fewer are admitted, the rest are the
+       experts that would come next.
     3. Weights: p of the chosen, never with the bias; "softmax_topk": softmax of the chosen scores.
-    4. `renormalise`: s = +0; s = RN(s + w) in ascending index order; s = RN(s + RN(floor));
+       Experts that are not admitted take no part and weigh +0, by select.
+    4. `tau`: see `trimmed`.
+    5. `renormalise`: s = +0; s = RN(s + w) in ascending index order; s = RN(s + RN(floor));
        w = RN(w/s), +0 where s is 0.
-    5. w = RN(w·RN(routed_scaling)) unless it is 1; snap.
+    6. w = RN(w·RN(routed_scaling)) unless it is 1; snap.
 
     Parameters
     ----------
     scores : float32 [rows, experts], canonical: the router's logits.
     selection_bias : float32 [experts], canonical: moves the choice only.
     faults : bool [rows], see `snap`.
+    mask : float32 [experts]: experts where it is 0 are never chosen.
 
     Returns
     -------
@@ -118,22 +209,28 @@ def route(
 
     Raises
     ------
-    UnsupportedError : fewer experts than top_k.
+    UnsupportedError : more experts are to be chosen than there are.
     """
     scores = np.asarray(scores, F32)
-    if router.top_k > scores.shape[-1]:
-        what = f"top_k = {router.top_k} of {scores.shape[-1]} experts"
-        raise UnsupportedError(what, where="router")
+    if refusal := router.refusal(scores.shape[-1]):
+        raise UnsupportedError(refusal, where="router")
     p = scores
     if router.kind == "softmax":
         p = softmax(scores, faults=faults)
     elif router.kind == "sigmoid":
         p = snap(sigmoid(scores), faults)
-    keys = scores if selection_bias is None else snap(p + selection_bias, faults)
-    indices = choose(keys, router.top_k)
+    biased = p if selection_bias is None else snap(p + selection_bias, faults)
+    keys = scores if selection_bias is None else biased
+    admitted = admit(biased, keys, router, mask)
+    indices = choose(keys, router.top_k, admitted)
     weights = np.take_along_axis(p, indices, axis=-1)
+    there = None if admitted is None else np.take_along_axis(admitted, indices, axis=-1)
     if router.kind == "softmax_topk":
-        weights = softmax(weights, faults=faults)
+        weights = softmax(weights, there, faults)
+    elif there is not None:
+        weights = np.where(there, weights, F32(0))
+    if router.tau is not None:
+        weights = trimmed(weights, np.take_along_axis(keys, indices, axis=-1), router.tau)
     if router.renormalise:
         weights = renormalised(weights, router.denominator_floor)
     if router.routed_scaling != 1:
@@ -142,7 +239,7 @@ def route(
 
 
 def renormalised(weights: Floats, floor: float) -> Floats:
-    """Step 4 of `route`."""
+    """Step 5 of `route`."""
     total = np.zeros(weights.shape[:-1], F32)
     for column in range(weights.shape[-1]):
         total = total + weights[..., column]

@@ -24,6 +24,9 @@ LOG1P_MAX_ULP = 1.5
 SOFTPLUS_MAX_ULP = 2.25
 GELU_TANH_MAX_ERROR = 3 * 2.0**-24
 """Largest |error| of `gelu_tanh` divided by |x|."""
+GELU_MAX_ERROR = 4 * 2.0**-24
+"""Largest |error| of `gelu` divided by |x|."""
+EXPONENTIAL_MAX_ULP = 1.75
 
 
 def _constants(*values: float) -> tuple[np.float32, ...]:
@@ -58,6 +61,11 @@ GELU_SCALE = F32(0.7978846)
 """√(2/π), rounded."""
 GELU_CLAMP = F32(16.0)
 """Beyond ±16 the argument of GELU's σ is clamped by `exp` anyway; clamping x keeps x³ finite."""
+TAIL_SCALE = F32(0.39)
+TAIL_POLYNOMIAL = _constants(
+    0.0538464143, -0.258241403, 0.37516483, -0.0166327644, 0.194435738, 0.151427195
+)
+"""Φ(−a)·e^(a²/2) as t times a polynomial in t = 1/(1 + TAIL_SCALE·a), to 1e-8."""
 
 
 def horner(x: Floats, coefficients: tuple[np.float32, ...]) -> Floats:
@@ -83,6 +91,16 @@ def exp(x: Floats) -> Floats:
     y = y + r
     y = y + F32(1)
     return (y.view(np.int32) + (k.astype(np.int32) << np.int32(23))).view(F32)
+
+
+def exponential(x: Floats) -> Floats:
+    """e^x of either sign: e = exp(−|x|); x > 0 ? RN(1/e) : e. Error at most `EXPONENTIAL_MAX_ULP`.
+
+    Beyond ±80 it stays at e^±80, which `snap` makes +0 or a fault.
+    """
+    x = np.asarray(x, F32)
+    e = exp(-np.abs(x))
+    return np.where(x > 0, F32(1) / e, e)
 
 
 def exp2_fraction(f: Floats) -> Floats:
@@ -117,6 +135,20 @@ def gelu_tanh(x: Floats) -> Floats:
     v = np.minimum(np.maximum(x, -GELU_CLAMP), GELU_CLAMP)
     u = GELU_SCALE * (v + GELU_CUBIC * ((v * v) * v))
     return x * sigmoid(u + u)
+
+
+def gelu(x: Floats) -> Floats:
+    """GELU, x·Φ(x) with Φ the normal distribution (½x(1 + erf(x/√2))).
+
+    a = min(|x|, 16); t = RN(1/RN(1 + RN(TAIL_SCALE·a))); p = RN(horner(t, TAIL_POLYNOMIAL)·t);
+    r = RN(exp(RN(−0.5·RN(a·a)))·p), which is Φ(−a); RN(x·(x ≥ 0 ? RN(1 − r) : r)). |error| at most
+    `GELU_MAX_ERROR`·|x|.
+    """
+    x = np.asarray(x, F32)
+    a = np.minimum(np.abs(x), GELU_CLAMP)
+    t = F32(1) / (F32(1) + TAIL_SCALE * a)
+    tail = exp(F32(-0.5) * (a * a)) * (horner(t, TAIL_POLYNOMIAL) * t)
+    return x * np.where(x >= 0, F32(1) - tail, tail)
 
 
 def tanh(x: Floats) -> Floats:
@@ -184,6 +216,8 @@ def relu2(x: Floats) -> Floats:
 ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
     "silu": silu,
     "gelu_tanh": gelu_tanh,
+    "gelu": gelu,
+    "exp": exponential,
     "sigmoid": sigmoid,
     "tanh": tanh,
     "softplus": softplus,

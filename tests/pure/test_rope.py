@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import time
+from types import SimpleNamespace
 
 import mpmath
 import numpy as np
@@ -13,7 +15,7 @@ from floats import LIMIT, canonical, flush_to_zero, same_bits
 from cortiq.errors import GraphError, UnsupportedError
 from cortiq.numerics import ideal, rope, rope_scaling
 from cortiq.numerics.contract import F32
-from cortiq.numerics.rope import RopeTable, apply_rope
+from cortiq.numerics.rope import RopeTable, Sections, apply_rope
 
 SHORT = tuple(1 + i / 64 for i in range(32))
 LONG = tuple(1 + i * 1.25 for i in range(32))
@@ -312,3 +314,42 @@ def test_bad_geometry_is_our_error():
         apply_rope(np.ones((1, 1, 8), F32), cos, sin, "quarter")
     with pytest.raises(GraphError, match="8 rotary dimensions in heads of 6"):
         apply_rope(np.ones((1, 1, 6), F32), cos, sin)
+
+
+MULTIMODAL = {
+    "one after the other": (Sections((8, 12, 12)), "qwen2_vl", "Qwen2VLRotaryEmbedding"),
+    "interleaved": (Sections((12, 10, 10), True), "qwen3_vl", "Qwen3VLTextRotaryEmbedding"),
+}
+
+
+@pytest.mark.parametrize("name", MULTIMODAL)
+def test_sections_pick_the_axes_that_transformers_picks(name):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    sections, module, kind = MULTIMODAL[name]
+    code = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+    table = RopeTable(10000.0, 64)
+    positions = np.random.default_rng(0).integers(0, 5000, (30, 3))
+    every = [table.compute(positions[:, axis]) for axis in range(3)]
+    embedding = SimpleNamespace(mrope_section=list(sections.pairs))
+    pairs = zip(sections.table(table, positions), zip(*every, strict=True), strict=True)
+    for ours, of_axes in pairs:
+        wide = torch.tensor(np.stack(of_axes))[:, None]
+        theirs = getattr(code, kind).recomposition_frequencies(embedding, wide)
+        assert same_bits(ours, theirs[0, :, :32].numpy())
+
+
+@pytest.mark.parametrize("sections", [s for s, *_ in MULTIMODAL.values()])
+def test_equal_positions_of_all_axes_give_the_plain_rotation(sections):
+    table = RopeTable(10000.0, 64)
+    positions = np.array([0, 7, 4095])
+    sectioned = sections.table(table, np.repeat(positions[:, None], 3, axis=1))
+    assert all(same_bits(a, b) for a, b in zip(sectioned, table.table(positions), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "interleaved"), [((), False), ((4, 0), False), ((2, 4, 4), True)]
+)
+def test_sections_that_do_not_fit_are_refused(pairs, interleaved):
+    with pytest.raises(GraphError, match="do not fit together"):
+        Sections(pairs, interleaved)

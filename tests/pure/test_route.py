@@ -59,6 +59,96 @@ def test_route_equals_its_float64_twin(kind, bias, renormalise):
     np.testing.assert_allclose(weights, exact, rtol=3e-6, atol=2.0**-39)
 
 
+GROUPS = [(1, 1, "max"), (8, 3, "max"), (8, 3, "top2"), (32, 9, "top2")]
+MASK = (np.random.default_rng(3).random(32) < 0.3).astype(F32)
+
+
+@pytest.mark.parametrize("kind", ROUTER_KINDS)
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("tau", [None, 0.3, 0.9, 1.0])
+def test_limited_routes_equal_their_float64_twin(kind, groups, tau):
+    router = Router(4, kind, True, 1e-20, 2.5, *groups, tau)
+    for bias in (None, BIAS):
+        for mask in (None, MASK, np.eye(32, dtype=F32)[3], np.zeros(32, F32)):
+            indices, weights = route(SCORES, router, bias, mask=mask)
+            expected, exact = ideal.route(SCORES, router, bias, mask)
+            assert np.array_equal(indices, expected)
+            np.testing.assert_allclose(weights, exact, rtol=3e-6, atol=2.0**-39)
+
+
+def test_masked_experts_weigh_nothing_and_do_not_move_the_others():
+    """All sigmoid scores are independent: a route over fewer experts is the masked route."""
+    router = Router(3, "sigmoid", True, 1e-20)
+    there = np.flatnonzero(MASK)
+    indices, weights = route(SCORES, router, mask=MASK)
+    fewer, same = route(np.ascontiguousarray(SCORES[:, there]), router)
+    assert np.array_equal(indices, there[fewer])
+    assert same_bits(weights, same)
+    spoilt = np.where(MASK != 0, SCORES, F32(2.0**40))
+    assert same_bits(route(spoilt, router, mask=MASK)[1], weights)
+
+
+def test_fewer_admitted_experts_than_chosen_ones_fill_up_with_weightless_ones():
+    mask = np.zeros(32, F32)
+    mask[[5, 9]] = 1
+    for kind in ROUTER_KINDS:
+        indices, weights = route(SCORES, Router(4, kind, True), mask=mask)
+        known = np.isin(indices, [5, 9])
+        assert (known.sum(axis=1) == 2).all()
+        assert not weights[~known].view(np.uint32).any()
+        np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("tau", [0.25, 0.6, 0.95])
+def test_tau_keeps_the_shortest_prefix_that_holds_its_share(tau):
+    whole = route(SCORES, Router(8))[1].astype(np.float64)
+    kept = route(SCORES, Router(8, tau=tau))[1] != 0
+    share = whole * kept
+    assert (share.sum(axis=1) >= tau * whole.sum(axis=1) * (1 - 1e-6)).all()
+    smallest = np.where(kept, whole, np.inf).min(axis=1)
+    assert (np.where(kept, -np.inf, whole).max(axis=1) <= smallest).all()
+    assert (share.sum(axis=1) - smallest < tau * whole.sum(axis=1)).all()
+    assert len(set(kept.sum(axis=1))) > 1
+
+
+def test_equal_groups_go_to_the_lower_index():
+    router = Router(2, groups=4, kept_groups=1)
+    assert route(np.zeros((1, 8), F32), router)[0].tolist() == [[0, 1]]
+    two = Router(2, "sigmoid", groups=4, kept_groups=1, group_score="top2")
+    scores = np.array([[3, -9, 1, 1, 2, 0, 1, 1]], F32)
+    assert route(scores, two)[0].tolist() == [[2, 3]]
+    assert route(scores, Router(2, "sigmoid", groups=4, kept_groups=1))[0].tolist() == [[0, 1]]
+
+
+def deepseek_v2(scores, k):
+    from transformers import DeepseekV2Config
+    from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
+
+    config = DeepseekV2Config(
+        hidden_size=32, n_routed_experts=32, num_experts_per_tok=k, routed_scaling_factor=1.5,
+        n_group=8, topk_group=3, topk_method="group_limited_greedy",
+    )  # fmt: skip
+    config.num_experts = 32
+    limits = {"groups": 8, "kept_groups": 3}
+    return DeepseekV2TopkRouter(config), (Router(k, routed_scaling=1.5, **limits), None), ()
+
+
+def deepseek_v3(scores, k):
+    import torch
+    from transformers import DeepseekV3Config
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+
+    config = DeepseekV3Config(
+        hidden_size=32, n_routed_experts=32, num_experts_per_tok=k, routed_scaling_factor=2.5,
+        n_group=8, topk_group=3, norm_topk_prob=True,
+    )  # fmt: skip
+    config.num_local_experts = 32
+    router = DeepseekV3TopkRouter(config)
+    router.e_score_correction_bias = torch.tensor(BIAS).double()
+    limits = {"groups": 8, "kept_groups": 3, "group_score": "top2"}
+    return router, (Router(k, "sigmoid", True, 1e-20, 2.5, **limits), BIAS), ()
+
+
 def mixtral(scores, k):
     from transformers import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
@@ -86,7 +176,7 @@ def lfm2(scores, k):
     return Lfm2MoeTopKRouter(config), options, (torch.tensor(BIAS).double(),)
 
 
-@pytest.mark.parametrize("model", [mixtral, gpt_oss, lfm2])
+@pytest.mark.parametrize("model", [mixtral, gpt_oss, lfm2, deepseek_v2, deepseek_v3])
 def test_route_equals_transformers(model):
     """Their routers see the scores through an identity weight, in float64."""
     torch = pytest.importorskip("torch")
@@ -188,6 +278,11 @@ def test_faults_flag_the_row():
         ({"top_k": 1, "kind": "hash"}, "kinds: softmax, sigmoid"),
         ({"top_k": 1, "denominator_floor": -1.0}, "denominator_floor"),
         ({"top_k": 1, "routed_scaling": float("nan")}, "routed_scaling"),
+        ({"top_k": 1, "groups": 2, "kept_groups": 3}, "3 of 2 groups"),
+        ({"top_k": 1, "groups": 5}, "32 experts in 5 groups"),
+        ({"top_k": 9, "groups": 4}, "top_k = 9 of 8 experts"),
+        ({"top_k": 1, "group_score": "mean"}, "group scores: max, top2"),
+        ({"top_k": 1, "tau": 0.0}, "tau = 0.0"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):
@@ -203,7 +298,8 @@ def test_flush_to_zero_changes_no_bit():
         results = [softmax(scores)]
         for kind in ROUTER_KINDS:
             for bias in (None, BIAS):
-                indices, weights = route(scores, Router(4, kind, True, 1e-20, 2.5), bias)
+                router = Router(4, kind, True, 1e-20, 2.5, 4, 2, "top2", 0.9)
+                indices, weights = route(scores, router, bias, mask=MASK)
                 faults = np.zeros(500, bool)
                 results += [indices, weights, combine_experts(weights, outputs, faults), faults]
         return results

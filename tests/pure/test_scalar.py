@@ -31,6 +31,7 @@ def softplus64(x):
 
 BOUNDS = [
     (scalar.exp, np.exp, -every(2.0**-40, 80, STRIDE), scalar.EXP_MAX_ULP),
+    (scalar.exponential, np.exp, both_signs(2.0**-40, 80), scalar.EXPONENTIAL_MAX_ULP),
     (scalar.exp2_fraction, np.exp2, both_signs(2.0**-40, 0.5), scalar.EXP2_FRACTION_MAX_ULP),
     (scalar.sigmoid, sigmoid64, both_signs(2.0**-40, 2.0**49, 80), scalar.SIGMOID_MAX_ULP),
     (scalar.tanh, np.tanh, both_signs(2.0**-40, 2.0**49), scalar.TANH_MAX_ULP),
@@ -61,6 +62,17 @@ def test_gelu_error_relative_to_the_argument():
     exact = wide * sigmoid64(np.clip(2 * inner, -700, 700))
     error = (np.abs(scalar.gelu_tanh(x) - exact) / np.abs(wide)).max()
     assert scalar.GELU_TANH_MAX_ERROR / 3 < error <= scalar.GELU_TANH_MAX_ERROR
+
+
+def test_erf_gelu_error_relative_to_the_argument():
+    dense = every(2.0**-8, 8, 97)
+    x = np.concatenate([both_signs(2.0**-39, 2.0**49), dense, -dense])
+    x = x[x != 0]
+    wide = x.astype(np.float64)
+    error = (np.abs(scalar.gelu(x) - ideal.gelu(x)) / np.abs(wide)).max()
+    assert scalar.GELU_MAX_ERROR / 3 < error <= scalar.GELU_MAX_ERROR
+    ends = scalar.activation(np.array([[17, -17, 0, 2.0**49, -(2.0**49)]], F32), "gelu")
+    assert same(ends, np.array([[17, 0, 0, 2.0**49, 0]], F32))
 
 
 def test_oracle_agrees_with_many_digits():
@@ -171,6 +183,7 @@ def test_flush_to_zero_changes_no_bit_of_log_and_products():
 def test_activations_equal_their_float64_twins(kind):
     """torch's own functions in double, where it has them, judge the twin."""
     x = canonical(np.random.default_rng(6), 20000, -20, 8)
+    x = np.minimum(x, F32(30)) if kind == "exp" else x
     exact = ideal.activation(x, kind)
     error = np.abs(scalar.activation(x, kind) - exact) / (np.abs(x) + np.abs(exact) + 2.0**-20)
     assert error.max() < 2.0**-21
@@ -178,6 +191,8 @@ def test_activations_equal_their_float64_twins(kind):
     functions = {
         "silu": torch.nn.functional.silu,
         "gelu_tanh": lambda t: torch.nn.functional.gelu(t, approximate="tanh"),
+        "gelu": torch.nn.functional.gelu,
+        "exp": torch.exp,
         "sigmoid": torch.sigmoid,
         "tanh": torch.tanh,
         "softplus": torch.nn.functional.softplus,

@@ -156,11 +156,40 @@ def _rms_norm(node: Node, x: Doubles) -> Doubles:
 
 
 def _rope(node: Node, x: Doubles, position: npt.NDArray[np.int64]) -> Doubles:
-    return ideal.apply_rope(x, *ideal.rope_table(node.op.table, position), node.op.pairing)
+    op = node.op
+    if op.sections is None:
+        return ideal.apply_rope(x, *ideal.rope_table(op.table, position), op.pairing)
+    pairs = np.arange(op.table.dim // 2)
+    rows = [ideal.rope_table(op.table, position[:, axis]) for axis in range(op.sections.count)]
+    cos, sin = (np.stack(part)[op.sections.axes, :, pairs].T for part in zip(*rows, strict=True))
+    return ideal.apply_rope(x, cos, sin, op.pairing)
+
+
+def _embed_rows(node: Node, token: npt.NDArray[np.int64]) -> Doubles:
+    table = node.weights["table"]
+    known = token < table.shape[0]
+    rows = dequantise(table.take(np.where(known, token, 0)))
+    return np.where(known[:, None], rows, 0) if node.op.missing else rows
+
+
+def _gain(node: Node, x: Doubles) -> Doubles:
+    weight = dequantise(node.weights["weight"])[0]
+    sign = {"plain": 0, "exp": 1, "negative_exp": -1}[node.op.form]
+    weight = sign * np.exp(weight) if sign else weight
+    return x * (weight[:, None] if node.op.per == "head" else weight)
+
+
+def _expert_gain(node: Node, x: Doubles, index: npt.NDArray[np.int32]) -> Doubles:
+    factor = dequantise(node.weights["weight"])[0][index]
+    return x * factor.reshape(*index.shape, *(1,) * (x.ndim - 2))
+
+
+def _route(node: Node, scores: Doubles) -> tuple[npt.NDArray[np.int32], Doubles]:
+    return ideal.route(scores, node.op.router, node.vector("bias"), node.vector("mask"))
 
 
 FORMULAS: dict[type[Op], Callable[..., Any]] = {
-    ops.EmbedRows: lambda node, token: dequantise(node.weights["table"].take(token)),
+    ops.EmbedRows: _embed_rows,
     ops.Quantise: lambda node, x: x,
     ops.MatMul: lambda node, x: product(x, node.weights["weight"]),
     ops.HeadMatMul: _heads,
@@ -179,10 +208,18 @@ FORMULAS: dict[type[Op], Callable[..., Any]] = {
     ops.StoreKV: _store,
     ops.Attend: _attend,
     ops.CausalConv: _conv,
-    ops.Route: lambda node, scores: ideal.route(scores, node.op.router, node.vector("bias")),
+    ops.Route: _route,
     ops.CombineExperts: lambda node, weight, y: ideal.combine_experts(weight, y),
-    ops.Slice: lambda node, x: x[..., node.op.start : node.op.stop],
+    ops.Slice: lambda node, x: x[..., node.op.start : node.op.stop : node.op.step],
     ops.Concat: lambda node, *parts: np.concatenate(parts, axis=-1),
     ops.Reshape: lambda node, x: x.reshape(len(x), *node.op.shape),
+    ops.Gain: _gain,
+    ops.ScaleRows: lambda node, x, factor: x * factor,
+    ops.Shift: lambda node, x: x + np.float64(np.float32(node.op.amount)),
+    ops.Clamp: lambda node, x: ideal.clamp(x, node.op.low, node.op.high),
+    ops.L2Norm: lambda node, x: ideal.l2_norm(x, node.op.eps),
+    ops.Softmax: lambda node, x: ideal.softmax(x),
+    ops.ExpertGain: _expert_gain,
+    ops.ExpertBias: lambda node, x, index: x + dequantise(node.weights["bias"])[index],
 }
 """The formula of every primitive: (node, *inputs) → output, or a tuple of outputs."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.ir import Op, ops
-from cortiq.numerics import norms, recurrent, rope, route, scalar
+from cortiq.numerics import norms, recurrent, rope, route, scalar, scaling
 from cortiq.numerics.attention import scoring
 from cortiq.numerics.contract import Flags, Floats, Ints
 from cortiq.numerics.layouts import Weight, embedding_rows, floats
@@ -61,11 +61,22 @@ def prepare(op: Op, role: str, weight: Weight, name: str, pool: Pool) -> Any:
     values = floats(weight, name)
     if isinstance(op, ops.RMSNorm):
         return norms.offset_weight(values[0], op.offset)
-    return values if isinstance(op, ops.CausalConv) and role == "weight" else values[0]
+    if isinstance(op, ops.Gain):
+        return scaling.gain(values[0], op.form, name)
+    whole = isinstance(op, ops.ExpertBias) or (isinstance(op, ops.CausalConv) and role == "weight")
+    return values if whole else values[0]
 
 
 def _embed_rows(call: Call, token: Ints) -> Floats:
-    return embedding_rows(call.weights["table"], token, call.faults)
+    table = call.weights["table"]
+    if not call.op.missing:
+        return embedding_rows(table, token, call.faults)
+    known = token < table.shape[0]
+    out = np.zeros((len(token), table.shape[1]), np.float32)
+    faults = np.zeros(int(known.sum()), np.bool_)
+    out[known] = embedding_rows(table, token[known], faults)
+    call.faults[known] |= faults
+    return out
 
 
 def _matmul(call: Call, x: Quantised | Floats) -> Floats:
@@ -103,7 +114,8 @@ def _layer_norm(call: Call, x: Floats) -> Floats:
 
 
 def _rope(call: Call, x: Floats, position: Ints) -> Floats:
-    cos, sin = call.op.table.table(position)
+    op = call.op
+    cos, sin = op.sections.table(op.table, position) if op.sections else op.table.table(position)
     return rope.apply_rope(x, cos, sin, call.op.pairing, call.faults)
 
 
@@ -141,7 +153,19 @@ def _causal_conv(call: Call, x: Floats) -> Floats:
 
 
 def _route(call: Call, scores: Floats) -> tuple[Ints, Floats]:
-    return route.route(scores, call.op.router, call.weights.get("bias"), call.faults)
+    bias, mask = call.weights.get("bias"), call.weights.get("mask")
+    return route.route(scores, call.op.router, bias, call.faults, mask)
+
+
+def _gain(call: Call, x: Floats) -> Floats:
+    weight = call.weights["weight"]
+    factor = weight[:, None] if call.op.per == "head" else weight
+    return scalar.multiply(x, factor, call.faults)
+
+
+def _expert_gain(call: Call, x: Floats, index: Ints) -> Floats:
+    factor = call.weights["weight"][index]
+    return scalar.multiply(x, factor.reshape(*index.shape, *(1,) * (x.ndim - 2)), call.faults)
 
 
 Kernels = Mapping[type[Op], Callable[..., Any]]
@@ -166,8 +190,16 @@ KERNELS: Kernels = {
     ops.CausalConv: _causal_conv,
     ops.Route: _route,
     ops.CombineExperts: lambda call, w, y: route.combine_experts(w, y, call.faults),
-    ops.Slice: lambda call, x: x[..., call.op.start : call.op.stop],
+    ops.Slice: lambda call, x: x[..., call.op.start : call.op.stop : call.op.step],
     ops.Concat: lambda call, *parts: np.concatenate(parts, axis=-1),
     ops.Reshape: lambda call, x: x.reshape(len(x), *call.op.shape),
+    ops.Gain: _gain,
+    ops.ScaleRows: lambda call, x, factor: scalar.multiply(x, factor, call.faults),
+    ops.Shift: lambda call, x: scaling.shift(x, call.op.amount, call.faults),
+    ops.Clamp: lambda call, x: scaling.clamp(x, call.op.low, call.op.high),
+    ops.L2Norm: lambda call, x: norms.l2_norm(x, call.op.eps, call.faults),
+    ops.Softmax: lambda call, x: route.softmax(x, faults=call.faults),
+    ops.ExpertGain: _expert_gain,
+    ops.ExpertBias: lambda call, x, index: scalar.add(x, call.weights["bias"][index], call.faults),
 }
 """The kernel of every primitive: (call, *inputs) → output, or a tuple of outputs."""

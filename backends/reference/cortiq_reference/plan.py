@@ -45,7 +45,8 @@ class Plan:
         for node in graph.nodes:
             bound = {}
             for role, name in node.weights.items():
-                key = (name, type(node.op), getattr(node.op, "offset", 0))
+                how = (getattr(node.op, "offset", 0), getattr(node.op, "form", ""))
+                key = (name, type(node.op), how)
                 if key not in prepared:
                     prepared[key] = prepare(node.op, role, weights[name], name, pool)
                 bound[role] = prepared[key]

@@ -40,6 +40,7 @@ def cases() -> Iterator[Case]:
             yield _case("LayerNorm", what, partial(_layer_norm, width, biased))
     for kind, build in SHAPES.items():
         yield _case(kind, "as they are", build)
+    yield _case("Slice", "every other value", _every_other)
 
 
 def _case(family: str, what: str, build: Callable[[Source], Scenario]) -> Case:
@@ -143,6 +144,10 @@ def _layer_norm(width: int, biased: bool, source: Source) -> Scenario:
 
 def _concat(source: Source) -> Scenario:
     return one(ops.Concat(), {"a": floats(3, 16), "b": floats(3, 5)}).scenario(source)
+
+
+def _every_other(source: Source) -> Scenario:
+    return one(ops.Slice(1, 40, 2), {"x": floats(2, 40)}).scenario(source)
 
 
 SHAPES: dict[str, Callable[[Source], Scenario]] = {

@@ -38,8 +38,16 @@ def cases() -> Iterator[Case]:
             name = f"{what}{', selection bias' if biased else ''}"
             build = partial(_route, router, biased)
             yield Case(f"level0/Route[{name}]", 0, "Route", "Route", build)
+    for what, router in LIMITED.items():
+        for masked in (False, True):
+            name = f"{what}{', masked' if masked else ''}"
+            build = partial(_route, router, router.kind == "sigmoid", masked=masked)
+            yield Case(f"level0/Route[{name}]", 0, "Route", "Route", build)
     build = partial(_route, Router(TOP), False, ties=True)
     yield Case("level0/Route ties[equal scores]", 0, "Route ties", "Route", build)
+    build = partial(_route, LIMITED["groups by their best"], False, ties=True)
+    yield Case("level0/Route ties[equal groups]", 0, "Route ties", "Route", build)
+    yield _case("EmbedRows", "w8", "ids past the table", _missing)
     yield Case("level0/CombineExperts[3 of 6 experts]", 0, "CombineExperts", "CombineExperts",
                _combine)  # fmt: skip
 
@@ -103,6 +111,15 @@ def _embed(layout: str, source: Source) -> Scenario:
     return Scenario(probe.program, weight_map(probe), [Feed(tokens)])
 
 
+def _missing(source: Source) -> Scenario:
+    """Every other id is past the table, and gives zeros."""
+    weight = typical(source, "w8", 20, 64)
+    op = ops.EmbedRows(*weight.shape, missing=True)
+    probe = one(op, {"token": TOKEN}, {"table": weight}, limits={"token": 40})
+    tokens = source.permutation(40).astype(np.int32)
+    return Scenario(probe.program, weight_map(probe), [Feed(tokens)])
+
+
 def weight_map(probe: Probe) -> dict[str, Weight]:
     """The weights of a probe."""
     return dict(probe.weights)
@@ -144,16 +161,33 @@ ROUTERS = {
 }
 
 
-def route(source: Source, router: Router, biased: bool) -> Probe:
+LIMITED = {
+    "groups by their best": Router(TOP, groups=8, kept_groups=3),
+    "groups by their two best, renormalised": Router(
+        TOP, "sigmoid", True, 1e-20, 2.5, groups=4, kept_groups=2, group_score="top2"
+    ),
+    "the prefix that holds 0.7": Router(5, renormalise=True, tau=0.7),
+    "groups, and the prefix that holds 0.9 of the chosen": Router(
+        6, "softmax_topk", groups=4, kept_groups=2, tau=0.9
+    ),
+}
+"""Routers that admit some experts only, or keep some of the chosen only."""
+
+
+def route(source: Source, router: Router, biased: bool, masked: bool = False) -> Probe:
     """Scores to indices and weights."""
-    op = ops.Route(32, router, biased)
+    op = ops.Route(32, router, biased, masked)
     weights = {"bias": vector(source.floats(32, amplitude=0.1))} if biased else {}
+    if masked:
+        weights["mask"] = vector((source.integers(0, 3, 32) == 0).astype(F32))
     return one(op, {"x": floats(32)}, weights)
 
 
-def _route(router: Router, biased: bool, source: Source, ties: bool = False) -> Scenario:
+def _route(
+    router: Router, biased: bool, source: Source, ties: bool = False, masked: bool = False
+) -> Scenario:
     """Indices are compared through the weights and as they are."""
-    probe = route(source, router, biased)
+    probe = route(source, router, biased, masked)
     x = source.floats(40, 32, amplitude=3)
     if ties:
         x = source.integers(-2, 3, 40, 32).astype(F32)

@@ -17,7 +17,7 @@ from cortiq_conformance.compare import Divergence
 from cortiq_conformance.drives import Feed, Together
 from cortiq_conformance.flush import available
 from cortiq_conformance.guard import Guard
-from cortiq_conformance.level0 import elementwise, matrices, sequences
+from cortiq_conformance.level0 import elementwise, matrices, scaling, sequences
 from cortiq_conformance.materials import extreme, typical
 from cortiq_conformance.probes import Probe, floats, one, through_quantise
 from cortiq_conformance.source import Source
@@ -51,6 +51,14 @@ PROBES: dict[str, Callable[[Source], Probe]] = {
     "CausalConv": lambda s: sequences.conv(s),
     "Route": lambda s: matrices.route(s, Router(3), False),
     "CombineExperts": matrices.combine,
+    "Gain": lambda s: scaling.gain(s, 48, "value", (2, 48)),
+    "ScaleRows": scaling.scale_rows,
+    "Shift": lambda s: one(ops.Shift(1.0), {"x": floats(64)}),
+    "Clamp": lambda s: one(ops.Clamp(-1.0, 1.0), {"x": floats(64)}),
+    "L2Norm": lambda s: one(ops.L2Norm(64, 1e-6), {"x": floats(64)}),
+    "Softmax": lambda s: one(ops.Softmax(64), {"x": floats(64)}),
+    "ExpertGain": lambda s: scaling.expert_gain(s, 40),
+    "ExpertBias": scaling.expert_bias,
 }
 """A small program around each primitive; StoreKV is part of Attend's."""
 

@@ -8,9 +8,9 @@ from functools import partial
 
 import numpy as np
 
-from cortiq.ir import ops
+from cortiq.ir import Type, ops
 from cortiq.numerics.contract import F32
-from cortiq.numerics.rope import RopeTable
+from cortiq.numerics.rope import RopeTable, Sections
 from cortiq.numerics.rope_scaling import Linear
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.drives import Feed
@@ -60,6 +60,13 @@ def rope(table: RopeTable = TABLE, pairing: str = "half", heads: int = 3, width:
     return one(ops.Rope(table, pairing), inputs)
 
 
+def _sections(sections: Sections, source: Source) -> Scenario:
+    """Heads turned by three positions that the row supplies."""
+    op = ops.Rope(TABLE, sections=sections)
+    inputs = {"x": floats(3, 16), "positions": Type((3,), "i32")}
+    return one(op, inputs, limits={"positions": 4096}).scenario(source, 40)
+
+
 ROTATIONS: dict[str, Callable[[Source], Scenario]] = {
     "pairs of halves": lambda s: rope().scenario(s, 40),
     "interleaved pairs": lambda s: rope(pairing="interleaved").scenario(s, 40),
@@ -67,6 +74,8 @@ ROTATIONS: dict[str, Callable[[Source], Scenario]] = {
     "1100 positions, scaled linearly": lambda s: rope(
         RopeTable(500000.0, 8, Linear(4.0)), heads=1, width=8
     ).scenario(s, 1100),
+    "three axes, one after the other": partial(_sections, Sections((2, 3, 3))),
+    "three axes, interleaved": partial(_sections, Sections((4, 2, 2), interleaved=True)),
 }
 
 

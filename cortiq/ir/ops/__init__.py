@@ -13,10 +13,8 @@ from cortiq.ir.ops.elementwise import (
     Add,
     Bias,
     Concat,
-    LayerNorm,
     Multiply,
     Reshape,
-    RMSNorm,
     Scale,
     Slice,
     SoftCap,
@@ -30,6 +28,9 @@ from cortiq.ir.ops.matrices import (
     Quantise,
     Route,
 )
+from cortiq.ir.ops.norms import L2Norm, LayerNorm, RMSNorm, Softmax
+from cortiq.ir.ops.recurrent import DeltaRule, StateSpace
+from cortiq.ir.ops.scaling import Clamp, ExpertBias, ExpertGain, Gain, ScaleRows, Shift
 from cortiq.ir.ops.sequence import (
     Attend,
     CausalConv,
@@ -40,7 +41,7 @@ from cortiq.ir.ops.sequence import (
 PRIMITIVES: tuple[type[Op], ...] = (
     EmbedRows, Quantise, MatMul, HeadMatMul, ExpertMatMul, Add, Multiply, Scale, Bias, Activation,
     SoftCap, RMSNorm, LayerNorm, Rope, StoreKV, Attend, CausalConv, Route, CombineExperts, Slice,
-    Concat, Reshape,
+    Concat, Reshape, Gain, ScaleRows, Shift, Clamp, L2Norm, Softmax, ExpertGain, ExpertBias,
 )  # fmt: skip
 """Every primitive a backend can be asked for."""
 
@@ -51,11 +52,17 @@ __all__ = [
     "Attend",
     "Bias",
     "CausalConv",
+    "Clamp",
     "CombineExperts",
     "Concat",
+    "DeltaRule",
     "EmbedRows",
+    "ExpertBias",
+    "ExpertGain",
     "ExpertMatMul",
+    "Gain",
     "HeadMatMul",
+    "L2Norm",
     "LayerNorm",
     "MatMul",
     "Multiply",
@@ -65,7 +72,11 @@ __all__ = [
     "Rope",
     "Route",
     "Scale",
+    "ScaleRows",
+    "Shift",
     "Slice",
     "SoftCap",
+    "Softmax",
+    "StateSpace",
     "StoreKV",
 ]

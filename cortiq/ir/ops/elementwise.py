@@ -1,4 +1,4 @@
-"""Primitives on one row: elementwise functions, norms, and shape changes."""
+"""Primitives on one row: elementwise functions and shape changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from cortiq.ir.op import Op, Type, expect, expect_last
-from cortiq.numerics.norms import checked_epsilon
 from cortiq.numerics.scalar import check_soft_cap
 
 
@@ -94,67 +93,19 @@ def _f32(op: Op, inputs: tuple[Type, ...]) -> tuple[Type, ...]:
 
 
 @dataclass(frozen=True)
-class RMSNorm(Op):
-    """x / sqrt(mean x² + eps) · (offset + weight) over the last axis (`numerics.norms.rms_norm`).
-
-    `offset` is 1 for checkpoints that store w of (1 + w); the sum is formed once, when a program
-    is compiled. Without `weighted` there is no weight.
-    """
-
-    width: int
-    eps: float
-    offset: float = 0.0
-    weighted: bool = True
-
-    def check_constants(self) -> None:
-        """The eps."""
-        checked_epsilon(self.eps)
-
-    def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """f32[..., width]."""
-        expect_last(self, inputs[0], self.width)
-        return inputs
-
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The gain, if there is one."""
-        return {"weight": (self.width,)} if self.weighted else {}
-
-
-@dataclass(frozen=True)
-class LayerNorm(Op):
-    """(x − mean) / sqrt(var + eps) · weight [+ bias] (`numerics.norms.layer_norm`)."""
-
-    width: int
-    eps: float
-    biased: bool = True
-
-    def check_constants(self) -> None:
-        """The eps."""
-        checked_epsilon(self.eps)
-
-    def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """f32[..., width]."""
-        expect_last(self, inputs[0], self.width)
-        return inputs
-
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Gain and bias."""
-        gain: dict[str, tuple[int, ...]] = {"weight": (self.width,)}
-        return gain | {"bias": (self.width,)} if self.biased else gain
-
-
-@dataclass(frozen=True)
 class Slice(Op):
-    """Values start ≤ i < stop of the last axis."""
+    """Values start, start + step, … below stop of the last axis (a step of 2: every other one)."""
 
     start: int
     stop: int
+    step: int = 1
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Narrows the last axis."""
         (x,) = _f32(self, inputs)
-        expect(0 <= self.start < self.stop <= x.shape[-1], f"{self.describe()} of {x}")
-        return (Type((*x.shape[:-1], self.stop - self.start)),)
+        fits = 0 <= self.start < self.stop <= x.shape[-1] and self.step >= 1
+        expect(fits, f"{self.describe()} of {x}")
+        return (Type((*x.shape[:-1], len(range(self.start, self.stop, self.step)))),)
 
 
 @dataclass(frozen=True)

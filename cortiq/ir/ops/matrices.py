@@ -10,10 +10,15 @@ from cortiq.numerics.route import Router
 
 @dataclass(frozen=True)
 class EmbedRows(Op):
-    """Row `token` of a table [vocab, width] (`numerics.layouts.embedding_rows`)."""
+    """Row `token` of a table [vocab, width] (`numerics.layouts.embedding_rows`).
+
+    With `missing`, an id past the table gives a row of +0 (the table knows a part of the
+    vocabulary); without, such an id is refused.
+    """
 
     vocab: int
     width: int
+    missing: bool = False
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """One token id gives one row."""
@@ -106,23 +111,32 @@ class ExpertMatMul(Op):
 class Route(Op):
     """Choose experts from router scores (`numerics.route.route`).
 
-    f32[experts] → indices i32[top_k] in ascending order and weights f32[top_k].
+    f32[experts] → indices i32[top_k] in ascending order and weights f32[top_k]. An expert that
+    the mask or τ leaves out has the weight +0.
+
+    Parameters
+    ----------
+    selection_bias : a weight `bias` [experts] moves the choice, not the weights.
+    masked : a weight `mask` [experts] admits the experts where it is not 0.
     """
 
     experts: int
     router: Router
     selection_bias: bool = False
+    masked: bool = False
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Indices and weights."""
         expect(inputs == (Type((self.experts,)),), f"Route takes f32[{self.experts}]: {inputs}")
+        refusal = self.router.refusal(self.experts)
+        expect(not refusal, refusal)
         chosen = self.router.top_k
-        expect(1 <= chosen <= self.experts, f"top {chosen} of {self.experts} experts")
         return Type((chosen,), "i32"), Type((chosen,))
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The bias that affects the choice only."""
-        return {"bias": (self.experts,)} if self.selection_bias else {}
+        """The bias that affects the choice only, and the mask."""
+        roles = {"bias": self.selection_bias, "mask": self.masked}
+        return {role: (self.experts,) for role, there in roles.items() if there}
 
 
 @dataclass(frozen=True)

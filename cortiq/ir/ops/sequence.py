@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from cortiq.ir.op import Op, Type, expect
 from cortiq.ir.slots import KVRows, Ring, Slot
 from cortiq.numerics.attention import scoring
-from cortiq.numerics.rope import RopeTable
+from cortiq.numerics.rope import RopeTable, Sections
 
 
 @dataclass(frozen=True)
 class Rope(Op):
     """Rotary position embedding of the first `table.dim` values of every head.
 
-    Inputs x f32[heads, dim] and the position (`numerics.rope.apply_rope`).
+    Inputs x f32[heads, dim] and the position i32[] (`numerics.rope.apply_rope`). With `sections`
+    the position is i32[axes], a number for each axis (time, height, width), and each pair turns by
+    the position of its axis (`numerics.rope.Sections`); equal numbers give the plain rotation.
     """
 
     table: RopeTable
     pairing: str = "half"
+    sections: Sections | None = None
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Keeps the shape."""
@@ -27,7 +30,11 @@ class Rope(Op):
         expect(
             x.shape[1] >= self.table.dim, f"Rope rotates {self.table.dim} of {x.shape[1]} values"
         )
-        expect(position == Type((), "i32"), f"Rope takes a position, got {position}")
+        wanted = Type((self.sections.count,) if self.sections else (), "i32")
+        expect(position == wanted, f"Rope takes a position {wanted}, got {position}")
+        if self.sections:
+            pairs, there = sum(self.sections.pairs), self.table.dim // 2
+            expect(pairs == there, f"sections of {pairs} pairs in all, the table has {there}")
         return (x,)
 
 

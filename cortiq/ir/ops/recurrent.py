@@ -1,0 +1,80 @@
+"""Primitives whose state every position replaces: the delta rule and the state-space step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cortiq.ir.op import Op, Type, expect
+from cortiq.ir.slots import Recurrent, Slot
+
+
+@dataclass(frozen=True)
+class DeltaRule(Op):
+    """One step of the gated delta rule (`numerics.recurrent.delta_step`).
+
+    S ← diag(α)·S; S ← S + k·((v − Sᵀk)·β)ᵀ; o = Sᵀq, for each head. Inputs: q and k
+    f32[key_heads, key_dim], v f32[heads, value_dim], the decay α f32[heads] (gated delta net) or
+    f32[heads, key_dim] (Kimi Delta Attention), β f32[heads]. Output f32[heads, value_dim]. Head h
+    takes q and k of key head h // (heads / key_heads). The state is f32[heads, key_dim, value_dim].
+
+    Parameters
+    ----------
+    key_heads : heads of q and k; None for as many as `heads`.
+    """
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    key_heads: int | None = None
+    writes_slots = True
+
+    @property
+    def groups(self) -> int:
+        """Heads of q and k."""
+        return self.key_heads or self.heads
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """One output row a head."""
+        q, k, v, alpha, beta = inputs
+        expect(self.heads % self.groups == 0, f"{self.groups} key heads for {self.heads} heads")
+        keys = Type((self.groups, self.key_dim))
+        values, numbers = Type((self.heads, self.value_dim)), Type((self.heads,))
+        decays = (numbers, Type((self.heads, self.key_dim)))
+        fits = q == k == keys and v == values and alpha in decays and beta == numbers
+        expect(fits, f"DeltaRule takes {keys} twice, {values}, a decay and {numbers}: {inputs}")
+        return (values,)
+
+    def slot_kinds(self) -> dict[str, Slot]:
+        """What the keys so far map to."""
+        return {"state": Recurrent((self.heads, self.key_dim, self.value_dim))}
+
+
+@dataclass(frozen=True)
+class StateSpace(Op):
+    """One step of a selective state space (`numerics.recurrent.state_space_step`).
+
+    S ← α·S + B·(Δ·x)ᵀ; o = Sᵀ·C, for each head. Inputs: x f32[heads, head_dim], B and C
+    f32[groups, state_dim], the decay α = e^(Δ·A) f32[heads], the step Δ f32[heads]. Output
+    f32[heads, head_dim]. Head h takes B and C of group h // (heads / groups). The state is
+    f32[heads, state_dim, head_dim]. Mamba-2; its skip D·x is a Gain and an Add.
+    """
+
+    heads: int
+    head_dim: int
+    state_dim: int
+    groups: int = 1
+    writes_slots = True
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """One output row a head."""
+        x, b, c, alpha, delta = inputs
+        expect(self.heads % self.groups == 0, f"{self.groups} groups for {self.heads} heads")
+        rows, numbers = Type((self.heads, self.head_dim)), Type((self.heads,))
+        shared = Type((self.groups, self.state_dim))
+        fits = x == rows and b == c == shared and alpha == delta == numbers
+        expect(fits, f"StateSpace takes {rows}, {shared} and {numbers} twice each: {inputs}")
+        return (rows,)
+
+    def slot_kinds(self) -> dict[str, Slot]:
+        """The state."""
+        return {"state": Recurrent((self.heads, self.state_dim, self.head_dim))}

@@ -1,0 +1,142 @@
+"""Primitives that multiply, move or bound values: gains, gates a row, constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cortiq.ir.op import Op, Type, expect, expect_last
+from cortiq.numerics.scaling import check_bounds, check_gain_form
+
+GAINS_PER = ("value", "head", "all")
+
+
+@dataclass(frozen=True)
+class Gain(Op):
+    """x · g, g of a weight [width], one rounding (`numerics.scalar.multiply`).
+
+    Parameters
+    ----------
+    width : how many gains there are.
+    per : what each gain multiplies. "value": value i of the last axis, f32[..., width]; "head":
+        all values of head i, f32[width, n]; "all": everything (width is 1).
+    form : how g follows from the file's w, once, when a program is compiled: "plain" w, "exp" e^w,
+        "negative_exp" −e^w (decays stored as logarithms: A_log); `numerics.scaling.gain`.
+    """
+
+    width: int
+    per: str = "value"
+    form: str = "plain"
+
+    def check_constants(self) -> None:
+        """The form."""
+        check_gain_form(self.form)
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Keeps the shape."""
+        (x,) = inputs
+        expect(self.per in GAINS_PER, f"Gain is per {' or '.join(GAINS_PER)}, not {self.per!r}")
+        axis = {"value": x.shape[-1:], "head": x.shape[:-1], "all": (1,)}[self.per]
+        fits = x.dtype == "f32" and axis == (self.width,)
+        expect(fits, f"Gain of {self.width} per {self.per} for {x}")
+        return (x,)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The gains."""
+        return {"weight": (self.width,)}
+
+
+@dataclass(frozen=True)
+class ScaleRows(Op):
+    """Every value of a row's last axis times one of its own, one rounding (`scalar.multiply`).
+
+    f32[..., n], f32[..., 1] → f32[..., n]: gates a head, the gate of a shared expert.
+    """
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """The first input's shape."""
+        x, factor = inputs
+        fits = x.dtype == factor.dtype == "f32" and factor.shape == (*x.shape[:-1], 1)
+        expect(fits and bool(x.shape), f"ScaleRows takes f32[..., n] and f32[..., 1]: {inputs}")
+        return (x,)
+
+
+@dataclass(frozen=True)
+class Shift(Op):
+    """x + amount, the amount rounded to float32 at compile time (`numerics.scaling.shift`)."""
+
+    amount: float
+
+    def check_constants(self) -> None:
+        """The amount."""
+        check_bounds(self.amount)
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Any f32 value."""
+        return _f32(self, inputs)
+
+
+@dataclass(frozen=True)
+class Clamp(Op):
+    """min(max(x, low), high) by compares, exact (`numerics.scaling.clamp`); None: no bound."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def check_constants(self) -> None:
+        """The bounds."""
+        check_bounds(self.low, self.high)
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Any f32 value."""
+        return _f32(self, inputs)
+
+
+def _f32(op: Op, inputs: tuple[Type, ...]) -> tuple[Type, ...]:
+    (x,) = inputs
+    expect(x.dtype == "f32", f"{op.kind} takes f32, got {x}")
+    return (x,)
+
+
+@dataclass(frozen=True)
+class ExpertGain(Op):
+    """x times its expert's gain, one rounding (`numerics.scalar.multiply`).
+
+    f32[k] or f32[k, n], i32[k] → the same: the scale of each expert, on weights or on outputs.
+    """
+
+    experts: int
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Keeps the first input's type."""
+        x, index = inputs
+        fits = x.dtype == "f32" and index.dtype == "i32" and 1 <= len(x.shape) <= 2
+        fits = fits and x.shape[:1] == index.shape
+        expect(fits, f"ExpertGain takes f32[k] or f32[k, n] and i32[k]: {inputs}")
+        return (x,)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """A gain an expert."""
+        return {"weight": (self.experts,)}
+
+
+@dataclass(frozen=True)
+class ExpertBias(Op):
+    """x plus its expert's bias, one rounding (`numerics.scalar.add`).
+
+    f32[k, width], i32[k] → f32[k, width].
+    """
+
+    experts: int
+    width: int
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Keeps the first input's type."""
+        x, index = inputs
+        expect_last(self, x, self.width)
+        fits = index.dtype == "i32" and len(x.shape) == 2 and x.shape[:1] == index.shape
+        expect(fits, f"ExpertBias takes f32[k, {self.width}] and i32[k]: {inputs}")
+        return (x,)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """A bias vector an expert."""
+        return {"bias": (self.experts, self.width)}

@@ -1,0 +1,87 @@
+"""Constants and gains: what is formed on the host, and the primitives that shift and bound values.
+
+A gain itself is `scalar.multiply`: RN(x·g).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cortiq.errors import FormatError, UnsupportedError
+from cortiq.numerics.contract import (
+    F32,
+    LARGEST_EXPONENT,
+    SMALLEST_EXPONENT,
+    Flags,
+    Floats,
+    OutOfDomainError,
+    snap,
+)
+from cortiq.numerics.scalar import exponential
+
+GAIN_FORMS = ("plain", "exp", "negative_exp")
+
+
+def gain(w: Floats, form: str = "plain", name: str = "weight") -> Floats:
+    """The gains of a weight, formed once on the host: w, snap(exponential(w)), or −that.
+
+    Raises
+    ------
+    FormatError : a gain would be 2⁵⁰ or more; the weight is named.
+    UnsupportedError : no form has this name.
+    """
+    check_gain_form(form)
+    if form == "plain":
+        return w
+    try:
+        formed = snap(exponential(w))
+    except OutOfDomainError:
+        what = "holds a logarithm whose exponential is 2^50 or more"
+        raise FormatError(what, where=name) from None
+    return snap(-formed) if form == "negative_exp" else formed
+
+
+def check_gain_form(form: str) -> None:
+    """Raise what `gain` would for a form that does not exist."""
+    if form not in GAIN_FORMS:
+        hint = f"forms: {', '.join(GAIN_FORMS)}"
+        raise UnsupportedError(f"a gain has no form {form!r}", where="gain", hint=hint)
+
+
+def shift(x: Floats, amount: float, faults: Flags | None = None) -> Floats:
+    """Primitive: snap(RN(x + RN(amount))), the amount rounded to float32 on the host."""
+    check_bounds(amount)
+    return snap(np.asarray(x, F32) + F32(amount), faults)
+
+
+def clamp(x: Floats, low: float | None, high: float | None) -> Floats:
+    """Primitive: x < RN(low) ? RN(low) : x, then x > RN(high) ? RN(high) : x; exact, no faults.
+
+    Parameters
+    ----------
+    x : float32, canonical.
+    low, high : the bounds; None for none.
+
+    Raises
+    ------
+    UnsupportedError : as `check_bounds`.
+    """
+    check_bounds(low, high)
+    y = np.asarray(x, F32)
+    if low is not None:
+        y = np.where(y < F32(low), F32(low), y)
+    if high is not None:
+        y = np.where(y > F32(high), F32(high), y)
+    return y
+
+
+def check_bounds(*numbers: float | None) -> None:
+    """Raise `UnsupportedError` unless the numbers ascend and each is 0 or canonical."""
+    known = [float(number) for number in numbers if number is not None]
+    small, large = 2.0**SMALLEST_EXPONENT, 2.0**LARGEST_EXPONENT
+    for number in known:
+        if number and not (small <= abs(number) < large and abs(F32(number)) < large):
+            hint = "0, or a magnitude from 2^-40 to 2^50"
+            raise UnsupportedError(f"the constant {number} is out of range", hint=hint)
+    if known != sorted(known):
+        raise UnsupportedError(f"the bounds {known} do not ascend", where="clamp")

@@ -1,0 +1,61 @@
+"""Gains formed on the host, shifts and clamps: exact values, bounds, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from floats import LIMIT, canonical, every, same_bits, ulps
+
+from cortiq.errors import FormatError, UnsupportedError
+from cortiq.numerics import ideal, scalar
+from cortiq.numerics.contract import F32
+from cortiq.numerics.scaling import check_gain_form, clamp, gain, shift
+
+X = np.concatenate([canonical(np.random.default_rng(0), 5000), np.zeros(3, F32)])
+
+
+@pytest.mark.parametrize("form", ["exp", "negative_exp"])
+def test_gains_of_logarithms_are_close_to_their_exponential(form):
+    """Bases of e from 2⁻⁴⁰ on; below that a gain is +0."""
+    w = np.concatenate([-every(2.0**-30, 27, 1013), every(2.0**-30, 34, 1013)])
+    sign = -1 if form == "negative_exp" else 1
+    formed = gain(w, form)
+    assert ulps(sign * formed, np.exp(w.astype(np.float64))).max() <= scalar.EXPONENTIAL_MAX_ULP
+    assert same_bits(gain(np.array([-30, -100], F32), form), np.zeros(2, F32))
+
+
+def test_a_plain_gain_is_the_weight():
+    assert gain(X) is X
+
+
+def test_gains_out_of_the_domain_name_their_weight():
+    with pytest.raises(FormatError, match=r"layers\.3\.A_log: holds a logarithm"):
+        gain(np.array([1, 35], F32), "exp", "layers.3.A_log")
+    with pytest.raises(UnsupportedError, match="forms: plain, exp, negative_exp"):
+        check_gain_form("log")
+
+
+@pytest.mark.parametrize("amount", [1.0, -0.3, 2.0**-40, 1e15])
+def test_a_shift_is_one_rounded_sum(amount):
+    faults = np.zeros(len(X), bool)
+    y = shift(X[:, None], amount, faults)[:, 0]
+    exact = X.astype(np.float64) + np.float64(F32(amount))
+    assert np.array_equal(faults, np.abs(exact.astype(F32)) >= LIMIT)
+    kept = ~faults & (np.abs(exact) >= 2.0**-40)
+    assert same_bits(y[kept], exact[kept].astype(F32))
+    assert not y[~kept].view(np.uint32).any()
+
+
+@pytest.mark.parametrize(("low", "high"), [(-7.0, 7.0), (None, 0.7), (0.0, None), (None, None)])
+def test_a_clamp_is_exact(low, high):
+    y = clamp(X, low, high)
+    assert np.array_equal(y.astype(np.float64), ideal.clamp(X, low, high))
+    assert not np.signbit(y[y == 0]).any()
+
+
+@pytest.mark.parametrize(
+    "bounds", [(2.0, 1.0), (float("nan"), None), (None, 2.0**-41), (-1e300, 0)]
+)
+def test_bounds_without_a_meaning_are_refused(bounds):
+    with pytest.raises(UnsupportedError, match=r"ascend|out of range"):
+        clamp(X, *bounds)
