@@ -58,6 +58,13 @@ class Op(Described):
     def check_constants(self) -> None:
         """Raise `UnsupportedError` for a constant outside what the contract defines."""
 
+    def options(self) -> frozenset[str]:
+        """Options in use that a kernel may lack: a backend declines a node whose it does not know.
+
+        An activation's is its function; others are those beyond the plain form of an operator.
+        """
+        return frozenset()
+
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each weight, by role."""
         return {}

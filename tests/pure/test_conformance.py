@@ -229,7 +229,7 @@ def test_a_file_that_is_no_replay_is_refused(tmp_path):
 
 
 def two_cases(levels, profile="quick", models=None):
-    return (case for case in cases([0]) if case.id.startswith("level0/Slice"))
+    return (case for case in cases([0]) if case.id.startswith(SLICE))
 
 
 @pytest.fixture

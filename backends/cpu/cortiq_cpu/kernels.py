@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from cortiq.ir import Graph, Node, Program, ops
 
 KERNELS = (
@@ -14,7 +11,8 @@ KERNELS = (
     ops.Concat, ops.Reshape,
 )  # fmt: skip
 """Primitives with a kernel."""
-FUNCTIONS = ("silu", "gelu_tanh", "sigmoid", "tanh", "softplus", "relu", "relu2")
+OPTIONS = frozenset({"silu", "gelu_tanh", "sigmoid", "tanh", "softplus", "relu", "relu2"})
+"""What the kernels know beyond the plain form of an operator: functions of Activation."""
 
 
 def refusal(node: Node, graph: Graph, program: Program) -> str:
@@ -25,17 +23,5 @@ def refusal(node: Node, graph: Graph, program: Program) -> str:
         return "rows of a table are looked up for the row's token only"
     if isinstance(node.op, ops.Rope | ops.Attend) and node.inputs[1] != "position":
         return f"{node.op.kind} is computed at the row's position only"
-    return _option(node)
-
-
-def _option(node: Node) -> str:
-    """The option of a primitive that its kernel does not know, if it is used."""
-    op: Any = node.op
-    known: Callable[[], bool] = {
-        ops.Activation: lambda: op.function in FUNCTIONS,
-        ops.Slice: lambda: op.step == 1,
-        ops.Rope: lambda: op.sections is None,
-        ops.EmbedRows: lambda: not op.missing,
-        ops.Route: lambda: not op.masked and op.router.groups == 1 and op.router.tau is None,
-    }.get(type(op), lambda: True)
-    return "" if known() else f"no kernel for {op.describe()}"
+    unknown = sorted(node.op.options() - OPTIONS)
+    return f"no kernel for {node.op.kind} with {', '.join(unknown)}" if unknown else ""

@@ -66,6 +66,10 @@ class Activation(Op):
 
     function: str
 
+    def options(self) -> frozenset[str]:
+        """The function."""
+        return frozenset({self.function})
+
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Any f32 value."""
         return _f32(self, inputs)
@@ -99,6 +103,10 @@ class Slice(Op):
     start: int
     stop: int
     step: int = 1
+
+    def options(self) -> frozenset[str]:
+        """A step beyond 1."""
+        return frozenset({"step"}) if self.step != 1 else frozenset()
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Narrows the last axis."""

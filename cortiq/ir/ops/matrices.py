@@ -20,6 +20,10 @@ class EmbedRows(Op):
     width: int
     missing: bool = False
 
+    def options(self) -> frozenset[str]:
+        """Missing rows."""
+        return frozenset({"missing"}) if self.missing else frozenset()
+
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """One token id gives one row."""
         expect(inputs == (Type((), "i32"),), f"EmbedRows takes a token id, got {inputs}")
@@ -124,6 +128,12 @@ class Route(Op):
     router: Router
     selection_bias: bool = False
     masked: bool = False
+
+    def options(self) -> frozenset[str]:
+        """Groups, the mask, τ."""
+        router = self.router
+        used = {"groups": router.groups > 1, "mask": self.masked, "tau": router.tau is not None}
+        return frozenset(name for name, there in used.items() if there)
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Indices and weights."""

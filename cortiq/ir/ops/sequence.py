@@ -23,6 +23,10 @@ class Rope(Op):
     pairing: str = "half"
     sections: Sections | None = None
 
+    def options(self) -> frozenset[str]:
+        """Sections."""
+        return frozenset({"sections"}) if self.sections else frozenset()
+
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Keeps the shape."""
         x, position = inputs

@@ -32,13 +32,17 @@ class TorchBackend:
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
         """Primitives that have a kernel, and one layer; other layers are decomposed."""
-        from cortiq_torch.kernels import KERNELS, LAYERS
+        from cortiq_torch.kernels import KERNELS, LAYERS, OPTIONS
 
         kind = type(node.op)
         if not node.op.primitive:
-            return Supported() if kind in LAYERS else Declined("computed as its primitives")
+            whole = kind in LAYERS and getattr(node.op, "activation", None) in OPTIONS
+            return Supported() if whole else Declined("computed as its primitives")
         if kind not in KERNELS:
             return Declined(f"no kernel for {node.op.kind}")
+        missing = sorted(node.op.options() - OPTIONS)
+        if missing:
+            return Declined(f"no kernel for {node.op.kind} with {', '.join(missing)}")
         slots = [type(program.slots[name]) for name in node.slots.values()]
         unknown = [slot.__name__ for slot in slots if slot not in (KVRows, Ring)]
         return Declined(f"keeps no {unknown[0]} slots") if unknown else Supported()

@@ -188,7 +188,9 @@ KERNELS: Mapping[type[Op], Kernel] = {
     ops.Concat: lambda call, *parts: torch.cat(parts, dim=-1),
     ops.Reshape: lambda call, x: x.reshape(len(x), *call.op.shape),
 }
-"""The kernel of every primitive."""
+"""The kernel of every primitive that has one."""
+OPTIONS = frozenset(a.ACTIVATIONS)
+"""Options that the kernels know, as `Op.options` names them."""
 
 LAYERS: Mapping[type[Op], Kernel] = {layers.GatedMLP: _gated_mlp}
 """Layers computed as a whole."""
