@@ -19,7 +19,7 @@ SOFTMAX_MAX_ERROR = 2.0**-19
 """Largest |error| of `softmax` relative to the result; half an ulp of x − m is most of it."""
 
 
-def softmax(x: Floats, allowed: Flags | None = None, faults: Flags | None = None) -> Floats:
+def softmax(x: Floats, allowed: Flags | bool | None = None, faults: Flags | None = None) -> Floats:
     """Primitive over the last axis: m = max x; p = exp(RN(x − m)); snap(RN(p·RN(1/S))).
 
     S = canonical_sum(p). Where `allowed` is false, x takes no part in m and p is +0 by select; a
@@ -223,12 +223,10 @@ def route(
     keys = scores if selection_bias is None else biased
     admitted = admit(biased, keys, router, mask)
     indices = choose(keys, router.top_k, admitted)
+    there = True if admitted is None else np.take_along_axis(admitted, indices, axis=-1)
     weights = np.take_along_axis(p, indices, axis=-1)
-    there = None if admitted is None else np.take_along_axis(admitted, indices, axis=-1)
-    if router.kind == "softmax_topk":
-        weights = softmax(weights, there, faults)
-    elif there is not None:
-        weights = np.where(there, weights, F32(0))
+    whole = router.kind == "softmax_topk"
+    weights = softmax(weights, there, faults) if whole else np.where(there, weights, F32(0))
     if router.tau is not None:
         weights = trimmed(weights, np.take_along_axis(keys, indices, axis=-1), router.tau)
     if router.renormalise:
