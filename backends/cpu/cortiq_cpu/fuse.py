@@ -214,8 +214,8 @@ def _gate(fuser: Fuser, step: Step) -> bool:
     return False
 
 
-def _part(fuser: Fuser, record: str, target: str) -> tuple[Part, list[int]] | None:
-    """Heads behind a quantised value, and the places of the steps they replace."""
+def _part(fuser: Fuser, record: str, target: str, dim: int) -> tuple[Part, list[int]] | None:
+    """Heads of `dim` behind a quantised value, and the places of the steps they replace."""
     place = fuser.maker(record, ops.Quantise)
     if place is None or not fuser.inner(record):
         return None
@@ -226,22 +226,25 @@ def _part(fuser: Fuser, record: str, target: str) -> tuple[Part, list[int]] | No
         places.append(rope)
         part = replace(part, rope=fuser.done[rope].nodes[0], x=fuser.done[rope].inputs[0])
     norm = fuser.maker(part.x, NormChain)
-    if norm is not None and fuser.inner(part.x) and _norm_alone(fuser.done[norm].op):
+    if norm is not None and fuser.inner(part.x) and _norm_alone(fuser.done[norm].op, dim):
         places.append(norm)
         chain = fuser.done[norm].op
         part = replace(part, norm=chain.norm, x=chain.x)
     return part, places
 
 
-def _norm_alone(op: NormChain) -> bool:
+def _norm_alone(op: NormChain, dim: int) -> bool:
+    """Whether nothing but an RMSNorm of each head is computed: one over all heads is no part."""
     if op.residual is not None or op.record is not None or op.norm is None:
         return False
-    return isinstance(op.norm.op, ops.RMSNorm)
+    return isinstance(op.norm.op, ops.RMSNorm) and op.norm.op.width == dim
 
 
 def _store(fuser: Fuser, step: Step) -> bool:
     """Keys and values on their way into the cache."""
-    found = [_part(fuser, n, t) for n, t in zip(step.inputs, ("keys", "values"), strict=True)]
+    op = step.op
+    targets = (("keys", op.key_dim), ("values", op.value_dim))
+    found = [_part(fuser, n, *to) for n, to in zip(step.inputs, targets, strict=True)]
     if any(part is None for part in found):
         return False
     parts, places = zip(*found, strict=True)  # type: ignore[arg-type]
@@ -255,7 +258,7 @@ def _store(fuser: Fuser, step: Step) -> bool:
 def _query(fuser: Fuser, step: Step) -> bool:
     """Queries on their way into attention, in one op with the keys and values."""
     query, position = step.inputs
-    found = _part(fuser, query, "record")
+    found = _part(fuser, query, "record", step.op.key_dim)
     if found is None:
         return False
     part, places = found
