@@ -235,9 +235,8 @@ def _part(fuser: Fuser, record: str, target: str, dim: int) -> tuple[Part, list[
 
 def _norm_alone(op: NormChain, dim: int) -> bool:
     """Whether nothing but an RMSNorm of each head is computed: one over all heads is no part."""
-    if op.residual is not None or op.record is not None or op.norm is None:
-        return False
-    return isinstance(op.norm.op, ops.RMSNorm) and op.norm.op.width == dim
+    norm = None if op.residual is not None or op.record is not None else op.norm
+    return norm is not None and isinstance(norm.op, ops.RMSNorm) and norm.op.width == dim
 
 
 def _store(fuser: Fuser, step: Step) -> bool:
