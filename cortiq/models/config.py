@@ -65,7 +65,8 @@ class Keys:
     harmless : more keys that never change the graph.
     only : more keys accepted with one value.
     defaults : by `model_type`, values of absent keys where they differ from those of `Config`.
-    gguf : more GGUF keys, without the architecture's prefix, and the field each fills.
+    gguf : more GGUF keys, without the architecture's prefix, and the field each fills; with "" for
+        a field, a usual key is refused.
     gguf_only : GGUF keys accepted with one value.
     gguf_tensors : fields that are true when the GGUF file holds the tensor of this name.
     """

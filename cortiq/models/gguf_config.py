@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, Protocol
 
 from cortiq.errors import FormatError, UnsupportedError
-from cortiq.models.config import AnyConfig, Keys, construct
+from cortiq.models.config import AnyConfig, BaseConfig, Keys, construct
 from cortiq.models.rope import check_rope_values
 
 GGUF_KEYS: Mapping[str, str] = {
@@ -47,6 +47,12 @@ YARN_KEYS: Mapping[str, str] = {
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
 EMBEDDING, HEAD, FREQUENCY_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+ROPE_TENSORS: Mapping[str, frozenset[str]] = {
+    "frequency_factors": frozenset({FREQUENCY_FACTORS}),
+    "longrope": frozenset({SHORT_FACTORS, LONG_FACTORS}),
+}
+"""Tensors that `gguf_rope` reads, by the type of RoPE they make."""
 
 
 class GGUFSource(Protocol):
@@ -151,11 +157,12 @@ def _check_value_length(given: Mapping[str, Any], width: int, where: str) -> Non
 
 
 def gguf_rope(
-    given: Mapping[str, Any], source: GGUFSource, config: AnyConfig, where: str
+    given: Mapping[str, Any], source: GGUFSource, config: BaseConfig, where: str
 ) -> dict[str, Any]:
     """RoPE parameters in the form of `BaseConfig`.
 
-    `rope_freqs.weight`, if there is one, divides every frequency by a factor of its own.
+    `rope_freqs.weight`, if there is one, divides every frequency by a factor of its own; the two
+    tensors of longrope make it that, whatever the metadata say.
     """
     check_rope_values({key: given[key] for key in ROPE_GGUF_KEYS & given.keys()}, where)
     dim = given.get("rope.dimension_count", config.head_width)
@@ -165,6 +172,8 @@ def gguf_rope(
         "partial_rotary_factor": dim / config.head_width,
     }
     factor = given.get("rope.scaling.factor", given.get("rope.scale_linear", 0.0))
+    if LONG_FACTORS in source or SHORT_FACTORS in source:
+        return rope | _longrope(given, source, config, where)
     kind = rope["rope_type"]
     if kind == "none" or factor in (0.0, 1.0):
         rope["rope_type"] = "default"
@@ -181,12 +190,29 @@ def gguf_rope(
             message = f"has both {FREQUENCY_FACTORS} and {rope['rope_type']} scaling"
             raise UnsupportedError(message, where=where)
         rope["rope_type"] = "frequency_factors"
-        rope["factors"] = _factors(source, where)
+        rope["factors"] = _factors(source, FREQUENCY_FACTORS, where)
     return rope
 
 
-def _factors(source: GGUFSource, where: str) -> tuple[float, ...]:
-    tensor = source.tensor(FREQUENCY_FACTORS)
+def _longrope(
+    given: Mapping[str, Any], source: GGUFSource, config: BaseConfig, where: str
+) -> dict[str, Any]:
+    """Longrope's parameters; the amplitude is what the converter computed, 1 if it did not."""
+    original = given.get("rope.scaling.original_context_length", 0)
+    return {
+        "rope_type": "longrope",
+        "short_factor": [_plain(f) for f in _factors(source, SHORT_FACTORS, where)],
+        "long_factor": [_plain(f) for f in _factors(source, LONG_FACTORS, where)],
+        "original_max_position_embeddings": original or config.max_position_embeddings,
+        "attention_factor": given.get("rope.scaling.attn_factor", 1.0),
+    }
+
+
+def _factors(source: GGUFSource, name: str, where: str) -> tuple[float, ...]:
+    """The numbers of a vector."""
+    if name not in source:
+        raise FormatError(f"has no tensor {name!r}", where=where)
+    tensor = source.tensor(name)
     if tensor.type != "F32" or len(tensor.shape) != 1:
-        raise FormatError(f"{FREQUENCY_FACTORS} is not a vector of F32", where=where)
+        raise FormatError(f"{name} is not a vector of F32", where=where)
     return struct.unpack(f"<{tensor.shape[0]}f", tensor.raw.tobytes())

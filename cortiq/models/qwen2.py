@@ -13,7 +13,8 @@ from cortiq.models.parts import Decoder, activation
 from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("qwen2",)
-KEYS = Keys()
+KEYS = Keys(gguf={"attention.sliding_window": ""})
+"""Windows of GGUF files are refused: none of this family has any."""
 NAMES = Names()
 KINDS = ("full_attention", "sliding_attention")
 

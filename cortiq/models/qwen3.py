@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from cortiq.ir import Program
 from cortiq.ir.layers import Attention, GatedMLP, QKNorm
 from cortiq.models import qwen2
-from cortiq.models.config import Keys
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation
 from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("qwen3",)
-KEYS = Keys()
+KEYS = qwen2.KEYS
 NAMES = Names()
 
 

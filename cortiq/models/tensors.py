@@ -10,7 +10,7 @@ from typing import Any
 from cortiq.errors import FormatError
 from cortiq.ir import Program
 from cortiq.models.config import BaseConfig
-from cortiq.models.gguf_config import FREQUENCY_FACTORS
+from cortiq.models.gguf_config import ROPE_TENSORS
 from cortiq.models.names import IGNORED, Names
 from cortiq.models.parts import HEAD, TABLE
 from cortiq.models.pieces import Piece, fused_of, piece_of
@@ -95,8 +95,8 @@ def _left_over(
     used = {piece.tensor for pieces in places.values() for piece in pieces}
     if config.tie_word_embeddings:
         used.add(HEAD)
-    if config.rope_parameters.get("rope_type") == "frequency_factors":
-        used.add(FREQUENCY_FACTORS)
+    if config.source == "gguf":
+        used |= ROPE_TENSORS.get(config.rope_parameters.get("rope_type", ""), frozenset())
     for tensor in checkpoint.tensor_names:
         if tensor not in used and not IGNORED.fullmatch(tensor):
             yield f"{tensor} belongs to nothing in the graph"

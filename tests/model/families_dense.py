@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 from family_harness import Family
+from gguf_files import GGUF, head_width
 
 ROPE, ORIGINAL = "rope_parameters", "original_max_position_embeddings"
 USUAL = [{"rms_norm_eps": 0.021}, {"hidden_act": "gelu_pytorch_tanh"}, {f"{ROPE}.rope_theta": 9e3}]
@@ -21,17 +25,45 @@ QWEN2 = Family(
         {"sliding_window": 9, "layer_types": ..., "max_window_layers": 1},
     ],
     refused=[({f"{ROPE}.rope_type": "dynamic", f"{ROPE}.factor": 2.0}, "dynamic NTK")],
+    gguf=GGUF("qwen2", geometries=("wide", "odd")),
 )
 QWEN3 = Family(
     "qwen3",
     "Qwen3Config",
     switches={**WINDOWS, "attention_bias": True, "tie_word_embeddings": True},
     moves=QWEN2.moves,
+    gguf=GGUF("qwen3", geometries=("wide", "odd")),
 )
 LONGROPE = {
     "rope_type": "longrope", "rope_theta": 1e3, "partial_rotary_factor": 0.75,
     "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.0, 1.5, 3.0],
 }  # fmt: skip
+
+
+def phi3_values(config):
+    """Metadata of Phi 3: 0 for no window, the amplitude of longrope."""
+    scale = math.log(config["max_position_embeddings"] / config[ORIGINAL])
+    long = config[ROPE]["rope_type"] == "longrope"
+    turned = int(head_width(config) * config[ROPE]["partial_rotary_factor"])
+    return {
+        "attention.sliding_window": config["sliding_window"] or 0,
+        "rope.dimension_count": turned,
+        "rope.scaling.original_context_length": config[ORIGINAL],
+        "rope.scaling.attn_factor":
+            math.sqrt(1 + scale / math.log(config[ORIGINAL])) if long else None,
+    }  # fmt: skip
+
+
+def phi3_factors(config):
+    """Longrope's divisors."""
+    rope = config[ROPE]
+    return {
+        f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"], np.float32)
+        for kind in ("long", "short")
+        if f"{kind}_factor" in rope
+    }
+
+
 PHI3 = Family(
     "phi3",
     "Phi3Config",
@@ -48,5 +80,6 @@ PHI3 = Family(
         {f"{ROPE}.rope_type": "longrope", "max_position_embeddings": 300},
     ],
     refused=[({f"{ROPE}.rope_type": "linear"}, "linear")],
+    gguf=GGUF("phi3", values=phi3_values, extra=phi3_factors),
 )
 FAMILIES = [QWEN2, QWEN3, PHI3]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import transformers
 from checkpoints import Case
+from gguf_files import GGUF
 
 from cortiq.models import load_program
 from cortiq_reference.ideal import evaluate
@@ -45,26 +46,6 @@ FORMATS: Mapping[str, str] = {"wide": "w16", "odd": "f32", "switched": "w8"}
 """Layout of the matrices in which a geometry meets the contract."""
 SHARED = frozenset({"source", "rope_parameters", *COMMON, *GEOMETRIES["wide"]})
 """Fields of a config that every family has: the harness changes them itself."""
-
-
-@dataclass(frozen=True)
-class GGUF:
-    """How llama.cpp's converter writes the family.
-
-    Attributes
-    ----------
-    architecture : `general.architecture`.
-    values : the family's own metadata, from the object of config.json; keys without the prefix.
-    tensors : what the converter does to tensors: (object, HF name, array) → HF name to array.
-    leave : keys of `SHARED_VALUES` that the converter does not write.
-    geometries : those that a GGUF file can hold.
-    """
-
-    architecture: str
-    values: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
-    tensors: Callable[[Mapping[str, Any], str, np.ndarray], Mapping[str, np.ndarray]] | None = None
-    leave: frozenset[str] = frozenset()
-    geometries: Sequence[str] = tuple(GEOMETRIES)
 
 
 @dataclass(frozen=True)

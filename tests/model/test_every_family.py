@@ -40,6 +40,7 @@ from family_harness import (
     logits_of,
     norm_distance,
 )
+from gguf_files import write_gguf
 from sequences import alive, alone, completed, feed, in_chunks, rows, same
 
 from cortiq.backend import CompileOptions, Digest, Named
@@ -194,3 +195,17 @@ def test_what_is_not_supported_is_named(family, written):
     for changes, words in [(strange, "attention_surprise"), *family.refused]:
         with pytest.raises(UnsupportedError, match=words):
             load_program(changed(checkpoint, changes))
+
+
+IN_GGUF = [(family, geometry) for family in FAMILIES if family.gguf
+           for geometry in family.gguf.geometries]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "geometry"), IN_GGUF, ids=str)
+def test_a_gguf_file_of_the_tensors_is_the_same_model(family, geometry, written, tmp_path):
+    pytest.importorskip("gguf")
+    model = written(family, geometry)
+    write_gguf(tmp_path / "model.gguf", model.folder, family.gguf)
+    checkpoint = open_checkpoint(tmp_path / "model.gguf")
+    assert family.gguf.architecture in family.module.ARCHITECTURES
+    assert distance(logits_of(checkpoint, model.tokens, family.context), model.logits) < TOLERANCE

@@ -3,129 +3,58 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 
 pytest.importorskip("transformers")
 pytest.importorskip("gguf")
 
-import gguf
+import gguf_files
 import numpy as np
 from checkpoints import CASES, write
-from safetensors.numpy import load_file
+from gguf_files import GGUF
 
 from cortiq.errors import CortiqError, FormatError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
-from cortiq.models import check_weights, load_program
+from cortiq.models import check_weights, lfm2, load_program
 from cortiq_reference.ideal import evaluate
 
 TOLERANCE = 1e-5
 BY_NAME = {case.name: case for case in CASES}
-ARCHITECTURES = {
-    "llama": "llama", "mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3",
-    "lfm2": "lfm2",
+
+
+def lfm2_values(config):
+    """Metadata of LFM2: KV heads by layer, the MLP's width as it is."""
+    kinds, heads = config["layer_types"], config["num_key_value_heads"]
+    return {
+        "attention.head_count_kv": [heads * (kind == "full_attention") for kind in kinds],
+        "attention.layer_norm_rms_epsilon": config["norm_eps"],
+        "shortconv.l_cache": config["conv_L_cache"],
+        "feed_forward_length": lfm2.Config(**{
+            k: v for k, v in config.items() if k in lfm2.Config.__dataclass_fields__
+        }).inner,
+    }  # fmt: skip
+
+
+LLAMA = GGUF("llama", permuted=True, values=lambda config: {
+    "attention.sliding_window": config.get("sliding_window"),
+    "expert_count": config.get("num_local_experts"),
+    "expert_used_count": config.get("num_experts_per_tok"),
+})  # fmt: skip
+GEMMA3 = GGUF("gemma3", norm_offset=1.0, values=lambda config: {
+    "attention.sliding_window": config["sliding_window"],
+    "final_logit_softcapping": config["final_logit_softcapping"],
+})  # fmt: skip
+WRITERS = {
+    "llama": LLAMA, "mistral": LLAMA, "mixtral": LLAMA, "gemma3_text": GEMMA3,
+    "lfm2": GGUF("lfm2", values=lfm2_values),
 }  # fmt: skip
-SCALARS = {
-    "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers", "attention.head_count": "num_attention_heads",
-    "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok",
-    "vocab_size": "vocab_size", "attention.sliding_window": "sliding_window",
-    "final_logit_softcapping": "final_logit_softcapping", "shortconv.l_cache": "conv_L_cache",
-}  # fmt: skip
-
-
-def permuted(rows, heads):
-    """Rows of q or k as llama.cpp orders them: pairs (i, i + d/2) of a head become neighbours."""
-    return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
-
-
-def tensors_for_gguf(folder, config, architecture):
-    """Tensors by GGUF name, through the package's own name map."""
-    kind = gguf.MODEL_ARCH[architecture.upper()]
-    names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
-    tensors, experts = {}, {}
-    for name, values in load_file(folder / "model.safetensors").items():
-        if architecture == "llama" and ".q_proj." in name:
-            values = permuted(values, config["num_attention_heads"])
-        if architecture == "llama" and ".k_proj." in name:
-            values = permuted(values, config["num_key_value_heads"])
-        if architecture == "gemma3" and name.endswith("norm.weight"):
-            values = values + np.float32(1)
-        if name.endswith("conv.conv.weight"):
-            values = values[:, 0]
-        if ".experts." in name:
-            layer, expert, role = name.split(".")[2], name.split(".")[5], name.split(".")[6]
-            experts.setdefault((layer, role), {})[int(expert)] = values
-            continue
-        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        tensors[found] = values
-    for (layer, role), parts in experts.items():
-        name = f"layers.{layer}.feed_forward.experts.{role}"
-        stack = np.stack([parts[e] for e in range(len(parts))])
-        tensors[names.get_name(name) + ".weight"] = stack
-    return tensors
 
 
 def write_gguf(path, folder, change=None):
-    """The checkpoint as GGUF in F32; `change` edits metadata and tensors before that."""
-    checkpoint = open_checkpoint(folder)
-    config, loaded = dict(checkpoint.config), load_program(checkpoint)
-    architecture = ARCHITECTURES[config["model_type"]]
-    tensors = tensors_for_gguf(folder, config, architecture)
-    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    rope = config["rope_parameters"]
-    rope = rope.get("full_attention", rope)
-    values = {key: config[name] for key, name in SCALARS.items() if config.get(name) is not None}
-    values |= {
-        "feed_forward_length": getattr(loaded.config, "inner", config["intermediate_size"]),
-        "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", config.get("norm_eps")),
-        "attention.key_length": head, "attention.value_length": head,
-        "rope.freq_base": rope["rope_theta"],
-    }  # fmt: skip
-    if architecture == "lfm2":
-        kinds, heads = config["layer_types"], config["num_key_value_heads"]
-        values["attention.head_count_kv"] = [heads * (k == "full_attention") for k in kinds]
-    if rope["rope_type"] == "llama3":
-        tensors["rope_freqs.weight"] = llama3_factors(rope, head)
-    elif rope["rope_type"] != "default":
-        values["rope.scaling.type"] = rope["rope_type"]
-        values["rope.scaling.factor"] = rope["factor"]
-        original = rope.get("original_max_position_embeddings", 0)
-        values["rope.scaling.original_context_length"] = original
-    if change:
-        change(values, tensors)
-    emit(path, architecture, values, tensors)
-
-
-def llama3_factors(rope, dim):
-    """What llama.cpp's converter stores for Llama 3: each frequency's divisor."""
-    frequencies = rope["rope_theta"] ** (-np.arange(0, dim, 2) / dim)
-    turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    smooth = np.clip((turns - low) / (high - low), 0, 1)
-    return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
-
-
-def emit(path, architecture, values, tensors):
-    writer = gguf.GGUFWriter(path, architecture)
-    for key, value in values.items():
-        key = f"{architecture}.{key}"
-        if isinstance(value, list):
-            writer.add_array(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        else:
-            writer.add_uint32(key, value)
-    for name, tensor in tensors.items():
-        writer.add_tensor(name, np.ascontiguousarray(tensor))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    """The checkpoint as GGUF, as its family is written."""
+    kind = open_checkpoint(folder).config["model_type"]
+    gguf_files.write_gguf(path, folder, WRITERS[kind], change)
 
 
 CONVERTIBLE = [

@@ -1,0 +1,160 @@
+"""GGUF files of tiny checkpoints, written by the `gguf` package in llama.cpp's conventions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from cortiq.formats.checkpoint import open_checkpoint
+
+Config = Mapping[str, Any]
+SCALARS = {
+    "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers", "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads", "feed_forward_length": "intermediate_size",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps", "vocab_size": "vocab_size",
+}  # fmt: skip
+"""Metadata of every architecture, and where config.json has it."""
+LLAMA_FACTORS = "rope_freqs.weight"
+
+
+@dataclass(frozen=True)
+class GGUF:
+    """How llama.cpp's converter writes a family.
+
+    Attributes
+    ----------
+    architecture : `general.architecture`.
+    values : the family's own metadata, by keys without the prefix; `None` leaves a common one out.
+    permuted : rows of q and k are in pairs, as llama.cpp turns them.
+    norm_offset : what is added to norms.
+    tensors : more that is done to a tensor: (config, name, array) → its name and array, or `None`.
+    extra : tensors that are not in the folder, by GGUF name.
+    geometries : those of the harness that a file can hold.
+    """
+
+    architecture: str
+    values: Callable[[Config], Mapping[str, Any]] = lambda config: {}
+    permuted: bool = False
+    norm_offset: float = 0.0
+    tensors: Callable[[Config, str, np.ndarray], tuple[str, np.ndarray]] | None = None
+    extra: Callable[[Config], Mapping[str, np.ndarray]] = lambda config: {}
+    geometries: Sequence[str] = ("wide", "odd", "switched")
+
+
+def head_width(config: Config) -> int:
+    """Width of a head."""
+    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+
+
+def permuted(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of q or k as llama.cpp orders them: pairs (i, i + d/2) of a head become neighbours."""
+    return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def tensors_for_gguf(folder: Path, config: Config, how: GGUF) -> dict[str, np.ndarray]:
+    """Tensors by GGUF name, through the package's own name map."""
+    import gguf
+
+    kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == how.architecture)
+    names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
+    tensors, experts = {}, {}
+    for name, values in load_file(folder / "model.safetensors").items():
+        if how.permuted and ".q_proj." in name:
+            values = permuted(values, config["num_attention_heads"])
+        if how.permuted and ".k_proj." in name:
+            values = permuted(values, config["num_key_value_heads"])
+        if name.endswith("norm.weight"):
+            values = values + np.float32(how.norm_offset)
+        if name.endswith("conv.conv.weight"):
+            values = values[:, 0]
+        if how.tensors:
+            name, values = how.tensors(config, name, values)
+        if ".experts." in name:
+            layer, expert, role = name.split(".")[2], name.split(".")[5], name.split(".")[6]
+            experts.setdefault((layer, role), {})[int(expert)] = values
+            continue
+        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        tensors[found] = values
+    for (layer, role), parts in experts.items():
+        name = f"layers.{layer}.feed_forward.experts.{role}"
+        stack = np.stack([parts[e] for e in range(len(parts))])
+        tensors[names.get_name(name) + ".weight"] = stack
+    return tensors
+
+
+def rope_values(config: Config) -> dict[str, Any]:
+    """Metadata of the rotary table that several architectures have."""
+    rope = config["rope_parameters"]
+    rope = rope.get("full_attention", rope)
+    values = {"rope.freq_base": rope["rope_theta"]}
+    if rope["rope_type"] in ("linear", "yarn"):
+        values["rope.scaling.type"] = rope["rope_type"]
+        values["rope.scaling.factor"] = rope["factor"]
+        original = rope.get("original_max_position_embeddings", 0)
+        values["rope.scaling.original_context_length"] = original
+    return values
+
+
+def write_gguf(
+    path: Path,
+    folder: Path,
+    how: GGUF,
+    change: Callable[[dict[str, Any], dict[str, np.ndarray]], None] | None = None,
+) -> None:
+    """The checkpoint as GGUF in F32; `change` edits metadata and tensors before that."""
+    config = dict(open_checkpoint(folder).config)
+    tensors = tensors_for_gguf(folder, config, how)
+    head = head_width(config)
+    values = {key: config[name] for key, name in SCALARS.items() if config.get(name) is not None}
+    values |= {"attention.key_length": head, "attention.value_length": head}
+    values |= rope_values(config) | dict(how.values(config))
+    tensors |= how.extra(config)
+    rope = config["rope_parameters"]
+    if rope.get("rope_type") == "llama3":
+        tensors[LLAMA_FACTORS] = llama3_factors(rope, head)
+    if change:
+        change(values, tensors)
+    emit(path, how.architecture, values, tensors)
+
+
+def llama3_factors(rope: Config, dim: int) -> np.ndarray:
+    """What llama.cpp's converter stores for Llama 3: each frequency's divisor."""
+    frequencies = rope["rope_theta"] ** (-np.arange(0, dim, 2) / dim)
+    turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
+
+
+def emit(
+    path: Path, architecture: str, values: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
+) -> None:
+    """Write the file; a value `None` is left out."""
+    import gguf
+
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in values.items():
+        key = f"{architecture}.{key}"
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif value is not None:
+            writer.add_uint32(key, value)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, np.ascontiguousarray(tensor))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
