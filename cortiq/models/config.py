@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, NewType, TypeVar
 
@@ -259,22 +259,3 @@ def _converted(kind: Any, value: Any) -> Any:
     if kind is float:
         return float(value)
     return tuple(value) if typing.get_origin(kind) is tuple else value
-
-
-def layer_list(
-    values: Sequence[str] | None, count: int, kinds: Sequence[str], name: str = "layer_types"
-) -> tuple[str, ...]:
-    """The kind of every layer, as a config lists them.
-
-    Raises
-    ------
-    FormatError : the list is missing, is not one entry a layer, or names another kind.
-    """
-    listed = tuple(values or ())
-    strange = sorted(set(listed) - set(kinds))
-    if len(listed) != count or strange:
-        message = f"{name} has {len(listed)} entries for {count} layers"
-        if strange:
-            message = f"{name} names {', '.join(strange)}"
-        raise FormatError(message, where="config", hint=f"a layer is {' or '.join(kinds)}")
-    return listed

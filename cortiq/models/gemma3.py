@@ -10,6 +10,7 @@ from cortiq.errors import FormatError
 from cortiq.ir import Program
 from cortiq.ir.layers import Attention, GatedMLP, QKNorm
 from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.layer_kinds import GLOBAL, LOCAL, windows
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation
 from cortiq.models.rope import rope_table
@@ -68,18 +69,15 @@ class Config(BaseConfig):
             raise FormatError(f"query_pre_attn_scalar is {scalar}", where="config")
         return scalar**-0.5
 
-    def is_local(self, layer: int) -> bool:
-        """Whether a layer sees only its window."""
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of every layer, `None` where it sees everything."""
+        layers, pattern = range(self.num_hidden_layers), self.sliding_window_pattern
         if self.layer_types is None:
-            return (layer + 1) % self.sliding_window_pattern != 0
-        kinds = {"sliding_attention": True, "full_attention": False}
-        if len(self.layer_types) != self.num_hidden_layers or set(self.layer_types) - set(kinds):
-            message = f"layer_types are not {self.num_hidden_layers} of {', '.join(kinds)}"
-            raise FormatError(message, where="config")
-        return kinds[self.layer_types[layer]]
+            return tuple(self.sliding_window if (n + 1) % pattern else None for n in layers)
+        return windows(self.layer_types, len(layers), self.sliding_window)
 
 
-def attention(config: Config, local: bool, rope: RopeTable) -> Attention:
+def attention(config: Config, window: int | None, rope: RopeTable) -> Attention:
     """A layer's attention."""
     return Attention(
         width=config.hidden_size,
@@ -88,7 +86,7 @@ def attention(config: Config, local: bool, rope: RopeTable) -> Attention:
         head_dim=config.head_width,
         scale=config.query_scale,
         rope=rope,
-        window=config.sliding_window if local else None,
+        window=window,
         soft_cap=config.attn_logit_softcapping,
         qk_norm=QKNorm(config.rms_norm_eps, norm_offset(config)),
         biased=config.attention_bias,
@@ -103,8 +101,8 @@ def norm_offset(config: Config) -> float:
 
 def local_rope(config: Config, context: int) -> RopeTable:
     """The table of layers with a window: never scaled, unless the file has its own entry."""
-    if "sliding_attention" in config.rope_parameters:
-        return rope_table(config, context, "sliding_attention")
+    if LOCAL in config.rope_parameters:
+        return rope_table(config, context, LOCAL)
     return RopeTable(config.rope_local_base_freq, config.head_width)
 
 
@@ -112,14 +110,11 @@ def build(config: Config, context: int) -> Program:
     """The trunk."""
     width, eps, offset = config.hidden_size, config.rms_norm_eps, norm_offset(config)
     decoder = Decoder(config, context, family="gemma3", eps=eps, offset=offset)
-    mixers = {
-        True: attention(config, True, local_rope(config, context)),
-        False: attention(config, False, rope_table(config, context, "full_attention")),
-    }
+    local, everywhere = local_rope(config, context), rope_table(config, context, GLOBAL)
     mlp = GatedMLP(width, config.intermediate_size, activation(config.hidden_activation))
     x = decoder.embed(math.sqrt(width))
-    for n in range(config.num_hidden_layers):
-        mixer = mixers[config.is_local(n)]
+    for n, window in enumerate(config.windows()):
+        mixer = attention(config, window, local if window else everywhere)
         x = decoder.mixer(x, n, mixer, after="post_attention_layernorm")
         x = decoder.feed_forward(x, n, mlp, before=BEFORE_MLP, after=AFTER_MLP)
     return decoder.finish(x, soft_cap=config.final_logit_softcapping)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from cortiq.errors import UnsupportedError
 from cortiq.ir import Builder, Op, Program, Value
-from cortiq.ir.layers import Embedding, Linear, Residual, RMSNorm
+from cortiq.ir.layers import Attention, Embedding, GatedMLP, Linear, Residual, RMSNorm
 from cortiq.ir.ops import Scale, SoftCap
 from cortiq.models.config import BaseConfig
 
@@ -48,6 +49,17 @@ def activation(name: str) -> str:
 def named(op: Op, prefix: str, table: Mapping[str, str]) -> dict[str, str]:
     """Tensor names of an operator's weights: the prefix and the table's entry for each role."""
     return {role: f"{prefix}.{table[role]}" for role in op.weight_shapes()}
+
+
+def attention(config: BaseConfig, **options: Any) -> Attention:
+    """Attention with the config's heads and widths, and options of its own."""
+    heads, width = config.num_attention_heads, config.hidden_size
+    return Attention(width, heads, config.kv_heads, config.head_width, **options)
+
+
+def gated_mlp(config: BaseConfig, act: str, biased: bool = False) -> GatedMLP:
+    """A gated MLP of the config's widths with the activation that config.json names."""
+    return GatedMLP(config.hidden_size, config.intermediate_size, activation(act), biased)
 
 
 class Decoder:

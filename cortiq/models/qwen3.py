@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cortiq.ir import Program
-from cortiq.ir.layers import Attention, GatedMLP, QKNorm
+from cortiq.ir.layers import QKNorm
 from cortiq.models import qwen2
 from cortiq.models.names import Names
-from cortiq.models.parts import Decoder, activation
+from cortiq.models.parts import Decoder, attention, gated_mlp
 from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("qwen3",)
@@ -26,21 +26,13 @@ class Config(qwen2.Config):
 
 def build(config: Config, context: int) -> Program:
     """The trunk."""
-    width, rope = config.hidden_size, rope_table(config, context)
     decoder = Decoder(config, context, family="qwen3", eps=config.rms_norm_eps)
-    mlp = GatedMLP(width, config.intermediate_size, activation(config.hidden_act))
+    rope, mlp = rope_table(config, context), gated_mlp(config, config.hidden_act)
+    biased, qk_norm = config.attention_bias, QKNorm(config.rms_norm_eps)
     x = decoder.embed()
     for n, window in enumerate(config.windows()):
-        mixer = Attention(
-            width=width,
-            heads=config.num_attention_heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_width,
-            rope=rope,
-            window=window,
-            qk_norm=QKNorm(config.rms_norm_eps),
-            biased=config.attention_bias,
-            output_biased=config.attention_bias,
+        mixer = attention(
+            config, rope=rope, window=window, qk_norm=qk_norm, biased=biased, output_biased=biased
         )
         x = decoder.mixer(x, n, mixer)
         x = decoder.feed_forward(x, n, mlp)

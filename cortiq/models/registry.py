@@ -12,7 +12,21 @@ from cortiq.errors import UnsupportedError
 from cortiq.models.config import BaseConfig, config_from_json
 from cortiq.models.gguf_config import config_from_gguf
 
-OWN = ("llama", "gemma3", "mixtral", "lfm2", "qwen2", "qwen3", "phi3")
+OWN = (
+    "llama",
+    "gemma3",
+    "mixtral",
+    "lfm2",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "smollm3",
+    "olmo2",
+    "granite",
+    "gemma2",
+    "hunyuan_v1_dense",
+    "starcoder2",
+)
 """Modules of this package, in the order they are listed."""
 
 EXPERTS = "+experts"

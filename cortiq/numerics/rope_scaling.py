@@ -100,7 +100,16 @@ class FrequencyFactors:
     factors: tuple[float, ...]
 
 
-Scaling: TypeAlias = Default | Linear | Llama3 | Yarn | LongRope | Proportional | FrequencyFactors
+@dataclass(frozen=True)
+class NTKAlpha:
+    """f_i of the base base·alpha^(dim/(dim−2)): the same for every length (HunYuan)."""
+
+    alpha: float
+
+
+Scaling: TypeAlias = (
+    Default | Linear | Llama3 | Yarn | LongRope | Proportional | FrequencyFactors | NTKAlpha
+)
 
 KINDS: dict[str, type] = {
     "default": Default,
@@ -110,6 +119,7 @@ KINDS: dict[str, type] = {
     "longrope": LongRope,
     "proportional": Proportional,
     "frequency_factors": FrequencyFactors,
+    "ntk_alpha": NTKAlpha,
 }
 
 
@@ -233,6 +243,11 @@ def _frequencies(base: float, dim: int, scaling: Scaling) -> list[Decimal]:
             return turning + [Decimal(0)] * (dim // 2 - rotated)
         case FrequencyFactors(factors):
             return divided(powers, factors)
+        case NTKAlpha(alpha):
+            # (base·alpha^(dim/(dim−2)))^(−2i/dim) is base^(−2i/dim)·alpha^(−2i/(dim−2)).
+            log_alpha = exact(alpha).ln()
+            stretch = [(-(Decimal(2 * i) / (dim - 2)) * log_alpha).exp() for i in range(dim // 2)]
+            return [f * s for f, s in zip(powers, stretch, strict=True)]
     return powers
 
 

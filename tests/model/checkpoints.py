@@ -172,7 +172,9 @@ def write(case: Case, folder: Path) -> Written:
     config = case.build()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        how = {"attn_implementation": "eager" if case.call else "sdpa"}
+        exact = transformers.AutoModelForCausalLM._model_mapping[type(config)]._supports_sdpa
+        # The eager softmax is in float32: not for models that have another.
+        how = {"attn_implementation": "sdpa" if exact and not case.call else "eager"}
         if config.model_type == "mixtral":
             how["experts_implementation"] = "eager"  # the other one has no double
         model = transformers.AutoModelForCausalLM.from_config(config, **how).eval()

@@ -82,4 +82,100 @@ PHI3 = Family(
     refused=[({f"{ROPE}.rope_type": "linear"}, "linear")],
     gguf=GGUF("phi3", values=phi3_values, extra=phi3_factors),
 )
-FAMILIES = [QWEN2, QWEN3, PHI3]
+SMOLLM3 = Family(
+    "smollm3",
+    "SmolLM3Config",
+    base={"pad_token_id": 0},
+    switches={
+        "use_sliding_window": True, "sliding_window": 9, "no_rope_layers": [1, 0, 1],
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+    },
+    moves=[
+        *USUAL,
+        {"sliding_window": 10},
+        {"no_rope_layers": [1, 1, 0]},
+        {"no_rope_layers": ..., "no_rope_layer_interval": 3},
+        {"layer_types": ["full_attention"] * 3},
+    ],
+    refused=[],
+    gguf=GGUF("smollm3", permuted=True, geometries=("wide", "odd")),
+)  # fmt: skip
+OLMO2 = Family(
+    "olmo2",
+    "Olmo2Config",
+    switches={"attention_bias": True, "tie_word_embeddings": True},
+    moves=USUAL,
+    gguf=GGUF("olmo2", geometries=("wide", "odd")),
+)
+GRANITE = Family(
+    "granite",
+    "GraniteConfig",
+    base={"attention_multiplier": 0.25},
+    switches={
+        "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+        "embedding_multiplier": 6.0, "attention_multiplier": 0.4, "residual_multiplier": 0.7,
+        "logits_scaling": 3.0,
+    },
+    moves=[
+        *USUAL, {"embedding_multiplier": 6.1}, {"attention_multiplier": 0.41},
+        {"residual_multiplier": 0.71}, {"logits_scaling": 3.1},
+    ],
+    gguf=GGUF("granite", permuted=True, values=lambda config: {
+        "attention.scale": config["attention_multiplier"],
+        "embedding_scale": config["embedding_multiplier"],
+        "residual_scale": config["residual_multiplier"],
+        "logit_scale": config["logits_scaling"],
+    }),
+)  # fmt: skip
+GEMMA2 = Family(
+    "gemma2",
+    "Gemma2Config",
+    base={
+        "sliding_window": 9, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 2.0,
+        "tie_word_embeddings": True,
+    },
+    shapes={"odd": {"query_pre_attn_scalar": 10}},
+    switches={
+        "attention_bias": True, "tie_word_embeddings": False, "query_pre_attn_scalar": 12,
+        "layer_types": [*LAYERS[1:], LAYERS[1]], "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+    },
+    moves=[
+        {"rms_norm_eps": 0.021}, {"hidden_activation": "silu"}, {f"{ROPE}.rope_theta": 9e3},
+        {"sliding_window": 10}, {"query_pre_attn_scalar": 13},
+        {"layer_types": ["full_attention"] * 3},
+    ],
+    gguf=GGUF("gemma2", norm_offset=1.0, geometries=("wide", "odd"), values=lambda config: {
+        "attention.sliding_window": config["sliding_window"],
+        "attn_logit_softcapping": config["attn_logit_softcapping"],
+        "final_logit_softcapping": config["final_logit_softcapping"],
+    }),
+)  # fmt: skip
+ALPHA = {"rope_type": "dynamic", "rope_theta": 1e3, "alpha": 50.0, "factor": 1.0,
+         "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}  # fmt: skip
+HUNYUAN = Family(
+    "hunyuan_v1_dense",
+    "HunYuanDenseV1Config",
+    switches={"attention_bias": True, "tie_word_embeddings": True, ROPE: ALPHA},
+    moves=[*USUAL[:2], {f"{ROPE}.rope_theta": 900.0}, {f"{ROPE}.alpha": 51.0}],
+    refused=[({f"{ROPE}.rope_type": "dynamic", f"{ROPE}.factor": 2.0}, "dynamic NTK")],
+    gguf=GGUF("hunyuan-dense", geometries=("wide", "odd")),
+)
+STARCODER2 = Family(
+    "starcoder2",
+    "Starcoder2Config",
+    base={"norm_epsilon": 0.02},
+    switches={"use_bias": False, "sliding_window": 9, "tie_word_embeddings": True},
+    moves=[
+        {"norm_epsilon": 0.021}, {"hidden_act": "silu"}, {f"{ROPE}.rope_theta": 9e3},
+        {"sliding_window": 10},
+    ],
+    refused=[({"norm_type": "rms_norm"}, "norm_type")],
+    gguf=GGUF("starcoder2", geometries=("wide", "odd"), values=lambda config: {
+        "attention.layer_norm_epsilon": config["norm_epsilon"],
+    }),
+)  # fmt: skip
+FAMILIES = [
+    QWEN2, QWEN3, PHI3, SMOLLM3, OLMO2, GRANITE, GEMMA2, HUNYUAN, STARCODER2,
+]  # fmt: skip

@@ -165,6 +165,16 @@ def test_sizes_and_lists_that_contradict_the_tensors_are_refused(family, written
     assert accepted == []
 
 
+@every_family
+def test_a_list_that_is_left_out_is_the_one_that_transformers_derives(family, written):
+    model = written(family, "odd")
+    checkpoint = open_checkpoint(model.folder)
+    layers = checkpoint.config["num_hidden_layers"]
+    lists = [k for k, v in checkpoint.config.items() if isinstance(v, list) and len(v) == layers]
+    other = changed(checkpoint, dict.fromkeys(lists, ...))
+    assert distance(logits_of(other, model.tokens, family.context), model.logits) < TOLERANCE
+
+
 @every_geometry
 @every_family
 def test_tensors_that_are_absent_misshapen_or_left_over_are_named(family, geometry, written):

@@ -30,6 +30,7 @@ SCALINGS = {
     "longrope long": rope_scaling.LongRope(SHORT, LONG, 4096, 131072),
     "longrope short": rope_scaling.LongRope(SHORT, LONG, 4096, 4096),
     "proportional": rope_scaling.Proportional(0.25, 2.0),
+    "ntk alpha": rope_scaling.NTKAlpha(1000.0),
 }
 
 
@@ -99,6 +100,8 @@ def mp_scaled(scaling, base, dim, i):
             return f / (scaling.long_factors if long else scaling.short_factors)[i]
         case rope_scaling.Proportional(partial, factor):
             return f / factor if i < int(partial * dim // 2) else mpmath.mpf(0)
+        case rope_scaling.NTKAlpha(alpha):
+            return mp_frequency(base * mpmath.mpf(alpha) ** (mpmath.mpf(dim) / (dim - 2)), dim, i)
     return f
 
 

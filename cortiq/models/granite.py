@@ -1,0 +1,66 @@
+"""Granite 3: Llama's blocks with factors on embedding, attention, branches and logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cortiq.errors import FormatError
+from cortiq.ir import Program
+from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.names import Names
+from cortiq.models.parts import Decoder, attention, gated_mlp
+from cortiq.models.rope import rope_table
+
+ARCHITECTURES = ("granite",)
+KEYS = Keys(
+    gguf={
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "logit_scale": "logits_scaling",
+        "residual_scale": "residual_multiplier",
+    },
+    gguf_tensors={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"},
+)
+NAMES = Names()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(BaseConfig):
+    """Fields of `GraniteConfig`."""
+
+    rms_norm_eps: float = 1e-6
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    embedding_multiplier: float = 1.0
+    attention_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+
+    def factor(self) -> float:
+        """What logits are multiplied by: 1/logits_scaling."""
+        if self.logits_scaling <= 0:
+            raise FormatError(f"logits_scaling is {self.logits_scaling}", where="config")
+        return 1 / self.logits_scaling
+
+
+def build(config: Config, context: int) -> Program:
+    """The trunk; GGUF files hold q and k rows pair by pair."""
+    decoder = Decoder(
+        config, context, family="granite", eps=config.rms_norm_eps,
+        residual=config.residual_multiplier,
+    )  # fmt: skip
+    mixer = attention(
+        config,
+        scale=config.attention_multiplier,
+        rope=rope_table(config, context),
+        pairing="interleaved" if config.source == "gguf" else "half",
+        biased=config.attention_bias,
+        output_biased=config.attention_bias,
+    )
+    mlp = gated_mlp(config, config.hidden_act, config.mlp_bias)
+    x = decoder.embed(config.embedding_multiplier)
+    for n in range(config.num_hidden_layers):
+        x = decoder.mixer(x, n, mixer)
+        x = decoder.feed_forward(x, n, mlp)
+    return decoder.finish(x, multiplier=config.factor())
