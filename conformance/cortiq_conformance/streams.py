@@ -169,5 +169,6 @@ def _referred(name: str, title: str, choose: Want) -> Stream:
 
 def _chosen(logits: np.ndarray, choose: Want, history: Sequence[int]) -> int:
     if isinstance(choose, Draw):
-        return sampling.draw(logits, choose.sampling, history, len(history), choose.choice)
+        position, choice = len(history), choose.choice
+        return sampling.draw(logits, choose.sampling, history, position, choice, mask=choose.mask)
     return int(sampling.argmax(logits))

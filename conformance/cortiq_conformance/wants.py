@@ -73,5 +73,5 @@ def _expected(want: Want, evaluation: Evaluation, row: int, history: Sequence[in
     if isinstance(want, Top):
         return (*sampling.top(value, want.count), sampling.log_sum_exp(value))
     assert isinstance(want, Draw)
-    position = len(history)
-    return sampling.draw(value, want.sampling, history, position, want.choice)
+    position, choice = len(history), want.choice
+    return sampling.draw(value, want.sampling, history, position, choice, mask=want.mask)

@@ -17,6 +17,7 @@ from cortiq.errors import BackendError
 from cortiq.ir import Graph, Program
 from cortiq.ir.layers import Embedding
 from cortiq.ir.ops import EmbedRows
+from cortiq.numerics.masks import mask_fault
 
 BY_ROW = ("token", "position")
 """Inputs that a row has fields for."""
@@ -125,7 +126,12 @@ def _unanswerable(graph: Graph, want: Want) -> str | None:
     width = type_.shape[-1] if type_.shape else 1
     if isinstance(want, Top) and not (type(want.count) is int and 1 <= want.count <= width):
         return f"the top {want.count} of {width} logits"
-    if isinstance(want, Draw):
-        unknown = [token for token in want.sampling.logit_bias if token >= width]
-        return f"logit_bias names token {unknown[0]} of {width}" if unknown else None
-    return None
+    return _undrawable(want, width) if isinstance(want, Draw) else None
+
+
+def _undrawable(want: Draw, width: int) -> str | None:
+    """Why nothing can be drawn from this many logits."""
+    unknown = [token for token in want.sampling.logit_bias if token >= width]
+    if unknown:
+        return f"logit_bias names token {unknown[0]} of {width}"
+    return (mask_fault(want.mask, width) or None) if want.mask is not None else None

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cortiq.backend.state import State
+from cortiq.numerics.masks import Mask
 from cortiq.numerics.sampling import Sampling
 
 
@@ -35,10 +36,13 @@ class Draw:
 
     The penalties' history is every id the sequence was fed up to and including this row. The
     random numbers are those of (sampling.seed, choice, position + 1): the drawn token's position.
+    Ids outside the mask (`numerics.masks`; None allows all) do not exist for the draw; a mask that
+    allows nothing declines the sequence.
     """
 
     sampling: Sampling
     choice: int = 0
+    mask: Mask | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

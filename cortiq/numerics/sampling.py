@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from cortiq.errors import RequestError
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
+from cortiq.numerics.masks import Mask, allowed_ids
 from cortiq.numerics.philox import Words, key_of_seed, philox
 from cortiq.numerics.scalar import exp, log, log1p
 from cortiq.numerics.sums import canonical_sum
@@ -87,7 +88,11 @@ def argmax(x: Floats) -> Ints:
 
 
 def adjusted(
-    logits: Floats, sampling: Sampling, history: Sequence[int], faults: Flags | None = None
+    logits: Floats,
+    sampling: Sampling,
+    history: Sequence[int],
+    faults: Flags | None = None,
+    mask: Mask | None = None,
 ) -> Floats:
     """Logits after bias and penalties; each of the two steps is a primitive.
 
@@ -100,16 +105,21 @@ def adjusted(
     logits : float32 [V], canonical.
     history : the prompt's ids and those generated so far.
     faults : bool [1], see `snap`.
+    mask : ids outside it stay as they are.
 
     Raises
     ------
     RequestError : an id of the bias or the history is not in the vocabulary.
     """
     x = np.array(logits, F32)
+    touched = np.zeros(x.size, bool)
+    touched[allowed_ids(mask, x.size)] = True
     ids = _checked_ids(list(sampling.logit_bias), x.size, "logit_bias")
     bias = np.array(list(sampling.logit_bias.values()), np.float64).astype(F32)
+    ids, bias = ids[touched[ids]], bias[touched[ids]]
     x[ids] = snap(x[None, ids] + bias, faults)[0]
     seen, counts = np.unique(_checked_ids(history, x.size, "history"), return_counts=True)
+    seen, counts = seen[touched[seen]], counts[touched[seen]]
     x[seen] = snap(_penalised(x[None, seen], sampling, counts), faults)[0]
     return x
 
@@ -208,11 +218,13 @@ def draw(
     position: int = 0,
     choice: int = 0,
     faults: Flags | None = None,
+    mask: Mask | None = None,
 ) -> int:
     """The token of this row: among `kept_ids`, the one with the largest distance + noise.
 
     Gumbel-max: x = `adjusted` logits, d = `distances`, then the argmax of RN(d + noise) over
-    the kept ids; the lowest id wins a tie. Temperature 0 is the argmax of x.
+    the kept ids; the lowest id wins a tie. Temperature 0 is the argmax of x. With a mask all of it
+    is done with the logits of its ids alone; what the others are decides nothing.
 
     Parameters
     ----------
@@ -221,13 +233,16 @@ def draw(
     position : position the drawn token will have in its sequence, below 2³².
     choice : number of the completion when one prompt has several, below 2³².
     faults : bool [1], see `snap`.
+    mask : ids that may be drawn; None for all.
     """
-    x = adjusted(logits, sampling, history, faults)
+    ids = allowed_ids(mask, logits.size)
+    x = adjusted(logits, sampling, history, faults, mask)[ids]
     if sampling.temperature == 0:
-        return int(argmax(x))
+        return int(ids[argmax(x)])
     distance = distances(x, sampling.temperature, faults)
-    ids = np.sort(kept_ids(distance, sampling))
-    return int(ids[argmax(distance[ids] + noise(ids, sampling.seed, choice, position))])
+    kept = np.sort(kept_ids(distance, sampling))
+    tokens = ids[kept]
+    return int(tokens[argmax(distance[kept] + noise(tokens, sampling.seed, choice, position))])
 
 
 def top(logits: Floats, n: int) -> tuple[Ints, Floats]:

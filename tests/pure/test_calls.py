@@ -191,6 +191,8 @@ REFUSALS = {
     "an unknown value": lambda s, w: rows(s, [1], [Named("nonsense")]),
     "a digest of an unknown value": lambda s, w: rows(s, [1], [Digest("nonsense")]),
     "a digest of an integer": lambda s, w: rows(s, [1], [Digest("position")]),
+    "a mask without a token": lambda s, w: rows(s, [1], [Draw(Sampling(), mask=bytes(8))]),
+    "a mask of two bytes": lambda s, w: rows(s, [1], [Draw(Sampling(), mask=b"\xff\xff")]),
     "more of the top than there is": lambda s, w: rows(s, [1], [Top(VOCABULARY + 1)]),
     "a bias on an unknown id": lambda s, w: rows(s, [1], [Draw(UNKNOWN_ID)]),
 }

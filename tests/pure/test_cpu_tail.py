@@ -12,6 +12,7 @@ from native_ops import PATHS, address, aligned_zeros, args, native, run_ops
 
 from cortiq.numerics import digest, sampling
 from cortiq.numerics.contract import F32, OutOfDomainError, snap
+from cortiq.numerics.masks import allowed_ids, mask_of
 from cortiq.numerics.sampling import Sampling
 
 Kind = args.Kind
@@ -81,7 +82,7 @@ def test_digest(path, width):
     assert [tuple(row) for row in words.tolist()] == [digest.digest(row) for row in x]
 
 
-def draw_struct(sampling_, history, position, choice, keep):
+def draw_struct(sampling_, history, position, choice, keep, mask=None):
     """`Draw` of the contract's options; arrays it points to are added to `keep`."""
     seen = Counter(history)
     arrays = [
@@ -91,11 +92,15 @@ def draw_struct(sampling_, history, position, choice, keep):
             (seen, np.int32), (seen.values(), np.int32),
         )
     ]  # fmt: skip
+    arrays.append(np.zeros(0, np.uint8) if mask is None else np.frombuffer(mask, np.uint8))
     keep.extend(arrays)
+    places = [address(array) for array in arrays]
+    if mask is None:
+        places[4] = None
     penalty, unit = F32(sampling_.repetition_penalty), 1 << 24
     hot = sampling_.temperature
     return args.Draw(
-        *(address(array) for array in arrays), len(arrays[0]), len(arrays[2]),
+        *places, len(arrays[0]), len(arrays[2]),
         F32(1) / F32(hot) if hot else 0, penalty, F32(1) / penalty, sampling_.presence_penalty,
         sampling_.frequency_penalty, sampling_.top_k, round(sampling_.top_p * unit),
         round(sampling_.min_p * unit), sampling_.top_p < 1, sampling_.seed & 0xFFFFFFFF,
@@ -103,10 +108,10 @@ def draw_struct(sampling_, history, position, choice, keep):
     )  # fmt: skip
 
 
-def drawn(path, x, options, histories, positions, choice=0):
+def drawn(path, x, options, histories, positions, choice=0, mask=None):
     keep = []
     structs = (args.Draw * len(x))(
-        *(draw_struct(options, h, p, choice, keep)
+        *(draw_struct(options, h, p, choice, keep, mask)
           for h, p in zip(histories, positions, strict=True))
     )  # fmt: skip
     index = np.full(len(x), -1, np.int32)
@@ -154,6 +159,31 @@ def test_draws(path, name, width):
     assert not any(faults)
     other, _ = drawn(path, x[3:4], options, histories[3:4], positions[3:4], choice=1)
     assert ours[:3] + other + ours[4:] == exact
+
+
+MASKS = {
+    "most": lambda width: [i for i in range(width) if i % 7 != 3],
+    "few": lambda width: [1, width // 3, width // 2, width - 1],
+    "one piece only": lambda width: range(width - 5, width),
+    "one": lambda width: [width - 2],
+}
+
+
+@pytest.mark.parametrize("width", (8, 20001))
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize(
+    "name", ["greedy with bias", "plain", "top_k", "top_p", "min_p", "all filters", "penalties"]
+)
+def test_masked_draws(path, name, kind, width):
+    options, mask = OPTIONS[name], mask_of(MASKS[kind](width), width)
+    x = np.concatenate([logits(3, width), logits(2, width, 1)])
+    banned = np.setdiff1d(np.arange(width), allowed_ids(mask, width))
+    x[1, banned] = next_down(LIMIT)  # scaled, biased or measured it would be a fault
+    x[4] = -0.5
+    histories = [[], [*banned[:1].tolist(), 1, 2], [width - 1] * 9, [0], list(range(8))]
+    exact = [sampling.draw(x[i], options, histories[i], 40 + i, mask=mask) for i in range(len(x))]
+    ours, faults = drawn(path, x, options, histories, range(40, 45), mask=mask)
+    assert ours == exact and not any(faults)
 
 
 def test_many_draws_of_few_tokens(path):

@@ -11,6 +11,7 @@ from floats import LIMIT, bits, canonical, flush_to_zero, same_bits
 from cortiq.errors import RequestError
 from cortiq.numerics import ideal, sampling
 from cortiq.numerics.contract import F32
+from cortiq.numerics.masks import allowed_ids, mask_of
 from cortiq.numerics.sampling import Sampling, draw
 
 LOGITS = (np.random.default_rng(0).standard_normal(500) * 3).astype(F32)
@@ -237,3 +238,84 @@ def test_flush_to_zero_changes_no_bit():
     with flush_to_zero():
         flushed = compute()
     assert all(np.array_equal(p, f) for p, f in zip(plain, flushed, strict=True))
+
+
+MASKED_OPTIONS = (
+    Sampling(seed=1),
+    Sampling(temperature=0, logit_bias={3: 2.0, 400: 1.0}),
+    Sampling(temperature=1.5, top_k=9, top_p=0.8, min_p=0.01, seed=2),
+    Sampling(0.7, repetition_penalty=1.4, frequency_penalty=0.2, logit_bias={7: 3.0}, seed=3),
+)
+
+
+@pytest.mark.parametrize("options", MASKED_OPTIONS)
+@pytest.mark.parametrize("count", [1, 2, 60, 499, 500])
+def test_masked_draw_is_the_chain_over_the_ids_that_remain(options, count):
+    """Every step on the allowed ids' logits alone, but for the noise, which is the id's own."""
+    allowed = np.sort(np.random.default_rng(count).permutation(500)[:count])
+    mask, history = mask_of(allowed, 500), [7, 7, 3, *range(40)]
+    for position in range(20):
+        ours = draw(LOGITS, options, history, position, mask=mask)
+        x = sampling.adjusted(LOGITS, options, history)[allowed]
+        if options.temperature == 0:
+            assert ours == allowed[x.argmax()]
+            continue
+        distance = sampling.distances(x, options.temperature)
+        kept = sorted(kept_by_fractions(distance, options))
+        noisy = distance[kept] + sampling.noise(allowed[kept], options.seed, 0, position)
+        assert ours == allowed[kept][noisy.argmax()]
+
+
+def test_what_a_mask_excludes_decides_nothing():
+    mask = mask_of(range(0, 500, 3), 500)
+    hostile = LOGITS.copy()
+    hostile[1::3], hostile[2::3] = np.nextafter(LIMIT, F32(0)), F32(-(2.0**49))
+    for options in MASKED_OPTIONS:
+        assert draw(LOGITS, options, [1, 4], 9, mask=mask) == draw(
+            hostile, options, [1, 4], 9, mask=mask
+        )
+        everything = mask_of(range(500), 500)
+        assert draw(LOGITS, options, [1], 5, mask=everything) == draw(LOGITS, options, [1], 5)
+
+
+def test_mask_is_little_endian_words_and_refused_where_it_says_nothing():
+    words = np.array([1 << 5 | 1 << 31, 1 << 2], "<u4")
+    assert allowed_ids(words.tobytes(), 40).tolist() == [5, 31, 34]
+    assert mask_of([5, 31, 34], 40) == words.tobytes()[:5]
+    assert allowed_ids(None, 3).tolist() == [0, 1, 2]
+    for mask, sentence in (
+        (b"\0\0", "a mask that allows none of the 9 tokens"),
+        (b"\xff", "a mask of 1 bytes, 9 tokens take 2"),
+        (b"\0\xfe", "a mask that allows none of the 9 tokens"),
+        ([1], "a mask is bytes, not list"),
+    ):
+        with pytest.raises(RequestError, match=sentence):
+            draw(LOGITS[:9], Sampling(), mask=mask)
+    with pytest.raises(RequestError, match="a mask names token 9 of a vocabulary of 9"):
+        mask_of([9], 9)
+
+
+def test_draws_have_the_softmax_s_distribution():
+    """Chi-square over eight tokens and 100,000 positions, seeded: the noise of all at once."""
+    count, options = 100_000, Sampling(temperature=0.8, seed=123)
+    distance = sampling.distances(SMALL, options.temperature)
+    ids, positions = np.arange(8)[None], np.arange(count)[:, None]
+    drawn = (distance + sampling.noise(ids, options.seed, 0, positions)).argmax(axis=1)
+    some = range(0, count, 5000)
+    assert [draw(SMALL, options, position=p) for p in some] == drawn[some].tolist()
+    expected = count * ideal.softmax(SMALL[None] / 0.8)[0]
+    found = np.bincount(drawn, minlength=8)
+    assert ((found - expected) ** 2 / expected).sum() < 24.3  # one in a thousand, 7 degrees
+
+
+@pytest.mark.parametrize("distance", [0.1, 0.5, 1.5])
+def test_drafts_with_the_target_s_noise_agree_nearly_as_often_as_is_possible(distance):
+    """A drafter whose logits are off: its draws are the target's in at least 0.85·Σ min(p, q)."""
+    rng = np.random.default_rng(3)
+    target = (rng.standard_normal(200) * 2.5).astype(F32)
+    drafter = (target + rng.standard_normal(200) * distance).astype(F32)
+    ids, positions = np.arange(200)[None], np.arange(20_000)[:, None]
+    noise = sampling.noise(ids, 77, 0, positions)
+    drawn = [(sampling.distances(x, 1.0) + noise).argmax(axis=1) for x in (target, drafter)]
+    p, q = (ideal.softmax(x[None])[0] for x in (target, drafter))
+    assert (drawn[0] == drawn[1]).mean() >= 0.85 * np.minimum(p, q).sum()

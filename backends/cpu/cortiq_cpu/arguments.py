@@ -179,7 +179,7 @@ class Draw(ctypes.Structure):
     """`cortiq_draw`: how one row is drawn from."""
 
     _fields_ = (
-        *_fields(p="bias bias_ids seen_ids seen_counts", i="bias_count seen_count"),
+        *_fields(p="bias bias_ids seen_ids seen_counts mask", i="bias_count seen_count"),
         *_fields(f="inverse_temperature repetition inverse_repetition presence frequency"),
         *_fields(i="top_k", u="top_p min_p"),
         *_fields(i="top_p_on", u="seed_low seed_high choice position"),

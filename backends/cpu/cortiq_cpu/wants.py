@@ -33,7 +33,7 @@ class Ask(NamedTuple):
     number: int = 0
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)  # masks have kilobytes, and every row may have its own
 def asked_by(wants: tuple[Want, ...]) -> tuple[tuple[Want, tuple[Ask, ...]], ...]:
     """What has to be computed for each want of a row; named values are only looked up.
 
@@ -126,6 +126,7 @@ class DrawArrays(NamedTuple):
     bias_ids: np.ndarray
     seen_ids: np.ndarray
     seen_counts: np.ndarray
+    mask: np.ndarray | None
 
 
 def fill_draw(draw: Any, want: Draw, history: np.ndarray | None, position: int) -> DrawArrays:
@@ -142,7 +143,8 @@ def fill_draw(draw: Any, want: Draw, history: np.ndarray | None, position: int) 
     bias = np.array(list(s.logit_bias.values()), np.float64).astype(F32)
     empty = np.zeros(0, np.int32)
     seen, counts = (empty, empty) if history is None else np.unique(history, return_counts=True)
-    arrays = DrawArrays(bias, ids, seen.astype(np.int32), counts.astype(np.int32))
+    mask = None if want.mask is None else np.frombuffer(want.mask, np.uint8)
+    arrays = DrawArrays(bias, ids, seen.astype(np.int32), counts.astype(np.int32), mask)
     for name, array in zip(DrawArrays._fields, arrays, strict=True):
         setattr(draw, name, address(array))
     draw.bias_count, draw.seen_count = len(ids), len(arrays.seen_ids)

@@ -176,6 +176,7 @@ typedef struct {
     const int32_t *bias_ids;
     const int32_t *seen_ids; /* distinct ids of the history and how often each occurs */
     const int32_t *seen_counts;
+    const uint8_t *mask; /* bit id % 8 of byte id / 8: whether an id may be drawn; NULL: all */
     int32_t bias_count, seen_count;
     float inverse_temperature; /* RN(1/T); 0: the argmax */
     float repetition, inverse_repetition, presence, frequency; /* 1, 1, 0, 0: off */

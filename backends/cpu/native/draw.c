@@ -1,15 +1,36 @@
 /* DRAW: the sampling chain of numerics.sampling, one row at a time, its pieces over threads. */
 #include "tail.h"
 
+static int allows(const cortiq_draw *draw, int32_t id)
+{
+    return !draw->mask || (draw->mask[id / 8] >> id % 8 & 1);
+}
+
+/* x[i] = value for the ids of a piece that the mask excludes; a piece starts at a whole byte. */
+static void exclude(const cortiq_draw *draw, int32_t index, float *x, int32_t n, float value)
+{
+    if (!draw->mask) return;
+    const uint8_t *mask = draw->mask + index * (PIECE / 8);
+    for (int32_t i = 0; i < n; i++) {
+        if (i % 8 == 0 && mask[i / 8] == 0xff) {
+            i += 7;
+            continue;
+        }
+        if (!(mask[i / 8] >> i % 8 & 1)) x[i] = value;
+    }
+}
+
 /* Bias and penalties, on a copy of the logits; 1 on a fault. */
 static int adjust(float *x, const cortiq_draw *draw, const cortiq_row_kernels *k)
 {
     int fault = 0;
     for (int32_t i = 0; i < draw->bias_count; i++) {
+        if (!allows(draw, draw->bias_ids[i])) continue;
         float *y = &x[draw->bias_ids[i]], sum = *y + draw->bias[i];
         fault |= k->snap(&sum, y, 1);
     }
     for (int32_t i = 0; i < draw->seen_count; i++) {
+        if (!allows(draw, draw->seen_ids[i])) continue;
         float *to = &x[draw->seen_ids[i]], y = *to;
         if (draw->repetition != 1) y = y > 0 ? y * draw->inverse_repetition : y * draw->repetition;
         if (draw->presence != 0) y = y - draw->presence;
@@ -44,7 +65,9 @@ static void scale_pieces(const cortiq_op *op, cortiq_worker *worker, tail_space 
     while (cortiq_take(worker, pieces_of(a->width), 1, &start, &stop)) {
         float *x = space->d + start * PIECE;
         int32_t n = piece_length(a->width, start);
+        exclude(&a->draws[row], start, x, n, 0); /* which no temperature takes out of the domain */
         if (factor != 0 && k->row.scale(x, factor, x, n)) cortiq_fault(op, row);
+        exclude(&a->draws[row], start, x, n, MASKED);
         int32_t at = k->tail.argmax(x, n);
         space->pieces[start].index = start * PIECE + at;
         space->pieces[start].value = x[at];
@@ -61,7 +84,10 @@ static void measure(const cortiq_op *op, cortiq_worker *worker, tail_space *spac
     int32_t start, stop;
     while (cortiq_take(worker, pieces_of(a->width), 1, &start, &stop)) {
         float *d = space->d + start * PIECE;
-        if (k->distances(d, highest, d, piece_length(a->width, start))) cortiq_fault(op, row);
+        int32_t n = piece_length(a->width, start);
+        exclude(&a->draws[row], start, d, n, highest);
+        if (k->distances(d, highest, d, n)) cortiq_fault(op, row);
+        exclude(&a->draws[row], start, d, n, MASKED);
     }
     cortiq_barrier(worker);
 }
@@ -76,6 +102,7 @@ static void draw_piece(const cortiq_tail *a, const cortiq_draw *draw, tail_space
     int32_t count = filtered ? space->pieces[index].candidates : piece_length(a->width, index);
     for (int32_t i = 0; i < count; i++) {
         int32_t id = filtered ? space->ids[index * PIECE + i] : index * PIECE + i;
+        if (space->d[id] == MASKED) continue;
         if (filtered && order_of(space->d[id], id) > space->last) continue;
         kept[n] = space->d[id];
         ids[n++] = id;

@@ -43,7 +43,7 @@ static void count_piece(const cortiq_draw *draw, tail_space *space, const float 
     int32_t found = 0, *ids = space->ids + start * PIECE;
     const float *d = space->d + start * PIECE;
     for (int32_t i = 0; i < n; i++) {
-        if (d[i] < space->cutoff) continue;
+        if (d[i] < space->cutoff || d[i] == MASKED) continue;
         int32_t bucket = bucket_of(d[i]);
         ids[found++] = start * PIECE + i;
         h->count[bucket]++;
@@ -201,10 +201,11 @@ static int candidates_suffice(const cortiq_draw *draw, const tail_space *space, 
 static void find_last(const cortiq_tail *a, const cortiq_draw *draw, tail_space *space,
                       const cortiq_tail_kernels *k)
 {
-    int32_t length = a->width;
+    int32_t length = a->width, candidates = 0;
     uint64_t weight, ignored, last = UINT64_MAX;
+    for (int32_t i = 0; i < BUCKETS; i++) candidates += space->histograms[0].count[i];
     if (limits_count(draw, a->width)) {
-        length = draw->top_k;
+        length = draw->top_k < candidates ? draw->top_k : candidates; /* a mask may leave fewer */
         last = last_of(space, k, a->width, length, &weight);
     } else
         weight = whole_weight(space, a->width);

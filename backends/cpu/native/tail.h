@@ -4,7 +4,10 @@
 
 #include "kernels.h"
 
+#include <float.h>
 #include <string.h>
+
+#define MASKED (-FLT_MAX) /* in place of what a mask excludes: below every canonical value */
 
 enum {
     PIECE = 8192,    /* values a worker takes at a time; a multiple of 256 */

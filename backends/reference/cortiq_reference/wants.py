@@ -10,11 +10,9 @@ from cortiq.numerics import digest, sampling
 
 
 def _draw(want: Draw, run: Any, at: int) -> int:
-    position = run.rows[at].position + 1
-    logits = run.row_of("logits", at)
-    return int(
-        sampling.draw(logits, want.sampling, run.history(at), position=position, choice=want.choice)
-    )
+    position, logits = run.rows[at].position + 1, run.row_of("logits", at)
+    history, choice, mask = run.history(at), want.choice, want.mask
+    return sampling.draw(logits, want.sampling, history, position, choice, mask=mask)
 
 
 def _top(want: Top, run: Any, at: int) -> tuple:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from cortiq.backend import Argmax, Draw, Top
 from cortiq.numerics import sampling
+from cortiq.numerics.masks import allowed_ids
 from cortiq.numerics.quantise import Quantised
 from cortiq_reference.state import ReferenceState
 from cortiq_reference.stores import KVStore
@@ -22,7 +24,17 @@ def _last_argmax(want: Argmax, run: Any, at: int) -> int:
 
 def _fixed_key(want: Draw, run: Any, at: int) -> int:
     logits, history = run.row_of("logits", at), run.history(at)
-    return int(sampling.draw(logits, want.sampling, history, position=0, choice=want.choice))
+    return sampling.draw(logits, want.sampling, history, 0, want.choice, mask=want.mask)
+
+
+def _biased_mask(want: Draw, run: Any, at: int) -> int:
+    """Subtracts something large, which is not enough where a logit is larger."""
+    position, history = run.rows[at].position + 1, run.history(at)
+    logits = run.row_of("logits", at)
+    banned = np.setdiff1d(np.arange(logits.size), allowed_ids(want.mask, logits.size))
+    bias = {**want.sampling.logit_bias, **dict.fromkeys(banned.tolist(), -100.0)}
+    chain = replace(want.sampling, logit_bias=bias)
+    return sampling.draw(logits, chain, history, position, want.choice)
 
 
 def _last_top(want: Top, run: Any, at: int) -> tuple:
@@ -35,6 +47,7 @@ WRONG_ANSWERS: dict[str, dict[type, Callable[[Any, Any, int], Any]]] = {
     "tie to the highest index": {Argmax: _last_argmax},
     "a position-independent random key": {Draw: _fixed_key},
     "wrong tie-break in top-k": {Top: _last_top},
+    "a mask that is a bias": {Draw: _biased_mask},
 }
 """Wrong answers by fault."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from cortiq.backend import Argmax, Digest, Draw, Top, Want
 from cortiq.numerics.contract import F32
+from cortiq.numerics.masks import mask_of
 from cortiq.numerics.sampling import Sampling
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.drives import Feed
@@ -33,6 +34,21 @@ CHAINS = {
     "bias": Sampling(logit_bias={3: 4.0, 17: -2.5}, seed=8),
 }
 
+MASKED: dict[str, tuple[Sampling, Sequence[int]]] = {
+    "temperature 1, two of three": (Sampling(seed=1), [i for i in range(VOCABULARY) if i % 3]),
+    "temperature 0": (Sampling(temperature=0.0), range(7, VOCABULARY, 11)),
+    "two tokens": (Sampling(seed=2), [3, VOCABULARY - 1]),
+    "fewer than top-k": (Sampling(top_k=20, min_p=1e-6, seed=3), [0, 8, 15, 500]),
+    "every filter": (
+        Sampling(temperature=1.4, top_k=40, top_p=0.9, min_p=0.01, seed=4), range(100, 700)
+    ),
+    "penalties and bias": (
+        Sampling(0.9, repetition_penalty=1.3, frequency_penalty=0.25, logit_bias={2: 3.0}, seed=5),
+        range(0, VOCABULARY, 2),
+    ),
+}  # fmt: skip
+"""Options and allowed ids; what is not allowed has logits near the domain's end."""
+
 
 def cases() -> Iterator[Case]:
     """Tails of level 0."""
@@ -41,6 +57,8 @@ def cases() -> Iterator[Case]:
     for what, sampling in CHAINS.items():
         yield _case("Draw", "Draw", what, partial(_draws, sampling))
     yield _case("Draw", "Draw", "three choices of one row", _choices)
+    for what, (sampling, ids) in MASKED.items():
+        yield _case("Draw", "Draw", f"masked: {what}", partial(_masked, sampling, ids))
     yield _case("Top", "Top", "the largest 20", partial(_top, False, 20))
     yield _case("Top ties", "Top", "equal logits by id", partial(_top, True, 50))
     yield _case("Digest", "Digest", "logits and a value", _digests)
@@ -75,6 +93,13 @@ ARGMAXES: dict[str, Callable[[Source], Scenario]] = {
 def _draws(sampling: Sampling, source: Source) -> Scenario:
     x = source.floats(ROWS, VOCABULARY, amplitude=2)
     return rows(x, (Draw(sampling),), source)
+
+
+def _masked(sampling: Sampling, ids: Sequence[int], source: Source) -> Scenario:
+    x = source.floats(ROWS, VOCABULARY, amplitude=2)
+    banned = np.setdiff1d(np.arange(VOCABULARY), ids)
+    x[::2, banned] = np.nextafter(F32(2.0**50), F32(0))
+    return rows(x, (Draw(sampling, mask=mask_of(ids, VOCABULARY)),), source)
 
 
 def _choices(source: Source) -> Scenario:

@@ -1,0 +1,63 @@
+"""Sampling masks: which ids a row may draw, one bit each.
+
+Bit t of a mask is bit t mod 8 of byte t // 8, as in an array of little-endian 32-bit words, which
+is how grammar libraries keep them: `mask.tobytes()` of theirs is a mask of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.errors import RequestError, shown
+
+Mask = bytes
+
+
+def mask_of(ids: Iterable[int], vocabulary: int) -> Mask:
+    """A mask that allows these ids.
+
+    Raises
+    ------
+    RequestError : an id is not in the vocabulary.
+    """
+    allowed = np.zeros(vocabulary, bool)
+    for token in ids:
+        if not 0 <= token < vocabulary:
+            what = f"a mask names token {shown(token)} of a vocabulary of {vocabulary}"
+            raise RequestError(what, where="sampling")
+        allowed[token] = True
+    return np.packbits(allowed, bitorder="little").tobytes()
+
+
+def allowed_ids(mask: Mask | None, vocabulary: int) -> npt.NDArray[np.int64]:
+    """The ids that a mask allows, ascending; without one all. Bits past the end don't count.
+
+    Raises
+    ------
+    RequestError : the mask has too few bytes, or allows nothing.
+    """
+    if mask is None:
+        return np.arange(vocabulary)
+    fault = mask_fault(mask, vocabulary)
+    if fault:
+        raise RequestError(fault, where="sampling")
+    return np.flatnonzero(_bits(mask, vocabulary))
+
+
+def mask_fault(mask: object, vocabulary: int) -> str:
+    """What is wrong with a mask, empty for nothing."""
+    if not isinstance(mask, bytes):
+        return f"a mask is bytes, not {type(mask).__name__}"
+    size = -(-vocabulary // 8)
+    if len(mask) < size:
+        return f"a mask of {len(mask)} bytes, {vocabulary} tokens take {size}"
+    if not _bits(mask, vocabulary).any():
+        return f"a mask that allows none of the {vocabulary} tokens"
+    return ""
+
+
+def _bits(mask: Mask, vocabulary: int) -> npt.NDArray[np.uint8]:
+    return np.unpackbits(np.frombuffer(mask, np.uint8), count=vocabulary, bitorder="little")
