@@ -23,6 +23,7 @@ $(VENV)/.test: requirements-test.txt $(BIN)/cortiq plugins/*/pyproject.toml
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet -r requirements-test.txt $(PLUGINS)
 	@sh tools/install-vulkan
+	@sh tools/install-chromium
 	@touch $@
 
 setup-test: $(VENV)/.test

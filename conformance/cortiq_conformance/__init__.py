@@ -33,10 +33,10 @@ _HOMES = {"cases": "catalogue", "conformance": "pytest_plugin", "run": "runner"}
 
 @hookimpl
 def cortiq_commands() -> Sequence[click.Command]:
-    """The command `conform`."""
-    from cortiq_conformance.cli import conform
+    """`conform` and its company."""
+    from cortiq_conformance.cli import COMMANDS
 
-    return [conform]
+    return list(COMMANDS.values())
 
 
 def __getattr__(name: str) -> Any:

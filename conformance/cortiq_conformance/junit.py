@@ -17,18 +17,17 @@ ELEMENTS = {
 def junit(report: Report) -> str:
     """One test suite; a case's class is its level and family. Declined is never passed."""
     facts = report.as_dict()
-    declined, allowed = report.count(Outcome.DECLINED), report.allow_declined
-    failed = report.count(Outcome.DIFFERENT) + (0 if allowed else declined)
+    kinds = [_kind(result, report.allow_declined) for result in report.results]
     suite = ElementTree.Element(
         "testsuite",
         name=f"cortiq conform {report.backend}",
         tests=str(len(report.results)),
-        failures=str(failed),
-        errors=str(report.count(Outcome.ERROR)),
-        skipped=str(report.count(Outcome.NOT_RUN) + (declined if allowed else 0)),
+        failures=str(kinds.count("failure")),
+        errors=str(kinds.count("error")),
+        skipped=str(kinds.count("skipped")),
     )
     properties = ElementTree.SubElement(suite, "properties")
-    for name in ("backend", "device", "kit", "contract", "case_list", "passed"):
+    for name in ("backend", "device", "kit", "contract", "cases", "case_list", "passed"):
         ElementTree.SubElement(properties, "property", name=name, value=str(facts[name]))
     for name, value in facts["versions"].items():
         ElementTree.SubElement(properties, "property", name=name, value=value)
@@ -45,10 +44,17 @@ def _case(result: CaseResult, allow_declined: bool) -> ElementTree.Element:
         name=case.id,
         time=f"{result.seconds:.4f}",
     )
-    if result.outcome is Outcome.SAME:
-        return element
-    allowed = result.outcome is Outcome.DECLINED and allow_declined
-    kind = "skipped" if allowed else ELEMENTS[result.outcome]
-    message = f"{result.outcome.value}: {result.reason}"
-    ElementTree.SubElement(element, kind, message=message).text = message
+    kind = _kind(result, allow_declined)
+    if kind:
+        excused = f" (expected: {result.excused})" if result.excused else ""
+        message = f"{result.outcome.value}: {result.reason}{excused}"
+        ElementTree.SubElement(element, kind, message=message).text = message
     return element
+
+
+def _kind(result: CaseResult, allow_declined: bool) -> str:
+    """The element that says what became of a case; none if it passed."""
+    if result.outcome is Outcome.SAME:
+        return ""
+    allowed = result.outcome is Outcome.DECLINED and allow_declined
+    return "skipped" if allowed or result.excused else ELEMENTS[result.outcome]

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cortiq.ir import Program
 from cortiq.numerics.layouts import Weight
+from cortiq.plugins import default_plugins
 from cortiq_conformance.case import NotRunError
 from cortiq_conformance.source import Source
 
@@ -50,13 +52,15 @@ def load(name: str) -> LoadedModel:
     """Open a model; one that is not here is a `NotRunError`."""
     from cortiq.formats.checkpoint import open_checkpoint
     from cortiq.models import load_program
-    from cortiq.models.synthetic import open_synthetic
+    from cortiq.models.synthetic import PREFIX, open_synthetic
 
-    if name in TINY:
-        checkpoint = open_synthetic(f"synthetic:{name}?seed=1&format={TINY[name]}")
+    checkpoint: Any
+    if name in TINY or name.startswith(PREFIX):
+        formula = f"{PREFIX}{name}?seed=1&format={TINY[name]}" if name in TINY else name
+        checkpoint = open_synthetic(formula)
     else:
-        checkpoint = open_checkpoint(_path(name))  # type: ignore[assignment]
-    loaded = load_program(checkpoint, context=None)
+        checkpoint = open_checkpoint(_path(name))
+    loaded = load_program(checkpoint, context=None, families=default_plugins().families)
     layouts = sorted({spec.layout or "" for spec in loaded.program.weights.values()})
     facts = {"model": checkpoint.model_hash(), "format": ",".join(layouts)}
     return LoadedModel(loaded.program, loaded.weights, facts)

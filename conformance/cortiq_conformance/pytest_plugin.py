@@ -5,18 +5,25 @@ A whole test file::
     from cortiq_conformance import conformance
 
     test_conformance = conformance("acme")
+
+Every case is a test with the marker of its level (`-m level0`). Cases that are known to fail stand
+in `conformance.toml`, beside the test file or in a folder above it, up to that of `pyproject.toml`.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 PROPERTY = "cortiq_conformance"
 """User property of a test: `LEVEL OUTCOME`."""
+LIST = "cortiq_conformance_list"
+"""User property of a test: `KIT COUNT HASH` of the list it is of; no case drops out unseen."""
 
 
 def conformance(
@@ -27,28 +34,52 @@ def conformance(
     models: Sequence[str] | None = None,
     allow_declined: bool = False,
     use_golden: bool = True,
+    expectations: str | Path | None = None,
 ) -> Callable[..., None]:
     """A test that runs every case; arguments as for `cortiq_conformance.run`.
 
     A declined case fails, or is reported as an expected failure with `allow_declined`; a case that
-    cannot be run here is skipped with its reason.
+    cannot be run here is skipped with its reason. `expectations` is another file than the
+    `conformance.toml` that is found.
     """
-    from cortiq_conformance.catalogue import cases
-    from cortiq_conformance.runner import make_subject, run_case
+    from cortiq_conformance import KIT_VERSION
+    from cortiq_conformance.catalogue import cases, list_hash
+    from cortiq_conformance.expectations import read, settled
+    from cortiq_conformance.runner import make_subject, run_case, select
 
-    listed = list(cases(levels, profile, models))
+    listed = select(cases(levels, profile, models), None)
+    found = expectations or _found_beside(inspect.stack()[1].filename)
+    known = read(found) if found else {}
+    whole = f"{KIT_VERSION} {len(listed)} {list_hash(listed)}"
+    parameters = [
+        pytest.param(case, id=case.id, marks=getattr(pytest.mark, f"level{case.level}"))
+        for case in listed
+    ]
 
     @cache
     def subject() -> Any:
         return make_subject(backend)
 
-    @pytest.mark.parametrize("case", listed, ids=[case.id for case in listed])
+    @pytest.mark.parametrize("case", parameters)
     def test_conformance(case: Any, record_property: Callable[[str, object], None]) -> None:
-        result = run_case(case, subject(), use_golden=use_golden)
+        result = settled(run_case(case, subject(), use_golden=use_golden), known)
         record_property(PROPERTY, f"{case.level} {result.outcome.value}")
+        record_property(LIST, whole)
         _report(result, allow_declined)
 
     return test_conformance
+
+
+def _found_beside(file: str) -> Path | None:
+    """The expectations of the repository that a test file lies in."""
+    from cortiq_conformance.expectations import FILE
+
+    for folder in Path(file).resolve().parents:
+        if (folder / FILE).is_file():
+            return folder / FILE
+        if (folder / "pyproject.toml").is_file():
+            break
+    return None
 
 
 def _report(result: Any, allow_declined: bool) -> None:
@@ -57,6 +88,8 @@ def _report(result: Any, allow_declined: bool) -> None:
     message = f"{result.outcome.value}: {result.reason}"
     if result.outcome is Outcome.NOT_RUN:
         pytest.skip(message)
+    if result.excused:
+        pytest.xfail(f"{message} (expected: {result.excused})")
     if result.outcome is Outcome.DECLINED and allow_declined:
         pytest.xfail(message)
     if result.outcome is not Outcome.SAME:
@@ -68,6 +101,7 @@ class _Tally:
 
     def __init__(self) -> None:
         self.outcomes: dict[str, list[str]] = {}
+        self.lists: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note a case."""
@@ -76,6 +110,8 @@ class _Tally:
                 if name == PROPERTY:
                     level, _, outcome = str(value).partition(" ")
                     self.outcomes.setdefault(level, []).append(outcome)
+                elif name == LIST:
+                    self.lists.add(str(value))
 
     def empty_levels(self) -> list[str]:
         """Levels of which cases ran and none was the same."""
@@ -90,15 +126,19 @@ class _Tally:
         """One line: the kit, and outcomes counted apart."""
         if not self.outcomes:
             return
-        from cortiq_conformance import KIT_VERSION
-
         found = [outcome for outcomes in self.outcomes.values() for outcome in outcomes]
         counts = ", ".join(f"{found.count(o)} {o}" for o in sorted(set(found)))
-        terminalreporter.write_line(f"cortiq conformance kit {KIT_VERSION}: {counts}")
+        for kit, count, digest in (whole.split() for whole in sorted(self.lists)):
+            text = (
+                f"cortiq conformance kit {kit}, {count} cases {digest}, {len(found)} run: {counts}"
+            )
+            terminalreporter.write_line(text)
         for level in self.empty_levels():
             terminalreporter.write_line(f"level {level}: nothing was computed and found the same")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the tally."""
+    """Register the tally and the markers."""
     config.pluginmanager.register(_Tally(), "cortiq-conformance-tally")
+    for level in range(5):
+        config.addinivalue_line("markers", f"level{level}: conformance cases of level {level}")

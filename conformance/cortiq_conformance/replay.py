@@ -110,7 +110,7 @@ def _subject(chosen: Any, path: str | Path, stored: Replay) -> Subject:
         plugin = stored.facts.get("plugin")
         if plugin is None:
             raise
-        hint = f"cortiq --plugin {plugin} conform --replay {path}"
+        hint = f"cortiq --plugin {plugin} replay {path}"
         raise RequestError(error.what, where=str(path), hint=hint) from None
 
 

@@ -16,6 +16,8 @@ from cortiq_conformance import golden
 from cortiq_conformance.case import Case, Check, NotRunError
 from cortiq_conformance.catalogue import LEVELS, cases, list_hash
 from cortiq_conformance.compare import Divergence, digest_of, first_difference, live_elements
+from cortiq_conformance.expectations import read as read_expectations
+from cortiq_conformance.expectations import settled
 from cortiq_conformance.report import CaseResult, Outcome, Report
 from cortiq_conformance.source import Source
 from cortiq_conformance.subject import DeclinedNodesError, Subject
@@ -36,6 +38,7 @@ def run(
     use_golden: bool = True,
     out: str | Path | None = None,
     stop_early: bool = False,
+    expectations: str | Path | None = None,
     progress: Callable[[CaseResult], None] | None = None,
 ) -> Report:
     """Run the cases on a backend.
@@ -50,9 +53,11 @@ def run(
         definitions, which takes longer.
     out : folder for a replay file of each difference.
     stop_early : stop after the first stage of a level in which a case failed.
+    expectations : a `conformance.toml`: cases that are known to fail; see `expectations`.
     progress : called with each result.
     """
     subject = make_subject(backend)
+    known = read_expectations(expectations) if expectations is not None else {}
     listed = select(cases(levels, profile, models), only)
     report = Report(
         subject.name,
@@ -61,15 +66,17 @@ def run(
         list_hash(listed),
         subject.computed,
         subject.covered,
-        allow_declined,
-        profile == "full" or models is not None,
+        allow_declined=allow_declined,
+        required=profile == "full" or models is not None,
         plugin=subject.plugin,
+        decomposed=subject.decomposed,
+        versions={"backend": subject.source} if subject.source else {},
     )
     stages = itertools.groupby(listed, key=lambda case: (case.level, case.stage))
     for _, stage in stages:
         for case in stage:
-            result = run_case(case, subject, use_golden=use_golden, out=out)
-            report.results.append(result)
+            result = settled(run_case(case, subject, use_golden=use_golden, out=out), known)
+            report.note(result, subject.required, subject.declined)
             if progress:
                 progress(result)
         if stop_early and report.failed_results():
@@ -83,15 +90,20 @@ def make_subject(backend: Backend | str | None) -> Subject:
         from cortiq.plugins import find_backend
 
         found, device = find_backend(backend)
-        return Subject(found, device, _plugin_file(found.name))
+        return Subject(found, device, _plugin_file(found.name), _source(found.name))
     return Subject(backend)
+
+
+def _source(name: str) -> str:
+    """What brings a backend: a distribution with its version, or a file."""
+    plugins = default_plugins()
+    return plugins.sources.get(plugins.brought_by.get(name, ""), "")
 
 
 def _plugin_file(name: str) -> str | None:
     """The file that brings a backend, if a file does."""
-    plugins = default_plugins()
-    source = Path(plugins.sources.get(plugins.brought_by.get(name, ""), ""))
-    return str(source) if source.suffix == ".py" else None
+    source = _source(name)
+    return source if source.endswith(".py") else None
 
 
 def select(listed: Iterable[Case], only: str | None) -> list[Case]:
@@ -106,6 +118,7 @@ def run_case(
 ) -> CaseResult:
     """Run one case; whatever the backend raises is an outcome."""
     start = time.perf_counter()
+    subject.begin()
     try:
         result = _run(case, subject, use_golden, out)
     except NotRunError as reason:
@@ -128,15 +141,16 @@ def _run(case: Case, subject: Subject, use_golden: bool, out: str | Path | None)
     check = case.build(Source(case.id))
     known = golden.entry(case, check) if use_golden else None
     got = check.observe(subject)
-    if known is not None and known["digest"] == digest_of(got):
-        return _live(case, got, True)
+    digest = digest_of(got)
+    if known is not None and known["digest"] == digest:
+        return replace(_live(case, got, True), digest=digest)
     expected = check.expected()
     if known is not None and known["digest"] != digest_of(expected):
         reason = "the definition gives other bits here than the golden digest: this machine's "
         return CaseResult(case, Outcome.ERROR, reason + "NumPy, or an outdated golden file")
     difference = first_difference(expected, got, case.level, case.op)
     if difference is None:
-        return _live(case, expected, False)
+        return replace(_live(case, expected, False), digest=digest)
     found = _localised(check, subject, difference)
     replay = None
     if out is not None:
@@ -144,7 +158,8 @@ def _run(case: Case, subject: Subject, use_golden: bool, out: str | Path | None)
         from cortiq_conformance.replay import save  # it runs cases, and so imports this
 
         replay = str(save(Path(out), case, subject, found, arrays))
-    return CaseResult(case, Outcome.DIFFERENT, found.sentence(), found, replay=replay)
+    reason = found.sentence()
+    return CaseResult(case, Outcome.DIFFERENT, reason, found, replay=replay, digest=digest)
 
 
 def _live(case: Case, expected: Observations, by_golden: bool) -> CaseResult:

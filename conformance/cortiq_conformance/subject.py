@@ -12,6 +12,7 @@ from typing import Any
 from cortiq.backend import Backend, CompileOptions, Declined, Executable
 from cortiq.ir import Graph, Node, Program, expand, primitives_of
 from cortiq.numerics.layouts import Weight
+from cortiq_conformance.requirements import of_node, unmet
 
 
 class DeclinedNodesError(Exception):
@@ -32,21 +33,37 @@ class Subject:
     Attributes
     ----------
     computed : nodes of compiled programs, by the backend that `placement` says computes them.
-    covered : pairs of operator and weight layout that were compiled.
-    plugin : the file that brings the backend, if `--plugin` named one.
+    covered : operators that were compiled, with the type of their first input and the layout of
+        each weight.
+    required, declined : names of what the programs placed since the last `begin` require
+        (`requirements`), and of what was declined, with the reason.
+    decomposed : layers that were declined as a whole, by operator, with the reason.
+    plugin, source : the file that brings the backend, if `--plugin` named one; file, or
+        distribution and version.
     """
 
     def __init__(
-        self, backend: Backend, device: str | None = None, plugin: str | None = None
+        self,
+        backend: Backend,
+        device: str | None = None,
+        plugin: str | None = None,
+        source: str = "",
     ) -> None:
-        self.plugin = plugin
+        self.plugin, self.source = plugin, source
         self.backend, self.device, self.name = backend, device, backend.name
         self.computed: Counter[str] = Counter()
-        self.covered: Counter[tuple[str, str]] = Counter()
+        self.covered: Counter[tuple[str, str, str]] = Counter()
+        self.decomposed: dict[str, str] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what earlier programs required: another case begins."""
+        self.required: set[str] = set()
+        self.declined: dict[str, str] = {}
 
     def apart(self) -> Subject:
         """The same backend, counted apart: for runs that look for a cause."""
-        return Subject(self.backend, self.device, self.plugin)
+        return Subject(self.backend, self.device, self.plugin, self.source)
 
     def place(self, program: Program) -> Program:
         """The program with declined layers decomposed; raises when primitives are declined."""
@@ -70,13 +87,14 @@ class Subject:
                 if node.name in supported:
                     continue
                 answer = self.backend.supports(node, graph, program)
-                if not isinstance(answer, Declined):
-                    supported.add(node.name)
-                elif node.op.primitive:
-                    reasons.setdefault(node.op.kind, answer.reason)
-                    supported.add(node.name)
-                else:
+                if isinstance(answer, Declined) and not node.op.primitive:
+                    self.decomposed.setdefault(node.op.kind, answer.reason)
                     layers.add(node.name)
+                    continue
+                supported.add(node.name)
+                if isinstance(answer, Declined):
+                    reasons.setdefault(node.op.kind, answer.reason)
+                    self.declined.setdefault(unmet(node, program, answer), answer.reason)
             if not layers:
                 return graph
             graph = expand(graph, layouts, partial(_stays, layers))
@@ -105,4 +123,6 @@ class Subject:
         for graph in primitives_of(placed).graphs.values():
             for node in graph.nodes:
                 layouts = [placed.weights[name].layout or "" for name in node.weights.values()]
-                self.covered.update((node.op.kind, layout) for layout in layouts or [""])
+                dtype = graph.values[node.inputs[0]].dtype
+                self.covered.update((node.op.kind, dtype, layout) for layout in layouts or [""])
+                self.required.update(of_node(node, placed))

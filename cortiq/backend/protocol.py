@@ -40,9 +40,14 @@ class Supported:
 
 @dataclass(frozen=True)
 class Declined:
-    """The backend does not execute the node, and why."""
+    """The backend does not execute the node, and why.
+
+    `requirement` names what is not met, as conformance reports do (`weights.q3_k`,
+    `attention.sinks`); by default it is the operator.
+    """
 
     reason: str
+    requirement: str | None = None
 
 
 Support = Supported | Declined

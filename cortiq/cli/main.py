@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import click
 
+from cortiq.cli.kit import kit_command
 from cortiq.errors import BackendError, CortiqError, OptionError
 
 INTERRUPTED = 130
@@ -31,8 +32,14 @@ COMMANDS = {
     "bench": "Measure a model: prompt and decode tokens per second.",
     "backends": "List backends and their devices.",
     "conform": "Prove a backend right, to the bit.",
+    "replay": "Run a failed case of `conform` again, from its file.",
+    "bisect": "Find the first node of a model on which two backends differ.",
+    "matrix": "Show reports of `conform` side by side on one page.",
+    "new-backend": "Write the package of a new backend.",
 }
 """Our own commands, each in the module and under the attribute of its name."""
+KIT = ("conform", "replay", "bisect", "matrix", "new-backend")
+"""Those of them that the conformance kit brings."""
 
 
 class LazyGroup(click.Group):
@@ -44,6 +51,8 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one of our commands, or ask the plugins for theirs."""
+        if cmd_name in KIT:
+            return kit_command(cmd_name, COMMANDS[cmd_name])
         if cmd_name in COMMANDS:
             return getattr(import_module(f"cortiq.cli.{cmd_name}"), cmd_name)
         from cortiq.plugins import default_plugins

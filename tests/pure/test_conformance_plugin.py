@@ -44,7 +44,7 @@ def author(pytester, monkeypatch):
 def test_cases_are_tests_named_by_their_ids(author):
     result = author()
     result.assert_outcomes(passed=3)
-    result.stdout.fnmatch_lines(["*cortiq conformance kit*3 same*"])
+    result.stdout.fnmatch_lines(["*cortiq conformance kit * cases *, 3 run: 3 same*"])
 
 
 def test_a_decline_fails_by_name(author):

@@ -139,6 +139,7 @@ class Placement:
         values, called = self._watch(watched)
         subject.computed.update(watched.computed)
         subject.covered.update(watched.covered)
+        subject.required |= watched.required
         return {**values, DELEGATED: np.array([bool(called)], np.int32)}
 
     def _watch(self, watched: _Watched) -> tuple[Observations, Mapping[str, int]]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from cortiq_conformance.report import CaseResult, Report
+    from cortiq_conformance.report import Report
 
 MOST_SHOWN = 40
 """Failing cases printed one by one; the reports hold all."""
@@ -31,18 +30,20 @@ HIGHEST_LEVEL = 4
 @click.option("--recompute", is_flag=True, help="Compute what golden digests would tell.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write a JSON report.")
 @click.option("--junit", "junit_file", type=click.Path(dir_okay=False), help="Write JUnit XML.")
+@click.option("--html", "html_file", type=click.Path(dir_okay=False), help="Write a page.")
 @click.option("--out", type=click.Path(file_okay=False), help="Folder for replay files.")
+@click.option(
+    "--expect", metavar="FILE", type=click.Path(),
+    help="Cases that are known to fail; conformance.toml of this folder if there is one.",
+)  # fmt: skip
 @click.option("--list", "list_only", is_flag=True, help="List the cases and run none.")
-@click.option("--replay", "replay_file", type=click.Path(), help="Run a replay file's case again.")
 @click.option("--rewrite-golden", is_flag=True, help="Write golden digests of new cases.")
-def conform(level: int, replay_file: str | None, rewrite_golden: bool, **options: Any) -> None:
+def conform(level: int, rewrite_golden: bool, **options: Any) -> None:
     """Prove a backend right, to the bit.
 
     Exit code 0 only if everything asked for ran and passed; the last line is the summary.
     """
-    if replay_file:
-        _replay(replay_file, options["backend"], options["out"])
-    elif rewrite_golden:
+    if rewrite_golden:
         from cortiq_conformance.rewrite_golden import rewrite
 
         click.echo(rewrite(range(level + 1)))
@@ -71,52 +72,48 @@ def _list(level: int, options: dict[str, Any]) -> None:
 
 
 def _run(level: int, options: dict[str, Any]) -> None:
-    from cortiq_conformance.runner import run
+    from cortiq_conformance.catalogue import cases
+    from cortiq_conformance.progress import Progress
+    from cortiq_conformance.runner import run, select
 
-    with _Progress() as progress:
+    chosen = _chosen(level, options)
+    with Progress(select(cases(**chosen), options["only"])) as progress:
         report = run(
             options["backend"],
-            **_chosen(level, options),
+            **chosen,
             only=options["only"],
             allow_declined=options["allow_declined"],
             use_golden=not options["recompute"],
             out=options["out"],
             stop_early=options["stop_early"],
+            expectations=options["expect"] or _expectations(),
             progress=progress.step,
         )
-    _write_reports(report, options["json_file"], options["junit_file"])
+    _write_reports(report, options)
     _print(report)
     if not report.passed:
         raise click.exceptions.Exit(1)
 
 
-class _Progress:
-    """A line on stderr with the case under way, on terminals only."""
+def _expectations() -> str | None:
+    """The file of this folder, if there is one; the summary says how many cases it excuses."""
+    from cortiq_conformance.expectations import FILE
 
-    def __enter__(self) -> _Progress:
-        self.done, self.shown = 0, sys.stderr.isatty()
-        return self
-
-    def step(self, result: CaseResult) -> None:
-        """One more case."""
-        self.done += 1
-        if self.shown:
-            sys.stderr.write(f"\r\x1b[K{self.done} {result.case.id[:100]}")
-            sys.stderr.flush()
-
-    def __exit__(self, *error: object) -> None:
-        if self.shown:
-            sys.stderr.write("\r\x1b[K")
+    return FILE if Path(FILE).is_file() else None
 
 
-def _write_reports(report: Report, json_file: str | None, junit_file: str | None) -> None:
-    if json_file:
+def _write_reports(report: Report, options: dict[str, Any]) -> None:
+    if options["json_file"]:
         text = json.dumps(report.as_dict(), indent=1, ensure_ascii=False)
-        Path(json_file).write_text(text + "\n")
-    if junit_file:
+        Path(options["json_file"]).write_text(text + "\n", "utf-8")
+    if options["junit_file"]:
         from cortiq_conformance.junit import junit
 
-        Path(junit_file).write_text(junit(report))
+        Path(options["junit_file"]).write_text(junit(report), "utf-8")
+    if options["html_file"]:
+        from cortiq_conformance.page import write_page
+
+        write_page([report.as_dict()], options["html_file"])
 
 
 def _print(report: Report) -> None:
@@ -124,25 +121,19 @@ def _print(report: Report) -> None:
 
     shown = [r for r in report.results if r.outcome is not Outcome.SAME]
     for result in shown[:MOST_SHOWN]:
-        click.echo(f"{result.outcome.value}: {result.case.id}\n  {result.reason}")
+        excused = f"\n  expected: {result.excused}" if result.excused else ""
+        click.echo(f"{result.outcome.value}: {result.case.id}\n  {result.reason}{excused}")
         if result.replay:
             click.echo(f"  replay: {report.replay_command(result)}")
     if len(shown) > MOST_SHOWN:
         click.echo(f"and {len(shown) - MOST_SHOWN} more")
     if report.blamed():
         click.echo(f"look first at: {', '.join(sorted(report.blamed()))}")
-    for op, layouts in report.coverage().items():
-        click.echo(f"computed {op}{': ' + ', '.join(layouts) if layouts else ''}")
+    for op, kinds in report.coverage().items():
+        parts = [" × ".join(filter(None, (k, ", ".join(found)))) for k, found in kinds.items()]
+        click.echo(f"computed {op}: {'; '.join(parts)}")
+    for kind, reason in report.decomposed.items():
+        click.echo(f"as its parts {kind}: {reason}")
     for owner, count in report.computed.items():
         click.echo(f"nodes computed by {owner}: {count}")
     click.echo(report.summary())
-
-
-def _replay(path: str, backend: str | None, out: str | None) -> None:
-    from cortiq_conformance.replay import replay
-    from cortiq_conformance.report import Outcome
-
-    result = replay(path, backend, out)
-    click.echo(f"{result.outcome.value}: {result.case.id}\n  {result.reason or 'same bits'}")
-    if result.outcome is not Outcome.SAME:
-        raise click.exceptions.Exit(1)

@@ -1,0 +1,28 @@
+"""`cortiq new-backend`: the package of a backend, ready to be filled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("new-backend")
+@click.argument("name")
+@click.option(
+    "--into", type=click.Path(file_okay=False), default=".", show_default=True,
+    help="Folder in which cortiq-NAME is made.",
+)  # fmt: skip
+def new_backend(name: str, into: str) -> None:
+    """Write the package of a new backend.
+
+    Its tests pass as it is written, for the reference computes everything; then kernel by kernel
+    becomes yours.
+    """
+    from cortiq_conformance.scaffold import write_backend
+
+    files = write_backend(name, Path(into))
+    for file in files:
+        click.echo(str(file))
+    folder = Path(into) / f"cortiq-{name}"
+    click.echo(f"next: cd {folder}; pip install -e '.[test]'; cortiq conform -b {name} --level 0")

@@ -1,0 +1,30 @@
+"""Commands of the conformance kit, which is a package of its own: `conform` and its company."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import click
+
+from cortiq.errors import CortiqError
+
+KIT = "cortiq_conformance"
+
+
+def kit_command(name: str, help_text: str) -> click.Command:
+    """The kit's command of this name, or one that says that the kit is not installed."""
+    if find_spec(KIT) is not None and find_spec(f"{KIT}.cli") is not None:
+        from cortiq_conformance.cli import COMMANDS
+
+        return COMMANDS[name]
+
+    @click.command(
+        name,
+        help=f"{help_text} (Needs the package cortiq-conformance.)",
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+    def missing() -> None:
+        hint = "pip install 'cortiq[conformance]'"
+        raise CortiqError("the conformance kit is not installed", hint=hint)
+
+    return missing

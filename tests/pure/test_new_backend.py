@@ -1,0 +1,135 @@
+"""`cortiq new-backend`: what it writes is installed and tested as a newcomer would."""
+
+from __future__ import annotations
+
+import os
+import re
+import site
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+import cortiq
+from cortiq.errors import RequestError
+from cortiq_conformance.cli import new_backend
+from cortiq_conformance.scaffold import rendered, write_backend
+
+NAME = "acme-one"
+
+
+def in_environment(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("CORTIQ_", "PYTEST"))}
+    environment["OMP_NUM_THREADS"] = "1"
+    command = [str(python), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    """The package, written by the command."""
+    parent = tmp_path_factory.mktemp("home")
+    done = CliRunner().invoke(new_backend, [NAME, "--into", str(parent)])
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[-1].endswith("cortiq conform -b acme-one --level 0")
+    return parent / f"cortiq-{NAME}"
+
+
+@pytest.fixture(scope="module")
+def python(project, tmp_path_factory) -> Path:
+    """The Python of a fresh environment with the package installed, without any network.
+
+    It sees what this one has installed, entry points and editable packages included.
+    """
+    home = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    python = home / "bin" / "python"
+    packages = next(home.glob("lib/python*/site-packages"))
+    seen = [p for p in site.getsitepackages() if Path(p).is_dir()]
+    lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in seen)
+    (packages / "outer.pth").write_text(lines)
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    offline = ["--no-index", "--no-deps", "--no-build-isolation", "-e", str(project)]
+    subprocess.run([*pip, *offline], check=True)
+    return python
+
+
+def test_its_own_tests_pass_as_it_is_written(project, python):
+    done = in_environment(python, project, "-m", "pytest", "--junitxml=conformance.xml", "-q")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (suite,) = ElementTree.parse(project / "conformance.xml").getroot().findall("testsuite")
+    assert int(suite.attrib["tests"]) > 390
+    assert {suite.attrib[kind] for kind in ("failures", "errors", "skipped")} == {"0"}
+    assert re.search(r"cortiq conformance kit [\d.]+, \d+ cases \w+, \d+ run: ", done.stdout)
+
+
+def test_the_levels_are_markers(project, python):
+    arguments = ("-m", "pytest", "-q", "-m", "level0", "-k", "they", "--strict-markers")
+    done = in_environment(python, project, *arguments)
+    assert done.returncode == 0, done.stdout
+    assert " 3 run: 3 same" in done.stdout
+
+
+def test_the_report_says_that_it_delegates(project, python):
+    conform = ("-m", "cortiq", "conform", "--backend", NAME, "--level", "0", "--only", "RMSNorm")
+    done = in_environment(python, project, *conform)
+    assert done.returncode == 0, done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert re.search(rf" 0 of [1-9]\d* nodes computed by {NAME}: passed", last), last
+
+
+def test_a_kernel_of_its_own_is_counted(project, python):
+    kernels = project / "cortiq_acme_one" / "kernels.py"
+    text = kernels.read_text()
+    try:
+        kernels.write_text(text.replace("KERNELS: Mapping[type[Op], Callable] = {}", OWN_KERNEL))
+        conform = ("-m", "cortiq", "conform", "-b", NAME, "--level", "0", "--only", "level0/Scale")
+        done = in_environment(python, project, *conform)
+    finally:
+        kernels.write_text(text)
+    last = done.stdout.splitlines()[-1]
+    assert re.search(rf" ([1-9]\d*) of \1 nodes computed by {NAME}: passed", last), done.stdout
+
+
+OWN_KERNEL = """
+import numpy as np
+from cortiq.ir import ops
+from cortiq.numerics.contract import snap
+
+KERNELS: Mapping[type[Op], Callable] = {
+    ops.Scale: lambda call, x: snap(x * np.float32(call.op.factor), call.faults)
+}
+"""
+
+
+def test_the_conformance_test_has_three_lines():
+    text = dict(rendered(NAME))["tests/test_conformance.py"]
+    assert len([line for line in text.splitlines() if line]) == 2
+    assert text.count("\n") == 3
+
+
+def test_nothing_is_left_unfilled_and_versions_are_those_of_this_cortiq():
+    for path, text in rendered(NAME):
+        assert "{{" not in path + text, path
+    files = dict(rendered(NAME))
+    assert "Versions(hookspec=1, ir=1, contract=1)" in files["cortiq_acme_one/backend.py"]
+    points = tomllib.loads(files["pyproject.toml"])["project"]["entry-points"]
+    assert points["cortiq.plugins"] == {NAME: "cortiq_acme_one"}
+    assert cortiq.__version__
+
+
+@pytest.mark.parametrize("name", ["Acme", "a b", "1st", "a--b", "", "../x", "reference", "acme_x"])
+def test_a_name_that_cannot_be_one_is_refused(name, tmp_path):
+    with pytest.raises(RequestError, match="name"):
+        write_backend(name, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten(tmp_path):
+    write_backend(NAME, tmp_path)
+    with pytest.raises(RequestError, match="is there already"):
+        write_backend(NAME, tmp_path)
