@@ -2,12 +2,12 @@
 
     python benchmarks/cpu_kernels.py [--isa NAME] [--threads N] [--layouts Q4_1 Q8_0 …]
 
-For each layout: one row (decode), eight rows (batched decode) and 512 rows (prefill). GB/s are of
-packed weights; GMAC/s are multiply-adds of int8 or narrower codes with 16-bit activations, of which
-the dot product instruction does one a 32-bit half lane: useful and issued are the same (w16 issues
-two for one). In parentheses the same by CPU time of the calling thread, which a busy machine
-disturbs less. `machine` is what these threads read from memory, and what the instruction does on
-registers, measured just before. Medians of several runs.
+For each layout: one row (decode), 8 and 16 rows (batched decode) and 512 rows (prefill). GB/s are
+of packed weights; GMAC/s are multiply-adds of int8 or narrower codes with 16-bit activations, of
+which VNNI's dot product instruction does one a 32-bit half lane: useful and issued are the same
+(w16 issues two for one). In parentheses the same by CPU time of the calling thread, which a busy
+machine disturbs less. `machine` is what these threads read from memory, and what the instruction
+does on registers, measured just before. Medians of several runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cortiq_cpu.structs import LAYOUT_NAMES
 
 PROBE_BYTES, PROBE_ROUNDS = 1 << 28, 1 << 20
 
-SHAPES = {1: (8192, 2048), 8: (8192, 2048), 512: (1536, 2048)}
+SHAPES = {1: (8192, 2048), 8: (8192, 2048), 16: (8192, 2048), 512: (1536, 2048)}
 """Outputs and columns by number of rows: 16 M weights where the question is bandwidth."""
 
 
@@ -105,7 +105,7 @@ def line(layout: str, pool: Pool, probe: Probe) -> str:
     """One row of the table: the machine just before, then the kernels."""
     gbs, gmacs, cpu_gbs, cpu_gmacs = probe.rates(pool)
     cells = [f"{gbs:5.1f} ({cpu_gbs:5.1f}) GB/s {gmacs:6.1f} ({cpu_gmacs:6.1f}) GMAC/s"]
-    for rows, copies in ((1, 4), (8, 4), (512, 1)):
+    for rows, copies in ((1, 4), (8, 4), (16, 2), (512, 1)):
         gbs, gmacs, cpu_gbs, cpu_gmacs = Case(layout, rows, copies).rates(pool)
         if rows == 1:
             cells.append(f"{gbs:5.1f} ({cpu_gbs:5.1f}) GB/s")
@@ -128,7 +128,8 @@ def main() -> None:
     nothing = op_list([Op(structs.NOTHING)] * 1000)
     barrier, _ = median_times(lambda: pool.run(nothing, 1000), 9)
     print(f"from one op to the next: {barrier * 1e3:.2f} µs")
-    print(f"{'':7}| {'machine':44} | {'1 row':18} | {'GMAC/s':15} | {'8 rows':15} | 512 rows")
+    heads = ("machine", 44), ("1 row", 18), ("GMAC/s", 15), ("8 rows", 15), ("16 rows", 15)
+    print(f"{'':7}| {' | '.join(f'{n:{width}}' for n, width in heads)} | 512 rows")
     for layout in options.layouts:
         print(line(layout, pool, probe), flush=True)
     pool.close()

@@ -24,7 +24,7 @@ class CpuBackend:
 
     def devices(self) -> Sequence[Device]:
         """The CPU, described by its best instruction set; `BackendError` if nothing was built."""
-        return [Device("cpu", f"native kernels, {native.supported_isas()[-1]}")]
+        return [Device("cpu", f"native kernels, {native.best_isa()}")]
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
         """Primitives that have a kernel, and whatever decomposes into them."""

@@ -1,7 +1,8 @@
 """The native core, loaded with ctypes: ops, the pool and instruction sets.
 
 `library()` finds the shared library that the package built, or the one that the environment
-variable `CORTIQ_CPU_NATIVE` names (a build outside the package).
+variable `CORTIQ_CPU_NATIVE` names (a build outside the package). `CORTIQ_CPU_ISA` names the
+instruction set where the option `isa` does not.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from pathlib import Path
 
 from cortiq.errors import BackendError
 
-ISAS = ("portable", "avx2", "avxvnni", "avx512vnni", "amx")
-"""Instruction sets by the number the native core gives them, ascending."""
+ISAS = ("portable", "avx2", "avxvnni", "avx512vnni", "amx", "amx-emulated")
+"""Instruction sets by the number the native core gives them, ascending; the last is for tests."""
 NATIVE_VARIABLE = "CORTIQ_CPU_NATIVE"
+ISA_VARIABLE = "CORTIQ_CPU_ISA"
 
 
 class Op(ctypes.Structure):
@@ -94,14 +96,23 @@ def library() -> ctypes.CDLL:
 
 
 def supported_isas() -> tuple[str, ...]:
-    """Instruction sets of this machine that kernels exist for, best last."""
+    """Instruction sets that kernels exist for and that run on this machine, in `ISAS`' order."""
     return tuple(name for i, name in enumerate(ISAS) if library().cortiq_isa_supported(i))
 
 
+def best_isa() -> str:
+    """The fastest instruction set of this machine."""
+    return ISAS[library().cortiq_isa_best()]
+
+
 def isa_number(name: str | None) -> int:
-    """The number of an instruction set, or of the best; `BackendError` if it can't run here."""
-    if name is None:
-        return library().cortiq_isa_best()
+    """The number of an instruction set, of the environment's, or of the best.
+
+    Raises
+    ------
+    BackendError : it can't run here.
+    """
+    name = name or os.environ.get(ISA_VARIABLE) or best_isa()
     if name not in supported_isas():
         raise BackendError(
             f"this machine doesn't run the instruction set {name!r}",

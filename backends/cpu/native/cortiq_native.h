@@ -23,9 +23,15 @@ typedef enum {
     CORTIQ_AVX2,       /* AVX2, F16C */
     CORTIQ_AVXVNNI,    /* AVX2 and AVX-VNNI */
     CORTIQ_AVX512VNNI, /* AVX512 F, BW, VL, DQ, VNNI */
-    CORTIQ_AMX,        /* AVX512VNNI and AMX-INT8; reserved, no kernels yet */
+    CORTIQ_AMX,        /* AVX512VNNI, AMX-INT8 and AMX-BF16 */
+    CORTIQ_AMX_EMULATED, /* its kernels with tiles in plain C, for tests; never the best */
     CORTIQ_ISAS
 } cortiq_isa;
+
+/* Whether the compiler knows AMX. */
+#if defined(__x86_64__) && defined(__linux__) && __has_include(<amxint8intrin.h>)
+#define CORTIQ_TILES
+#endif
 
 CORTIQ_API int cortiq_isa_supported(int isa); /* 1 if this machine (and system) runs it */
 CORTIQ_API int cortiq_isa_best(void);
@@ -124,6 +130,11 @@ CORTIQ_API int32_t cortiq_run(cortiq_pool *pool, const cortiq_op *ops, int32_t c
 int cortiq_take(cortiq_worker *worker, int32_t total, int32_t grain, int32_t *start,
                 int32_t *stop);
 void cortiq_barrier(cortiq_worker *worker);
+
+/* Memory that all workers of the pool share, 64-byte aligned, for the time of an op; NULL where there
+ * isn't any. It grows and stays. All workers call this, with the same size.
+ */
+uint8_t *cortiq_shared(cortiq_worker *worker, size_t bytes);
 
 /* ---- Records: quantised rows as kernels keep them (NUMERICS.md, section 9).
  *

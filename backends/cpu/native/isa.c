@@ -1,8 +1,13 @@
 /* Which instruction sets this machine runs, and the system lets it run. */
+#define _GNU_SOURCE
 #include "cortiq_native.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 static int leaf7(unsigned subleaf, int output, unsigned bit)
 {
@@ -25,6 +30,29 @@ static int has_avx512vnni(void)
            __builtin_cpu_supports("avx512vnni");
 }
 
+/* Whether the system saves tile registers (bits 17 and 18 of XCR0), and grants them to this process,
+ * which has to ask.
+ */
+static int may_use_tiles(void)
+{
+#if defined(CORTIQ_TILES)
+    enum { TILES = 3 << 17, REQUEST = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1))
+        return 0;
+    __asm__("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+    return (a & TILES) == TILES && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+#else
+    return 0;
+#endif
+}
+
+static int has_amx(void) /* with bf16, tiles, int8 */
+{
+    return has_avx512vnni() && leaf7(0, 3, 22) && leaf7(0, 3, 24) && leaf7(0, 3, 25) &&
+           may_use_tiles();
+}
+
 int cortiq_isa_supported(int isa)
 {
     switch (isa) {
@@ -36,7 +64,11 @@ int cortiq_isa_supported(int isa)
         return has_avx2() && leaf7(1, 0, 4);
     case CORTIQ_AVX512VNNI:
         return has_avx512vnni();
-    default: /* AMX: no kernels yet */
+    case CORTIQ_AMX:
+        return has_amx();
+    case CORTIQ_AMX_EMULATED:
+        return has_avx512vnni();
+    default:
         return 0;
     }
 }
@@ -46,7 +78,7 @@ int cortiq_isa_supported(int isa) { return isa == CORTIQ_PORTABLE; }
 
 int cortiq_isa_best(void)
 {
-    for (int isa = CORTIQ_ISAS - 1; isa > CORTIQ_PORTABLE; isa--)
+    for (int isa = CORTIQ_AMX; isa > CORTIQ_PORTABLE; isa--)
         if (cortiq_isa_supported(isa))
             return isa;
     return CORTIQ_PORTABLE;

@@ -22,20 +22,6 @@ INLINE void dot_pairs(const int rows, const block_scratch *scratch, const int16_
     }
 }
 
-/* y of a row and vector is complete up to this chunk: keep it, or finish the row. */
-INLINE void keep(const chunk *c, int row, int v, vf y)
-{
-    if (c->last)
-        finish_row(c->tile, row, v * LANES, y);
-    else
-        vf_store((float *)c->scratch->state[0][row] + v * LANES, y);
-}
-
-INLINE vf kept(const chunk *c, int which, int row, int v)
-{
-    return vf_load((const float *)c->scratch->state[which][row] + v * LANES);
-}
-
 /* 32-blocks: a chunk is a run. */
 INLINE void block_32(const int layout, const int rows, const chunk *c)
 {
@@ -72,40 +58,6 @@ INLINE void block_32(const int layout, const int rows, const chunk *c)
             vf y = c->first ? run[i][v] : vf_add(kept(c, 0, c->row + i, v), run[i][v]);
             keep(c, c->row + i, v, y);
         }
-}
-
-/* J of a row: Σ offset · sum of a sub-block, sums as 256·high + low. */
-INLINE vi low_sum(const int layout, const chunk *c, int row, int v)
-{
-    const void *record = c->tile->x[row];
-    int32_t width = c->tile->matrix->width;
-    const int16_t *high = layout_sub(layout) == 32 ? cortiq_record_high32(record, width)
-                                                   : cortiq_record_high16(record, width);
-    const int16_t *low = layout_sub(layout) == 32 ? cortiq_record_low32(record, width)
-                                                  : cortiq_record_low16(record, width);
-    int at = c->column / layout_sub(layout);
-    vi sum_high = vi_zero(), sum_low = vi_zero();
-    for (int s = 0; s < layout_subs(layout) / 2; s++) {
-        vi offsets = vi_load(c->scratch->offsets[s][v * LANES]);
-        sum_high = vi_dot(sum_high, offsets, pair(high + at + 2 * s));
-        sum_low = vi_dot(sum_low, offsets, pair(low + at + 2 * s));
-    }
-    return vi_add(vi_left(sum_high, 8), sum_low);
-}
-
-/* A 256-block is one term; terms join runs of 8. */
-INLINE void block_term(const int layout, const chunk *c, int row, int v, vf sum)
-{
-    vf term = vf_multiply(sum, vf_load(c->scratch->scale[0] + v * LANES));
-    if (layout_has_minimum(layout)) {
-        vf minimum = vf_load(c->scratch->minimum[0] + v * LANES);
-        term = vf_add(term, vf_multiply(vf_from_int(low_sum(layout, c, row, v)), minimum));
-    }
-    vf run = c->block % RUN_BLOCKS ? vf_add(kept(c, 1, row, v), term) : term;
-    if (c->last || c->block % RUN_BLOCKS == RUN_BLOCKS - 1)
-        keep(c, row, v, c->block < RUN_BLOCKS ? run : vf_add(kept(c, 0, row, v), run));
-    else
-        vf_store((float *)c->scratch->state[1][row] + v * LANES, run);
 }
 
 /* One scale a row: integers wait as 256·state[0] + state[1]. */
@@ -190,24 +142,6 @@ INLINE void block_rows(const int layout, const int rows, const chunk *c)
 BLOCK_ROWS_KERNEL(Q8_0) BLOCK_ROWS_KERNEL(Q4_1) BLOCK_ROWS_KERNEL(Q2_K) BLOCK_ROWS_KERNEL(Q3_K)
 BLOCK_ROWS_KERNEL(Q4_K) BLOCK_ROWS_KERNEL(Q5_K) BLOCK_ROWS_KERNEL(Q6_K)
 BLOCK_ROWS_KERNEL(W8) BLOCK_ROWS_KERNEL(W16)
-
-INLINE void block_chunks(const int layout, const cortiq_tile *t, void (*rows)(chunk *))
-{
-    chunk c = {.tile = t, .scratch = (block_scratch *)t->scratch};
-    int32_t units = cortiq_padded(t->matrix->width) / UNIT, chunks = chunks_of(t->matrix);
-    for (; c.lane < t->outputs; c.lane += layout == CORTIQ_W16 ? TILE / 2 : TILE)
-        for (c.index = 0; c.index < chunks; c.index++) {
-            int32_t left = units - c.index * CHUNK_UNITS;
-            c.column = c.index * CHUNK;
-            c.units = left < CHUNK_UNITS ? left : CHUNK_UNITS;
-            c.block = layout_is_row(layout) ? 0 : c.column / layout_block(layout);
-            c.first = c.index == 0;
-            c.last = c.index == chunks - 1;
-            c.row = 0;
-            expand_tile(layout, &c);
-            rows(&c);
-        }
-}
 
 #define BLOCK_KERNEL(name, like)                                                                   \
     TARGET static void block_##name(const cortiq_tile *t)                                          \

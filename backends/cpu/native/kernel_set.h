@@ -2,10 +2,13 @@
 #define DIRECT_ENTRY(name) [CORTIQ_##name] = direct_##name,
 #define BLOCK_ENTRY(name) [CORTIQ_##name] = block_##name,
 
+const cortiq_tile_kernel ISA_NAME(cortiq_direct)[CORTIQ_LAYOUTS] = {
+    CORTIQ_EACH_LAYOUT(DIRECT_ENTRY)[CORTIQ_F32] = float_tile};
+
 const cortiq_matmul_set ISA_NAME(cortiq_matmul) = {
     .panels = TILE / PANEL,
     .direct_rows = LANES == 16 ? 16 : LANES == 8 ? 4 : 1,
-    .direct = {CORTIQ_EACH_LAYOUT(DIRECT_ENTRY)[CORTIQ_F32] = float_tile},
+    .direct = ISA_NAME(cortiq_direct),
     .block = {CORTIQ_EACH_LAYOUT(BLOCK_ENTRY)[CORTIQ_F32] = float_tile},
     .probe_dots = probe_dots,
     .probe_multiplies = 8 * 2 * LANES,

@@ -1,5 +1,5 @@
 /* Matrix products: who multiplies what. The kernels are in kernel_*.h. */
-#include "matmul.h"
+#include "matmul_group.h"
 
 const cortiq_matmul_set *cortiq_matmul_set_of(const cortiq_worker *worker)
 {
@@ -11,21 +11,17 @@ const cortiq_matmul_set *cortiq_matmul_set_of(const cortiq_worker *worker)
         return &cortiq_matmul_avxvnni;
     case CORTIQ_AVX512VNNI:
         return &cortiq_matmul_avx512vnni;
+#if defined(CORTIQ_TILES)
+    case CORTIQ_AMX:
+        return &cortiq_matmul_amx;
+#endif
+    case CORTIQ_AMX_EMULATED:
+        return &cortiq_matmul_amx_emulated;
     }
 #endif
     (void)worker;
     return &cortiq_matmul_portable;
 }
-
-/* Rows that meet the same matrix. */
-typedef struct {
-    const cortiq_matrix *matrix;
-    int32_t index; /* of the matrix in its stack */
-    int32_t count;
-    const void *x[BLOCK_ROWS];
-    float *out[BLOCK_ROWS]; /* output 0 */
-    uint8_t *faults[BLOCK_ROWS];
-} row_group;
 
 static int32_t sum_of(const int32_t *sums, int32_t count)
 {
@@ -71,12 +67,16 @@ static const uint8_t *panel_at(const cortiq_matrix *m, int32_t index, int32_t pa
     return m->data + ((int64_t)index * m->panels + panel) * m->panel_bytes;
 }
 
-/* Outputs of panels first … stop − 1 for all rows of the group. */
-static void multiply(cortiq_worker *worker, const row_group *group, int32_t first, int32_t stop)
+void cortiq_multiply(cortiq_worker *worker, const row_group *group, int32_t first, int32_t stop)
 {
     const cortiq_matmul_set *set = cortiq_matmul_set_of(worker);
     const cortiq_matrix *m = group->matrix;
     int direct = group->count <= set->direct_rows;
+    const uint8_t *ready = NULL;
+    if (cortiq_wants_ready(set, m, group->count)) {
+        ready = group->ready[set->ready_form(m->layout)];
+        set = ready ? set : set->otherwise;
+    }
     int32_t step = direct ? 1 : set->panels, *starts[DIRECT_ROWS];
     for (int32_t i = 0; direct && m->layout != CORTIQ_F32 && i < group->count; i++) {
         starts[i] = (int32_t *)worker->scratch + (size_t)i * (cortiq_padded(m->width) / 16 + 16);
@@ -89,21 +89,12 @@ static void multiply(cortiq_worker *worker, const row_group *group, int32_t firs
         for (int32_t i = 0; i < group->count; i++)
             out[i] = group->out[i] + (size_t)panel * PANEL;
         cortiq_tile tile = {m, panel_at(m, group->index, panel), outputs, group->count, group->x,
-                            out, group->faults, starts, worker->scratch};
+                            out, group->faults, starts, ready, worker->scratch};
         (direct ? set->direct : set->block)[m->layout](&tile);
     }
 }
 
-/* Bytes from one row of x to the next. */
-static size_t row_stride(const cortiq_matrix *m)
-{
-    return m->layout == CORTIQ_F32 ? (size_t)m->width * 4 : cortiq_record_stride(m->width);
-}
-
-/* A worker's next share [*start, *stop) of `total` panels: large shares at first, then ever smaller
- * ones, so that memory is read in long stretches and nobody waits long at the end.
- */
-static int take_panels(cortiq_worker *worker, int64_t total, int64_t *start, int64_t *stop)
+int cortiq_take_panels(cortiq_worker *worker, int64_t total, int64_t *start, int64_t *stop)
 {
     int32_t ticket, end, threads = worker->threads;
     if (!cortiq_take(worker, INT32_MAX, 1, &ticket, &end))
@@ -123,7 +114,7 @@ static void product_rows(const cortiq_op *op, const cortiq_product *product, int
                          int32_t stop, row_group *group)
 {
     const cortiq_matmul_args *args = op->args;
-    size_t stride = row_stride(product->matrix);
+    size_t stride = cortiq_row_stride(product->matrix);
     group->matrix = product->matrix;
     group->index = 0;
     group->count = stop - first;
@@ -134,129 +125,116 @@ static void product_rows(const cortiq_op *op, const cortiq_product *product, int
     }
 }
 
-/* Panels first … stop − 1 of all products side by side, for one pass of rows. */
-static void multiply_products(const cortiq_op *op, cortiq_worker *worker, int32_t pass,
-                              int64_t first, int64_t stop)
+/* Rows of a pass in the forms that the products' layouts take. */
+typedef struct {
+    int32_t layout[READY_FORMS]; /* one of the form's layouts, or −1: no product takes it */
+    size_t bytes[READY_FORMS];   /* of READY_ROWS rows */
+    uint8_t *memory[READY_FORMS];
+} ready_rows;
+
+static ready_rows forms_of(const cortiq_matmul_args *args, const cortiq_matmul_set *set)
+{
+    ready_rows ready = {.layout = {-1, -1}};
+    for (int32_t p = 0; p < args->count; p++) {
+        const cortiq_matrix *m = args->products[p].matrix;
+        int form = set->ready_form(m->layout);
+        ready.layout[form] = m->layout;
+        ready.bytes[form] = set->ready_bytes(m->layout, m->width);
+    }
+    return ready;
+}
+
+/* All workers: rows first … stop − 1 made ready; a barrier ends it. */
+static void make_ready(const cortiq_op *op, cortiq_worker *worker, int32_t first, int32_t stop,
+                       const ready_rows *ready)
 {
     const cortiq_matmul_args *args = op->args;
-    int32_t rows = *op->rows * args->inner, from = pass * BLOCK_ROWS;
-    int32_t end = from + BLOCK_ROWS < rows ? from + BLOCK_ROWS : rows;
+    int32_t width = args->products[0].matrix->width, start, end;
+    size_t stride = cortiq_record_stride(width);
+    while (cortiq_take(worker, stop - first, READY_ROWS, &start, &end)) {
+        const void *x[READY_ROWS];
+        for (int32_t i = start; i < end; i++)
+            x[i - start] = (const uint8_t *)args->x + (size_t)(first + i) * stride;
+        for (int form = 0; form < READY_FORMS; form++)
+            if (ready->layout[form] >= 0)
+                cortiq_matmul_set_of(worker)->ready(
+                    ready->layout[form], width, x, end - start,
+                    ready->memory[form] + (size_t)(start / READY_ROWS) * ready->bytes[form]);
+    }
+    cortiq_barrier(worker);
+}
+
+/* Panels first … stop − 1 of all products side by side, for rows from … end − 1. */
+static void multiply_products(const cortiq_op *op, cortiq_worker *worker, int32_t from, int32_t end,
+                              int64_t first, int64_t stop, const ready_rows *ready)
+{
+    const cortiq_matmul_args *args = op->args;
     for (int32_t p = 0; p < args->count; p++) {
         int64_t panels = args->products[p].matrix->panels;
         if (first < panels && stop > 0) {
             row_group group;
             product_rows(op, &args->products[p], from, end, &group);
-            multiply(worker, &group, first > 0 ? (int32_t)first : 0,
-                     (int32_t)(stop < panels ? stop : panels));
+            for (int form = 0; form < READY_FORMS; form++)
+                group.ready[form] = ready->memory[form];
+            cortiq_multiply(worker, &group, first > 0 ? (int32_t)first : 0,
+                            (int32_t)(stop < panels ? stop : panels));
         }
         first -= panels;
         stop -= panels;
     }
 }
 
+static int64_t panels_of(const cortiq_matmul_args *args)
+{
+    int64_t panels = 0;
+    for (int32_t p = 0; p < args->count; p++)
+        panels += args->products[p].matrix->panels;
+    return panels;
+}
+
+/* Pass after pass, each made ready by all workers first. 0: there is no memory for it. */
+static int matmul_ready(const cortiq_op *op, cortiq_worker *worker)
+{
+    const cortiq_matmul_args *args = op->args;
+    const cortiq_matmul_set *set = cortiq_matmul_set_of(worker);
+    int32_t rows = *op->rows * args->inner;
+    ready_rows ready = forms_of(args, set);
+    uint8_t *memory = cortiq_shared(worker, (ready.bytes[0] + ready.bytes[1]) * READY_BLOCKS);
+    if (!memory)
+        return 0;
+    ready.memory[0] = memory;
+    ready.memory[1] = memory + ready.bytes[0] * READY_BLOCKS;
+    set->begin();
+    for (int32_t from = 0; from < rows; from += BLOCK_ROWS) {
+        int32_t end = from + BLOCK_ROWS < rows ? from + BLOCK_ROWS : rows;
+        int64_t start, stop;
+        if (from)
+            cortiq_barrier(worker);
+        make_ready(op, worker, from, end, &ready);
+        while (cortiq_take_panels(worker, panels_of(args), &start, &stop))
+            multiply_products(op, worker, from, end, start, stop, &ready);
+    }
+    set->end();
+    return 1;
+}
+
 static void matmul(const cortiq_op *op, cortiq_worker *worker)
 {
     const cortiq_matmul_args *args = op->args;
+    const ready_rows none = {.layout = {-1, -1}};
     int32_t rows = *op->rows * args->inner;
-    int64_t passes = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, panels = 0, start, stop;
-    for (int32_t p = 0; p < args->count; p++)
-        panels += args->products[p].matrix->panels;
-    while (take_panels(worker, panels * passes, &start, &stop))
+    int64_t passes = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, panels = panels_of(args), start, stop;
+    if (cortiq_wants_ready(cortiq_matmul_set_of(worker), args->products[0].matrix, rows) &&
+        matmul_ready(op, worker))
+        return;
+    while (cortiq_take_panels(worker, panels * passes, &start, &stop))
         while (start < stop) {
             int64_t pass = start / panels, end = (pass + 1) * panels;
-            multiply_products(op, worker, (int32_t)pass, start - pass * panels,
-                              (stop < end ? stop : end) - pass * panels);
+            int32_t from = (int32_t)pass * BLOCK_ROWS;
+            multiply_products(op, worker, from, from + BLOCK_ROWS < rows ? from + BLOCK_ROWS : rows,
+                              start - pass * panels, (stop < end ? stop : end) - pass * panels,
+                              &none);
             start = end;
         }
 }
 CORTIQ_REGISTER(CORTIQ_MATMUL, matmul)
-
-/* ---- A matrix of a stack for each (row, slot). */
-
-enum { MOST_PAIRS = 1 << 16 };
-
-/* Pairs (row·slots + slot) in the order of their matrices. */
-typedef struct {
-    int32_t *order;  /* [pairs] */
-    int32_t *starts; /* [matrices + 1] */
-} sorted_pairs;
-
-static int32_t chosen_by(const cortiq_chosen_args *args, int32_t pair)
-{
-    return args->choice ? args->choice[pair] : pair % args->slots;
-}
-
-/* A counting sort into the worker's scratch, behind what the kernels use. */
-static sorted_pairs sort_pairs(const cortiq_chosen_args *args, int32_t first, int32_t stop,
-                               const cortiq_worker *worker)
-{
-    int32_t matrices = args->matrix->matrices;
-    int32_t *memory = (int32_t *)(worker->scratch + (1 << 20));
-    sorted_pairs sorted = {memory, memory + MOST_PAIRS};
-    for (int32_t m = 0; m <= matrices; m++)
-        sorted.starts[m] = 0;
-    for (int32_t pair = first; pair < stop; pair++)
-        sorted.starts[chosen_by(args, pair) + 1]++;
-    for (int32_t m = 0; m < matrices; m++)
-        sorted.starts[m + 1] += sorted.starts[m];
-    for (int32_t pair = first; pair < stop; pair++)
-        sorted.order[sorted.starts[chosen_by(args, pair)]++] = pair;
-    for (int32_t m = matrices; m > 0; m--)
-        sorted.starts[m] = sorted.starts[m - 1];
-    sorted.starts[0] = 0;
-    return sorted;
-}
-
-static void multiply_pairs(const cortiq_op *op, cortiq_worker *worker, int32_t index,
-                           const int32_t *pairs, int32_t count, int32_t panel, int32_t stop)
-{
-    const cortiq_chosen_args *args = op->args;
-    size_t stride = row_stride(args->matrix);
-    row_group group = {.matrix = args->matrix, .index = index};
-    for (int32_t start = 0; start < count; start += BLOCK_ROWS) {
-        group.count = count - start < BLOCK_ROWS ? count - start : BLOCK_ROWS;
-        for (int32_t i = 0; i < group.count; i++) {
-            int32_t pair = pairs[start + i], row = pair / args->slots;
-            size_t at = args->shared ? (size_t)row : (size_t)pair;
-            group.x[i] = (const uint8_t *)args->x + at * stride;
-            group.out[i] = args->out + (size_t)pair * args->matrix->height;
-            group.faults[i] = op->faults + row;
-        }
-        multiply(worker, &group, panel, stop);
-    }
-}
-
-static void chosen_pass(const cortiq_op *op, cortiq_worker *worker, int32_t first, int32_t stop)
-{
-    const cortiq_chosen_args *args = op->args;
-    int64_t panels = args->matrix->panels, used = 0, from, to;
-    sorted_pairs sorted = sort_pairs(args, first, stop, worker);
-    for (int32_t m = 0; m < args->matrix->matrices; m++)
-        used += sorted.starts[m + 1] > sorted.starts[m];
-    while (take_panels(worker, used * panels, &from, &to)) {
-        int64_t at = 0; /* where the panels of this used matrix start */
-        for (int32_t m = 0; m < args->matrix->matrices && at < to; m++) {
-            int32_t count = sorted.starts[m + 1] - sorted.starts[m];
-            if (!count)
-                continue;
-            if (from < at + panels)
-                multiply_pairs(op, worker, m, sorted.order + sorted.starts[m], count,
-                               (int32_t)(from > at ? from - at : 0),
-                               (int32_t)(to < at + panels ? to - at : panels));
-            at += panels;
-        }
-    }
-}
-
-static void matmul_chosen(const cortiq_op *op, cortiq_worker *worker)
-{
-    const cortiq_chosen_args *args = op->args;
-    int32_t rows = *op->rows, step = MOST_PAIRS / args->slots;
-    for (int32_t row = 0; row < rows; row += step) {
-        int32_t stop = row + step < rows ? row + step : rows;
-        if (row)
-            cortiq_barrier(worker);
-        chosen_pass(op, worker, row * args->slots, stop * args->slots);
-    }
-}
-CORTIQ_REGISTER(CORTIQ_MATMUL_CHOSEN, matmul_chosen)

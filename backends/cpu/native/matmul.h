@@ -68,18 +68,29 @@ typedef struct {
     float *const *out;    /* where each row's first output of this tile goes */
     uint8_t *const *faults;
     int32_t *const *starts; /* direct kernels: see starts_of in matmul.c */
+    const uint8_t *ready;   /* the rows in the form that the set's `ready` gave them */
     uint8_t *scratch;
 } cortiq_tile;
 
 typedef void (*cortiq_tile_kernel)(const cortiq_tile *tile);
 
 /* The kernels of an instruction set. A direct kernel takes one panel and up to DIRECT_ROWS rows,
- * a block kernel `panels` panels and up to BLOCK_ROWS rows.
+ * a block kernel `panels` panels and up to BLOCK_ROWS rows. A set with tile registers has its rows
+ * made ready for block kernels, READY_ROWS at a time, in one of READY_FORMS forms, by the layout.
  */
-typedef struct {
+enum { READY_ROWS = 16, READY_FORMS = 2 };
+
+typedef struct cortiq_matmul_set {
     int32_t panels;
     int32_t direct_rows; /* more rows than this take the block kernel */
-    cortiq_tile_kernel direct[CORTIQ_LAYOUTS], block[CORTIQ_LAYOUTS];
+    const cortiq_tile_kernel *direct; /* by layout */
+    cortiq_tile_kernel block[CORTIQ_LAYOUTS];
+    int (*ready_form)(int layout);                    /* NULL, as the five below: no such form */
+    size_t (*ready_bytes)(int layout, int32_t width); /* of READY_ROWS rows */
+    void (*ready)(int layout, int32_t width, const void *const *x, int32_t count, uint8_t *to);
+    void (*begin)(void); /* block kernels are called between these two, on each thread */
+    void (*end)(void);
+    const struct cortiq_matmul_set *otherwise; /* where there is no memory for ready rows */
     int32_t (*probe_dots)(int64_t count);
     int64_t probe_multiplies; /* of a round */
 } cortiq_matmul_set;
@@ -87,7 +98,8 @@ typedef struct {
 const cortiq_matmul_set *cortiq_matmul_set_of(const cortiq_worker *worker);
 
 extern const cortiq_matmul_set cortiq_matmul_portable, cortiq_matmul_avx2, cortiq_matmul_avxvnni,
-    cortiq_matmul_avx512vnni;
+    cortiq_matmul_avx512vnni, cortiq_matmul_amx, cortiq_matmul_amx_emulated;
+extern const cortiq_tile_kernel cortiq_direct_avx512vnni[CORTIQ_LAYOUTS];
 
 #define CORTIQ_EACH_LAYOUT(X)                                                                      \
     X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(IQ4_NL) X(MXFP4)                                     \

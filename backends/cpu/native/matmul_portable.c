@@ -5,7 +5,11 @@
 
 #include "kernel_direct.h"
 
+#include "kernel_chunk.h"
+
 #include "kernel_expand.h"
+
+#include "kernel_walk.h"
 
 #include "kernel_block.h"
 

@@ -38,6 +38,8 @@ struct cortiq_pool {
     cortiq_job job;
     pthread_t *handles;
     cortiq_worker *workers;
+    uint8_t *shared;
+    size_t shared_bytes;
 };
 
 /* Wait until *value differs from `old`: spin, then sleep. */
@@ -96,6 +98,22 @@ int cortiq_take(cortiq_worker *worker, int32_t total, int32_t grain, int32_t *st
     *start = (int32_t)first;
     *stop = total - *start < grain ? total : *start + grain;
     return 1;
+}
+
+uint8_t *cortiq_shared(cortiq_worker *worker, size_t bytes)
+{
+    cortiq_pool *pool = worker->pool;
+    if (bytes <= pool->shared_bytes)
+        return pool->shared;
+    cortiq_barrier(worker); /* all have looked, and none uses the old memory */
+    if (worker->index == 0) {
+        free(pool->shared);
+        bytes = (bytes + 4095) & ~(size_t)4095;
+        pool->shared = aligned_alloc(4096, bytes);
+        pool->shared_bytes = pool->shared ? bytes : 0;
+    }
+    cortiq_barrier(worker);
+    return pool->shared;
 }
 
 static void *work(void *argument)
@@ -170,6 +188,7 @@ void cortiq_pool_destroy(cortiq_pool *pool)
             pthread_join(pool->handles[i], NULL);
     for (int32_t i = 0; pool->workers && i < pool->threads; i++)
         free(pool->workers[i].scratch);
+    free(pool->shared);
     free(pool->workers);
     free(pool->handles);
     pthread_mutex_destroy(&pool->mutex);

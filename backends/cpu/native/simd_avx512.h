@@ -8,9 +8,11 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifndef TARGET /* matmul_amx.c has a wider one */
 #define TARGET __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
-#define INLINE TARGET __attribute__((always_inline)) static inline
 #define ISA_NAME(name) name##_avx512vnni
+#endif
+#define INLINE TARGET __attribute__((always_inline)) static inline
 enum { LANES = 16 };
 
 typedef __m512i vi;

@@ -1,0 +1,40 @@
+/* Rows that meet one matrix: what matmul.c and matmul_chosen.c share. */
+#ifndef CORTIQ_MATMUL_GROUP_H
+#define CORTIQ_MATMUL_GROUP_H
+
+#include "matmul.h"
+
+enum { READY_BLOCKS = BLOCK_ROWS / READY_ROWS };
+
+typedef struct {
+    const cortiq_matrix *matrix;
+    int32_t index; /* of the matrix in its stack */
+    int32_t count;
+    const void *x[BLOCK_ROWS];
+    float *out[BLOCK_ROWS]; /* output 0 */
+    uint8_t *faults[BLOCK_ROWS];
+    const uint8_t *ready[READY_FORMS]; /* the rows for the set's block kernels, or NULL */
+} row_group;
+
+/* Whether so many rows meet the matrix in a kernel that has them made ready. */
+static inline int cortiq_wants_ready(const cortiq_matmul_set *set, const cortiq_matrix *m,
+                                     int32_t rows)
+{
+    return set->ready && rows > set->direct_rows && m->layout != CORTIQ_F32;
+}
+
+/* Bytes from one row of x to the next. */
+static inline size_t cortiq_row_stride(const cortiq_matrix *m)
+{
+    return m->layout == CORTIQ_F32 ? (size_t)m->width * 4 : cortiq_record_stride(m->width);
+}
+
+/* Outputs of panels first … stop − 1 for all rows of the group. */
+void cortiq_multiply(cortiq_worker *worker, const row_group *group, int32_t first, int32_t stop);
+
+/* A worker's next share [*start, *stop) of `total` panels: large shares at first, then ever smaller
+ * ones, so that memory is read in long stretches and nobody waits long at the end.
+ */
+int cortiq_take_panels(cortiq_worker *worker, int64_t total, int64_t *start, int64_t *stop);
+
+#endif

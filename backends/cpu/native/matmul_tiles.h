@@ -1,0 +1,53 @@
+/* The matmul kernels on tiles, compiled for TARGET and named by ISA_NAME. */
+#include "tiles.h"
+
+#include "simd_avx512.h"
+
+#include "kernel_unpack.h"
+
+#include "kernel_chunk.h"
+
+#include "kernel_tile_codes.h"
+
+#include "kernel_walk.h"
+
+#include "kernel_tiles.h"
+
+#include "kernel_float.h"
+
+/* Tile products on registers: half as many multiply-adds of int16, in two planes. */
+TARGET static int32_t probe_dots(int64_t count)
+{
+    int32_t sums[TILE_ROWS][PANEL];
+    tiles_begin();
+    TILE_ZERO(0); TILE_ZERO(1); TILE_ZERO(2); TILE_ZERO(3);
+    TILE_ZERO(4); TILE_ZERO(6); TILE_ZERO(7);
+    for (int64_t n = 0; n < count; n++) {
+        TILE_DOT_BYTES(0, 4, 6);
+        TILE_DOT_BYTES(1, 4, 7);
+        TILE_DOT_BYTES(2, 4, 6);
+        TILE_DOT_BYTES(3, 4, 7);
+    }
+    TILE_STORE(3, sums, sizeof sums[0]);
+    tiles_end();
+    return sums[0][0];
+}
+
+static int form_number(int layout) { return layout_form(layout); }
+
+#define BLOCK_ENTRY(name) [CORTIQ_##name] = block_##name,
+
+const cortiq_matmul_set ISA_NAME(cortiq_matmul) = {
+    .panels = TILE / PANEL,
+    .direct_rows = 8,
+    .direct = cortiq_direct_avx512vnni,
+    .block = {CORTIQ_EACH_LAYOUT(BLOCK_ENTRY)[CORTIQ_F32] = float_tile},
+    .ready_form = form_number,
+    .ready_bytes = tile_block_bytes,
+    .ready = tile_rows_ready,
+    .begin = tiles_begin,
+    .end = tiles_end,
+    .otherwise = &cortiq_matmul_avx512vnni,
+    .probe_dots = probe_dots,
+    .probe_multiplies = 4 * TILE_ROWS * PANEL * TILE_STEP / 2,
+};

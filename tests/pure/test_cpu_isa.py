@@ -1,0 +1,35 @@
+"""Which instruction set the CPU backend runs: the option, the environment, or the best."""
+
+from __future__ import annotations
+
+import pytest
+
+from cortiq.errors import BackendError
+
+native = pytest.importorskip("cortiq_cpu.native")
+try:
+    native.library()
+except BackendError as error:
+    pytest.skip(f"the native kernels weren't built: {error}", allow_module_level=True)
+
+
+def test_the_emulation_is_never_chosen_by_itself(monkeypatch):
+    monkeypatch.delenv(native.ISA_VARIABLE, raising=False)
+    pool = native.Pool(1)
+    assert pool.isa == native.best_isa() != "amx-emulated"
+    pool.close()
+
+
+def test_the_environment_names_a_set_and_the_option_wins(monkeypatch):
+    monkeypatch.setenv(native.ISA_VARIABLE, "portable")
+    for asked, got in ((None, "portable"), (native.best_isa(), native.best_isa())):
+        pool = native.Pool(1, asked)
+        assert pool.isa == got
+        pool.close()
+
+
+def test_a_set_that_does_not_run_here_is_refused_by_name(monkeypatch):
+    monkeypatch.setenv(native.ISA_VARIABLE, "avx1024")
+    with pytest.raises(BackendError, match="avx1024") as refused:
+        native.Pool(1)
+    assert "portable" in refused.value.hint
