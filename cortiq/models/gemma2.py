@@ -15,6 +15,7 @@ from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("gemma2",)
 KEYS = Keys(
+    same_as={"hidden_act": "hidden_activation"},
     gguf={
         "attn_logit_softcapping": "attn_logit_softcapping",
         "final_logit_softcapping": "final_logit_softcapping",

@@ -14,7 +14,18 @@ from cortiq.models.rope import rope_table
 from cortiq.numerics.rope import RopeTable
 
 ARCHITECTURES = ("hunyuan_v1_dense", "hunyuan-dense")
-KEYS = Keys(harmless=frozenset({"eod_token_id"}))
+KEYS = Keys(
+    same_as={"attention_head_dim": "head_dim"},
+    harmless=frozenset({
+        "cla_share_factor", "class_num", "dense_list", "eod_token_id", "im_end_id", "im_newline_id",
+        "im_start_id", "mask_init_id", "org_vocab_size", "pad_id", "pool_type", "sep_token_id",
+        "text_end_id", "text_start_id",
+    }),
+    only={
+        "add_classification_head": False, "mlp_bias": False, "norm_type": "rms", "use_cla": False,
+        "use_qk_norm": True, "use_rotary_pos_emb": True,
+    },
+)  # fmt: skip
 NAMES = Names(
     gguf={"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}
 )

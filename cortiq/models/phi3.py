@@ -13,7 +13,13 @@ from cortiq.models.pieces import Fused
 from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("phi3",)
-KEYS = Keys(harmless=frozenset({"embd_pdrop", "resid_pdrop"}))
+KEYS = Keys(
+    harmless=frozenset({"embd_pdrop", "resid_pdrop"}),
+    only={
+        "attention_bias": False, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False,
+        "mlp_bias": False,
+    },
+)  # fmt: skip
 NAMES = Names(
     gguf={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
     fused=(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.errors import UnsupportedError
-from cortiq.numerics.layouts import LAYOUTS
+from cortiq.numerics.layouts import LAYOUTS, Weight, embedding_rows
 
 LAYER_PREFIX = "model.layers."
 
@@ -72,14 +72,42 @@ class Piece:
 
 @dataclass(frozen=True)
 class Cut:
-    """A piece with what is read of a tensor; `raw` has an axis for each of the shape's but the last
-    (and one of bytes), and may be a view with gaps.
+    """A piece, with what is read of a tensor: `raw` has an axis more, of bytes, and may have gaps.
+
+    Attributes
+    ----------
+    raw : uint8 [..., bytes of an element], or of a row's blocks.
     """
 
     name: str
-    shape: tuple[int, ...]
     type: str
     raw: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Dequantised:
+    """A piece of a quantised tensor that crosses its blocks: floats, made when they are asked for.
+
+    Blocks run along the rows of the file; a matrix that lies the other way round has no codes.
+    """
+
+    source: Any
+    piece: Piece
+    type = "F32"
+
+    @property
+    def name(self) -> str:
+        """Of the tensor."""
+        return self.source.name
+
+    @property
+    def raw(self) -> npt.NDArray[np.uint8]:
+        """The floats' bytes, as `Cut.raw`."""
+        rows, columns = prod(self.piece.shape[:-1]), self.piece.shape[-1]
+        weight = Weight.from_bytes(LAYOUTS[self.source.type], self.source.raw, (rows, columns))
+        values = embedding_rows(weight, np.arange(rows), name=self.name)
+        part = _taken(values.reshape(*self.piece.shape, 1), self.piece)
+        return np.ascontiguousarray(part, "<f4").view(np.uint8)
 
 
 def piece_of(fused: Fused, part: str, shapes: Mapping[str, tuple[int, ...]], tensor: str) -> Piece:
@@ -106,29 +134,23 @@ def _stored(shape: tuple[int, ...], swapped: bool) -> tuple[int, ...]:
 
 
 def cut(tensor: Any, piece: Piece) -> Any:
-    """The piece of a tensor, not copied.
-
-    Raises
-    ------
-    UnsupportedError : a quantised matrix the other way round: its blocks run along the wrong axis.
-    """
+    """The piece of a tensor; nothing is copied or computed yet."""
     if piece.is_whole:
         return tensor
     layout = LAYOUTS[tensor.type]
     if layout.kind == "float":
         raw = tensor.raw.reshape(*piece.shape, layout.block_bytes)
     elif piece.swapped or piece.axis == len(piece.shape) - 1:
-        what = f"is {tensor.type}, but its matrices lie the other way round than the graph's"
-        raise UnsupportedError(what, where=tensor.name, hint="take a file with F16 or BF16 there")
+        return Dequantised(tensor, piece)
     else:
-        raw = tensor.raw.reshape(*piece.shape[:-1], -1)
-    raw = raw[(slice(None),) * piece.axis + (slice(piece.start, piece.stop),)]
-    shape = list(piece.shape)
-    shape[piece.axis] = raw.shape[piece.axis]
-    if piece.swapped:
-        raw = raw.swapaxes(-2, -3)
-        shape[-2:] = shape[:-3:-1]
-    return Cut(tensor.name, tuple(shape), tensor.type, raw)
+        raw = tensor.raw.reshape(*piece.shape[:-1], 1, -1)
+    return Cut(tensor.name, tensor.type, _taken(raw, piece))
+
+
+def _taken(values: npt.NDArray[Any], piece: Piece) -> npt.NDArray[Any]:
+    """The slice of [..., elements or bytes], its matrices turned."""
+    values = values[(slice(None),) * piece.axis + (slice(piece.start, piece.stop),)]
+    return values.swapaxes(-2, -3) if piece.swapped else values
 
 
 def fused_of(table: Sequence[Fused], name: str) -> tuple[Fused, str, str] | None:

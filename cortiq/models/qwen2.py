@@ -12,7 +12,7 @@ from cortiq.models.parts import Decoder, attention, gated_mlp
 from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("qwen2",)
-KEYS = Keys(gguf={"attention.sliding_window": ""})
+KEYS = Keys(only={"use_mrope": False}, gguf={"attention.sliding_window": ""})
 """Windows of GGUF files are refused: none of this family has any."""
 NAMES = Names()
 

@@ -26,6 +26,7 @@ OWN = (
     "gemma2",
     "hunyuan_v1_dense",
     "starcoder2",
+    "minicpm3",
 )
 """Modules of this package, in the order they are listed."""
 

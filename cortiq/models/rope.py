@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import localcontext
 from typing import Any
 
 from cortiq.errors import FormatError, shown
 from cortiq.models.config import BaseConfig, is_number
 from cortiq.numerics.rope import RopeTable
-from cortiq.numerics.rope_scaling import scaling_of
+from cortiq.numerics.rope_scaling import PRECISION, Yarn, scaling_of, yarn_magnitude
 
 RENAMED: Mapping[str, str] = {
     "original_max_position_embeddings": "original_context",
@@ -63,6 +64,18 @@ def rope_table(config: BaseConfig, context: int, layer_type: str | None = None) 
     table = RopeTable(theta, dim, scaling_of(kind, parameters))
     table.check()
     return table
+
+
+def yarn_scale(table: RopeTable) -> float:
+    """What yarn multiplies the attention's scale by where `mscale_all_dim` is given: m².
+
+    m = 0.1·mscale_all_dim·ln(factor) + 1, in decimals as every number of a table.
+    """
+    scaling = table.scaling
+    if not isinstance(scaling, Yarn) or not scaling.mscale_all_dim:
+        return 1.0
+    with localcontext(PRECISION):
+        return float(yarn_magnitude(scaling.factor, scaling.mscale_all_dim) ** 2)
 
 
 def check_rope_values(given: Mapping[str, Any], where: str) -> None:

@@ -15,6 +15,7 @@ from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("smollm3",)
 KEYS = Keys(
+    harmless=frozenset({"max_window_layers"}),
     gguf={"attention.sliding_window": ""},
     gguf_tensors={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"},
 )

@@ -14,11 +14,15 @@ from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("starcoder2",)
 KEYS = Keys(
-    harmless=frozenset({"embedding_dropout", "residual_dropout"}),
-    only={"mlp_type": "default", "norm_type": "layer_norm"},
+    same_as={"layer_norm_epsilon": "norm_epsilon"},
+    harmless=frozenset({
+        "attention_softmax_in_fp32", "embedding_dropout", "residual_dropout",
+        "scale_attention_softmax_in_fp32",
+    }),
+    only={"mlp_type": "default", "norm_type": "layer_norm", "scale_attn_weights": True},
     gguf={"attention.layer_norm_epsilon": "norm_epsilon"},
     gguf_tensors={"use_bias": "blk.0.attn_q.bias"},
-)
+)  # fmt: skip
 NAMES = Names(gguf={"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"})
 FEED_FORWARD: Mapping[str, str] = {
     "up": "c_fc.weight", "down": "c_proj.weight", "up_bias": "c_fc.bias",

@@ -21,10 +21,20 @@ FORMATS = ("w16", "w8", "w8b256", "f32")
 class Tensor(Protocol):
     """A tensor in the file's own codes: `formats.checkpoint.RawTensor`."""
 
-    name: str
-    shape: tuple[int, ...]
-    type: str
-    raw: npt.NDArray[np.uint8]
+    @property
+    def name(self) -> str:
+        """In the file."""
+        ...
+
+    @property
+    def type(self) -> str:
+        """Storage type as GGUF names it."""
+        ...
+
+    @property
+    def raw(self) -> npt.NDArray[np.uint8]:
+        """Its bytes, rows in order; the last axis may be split."""
+        ...
 
 
 class LazyParts(Mapping[str, npt.NDArray[np.generic]]):

@@ -176,6 +176,34 @@ STARCODER2 = Family(
         "attention.layer_norm_epsilon": config["norm_epsilon"],
     }),
 )  # fmt: skip
+MLA = {"q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6,
+       "v_head_dim": 12, "head_dim": ..., "num_key_value_heads": None}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "mscale_all_dim": 0.8,
+        "mscale": 1.2, ORIGINAL: 64}  # fmt: skip
+MINICPM3 = Family(
+    "minicpm3",
+    "MiniCPM3Config",
+    base={**MLA, "dim_model_base": 16, "scale_emb": 12, "scale_depth": 1.4},
+    shapes={"odd": {"v_head_dim": None, "dim_model_base": 256}},
+    switches={
+        "q_lora_rank": None, "mlp_bias": True, "tie_word_embeddings": True, "scale_emb": 7,
+        "scale_depth": 2.0, "dim_model_base": 24, ROPE: YARN,
+    },
+    moves=[
+        *USUAL[:2], {"scale_emb": 7.1}, {"scale_depth": 2.1}, {"scale_depth": None},
+        {"dim_model_base": 25}, {"dim_model_base": None}, {f"{ROPE}.mscale_all_dim": 0.9},
+        {f"{ROPE}.rope_theta": 900.0},
+    ],
+    sizes=("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "v_head_dim"),
+    refused=[({"attention_bias": True}, "attention_bias")],
+    gguf=GGUF("minicpm3", geometries=("odd",), values=lambda config: {
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "attention.kv_lora_rank": config["kv_lora_rank"],
+        "attention.key_length": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
+        "attention.value_length": None,
+        "rope.dimension_count": config["qk_rope_head_dim"],
+    }),
+)  # fmt: skip
 FAMILIES = [
-    QWEN2, QWEN3, PHI3, SMOLLM3, OLMO2, GRANITE, GEMMA2, HUNYUAN, STARCODER2,
+    QWEN2, QWEN3, PHI3, SMOLLM3, OLMO2, GRANITE, GEMMA2, HUNYUAN, STARCODER2, MINICPM3,
 ]  # fmt: skip

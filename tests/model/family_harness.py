@@ -61,6 +61,7 @@ class Family:
     moves : options changed by a little, each of which must move the logits: of the geometry
         `switched` if the first key is a switch, else of `wide`. `...` deletes a key; dots reach
         inside.
+    sizes : more options whose values the tensors' shapes give: any other contradicts them.
     base : options of all geometries, over the common ones; `...` leaves one out.
     shapes : options by geometry, over everything else.
     refused : configurations that are refused, with the words of the error.
@@ -74,6 +75,7 @@ class Family:
     config: str
     switches: Mapping[str, Any]
     moves: Sequence[Mapping[str, Any]]
+    sizes: Sequence[str] = ()
     base: Mapping[str, Any] = field(default_factory=dict)
     shapes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     refused: Sequence[tuple[Mapping[str, Any], str]] = ()
