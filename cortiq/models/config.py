@@ -28,8 +28,7 @@ Amount = NewType("Amount", int)
 UNIONS = (typing.Union, types.UnionType)
 
 HARMLESS = frozenset({
-    "_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "auto_map",
-    "bos_token_id",
+    "_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "bos_token_id",
     "cache_implementation", "dtype", "eos_token_id", "initializer_range", "is_llama_config",
     "model_type", "output_router_logits", "pad_token_id", "pretraining_tp", "router_aux_loss_coef",
     "router_jitter_noise", "torch_dtype", "transformers.js_config", "transformers_version",

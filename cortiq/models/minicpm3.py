@@ -17,6 +17,7 @@ from cortiq.models.rope import rope_table, yarn_scale
 
 ARCHITECTURES = ("minicpm3",)
 KEYS = Keys(
+    harmless=frozenset({"auto_map"}),
     only={"attention_bias": False},
     gguf={
         "attention.key_length": "qk_head_dim",
