@@ -29,6 +29,7 @@ from cortiq_cpu.native import Pool
 from cortiq_cpu.plan import Plan
 from cortiq_cpu.profile import Profile
 from cortiq_cpu.run import Run
+from cortiq_cpu.shared import Pages
 from cortiq_cpu.state import CpuState, StateLayout
 from cortiq_cpu.weights import Weights
 
@@ -68,6 +69,7 @@ class CpuExecutable:
             (node.name for graph in program.graphs.values() for node in graph.nodes), "cpu"
         )
         self.profile = Profile(self.pool) if options.extra.get("profile") else None
+        self.pages = Pages(self.layout.new_page)
         self._states: list[CpuState] = []
         self._drawn: list[int | None] = []
         self._ending = weakref.finalize(self, self.pool.close)
@@ -108,12 +110,12 @@ class CpuExecutable:
         """Memory left for sequences: the limit's rest, or what the machine has free."""
         if self.options.memory_limit is None:
             return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return self.options.memory_limit - sum(state.nbytes() for state in self._states)
+        rings = sum(state.ring_bytes() for state in self._states)
+        return self.options.memory_limit - self.pages.count * self.layout.page_bytes - rings
 
-    def fits(self, state: CpuState, rows: int) -> bool:
-        """Whether a sequence may grow to this many rows."""
-        more = self.state_bytes(rows) - state.nbytes()
-        return more <= 0 or more <= self.free_bytes()
+    def fits(self, nbytes: int) -> bool:
+        """Whether sequences may take so many bytes more."""
+        return nbytes <= 0 or nbytes <= self.free_bytes()
 
     def close(self) -> None:
         """Release threads, weights and sequences."""
@@ -157,7 +159,7 @@ class CpuExecutable:
         start = state.length(batch.entry)
         rows = batch.rows[indices.start : indices.stop]
         reason = next(refusals(plan.graph, rows, tokens, start, self._vocabulary), None)
-        if reason is None and not state.grow(start + len(rows)):
+        if reason is None and not state.grow(start + len(rows), start):
             return f"no room for {len(rows)} rows after {start}"
         return reason
 

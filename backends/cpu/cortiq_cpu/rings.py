@@ -11,52 +11,68 @@ POISON = 2.0**49
 """What unused rows of rings hold in tests."""
 SMALLEST_BITS = (127 - 40) << 23
 """Bits of 2⁻⁴⁰."""
+SLACK = 64
+"""Rows kept beyond those that the next row looks at: how far a sequence can go back exactly."""
 
 Floats = npt.NDArray[np.float32]
 
 
 class Rows:
-    """Rows of a ring slot. All since `base` are kept, at their positions, so that going back is
-    exact.
+    """Rows of a ring slot, each in place `position % capacity`.
+
+    Attributes
+    ----------
+    floor : the first position whose row is still there.
     """
 
     def __init__(self, slot: Ring, fill: float = 0.0) -> None:
         self.slot, self.fill = slot, fill
-        self.base = 0
+        self.floor = 0
         self.data: Floats = np.zeros((0, slot.width), np.float32)
 
-    def grow(self, rows: int) -> None:
-        """Make room for positions 0 … rows − 1."""
-        if rows > len(self.data):
-            grown = np.full((rows, self.slot.width), self.fill, np.float32)
-            grown[: len(self.data)] = self.data
-            self.data = grown
+    @staticmethod
+    def rows_of(slot: Ring) -> int:
+        """Rows that are kept."""
+        return slot.length + SLACK
+
+    def open(self) -> bool:
+        """Have memory; whether it is new."""
+        if len(self.data):
+            return False
+        self.data = np.full((self.rows_of(self.slot), self.slot.width), self.fill, np.float32)
+        return True
+
+    def written(self, length: int) -> None:
+        """The rows before `length` are written now, over the oldest ones."""
+        self.floor = max(self.floor, length - self.rows_of(self.slot))
 
     def rewind(self, length: int, reached: int) -> int:
         """How far back a sequence of `length` rows can go, if not to `reached`."""
-        if reached >= length or self.base == 0 or reached - self.slot.length >= self.base:
+        if reached >= length or max(0, reached - self.slot.length) >= self.floor:
             return reached
-        self.base = 0
         return 0
+
+    def _places(self, start: int, stop: int) -> npt.NDArray[np.intp]:
+        return np.arange(start, stop) % max(1, len(self.data))
 
     def last(self, length: int) -> Floats:
         """The `slot.length` rows before position `length`; zero where there were none."""
         window = np.zeros((self.slot.length, self.slot.width), np.float32)
-        kept = min(self.slot.length, length - self.base)
+        kept = min(self.slot.length, length - self.floor)
         if kept:
-            window[-kept:] = self.data[length - kept : length]
+            window[-kept:] = self.data[self._places(length - kept, length)]
         return window
 
     def load(self, rows: Floats, length: int) -> None:
         """Become the last rows before position `length`; values below 2⁻⁴⁰ count as zero."""
         kept = min(self.slot.length, length)
-        self.base = length - kept
+        self.floor = length - kept
         small = (rows.view(np.int32) & np.int32(0x7FFFFFFF)) < SMALLEST_BITS
         snapped = np.where(small, np.float32(0), rows)
-        self.data[self.base : length] = snapped[len(rows) - kept :]
+        self.data[self._places(self.floor, length)] = snapped[len(rows) - kept :]
 
     def copy(self) -> Rows:
         """Another one with the same rows."""
         other = Rows(self.slot, self.fill)
-        other.base, other.data = self.base, self.data.copy()
+        other.floor, other.data = self.floor, self.data.copy()
         return other

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from cortiq.backend import ExportedState, KVPlanes
 from cortiq.errors import RequestError, UnsupportedError
@@ -14,11 +13,10 @@ from cortiq.ir import Graph, KVRows, Program, Ring
 from cortiq_cpu.arena import LINE, aligned
 from cortiq_cpu.pages import TILE, PageLayout
 from cortiq_cpu.rings import POISON, Floats, Rows
+from cortiq_cpu.shared import Bytes, Page, Pages, Snapshot
 
 if TYPE_CHECKING:
     from cortiq_cpu.executable import CpuExecutable
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class StateLayout:
@@ -61,9 +59,12 @@ class StateLayout:
 
     def nbytes(self, rows: int) -> int:
         """Memory of a sequence of this many rows."""
-        pages = -(-rows // self.page_rows)
-        floats = sum(ring.width for ring in self.rings.values())
-        return pages * (self.page_bytes + 4 * floats * self.page_rows)
+        return -(-rows // self.page_rows) * self.page_bytes + (self.ring_bytes if rows else 0)
+
+    @property
+    def ring_bytes(self) -> int:
+        """Memory of a sequence's rings, however long it is."""
+        return sum(4 * Rows.rows_of(ring) * ring.width for ring in self.rings.values())
 
     def slot_lengths(self, lengths: Mapping[str, int]) -> dict[str, int]:
         """Rows of each slot when the entry graphs have seen these."""
@@ -84,6 +85,9 @@ class StateLayout:
 class CpuState:
     """One sequence; see `cortiq.backend.State`.
 
+    Pages are shared with what was forked from it, and with snapshots: a page is copied when a row
+    is written to it that another holder would see.
+
     Attributes
     ----------
     tables : addresses of the pages of each `KVRows` slot, uint64 [slots, pages].
@@ -94,22 +98,28 @@ class CpuState:
     def __init__(self, owner: CpuExecutable, limit: int) -> None:
         self.owner, self._limit, self._layout = owner, limit, owner.layout
         self.alive = True
-        self.pages: list[Bytes] = []
+        self.pages: list[Page] = []
         self.clear()
 
     def clear(self) -> None:
         """Empty the sequence."""
+        self._pages.drop(self.pages)
         self.pages = []
+        self._shared = 0
         fill = POISON if self._layout.poison else 0.0
         self.rings = {name: Rows(slot, fill) for name, slot in self._layout.rings.items()}
         self.tokens: list[int] = []
         self.lengths = dict.fromkeys(self.owner.program.graphs, 0)
         self._locate()
 
+    @property
+    def _pages(self) -> Pages:
+        return self.owner.pages
+
     def _locate(self) -> None:
         """Note where everything lies."""
         offsets = np.array(list(self._layout.offsets.values()), np.uint64)
-        starts = np.array([page.ctypes.data for page in self.pages], np.uint64)
+        starts = np.array([page.address for page in self.pages], np.uint64)
         self.tables = np.ascontiguousarray(offsets[:, None] + starts[None, :])
         step = np.uint64(self.tables.strides[0] if self.tables.size else 0)
         numbers = np.arange(len(offsets), dtype=np.uint64)
@@ -129,36 +139,52 @@ class CpuState:
 
     def reserve(self, rows: int) -> bool:
         """Make room for `rows` more positions, if the memory limit allows it."""
-        return self.grow(self.lengths["trunk"] + rows)
+        return self.grow(self.lengths["trunk"] + rows, self.lengths["trunk"])
 
-    def grow(self, rows: int) -> bool:
-        """Have memory for this many positions: in every slot, or in none."""
-        if rows > self._limit or not self.owner.fits(self, rows):
+    def grow(self, rows: int, start: int | None = None) -> bool:
+        """Have memory for this many positions, and be able to write those from `start` on."""
+        page_rows = self._layout.page_rows
+        missing = -(-rows // page_rows) - len(self.pages) if self._layout.kv else 0
+        opened = not rows or all(len(ring.data) for ring in self.rings.values())
+        if rows > self._limit:
             return False
         self.owner.prepare(rows)
-        page_rows = self._layout.page_rows
-        pages = -(-rows // page_rows)
-        if pages * page_rows > self._capacity:
-            if self._layout.kv:
-                self.pages += [self._layout.new_page() for _ in range(pages - len(self.pages))]
+        if missing > 0 or not opened:
+            more = max(0, missing) * self._layout.page_bytes
+            if not self.owner.fits(more + (0 if opened else self._layout.ring_bytes)):
+                return False
+            self.pages += [self._pages.new() for _ in range(missing)]
             for ring in self.rings.values():
-                ring.grow(pages * page_rows)
+                ring.open()
             self._locate()
+        if start is not None and start // page_rows < self._shared:
+            self._own(start // page_rows)
         return True
 
-    @property
-    def _capacity(self) -> int:
-        held = [len(self.pages) * self._layout.page_rows] if self._layout.kv else []
-        return min([*held, *(len(ring.data) for ring in self.rings.values())], default=1 << 62)
+    def _own(self, first: int) -> None:
+        """Have the pages from this one on alone."""
+        for index in range(first, min(self._shared, len(self.pages))):
+            page = self.pages[index]
+            if page.users > 1:
+                self.pages[index] = self._pages.new(page)
+                self._pages.drop([page])
+        self._shared = first
+        self._locate()
 
     def nbytes(self) -> int:
-        """Memory held."""
-        rings = sum(ring.data.nbytes for ring in self.rings.values())
-        return len(self.pages) * self._layout.page_bytes + rings
+        """Memory held, shared pages included."""
+        return len(self.pages) * self._layout.page_bytes + self.ring_bytes()
+
+    def ring_bytes(self) -> int:
+        """Memory that rings hold."""
+        return sum(ring.data.nbytes for ring in self.rings.values())
 
     def advance(self, entry: str, tokens: Sequence[int]) -> None:
         """Count rows that the slots now hold."""
         self.lengths[entry] += len(tokens)
+        for name in self._layout.written[entry]:
+            if name in self.rings:
+                self.rings[name].written(self.lengths[entry])
         if entry == "trunk":
             self.tokens.extend(tokens)
 
@@ -171,36 +197,45 @@ class CpuState:
         reached = min((ring.rewind(before, length) for ring in mine), default=length)
         if reached == 0:
             for ring in mine:
-                ring.base = 0
+                ring.floor = 0
         self.lengths[entry] = reached
         if entry == "trunk":
             del self.tokens[reached:]
         return reached
 
+    def _used(self) -> list[Page]:
+        """Pages that hold rows."""
+        return self.pages[: -(-max(self.lengths.values(), default=0) // self._layout.page_rows)]
+
     def snapshot(self) -> Any:
-        """A copy of everything the sequence holds."""
+        """Everything the sequence holds; it shares pages until one of both writes to them."""
         rings = {name: ring.copy() for name, ring in self.rings.items()}
-        used = -(-max(self.lengths.values(), default=0) // self._layout.page_rows)
-        pages = [page.copy() for page in self.pages[:used]]
-        return pages, rings, list(self.tokens), dict(self.lengths)
+        pages = self._pages.share(self._used())
+        self._shared = max(self._shared, len(pages))
+        return Snapshot(self._pages, pages, rings, list(self.tokens), dict(self.lengths))
 
     def restore(self, snapshot: Any) -> None:
         """Become what the snapshot was taken of."""
-        pages, rings, tokens, lengths = snapshot
-        if not self.grow(max(lengths.values(), default=0)):
+        if not self.grow(max(snapshot.lengths.values(), default=0)):
             raise RequestError("no memory is left for this sequence", hint="Release another first.")
-        self.tokens, self.lengths = list(tokens), dict(lengths)
-        self.rings = {name: ring.copy() for name, ring in rings.items()}
+        self._become(snapshot)
+
+    def _become(self, snapshot: Snapshot) -> None:
+        held = len(snapshot.pages)
+        replaced, self.pages[:held] = self.pages[:held], self._pages.share(snapshot.pages)
+        self._pages.drop(replaced)
+        self._shared = max(self._shared, held)
+        self.tokens, self.lengths = list(snapshot.tokens), dict(snapshot.lengths)
+        self.rings = {name: ring.copy() for name, ring in snapshot.rings.items()}
         self._locate()
-        self.grow(max(lengths.values(), default=0))
-        for mine, theirs in zip(self.pages, pages, strict=False):
-            mine[:] = theirs
 
     def fork(self, length: int | None = None) -> CpuState:
         """A second sequence that starts as this one, cut to `length` rows if given."""
+        if not self.owner.fits(self.ring_bytes()):
+            raise RequestError("no memory is left for this sequence", hint="Release another first.")
         other = self.owner.open(self._limit)
         try:
-            other.restore(self.snapshot())
+            other._become(self.snapshot())
             if length is not None and other.rewind(length) != length:
                 raise RequestError(f"this sequence can be forked at its end, not at {length}")
         except BaseException:
@@ -221,7 +256,7 @@ class CpuState:
     def _pages_of(self, name: str) -> list[Bytes]:
         start = self._layout.offsets[name]
         stop = start + self._layout.kv[name].page_bytes
-        return [page[start:stop] for page in self.pages]
+        return [page.data[start:stop] for page in self.pages]
 
     def load(self, exported: ExportedState) -> None:
         """Become an exported sequence, which `cortiq.backend.check_exported` let pass."""
@@ -233,11 +268,14 @@ class CpuState:
             if name in lengths:
                 layout.write(self._pages_of(name), slots[name])
         for name, ring in self.rings.items():
+            ring.open()
             ring.load(slots[name], lengths.get(name, 0))
         self.tokens = [int(t) for t in exported.tokens]
         self.lengths = dict(exported.lengths)
+        self._locate()
 
     def release(self) -> None:
         """Give the memory back."""
+        self._pages.drop(self.pages)
         self.pages, self.rings, self.alive = [], {}, False
         self.owner.forget(self)
