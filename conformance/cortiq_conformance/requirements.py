@@ -1,7 +1,7 @@
 """What a backend can be asked for, as named requirements: the rows of a report.
 
-A name is `ops.RMSNorm`, `weights.q4_k`, `attention.sinks`, `state.ring`, `activations.silu` or
-`routers.softmax`. Each node of a program has some of them; `Declined(reason, requirement)` says
+A name is `ops.RMSNorm`, `weights.q4_k`, `attention.sinks`, `state.ring`, `activations.silu`,
+`routers.softmax` or `options.Route.groups`. Each node of a program has some of them; `Declined(reason, requirement)` says
 which one is not met, `ops.KIND` where it does not say.
 """
 
@@ -24,6 +24,7 @@ PREFIXES = {
     "state": "a slot of the kind {} in every sequence",
     "activations": "the function {}, elementwise",
     "routers": "experts chosen by the rule {}",
+    "options": "{} as an option of the operator",
 }
 OPERATORS = {op.__name__: (op.__doc__ or "").split("\n")[0].rstrip(".") for op in ops.PRIMITIVES}
 
@@ -38,6 +39,8 @@ def of_node(node: Node, program: Program) -> list[str]:
         found += [f"attention.{name}" for name in OPTIONS if getattr(op, name)]
     if isinstance(op, ops.Activation):
         found.append(f"activations.{op.function}")
+    else:
+        found += [f"options.{op.kind}.{name}" for name in sorted(op.options())]
     if isinstance(op, ops.Route):
         found.append(f"routers.{op.router.kind}")
     return found + [f"state.{_snake(program.slots[slot])}" for slot in node.slots.values()]
@@ -52,7 +55,9 @@ def sentence(name: str) -> str:
     kind, _, what = name.partition(".")
     if kind == "ops":
         return OPERATORS.get(what, what)
-    return OPTIONS[what] if kind == "attention" else PREFIXES[kind].format(what)
+    if kind == "attention":
+        return OPTIONS[what]
+    return PREFIXES[kind].format(what.rpartition(".")[2])
 
 
 def unmet(node: Node, program: Program, answer: Declined) -> str:

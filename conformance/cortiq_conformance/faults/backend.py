@@ -11,6 +11,7 @@ from cortiq.errors import RequestError
 from cortiq.ir import Graph, Node, Program
 from cortiq.numerics.layouts import Weight
 from cortiq_conformance.faults.kernels import WRONG_KERNELS
+from cortiq_conformance.faults.roundings import WRONG_ROUNDINGS
 from cortiq_conformance.faults.tails import WRONG_ANSWERS, WRONG_STATES
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_reference.executable import ReferenceExecutable
@@ -18,6 +19,7 @@ from cortiq_reference.kernels import KERNELS, Kernels
 from cortiq_reference.state import ReferenceState
 from cortiq_reference.wants import WANTS, Answers
 
+WRONG = {**WRONG_KERNELS, **WRONG_ROUNDINGS}
 DECLINES = "declines everything"
 DELEGATES = "delegates behind the back"
 
@@ -50,6 +52,14 @@ FAULTS: Mapping[str, Fault] = {
     "all NaN": Fault("Multiply", "Multiply"),
     "all zero": Fault("Activation", "Activation"),
     "output never written": Fault("Bias", "Bias"),
+    "sums that are not snapped": Fault("Add", "Add"),
+    "an integer rounded twice": Fault("MatMul[w16]", "MatMul"),
+    "minima left out": Fault("MatMul[Q4_K]", "MatMul"),
+    "the other rotary pairs": Fault("Rope", "Rope"),
+    "experts added from the last": Fault("CombineExperts", "CombineExperts"),
+    "a variance of moments": Fault("LayerNorm", "LayerNorm"),
+    "a snapshot that goes on with its sequence": Fault("snapshot", "Attend"),
+    "an export without low planes": Fault("export", "Attend"),
     DECLINES: Fault("", ""),
     DELEGATES: Fault("placement", ""),
 }
@@ -88,7 +98,7 @@ def _executable_type(fault: str) -> type[ReferenceExecutable]:
     class FaultyExecutable(ReferenceExecutable):
         """The reference's, with one part replaced."""
 
-        kernels: ClassVar[Kernels] = {**KERNELS, **WRONG_KERNELS.get(fault, {})}
+        kernels: ClassVar[Kernels] = {**KERNELS, **WRONG.get(fault, {})}
         answers: ClassVar[Answers] = {**WANTS, **WRONG_ANSWERS.get(fault, {})}
         state_type: ClassVar[type[ReferenceState]] = WRONG_STATES.get(fault, ReferenceState)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend import Argmax, Draw, Top
+from cortiq.backend import Argmax, Draw, ExportedState, KVPlanes, Top
 from cortiq.numerics import sampling
 from cortiq.numerics.masks import allowed_ids
 from cortiq.numerics.quantise import Quantised
@@ -92,8 +92,35 @@ class SharedState(ReferenceState):
         return other
 
 
+class SharedSnapshot(ReferenceState):
+    """A snapshot that holds the sequence's own memory: what is written later is in it."""
+
+    def snapshot(self) -> Any:
+        """Lengths of now over memory that goes on."""
+        stores, tokens, lengths = super().snapshot()
+        shared = {n: s for n, s in self.stores.items() if isinstance(s, KVStore)}
+        return {**stores, **shared}, tokens, lengths
+
+
+class FlatExport(ReferenceState):
+    """An export whose rows have only their high planes."""
+
+    def export(self) -> ExportedState:
+        """The sequence, coarsely."""
+        exported = super().export()
+        flat = {
+            name: replace(slot, key_low=slot.key_low * 0, value_low=slot.value_low * 0)
+            if isinstance(slot, KVPlanes)
+            else slot
+            for name, slot in exported.slots.items()
+        }
+        return replace(exported, slots=flat)
+
+
 WRONG_STATES: dict[str, type[ReferenceState]] = {
     "a stale row after rewind": StaleState,
     "a fork that shares its parent's tail": SharedState,
+    "a snapshot that goes on with its sequence": SharedSnapshot,
+    "an export without low planes": FlatExport,
 }
 """Wrong states by fault."""

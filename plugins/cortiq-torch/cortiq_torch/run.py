@@ -150,9 +150,8 @@ class Run:
         if isinstance(want, Top):
             return (*sampling.top(value, want.count), sampling.log_sum_exp(value))
         assert isinstance(want, Draw)
-        position = self.rows[at].position + 1
-        history = self._history(at)
-        return int(sampling.draw(value, want.sampling, history, position, want.choice))
+        position, history = self.rows[at].position + 1, self._history(at)
+        return sampling.draw(value, want.sampling, history, position, want.choice, mask=want.mask)
 
     def _row(self, name: str, at: int) -> Any:
         value = self.values[name]

@@ -1,0 +1,79 @@
+"""More faults of kernels: a rounding too many, an order turned round, a term left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from cortiq.ir import ops
+from cortiq.numerics import norms
+from cortiq.numerics.contract import F32, Floats, Ints, exp2_int, snap
+from cortiq.numerics.layouts import W16, decode
+from cortiq.numerics.matmul import matmul
+from cortiq.numerics.quantise import Quantised
+from cortiq.numerics.sums import canonical_mean
+from cortiq_conformance.faults.kernels import Wrong
+from cortiq_reference.kernels import KERNELS, Call
+
+
+def _not_snapped(call: Call, a: Floats, b: Floats) -> Floats:
+    """a + b as the processor leaves it: small results and −0 stay; faults are still flagged."""
+    snap(a + b, call.faults)
+    return a + b
+
+
+def _rounded_twice(call: Call, x: Quantised | Floats) -> Floats:
+    """w16: RN(RN(high products)·256 + RN(low products)) instead of one rounding of the whole."""
+    matrix = call.weights["weight"]
+    if matrix.weight.layout is not W16 or not isinstance(x, Quantised):
+        return KERNELS[ops.MatMul](call, x)
+    codes, scale = decode(matrix.weight).codes.astype(np.int64), matrix.weight.parts["scale"][:, 0]
+    q = x.q.reshape(-1, x.q.shape[-1]).astype(np.int64)
+    high, low = q >> 8, q & 255
+    total = (high @ codes.T).astype(F32) * F32(256) + (low @ codes.T).astype(F32)
+    y = (total * scale) * exp2_int(x.e.reshape(-1))[:, None]
+    return snap(y.reshape(*x.q.shape[:-1], -1), call.faults)
+
+
+def _no_minimum(call: Call, x: Quantised | Floats) -> Floats:
+    """Q4_K: codes times scales, and no minimum."""
+    matrix = call.weights["weight"]
+    if matrix.weight.layout.name != "Q4_K" or not isinstance(x, Quantised):
+        return KERNELS[ops.MatMul](call, x)
+    codes = decode(matrix.weight)._replace(minimum=None, offsets=None)
+    flat = Quantised(x.q.reshape(-1, x.q.shape[-1]), x.e.reshape(-1))
+    return matmul(flat, codes, call.faults).reshape(*x.q.shape[:-1], -1)
+
+
+def _other_pairs(call: Call, x: Floats, position: Ints) -> Floats:
+    """Pairs (2i, 2i + 1) where (i, i + n) are meant, and the other way round."""
+    pairing = "half" if call.op.pairing == "interleaved" else "interleaved"
+    call.op = replace(call.op, pairing=pairing)
+    return KERNELS[ops.Rope](call, x, position)
+
+
+def _descending(call: Call, weights: Floats, outputs: Floats) -> Floats:
+    """Experts added from the last to the first."""
+    return KERNELS[ops.CombineExperts](call, weights[:, ::-1], outputs[:, ::-1])
+
+
+def _moments(call: Call, x: Floats) -> Floats:
+    """The variance as E[x²] − m²."""
+    mean = canonical_mean(x)
+    variance = canonical_mean(x * x) - mean * mean
+    centred = snap(x - mean[..., None], call.faults)
+    root = norms.inverse_root(np.maximum(variance, F32(0)) + F32(call.op.eps))
+    y, bias = (centred * root) * call.weights["weight"], call.weights.get("bias")
+    return snap(y if bias is None else y + bias, call.faults)
+
+
+WRONG_ROUNDINGS: dict[str, Wrong] = {
+    "sums that are not snapped": {ops.Add: _not_snapped},
+    "an integer rounded twice": {ops.MatMul: _rounded_twice},
+    "minima left out": {ops.MatMul: _no_minimum},
+    "the other rotary pairs": {ops.Rope: _other_pairs},
+    "experts added from the last": {ops.CombineExperts: _descending},
+    "a variance of moments": {ops.LayerNorm: _moments},
+}
+"""Wrong kernels by fault."""
