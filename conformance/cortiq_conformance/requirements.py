@@ -1,8 +1,8 @@
 """What a backend can be asked for, as named requirements: the rows of a report.
 
 A name is `ops.RMSNorm`, `weights.q4_k`, `attention.sinks`, `state.ring`, `activations.silu`,
-`routers.softmax` or `options.Route.groups`. Each node of a program has some of them; `Declined(reason, requirement)` says
-which one is not met, `ops.KIND` where it does not say.
+`routers.softmax` or `options.Route.groups`. Each node of a program has some of them;
+`Declined(reason, requirement)` says which one is not met, `ops.KIND` where it does not say.
 """
 
 from __future__ import annotations
