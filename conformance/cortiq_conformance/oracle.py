@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.ir import KVRows, Node, Op, Program, ops, primitives_of
+from cortiq.ir import KVRows, Node, Op, Program, Recurrent, ops, primitives_of
 from cortiq.numerics import attention, matmul, norms, recurrent, rope, route, scalar, scaling
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
 from cortiq.numerics.layouts import Weight, decode, embedding_rows, floats
@@ -83,7 +83,7 @@ def _empty(slot: Any) -> Any:
         return [
             Quantised(np.zeros((0, *s), np.int32), np.zeros((0, s[0]), np.int32)) for s in shapes
         ]
-    return np.zeros((slot.length, slot.width), F32)
+    return np.zeros(slot.shape if isinstance(slot, Recurrent) else (slot.length, slot.width), F32)
 
 
 def _product(x: Quantised | Floats, weight: Weight, faults: Flags) -> Floats:
@@ -217,6 +217,12 @@ def _route(call: _Call, scores: Floats) -> tuple[Ints, Floats]:
     return route.route(scores, call.op.router, bias, call.faults, mask)
 
 
+def _recurrent(call: _Call, function: Callable[..., tuple], *rows: Floats) -> Floats:
+    name = call.roles["state"]
+    call.slots[name], out = function(call.slots[name], *rows, call.faults)
+    return out
+
+
 FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.EmbedRows: _embed_rows,
     ops.Quantise: lambda c, x: quantise_rows(x),
@@ -246,6 +252,8 @@ FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.Clamp: lambda c, x: scaling.clamp(x, c.op.low, c.op.high),
     ops.L2Norm: lambda c, x: norms.l2_norm(x, c.op.eps, c.faults),
     ops.Softmax: lambda c, x: route.softmax(x, faults=c.faults),
+    ops.DeltaRule: lambda c, *rows: _recurrent(c, recurrent.delta_rule, *rows),
+    ops.StateSpace: lambda c, *rows: _recurrent(c, recurrent.state_space, *rows),
     ops.ExpertGain: _expert_gain,
     ops.ExpertBias: _expert_bias,
 }

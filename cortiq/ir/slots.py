@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 
@@ -16,6 +17,10 @@ class Slot:
 
     def bytes_per_row(self) -> int:
         """Bytes a position adds in the canonical layout (0 for slots of constant size)."""
+        return 0
+
+    def constant_bytes(self) -> int:
+        """Bytes in the canonical layout that do not depend on how many positions there are."""
         return 0
 
 
@@ -44,6 +49,10 @@ class Ring(Slot):
     length: int
     rewind: ClassVar[str] = "retained"
 
+    def constant_bytes(self) -> int:
+        """The rows."""
+        return self.length * self.width * 4
+
 
 @dataclass(frozen=True)
 class Recurrent(Slot):
@@ -51,3 +60,7 @@ class Recurrent(Slot):
 
     shape: tuple[int, ...]
     rewind: ClassVar[str] = "replay"
+
+    def constant_bytes(self) -> int:
+        """The array."""
+        return prod(self.shape) * 4

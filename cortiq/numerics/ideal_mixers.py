@@ -120,6 +120,7 @@ def delta_rule_ideal(
     `recurrent.delta_rule`.
     """
     out = np.zeros(v.shape)
+    q, k = (np.repeat(x, v.shape[1] // x.shape[1], axis=1) for x in (q, k))
     identity = np.eye(k.shape[2])
     state = state.astype(np.float64).copy()
     for i, h in np.ndindex(v.shape[:2]):
@@ -129,4 +130,20 @@ def delta_rule_ideal(
         written = strength * np.outer(key, v[i, h].astype(np.float64))
         state[h] = forget @ (decay[:, None] * state[h]) + written
         out[i, h] = q[i, h].astype(np.float64) @ state[h]
+    return state, out
+
+
+def state_space_ideal(
+    state: Doubles, x: Doubles, b: Doubles, c: Doubles, alpha: Doubles, delta: Doubles
+) -> tuple[Doubles, Doubles]:
+    """The selective state space in float64, S ← α·S + B·(Δ·x)ᵀ and o = Sᵀ·C; shapes as
+    `recurrent.state_space`.
+    """
+    out = np.zeros(x.shape)
+    b, c = (np.repeat(y, x.shape[1] // y.shape[1], axis=1).astype(np.float64) for y in (b, c))
+    state = state.astype(np.float64).copy()
+    for i, h in np.ndindex(x.shape[:2]):
+        driven = float(delta[i, h]) * x[i, h].astype(np.float64)
+        state[h] = float(alpha[i, h]) * state[h] + np.outer(b[i, h], driven)
+        out[i, h] = c[i, h] @ state[h]
     return state, out

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 from cortiq.numerics.contract import F32, Flags, Floats, snap
 from cortiq.numerics.sums import canonical_sum
 
+StepFunction = Callable[..., tuple[Floats, Floats]]
+"""(state, *row, faults) → (state', output)."""
 CONV_UNIT_ERROR = 2.0**-24
 """A convolution's error is at most taps + 2 of these, relative to the sum of magnitudes."""
 DELTA_TYPICAL_ERROR = 1e-6
 """Error of 64 delta-rule steps on unit keys and normal values, relative to the largest output."""
+STATE_SPACE_TYPICAL_ERROR = 1e-6
+"""Error of 64 state-space steps on normal values, relative to the largest output."""
 
 
 def causal_conv(
@@ -59,26 +65,65 @@ def delta_step(
 ) -> tuple[Floats, Floats]:
     """One step of the gated delta rule: (state', o), o float32 [H, Dv].
 
-    S = RN(S·α); m[j] = canonical_sum_i(RN(S[i, j]·k[i])); d = RN(RN(v − m)·β);
-    S = snap(RN(S + RN(k[i]·d[j]))); o[j] = snap(canonical_sum_i(RN(S[i, j]·q[i]))).
+    With k′[i] = snap(RN(k[i]·α[i])): m[j] = canonical_sum_i(RN(S[i, j]·k′[i]));
+    d[j] = snap(RN(RN(v[j] − m[j])·β)); S[i, j] = snap(RN(RN(S[i, j]·α[i]) + RN(k[i]·d[j])));
+    o[j] = snap(canonical_sum_i(RN(S[i, j]·q[i]))). The state is read once for m, and read and
+    written once for the rest.
 
     Parameters
     ----------
-    state : float32 [H, Dk, Dv]; q, k : float32 [H, Dk]; v : float32 [H, Dv]; canonical.
+    state : float32 [H, Dk, Dv]; q, k : float32 [G, Dk], head h takes row h // (H / G);
+        v : float32 [H, Dv]; canonical.
     alpha : decay, float32 [H], or [H, Dk] for a decay per channel; beta : float32 [H].
     faults : bool [1], the sequence's flag.
 
     Source: Yang, Kautz and Hatamizadeh, "Gated delta networks", 2024; with [H, Dk] decays Kimi
     Delta Attention, 2025.
     """
-    decay = alpha[:, None, None] if alpha.ndim == 1 else alpha[:, :, None]
-    decayed = state * decay
-    recalled = canonical_sum((decayed * k[:, :, None]).swapaxes(1, 2))
-    delta = (v - recalled) * beta[:, None]
-    written = decayed + k[:, :, None] * delta[:, None, :]
-    after = snap(written[None], faults)[0]
-    out = canonical_sum((after * q[:, :, None]).swapaxes(1, 2))
-    return after, snap(out[None], faults)[0]
+    q, k = (np.repeat(x, len(v) // len(x), axis=0) for x in (q, k))
+    decay = alpha[:, None] if alpha.ndim == 1 else alpha
+    recalled = _read(state, _snapped(k * decay, faults))
+    delta = _snapped((v - recalled) * beta[:, None], faults)
+    after = _snapped(state * decay[:, :, None] + k[:, :, None] * delta[:, None, :], faults)
+    return after, _snapped(_read(after, q), faults)
+
+
+def state_space_step(
+    state: Floats,
+    x: Floats,
+    b: Floats,
+    c: Floats,
+    alpha: Floats,
+    delta: Floats,
+    faults: Flags | None = None,
+) -> tuple[Floats, Floats]:
+    """One step of a selective state space: (state', o), o float32 [H, P].
+
+    u[p] = snap(RN(Δ·x[p])); S[n, p] = snap(RN(RN(S[n, p]·α) + RN(B[n]·u[p])));
+    o[p] = snap(canonical_sum_n(RN(S[n, p]·C[n]))).
+
+    Parameters
+    ----------
+    state : float32 [H, N, P]; x : float32 [H, P]; b, c : float32 [G, N], head h takes row
+        h // (H / G); alpha, delta : float32 [H]; canonical.
+    faults : bool [1], the sequence's flag.
+
+    Source: Dao and Gu, "Transformers are SSMs", 2024 (Mamba-2).
+    """
+    b, c = (np.repeat(y, len(x) // len(y), axis=0) for y in (b, c))
+    driven = _snapped(delta[:, None] * x, faults)
+    after = _snapped(state * alpha[:, None, None] + b[:, :, None] * driven[:, None, :], faults)
+    return after, _snapped(_read(after, c), faults)
+
+
+def _read(state: Floats, weights: Floats) -> Floats:
+    """canonical_sum_i(RN(S[i, j]·w[i])) of each head: float32 [H, Dv]; no snap."""
+    return canonical_sum((state * weights[:, :, None]).swapaxes(1, 2))
+
+
+def _snapped(y: Floats, faults: Flags | None) -> Floats:
+    """`snap` of what belongs to one row."""
+    return snap(y[None], faults)[0]
 
 
 def delta_rule(
@@ -94,8 +139,33 @@ def delta_rule(
 
     As `delta_step`, each argument but the state with a leading axis of rows; faults bool [rows].
     """
-    out = np.zeros(v.shape, F32)
-    for i in range(len(v)):
+    return in_order(delta_step, state, (q, k, v, alpha, beta), faults)
+
+
+def state_space(
+    state: Floats,
+    x: Floats,
+    b: Floats,
+    c: Floats,
+    alpha: Floats,
+    delta: Floats,
+    faults: Flags | None = None,
+) -> tuple[Floats, Floats]:
+    """`state_space_step` for rows of one sequence in order: (state', o), o float32 [rows, H, P].
+
+    As `state_space_step`, each argument but the state with a leading axis of rows; faults
+    bool [rows].
+    """
+    return in_order(state_space_step, state, (x, b, c, alpha, delta), faults)
+
+
+def in_order(
+    step: StepFunction, state: Floats, rows: Sequence[Floats], faults: Flags | None = None
+) -> tuple[Floats, Floats]:
+    """A step for each row in turn: the last state, and every row's output [rows, ...]."""
+    out = []
+    for i in range(len(rows[0])):
         flag = None if faults is None else faults[i : i + 1]
-        state, out[i] = delta_step(state, q[i], k[i], v[i], alpha[i], beta[i], flag)
-    return state, out
+        state, o = step(state, *(x[i] for x in rows), flag)
+        out.append(o)
+    return state, np.stack(out)

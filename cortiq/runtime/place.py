@@ -133,9 +133,15 @@ def _compile_chain(placing: Placing, weights: Mapping[str, Weight]) -> Executabl
 
 
 def _share_of_memory(whole: Program, part: Program, options: CompileOptions) -> CompileOptions:
-    """Give a part the share of the memory limit that its slots take of a row."""
-    if options.memory_limit is None:
+    """Give a part the share of the memory limit that its slots take of a whole sequence.
+
+    A part whose slots do not grow keeps the limit: what they take is small and soon known.
+    """
+    growing = any(slot.bytes_per_row() for slot in part.slots.values())
+    if options.memory_limit is None or not growing:
         return options
-    total = sum(slot.bytes_per_row() for slot in whole.slots.values())
-    mine = sum(slot.bytes_per_row() for slot in part.slots.values())
-    return replace(options, memory_limit=options.memory_limit * mine // total) if mine else options
+    total, mine = (
+        sum(s.bytes_per_row() * whole.context + s.constant_bytes() for s in p.slots.values())
+        for p in (whole, part)
+    )
+    return replace(options, memory_limit=options.memory_limit * mine // total)

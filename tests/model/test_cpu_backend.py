@@ -66,8 +66,8 @@ def stream(executable, prompt=PROMPT, steps=4, wants=WANTS):
 
 
 NO_KERNEL_YET = {
-    "Activation", "Clamp", "EmbedRows", "ExpertBias", "ExpertGain", "Gain", "L2Norm", "Rope",
-    "Route", "ScaleRows", "Shift", "Slice", "Softmax",
+    "Activation", "Clamp", "DeltaRule", "EmbedRows", "ExpertBias", "ExpertGain", "Gain", "L2Norm",
+    "Rope", "Route", "ScaleRows", "Shift", "Slice", "Softmax", "StateSpace",
 }  # fmt: skip
 """Operators that the backend declines, or declines with some of their options."""
 OF_SOME_OPTIONS = {"Activation", "EmbedRows", "Rope", "Route", "Slice"}

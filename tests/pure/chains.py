@@ -100,6 +100,8 @@ BACKENDS = {
     "attend without store": ("Quantise", "MatMul", "Attend", "Rope"),
     "embedding only": ("EmbedRows",),
     "conv and route": ("CausalConv", "Route", "ExpertMatMul"),
+    "delta rule only": ("DeltaRule",),
+    "what a delta rule takes": ("L2Norm", "Activation", "Slice", "Reshape", "MatMul"),
     "nothing": (),
     "every other primitive": tuple(PRIMITIVE_KINDS[::2]),
     "the primitives between": tuple(PRIMITIVE_KINDS[1::2]),

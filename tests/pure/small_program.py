@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cortiq.ir import Builder, Program
+from cortiq.ir import Builder, Program, ops
 from cortiq.ir.graph import Value
 from cortiq.ir.layers import (
     Attention,
@@ -25,9 +25,11 @@ WIDTH, VOCABULARY, CONTEXT, KERNEL = 32, 50, 256, 3
 ROPE = RopeTable(10000.0, 8)
 
 
-def small_program(*, convolution: bool = True, head: bool = False) -> Program:
-    """Two attention layers (one reads the other's slot), a mixture, a convolution if asked for;
-    `head` adds a second entry graph that turns `hidden` and a token into `logits`."""
+def small_program(
+    *, convolution: bool = True, recurrence: bool = True, head: bool = False
+) -> Program:
+    """Two attention layers (one reads the other's slot), a mixture; a convolution and a delta rule
+    if asked for; `head` adds a second entry graph that turns `hidden` and a token into `logits`."""
     b = Builder(context=CONTEXT, facts={"vocab_size": VOCABULARY})
     token, position = b.input("token"), b.input("position")
     x = b.add(Embedding(VOCABULARY, WIDTH), token, name="embed", weights={"table": "embed"})
@@ -36,6 +38,8 @@ def small_program(*, convolution: bool = True, head: bool = False) -> Program:
     if convolution:
         x = _branch(b, x, "layers.1.conv", ShortConv(WIDTH, KERNEL), {"ring": "ring.1"})
     x = _branch(b, x, "layers.1.moe", MoE(WIDTH, 16, 4, Router(2)))
+    if recurrence:
+        x = _delta(b, x, "layers.1.delta")
     x = _attend(b, x, position, "layers.2", slot="kv.2", window=5)
     x = _attend(b, x, position, "layers.3", slot="kv.2", shares_kv=True)
     hidden = b.add(RMSNorm(WIDTH, 1e-6), x, name="hidden", weights={"weight": "norm"})
@@ -68,6 +72,30 @@ def _branch(b: Builder, x: Value, name: str, op, slots=None) -> Value:
     y = _normed(b, x, name)
     weights = {role: f"{name}.{role}" for role in op.weight_shapes()}
     y = b.add(op, y, name=name, weights=weights, slots=slots)
+    return b.add(Residual(), x, y, name=f"{name}_added")
+
+
+def _delta(b: Builder, x: Value, name: str) -> Value:
+    """Two heads of 8 by 8 on one key head, whose five inputs are slices of one product."""
+    y = _normed(b, x, name)
+    y = b.add(Linear(WIDTH, 36), y, name=f"{name}.in", weights={"weight": f"{name}.in"})
+    q, k, v, alpha, beta = (
+        b.add(ops.Slice(start, stop), y, name=f"{name}.{part}")
+        for part, start, stop in (
+            ("q", 0, 8), ("k", 8, 16), ("v", 16, 32), ("a", 32, 34), ("b", 34, 36),
+        )
+    )  # fmt: skip
+    q, k = (b.add(ops.Reshape((1, 8)), part, name=f"{part.name}.heads") for part in (q, k))
+    q, k = (b.add(ops.L2Norm(8, 1e-6), part, name=f"{part.name}.unit") for part in (q, k))
+    v = b.add(ops.Reshape((2, 8)), v, name=f"{name}.v.heads")
+    alpha, beta = (
+        b.add(ops.Activation("sigmoid"), part, name=f"{part.name}.sigmoid")
+        for part in (alpha, beta)
+    )
+    rule, slots = ops.DeltaRule(2, 8, 8, 1), {"state": "state.1"}
+    y = b.add(rule, q, k, v, alpha, beta, name=name, slots=slots)
+    y = b.add(ops.Reshape((16,)), y, name=f"{name}.flat")
+    y = b.add(Linear(16, WIDTH), y, name=f"{name}.out", weights={"weight": f"{name}.out"})
     return b.add(Residual(), x, y, name=f"{name}_added")
 
 

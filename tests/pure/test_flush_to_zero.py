@@ -13,7 +13,7 @@ from cortiq.numerics.codes import Codes, widen_half
 from cortiq.numerics.contract import snap
 from cortiq.numerics.matmul import matmul
 from cortiq.numerics.quantise import Quantised, quantise_rows
-from cortiq.numerics.recurrent import delta_step
+from cortiq.numerics.recurrent import delta_step, state_space_step
 
 KEYS = 1300
 
@@ -75,6 +75,16 @@ def test_delta_step_of_values_of_every_size(seed):
     v, alpha, beta = scattered(rng, 2, 4), scattered(rng, 2, high=0), scattered(rng, 2, high=0)
     for part in (0, 1):
         same_when_flushed(lambda part=part: delta_step(state, q, k, v, alpha, beta)[part])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_state_space_step_of_values_of_every_size(seed):
+    rng = np.random.default_rng(seed)
+    state, x = scattered(rng, 2, 8, 4, high=20), scattered(rng, 2, 4)
+    b, c = (scattered(rng, 1, 8) for _ in "bc")
+    alpha, delta = scattered(rng, 2, high=0), scattered(rng, 2, high=4)
+    for part in (0, 1):
+        same_when_flushed(lambda part=part: state_space_step(state, x, b, c, alpha, delta)[part])
 
 
 def test_half_scales():

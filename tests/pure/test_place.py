@@ -35,7 +35,7 @@ from cortiq.runtime.place import declined_nodes, place, place_split
 
 
 def test_a_memory_limit_is_kept_and_shared() -> None:
-    program, weights = bound(small_program(convolution=False))
+    program, weights = bound(small_program(convolution=False, recurrence=False))
     need = REFERENCE.compile(program, weights, ONE_THREAD).state_bytes(64)
     options = replace(ONE_THREAD, memory_limit=need)
     chain = place_split([(REFERENCE, options)] * 2, program, weights, ["layers.2"])

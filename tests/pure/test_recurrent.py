@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from rational import exact, rounded
 
-from cortiq.numerics.ideal_mixers import causal_conv_ideal, delta_rule_ideal
+from cortiq.numerics.ideal_mixers import causal_conv_ideal, delta_rule_ideal, state_space_ideal
 from cortiq.numerics.recurrent import (
     CONV_UNIT_ERROR,
     DELTA_TYPICAL_ERROR,
+    STATE_SPACE_TYPICAL_ERROR,
     causal_conv,
     conv_history,
     delta_rule,
     delta_step,
+    state_space,
+    state_space_step,
 )
 
 
@@ -121,11 +125,12 @@ def test_a_delta_step_equals_its_definition_in_rational_arithmetic(per_channel):
     state = delta_case(1, 1, 3, 2)[0]
     after, out = delta_step(state, *case)
     q, k, v, alpha, beta = ([exact(n) for n in np.ravel(x)] for x in case)
+    alpha = [alpha[i % len(alpha)] for i in range(3)]
     for j in range(2):
-        s = [rounded(exact(state[0, i, j]) * alpha[i % len(alpha)]) for i in range(3)]
-        m = sum3([rounded(s[i] * k[i]) for i in range(3)])
+        old = [exact(state[0, i, j]) for i in range(3)]
+        m = sum3([rounded(old[i] * rounded(k[i] * alpha[i])) for i in range(3)])
         d = rounded(rounded(v[j] - m) * beta[0])
-        s = [rounded(s[i] + rounded(k[i] * d)) for i in range(3)]
+        s = [rounded(rounded(old[i] * alpha[i]) + rounded(k[i] * d)) for i in range(3)]
         assert [exact(x) for x in after[0, :, j]] == s
         assert exact(out[0, j]) == sum3([rounded(s[i] * q[i]) for i in range(3)])
 
@@ -138,6 +143,69 @@ def test_delta_rule_is_close_to_float64(per_channel):
     for ours, ideal in ((state, ideal_state), (out, ideal_out)):
         error = np.abs(ours - ideal).max() / np.abs(ideal).max()
         assert 0 < error <= DELTA_TYPICAL_ERROR
+
+
+def test_a_head_takes_the_key_of_its_group():
+    state, q, k, *rest = delta_case(heads=6)
+    few = delta_rule(state, q[:, :2], k[:, :2], *rest)
+    many = delta_rule(state, *(np.repeat(x[:, :2], 3, axis=1) for x in (q, k)), *rest)
+    assert all(same(a, b) for a, b in zip(few, many, strict=True))
+    wide = delta_rule_ideal(state, q[:, :2], k[:, :2], *rest)
+    assert np.abs(few[1] - wide[1]).max() <= DELTA_TYPICAL_ERROR * np.abs(wide[1]).max()
+
+
+def state_space_case(rows=64, heads=4, groups=2, p=8, n=16):
+    """Normal inputs, steps in (0, 1), decays e^(−step)."""
+    delta = np.random.default_rng(5).uniform(0, 1, (rows, heads)).astype(np.float32)
+    return (
+        normal(heads, n, p), normal(rows, heads, p, seed=1), normal(rows, groups, n, seed=2),
+        normal(rows, groups, n, seed=3), np.exp(-delta), delta,
+    )  # fmt: skip
+
+
+def test_a_state_space_step_equals_its_definition_in_rational_arithmetic():
+    state, *rows = state_space_case(1, 1, 1, 2, 3)
+    after, out = state_space_step(state, *(x[0] for x in rows))
+    x, b, c, alpha, delta = ([exact(n) for n in np.ravel(row)] for row in rows)
+    for j in range(2):
+        u = rounded(delta[0] * x[j])
+        kept = [rounded(exact(state[0, n, j]) * alpha[0]) for n in range(3)]
+        s = [rounded(kept[n] + rounded(b[n] * u)) for n in range(3)]
+        assert [exact(v) for v in after[0, :, j]] == s
+        assert exact(out[0, j]) == sum3([rounded(s[n] * c[n]) for n in range(3)])
+
+
+def test_a_state_space_is_close_to_float64_and_in_chunks_the_same():
+    state, *rows = state_space_case()
+    whole = state_space(state, *rows)
+    for ours, ideal in zip(whole, state_space_ideal(state, *rows), strict=True):
+        error = np.abs(ours - ideal).max() / np.abs(ideal).max()
+        assert 0 < error <= STATE_SPACE_TYPICAL_ERROR
+    middle, first = state_space(state, *(x[:7] for x in rows))
+    end, second = state_space(middle, *(x[7:] for x in rows))
+    assert same(end, whole[0])
+    assert same(np.concatenate([first, second]), whole[1])
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_delta_rule_equals_transformers(per_channel):
+    """Their recurrent functions, in double, on the same rows."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    name = "kimi_linear" if per_channel else "qwen3_next"
+    code = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    theirs = (
+        code.recurrent_kimi_delta_attention
+        if per_channel
+        else code.torch_recurrent_gated_delta_rule
+    )
+    state, q, k, v, alpha, beta = delta_case(dk=16, per_channel=per_channel)
+    wide = [torch.tensor(x, dtype=torch.float64)[None] for x in (q * 4, k, v, np.log(alpha), beta)]
+    start = torch.tensor(state, dtype=torch.float64)[None]
+    out, end = theirs(*wide, initial_state=start, output_final_state=True)
+    ideal_state, ideal = delta_rule_ideal(state, q, k, v, alpha, beta)
+    np.testing.assert_allclose(out[0].numpy(), ideal, atol=1e-6)
+    np.testing.assert_allclose(end[0].numpy(), ideal_state, atol=1e-6)
 
 
 @pytest.mark.parametrize("cut", [1, 7, 63])

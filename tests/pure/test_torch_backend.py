@@ -28,8 +28,8 @@ OWN_ORDER = {
 
 
 NO_KERNEL_YET = {
-    "Activation", "Clamp", "EmbedRows", "ExpertBias", "ExpertGain", "Gain", "L2Norm", "Rope",
-    "Route", "ScaleRows", "Shift", "Slice", "Softmax",
+    "Activation", "Clamp", "DeltaRule", "EmbedRows", "ExpertBias", "ExpertGain", "Gain", "L2Norm",
+    "Rope", "Route", "ScaleRows", "Shift", "Slice", "Softmax", "StateSpace",
 }  # fmt: skip
 """Operators that the backend declines, or declines with some of their options."""
 

@@ -23,11 +23,12 @@ from cortiq.backend import (
 )
 from cortiq.backend.admission import drawn_token, groups_of, refusals, token_of, vocabulary_of
 from cortiq.errors import RequestError
-from cortiq.ir import KVRows, Program, Ring, primitives_of
+from cortiq.ir import Program, Recurrent, Ring, primitives_of
 from cortiq.numerics.layouts import Weight
 from cortiq_reference.kernels import KERNELS, Kernels
 from cortiq_reference.placement import REFERENCE, placement_of
 from cortiq_reference.plan import Plan
+from cortiq_reference.recurrent_store import COPIES
 from cortiq_reference.run import Run
 from cortiq_reference.state import ReferenceState
 from cortiq_reference.wants import WANTS, Answers
@@ -99,7 +100,7 @@ class ReferenceExecutable:
         """Memory one sequence of this many rows takes."""
         page = self.options.page_rows
         whole = -(-rows // page) * page
-        return sum(_row_bytes(slot) * whole for slot in self.program.slots.values())
+        return sum(_slot_bytes(slot, whole) for slot in self.program.slots.values())
 
     def free_bytes(self) -> int:
         """Memory left for sequences: the limit's rest, or what the machine has free."""
@@ -178,7 +179,8 @@ class ReferenceExecutable:
         return isinstance(state, ReferenceState) and state.owner is self and state.alive
 
 
-def _row_bytes(slot: Any) -> int:
-    if isinstance(slot, KVRows):
-        return slot.bytes_per_row()
-    return slot.width * 4 if isinstance(slot, Ring) else 0
+def _slot_bytes(slot: Any, rows: int) -> int:
+    """Memory of a slot's store; a ring keeps all its rows."""
+    if isinstance(slot, Recurrent):
+        return COPIES * slot.constant_bytes()
+    return rows * (slot.width * 4 if isinstance(slot, Ring) else slot.bytes_per_row())

@@ -16,7 +16,12 @@ import numpy.typing as npt
 from cortiq.errors import GraphError, RequestError
 from cortiq.ir import Op, Program, ops, primitives_of
 from cortiq.numerics import ideal
-from cortiq.numerics.ideal_mixers import causal_conv_ideal, weight_ideal
+from cortiq.numerics.ideal_mixers import (
+    causal_conv_ideal,
+    delta_rule_ideal,
+    state_space_ideal,
+    weight_ideal,
+)
 from cortiq.numerics.layouts import Weight, decode, floats
 
 Doubles = npt.NDArray[np.float64]
@@ -150,6 +155,16 @@ def _conv(node: Node, x: Doubles) -> Doubles:
     return causal_conv_ideal(history, x, taps, node.vector("bias"))
 
 
+def _delta_rule(node: Node, *rows: Doubles) -> Doubles:
+    op = node.op
+    return delta_rule_ideal(np.zeros((op.heads, op.key_dim, op.value_dim)), *rows)[1]
+
+
+def _state_space(node: Node, *rows: Doubles) -> Doubles:
+    op = node.op
+    return state_space_ideal(np.zeros((op.heads, op.state_dim, op.head_dim)), *rows)[1]
+
+
 def _rms_norm(node: Node, x: Doubles) -> Doubles:
     weight = node.vector("weight")
     return ideal.rms_norm(x, None if weight is None else weight + node.op.offset, node.op.eps)
@@ -219,6 +234,8 @@ FORMULAS: dict[type[Op], Callable[..., Any]] = {
     ops.Clamp: lambda node, x: ideal.clamp(x, node.op.low, node.op.high),
     ops.L2Norm: lambda node, x: ideal.l2_norm(x, node.op.eps),
     ops.Softmax: lambda node, x: ideal.softmax(x),
+    ops.DeltaRule: _delta_rule,
+    ops.StateSpace: _state_space,
     ops.ExpertGain: _expert_gain,
     ops.ExpertBias: lambda node, x, index: x + dequantise(node.weights["bias"])[index],
 }

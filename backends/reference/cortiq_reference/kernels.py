@@ -152,6 +152,20 @@ def _causal_conv(call: Call, x: Floats) -> Floats:
     return out
 
 
+def _recurrent(step: recurrent.StepFunction) -> Callable[..., Floats]:
+    """A kernel that feeds each sequence's rows to its state in order."""
+
+    def kernel(call: Call, *rows: Floats) -> Floats:
+        outputs = []
+        for segment in call.segments:
+            cut = slice(segment.start, segment.stop)
+            store = segment.state.recurrent(call.slots["state"])
+            outputs.append(store.advance(step, tuple(x[cut] for x in rows), call.faults[cut]))
+        return np.concatenate(outputs)
+
+    return kernel
+
+
 def _route(call: Call, scores: Floats) -> tuple[Ints, Floats]:
     bias, mask = call.weights.get("bias"), call.weights.get("mask")
     return route.route(scores, call.op.router, bias, call.faults, mask)
@@ -199,6 +213,8 @@ KERNELS: Kernels = {
     ops.Clamp: lambda call, x: scaling.clamp(x, call.op.low, call.op.high),
     ops.L2Norm: lambda call, x: norms.l2_norm(x, call.op.eps, call.faults),
     ops.Softmax: lambda call, x: route.softmax(x, faults=call.faults),
+    ops.DeltaRule: _recurrent(recurrent.delta_step),
+    ops.StateSpace: _recurrent(recurrent.state_space_step),
     ops.ExpertGain: _expert_gain,
     ops.ExpertBias: lambda call, x, index: scalar.add(x, call.weights["bias"][index], call.faults),
 }

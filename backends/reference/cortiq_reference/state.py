@@ -10,7 +10,8 @@ import numpy as np
 from cortiq.backend import ExportedState
 from cortiq.errors import RequestError
 from cortiq.numerics.contract import Ints
-from cortiq_reference.stores import KVStore, RingStore, Store, arrays, open_store
+from cortiq_reference.recurrent_store import RecurrentStore
+from cortiq_reference.stores import KVStore, RingStore, Store, arrays, held_bytes, open_store
 
 if TYPE_CHECKING:
     from cortiq_reference.executable import ReferenceExecutable
@@ -73,12 +74,18 @@ class ReferenceState:
         assert isinstance(store, RingStore)
         return store
 
+    def recurrent(self, name: str) -> RecurrentStore:
+        """The store of a `Recurrent` slot."""
+        store = self.stores[name]
+        assert isinstance(store, RecurrentStore)
+        return store
+
     def _each_store(self) -> list[Store]:
         return list(self.stores.values())
 
     def nbytes(self) -> int:
         """Memory held."""
-        return sum(part.data.nbytes for store in self._each_store() for part in arrays(store))
+        return sum(held_bytes(store) for store in self._each_store())
 
     def advance(self, entry: str, tokens: Ints) -> None:
         """Count rows that the stores now hold."""

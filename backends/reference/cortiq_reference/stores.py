@@ -10,8 +10,9 @@ import numpy.typing as npt
 from cortiq.backend import KVPlanes
 from cortiq.errors import RequestError
 from cortiq.ir import KVRows, Recurrent, Ring, Slot
-from cortiq.numerics.contract import F32, Flags, Floats, snap
+from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.quantise import ZERO_ROW_EXPONENT, Quantised, from_planes, planes
+from cortiq_reference.recurrent_store import RecurrentStore, checked
 
 MAX_Q = 32512
 EXPONENTS = (ZERO_ROW_EXPONENT, 36)
@@ -136,7 +137,7 @@ class RingStore:
             raise RequestError(f"the exported state has another ring than {wanted}")
         kept = min(self.slot.length, length)
         self.base, self.length = length - kept, length - kept
-        self.append(_checked(rows)[self.slot.length - kept :])
+        self.append(checked(rows)[self.slot.length - kept :])
 
 
 def _imported(
@@ -152,15 +153,7 @@ def _imported(
     return rows
 
 
-def _checked(values: Floats) -> Floats:
-    faults: Flags = np.zeros(1, np.bool_)
-    snapped = snap(np.ascontiguousarray(values, F32)[None], faults)[0]
-    if faults.any():
-        raise RequestError("the exported state holds a value that is not finite or too large")
-    return snapped
-
-
-Store = KVStore | RingStore
+Store = KVStore | RingStore | RecurrentStore
 
 
 def open_store(slot: Slot, page: int, poison: bool) -> Store:
@@ -170,7 +163,7 @@ def open_store(slot: Slot, page: int, poison: bool) -> Store:
     if isinstance(slot, Ring):
         return RingStore(slot, page, poison)
     if isinstance(slot, Recurrent):
-        raise RequestError("the reference keeps no recurrent slots yet")
+        return RecurrentStore(slot)
     raise RequestError(f"unknown slot kind {type(slot).__name__}")
 
 
@@ -178,4 +171,10 @@ def arrays(store: Store) -> list[Rows]:
     """The arrays of a store."""
     if isinstance(store, KVStore):
         return [store.k, store.v, store.k_exponent, store.v_exponent]
-    return [store.rows]
+    return [store.rows] if isinstance(store, RingStore) else []
+
+
+def held_bytes(store: Store) -> int:
+    """Memory of a store."""
+    constant = store.nbytes() if isinstance(store, RecurrentStore) else 0
+    return constant + sum(part.data.nbytes for part in arrays(store))

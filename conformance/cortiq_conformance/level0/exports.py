@@ -15,7 +15,7 @@ from cortiq_conformance import wants as want_arrays
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.compare import Divergence
 from cortiq_conformance.drives import Bench, Feed, advance
-from cortiq_conformance.level0.states import CUT, STAGE, probes
+from cortiq_conformance.level0.states import CUT, OPERATORS, STAGE, probes
 from cortiq_conformance.oracle import Oracle
 from cortiq_conformance.probes import Probe
 from cortiq_conformance.source import Source
@@ -29,7 +29,7 @@ ROWS = 100
 def cases() -> Iterator[Case]:
     """A case for each kind of slot."""
     for slot, probe in probes().items():
-        op = "Attend" if slot == "attention" else "CausalConv"
+        op = OPERATORS[slot]
         name = f"level0/export[{slot}, the canonical layout out and in]"
         yield Case(name, 0, "export", op, partial(_build, probe), STAGE)
 

@@ -17,7 +17,7 @@ from cortiq_conformance.compare import Divergence
 from cortiq_conformance.drives import Feed, Together
 from cortiq_conformance.flush import available
 from cortiq_conformance.guard import Guard
-from cortiq_conformance.level0 import elementwise, matrices, scaling, sequences
+from cortiq_conformance.level0 import elementwise, matrices, recurrences, scaling, sequences
 from cortiq_conformance.materials import extreme, typical
 from cortiq_conformance.probes import Probe, floats, one, through_quantise
 from cortiq_conformance.source import Source
@@ -51,6 +51,8 @@ PROBES: dict[str, Callable[[Source], Probe]] = {
     "CausalConv": lambda s: sequences.conv(s),
     "Route": lambda s: matrices.route(s, Router(3), False),
     "CombineExperts": matrices.combine,
+    "DeltaRule": lambda s: recurrences.PROBES["DeltaRule"](),
+    "StateSpace": lambda s: recurrences.PROBES["StateSpace"](),
     "Gain": lambda s: scaling.gain(s, 48, "value", (2, 48)),
     "ScaleRows": scaling.scale_rows,
     "Shift": lambda s: one(ops.Shift(1.0), {"x": floats(64)}),

@@ -8,6 +8,7 @@ from functools import partial
 
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.drives import Chunks, Drive, Together
+from cortiq_conformance.level0.recurrences import PROBES
 from cortiq_conformance.level0.sequences import attention, conv
 from cortiq_conformance.moves import Export, Fork, Rewind, Snapshot
 from cortiq_conformance.probes import Probe
@@ -34,13 +35,22 @@ def probes() -> dict[str, Callable[[Source], Probe]]:
     return {
         "attention": lambda source: attention((2, 1, 8, 8)),
         "convolution": lambda source: conv(source),
+        "delta rule": lambda source: PROBES["DeltaRule"](),
+        "state space": lambda source: PROBES["StateSpace"](),
     }
+
+
+OPERATORS = {
+    "attention": "Attend", "convolution": "CausalConv", "delta rule": "DeltaRule",
+    "state space": "StateSpace",
+}  # fmt: skip
+"""The operator that each program is of."""
 
 
 def cases() -> Iterator[Case]:
     """State cases of level 0."""
     for slot, probe in probes().items():
-        op = "Attend" if slot == "attention" else "CausalConv"
+        op = OPERATORS[slot]
         for family, drives in DRIVES.items():
             for what, drive in drives.items():
                 yield Case(f"level0/{family}[{slot}, {what}]", 0, family, op,

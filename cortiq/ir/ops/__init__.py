@@ -42,6 +42,7 @@ PRIMITIVES: tuple[type[Op], ...] = (
     EmbedRows, Quantise, MatMul, HeadMatMul, ExpertMatMul, Add, Multiply, Scale, Bias, Activation,
     SoftCap, RMSNorm, LayerNorm, Rope, StoreKV, Attend, CausalConv, Route, CombineExperts, Slice,
     Concat, Reshape, Gain, ScaleRows, Shift, Clamp, L2Norm, Softmax, ExpertGain, ExpertBias,
+    DeltaRule, StateSpace,
 )  # fmt: skip
 """Every primitive a backend can be asked for."""
 

@@ -1,0 +1,133 @@
+"""Primitives whose state every position replaces: the delta rule and the state-space step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from cortiq.ir import Op, Type, ops
+from cortiq.numerics.contract import F32
+from cortiq.numerics.scalar import sigmoid
+from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.drives import Feed
+from cortiq_conformance.probes import Probe, floats, one
+from cortiq_conformance.source import Source
+
+ROWS = 40
+NEAR_ONE = F32(4)
+"""What is added to numbers before a sigmoid makes them decays."""
+
+
+def cases() -> Iterator[Case]:
+    """Recurrent cases of level 0."""
+    for what, op in DELTA_RULES.items():
+        for decay in ("a head", "a channel"):
+            probe = partial(delta_rule, op, decay == "a channel")
+            yield _case("DeltaRule", f"{what}, a decay {decay}", partial(_typical, probe))
+    for what, space in STATE_SPACES.items():
+        yield _case("StateSpace", what, partial(_typical, partial(state_space, space)))
+    for what, probe in PROBES.items():
+        name = f"exponents from -20 to 8, {what}"
+        yield _case(what, name, partial(_spread, probe))
+        yield _case(what, f"states that decay to nothing, {what}", partial(_forgotten, probe))
+
+
+def _case(op: str, what: str, build: Callable[[Source], Scenario]) -> Case:
+    return Case(f"level0/{op}[{what}]", 0, op, op, build)
+
+
+DELTA_RULES = {
+    "2 heads of 16 by 8": ops.DeltaRule(2, 16, 8),
+    "6 heads on 2 key heads": ops.DeltaRule(6, 8, 12, 2),
+    "keys of 128": ops.DeltaRule(1, 128, 32),
+    "keys of 5, values of 3": ops.DeltaRule(3, 5, 3),
+    "keys of 300, more than the lanes of a sum": ops.DeltaRule(1, 300, 4),
+}
+STATE_SPACES = {
+    "2 heads of 16, a state of 8": ops.StateSpace(2, 16, 8),
+    "6 heads in 2 groups": ops.StateSpace(6, 8, 12, 2),
+    "a state of 128": ops.StateSpace(2, 32, 128),
+    "heads of 3, a state of 5": ops.StateSpace(3, 3, 5),
+}
+
+
+class Recurrence(Probe):
+    """A probe whose rows are like those of models: unit keys, decays below 1, positive steps."""
+
+    def feed(self, source: Source, rows: int, amplitude: float = 1.0) -> Feed:
+        """Rows that keep a state alive."""
+        feed = super().feed(source, rows, amplitude)
+        inputs = dict(feed.inputs)
+        for name in inputs.keys() & {"q", "k", "b", "c"}:
+            width = inputs[name].shape[-1]
+            inputs[name] = inputs[name] * F32(2.0 ** -(width.bit_length() // 2))
+        for name, shift in (("alpha", NEAR_ONE), ("beta", F32(0)), ("delta", F32(0))):
+            if name in inputs:
+                inputs[name] = sigmoid(inputs[name] + shift)
+        return Feed(feed.tokens, inputs)
+
+
+def _probe(op: Op, inputs: Mapping[str, Type]) -> Recurrence:
+    plain = one(op, inputs)
+    return Recurrence(plain.program, plain.weights, plain.inputs, plain.limits)
+
+
+def delta_rule(op: ops.DeltaRule, channels: bool = False) -> Recurrence:
+    """A delta rule over rows that supply everything."""
+    keys, decay = floats(op.groups, op.key_dim), (op.heads, op.key_dim)
+    return _probe(op, {
+        "q": keys, "k": keys, "v": floats(op.heads, op.value_dim),
+        "alpha": floats(*decay) if channels else floats(op.heads), "beta": floats(op.heads),
+    })  # fmt: skip
+
+
+def state_space(op: ops.StateSpace) -> Recurrence:
+    """A state space over rows that supply everything."""
+    shared, numbers = floats(op.groups, op.state_dim), floats(op.heads)
+    return _probe(op, {
+        "x": floats(op.heads, op.head_dim), "b": shared, "c": shared, "alpha": numbers,
+        "delta": numbers,
+    })  # fmt: skip
+
+
+PROBES: Mapping[str, Callable[[], Recurrence]] = {
+    "DeltaRule": lambda: delta_rule(ops.DeltaRule(4, 8, 6, 2)),
+    "StateSpace": lambda: state_space(ops.StateSpace(4, 6, 8, 2)),
+}
+"""A small program of each kind."""
+
+
+def _typical(make: Callable[[], Recurrence], source: Source) -> Scenario:
+    return make().scenario(source, ROWS)
+
+
+def _changed(probe: Recurrence, source: Source, **inputs: np.ndarray) -> Scenario:
+    scenario = probe.scenario(source, ROWS)
+    (feed,) = scenario.feeds
+    return replace(scenario, feeds=[Feed(feed.tokens, {**feed.inputs, **inputs})])
+
+
+def _spread(make: Callable[[], Recurrence], source: Source) -> Scenario:
+    """Values of every size, whose products run through many exponents."""
+    probe = make()
+    spread = {
+        name: source.spread(ROWS, *kind.shape, low=-20, high=8)
+        for name, kind in probe.inputs.items()
+        if name in ("q", "b", "c", "v", "x")
+    }
+    return _changed(probe, source, **spread)
+
+
+def _forgotten(make: Callable[[], Recurrence], source: Source) -> Scenario:
+    """Nothing is written from the third row on, and every row keeps a hundredth."""
+    probe = make()
+    quiet: dict[str, np.ndarray] = {}
+    for name in probe.inputs.keys() & {"beta", "delta"}:
+        quiet[name] = np.where(np.arange(ROWS)[:, None] < 3, F32(0.9), F32(0)) * np.ones(
+            (ROWS, *probe.inputs[name].shape), F32
+        )
+    quiet["alpha"] = np.full((ROWS, *probe.inputs["alpha"].shape), F32(0.01))
+    return _changed(probe, source, **quiet)
