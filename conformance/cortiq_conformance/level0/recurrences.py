@@ -25,8 +25,8 @@ def cases() -> Iterator[Case]:
     """Recurrent cases of level 0."""
     for what, op in DELTA_RULES.items():
         for decay in ("a head", "a channel"):
-            probe = partial(delta_rule, op, decay == "a channel")
-            yield _case("DeltaRule", f"{what}, a decay {decay}", partial(_typical, probe))
+            make = partial(delta_rule, op, decay == "a channel")
+            yield _case("DeltaRule", f"{what}, a decay {decay}", partial(_typical, make))
     for what, space in STATE_SPACES.items():
         yield _case("StateSpace", what, partial(_typical, partial(state_space, space)))
     for what, probe in PROBES.items():
