@@ -39,12 +39,14 @@ def inspect(model: str | None, families: bool, full: bool, check: bool, **option
 
 
 def _print_families() -> None:
-    from cortiq.models.registry import families, family_name
+    from cortiq.models.registry import describe_families
     from cortiq.plugins import default_plugins
 
-    known = families(default_plugins().families)
-    rows = [(architecture, family_name(module)) for architecture, module in known.items()]
-    print_table(("architecture", "family"), rows)
+    rows = [
+        (info.name, ", ".join(info.architectures), ", ".join(info.gguf))
+        for info in describe_families(default_plugins().families)
+    ]
+    print_table(("family", "architectures", "of these in GGUF"), rows)
 
 
 def _inspect(
@@ -69,10 +71,14 @@ def _inspect(
 
 
 def _summary(source: Source) -> Iterator[str]:
+    from cortiq.ir.printer import describe_rope, rope_tables
+
     sizes: Counter[str] = Counter()
     for spec in source.program.weights.values():
         sizes[spec.layout or "?"] += prod(spec.shape)
     listed = ", ".join(f"{layout} {size / 1e6:.2f}" for layout, size in sizes.most_common())
+    for table in rope_tables(source.program):
+        yield f"rope: {describe_rope(table)}"
     row = sum(slot.bytes_per_row() for slot in source.program.slots.values())
     yield f"weights: {sum(sizes.values()) / 1e6:.2f} million, of these {listed}"
     yield f"state: {byte_count(row)} a token, {byte_count(row * source.program.context)} in all"

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import groupby
 
+from cortiq.ir.decompose import primitives_of
 from cortiq.ir.graph import Graph, Node, Program
+from cortiq.ir.ops import Rope
+from cortiq.numerics.rope import RopeTable
+from cortiq.numerics.rope_scaling import Default, FrequencyFactors, LongRope, NTKAlpha
 
 _INDEX = re.compile(r"\.(\d+)(?=\.|$)")
 
@@ -18,6 +23,31 @@ def print_program(program: Program, *, full: bool = False) -> str:
     for graph in program.graphs.values():
         lines += ["", *print_graph(graph, full=full)]
     return "\n".join(lines)
+
+
+def rope_tables(program: Program) -> list[RopeTable]:
+    """The rotary tables that a program's graphs use, each once."""
+    nodes = (node for graph in primitives_of(program).graphs.values() for node in graph.nodes)
+    return list(dict.fromkeys(node.op.table for node in nodes if isinstance(node.op, Rope)))
+
+
+def describe_rope(table: RopeTable) -> str:
+    """A rotary table in a sentence; rules that look at a length say what was chosen by it."""
+    scaling = table.scaling
+    text = f"base {table.base:g}, {table.dim} dimensions"
+    match scaling:
+        case Default():
+            return text
+        case LongRope():
+            list_, sign = ("long", ">") if scaling.takes_long else ("short", "≤")
+            compared = f"{scaling.declared_context} {sign} {scaling.original_context}"
+            return f"{text}, longrope with its {list_} factors: context {compared}, fixed at load"
+        case NTKAlpha(alpha):
+            return f"{text}, base stretched by alpha {alpha:g} for every length, fixed at load"
+        case FrequencyFactors():
+            return f"{text}, each frequency divided by the file's own factor"
+    values = (f"{f.name} {getattr(scaling, f.name)}" for f in fields(scaling))
+    return f"{text}, {type(scaling).__name__.lower()}: {', '.join(values)}"
 
 
 def print_graph(graph: Graph, *, full: bool = False) -> list[str]:

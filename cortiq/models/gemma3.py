@@ -17,6 +17,7 @@ from cortiq.models.rope import rope_table
 from cortiq.numerics.rope import RopeTable
 
 ARCHITECTURES = ("gemma3", "gemma3_text")
+GGUF = ("gemma3",)
 KEYS = Keys(
     aliases={"_sliding_window_pattern": "sliding_window_pattern"},
     gguf={

@@ -14,6 +14,7 @@ from cortiq.models.rope import rope_table
 from cortiq.numerics.rope import RopeTable
 
 ARCHITECTURES = ("hunyuan_v1_dense", "hunyuan-dense")
+GGUF = ("hunyuan-dense",)
 KEYS = Keys(
     same_as={"attention_head_dim": "head_dim"},
     harmless=frozenset({

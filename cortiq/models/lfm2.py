@@ -15,6 +15,7 @@ from cortiq.models.parts import ATTENTION, Decoder
 from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("lfm2",)
+GGUF = ("lfm2",)
 KEYS = Keys(
     aliases={"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"},
     same_as={

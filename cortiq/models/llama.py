@@ -12,6 +12,7 @@ from cortiq.models.parts import Decoder, activation
 from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("llama", "mistral")
+GGUF = ("llama",)
 KEYS = Keys(
     defaults={
         "mistral": {

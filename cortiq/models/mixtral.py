@@ -15,6 +15,7 @@ from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("mixtral", "llama+experts")
+GGUF = ("llama+experts",)
 KEYS = Keys()
 NAMES = Names(
     gguf={

@@ -73,13 +73,24 @@ def families(extra: Sequence[ModuleType] = ()) -> dict[str, ModuleType]:
     return {name: module for module in [*modules, *extra] for name in module.ARCHITECTURES}
 
 
+def gguf_architectures(family: ModuleType) -> tuple[str, ...]:
+    """Those of a family's architectures that GGUF files have: all, unless the module has `GGUF`."""
+    return getattr(family, "GGUF", family.ARCHITECTURES)
+
+
 @dataclass(frozen=True)
 class FamilyInfo:
-    """A family for a list: its name, the architectures it reads, and a line about it."""
+    """A family for a list: its name, the architectures it reads, and a line about it.
+
+    Attributes
+    ----------
+    gguf : those of the architectures that are read from GGUF files.
+    """
 
     name: str
     architectures: tuple[str, ...]
     summary: str
+    gguf: tuple[str, ...]
 
 
 def describe_families(extra: Sequence[ModuleType] = ()) -> list[FamilyInfo]:
@@ -88,7 +99,12 @@ def describe_families(extra: Sequence[ModuleType] = ()) -> list[FamilyInfo]:
     for architecture, module in families(extra).items():
         listed.setdefault(module, []).append(architecture)
     return [
-        FamilyInfo(family_name(module), tuple(names), (module.__doc__ or "").partition("\n")[0])
+        FamilyInfo(
+            family_name(module),
+            tuple(names),
+            (module.__doc__ or "").partition("\n")[0],
+            tuple(name for name in gguf_architectures(module) if name in names),
+        )
         for module, names in listed.items()
     ]
 
@@ -112,6 +128,11 @@ def family_for(checkpoint: Checkpoint, extra: Sequence[ModuleType] = ()) -> Modu
     if name not in known:
         message = f"architecture {name!r} is not supported"
         raise UnsupportedError(message, where=place(checkpoint), hint=f"supported: {list(known)}")
+    if checkpoint.kind == "gguf" and name not in gguf_architectures(known[name]):
+        message = f"GGUF files of the architecture {name!r} are not supported"
+        raise UnsupportedError(
+            message, where=place(checkpoint), hint="take the Hugging Face folder"
+        )
     return known[name]
 
 

@@ -81,6 +81,11 @@ class LongRope:
     factor: float | None = None
     attention_factor: float | None = None
 
+    @property
+    def takes_long(self) -> bool:
+        """Whether the long list was chosen."""
+        return self.declared_context > self.original_context
+
 
 @dataclass(frozen=True)
 class Proportional:
@@ -235,8 +240,8 @@ def _frequencies(base: float, dim: int, scaling: Scaling) -> list[Decimal]:
             pairs = zip(powers, ramp, strict=True)
             return [f / exact(factor) * share + f * (1 - share) for f, share in pairs]
         case LongRope():
-            long = scaling.declared_context > scaling.original_context
-            return divided(powers, scaling.long_factors if long else scaling.short_factors)
+            chosen = scaling.long_factors if scaling.takes_long else scaling.short_factors
+            return divided(powers, chosen)
         case Proportional(partial, factor):
             rotated = int(partial * dim // 2)
             turning = [f / exact(factor) for f in powers[:rotated]]

@@ -418,8 +418,9 @@ def test_plugin_file_that_does_not_load_is_named(tmp_path):
 def test_families_are_listed():
     done = run("inspect", "--families")
     assert done.returncode == 0
-    assert done.stdout.splitlines()[0] == "architecture\tfamily"
-    assert {"llama\tllama", "gemma3_text\tgemma3"} <= set(done.stdout.splitlines())
+    lines = done.stdout.splitlines()
+    assert lines[0] == "family\tarchitectures\tof these in GGUF"
+    assert {"llama\tllama, mistral\tllama", "gemma3\tgemma3, gemma3_text\tgemma3"} <= set(lines)
 
 
 def test_harness_that_is_not_installed_is_said(monkeypatch, capsys):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,13 @@ def test_sentence_of_the_last_block_is_what_is_printed(monkeypatch, capsys):
     blocks = BLOCK.findall((ROOT / "docs/python-api.md").read_text("utf-8"))
     exec("\n".join([blocks[0], blocks[-1]]), {})
     assert capsys.readouterr().out.splitlines()[-1] in blocks[-1]
+
+
+def test_the_table_of_families_is_what_the_registry_says():
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "model_table.py"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_variables_on_the_page_are_those_of_the_options():

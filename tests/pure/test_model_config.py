@@ -237,7 +237,14 @@ def test_plugins_add_families_and_unknown_architectures_are_named():
     assert set(families([other])) - set(families()) == {"other"}
     info = describe_families([other])[-1]
     assert (info.name, info.architectures) == ("other_family", ("other",))
-    assert info.summary == "Another family."
+    assert info.summary == "Another family." and info.gguf == ("other",)
+
+
+def test_gguf_files_of_names_that_only_folders_have_are_refused():
+    with pytest.raises(UnsupportedError, match="GGUF files of the architecture 'mistral'"):
+        family_for(GGUF("mistral", GGUF_LLAMA, {}))
+    for info in describe_families():
+        assert set(info.gguf) <= set(info.architectures)
 
 
 @pytest.mark.parametrize("family", OWN)

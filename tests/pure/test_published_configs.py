@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cortiq.ir.layers import Attention, LatentAttention
+from cortiq.ir.printer import describe_rope
 from cortiq.models.config import config_from_json
 from cortiq.models.registry import families
 from cortiq.numerics.rope_scaling import Default, LongRope, NTKAlpha
@@ -153,7 +154,10 @@ def test_rope_rules_are_fixed_by_the_declared_context():
     assert float(short.frequencies[5]) == pytest.approx(powers)
     assert float(long.frequencies[5]) == pytest.approx(powers / 1.5)
     assert short.amplitude == long.amplitude == pytest.approx((1 + 5 / 12) ** 0.5)
+    assert describe_rope(short).endswith("its short factors: context 4096 ≤ 4096, fixed at load")
+    assert describe_rope(long).endswith("its long factors: context 4097 > 4096, fixed at load")
     assert mixers(HUNYUAN)[0].rope.scaling == NTKAlpha(1000.0)
+    assert "alpha 1000 for every length" in describe_rope(mixers(HUNYUAN)[0].rope)
     assert mixers(PHI3)[0].rope.scaling == Default()
     assert mixers(MINICPM3)[0].rope.amplitude == 1
 
