@@ -13,6 +13,9 @@ from cortiq.errors import CortiqError
 
 if TYPE_CHECKING:
     from cortiq.options import GenerateOptions, LoadOptions, ScoreOptions
+    from cortiq.receipts.record import Receipt
+    from cortiq.receipts.replay import Verification
+    from cortiq.receipts.verify import verify
     from cortiq.runtime.generate import Generation
     from cortiq.runtime.load import load
     from cortiq.runtime.model import Model
@@ -26,10 +29,13 @@ __all__ = [
     "Generation",
     "LoadOptions",
     "Model",
+    "Receipt",
     "Score",
     "ScoreOptions",
+    "Verification",
     "__version__",
     "load",
+    "verify",
 ]
 
 _LAZY = {
@@ -37,6 +43,9 @@ _LAZY = {
     "Model": "cortiq.runtime.model",
     "Generation": "cortiq.runtime.generate",
     "Score": "cortiq.runtime.score",
+    "Receipt": "cortiq.receipts.record",
+    "Verification": "cortiq.receipts.replay",
+    "verify": "cortiq.receipts.verify",
     "LoadOptions": "cortiq.options",
     "GenerateOptions": "cortiq.options",
     "ScoreOptions": "cortiq.options",

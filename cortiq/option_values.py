@@ -28,6 +28,7 @@ class Spec:
     repeated : a tuple of values: the flag may be given again, the environment separates by commas.
     bias : pairs ID=VALUE, kept as a mapping.
     bits : whether a value can change a logit or a token.
+    ends : whether a value can change where a text ends.
     metavar : how `--help` names the value.
     """
 
@@ -40,6 +41,7 @@ class Spec:
     repeated: bool = False
     bias: bool = False
     bits: bool = False
+    ends: bool = False
     metavar: str | None = None
 
 

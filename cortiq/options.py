@@ -167,7 +167,7 @@ class LoadOptions(OptionSet):
 class GenerateOptions(OptionSet):
     """How text is generated. The sampling chain's order is fixed: `cortiq.numerics.sampling`."""
 
-    max_tokens: int = option(256, "Tokens to generate at most.", int, least=1)
+    max_tokens: int = option(256, "Tokens to generate at most.", int, least=1, ends=True)
     temperature: float = option(
         0.0, "0 takes the most likely token; higher values draw more freely.", float, least=0.0,
         bits=True,
@@ -198,11 +198,17 @@ class GenerateOptions(OptionSet):
         None, "Seed of the draws; without it one is drawn and reported.", int, least=0,
         most=2**53 - 1, bits=True,
     )  # fmt: skip
-    stop: tuple[str, ...] = option((), "End before this text; may be repeated.", repeated=True)
-    stop_ids: tuple[int, ...] = option(
-        (), "End after this token id; may be repeated.", int, least=0, repeated=True
+    choice: int = option(
+        0, "Which of the completions that one prompt has with one seed.", int, least=0,
+        most=2**32 - 1, bits=True,
+    )  # fmt: skip
+    stop: tuple[str, ...] = option(
+        (), "End before this text; may be repeated.", repeated=True, ends=True
     )
-    ignore_eos: bool = option(False, "Go on after the model's own end tokens.", bool)
+    stop_ids: tuple[int, ...] = option(
+        (), "End after this token id; may be repeated.", int, least=0, repeated=True, ends=True
+    )
+    ignore_eos: bool = option(False, "Go on after the model's own end tokens.", bool, ends=True)
     chunk_rows: int = option(
         256, "Prompt tokens computed at a time; changes no token.", int, least=1
     )
@@ -213,7 +219,7 @@ class GenerateOptions(OptionSet):
     trace: bool = option(False, "Keep a row about every token.", bool)
     loop_tokens: int = option(
         0, "End when so many last tokens are one block, three times or more; 0 is never.", int,
-        least=0, most=4096,
+        least=0, most=4096, ends=True,
     )  # fmt: skip
 
 

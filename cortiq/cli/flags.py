@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import click
@@ -23,12 +23,15 @@ SHORT = {"max_tokens": "-n", "temperature": "-t", "backend": "-b"}
 """Options with a short flag."""
 
 
-def options_of(*classes: type[OptionSet]) -> Callable[[Command], Command]:
-    """Add a flag for every option of these classes; what is not given arrives as None."""
+def options_of(
+    *classes: type[OptionSet], without: Collection[str] = ()
+) -> Callable[[Command], Command]:
+    """Add a flag for every option of these classes but some; one not given arrives as None."""
     made = [
         _flag(name, spec, defaults(options)[name])
         for options in classes
         for name, spec in specs(options).items()
+        if name not in without
     ]
 
     def decorate(command: Command) -> Command:

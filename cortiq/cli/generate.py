@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
     "--template-option", "template_pairs", multiple=True, metavar="NAME=JSON",
     help="Variable for the chat template, such as enable_thinking=false; may be repeated.",
 )  # fmt: skip
+@click.option(
+    "--receipt", metavar="FILE", help="Write what `cortiq verify` checks on other hardware."
+)
+@click.option(
+    "--sign", metavar="KEY", help="Sign the receipt with this private Ed25519 key (PEM, OpenSSH)."
+)
 @click.option("--stats", is_flag=True, help="Show times and memory on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 @options_of(GenerateOptions, LoadOptions)
@@ -39,6 +47,8 @@ def generate(
     chat: bool,
     system: str | None,
     template_pairs: tuple[str, ...],
+    receipt: str | None,
+    sign: str | None,
     stats: bool,
     as_json: bool,
     **options: Any,
@@ -51,11 +61,13 @@ def generate(
     variables = template_options(template_pairs)
     if not chat and (system is not None or variables):
         raise RequestError("--system and --template-option need --chat")
+    write_receipt = receipt_writer(receipt, sign)
     chosen = select(GenerateOptions, options)
     resolved = resolve(GenerateOptions, chosen)  # a bad one is said before a model is opened
     with load_model(model, options) as opened:
         ids = _chat_ids(opened, text, system, variables) if chat else opened.ids(text)
         made = _generate(opened, ids, chosen, quiet=as_json)
+        write_receipt(made)
     if as_json:
         print_json(as_object(made))
     elif resolved.temperature > 0 and resolved.seed is None:
@@ -64,6 +76,26 @@ def generate(
         note(made.note)
     if stats:
         _print_stats(made)
+
+
+def receipt_writer(path: str | None, key: str | None) -> Callable[[Generation], None]:
+    """Writes the receipt of a generation; file and key are looked at now, not when it is made."""
+    if path is None:
+        if key is not None:
+            raise RequestError("signs a receipt: it needs --receipt FILE", where="--sign")
+        return lambda made: None
+    from cortiq.receipts.record import writable
+    from cortiq.receipts.signing import load_private_key
+
+    target = writable(path)
+    if key is not None:
+        load_private_key(Path(key))
+
+    def write(made: Generation) -> None:
+        receipt = made.receipt()
+        (receipt if key is None else receipt.sign(key)).write(target)
+
+    return write
 
 
 def load_model(name: str, options: dict[str, Any]) -> Model:

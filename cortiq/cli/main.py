@@ -28,6 +28,7 @@ COMMANDS = {
     "pull": "Fetch a model into the cache.",
     "generate": "Generate text.",
     "score": "Score a text: perplexity, with its standard error.",
+    "verify": "Compute a receipt's generation again, and compare every bit.",
     "inspect": "Show a model's graph, and who would compute it.",
     "bench": "Measure a model: prompt and decode tokens per second.",
     "backends": "List backends and their devices.",

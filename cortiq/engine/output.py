@@ -11,6 +11,7 @@ import numpy as np
 from cortiq.backend import Named, Want
 from cortiq.engine.loops import loops
 from cortiq.numerics.contract import Floats
+from cortiq.numerics.digest import Digest
 from cortiq.runtime.chain import START, chain
 from cortiq.runtime.request import Request
 from cortiq.runtime.sequence import digest_of
@@ -59,6 +60,7 @@ class Output:
     ----------
     finish_reason : empty while the stream goes on.
     digest : the chain over the committed steps.
+    step_digests : of the logits of each of them.
     confidence, trace : one entry a token where the request asks for them, else none.
     """
 
@@ -70,6 +72,7 @@ class Output:
     trace: list[TraceRow] = field(default_factory=list)
     finish_reason: str = ""
     digest: bytes = START
+    step_digests: list[Digest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         absent = self.tokenizer.absent
@@ -79,7 +82,8 @@ class Output:
     def commit(self, token: int, row: Mapping[Want, Any], drafter: str = "") -> str:
         """Take the next token, drawn in this row; return the text that is now certain."""
         self.token_ids.append(token)
-        self.digest = chain(self.digest, digest_of(row))
+        self.step_digests.append(digest_of(row))
+        self.digest = chain(self.digest, self.step_digests[-1])
         self._note(token, row, drafter)
         if token in self.request.end_ids:
             return self.finish("stop")

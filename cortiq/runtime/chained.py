@@ -57,6 +57,11 @@ class ChainExecutable:
         """Which backend computes each node, by node name, as the parts themselves say."""
         return {node: name for part in self._parts for node, name in part.placement.items()}
 
+    @property
+    def parts(self) -> Sequence[tuple[str, Executable]]:
+        """The executables of the chain, each with the name of its backend."""
+        return list(zip(self._names, self._parts, strict=True))
+
     def runs_of(self, entry: str) -> Sequence[Run]:
         """The runs of an entry graph, in order."""
         if entry not in self._partition.runs:

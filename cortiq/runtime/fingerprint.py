@@ -13,7 +13,7 @@ from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.rope import RopeTable
 from cortiq.options import GenerateOptions, specs
 
-DRAWING_ONLY = frozenset({"top_k", "top_p", "min_p", "seed"})
+DRAWING_ONLY = frozenset({"top_k", "top_p", "min_p", "seed", "choice"})
 """Options that decide nothing at temperature 0."""
 
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from cortiq.engine.output import TraceRow
+from cortiq.engine.output import Output, TraceRow
 from cortiq.errors import shown
+from cortiq.numerics.digest import Digest as DigestWords
+from cortiq.options import GenerateOptions
+from cortiq.runtime.request import Request
 from cortiq.runtime.statistics import Statistics
+
+if TYPE_CHECKING:
+    from cortiq.receipts.record import Receipt
 
 SHOWN = 60
 """Characters of a text in a repr."""
@@ -38,6 +44,10 @@ class Generation:
     note : what there is to know about the ending or the text, if anything.
     confidence : probability of each of `token_ids`, if asked for.
     trace : a row about each of them, if asked for.
+    prompt_ids : the ids it went on from.
+    options : everything that was asked for, the seed drawn included.
+    step_digests : of the logits that each of `token_ids` was drawn from.
+    record : makes the receipt of a generation.
     identity : gives model hash and fingerprint; the model's files are read when it is first called.
     """
 
@@ -54,6 +64,10 @@ class Generation:
     note: str = ""
     confidence: tuple[float, ...] = field(default=(), repr=False)
     trace: tuple[TraceRow, ...] = field(default=(), repr=False)
+    prompt_ids: tuple[int, ...] = field(repr=False, kw_only=True)
+    options: GenerateOptions = field(repr=False, kw_only=True)
+    step_digests: tuple[DigestWords, ...] = field(repr=False, kw_only=True)
+    record: Callable[[Generation], Receipt] = field(repr=False, kw_only=True)
     identity: Callable[[], Identity] = field(repr=False, kw_only=True)
 
     def __repr__(self) -> str:
@@ -73,6 +87,22 @@ class Generation:
         equal prompts give equal tokens and digests, on every backend.
         """
         return self.identity().fingerprint
+
+    def receipt(self) -> Receipt:
+        """What anybody needs to check this generation on other hardware: `cortiq.receipts`.
+
+        Raises
+        ------
+        RequestError : nothing was generated.
+        """
+        return self.record(self)
+
+
+def note_of(request: Request, output: Output) -> str:
+    """What there is to know about the ending of a stream, or its text."""
+    full = request.note if output.finish_reason == "length" else ""
+    silent = "the model has no tokenizer: there are token ids, but no text"
+    return "; ".join(filter(None, (full, silent if output.tokenizer.absent else "")))
 
 
 class Stream(Iterator[str]):

@@ -39,16 +39,28 @@ def load(
     """
     started = time.perf_counter()
     called, chosen = model_name(name), resolve(LoadOptions, options)
-    backend, device = choose_backend(chosen)
+    placed = choose_backend(chosen)
     source = open_source(called, chosen, progress)
+    model = model_of(called, source, placed, chosen, extra)
+    model.load_seconds = time.perf_counter() - started
+    return model
+
+
+def model_of(
+    name: str,
+    source: Source,
+    placed: tuple[Backend, str],
+    options: LoadOptions,
+    extra: Mapping[str, Any] | None = None,
+) -> Model:
+    """The model of an opened source on a backend and its device; a failure closes the source."""
+    backend, device = placed
     try:
-        executable = compile_source(source, backend, device, chosen, extra)
+        executable = compile_source(source, backend, device, options, extra)
     except BaseException:
         source.close()
         raise
-    model = Model(called, source, executable, backend.name, device, chosen)
-    model.load_seconds = time.perf_counter() - started
-    return model
+    return Model(name, source, executable, backend.name, device, options)
 
 
 def choose_backend(options: LoadOptions) -> tuple[Backend, str]:

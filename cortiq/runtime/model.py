@@ -18,9 +18,11 @@ from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.options import GenerateOptions, LoadOptions, ScoreOptions, resolve
+from cortiq.receipts.record import Receipt, receipt_of
+from cortiq.receipts.replay import Verification, verify_on
 from cortiq.runtime.chat import Message, chat_ids
 from cortiq.runtime.fingerprint import drawing_facts, fingerprint, model_facts
-from cortiq.runtime.generate import Generation, Identity, Stream
+from cortiq.runtime.generate import Generation, Identity, Stream, note_of
 from cortiq.runtime.request import Request, id_list, make_request, with_seed
 from cortiq.runtime.score import Score, logits_of, score_ids
 from cortiq.runtime.sequence import Progress
@@ -183,16 +185,15 @@ class Model:
             contract=CONTRACT_VERSION,
             digest=output.digest.hex(),
             stats=stats,
-            note=self._note(request, output),
+            note=note_of(request, output),
             confidence=tuple(output.confidence),
             trace=tuple(output.trace),
+            prompt_ids=request.prompt,
+            options=options,
+            step_digests=tuple(output.step_digests),
+            record=lambda made: receipt_of(made, self, request),
             identity=identity,
         )
-
-    def _note(self, request: Request, output: Output) -> str:
-        full = request.note if output.finish_reason == "length" else ""
-        silent = "the model has no tokenizer: there are token ids, but no text"
-        return "; ".join(filter(None, (full, silent if self.tokenizer.absent else "")))
 
     def score(self, text: Prompt, *, progress: Progress | None = None, **options: Any) -> Score:
         """Perplexity of a text or of token ids, in windows; see `cortiq.runtime.score`.
@@ -206,6 +207,11 @@ class Model:
         ids = self.tokenizer.encode(text, add_bos=False) if isinstance(text, str) else id_list(text)
         with self._working():
             return score_ids(self.executable, self.tokenizer, ids, chosen, progress)
+
+    def verify(self, receipt: Receipt, *, progress: Progress | None = None) -> Verification:
+        """Compute again what a receipt claims; `cortiq.verify` opens the model as well."""
+        with self._working():
+            return verify_on(self, receipt, progress)
 
     def logits(self, prompt: Prompt) -> np.ndarray:
         """The logits after every token of a text or of token ids: float32 [tokens, vocabulary].

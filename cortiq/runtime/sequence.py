@@ -107,14 +107,15 @@ class Session:
     ) -> Pending:
         """Submit one batch of rows; the last one has the wants, or `every` one."""
         last = len(ids) - 1
-        rows = [
-            Row(self.state, self.length + i, token, wants if every or i == last else ())
-            for i, token in enumerate(ids)
-        ]
+        return self.feed_each(ids, [wants if every or i == last else () for i in range(len(ids))])
+
+    def feed_each(self, ids: Sequence[int | Drawn], wants: Sequence[tuple[Want, ...]]) -> Pending:
+        """Submit one batch of rows, each with its own wants."""
+        rows = [Row(self.state, self.length + i, token, wants[i]) for i, token in enumerate(ids)]
         with blamed_on(names_of(self.executable)):
             ticket = self.executable.forward(Batch(rows))
         self.length += len(ids)
-        pending = Pending(ticket, last, self.length - 1)
+        pending = Pending(ticket, len(ids) - 1, self.length - 1)
         self._under_way.append(pending)
         return pending
 

@@ -25,7 +25,7 @@ from cortiq.errors import RequestError
 from cortiq.ir import Program, primitives_of
 from cortiq.numerics.layouts import Weight
 from cortiq_cpu.accepted import Accepted
-from cortiq_cpu.native import Pool
+from cortiq_cpu.native import Pool, library_hash
 from cortiq_cpu.plan import Plan
 from cortiq_cpu.profile import Profile
 from cortiq_cpu.run import Run
@@ -74,6 +74,11 @@ class CpuExecutable:
         self._drawn: list[int | None] = []
         self._ending = weakref.finalize(self, self.pool.close)
         self._vocabulary = vocabulary_of(program)
+
+    @property
+    def provenance(self) -> Mapping[str, str]:
+        """What a receipt states: the instruction set, and the hash of the native core."""
+        return {"isa": self.pool.isa, "native": library_hash()}
 
     def open(self, limit: int) -> CpuState:
         """A new, empty sequence of at most `limit` positions."""

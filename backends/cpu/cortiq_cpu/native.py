@@ -8,6 +8,7 @@ instruction set where the option `isa` does not.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 from collections.abc import Sequence
 from functools import cache
@@ -93,6 +94,12 @@ def library() -> ctypes.CDLL:
             )
         function.restype, function.argtypes = result, arguments
     return native
+
+
+@cache
+def library_hash() -> str:
+    """SHA-256, in hex, of the library's file."""
+    return hashlib.sha256(_path().read_bytes()).hexdigest()
 
 
 def supported_isas() -> tuple[str, ...]:

@@ -1,0 +1,80 @@
+"""`cortiq verify`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cortiq.cli.flags import options_of
+from cortiq.cli.render import print_json, progress_bar
+from cortiq.options import LoadOptions, select
+
+if TYPE_CHECKING:
+    from cortiq.receipts.record import Receipt
+    from cortiq.receipts.replay import Verification
+
+NOT_IDENTICAL = 1
+"""Exit code when something in the receipt is not so."""
+
+
+@click.command()
+@click.argument("receipt")
+@click.argument("model", required=False)
+@click.option(
+    "--key", metavar="FILE",
+    help="Public Ed25519 key (PEM, OpenSSH or hex) that must have signed the receipt.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@options_of(LoadOptions, without=("context", "weight_format"))
+@click.pass_context
+def verify(
+    ctx: click.Context,
+    receipt: str,
+    model: str | None,
+    key: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Compute the generation of a RECEIPT again, all at once, and compare every bit.
+
+    MODEL is the file it was made with; without it the known model that the receipt names. Exits
+    with 0 when all is identical, with 1 when something is not (the first step or field that
+    differs is named), and with 2 when nothing could be decided.
+    """
+    import cortiq
+
+    read = cortiq.Receipt.read(receipt)
+    with progress_bar() as bar, progress_bar(in_bytes=True) as fetching:
+        verdict = cortiq.verify(
+            read, model, key=key, fetching=fetching,
+            progress=lambda done, rows: bar("Computing again", done, rows),
+            **select(LoadOptions, options),
+        )  # fmt: skip
+    if as_json:
+        print_json(asdict(verdict) | {"identical": verdict.identical})
+    else:
+        _print(read, verdict)
+    if not verdict.identical:
+        ctx.exit(NOT_IDENTICAL)
+
+
+def _print(receipt: Receipt, verdict: Verification) -> None:
+    from cortiq.receipts.signing import fingerprint_of
+
+    where = f" on {verdict.backend}:{verdict.device}" if verdict.backend else ""
+    if verdict.identical:
+        click.echo(f"identical: {verdict.steps} steps{where}, {verdict.seconds:.2f} s")
+    for number, difference in enumerate(verdict.differences):
+        click.echo(f"{'also' if number else 'not identical'}: {difference}")
+    if verdict.backend and not verdict.identical:
+        click.echo(f"{verdict.steps} steps before it are identical{where}")
+    stated = receipt.stated
+    made = (
+        f"made on {stated.get('backend')}:{stated.get('device')} by cortiq {stated.get('cortiq')}"
+    )
+    by = "not signed: anybody may have stated that"
+    if verdict.signed_by:
+        by = f"signed by {fingerprint_of(verdict.signed_by)}"
+    click.echo(f"stated: {made}; {by}")

@@ -1,0 +1,108 @@
+"""What a receipt states of the machine: backends, their kernels' sources, drivers, versions.
+
+Nobody can check any of it elsewhere, so it proves nothing about the tokens; it says where to look
+when a receipt turns out wrong, and a signature says who stated it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cortiq.backend import Executable
+from cortiq.formats.digest import file_sha256
+from cortiq.runtime.blame import blamed_on
+from cortiq.runtime.chained import ChainExecutable
+
+if TYPE_CHECKING:
+    from cortiq.runtime.generate import Generation
+    from cortiq.runtime.model import Model
+
+BUILT = {".pyc", ".pyo", ".so", ".pyd", ".dylib", ".dll"}
+"""Files of a package that are made from its sources."""
+
+
+def stated(made: Generation, model: Model) -> dict[str, Any]:
+    """What is stated of the machine a generation was made on; texts, integers, and objects of them.
+
+    `computed_by` says of every backend that computed a node: its distribution, the hash of its
+    sources, and what its executable tells in `provenance` (driver, libraries, instruction set).
+    """
+    return {
+        "model": _name(model.name),
+        "backend": made.backend,
+        "device": made.device,
+        "placement": dict(made.placement),
+        "computed_by": {
+            name: _about(name, executable) for name, executable in parts_of(model.executable)
+        },
+        "cortiq": _version("cortiq"),
+        "python": sys.version.split()[0],
+        "numpy": _version("numpy"),
+        "platform": platform.platform(),
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def parts_of(executable: Executable) -> Iterator[tuple[str, Executable]]:
+    """The executables that compute nodes, each with the name of its backend."""
+    if isinstance(executable, ChainExecutable):
+        yield from executable.parts
+        return
+    for name in dict.fromkeys(executable.placement.values()):
+        yield name, executable
+
+
+def _name(called: str) -> str:
+    """What a model was loaded as; of a path only its end, for the rest is nobody's business."""
+    return called.rstrip("/").rpartition("/")[2] if os.path.exists(called) else called
+
+
+def _about(name: str, executable: Executable) -> dict[str, str]:
+    from cortiq.plugins import default_plugins
+
+    plugins = default_plugins()
+    maker = type(plugins.backends.get(name, executable))
+    facts = {
+        "distribution": plugins.sources.get(plugins.brought_by.get(name, ""), ""),
+        "sources": source_hash(maker.__module__.partition(".")[0]),
+    }
+    with blamed_on(name):
+        told: Mapping[str, Any] = getattr(executable, "provenance", None) or {}
+    return facts | {str(key): str(value) for key, value in told.items()}
+
+
+def source_hash(package: str) -> str:
+    """SHA-256, in hex, of a package's sources; empty where there are no files.
+
+    Of the lines `path NUL sha256 LF`, sorted, of all files but compiled ones; paths are relative
+    to the package, with slashes.
+    """
+    lines = sorted(f"{name}\0{file_sha256(path)}\n" for name, path in _sources(package))
+    return hashlib.sha256("".join(lines).encode()).hexdigest() if lines else ""
+
+
+def _sources(package: str) -> Iterator[tuple[str, Path]]:
+    spec = getattr(sys.modules.get(package), "__spec__", None)
+    if spec is None:
+        return
+    for folder in map(Path, spec.submodule_search_locations or ()):
+        for path in folder.rglob("*"):
+            if path.suffix not in BUILT and path.is_file():
+                yield path.relative_to(folder).as_posix(), path
+    if not spec.submodule_search_locations and spec.origin and Path(spec.origin).is_file():
+        yield Path(spec.origin).name, Path(spec.origin)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,222 @@
+"""Reading a receipt: a hostile file becomes a `Receipt` or a FormatError that names the field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from cortiq.errors import CortiqError, FormatError, shown
+from cortiq.formats.strict_json import parse_object, read_bytes
+from cortiq.numerics.digest import Digest
+from cortiq.options import GenerateOptions, LoadOptions, defaults, specs
+from cortiq.receipts.record import (
+    FORMAT,
+    RECORDED,
+    SEAL_DIGITS,
+    VERSION,
+    Claim,
+    Receipt,
+    Signature,
+)
+
+MOST_STATED = 1 << 16
+"""Characters that a receipt may state about the machine."""
+DEPTH = 4
+"""Levels of objects there."""
+
+Object = Mapping[str, Any]
+
+
+def read_receipt(path: Path) -> Receipt:
+    """Read a receipt from a file of at most `strict_json.MOST_BYTES`."""
+    return parse_receipt(read_bytes(path), str(path))
+
+
+def parse_receipt(data: bytes, where: str) -> Receipt:
+    """A receipt from its JSON.
+
+    Every field must be there, of its type and within its bounds, and no other: what this version
+    does not know it could not check.
+
+    Raises
+    ------
+    FormatError : it is not one; the message names the field.
+    """
+    top = parse_object(data, where)
+    try:
+        return _receipt(top)
+    except FormatError as error:
+        raise FormatError(f"is no receipt: {error}", where=where) from None
+
+
+def _receipt(top: Object) -> Receipt:
+    if top.get("format") != FORMAT:
+        raise FormatError(f"must be {FORMAT!r}, not {shown(top.get('format'))}", where="format")
+    if type(top.get("version")) is not int or top["version"] != VERSION:
+        hint = "another version of cortiq reads it"
+        message = f"{shown(top.get('version'))} is not {VERSION}"
+        raise FormatError(message, where="version", hint=hint)
+    names = ["format", "version", "claim", "stated", "seals"]
+    _exactly(top, names, "receipt", optional=["signature"])
+    claim = _claim(_object(top["claim"], "claim"))
+    seals = _object(top["seals"], "seals")
+    _exactly(seals, claim.seals(), "seals")
+    seals = {name: _hex(SEAL_DIGITS)(seal, f"seals.{name}") for name, seal in seals.items()}
+    signature = _signature(top["signature"]) if "signature" in top else None
+    return Receipt(claim, _stated(top["stated"]), seals, signature)
+
+
+def _exactly(
+    fields: Object, names: Collection[str], where: str, optional: Collection[str] = ()
+) -> None:
+    """The fields of an object are these."""
+    for name in names:
+        if name not in fields:
+            raise FormatError(f"has no {name!r}", where=where)
+    for name in fields:
+        if name not in (*names, *optional):
+            what = f"has a field {shown(name)}, which is unknown"
+            raise FormatError(what, where=where, hint="a newer cortiq may know it")
+
+
+def _object(value: Any, where: str) -> Object:
+    if type(value) is not dict:
+        raise FormatError(f"must be an object, not {shown(value)}", where=where)
+    return value
+
+
+def _integer(value: Any, where: str) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 32:
+        raise FormatError(f"must be an integer below 2^32, not {shown(value)}", where=where)
+    return value
+
+
+def _text(value: Any, where: str) -> str:
+    if type(value) is not str:
+        raise FormatError(f"must be a text, not {shown(value)}", where=where)
+    return value
+
+
+def _text_or_none(value: Any, where: str) -> str | None:
+    return value if value is None else _text(value, where)
+
+
+def _hex(digits: int) -> Callable[[Any, str], str]:
+    """Reads a text of this many hexadecimal digits, in small letters."""
+
+    def read(value: Any, where: str) -> str:
+        if type(value) is not str or not re.fullmatch(f"[0-9a-f]{{{digits}}}", value):
+            what = f"must be {digits} hexadecimal digits, not {shown(value)}"
+            raise FormatError(what, where=where)
+        return value
+
+    return read
+
+
+def _digest(value: Any, where: str) -> Digest:
+    words = _hex(32)(value, where)
+    first, second, third, fourth = (int(words[i : i + 8], 16) for i in range(0, 32, 8))
+    return first, second, third, fourth
+
+
+def _list_of(read: Callable[[Any, str], Any]) -> Callable[[Any, str], tuple[Any, ...]]:
+    def read_list(value: Any, where: str) -> tuple[Any, ...]:
+        if type(value) is not list:
+            raise FormatError(f"must be a list, not {shown(value)}", where=where)
+        return tuple(read(item, f"{where}[{index}]") for index, item in enumerate(value))
+
+    return read_list
+
+
+def _options(value: Any, where: str) -> GenerateOptions:
+    fields = _object(value, where)
+    _exactly(fields, RECORDED, where)
+    given = {name: _option(name, fields[name], f"{where}.{name}") for name in RECORDED}
+    try:
+        return GenerateOptions(**given)
+    except CortiqError as error:
+        raise FormatError(str(error), where=where) from None
+
+
+def _option(name: str, value: Any, where: str) -> Any:
+    """An option's value as the option class takes it, which then checks type and bounds."""
+    spec = specs(GenerateOptions)[name]
+    if spec.bias:
+        pairs = _list_of(_pair)(value, where)
+        if [token for token, _ in pairs] != sorted({token for token, _ in pairs}):
+            raise FormatError("must have ascending ids", where=where)
+        return dict(pairs)
+    if spec.repeated:
+        return _list_of(lambda item, _: item)(value, where)
+    if value is None and defaults(GenerateOptions)[name] is not None:
+        raise FormatError("must have a value", where=where)
+    return value
+
+
+def _pair(value: Any, where: str) -> tuple[int, float]:
+    if type(value) is not list or len(value) != 2 or type(value[1]) not in (int, float):
+        raise FormatError(f"must be [id, bias], not {shown(value)}", where=where)
+    return _integer(value[0], where), value[1]
+
+
+CLAIM: Mapping[str, Callable[[Any, str], Any]] = {
+    "contract": _integer,
+    "model_hash": _hex(64),
+    "context": _integer,
+    "weight_format": _text_or_none,
+    "end_ids": _list_of(_integer),
+    "fingerprint": _hex(64),
+    "prompt_ids": _list_of(_integer),
+    "options": _options,
+    "token_ids": _list_of(_integer),
+    "digests": _list_of(_digest),
+    "chain": _hex(64),
+    "finish_reason": _text,
+    "text": _text,
+}
+"""How each field of a claim is read."""
+
+
+def _claim(fields: Object) -> Claim:
+    _exactly(fields, CLAIM, "claim")
+    claim = Claim(**{name: read(fields[name], f"claim.{name}") for name, read in CLAIM.items()})
+    if not claim.prompt_ids or not claim.token_ids:
+        raise FormatError("must not be empty", where="claim.prompt_ids, claim.token_ids")
+    if len(claim.digests) != len(claim.token_ids):
+        what = f"has {len(claim.digests)} digests for {len(claim.token_ids)} tokens"
+        raise FormatError(what, where="claim.digests")
+    if claim.options.temperature > 0 and claim.options.seed is None:
+        raise FormatError("draws have a seed", where="claim.options.seed")
+    try:
+        LoadOptions(context=claim.context, weight_format=claim.weight_format)
+    except CortiqError as error:
+        raise FormatError(str(error), where="claim") from None
+    return claim
+
+
+def _stated(value: Any) -> Object:
+    if len(repr(value)) > MOST_STATED:
+        raise FormatError(f"is longer than {MOST_STATED} characters", where="stated")
+    _plain(_object(value, "stated"), "stated", DEPTH)
+    return value
+
+
+def _plain(value: Any, where: str, depth: int) -> None:
+    """Only texts, integers, and objects of them."""
+    if type(value) is dict and depth > 0:
+        for name, inner in value.items():
+            _plain(inner, f"{where}.{name}", depth - 1)
+    elif type(value) not in (str, int):
+        raise FormatError(f"must be a text or an integer, not {shown(value)}", where=where)
+
+
+def _signature(value: Any) -> Signature:
+    fields = _object(value, "signature")
+    _exactly(fields, ["algorithm", "public_key", "value"], "signature")
+    if fields["algorithm"] != "ed25519":
+        what = f"{shown(fields['algorithm'])} is not 'ed25519'"
+        raise FormatError(what, where="signature.algorithm")
+    key = _hex(64)(fields["public_key"], "signature.public_key")
+    return Signature(key, _hex(128)(fields["value"], "signature.value"))

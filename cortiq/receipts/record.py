@@ -1,0 +1,225 @@
+"""A receipt: the claim (what was computed), what is stated (where), seals, and a signature."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cortiq.errors import CortiqError, RequestError, shown
+from cortiq.numerics.digest import Digest, hexadecimal
+from cortiq.options import GenerateOptions, specs
+from cortiq.runtime.request import Request
+
+if TYPE_CHECKING:
+    from cortiq.runtime.generate import Generation
+    from cortiq.runtime.model import Model
+
+FORMAT = "cortiq-receipt"
+VERSION = 1
+SEAL_DIGITS = 16
+"""Hexadecimal digits of a seal: enough to name an edited field; it proves nothing by itself."""
+
+RECORDED = tuple(n for n, spec in specs(GenerateOptions).items() if spec.bits or spec.ends)
+"""Options that can change a token, or where the text ends; a claim records all of them."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What was computed; every field is checked by computing it again.
+
+    Attributes
+    ----------
+    contract : version of the numerics contract.
+    model_hash : SHA-256, in hex, of the model's files (`Model.model_hash`).
+    context : longest sequence the model was loaded for, in tokens.
+    weight_format : format asked for where the file stores floats; None for the default.
+    end_ids : the model's own end tokens.
+    fingerprint : of model and options (`Generation.fingerprint`).
+    prompt_ids : token ids fed before the first draw.
+    options : what the draws and the end of the text depend on (`RECORDED`).
+    token_ids : every token drawn.
+    digests : the contract's digest of the logits that each of them was drawn from.
+    chain : SHA-256 chain over these digests (`runtime.chain`), in hex.
+    finish_reason, text : as in `Generation`.
+    """
+
+    contract: int
+    model_hash: str
+    context: int
+    weight_format: str | None
+    end_ids: tuple[int, ...]
+    fingerprint: str
+    prompt_ids: tuple[int, ...]
+    options: GenerateOptions
+    token_ids: tuple[int, ...]
+    digests: tuple[Digest, ...]
+    chain: str
+    finish_reason: str
+    text: str
+
+    def as_object(self) -> dict[str, Any]:
+        """The claim as JSON has it."""
+        written = dict(vars(self))
+        written["options"] = {name: _written(self.options, name) for name in RECORDED}
+        written["digests"] = [hexadecimal(words) for words in self.digests]
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in written.items()}
+
+    def seals(self) -> dict[str, str]:
+        """A short hash of every field, each option a field of its own, by name.
+
+        They name the field of an edit that no recomputation can show, such as a `top_p` that
+        keeps the same tokens as the one before. Whoever makes the seals anew has made another
+        claim, which is then true, or found.
+        """
+        fields = self.as_object()
+        options = fields.pop("options")
+        fields |= {f"options.{name}": value for name, value in options.items()}
+        return {name: _seal(name, value) for name, value in fields.items()}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """An Ed25519 signature of everything else in the receipt; key and value in hex."""
+
+    public_key: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A claim about a generation, with what is stated of the machine that made it.
+
+    Attributes
+    ----------
+    claim : what was computed; checked by recomputation.
+    stated : where it was computed: backend, device, kernels, driver, versions. Nobody can check
+        that; a signature says who stated it.
+    seals : `claim.seals()` of the claim as it was made.
+    signature : of claim, seals and what is stated; None for a receipt that nobody signed.
+    """
+
+    claim: Claim
+    stated: Mapping[str, Any]
+    seals: Mapping[str, str]
+    signature: Signature | None = None
+
+    def __repr__(self) -> str:
+        model, backend = (shown(self.stated.get(name)) for name in ("model", "backend"))
+        signed = "not signed" if self.signature is None else "signed"
+        return f"<Receipt of {len(self.claim.token_ids)} tokens, {model} on {backend}, {signed}>"
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Receipt:
+        """Read a receipt from a file; FormatError for anything that is not a whole receipt."""
+        from cortiq.receipts.reader import read_receipt
+
+        return read_receipt(Path(path))
+
+    def sign(self, key: str | os.PathLike[str]) -> Receipt:
+        """The receipt, signed with the private Ed25519 key in this file (PEM or OpenSSH).
+
+        Raises
+        ------
+        CortiqError : the package `cryptography` is missing, or the file holds no such key.
+        """
+        from cortiq.receipts.signing import load_private_key, sign
+
+        return replace(self, signature=sign(self, load_private_key(Path(key))))
+
+    def as_object(self) -> dict[str, Any]:
+        """The receipt as JSON has it."""
+        written = {
+            "format": FORMAT,
+            "version": VERSION,
+            "claim": self.claim.as_object(),
+            "stated": dict(self.stated),
+            "seals": dict(self.seals),
+        }
+        if self.signature is not None:
+            written["signature"] = {"algorithm": "ed25519", **vars(self.signature)}
+        return written
+
+    def signed_bytes(self) -> bytes:
+        """What a signature signs: everything but itself, in `canonical` form."""
+        return canonical(replace(self, signature=None).as_object())
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the receipt as JSON; the file is there whole, or as it was before."""
+        target = writable(path)
+        try:
+            with tempfile.NamedTemporaryFile(
+                "w", dir=target.parent, prefix=f".{target.name}.", encoding="utf-8", delete=False
+            ) as file:
+                file.write(_lines(self.as_object()) + "\n")
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, target)
+        except OSError as error:
+            raise CortiqError(f"cannot be written: {error}", where=str(path)) from None
+
+
+def writable(path: str | os.PathLike[str]) -> Path:
+    """The path of a file that can be written; CortiqError when its folder is not one."""
+    target = Path(path)
+    if target.is_dir() or not os.access(target.parent, os.W_OK):
+        raise CortiqError("cannot be written here", where=str(path))
+    return target
+
+
+def canonical(value: Any) -> bytes:
+    """JSON in one form: ASCII, keys sorted, no spaces, floats by Python's shortest `repr`."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode("ascii")
+
+
+def receipt_of(made: Generation, model: Model, request: Request) -> Receipt:
+    """The receipt of what a model has generated for a request; see `Generation.receipt`."""
+    from cortiq.receipts.provenance import stated
+
+    if not made.token_ids:
+        raise RequestError("nothing was generated: there is nothing to write a receipt for")
+    if type(request) is not Request or request.embeddings is not None:
+        what = "a receipt cannot hold the embeddings or masks that this generation was made with"
+        raise RequestError(what)
+    claim = Claim(
+        contract=made.contract,
+        model_hash=made.model_hash,
+        context=model.context,
+        weight_format=model.options.weight_format,
+        end_ids=model.eos_ids,
+        fingerprint=made.fingerprint,
+        prompt_ids=made.prompt_ids,
+        options=replace(made.options, seed=made.seed),
+        token_ids=made.token_ids,
+        digests=made.step_digests,
+        chain=made.digest,
+        finish_reason=made.finish_reason,
+        text=made.text,
+    )
+    return Receipt(claim, stated(made, model), claim.seals())
+
+
+def _written(options: GenerateOptions, name: str) -> Any:
+    value = getattr(options, name)
+    if specs(GenerateOptions)[name].bias:
+        return [[token, bias] for token, bias in sorted((value or {}).items())]
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _seal(name: str, value: Any) -> str:
+    return hashlib.sha256(canonical([name, value])).hexdigest()[:SEAL_DIGITS]
+
+
+def _lines(value: Any, indent: str = "") -> str:
+    """JSON for people: an object's fields one a line, lists in one."""
+    if not isinstance(value, dict) or not value:
+        separators = (",", ":") if isinstance(value, Sequence) else None
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=separators)
+    inner = indent + " "
+    fields = [f"{inner}{json.dumps(k)}: {_lines(v, inner)}" for k, v in value.items()]
+    return "{\n" + ",\n".join(fields) + f"\n{indent}}}"

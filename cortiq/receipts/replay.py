@@ -1,0 +1,260 @@
+"""Recomputing a claim: all rows at once, then committed one by one as a generation commits them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from cortiq.engine.accept import drawn_token
+from cortiq.engine.output import Output
+from cortiq.errors import RequestError, SequenceFailedError, shown
+from cortiq.numerics.contract import CONTRACT_VERSION
+from cortiq.numerics.digest import hexadecimal
+from cortiq.receipts.record import Claim, Receipt
+from cortiq.runtime.fingerprint import drawing_facts, fingerprint
+from cortiq.runtime.request import Request, make_request, vocabulary_size
+from cortiq.runtime.sequence import Progress, RowResult, Session, digest_of
+
+if TYPE_CHECKING:
+    from cortiq.runtime.model import Model
+
+CANCELLED = "cancelled"
+"""The one finish reason that no computation shows; the tokens before it are checked as any."""
+CHUNK_ROWS = 64
+"""Rows a batch; their logits are in memory at once. No bit depends on it."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something a receipt says that is not so.
+
+    Attributes
+    ----------
+    field : of the receipt's claim, such as `token_ids` or `options.seed`; or `signature`.
+    step : which draw, counted from 0, if it is about one.
+    claimed, found : what the receipt says, and what was found.
+    sentence : all of it for people.
+    """
+
+    field: str
+    sentence: str
+    step: int | None = None
+    claimed: Any = None
+    found: Any = None
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What came of computing a claim again; true if everything was identical.
+
+    Attributes
+    ----------
+    differences : everything that is not as the receipt says; the first that recomputation met
+        comes first, and nothing was computed after it.
+    steps : draws found identical, in order from the first.
+    backend, device : who computed them; empty when nothing had to be.
+    seconds : that the recomputation took.
+    signed_by : public key of a valid signature, in hex; empty without one.
+    """
+
+    differences: tuple[Difference, ...]
+    steps: int = 0
+    backend: str = ""
+    device: str = ""
+    seconds: float = 0.0
+    signed_by: str = ""
+
+    @property
+    def identical(self) -> bool:
+        """Whether all of the claim was computed again and nothing differed."""
+        return not self.differences
+
+    def __bool__(self) -> bool:
+        return self.identical
+
+
+def plainly(name: str, claimed: Any, found: Any) -> Difference:
+    """The difference of a field without steps."""
+    sentence = f"{name} is {shown(found)}, the receipt says {shown(claimed)}"
+    return Difference(name, sentence, None, claimed, found)
+
+
+def contract_differences(claim: Claim) -> list[Difference]:
+    """Whether this cortiq computes by the contract the claim names."""
+    if claim.contract == CONTRACT_VERSION:
+        return []
+    return [plainly("contract", claim.contract, CONTRACT_VERSION)]
+
+
+def edited_fields(receipt: Receipt) -> list[Difference]:
+    """Fields that are not those the seals were made for."""
+    found = []
+    for name, seal in receipt.claim.seals().items():
+        if receipt.seals[name] != seal:
+            sentence = f"{name} is not what the receipt was made with: its seal differs"
+            found.append(Difference(name, sentence, None, receipt.seals[name], seal))
+    return found
+
+
+def verify_on(model: Model, receipt: Receipt, progress: Progress | None = None) -> Verification:
+    """Everything a receipt claims, checked on this model; the signature is `cortiq.verify`'s."""
+    started = time.perf_counter()
+    claim = receipt.claim
+    found = contract_differences(claim) or _about_model(model, claim)
+    steps = 0
+    if not found:
+        replayed = Replay(model, claim, progress)
+        found = replayed.differences()
+        steps = replayed.steps
+    seconds = time.perf_counter() - started
+    found = _in_order(found, edited_fields(receipt))
+    return Verification(tuple(found), steps, model.backend, model.device, seconds)
+
+
+def _in_order(found: list[Difference], edited: list[Difference]) -> list[Difference]:
+    """Steps first, then edited fields, then what only follows from those, such as a fingerprint."""
+    named, by_seal = {d.field for d in found}, {d.field for d in edited}
+    at_steps = [d for d in found if d.step is not None]
+    fields = [d for d in found if d.step is None]
+    edits = [d for d in fields if d.field in by_seal]
+    edits += [d for d in edited if d.field not in named]
+    return [*at_steps, *edits, *(d for d in fields if d.field not in by_seal)]
+
+
+def _about_model(model: Model, claim: Claim) -> list[Difference]:
+    """What must be equal before tokens can be."""
+    facts = {"model_hash": model.model_hash, "context": model.context, "end_ids": model.eos_ids}
+    return [
+        plainly(name, getattr(claim, name), value)
+        for name, value in facts.items()
+        if getattr(claim, name) != value
+    ]
+
+
+@dataclass
+class Replay:
+    """A claim computed again.
+
+    Attributes
+    ----------
+    steps : draws found identical so far.
+    """
+
+    model: Model
+    claim: Claim
+    progress: Progress | None = None
+    steps: int = field(default=0, init=False)
+
+    def differences(self) -> list[Difference]:
+        """What differs: the first step that does, or what is wrong with the rest of the claim."""
+        claim, model = self.claim, self.model
+        options = replace(claim.options, seed=claim.options.seed or 0)  # none at temperature 0
+        try:
+            request = make_request(claim.prompt_ids, options, model.program, claim.end_ids)
+        except RequestError as error:
+            return [_refused(error)]
+        output = Output(request, model.tokenizer)
+        return self._draws(request, output) or self._ending(output) or self._results(output)
+
+    def _draws(self, request: Request, output: Output) -> list[Difference]:
+        """Commit the recomputed draws, up to the first that is not the claim's."""
+        vocabulary = vocabulary_size(self.model.program)
+        try:
+            with closing(self._rows(request, vocabulary)) as rows:
+                for drawn, row in rows:
+                    token = drawn_token(drawn, vocabulary)
+                    output.commit(token, row)
+                    found = self._at_this_step(token, row)
+                    if found:
+                        return found
+                    self.steps += 1
+                    if output.finish_reason:
+                        break
+        except SequenceFailedError as error:
+            sentence = f"step {self.steps} or one soon after it cannot be computed: {error.what}"
+            return [Difference("digests", sentence, self.steps)]
+        return []
+
+    def _rows(
+        self, request: Request, vocabulary: int
+    ) -> Generator[tuple[Any, RowResult], None, None]:
+        """What is drawn in each row that a token was drawn in, and what else the row brings;
+        `CHUNK_ROWS` rows at a time.
+
+        Tokens that no draw can give are left out, and whatever comes after them.
+        """
+        tokens = self.claim.token_ids[: request.max_tokens]
+        possible = next((i for i, t in enumerate(tokens) if t >= vocabulary), len(tokens) - 1)
+        ids = [*request.prompt, *tokens[:possible]]
+        silent = len(request.prompt) - 1
+        with Session(self.model.executable, len(ids)) as session:
+            for start in range(0, silent, request.chunk_rows):
+                end = min(start + request.chunk_rows, silent)
+                session.read(session.feed(ids[start:end], ()))
+                self._advance(end, len(ids))
+            for start in range(silent, len(ids), CHUNK_ROWS):
+                end = min(start + CHUNK_ROWS, len(ids))
+                wants = [(request.want_at(ids[: i + 1]), *request.facts) for i in range(start, end)]
+                rows = session.read_rows(session.feed_each(ids[start:end], wants))
+                yield from ((row[want[0]], row) for want, row in zip(wants, rows, strict=True))
+                self._advance(end, len(ids))
+
+    def _advance(self, done: int, rows: int) -> None:
+        if self.progress is not None:
+            self.progress(done, rows)
+
+    def _at_this_step(self, token: int, row: RowResult) -> list[Difference]:
+        """Logits and token of a step; the logits come first, for the token is drawn from them."""
+        claimed = hexadecimal(self.claim.digests[self.steps]), self.claim.token_ids[self.steps]
+        found = hexadecimal(digest_of(row)), token
+        names = ("digests", "the digest of the logits"), ("token_ids", "the token")
+        return [
+            Difference(
+                field=name,
+                sentence=f"step {self.steps}: {what} is {is_now}, the receipt says {was}",
+                step=self.steps,
+                claimed=was,
+                found=is_now,
+            )
+            for (name, what), was, is_now in zip(names, claimed, found, strict=True)
+            if was != is_now
+        ]
+
+    def _ending(self, output: Output) -> list[Difference]:
+        """Whether the text ends where the claim's tokens do."""
+        step, claimed = self.steps, self.claim.finish_reason
+        if step < len(self.claim.token_ids):
+            ended = f"step {step}: the text had ended ({output.finish_reason}), the receipt goes on"
+            return [Difference("token_ids", ended, step, self.claim.token_ids[step])]
+        if not output.finish_reason and claimed != CANCELLED:
+            sentence = f"step {step}: the text goes on, the receipt ends ({shown(claimed)})"
+            return [Difference("finish_reason", sentence, step, claimed)]
+        if not output.finish_reason:
+            output.finish(CANCELLED)
+        return []
+
+    def _results(self, output: Output) -> list[Difference]:
+        """What follows from the draws."""
+        facts = {"model": self.model.fingerprint, **drawing_facts(self.claim.options)}
+        results = {
+            "finish_reason": output.finish_reason,
+            "text": "".join(output.pieces),
+            "chain": output.digest.hex(),
+            "fingerprint": fingerprint(facts),
+        }
+        return [
+            plainly(name, getattr(self.claim, name), value)
+            for name, value in results.items()
+            if getattr(self.claim, name) != value
+        ]
+
+
+def _refused(error: RequestError) -> Difference:
+    name = "prompt_ids" if (error.where or "").startswith("prompt") else "options"
+    return Difference(name, f"{name}: the model refuses such a request: {error}")

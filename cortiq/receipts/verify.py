@@ -1,0 +1,158 @@
+"""`cortiq.verify`: a receipt and a model file in, a verdict out."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cortiq.errors import RequestError
+from cortiq.formats.cache import Progress as FetchProgress
+from cortiq.formats.known import KNOWN_MODELS
+from cortiq.models.synthetic import PREFIX
+from cortiq.options import LoadOptions, resolve
+from cortiq.receipts.record import Claim, Receipt
+from cortiq.receipts.replay import (
+    Difference,
+    Verification,
+    contract_differences,
+    edited_fields,
+    plainly,
+)
+from cortiq.runtime.load import choose_backend, model_of
+from cortiq.runtime.model import Model
+from cortiq.runtime.sequence import Progress
+from cortiq.runtime.source import Source, model_name, open_source
+
+
+def verify(
+    receipt: Receipt | str | os.PathLike[str],
+    model: Model | str | os.PathLike[str] | None = None,
+    *,
+    key: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+    fetching: FetchProgress | None = None,
+    **options: Any,
+) -> Verification:
+    """Compute again what a receipt claims, all rows at once, and compare every bit of it.
+
+    Parameters
+    ----------
+    receipt : a receipt, or the file it is in.
+    model : the model file, or an opened model; None for the known or synthetic model that the
+        receipt names. It is opened with the claim's context and weight format.
+    key : file with the public key that must have signed the receipt; without one a signature must
+        be valid, whoever made it.
+    progress, fetching : called with rows done and in all; as for `cortiq.load`.
+    options : `backend`, `device`, `threads` and `strict_placement` of `cortiq.LoadOptions`.
+
+    Raises
+    ------
+    FormatError : the file is no receipt.
+    CortiqError : the model or the backend cannot be used: nothing was decided.
+    """
+    if not isinstance(receipt, Receipt):
+        receipt = Receipt.read(receipt)
+    signed_by, forged = _check_signature(receipt, key)
+    verdict = _recomputed(receipt, model, progress, fetching, options)
+    differences = (*forged, *verdict.differences)
+    return replace(verdict, differences=differences, signed_by=signed_by)
+
+
+def _check_signature(
+    receipt: Receipt, key: str | os.PathLike[str] | None
+) -> tuple[str, list[Difference]]:
+    """Who signed the receipt, if that is valid, and what is wrong with it otherwise."""
+    from cortiq.receipts.signing import is_valid, load_public_key
+
+    wanted = None if key is None else load_public_key(Path(key))
+    signature = receipt.signature
+    if signature is None:
+        missing = Difference("signature", "the receipt is not signed")
+        return "", [] if wanted is None else [missing]
+    if wanted not in (None, signature.public_key):
+        what = "the receipt is signed with another key than the one given"
+        return "", [Difference("signature", what, None, signature.public_key, wanted)]
+    if not is_valid(receipt, signature):
+        what = "the signature is not one of this receipt: something in it was changed"
+        return "", [Difference("signature", what)]
+    return signature.public_key, []
+
+
+def _recomputed(
+    receipt: Receipt,
+    model: Model | str | os.PathLike[str] | None,
+    progress: Progress | None,
+    fetching: FetchProgress | None,
+    options: dict[str, Any],
+) -> Verification:
+    if isinstance(model, Model):
+        if options:
+            what = f"{', '.join(options)}: an opened model has them already"
+            raise RequestError(what, hint="give a model by its name or path")
+        return model.verify(receipt, progress=progress)
+    name = model_name(_named(receipt) if model is None else model)
+    found = contract_differences(receipt.claim)
+    opened = None if found else _open(name, receipt.claim, options, fetching)
+    if not isinstance(opened, Model):
+        found += opened or []
+        return Verification((*found, *edited_fields(receipt)))
+    with opened:
+        return opened.verify(receipt, progress=progress)
+
+
+def _named(receipt: Receipt) -> str:
+    """The model a receipt names, if it is one that may be opened on a receipt's word alone."""
+    name = receipt.stated.get("model")
+    if isinstance(name, str) and (name in KNOWN_MODELS or name.startswith(PREFIX)):
+        return name
+    message = "the receipt was made with a model file of its own"
+    hint = f"name the file or folder whose hash is {receipt.claim.model_hash}"
+    raise RequestError(message, where="model", hint=hint)
+
+
+def _open(
+    name: str, claim: Claim, given: dict[str, Any], fetching: FetchProgress | None
+) -> Model | list[Difference]:
+    """The claim's model, as the claim has it loaded; or why it is another one.
+
+    The hash is looked at before anything is compiled.
+    """
+    for option in ("context", "weight_format"):
+        if option in given:
+            raise RequestError(f"{option} is the receipt's, not the caller's")
+    started = time.perf_counter()
+    chosen = resolve(LoadOptions, given)
+    placed = choose_backend(chosen)
+    wanted = replace(chosen, context=claim.context, weight_format=claim.weight_format)
+    try:
+        source = open_source(name, wanted, fetching)
+    except RequestError as error:
+        return _refused(name, claim, chosen, error)
+    found = _other_model(source, claim)
+    if found:
+        source.close()
+        return found
+    model = model_of(name, source, placed, wanted)
+    model.load_seconds = time.perf_counter() - started
+    return model
+
+
+def _other_model(source: Source, claim: Claim) -> list[Difference]:
+    if source.model_hash() == claim.model_hash:
+        return []
+    return [plainly("model_hash", claim.model_hash, source.model_hash())]
+
+
+def _refused(
+    name: str, claim: Claim, options: LoadOptions, error: RequestError
+) -> list[Difference]:
+    """A model that cannot have the claim's context: another file, or a false claim about this."""
+    source = open_source(name, replace(options, context=None, weight_format=None))
+    try:
+        found = _other_model(source, claim)
+    finally:
+        source.close()
+    return found or [Difference("context", f"context: {error}", None, claim.context)]
