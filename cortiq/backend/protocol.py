@@ -74,7 +74,11 @@ class CompileOptions:
 
 
 class Executable(Protocol):
-    """A compiled program: weights uploaded once, sequences opened and advanced."""
+    """A compiled program: weights uploaded once, sequences opened and advanced.
+
+    One that has a property `provenance`, a mapping of names to texts (driver, libraries, kernels),
+    has it in the receipts of what it computes (docs/receipts.md).
+    """
 
     @property
     def program(self) -> Program:

@@ -37,11 +37,11 @@ def verify(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compute the generation of a RECEIPT again, all at once, and compare every bit.
+    """Compute a receipt's generation again, and compare every bit.
 
-    MODEL is the file it was made with; without it the known model that the receipt names. Exits
-    with 0 when all is identical, with 1 when something is not (the first step or field that
-    differs is named), and with 2 when nothing could be decided.
+    All its rows are computed at once. MODEL is the file it was made with; without it the known
+    model that the receipt names. Exits with 0 when all is identical, with 1 when something is not
+    (the first step or field that differs is named), and with 2 when nothing could be decided.
     """
     import cortiq
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -150,25 +149,39 @@ class Receipt:
         return canonical(replace(self, signature=None).as_object())
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the receipt as JSON; the file is there whole, or as it was before."""
+        """Write the receipt as JSON; the file is there whole, or as it was before.
+
+        Raises
+        ------
+        CortiqError : it cannot be written.
+        """
         target = writable(path)
+        text = _lines(self.as_object()) + "\n"
+        scratch = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            with tempfile.NamedTemporaryFile(
-                "w", dir=target.parent, prefix=f".{target.name}.", encoding="utf-8", delete=False
-            ) as file:
-                file.write(_lines(self.as_object()) + "\n")
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, target)
+            if _is_device(target):
+                target.write_text(text, "utf-8")
+                return
+            scratch.write_text(text, "utf-8")
+            os.replace(scratch, target)
         except OSError as error:
             raise CortiqError(f"cannot be written: {error}", where=str(path)) from None
+        finally:
+            scratch.unlink(missing_ok=True)
 
 
 def writable(path: str | os.PathLike[str]) -> Path:
-    """The path of a file that can be written; CortiqError when its folder is not one."""
-    target = Path(path)
-    if target.is_dir() or not os.access(target.parent, os.W_OK):
+    """The file to write, links followed; CortiqError when nothing can be written there."""
+    target = Path(path).resolve()
+    place = target if _is_device(target) else target.parent
+    if target.is_dir() or not os.access(place, os.W_OK):
         raise CortiqError("cannot be written here", where=str(path))
     return target
+
+
+def _is_device(target: Path) -> bool:
+    """Whether it is written to and not replaced: a pipe, a terminal."""
+    return target.exists() and not target.is_file()
 
 
 def canonical(value: Any) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from scripted import scripted_model
@@ -13,7 +14,7 @@ import cortiq
 from cortiq.errors import CortiqError, FormatError, RequestError
 from cortiq.options import GenerateOptions
 from cortiq.plugins import availability, default_plugins
-from cortiq.receipts.record import RECORDED, Receipt
+from cortiq.receipts.record import RECORDED, Receipt, Signature
 from cortiq.receipts.replay import CHUNK_ROWS
 
 NAME = "synthetic:tiny-llama"
@@ -286,7 +287,7 @@ def test_whole_receipt_is_refused_with_a_format_error_that_names_the_field(recei
     assert "stated: is longer" in broken(lambda t: t["stated"].update(x="y" * 70000))
     assert "ed25519" in broken(
         lambda t: t.update(signature={"algorithm": "x", "public_key": "", "value": ""})
-    )  # noqa: E501
+    )
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'{"format": NaN}', b"[" * 100000])
@@ -300,3 +301,17 @@ def test_receipt_is_not_written_where_it_cannot_be(receipt, tmp_path):
     for place in (tmp_path, tmp_path / "none" / "r.json"):
         with pytest.raises(CortiqError, match="cannot be written"):
             receipt.write(place)
+
+
+def test_schema_in_the_docs_has_the_fields_of_a_receipt(receipt):
+    schema = json.loads((Path(__file__).parents[2] / "docs/receipt-1.schema.json").read_text())
+    signed = replace(receipt, signature=Signature("0" * 64, "0" * 128)).as_object()
+
+    def compare(part, value):
+        if part.get("additionalProperties") is False:
+            assert list(part["properties"]) == list(value)
+            assert set(part["required"]) == set(value) - {"signature"}
+            for name, inner in value.items():
+                compare(part["properties"][name], inner)
+
+    compare(schema, signed)
