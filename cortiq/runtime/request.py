@@ -183,6 +183,7 @@ def make_request(
         stop=options.stop,
         chunk_rows=options.chunk_rows,
         note=note,
+        choice=options.choice,
         confidence=options.confidence,
         trace=options.trace,
         calibration=options.calibration,
