@@ -175,8 +175,10 @@ def test_changed_option_is_found_at_the_first_token_it_changes(model, made, rece
 @pytest.mark.parametrize("name", RECORDED)
 def test_option_whose_change_changes_no_token_is_named_by_its_seal(model, name):
     receipt = model.generate(PROMPT, max_tokens=1).receipt()
-    others = {"logit_bias": {3: -0.5}, "stop": ("never",), "stop_ids": (3,), "ignore_eos": True,
-              "max_tokens": 2, "seed": 1, "loop_tokens": 9, "top_p": 0.5, "top_k": 3, "choice": 3}  # fmt: skip
+    others = {
+        "logit_bias": {3: -0.5}, "stop": ("never",), "stop_ids": (3,), "ignore_eos": True,
+        "max_tokens": 2, "seed": 1, "loop_tokens": 9, "top_p": 0.5, "top_k": 3, "choice": 3,
+    }  # fmt: skip
     value = getattr(receipt.claim.options, name)
     other = others[name] if name in others else value + 0.25
     options = replace(receipt.claim.options, **{name: other})
