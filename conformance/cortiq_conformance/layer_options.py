@@ -1,17 +1,37 @@
-"""Level 1: layers with one option each that the drawn geometries do not have."""
+"""Level 1: layers with the options that the drawn geometries do not have, a few at a time."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from cortiq.ir import Op
-from cortiq.ir.layers import MLP, Attention, AttentionGate, QKNorm
-from cortiq.numerics.rope import RopeTable
+from cortiq.ir.layers import (
+    MLP,
+    Attention,
+    AttentionGate,
+    Blend,
+    GatedMLP,
+    Gating,
+    LatentAttention,
+    MoE,
+    PerLayerGate,
+    PerLayerInputs,
+    QKNorm,
+    RouterNorm,
+)
+from cortiq.numerics.rope import RopeTable, Sections
+from cortiq.numerics.route import Router
 
 EPS = 1e-6
 TABLE = RopeTable(10000.0, 16)
+CLAMPED = Gating(limit=1.5, steepness=1.702, up_shift=1.0)
+CAPPED = Gating(gate_cap=2.0, up_cap=3.0)
 
 ATTENTION = Attention(width=64, heads=4, kv_heads=2, head_dim=16, rope=TABLE)
+LATENT = LatentAttention(
+    width=64, heads=4, latent=32, nope_dim=16, rope_dim=8, value_dim=16, eps=EPS, scale=0.2
+)
+EXPERTS = MoE(width=64, inner=32, experts=8, router=Router(3, renormalise=True))
 
 OPTIONS: tuple[Op, ...] = (
     replace(ATTENTION, qk_norm=QKNorm(EPS, after_rope=True)),
@@ -21,7 +41,24 @@ OPTIONS: tuple[Op, ...] = (
     replace(ATTENTION, output_gate=True, qk_norm=QKNorm(EPS), biased=("q",)),
     replace(ATTENTION, gate=AttentionGate(), output_gate=True, window=5),
     replace(ATTENTION, gate=AttentionGate("sigmoid"), value_dim=8, rope=None),
+    replace(ATTENTION, gate=AttentionGate("softplus", per_head=True)),
+    replace(ATTENTION, value_input=True, sections=Sections((4, 2, 2))),
+    LATENT,
+    replace(LATENT, rope=RopeTable(10000.0, 8), pairing="half", query_latent=32, biased=True),
+    replace(LATENT, query_latent=32, output_biased=True),
     MLP(64, 96, "relu2"),
-    MLP(256, 512, "gelu_tanh", True),
-)  # fmt: skip
+    MLP(256, 512, "gelu", True),
+    GatedMLP(64, 96, CLAMPED, interleaved=True, biased=True),
+    GatedMLP(64, 96, CAPPED),
+    replace(EXPERTS, activation=CLAMPED, interleaved=True, biased=True, router_biased=True),
+    replace(EXPERTS, gated=False, activation="relu2", latent=32, latent_biased=True),
+    replace(EXPERTS, gated=False, activation="relu2", shared_inner=32, biased=True),
+    replace(EXPERTS, shared_inner=32, shared_factor=True, shared_biased=True, masked=True),
+    replace(EXPERTS, expert_scale=True, router_norm=RouterNorm(EPS, 0.125), router_input=True),
+    replace(EXPERTS, router_cap=2.0, router_norm=RouterNorm(EPS, weighted=False)),
+    PerLayerInputs(40, 64, layers=3, dim=32, eps=EPS),
+    PerLayerGate(64, layers=3, dim=32, layer=1),
+    Blend(0.3),
+    Blend(0.8),
+)
 """Each option at least once, over a layout that fits."""

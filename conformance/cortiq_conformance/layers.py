@@ -10,13 +10,17 @@ import numpy as np
 
 from cortiq.ir import Builder, Op, Type
 from cortiq.ir.layers import (
+    MLP,
     Attention,
+    Blend,
     Embedding,
     GatedMLP,
     LatentAttention,
     LayerNorm,
     Linear,
     MoE,
+    PerLayerGate,
+    PerLayerInputs,
     QKNorm,
     Residual,
     RMSNorm,
@@ -50,6 +54,8 @@ DRIVES: dict[str, Drive] = {
     "export": Export(37),
 }
 STATEFUL = ("Attention", "LatentAttention", "ShortConv")
+TURNS = 200
+"""Positions of the axes of mRoPE are below it."""
 
 
 class _Dice:
@@ -124,6 +130,9 @@ LAYERS: dict[str, Callable[[_Dice], Op]] = {
     "ShortConv": lambda d: ShortConv(d.number(32, 64), d.number(2, 3, 4), d.flip()),
     "Attention": _attention,
     "LatentAttention": _latent,
+    "MLP": lambda d: MLP(
+        d.number(256, 512), d.number(256, 512), str(d.one_of("relu", "gelu_tanh")), d.flip()
+    ),
 }
 """A layer with its geometry drawn."""
 
@@ -173,7 +182,7 @@ def _layout(op: Op, number: int) -> str:
 
 
 def _is_matrix(role: str, shape: tuple[int, ...]) -> bool:
-    return len(shape) > 1 and role != "conv"
+    return len(shape) > 1 and role != "conv" and not role.endswith("_bias")
 
 
 def weights_of(op: Op, layout: str, source: Source) -> dict[str, Weight]:
@@ -185,20 +194,30 @@ def weights_of(op: Op, layout: str, source: Source) -> dict[str, Weight]:
             found[role] = typical(source, layout, rows, shape[-1])
         else:
             values = source.floats(rows, shape[-1]) * F32(0.25)
+            values = np.where(values > 0, F32(1), F32(0)) if role == "mask" else values
             gain = role.endswith("norm") or role == "weight"
             found[role] = vector(values + F32(1) if gain else values)
     return found
 
 
 def _inputs(op: Op) -> dict[str, Type]:
+    """What a row supplies besides its token and position, in the layer's order."""
     if isinstance(op, Embedding):
         return {}
     if isinstance(op, Rope):
         return {"x": Type((2, op.table.dim))}
-    if isinstance(op, Residual):
+    if isinstance(op, Residual | Blend):
         return {"x": Type((64,)), "branch": Type((64,))}
-    width = getattr(op, "width", None) or getattr(op, "in_width", None)
-    return {"x": Type((int(width or 0),))}
+    width = Type((int(getattr(op, "width", None) or getattr(op, "in_width", None) or 0),))
+    found = {"x": width}
+    if isinstance(op, Attention):
+        found |= {"turns": Type((op.sections.count,), "i32")} if op.sections else {}
+        found |= {"values": width} if op.value_input else {}
+    if isinstance(op, MoE) and op.router_input:
+        found["routed"] = width
+    if isinstance(op, PerLayerGate):
+        found["given"] = Type((op.layers * op.dim,))
+    return found
 
 
 def layer_probe(op: Op, layout: str, source: Source) -> Probe:
@@ -206,15 +225,22 @@ def layer_probe(op: Op, layout: str, source: Source) -> Probe:
     b, weights, inputs = Builder(context=CONTEXT), weights_of(op, layout, source), _inputs(op)
     token, position = b.input("token"), b.input("position")
     taken = [b.input(name, kind.shape, kind.dtype) for name, kind in inputs.items()]
-    if isinstance(op, Embedding):
-        taken = [token]
+    if isinstance(op, Embedding | PerLayerInputs):
+        taken.insert(0, token)
     if isinstance(op, Attention | LatentAttention | Rope):
-        taken.append(position)
+        taken.insert(1, position)
     roles = {role: role for role in weights}
     slots = {role: role for role in op.slot_kinds()}
     b.add(op, *taken, name=OUTPUT, weights=roles, slots=slots)
-    vocabulary = op.vocab if isinstance(op, Embedding) else 2
-    return Probe(bound(b.program((OUTPUT,)), weights), weights, inputs, {"token": vocabulary})
+    limits = {"token": _vocabulary(op), "turns": TURNS}
+    return Probe(bound(b.program((OUTPUT,)), weights), weights, inputs, limits)
+
+
+def _vocabulary(op: Op) -> int:
+    """One past the largest token; per-layer tables lack the last few."""
+    if isinstance(op, PerLayerInputs):
+        return op.vocab + 5
+    return op.vocab if isinstance(op, Embedding) else 2
 
 
 def _scenario(op: Op, layout: str, decomposed: bool, drive: Drive, source: Source) -> Scenario:

@@ -1,6 +1,6 @@
 """The intermediate representation: typed graphs of layers and primitives, owned by no backend."""
 
-from cortiq.ir.decompose import decompose, expand, primitives_of
+from cortiq.ir.decompose import decompose, expand, primitives_of, primitives_within
 from cortiq.ir.graph import Builder, Graph, Node, Program, Type, Value, WeightSpec
 from cortiq.ir.op import IR_VERSION, Op
 from cortiq.ir.slots import KVRows, Recurrent, Ring, Slot
@@ -23,6 +23,7 @@ __all__ = [
     "decompose",
     "expand",
     "primitives_of",
+    "primitives_within",
     "verify",
     "verify_constants",
 ]

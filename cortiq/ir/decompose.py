@@ -96,6 +96,15 @@ def _share(nodes: list[Node], relied_on: set[str]) -> list[Node]:
     return kept
 
 
+def primitives_within(node: Node, graph: Graph, program: Program) -> tuple[Node, ...]:
+    """The primitives that a node of a graph stands for: itself, if it is one."""
+    if node.op.primitive:
+        return (node,)
+    layouts = {name: program.weights[name].layout for name in node.weights.values()}
+    alone = replace(graph, nodes=(node,), outputs=node.outputs)
+    return expand(alone, layouts, lambda _: False).nodes
+
+
 def primitives_of(program: Program) -> Program:
     """The program with every layer decomposed to primitives."""
     layouts = {name: spec.layout for name, spec in program.weights.items()}

@@ -35,6 +35,14 @@ MLP: Mapping[str, str] = {
 }  # fmt: skip
 """Roles of `GatedMLP` to the usual tensor names."""
 
+MOE: Mapping[str, str] = {
+    "router": "gate.weight", "router_bias": "gate.bias", "bias": "gate.e_score_correction_bias",
+    **{role: f"experts.{tensor}" for role, tensor in MLP.items()},
+    **{f"shared_{role}": f"shared_experts.{tensor}" for role, tensor in MLP.items()},
+    "shared_factor": "shared_expert_gate.weight",
+}  # fmt: skip
+"""Roles of `MoE` to the usual tensor names."""
+
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 

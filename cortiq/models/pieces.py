@@ -32,11 +32,13 @@ class Fused:
     parts : canonical names of the weights, in order, written alike.
     swapped : those whose matrices are the other way round in the file, [columns, rows]. A tensor
         all of whose parts are swapped holds them side by side.
+    bare : the tensor's name has no `.weight` at its end.
     """
 
     tensor: str
     parts: tuple[str, ...]
     swapped: tuple[str, ...] = ()
+    bare: bool = False
 
     @property
     def beside(self) -> bool:

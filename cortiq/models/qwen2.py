@@ -26,16 +26,20 @@ class Config(BaseConfig):
     rms_norm_eps: float = 1e-6
     hidden_act: str = "silu"
     use_sliding_window: bool = False
-    sliding_window: int | None = 4096
+    sliding_window: Amount | None = Amount(4096)
     max_window_layers: Amount = Amount(28)
     layer_types: tuple[str, ...] | None = None
+
+    def is_local(self, layer: int) -> bool:
+        """Whether a layer has a window, where no list says it."""
+        return layer >= self.max_window_layers
 
     def windows(self) -> tuple[int | None, ...]:
         """The window of every layer, `None` where it sees everything."""
         layers = range(self.num_hidden_layers)
-        window = self.sliding_window if self.use_sliding_window else None
+        window = (self.sliding_window or None) if self.use_sliding_window else None
         if self.layer_types is None:
-            return tuple(window if n >= self.max_window_layers else None for n in layers)
+            return tuple(window if self.is_local(n) else None for n in layers)
         return windows(self.layer_types, len(layers), window)
 
 

@@ -27,6 +27,13 @@ OWN = (
     "hunyuan_v1_dense",
     "starcoder2",
     "minicpm3",
+    "qwen2_moe",
+    "qwen3_moe",
+    "glm4_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "lfm2_moe",
+    "gpt_oss",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -72,7 +72,9 @@ def _fused_piece(
     fused, prefix, suffix = found
     parts = {part: shapes[f"{prefix}{part}.{suffix}"] for part in fused.parts}
     part = name.removeprefix(prefix).removesuffix(f".{suffix}")
-    tensor = names.in_file(f"{prefix}{fused.tensor}.{suffix}", source)
+    tensor = f"{prefix}{fused.tensor}"
+    if not fused.bare:
+        tensor = names.in_file(f"{tensor}.{suffix}", source)
     return piece_of(fused, part, parts, tensor)
 
 

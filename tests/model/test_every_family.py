@@ -21,6 +21,7 @@ A family takes about half a second.
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -180,6 +181,8 @@ def test_a_list_that_is_left_out_is_the_one_that_transformers_derives(family, wr
 def test_tensors_that_are_absent_misshapen_or_left_over_are_named(family, geometry, written):
     checkpoint = open_checkpoint(written(family, geometry).folder)
     for name in checkpoint.tensor_names:
+        if re.search(r"\.experts\.[1-9]", name):
+            continue  # as the first one
         part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
         for edit in ("without", "grown"):
             with pytest.raises(FormatError, match=part):

@@ -1,12 +1,44 @@
-"""Programs of one layer over rows that the caller supplies, evaluated in float64."""
+"""Programs of one layer over rows that the caller supplies, and plain formulas to compare with."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
 from cortiq.ir import Builder
 from cortiq.numerics.layouts import Weight
 from cortiq_reference.ideal import evaluate
+
+EPS = 0.01
+
+
+def normed(x, weight=1.0):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * weight
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def softplus(x):
+    return np.log1p(np.exp(x))
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+FUNCTIONS = {
+    "silu": lambda x: x * sigmoid(x),
+    "gelu_tanh": lambda x: x * sigmoid(2 * 0.7978845608028654 * (x + 0.044715 * x**3)),
+    "gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2,
+    "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
+    "sigmoid": sigmoid,
+    "softplus": softplus,
+}
 
 
 def program_of(op, rows):

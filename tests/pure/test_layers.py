@@ -1,53 +1,33 @@
-"""Layers against plain float64 formulas written from their definitions, every option by itself."""
+"""Attention against plain float64 formulas from its definition, every option by itself."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from one_layer import plain, run, weights_for
+from one_layer import EPS, FUNCTIONS, normed, plain, run, sigmoid, weights_for
 
 from cortiq.errors import GraphError
-from cortiq.ir.layers import MLP, Attention, AttentionGate, QKNorm
-from cortiq.numerics.rope import RopeTable
+from cortiq.ir.layers import Attention, AttentionGate, LatentAttention, QKNorm
+from cortiq.numerics.rope import RopeTable, Sections
 
-EPS = 0.01
 ROWS = 20
 
 
-def normed(x, weight=1.0):
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * weight
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def softplus(x):
-    return np.log1p(np.exp(x))
-
-
-FUNCTIONS = {
-    "silu": lambda x: x * sigmoid(x),
-    "gelu_tanh": lambda x: x * sigmoid(2 * 0.7978845608028654 * (x + 0.044715 * x**3)),
-    "relu": lambda x: np.maximum(x, 0),
-    "relu2": lambda x: np.maximum(x, 0) ** 2,
-    "sigmoid": sigmoid,
-    "softplus": softplus,
-}
-
-
-def rotated(x, table, pairing):
+def rotated(x, table, pairing, turns=None):
     """Rows of heads turned by their row number, one pair and one head at a time."""
     y, pairs = x.copy(), table.dim // 2
+    turns = np.arange(len(x))[:, None].repeat(pairs, 1) if turns is None else turns
     for i in range(pairs):
-        angle = np.arange(len(x))[:, None] * table.base ** (-2 * i / table.dim)
+        angle = turns[:, i : i + 1] * table.base ** (-2 * i / table.dim)
         a, b = (i, i + pairs) if pairing == "half" else (2 * i, 2 * i + 1)
         y[..., a] = x[..., a] * np.cos(angle) - x[..., b] * np.sin(angle)
         y[..., b] = x[..., b] * np.cos(angle) + x[..., a] * np.sin(angle)
     return y
 
 
-def attention(op, w, x, values=None):
+def attention(op, w, x, values=None, turns=None):
     """Multi-head attention of rows x, by its definition."""
     width = op.value_width
 
@@ -63,7 +43,7 @@ def attention(op, w, x, values=None):
         if norm and not norm.after_rope:
             y = normed(y, gain)
         if op.rope:
-            y = rotated(y, op.rope, op.pairing)
+            y = rotated(y, op.rope, op.pairing, turns)
         return normed(y, gain) if norm and norm.after_rope else y
 
     q = heads("q", op.heads, x, op.head_dim * (1 + op.output_gate))
@@ -110,6 +90,7 @@ OPTIONS = {
     "output gate": {"output_gate": True, "rope": TABLE, "qk_norm": QKNorm(EPS), "biased": True},
     "softplus gate": {"gate": AttentionGate()},
     "sigmoid gate": {"gate": AttentionGate("sigmoid"), "value_dim": 5},
+    "gate a head": {"gate": AttentionGate("softplus", per_head=True)},
     "both gates": {"gate": AttentionGate(), "output_gate": True},
     "value input": {"value_input": True},
 }
@@ -142,13 +123,52 @@ def test_attention_that_cannot_be_is_refused(options, words):
         run(op, {}, {"x": np.zeros((1, 24))})
 
 
-@pytest.mark.parametrize("function", ["silu", "gelu_tanh", "relu", "relu2"])
-@pytest.mark.parametrize("biased", [False, True])
-def test_mlp_is_its_formula(function, biased):
-    op = MLP(24, 40, function, biased)
-    weights = weights_for(op, seed=3)
-    x = np.random.default_rng(4).standard_normal((ROWS, 24))
+def test_sections_turn_each_pair_by_the_position_of_its_axis():
+    op = Attention(**BASE, rope=TABLE, sections=Sections((2, 1, 1)))
+    weights, rng = weights_for(op, seed=1), np.random.default_rng(2)
+    x, turns = rng.standard_normal((ROWS, 24)), rng.integers(0, 50, (ROWS, 3), np.int32)
+    found = run(op, weights, {"x": x, "turns": turns})
+    by_pair = turns[:, [0, 0, 1, 2]]
     w = plain(op, weights)
-    inner = FUNCTIONS[function](x @ w["up"].T + w.get("up_bias", 0))
-    expected = inner @ w["down"].T + w.get("down_bias", 0)
+    np.testing.assert_allclose(found, attention(op, w, x, turns=by_pair), atol=1e-6)
+    alike = np.arange(ROWS, dtype=np.int32)[:, None].repeat(3, 1)
+    np.testing.assert_allclose(
+        run(op, weights, {"x": x, "turns": alike}), attention(op, w, x), atol=1e-6
+    )
+
+
+LATENT = LatentAttention(24, 3, latent=10, nope_dim=6, rope_dim=4, value_dim=5, eps=EPS, scale=0.3)
+LATENTS = {
+    "plain": LATENT,
+    "rotated": replace(LATENT, rope=PARTIAL),
+    "half": replace(LATENT, rope=PARTIAL, pairing="half"),
+    "compressed queries": replace(LATENT, rope=PARTIAL, query_latent=7),
+    "biases": replace(LATENT, query_latent=7, biased=True, output_biased=True),
+    "bias without compression": replace(LATENT, biased=True),
+}
+
+
+@pytest.mark.parametrize("name", LATENTS)
+def test_latent_attention_is_its_expanded_form(name):
+    """Keys and values of every head from the latent, then ordinary attention."""
+    op = LATENTS[name]
+    weights = weights_for(op, seed=5)
+    w, x = plain(op, weights), np.random.default_rng(6).standard_normal((ROWS, 24))
+    q = x
+    if op.query_latent:
+        q = normed(x @ w["q_a"].T + w.get("q_a_bias", 0), w["q_a_norm"])
+    q = (q @ w["q"].T).reshape(ROWS, 3, 10)
+    joint = x @ w["kv_a"].T + w.get("kv_a_bias", 0)
+    latent, key = normed(joint[:, :10], w["kv_a_norm"]), joint[:, None, 10:]
+    q_rope = q[..., 6:]
+    if op.rope:
+        q_rope, key = (rotated(y, op.rope, op.pairing) for y in (q_rope, key))
+    out = np.zeros((ROWS, 3, 5))
+    for h in range(3):
+        keys = np.concatenate([latent @ w["k_b"][h], key[:, 0]], axis=1)
+        query = np.concatenate([q[:, h, :6], q_rope[:, h]], axis=1)
+        for t in range(ROWS):
+            p = np.exp(keys[: t + 1] @ query[t] * 0.3)
+            out[t, h] = p / p.sum() @ (latent[: t + 1] @ w["v_b"][h].T)
+    expected = out.reshape(ROWS, -1) @ w["o"].T + w.get("o_bias", 0)
     np.testing.assert_allclose(run(op, weights, {"x": x}), expected, atol=1e-6)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from cortiq.backend import CompileOptions, Declined, Device, Support, Supported, Versions
 from cortiq.errors import BackendError
-from cortiq.ir import Graph, Node, Program
+from cortiq.ir import Graph, Node, Program, primitives_within
 from cortiq.numerics.layouts import Weight
 from cortiq_cpu import native
 from cortiq_cpu.executable import CpuExecutable
@@ -28,7 +28,8 @@ class CpuBackend:
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
         """Primitives that have a kernel, and whatever decomposes into them."""
-        reason = refusal(node, graph, program) if node.op.primitive else ""
+        parts = (refusal(part, graph, program) for part in primitives_within(node, graph, program))
+        reason = next(filter(None, parts), "")
         return Declined(reason) if reason else Supported()
 
     def compile(

@@ -7,16 +7,18 @@ weight layout: integer codes meet quantised rows, an `f32` weight meets the floa
 from __future__ import annotations
 
 from cortiq.ir.layers.attention import Attention, AttentionGate, QKNorm
-from cortiq.ir.layers.basic import MLP, Embedding, GatedMLP, Layer, Linear, Residual
-from cortiq.ir.layers.experts import MoE
+from cortiq.ir.layers.basic import Blend, Embedding, Layer, Linear, Residual
+from cortiq.ir.layers.experts import MoE, RouterNorm
 from cortiq.ir.layers.latent import LatentAttention
 from cortiq.ir.layers.mixers import ShortConv
+from cortiq.ir.layers.mlp import MLP, GatedMLP, Gating
+from cortiq.ir.layers.per_layer import PerLayerGate, PerLayerInputs
 from cortiq.ir.op import Op
 from cortiq.ir.ops import LayerNorm, RMSNorm, Rope
 
 LAYERS: tuple[type[Op], ...] = (
-    Embedding, Linear, RMSNorm, LayerNorm, Rope, Attention, LatentAttention, ShortConv, GatedMLP,
-    MLP, MoE, Residual,
+    Embedding, Linear, RMSNorm, LayerNorm, Rope, Attention, LatentAttention, ShortConv,
+    GatedMLP, MLP, MoE, PerLayerInputs, PerLayerGate, Residual, Blend,
 )  # fmt: skip
 """Every layer of the catalogue."""
 
@@ -25,16 +27,21 @@ __all__ = [
     "MLP",
     "Attention",
     "AttentionGate",
+    "Blend",
     "Embedding",
     "GatedMLP",
+    "Gating",
     "LatentAttention",
     "Layer",
     "LayerNorm",
     "Linear",
     "MoE",
+    "PerLayerGate",
+    "PerLayerInputs",
     "QKNorm",
     "RMSNorm",
     "Residual",
     "Rope",
+    "RouterNorm",
     "ShortConv",
 ]

@@ -9,7 +9,7 @@ from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear
 from cortiq.ir.op import Described, Type, expect, expect_last
 from cortiq.ir.slots import KVRows, Slot
-from cortiq.numerics.rope import RopeTable
+from cortiq.numerics.rope import RopeTable, Sections
 
 PROJECTIONS = ("q", "k", "v")
 
@@ -32,14 +32,16 @@ class QKNorm(Described):
 
 @dataclass(frozen=True)
 class AttentionGate(Described):
-    """A factor on every element of the heads' outputs: f(W·x), W [heads·value_dim, width].
+    """A factor on the output of every head, f(W·x).
 
     Attributes
     ----------
     function : f, `sigmoid` or `softplus`.
+    per_head : one factor a head, W [heads, width]; else one an element, W [heads·value_dim, width].
     """
 
     function: str = "softplus"
+    per_head: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,15 @@ class Attention(Layer):
 
     q, k, v = Linear(x); per head: [RMSNorm]; RoPE; keys and values to the slot; softmax over the
     visible rows (`window`, `sinks`, `soft_cap`); [gates]; Linear. All geometry is per layer.
-    Further inputs, in this order, if the options ask for them: the row
-    f32[width] that values are projected from (`value_input`).
+    Further inputs, in this order, if the options ask for them: the positions i32[axes] that RoPE
+    turns by (`sections`), and the row f32[width] that values are projected from (`value_input`).
 
     Attributes
     ----------
     value_dim : width of a value head; `None` means `head_dim`.
     scale : factor on q·k; `None` means head_dim^(-1/2).
     rope : table, or `None` for a layer that rotates nothing.
+    sections : rotary pairs by the axis whose position turns them (mRoPE).
     value_norm : eps of an RMSNorm without weight on every value head.
     value_scale : factor on the values.
     biased : q, k and v have biases; or the names of those that have one.
@@ -85,6 +88,7 @@ class Attention(Layer):
     output_gate: bool = False
     gate: AttentionGate | None = None
     value_input: bool = False
+    sections: Sections | None = None
 
     @property
     def writes_slots(self) -> bool:
@@ -117,7 +121,8 @@ class Attention(Layer):
         x, position, *others = inputs
         expect_last(self, x, self.width)
         expect(position == Type((), "i32"), f"Attention takes a position, got {position}")
-        wanted = [Type((self.width,))] if self.value_input else []
+        wanted = [Type((self.sections.count,), "i32")] if self.sections else []
+        wanted += [Type((self.width,))] if self.value_input else []
         expect(others == wanted, f"Attention takes {wanted} after the position, got {others}")
         expect(self.heads % self.kv_heads == 0, f"{self.kv_heads} KV heads for {self.heads} heads")
         fits = not self.output_gate or self.value_width == self.head_dim
@@ -139,7 +144,7 @@ class Attention(Layer):
         if self.output_biased:
             shapes["o_bias"] = (self.width,)
         if self.gate:
-            shapes["gate"] = (self.heads * self.value_width, self.width)
+            shapes["gate"] = (self._gate_rows(self.gate), self.width)
         if self.sinks:
             shapes["sinks"] = (self.heads,)
         return shapes
@@ -149,6 +154,9 @@ class Attention(Layer):
         full = self.qk_norm is not None and self.qk_norm.full_width
         return self.head_dim * (heads if full else 1)
 
+    def _gate_rows(self, gate: AttentionGate) -> int:
+        return self.heads * (1 if gate.per_head else self.value_width)
+
     def slot_kinds(self) -> dict[str, Slot]:
         """Key and value rows."""
         return {"kv": KVRows(self.kv_heads, self.head_dim, self.value_width)}
@@ -156,14 +164,15 @@ class Attention(Layer):
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
         """Linear, Reshape, RMSNorm, Rope, Quantise, StoreKV, Attend, gates, Linear."""
         x, position = inputs[:2]
+        turned = inputs[2] if self.sections else position
         q = self._project(scope, x, "q")
         gate = None
         if self.output_gate:
             gate = scope.add(ops.Slice(self.head_dim, 2 * self.head_dim), q, name="q.gate")
             q = scope.add(ops.Slice(0, self.head_dim), q, name="q.query")
-        q = self._placed(scope, q, position, "q")
+        q = self._placed(scope, q, turned, "q")
         if not self.shares_kv:
-            self._store(scope, x, position, inputs[-1] if self.value_input else x)
+            self._store(scope, x, turned, inputs[-1] if self.value_input else x)
         q = scope.add(ops.Quantise(), q, name="q.quantised")
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         attend = ops.Attend(
@@ -210,7 +219,7 @@ class Attention(Layer):
         if norm and not norm.after_rope:
             y = self._norm(scope, y, role, norm)
         if self.rope:
-            rope = ops.Rope(self.rope, self.pairing)
+            rope = ops.Rope(self.rope, self.pairing, self.sections)
             y = scope.add(rope, y, position, name=f"{role}.rope")
         if norm and norm.after_rope:
             y = self._norm(scope, y, role, norm)
@@ -223,8 +232,9 @@ class Attention(Layer):
             y = scope.add(ops.Multiply(), y, gate, name="output_gated")
         if self.gate is None:
             return y
-        rows = self.heads * self.value_width
+        rows = self._gate_rows(self.gate)
         factor = linear(scope, x, "gate", self.width, rows)
         factor = scope.add(ops.Activation(self.gate.function), factor, name="gate.activation")
         factor = scope.add(ops.Reshape((self.heads, rows // self.heads)), factor, name="gate.heads")
-        return scope.add(ops.Multiply(), y, factor, name="gated")
+        op = ops.ScaleRows() if self.gate.per_head else ops.Multiply()
+        return scope.add(op, y, factor, name="gated")

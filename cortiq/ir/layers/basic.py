@@ -1,4 +1,4 @@
-"""Embedding, Linear, Residual and the MLPs, and what the other layers build on."""
+"""Embedding, Linear and sums of rows, and what the other layers build on."""
 
 from __future__ import annotations
 
@@ -102,61 +102,24 @@ class Residual(Layer):
 
 
 @dataclass(frozen=True)
-class GatedMLP(Layer):
-    """down(activation(gate(x)) · up(x)): f32[width] → f32[width]."""
+class Blend(Layer):
+    """a + fraction · (b − a), from 0.5 on b − (1 − fraction) · (b − a): value residuals.
 
-    width: int
-    inner: int
-    activation: str = "silu"
-    biased: bool = False
+    Source: torch.lerp, whose two forms these are.
+    """
 
-    def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the width."""
-        expect_last(self, inputs[0], self.width)
-        return inputs
-
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Three matrices and their biases."""
-        wide, narrow = (self.inner, self.width), (self.width, self.inner)
-        shapes: dict[str, tuple[int, ...]] = {"gate": wide, "up": wide, "down": narrow}
-        if self.biased:
-            shapes |= {f"{role}_bias": shape[:1] for role, shape in shapes.items()}
-        return shapes
-
-    def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, Linear, Activation, Multiply, Linear."""
-        gate = linear(scope, inputs[0], "gate", self.width, self.inner, self.biased)
-        up = linear(scope, inputs[0], "up", self.width, self.inner, self.biased)
-        gate = scope.add(ops.Activation(self.activation), gate, name="activation")
-        product = scope.add(ops.Multiply(), gate, up, name="product")
-        return linear(scope, product, "down", self.inner, self.width, self.biased)
-
-
-@dataclass(frozen=True)
-class MLP(Layer):
-    """down(activation(up(x))): f32[width] → f32[width]."""
-
-    width: int
-    inner: int
-    activation: str = "gelu_tanh"
-    biased: bool = False
+    fraction: float
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the width."""
-        expect_last(self, inputs[0], self.width)
-        return inputs
-
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Two matrices and their biases."""
-        shapes: dict[str, tuple[int, ...]] = {
-            "up": (self.inner, self.width), "down": (self.width, self.inner),
-        }  # fmt: skip
-        if self.biased:
-            shapes |= {f"{role}_bias": shape[:1] for role, shape in shapes.items()}
-        return shapes
+        """Two values of one shape."""
+        return ops.Add().infer(*inputs)
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, Activation, Linear."""
-        up = linear(scope, inputs[0], "up", self.width, self.inner, self.biased)
-        up = scope.add(ops.Activation(self.activation), up, name="activation")
-        return linear(scope, up, "down", self.inner, self.width, self.biased)
+        """Scale, Add, Scale, Add."""
+        a, b = inputs
+        near = self.fraction < 0.5
+        less = scope.add(ops.Scale(-1.0), a, name="negated")
+        part = scope.add(ops.Add(), b, less, name="difference")
+        factor = self.fraction if near else self.fraction - 1.0
+        part = scope.add(ops.Scale(factor), part, name="scaled")
+        return scope.add(ops.Add(), a if near else b, part, name="blended")

@@ -6,68 +6,199 @@ from dataclasses import dataclass
 
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
-from cortiq.ir.layers.basic import GatedMLP, Layer, linear, rows_for
-from cortiq.ir.op import Type, expect
+from cortiq.ir.layers.basic import Layer, linear, rows_for
+from cortiq.ir.layers.mlp import MLP, Activation, GatedMLP, halves, join
+from cortiq.ir.op import Described, Type, expect
 from cortiq.numerics.route import Router
 
 
 @dataclass(frozen=True)
+class RouterNorm(Described):
+    """What a router's input passes first: RMSNorm, and a constant factor."""
+
+    eps: float
+    factor: float = 1.0
+    weighted: bool = True
+
+
+@dataclass(frozen=True)
 class MoE(Layer):
-    """Mixture of gated MLPs: the experts `router` chooses, weighted, in ascending index.
+    """Mixture of MLPs: the experts `router` chooses, weighted, in ascending index.
 
     scores = Linear(router); `Route`; y = Σ w·down(activation(gate(x)) · up(x)); a shared expert of
-    width `shared_inner`, if any, is added last.
+    width `shared_inner`, if any, is added last. f32[width] → f32[width]; with `router_input` a
+    second input f32[width] is what the router reads.
+
+    Attributes
+    ----------
+    selection_bias : a vector `bias` moves the choice and no weight.
+    masked : a vector `mask` admits the experts where it is not 0.
+    gated : experts are gated MLPs; otherwise down(activation(up(x))).
+    interleaved : one stack `gate_up` holds the rows of gate and up in turns.
+    biased, router_biased, shared_biased : which matrices have biases.
+    shared_factor : the shared expert's output times σ(v·x), v of the role `shared_factor`.
+    expert_scale : weights are multiplied by a number of each expert, after all else.
+    router_cap : soft cap of the scores.
+    latent : experts work on Linear(x) of this width, and their sum is projected back.
     """
 
     width: int
     inner: int
     experts: int
     router: Router
-    activation: str = "silu"
+    activation: Activation = "silu"
     selection_bias: bool = False
     shared_inner: int = 0
+    masked: bool = False
+    gated: bool = True
+    interleaved: bool = False
+    biased: bool = False
+    router_biased: bool = False
+    shared_biased: bool = False
+    shared_factor: bool = False
+    expert_scale: bool = False
+    router_cap: float | None = None
+    router_norm: RouterNorm | None = None
+    router_input: bool = False
+    latent: int = 0
+    latent_biased: bool = False
+
+    @property
+    def expert_width(self) -> int:
+        """Width of what the experts read and write."""
+        return self.latent or self.width
+
+    @property
+    def shared(self) -> Layer:
+        """The shared expert."""
+        if self.gated:
+            inner, act = self.shared_inner, self.activation
+            return GatedMLP(self.width, inner, act, self.shared_biased)
+        return MLP(self.width, self.shared_inner, str(self.activation), self.shared_biased)
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Keeps the width."""
-        expect(inputs == (Type((self.width,)),), f"MoE takes f32[{self.width}], got {inputs}")
-        return inputs
+        wanted = (Type((self.width,)),) * (2 if self.router_input else 1)
+        expect(inputs == wanted, f"MoE takes {wanted}, got {inputs}")
+        plain = isinstance(self.activation, str)
+        expect(self.gated or (plain and not self.interleaved), "plain experts have no gate to join")
+        expect(bool(self.shared_inner) or not self.shared_factor, "no shared expert to multiply")
+        return inputs[:1]
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Router, stacked experts, selection bias, shared expert."""
-        n, wide, narrow = self.experts, (self.inner, self.width), (self.width, self.inner)
-        shapes: dict[str, tuple[int, ...]] = {
-            "router": (n, self.width), "gate": (n, *wide), "up": (n, *wide), "down": (n, *narrow),
-        }  # fmt: skip
-        if self.selection_bias:
-            shapes["bias"] = (n,)
+        """Router, stacked experts, projections around them, shared expert."""
+        shapes: dict[str, tuple[int, ...]] = {"router": (self.experts, self.width)}
+        shapes |= self._expert_shapes() | self._router_vectors()
+        if self.latent:
+            around = {
+                "latent_in": (self.latent, self.width),
+                "latent_out": (self.width, self.latent),
+            }
+            shapes |= around
+            if self.latent_biased:
+                shapes |= {f"{role}_bias": shape[:1] for role, shape in around.items()}
         if self.shared_inner:
-            shared = GatedMLP(self.width, self.shared_inner).weight_shapes()
+            shared = self.shared.weight_shapes()
             shapes |= {f"shared_{role}": shape for role, shape in shared.items()}
+        if self.shared_factor:
+            shapes["shared_factor"] = (1, self.width)
+        return shapes
+
+    def _router_vectors(self) -> dict[str, tuple[int, ...]]:
+        there = {
+            "bias": self.selection_bias, "mask": self.masked, "expert_scale": self.expert_scale,
+            "router_bias": self.router_biased,
+        }  # fmt: skip
+        shapes: dict[str, tuple[int, ...]] = {
+            role: (self.experts,) for role, wanted in there.items() if wanted
+        }
+        if self.router_norm and self.router_norm.weighted:
+            shapes["router_norm"] = (self.width,)
+        return shapes
+
+    def _expert_shapes(self) -> dict[str, tuple[int, ...]]:
+        rows = {"gate": self.inner, "up": self.inner, "down": self.expert_width}
+        if not self.gated:
+            del rows["gate"]
+        if self.interleaved:
+            rows = {"gate_up": 2 * self.inner, "down": self.expert_width}
+        shapes: dict[str, tuple[int, ...]] = {
+            role: (self.experts, n, self.inner if role == "down" else self.expert_width)
+            for role, n in rows.items()
+        }
+        if self.biased:
+            shapes |= {f"{role}_bias": shape[:2] for role, shape in shapes.items()}
         return shapes
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, Route, ExpertMatMul ×3 with Activation and Multiply, CombineExperts, shared."""
-        (x,) = inputs
-        scores = linear(scope, x, "router", self.width, self.experts)
-        route = ops.Route(self.experts, self.router, self.selection_bias)
-        bias = {"bias": "bias"} if self.selection_bias else {}
-        index, weight = scope.add_node(route, scores, name="route", weights=bias)
-        gate = self._expert(scope, x, index, "gate", self.width, self.inner)
-        up = self._expert(scope, x, index, "up", self.width, self.inner)
-        gate = scope.add(ops.Activation(self.activation), gate, name="activation")
-        product = scope.add(ops.Multiply(), gate, up, name="product")
-        down = self._expert(scope, product, index, "down", self.inner, self.width)
+        """Linear, Route, ExpertMatMul with activation, CombineExperts, shared expert."""
+        x = inputs[0]
+        index, weight = self._route(scope, inputs[-1])
+        rows = x
+        if self.latent:
+            rows = linear(scope, x, "latent_in", self.width, self.latent, self.latent_biased)
+        down = self._experts(scope, rows, index)
         y = scope.add(ops.CombineExperts(), weight, down, name="combined")
+        if self.latent:
+            y = linear(scope, y, "latent_out", self.latent, self.width, self.latent_biased)
         if not self.shared_inner:
             return y
-        shared = GatedMLP(self.width, self.shared_inner, self.activation)
-        roles = {role: f"shared_{role}" for role in shared.weight_shapes()}
-        extra = scope.add(shared, x, name="shared", weights=roles)
-        return scope.add(ops.Add(), y, extra, name="sum")
+        return scope.add(ops.Add(), y, self._shared_output(scope, x), name="sum")
+
+    def _route(self, scope: Scope, x: Value) -> tuple[Value, Value]:
+        """The chosen experts and their weights."""
+        if self.router_norm:
+            norm = self.router_norm
+            weights = {"weight": "router_norm"} if norm.weighted else {}
+            op = ops.RMSNorm(self.width, norm.eps, weighted=norm.weighted)
+            x = scope.add(op, x, name="router.norm", weights=weights)
+            if norm.factor != 1.0:
+                x = scope.add(ops.Scale(norm.factor), x, name="router.scaled")
+        scores = linear(scope, x, "router", self.width, self.experts, self.router_biased)
+        if self.router_cap is not None:
+            scores = scope.add(ops.SoftCap(self.router_cap), scores, name="router.capped")
+        route = ops.Route(self.experts, self.router, self.selection_bias, self.masked)
+        roles = {role: role for role in route.weight_shapes()}
+        index, weight = scope.add_node(route, scores, name="route", weights=roles)
+        if self.expert_scale:
+            gain, weights = ops.ExpertGain(self.experts), {"weight": "expert_scale"}
+            weight = scope.add(gain, weight, index, name="route.scaled", weights=weights)
+        return index, weight
+
+    def _experts(self, scope: Scope, x: Value, index: Value) -> Value:
+        """The outputs of the chosen experts."""
+        width, inner = self.expert_width, self.inner
+        if not self.gated:
+            up = self._expert(scope, x, index, "up", width, inner)
+            act = ops.Activation(str(self.activation))
+            product = scope.add(act, up, name="activation")
+        else:
+            if self.interleaved:
+                both = self._expert(scope, x, index, "gate_up", width, 2 * inner)
+                gate, up = halves(scope, both, inner)
+            else:
+                gate = self._expert(scope, x, index, "gate", width, inner)
+                up = self._expert(scope, x, index, "up", width, inner)
+            product = join(scope, gate, up, self.activation)
+        return self._expert(scope, product, index, "down", inner, width)
 
     def _expert(
         self, scope: Scope, x: Value, index: Value, role: str, inner: int, outer: int
     ) -> Value:
         rows = rows_for(scope, role, x, role)
         matmul = ops.ExpertMatMul(self.experts, inner, outer)
-        return scope.add(matmul, rows, index, name=role, weights={"weight": role})
+        y = scope.add(matmul, rows, index, name=role, weights={"weight": role})
+        if not self.biased:
+            return y
+        bias, weights = ops.ExpertBias(self.experts, outer), {"bias": f"{role}_bias"}
+        return scope.add(bias, y, index, name=f"{role}.biased", weights=weights)
+
+    def _shared_output(self, scope: Scope, x: Value) -> Value:
+        """The shared expert's output, times its factor."""
+        roles = {role: f"shared_{role}" for role in self.shared.weight_shapes()}
+        y = scope.add(self.shared, x, name="shared", weights=roles)
+        if not self.shared_factor:
+            return y
+        factor = linear(scope, x, "shared_factor", self.width, 1)
+        factor = scope.add(ops.Activation("sigmoid"), factor, name="shared_factor.sigmoid")
+        return scope.add(ops.ScaleRows(), y, factor, name="shared.scaled")

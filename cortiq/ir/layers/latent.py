@@ -19,6 +19,12 @@ class LatentAttention(Layer):
     The slot holds one row [latent | rotary key] per position, of which the latent is also the
     value. Per head: q = [nope | rope]; q' = [nope·W_k[h] | RoPE(rope)]; attend over the slot;
     out[h] = o'·W_v[h]; Linear. Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
+
+    Attributes
+    ----------
+    rope : `None` for a layer that rotates nothing (NoPE).
+    query_latent : width that queries are compressed to and normalised at; 0 for none.
+    biased : the matrices that compress, kv_a and q_a, have biases.
     """
 
     width: int
@@ -32,6 +38,8 @@ class LatentAttention(Layer):
     rope: RopeTable | None = None
     pairing: str = "interleaved"
     query_latent: int = 0
+    biased: bool = False
+    output_biased: bool = False
     writes_slots = True
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
@@ -47,13 +55,13 @@ class LatentAttention(Layer):
             "k_b": (h, self.latent, self.nope_dim), "v_b": (h, self.value_dim, self.latent),
             "o": (self.width, h * self.value_dim),
         }  # fmt: skip
-        if not self.query_latent:
-            return shapes | {"q": (q_out, self.width)}
-        compressed = {
-            "q_a": (self.query_latent, self.width), "q_a_norm": (self.query_latent,),
-            "q": (q_out, self.query_latent),
-        }  # fmt: skip
-        return shapes | compressed
+        if self.query_latent:
+            shapes["q_a"] = (self.query_latent, self.width)
+            shapes["q_a_norm"] = (self.query_latent,)
+        shapes["q"] = (q_out, self.query_latent or self.width)
+        biased = {"kv_a": self.biased, "q_a": self.biased, "o": self.output_biased}
+        named = [role for role, wanted in biased.items() if wanted and role in shapes]
+        return shapes | {f"{role}_bias": shapes[role][:1] for role in named}
 
     def slot_kinds(self) -> dict[str, Slot]:
         """One latent row a position."""
@@ -71,11 +79,11 @@ class LatentAttention(Layer):
         y = self._per_head(scope, y, "v_b", self.latent, self.value_dim)
         merged = self.heads * self.value_dim
         y = scope.add(ops.Reshape((merged,)), y, name="merged")
-        return linear(scope, y, "o", merged, self.width)
+        return linear(scope, y, "o", merged, self.width, self.output_biased)
 
     def _store(self, scope: Scope, x: Value, position: Value) -> None:
         width = self.latent + self.rope_dim
-        joint = linear(scope, x, "kv_a", self.width, width)
+        joint = linear(scope, x, "kv_a", self.width, width, self.biased)
         latent = scope.add(ops.Slice(0, self.latent), joint, name="latent")
         norm = ops.RMSNorm(self.latent, self.eps)
         latent = scope.add(norm, latent, name="latent.norm", weights={"weight": "kv_a_norm"})
@@ -94,7 +102,7 @@ class LatentAttention(Layer):
         dim, inner = self.nope_dim + self.rope_dim, self.width
         if self.query_latent:
             inner = self.query_latent
-            x = linear(scope, x, "q_a", self.width, inner)
+            x = linear(scope, x, "q_a", self.width, inner, self.biased)
             norm = ops.RMSNorm(inner, self.eps)
             x = scope.add(norm, x, name="q_a.norm", weights={"weight": "q_a_norm"})
         q = linear(scope, x, "q", inner, self.heads * dim)

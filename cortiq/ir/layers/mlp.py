@@ -1,0 +1,145 @@
+"""Feed-forward layers, gated and plain, and how a gate is joined with what it gates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cortiq.ir import ops
+from cortiq.ir.graph import Scope, Value
+from cortiq.ir.layers.basic import Layer, linear
+from cortiq.ir.op import Described, Type, expect_last
+
+
+@dataclass(frozen=True)
+class Gating(Described):
+    """How a gate row g and a row u become the inner row of an MLP: a(g) · u, with options.
+
+    Attributes
+    ----------
+    activation : a, unless `steepness` or `gate_cap` define it.
+    limit : g is first bounded above by it, u to ±limit (clamped SwiGLU).
+    steepness : a(g) = g · σ(steepness · g).
+    gate_cap : a(g) = cap · tanh(g / cap) · σ(g).
+    up_cap : u becomes cap · tanh(u / cap).
+    up_shift : what is added to u at the end.
+    """
+
+    activation: str = "silu"
+    limit: float | None = None
+    steepness: float | None = None
+    gate_cap: float | None = None
+    up_cap: float | None = None
+    up_shift: float = 0.0
+
+
+Activation = str | Gating
+"""An activation of the catalogue, or a way of joining with more options."""
+
+
+def join(scope: Scope, gate: Value, up: Value, how: Activation) -> Value:
+    """The inner row of a gate and what it gates."""
+    gating = Gating(how) if isinstance(how, str) else how
+    if gating.limit is not None:
+        gate = scope.add(ops.Clamp(None, gating.limit), gate, name="gate.bounded")
+        up = scope.add(ops.Clamp(-gating.limit, gating.limit), up, name="up.bounded")
+    gate = _activated(scope, gate, gating)
+    if gating.up_cap is not None:
+        up = scope.add(ops.SoftCap(gating.up_cap), up, name="up.capped")
+    if gating.up_shift:
+        up = scope.add(ops.Shift(gating.up_shift), up, name="up.shifted")
+    return scope.add(ops.Multiply(), gate, up, name="product")
+
+
+def _activated(scope: Scope, gate: Value, gating: Gating) -> Value:
+    if gating.steepness is None and gating.gate_cap is None:
+        return scope.add(ops.Activation(gating.activation), gate, name="activation")
+    factor, kept = gate, gate
+    if gating.steepness is not None:
+        factor = scope.add(ops.Scale(gating.steepness), gate, name="gate.scaled")
+    if gating.gate_cap is not None:
+        kept = scope.add(ops.SoftCap(gating.gate_cap), gate, name="gate.capped")
+    factor = scope.add(ops.Activation("sigmoid"), factor, name="gate.sigmoid")
+    return scope.add(ops.Multiply(), kept, factor, name="activation")
+
+
+def halves(scope: Scope, rows: Value, inner: int) -> tuple[Value, Value]:
+    """Gate and up of rows that hold them in turns."""
+    gate, up = (
+        scope.add(ops.Slice(first, 2 * inner, 2), rows, name=name)
+        for first, name in enumerate(("gate", "up"))
+    )
+    return gate, up
+
+
+@dataclass(frozen=True)
+class GatedMLP(Layer):
+    """down(activation(gate(x)) · up(x)): f32[width] → f32[width].
+
+    Attributes
+    ----------
+    activation : name of a function, or a `Gating`.
+    interleaved : one matrix `gate_up` holds the rows of gate and up in turns.
+    """
+
+    width: int
+    inner: int
+    activation: Activation = "silu"
+    biased: bool = False
+    interleaved: bool = False
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Keeps the width."""
+        expect_last(self, inputs[0], self.width)
+        return inputs
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Three matrices, or two, and their biases."""
+        wide, narrow = (self.inner, self.width), (self.width, self.inner)
+        shapes: dict[str, tuple[int, ...]] = {"gate": wide, "up": wide, "down": narrow}
+        if self.interleaved:
+            shapes = {"gate_up": (2 * self.inner, self.width), "down": narrow}
+        if self.biased:
+            shapes |= {f"{role}_bias": shape[:1] for role, shape in shapes.items()}
+        return shapes
+
+    def decompose(self, scope: Scope, *inputs: Value) -> Value:
+        """Linear, Linear, Activation, Multiply, Linear."""
+        (x,) = inputs
+        if self.interleaved:
+            both = linear(scope, x, "gate_up", self.width, 2 * self.inner, self.biased)
+            gate, up = halves(scope, both, self.inner)
+        else:
+            gate = linear(scope, x, "gate", self.width, self.inner, self.biased)
+            up = linear(scope, x, "up", self.width, self.inner, self.biased)
+        product = join(scope, gate, up, self.activation)
+        return linear(scope, product, "down", self.inner, self.width, self.biased)
+
+
+@dataclass(frozen=True)
+class MLP(Layer):
+    """down(activation(up(x))): f32[width] → f32[width]."""
+
+    width: int
+    inner: int
+    activation: str = "gelu_tanh"
+    biased: bool = False
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Keeps the width."""
+        expect_last(self, inputs[0], self.width)
+        return inputs
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Two matrices and their biases."""
+        shapes: dict[str, tuple[int, ...]] = {
+            "up": (self.inner, self.width), "down": (self.width, self.inner),
+        }  # fmt: skip
+        if self.biased:
+            shapes |= {f"{role}_bias": shape[:1] for role, shape in shapes.items()}
+        return shapes
+
+    def decompose(self, scope: Scope, *inputs: Value) -> Value:
+        """Linear, Activation, Linear."""
+        up = linear(scope, inputs[0], "up", self.width, self.inner, self.biased)
+        up = scope.add(ops.Activation(self.activation), up, name="activation")
+        return linear(scope, up, "down", self.inner, self.width, self.biased)

@@ -1,0 +1,79 @@
+"""DeepSeek V3 and R1: latent attention; experts in groups, chosen with a bias; one for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cortiq.ir import Program
+from cortiq.ir.layers import GatedMLP, MoE
+from cortiq.models.config import Amount, Keys
+from cortiq.models.mla import JOINT, LatentConfig, latent_attention, names_of
+from cortiq.models.names import Names
+from cortiq.models.parts import MOE, Decoder, activation
+from cortiq.models.rope import rope_table
+from cortiq.numerics.route import Router
+
+ARCHITECTURES = ("deepseek_v3",)
+KEYS = Keys(
+    same_as={"head_dim": "qk_rope_head_dim"},
+    harmless=frozenset({"aux_loss_alpha", "auto_map", "ep_size", "seq_aux"}),
+    only={"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+)
+NAMES = Names(fused=(JOINT,))
+FLOOR = 1e-20
+"""Added to the sum that weights are divided by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(LatentConfig):
+    """Fields of `DeepseekV3Config`."""
+
+    num_key_value_heads: int | None = 128
+    max_position_embeddings: int = 4096
+    rope_interleave: bool = True
+    n_routed_experts: int = 256
+    num_experts_per_tok: int = 8
+    moe_intermediate_size: int = 2048
+    n_shared_experts: int = 1
+    n_group: int = 8
+    topk_group: int = 4
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 2.5
+    first_k_dense_replace: Amount = Amount(3)
+    num_nextn_predict_layers: Amount = Amount(0)
+
+
+def build(config: Config, context: int) -> Program:
+    """The trunk."""
+    width, act = config.hidden_size, activation(config.hidden_act)
+    decoder = Decoder(config, context, family="deepseek_v3", eps=config.rms_norm_eps)
+    pairing = "interleaved" if config.rope_interleave else "half"
+    mixer, names = latent_attention(config, rope_table(config, context), pairing), names_of(config)
+    mlp = GatedMLP(width, config.intermediate_size, act)
+    router = Router(
+        config.num_experts_per_tok,
+        "sigmoid",
+        renormalise=config.norm_topk_prob,
+        denominator_floor=FLOOR,
+        routed_scaling=config.routed_scaling_factor,
+        groups=config.n_group,
+        kept_groups=config.topk_group,
+        group_score="top2",
+    )
+    experts = MoE(
+        width=width,
+        inner=config.moe_intermediate_size,
+        experts=config.n_routed_experts,
+        router=router,
+        activation=act,
+        selection_bias=True,
+        shared_inner=config.moe_intermediate_size * config.n_shared_experts,
+    )
+    x = decoder.embed()
+    for n in range(config.num_hidden_layers):
+        x = decoder.mixer(x, n, mixer, table=names)
+        if n < config.first_k_dense_replace:
+            x = decoder.feed_forward(x, n, mlp)
+        else:
+            x = decoder.feed_forward(x, n, experts, table=MOE)
+    return decoder.finish(x)

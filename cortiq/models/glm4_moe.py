@@ -1,0 +1,87 @@
+"""GLM 4.5 and 4.6: half of every head rotated; experts in groups, chosen with a bias."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from cortiq.ir import Program
+from cortiq.ir.layers import Attention, GatedMLP, MoE, QKNorm
+from cortiq.models.config import Amount, BaseConfig, Keys
+from cortiq.models.names import Names
+from cortiq.models.parts import MOE, Decoder, activation
+from cortiq.models.rope import rope_table
+from cortiq.numerics.route import Router
+
+ARCHITECTURES = ("glm4_moe",)
+KEYS = Keys()
+NAMES = Names()
+TURNED = 0.5
+"""Share of a head that is rotated where the file does not say."""
+FLOOR = 1e-20
+"""Added to the sum that weights are divided by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(BaseConfig):
+    """Fields of `Glm4MoeConfig`."""
+
+    num_key_value_heads: int | None = 8
+    max_position_embeddings: int = 131072
+    rms_norm_eps: float = 1e-5
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    use_qk_norm: bool = False
+    n_routed_experts: int = 128
+    num_experts_per_tok: int = 8
+    moe_intermediate_size: int = 1408
+    n_shared_experts: int = 1
+    n_group: int = 1
+    topk_group: int = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 1.0
+    first_k_dense_replace: Amount = Amount(1)
+    num_nextn_predict_layers: Amount = Amount(0)
+
+
+def build(config: Config, context: int) -> Program:
+    """The trunk."""
+    width, act = config.hidden_size, activation(config.hidden_act)
+    decoder = Decoder(config, context, family="glm4_moe", eps=config.rms_norm_eps)
+    rope = {"partial_rotary_factor": TURNED, **config.rope_parameters}
+    mixer = Attention(
+        width=width,
+        heads=config.num_attention_heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_width,
+        rope=rope_table(replace(config, rope_parameters=rope), context),
+        qk_norm=QKNorm(config.rms_norm_eps) if config.use_qk_norm else None,
+        biased=config.attention_bias,
+    )
+    router = Router(
+        config.num_experts_per_tok,
+        "sigmoid",
+        renormalise=config.norm_topk_prob,
+        denominator_floor=FLOOR,
+        routed_scaling=config.routed_scaling_factor,
+        groups=config.n_group,
+        kept_groups=config.topk_group,
+        group_score="top2",
+    )
+    mlp = GatedMLP(width, config.intermediate_size, act)
+    experts = MoE(
+        width=width,
+        inner=config.moe_intermediate_size,
+        experts=config.n_routed_experts,
+        router=router,
+        activation=act,
+        selection_bias=True,
+        shared_inner=config.moe_intermediate_size * config.n_shared_experts,
+    )
+    x = decoder.embed()
+    for n in range(config.num_hidden_layers):
+        x = decoder.mixer(x, n, mixer)
+        if n < config.first_k_dense_replace:
+            x = decoder.feed_forward(x, n, mlp)
+        else:
+            x = decoder.feed_forward(x, n, experts, table=MOE)
+    return decoder.finish(x)

@@ -1,0 +1,80 @@
+"""Qwen 1.5 and 2 MoE: Qwen 2 with a mixture of experts, and one that every token passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cortiq.ir import Program
+from cortiq.ir.layers import Attention, GatedMLP, MoE
+from cortiq.models import qwen2
+from cortiq.models.config import Keys
+from cortiq.models.names import Names
+from cortiq.models.parts import MLP, MOE, Decoder, activation
+from cortiq.models.rope import rope_table
+from cortiq.numerics.route import Router
+
+ARCHITECTURES = ("qwen2_moe",)
+KEYS = Keys()
+NAMES = Names()
+EXPERTS: Mapping[str, str] = {
+    **MOE, **{f"shared_{role}": f"shared_expert.{tensor}" for role, tensor in MLP.items()},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(qwen2.Config):
+    """Fields of `Qwen2MoeConfig`."""
+
+    num_key_value_heads: int | None = 16
+    qkv_bias: bool = True
+    num_experts: int = 60
+    num_experts_per_tok: int = 4
+    norm_topk_prob: bool = False
+    moe_intermediate_size: int = 1408
+    shared_expert_intermediate_size: int = 5632
+    decoder_sparse_step: int = 1
+    mlp_only_layers: tuple[int, ...] | None = None
+
+    def is_local(self, layer: int) -> bool:
+        """Every other one of the first `max_window_layers`, where no list says it."""
+        return layer % 2 == 0 and layer < self.max_window_layers
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        dense = layer in (self.mlp_only_layers or ())
+        return not dense and (layer + 1) % self.decoder_sparse_step == 0
+
+
+def build(config: Config, context: int) -> Program:
+    """The trunk."""
+    width, rope = config.hidden_size, rope_table(config, context)
+    act = activation(config.hidden_act)
+    decoder = Decoder(config, context, family="qwen2_moe", eps=config.rms_norm_eps)
+    mlp = GatedMLP(width, config.intermediate_size, act)
+    experts = MoE(
+        width=width,
+        inner=config.moe_intermediate_size,
+        experts=config.num_experts,
+        router=Router(config.num_experts_per_tok, renormalise=config.norm_topk_prob),
+        activation=act,
+        shared_inner=config.shared_expert_intermediate_size,
+        shared_factor=True,
+    )
+    x = decoder.embed()
+    for n, window in enumerate(config.windows()):
+        mixer = Attention(
+            width=width,
+            heads=config.num_attention_heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_width,
+            rope=rope,
+            window=window,
+            biased=config.qkv_bias,
+        )
+        x = decoder.mixer(x, n, mixer)
+        if config.is_sparse(n):
+            x = decoder.feed_forward(x, n, experts, table=EXPERTS)
+        else:
+            x = decoder.feed_forward(x, n, mlp)
+    return decoder.finish(x)

@@ -1,0 +1,74 @@
+"""Qwen 3 MoE: Qwen 3 with a mixture of experts in place of the MLP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cortiq.ir import Program
+from cortiq.ir.layers import Attention, GatedMLP, MoE, QKNorm
+from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.names import Names
+from cortiq.models.parts import MOE, Decoder, activation
+from cortiq.models.rope import rope_table
+from cortiq.numerics.route import Router
+
+ARCHITECTURES = ("qwen3_moe",)
+KEYS = Keys(aliases={"num_local_experts": "num_experts"}, harmless=frozenset({"max_window_layers"}))
+NAMES = Names()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(BaseConfig):
+    """Fields of `Qwen3MoeConfig`."""
+
+    num_key_value_heads: int | None = 4
+    max_position_embeddings: int = 32768
+    rms_norm_eps: float = 1e-6
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    use_sliding_window: bool = False
+    sliding_window: int | None = 4096
+    num_experts: int = 128
+    num_experts_per_tok: int = 8
+    norm_topk_prob: bool = False
+    moe_intermediate_size: int = 768
+    decoder_sparse_step: int = 1
+    mlp_only_layers: tuple[int, ...] | None = None
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        dense = layer in (self.mlp_only_layers or ())
+        return not dense and (layer + 1) % self.decoder_sparse_step == 0
+
+
+def build(config: Config, context: int) -> Program:
+    """The trunk."""
+    width, act = config.hidden_size, activation(config.hidden_act)
+    decoder = Decoder(config, context, family="qwen3_moe", eps=config.rms_norm_eps)
+    mixer = Attention(
+        width=width,
+        heads=config.num_attention_heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_width,
+        rope=rope_table(config, context),
+        window=config.sliding_window if config.use_sliding_window else None,
+        qk_norm=QKNorm(config.rms_norm_eps),
+        biased=config.attention_bias,
+        output_biased=config.attention_bias,
+    )
+    mlp = GatedMLP(width, config.intermediate_size, act)
+    experts = MoE(
+        width=width,
+        inner=config.moe_intermediate_size,
+        experts=config.num_experts,
+        router=Router(config.num_experts_per_tok, renormalise=config.norm_topk_prob),
+        activation=act,
+    )
+    x = decoder.embed()
+    for n in range(config.num_hidden_layers):
+        x = decoder.mixer(x, n, mixer)
+        if config.is_sparse(n):
+            x = decoder.feed_forward(x, n, experts, table=MOE)
+        else:
+            x = decoder.feed_forward(x, n, mlp)
+    return decoder.finish(x)

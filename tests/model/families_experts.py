@@ -1,0 +1,170 @@
+"""Families with mixtures of experts, declared for `test_every_family.py`."""
+
+from __future__ import annotations
+
+from family_harness import Family
+
+ROPE = "rope_parameters"
+USUAL = [{"rms_norm_eps": 0.021}, {"hidden_act": "gelu_pytorch_tanh"}, {f"{ROPE}.rope_theta": 9e3}]
+"""Options of nearly every family."""
+SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+QWEN = {
+    "norm_topk_prob": True, "mlp_only_layers": [0], "use_sliding_window": True, "sliding_window": 9,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+QWEN2_MOE = Family(
+    "qwen2_moe",
+    "Qwen2MoeConfig",
+    base={**EXPERTS, "shared_expert_intermediate_size": 40},
+    shapes={"wide": {"hidden_size": 80}, "odd": {"mlp_only_layers": [1]}},
+    switches={**QWEN, "qkv_bias": False, "layer_types": SLIDING},
+    moves=[
+        *USUAL,
+        {"num_experts_per_tok": 3},
+        {"sliding_window": 10},
+        {"layer_types": ["full_attention", *SLIDING[1:]]},
+        {"sliding_window": 9, "layer_types": ..., "max_window_layers": 0},
+    ],
+    elsewhere=frozenset(
+        {"num_experts", "moe_intermediate_size", "shared_expert_intermediate_size",
+         "decoder_sparse_step"}
+    ),
+)  # fmt: skip
+QWEN3_MOE = Family(
+    "qwen3_moe",
+    "Qwen3MoeConfig",
+    base=EXPERTS,
+    shapes={"odd": {"decoder_sparse_step": 2}},
+    switches={**QWEN, "attention_bias": True},
+    moves=[*USUAL, {"num_experts_per_tok": 3}, {"sliding_window": 10}],
+    elsewhere=frozenset({"num_experts", "moe_intermediate_size", "decoder_sparse_step"}),
+)
+GROUPS = {"n_group": 4, "topk_group": 2}
+ROUTED = {
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+COUNTS = frozenset({"n_routed_experts", "moe_intermediate_size", "n_shared_experts"})
+GLM4_MOE = Family(
+    "glm4_moe",
+    "Glm4MoeConfig",
+    base=ROUTED,
+    shapes={"wide": {"n_group": 2, "topk_group": 1}, "odd": {"head_dim": 12}},
+    switches={
+        **GROUPS, "n_shared_experts": 2, "attention_bias": True, "use_qk_norm": True,
+        "norm_topk_prob": False, "routed_scaling_factor": 1.4, "tie_word_embeddings": True,
+        "first_k_dense_replace": 2,
+    },
+    moves=[
+        *USUAL,
+        {"num_experts_per_tok": 3},
+        {"routed_scaling_factor": 1.5},
+        {"topk_group": 3},
+        {f"{ROPE}.partial_rotary_factor": 1.0},
+    ],
+    elsewhere=COUNTS | {"num_nextn_predict_layers"},
+)  # fmt: skip
+LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 12}
+HEADS = {
+    "wide": {"num_key_value_heads": 4}, "odd": {"num_key_value_heads": 4},
+    "switched": {"num_key_value_heads": 6},
+}  # fmt: skip
+LATENT_SHAPES = {name: {**heads, "head_dim": ...} for name, heads in HEADS.items()}
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 1.3,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+SIZES = frozenset(LATENT) | {"qk_head_dim", "q_lora_rank"}
+DEEPSEEK_V2 = Family(
+    "deepseek_v2",
+    "DeepseekV2Config",
+    base={**ROUTED, **LATENT, "q_lora_rank": None},
+    shapes=LATENT_SHAPES,
+    switches={
+        **GROUPS, "num_experts_per_tok": 3, "topk_method": "group_limited_greedy",
+        "q_lora_rank": 14, "attention_bias": True, "mlp_bias": True,
+        "n_shared_experts": 1, "routed_scaling_factor": 1.4, "tie_word_embeddings": True,
+        "first_k_dense_replace": 0, ROPE: YARN,
+    },
+    moves=[
+        *USUAL,
+        {"num_experts_per_tok": 4},
+        {"routed_scaling_factor": 1.5},
+        {"topk_group": 3},
+        {f"{ROPE}.mscale_all_dim": 1.2},
+        {f"{ROPE}.mscale": 0.8},
+    ],
+    refused=[({"topk_method": "loudest"}, "loudest"), ({"norm_topk_prob": True}, "norm_topk_prob")],
+    elsewhere=COUNTS | SIZES,
+)  # fmt: skip
+DEEPSEEK_V3 = Family(
+    "deepseek_v3",
+    "DeepseekV3Config",
+    base={**ROUTED, **LATENT, "q_lora_rank": 14, "n_group": 2, "topk_group": 1},
+    shapes=LATENT_SHAPES,
+    switches={
+        **GROUPS, "q_lora_rank": None, "attention_bias": True, "rope_interleave": False,
+        "n_shared_experts": 2, "norm_topk_prob": False, "routed_scaling_factor": 1.4,
+        "tie_word_embeddings": True, "first_k_dense_replace": 0, ROPE: YARN,
+    },
+    moves=[
+        *USUAL,
+        {"num_experts_per_tok": 3},
+        {"routed_scaling_factor": 1.5},
+        {"topk_group": 3},
+        {f"{ROPE}.mscale_all_dim": 1.2},
+    ],
+    refused=[({"scoring_func": "softmax"}, "scoring_func")],
+    elsewhere=COUNTS | SIZES | {"num_nextn_predict_layers"},
+)  # fmt: skip
+CONVS = ["conv", "full_attention", "conv"]
+LFM2_MOE = Family(
+    "lfm2_moe",
+    "Lfm2MoeConfig",
+    base={
+        **EXPERTS, "num_dense_layers": 1, "rms_norm_eps": ..., "norm_eps": 0.02,
+        "layer_types": CONVS[:2],
+    },
+    shapes={"wide": {"head_dim": ..., "hidden_size": 40}, "odd": {"layer_types": CONVS},
+            "switched": {"head_dim": 8, "hidden_size": 48}},
+    switches={
+        "conv_bias": True, "conv_L_cache": 4, "norm_topk_prob": False, "use_expert_bias": False,
+        "routed_scaling_factor": 1.4, "num_dense_layers": 0, "tie_word_embeddings": True,
+        "layer_types": CONVS[::-1][:1] + CONVS[1:],
+    },
+    moves=[
+        {"norm_eps": 0.021},
+        {f"{ROPE}.rope_theta": 9e5},
+        {"num_experts_per_tok": 3},
+        {"routed_scaling_factor": 1.5},
+    ],
+    elsewhere=frozenset({"num_experts", "moe_intermediate_size"}),
+)  # fmt: skip
+OSS_YARN = {
+    "rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "beta_fast": 6.0, "beta_slow": 0.5,
+    "truncate": False, "original_max_position_embeddings": 64,
+}  # fmt: skip
+GPT_OSS = Family(
+    "gpt_oss",
+    "GptOssConfig",
+    base={
+        "num_local_experts": 5, "num_experts_per_tok": 2, "swiglu_limit": 0.9,
+        "sliding_window": 12, "layer_types": SLIDING[:2], ROPE: OSS_YARN,
+    },
+    shapes={"odd": {"layer_types": SLIDING}, "switched": {"layer_types": SLIDING}},
+    switches={"attention_bias": False, "tie_word_embeddings": True},
+    moves=[
+        {"rms_norm_eps": 0.021},
+        {"num_experts_per_tok": 3},
+        {"swiglu_limit": 0.8},
+        {"swiglu_alpha": 1.6},
+        {"sliding_window": 11},
+        {"layer_types": SLIDING[1:]},
+        {f"{ROPE}.truncate": True},
+        {f"{ROPE}.factor": 4.2},
+    ],
+    elsewhere=frozenset({"num_local_experts"}),
+)  # fmt: skip
+FAMILIES = [GPT_OSS, QWEN2_MOE, QWEN3_MOE, GLM4_MOE, DEEPSEEK_V2, DEEPSEEK_V3, LFM2_MOE]
