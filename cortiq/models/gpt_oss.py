@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from cortiq.ir import Program
 from cortiq.ir.layers import Attention, Gating, MoE
-from cortiq.models.config import BaseConfig, Keys, layer_list
+from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.layer_kinds import layer_list
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder
 from cortiq.models.pieces import Fused

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from cortiq.ir import Program
 from cortiq.ir.layers import Attention, GatedMLP, MoE, QKNorm, ShortConv
-from cortiq.models.config import Amount, BaseConfig, Keys, layer_list
+from cortiq.models.config import Amount, BaseConfig, Keys
+from cortiq.models.layer_kinds import layer_list
 from cortiq.models.lfm2 import CONV, FEED_FORWARD, MIXERS
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder

@@ -141,6 +141,7 @@ LFM2_MOE = Family(
         {"routed_scaling_factor": 1.5},
     ],
     elsewhere=frozenset({"num_experts", "moe_intermediate_size"}),
+    required=frozenset({"layer_types"}),
 )  # fmt: skip
 OSS_YARN = {
     "rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "beta_fast": 6.0, "beta_slow": 0.5,

@@ -66,6 +66,7 @@ class Family:
     shapes : options by geometry, over everything else.
     refused : configurations that are refused, with the words of the error.
     elsewhere : fields of the config that other tests cover.
+    required : lists of a config that transformers derives from nothing else.
     context : the declared context, where it decides a rope table.
     call : passed to the forward function of transformers, see `checkpoints.Case`.
     gguf : how a GGUF file of the family is written, if llama.cpp reads the family.
@@ -80,6 +81,7 @@ class Family:
     shapes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     refused: Sequence[tuple[Mapping[str, Any], str]] = ()
     elsewhere: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
     context: int | None = None
     call: Mapping[str, Any] = field(default_factory=dict)
     gguf: GGUF | None = None
