@@ -6,13 +6,16 @@ from dataclasses import replace
 
 from cortiq.ir import Op
 from cortiq.ir.layers import (
+    KDA,
     MLP,
     Attention,
     AttentionGate,
     Blend,
+    GatedDeltaNet,
     GatedMLP,
     Gating,
     LatentAttention,
+    Mamba2,
     MoE,
     PerLayerGate,
     PerLayerInputs,
@@ -32,6 +35,9 @@ LATENT = LatentAttention(
     width=64, heads=4, latent=32, nope_dim=16, rope_dim=8, value_dim=16, eps=EPS, scale=0.2
 )
 EXPERTS = MoE(width=64, inner=32, experts=8, router=Router(3, renormalise=True))
+NET = GatedDeltaNet(64, heads=4, key_heads=2, key_dim=16, value_dim=32, kernel=4, eps=EPS)
+KIMI = KDA(64, heads=2, key_dim=16, value_dim=32, kernel=4, eps=EPS, decay_rank=32)
+SPACE = Mamba2(64, heads=4, head_dim=16, state_dim=16, groups=2, kernel=4, eps=EPS)
 
 OPTIONS: tuple[Op, ...] = (
     replace(ATTENTION, qk_norm=QKNorm(EPS, after_rope=True)),
@@ -56,6 +62,10 @@ OPTIONS: tuple[Op, ...] = (
     replace(EXPERTS, shared_inner=32, shared_factor=True, shared_biased=True, masked=True),
     replace(EXPERTS, expert_scale=True, router_norm=RouterNorm(EPS, 0.125), router_input=True),
     replace(EXPERTS, router_cap=2.0, router_norm=RouterNorm(EPS, weighted=False)),
+    replace(NET, grouped=True, activation="gelu_tanh"),
+    replace(KIMI, decay_per="value", decay_bound=-5.0, gate_rank=32),
+    replace(KIMI, decay_per="channel"),
+    replace(SPACE, groups=1, norm_groups=4, biased=True, step_low=0.1, step_high=1.0),
     PerLayerInputs(40, 64, layers=3, dim=32, eps=EPS),
     PerLayerGate(64, layers=3, dim=32, layer=1),
     Blend(0.3),

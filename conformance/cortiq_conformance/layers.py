@@ -10,14 +10,17 @@ import numpy as np
 
 from cortiq.ir import Builder, Op, Type
 from cortiq.ir.layers import (
+    KDA,
     MLP,
     Attention,
     Blend,
     Embedding,
+    GatedDeltaNet,
     GatedMLP,
     LatentAttention,
     LayerNorm,
     Linear,
+    Mamba2,
     MoE,
     PerLayerGate,
     PerLayerInputs,
@@ -53,7 +56,7 @@ DRIVES: dict[str, Drive] = {
     "fork": Fork(37),
     "export": Export(37),
 }
-STATEFUL = ("Attention", "LatentAttention", "ShortConv")
+STATEFUL = ("Attention", "LatentAttention", "ShortConv", "GatedDeltaNet", "KDA", "Mamba2")
 TURNS = 200
 """Positions of the axes of mRoPE are below it."""
 
@@ -116,6 +119,32 @@ def _moe(d: _Dice) -> MoE:
     )  # fmt: skip
 
 
+def _delta_net(d: _Dice) -> GatedDeltaNet:
+    key_heads = d.number(1, 2, 3)
+    return GatedDeltaNet(
+        width=d.number(32, 64), heads=key_heads * d.number(1, 2), key_heads=key_heads,
+        key_dim=d.number(8, 16, 24), value_dim=d.number(16, 32), kernel=d.number(2, 4), eps=EPS,
+        grouped=d.flip(),
+    )  # fmt: skip
+
+
+def _kimi(d: _Dice) -> KDA:
+    return KDA(
+        width=d.number(32, 64), heads=d.number(1, 2, 3), key_dim=d.number(8, 16),
+        value_dim=d.number(16, 32), kernel=d.number(2, 4), eps=EPS, decay_rank=d.number(8, 16),
+        gate_rank=d.number(0, 16),
+    )  # fmt: skip
+
+
+def _space(d: _Dice) -> Mamba2:
+    groups = d.number(1, 2)
+    return Mamba2(
+        width=d.number(32, 64), heads=groups * d.number(1, 2, 3), head_dim=d.number(8, 16),
+        state_dim=d.number(8, 16, 24), groups=groups, kernel=d.number(2, 4), eps=EPS,
+        norm_groups=groups, biased=d.flip(), conv_biased=d.flip(),
+    )  # fmt: skip
+
+
 LAYERS: dict[str, Callable[[_Dice], Op]] = {
     "Embedding": lambda d: Embedding(40, d.number(256, 512), float(d.number(1, 16)) ** 0.5),
     "Linear": lambda d: Linear(d.number(256, 512, 768), d.number(5, 70, 129), d.flip()),
@@ -133,6 +162,9 @@ LAYERS: dict[str, Callable[[_Dice], Op]] = {
     "MLP": lambda d: MLP(
         d.number(256, 512), d.number(256, 512), str(d.one_of("relu", "gelu_tanh")), d.flip()
     ),
+    "GatedDeltaNet": _delta_net,
+    "KDA": _kimi,
+    "Mamba2": _space,
 }
 """A layer with its geometry drawn."""
 

@@ -8,33 +8,38 @@ from __future__ import annotations
 
 from cortiq.ir.layers.attention import Attention, AttentionGate, QKNorm
 from cortiq.ir.layers.basic import Blend, Embedding, Layer, Linear, Residual
+from cortiq.ir.layers.delta import KDA, GatedDeltaNet
 from cortiq.ir.layers.experts import MoE, RouterNorm
 from cortiq.ir.layers.latent import LatentAttention
 from cortiq.ir.layers.mixers import ShortConv
 from cortiq.ir.layers.mlp import MLP, GatedMLP, Gating
 from cortiq.ir.layers.per_layer import PerLayerGate, PerLayerInputs
+from cortiq.ir.layers.state_space import Mamba2
 from cortiq.ir.op import Op
 from cortiq.ir.ops import LayerNorm, RMSNorm, Rope
 
 LAYERS: tuple[type[Op], ...] = (
     Embedding, Linear, RMSNorm, LayerNorm, Rope, Attention, LatentAttention, ShortConv,
-    GatedMLP, MLP, MoE, PerLayerInputs, PerLayerGate, Residual, Blend,
+    GatedDeltaNet, KDA, Mamba2, GatedMLP, MLP, MoE, PerLayerInputs, PerLayerGate, Residual, Blend,
 )  # fmt: skip
 """Every layer of the catalogue."""
 
 __all__ = [
+    "KDA",
     "LAYERS",
     "MLP",
     "Attention",
     "AttentionGate",
     "Blend",
     "Embedding",
+    "GatedDeltaNet",
     "GatedMLP",
     "Gating",
     "LatentAttention",
     "Layer",
     "LayerNorm",
     "Linear",
+    "Mamba2",
     "MoE",
     "PerLayerGate",
     "PerLayerInputs",

@@ -1,0 +1,58 @@
+"""What mixers with a recurrent state are built from."""
+
+from __future__ import annotations
+
+from cortiq.ir import ops
+from cortiq.ir.graph import Scope, Value
+
+KEY_EPS = 1e-6
+"""Added to the squares of queries and keys of delta nets before their root."""
+
+
+def parts(scope: Scope, joint: Value, **widths: int) -> dict[str, Value]:
+    """Slices of the last axis, one after the other, named."""
+    found, start = {}, 0
+    for name, width in widths.items():
+        found[name] = scope.add(ops.Slice(start, start + width), joint, name=name)
+        start += width
+    return found
+
+
+def shaped(scope: Scope, x: Value, name: str, *shape: int) -> Value:
+    """The value in another shape."""
+    return scope.add(ops.Reshape(shape), x, name=name)
+
+
+def convolved(scope: Scope, x: Value, kernel: int, activation: str, biased: bool = False) -> Value:
+    """activation(conv(x)) with the roles `conv` and `conv_bias`, and the slot `ring`."""
+    weights = {"weight": "conv"} | ({"bias": "conv_bias"} if biased else {})
+    conv = ops.CausalConv(x.type.shape[0], kernel, biased)
+    y = scope.add(conv, x, name="conv", weights=weights, slots={"ring": "ring"})
+    return scope.add(ops.Activation(activation), y, name="conv.activation")
+
+
+def unit_rows(scope: Scope, q: Value, k: Value, heads: int, dim: int) -> tuple[Value, Value]:
+    """Queries and keys of a delta net: unit rows a head, queries times dim^(−1/2)."""
+    norm = ops.L2Norm(dim, KEY_EPS)
+    q, k = (
+        scope.add(norm, shaped(scope, x, f"{n}.heads", heads, dim), name=f"{n}.norm")
+        for n, x in (("q", q), ("k", k))
+    )
+    return scope.add(ops.Scale(dim**-0.5), q, name="q.scaled"), k
+
+
+def decay(scope: Scope, step: Value, gain: ops.Gain) -> Value:
+    """exp(−e^A_log · softplus(step)); the gain is that of `A_log`."""
+    step = scope.add(ops.Activation("softplus"), step, name="step")
+    log = scope.add(gain, step, name="log_decay", weights={"weight": "A_log"})
+    return scope.add(ops.Activation("exp"), log, name="decay")
+
+
+def gated_rows(scope: Scope, y: Value, z: Value, eps: float, function: str) -> Value:
+    """RMSNorm of every head, times function(z), as one row."""
+    heads, dim = y.type.shape
+    norm = ops.RMSNorm(dim, eps)
+    y = scope.add(norm, y, name="rule.norm", weights={"weight": "norm"})
+    y = shaped(scope, y, "rule.merged", heads * dim)
+    z = scope.add(ops.Activation(function), z, name="z.activation")
+    return scope.add(ops.Multiply(), y, z, name="rule.gated")

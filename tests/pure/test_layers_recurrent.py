@@ -1,0 +1,162 @@
+"""Recurrent mixers against plain float64 recurrences, every option by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from one_layer import EPS, FUNCTIONS, normed, plain, run, sigmoid, softplus, weights_for
+
+from cortiq.errors import GraphError
+from cortiq.ir.layers import KDA, GatedDeltaNet, Mamba2
+
+ROWS, WIDTH = 20, 24
+
+
+def rows(seed=2):
+    return np.random.default_rng(seed).standard_normal((ROWS, WIDTH))
+
+
+def convolved(x, taps, function, bias=0.0):
+    """Each row and the rows before it under the taps, the newest under the last."""
+    padded = np.concatenate([np.zeros((taps.shape[1] - 1, x.shape[1])), x])
+    windows = np.stack([padded[t : t + len(x)] for t in range(taps.shape[1])], axis=-1)
+    return FUNCTIONS[function]((windows * taps).sum(-1) + bias)
+
+
+def unit(x):
+    return x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6)
+
+
+def delta_rule(q, k, v, alpha, beta):
+    """o of every row; α [rows, heads, key_dim], keys repeated for the heads that share them."""
+    state = np.zeros((v.shape[1], q.shape[2], v.shape[2]))
+    out = np.zeros(v.shape)
+    for t in range(len(v)):
+        for h in range(v.shape[1]):
+            kept = state[h] * alpha[t, h][:, None]
+            found = kept.T @ k[t, h]
+            state[h] = kept + np.outer(k[t, h], beta[t, h] * (v[t, h] - found))
+            out[t, h] = state[h].T @ q[t, h]
+    return out
+
+
+def net(op, w, x):
+    """A gated delta net by its definition, weights already apart."""
+    keys = op.key_heads * op.key_dim
+    joint = convolved(x @ w["qkv"].T, w["conv"], op.activation)
+    q, k, v = joint[:, :keys], joint[:, keys : 2 * keys], joint[:, 2 * keys :]
+    q, k = (unit(y.reshape(ROWS, op.key_heads, -1)).repeat(op.heads // op.key_heads, 1)
+            for y in (q, k))  # fmt: skip
+    alpha = np.exp(-np.exp(w["A_log"]) * softplus(x @ w["a"].T + w["dt_bias"]))
+    alpha = alpha[..., None].repeat(op.key_dim, -1)
+    v = v.reshape(ROWS, op.heads, -1)
+    y = delta_rule(q * op.key_dim**-0.5, k, v, alpha, sigmoid(x @ w["b"].T))
+    y = normed(y, w["norm"]).reshape(ROWS, -1) * FUNCTIONS["silu"](x @ w["z"].T)
+    return y @ w["out"].T
+
+
+NET = GatedDeltaNet(WIDTH, 4, 2, key_dim=6, value_dim=5, kernel=4, eps=EPS)
+
+
+@pytest.mark.parametrize("activation", ["silu", "relu"])
+def test_gated_delta_net_is_its_recurrence(activation):
+    op = replace(NET, activation=activation)
+    weights, x = weights_for(op, seed=1), rows()
+    expected = net(op, plain(op, weights), x)
+    np.testing.assert_allclose(run(op, weights, {"x": x}), expected, atol=1e-6)
+
+
+def test_grouped_matrices_hold_the_rows_of_each_key_head_in_turn():
+    op = replace(NET, grouped=True)
+    weights, x = weights_for(op, seed=1), rows()
+    w = plain(op, weights)
+    groups = w["qkvz"].reshape(2, 6 + 6 + 10 + 10, WIDTH)
+    pieces = [groups[:, a:b].reshape(-1, WIDTH) for a, b in ((0, 6), (6, 12), (12, 22), (22, 32))]
+    w["qkv"], w["z"] = np.concatenate(pieces[:3]), pieces[3]
+    w["b"], w["a"] = w["ba"].reshape(2, 2, 2, WIDTH).swapaxes(0, 1).reshape(2, 4, WIDTH)
+    np.testing.assert_allclose(run(op, weights, {"x": x}), net(op, w, x), atol=1e-6)
+
+
+KIMI = KDA(WIDTH, 3, key_dim=6, value_dim=5, kernel=3, eps=EPS, decay_rank=4, gate_rank=7)
+KIMIS = {
+    "decay a head": KIMI,
+    "decay a value": replace(KIMI, decay_per="value"),
+    "decay a channel": replace(KIMI, decay_per="channel"),
+    "bounded decay": replace(KIMI, decay_bound=-5.0),
+    "one gate matrix": replace(KIMI, gate_rank=0, activation="relu2"),
+}
+
+
+@pytest.mark.parametrize("name", KIMIS)
+def test_kimi_delta_attention_is_its_recurrence(name):
+    op = KIMIS[name]
+    weights, x = weights_for(op, seed=3), rows()
+    w = plain(op, weights)
+    projected = np.concatenate([x @ w[role].T for role in "qkv"], axis=1)
+    joint = convolved(projected, w["conv"], op.activation)
+    q, k = (unit(joint[:, i : i + 18].reshape(ROWS, 3, 6)) for i in (0, 18))
+    f = (x @ w["f_a"].T @ w["f_b"].T + w["dt_bias"]).reshape(ROWS, 3, 6)
+    log = w["A_log"][:, None] if op.decay_per == "head" else w["A_log"].reshape(-1, 6)
+    decay = -np.exp(log) * softplus(f)
+    if op.decay_bound:
+        decay = op.decay_bound * sigmoid(np.exp(log) * f)
+    v, beta = joint[:, 36:].reshape(ROWS, 3, 5), sigmoid(x @ w["b"].T)
+    y = delta_rule(q * 6**-0.5, k, v, np.exp(decay), beta)
+    gate = x @ w["g_a"].T @ w["g_b"].T if op.gate_rank else x @ w["g"].T
+    y = normed(y, w["norm"]).reshape(ROWS, -1) * sigmoid(gate)
+    np.testing.assert_allclose(run(op, weights, {"x": x}), y @ w["o"].T, atol=1e-6)
+
+
+SPACE = Mamba2(WIDTH, 4, head_dim=5, state_dim=6, groups=2, kernel=4, eps=EPS)
+SPACES = {
+    "plain": SPACE,
+    "one group": replace(SPACE, groups=1),
+    "norm in groups": replace(SPACE, norm_groups=2),
+    "biases": replace(SPACE, biased=True),
+    "no bias of the convolution": replace(SPACE, conv_biased=False, activation="relu"),
+    "bounded steps": replace(SPACE, step_low=0.4, step_high=0.9),
+    "steps bounded below": replace(SPACE, step_low=0.7),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_mamba_2_is_its_recurrence(name):
+    op = SPACES[name]
+    weights, x = weights_for(op, seed=4), rows()
+    w = plain(op, weights)
+    joint = x @ w["in"].T + w.get("in_bias", 0)
+    z, xbc, dt = joint[:, :20], joint[:, 20:-4], joint[:, -4:]
+    xbc = convolved(xbc, w["conv"], op.activation, w.get("conv_bias", 0))
+    values, rest = xbc[:, :20].reshape(ROWS, 4, 5), xbc[:, 20:].reshape(ROWS, 2, op.groups, 6)
+    b, c = (rest[:, i].repeat(4 // op.groups, 1) for i in (0, 1))
+    dt = np.clip(softplus(dt + w["dt_bias"]), op.step_low, op.step_high)
+    state, y = np.zeros((4, 6, 5)), np.zeros((ROWS, 4, 5))
+    for t in range(ROWS):
+        for h in range(4):
+            kept = state[h] * np.exp(-np.exp(w["A_log"][h]) * dt[t, h])
+            state[h] = kept + np.outer(b[t, h], dt[t, h] * values[t, h])
+            y[t, h] = state[h].T @ c[t, h] + w["D"][h] * values[t, h]
+    y = y.reshape(ROWS, 20) * FUNCTIONS["silu"](z)
+    y = normed(y.reshape(ROWS, op.norm_groups, -1)).reshape(ROWS, 20) * w["norm"]
+    expected = y @ w["out"].T + w.get("out_bias", 0)
+    np.testing.assert_allclose(run(op, weights, {"x": x}), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("op", "words"),
+    [
+        (replace(NET, key_heads=3), "3 key heads for 4 heads"),
+        (replace(SPACE, groups=3), "3 groups for 4 heads"),
+        (replace(SPACE, norm_groups=3), "3 parts of 20"),
+    ],
+)
+def test_a_mixer_that_cannot_be_is_refused(op, words):
+    with pytest.raises(GraphError, match=words):
+        run(op, {}, {"x": rows()})
+
+
+def test_a_decay_of_an_unknown_kind_is_refused():
+    with pytest.raises(GraphError, match="a decay per 'row'"):
+        replace(KIMI, decay_per="row")
