@@ -82,8 +82,8 @@ class GatedDeltaNet(Layer):
         rows = parts(scope, joint, q=self.keys, k=self.keys, v=self.values)
         q, k = unit_rows(scope, rows["q"], rows["k"], self.key_heads, self.key_dim)
         v = shaped(scope, rows["v"], "v.heads", self.heads, self.value_dim)
-        step = ops.Bias(self.heads)
-        step = scope.add(step, given["a"], name="step.biased", weights={"bias": "dt_bias"})
+        bias, weights = ops.Bias(self.heads), {"bias": "dt_bias"}
+        step = scope.add(bias, given["a"], name="step.biased", weights=weights)
         alpha = decay(scope, step, ops.Gain(self.heads, form="negative_exp"))
         beta = scope.add(ops.Activation("sigmoid"), given["b"], name="beta")
         rule = ops.DeltaRule(self.heads, self.key_dim, self.value_dim, self.key_heads)
