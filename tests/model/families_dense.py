@@ -204,6 +204,59 @@ MINICPM3 = Family(
         "rope.dimension_count": config["qk_rope_head_dim"],
     }),
 )  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e3, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, ORIGINAL: 48}  # fmt: skip
+LLAMA = Family(
+    "llama",
+    "LlamaConfig",
+    switches={
+        "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, ROPE: LLAMA3,
+    },
+    moves=[*USUAL[:2], {f"{ROPE}.factor": 8.3}, {f"{ROPE}.low_freq_factor": 1.1}],
+    elsewhere=frozenset({"sliding_window"}),  # Mistral's
+    gguf=GGUF("llama", permuted=True),
+)  # fmt: skip
+MISTRAL = Family(
+    "llama",
+    "MistralConfig",
+    switches={"sliding_window": None, "tie_word_embeddings": True},
+    base={"sliding_window": 9},
+    moves=USUAL,
+    elsewhere=frozenset({"attention_bias", "mlp_bias"}),  # Llama's
+    title="mistral",
+    gguf=GGUF("llama", permuted=True, values=lambda config: {
+        "attention.sliding_window": config["sliding_window"],
+    }),
+)  # fmt: skip
+BY_KIND = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 2e3, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+}
+GEMMA3 = Family(
+    "gemma3",
+    "Gemma3TextConfig",
+    base={
+        "sliding_window": 9, "query_pre_attn_scalar": 20, "tie_word_embeddings": True, ROPE: None,
+    },
+    shapes={"odd": {"query_pre_attn_scalar": 10}},
+    switches={
+        "attention_bias": True, "tie_word_embeddings": False, "query_pre_attn_scalar": 12,
+        "layer_types": [*LAYERS[1:], LAYERS[1]], "final_logit_softcapping": 3.0, ROPE: BY_KIND,
+    },
+    moves=[
+        {"rms_norm_eps": 0.021}, {"hidden_activation": "silu"}, {"sliding_window": 10},
+        {"query_pre_attn_scalar": 13}, {"layer_types": LAYERS}, {"final_logit_softcapping": 3.1},
+        {f"{ROPE}.full_attention.factor": 8.4}, {f"{ROPE}.sliding_attention.rope_theta": 312.0},
+    ],
+    # The pattern, older forms of the local base, and the cap that transformers does not pass on:
+    elsewhere=frozenset({
+        "attn_logit_softcapping", "rope_local_base_freq", "sliding_window_pattern",
+    }),
+    gguf=GGUF("gemma3", norm_offset=1.0, geometries=("wide", "odd"), values=lambda config: {
+        "attention.sliding_window": config["sliding_window"],
+    }),
+)  # fmt: skip
 FAMILIES = [
-    QWEN2, QWEN3, PHI3, SMOLLM3, OLMO2, GRANITE, GEMMA2, HUNYUAN, STARCODER2, MINICPM3,
+    LLAMA, MISTRAL, GEMMA3, QWEN2, QWEN3, PHI3, SMOLLM3, OLMO2, GRANITE, GEMMA2, HUNYUAN,
+    STARCODER2, MINICPM3,
 ]  # fmt: skip

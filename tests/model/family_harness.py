@@ -70,6 +70,7 @@ class Family:
     context : the declared context, where it decides a rope table.
     call : passed to the forward function of transformers, see `checkpoints.Case`.
     gguf : how a GGUF file of the family is written, if llama.cpp reads the family.
+    title : in the tests' names, where a module has several declarations.
     """
 
     name: str
@@ -85,9 +86,10 @@ class Family:
     context: int | None = None
     call: Mapping[str, Any] = field(default_factory=dict)
     gguf: GGUF | None = None
+    title: str = ""
 
     def __str__(self) -> str:
-        return self.name
+        return self.title or self.name
 
     @cached_property
     def module(self) -> ModuleType:
@@ -103,7 +105,7 @@ class Family:
         absent = set(COMMON) - fields - set(self.base)
         kept = {k: v for k, v in options.items() if v is not ... and k not in absent}
         return Case(
-            f"{self.name}-{geometry}", self.config, kept, self.context, dict(self.call), POSITIONS
+            f"{self}-{geometry}", self.config, kept, self.context, dict(self.call), POSITIONS
         )
 
     def geometry_of(self, changes: Mapping[str, Any]) -> str:

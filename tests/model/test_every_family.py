@@ -67,10 +67,10 @@ def written(tmp_path_factory):
     known = {}
 
     def get(family, geometry):
-        if (family.name, geometry) not in known:
-            folder = tmp_path_factory.mktemp(f"{family}-{geometry}")
-            known[family.name, geometry] = write(family.case(geometry), folder)
-        return known[family.name, geometry]
+        case = family.case(geometry)
+        if case.name not in known:
+            known[case.name] = write(case, tmp_path_factory.mktemp(case.name))
+        return known[case.name]
 
     return get
 
