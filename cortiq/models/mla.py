@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from cortiq.errors import FormatError
 from cortiq.ir.layers import LatentAttention
 from cortiq.models.config import BaseConfig
 from cortiq.models.pieces import Fused
+from cortiq.models.rope import yarn_scale
 from cortiq.numerics.rope import RopeTable
 
 EPS = 1e-6
@@ -72,23 +72,13 @@ def latent_attention(
         rope_dim=config.qk_rope_head_dim,
         value_dim=config.v_head_dim,
         eps=EPS,
-        scale=query_scale(config),
+        scale=width**-0.5 * (yarn_scale(rope) if rope else 1.0),
         rope=rope,
         pairing=pairing,
         query_latent=config.q_lora_rank or 0,
         biased=config.attention_bias,
         output_biased=config.attention_bias,
     )
-
-
-def query_scale(config: LatentConfig) -> float:
-    """Factor on q·k; of YaRN it takes the square of what `mscale_all_dim` says."""
-    scale = (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
-    rope = config.rope_parameters
-    magnitude, factor = rope.get("mscale_all_dim") or 0.0, rope.get("factor") or 1.0
-    if rope.get("rope_type", "default") == "default" or not magnitude or factor <= 1:
-        return scale
-    return scale * (0.1 * magnitude * math.log(factor) + 1.0) ** 2
 
 
 def names_of(config: LatentConfig) -> dict[str, str]:

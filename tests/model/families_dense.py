@@ -186,7 +186,8 @@ MINICPM3 = Family(
     base={**MLA, "dim_model_base": 16, "scale_emb": 12, "scale_depth": 1.4},
     shapes={"odd": {"v_head_dim": None, "dim_model_base": 256}},
     switches={
-        "q_lora_rank": None, "mlp_bias": True, "tie_word_embeddings": True, "scale_emb": 7,
+        "q_lora_rank": None, "mlp_bias": True, "attention_bias": True,
+        "tie_word_embeddings": True, "scale_emb": 7,
         "scale_depth": 2.0, "dim_model_base": 24, ROPE: YARN,
     },
     moves=[
@@ -195,7 +196,6 @@ MINICPM3 = Family(
         {f"{ROPE}.rope_theta": 900.0},
     ],
     sizes=("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "v_head_dim"),
-    refused=[({"attention_bias": True}, "attention_bias")],
     gguf=GGUF("minicpm3", geometries=("odd",), values=lambda config: {
         "attention.q_lora_rank": config["q_lora_rank"],
         "attention.kv_lora_rank": config["kv_lora_rank"],
