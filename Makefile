@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PACKAGES := -e . -e backends/reference -e backends/cpu -e conformance
 PLUGINS := -e plugins/cortiq-torch -e plugins/cortiq-null -e plugins/cortiq-faulty
 
-.PHONY: demo test lint setup setup-test clean
+.PHONY: demo test lint setup setup-test site clean
 
 $(BIN)/cortiq: pyproject.toml backends/reference/pyproject.toml backends/cpu/pyproject.toml \
     backends/cpu/setup.py conformance/pyproject.toml
@@ -39,5 +39,9 @@ lint: setup-test
 test: setup-test lint
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile
 
+site: setup
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) site dist
