@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import click
 
-    from cortiq.backend import Backend
+    from cortiq.backend import Backend, Kernel
 
 PROJECT = "cortiq"
 GROUP = "cortiq.plugins"
@@ -35,6 +35,16 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 @hookspec
 def cortiq_backends() -> Sequence[Backend]:
     """Backends this package brings. Creating one must not import its device libraries."""
+    raise NotImplementedError
+
+
+@hookspec
+def cortiq_kernels() -> Sequence[Kernel]:
+    """Better kernels for single primitives of existing backends (`cortiq.backend.Kernel`).
+
+    A backend that takes kernels has a method `use_kernel`; the function is called as the backend
+    calls its own. `placement` then says `BACKEND/NAME` for the nodes that it computes.
+    """
     raise NotImplementedError
 
 

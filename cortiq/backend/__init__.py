@@ -22,6 +22,7 @@ from cortiq.backend.batch import (
     Top,
     Want,
 )
+from cortiq.backend.kernel import Kernel, TakesKernels
 from cortiq.backend.protocol import (
     HOOKSPEC_VERSION,
     Backend,
@@ -52,6 +53,7 @@ __all__ = [
     "Finished",
     "ExportedState",
     "KVPlanes",
+    "Kernel",
     "Named",
     "Outcome",
     "Row",
@@ -60,6 +62,7 @@ __all__ = [
     "Status",
     "Support",
     "Supported",
+    "TakesKernels",
     "Ticket",
     "Top",
     "Versions",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import click
 
-    from cortiq.backend import Backend
+    from cortiq.backend import Backend, Kernel
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("cortiq_"))
 """Names of all hooks."""
@@ -119,6 +119,25 @@ def _check_versions(backend: Backend) -> None:
                 f"the backend {backend.name!r} was built for {what} version {theirs};"
                 f" this cortiq has {mine}"
             )
+
+
+def check_kernels(found: Sequence[Any]) -> list[Kernel]:
+    """Refuse what is no `Kernel` for a primitive, or has no proper name."""
+    if not found:
+        return []
+    from cortiq.backend import Kernel
+    from cortiq.ir import Op
+
+    for kernel in found:
+        if not isinstance(kernel, Kernel):
+            raise BrokenPluginError(f"{_an(kernel)} is no cortiq.backend.Kernel")
+        if not isinstance(kernel.name, str) or not BACKEND_NAME.fullmatch(kernel.name):
+            raise BrokenPluginError(f"{kernel.name!r} cannot be the name of a kernel")
+        if not (isinstance(kernel.op, type) and issubclass(kernel.op, Op) and kernel.op.primitive):
+            raise BrokenPluginError(f"the kernel {kernel.name!r} is for no primitive")
+        if not callable(kernel.function):
+            raise BrokenPluginError(f"the kernel {kernel.name!r} has no function")
+    return list(found)
 
 
 def check_families(found: Sequence[Any]) -> list[ModuleType]:

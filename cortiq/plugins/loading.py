@@ -13,10 +13,7 @@ taken out whole; it breaks nothing else. Nothing here imports a plugin or numpy 
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -26,16 +23,23 @@ import pluggy
 
 from cortiq import hookspecs
 from cortiq.plugins import checks
+from cortiq.plugins.candidates import (
+    ONLY_VARIABLE,
+    Candidate,
+    from_entry_point,
+    from_file,
+    installed_entry_points,
+    only_from_environment,
+)
 from cortiq.plugins.checks import BrokenPluginError, one_line
+from cortiq.plugins.kernels import give_kernels
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     import click
 
-    from cortiq.backend import Backend
-
-ONLY_VARIABLE = "CORTIQ_PLUGINS"
+    from cortiq.backend import Backend, Kernel
 
 
 @dataclass(frozen=True)
@@ -76,14 +80,6 @@ class Plugins:
     brought_by: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    name: str
-    source: str
-    load: Callable[[], object]
-    requested: bool = False
-
-
 def load_plugins(
     entry_points: Iterable[metadata.EntryPoint] | None = None,
     only: Sequence[str] | None = None,
@@ -101,87 +97,26 @@ def load_plugins(
     if entry_points is None:
         entry_points = installed_entry_points(loader.reject)
     if only is None:
-        only = _only_from_environment()
-    candidates = sorted((_from_entry_point(p) for p in entry_points), key=lambda c: c.name)
+        only = only_from_environment()
+    candidates = sorted((from_entry_point(p) for p in entry_points), key=lambda c: c.name)
     if only is not None:
         loader.report_missing(only, [c.name for c in candidates])
         candidates = [c for c in candidates if c.name in only]
-    for candidate in (*candidates, *map(_from_file, files)):
+    for candidate in (*candidates, *map(from_file, files)):
         loader.add(candidate)
     return loader.finish()
-
-
-def installed_entry_points(reject: Callable[[str, str], None]) -> Iterator[metadata.EntryPoint]:
-    """Entry points of group `cortiq.plugins` of all installed distributions.
-
-    Distributions are read one by one, so that one whose metadata is malformed hides no other;
-    `reject` is called with its name and a sentence. Of two copies on the path the first counts.
-    """
-    seen = set()
-    for distribution in metadata.distributions():
-        if hookspecs.GROUP not in (distribution.read_text("entry_points.txt") or ""):
-            continue
-        name = _distribution_name(distribution)
-        if name in seen:
-            continue
-        seen.add(name)
-        try:
-            yield from distribution.entry_points.select(group=hookspecs.GROUP)
-        except Exception as error:
-            reject(name, f"its entry_points.txt cannot be read: {one_line(error)}")
-
-
-def _distribution_name(distribution: metadata.Distribution) -> str:
-    try:
-        return distribution.metadata["Name"] or "a distribution without a name"
-    except Exception as error:  # METADATA is missing or malformed
-        return f"a distribution without metadata ({one_line(error)})"
-
-
-def _only_from_environment() -> list[str] | None:
-    text = os.environ.get(ONLY_VARIABLE)
-    if text is None:
-        return None
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _from_entry_point(point: metadata.EntryPoint) -> _Candidate:
-    dist = point.dist
-    source = f"{_distribution_name(dist)} {dist.version}" if dist else point.value
-    return _Candidate(point.name, source, point.load)
-
-
-def _from_file(file: str | Path) -> _Candidate:
-    path = Path(file)
-    return _Candidate(path.stem, str(path), lambda: _load_file(path), requested=True)
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise BrokenPluginError("there is no such file")
-    name = f"cortiq_plugin_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise BrokenPluginError("is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 @dataclass
 class _Brought:
     """A registered plugin and what its hooks returned."""
 
-    candidate: _Candidate
+    candidate: Candidate
     plugin: object
     backends: list[Backend]
     families: list[ModuleType]
     commands: list[click.Command]
+    kernels: list[Kernel]
 
 
 class _Loader:
@@ -202,7 +137,7 @@ class _Loader:
                 others = ", ".join(installed) or "none"
                 self.reject(name, f"{ONLY_VARIABLE} names it, but installed are: {others}")
 
-    def add(self, candidate: _Candidate) -> None:
+    def add(self, candidate: Candidate) -> None:
         """Load and register one plugin, or note why not and leave no trace of it."""
         try:
             if candidate.name in self.brought:
@@ -213,7 +148,7 @@ class _Loader:
             self._remove(candidate)
             self.reject(candidate.name, checks.sentence(error), candidate.requested)
 
-    def _register(self, candidate: _Candidate) -> None:
+    def _register(self, candidate: Candidate) -> None:
         try:
             plugin = candidate.load()
         except BrokenPluginError:
@@ -231,6 +166,7 @@ class _Loader:
             checks.check_backends(self._call("cortiq_backends", plugin)),
             checks.check_families(self._call("cortiq_families", plugin)),
             checks.check_commands(self._call("cortiq_commands", plugin)),
+            checks.check_kernels(self._call("cortiq_kernels", plugin)),
         )
 
     def _call(self, hook: str, plugin: object) -> list[Any]:
@@ -240,7 +176,7 @@ class _Loader:
             return []
         return checks.flatten(hook, self.manager.subset_hook_caller(hook, others)())
 
-    def _remove(self, candidate: _Candidate) -> None:
+    def _remove(self, candidate: Candidate) -> None:
         known = self.brought.get(candidate.name)
         if known is None or known.candidate is candidate:
             self.brought.pop(candidate.name, None)
@@ -251,6 +187,9 @@ class _Loader:
         """Settle who keeps a name that two plugins bring, and collect the rest."""
         backends = self._settle("backend", lambda b: [x.name for x in b.backends])
         self._settle("command", lambda b: [str(x.name) for x in b.commands])
+        by_name = {x.name: x for b in self.brought.values() for x in b.backends}
+        for brought in list(self.brought.values()):
+            self._give(brought, by_name)
         kept = list(self.brought.values())
         found = sorted((x for b in kept for x in b.backends), key=lambda x: (-x.priority, x.name))
         return Plugins(
@@ -261,6 +200,15 @@ class _Loader:
             sources={name: b.candidate.source for name, b in self.brought.items()},
             brought_by={n: owner for n, owner in backends.items() if owner in self.brought},
         )
+
+    def _give(self, brought: _Brought, backends: Mapping[str, Backend]) -> None:
+        """Hand a plugin's kernels to their backends; one that is refused takes the plugin out."""
+        candidate = brought.candidate
+        try:
+            give_kernels(brought.kernels, backends)
+        except BrokenPluginError as error:
+            self._remove(candidate)
+            self.reject(candidate.name, str(error), candidate.requested)
 
     def _settle(self, what: str, names: Callable[[_Brought], list[str]]) -> dict[str, str]:
         owners: dict[str, str] = {}

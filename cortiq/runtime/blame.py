@@ -37,4 +37,5 @@ def failure_hint(executable: Executable) -> str:
     strangers = [n for n in dict.fromkeys(executable.placement.values()) if n not in OURS]
     if not strangers:
         return "`cortiq inspect MODEL --check` looks for damaged weights"
-    return f"`cortiq conform --backend {strangers[0]}` says whether that backend is right"
+    backend = strangers[0].partition("/")[0]  # NAME/KERNEL where a kernel was given to it
+    return f"`cortiq conform --backend {backend}` says whether that backend is right"

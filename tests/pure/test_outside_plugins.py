@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.numpy
+
+from cortiq.plugins.checks import HOOKS
 
 PACKAGES = Path(__file__).parents[1] / "plugins"
 MODEL = "synthetic:tiny-gemma3?seed=5"
@@ -143,3 +148,56 @@ def test_an_unknown_backend_is_refused_with_the_list(site: Path) -> None:
     assert done.returncode == 2
     assert "Did you mean echo?" in done.stderr
     assert "reference" in done.stderr
+
+
+def test_every_hook_has_an_example_from_outside() -> None:
+    sources = "".join(path.read_text() for path in PACKAGES.glob("*/*.py"))
+    written = set(re.findall(r"^@hookimpl\ndef (cortiq_\w+)", sources, re.MULTILINE))
+    assert set(HOOKS) <= written
+
+
+def test_a_kernel_from_outside_computes_its_nodes_with_the_same_bits(
+    site: Path, expected: dict
+) -> None:
+    ours = printed(cortiq(site, *GENERATE, "--backend", "reference"))
+    assert ours["digest"] == expected["digest"]
+    assert any("reference/plain-norm" in owner for owner in ours["placement"])
+    done = cortiq(site, "conform", "-b", "reference", "--level", "0", "--only", "level0/RMSNorm")
+    assert done.returncode == 0, done.stdout
+    assert "nodes computed by reference/plain-norm: 1" in done.stdout
+    assert "\nnodes computed by reference: " not in done.stdout
+
+
+def test_a_family_from_outside_builds_its_models(site: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_llama(folder, "echo_llama")
+    refused = cortiq(None, "inspect", str(folder))
+    assert refused.returncode == 2 and "'echo_llama' is not supported" in refused.stderr
+    shown = cortiq(site, "inspect", str(folder))
+    assert shown.returncode == 0, shown.stderr
+    families = cortiq(site, "inspect", "--families").stdout
+    assert "cortiq_echo_family\techo_llama" in families
+
+
+def test_a_command_from_outside_runs(site: Path) -> None:
+    assert cortiq(site, "greet", "Ada").stdout == "hello, Ada\n"
+
+
+def write_llama(folder: Path, model_type: str) -> None:
+    """A Hugging Face folder of one small layer."""
+    shapes = {
+        "embed_tokens": (40, 16), "norm": (16,), "layers.0.input_layernorm": (16,),
+        "layers.0.post_attention_layernorm": (16,), "layers.0.self_attn.q_proj": (16, 16),
+        "layers.0.self_attn.k_proj": (16, 16), "layers.0.self_attn.v_proj": (16, 16),
+        "layers.0.self_attn.o_proj": (16, 16), "layers.0.mlp.gate_proj": (32, 16),
+        "layers.0.mlp.up_proj": (32, 16), "layers.0.mlp.down_proj": (16, 32),
+    }  # fmt: skip
+    weights = {f"model.{name}.weight": np.ones(shape, "<f4") for name, shape in shapes.items()}
+    safetensors.numpy.save_file(weights, folder / "model.safetensors")
+    config = {
+        "model_type": model_type, "vocab_size": 40, "hidden_size": 16, "intermediate_size": 32,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))

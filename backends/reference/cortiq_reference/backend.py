@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cortiq.backend import CompileOptions, Declined, Device, Support, Supported, Versions
+from cortiq.backend import (
+    CompileOptions,
+    Declined,
+    Device,
+    Support,
+    Supported,
+    TakesKernels,
+    Versions,
+)
 from cortiq.ir import Graph, Node, Program
 from cortiq.numerics.layouts import Weight
 from cortiq_reference.executable import ReferenceExecutable
 from cortiq_reference.kernels import KERNELS
 
 
-class ReferenceBackend:
-    """NumPy on the CPU: every primitive of the catalogue, no fused layer, no tuning but tiles."""
+class ReferenceBackend(TakesKernels):
+    """NumPy on the CPU: every primitive of the catalogue, no fused layer, no tuning but tiles.
+
+    Kernels of others (`cortiq.backend.Kernel`) are called as its own are: `Call`, then the inputs.
+    """
 
     name = "reference"
     priority = 0
@@ -24,7 +35,7 @@ class ReferenceBackend:
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
         """Primitives and whatever decomposes into them."""
-        if not node.op.primitive or type(node.op) in KERNELS:
+        if not node.op.primitive or type(node.op) in {**KERNELS, **self.given}:
             return Supported()
         return Declined(f"no kernel for {node.op.kind}")
 
@@ -32,4 +43,4 @@ class ReferenceBackend:
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
     ) -> ReferenceExecutable:
         """Decompose to primitives and bind them to their weights."""
-        return ReferenceExecutable(program, weights, options)
+        return ReferenceExecutable(program, weights, options, self.given)

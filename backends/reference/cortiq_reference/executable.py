@@ -22,6 +22,7 @@ from cortiq.backend import (
     check_exported,
 )
 from cortiq.backend.admission import drawn_token, groups_of, refusals, token_of, vocabulary_of
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.errors import RequestError
 from cortiq.ir import Program, Recurrent, Ring, primitives_of
 from cortiq.numerics.layouts import Weight
@@ -54,20 +55,23 @@ class ReferenceExecutable:
     state_type: ClassVar[type[ReferenceState]] = ReferenceState
 
     def __init__(
-        self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
+        self,
+        program: Program,
+        weights: Mapping[str, Weight],
+        options: CompileOptions,
+        given: GivenKernels = NO_KERNELS,
     ) -> None:
         self.program, self.options = program, options
+        kernels = {**self.kernels, **{op: kernel.function for op, kernel in given.items()}}
         self.vocabulary = vocabulary_of(program)
         threads = options.threads or os.cpu_count() or 1
         # Tiles are spread over our own threads: a BLAS that starts more of its own only waits.
         self._blas = ThreadpoolController().select(user_api="blas")
         self._pool = ThreadPoolExecutor(threads) if threads > ONE_THREAD else None
         graphs = primitives_of(program).graphs
-        self._plans = {
-            name: Plan(g, weights, self._pool, self.kernels) for name, g in graphs.items()
-        }
+        self._plans = {name: Plan(g, weights, self._pool, kernels) for name, g in graphs.items()}
         self.written = {name: graph.written_slots() for name, graph in graphs.items()}
-        self.placement = placement_of(program, self.kernels, self.name)
+        self.placement = placement_of(program, self.kernels, self.name, given)
         self._states: list[ReferenceState] = []
         self._drawn: list[int | None] = []
 

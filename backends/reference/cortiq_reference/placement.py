@@ -4,28 +4,36 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cortiq.ir import Graph, Node, Program, expand
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels, joint_owner
+from cortiq.ir import Graph, Node, Op, Program, expand
 from cortiq_reference.kernels import KERNELS, Kernels
 
 REFERENCE = "reference"
 
 
-def placement_of(program: Program, kernels: Kernels, name: str) -> dict[str, str]:
+def placement_of(
+    program: Program, kernels: Kernels, name: str, given: GivenKernels = NO_KERNELS
+) -> dict[str, str]:
     """By node name: `name` where a kernel computes it that is not the reference's.
 
-    A layer is its own only if all its primitives are.
+    A layer is its own only if all its primitives are. Where kernels of others compute some of
+    them, the layer is theirs and the reference's together.
     """
     own = {op for op, kernel in kernels.items() if kernel is not KERNELS.get(op)}
     layouts = {weight: spec.layout for weight, spec in program.weights.items()}
 
-    def is_own(node: Node, graph: Graph) -> bool:
-        if node.op.primitive or not own:
-            return type(node.op) in own
+    def owner(op: Op) -> str:
+        if type(op) in given:
+            return given[type(op)].owner
+        return name if type(op) in own else REFERENCE
+
+    def owners(node: Node, graph: Graph) -> str:
+        if node.op.primitive or not (own or given):
+            return owner(node.op)
         parts = expand(replace(graph, nodes=(node,)), layouts, lambda _: False).nodes
-        return all(type(part.op) in own for part in parts)
+        found = {owner(part.op) for part in parts}
+        return joint_owner(found, REFERENCE)
 
     return {
-        node.name: name if is_own(node, graph) else REFERENCE
-        for graph in program.graphs.values()
-        for node in graph.nodes
+        node.name: owners(node, graph) for graph in program.graphs.values() for node in graph.nodes
     }

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cortiq.backend import CompileOptions, Declined, Device, Support, Supported, Versions
+from cortiq.backend import (
+    CompileOptions,
+    Declined,
+    Device,
+    Support,
+    Supported,
+    TakesKernels,
+    Versions,
+)
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, KVRows, Node, Program, Ring
 from cortiq.numerics.layouts import Weight
@@ -14,8 +22,11 @@ if TYPE_CHECKING:
     from cortiq_torch.executable import TorchExecutable
 
 
-class TorchBackend:
-    """PyTorch, one eager operation after the other."""
+class TorchBackend(TakesKernels):
+    """PyTorch, one eager operation after the other.
+
+    Kernels of others (`cortiq.backend.Kernel`) are called as its own are: `Call`, then the inputs.
+    """
 
     name = "torch"
     priority = -1
@@ -36,8 +47,14 @@ class TorchBackend:
 
         kind = type(node.op)
         if not node.op.primitive:
-            whole = kind in LAYERS and getattr(node.op, "activation", None) in OPTIONS
+            whole = (
+                kind in LAYERS
+                and not self.given
+                and getattr(node.op, "activation", None) in OPTIONS
+            )
             return Supported() if whole else Declined("computed as its primitives")
+        if kind in self.given:
+            return Supported()
         if kind not in KERNELS:
             return Declined(f"no kernel for {node.op.kind}")
         missing = sorted(node.op.options() - OPTIONS)
@@ -63,4 +80,4 @@ class TorchBackend:
         if device not in [found.name for found in self.devices()]:
             raise BackendError(f"torch has no device {device!r}")
         check_device(device)
-        return TorchExecutable(program, weights, options, device, self.name)
+        return TorchExecutable(program, weights, options, device, self.name, self.given)

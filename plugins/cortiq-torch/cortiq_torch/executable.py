@@ -23,6 +23,7 @@ from cortiq.backend import (
     check_exported,
 )
 from cortiq.backend.admission import drawn_token, groups_of, refusals, token_of, vocabulary_of
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.errors import RequestError
 from cortiq.ir import KVRows, Node, Program, Ring, expand
 from cortiq.numerics.layouts import Weight
@@ -52,15 +53,22 @@ class TorchExecutable:
         options: CompileOptions,
         device: str,
         name: str,
+        given: GivenKernels = NO_KERNELS,
     ) -> None:
         self.program, self.options, self.device = program, options, device
         self.vocabulary = vocabulary_of(program)
         layouts = {weight: spec.layout for weight, spec in program.weights.items()}
-        graphs = {n: expand(g, layouts, _is_claimed) for n, g in program.graphs.items()}
-        self._plans = {n: Plan(graph, weights, device) for n, graph in graphs.items()}
+        whole = {} if given else LAYERS  # a kernel of others is for the primitives inside, too
+
+        def is_claimed(node: Node) -> bool:
+            return type(node.op) in whole
+
+        graphs = {n: expand(g, layouts, is_claimed) for n, g in program.graphs.items()}
+        self._plans = {n: Plan(graph, weights, device, given) for n, graph in graphs.items()}
         self.written = {n: graph.written_slots() for n, graph in graphs.items()}
         nodes = [node for graph in program.graphs.values() for node in graph.nodes]
-        self.placement = {node.name: name for node in nodes}
+        theirs = {op: kernel.owner for op, kernel in given.items()}
+        self.placement = {node.name: theirs.get(type(node.op), name) for node in nodes}
         self._states: list[TorchState] = []
         self._drawn: list[int | None] = []
 
@@ -174,10 +182,6 @@ class TorchExecutable:
 
     def _owns(self, state: State) -> bool:
         return isinstance(state, TorchState) and state.owner is self and state.alive
-
-
-def _is_claimed(node: Node) -> bool:
-    return type(node.op) in LAYERS
 
 
 def _row_bytes(slot: Any) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from cortiq.ir import Graph, Node
+from cortiq.backend.kernel import GivenKernels
+from cortiq.ir import Graph, Node, ops
 from cortiq.numerics.layouts import Weight
 from cortiq_torch.fuse import SharedMatMul, fused, shared_matmul
 from cortiq_torch.kernels import KERNELS, LAYERS, MATRICES, prepare
@@ -36,8 +37,11 @@ class Plan:
     always : values that state depends on; they have all rows of a batch.
     """
 
-    def __init__(self, graph: Graph, weights: Mapping[str, Weight], device: str) -> None:
+    def __init__(
+        self, graph: Graph, weights: Mapping[str, Weight], device: str, given: GivenKernels
+    ) -> None:
         self.graph = graph
+        kernels = {**ALL, **{op: kernel.function for op, kernel in given.items()}}
         for_state = _needed(graph.nodes, ())
         prepared: dict[tuple, Any] = {}
         bound = []
@@ -50,10 +54,11 @@ class Plan:
                     prepared[key] = prepare(node.op, role, weights[name], name, device)
                 own[role] = prepared[key]
             bound.append((node, own))
-        always = list(fused([(n, w) for n, w in bound if n.name in for_state]))
-        self.steps = [Step(n, ALL[type(n.op)], w, False) for n, w in always]
+        needed = [(n, w) for n, w in bound if n.name in for_state]
+        always = needed if ops.MatMul in given else list(fused(needed))
+        self.steps = [Step(n, kernels[type(n.op)], w, False) for n, w in always]
         self.steps += [
-            Step(n, ALL[type(n.op)], w, True) for n, w in bound if n.name not in for_state
+            Step(n, kernels[type(n.op)], w, True) for n, w in bound if n.name not in for_state
         ]
         self.always = {output for node, _ in always for output in node.outputs}
         self.needs = lru_cache(maxsize=256)(self._needs)

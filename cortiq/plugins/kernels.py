@@ -1,0 +1,38 @@
+"""Kernels of third parties, handed to the backends they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cortiq.errors import CortiqError
+from cortiq.plugins.checks import BrokenPluginError
+
+if TYPE_CHECKING:
+    from cortiq.backend import Backend, Kernel
+
+
+def give_kernels(kernels: Sequence[Kernel], backends: Mapping[str, Backend]) -> None:
+    """Give each kernel to its backend, all of them or none.
+
+    Raises
+    ------
+    BrokenPluginError : a kernel's backend is not there, takes none, or refuses this one.
+    """
+    for kernel in kernels:
+        backend: Any = backends.get(kernel.backend)
+        if backend is None:
+            there = ", ".join(backends) or "none"
+            what = f"brings {kernel.name!r} for the backend {kernel.backend!r}; there are {there}"
+            raise BrokenPluginError(what)
+        if not hasattr(backend, "use_kernel"):
+            raise BrokenPluginError(f"the backend {kernel.backend!r} takes no kernels")
+    given: list[Kernel] = []
+    try:
+        for kernel in kernels:
+            backends[kernel.backend].use_kernel(kernel)  # type: ignore[attr-defined]
+            given.append(kernel)
+    except CortiqError as error:
+        for kernel in given:
+            backends[kernel.backend].drop_kernel(kernel)  # type: ignore[attr-defined]
+        raise BrokenPluginError(str(error)) from None
