@@ -75,10 +75,12 @@ def _runners(
 
 
 def _facts(loaded: Model, model: str, work: Work, runners: Mapping[str, Runner]) -> dict[str, Any]:
+    from cortiq.runtime.bench import cores
+
     facts = {
         "model": model,
         "backend": f"{loaded.backend}:{loaded.device}",
-        "threads": loaded.options.threads,
+        "threads": loaded.options.threads or cores(),
         "prompt_tokens": work.prompt_tokens,
         "new_tokens": work.new_tokens,
         "batch": work.batch,

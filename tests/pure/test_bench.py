@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from cortiq.cli.main import cli
-from cortiq.runtime.bench import Spread, Work, measure
+from cortiq.runtime.bench import Spread, Work, cores, measure
 
 
 class Recorder:
@@ -74,3 +76,27 @@ def test_the_cpu_backend_profiles():
     assert sum(row["share"] for row in profile["decode"]) == pytest.approx(1, abs=0.01)
     (gate,) = [row for row in profile["decode"] if row["op"] == "MatMul gate up"]
     assert gate["ms"] > 0 and gate["memory_ms"] > 0 and gate["calls"] == 2 * 3
+    assert all(row["of_bound"] > 0 for row in (*profile["prefill"], *profile["decode"]))
+
+
+def test_threads_are_those_that_work():
+    done = bench("--backend", "reference", "--json", "--threads", "3")
+    assert json.loads(done.stdout)["threads"] == 3
+    done = bench("--backend", "reference", "--json")
+    assert json.loads(done.stdout)["threads"] == cores()
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 100])
+def test_attention_costs_what_its_rows_see(window):
+    costs = pytest.importorskip("cortiq_cpu.costs")
+    stretches = [(0, 4, 0), (4, 5, 7), (5, 8, 70)]  # first and last row, first position
+    positions = [p + i for start, stop, p in stretches for i in range(stop - start)]
+    seen = [set(range(max(0, p + 1 - (window or p + 1)), p + 1)) for p in positions]
+    read = sum(len(set.union(*seen[start:stop])) for start, stop, _ in stretches)
+    rows = SimpleNamespace(
+        segments=np.array(stretches, [(n, np.int32) for n in ("start", "stop", "position")]),
+        segment_count=[3],
+        positions=np.array(positions, np.int32),
+    )
+    cost = costs.attended(rows, window, 10, 7, len(positions))
+    assert cost == (10 * read, 7 * sum(map(len, seen)))

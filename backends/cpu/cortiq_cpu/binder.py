@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from cortiq.ir import Node, Type, ops
+from cortiq.ir import Node, Type
 from cortiq_cpu import arguments
 from cortiq_cpu.angles import Angles
 from cortiq_cpu.arena import Arena, Places
 from cortiq_cpu.arguments import Kind, address
-from cortiq_cpu.lower import Lowered, Step
+from cortiq_cpu.lower import Lowered
 from cortiq_cpu.native import Op, library
-from cortiq_cpu.profile import Label
 from cortiq_cpu.rows import RowSet
 from cortiq_cpu.state import StateLayout
 from cortiq_cpu.weights import Weights
@@ -38,12 +37,6 @@ def row_bytes(type_: Type) -> int:
 def fields(node: Node) -> Any:
     """The node's operator, whose fields the caller knows."""
     return node.op
-
-
-def _matrices_of(node: Any) -> list[str]:
-    """Names of the matrices that a node multiplies by."""
-    multiplies = isinstance(node.op, ops.MatMul | ops.HeadMatMul | ops.ExpertMatMul)
-    return [node.weights["weight"]] if multiplies else []
 
 
 @dataclass
@@ -71,17 +64,6 @@ class Binder:
         rows, faults = address(self.rows.count), address(self.rows.faults)
         alone = 0 if kind in SHARED_KINDS else ALONE_ROWS
         return Op(int(kind), 0, rows, faults, ctypes.addressof(args), alone)
-
-    def label(self, step: Step) -> Label:
-        """The step's name in a profile, and what its products cost."""
-        names = [(node, name) for node in step.nodes for name in _matrices_of(node)]
-        nbytes = sum(self.weights.nbytes(name) for _, name in names)
-        products = sum(self.weights.elements(name) for _, name in names)
-        experts = [node.op.experts for node, _ in names if isinstance(node.op, ops.ExpertMatMul)]
-        if experts:
-            chosen = self.shape(step.outputs[0])[0]
-            nbytes, products = (n * chosen // experts[0] for n in (nbytes, products))
-        return Label(step.label, nbytes, products)
 
     def at(self, name: str | None) -> Any:
         """Address of a value's first row; None, a NULL pointer, for no value."""

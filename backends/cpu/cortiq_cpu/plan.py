@@ -17,10 +17,11 @@ from cortiq_cpu.angles import Angles
 from cortiq_cpu.arena import Arena, Places, assign
 from cortiq_cpu.bind import ops_of
 from cortiq_cpu.binder import Binder, row_bytes
+from cortiq_cpu.costs import label_of
 from cortiq_cpu.fuse import Fuser
 from cortiq_cpu.lower import Admit, Gather, Lowered, Step, always_known, lower, needed
 from cortiq_cpu.native import Op, Pool, library, op_list
-from cortiq_cpu.profile import Label
+from cortiq_cpu.profile import Label, moving
 from cortiq_cpu.rows import RowSet
 from cortiq_cpu.state import StateLayout
 from cortiq_cpu.wants import Ask, Asked, asked_by
@@ -169,7 +170,9 @@ class Plan:
         pairs = list(zip(bound, asked, strict=True))
         exact = _separate_faults(bound[1], self.sets[1].capacity) if request.mixed else []
         ops = [one.ops + [asking.op() for asking in group] for one, group in pairs]
-        labels = [one.labels + [Label(asking.ask.kind) for asking in group] for one, group in pairs]
+        labels = [
+            one.labels + [self._answering(asking) for asking in group] for one, group in pairs
+        ]
         snapping = {
             name: op_list(ops_of(binder, Step(Admit(), (name,), (name,))))
             for binder, one in zip(binders, bound, strict=True)
@@ -211,6 +214,9 @@ class Plan:
         assert place is not None
         return Asked.bound(ask, place, width, capacity, self.workspace.address)
 
+    def _answering(self, asked: Asked) -> Label:
+        return Label(asked.ask.kind, moving(row_bytes(self.graph.values[asked.ask.value])))
+
     def prepare(self, limit: int) -> None:
         """Know whatever sequences of this many positions need."""
         self.angles.grow(limit)
@@ -230,7 +236,7 @@ def _bind(binder: Binder, steps: tuple[Step, ...], supplied: frozenset[str]) -> 
     for step in steps:
         new = ops_of(binder, step)
         bound.ops.extend(new)
-        bound.labels.extend([binder.label(step), *[Label(step.label)] * (len(new) - 1)])
+        bound.labels.extend([label_of(binder, step), *[Label(step.label)] * (len(new) - 1)])
         bound.nodes.extend([frozenset(node.name for node in step.nodes)] * len(new))
         bound.stops.extend((len(bound.ops), name) for name in step.outputs if name in supplied)
     return bound

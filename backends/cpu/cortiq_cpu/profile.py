@@ -1,8 +1,8 @@
 """Time by op, recorded by the native core when asked, beside what bounds it.
 
-A product reads its packed weights once a batch and takes one multiplication a weight and row. What
-the machine can do is measured: bytes read from memory a second, and multiply-adds of the
-instruction that the products are made of, on registers alone; both with all threads.
+What an op costs at least is in `costs.py`. What the machine can do is measured: bytes read from
+memory a second, and multiply-adds of the instruction that products are made of, on registers
+alone; both with all threads.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -28,17 +28,28 @@ PROBES = 5
 """Repetitions, of which the fastest counts: a limit is what nothing exceeds."""
 
 
+class Cost(NamedTuple):
+    """Bytes that an op moves at least, and multiply-adds of the dot product instruction."""
+
+    nbytes: int = 0
+    products: int = 0
+
+
+def moving(nbytes: int) -> Callable[[int], Cost]:
+    """The cost of an op that moves so many bytes a row."""
+    return lambda rows: Cost(nbytes * rows)
+
+
 class Label(NamedTuple):
     """What a profile calls an op, and what it costs.
 
     Attributes
     ----------
-    name : operator and role. nbytes : of weights read. products : multiply-adds a row.
+    name : operator and role. cost : of the rows that it has now; they are counted for it.
     """
 
     name: str
-    nbytes: int = 0
-    products: int = 0
+    cost: Callable[[int], Cost] = moving(0)
 
 
 @dataclass
@@ -90,8 +101,9 @@ class Profile:
             total = self.totals[label.name]
             total.nanoseconds += time_
             total.calls += 1
-            total.nbytes += label.nbytes
-            total.products += label.products * ctypes.c_int32.from_address(op.rows).value
+            cost = label.cost(ctypes.c_int32.from_address(op.rows).value)
+            total.nbytes += cost.nbytes
+            total.products += cost.products
 
     @cached_property
     def rates(self) -> Rates:

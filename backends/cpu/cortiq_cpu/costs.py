@@ -1,0 +1,77 @@
+"""What an op costs at least, beside which a profile puts its time.
+
+Matrix products read their packed weights once a batch and multiply each by every row. Attention
+reads the keys and values that its rows see once a batch, and multiplies each by every query; both
+factors have 16 bits, which takes two multiply-adds of the dot product instruction. What all other
+ops do is small beside moving what they read and write. Rows are in a cache more often than
+weights and keys are: an op that only moves rows can be faster than memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from cortiq.ir import Node, ops
+from cortiq_cpu.binder import Binder, fields, row_bytes
+from cortiq_cpu.fuse import Attention, Heads
+from cortiq_cpu.lower import Step
+from cortiq_cpu.pages import TILE
+from cortiq_cpu.profile import Cost, Label, moving
+from cortiq_cpu.rows import RowSet
+
+MATRIX_PRODUCTS = (ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)
+INSTRUCTIONS = 2
+"""Multiply-adds of a 16-bit by an 8-bit number that one of two 16-bit numbers takes."""
+
+
+def label_of(binder: Binder, step: Step) -> Label:
+    """The step's name in a profile, and what it costs."""
+    if isinstance(step.op, MATRIX_PRODUCTS):
+        return Label(step.label, _products(binder, step))
+    if isinstance(step.op, Attention):
+        return Label(step.label, _attention(binder, step.op.node))
+    moved = sum(row_bytes(binder.lowered.types[n]) for n in (*step.inputs, *step.outputs))
+    if isinstance(step.op, Heads) and step.op.store is not None:
+        moved += _stored_bytes(binder, step.op.store)
+    return Label(step.label, moving(moved))
+
+
+def _products(binder: Binder, step: Step) -> Callable[[int], Cost]:
+    names = [node.weights["weight"] for node in step.nodes]
+    nbytes = sum(map(binder.weights.nbytes, names))
+    products = sum(map(binder.weights.elements, names))
+    if isinstance(step.op, ops.ExpertMatMul):
+        chosen = binder.shape(step.outputs[0])[0]
+        nbytes, products = (n * chosen // step.op.experts for n in (nbytes, products))
+    return lambda rows: Cost(nbytes, products * rows)
+
+
+def _stored_bytes(binder: Binder, node: Node) -> int:
+    """Bytes of one position's keys and values."""
+    layout = binder.layout.kv[node.slots["kv"]]
+    return layout.slot.heads * layout.block_bytes // TILE
+
+
+def _attention(binder: Binder, node: Node) -> Callable[[int], Cost]:
+    op: ops.Attend = fields(node)
+    products = INSTRUCTIONS * op.heads * (op.key_dim + op.value_dim)
+    return partial(attended, binder.rows, op.window, _stored_bytes(binder, node), products)
+
+
+def attended(rows: RowSet, window: int | None, nbytes: int, products: int, count: int) -> Cost:
+    """The cost of attention for the set's `count` rows.
+
+    Parameters
+    ----------
+    window : positions that a row sees; None: all up to its own.
+    nbytes : of one position's keys and values. products : of a row with one position.
+    """
+    segments = rows.segments[: int(rows.segment_count[0])]
+    positions = rows.positions[:count].astype(np.int64)
+    ends = segments["position"].astype(np.int64) + segments["stop"] - segments["start"]
+    first = np.maximum(0, segments["position"] - (window or ends.max()) + 1)
+    seen = np.minimum(positions + 1, window or positions + 1)
+    return Cost(nbytes * int((ends - first).sum()), products * int(seen.sum()))
