@@ -29,6 +29,9 @@ def cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
         build = partial(_second_entry, "tiny-mtp")
         name = "level2/second entry[tiny-mtp, its draft head]"
         yield Case(name, 2, "second entry", "", build, model="tiny-mtp")
+    for name in models.chosen_mini(names):
+        yield _case(name, "70 tokens", "whole", Chunks())
+        yield _case(name, "70 tokens", "chunks of 7", Chunks(7))
     for name in real if profile == "full" or names is not None else ():
         title = models.prompts(name)[-1]
         yield _case(name, title, "whole", Chunks())
@@ -81,7 +84,7 @@ def _build(name: str, title: str, drive: Drive, source: Source) -> GraphScenario
     feeds = [Feed(models.prompt(name, title))]
     return GraphScenario(
         model.program, model.weights, feeds, wants, drive, facts=model.facts,
-        options={"threads": 1 if name in models.TINY else 0}, real=name not in models.TINY,
+        options={"threads": 1 if name in models.FORMULA else 0}, real=name not in models.FORMULA,
     )  # fmt: skip
 
 

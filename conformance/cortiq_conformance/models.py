@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.ir import Program
+from cortiq.models import synthetic_configs as families
 from cortiq.numerics.layouts import Weight
 from cortiq.plugins import default_plugins
 from cortiq_conformance.case import NotRunError
@@ -26,6 +27,11 @@ TINY: Mapping[str, str] = {
     "tiny-mtp": "w8b256",
 }
 """Synthetic models, each in another layout."""
+MINI: Mapping[str, str] = {
+    f"mini-{name}": ("w16", "w8", "f32")[number % 3] for number, name in enumerate(families.MINI)
+}
+"""Smaller ones, a model of every other family: whole graphs only."""
+FORMULA: Mapping[str, str] = {**TINY, **MINI}
 REAL = ("smollm2", "gemma3-270m")
 TINY_PROMPTS = {"5 tokens": 5, "70 tokens": 70, "33 tokens": 33}
 """Lengths of the tiny models' prompts, whose ids are random."""
@@ -44,7 +50,13 @@ def chosen(models: Sequence[str] | None) -> tuple[list[str], list[str]]:
     """Tiny and other models among those asked for; all of both without a choice."""
     if models is None:
         return list(TINY), list(REAL)
-    return [m for m in models if m in TINY], [m for m in models if m not in TINY]
+    others = [m for m in models if m not in FORMULA]
+    return [m for m in models if m in TINY], others
+
+
+def chosen_mini(models: Sequence[str] | None) -> list[str]:
+    """Those of the small models that are asked for."""
+    return [name for name in MINI if models is None or name in models]
 
 
 @cache
@@ -55,8 +67,8 @@ def load(name: str) -> LoadedModel:
     from cortiq.models.synthetic import PREFIX, open_synthetic
 
     checkpoint: Any
-    if name in TINY or name.startswith(PREFIX):
-        formula = f"{PREFIX}{name}?seed=1&format={TINY[name]}" if name in TINY else name
+    if name in FORMULA or name.startswith(PREFIX):
+        formula = f"{PREFIX}{name}?seed=1&format={FORMULA[name]}" if name in FORMULA else name
         checkpoint = open_synthetic(formula)
     else:
         checkpoint = open_checkpoint(_path(name))

@@ -18,45 +18,14 @@ from urllib.parse import parse_qsl
 from cortiq.errors import ModelNotFoundError, RequestError, shown
 from cortiq.ir import Node, Program, primitives_of
 from cortiq.models import fixtures
+from cortiq.models.synthetic_configs import CONFIGS
 from cortiq.models.weights import LazyParts
 from cortiq.numerics.layouts import LAYOUTS, Weight
 from cortiq.numerics.synthetic import synthetic_vector, synthetic_weight
 
 PREFIX = "synthetic:"
-VOCABULARY = 320
-"""Tokens of the tiny models: bytes, BOS, EOS, and some more."""
 HEAD_GAIN = 2
 """Logits of an untied head have a standard deviation of about 2^HEAD_GAIN."""
-
-_TINY = {
-    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-    "max_position_embeddings": 4096,
-}  # fmt: skip
-
-CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    "tiny-llama": _TINY | {"model_type": "llama", "tie_word_embeddings": True},
-    "tiny-gemma3": _TINY | {
-        "model_type": "gemma3_text", "num_hidden_layers": 4, "num_key_value_heads": 1,
-        "query_pre_attn_scalar": 16, "sliding_window": 24, "sliding_window_pattern": 2,
-        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
-    },
-    "tiny-mixtral": _TINY | {
-        "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
-        "tie_word_embeddings": False,
-    },
-    "tiny-lfm2": {k: v for k, v in _TINY.items() if k != "head_dim"} | {
-        "model_type": "lfm2", "num_hidden_layers": 4, "block_auto_adjust_ff_dim": False,
-        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
-    },
-    "llama3-8b": {
-        "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
-        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0, "tie_word_embeddings": False,
-    },
-}  # fmt: skip
-"""Models of our families, as config.json would describe them."""
 
 FIXTURES: Mapping[str, Callable[[int], Program]] = {
     "tiny-mimo": fixtures.mimo,
@@ -188,7 +157,7 @@ def _matrix(
     gain = 0
     if any(n.op.kind == "EmbedRows" for n in users):
         # Rows near 1 after the family's multiplier, which Gemma has and others have not.
-        gain = 0 if checkpoint.architecture == "gemma3_text" else round(log2(size[1]) / 2)
+        gain = 0 if checkpoint.architecture.startswith("gemma") else round(log2(size[1]) / 2)
     elif any("logits" in n.outputs for n in users):
         gain = HEAD_GAIN
     if layout == "f32":

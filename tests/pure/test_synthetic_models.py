@@ -10,6 +10,7 @@ import pytest
 from cortiq.errors import ModelNotFoundError, RequestError
 from cortiq.models import load_program
 from cortiq.models.fixtures import mimo_weight, pattern
+from cortiq.models.registry import describe_families
 from cortiq.models.synthetic import CONFIGS, FIXTURES, open_synthetic
 from cortiq.numerics.layouts import decode, floats
 from cortiq_reference.ideal import dequantise, evaluate
@@ -36,6 +37,13 @@ def load(name):
 def test_a_name_that_means_nothing_is_refused(name, error, words):
     with pytest.raises(error, match=words):
         open_synthetic(f"synthetic:{name}")
+
+
+def test_every_family_has_a_model_by_formula():
+    """Which conformance computes, whole: a family is in it as soon as it is in the registry."""
+    kinds = {str(config["model_type"]) for config in CONFIGS.values()}
+    missing = [f.name for f in describe_families() if not kinds & set(f.architectures)]
+    assert missing == []
 
 
 @pytest.mark.parametrize("name", TINY)

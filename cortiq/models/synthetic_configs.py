@@ -1,0 +1,79 @@
+"""Configurations of the models by formula, as config.json would hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+VOCABULARY = 320
+"""Tokens of the tiny models: bytes, BOS, EOS, and some more."""
+_TINY = {
+    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 4096,
+}  # fmt: skip
+
+_MINI = _TINY | {"num_hidden_layers": 2}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_ROUTED = _EXPERTS | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2}
+_LATENT = {k: v for k, v in _MINI.items() if k != "head_dim"} | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+_WINDOWS = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
+
+MINI: Mapping[str, Mapping[str, Any]] = {
+    "qwen2": _MINI | {"use_sliding_window": True, **_WINDOWS},
+    "qwen3": _MINI,
+    "phi3": {k: v for k, v in _MINI.items() if k != "head_dim"} | {"sliding_window": 24},
+    "smollm3": _MINI | {"no_rope_layers": [1, 0]},
+    "olmo2": _MINI,
+    "granite": _MINI | {"attention_multiplier": 0.3, "residual_multiplier": 0.7},
+    "gemma2": _MINI | {"query_pre_attn_scalar": 16, "sliding_window": 24},
+    "hunyuan_v1_dense": _MINI,
+    "starcoder2": {k: v for k, v in _MINI.items() if k != "head_dim"} | {"sliding_window": 24},
+    "minicpm3": _LATENT,
+    "qwen2_moe": _MINI | _EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 32},
+    "qwen3_moe": _MINI | _EXPERTS | {"num_experts": 4, "norm_topk_prob": True},
+    "glm4_moe": _MINI | _ROUTED | {"use_qk_norm": True},
+    "deepseek_v2": _LATENT | _ROUTED | {"topk_method": "group_limited_greedy", "q_lora_rank": None},
+    "deepseek_v3": _LATENT | _ROUTED | {"first_k_dense_replace": 1},
+    "lfm2_moe": {k: v for k, v in _MINI.items() if k != "head_dim"}
+    | _EXPERTS
+    | {
+        "num_experts": 4,
+        "num_dense_layers": 1,
+        "layer_types": ["conv", "full_attention"],
+    },
+    "gpt_oss": _MINI | _WINDOWS | {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+"""A small model of every family that has no other here, by its `model_type`."""
+
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "tiny-llama": _TINY | {"model_type": "llama", "tie_word_embeddings": True},
+    "tiny-gemma3": _TINY | {
+        "model_type": "gemma3_text", "num_hidden_layers": 4, "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 16, "sliding_window": 24, "sliding_window_pattern": 2,
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    },
+    "tiny-mixtral": _TINY | {
+        "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
+        "tie_word_embeddings": False,
+    },
+    "tiny-lfm2": {k: v for k, v in _TINY.items() if k != "head_dim"} | {
+        "model_type": "lfm2", "num_hidden_layers": 4, "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    },
+    **{f"mini-{kind}": config | {"model_type": kind} for kind, config in MINI.items()},
+    "llama3-8b": {
+        "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+"""Models of our families, as config.json would describe them."""
