@@ -68,7 +68,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "model_type": "lfm2", "num_hidden_layers": 4, "block_auto_adjust_ff_dim": False,
         "layer_types": ["conv", "full_attention", "conv", "full_attention"],
     },
-    **{f"mini-{kind}": config | {"model_type": kind} for kind, config in MINI.items()},
+    **{f"mini-{kind}": {**config, "model_type": kind} for kind, config in MINI.items()},
     "llama3-8b": {
         "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
         "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
