@@ -27,10 +27,7 @@ OWN_ORDER = {
 """What torch computes in an order, or with roundings, of its own."""
 
 
-NO_KERNEL_YET = {
-    "Activation", "Clamp", "DeltaRule", "EmbedRows", "ExpertBias", "ExpertGain", "Gain", "L2Norm",
-    "Rope", "Route", "ScaleRows", "Shift", "Slice", "Softmax", "StateSpace",
-}  # fmt: skip
+NO_KERNEL_YET: set[str] = set()
 """Operators that the backend declines, or declines with some of their options."""
 
 
@@ -42,7 +39,7 @@ def small_levels():
 def test_levels_0_and_1_are_computed_by_torch_alone(small_levels):
     assert small_levels.passed, small_levels.summary()
     assert set(small_levels.computed) == {"torch"}
-    assert {r.outcome.value for r in small_levels.results} == {"same", "declined"}
+    assert {r.outcome.value for r in small_levels.results} <= {"same", "declined"}
     declined = {r.case.op for r in small_levels.results if r.outcome.value == "declined"}
     assert declined == NO_KERNEL_YET
 

@@ -94,6 +94,12 @@ def exp(x: Tensor) -> Tensor:
     return (y.view(torch.int32) + (k.int() << 23)).view(torch.float32)
 
 
+def exponential(x: Tensor) -> Tensor:
+    """e^x of either sign."""
+    e = exp(-x.abs())
+    return torch.where(x > 0, inverse(e), e)
+
+
 def sigmoid(x: Tensor) -> Tensor:
     """σ(x)."""
     e = exp(-x.abs())
@@ -113,6 +119,14 @@ def gelu_tanh(x: Tensor) -> Tensor:
     cube = ((v * v) * v) * float(scalar.GELU_CUBIC)
     u = (v + cube) * float(scalar.GELU_SCALE)
     return x * sigmoid(u + u)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x·Φ(x); see `cortiq.numerics.scalar.gelu`."""
+    a = x.abs().clamp(max=float(scalar.GELU_CLAMP))
+    t = inverse(a * float(scalar.TAIL_SCALE) + 1.0)
+    tail = exp((a * a) * -0.5) * (horner(t, scalar.TAIL_POLYNOMIAL) * t)
+    return x * torch.where(x >= 0, 1.0 - tail, tail)
 
 
 def tanh(x: Tensor) -> Tensor:
@@ -169,6 +183,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "softplus": softplus,
     "relu": relu,
     "relu2": relu2,
+    "gelu": gelu,
+    "exp": exponential,
 }
 
 

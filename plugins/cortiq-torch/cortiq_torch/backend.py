@@ -15,7 +15,7 @@ from cortiq.backend import (
     Versions,
 )
 from cortiq.errors import BackendError
-from cortiq.ir import Graph, KVRows, Node, Program, Ring
+from cortiq.ir import Graph, KVRows, Node, Program, Recurrent, Ring
 from cortiq.numerics.layouts import Weight
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class TorchBackend(TakesKernels):
         if missing:
             return Declined(f"no kernel for {node.op.kind} with {', '.join(missing)}")
         slots = [type(program.slots[name]) for name in node.slots.values()]
-        unknown = [slot.__name__ for slot in slots if slot not in (KVRows, Ring)]
+        unknown = [slot.__name__ for slot in slots if slot not in (KVRows, Ring, Recurrent)]
         return Declined(f"keeps no {unknown[0]} slots") if unknown else Supported()
 
     def compile(

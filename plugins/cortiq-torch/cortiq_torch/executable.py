@@ -25,7 +25,7 @@ from cortiq.backend import (
 from cortiq.backend.admission import drawn_token, groups_of, refusals, token_of, vocabulary_of
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.errors import RequestError
-from cortiq.ir import KVRows, Node, Program, Ring, expand
+from cortiq.ir import Node, Program, Ring, Slot, expand
 from cortiq.numerics.layouts import Weight
 from cortiq_torch.kernels import LAYERS
 from cortiq_torch.plan import Plan
@@ -97,7 +97,7 @@ class TorchExecutable:
         """Memory one sequence of this many rows takes."""
         page = self.options.page_rows
         whole = -(-rows // page) * page
-        return sum(_row_bytes(slot) * whole for slot in self.program.slots.values())
+        return sum(_slot_bytes(slot, whole) for slot in self.program.slots.values())
 
     def free_bytes(self) -> int:
         """Memory left for sequences: the limit's rest, or what the device has free."""
@@ -184,10 +184,11 @@ class TorchExecutable:
         return isinstance(state, TorchState) and state.owner is self and state.alive
 
 
-def _row_bytes(slot: Any) -> int:
-    if isinstance(slot, KVRows):
-        return slot.bytes_per_row()
-    return slot.width * 4 if isinstance(slot, Ring) else 0
+def _slot_bytes(slot: Slot, rows: int) -> int:
+    """Memory of a slot; every row of a ring is kept, so that rewinding is exact."""
+    if isinstance(slot, Ring):
+        return slot.width * 4 * rows
+    return slot.bytes_per_row() * rows + slot.constant_bytes()
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from cortiq.ir import Node, Op, ops
 from cortiq_torch.arithmetic import Rows
-from cortiq_torch.kernels import Call, product
+from cortiq_torch.call import Call
+from cortiq_torch.kernels import product
 from cortiq_torch.matrices import Matrix
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,48 +11,25 @@ from torch import Tensor
 from cortiq.ir import Op, layers, ops
 from cortiq.numerics.attention import scoring
 from cortiq.numerics.contract import F32
-from cortiq.numerics.layouts import Weight
+from cortiq.numerics.layouts import Weight, floats
+from cortiq.numerics.scaling import gain
 from cortiq_torch import arithmetic as a
 from cortiq_torch.arithmetic import Rows, snap
 from cortiq_torch.attention import Geometry, attend
+from cortiq_torch.call import Call
 from cortiq_torch.matrices import Matrix, stacked
-from cortiq_torch.routing import combined, routed
-from cortiq_torch.state import TorchState
+from cortiq_torch.mixers import causal_conv, delta_step, recurrent, state_space_step
+from cortiq_torch.routing import combined, routed, softmax
 
 QUERY_ROWS = 64
 """Query rows attended to at a time: bounds the scores held in memory."""
 MATRICES = (ops.EmbedRows, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Rows start…stop−1 of what a kernel is given are these positions of a sequence."""
-
-    state: TorchState
-    start: int
-    stop: int
-    positions: Sequence[int]
-
-
-@dataclass
-class Call:
-    """What a kernel is called with besides its inputs.
-
-    Attributes
-    ----------
-    op : the operator. weights : prepared by `prepare`, by role. slots : names of slots, by role.
-    segments : whose rows these are. faults : a flag a row, set in place by `snap`.
-    """
-
-    op: Any
-    weights: Mapping[str, Any]
-    slots: Mapping[str, str]
-    segments: Sequence[Segment]
-    faults: Tensor
-
-
 def prepare(op: Op, role: str, weight: Weight, name: str, device: str) -> Any:
     """A weight as the kernel of `op` takes it: a `Matrix`, or a tensor of floats."""
+    if isinstance(op, ops.Gain):
+        return torch.tensor(gain(floats(weight, name)[0], op.form, name), device=device)
     matrix = Matrix(weight, name, device)
     if isinstance(op, MATRICES) or (isinstance(op, layers.GatedMLP) and "bias" not in role):
         return matrix
@@ -61,7 +37,8 @@ def prepare(op: Op, role: str, weight: Weight, name: str, device: str) -> Any:
     if isinstance(op, ops.RMSNorm):
         whole = values[0] + float(F32(op.offset))
         return snap(whole[None], torch.zeros(1, dtype=torch.bool, device=device))[0]
-    return values if isinstance(op, ops.CausalConv) and role == "weight" else values[0]
+    whole = isinstance(op, ops.ExpertBias) or (isinstance(op, ops.CausalConv) and role == "weight")
+    return values if whole else values[0]
 
 
 def _matmul(call: Call, x: Rows | Tensor) -> Tensor:
@@ -103,7 +80,10 @@ def _layer_norm(call: Call, x: Tensor) -> Tensor:
 
 
 def _rope(call: Call, x: Tensor, position: Tensor) -> Tensor:
-    table = call.op.table.table([p for s in call.segments for p in s.positions])
+    if call.op.sections:
+        table = call.op.sections.table(call.op.table, position.cpu().numpy())
+    else:
+        table = call.op.table.table([p for s in call.segments for p in s.positions])
     cos, sin = (torch.tensor(part, device=x.device)[:, None] for part in table)
     pairs = cos.shape[-1]
     half = call.op.pairing == "half"
@@ -117,7 +97,7 @@ def _rope(call: Call, x: Tensor, position: Tensor) -> Tensor:
 
 def _store_kv(call: Call, keys: Rows, values: Rows) -> tuple:
     for segment in call.segments:
-        cut = slice(segment.start, segment.stop)
+        cut = segment.cut
         store = segment.state.kv(call.slots["kv"])
         store.append(Rows(keys.q[cut], keys.e[cut]), Rows(values.q[cut], values.e[cut]))
     return ()
@@ -137,17 +117,46 @@ def _attend(call: Call, q: Rows, position: Tensor) -> Tensor:
     return snap(out, call.faults)
 
 
-def _causal_conv(call: Call, x: Tensor) -> Tensor:
-    out, weight, bias = torch.zeros_like(x), call.weights["weight"], call.weights.get("bias")
-    for segment in call.segments:
-        rows = x[segment.start : segment.stop]
-        store = segment.state.ring(call.slots["ring"])
-        padded, y = torch.cat([store.last(), rows]), out[segment.start : segment.stop]
-        for tap in range(call.op.kernel):
-            y = y + weight[:, tap] * padded[tap : tap + len(rows)]
-        out[segment.start : segment.stop] = y if bias is None else y + bias
-        store.append(rows)
-    return snap(out, call.faults)
+def _embed_rows(call: Call, token: Tensor) -> Tensor:
+    table = call.weights["table"]
+    if not call.op.missing:
+        return table.rows(token, call.faults)
+    known = token < table.height
+    flags = torch.zeros_like(call.faults)
+    rows = table.rows(torch.where(known, token, 0), flags)
+    call.faults |= flags & known
+    return torch.where(known[:, None], rows, 0.0)
+
+
+def _gain(call: Call, x: Tensor) -> Tensor:
+    weight = call.weights["weight"]
+    return snap(x * (weight[:, None] if call.op.per == "head" else weight), call.faults)
+
+
+def _expert_gain(call: Call, x: Tensor, index: Tensor) -> Tensor:
+    gains = call.weights["weight"][index]
+    return snap(x * (gains if x.ndim == index.ndim else gains[..., None]), call.faults)
+
+
+def _expert_bias(call: Call, x: Tensor, index: Tensor) -> Tensor:
+    return snap(x + call.weights["bias"][index], call.faults)
+
+
+def _clamp(call: Call, x: Tensor) -> Tensor:
+    low, high = call.op.low, call.op.high
+    if low is not None:
+        x = torch.where(x < float(F32(low)), float(F32(low)), x)
+    return x if high is None else torch.where(x > float(F32(high)), float(F32(high)), x)
+
+
+def _l2_norm(call: Call, x: Tensor) -> Tensor:
+    root = a.inverse_root(a.canonical_sum(x * x) + float(F32(call.op.eps)))
+    return snap(x * root[..., None], call.faults)
+
+
+def _route(call: Call, scores: Tensor) -> tuple[Tensor, Tensor]:
+    bias, mask = call.weights.get("bias"), call.weights.get("mask")
+    return routed(scores, call.op.router, bias, mask, call.faults)
 
 
 def _gated_mlp(call: Call, x: Tensor) -> Tensor:
@@ -165,7 +174,7 @@ def _gated_mlp(call: Call, x: Tensor) -> Tensor:
 Kernel = Callable[..., Any]
 
 KERNELS: Mapping[type[Op], Kernel] = {
-    ops.EmbedRows: lambda call, token: call.weights["table"].rows(token, call.faults),
+    ops.EmbedRows: _embed_rows,
     ops.Quantise: lambda call, x: a.quantised(x),
     ops.MatMul: _matmul,
     ops.HeadMatMul: _head_matmul,
@@ -181,15 +190,25 @@ KERNELS: Mapping[type[Op], Kernel] = {
     ops.Rope: _rope,
     ops.StoreKV: _store_kv,
     ops.Attend: _attend,
-    ops.CausalConv: _causal_conv,
-    ops.Route: lambda call, x: routed(x, call.op.router, call.weights.get("bias"), call.faults),
+    ops.CausalConv: causal_conv,
+    ops.DeltaRule: recurrent(delta_step),
+    ops.StateSpace: recurrent(state_space_step),
+    ops.Route: _route,
     ops.CombineExperts: lambda call, w, y: combined(w, y, call.faults),
-    ops.Slice: lambda call, x: x[..., call.op.start : call.op.stop].contiguous(),
+    ops.Slice: lambda call, x: x[..., call.op.start : call.op.stop : call.op.step].contiguous(),
     ops.Concat: lambda call, *parts: torch.cat(parts, dim=-1),
     ops.Reshape: lambda call, x: x.reshape(len(x), *call.op.shape),
+    ops.Gain: _gain,
+    ops.ScaleRows: lambda call, x, factor: snap(x * factor, call.faults),
+    ops.Shift: lambda call, x: snap(x + float(F32(call.op.amount)), call.faults),
+    ops.Clamp: _clamp,
+    ops.L2Norm: _l2_norm,
+    ops.Softmax: lambda call, x: softmax(x, call.faults),
+    ops.ExpertGain: _expert_gain,
+    ops.ExpertBias: _expert_bias,
 }
 """The kernel of every primitive that has one."""
-OPTIONS = frozenset(a.ACTIVATIONS)
+OPTIONS = frozenset({*a.ACTIVATIONS, "step", "missing", "sections", "groups", "mask", "tau"})
 """Options that the kernels know, as `Op.options` names them."""
 
 LAYERS: Mapping[type[Op], Kernel] = {layers.GatedMLP: _gated_mlp}

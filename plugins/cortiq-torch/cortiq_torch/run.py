@@ -14,7 +14,7 @@ from cortiq.numerics import digest, sampling
 from cortiq.numerics.contract import OutOfDomainError
 from cortiq.numerics.quantise import Quantised
 from cortiq_torch.arithmetic import Rows, snap
-from cortiq_torch.kernels import Call, Segment
+from cortiq_torch.call import Call, Segment
 from cortiq_torch.plan import Plan, Step
 from cortiq_torch.state import TorchState
 

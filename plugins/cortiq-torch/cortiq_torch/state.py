@@ -8,7 +8,7 @@ import numpy as np
 
 from cortiq.backend import ExportedState
 from cortiq.errors import RequestError
-from cortiq_torch.stores import STORES, KVStore, RingStore
+from cortiq_torch.stores import STORES, KVStore, RecurrentStore, RingStore
 
 if TYPE_CHECKING:
     from cortiq_torch.executable import TorchExecutable
@@ -54,6 +54,10 @@ class TorchState:
         """The store of a `Ring` slot."""
         return self.stores[name]
 
+    def recurrent(self, name: str) -> RecurrentStore:
+        """The store of a `Recurrent` slot."""
+        return self.stores[name]
+
     def reserve(self, rows: int) -> bool:
         """Make room for `rows` more positions, if the memory limit allows it."""
         return self.grow(self.lengths["trunk"] + rows)
@@ -63,14 +67,12 @@ class TorchState:
         if rows > self._limit or not self.owner.fits(self, rows):
             return False
         for store in self.stores.values():
-            for array in store.arrays:
-                array.grow(rows, self.owner.options.page_rows)
+            store.grow(rows, self.owner.options.page_rows)
         return True
 
     def nbytes(self) -> int:
         """Memory held."""
-        arrays = [array for store in self.stores.values() for array in store.arrays]
-        return sum(array.data.nbytes for array in arrays)
+        return sum(store.nbytes() for store in self.stores.values())
 
     def advance(self, entry: str, tokens: list[int]) -> None:
         """Count rows that the stores now hold."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from cortiq.backend import KVPlanes
-from cortiq.ir import KVRows, Ring
+from cortiq.ir import KVRows, Recurrent, Ring
 from cortiq.numerics.quantise import from_planes, planes
 from cortiq_torch.arithmetic import Rows
 
@@ -51,6 +53,15 @@ class Store:
         for array, new in zip(self.arrays, rows, strict=True):
             array.write(self.length, new)
         self.length += len(rows[0])
+
+    def grow(self, rows: int, page: int) -> None:
+        """Make room for this many rows, in whole pages."""
+        for array in self.arrays:
+            array.grow(rows, page)
+
+    def nbytes(self) -> int:
+        """Memory held."""
+        return sum(array.data.nbytes for array in self.arrays)
 
     def copy(self) -> Store:
         """Another store with the same rows."""
@@ -129,16 +140,46 @@ class RingStore(Store):
             self.length, self.base = (length, self.base) if enough else (0, 0)
         return self.length
 
-    def export(self) -> Tensor:
+    def export(self) -> Any:
         """The last rows, oldest first."""
         return self.last().cpu().numpy()
 
-    def load(self, rows: Tensor, length: int) -> None:
+    def load(self, rows: Any, length: int) -> None:
         """Become the exported rows; there is room."""
         kept = min(self.slot.length, length)
         self.base = self.length = length - kept
         self.append(torch.tensor(rows)[self.slot.length - kept :])
 
 
-STORES = {KVRows: KVStore, Ring: RingStore}
+class RecurrentStore(Store):
+    """The state of a `Recurrent` slot after `length` rows; the way back is from the start."""
+
+    def __init__(self, slot: Recurrent, device: str, poison: bool) -> None:
+        self.slot, self.arrays = slot, []
+        self.state = torch.zeros(slot.shape, device=device)
+
+    def advance(self, state: Tensor, rows: int) -> None:
+        """The state after so many more rows; the old one is never written to."""
+        self.state, self.length = state, self.length + rows
+
+    def nbytes(self) -> int:
+        """Memory held."""
+        return self.state.nbytes
+
+    def rewind(self, length: int) -> int:
+        """Forget everything, unless nothing is to be forgotten."""
+        if length < self.length:
+            self.state, self.length = torch.zeros_like(self.state), 0
+        return self.length
+
+    def export(self) -> Any:
+        """The state."""
+        return self.state.cpu().numpy().copy()
+
+    def load(self, rows: Any, length: int) -> None:
+        """Become the exported state."""
+        self.state, self.length = torch.tensor(rows, device=self.state.device), length
+
+
+STORES = {KVRows: KVStore, Ring: RingStore, Recurrent: RecurrentStore}
 """The store of each kind of slot."""
