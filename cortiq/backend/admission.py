@@ -107,9 +107,12 @@ def _unfit(graph: Graph, name: str, value: object) -> str | None:
         return f"{name!r} is {type_}; only f32 values can be supplied"
     if type_.dtype == "q16":
         return None
+    whole = type_.dtype == "i32"
     given = np.asarray(value)
-    if given.shape != type_.shape or given.dtype.kind not in "fiu":
+    if given.shape != type_.shape or given.dtype.kind not in ("iu" if whole else "fiu"):
         return f"{name!r} is {type_}, a row supplies {given.dtype}{list(given.shape)}"
+    if whole and given.min(initial=0) < 0:
+        return f"{name!r} counts from 0, a row supplies {given.min()}"
     return None
 
 

@@ -174,7 +174,9 @@ def _vector(
 ) -> Weight:
     if len(shape) > 1:
         return synthetic_weight("f32", name, checkpoint.seed, (prod(shape[:-1]), shape[-1]))
-    norm = next((n.op for n in users if n.op.kind in ("RMSNorm", "LayerNorm")), None)
-    centre = 0.0 if norm is None else 1.0 - getattr(norm, "offset", 0.0)
+    factors = ("RMSNorm", "LayerNorm", "Gain", "ExpertGain")
+    factor = next((n.op for n in users if n.op.kind in factors), None)
+    plain = getattr(factor, "form", "plain") == "plain"
+    centre = 1.0 - getattr(factor, "offset", 0.0) if factor and plain else 0.0
     values = synthetic_vector(name, checkpoint.seed, shape[0], centre)
     return Weight.from_floats(values[None])

@@ -20,8 +20,11 @@ from cortiq.backend import (
     Top,
 )
 from cortiq.errors import BackendError, RequestError
+from cortiq.ir import Type, ops
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
+from cortiq.numerics.rope import RopeTable, Sections
+from cortiq_conformance.probes import one
 from cortiq_reference.backend import ReferenceBackend
 
 
@@ -142,3 +145,16 @@ def test_a_fault_always_fails_the_request(executables):
         result = executable.forward(Batch([row])).result()
         assert result.outcomes[state].status is Status.FAILED and not result.rows[0]
         state.release()
+
+
+@pytest.mark.parametrize("positions", [[0, -1, 2], [0.0, 1.0, 2.0], [0, 1], [[0, 1, 2]]])
+def test_integers_that_a_row_supplies_are_whole_and_count_from_0(positions):
+    """Positions of three axes: a negative one would be the last of the table."""
+    op, kinds = ops.Rope(RopeTable(1e4, 8), sections=Sections((2, 1, 1))), Type((3,), "i32")
+    probe = one(op, {"x": Type((2, 8)), "positions": kinds})
+    executable = ReferenceBackend().compile(probe.program, {}, CompileOptions())
+    state, want = executable.open(8), Named("y")
+    for given, status in ((positions, Status.DECLINED), ([0, 1, 2], Status.COMPLETED)):
+        inputs = {"x": np.ones((2, 8), np.float32), "positions": np.array(given)}
+        row = Row(state, 0, 0, (want,), inputs)
+        assert executable.forward(Batch([row])).result().outcomes[state].status is status

@@ -11,6 +11,7 @@ from cortiq.errors import RequestError
 from cortiq.ir import Graph, Node, Program
 from cortiq.numerics.layouts import Weight
 from cortiq_conformance.faults.kernels import WRONG_KERNELS
+from cortiq_conformance.faults.recurrences import WRONG_RECURRENCES, WRONG_RECURRENT_STATES
 from cortiq_conformance.faults.roundings import WRONG_ROUNDINGS
 from cortiq_conformance.faults.tails import WRONG_ANSWERS, WRONG_STATES
 from cortiq_reference.backend import ReferenceBackend
@@ -19,7 +20,8 @@ from cortiq_reference.kernels import KERNELS, Kernels
 from cortiq_reference.state import ReferenceState
 from cortiq_reference.wants import WANTS, Answers
 
-WRONG = {**WRONG_KERNELS, **WRONG_ROUNDINGS}
+WRONG = {**WRONG_KERNELS, **WRONG_ROUNDINGS, **WRONG_RECURRENCES}
+STATES = {**WRONG_STATES, **WRONG_RECURRENT_STATES}
 DECLINES = "declines everything"
 DELEGATES = "delegates behind the back"
 
@@ -60,6 +62,11 @@ FAULTS: Mapping[str, Fault] = {
     "a variance of moments": Fault("LayerNorm", "LayerNorm"),
     "a snapshot that goes on with its sequence": Fault("snapshot", "Attend"),
     "an export without low planes": Fault("export", "Attend"),
+    "a state rounded once more": Fault("DeltaRule", "DeltaRule"),
+    "a state summed row after row": Fault("StateSpace", "StateSpace"),
+    "experts of every group": Fault("Route", "Route"),
+    "an exponential of another library": Fault("Gain", "Gain"),
+    "a state that a rewind leaves as it is": Fault("rewind", "DeltaRule"),
     DECLINES: Fault("", ""),
     DELEGATES: Fault("placement", ""),
 }
@@ -100,6 +107,6 @@ def _executable_type(fault: str) -> type[ReferenceExecutable]:
 
         kernels: ClassVar[Kernels] = {**KERNELS, **WRONG.get(fault, {})}
         answers: ClassVar[Answers] = {**WANTS, **WRONG_ANSWERS.get(fault, {})}
-        state_type: ClassVar[type[ReferenceState]] = WRONG_STATES.get(fault, ReferenceState)
+        state_type: ClassVar[type[ReferenceState]] = STATES.get(fault, ReferenceState)
 
     return FaultyExecutable

@@ -1,0 +1,100 @@
+"""Faults of recurrent primitives and their state, of routing by groups, and of host constants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from cortiq.ir import ops
+from cortiq.numerics import recurrent
+from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
+from cortiq_conformance.faults.kernels import Kernel, Wrong
+from cortiq_reference.kernels import KERNELS, Call
+from cortiq_reference.state import ReferenceState
+
+
+def _stepped(step: recurrent.StepFunction) -> Kernel:
+    """The reference's kernel with another step."""
+
+    def kernel(call: Call, *rows: Floats) -> Floats:
+        outputs = []
+        for segment in call.segments:
+            cut = slice(segment.start, segment.stop)
+            store = segment.state.recurrent(call.slots["state"])
+            outputs.append(store.advance(step, tuple(x[cut] for x in rows), call.faults[cut]))
+        return np.concatenate(outputs)
+
+    return kernel
+
+
+def _decayed_first(
+    state: Floats,
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    alpha: Floats,
+    beta: Floats,
+    faults: Flags | None = None,
+) -> tuple[Floats, Floats]:
+    """The decayed state is rounded before what the key recalls is read from it."""
+    decay = alpha if alpha.ndim == 2 else alpha[:, None]
+    decayed = state * decay[:, :, None]
+    return recurrent.delta_step(decayed, q, k, v, np.ones_like(alpha), beta, faults)
+
+
+def _row_after_row(
+    state: Floats,
+    x: Floats,
+    b: Floats,
+    c: Floats,
+    alpha: Floats,
+    delta: Floats,
+    faults: Flags | None = None,
+) -> tuple[Floats, Floats]:
+    """The state is summed from its first row to its last."""
+    after, _ = recurrent.state_space_step(state, x, b, c, alpha, delta, faults)
+    shared = np.repeat(c, len(x) // len(c), axis=0)
+    return after, snap(np.cumsum(after * shared[:, :, None], axis=1, dtype=F32)[:, -1][None])[0]
+
+
+def _without_groups(call: Call, scores: Floats) -> tuple[Ints, Floats]:
+    """Experts of every group."""
+    call.op = replace(call.op, router=replace(call.op.router, groups=1, kept_groups=1))
+    return KERNELS[ops.Route](call, scores)
+
+
+def _logarithms(call: Call, x: Floats) -> Floats:
+    """Gains one bit off where the file holds their logarithms."""
+    if call.op.form != "plain":
+        gains = call.weights["weight"]
+        call.weights = {"weight": np.nextafter(gains, np.full_like(gains, np.inf))}
+    return KERNELS[ops.Gain](call, x)
+
+
+WRONG_RECURRENCES: dict[str, Wrong] = {
+    "a state rounded once more": {ops.DeltaRule: _stepped(_decayed_first)},
+    "a state summed row after row": {ops.StateSpace: _stepped(_row_after_row)},
+    "experts of every group": {ops.Route: _without_groups},
+    "an exponential of another library": {ops.Gain: _logarithms},
+}
+"""Wrong kernels by fault."""
+
+
+class KeptState(ReferenceState):
+    """A recurrent state that a rewind leaves as it is."""
+
+    def rewind(self, length: int, entry: str = "trunk") -> int:
+        """Forget rows, but not what they did to a delta rule's state."""
+        before = {name: getattr(store, "state", None) for name, store in self.stores.items()}
+        reached = super().rewind(length, entry)
+        for name, store in self.stores.items():
+            if getattr(store, "step", None) is recurrent.delta_step:
+                store.state = before[name]  # type: ignore[union-attr,assignment]
+        return reached
+
+
+WRONG_RECURRENT_STATES: dict[str, type[ReferenceState]] = {
+    "a state that a rewind leaves as it is": KeptState,
+}
+"""Wrong states by fault."""
