@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PACKAGES := -e . -e backends/reference -e backends/cpu -e conformance
 PLUGINS := -e plugins/cortiq-torch -e plugins/cortiq-null -e plugins/cortiq-faulty
 
-.PHONY: demo test lint setup setup-test site clean
+.PHONY: demo test lint setup setup-test wheels site clean
 
 $(BIN)/cortiq: pyproject.toml backends/reference/pyproject.toml backends/cpu/pyproject.toml \
     backends/cpu/setup.py conformance/pyproject.toml
@@ -39,9 +39,19 @@ lint: setup-test
 test: setup-test lint
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile
 
+# A source distribution and a wheel of each distribution, the wheel made from the source one; then
+# the wheels are installed into a fresh environment and used. About a minute.
+wheels: setup
+	rm -rf dist
+	$(BIN)/python -m pip install --quiet build hatchling 'setuptools>=77' wheel
+	set -e; for folder in . backends/* conformance plugins/*; do \
+	    $(BIN)/python -m build --no-isolation --outdir dist $$folder >dist.log || \
+	    { cat dist.log; exit 1; }; done; rm dist.log
+	$(BIN)/python tools/check_wheels.py dist
+
 site: setup
 	$(BIN)/python -m pip install --quiet -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 clean:
-	rm -rf $(VENV) site dist
+	rm -rf $(VENV) site dist dist.log
