@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import click
 
     from cortiq.backend import Backend, Kernel
+    from cortiq.engine.drafters.kinds import DrafterKind
 
 PROJECT = "cortiq"
 GROUP = "cortiq.plugins"
@@ -51,6 +52,15 @@ def cortiq_kernels() -> Sequence[Kernel]:
 @hookspec
 def cortiq_families() -> Sequence[ModuleType]:
     """Model families: modules as in `cortiq.models`, with ARCHITECTURES and a `build` function."""
+    raise NotImplementedError
+
+
+@hookspec
+def cortiq_drafters() -> Sequence[DrafterKind]:
+    """Ways to draft (`cortiq.engine.drafters.kinds.DrafterKind`), named by `--draft NAME`.
+
+    No drafter can change a token: what it proposes is only verified together.
+    """
     raise NotImplementedError
 
 

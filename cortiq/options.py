@@ -212,6 +212,14 @@ class GenerateOptions(OptionSet):
     chunk_rows: int = option(
         256, "Prompt tokens computed at a time; changes no token.", int, least=1
     )
+    draft: str = option(
+        "off", "Drafter of tokens to verify together; changes no token: off, auto, lookup, "
+        "model:PATH, or what a plugin brings.", metavar="NAME[:ARGUMENT]",
+    )  # fmt: skip
+    draft_depth: int | None = option(
+        None, "Tokens drafted at a time; without it as many as pay, none where none do.", int,
+        least=1, most=64,
+    )  # fmt: skip
     confidence: bool = option(False, "Keep the probability of every token.", bool)
     calibration: float = option(
         1.0, "Temperature of the softmax that confidence is taken from.", float, least=0.001,

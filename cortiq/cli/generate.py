@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,5 +174,22 @@ def _print_stats(made: Generation) -> None:
         note(
             f"{part} {numbers[count]} tokens in {numbers[f'{part}_seconds']:.2f} s{speed} ({what})"
         )
+    for line in draft_lines(numbers.get("drafting", {})):
+        note(line)
     if memory is not None:
         note(f"peak memory {byte_count(memory)}")
+
+
+def draft_lines(drafting: Mapping[str, Any]) -> list[str]:
+    """What drafters did, for people: a line for each of them."""
+    lines = [
+        f"drafted by {name}: {d['rounds']} rounds, {d['accepted']} of {d['drafted']} tokens held,"
+        f" {d['tokens_per_round']:.2f} tokens a round,"
+        f" {d['draft_seconds']:.2f} of {d['wall_seconds']:.2f} s spent drafting"
+        for name, d in drafting.get("drafters", {}).items()
+    ]
+    if lines:
+        lines.append(f"steps without a draft: {drafting['plain_rounds']}")
+    if "error" in drafting:
+        lines.append(f"drafting was given up: {drafting['error']}")
+    return lines

@@ -162,7 +162,19 @@ def _part(
     if start + share.rows < len(sequence.ids):
         return Part(sequence, sequence.state, start, tokens, 0)
     draft, seconds = propose(sequence, share.depth) if share.depth else (NOTHING, 0.0)
+    draft = _permitted(sequence, draft)
     return Part(
         sequence, sequence.state, start, [*tokens, *draft.ids], 1 + len(draft.ids),
         draft=draft, asked=share.depth, draft_seconds=seconds,
     )  # fmt: skip
+
+
+def _permitted(sequence: Sequence, draft: Draft) -> Draft:
+    """The draft up to the first id that a mask excludes: no row after that could hold."""
+    request, ids = sequence.request, draft.ids
+    if request.masks is None:
+        return draft
+    sound = 0
+    while sound < len(ids) and request.allows([*sequence.ids, *ids[:sound]], ids[sound]):
+        sound += 1
+    return Draft(ids[:sound], max(0, draft.extended - (len(ids) - sound)))

@@ -144,14 +144,12 @@ class Drafting(Protocol):
 
 
 class Drafter(Protocol):
-    """A way to draft; what the hook `cortiq_drafters` brings makes these.
+    """A way to draft; what the hook `cortiq_drafters` brings makes these."""
 
-    Attributes
-    ----------
-    name : in statistics, `--draft NAME`.
-    """
-
-    name: str
+    @property
+    def name(self) -> str:
+        """In statistics, and who a token came from."""
+        ...
 
     def open(self, task: Task) -> Drafting:
         """Begin on a sequence, before its prompt is fed."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import click
 
     from cortiq.backend import Backend, Kernel
+    from cortiq.engine.drafters.kinds import DrafterKind
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("cortiq_"))
 """Names of all hooks."""
@@ -148,6 +149,22 @@ def check_families(found: Sequence[Any]) -> list[ModuleType]:
             raise BrokenPluginError(f"the family {name} names no ARCHITECTURES")
         if not callable(getattr(family, "build", None)):
             raise BrokenPluginError(f"the family {name} has no function `build`")
+    return list(found)
+
+
+def check_drafters(found: Sequence[Any]) -> list[DrafterKind]:
+    """Refuse what is not a `DrafterKind`, or has a name of ours or no proper one."""
+    if not found:
+        return []
+    from cortiq.engine.drafters.kinds import OWN, RESERVED, DrafterKind  # numpy, as above
+
+    for kind in found:
+        if not isinstance(kind, DrafterKind):
+            raise BrokenPluginError(f"cortiq_drafters returned {_an(kind)}, not DrafterKinds")
+        if not isinstance(kind.name, str) or not BACKEND_NAME.fullmatch(kind.name):
+            raise BrokenPluginError(f"{kind.name!r} cannot be the name of a drafter")
+        if kind.name in OWN or kind.name in RESERVED:
+            raise BrokenPluginError(f"brings the drafter {kind.name!r}, which cortiq has itself")
     return list(found)
 
 

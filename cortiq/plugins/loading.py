@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import click
 
     from cortiq.backend import Backend, Kernel
+    from cortiq.engine.drafters.kinds import DrafterKind
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Plugins:
     backends : by name, the highest priority first.
     families : model family modules, in the order of their plugins' names.
     commands : commands for `cortiq`, by name.
+    drafters : ways to draft, in the order of their plugins' names.
     problems : plugins that were not loaded.
     sources : where each plugin comes from (distribution and version, or file), by plugin name.
     brought_by : name of the plugin that brings each backend, by backend name.
@@ -75,6 +77,7 @@ class Plugins:
     backends: Mapping[str, Backend] = field(default_factory=dict)
     families: Sequence[ModuleType] = ()
     commands: Mapping[str, click.Command] = field(default_factory=dict)
+    drafters: Sequence[DrafterKind] = ()
     problems: Sequence[PluginProblem] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     brought_by: Mapping[str, str] = field(default_factory=dict)
@@ -117,6 +120,7 @@ class _Brought:
     families: list[ModuleType]
     commands: list[click.Command]
     kernels: list[Kernel]
+    drafters: list[DrafterKind]
 
 
 class _Loader:
@@ -167,6 +171,7 @@ class _Loader:
             checks.check_families(self._call("cortiq_families", plugin)),
             checks.check_commands(self._call("cortiq_commands", plugin)),
             checks.check_kernels(self._call("cortiq_kernels", plugin)),
+            checks.check_drafters(self._call("cortiq_drafters", plugin)),
         )
 
     def _call(self, hook: str, plugin: object) -> list[Any]:
@@ -190,12 +195,14 @@ class _Loader:
         by_name = {x.name: x for b in self.brought.values() for x in b.backends}
         for brought in list(self.brought.values()):
             self._give(brought, by_name)
+        self._settle("drafter", lambda b: [x.name for x in b.drafters])
         kept = list(self.brought.values())
         found = sorted((x for b in kept for x in b.backends), key=lambda x: (-x.priority, x.name))
         return Plugins(
             backends={backend.name: backend for backend in found},
             families=[family for b in kept for family in b.families],
             commands={str(c.name): c for b in kept for c in b.commands},
+            drafters=[kind for b in kept for kind in b.drafters],
             problems=self.problems,
             sources={name: b.candidate.source for name, b in self.brought.items()},
             brought_by={n: owner for n, owner in backends.items() if owner in self.brought},

@@ -196,7 +196,8 @@ def receipt_of(made: Generation, model: Model, request: Request) -> Receipt:
 
     if not made.token_ids:
         raise RequestError("nothing was generated: there is nothing to write a receipt for")
-    if type(request) is not Request or request.embeddings is not None:
+    given = request.embeddings is not None or request.masks is not None
+    if type(request) is not Request or given:
         what = "a receipt cannot hold the embeddings or masks that this generation was made with"
         raise RequestError(what)
     claim = Claim(

@@ -7,12 +7,18 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from cortiq.backend import Executable
+from cortiq.engine.drafting import Speculation
+from cortiq.engine.engine import Engine, pieces
+from cortiq.engine.line import EngineOptions
 from cortiq.engine.output import Output, TraceRow
 from cortiq.errors import shown
 from cortiq.numerics.digest import Digest as DigestWords
 from cortiq.options import GenerateOptions
 from cortiq.runtime.request import Request
+from cortiq.runtime.sequence import Progress
 from cortiq.runtime.statistics import Statistics
+from cortiq.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from cortiq.receipts.record import Receipt
@@ -103,6 +109,25 @@ def note_of(request: Request, output: Output) -> str:
     full = request.note if output.finish_reason == "length" else ""
     silent = "the model has no tokenizer: there are token ids, but no text"
     return "; ".join(filter(None, (full, silent if output.tokenizer.absent else "")))
+
+
+def steps(
+    executable: Executable,
+    tokenizer: Tokenizer,
+    request: Request,
+    stats: Statistics,
+    speculation: Speculation | None,
+    progress: Progress | None,
+    cancelled: Callable[[], bool],
+) -> Generator[str, None, Output]:
+    """Serve one request on an engine of its own; yields its text, returns its output."""
+    bounds = EngineOptions(batch_rows=max(request.chunk_rows, EngineOptions.batch_rows))
+    with Engine(executable, tokenizer, options=bounds) as engine:
+        sequence = engine.submit(
+            request, stats=stats, speculation=speculation, progress=progress, cancelled=cancelled
+        )
+        yield from pieces(engine, sequence)
+    return sequence.output
 
 
 class Stream(Iterator[str]):

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Executable
-from cortiq.engine.engine import Engine, pieces
-from cortiq.engine.line import EngineOptions
+from cortiq.engine.drafting import Speculation
 from cortiq.engine.output import Output
 from cortiq.errors import RequestError
 from cortiq.ir import Program
@@ -21,9 +20,10 @@ from cortiq.options import GenerateOptions, LoadOptions, ScoreOptions, resolve
 from cortiq.receipts.record import Receipt, receipt_of
 from cortiq.receipts.replay import Verification, verify_on
 from cortiq.runtime.chat import Message, chat_ids
+from cortiq.runtime.drafts import Drafts
 from cortiq.runtime.fingerprint import drawing_facts, fingerprint, model_facts
-from cortiq.runtime.generate import Generation, Identity, Stream, note_of
-from cortiq.runtime.request import Request, id_list, make_request, with_seed
+from cortiq.runtime.generate import Generation, Identity, Stream, note_of, steps
+from cortiq.runtime.request import Masks, Request, id_list, make_request, with_seed
 from cortiq.runtime.score import Score, logits_of, score_ids
 from cortiq.runtime.sequence import Progress
 from cortiq.runtime.source import Source
@@ -62,7 +62,7 @@ class Model:
         self.tokenizer: Tokenizer = source.tokenizer
         self.backend, self.device, self.options = backend, device, options
         self.load_seconds = 0.0
-        self._source = source
+        self._source, self._drafts = source, Drafts(self)
         self._busy = threading.Lock()
         self._closed = False
 
@@ -105,6 +105,7 @@ class Model:
         on_text: Callable[[str], bool | None] | None = None,
         cancel: threading.Event | None = None,
         progress: Progress | None = None,
+        masks: Masks | None = None,
         **options: Any,
     ) -> Generation:
         """Generate from a raw text (the tokenizer's BOS, no template) or from token ids.
@@ -114,6 +115,7 @@ class Model:
         on_text : called with every piece of text as soon as it is certain; returning False cancels.
         cancel : ends the generation before its next step when it is set.
         progress : called with the prompt rows done and in all.
+        masks : says which ids may come next (`runtime.request.Masks`).
         options : fields of `cortiq.GenerateOptions`; `help(cortiq.GenerateOptions)` lists them.
 
         Raises
@@ -122,7 +124,8 @@ class Model:
         SequenceFailedError : a value left the contract's domain.
         """
         cancel = cancel or threading.Event()
-        with self.stream(prompt, cancel=cancel, progress=progress, **options) as stream:
+        options |= {"progress": progress, "masks": masks}
+        with self.stream(prompt, cancel=cancel, **options) as stream:
             for piece in stream:
                 if on_text is not None and on_text(piece) is False:
                     cancel.set()
@@ -134,38 +137,31 @@ class Model:
         *,
         cancel: threading.Event | None = None,
         progress: Progress | None = None,
+        masks: Masks | None = None,
         **options: Any,
     ) -> Stream:
-        """The text of `generate` piece by piece; errors of the request are raised here.
-
-        Parameters
-        ----------
-        cancel, progress, options : as for `generate`; `help(cortiq.GenerateOptions)`.
-        """
+        """The text of `generate` piece by piece; errors of the request are raised here."""
         chosen = with_seed(resolve(GenerateOptions, options))
         if chosen.stop and self.tokenizer.absent:
             raise self.tokenizer.absent
         ids, longest = self.ids(prompt), self._source.longest
-        request = make_request(ids, chosen, self.program, self.eos_ids, longest)
-        cancel = cancel or threading.Event()
-        return Stream(self._steps(request, chosen, cancel, progress), cancel)
+        request = make_request(ids, chosen, self.program, self.eos_ids, longest, masks)
+        drafted, cancel = self._drafts.speculation(chosen), cancel or threading.Event()
+        return Stream(self._steps(request, chosen, drafted, cancel.is_set, progress), cancel)
 
     def _steps(
         self,
         request: Request,
         options: GenerateOptions,
-        cancel: threading.Event,
+        drafted: Speculation | None,
+        cancelled: Callable[[], bool],
         progress: Progress | None,
     ) -> Generator[str, None, Generation]:
         with self._working():
             stats = Statistics(self.load_seconds, len(request.prompt))
-            bounds = EngineOptions(batch_rows=max(request.chunk_rows, EngineOptions.batch_rows))
-            with Engine(self.executable, self.tokenizer, options=bounds) as engine:
-                sequence = engine.submit(
-                    request, stats=stats, progress=progress, cancelled=cancel.is_set
-                )
-                yield from pieces(engine, sequence)
-        return self._generation(request, options, sequence.output, stats)
+            on = self.executable, self.tokenizer
+            output = yield from steps(*on, request, stats, drafted, progress, cancelled)
+        return self._generation(request, options, output, stats)
 
     def _generation(
         self, request: Request, options: GenerateOptions, output: Output, stats: Statistics
@@ -290,6 +286,7 @@ class Model:
         """Free weights, sequences and files; the model is unusable afterwards."""
         if not self._closed:
             self._closed = True
+            self._drafts.close()
             self.executable.close()
             self._source.close()
 

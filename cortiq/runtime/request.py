@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
@@ -14,11 +14,20 @@ from cortiq.backend import Argmax, Digest, Draw, Named, Want
 from cortiq.engine.roles import Mark
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
+from cortiq.numerics.masks import Mask
 from cortiq.numerics.sampling import Sampling
 from cortiq.options import GenerateOptions
 
 SEED_BITS = 32
 """Bits of a seed that nobody gave: enough to differ, few enough to type in again."""
+
+
+Masks = Callable[[Sequence[int]], Mask | None]
+"""From the ids so far, prompt and drafted ones included, to the mask of the next; None allows all.
+
+It is asked for every row, in any order, and some rows come to nothing: it must depend on the ids
+alone. It is never asked about ids that an earlier mask of its own excluded, prompts aside.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,7 @@ class Request:
     embeddings : float32 [prompt, width] fed in place of the prompt's embeddings; ids are then only
         labels, and nothing is reused for such a prompt or of it.
     marks : prompt positions worth keeping the sequence's state at, for later prompts.
+    masks : which ids may follow a text (`Masks`).
     """
 
     prompt: tuple[int, ...]
@@ -59,6 +69,7 @@ class Request:
     loop_tokens: int = 0
     embeddings: npt.NDArray[np.float32] | None = field(default=None, compare=False)
     marks: tuple[Mark, ...] = ()
+    masks: Masks | None = None
 
     @property
     def want(self) -> Want:
@@ -67,7 +78,13 @@ class Request:
 
     def want_at(self, history: Sequence[int]) -> Want:
         """What brings the token after these ids, drafted ones among them."""
-        return self.want
+        mask = self.masks(history) if self.masks else None
+        return self.want if mask is None else Draw(self.sampling, self.choice, mask)
+
+    def allows(self, history: Sequence[int], token: int) -> bool:
+        """Whether a token may follow these ids: what a mask excludes is never drawn."""
+        mask = self.masks(history) if self.masks else None
+        return mask is None or bool(mask[token // 8] >> token % 8 & 1)
 
     @property
     def facts(self) -> tuple[Want, ...]:
@@ -145,12 +162,14 @@ def make_request(
     program: Program,
     eos_ids: Iterable[int],
     longest: int = 0,
+    masks: Masks | None = None,
 ) -> Request:
     """Check a prompt and its options against the program.
 
     Parameters
     ----------
     longest : context the model can be loaded with, for the hint.
+    masks : which ids may follow a text.
 
     Raises
     ------
@@ -188,6 +207,7 @@ def make_request(
         trace=options.trace,
         calibration=options.calibration,
         loop_tokens=options.loop_tokens,
+        masks=masks,
     )
 
 

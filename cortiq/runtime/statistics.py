@@ -63,7 +63,8 @@ class Statistics:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: counts, seconds, tokens per second, peak memory in bytes, and drafting."""
-        drafting = {"drafting": self.drafts.as_dict()} if self.drafts.drafters else {}
+        drafted = self.drafts.drafters or self.drafts.error
+        drafting = {"drafting": self.drafts.as_dict()} if drafted else {}
         return drafting | {
             "load_seconds": round(self.load_seconds, 4),
             "prompt_tokens": self.prompt_tokens,

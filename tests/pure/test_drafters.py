@@ -29,13 +29,13 @@ SAMPLINGS = {
 
 @pytest.fixture(scope="module", params=["tiny-llama", "tiny-lfm2"])
 def target(request):
-    with cortiq.load(f"synthetic:{request.param}", backend="cpu") as model:
+    with cortiq.load(f"synthetic:{request.param}", backend="cpu", threads=1) as model:
         yield model.executable
 
 
 @pytest.fixture(scope="module")
 def other():
-    with cortiq.load("synthetic:tiny-llama?seed=5", backend="cpu") as model:
+    with cortiq.load("synthetic:tiny-llama?seed=5", backend="cpu", threads=1) as model:
         yield model.executable
 
 
@@ -141,7 +141,7 @@ def test_draft_model_stops_at_its_limit(target):
 
 def test_draft_model_of_another_vocabulary_is_refused(target):
     with (
-        cortiq.load("synthetic:tiny-mimo", backend="cpu") as mimo,
+        cortiq.load("synthetic:tiny-mimo", backend="cpu", threads=1) as mimo,
         pytest.raises(RequestError, match="the draft model has 64 tokens, the model 320"),
     ):
         ModelDrafter(mimo.executable).open(Task((1,), 9, asking(None), target, lambda: None))

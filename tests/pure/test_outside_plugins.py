@@ -201,3 +201,17 @@ def write_llama(folder: Path, model_type: str) -> None:
         "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_a_drafter_from_outside_changes_nothing_but_the_statistics(
+    site: Path, expected: dict
+) -> None:
+    drafting = ("--backend", "reference", "--draft", "constant:7", "--draft-depth", "3")
+    made = printed(cortiq(site, *GENERATE, *drafting))
+    assert made["token_ids"] == expected["token_ids"] and made["digest"] == expected["digest"]
+    told = made["stats"]["drafting"]["drafters"]["constant"]
+    assert told["rounds"] > 0 and told["drafted"] >= told["accepted"]
+    refused = cortiq(site, *GENERATE, "--draft", "nothing")
+    assert refused.returncode == 2
+    assert "there is no drafter 'nothing'" in refused.stderr
+    assert "off, auto, lookup, model:PATH, constant:TOKEN" in refused.stderr

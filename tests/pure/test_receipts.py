@@ -259,7 +259,7 @@ def test_what_is_stated_names_every_part_and_its_sources(receipt):
 
 def test_options_that_change_no_bit_are_no_part_of_a_claim():
     assert set(RECORDED) == set(vars(GenerateOptions())) - {
-        "chunk_rows", "confidence", "calibration", "trace",
+        "chunk_rows", "confidence", "calibration", "trace", "draft", "draft_depth",
     }  # fmt: skip
 
 

@@ -11,9 +11,13 @@ from collections.abc import Sequence
 from cortiq.backend import Want
 from cortiq.engine.drafters.ngrams import GRAM, NgramIndex
 from cortiq.engine.drafting import NOTHING, Draft, RowResult, Task
+from cortiq.engine.policy.adaptive import Limits
 
 RAMP = 3
 """Ids drafted for every id that agrees beyond the shortest match: short ones are coincidences."""
+
+LIMITS = Limits(start=7, deepest=15, hold=(0.6, 0.9, 0.95, 0.97))
+"""A copy that goes on mostly keeps going on; the first id after a short match is doubtful."""
 
 
 def trusted(length: int, count: int) -> int:

@@ -1,0 +1,128 @@
+"""Drafters by name: what `--draft NAME` or `--draft NAME:ARGUMENT` makes, ours and plugins'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cortiq.backend import Executable
+from cortiq.engine.drafters.combined import EXTRA, CombinedDrafter, WithExtra
+from cortiq.engine.drafters.lookup import LIMITS as LOOKUP_LIMITS
+from cortiq.engine.drafters.lookup import LookupDrafter
+from cortiq.engine.drafters.model import ModelDrafter
+from cortiq.engine.drafting import DepthPolicy, Drafter, FixedDepth, Speculation
+from cortiq.engine.policy.adaptive import Learning, Limits
+from cortiq.errors import RequestError, shown
+
+OFF, AUTO = "off", "auto"
+RESERVED = frozenset({OFF, AUTO})
+DEFAULT_LIMITS = Limits()
+Policies = Callable[[int], DepthPolicy]
+
+
+class Target(Protocol):
+    """The model that is drafted for, as drafters see it."""
+
+    @property
+    def executable(self) -> Executable:
+        """What computes it; `executable.program` are its graphs."""
+        ...
+
+    def draft_model(self, name: str) -> Executable:
+        """Another model, opened on the same backend and closed with this one.
+
+        Raises
+        ------
+        CortiqError : there is none of this name, or its tokens are others.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class DrafterKind:
+    """A way to draft that a user can name; what the hook `cortiq_drafters` brings.
+
+    Attributes
+    ----------
+    name : as in `--draft NAME`.
+    summary : one line for people.
+    make : the drafter for a model; its second argument is what stood behind the colon.
+    argument : how help names that argument; empty for kinds that take none.
+    limits : between what depth moves where the user gives none.
+    extra : depth on top of it that a lookup behind the chain may use (`CombinedDrafter`).
+    """
+
+    name: str
+    summary: str
+    make: Callable[[Target, str], Drafter]
+    argument: str = ""
+    limits: Limits = DEFAULT_LIMITS
+    extra: int = 0
+
+    def policies(self, depth: int | None) -> Policies:
+        """Makes the policy of each sequence: always this depth, or one that learns and rests."""
+        if depth is not None:
+            return lambda prompt_tokens: FixedDepth(depth)
+        learning = Learning(self.limits)
+        if not self.extra:
+            return learning
+        return lambda prompt_tokens: WithExtra(learning(prompt_tokens), self.extra)
+
+
+def _lookup(target: Target, argument: str) -> Drafter:
+    return LookupDrafter()
+
+
+def _model(target: Target, argument: str) -> Drafter:
+    return CombinedDrafter(ModelDrafter(target.draft_model(argument)))
+
+
+LOOKUP = DrafterKind(
+    "lookup", "copies what followed the last tokens before", _lookup, limits=LOOKUP_LIMITS
+)
+MODEL = DrafterKind(
+    "model", "a smaller model of the same tokens, and lookups", _model, "PATH", extra=EXTRA
+)
+OWN: Mapping[str, DrafterKind] = {kind.name: kind for kind in (LOOKUP, MODEL)}
+
+
+def find_kind(draft: str, others: Sequence[DrafterKind] = ()) -> tuple[DrafterKind, str] | None:
+    """The kind that a `--draft` names and its argument; None for `off`.
+
+    Parameters
+    ----------
+    others : kinds that plugins bring.
+
+    Raises
+    ------
+    RequestError : there is no such kind, or it takes an argument that is missing, or none.
+    """
+    name, colon, argument = draft.partition(":")
+    if draft == OFF:
+        return None
+    kinds = {**OWN, **{kind.name: kind for kind in others}}
+    kind = LOOKUP if draft == AUTO else kinds.get(name)
+    if kind is None:
+        raise RequestError(
+            f"there is no drafter {shown(name)}",
+            where="draft",
+            hint=", ".join([OFF, AUTO, *map(usage, kinds.values())]),
+        )
+    if bool(kind.argument) != bool(argument) or (colon and not argument):
+        raise RequestError(
+            f"the drafter {kind.name} takes {'an' if kind.argument else 'no'} argument",
+            where="draft",
+            hint=usage(kind),
+        )
+    return kind, argument
+
+
+def usage(kind: DrafterKind) -> str:
+    """How a kind is named, its argument included."""
+    return f"{kind.name}:{kind.argument}" if kind.argument else kind.name
+
+
+def speculation(kind: DrafterKind, argument: str, depth: int | None, target: Target) -> Speculation:
+    """How sequences of a model are drafted for."""
+    return Speculation(kind.make(target, argument), kind.policies(depth))

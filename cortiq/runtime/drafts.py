@@ -1,0 +1,96 @@
+"""The drafters of one model: made when they are first asked for, kept with what they learnt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cortiq.backend import Executable
+from cortiq.engine.drafters.kinds import OFF, find_kind, speculation
+from cortiq.engine.drafters.model import check_vocabularies
+from cortiq.engine.drafting import Speculation
+from cortiq.errors import RequestError
+from cortiq.options import GenerateOptions
+from cortiq.plugins import default_plugins
+from cortiq.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from cortiq.runtime.model import Model
+
+
+class Drafts:
+    """What drafts for a model; closes the draft models it opened."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._opened: dict[str, Model] = {}
+        self._made: dict[tuple[str, int | None], Speculation] = {}
+
+    @property
+    def executable(self) -> Executable:
+        """What computes the model that is drafted for."""
+        return self._model.executable
+
+    def speculation(self, options: GenerateOptions) -> Speculation | None:
+        """How a generation with these options is drafted for; None for not at all.
+
+        Raises
+        ------
+        RequestError : the drafter is unknown, or cannot draft for this model.
+        """
+        key = options.draft, options.draft_depth
+        if key not in self._made:
+            found = find_kind(options.draft, default_plugins().drafters)
+            if found is None:
+                _check_no_depth(options)
+                return None
+            self._made[key] = speculation(*found, options.draft_depth, self)
+        return self._made[key]
+
+    def draft_model(self, name: str) -> Executable:
+        """Another model on the same backend, whose ids mean the same text."""
+        if name not in self._opened:
+            self._opened[name] = self._open(name)
+        return self._opened[name].executable
+
+    def _open(self, name: str) -> Model:
+        from cortiq.runtime.load import load
+
+        model = self._model
+        threads = model.options.threads
+        opened = load(name, backend=model.backend, device=model.device, threads=threads)
+        try:
+            check_vocabularies(opened.executable, model.executable)
+            _check_texts(opened.tokenizer, model.tokenizer)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+    def close(self) -> None:
+        """Close the draft models."""
+        for model in self._opened.values():
+            model.close()
+        self._opened, self._made = {}, {}
+
+
+def _check_no_depth(options: GenerateOptions) -> None:
+    if options.draft_depth is not None:
+        raise RequestError(
+            "a draft depth without a drafter",
+            where="draft_depth",
+            hint=f"draft is {OFF}; auto or lookup draft without another model",
+        )
+
+
+def _check_texts(draft: Tokenizer, target: Tokenizer) -> None:
+    """Refuse a draft model some of whose ids stand for another text."""
+    if draft.absent or target.absent:
+        return
+    for token in range(min(draft.vocab_size, target.vocab_size)):
+        ours, theirs = target.token_bytes(token), draft.token_bytes(token)
+        if ours != theirs:
+            raise RequestError(
+                f"the draft model's token {token} is {theirs!r}, the model's is {ours!r}",
+                where="draft",
+                hint="draft with a model of the same family and tokenizer",
+            )

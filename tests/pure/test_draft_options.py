@@ -1,0 +1,180 @@
+"""`draft` and `draft_depth` of a generation, masks, and the hook `cortiq_drafters`."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from scripted import scripted_model
+
+import cortiq
+from cortiq.cli.generate import draft_lines
+from cortiq.engine.drafters.kinds import DrafterKind, find_kind
+from cortiq.engine.drafters.scripted import ScriptedDrafter
+from cortiq.errors import ModelNotFoundError, OptionError, RequestError
+from cortiq.numerics.masks import mask_of
+from cortiq.plugins import load_plugins
+
+PROMPT = "to be or not to be, to be or not "
+SAMPLED = {"temperature": 0.9, "seed": 4, "repetition_penalty": 1.1}
+
+
+@pytest.fixture(scope="module", params=["tiny-llama", "tiny-lfm2", "tiny-mimo"])
+def model(request):
+    with cortiq.load(f"synthetic:{request.param}", backend="cpu", threads=1) as opened:
+        yield opened
+
+
+def prompt_for(model):
+    size = model.program.trunk.values["logits"].shape[0]
+    return [3, 7, 9, 11, 3, 7, 9] if size < 256 else PROMPT
+
+
+@pytest.mark.parametrize("options", [{}, SAMPLED])
+@pytest.mark.parametrize("depth", [None, 1, 5])
+def test_no_drafter_changes_a_token(model, options, depth):
+    told = {"max_tokens": 40, "ignore_eos": True, **options}
+    plain = model.generate(prompt_for(model), **told)
+    for draft in ("lookup", "auto", f"model:{model.name}"):
+        made = model.generate(prompt_for(model), draft=draft, draft_depth=depth, **told)
+        assert (made.token_ids, made.digest, made.text) == (
+            plain.token_ids, plain.digest, plain.text,
+        )  # fmt: skip
+        assert made.fingerprint == plain.fingerprint
+    drafted = made.stats.drafts
+    assert drafted.accepted == drafted.drafters["model+lookup"].accepted > 0
+    assert "model+lookup" in "".join(draft_lines(drafted.as_dict()))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"draft": "nothing"}, "there is no drafter 'nothing'"),
+        ({"draft": "model"}, "the drafter model takes an argument"),
+        ({"draft": "model:"}, "the drafter model takes an argument"),
+        ({"draft": "lookup:4"}, "the drafter lookup takes no argument"),
+        ({"draft_depth": 4}, "a draft depth without a drafter"),
+        ({"draft": "model:synthetic:tiny-mimo"}, "the draft model has 64 tokens, the model 320"),
+    ],
+)
+def test_a_drafter_that_cannot_be_is_a_sentence(options, sentence):
+    with (
+        cortiq.load("synthetic:tiny-llama", backend="cpu", threads=1) as opened,
+        pytest.raises(RequestError, match=sentence),
+    ):
+        opened.generate("text", **options)
+
+
+def test_depth_is_checked_and_a_missing_draft_model_named():
+    with cortiq.load("synthetic:tiny-llama", backend="cpu", threads=1) as opened:
+        for depth in (0, 65, 2.5):
+            with pytest.raises(OptionError, match="draft_depth must be an integer"):
+                opened.generate("text", draft="lookup", draft_depth=depth)
+        with pytest.raises(ModelNotFoundError, match="nowhere"):
+            opened.generate("text", draft="model:nowhere")
+
+
+def test_models_whose_ids_stand_for_other_texts_don_t_draft_for_each_other(monkeypatch):
+    from cortiq.tokenizer.tokenizer import Tokenizer
+
+    with cortiq.load("synthetic:tiny-llama", backend="cpu", threads=1) as opened:
+        monkeypatch.setattr(
+            opened.tokenizer, "token_bytes", lambda i: b"?" if i == 65 else bytes([i % 256])
+        )
+        monkeypatch.setattr(Tokenizer, "token_bytes", lambda self, i: bytes([i % 256]))
+        with pytest.raises(RequestError, match="the draft model's token 65 is b'A', the model's"):
+            opened.generate("text", draft="model:synthetic:tiny-llama?seed=3")
+
+
+def even_then_odd(ids):
+    """A grammar: the ids' parity alternates, but for multiples of 10, which may stand anywhere."""
+    wanted = 1 - ids[-1] % 2
+    return mask_of([i for i in range(64) if i % 2 == wanted or i % 10 == 0], 64)
+
+
+@pytest.mark.parametrize("options", [{}, SAMPLED])
+def test_masks_hold_for_drafted_rows_with_their_own_history(options):
+    with cortiq.load("synthetic:tiny-mimo", backend="cpu", threads=1) as opened:
+        told = {"max_tokens": 60, "masks": even_then_odd, **options}
+        plain = opened.generate([3, 4, 3, 4, 3, 4], **told)
+        assert opened.generate([3, 4, 3, 4, 3, 4], max_tokens=60).token_ids != plain.token_ids
+        before = 4
+        for token in plain.token_ids:
+            assert (token - before) % 2 or token % 10 == 0
+            before = token
+        for draft in ("lookup", "model:synthetic:tiny-mimo", "model:synthetic:tiny-mimo?seed=2"):
+            made = opened.generate([3, 4, 3, 4, 3, 4], draft=draft, draft_depth=4, **told)
+            assert made.token_ids == plain.token_ids and made.digest == plain.digest
+            assert made.stats.drafts.drafted > 0 or draft == "lookup"
+
+
+def test_masks_are_never_asked_about_ids_they_excluded():
+    """A grammar has no state for a text it forbids."""
+
+    def strict(ids):
+        for before, token in pairwise(ids[2:]):
+            assert (token - before) % 2, ids
+        wanted = 1 - ids[-1] % 2
+        return mask_of(range(wanted, 64, 2), 64)
+
+    from cortiq.engine.drafting import FixedDepth, Speculation
+    from cortiq.engine.engine import Engine
+    from cortiq.options import GenerateOptions
+    from cortiq.runtime.request import make_request
+
+    with cortiq.load("synthetic:tiny-mimo", backend="cpu", threads=1) as opened:
+        options = GenerateOptions(max_tokens=30, seed=0)
+        request = make_request([5, 5, 4], options, opened.program, (), masks=strict)
+        drafter = ScriptedDrafter(lambda ids, count: [ids[-1] + 1, ids[-1], 3, 3][:count])
+        with Engine(opened.executable, opened.tokenizer) as engine:
+            sequence = engine.submit(
+                request, speculation=Speculation(drafter, lambda tokens: FixedDepth(4))
+            )
+            engine.run()
+        assert sequence.error is None and sequence.generated == 30
+
+
+def test_a_mask_that_allows_nothing_is_an_error_that_says_so():
+    with (
+        cortiq.load("synthetic:tiny-mimo", backend="cpu", threads=1) as opened,
+        pytest.raises(cortiq.CortiqError, match="a mask that allows none of the 64 tokens"),
+    ):
+        opened.generate([1], masks=lambda ids: bytes(8))
+    with pytest.raises(RequestError, match="cannot hold the embeddings or masks"):
+        scripted_model("abc").generate("ab", masks=lambda ids: None).receipt()
+
+
+PLUGIN = """
+from cortiq.engine.drafters.kinds import DrafterKind
+from cortiq.hookspecs import hookimpl
+
+@hookimpl
+def cortiq_drafters():
+    return {returned}
+"""
+
+
+@pytest.mark.parametrize(
+    ("returned", "sentence"),
+    [
+        ("[1]", "cortiq_drafters returned an object of type int, not DrafterKinds"),
+        ("[DrafterKind('lookup', '', None)]", "brings the drafter 'lookup', which cortiq has"),
+        ("[DrafterKind('off', '', None)]", "brings the drafter 'off', which cortiq has itself"),
+        ("[DrafterKind('a b', '', None)]", "'a b' cannot be the name of a drafter"),
+        ("None", "cortiq_drafters returned None; it returns a list"),
+    ],
+)
+def test_a_plugin_that_brings_no_drafter_is_a_sentence(tmp_path, returned, sentence):
+    file = tmp_path / "broken.py"
+    file.write_text(PLUGIN.format(returned=returned))
+    plugins = load_plugins(entry_points=[], files=[file])
+    assert sentence in plugins.problems[0].sentence
+    assert not plugins.drafters
+
+
+def test_a_plugin_s_drafter_is_found_by_its_name(tmp_path):
+    file = tmp_path / "good.py"
+    file.write_text(PLUGIN.format(returned="[DrafterKind('mine', 'a test', None, 'N')]"))
+    found = load_plugins(entry_points=[], files=[file]).drafters
+    assert find_kind("mine:3", found) == (DrafterKind("mine", "a test", None, "N"), "3")
+    assert find_kind("off", found) is None
