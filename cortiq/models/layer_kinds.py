@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from cortiq.errors import FormatError
+from cortiq.models.config import BaseConfig
+from cortiq.models.rope import rope_table
+from cortiq.numerics.rope import RopeTable
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 
@@ -40,3 +45,32 @@ def windows(values: Sequence[str] | None, count: int, window: int | None) -> tup
         message = f"layer_types has {LOCAL}, but no sliding_window is given or in use"
         raise FormatError(message, where="config")
     return tuple(window if kind == LOCAL else None for kind in kinds)
+
+
+def sparse_layers(values: Sequence[str] | None, count: int) -> tuple[bool, ...]:
+    """Which layers of `mlp_layer_types` have experts; `FormatError` as `layer_list`."""
+    kinds = layer_list(values, count, ("dense", "sparse"), "mlp_layer_types")
+    return tuple(kind == "sparse" for kind in kinds)
+
+
+def layer_ropes(
+    config: BaseConfig, context: int, defaults: Mapping[str, Mapping[str, Any]]
+) -> dict[str, RopeTable]:
+    """The rotary table of every kind of layer, for families whose kinds always differ.
+
+    Parameters
+    ----------
+    defaults : parameters of each kind that the file may leave out.
+
+    Raises
+    ------
+    FormatError : rope parameters that are not by kind.
+    """
+    given = config.rope_parameters
+    nothing = {"rope_type": "default", "rope_theta": config.default_theta}
+    if set(given) - set(defaults) and given != nothing:
+        message = f"rope parameters are not by layer type: {sorted(given)}"
+        raise FormatError(message, where="config", hint=f"there are {' and '.join(defaults)}")
+    entries = {kind: {**start, **given.get(kind, {})} for kind, start in defaults.items()}
+    whole = replace(config, rope_parameters=entries)
+    return {kind: rope_table(whole, context, kind) for kind in entries}

@@ -45,10 +45,12 @@ class Names:
     ----------
     gguf : entries that replace or extend `GGUF_TENSORS`.
     fused : tensors that hold several weights, for files that have them in place of those.
+    unread : regular expression of tensors that the graph never needs.
     """
 
     gguf: Mapping[str, str] = field(default_factory=dict)
     fused: tuple[Fused, ...] = ()
+    unread: str = ""
 
     def in_gguf(self, name: str) -> str:
         """GGUF's name of a canonical one: `model.layers.3.mlp.up_proj.weight` is `blk.3.ffn_up`…

@@ -34,6 +34,9 @@ OWN = (
     "deepseek_v3",
     "lfm2_moe",
     "gpt_oss",
+    "mimo_v2_flash",
+    "laguna",
+    "minimax_m3_vl",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from types import ModuleType
@@ -16,6 +17,8 @@ from cortiq.models.parts import HEAD, TABLE
 from cortiq.models.pieces import Piece, fused_of, piece_of
 from cortiq.models.registry import Checkpoint, place
 
+LAYER_NAME = re.compile(r"model\.layers\.(\d{1,9})\.")
+
 
 def find_tensors(
     program: Program, checkpoint: Checkpoint, family: ModuleType, config: BaseConfig
@@ -27,7 +30,7 @@ def find_tensors(
     }
     wanted = {piece.tensor: piece for pieces in places.values() for piece in pieces}
     problems = [p for piece in wanted.values() for p in _tensor_problems(piece, checkpoint)]
-    problems += _left_over(places, checkpoint, config)
+    problems += _left_over(places, checkpoint, config, family.NAMES)
     problems += _untied(checkpoint, config)
     if problems:
         lines = "\n  ".join(problems)
@@ -92,7 +95,10 @@ def _tensor_problems(piece: Piece, checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _left_over(
-    places: Mapping[str, Sequence[Piece]], checkpoint: Checkpoint, config: BaseConfig
+    places: Mapping[str, Sequence[Piece]],
+    checkpoint: Checkpoint,
+    config: BaseConfig,
+    names: Names,
 ) -> Iterator[str]:
     used = {piece.tensor for pieces in places.values() for piece in pieces}
     if config.tie_word_embeddings:
@@ -100,8 +106,21 @@ def _left_over(
     if config.source == "gguf":
         used |= ROPE_TENSORS.get(config.rope_parameters.get("rope_type", ""), frozenset())
     for tensor in checkpoint.tensor_names:
-        if tensor not in used and not IGNORED.fullmatch(tensor):
+        unread = IGNORED.fullmatch(tensor) or re.fullmatch(names.unread, tensor)
+        if tensor not in used and not unread and not _of_draft_head(tensor, checkpoint, config):
             yield f"{tensor} belongs to nothing in the graph"
+
+
+def _of_draft_head(tensor: str, checkpoint: Checkpoint, config: BaseConfig) -> bool:
+    """Whether a tensor belongs to a layer after the trunk's that drafts tokens: one with the
+    matrix that joins an embedding and a hidden state.
+    """
+    layer = LAYER_NAME.match(tensor)
+    drafts = int(getattr(config, "num_nextn_predict_layers", 0) or 0)
+    first = config.num_hidden_layers
+    if layer is None or not first <= int(layer[1]) < first + drafts:
+        return False
+    return f"{layer[0]}eh_proj.weight" in checkpoint
 
 
 def _untied(checkpoint: Checkpoint, config: BaseConfig) -> Iterator[str]:

@@ -62,6 +62,7 @@ class Family:
         `switched` if the first key is a switch, else of `wide`. `...` deletes a key; dots reach
         inside.
     sizes : more options whose values the tensors' shapes give: any other contradicts them.
+    unread : usual sizes that nothing in a file depends on.
     base : options of all geometries, over the common ones; `...` leaves one out.
     shapes : options by geometry, over everything else.
     refused : configurations that are refused, with the words of the error.
@@ -78,6 +79,7 @@ class Family:
     switches: Mapping[str, Any]
     moves: Sequence[Mapping[str, Any]]
     sizes: Sequence[str] = ()
+    unread: Sequence[str] = ()
     base: Mapping[str, Any] = field(default_factory=dict)
     shapes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     refused: Sequence[tuple[Mapping[str, Any], str]] = ()

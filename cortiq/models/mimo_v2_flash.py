@@ -1,0 +1,114 @@
+"""MiMo V2 Flash: narrow values; windowed layers with sinks and twice the KV heads; experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cortiq.ir import Program
+from cortiq.ir.layers import Attention, MoE
+from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.layer_kinds import GLOBAL, LOCAL, layer_ropes, sparse_layers, windows
+from cortiq.models.names import Names
+from cortiq.models.parts import ATTENTION, MOE, Decoder, activation, attention, gated_mlp
+from cortiq.numerics.rope import RopeTable
+from cortiq.numerics.route import Router
+
+ARCHITECTURES = ("mimo_v2_flash",)
+GGUF: tuple[str, ...] = ()
+KEYS = Keys()
+NAMES = Names()
+TENSORS: Mapping[str, str] = {**ATTENTION, "sinks": "attention_sink_bias"}
+FLOOR = 1e-20
+"""Added to the sum that weights are divided by."""
+TURNED = 0.334
+"""Share of a head that is rotated where the file does not say."""
+ROPE: Mapping[str, Mapping[str, Any]] = {
+    GLOBAL: {"rope_theta": 5000000.0, "partial_rotary_factor": TURNED},
+    LOCAL: {"rope_theta": 10000.0, "partial_rotary_factor": TURNED},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(BaseConfig):
+    """Fields of `MiMoV2FlashConfig`; `num_key_value_heads` is that of layers without a window."""
+
+    num_key_value_heads: int | None = 4
+    head_dim: int | None = 192
+    v_head_dim: int = 128
+    max_position_embeddings: int = 131072
+    rms_norm_eps: float = 1e-5
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    attention_value_scale: float | None = 0.707
+    sliding_window: int = 129
+    layer_types: tuple[str, ...] | None = None
+    mlp_layer_types: tuple[str, ...] | None = None
+    n_routed_experts: int = 256
+    num_experts_per_tok: int = 8
+    moe_intermediate_size: int = 2048
+    n_group: int = 1
+    topk_group: int = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float | None = 1.0
+
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of every layer: the first and every sixth see everything by default."""
+        layers, window = range(self.num_hidden_layers), self.sliding_window
+        if self.layer_types is None:
+            return tuple(window if n and (n + 1) % 6 else None for n in layers)
+        return windows(self.layer_types, len(layers), window)
+
+    def routed(self) -> tuple[bool, ...]:
+        """Which layers have experts: all but the first by default."""
+        layers = self.num_hidden_layers
+        return sparse_layers(self.mlp_layer_types or ("dense", *("sparse",) * (layers - 1)), layers)
+
+
+def mixer(config: Config, window: int | None, rope: RopeTable) -> Attention:
+    """A layer's attention."""
+    scale = config.attention_value_scale
+    heads = replace(config, num_key_value_heads=config.kv_heads * (2 if window else 1))
+    return attention(
+        heads, value_dim=config.v_head_dim, value_scale=1.0 if scale is None else scale, rope=rope,
+        window=window, sinks=window is not None, biased=config.attention_bias,
+    )  # fmt: skip
+
+
+def experts(config: Config) -> MoE:
+    """The experts of a layer that has them."""
+    router = Router(
+        config.num_experts_per_tok,
+        "sigmoid",
+        renormalise=config.norm_topk_prob,
+        denominator_floor=FLOOR,
+        routed_scaling=config.routed_scaling_factor or 1.0,
+        groups=config.n_group,
+        kept_groups=config.topk_group,
+        group_score="top2",
+    )
+    return MoE(
+        width=config.hidden_size,
+        inner=config.moe_intermediate_size,
+        experts=config.n_routed_experts,
+        router=router,
+        activation=activation(config.hidden_act),
+        selection_bias=True,
+    )
+
+
+def build(config: Config, context: int) -> Program:
+    """The trunk."""
+    decoder = Decoder(config, context, family="mimo_v2_flash", eps=config.rms_norm_eps)
+    ropes = layer_ropes(config, context, ROPE)
+    mlp, routed = gated_mlp(config, config.hidden_act), experts(config)
+    x = decoder.embed()
+    for n, (window, sparse) in enumerate(zip(config.windows(), config.routed(), strict=True)):
+        rope = ropes[LOCAL if window else GLOBAL]
+        x = decoder.mixer(x, n, mixer(config, window, rope), table=TENSORS)
+        if sparse:
+            x = decoder.feed_forward(x, n, routed, table=MOE)
+        else:
+            x = decoder.feed_forward(x, n, mlp)
+    return decoder.finish(x)

@@ -1,0 +1,125 @@
+"""Families whose layers differ in heads, windows, tables and experts: declarations."""
+
+from __future__ import annotations
+
+from family_harness import Family
+
+ROPE = "rope_parameters"
+LAYERS = ["full_attention", "sliding_attention", "full_attention"]
+USUAL = [{"rms_norm_eps": 0.021}, {"hidden_act": "gelu_pytorch_tanh"}]
+
+
+def by_kind(full, local, share):
+    """Rope parameters of both kinds of layers."""
+    return {
+        "full_attention": {"rope_type": "default", "rope_theta": full,
+                           "partial_rotary_factor": share},
+        "sliding_attention": {"rope_type": "default", "rope_theta": local,
+                              "partial_rotary_factor": share},
+    }  # fmt: skip
+
+
+MIMO = Family(
+    "mimo_v2_flash",
+    "MiMoV2FlashConfig",
+    base={
+        "sliding_window": 9, "v_head_dim": 6, "moe_intermediate_size": 24, "n_routed_experts": 4,
+        "num_experts_per_tok": 2, ROPE: by_kind(1e3, 300.0, 0.4),
+    },
+    shapes={
+        "wide": {
+            "num_key_value_heads": 2, "layer_types": LAYERS[:2],
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+        "switched": {
+            "num_key_value_heads": 3, "n_routed_experts": 6, "n_group": 3, "topk_group": 2,
+        },
+    },
+    switches={
+        "attention_bias": True, "attention_value_scale": None, "norm_topk_prob": False,
+        "routed_scaling_factor": 1.5, "tie_word_embeddings": True,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "mlp_layer_types": ["sparse", "sparse", "dense"], ROPE: by_kind(800.0, 500.0, 0.8),
+    },
+    moves=[
+        *USUAL, {"sliding_window": 10}, {"num_experts_per_tok": 3},
+        {"attention_value_scale": 0.8}, {"routed_scaling_factor": 1.6},
+        {"routed_scaling_factor": 1.5, "topk_group": 1},
+        {"routed_scaling_factor": 1.5, "topk_group": 1, "n_group": 1},
+        {f"{ROPE}.full_attention.rope_theta": 700.0},
+        {f"{ROPE}.sliding_attention.rope_theta": 400.0},
+        {f"{ROPE}.sliding_attention.partial_rotary_factor": 0.5},
+    ],
+    sizes=("v_head_dim", "moe_intermediate_size", "n_routed_experts"),
+)  # fmt: skip
+LAGUNA = Family(
+    "laguna",
+    "LagunaConfig",
+    base={
+        "sliding_window": 9, "moe_intermediate_size": 24, "num_experts": 4,
+        "num_experts_per_tok": 2, "shared_expert_intermediate_size": 20,
+        ROPE: by_kind(1e3, 300.0, 0.4),
+    },
+    shapes={
+        "wide": {
+            "num_key_value_heads": 2, "layer_types": LAYERS[:2],
+            "num_attention_heads_per_layer": [4, 6],
+        },
+        "switched": {"num_attention_heads_per_layer": [6, 3, 6]},
+    },
+    switches={
+        "attention_bias": True, "gating": "per-element", "moe_router_logit_softcapping": 1.5,
+        "moe_routed_scaling_factor": 1.5, "tie_word_embeddings": True,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "mlp_layer_types": ["sparse", "dense", "sparse"], ROPE: by_kind(800.0, 500.0, 0.8),
+    },
+    moves=[
+        *USUAL, {"sliding_window": 10}, {"num_experts_per_tok": 3},
+        {"moe_router_logit_softcapping": 1.4}, {"moe_routed_scaling_factor": 1.6},
+        {f"{ROPE}.full_attention.rope_theta": 700.0},
+        {f"{ROPE}.sliding_attention.rope_theta": 400.0},
+    ],
+    sizes=("moe_intermediate_size", "num_experts", "shared_expert_intermediate_size"),
+    unread=("num_attention_heads",),
+    elsewhere=frozenset({"num_attention_heads_per_layer"}),  # a list of sizes
+    refused=[({"moe_apply_router_weight_on_input": True}, "moe_apply_router_weight_on_input")],
+)  # fmt: skip
+HALF = {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.5}
+MINIMAX = Family(
+    "minimax_m3_vl",
+    "MiniMaxM3VLTextConfig",
+    base={
+        "num_local_experts": 4, "num_experts_per_tok": 2, "dense_intermediate_size": 56,
+        "intermediate_size": 24, "shared_intermediate_size": 20, "swiglu_limit": 1.5,
+        "rotary_dim": 10, ROPE: HALF,
+    },
+    shapes={
+        "wide": {"mlp_layer_types": ["dense", "sparse"]},
+        "odd": {
+            "mlp_layer_types": ["sparse", "dense", "sparse"], "rotary_dim": 6,
+            ROPE: HALF | {"partial_rotary_factor": 0.6},
+        },
+        "switched": {"rotary_dim": 8, ROPE: HALF | {"partial_rotary_factor": 1.0}},
+    },
+    switches={
+        "routed_scaling_factor": 1.5, "swiglu_alpha": 1.2, "tie_word_embeddings": True,
+        "mlp_layer_types": ["sparse", "sparse", "dense"],
+    },
+    moves=[
+        USUAL[0], {"num_experts_per_tok": 3}, {"routed_scaling_factor": 1.6},
+        {"swiglu_alpha": 1.3}, {"swiglu_limit": 1.6}, {f"{ROPE}.rope_theta": 900.0},
+        {"rotary_dim": 12, f"{ROPE}.partial_rotary_factor": 0.6},
+    ],
+    sizes=("dense_intermediate_size", "shared_intermediate_size", "num_local_experts",
+           "rotary_dim"),
+    # Sparse layers have a test of their own: test_sparse_layers.py.
+    elsewhere=frozenset({
+        "layer_types", "index_n_heads", "index_head_dim", "index_block_size",
+        "index_topk_blocks", "index_local_blocks",
+    }),
+    refused=[
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"layer_types": ["minimax_m3_sparse"] * 2, "index_block_size": 10}, "more than 160"),
+    ],
+)  # fmt: skip
+FAMILIES = [MIMO, LAGUNA, MINIMAX]
