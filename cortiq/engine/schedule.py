@@ -54,12 +54,11 @@ def shares(needs: Sequence[Need], budget: int) -> list[Share]:
     order = sorted(range(len(needs)), key=lambda i: needs[i].urgency)
     rows, depths = [0] * len(needs), [0] * len(needs)
     for i in (i for i in order if needs[i].decodes):
-        if needs[i].rows <= budget:
-            rows[i] = needs[i].rows
-            budget -= rows[i]
+        rows[i] = min(needs[i].rows, budget)
+        budget -= rows[i]
     prompts = [i for i in order if not needs[i].decodes]
     drafts = budget // 2 if prompts else budget
-    for i in (i for i in order if rows[i]):
+    for i in (i for i in order if rows[i] == needs[i].rows):
         depths[i] = min(needs[i].depth, drafts)
         drafts -= depths[i]
         budget -= depths[i]

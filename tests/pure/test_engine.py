@@ -214,6 +214,19 @@ def test_preempted_and_rewound_sequences_feed_again_what_they_lost():
     assert sum(one.stats.preempted for one in made) == 1
 
 
+def test_batches_smaller_than_a_replay_get_it_done():
+    on, wanted = executable(), request(prompt(1, 20), 30)
+    with engine(on, batch_rows=4) as mine:
+        made = mine.submit(wanted)
+        while made.generated < 20:
+            mine.step()
+        mine.preempt(made, 25)
+        for _ in range(40):
+            mine.step()
+        assert made.done
+    assert facts(made) == alone(on, wanted)
+
+
 def test_more_urgent_request_takes_the_memory_of_one_that_is_less_so():
     on = executable(memory_limit=executable().state_bytes(64) + 1000)
     with engine(on) as mine:
@@ -298,6 +311,9 @@ def test_rows_go_to_decoding_sequences_first_then_to_drafts_and_prompts():
     ]  # fmt: skip
     assert shares([*decoding, *prompts], 2) == [Share(1), Share(1), Share(), Share(), Share()]
     assert shares([*prompts], 256) == [Share(64), Share(5)]
+    replay = Need(20, 64, True, 4, (0, 0))
+    assert shares([replay, decoding[1]], 8) == [Share(8), Share()]
+    assert shares([replay], 22) == [Share(20, 2)]
 
 
 def test_nobody_waits_for_ever():
