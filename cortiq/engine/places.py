@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Several
 
 from cortiq.backend import Executable, State
-from cortiq.engine.prefixes import PrefixCache
+from cortiq.engine.prefixes import PrefixCache, copy_of
 from cortiq.engine.roles import Role
 from cortiq.engine.sequence import Sequence
 from cortiq.errors import RequestError
@@ -72,7 +72,9 @@ class Places:
         ids = sequence.ids[: sequence.fed]
         if not self.prefixes.has(ids):
             with blamed_on(names_of(self.executable)):
-                sequence.stats.evicted += self.prefixes.put(ids, sequence.state.fork(), mark.role)
+                state = copy_of(sequence.state)
+                if state is not None:
+                    sequence.stats.evicted += self.prefixes.put(ids, state, mark.role)
 
     def retire(self, sequence: Sequence, role: Role) -> None:
         """Keep the state of a sequence that has none any more, or free it."""

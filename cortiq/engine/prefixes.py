@@ -15,6 +15,7 @@ from cortiq.engine.keys import RollingKey
 from cortiq.engine.roles import Role
 from cortiq.engine.sequence import Sequence
 from cortiq.engine.tree import Node, Tree, common
+from cortiq.errors import RequestError
 from cortiq.ir import KVRows
 
 LEAST = 8
@@ -48,6 +49,14 @@ class _Candidate:
     whole: bool
     kept: Kept | None = None
     running: Sequence | None = None
+
+
+def copy_of(state: State) -> State | None:
+    """A fork, or None where there is no memory for one."""
+    try:
+        return state.fork()
+    except RequestError:
+        return None
 
 
 class PrefixCache:
@@ -90,6 +99,8 @@ class PrefixCache:
             if candidate.reach < LEAST or (best is not None and best[1] >= candidate.reach):
                 break
             found = self._go_on_from(candidate)
+            if found is None:
+                continue
             if best is None or found[1] > best[1]:
                 best, found = found, best or found
             if found is not best:
@@ -119,22 +130,22 @@ class PrefixCache:
                 if not self._bounded or shared == other.fed:
                     yield _Candidate(shared, shared == other.fed, running=other)
 
-    def _go_on_from(self, candidate: _Candidate) -> tuple[State, int]:
+    def _go_on_from(self, candidate: _Candidate) -> tuple[State, int] | None:
+        """The state, and how far it reaches; None where memory has no room for a copy."""
         kept = candidate.kept
         if kept is None:
-            assert candidate.running is not None and candidate.running.state is not None
-            state = candidate.running.state.fork()
-            length = candidate.running.fed
+            assert candidate.running is not None
+            state, length = copy_of(candidate.running.held_state()), candidate.running.fed
         else:
             self._clock += 1
             kept.used, length = self._clock, kept.length
             handed = kept.role <= Role.TURN and length == candidate.reach
-            state = self._opened(kept) if handed else self._opened(kept).fork()
+            state = self._opened(kept) if handed else copy_of(self._opened(kept))
             if handed:
                 self._forget(kept)
-        if length > candidate.reach:
+        if state is not None and length > candidate.reach:
             length = state.rewind(candidate.reach)
-        return state, length
+        return None if state is None else (state, length)
 
     def _opened(self, kept: Kept) -> State:
         """Its state; one that was loaded is imported when it is first of use."""
