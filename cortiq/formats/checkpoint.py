@@ -17,6 +17,7 @@ from cortiq.errors import FormatError, ModelNotFoundError, UnsupportedError
 from cortiq.formats.digest import file_sha256
 from cortiq.formats.gguf import GGUFFile, GGUFMetadata, open_gguf
 from cortiq.formats.mapped import MappedTensors, TensorInfo
+from cortiq.formats.mxfp4 import METHOD, Joined, JoinedTensors
 from cortiq.formats.safetensors import PICKLED_SUFFIXES, open_safetensors, refuse_pickled
 from cortiq.formats.strict_json import read_object, read_optional, read_text
 
@@ -80,7 +81,7 @@ class Checkpoint:
             raise FormatError(f"has no tensor {name!r}", where=str(self.path))
         return self._tensors.tensors[name]
 
-    def tensor(self, name: str) -> RawTensor:
+    def tensor(self, name: str) -> RawTensor | Joined:
         """A view of a tensor; nothing is read before it is looked at.
 
         Raises
@@ -89,6 +90,9 @@ class Checkpoint:
         UnsupportedError : its type cannot be a weight.
         """
         info = self.info(name)
+        joined = getattr(self._tensors, "joined", lambda name: None)(name)
+        if joined is not None:
+            return joined
         return RawTensor(name, info.shape, info.type, self._tensors.raw(name))
 
     def model_hash(self) -> str:
@@ -181,6 +185,10 @@ def _from_huggingface(folder: Path) -> Checkpoint:
     architecture = _text(config, "model_type", where)
     if architecture is None:
         raise FormatError("has no model_type", where=where)
+    tensors: MappedTensors = open_safetensors(folder)
+    if _is_mxfp4(config):
+        tensors = JoinedTensors(tensors)
+        config = {key: value for key, value in config.items() if key != "quantization_config"}
     _refuse_quantised(config, where)
     generation = read_optional(folder / "generation_config.json")
     ids = [config.get("eos_token_id"), generation.get("eos_token_id")]
@@ -192,8 +200,14 @@ def _from_huggingface(folder: Path) -> Checkpoint:
         eos_token_ids=_ids(ids, where),
         tokenizer_source=folder,
         chat_template=_folder_template(folder),
-        _tensors=open_safetensors(folder),
+        _tensors=tensors,
     )
+
+
+def _is_mxfp4(config: dict[str, Any]) -> bool:
+    """Whether the folder's matrices are pairs of codes and exponents, which their types say."""
+    options = config.get("quantization_config")
+    return isinstance(options, dict) and options.get("quant_method") == METHOD
 
 
 def _refuse_quantised(config: dict[str, Any], where: str) -> None:

@@ -117,9 +117,12 @@ def vector_weight(tensors: Sequence[Tensor], shape: tuple[int, ...]) -> Weight:
 
 
 def raw_weight(tensor: Any, shape: tuple[int, int]) -> Weight:
-    """The tensor's bytes as a weight in the file's layout; a view with gaps is copied when used."""
-    layout, raw = LAYOUTS[tensor.type], tensor.raw
+    """The tensor's bytes as a weight in the file's layout; what is no view is made when used."""
+    layout = LAYOUTS[tensor.type]
+    size = (shape[0], layout.row_bytes(shape[1]))
+    if getattr(tensor, "lazy", False):
+        return Weight(layout, shape, LazyParts(lambda: {"raw": tensor.raw.reshape(size)}))
+    raw = tensor.raw
     if raw.flags.c_contiguous:
         return Weight.from_bytes(layout, raw, shape)
-    size = (shape[0], layout.row_bytes(shape[1]))
     return Weight(layout, shape, LazyParts(lambda: {"raw": raw.reshape(size)}))
