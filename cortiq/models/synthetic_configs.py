@@ -24,7 +24,8 @@ _LATENT = {k: v for k, v in _MINI.items() if k != "head_dim"} | {
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
 }
-_WINDOWS = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
+_KINDS = ["sliding_attention", "full_attention"]
+_WINDOWS = {"sliding_window": 24, "layer_types": _KINDS}
 
 MINI: Mapping[str, Mapping[str, Any]] = {
     "qwen2": _MINI | {"use_sliding_window": True, **_WINDOWS},
@@ -50,6 +51,33 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "layer_types": ["conv", "full_attention"],
     },
     "gpt_oss": _MINI | _WINDOWS | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "mimo_v2_flash": _MINI
+    | _EXPERTS
+    | _WINDOWS
+    | {
+        "n_routed_experts": 4,
+        "v_head_dim": 8,
+        "rope_parameters": {kind: {"partial_rotary_factor": 0.5} for kind in _KINDS},
+    },
+    "laguna": _MINI
+    | _EXPERTS
+    | _WINDOWS
+    | {
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 32,
+        "num_attention_heads_per_layer": [4, 2],
+    },
+    "minimax_m3_vl_text": _MINI
+    | {
+        "num_experts_per_tok": 2,
+        "num_local_experts": 4,
+        "dense_intermediate_size": 96,
+        "intermediate_size": 32,
+        "shared_intermediate_size": 32,
+        "rotary_dim": 8,
+        "partial_rotary_factor": 0.5,
+        "mlp_layer_types": ["dense", "sparse"],
+    },
 }
 """A small model of every family that has no other here, by its `model_type`."""
 
