@@ -75,7 +75,7 @@ def test_a_planted_bug_is_named_and_the_replay_command_runs(tmp_path):
     assert done.returncode == 1, done.stdout + done.stderr
     assert "different: level0/RMSNorm[" in done.stdout and "look first at: RMSNorm" in done.stdout
     command = re.search(r"replay: cortiq (--plugin .*)", done.stdout)[1].split()
-    assert command[:3] == ["--plugin", str(path), "conform"]
+    assert command[:3] == ["--plugin", str(path), "replay"]
     again = conform(*command[1:2], *command[3:])
     assert again.returncode == 1 and "RMSNorm: y differs first" in again.stdout
     alone = subprocess.run(

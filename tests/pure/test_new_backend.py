@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import site
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
+from environments import fresh_python, install, run_in
 
 import cortiq
 from cortiq.errors import RequestError
@@ -20,13 +17,6 @@ from cortiq_conformance.cli import new_backend
 from cortiq_conformance.scaffold import rendered, write_backend
 
 NAME = "acme-one"
-
-
-def in_environment(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("CORTIQ_", "PYTEST"))}
-    environment["OMP_NUM_THREADS"] = "1"
-    command = [str(python), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
 
 
 @pytest.fixture(scope="module")
@@ -41,25 +31,14 @@ def project(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(project, tmp_path_factory) -> Path:
-    """The Python of a fresh environment with the package installed, without any network.
-
-    It sees what this one has installed, entry points and editable packages included.
-    """
-    home = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
-    python = home / "bin" / "python"
-    packages = next(home.glob("lib/python*/site-packages"))
-    seen = [p for p in site.getsitepackages() if Path(p).is_dir()]
-    lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in seen)
-    (packages / "outer.pth").write_text(lines)
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    offline = ["--no-index", "--no-deps", "--no-build-isolation", "-e", str(project)]
-    subprocess.run([*pip, *offline], check=True)
+    """The Python of a fresh environment with the package installed."""
+    python = fresh_python(tmp_path_factory.mktemp("environment"))
+    install(python, project)
     return python
 
 
 def test_its_own_tests_pass_as_it_is_written(project, python):
-    done = in_environment(python, project, "-m", "pytest", "--junitxml=conformance.xml", "-q")
+    done = run_in(python, project, "-m", "pytest", "--junitxml=conformance.xml", "-q")
     assert done.returncode == 0, done.stdout + done.stderr
     (suite,) = ElementTree.parse(project / "conformance.xml").getroot().findall("testsuite")
     assert int(suite.attrib["tests"]) > 390
@@ -69,14 +48,14 @@ def test_its_own_tests_pass_as_it_is_written(project, python):
 
 def test_the_levels_are_markers(project, python):
     arguments = ("-m", "pytest", "-q", "-m", "level0", "-k", "they", "--strict-markers")
-    done = in_environment(python, project, *arguments)
+    done = run_in(python, project, *arguments)
     assert done.returncode == 0, done.stdout
     assert " 3 run: 3 same" in done.stdout
 
 
 def test_the_report_says_that_it_delegates(project, python):
     conform = ("-m", "cortiq", "conform", "--backend", NAME, "--level", "0", "--only", "RMSNorm")
-    done = in_environment(python, project, *conform)
+    done = run_in(python, project, *conform)
     assert done.returncode == 0, done.stdout
     last = done.stdout.splitlines()[-1]
     assert re.search(rf" 0 of [1-9]\d* nodes computed by {NAME}: passed", last), last
@@ -88,7 +67,7 @@ def test_a_kernel_of_its_own_is_counted(project, python):
     try:
         kernels.write_text(text.replace("KERNELS: Mapping[type[Op], Callable] = {}", OWN_KERNEL))
         conform = ("-m", "cortiq", "conform", "-b", NAME, "--level", "0", "--only", "level0/Scale")
-        done = in_environment(python, project, *conform)
+        done = run_in(python, project, *conform)
     finally:
         kernels.write_text(text)
     last = done.stdout.splitlines()[-1]
