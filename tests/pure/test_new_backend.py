@@ -66,7 +66,7 @@ def test_a_kernel_of_its_own_is_counted(project, python):
     text = kernels.read_text()
     try:
         kernels.write_text(text.replace("KERNELS: Mapping[type[Op], Callable] = {}", OWN_KERNEL))
-        conform = ("-m", "cortiq", "conform", "-b", NAME, "--level", "0", "--only", "level0/Scale")
+        conform = ("-m", "cortiq", "conform", "-b", NAME, "--level", "0", "--only", "level0/Scale[")
         done = run_in(python, project, *conform)
     finally:
         kernels.write_text(text)
