@@ -42,11 +42,11 @@ test: setup-test lint
 # A source distribution and a wheel of each distribution, the wheel made from the source one; then
 # the wheels are installed into a fresh environment and used. About a minute.
 wheels: setup
-	rm -rf dist
+	rm -rf dist && mkdir dist
 	$(BIN)/python -m pip install --quiet build hatchling 'setuptools>=77' wheel
 	set -e; for folder in . backends/* conformance plugins/*; do \
-	    $(BIN)/python -m build --no-isolation --outdir dist $$folder >dist.log || \
-	    { cat dist.log; exit 1; }; done; rm dist.log
+	    $(BIN)/python -m build --no-isolation --outdir dist $$folder >dist/log || \
+	    { cat dist/log; exit 1; }; done
 	$(BIN)/python tools/check_wheels.py dist
 
 site: setup
@@ -54,4 +54,4 @@ site: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 clean:
-	rm -rf $(VENV) site dist dist.log
+	rm -rf $(VENV) site dist

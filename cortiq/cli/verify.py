@@ -9,6 +9,7 @@ import click
 
 from cortiq.cli.flags import options_of
 from cortiq.cli.render import print_json, progress_bar
+from cortiq.errors import shown
 from cortiq.options import LoadOptions, select
 
 if TYPE_CHECKING:
@@ -70,11 +71,10 @@ def _print(receipt: Receipt, verdict: Verification) -> None:
         click.echo(f"{'also' if number else 'not identical'}: {difference}")
     if verdict.backend and not verdict.identical:
         click.echo(f"{verdict.steps} steps before it are identical{where}")
-    stated = receipt.stated
-    made = (
-        f"made on {stated.get('backend')}:{stated.get('device')} by cortiq {stated.get('cortiq')}"
-    )
+    backend, version = (shown(receipt.stated.get(name)) for name in ("backend", "cortiq"))
     by = "not signed: anybody may have stated that"
     if verdict.signed_by:
         by = f"signed by {fingerprint_of(verdict.signed_by)}"
-    click.echo(f"stated: {made}; {by}")
+    elif receipt.signature is not None:
+        by = "the signature does not hold"
+    click.echo(f"stated: made on {backend} by cortiq {version}; {by}")

@@ -129,7 +129,12 @@ def _in_order(found: list[Difference], edited: list[Difference]) -> list[Differe
 
 def _about_model(model: Model, claim: Claim) -> list[Difference]:
     """What must be equal before tokens can be."""
-    facts = {"model_hash": model.model_hash, "context": model.context, "end_ids": model.eos_ids}
+    facts = {
+        "model_hash": model.model_hash,
+        "context": model.context,
+        "weight_format": model.options.weight_format,
+        "end_ids": model.eos_ids,
+    }
     return [
         plainly(name, getattr(claim, name), value)
         for name, value in facts.items()

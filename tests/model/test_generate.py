@@ -9,6 +9,7 @@ import pytest
 import cortiq
 from cortiq.backend import Argmax, Digest
 from cortiq.errors import BackendError, ModelNotFoundError, RequestError, TokenizerError
+from cortiq.plugins import availability, default_plugins
 from cortiq.runtime.chain import START, chain
 from cortiq.runtime.sequence import Session, digest_of
 
@@ -65,6 +66,18 @@ def test_seed_decides_the_draws(tiny):
 
     assert draws(1) == draws(1)
     assert len({draws(seed) for seed in range(4)}) > 1
+
+
+@pytest.mark.parametrize("backend", list(default_plugins().backends))
+def test_top_k_of_more_than_there_is_keeps_all(backend):
+    if availability(default_plugins().backends[backend])[1] is not None:
+        pytest.skip(f"{backend} is not available here")
+    options = {"max_tokens": 6, "temperature": 9.0, "seed": 1, "ignore_eos": True}
+    with cortiq.load(TINY[0], backend=backend) as model:
+        whole = model.generate(PROMPT, **options)
+        assert len(set(whole.token_ids)) > 3
+        for top_k in (320, 2**31 - 1, 2**31, 2**32 + 1, 2**64 + 1):
+            assert same(model.generate(PROMPT, top_k=top_k, **options), whole), top_k
 
 
 def test_penalties_see_prompt_and_answer(tiny):

@@ -191,6 +191,9 @@ def test_command_line_says_what_differs_and_exits_with_1(tmp_path, capsys):
     file.write_text(json.dumps(top))
     code, out, _ = run(capsys, "verify", file, "-b", "reference")
     assert code == 1 and out.startswith("not identical: step 2: the token is ")
+    top["stated"]["backend"] = "x\n\x1b[2Jidentical"
+    file.write_text(json.dumps(top))
+    assert "\x1b" not in run(capsys, "verify", file, "-b", "reference")[1]
     assert "2 steps before it are identical on reference:cpu" in out and "not signed" in out
     code, out, _ = run(capsys, "verify", file, f"{NAME}?seed=1", "--json")
     verdict = json.loads(out)

@@ -215,6 +215,7 @@ def test_end_token_that_is_ignored_or_not_decides_the_end(model):
         ("finish_reason", "stop"), ("finish_reason", "cancelled"), ("text", "another"),
         ("chain", "0" * 64), ("fingerprint", "0" * 64), ("contract", 2), ("context", 4095),
         ("model_hash", "0" * 64), ("end_ids", ()), ("end_ids", (3, 257)),
+        ("weight_format", "w8"), ("weight_format", "w16"),
     ],
 )  # fmt: skip
 def test_every_other_field_is_named(model, receipt, field, value):

@@ -18,6 +18,7 @@ from cortiq_cpu.native import Op
 F32 = np.float32
 WORD = (1 << 32) - 1
 SHARE = 1 << 24
+MOST_KEPT = (1 << 31) - 1
 """top_p and min_p are used in units of 2⁻²⁴."""
 WORDS = 4
 
@@ -152,7 +153,7 @@ def fill_draw(draw: Any, want: Draw, history: np.ndarray | None, position: int) 
     draw.repetition = F32(s.repetition_penalty)
     draw.inverse_repetition = F32(1) / F32(s.repetition_penalty)
     draw.presence, draw.frequency = F32(s.presence_penalty), F32(s.frequency_penalty)
-    draw.top_k = s.top_k
+    draw.top_k = min(s.top_k, MOST_KEPT)  # as many ids as there are, and more, keep all
     draw.top_p, draw.min_p = round(s.top_p * SHARE), round(s.min_p * SHARE)
     draw.top_p_on = s.top_p < 1
     draw.seed_low, draw.seed_high = s.seed & WORD, s.seed >> 32
