@@ -32,10 +32,27 @@ PEERS = ("llama.cpp",)
     "--against", type=click.Choice(PEERS),
     help="Measure this beside, in turn, on the same file and as many threads.",
 )  # fmt: skip
+@click.option(
+    "--draft", metavar="NAME[:ARGUMENT]",
+    help="Measure this drafter instead: a text that repeats and one that doesn't, without it too.",
+)  # fmt: skip
+@click.option(
+    "--draft-depth",
+    type=click.IntRange(1, 64),
+    help="Tokens drafted at a time; else as many as pay.",
+)
 @click.option("--profile", is_flag=True, help="Show the time of each op against its bound.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @options_of(LoadOptions)
-def bench(model: str, against: str | None, profile: bool, as_json: bool, **given: Any) -> None:
+def bench(
+    model: str,
+    against: str | None,
+    draft: str | None,
+    draft_depth: int | None,
+    profile: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Measure a model: prompt and decode tokens per second.
 
     One repetition warms up; medians are of the others. Nothing else should run meanwhile.
@@ -50,13 +67,30 @@ def bench(model: str, against: str | None, profile: bool, as_json: bool, **given
     with progress_bar(in_bytes=True) as bar:
         loaded = load(model, progress=bar, extra=extra, **given)
     with loaded:
+        if draft is not None:
+            return _print_drafts(loaded, draft, draft_depth, work, as_json)
         runners = _runners(loaded, model, work, against, chosen.threads)
         with progress_bar() as bar:
             speeds = measure(runners, work, vocabulary_size(loaded.program), bar)
         facts = _facts(loaded, model, work, runners)
         if profile:
             facts["profile"] = profile_of(loaded, runners["cortiq"], work)
-    _print(speeds, facts, as_json)
+    return _print(speeds, facts, as_json)
+
+
+def _print_drafts(loaded: Model, draft: str, depth: int | None, work: Work, as_json: bool) -> None:
+    """Measure a drafter; print decoded tokens a second."""
+    from cortiq.runtime.bench_drafts import compare
+
+    with progress_bar() as bar:
+        found = compare(loaded, draft, depth, work.new_tokens, work.repeats, bar)
+    numbers = {name: compared.as_dict() for name, compared in found.items()}
+    if as_json:
+        print_json({"model": loaded.name, "draft": draft, "draft_depth": depth, "tasks": numbers})
+        return
+    keys = ("plain", "drafted", "ratio", "tokens_per_step")
+    rows = [(name, *(f"{n[key]:.2f}" for key in keys)) for name, n in numbers.items()]
+    print_table(("text", "plain tokens/s", f"with {draft}", "ratio", "tokens a step"), rows)
 
 
 def _runners(
