@@ -107,6 +107,8 @@ def config_from_gguf(
     values["tie_word_embeddings"] = HEAD not in source
     values |= {name: tensor in source for name, tensor in keys.gguf_tensors.items()}
     values["source"] = "gguf"
+    if isinstance(values.get("num_hidden_layers"), int):  # with the layers that draft
+        values["num_hidden_layers"] -= given.get("nextn_predict_layers", 0)
     config = construct(config_type, values, where=where)
     _check_value_length(given, config.head_width, where)
     values["rope_parameters"] = gguf_rope(given, source, config, where)

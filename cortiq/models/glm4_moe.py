@@ -12,9 +12,26 @@ from cortiq.models.parts import MOE, Decoder, activation
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("glm4_moe",)
-KEYS = Keys()
-NAMES = Names()
+ARCHITECTURES = ("glm4_moe", "glm4moe")
+GGUF = ("glm4moe",)
+KEYS = Keys(
+    gguf={
+        "expert_count": "n_routed_experts",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_group_count": "n_group",
+        "expert_group_used_count": "topk_group",
+        "expert_shared_count": "n_shared_experts",
+        "expert_weights_norm": "norm_topk_prob",
+        "expert_weights_scale": "routed_scaling_factor",
+        "leading_dense_block_count": "first_k_dense_replace",
+        "nextn_predict_layers": "num_nextn_predict_layers",
+    },
+    gguf_only={"expert_gating_func": 2},
+    gguf_tensors={
+        "attention_bias": "blk.0.attn_q.bias", "use_qk_norm": "blk.0.attn_q_norm.weight",
+    },
+)  # fmt: skip
+NAMES = Names(gguf={"post_attention_layernorm": "post_attention_norm"})
 TURNED = 0.5
 """Share of a head that is rotated where the file does not say."""
 FLOOR = 1e-20

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from cortiq.ir import Program
 from cortiq.ir.layers import Attention, GatedMLP, MoE, QKNorm, ShortConv
+from cortiq.models import lfm2
 from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.layer_kinds import layer_list
 from cortiq.models.lfm2 import CONV, FEED_FORWARD, MIXERS
@@ -16,11 +17,30 @@ from cortiq.models.parts import Decoder
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("lfm2_moe",)
+ARCHITECTURES = ("lfm2_moe", "lfm2moe")
+GGUF = ("lfm2moe",)
 KEYS = Keys(
-    aliases={"tie_embedding": "tie_word_embeddings"}, same_as={"theta": "rope_theta"},
-)  # fmt: skip
-NAMES = Names()
+    aliases={"tie_embedding": "tie_word_embeddings"},
+    same_as={"theta": "rope_theta"},
+    gguf={
+        **lfm2.KEYS.gguf,
+        "expert_count": "num_experts",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "leading_dense_block_count": "num_dense_layers",
+    },
+    gguf_only={"expert_gating_func": 2},
+    gguf_tensors={"conv_bias": "blk.0.shortconv.conv.bias"},
+)
+NAMES = Names(
+    gguf={
+        **lfm2.NAMES.gguf,
+        "feed_forward.gate": "ffn_gate_inp",
+        "feed_forward.expert_bias": "exp_probs_b.bias",
+        "feed_forward.experts.w1": "ffn_gate_exps",
+        "feed_forward.experts.w3": "ffn_up_exps",
+        "feed_forward.experts.w2": "ffn_down_exps",
+    }
+)
 KINDS = ("conv", "full_attention")
 EXPERTS: Mapping[str, str] = {
     "router": "gate.weight", "bias": "expert_bias",
@@ -41,6 +61,7 @@ class Config(BaseConfig):
     conv_bias: bool = False
     conv_L_cache: int = 3
     layer_types: tuple[str, ...] | None = None
+    kv_heads_of_layers: tuple[int, ...] | None = None
     num_dense_layers: Amount = Amount(2)
     num_experts: int = 32
     num_experts_per_tok: int = 4
@@ -49,6 +70,21 @@ class Config(BaseConfig):
     use_expert_bias: bool = True
     routed_scaling_factor: float = 1.0
     default_theta: ClassVar[float] = 1000000.0
+    not_in_json: ClassVar[frozenset[str]] = frozenset({"source", "kv_heads_of_layers"})
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads of the layers that attend."""
+        if self.kv_heads_of_layers is not None:
+            return max(self.kv_heads_of_layers, default=0)
+        return super().kv_heads
+
+    def kinds(self) -> tuple[str, ...]:
+        """What mixes each layer; in GGUF files, layers without KV heads convolve."""
+        listed = self.layer_types
+        if self.kv_heads_of_layers is not None:
+            listed = tuple(KINDS[heads > 0] for heads in self.kv_heads_of_layers)
+        return layer_list(listed, self.num_hidden_layers, KINDS)
 
 
 def build(config: Config, context: int) -> Program:
@@ -80,8 +116,7 @@ def build(config: Config, context: int) -> Program:
         selection_bias=config.use_expert_bias,
     )
     x, before, tensors = decoder.embed(), "operator_norm", "feed_forward"
-    kinds = layer_list(config.layer_types, config.num_hidden_layers, KINDS)
-    for n, kind in enumerate(kinds):
+    for n, kind in enumerate(config.kinds()):
         if kind == "conv":
             x = decoder.mixer(x, n, conv, name="conv", tensors="conv", table=CONV, before=before)
         else:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from cortiq.models.pieces import Fused
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 PLAIN = re.compile(r"(.+)\.(weight|bias)")
 
 GGUF_TENSORS: Mapping[str, str] = {
@@ -30,8 +31,17 @@ GGUF_TENSORS: Mapping[str, str] = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
-"""Tensor of a Hugging Face checkpoint, without `model.layers.N.` and `.weight`, to GGUF's."""
+"""Tensor of a Hugging Face checkpoint, without `model.layers.N.` and `.weight` (or `.bias`), to
+GGUF's; an entry for a name with its end has that of GGUF too."""
 
 IGNORED = re.compile(r".*\.rotary_emb\.inv_freq")
 """Tensors of old checkpoints that repeat what the config says."""
@@ -60,6 +70,9 @@ class Names:
         KeyError : the table does not know the tensor.
         """
         table = {**GGUF_TENSORS, **self.gguf}
+        whole = IN_LAYER.fullmatch(name)
+        if whole and whole[2] in table:
+            return f"blk.{whole[1]}.{table[whole[2]]}"
         layer = LAYER.fullmatch(name)
         if layer:
             index, tensor, kind = layer.groups()

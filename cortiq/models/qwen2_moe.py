@@ -14,9 +14,25 @@ from cortiq.models.parts import MLP, MOE, Decoder, activation
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("qwen2_moe",)
-KEYS = Keys()
-NAMES = Names()
+ARCHITECTURES = ("qwen2_moe", "qwen2moe")
+GGUF = ("qwen2moe",)
+KEYS = Keys(
+    gguf={
+        "attention.sliding_window": "",
+        "expert_count": "num_experts",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    },
+    gguf_tensors={"qkv_bias": "blk.0.attn_q.bias"},
+)
+NAMES = Names(
+    gguf={
+        "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+        "mlp.shared_expert.up_proj": "ffn_up_shexp",
+        "mlp.shared_expert.down_proj": "ffn_down_shexp",
+        "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    }
+)
 EXPERTS: Mapping[str, str] = {
     **MOE, **{f"shared_{role}": f"shared_expert.{tensor}" for role, tensor in MLP.items()},
 }  # fmt: skip

@@ -12,8 +12,17 @@ from cortiq.models.parts import MOE, Decoder, activation
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("qwen3_moe",)
-KEYS = Keys(aliases={"num_local_experts": "num_experts"}, harmless=frozenset({"max_window_layers"}))
+ARCHITECTURES = ("qwen3_moe", "qwen3moe")
+GGUF = ("qwen3moe",)
+KEYS = Keys(
+    aliases={"num_local_experts": "num_experts"},
+    harmless=frozenset({"max_window_layers"}),
+    gguf={
+        "attention.sliding_window": "",
+        "expert_count": "num_experts",
+        "expert_feed_forward_length": "moe_intermediate_size",
+    },
+)
 NAMES = Names()
 
 
@@ -34,6 +43,11 @@ class Config(BaseConfig):
     moe_intermediate_size: int = 768
     decoder_sparse_step: int = 1
     mlp_only_layers: tuple[int, ...] | None = None
+
+    @property
+    def renormalises(self) -> bool:
+        """Whether weights are divided by their sum: of GGUF files, which do not say, always."""
+        return self.norm_topk_prob or self.source == "gguf"
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""
@@ -61,7 +75,7 @@ def build(config: Config, context: int) -> Program:
         width=width,
         inner=config.moe_intermediate_size,
         experts=config.num_experts,
-        router=Router(config.num_experts_per_tok, renormalise=config.norm_topk_prob),
+        router=Router(config.num_experts_per_tok, renormalise=config.renormalises),
         activation=act,
     )
     x = decoder.embed()

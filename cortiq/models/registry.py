@@ -136,6 +136,8 @@ def family_for(checkpoint: Checkpoint, extra: Sequence[ModuleType] = ()) -> Modu
     known = families(extra)
     name = architecture_of(checkpoint)
     if name not in known:
+        name = name.removesuffix(EXPERTS)  # an architecture that always has experts
+    if name not in known:
         message = f"architecture {name!r} is not supported"
         raise UnsupportedError(message, where=place(checkpoint), hint=f"supported: {list(known)}")
     if checkpoint.kind == "gguf" and name not in gguf_architectures(known[name]):

@@ -17,7 +17,7 @@ from cortiq.models.parts import HEAD, TABLE
 from cortiq.models.pieces import Piece, fused_of, piece_of
 from cortiq.models.registry import Checkpoint, place
 
-LAYER_NAME = re.compile(r"model\.layers\.(\d{1,9})\.")
+LAYER_NAME = re.compile(r"(?:model\.layers|blk)\.(\d{1,9})\.")
 
 
 def find_tensors(
@@ -120,7 +120,7 @@ def _of_draft_head(tensor: str, checkpoint: Checkpoint, config: BaseConfig) -> b
     first = config.num_hidden_layers
     if layer is None or not first <= int(layer[1]) < first + drafts:
         return False
-    return f"{layer[0]}eh_proj.weight" in checkpoint
+    return any(f"{layer[0]}{end}eh_proj.weight" in checkpoint for end in ("", "nextn."))
 
 
 def _untied(checkpoint: Checkpoint, config: BaseConfig) -> Iterator[str]:

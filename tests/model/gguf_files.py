@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ class GGUF:
     values : the family's own metadata, by keys without the prefix; `None` leaves a common one out.
     permuted : rows of q and k are in pairs, as llama.cpp turns them.
     norm_offset : what is added to norms.
-    tensors : more that is done to a tensor: (config, name, array) → its name and array, or `None`.
+    tensors : more that is done to a tensor: (config, name, array) → names and arrays.
     extra : tensors that are not in the folder, by GGUF name.
     geometries : those of the harness that a file can hold.
     """
@@ -43,7 +44,7 @@ class GGUF:
     values: Callable[[Config], Mapping[str, Any]] = lambda config: {}
     permuted: bool = False
     norm_offset: float = 0.0
-    tensors: Callable[[Config, str, np.ndarray], tuple[str, np.ndarray]] | None = None
+    tensors: Callable[[Config, str, np.ndarray], Mapping[str, np.ndarray]] | None = None
     extra: Callable[[Config], Mapping[str, np.ndarray]] = lambda config: {}
     geometries: Sequence[str] = ("wide", "odd", "switched")
 
@@ -74,18 +75,19 @@ def tensors_for_gguf(folder: Path, config: Config, how: GGUF) -> dict[str, np.nd
             values = values + np.float32(how.norm_offset)
         if name.endswith("conv.conv.weight"):
             values = values[:, 0]
-        if how.tensors:
-            name, values = how.tensors(config, name, values)
-        if ".experts." in name:
-            layer, expert, role = name.split(".")[2], name.split(".")[5], name.split(".")[6]
-            experts.setdefault((layer, role), {})[int(expert)] = values
-            continue
-        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        tensors[found] = values
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        given = how.tensors(config, name, values) if how.tensors else {name: values}
+        for name, values in given.items():
+            if re.search(r"\.experts\.\d+\.", name):
+                layer, expert, role = (name.split(".")[i] for i in (2, 5, 6))
+                experts.setdefault((layer, role), {})[int(expert)] = values
+            else:
+                tensors[names.get_name(name, try_suffixes=(".weight", ".bias"))] = values
     for (layer, role), parts in experts.items():
-        name = f"layers.{layer}.feed_forward.experts.{role}"
+        mlp, block = f"model.layers.{layer}.mlp", f"layers.{layer}.feed_forward"
+        found = [names.get_name(f"{prefix}.experts.{role}") for prefix in (mlp, block)]
         stack = np.stack([parts[e] for e in range(len(parts))])
-        tensors[names.get_name(name) + ".weight"] = stack
+        tensors[next(name for name in found if name) + ".weight"] = stack
     return tensors
 
 
@@ -99,6 +101,8 @@ def rope_values(config: Config) -> dict[str, Any]:
         values["rope.scaling.factor"] = rope["factor"]
         original = rope.get("original_max_position_embeddings", 0)
         values["rope.scaling.original_context_length"] = original
+        for beta in ("beta_fast", "beta_slow"):
+            values[f"rope.scaling.yarn_{beta}"] = rope.get(beta)
     return values
 
 
