@@ -83,13 +83,16 @@ def _columns(reports: Sequence[Facts]) -> list[tuple[int, str]]:
 def _cell(facts: Facts, level: int, model: str) -> Cell:
     """What the cases of a level and model came to."""
     mine = [r for r in facts["results"] if r["level"] == level and (r.get("model") or "") == model]
-    counts = Counter(r["outcome"] for r in mine)
     if not mine:
         return Cell("missing", "not run")
-    worst = next(outcome for outcome in ORDER if counts[outcome.value])
+    counts = Counter(r["outcome"] for r in mine if not r.get("excused"))
     there = [f"{counts[o.value]} {o.value}" for o in ORDER if counts[o.value]]
+    expected = sum(bool(r.get("excused")) for r in mine)
+    there += [f"{expected} expected to fail"] if expected else []
+    colours = [COLOURS[o] for o in ORDER if counts[o.value]] or ["declined"]
+    colour = "declined" if expected and colours[0] == "same" else colours[0]
     reasons = [r["reason"] for r in mine if r["outcome"] != Outcome.SAME.value]
-    return Cell(COLOURS[worst], ", ".join(there), reasons[0] if reasons else "")
+    return Cell(colour, ", ".join(there), reasons[0] if reasons else "")
 
 
 def _failing(facts: Facts) -> list[Facts]:

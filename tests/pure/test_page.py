@@ -60,6 +60,15 @@ def test_everything_that_judging_needs_is_on_the_page(reports):
     assert "http" not in re.sub(r"https?://\S+ is ", "", page(reports))  # loads nothing
 
 
+def test_what_is_expected_to_fail_is_neither_green_nor_red(reports):
+    failing = json.loads(json.dumps(reports[1]))
+    for result in failing["results"]:
+        result["excused"] = "bug 1" if result["outcome"] == "different" else ""
+    text = page([failing])
+    assert re.search(r'class="declined" title="[^"]*">\d+ same, \d+ expected to fail<', text)
+    assert "Expected: bug 1" in text
+
+
 def test_text_of_a_report_is_never_markup(reports):
     hostile = {**reports[0], "device": "<script>alert(1)</script>"}
     assert "<script>alert" not in page([hostile])
