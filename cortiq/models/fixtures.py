@@ -125,7 +125,40 @@ def mimo_weight(name: str, shape: tuple[int, ...], layout: str) -> Weight:
     return values if layout == "f32" else convert(values, layout, name)
 
 
-WEIGHTS: Mapping[str, Callable[[str, tuple[int, ...], str], Weight]] = {"tiny-mimo": mimo_weight}
+TIES_CONFIG = llama.Config(
+    vocab_size=260, hidden_size=8, intermediate_size=16, num_hidden_layers=2,
+    num_attention_heads=2, num_key_value_heads=1, head_dim=4, max_position_embeddings=CONTEXT,
+    tie_word_embeddings=False,
+)  # fmt: skip
+TIES_SALTS = {name: 1 + i for i, name in enumerate((
+    "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",
+    "self_attn.o_proj.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight",
+    "mlp.down_proj.weight",
+))}  # fmt: skip
+
+
+def ties(context: int) -> Program:
+    """A Llama whose table and head repeat their rows: ids 97 apart have equal logits, always."""
+    return llama.build(TIES_CONFIG, context)
+
+
+def ties_weight(name: str, shape: tuple[int, ...], layout: str) -> Weight:
+    """A weight of `ties`: the pattern of size 0.2, salt 10·layer and the tensor's; norms are 1."""
+    flat, parts = prod(shape), name.split(".")
+    salts = {TABLE: 100, HEAD: 200}
+    if parts[1] == "layers":
+        salts = {k: v + 10 * int(parts[2]) for k, v in TIES_SALTS.items()}
+        name = ".".join(parts[3:])
+    drawn = pattern(flat, salts[name], size=0.2) if name in salts else np.ones(flat, F32)
+    rows = 1 if len(shape) == 1 else prod(shape[:-1])
+    values = Weight.from_floats(drawn.reshape(rows, shape[-1]))
+    return values if layout == "f32" else convert(values, layout, name)
+
+
+WEIGHTS: Mapping[str, Callable[[str, tuple[int, ...], str], Weight]] = {
+    "tiny-mimo": mimo_weight,
+    "tiny-ties": ties_weight,
+}
 """Fixtures with a formula of their own; the others follow `numerics.synthetic`."""
 
 MTP_CONFIG = llama.Config(

@@ -30,6 +30,7 @@ HEAD_GAIN = 2
 FIXTURES: Mapping[str, Callable[[int], Program]] = {
     "tiny-mimo": fixtures.mimo,
     "tiny-mtp": fixtures.llama_with_mtp,
+    "tiny-ties": fixtures.ties,
 }
 """Programs that no family describes, by their builder (of the declared context)."""
 

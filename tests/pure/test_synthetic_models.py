@@ -9,14 +9,14 @@ import pytest
 
 from cortiq.errors import ModelNotFoundError, RequestError
 from cortiq.models import load_program
-from cortiq.models.fixtures import mimo_weight, pattern
+from cortiq.models.fixtures import WEIGHTS, mimo_weight, pattern
 from cortiq.models.registry import describe_families
 from cortiq.models.synthetic import CONFIGS, FIXTURES, open_synthetic
 from cortiq.numerics.layouts import decode, floats
 from cortiq_reference.ideal import dequantise, evaluate
 
 TINY = [name for name in [*CONFIGS, *FIXTURES] if name.startswith("tiny")]
-BY_FORMULA = [name for name in TINY if name != "tiny-mimo"]
+BY_FORMULA = [name for name in TINY if name not in WEIGHTS]
 
 
 def load(name):
@@ -58,7 +58,7 @@ def test_a_model_is_the_same_every_time_and_another_with_another_seed(name):
         key for key, w in once.weights.items()
         if any(not np.array_equal(v, other.weights[key].parts[p]) for p, v in w.parts.items())
     ]  # fmt: skip
-    assert len(different) == (0 if name == "tiny-mimo" else len(once.weights))
+    assert len(different) == (0 if name in WEIGHTS else len(once.weights))
 
 
 @pytest.mark.parametrize("name", TINY)
