@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from cortiq_conformance import graphs, layers, streams
 from cortiq_conformance.case import Case
 from cortiq_conformance.level0 import (
+    blocks,
     elementwise,
     exports,
     far,
@@ -28,6 +29,7 @@ LEVEL0 = (
     matrices,
     sequences,
     recurrences,
+    blocks,
     far,
     tails,
     states,

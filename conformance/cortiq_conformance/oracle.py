@@ -13,10 +13,20 @@ from typing import Any
 import numpy as np
 
 from cortiq.ir import KVRows, Node, Op, Program, Recurrent, ops, primitives_of
-from cortiq.numerics import attention, matmul, norms, recurrent, rope, route, scalar, scaling
+from cortiq.numerics import (
+    attention,
+    blocks,
+    matmul,
+    norms,
+    recurrent,
+    rope,
+    route,
+    scalar,
+    scaling,
+)
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
 from cortiq.numerics.layouts import Weight, decode, embedding_rows, floats
-from cortiq.numerics.quantise import Quantised, quantise_rows
+from cortiq.numerics.quantise import Quantised, no_values, quantise_rows
 
 Inputs = Mapping[str, np.ndarray]
 
@@ -163,7 +173,8 @@ def _rope(call: _Call, x: Floats, position: Ints) -> Floats:
     return rope.apply_rope(x, cos, sin, call.op.pairing, call.faults)
 
 
-def _store_kv(call: _Call, keys: Quantised, values: Quantised) -> tuple:
+def _store_kv(call: _Call, keys: Quantised, values: Quantised | None = None) -> tuple:
+    values = no_values(len(keys.q), call.op.heads) if values is None else values
     rows = call.slots[call.roles["kv"]]
     for index, new in enumerate((keys, values)):
         old = rows[index]
@@ -171,12 +182,18 @@ def _store_kv(call: _Call, keys: Quantised, values: Quantised) -> tuple:
     return ()
 
 
-def _attend(call: _Call, q: Quantised, position: Ints) -> Floats:
+def _choose_blocks(call: _Call, q: Quantised, position: Ints) -> Ints:
+    op, (keys, _) = call.op, call.slots[call.roles["kv"]]
+    return blocks.choose_blocks(q, keys, position, op.block, op.top, op.local)
+
+
+def _attend(call: _Call, q: Quantised, position: Ints, chosen: Ints | None = None) -> Floats:
     keys, values = call.slots[call.roles["kv"]]
     op = call.op
     return attention.attend(
         q, keys, values, position, op.scale, window=op.window or 0, soft_cap=op.soft_cap,
         sinks=_vector(call, "sinks"), faults=call.faults,
+        blocks=None if chosen is None else attention.Blocks(op.block, chosen),
     )  # fmt: skip
 
 
@@ -252,6 +269,7 @@ FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.Clamp: lambda c, x: scaling.clamp(x, c.op.low, c.op.high),
     ops.L2Norm: lambda c, x: norms.l2_norm(x, c.op.eps, c.faults),
     ops.Softmax: lambda c, x: route.softmax(x, faults=c.faults),
+    ops.ChooseBlocks: _choose_blocks,
     ops.DeltaRule: lambda c, *rows: _recurrent(c, recurrent.delta_rule, *rows),
     ops.StateSpace: lambda c, *rows: _recurrent(c, recurrent.state_space, *rows),
     ops.ExpertGain: _expert_gain,

@@ -68,6 +68,13 @@ class Partial(NamedTuple):
     output_peak: Ints
 
 
+class Blocks(NamedTuple):
+    """Keys j of the blocks j // size in `chosen`; others are not visible."""
+
+    size: int
+    chosen: npt.NDArray[np.integer]
+
+
 def scoring(scale: float, soft_cap: float | None = None) -> Scoring:
     """Constants of a layer: c = RN(scale·log₂ e), the product in float64; with a cap c = RN(scale).
 
@@ -196,18 +203,21 @@ def attend_keys(
     position: int,
     constants: Scoring,
     window: int = 0,
+    blocks: Blocks | None = None,
 ) -> Partial | None:
     """All visible keys for the query heads [heads, Dk] of one KV head; None if there are none."""
     state: Partial | None = None
     for run in visible_tiles(position, window):
         partial: Partial | None = None
         for start, stop in run:
-            cut = slice(start, stop)
-            key_rows = Quantised(keys.q[cut], keys.e[cut])
-            value_rows = Quantised(values.q[cut], values.e[cut])
-            partial = merge(partial, tile(q, key_rows, value_rows, constants))
-        assert partial is not None
-        state = merge(state, partial)
+            seen = np.arange(start, stop)
+            if blocks is not None:
+                seen = seen[np.isin(seen // blocks.size, blocks.chosen)]
+            if len(seen):
+                key_rows = Quantised(keys.q[seen], keys.e[seen])
+                value_rows = Quantised(values.q[seen], values.e[seen])
+                partial = merge(partial, tile(q, key_rows, value_rows, constants))
+        state = state if partial is None else merge(state, partial)
     return state
 
 
@@ -221,12 +231,15 @@ def attend(
     window: int = 0,
     soft_cap: float | None = None,
     sinks: Floats | None = None,
+    blocks: Blocks | None = None,
     faults: Flags | None = None,
 ) -> Floats:
     """Causal attention of rows of one sequence: float32 [rows, H, Dv].
 
     Row i sees keys max(0, p−window+1) … p, p = positions[i]; whatever else the cache holds is not
-    read. Query head h uses KV head h // (H/KV). A row that sees no key (p < 0) is +0.
+    read. Query head h uses KV head h // (H/KV). A row that sees no key (p < 0) is +0. With
+    `blocks`, chosen int [rows, sets, n], a head sees only keys of the blocks that its set
+    h // (H/sets) names.
 
     Parameters
     ----------
@@ -236,11 +249,12 @@ def attend(
     """
     constants = scoring(scale, soft_cap)
     rows, heads, _ = q.q.shape
-    kv_heads = keys.q.shape[1]
-    group = heads // kv_heads
+    kv_heads, sets = keys.q.shape[1], blocks.chosen.shape[1] if blocks else 1
+    parts = max(kv_heads, sets)
     out = np.zeros((rows, heads, values.q.shape[2]), F32)
-    for row, kv in np.ndindex(rows, kv_heads):
-        head = slice(kv * group, (kv + 1) * group)
+    for row, part in np.ndindex(rows, parts):
+        head = slice(part * heads // parts, (part + 1) * heads // parts)
+        kv = part * kv_heads // parts
         state = attend_keys(
             Quantised(q.q[row, head], q.e[row, head]),
             Quantised(keys.q[:, kv], keys.e[:, kv]),
@@ -248,6 +262,7 @@ def attend(
             int(positions[row]),
             constants,
             window,
+            blocks and Blocks(blocks.size, blocks.chosen[row, part * sets // parts]),
         )
         if state is None:
             continue

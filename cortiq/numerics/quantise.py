@@ -59,3 +59,9 @@ def planes(q: Ints) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:
 def from_planes(hi: npt.NDArray[np.int8], lo: npt.NDArray[np.int8]) -> Ints:
     """Inverse of `planes`."""
     return (hi.astype(np.int32) << np.int32(8)) + lo.astype(np.int32)
+
+
+def no_values(rows: int, heads: int) -> Quantised:
+    """Value rows [rows, heads, 0] of a slot that holds keys only: the exponent of a zero row."""
+    exponents = np.full((rows, heads), ZERO_ROW_EXPONENT, np.int32)
+    return Quantised(np.zeros((rows, heads, 0), np.int32), exponents)

@@ -27,6 +27,7 @@ class Geometry:
     constants: contract.Scoring
     window: int | None
     sinks: Floats | None
+    block: int = 0
 
 
 class _Integers(NamedTuple):
@@ -37,24 +38,37 @@ class _Integers(NamedTuple):
 
 
 def attend(
-    q: Quantised, keys: Quantised, values: Quantised, positions: Ints, how: Geometry, faults: Flags
+    q: Quantised,
+    keys: Quantised,
+    values: Quantised,
+    positions: Ints,
+    how: Geometry,
+    faults: Flags,
+    chosen: Ints | None = None,
 ) -> Floats:
     """One sequence: q [rows, heads, key_dim] over rows [n, kv_heads, dim] at positions 0…n−1.
 
-    Returns float32 [rows, heads, value_dim].
+    Parameters
+    ----------
+    chosen : the blocks that each set of heads sees, [rows, sets, n]; None for all.
+
+    Returns
+    -------
+    float32 [rows, heads, value_dim].
     """
     rows, heads, _ = q.q.shape
     groups = keys.q.shape[1]
     per_group = heads // groups
     stacked = _by_group(q, groups)
     where = np.repeat(positions, per_group)
+    admitted = None if chosen is None else _admitted(chosen, heads, groups, how.block, positions)
     first = 0 if how.window is None else max(0, int(positions[0]) - how.window + 1)
     run = TILE * RUN_TILES
     total = _Sums((groups, rows * per_group), values.q.shape[2])
     for start in range(first // run * run, int(positions[-1]) + 1, run):
         low = max(start, first // TILE * TILE)
         stop = min(start + run, int(positions[-1]) + 1)
-        part = _run(stacked, keys, values, where, (low, stop), how)
+        part = _run(stacked, keys, values, where, (low, stop), how, admitted)
         total.merge(part)
     out = _finish(total, how, per_group, rows)
     out = out.reshape(groups, rows, per_group, -1).transpose(1, 0, 2, 3)
@@ -69,6 +83,17 @@ def _by_group(q: Quantised, groups: int) -> _Integers:
     return _Integers(
         split.reshape(groups, -1, dim).astype(np.float64), exponents.reshape(groups, -1)
     )
+
+
+def _admitted(chosen: Ints, heads: int, groups: int, block: int, positions: Ints) -> Flags:
+    """Blocks that are visible to each [group, query]: bool, with a last one that is no block."""
+    rows, sets, _ = chosen.shape
+    count = int(positions[-1]) // block + 2
+    table = np.zeros((rows, sets, count), np.bool_)
+    np.put_along_axis(table, np.minimum(chosen, count - 1), True, axis=-1)
+    table[..., -1] = False
+    of_heads = np.repeat(table, heads // sets, axis=1).reshape(rows, groups, -1, count)
+    return of_heads.transpose(1, 0, 2, 3).reshape(groups, -1, count)
 
 
 class _Sums:
@@ -104,6 +129,7 @@ def _run(
     where: Ints,
     span: tuple[int, int],
     how: Geometry,
+    admitted: Flags | None,
 ) -> _Sums:
     low, stop = span
     tiles = -(-(stop - low) // TILE)
@@ -113,6 +139,10 @@ def _run(
     visible = at <= where[None, None, :, None]
     if how.window is not None:
         visible &= at > where[None, None, :, None] - np.int32(how.window)
+    if admitted is not None:
+        blocks = np.minimum(at.ravel() // how.block, admitted.shape[-1] - 1)
+        there = admitted[:, :, blocks].reshape(*admitted.shape[:2], tiles, TILE)
+        visible = visible & there.transpose(2, 0, 1, 3)
     gain, whole = contract.split_score(scores)
     kappa = np.where(visible, whole, NONE)
     weighted = np.where(visible, kappa + v.e[:, :, None, :], NONE)

@@ -125,22 +125,52 @@ def _heads(node: Node, x: Doubles) -> Doubles:
     return _experts(node, x, every)
 
 
-def _store(node: Node, keys: Doubles, values: Doubles) -> tuple:
+def _store(node: Node, keys: Doubles, values: Doubles | None = None) -> tuple:
     assert node.slot is not None
-    node.slots[node.slot] = (keys, values)
+    node.slots[node.slot] = (keys, keys[..., :0] if values is None else values)
     return ()
 
 
-def _attend(node: Node, q: Doubles, position: npt.NDArray[np.int64]) -> Doubles:
-    op = node.op
+def _read(node: Node) -> tuple[Doubles, Doubles]:
     if node.slot not in node.slots:
         raise GraphError("nothing of this entry writes the slot", where=str(node.slot))
-    keys, values = (np.repeat(x, op.heads // op.kv_heads, 1) for x in node.slots[node.slot])
+    return node.slots[node.slot]
+
+
+def _choose_blocks(
+    node: Node, q: Doubles, position: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """For each position: the last blocks and the best ones, then blocks beyond its own."""
+    op, keys = node.op, _read(node)[0][:, 0]
+    out = np.zeros((len(q), op.heads, op.top), np.int64)
+    for p, head in np.ndindex(len(q), op.heads):
+        scores = keys[: p + 1] @ q[p, head]
+        best = [scores[start : start + op.block].max() for start in range(0, p + 1, op.block)]
+        ranked = [-np.inf] * (p // op.block + 1)
+        for index, score in enumerate(best):
+            ranked[index] = np.inf if index >= len(best) - op.local else score
+        order = np.argsort(-np.array(ranked), kind="stable")[: op.top].tolist()
+        out[p, head] = sorted([*order, *range(len(best), len(best) + op.top - len(order))])
+    return out
+
+
+def _attend(
+    node: Node,
+    q: Doubles,
+    position: npt.NDArray[np.int64],
+    chosen: npt.NDArray[np.int64] | None = None,
+) -> Doubles:
+    op = node.op
+    keys, values = (np.repeat(x, op.heads // op.kv_heads, 1) for x in _read(node))
     scores = np.einsum("qhd,khd->hqk", q, keys) * op.scale
     if op.soft_cap:
         scores = ideal.soft_cap(scores, op.soft_cap)
     past = position[:, None] - position[None, :]
     visible = (past >= 0) & (past < (op.window or len(q)))
+    if chosen is not None:
+        blocks = np.arange(len(q)) // op.block
+        there = (chosen[:, :, None, :] == blocks[:, None]).any(axis=-1)
+        visible = visible & np.repeat(there, op.heads // chosen.shape[1], 1).transpose(1, 0, 2)
     scores, sinks = np.where(visible, scores, -np.inf), node.vector("sinks")
     sink = np.full((op.heads, 1, 1), -np.inf) if sinks is None else sinks[:, None, None]
     top = np.maximum(scores.max(axis=-1, keepdims=True), sink)
@@ -234,6 +264,7 @@ FORMULAS: dict[type[Op], Callable[..., Any]] = {
     ops.Clamp: lambda node, x: ideal.clamp(x, node.op.low, node.op.high),
     ops.L2Norm: lambda node, x: ideal.l2_norm(x, node.op.eps),
     ops.Softmax: lambda node, x: ideal.softmax(x),
+    ops.ChooseBlocks: _choose_blocks,
     ops.DeltaRule: _delta_rule,
     ops.StateSpace: _state_space,
     ops.ExpertGain: _expert_gain,

@@ -11,9 +11,10 @@ import numpy as np
 from cortiq.ir import Op, ops
 from cortiq.numerics import norms, recurrent, rope, route, scalar, scaling
 from cortiq.numerics.attention import scoring
+from cortiq.numerics.blocks import choose_blocks
 from cortiq.numerics.contract import Flags, Floats, Ints
 from cortiq.numerics.layouts import Weight, embedding_rows, floats
-from cortiq.numerics.quantise import Quantised, quantise_rows
+from cortiq.numerics.quantise import Quantised, no_values, quantise_rows
 from cortiq_reference.attention import Geometry, attend
 from cortiq_reference.matrix import Matrix, Pool, Stack
 from cortiq_reference.state import ReferenceState
@@ -119,7 +120,9 @@ def _rope(call: Call, x: Floats, position: Ints) -> Floats:
     return rope.apply_rope(x, cos, sin, call.op.pairing, call.faults)
 
 
-def _store_kv(call: Call, keys: Quantised, values: Quantised) -> tuple:
+def _store_kv(call: Call, keys: Quantised, values: Quantised | None = None) -> tuple:
+    if values is None:
+        values = no_values(len(keys.q), call.op.heads)
     for segment in call.segments:
         cut = slice(segment.start, segment.stop)
         store = segment.state.kv(call.slots["kv"])
@@ -127,16 +130,28 @@ def _store_kv(call: Call, keys: Quantised, values: Quantised) -> tuple:
     return ()
 
 
-def _attend(call: Call, q: Quantised, position: Ints) -> Floats:
+def _attend(call: Call, q: Quantised, position: Ints, chosen: Ints | None = None) -> Floats:
     op = call.op
-    how = Geometry(scoring(op.scale, op.soft_cap), op.window, call.weights.get("sinks"))
+    how = Geometry(scoring(op.scale, op.soft_cap), op.window, call.weights.get("sinks"), op.block)
     out = np.zeros((len(q.q), op.heads, op.value_dim), np.float32)
     for segment in call.segments:
         keys, values = segment.state.kv(call.slots["kv"]).read()
         for start in range(segment.start, segment.stop, QUERY_ROWS):
             cut = slice(start, min(start + QUERY_ROWS, segment.stop))
             part = Quantised(q.q[cut], q.e[cut])
-            out[cut] = attend(part, keys, values, position[cut], how, call.faults[cut])
+            blocks = None if chosen is None else chosen[cut]
+            out[cut] = attend(part, keys, values, position[cut], how, call.faults[cut], blocks)
+    return out
+
+
+def _choose_blocks(call: Call, q: Quantised, position: Ints) -> Ints:
+    op = call.op
+    out = np.zeros((len(q.q), op.heads, op.top), np.int32)
+    for segment in call.segments:
+        cut = slice(segment.start, segment.stop)
+        keys, _ = segment.state.kv(call.slots["kv"]).read()
+        part = Quantised(q.q[cut], q.e[cut])
+        out[cut] = choose_blocks(part, keys, position[cut], op.block, op.top, op.local)
     return out
 
 
@@ -213,6 +228,7 @@ KERNELS: Kernels = {
     ops.Clamp: lambda call, x: scaling.clamp(x, call.op.low, call.op.high),
     ops.L2Norm: lambda call, x: norms.l2_norm(x, call.op.eps, call.faults),
     ops.Softmax: lambda call, x: route.softmax(x, faults=call.faults),
+    ops.ChooseBlocks: _choose_blocks,
     ops.DeltaRule: _recurrent(recurrent.delta_step),
     ops.StateSpace: _recurrent(recurrent.state_space_step),
     ops.ExpertGain: _expert_gain,

@@ -76,10 +76,10 @@ def _float_matmul(call: Call, x: Any) -> Floats:
     return snap((x.reshape(-1, x.shape[-1]) @ values.T).reshape(*x.shape[:-1], -1), call.faults)
 
 
-def _window(call: Call, q: Quantised, position: Ints) -> Floats:
+def _window(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Floats:
     if call.op.window:
         call.op = _with(call.op, window=call.op.window + 1)
-    return KERNELS[ops.Attend](call, q, position)
+    return KERNELS[ops.Attend](call, q, position, *chosen)
 
 
 def _with(op: Any, **changes: Any) -> Any:
@@ -88,15 +88,15 @@ def _with(op: Any, **changes: Any) -> Any:
     return replace(op, **changes)
 
 
-def _no_sinks(call: Call, q: Quantised, position: Ints) -> Floats:
+def _no_sinks(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Floats:
     call.weights = {}
-    return KERNELS[ops.Attend](call, q, position)
+    return KERNELS[ops.Attend](call, q, position, *chosen)
 
 
-def _relative_tiles(call: Call, q: Quantised, position: Ints) -> Floats:
+def _relative_tiles(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Floats:
     """Tiles begin at the chunk's first position: keys are moved so that the contract's do."""
-    op, out = call.op, KERNELS[ops.Attend](call, q, position)
-    for segment in call.segments:
+    op, out = call.op, KERNELS[ops.Attend](call, q, position, *chosen)
+    for segment in call.segments if not chosen else ():
         pad = -int(position[segment.start]) % TILE
         keys, values = (_moved(r, pad) for r in segment.state.kv(call.slots["kv"]).read())
         for row in range(segment.start, segment.stop if pad else segment.start):

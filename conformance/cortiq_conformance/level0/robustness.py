@@ -17,7 +17,7 @@ from cortiq_conformance.compare import Divergence
 from cortiq_conformance.drives import Feed, Together
 from cortiq_conformance.flush import available
 from cortiq_conformance.guard import Guard
-from cortiq_conformance.level0 import elementwise, matrices, recurrences, scaling, sequences
+from cortiq_conformance.level0 import blocks, elementwise, matrices, recurrences, scaling, sequences
 from cortiq_conformance.materials import extreme, typical
 from cortiq_conformance.probes import Probe, floats, one, through_quantise
 from cortiq_conformance.source import Source
@@ -51,6 +51,7 @@ PROBES: dict[str, Callable[[Source], Probe]] = {
     "CausalConv": lambda s: sequences.conv(s),
     "Route": lambda s: matrices.route(s, Router(3), False),
     "CombineExperts": matrices.combine,
+    "ChooseBlocks": blocks.choosing,
     "DeltaRule": lambda s: recurrences.PROBES["DeltaRule"](),
     "StateSpace": lambda s: recurrences.PROBES["StateSpace"](),
     "Gain": lambda s: scaling.gain(s, 48, "value", (2, 48)),
@@ -81,7 +82,8 @@ def _case(family: str, op: str, what: str, build: Callable) -> Case:
 
 
 def _wants(op: str) -> tuple[Named, ...]:
-    return (Named("y.0"), Named("y.1")) if op == "Route" else (Named("y"),)
+    names = {"Route": ("y.0", "y.1"), "ChooseBlocks": (blocks.CHOSEN,)}.get(op, ("y",))
+    return tuple(map(Named, names))
 
 
 def _planted(make: Callable[[Source], Probe], op: str, source: Source) -> Scenario:

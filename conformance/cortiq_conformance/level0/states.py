@@ -8,6 +8,7 @@ from functools import partial
 
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.drives import Chunks, Drive, Together
+from cortiq_conformance.level0.blocks import sparse
 from cortiq_conformance.level0.recurrences import PROBES
 from cortiq_conformance.level0.sequences import attention, conv
 from cortiq_conformance.moves import Export, Fork, Rewind, Snapshot
@@ -22,7 +23,7 @@ WHOLE = Chunks()
 DRIVES: dict[str, dict[str, Drive]] = {
     "chunks": {f"of {n}": Chunks(n) for n in (1, 7, 64, 65)},
     "batch": {"whole": Together(), "64 rows at a time": Together(64)},
-    "rewind": {"over 16 rows": Rewind(CUT)},
+    "rewind": {"over 16 rows": Rewind(CUT), "over 86 rows": Rewind(CUT, 86)},
     "snapshot": {"over 16 rows": Snapshot(CUT)},
     "fork": {"two forks": Fork(CUT, 64)},
     "export": {"to pages of 16 rows": Export(CUT)},
@@ -35,14 +36,15 @@ def probes() -> dict[str, Callable[[Source], Probe]]:
     return {
         "attention": lambda source: attention((2, 1, 8, 8)),
         "convolution": lambda source: conv(source),
+        "block attention": sparse,
         "delta rule": lambda source: PROBES["DeltaRule"](),
         "state space": lambda source: PROBES["StateSpace"](),
     }
 
 
 OPERATORS = {
-    "attention": "Attend", "convolution": "CausalConv", "delta rule": "DeltaRule",
-    "state space": "StateSpace",
+    "attention": "Attend", "block attention": "Attend", "convolution": "CausalConv",
+    "delta rule": "DeltaRule", "state space": "StateSpace",
 }  # fmt: skip
 """The operator that each program is of."""
 

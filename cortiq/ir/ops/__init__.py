@@ -34,6 +34,7 @@ from cortiq.ir.ops.scaling import Clamp, ExpertBias, ExpertGain, Gain, ScaleRows
 from cortiq.ir.ops.sequence import (
     Attend,
     CausalConv,
+    ChooseBlocks,
     Rope,
     StoreKV,
 )
@@ -42,7 +43,7 @@ PRIMITIVES: tuple[type[Op], ...] = (
     EmbedRows, Quantise, MatMul, HeadMatMul, ExpertMatMul, Add, Multiply, Scale, Bias, Activation,
     SoftCap, RMSNorm, LayerNorm, Rope, StoreKV, Attend, CausalConv, Route, CombineExperts, Slice,
     Concat, Reshape, Gain, ScaleRows, Shift, Clamp, L2Norm, Softmax, ExpertGain, ExpertBias,
-    DeltaRule, StateSpace,
+    DeltaRule, StateSpace, ChooseBlocks,
 )  # fmt: skip
 """Every primitive a backend can be asked for."""
 
@@ -53,6 +54,7 @@ __all__ = [
     "Attend",
     "Bias",
     "CausalConv",
+    "ChooseBlocks",
     "Clamp",
     "CombineExperts",
     "Concat",

@@ -44,16 +44,24 @@ class Rope(Op):
 
 @dataclass(frozen=True)
 class StoreKV(Op):
-    """Append a quantised key row and value row to a slot, at the row's position. No output."""
+    """Append a quantised key row and value row to a slot, at the row's position. No output.
+
+    With a value_dim of 0 the slot holds keys only, and there is one input.
+    """
 
     heads: int
     key_dim: int
     value_dim: int
     writes_slots = True
 
+    def options(self) -> frozenset[str]:
+        """Keys without values."""
+        return frozenset() if self.value_dim else frozenset({"keys only"})
+
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """q16[heads, key_dim] and q16[heads, value_dim]."""
-        wanted = tuple(Type((self.heads, d), "q16") for d in (self.key_dim, self.value_dim))
+        dims = (self.key_dim, self.value_dim)
+        wanted = tuple(Type((self.heads, dim), "q16") for dim in dims if dim)
         expect(inputs == wanted, f"StoreKV takes {wanted}, got {inputs}")
         return ()
 
@@ -68,6 +76,9 @@ class Attend(Op):
 
     Inputs: q q16[heads, key_dim] and the position t; visible keys are max(0, t−window+1) ≤ j ≤ t.
     Output f32[heads, value_dim]. `sinks` adds one value-less logit per head to the denominator.
+
+    With `block` there is a third input, i32[sets, n]: of the visible keys a head sees those in the
+    blocks j // block that its set names. Head h has set h // (heads / sets).
     """
 
     heads: int
@@ -78,6 +89,11 @@ class Attend(Op):
     window: int | None = None
     soft_cap: float | None = None
     sinks: bool = False
+    block: int = 0
+
+    def options(self) -> frozenset[str]:
+        """Chosen blocks."""
+        return frozenset({"blocks"}) if self.block else frozenset()
 
     def check_constants(self) -> None:
         """Scale and cap."""
@@ -85,12 +101,21 @@ class Attend(Op):
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """One output row a head."""
-        q, position = inputs
+        q, position, *blocks = inputs
         wanted = Type((self.heads, self.key_dim), "q16")
         expect(q == wanted, f"Attend takes {wanted}, got {q}")
+        expect(len(blocks) == (self.block > 0), f"Attend takes chosen blocks or none: {inputs}")
+        for chosen in blocks:
+            self._check_sets(chosen)
         expect(position == Type((), "i32"), f"Attend takes a position, got {position}")
         expect(self.heads % self.kv_heads == 0, f"{self.kv_heads} KV heads for {self.heads} heads")
         return (Type((self.heads, self.value_dim)),)
+
+    def _check_sets(self, chosen: Type) -> None:
+        fits = chosen.dtype == "i32" and len(chosen.shape) == 2
+        few, many = sorted((chosen.shape[0] if fits else 0, self.kv_heads))
+        fits = fits and few > 0 and many % few == 0 and self.heads % many == 0
+        expect(fits, f"Attend takes blocks i32[sets, n] for {self.kv_heads} KV heads: {chosen}")
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """The sinks, if there are any."""
@@ -99,6 +124,34 @@ class Attend(Op):
     def slot_kinds(self) -> dict[str, Slot]:
         """The rows read."""
         return {"kv": KVRows(self.kv_heads, self.key_dim, self.value_dim)}
+
+
+@dataclass(frozen=True)
+class ChooseBlocks(Op):
+    """The blocks of keys that a query scores best (`numerics.blocks.choose_blocks`).
+
+    Inputs: q q16[heads, key_dim] and the position t. A block's score is its visible keys' largest
+    q·k; of the blocks up to the query's own, the `local` last ones and then the best are taken,
+    `top` in all, in ascending order. Output i32[heads, top].
+    """
+
+    heads: int
+    key_dim: int
+    block: int
+    top: int
+    local: int = 1
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Blocks of each head."""
+        wanted = (Type((self.heads, self.key_dim), "q16"), Type((), "i32"))
+        expect(inputs == wanted, f"ChooseBlocks takes {wanted}, got {inputs}")
+        fits = self.block >= 1 and 0 <= self.local <= self.top and self.top >= 1
+        expect(fits, f"{self.describe()}: {self.local} of {self.top} blocks are the last ones")
+        return (Type((self.heads, self.top), "i32"),)
+
+    def slot_kinds(self) -> dict[str, Slot]:
+        """One key a position, for all heads, and no values."""
+        return {"kv": KVRows(1, self.key_dim, 0)}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,99 @@
+"""Block-sparse attention: the blocks that queries choose, and attention to their keys only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from cortiq.backend import Named
+from cortiq.ir import Builder, ops
+from cortiq.numerics.contract import F32
+from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.probes import CONTEXT, OUTPUT, Probe, floats
+from cortiq_conformance.source import Source
+
+ROWS = 150
+CHOSEN = "chosen"
+"""Name of the blocks that rows choose."""
+DIM = 8
+
+
+def cases() -> Iterator[Case]:
+    """Block cases of level 0."""
+    for what, op in CHOICES.items():
+        yield _case("ChooseBlocks", what, partial(_typical, op, 2, CHOSEN))
+        yield _case("Attend blocks", what, partial(_typical, op, 2, OUTPUT))
+    yield _case("ChooseBlocks", "equal scores", _ties)
+    for kv_heads in (1, 4):
+        what = f"2 sets of heads on {kv_heads} KV heads"
+        build = partial(
+            _typical, CHOICES["4 of 16 keys, the last one among them"], kv_heads, OUTPUT
+        )
+        yield _case("Attend blocks", what, build)
+
+
+def _case(family: str, what: str, build: Callable[[Source], Scenario]) -> Case:
+    op = family.partition(" ")[0]
+    return Case(f"level0/{family}[{what}]", 0, family, op, build)
+
+
+FOUR = ops.ChooseBlocks(2, DIM, 16, 4)
+CHOICES = {
+    "4 of 16 keys, the last one among them": FOUR,
+    "2 of 64 keys, whatever they are": ops.ChooseBlocks(2, DIM, 64, 2, 0),
+    "3 of 20 keys, the last two among them": ops.ChooseBlocks(2, DIM, 20, 3, 2),
+    "1 of 8 keys, whatever it is": ops.ChooseBlocks(1, DIM, 8, 1, 0),
+}
+
+
+def block_attention(op: ops.ChooseBlocks, kv_heads: int = 2, heads: int = 4) -> Probe:
+    """Rows that supply q, k and v, and the query and key that choose blocks."""
+    b = Builder(context=CONTEXT)
+    b.input("token")
+    position = b.input("position")
+    shapes = {
+        "q": floats(heads, DIM), "k": floats(kv_heads, DIM), "v": floats(kv_heads, DIM),
+        "index_q": floats(op.heads, DIM), "index_k": floats(1, DIM),
+    }  # fmt: skip
+    rows = {n: b.input(n, kind.shape, "f32") for n, kind in shapes.items()}
+    coded = {n: b.add(ops.Quantise(), x, name=f"{n}.quantised") for n, x in rows.items()}
+    keys_only = ops.StoreKV(1, DIM, 0)
+    b.add_node(keys_only, coded["index_k"], name="store_index", slots={"kv": "index"})
+    b.add_node(
+        ops.StoreKV(kv_heads, DIM, DIM), coded["k"], coded["v"], name="store", slots={"kv": "kv"}
+    )
+    chosen = b.add(op, coded["index_q"], position, name=CHOSEN, slots={"kv": "index"})
+    attend = ops.Attend(heads, kv_heads, DIM, DIM, DIM**-0.5, block=op.block)
+    b.add(attend, coded["q"], position, chosen, name=OUTPUT, slots={"kv": "kv"})
+    return Probe(b.program((OUTPUT, CHOSEN)), {}, shapes)
+
+
+def _typical(op: ops.ChooseBlocks, kv_heads: int, wanted: str, source: Source) -> Scenario:
+    probe = block_attention(op, kv_heads)
+    return replace(probe.scenario(source, ROWS, 2.0), wants=(Named(wanted),))
+
+
+def _ties(source: Source) -> Scenario:
+    """Whole numbers, of which many blocks have the same largest product."""
+    probe = block_attention(ops.ChooseBlocks(2, DIM, 16, 3))
+    scenario = probe.scenario(source, ROWS)
+    (feed,) = scenario.feeds
+    small = {
+        name: source.integers(-1, 2, *feed.inputs[name].shape).astype(F32)
+        for name in ("index_q", "index_k")
+    }
+    feed = replace(feed, inputs={**feed.inputs, **small})
+    return replace(scenario, feeds=[feed], wants=(Named(CHOSEN),))
+
+
+def sparse(source: Source) -> Probe:
+    """The small program of the state cases."""
+    return block_attention(FOUR)
+
+
+def choosing(source: Source) -> Probe:
+    """As `sparse`, its blocks being the output."""
+    probe = sparse(source)
+    graph = replace(probe.program.trunk, outputs=(CHOSEN,))
+    return replace(probe, program=replace(probe.program, graphs={"trunk": graph}))
