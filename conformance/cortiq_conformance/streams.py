@@ -15,20 +15,27 @@ from cortiq_conformance import models
 from cortiq_conformance.case import Case
 from cortiq_conformance.compare import Divergence
 from cortiq_conformance.drives import Bench, Chunks, Feed
+from cortiq_conformance.engines import ENGINED
 from cortiq_conformance.graphs import GraphScenario, reference
 from cortiq_conformance.level0.tails import CHAINS
 from cortiq_conformance.oracle import Oracle
-from cortiq_conformance.schedules import ALONE, SCHEDULES, Schedule, Stream
+from cortiq_conformance.schedules import ALONE, Schedule, Stream
+from cortiq_conformance.schedules import SCHEDULES as DRIVEN
 from cortiq_conformance.source import Source
 from cortiq_conformance.subject import Subject
 from cortiq_conformance.wants import Observations
 
 STEPS = 24
 """Tokens of a stream."""
+SCHEDULES: Mapping[str, Schedule] = {**DRIVEN, **ENGINED}
+"""Ways to generate, by description: driven row by row, or by the engine."""
 EVERY_SCHEDULE = ("tiny-llama", "tiny-lfm2")
 """Tiny models that the quick profile runs under every schedule: one of rows, one with rings."""
-SOME_SCHEDULES = (ALONE, "in one batch", "drawn on the device")
+SOME_SCHEDULES = (ALONE, "in one batch", "drawn on the device", "drafts right until the second")
 SAMPLED_MODEL = "tiny-llama"
+SAMPLED_SCHEDULES = (ALONE, "drawn on the device", "in one batch")
+ENGINE_CHAINS = ("penalties",)
+"""Chains that the engine's schedules run: every row has another history."""
 
 
 def greedy_cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
@@ -50,7 +57,7 @@ def sampled_cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
     tiny, real = models.chosen(names)
     for name in tiny if profile == "full" else [n for n in tiny if n == SAMPLED_MODEL]:
         for chain in CHAINS:
-            for schedule in (ALONE, "drawn on the device", "in one batch"):
+            for schedule in (*SAMPLED_SCHEDULES, *(ENGINED if chain in ENGINE_CHAINS else ())):
                 yield _sampled(name, models.prompts(name), schedule, chain)
     for name in real if profile == "full" else ():
         yield _sampled(name, models.prompts(name), "drawn on the device", "every filter")

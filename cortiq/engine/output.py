@@ -29,12 +29,14 @@ class TraceRow:
     ----------
     index : its place among the generated tokens.
     confidence : its calibrated probability (`confidence`).
+    digest : of the logits it was drawn from.
     drafter : who had proposed it, and was right; empty for the target's own.
     """
 
     index: int
     token_id: int
     confidence: float
+    digest: tuple[int, int, int, int]
     drafter: str = ""
 
 
@@ -102,7 +104,8 @@ class Output:
         if request.confidence:
             self.confidence.append(probability)
         if request.trace:
-            self.trace.append(TraceRow(len(self.trace), token, probability, drafter))
+            words = digest_of(row)
+            self.trace.append(TraceRow(len(self.trace), token, probability, words, drafter))
 
     def _end(self) -> str:
         """End the stream where its length or a loop does."""
