@@ -94,12 +94,25 @@ static void finish_query(const cortiq_op *op, const cortiq_kernels *k, const att
     if (k->finish(a, total, out, head)) cortiq_fault(op, row);
 }
 
+/* The first block of an item's tile, or NULL where there is no such item or tile. */
+static const uint8_t *block_of(const plan *p, int32_t item, int32_t part)
+{
+    int32_t row;
+    attention_task t;
+    if (item >= p->items) return NULL;
+    find_item(p, item, &t, &row);
+    int32_t tile = p->unit ? (t.tile / p->unit + part) * p->unit : t.tile;
+    tile = tile > t.tile ? tile : t.tile;
+    return tile < t.tile_stop ? tile_of(&p->args->kv, t.pages, tile, t.head) : NULL;
+}
+
 static void attend_whole(const cortiq_op *op, cortiq_worker *worker, const plan *p)
 {
     const cortiq_kernels *k = cortiq_kernels_of(worker->isa);
     int32_t start, stop, row, value_dim = p->args->kv.value_dim;
     while (cortiq_take(worker, p->items, 1, &start, &stop)) {
         attention_task t = {.totals = worker->scratch};
+        t.after = block_of(p, start + worker->threads, 0);
         t.scratch = worker->scratch + BLOCK * partial_bytes(value_dim);
         find_item(p, start, &t, &row);
         k->attend(&t);
@@ -116,7 +129,8 @@ static partial *partial_of(const plan *p, int32_t item, int32_t part, int32_t qu
 
 /* Compute parts first … first + at_once − 1 of an item, as far as it has them. Parts that are
  * runs begin and end where runs do. */
-static void attend_parts(cortiq_worker *worker, const plan *p, int32_t item, int32_t first)
+static void attend_parts(cortiq_worker *worker, const plan *p, int32_t item, int32_t first,
+                         const uint8_t *after)
 {
     int32_t row;
     attention_task t = {.scratch = worker->scratch};
@@ -127,14 +141,18 @@ static void attend_parts(cortiq_worker *worker, const plan *p, int32_t item, int
     t.tile_stop = least(stop, t.tile_stop);
     t.totals = partial_of(p, item, first, 0);
     t.separate = p->unit == 1 ? p->queries : 0;
+    t.after = after;
     cortiq_kernels_of(worker->isa)->attend(&t);
 }
 
 static void attend_split(cortiq_worker *worker, const plan *p)
 {
     int32_t start, stop, tasks = (p->parts + p->at_once - 1) / p->at_once;
-    while (cortiq_take(worker, p->items * tasks, 1, &start, &stop))
-        attend_parts(worker, p, start / tasks, start % tasks * p->at_once);
+    while (cortiq_take(worker, p->items * tasks, 1, &start, &stop)) {
+        int32_t next = start + worker->threads;
+        attend_parts(worker, p, start / tasks, start % tasks * p->at_once,
+                     block_of(p, next / tasks, next % tasks * p->at_once));
+    }
 }
 
 /* Merge a query's parts in order: tiles to runs and runs to the whole, or runs at once. */

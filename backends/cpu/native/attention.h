@@ -57,6 +57,7 @@ struct attention_task {
     int32_t first, count;
     int32_t tile, tile_stop;
     int32_t separate; /* 0, or: totals holds so many partials a tile, and tiles aren't merged */
+    const uint8_t *after; /* a block to ask memory for at the end: where this worker goes on */
 };
 
 /* Scratch of a task: planes of the queries, and the run's partials. */

@@ -59,6 +59,7 @@ typedef struct {
     int32_t exponent[BLOCK], position[BLOCK];
     int32_t key_exponent[TILE], value_exponent[TILE];
     const int16_t *keys, *values; /* of the tile at hand */
+    ptrdiff_t ahead; /* bytes from there to the next tile */
 } block;
 
 /* What the softmax of a tile gives one query, besides a partial's head. */
@@ -71,16 +72,28 @@ typedef int32_t pair_word __attribute__((may_alias, aligned(2)));
 
 INLINE vi pair_at(const int16_t *p, int index) { return i_all(((const pair_word *)p)[index]); }
 
+/* Memory asked for what lies `ahead` bytes after p, into the second-level cache: asked into the
+ * first, lines wait for the few places that loads need as well. */
+#define ASK(p, ahead) __builtin_prefetch((const uint8_t *)(p) + (ahead), 0, 2)
+
+/* A vector; its like in the next tile is asked for. */
+INLINE vi load_and_ask(const int16_t *p, ptrdiff_t ahead)
+{
+    ASK(p, ahead);
+    return i_load((const int32_t *)(const void *)p);
+}
+
 /* Plane products of `count` queries with ABREAST vectors of keys, over pairs from … stop − 1. */
 INLINE void dots_of(int count, const int16_t *const *high, const int16_t *const *low,
-                    const int16_t *keys, int from, int stop, int32_t *sum_high, int32_t *sum_low)
+                    const int16_t *keys, ptrdiff_t ahead, int from, int stop, int32_t *sum_high,
+                    int32_t *sum_low)
 {
     vi h[3][ABREAST], l[3][ABREAST], key[ABREAST];
     memset(h, 0, sizeof h);
     memset(l, 0, sizeof l);
     for (int p = from; p < stop; p++) {
         UNROLL for (int v = 0; v < ABREAST; v++)
-            key[v] = i_load((const int32_t *)(const void *)(keys + 2 * (p * TILE + v * CQ_LANES)));
+            key[v] = load_and_ask(keys + 2 * (p * TILE + v * CQ_LANES), ahead);
         UNROLL for (int i = 0; i < count; i++) {
             vi a = pair_at(high[i], p), b = pair_at(low[i], p);
             UNROLL for (int v = 0; v < ABREAST; v++) {
@@ -105,7 +118,8 @@ INLINE void dots_of_pairs(int count, const block *b, const int *who, int from, i
         low[i] = b->low + who[i] * 2 * b->pairs;
     }
     for (int at = 0; at < TILE; at += ABREAST * CQ_LANES)
-        dots_of(count, high, low, b->keys + 2 * at, from, stop, sum_high + at, sum_low + at);
+        dots_of(count, high, low, b->keys + 2 * at, b->ahead, from, stop, sum_high + at,
+                sum_low + at);
 }
 
 /* RN(q·k) of `count` queries (1 to 3) with the tile's keys: dots [count][TILE]. */
@@ -182,15 +196,14 @@ static void tile_softmax(const block *b, int query, const cortiq_attend *a, cons
 /* o = o·keep + RN(w·v)·take for `count` queries and `abreast` vectors of value dimensions, over
  * pairs of keys from … stop − 1. */
 INLINE void add_values(int count, int abreast, const tile_weights *w, const int16_t *values,
-                       int width, int from, int stop, float *const *o)
+                       ptrdiff_t ahead, int width, int from, int stop, float *const *o)
 {
     vi h[3][ABREAST], l[3][ABREAST], value[ABREAST];
     memset(h, 0, sizeof h);
     memset(l, 0, sizeof l);
     for (int p = from; p < stop; p++) {
         UNROLL for (int v = 0; v < abreast; v++)
-            value[v] = i_load((const int32_t *)(const void *)(values + 2 * (p * width +
-                                                                            v * CQ_LANES)));
+            value[v] = load_and_ask(values + 2 * (p * width + v * CQ_LANES), ahead);
         UNROLL for (int i = 0; i < count; i++) {
             vi a = pair_at(w[i].high, p), b = pair_at(w[i].low, p);
             UNROLL for (int v = 0; v < abreast; v++) {
@@ -214,11 +227,11 @@ INLINE void add_value_rows(int count, const block *b, const tile_weights *w, int
     float *o[3];
     for (; d + ABREAST * CQ_LANES <= b->value_width; d += ABREAST * CQ_LANES) {
         for (int i = 0; i < count; i++) o[i] = runs[i]->o + d;
-        add_values(count, ABREAST, w, b->values + 2 * d, b->value_width, from, stop, o);
+        add_values(count, ABREAST, w, b->values + 2 * d, b->ahead, b->value_width, from, stop, o);
     }
     for (; d < b->value_width; d += CQ_LANES) {
         for (int i = 0; i < count; i++) o[i] = runs[i]->o + d;
-        add_values(count, 1, w, b->values + 2 * d, b->value_width, from, stop, o);
+        add_values(count, 1, w, b->values + 2 * d, b->ahead, b->value_width, from, stop, o);
     }
 }
 

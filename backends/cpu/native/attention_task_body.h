@@ -47,10 +47,14 @@ static void take_queries(const attention_task *t, block *b)
 static void take_tile(const attention_task *t, block *b, int32_t tile)
 {
     const cortiq_kv *kv = &t->args->kv;
-    const uint8_t *base = tile_of(kv, t->pages, tile, t->head);
+    const uint8_t *base = tile_of(kv, t->pages, tile, t->head), *next = t->after;
+    if (tile + 1 < t->tile_stop) next = tile_of(kv, t->pages, tile + 1, t->head);
     b->keys = (const int16_t *)(const void *)base;
     b->values = b->keys + TILE * 2 * b->pairs;
+    b->ahead = (next ? next : base) - base;
     const int8_t *exponents = (const int8_t *)(b->values + TILE * b->value_width);
+    ASK(exponents, b->ahead);
+    ASK(exponents + TILE, b->ahead);
     for (int i = 0; i < TILE; i++) {
         b->key_exponent[i] = exponents[i];
         b->value_exponent[i] = exponents[TILE + i];
