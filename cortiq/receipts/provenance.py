@@ -61,7 +61,7 @@ def parts_of(executable: Executable) -> Iterator[tuple[str, Executable]]:
 
 
 def _name(called: str) -> str:
-    """What a model was loaded as; of a path only its end, for the rest is nobody's business."""
+    """A name as it is; of a path only its end, for the rest is nobody's business."""
     return called.rstrip("/").rpartition("/")[2] if os.path.exists(called) else called
 
 
@@ -71,7 +71,7 @@ def _about(name: str, executable: Executable) -> dict[str, str]:
     plugins = default_plugins()
     maker = type(plugins.backends.get(name, executable))
     facts = {
-        "distribution": plugins.sources.get(plugins.brought_by.get(name, ""), ""),
+        "distribution": _name(plugins.sources.get(plugins.brought_by.get(name, ""), "")),
         "sources": source_hash(maker.__module__.partition(".")[0]),
     }
     with blamed_on(name):

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 CANCELLED = "cancelled"
 """The one finish reason that no computation shows; the tokens before it are checked as any."""
-CHUNK_ROWS = 64
-"""Rows a batch; their logits are in memory at once. No bit depends on it."""
+MOST_LOGITS = 1 << 25
+"""Logits that a batch may have at once, 128 MiB of them. No bit depends on it."""
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,7 @@ class Replay:
     def _rows(
         self, request: Request, vocabulary: int
     ) -> Generator[tuple[Any, RowResult], None, None]:
-        """What is drawn in each row that a token was drawn in, and what else the row brings;
-        `CHUNK_ROWS` rows at a time.
+        """What is drawn in each row that a token was drawn in, and what else the row brings.
 
         Tokens that no draw can give are left out, and whatever comes after them.
         """
@@ -203,8 +202,9 @@ class Replay:
                 end = min(start + request.chunk_rows, silent)
                 session.read(session.feed(ids[start:end], ()))
                 self._advance(end, len(ids))
-            for start in range(silent, len(ids), CHUNK_ROWS):
-                end = min(start + CHUNK_ROWS, len(ids))
+            chunk_rows = max(1, min(request.chunk_rows, MOST_LOGITS // vocabulary))
+            for start in range(silent, len(ids), chunk_rows):
+                end = min(start + chunk_rows, len(ids))
                 wants = [(request.want_at(ids[: i + 1]), *request.facts) for i in range(start, end)]
                 rows = session.read_rows(session.feed_each(ids[start:end], wants))
                 yield from ((row[want[0]], row) for want, row in zip(wants, rows, strict=True))
