@@ -14,6 +14,8 @@ from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("deepseek_v3",)
+GGUF: tuple[str, ...] = ()
+"""`deepseek2` reads these."""
 KEYS = Keys(
     same_as={"head_dim": "qk_rope_head_dim"},
     harmless=frozenset({"aux_loss_alpha", "auto_map", "ep_size", "seq_aux"}),

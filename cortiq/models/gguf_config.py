@@ -110,7 +110,8 @@ def config_from_gguf(
     if isinstance(values.get("num_hidden_layers"), int):  # with the layers that draft
         values["num_hidden_layers"] -= given.get("nextn_predict_layers", 0)
     config = construct(config_type, values, where=where)
-    _check_value_length(given, config.head_width, where)
+    if "attention.value_length" not in keys.gguf:
+        _check_value_length(given, config.head_width, where)
     values["rope_parameters"] = gguf_rope(given, source, config, where)
     return construct(config_type, values, where=where)
 

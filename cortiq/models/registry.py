@@ -32,6 +32,7 @@ OWN = (
     "glm4_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek2",
     "lfm2_moe",
     "gpt_oss",
     "mimo_v2_flash",

@@ -123,6 +123,49 @@ YARN = {
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 SIZES = frozenset(LATENT) | {"qk_head_dim", "q_lora_rank"}
+
+
+def deepseek_values(config, legacy):
+    """Metadata of both versions; older files hold kv_b whole and the sizes of a head."""
+    nope, turned = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+    rope, latent = config[ROPE], config["kv_lora_rank"]
+    key, value = nope + turned, config["v_head_dim"]
+    v3 = config["model_type"] == "deepseek_v3"
+    values = {
+        **expert_values(config, "n_routed_experts"),
+        "attention.head_count_kv": config["num_attention_heads"] if legacy else 1,
+        "attention.key_length": key if legacy else latent + turned,
+        "attention.value_length": value if legacy else latent,
+        "attention.key_length_mla": None if legacy else key,
+        "attention.value_length_mla": None if legacy else value,
+        "attention.kv_lora_rank": latent, "attention.q_lora_rank": config["q_lora_rank"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_gating_func": 2 if v3 else 1,
+        "expert_weights_norm": bool(config["norm_topk_prob"]) if v3 else None,
+        "expert_weights_scale": float(config["routed_scaling_factor"]),
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "rope.dimension_count": turned,
+        "rope.scaling.yarn_log_multiplier": rope["mscale"] / 10 if "mscale" in rope else None,
+    }  # fmt: skip
+    if v3:
+        values["expert_group_count"] = config["n_group"]
+        values["expert_group_used_count"] = config["topk_group"]
+    return values
+
+
+def deepseek_tensors(config, name, values):
+    """kv_b as newer files hold it: the keys' part turned, the values' part, both by head."""
+    if not name.endswith("kv_b_proj.weight"):
+        return {name: values}
+    nope = config["qk_nope_head_dim"]
+    heads = values.reshape(config["num_attention_heads"], -1, config["kv_lora_rank"])
+    keys = np.ascontiguousarray(heads[:, :nope].swapaxes(1, 2))
+    return {
+        name.replace("kv_b_proj", "k_b_proj"): keys,
+        name.replace("kv_b_proj", "v_b_proj"): np.ascontiguousarray(heads[:, nope:]),
+    }
+
+
 DEEPSEEK_V2 = Family(
     "deepseek_v2",
     "DeepseekV2Config",
@@ -144,12 +187,16 @@ DEEPSEEK_V2 = Family(
     ],
     refused=[({"topk_method": "loudest"}, "loudest"), ({"norm_topk_prob": True}, "norm_topk_prob")],
     elsewhere=COUNTS | SIZES,
+    gguf=GGUF(
+        "deepseek2", geometries=("wide", "odd"),
+        values=lambda config: deepseek_values(config, legacy=True),
+    ),
 )  # fmt: skip
 DEEPSEEK_V3 = Family(
     "deepseek_v3",
     "DeepseekV3Config",
     base={**ROUTED, **LATENT, "q_lora_rank": 14, "n_group": 2, "topk_group": 1},
-    shapes=LATENT_SHAPES,
+    shapes=LATENT_SHAPES | {"odd": {**LATENT_SHAPES["odd"], ROPE: YARN | {"mscale": 1.3}}},
     switches={
         **GROUPS, "q_lora_rank": None, "attention_bias": True, "rope_interleave": False,
         "n_shared_experts": 2, "norm_topk_prob": False, "routed_scaling_factor": 1.4,
@@ -164,6 +211,10 @@ DEEPSEEK_V3 = Family(
     ],
     refused=[({"scoring_func": "softmax"}, "scoring_func")],
     elsewhere=COUNTS | SIZES | {"num_nextn_predict_layers"},
+    gguf=GGUF(
+        "deepseek2", geometries=("wide", "odd"), tensors=deepseek_tensors,
+        values=lambda config: deepseek_values(config, legacy=False),
+    ),
 )  # fmt: skip
 CONVS = ["conv", "full_attention", "conv"]
 

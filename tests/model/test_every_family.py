@@ -48,6 +48,7 @@ from cortiq.backend import CompileOptions, Digest, Named
 from cortiq.errors import CortiqError, FormatError, GraphError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
+from cortiq.models.registry import describe_families
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_reference.ideal import evaluate
 
@@ -222,7 +223,7 @@ def test_a_gguf_file_of_the_tensors_is_the_same_model(family, geometry, written,
     model = written(family, geometry)
     write_gguf(tmp_path / "model.gguf", model.folder, family.gguf)
     checkpoint = open_checkpoint(tmp_path / "model.gguf")
-    assert family.gguf.architecture in family.module.ARCHITECTURES
+    assert family.gguf.architecture in {name for info in describe_families() for name in info.gguf}
     assert distance(logits_of(checkpoint, model.tokens, family.context), model.logits) < TOLERANCE
 
 
@@ -237,3 +238,11 @@ def test_layers_that_draft_are_no_part_of_the_trunk(written):
     without = changed(checkpoint, {"num_nextn_predict_layers": 0})
     with pytest.raises(FormatError, match="eh_proj"):
         load_program(Edited(without, extra=joint))
+
+
+def test_every_family_and_every_gguf_architecture_is_tested():
+    listed = describe_families()
+    elsewhere = {"mixtral", "lfm2", "deepseek2"}  # test_families.py; `deepseek2` is GGUF's form
+    assert {info.name for info in listed} == {f.name for f in FAMILIES} | elsewhere
+    files = {f.gguf.architecture for f in FAMILIES if f.gguf} | {"llama+experts", "lfm2"}
+    assert {name for info in listed for name in info.gguf} == files

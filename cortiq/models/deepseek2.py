@@ -1,0 +1,135 @@
+"""DeepSeek V2, V3 and R1 as GGUF files hold them, under one name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, ClassVar
+
+from cortiq.errors import FormatError, UnsupportedError
+from cortiq.ir import Program
+from cortiq.models import deepseek_v2, deepseek_v3
+from cortiq.models.config import Amount, BaseConfig, Keys
+from cortiq.models.mla import JOINT
+from cortiq.models.names import Names
+
+ARCHITECTURES = ("deepseek2",)
+KEYS = Keys(
+    gguf={
+        "attention.key_length": "key_length",
+        "attention.key_length_mla": "key_length_mla",
+        "attention.kv_lora_rank": "kv_lora_rank",
+        "attention.q_lora_rank": "q_lora_rank",
+        "attention.value_length": "value_length",
+        "attention.value_length_mla": "value_length_mla",
+        "expert_count": "n_routed_experts",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_gating_func": "expert_gating_func",
+        "expert_group_count": "n_group",
+        "expert_group_used_count": "topk_group",
+        "expert_shared_count": "n_shared_experts",
+        "expert_weights_norm": "norm_topk_prob",
+        "expert_weights_scale": "routed_scaling_factor",
+        "leading_dense_block_count": "first_k_dense_replace",
+        "nextn_predict_layers": "num_nextn_predict_layers",
+        "rope.dimension_count": "qk_rope_head_dim",
+        "rope.scaling.yarn_log_multiplier": "yarn_log_multiplier",
+    },
+)
+NAMES = Names(
+    gguf={
+        "self_attn.q_a_proj": "attn_q_a",
+        "self_attn.q_a_layernorm": "attn_q_a_norm",
+        "self_attn.q_b_proj": "attn_q_b",
+        "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+        "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+        "self_attn.kv_b_proj": "attn_kv_b",
+        "self_attn.k_b": "attn_k_b",
+        "self_attn.v_b": "attn_v_b",
+    },
+    fused=(JOINT,),
+)
+SOFTMAX, SIGMOID = 1, 2
+"""`expert_gating_func` of V2 and of V3."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(BaseConfig):
+    """What a GGUF file says; `key_length_mla` and `value_length_mla` are of one head.
+
+    Older files have the two without `_mla`, newer ones use those names for the slot's rows.
+    """
+
+    rms_norm_eps: float = 1e-6
+    kv_lora_rank: int = 512
+    q_lora_rank: int | None = None
+    qk_rope_head_dim: int = 64
+    key_length: int | None = None
+    value_length: int | None = None
+    key_length_mla: int | None = None
+    value_length_mla: int | None = None
+    n_routed_experts: int = 64
+    num_experts_per_tok: int = 6
+    moe_intermediate_size: int = 1408
+    n_shared_experts: int = 2
+    expert_gating_func: int = SOFTMAX
+    n_group: int = 1
+    topk_group: int = 1
+    norm_topk_prob: bool = False
+    routed_scaling_factor: float = 1.0
+    first_k_dense_replace: Amount = Amount(1)
+    num_nextn_predict_layers: Amount = Amount(0)
+    yarn_log_multiplier: float | None = None
+    own: ClassVar[tuple[str, ...]] = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+        "num_attention_heads", "max_position_embeddings", "tie_word_embeddings", "source",
+        "rms_norm_eps", "kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "n_routed_experts",
+        "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts",
+        "routed_scaling_factor", "first_k_dense_replace",
+    )  # fmt: skip
+
+    @property
+    def head_width(self) -> int:
+        """Values of a head that are rotated."""
+        return self.qk_rope_head_dim
+
+    def rope(self) -> dict[str, Any]:
+        """Rope parameters; YaRN's multiplier is a tenth of `mscale`, which is `mscale_all_dim`."""
+        given = dict(self.rope_parameters)
+        if self.yarn_log_multiplier is not None and given.get("rope_type") == "yarn":
+            given["mscale"] = float(Decimal(repr(self.yarn_log_multiplier)) * 10)
+            given["mscale_all_dim"] = given["mscale"]
+        return given
+
+    def shared(self) -> dict[str, Any]:
+        """Fields that the configurations of both versions have."""
+        key = self.key_length_mla or self.key_length
+        value = self.value_length_mla or self.value_length
+        if key is None or value is None or key <= self.qk_rope_head_dim:
+            message = f"keys of {key} and values of {value}, of which {self.qk_rope_head_dim} turn"
+            raise FormatError(message, where="config")
+        return {name: getattr(self, name) for name in self.own} | {
+            "num_key_value_heads": None, "qk_nope_head_dim": key - self.qk_rope_head_dim,
+            "v_head_dim": value, "rope_parameters": self.rope(),
+        }  # fmt: skip
+
+
+def build(config: Config, context: int) -> Program:
+    """The trunk, by the version whose router the file names."""
+    shared: Mapping[str, Any] = config.shared()
+    if config.expert_gating_func == SIGMOID:
+        v3 = deepseek_v3.Config(
+            **shared, n_group=config.n_group, topk_group=config.topk_group,
+            norm_topk_prob=config.norm_topk_prob,
+        )  # fmt: skip
+        return deepseek_v3.build(v3, context)
+    limits = {
+        "expert_gating_func": config.expert_gating_func == SOFTMAX,
+        "expert_group_count": config.n_group == 1,
+        "expert_weights_norm": not config.norm_topk_prob,
+    }
+    for key, holds in limits.items():
+        if not holds:
+            raise UnsupportedError(f"this value of {key} with a softmax router", where="config")
+    return deepseek_v2.build(deepseek_v2.Config(**shared), context)
