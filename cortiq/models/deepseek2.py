@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any, ClassVar
 
 from cortiq.errors import FormatError, UnsupportedError
@@ -98,7 +97,7 @@ class Config(BaseConfig):
         """Rope parameters; YaRN's multiplier is a tenth of `mscale`, which is `mscale_all_dim`."""
         given = dict(self.rope_parameters)
         if self.yarn_log_multiplier is not None and given.get("rope_type") == "yarn":
-            given["mscale"] = float(Decimal(repr(self.yarn_log_multiplier)) * 10)
+            given["mscale"] = round(10 * self.yarn_log_multiplier, 7)
             given["mscale_all_dim"] = given["mscale"]
         return given
 
