@@ -118,7 +118,7 @@ def state_space_step(
 
 def _read(state: Floats, weights: Floats) -> Floats:
     """canonical_sum_i(RN(S[i, j]·w[i])) of each head: float32 [H, Dv]; no snap."""
-    return canonical_sum((state * weights[:, :, None]).swapaxes(1, 2))
+    return canonical_sum(state * weights[:, :, None], axis=-2)
 
 
 def _snapped(y: Floats, faults: Flags | None) -> Floats:
