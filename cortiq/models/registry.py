@@ -38,6 +38,7 @@ OWN = (
     "mimo_v2_flash",
     "laguna",
     "minimax_m3_vl",
+    "qwen3_next",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -1,0 +1,143 @@
+"""Qwen 3 Next: gated delta nets and gated attention in turns, experts with a gated shared one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from cortiq.errors import FormatError
+from cortiq.ir import Program
+from cortiq.ir.layers import Attention, GatedDeltaNet, GatedMLP, MoE, QKNorm
+from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.layer_kinds import GLOBAL, layer_list
+from cortiq.models.names import Names
+from cortiq.models.parts import Decoder, activation
+from cortiq.models.qwen2_moe import EXPERTS
+from cortiq.models.rope import rope_table
+from cortiq.numerics.route import Router
+
+ARCHITECTURES = ("qwen3_next",)
+LINEAR = "linear_attention"
+TURNED = 0.25
+"""Share of a head that is rotated, where a file does not say."""
+KEYS = Keys(aliases={"num_local_experts": "num_experts"})
+NAMES = Names()
+DELTA: Mapping[str, str] = {
+    "qkvz": "in_proj_qkvz.weight", "ba": "in_proj_ba.weight", "conv": "conv1d.weight",
+    "A_log": "A_log", "dt_bias": "dt_bias", "norm": "norm.weight", "out": "out_proj.weight",
+}  # fmt: skip
+"""Roles of `GatedDeltaNet` to tensor names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearConfig(BaseConfig):
+    """Fields of configurations whose layers are delta nets or attention."""
+
+    rms_norm_eps: float = 1e-6
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    head_dim: int | None = 256
+    layer_types: tuple[str, ...] | None = None
+    full_attention_interval: int = 4
+    linear_conv_kernel_dim: int = 4
+    linear_key_head_dim: int = 128
+    linear_value_head_dim: int = 128
+    linear_num_key_heads: int = 16
+    linear_num_value_heads: int = 32
+
+    def kinds(self) -> tuple[str, ...]:
+        """What mixes each layer: every fourth attends, where no list says otherwise.
+
+        Raises
+        ------
+        FormatError : the list or the interval fits no layers; value heads that keys don't divide.
+        """
+        count, interval = self.num_hidden_layers, self.full_attention_interval
+        if interval < 1:
+            raise FormatError(f"attention every {interval} layers", where="config")
+        if self.linear_num_value_heads % self.linear_num_key_heads:
+            heads = f"{self.linear_num_key_heads} key heads, {self.linear_num_value_heads} value"
+            raise FormatError(f"delta nets have {heads} heads", where="config")
+        turns = tuple(LINEAR if (n + 1) % interval else GLOBAL for n in range(count))
+        return layer_list(self.layer_types or turns, count, (LINEAR, GLOBAL))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(LinearConfig):
+    """Fields of `Qwen3NextConfig`."""
+
+    num_key_value_heads: int | None = 2
+    max_position_embeddings: int = 32768
+    num_experts: int = 512
+    num_experts_per_tok: int = 10
+    norm_topk_prob: bool = True
+    moe_intermediate_size: int = 512
+    shared_expert_intermediate_size: int = 512
+    decoder_sparse_step: int = 1
+    mlp_only_layers: tuple[int, ...] | None = None
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        dense = layer in (self.mlp_only_layers or ())
+        return not dense and (layer + 1) % self.decoder_sparse_step == 0
+
+
+def delta_net(config: LinearConfig, grouped: bool) -> GatedDeltaNet:
+    """The delta net of a configuration."""
+    return GatedDeltaNet(
+        width=config.hidden_size,
+        heads=config.linear_num_value_heads,
+        key_heads=config.linear_num_key_heads,
+        key_dim=config.linear_key_head_dim,
+        value_dim=config.linear_value_head_dim,
+        kernel=config.linear_conv_kernel_dim,
+        eps=config.rms_norm_eps,
+        activation=activation(config.hidden_act),
+        grouped=grouped,
+    )
+
+
+def gated_attention(config: LinearConfig, context: int) -> Attention:
+    """Attention whose queries bring the gates of its output."""
+    rope = {"partial_rotary_factor": TURNED, **config.rope_parameters}
+    return Attention(
+        width=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_width,
+        rope=rope_table(replace(config, rope_parameters=rope), context),
+        qk_norm=QKNorm(config.rms_norm_eps, offset=1.0),
+        biased=config.attention_bias,
+        output_biased=config.attention_bias,
+        output_gate=True,
+    )
+
+
+def build(config: Config, context: int) -> Program:
+    """The trunk."""
+    width, act = config.hidden_size, activation(config.hidden_act)
+    eps = config.rms_norm_eps
+    decoder = Decoder(config, context, family="qwen3_next", eps=eps, offset=1.0)
+    mixers = {LINEAR: delta_net(config, grouped=True), GLOBAL: gated_attention(config, context)}
+    mlp = GatedMLP(width, config.intermediate_size, act)
+    experts = MoE(
+        width=width,
+        inner=config.moe_intermediate_size,
+        experts=config.num_experts,
+        router=Router(config.num_experts_per_tok, renormalise=config.norm_topk_prob),
+        activation=act,
+        shared_inner=config.shared_expert_intermediate_size,
+        shared_factor=True,
+    )
+    x = decoder.embed()
+    for n, kind in enumerate(config.kinds()):
+        if kind == LINEAR:
+            op, tensors = mixers[kind], "linear_attn"
+            x = decoder.mixer(x, n, op, name="delta", tensors=tensors, table=DELTA)
+        else:
+            x = decoder.mixer(x, n, mixers[kind])
+        if config.is_sparse(n):
+            x = decoder.feed_forward(x, n, experts, table=EXPERTS)
+        else:
+            x = decoder.feed_forward(x, n, mlp)
+    return decoder.finish(x)
