@@ -20,6 +20,8 @@ ARCHITECTURES = ("qwen3_next",)
 LINEAR = "linear_attention"
 TURNED = 0.25
 """Share of a head that is rotated, where a file does not say."""
+SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
+"""Which axis of an image turns which pair: in text all axes have one position."""
 KEYS = Keys(aliases={"num_local_experts": "num_experts"})
 NAMES = Names()
 DELTA: Mapping[str, str] = {
@@ -99,7 +101,8 @@ def delta_net(config: LinearConfig, grouped: bool) -> GatedDeltaNet:
 
 def gated_attention(config: LinearConfig, context: int) -> Attention:
     """Attention whose queries bring the gates of its output."""
-    rope = {"partial_rotary_factor": TURNED, **config.rope_parameters}
+    given = {key: v for key, v in config.rope_parameters.items() if key not in SECTIONS}
+    rope = {"partial_rotary_factor": TURNED, **given}
     return Attention(
         width=config.hidden_size,
         heads=config.num_attention_heads,

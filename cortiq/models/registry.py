@@ -39,6 +39,8 @@ OWN = (
     "laguna",
     "minimax_m3_vl",
     "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
 )
 """Modules of this package, in the order they are listed."""
 

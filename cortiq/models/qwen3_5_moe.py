@@ -1,0 +1,49 @@
+"""Qwen 3.5 MoE's text model: Qwen 3.5 with experts and a gated shared one in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cortiq.ir import Program
+from cortiq.ir.layers import MoE
+from cortiq.models import qwen3_5
+from cortiq.models.config import Keys
+from cortiq.models.parts import activation
+from cortiq.models.qwen2_moe import EXPERTS
+from cortiq.models.qwen3_next import LinearConfig
+from cortiq.numerics.route import Router
+
+ARCHITECTURES = ("qwen3_5_moe_text",)
+KEYS = Keys(aliases={"num_local_experts": "num_experts"})
+NAMES = qwen3_5.NAMES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(LinearConfig):
+    """Fields of `Qwen3_5MoeTextConfig`; no layer has an MLP of `intermediate_size`."""
+
+    intermediate_size: int = 0
+    num_key_value_heads: int | None = 2
+    max_position_embeddings: int = 32768
+    num_experts: int = 256
+    num_experts_per_tok: int = 8
+    moe_intermediate_size: int = 512
+    shared_expert_intermediate_size: int = 512
+
+
+def build(config: Config, context: int) -> Program:
+    """The trunk."""
+    decoder = qwen3_5.HybridDecoder(config, context, "qwen3_5_moe")
+    experts = MoE(
+        width=config.hidden_size,
+        inner=config.moe_intermediate_size,
+        experts=config.num_experts,
+        router=Router(config.num_experts_per_tok, renormalise=True),
+        activation=activation(config.hidden_act),
+        shared_inner=config.shared_expert_intermediate_size,
+        shared_factor=True,
+    )
+    x = decoder.embed()
+    for n, kind in enumerate(config.kinds()):
+        x = decoder.feed_forward(decoder.mixed(x, n, kind), n, experts, table=EXPERTS)
+    return decoder.finish(x)
