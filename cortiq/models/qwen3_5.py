@@ -43,8 +43,8 @@ class HybridDecoder(Decoder):
         """The branch of a layer's mixer."""
         if kind == GLOBAL:
             return self.mixer(x, layer, self._attention)
-        options = {"name": "delta", "tensors": "linear_attn", "table": TENSORS}
-        return self.mixer(x, layer, self._delta, **options)
+        op, tensors = self._delta, "linear_attn"
+        return self.mixer(x, layer, op, name="delta", tensors=tensors, table=TENSORS)
 
 
 def build(config: Config, context: int) -> Program:
