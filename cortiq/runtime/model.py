@@ -140,7 +140,10 @@ class Model:
         masks: Masks | None = None,
         **options: Any,
     ) -> Stream:
-        """The text of `generate` piece by piece; errors of the request are raised here."""
+        """The text of `generate` piece by piece; errors of the request are raised here.
+
+        It takes what `generate` takes: see `help(cortiq.GenerateOptions)`.
+        """
         chosen = with_seed(resolve(GenerateOptions, options))
         if chosen.stop and self.tokenizer.absent:
             raise self.tokenizer.absent
