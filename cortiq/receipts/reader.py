@@ -12,6 +12,7 @@ from cortiq.formats.strict_json import parse_object, read_bytes
 from cortiq.numerics.digest import Digest
 from cortiq.options import GenerateOptions, LoadOptions, defaults, specs
 from cortiq.receipts.record import (
+    ALWAYS,
     FORMAT,
     RECORDED,
     SEAL_DIGITS,
@@ -132,8 +133,8 @@ def _list_of(read: Callable[[Any, str], Any]) -> Callable[[Any, str], tuple[Any,
 
 def _options(value: Any, where: str) -> GenerateOptions:
     fields = _object(value, where)
-    _exactly(fields, RECORDED, where)
-    given = {name: _option(name, fields[name], f"{where}.{name}") for name in RECORDED}
+    _exactly(fields, ALWAYS, where, optional=RECORDED)
+    given = {name: _option(name, value, f"{where}.{name}") for name, value in fields.items()}
     try:
         return GenerateOptions(**given)
     except CortiqError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortiq.errors import CortiqError, RequestError, shown
 from cortiq.numerics.digest import Digest, hexadecimal
-from cortiq.options import GenerateOptions, specs
+from cortiq.options import GenerateOptions, defaults, specs
 from cortiq.runtime.request import Request
 
 if TYPE_CHECKING:
@@ -26,6 +26,14 @@ SEAL_DIGITS = 16
 
 RECORDED = tuple(n for n, spec in specs(GenerateOptions).items() if spec.bits or spec.ends)
 """Options that can change a token, or where the text ends; a claim records all of them."""
+ALWAYS = frozenset({
+    "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "logit_bias", "seed", "choice", "stop", "stop_ids",
+    "ignore_eos", "loop_tokens",
+})  # fmt: skip
+"""Options that are written whatever they are. One that a later cortiq brings is written where it is
+not at its default, so that older receipts, their seals and signatures stay what they are.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,11 @@ class Claim:
     def as_object(self) -> dict[str, Any]:
         """The claim as JSON has it."""
         written = dict(vars(self))
-        written["options"] = {name: _written(self.options, name) for name in RECORDED}
+        written["options"] = {
+            name: _written(self.options, name)
+            for name in RECORDED
+            if name in ALWAYS or getattr(self.options, name) != defaults(GenerateOptions)[name]
+        }
         written["digests"] = [hexadecimal(words) for words in self.digests]
         return {name: list(v) if isinstance(v, tuple) else v for name, v in written.items()}
 
@@ -200,6 +212,7 @@ def receipt_of(made: Generation, model: Model, request: Request) -> Receipt:
     if type(request) is not Request or given:
         what = "a receipt cannot hold the embeddings or masks that this generation was made with"
         raise RequestError(what)
+    options = {name: getattr(made.options, name) for name in RECORDED} | {"seed": made.seed}
     claim = Claim(
         contract=made.contract,
         model_hash=made.model_hash,
@@ -208,7 +221,7 @@ def receipt_of(made: Generation, model: Model, request: Request) -> Receipt:
         end_ids=model.eos_ids,
         fingerprint=made.fingerprint,
         prompt_ids=made.prompt_ids,
-        options=replace(made.options, seed=made.seed),
+        options=GenerateOptions(**options),
         token_ids=made.token_ids,
         digests=made.step_digests,
         chain=made.digest,

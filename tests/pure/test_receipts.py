@@ -7,14 +7,17 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scripted import scripted_model
 
 import cortiq
 from cortiq.errors import CortiqError, FormatError, RequestError
-from cortiq.options import GenerateOptions
+from cortiq.options import GenerateOptions, specs
 from cortiq.plugins import availability, default_plugins
-from cortiq.receipts.record import RECORDED, Receipt, Signature
+from cortiq.receipts.reader import parse_receipt
+from cortiq.receipts.record import ALWAYS, RECORDED, Receipt, Signature, receipt_of
+from cortiq.runtime.request import Request, make_request
 
 NAME = "synthetic:tiny-llama"
 MODELS = [NAME, "synthetic:tiny-gemma3", "synthetic:tiny-mixtral", "synthetic:tiny-lfm2"]
@@ -258,10 +261,40 @@ def test_what_is_stated_names_every_part_and_its_sources(receipt):
     assert {"cortiq", "python", "numpy", "platform", "made"} <= set(stated)
 
 
-def test_options_that_change_no_bit_are_no_part_of_a_claim():
-    assert set(RECORDED) == set(vars(GenerateOptions())) - {
-        "chunk_rows", "confidence", "calibration", "trace", "draft", "draft_depth",
-    }  # fmt: skip
+def test_options_that_a_claim_leaves_out_change_no_token(model, made):
+    others = {bool: True, int: 3, float: 2.5}
+    left_out = {n: spec for n, spec in specs(GenerateOptions).items() if n not in RECORDED}
+    changed = {n: others[spec.type] for n, spec in left_out.items() if spec.type in others}
+    assert changed.keys() >= {"chunk_rows", "confidence", "draft_depth"}
+    other = model.generate(PROMPT, **DRAWS, **changed, draft="lookup")
+    assert (other.token_ids, other.text, other.digest) == (made.token_ids, made.text, made.digest)
+    assert other.receipt().claim == made.receipt().claim
+
+
+def test_option_of_a_later_version_is_written_where_it_is_not_at_its_default(
+    receipt, model, monkeypatch
+):
+    monkeypatch.setattr("cortiq.receipts.record.ALWAYS", ALWAYS - {"loop_tokens", "seed"})
+    monkeypatch.setattr("cortiq.receipts.reader.ALWAYS", ALWAYS - {"loop_tokens", "seed"})
+    later = Receipt(receipt.claim, receipt.stated, receipt.claim.seals())
+    assert "seed" in later.as_object()["claim"]["options"]
+    assert "loop_tokens" not in later.as_object()["claim"]["options"]
+    assert "options.loop_tokens" not in later.seals
+    read = parse_receipt(json.dumps(later.as_object()).encode(), "later")
+    assert read == later and model.verify(read)
+
+
+def test_generation_that_options_do_not_describe_has_no_receipt(model, made):
+    class Masked(Request):
+        """A request whose draws are under a mask."""
+
+    request = make_request(PROMPT, made.options, model.program, model.eos_ids)
+    masked = Masked(**vars(request))
+    fed = replace(request, embeddings=np.zeros((len(PROMPT), 64), np.float32))
+    assert receipt_of(made, model, request).claim == made.receipt().claim
+    for other in (masked, fed):
+        with pytest.raises(RequestError, match="cannot hold the embeddings or masks"):
+            receipt_of(made, model, other)
 
 
 def test_whole_receipt_is_refused_with_a_format_error_that_names_the_field(receipt, tmp_path):
