@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cortiq_conformance.catalogue import cases
+
 pytest_plugins = ["pytester"]
 
 BACKEND = """
@@ -33,7 +35,7 @@ def author(pytester, monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(acme=BACKEND)
 
-    def run(declines="()", allow=False, select="they"):
+    def run(declines="()", allow=False, select="they and not keys"):
         pytester.makepyfile(test_acme=TESTS.format(declines=declines, allow=allow))
         plugin = ("-p", "no:cacheprovider", "-p", "cortiq_conformance.pytest_plugin")
         return pytester.runpytest_subprocess(*plugin, "-k", select, "--junitxml=r.xml")
@@ -55,6 +57,16 @@ def test_a_decline_fails_by_name(author):
 
 def test_an_allowed_decline_is_never_a_pass(author):
     author("('Concat',)", allow=True).assert_outcomes(passed=2, xfailed=1)
+
+
+def test_an_expected_decline_is_an_expected_failure_and_a_healed_one_fails(author, pytester):
+    (case,) = [case.id for case in cases((0,)) if case.op == "Concat" and "they are" in case.id]
+    text = f'[[expect_declined]]\ncase = "{case}"\nreason = "next week"\n'
+    (pytester.path / "conformance.toml").write_text(text)
+    author("('Concat',)").assert_outcomes(passed=2, xfailed=1)
+    healed = author()
+    healed.assert_outcomes(passed=2, failed=1)
+    healed.stdout.fnmatch_lines(["*remove its lines*"])
 
 
 def test_a_level_in_which_nothing_was_computed_fails_the_session(author):

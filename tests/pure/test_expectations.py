@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 
@@ -11,6 +12,7 @@ from cortiq.errors import FormatError
 from cortiq.ir import ops
 from cortiq_conformance.expectations import read
 from cortiq_conformance.faults import FaultyBackend
+from cortiq_conformance.junit import junit
 from cortiq_conformance.report import Outcome
 from cortiq_conformance.requirements import sentence
 from cortiq_conformance.runner import run
@@ -61,6 +63,14 @@ def test_an_expected_difference_does_not_fail_and_is_counted(written, differing)
     assert report.passed and report.count(Outcome.DIFFERENT) == len(differing) > 0
     assert f"{len(differing)} of them expected" in report.summary()
     assert json.loads(json.dumps(report.as_dict()))["excused"] == len(differing)
+
+
+def test_in_junit_an_expected_failure_is_skipped_with_its_reason(written, differing):
+    report = rerun(written("".join(ENTRY.format(case=case) for case in differing)))
+    suite = ElementTree.fromstring(junit(report))
+    assert suite.attrib["failures"] == "0" and suite.attrib["skipped"] == str(len(differing))
+    messages = [skipped.attrib["message"] for skipped in suite.iter("skipped")]
+    assert all(message.endswith("(expected: bug 1)") for message in messages)
 
 
 def test_one_that_is_not_listed_still_fails(written, differing):

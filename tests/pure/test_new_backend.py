@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 from click.testing import CliRunner
 from environments import fresh_python, install, run_in
 
@@ -38,7 +39,8 @@ def python(project, tmp_path_factory) -> Path:
 
 
 def test_its_own_tests_pass_as_it_is_written(project, python):
-    done = run_in(python, project, "-m", "pytest", "--junitxml=conformance.xml", "-q")
+    strict = ("-W", "error")  # a newcomer sees no warning of ours
+    done = run_in(python, project, "-m", "pytest", "--junitxml=conformance.xml", "-q", *strict)
     assert done.returncode == 0, done.stdout + done.stderr
     (suite,) = ElementTree.parse(project / "conformance.xml").getroot().findall("testsuite")
     assert int(suite.attrib["tests"]) > 390
@@ -47,7 +49,16 @@ def test_its_own_tests_pass_as_it_is_written(project, python):
 
 
 def test_the_levels_are_markers(project, python):
-    arguments = ("-m", "pytest", "-q", "-m", "level0", "-k", "they", "--strict-markers")
+    arguments = (
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "level0",
+        "-k",
+        "they and not keys",
+        "--strict-markers",
+    )
     done = run_in(python, project, *arguments)
     assert done.returncode == 0, done.stdout
     assert " 3 run: 3 same" in done.stdout
@@ -99,6 +110,16 @@ def test_nothing_is_left_unfilled_and_versions_are_those_of_this_cortiq():
     points = tomllib.loads(files["pyproject.toml"])["project"]["entry-points"]
     assert points["cortiq.plugins"] == {NAME: "cortiq_acme_one"}
     assert cortiq.__version__
+
+
+def test_its_workflow_runs_the_tests_and_keeps_the_reports():
+    workflow = yaml.safe_load(dict(rendered(NAME))[".github/workflows/conformance.yml"])
+    (job,) = workflow["jobs"].values()
+    steps = " ".join(step.get("run", "") for step in job["steps"])
+    assert "python -m pytest --junitxml=conformance.xml" in steps
+    assert f"cortiq conform --backend {NAME} --level 1 --json" in steps
+    kept = job["steps"][-1]["with"]["path"].split()
+    assert kept == ["conformance.xml", "conformance.json", "conformance.html"]
 
 
 @pytest.mark.parametrize("name", ["Acme", "a b", "1st", "a--b", "", "../x", "reference", "acme_x"])

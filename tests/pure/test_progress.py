@@ -1,0 +1,39 @@
+"""What a run says on stderr while it is under way."""
+
+from __future__ import annotations
+
+from cortiq_conformance.case import Case
+from cortiq_conformance.progress import SECONDS, Progress
+from cortiq_conformance.report import CaseResult, Outcome
+
+LISTED = [Case(f"level{n // 3}/x[{n}]", n // 3, "x", "X", lambda source: None) for n in range(6)]
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then(capsys):
+    clock = Clock()
+    with Progress(LISTED, clock) as progress:
+        for number, case in enumerate(LISTED):
+            clock.now += SECONDS if number == 1 else 1
+            outcome = Outcome.ERROR if number == 4 else Outcome.SAME
+            progress.step(CaseResult(case, outcome))
+    assert capsys.readouterr().err.splitlines() == [
+        "level 0: 2 of 3 cases, 0 not the same so far, 11 s",
+        "level 0: 3 of 3 cases, 0 not the same so far, 12 s",
+        "level 1: 3 of 3 cases, 1 not the same so far, 15 s",
+    ]
+
+
+def test_on_a_terminal_one_line_moves(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with Progress(LISTED, Clock()) as progress:
+        progress.step(CaseResult(LISTED[0], Outcome.SAME))
+    assert capsys.readouterr().err == "\r\x1b[K1 level0/x[0]\r\x1b[K"
