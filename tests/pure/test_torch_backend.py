@@ -27,7 +27,7 @@ OWN_ORDER = {
 """What torch computes in an order, or with roundings, of its own."""
 
 
-NO_KERNEL_YET = {"Attend", "ChooseBlocks"}
+NO_KERNEL_YET: set[str] = set()
 """Operators that the backend declines, or declines with some of their options."""
 
 

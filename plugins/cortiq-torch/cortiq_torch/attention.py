@@ -21,15 +21,18 @@ NONE = -(1 << 20)
 RUN = TILE * RUN_TILES
 LOG2_E = float(contract.LOG2_E_F32)
 LIMIT = float(contract.SCORE_LIMIT)
+LOWEST = -(2.0**126)
+"""Below the score of every key."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a layer fixes: constants of the scores, window, and sinks [heads] or None."""
+    """What a layer fixes: constants of the scores, window, sinks [heads] or None, block size."""
 
     constants: contract.Scoring
     window: int | None
     sinks: Tensor | None
+    block: int = 0
 
 
 @dataclass
@@ -62,11 +65,18 @@ def power(n: Tensor, lowest: int = contract.FORGET) -> Tensor:
 
 
 def attend(
-    q: Rows, keys: Rows, values: Rows, positions: Tensor, span: tuple[int, int], how: Geometry
+    q: Rows,
+    keys: Rows,
+    values: Rows,
+    positions: Tensor,
+    span: tuple[int, int],
+    how: Geometry,
+    chosen: Tensor | None = None,
 ) -> Tensor:
     """One sequence: q [rows, heads, dim] over rows [n, kv heads, dim]; float32, not snapped.
 
     span : the lowest and the highest position of the rows, as the host knows them.
+    chosen : the blocks that each set of heads sees, int32 [rows, sets, n]; None for all.
     """
     rows, heads, _ = q.q.shape
     groups = keys.q.shape[1]
@@ -75,10 +85,13 @@ def attend(
     at = positions.repeat_interleave(each)
     low, stop = span[0], span[1] + 1
     first = 0 if how.window is None else max(0, low - how.window + 1)
+    admitted = None
+    if chosen is not None:
+        admitted = _admitted(chosen, heads, groups, span[1] // how.block + 1)
     sums = None
     for start in range(first // RUN * RUN, stop, RUN):
         cut = max(start, first // TILE * TILE), min(start + RUN, stop)
-        part = _run(queries, keys, values, at, cut, how)
+        part = _run(queries, keys, values, at, cut, how, admitted)
         sums = part if sums is None else sums.add(part)
     assert sums is not None
     y = _normalised(sums, how, rows, each)
@@ -91,8 +104,24 @@ def _by_group(q: Rows, groups: int) -> Rows:
     return Rows(split, q.e.unflatten(1, (groups, -1)).transpose(0, 1).flatten(1))
 
 
+def _admitted(chosen: Tensor, heads: int, groups: int, blocks: int) -> Tensor:
+    """Blocks that each [group, query] sees: bool, with a last one that is no block."""
+    rows, sets, _ = chosen.shape
+    table = torch.zeros(rows, sets, blocks + 1, dtype=torch.bool, device=chosen.device)
+    table.scatter_(-1, chosen.long().clamp(max=blocks), True)
+    table[..., -1] = False
+    of_heads = table.repeat_interleave(heads // sets, dim=1).unflatten(1, (groups, -1))
+    return of_heads.transpose(0, 1).flatten(1, 2)
+
+
 def _run(
-    q: Rows, keys: Rows, values: Rows, at: Tensor, cut: tuple[int, int], how: Geometry
+    q: Rows,
+    keys: Rows,
+    values: Rows,
+    at: Tensor,
+    cut: tuple[int, int],
+    how: Geometry,
+    admitted: Tensor | None,
 ) -> Sums:
     """The tiles of a run, each by integers only, then added in order."""
     low, stop = cut
@@ -102,6 +131,10 @@ def _run(
     visible = where <= at[:, None]
     if how.window is not None:
         visible &= where > at[:, None] - how.window
+    if admitted is not None:
+        blocks = (where.flatten() // how.block).clamp(max=admitted.shape[-1] - 1)
+        there = admitted[:, :, blocks].unflatten(2, (-1, TILE))
+        visible = visible & there.permute(2, 0, 1, 3)
     whole = scores.round()
     gain, exponents = horner(scores - whole, EXP2_POLYNOMIAL), whole.int()
     kappa = torch.where(visible, exponents, NONE)
@@ -149,5 +182,33 @@ def _normalised(sums: Sums, how: Geometry, rows: int, each: int) -> Tensor:
         whole = score.round()
         gain = horner(score - whole, EXP2_POLYNOMIAL) * 2.0**contract.TOTAL_BITS
         total, peak = _joined(total, peak, gain, whole.int())
+    empty = sums.top == NONE  # no block that was chosen holds a visible key
     shift = sums.top - peak + (contract.TOTAL_BITS - contract.WEIGHT_BITS)
-    return (sums.output * inverse(total)[..., None]) * power(shift, lowest=-126)[..., None]
+    scale = power(torch.where(empty, 0, shift), lowest=-126)[..., None]
+    y = (sums.output * inverse(torch.where(empty, 1.0, total))[..., None]) * scale
+    return torch.where(empty[..., None], 0.0, y)
+
+
+def choose_blocks(
+    q: Rows, keys: Rows, positions: Tensor, last: int, size: int, top: int, local: int
+) -> Tensor:
+    """The `local` last blocks and those with the largest scores, ascending: int32 [rows, H, top].
+
+    See `cortiq.numerics.blocks.choose_blocks`; keys are rows [n, 1, dim], `last` the highest
+    position.
+    """
+    seen, blocks = last + 1, last // size + 1
+    dots = (q.q @ keys.q[:seen, 0].double().T).float()
+    scores = dots * exp2_int(q.e[..., None] + keys.e[:seen, 0].int())
+    hidden = torch.arange(seen, device=positions.device) > positions[:, None, None]
+    scores = torch.where(hidden, LOWEST, scores)
+    scores = torch.nn.functional.pad(scores, (0, blocks * size - seen), value=LOWEST)
+    best = scores.unflatten(-1, (blocks, size)).amax(dim=-1)
+    best = torch.nn.functional.pad(best, (0, top), value=LOWEST)  # the list may go on past them
+    index = torch.arange(blocks + top, device=positions.device)
+    count = (positions // size + 1)[:, None, None]
+    rank = torch.where(index >= count, 2, torch.where(index >= count - local, 0, 1))
+    order = best.argsort(dim=-1, descending=True, stable=True)
+    rank = rank.expand(best.shape).gather(-1, order)
+    order = order.gather(-1, rank.argsort(dim=-1, stable=True))
+    return order[..., :top].sort(dim=-1).values.int()

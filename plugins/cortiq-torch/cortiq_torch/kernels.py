@@ -12,10 +12,11 @@ from cortiq.ir import Op, layers, ops
 from cortiq.numerics.attention import scoring
 from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import Weight, floats
+from cortiq.numerics.quantise import ZERO_ROW_EXPONENT
 from cortiq.numerics.scaling import gain
 from cortiq_torch import arithmetic as a
 from cortiq_torch.arithmetic import Rows, snap
-from cortiq_torch.attention import Geometry, attend
+from cortiq_torch.attention import Geometry, attend, choose_blocks
 from cortiq_torch.call import Call
 from cortiq_torch.matrices import Matrix, stacked
 from cortiq_torch.mixers import causal_conv, delta_step, recurrent, state_space_step
@@ -95,7 +96,10 @@ def _rope(call: Call, x: Tensor, position: Tensor) -> Tensor:
     return snap(y, call.faults)
 
 
-def _store_kv(call: Call, keys: Rows, values: Rows) -> tuple:
+def _store_kv(call: Call, keys: Rows, values: Rows | None = None) -> tuple:
+    if values is None:
+        nothing = keys.q.new_zeros((*keys.e.shape, 0))
+        values = Rows(nothing, torch.full_like(keys.e, ZERO_ROW_EXPONENT))
     for segment in call.segments:
         cut = segment.cut
         store = segment.state.kv(call.slots["kv"])
@@ -103,9 +107,9 @@ def _store_kv(call: Call, keys: Rows, values: Rows) -> tuple:
     return ()
 
 
-def _attend(call: Call, q: Rows, position: Tensor) -> Tensor:
+def _attend(call: Call, q: Rows, position: Tensor, chosen: Tensor | None = None) -> Tensor:
     op = call.op
-    how = Geometry(scoring(op.scale, op.soft_cap), op.window, call.weights.get("sinks"))
+    how = Geometry(scoring(op.scale, op.soft_cap), op.window, call.weights.get("sinks"), op.block)
     out = torch.empty(len(q.q), op.heads, op.value_dim, device=q.q.device)
     for segment in call.segments:
         keys, values = segment.state.kv(call.slots["kv"]).read()
@@ -113,8 +117,19 @@ def _attend(call: Call, q: Rows, position: Tensor) -> Tensor:
             cut = slice(start, min(start + QUERY_ROWS, segment.stop))
             at = segment.positions[cut.start - segment.start : cut.stop - segment.start]
             part, span = Rows(q.q[cut], q.e[cut]), (at[0], at[-1])
-            out[cut] = attend(part, keys, values, position[cut], span, how)
+            blocks = None if chosen is None else chosen[cut]
+            out[cut] = attend(part, keys, values, position[cut], span, how, blocks)
     return snap(out, call.faults)
+
+
+def _choose_blocks(call: Call, q: Rows, position: Tensor) -> Tensor:
+    op, found = call.op, []
+    for segment in call.segments:
+        cut = segment.cut
+        keys, _ = segment.state.kv(call.slots["kv"]).read()
+        part, last = Rows(q.q[cut], q.e[cut]), segment.positions[-1]
+        found.append(choose_blocks(part, keys, position[cut], last, op.block, op.top, op.local))
+    return torch.cat(found)
 
 
 def _embed_rows(call: Call, token: Tensor) -> Tensor:
@@ -190,6 +205,7 @@ KERNELS: Mapping[type[Op], Kernel] = {
     ops.Rope: _rope,
     ops.StoreKV: _store_kv,
     ops.Attend: _attend,
+    ops.ChooseBlocks: _choose_blocks,
     ops.CausalConv: causal_conv,
     ops.DeltaRule: recurrent(delta_step),
     ops.StateSpace: recurrent(state_space_step),
@@ -208,7 +224,9 @@ KERNELS: Mapping[type[Op], Kernel] = {
     ops.ExpertBias: _expert_bias,
 }
 """The kernel of every primitive that has one."""
-OPTIONS = frozenset({*a.ACTIVATIONS, "step", "missing", "sections", "groups", "mask", "tau"})
+OPTIONS = frozenset(
+    {*a.ACTIVATIONS, "step", "missing", "sections", "groups", "mask", "tau", "blocks", "keys only"}
+)
 """Options that the kernels know, as `Op.options` names them."""
 
 LAYERS: Mapping[type[Op], Kernel] = {layers.GatedMLP: _gated_mlp}
