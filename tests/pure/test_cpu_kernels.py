@@ -265,7 +265,11 @@ ROUTERS = [
     route.Router(4, "sigmoid", True, 1e-20, 2.5),
     route.Router(4, "softmax_topk"),
     route.Router(60, "softmax_topk", renormalise=True),
+    route.Router(5, "sigmoid", True, groups=6, kept_groups=2, group_score="top2"),
+    route.Router(7, groups=12, kept_groups=5, tau=0.8),
+    route.Router(50, "softmax_topk", tau=0.6, groups=4, kept_groups=4, group_score="top2"),
 ]
+"""Those with tau get a mask too."""
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -279,13 +283,15 @@ def test_route_and_combine(path, router, biased):
     bias = values(1, experts, 1, -10, 0)[0] if biased else None
     index = np.full((rows, router.top_k), -1, np.int32)
     weights = np.full((rows, router.top_k), 7, F32)
+    mask = (np.arange(experts) % 5 != 1).astype(F32) if router.tau else None
     struct = args.Route(
-        address(scores), address(bias), address(index), address(weights), experts, experts,
-        router.top_k, route.ROUTER_KINDS.index(router.kind), router.renormalise,
-        router.denominator_floor, router.routed_scaling,
+        address(scores), address(bias), address(mask), address(index), address(weights),
+        experts, experts, router.top_k, route.ROUTER_KINDS.index(router.kind), router.renormalise,
+        router.groups, router.kept_groups, router.group_score == "top2",
+        router.denominator_floor, router.routed_scaling, router.tau or 0.0,
     )  # fmt: skip
     faults = run_ops(path, rows, (Kind.ROUTE, struct))
-    chosen, exact = route.route(scores, router, bias)
+    chosen, exact = route.route(scores, router, bias, mask=mask)
     assert np.array_equal(index, chosen)
     assert same_bits(weights, exact)
     assert not faults.any()

@@ -48,6 +48,7 @@ class Kind(IntEnum):
     DIGEST = 25
     HEADS = 26
     LOG_SUM_EXP = 27
+    SCALED = 28
 
 
 def _fields(**groups: str) -> tuple[tuple[str, type], ...]:
@@ -65,6 +66,17 @@ class Elementwise(ctypes.Structure):
         l="a_stride b_stride out_stride",
         i="inner width function",
         f="factor inverse",
+    )
+
+
+class Scaled(ctypes.Structure):
+    """`cortiq_scaled`: SCALED."""
+
+    _fields_ = _fields(
+        p="x factor index out",
+        l="x_stride factor_stride out_stride",
+        i="inner width how first from_width step",
+        f="low high",
     )
 
 
@@ -156,10 +168,10 @@ class Route(ctypes.Structure):
     """`cortiq_route`."""
 
     _fields_ = _fields(
-        p="scores bias index weights",
+        p="scores bias mask index weights",
         l="scores_stride",
-        i="experts top_k router renormalise",
-        f="floor scaling",
+        i="experts top_k router renormalise groups kept_groups best_two",
+        f="floor scaling tau",
     )
 
 

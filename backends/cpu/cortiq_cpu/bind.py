@@ -21,6 +21,7 @@ from cortiq_cpu.bind_rows import (
     bind_slice,
     bind_wise,
 )
+from cortiq_cpu.bind_scaled import bind_l2_norm, bind_scaled
 from cortiq_cpu.bind_sequence import (
     bind_attend,
     bind_conv,
@@ -30,6 +31,7 @@ from cortiq_cpu.bind_sequence import (
 )
 from cortiq_cpu.binder import Binder, Bound
 from cortiq_cpu.fuse import Attention, Heads, NormChain, Wise
+from cortiq_cpu.kernels import SCALED
 from cortiq_cpu.lower import Admit, Gather, Step
 from cortiq_cpu.native import Op
 
@@ -52,6 +54,8 @@ BINDERS: dict[type, Callable[[Binder, Step], Bound]] = {
     ops.CombineExperts: bind_combine,
     ops.Slice: bind_slice,
     ops.Concat: bind_concat,
+    ops.L2Norm: bind_l2_norm,
+    **dict.fromkeys(SCALED, bind_scaled),
 }
 """How each step becomes ops."""
 

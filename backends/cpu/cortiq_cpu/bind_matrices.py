@@ -63,6 +63,8 @@ def bind_route(b: Binder, step: Step) -> Bound:
         experts=node.op.experts, top_k=router.top_k,  # type: ignore[attr-defined]
         router=ROUTERS.index(router.kind), renormalise=router.renormalise,
         floor=F32(router.denominator_floor), scaling=F32(router.routed_scaling),
+        mask=b.vector(node, "mask"), groups=router.groups, kept_groups=router.kept_groups,
+        best_two=router.group_score == "top2", tau=F32(router.tau or 0),
     )  # fmt: skip
     return [(Kind.ROUTE, args)]
 

@@ -8,14 +8,16 @@ from math import prod
 import numpy as np
 
 from cortiq.ir import ops
+from cortiq.numerics import scalar
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import Kind, address
+from cortiq_cpu.bind_scaled import bind_scaled
 from cortiq_cpu.binder import FLOAT_BYTES, Binder, Bound, fields, row_bytes
 from cortiq_cpu.fuse import NormChain, Wise
 from cortiq_cpu.lower import Step
 
 F32 = np.float32
-ACTIVATIONS = ("silu", "gelu_tanh", "sigmoid", "tanh", "softplus", "relu", "relu2")
+ACTIVATIONS = tuple(scalar.ACTIVATIONS)
 """By the number the native core gives them."""
 
 
@@ -108,6 +110,8 @@ def bind_norm(b: Binder, step: Step) -> Bound:
 def bind_slice(b: Binder, step: Step) -> Bound:
     """COPY of a stretch of each vector."""
     op: ops.Slice = step.op  # type: ignore[assignment]
+    if op.step != 1:
+        return bind_scaled(b, step)
     *lead, width = b.shape(step.nodes[0].inputs[0])
     pieces = [(step.inputs[0], op.start, 0)]
     return _copies(b, step.outputs[0], pieces, prod(lead), width, op.stop - op.start)

@@ -88,7 +88,8 @@ class Binder:
         """Address of a norm's, bias' or other vector, if the node has one in this role."""
         if node is None or role not in node.weights:
             return None
-        return self.weights.vector(node.weights[role], getattr(node.op, "offset", 0.0))
+        offset, form = getattr(node.op, "offset", 0.0), getattr(node.op, "form", "plain")
+        return self.weights.vector(node.weights[role], offset, form)
 
     def kv(self, slot: str) -> arguments.KV:
         """The rows of a slot, for the sequences of this set."""

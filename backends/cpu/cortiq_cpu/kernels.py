@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from cortiq.ir import Graph, Node, Program, ops
+from cortiq.numerics import scalar
 
+SCALED = (
+    ops.Gain, ops.ScaleRows, ops.Shift, ops.Clamp, ops.Softmax, ops.ExpertGain, ops.ExpertBias,
+)  # fmt: skip
+"""Those of one kernel: what is done to a part of a row, by a number."""
 KERNELS = (
     ops.EmbedRows, ops.Quantise, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul, ops.Add,
     ops.Multiply, ops.Scale, ops.Bias, ops.Activation, ops.SoftCap, ops.RMSNorm, ops.LayerNorm,
     ops.Rope, ops.StoreKV, ops.Attend, ops.CausalConv, ops.Route, ops.CombineExperts, ops.Slice,
-    ops.Concat, ops.Reshape,
+    ops.Concat, ops.Reshape, ops.L2Norm, *SCALED,
 )  # fmt: skip
 """Primitives with a kernel."""
-OPTIONS = frozenset({"silu", "gelu_tanh", "sigmoid", "tanh", "softplus", "relu", "relu2"})
-"""What the kernels know beyond the plain form of an operator: functions of Activation."""
+OPTIONS = frozenset({*scalar.ACTIVATIONS, "groups", "mask", "tau", "missing", "step"})
+"""What the kernels know beyond the plain form of an operator."""
 
 
 def refusal(node: Node, graph: Graph, program: Program) -> str:

@@ -12,6 +12,7 @@ from cortiq.ir import Node, Op, ops
 from cortiq.numerics.attention import Scoring, scoring
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.norms import checked_epsilon, offset_weight
+from cortiq.numerics.scaling import gain
 from cortiq_cpu.packing import PackedMatrix
 
 MATRIX_OPS = (ops.EmbedRows, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)
@@ -28,7 +29,7 @@ class Weights:
     def __init__(self, source: Mapping[str, Weight], pool: ThreadPoolExecutor) -> None:
         self._source, self._pool = source, pool
         self._matrices: dict[str, PackedMatrix] = {}
-        self._vectors: dict[tuple[str, float], np.ndarray] = {}
+        self._vectors: dict[tuple[str, float, str], np.ndarray] = {}
         self._taps: dict[str, np.ndarray] = {}
         self._scorings: dict[ops.Attend, Scoring] = {}
 
@@ -48,18 +49,20 @@ class Weights:
                 taps = floats(self._source[name], name)
                 self._taps[name] = np.ascontiguousarray(taps.T)
             else:
-                self._prepare_vector(name, getattr(op, "offset", 0.0))
+                form = getattr(op, "form", "plain")
+                self._prepare_vector(name, getattr(op, "offset", 0.0), form)
 
     def _pack(self, name: str, op: Op) -> None:
         if name not in self._matrices:
             *lead, _, _ = next(iter(op.weight_shapes().values()))
             self._matrices[name] = PackedMatrix(self._source[name], name, prod(lead), self._pool)
 
-    def _prepare_vector(self, name: str, offset: float) -> None:
+    def _prepare_vector(self, name: str, offset: float, form: str) -> None:
         values = floats(self._source[name], name).reshape(-1)
         if offset:
             values = offset_weight(values, offset)
-        self._vectors[name, offset] = np.ascontiguousarray(values)
+        values = gain(values, form, name)
+        self._vectors[name, offset, form] = np.ascontiguousarray(values)
 
     def matrix(self, name: str) -> int:
         """Address of the native description of a packed matrix or stack."""
@@ -74,9 +77,9 @@ class Weights:
         matrix = self._matrices[name]
         return matrix.matrices * matrix.height * matrix.width
 
-    def vector(self, name: str, offset: float) -> int:
-        """Address of the float32 values of a norm, bias, or sinks."""
-        return self._vectors[name, offset].ctypes.data
+    def vector(self, name: str, offset: float, form: str = "plain") -> int:
+        """Address of the float32 values of a norm, bias, gain, or sinks."""
+        return self._vectors[name, offset, form].ctypes.data
 
     def taps(self, name: str) -> int:
         """Address of a convolution's taps, float32 [taps, width]."""

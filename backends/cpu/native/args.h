@@ -11,6 +11,7 @@
 /* Kinds that take the header's spare numbers. */
 #define CORTIQ_HEADS CORTIQ_SPARE_1
 #define CORTIQ_LOG_SUM_EXP CORTIQ_SPARE_2
+#define CORTIQ_SCALED CORTIQ_SPARE_3
 
 /* ADD, MULTIPLY: a and b. BIAS: b is the vector (b_stride is not read). SCALE: a·factor.
  * ACTIVATION: function(a), with b (may be NULL) then multiply by b. SOFT_CAP: factor is C, inverse
@@ -22,9 +23,34 @@ typedef struct {
     void *record;
     int64_t a_stride, b_stride, out_stride;
     int32_t inner, width;
-    int32_t function; /* of ACTIVATION: silu gelu_tanh sigmoid tanh softplus relu relu2 */
+    int32_t function; /* of ACTIVATION: silu gelu_tanh gelu exp sigmoid tanh softplus … */
     float factor, inverse;
 } cortiq_elementwise;
+
+/* SCALED: `inner` parts of `width` values, each part in the way `how` says:
+ *     BY_VALUE      x·factor[i]                    a vector over the last axis
+ *     BY_PART       x·factor[part]                 a vector over the parts
+ *     BY_ONE        x·factor[0]
+ *     BY_ROW        x·factor[row][part]            factors of the row itself (factor_stride)
+ *     BY_EXPERT     x·factor[index[row][part]]
+ *     PLUS_EXPERT   x + factor[index[row][part]][i]
+ *     PLUS          x + low
+ *     BETWEEN       bounded by low and high (infinite for none), exact
+ *     SOFTMAX_OF    softmax of each part
+ *     EVERY         values first, first + step, … of parts of `from_width`; exact
+ * index has `inner` values a row. */
+enum {
+    CORTIQ_BY_VALUE, CORTIQ_BY_PART, CORTIQ_BY_ONE, CORTIQ_BY_ROW, CORTIQ_BY_EXPERT,
+    CORTIQ_PLUS_EXPERT, CORTIQ_PLUS, CORTIQ_BETWEEN, CORTIQ_SOFTMAX_OF, CORTIQ_EVERY
+};
+typedef struct {
+    const float *x, *factor;
+    const int32_t *index;
+    float *out;
+    int64_t x_stride, factor_stride, out_stride;
+    int32_t inner, width, how, first, from_width, step;
+    float low, high;
+} cortiq_scaled;
 
 /* RMS_NORM, LAYER_NORM, L2_NORM, with what may surround an RMS norm in one op:
  *     y = x; if `after`: y = rms_norm(y, after_weight, after_eps);
@@ -136,13 +162,16 @@ typedef struct {
 /* ROUTE: index and weights have top_k values a row, out of `experts` scores. */
 enum { CORTIQ_SOFTMAX, CORTIQ_SIGMOID, CORTIQ_SOFTMAX_TOPK };
 typedef struct {
-    const float *scores, *bias; /* bias may be NULL */
+    const float *scores, *bias, *mask; /* bias and mask may be NULL */
     int32_t *index;
     float *weights;
     int64_t scores_stride;
     int32_t experts, top_k, router; /* CORTIQ_SOFTMAX … */
     int32_t renormalise;
+    int32_t groups, kept_groups; /* groups up to 1: none */
+    int32_t best_two; /* a group's score is the sum of its two best values, not its best key */
     float floor, scaling;
+    float tau; /* 0: all of the chosen experts are kept */
 } cortiq_route;
 
 /* COMBINE_EXPERTS: weights [rows][count], outputs [rows][count][width]. */

@@ -67,6 +67,10 @@ static void embed_row(const cortiq_matrix *m, int32_t id, float *out, uint8_t *f
 {
     const uint8_t *panel = m->data + (int64_t)(id / PANEL) * m->panel_bytes;
     uint32_t fault = 0;
+    if (id >= m->height) { /* a table of a part of the vocabulary: other ids have no row */
+        memset(out, 0, (size_t)m->width * sizeof *out);
+        return;
+    }
     for (int32_t k = 0; k < m->width; k++) {
         float value = m->layout == CORTIQ_F32 ? ((const float *)m->data)[(int64_t)id * m->width + k]
                                               : element_at(m, panel, id % PANEL, k);

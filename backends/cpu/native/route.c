@@ -3,23 +3,110 @@
 
 #include <string.h>
 
-/* The top_k largest keys, the lower index first on equality; ascending. Each key is compared with
- * the smallest chosen so far. */
-static void choose(const float *keys, int32_t experts, int32_t top_k, int32_t *index)
+/* The number of e^x among the activations (scalar.h). */
+enum { ROUTE_EXP = 3 };
+
+/* Whether expert i comes before j, which has another index: admitted ones first, then the larger
+ * key, then the lower index. Without flags all are admitted. */
+static int before(const float *keys, const uint8_t *admitted, int32_t i, int32_t j)
 {
-    for (int32_t i = 0; i < experts; i++) {
-        int32_t count = i < top_k ? i : top_k, worst = 0;
-        if (count < top_k) {
-            index[count] = i;
+    if (admitted && admitted[i] != admitted[j]) return admitted[i] > admitted[j];
+    return keys[i] == keys[j] ? i < j : keys[i] > keys[j];
+}
+
+/* The first top_k in that order; ascending. Each is compared with the last of those chosen. */
+static void choose(const float *keys, const uint8_t *admitted, int32_t count, int32_t top_k,
+                   int32_t *index)
+{
+    for (int32_t i = 0; i < count; i++) {
+        int32_t worst = 0;
+        if (i < top_k) {
+            index[i] = i;
             continue;
         }
         for (int32_t k = 1; k < top_k; k++)
-            if (keys[index[k]] <= keys[index[worst]]) worst = k;
-        if (keys[i] > keys[index[worst]]) {
+            if (before(keys, admitted, index[worst], index[k])) worst = k;
+        if (before(keys, admitted, i, index[worst])) {
             memmove(index + worst, index + worst + 1, (size_t)(top_k - 1 - worst) * sizeof *index);
             index[top_k - 1] = i;
         }
     }
+}
+
+/* A group's score: its largest admitted key, or the sum of its two largest admitted values. */
+static float group_score(const cortiq_route *a, const float *values, const uint8_t *admitted,
+                         int32_t from, int32_t to, uint8_t *any)
+{
+    float best = 0.0f, next = 0.0f;
+    int32_t found = 0;
+    for (int32_t i = from; i < to; i++) {
+        if (!admitted[i]) continue;
+        if (!found || values[i] > best) {
+            next = best;
+            best = values[i];
+        } else if (found == 1 || values[i] > next) {
+            next = values[i];
+        }
+        found++;
+    }
+    *any = found > 0;
+    return a->best_two && found > 1 ? best + next : best;
+}
+
+/* Flags of the experts that may be chosen; NULL for all. `room` holds experts and groups. */
+static const uint8_t *admit(const cortiq_route *a, const float *values, const float *keys,
+                            uint8_t *admitted, float *scores, int32_t *kept)
+{
+    if (!a->mask && a->groups <= 1) return NULL;
+    for (int32_t i = 0; i < a->experts; i++) admitted[i] = !a->mask || a->mask[i] != 0;
+    if (a->groups <= 1) return admitted;
+    uint8_t *any = admitted + a->experts, *stays = any + a->groups;
+    int32_t size = a->experts / a->groups;
+    for (int32_t g = 0; g < a->groups; g++)
+        scores[g] = group_score(a, a->best_two ? values : keys, admitted, g * size, (g + 1) * size,
+                                any + g);
+    choose(scores, any, a->groups, a->kept_groups, kept);
+    memset(stays, 0, (size_t)a->groups);
+    for (int32_t k = 0; k < a->kept_groups; k++) stays[kept[k]] = 1;
+    for (int32_t i = 0; i < a->experts; i++) admitted[i] &= stays[i / size];
+    return admitted;
+}
+
+/* Softmax of the weights whose flag is set; the others become +0. e^x snapped is e^x here: what it
+ * takes to +0 is too small to change a sum that holds a 1. */
+static int softmax_of(const cortiq_row_kernels *k, float *weights, const uint8_t *there,
+                      int32_t count)
+{
+    float lanes[256] = {0}, highest = 0.0f;
+    int32_t found = 0;
+    for (int32_t i = 0; i < count; i++)
+        if (there[i] && (!found++ || weights[i] > highest)) highest = weights[i];
+    for (int32_t i = 0; i < count; i++) weights[i] = there[i] ? weights[i] - highest : 0.0f;
+    k->activation(weights, NULL, weights, count, ROUTE_EXP);
+    for (int32_t i = 0; i < count; i++) {
+        weights[i] = there[i] ? weights[i] : 0.0f;
+        lanes[i % 256] = lanes[i % 256] + weights[i];
+    }
+    for (int32_t half = 128; half; half /= 2)
+        for (int32_t i = 0; i < half; i++) lanes[i] = lanes[i] + lanes[i + half];
+    return k->scale(weights, 1.0f / (lanes[0] > 0 ? lanes[0] : 1.0f), weights, count);
+}
+
+/* The weights of the shortest prefix that holds tau of them; the others +0. `sums` has room for
+ * `count` values. */
+static void trim(const cortiq_route *a, const float *keys, const int32_t *index, float *weights,
+                 float *sums)
+{
+    float total = 0.0f;
+    for (int32_t d = 0; d < a->top_k; d++) total = total + weights[d];
+    float enough = a->tau * total;
+    for (int32_t c = 0; c < a->top_k; c++) {
+        sums[c] = 0.0f;
+        for (int32_t d = 0; d < a->top_k; d++)
+            if (d != c && before(keys, NULL, index[d], index[c])) sums[c] = sums[c] + weights[d];
+    }
+    for (int32_t c = 0; c < a->top_k; c++)
+        if (enough != 0 && !(sums[c] < enough)) weights[c] = 0.0f;
 }
 
 static void renormalise(float *weights, int32_t count, float floor)
@@ -30,22 +117,39 @@ static void renormalise(float *weights, int32_t count, float floor)
     for (int32_t k = 0; k < count; k++) weights[k] = total == 0 ? 0.0f : weights[k] / total;
 }
 
+/* The weights of the chosen experts, before renormalising. */
+static int weigh(const cortiq_route *a, const cortiq_row_kernels *k, const float *p,
+                 const uint8_t *admitted, uint8_t *there, const int32_t *index, float *weights)
+{
+    int softmax = a->router == CORTIQ_SOFTMAX_TOPK;
+    for (int32_t i = 0; i < a->top_k; i++) {
+        weights[i] = p[index[i]];
+        there[i] = !admitted || admitted[index[i]];
+        if (!there[i] && !softmax) weights[i] = 0.0f;
+    }
+    if (!softmax) return 0;
+    return admitted ? softmax_of(k, weights, there, a->top_k) : k->softmax(weights, weights, a->top_k);
+}
+
 static int route_row(const cortiq_route *a, const cortiq_row_kernels *k, const float *scores,
                      float *scratch, int32_t *index, float *weights)
 {
-    const float *p = scores, *keys = scores;
+    const float *p = scores, *values = scores, *keys = scores;
+    float *sums = scratch + a->experts, *groups = sums + a->experts;
+    int32_t *kept = (int32_t *)(void *)(groups + a->experts);
+    uint8_t *flags = (uint8_t *)(kept + a->experts), *there = flags + 3 * a->experts;
     int fault = 0;
     if (a->router == CORTIQ_SOFTMAX) fault |= k->softmax(scores, scratch, a->experts);
     if (a->router == CORTIQ_SIGMOID) fault |= k->sigmoid(scores, scratch, a->experts);
-    if (a->router != CORTIQ_SOFTMAX_TOPK) p = scratch;
+    if (a->router != CORTIQ_SOFTMAX_TOPK) values = p = scratch;
     if (a->bias) {
-        float *sums = scratch + a->experts;
         fault |= k->add(p, a->bias, sums, a->experts);
-        keys = sums;
+        values = keys = sums;
     }
-    choose(keys, a->experts, a->top_k, index);
-    for (int32_t i = 0; i < a->top_k; i++) weights[i] = p[index[i]];
-    if (a->router == CORTIQ_SOFTMAX_TOPK) fault |= k->softmax(weights, weights, a->top_k);
+    const uint8_t *admitted = admit(a, values, keys, flags, groups, kept);
+    choose(keys, admitted, a->experts, a->top_k, index);
+    fault |= weigh(a, k, p, admitted, there, index, weights);
+    if (a->tau != 0) trim(a, keys, index, weights, groups);
     if (a->renormalise) renormalise(weights, a->top_k, a->floor);
     if (a->scaling != 1)
         return fault | k->scale(weights, a->scaling, weights, a->top_k);

@@ -62,6 +62,13 @@ INLINE vf f_exp2_fraction(vf f)
     return y * f + f_all(1.0f);
 }
 
+/* e^x of either sign. */
+INLINE vf f_exponential(vf x)
+{
+    vf e = f_exp(f_negate(f_abs(x)));
+    return f_select(f_less(f_all(0.0f), x), f_all(1.0f) / e, e);
+}
+
 INLINE vf f_sigmoid(vf x)
 {
     vf e = f_exp(f_negate(f_abs(x)));
@@ -76,6 +83,21 @@ INLINE vf f_gelu_tanh(vf x)
     vf v = f_min(f_max(x, f_all(-16.0f)), f_all(16.0f));
     vf u = f_all(0.7978846f) * (v + f_all(0.044715f) * ((v * v) * v));
     return x * f_sigmoid(u + u);
+}
+
+/* The tail of the normal distribution by a polynomial in 1/(1 + 0.39*a). */
+INLINE vf f_gelu(vf x)
+{
+    vf a = f_min(f_abs(x), f_all(16.0f));
+    vf t = f_all(1.0f) / (f_all(1.0f) + f_all(0.39f) * a);
+    vf p = f_all(0.0538464143f);
+    p = p * t + f_all(-0.258241403f);
+    p = p * t + f_all(0.37516483f);
+    p = p * t + f_all(-0.0166327644f);
+    p = p * t + f_all(0.194435738f);
+    p = p * t + f_all(0.151427195f);
+    vf tail = f_exp(f_all(-0.5f) * (a * a)) * (p * t);
+    return x * f_select(f_at_least(x, f_all(0.0f)), f_all(1.0f) - tail, tail);
 }
 
 INLINE vf f_tanh(vf x)
@@ -126,13 +148,18 @@ INLINE vf f_relu2(vf x)
 INLINE vf f_softplus(vf x) { return f_relu(x) + f_log1p(f_exp(f_negate(f_abs(x)))); }
 
 /* Kinds of `activation`, in the order of numerics.scalar.ACTIVATIONS. */
-enum { ACT_SILU, ACT_GELU_TANH, ACT_SIGMOID, ACT_TANH, ACT_SOFTPLUS, ACT_RELU, ACT_RELU2 };
+enum {
+    ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_EXP, ACT_SIGMOID, ACT_TANH, ACT_SOFTPLUS, ACT_RELU,
+    ACT_RELU2
+};
 
 INLINE vf f_activation(vf x, int kind)
 {
     switch (kind) {
     case ACT_SILU: return f_silu(x);
     case ACT_GELU_TANH: return f_gelu_tanh(x);
+    case ACT_GELU: return f_gelu(x);
+    case ACT_EXP: return f_exponential(x);
     case ACT_SIGMOID: return f_sigmoid(x);
     case ACT_TANH: return f_tanh(x);
     case ACT_SOFTPLUS: return f_softplus(x);
