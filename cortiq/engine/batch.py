@@ -29,6 +29,7 @@ class Part:
     first : index of the first row in the batch.
     draft, asked, draft_seconds : what was drafted, how much was wanted, and how long it took.
     checkpoint : the state before a round that it may be unable to go back into.
+    drawing_wants : what brings the token of each row that draws; empty for what the request wants.
     """
 
     sequence: Sequence
@@ -41,6 +42,7 @@ class Part:
     asked: int = 0
     draft_seconds: float = 0.0
     checkpoint: Any = None
+    drawing_wants: list[Want] = field(default_factory=list)
 
     @property
     def stop(self) -> int:
@@ -58,12 +60,8 @@ class Part:
         sequence, request = self.sequence, self.sequence.request
         more = sequence.drafting.wants if sequence.drafting else ()
         silent: list[tuple[Want, ...]] = [more] * (len(self.tokens) - self.draws)
-        drawn = self.draft.ids
-        asked = [
-            (request.want_at([*sequence.ids, *drawn[:i]] if i else sequence.ids), *request.facts)
-            for i in range(self.draws)
-        ]
-        return [*silent, *((*wants, *more) for wants in asked)]
+        drawing = self.drawing_wants or [request.want] * self.draws
+        return [*silent, *((want, *request.facts, *more) for want in drawing)]
 
     def rows(self) -> list[Row]:
         """The rows."""
@@ -138,21 +136,22 @@ def plan_parts(
     """
     befores = {s: under_way.part_of(s) if under_way else None for s in sequences}
     found = {s: need for s, before in befores.items() if (need := need_of(s, before))}
-    divided = zip(found.items(), shares(list(found.values()), budget), strict=True)
-    return [
-        _part(sequence, befores[sequence], need, share, propose)
-        for (sequence, need), share in divided
+    divided = zip(found, shares(list(found.values()), budget), strict=True)
+    parts = [
+        _part(sequence, befores[sequence], share, propose)
+        for sequence, share in divided
         if share.rows
     ]
+    return [part for part in parts if part is not None]
 
 
 def _part(
     sequence: Sequence,
     before: Part | None,
-    need: Need,
     share: Share,
     propose: Callable[[Sequence, int], tuple[Draft, float]],
-) -> Part:
+) -> Part | None:
+    """A sequence's rows; None where its masks raised, which ends it before the next step."""
     assert sequence.state is not None
     start = before.stop if before else sequence.fed
     if before is not None and before.draws:
@@ -162,11 +161,26 @@ def _part(
     if start + share.rows < len(sequence.ids):
         return Part(sequence, sequence.state, start, tokens, 0)
     draft, seconds = propose(sequence, share.depth) if share.depth else (NOTHING, 0.0)
-    draft = _permitted(sequence, draft)
-    return Part(
-        sequence, sequence.state, start, [*tokens, *draft.ids], 1 + len(draft.ids),
-        draft=draft, asked=share.depth, draft_seconds=seconds,
-    )  # fmt: skip
+    try:
+        draft = _permitted(sequence, draft)
+        return Part(
+            sequence, sequence.state, start, [*tokens, *draft.ids], 1 + len(draft.ids),
+            draft=draft, asked=share.depth, draft_seconds=seconds,
+            drawing_wants=_drawing_wants(sequence, draft),
+        )  # fmt: skip
+    except Exception as error:
+        sequence.error = error
+        sequence.cancel()
+        return None
+
+
+def _drawing_wants(sequence: Sequence, draft: Draft) -> list[Want]:
+    """What brings the token after the ids, and after each drafted one; masks are asked here."""
+    ids, drafted = sequence.ids, draft.ids
+    return [
+        sequence.request.want_at([*ids, *drafted[:i]] if i else ids)
+        for i in range(1 + len(drafted))
+    ]
 
 
 def _permitted(sequence: Sequence, draft: Draft) -> Draft:

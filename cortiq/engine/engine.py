@@ -125,7 +125,7 @@ class Engine:
         """Compute one batch and commit it; whether there is more to do.
 
         On an asynchronous executable the next batch is submitted before this one is read, with
-        what it draws as its input, unless some sequence drafts: then ids are needed first.
+        what it draws as its input, unless some sequence drafts or is masked: ids come first then.
         """
         try:
             self._end_cancelled()
@@ -144,7 +144,7 @@ class Engine:
 
     def _runs_ahead(self) -> bool:
         asynchronous = getattr(self.executable, "asynchronous", False)
-        needs_ids = self._line.blocked or any(sequence.drafting for sequence in self.running)
+        needs_ids = self._line.blocked or any(s.needs_ids for s in self.running)
         return asynchronous and not needs_ids
 
     def _end_cancelled(self) -> None:

@@ -93,6 +93,11 @@ class Sequence:
         return len(self.ids) - self.fed
 
     @property
+    def needs_ids(self) -> bool:
+        """Whether its next step can only be planned when its ids are known."""
+        return self.drafting is not None or self.request.masks is not None
+
+    @property
     def ready(self) -> bool:
         """Whether the next step can draw its next token: it decodes."""
         return self.pending == 1 or (self.generated > 0 and self.pending <= REPLAY_ROWS)

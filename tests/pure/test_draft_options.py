@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -9,13 +11,19 @@ from scripted import scripted_model
 
 import cortiq
 from cortiq.cli.generate import draft_lines
-from cortiq.engine.drafters.kinds import DrafterKind, find_kind
+from cortiq.engine.drafters.kinds import DrafterKind, find_kind, speculation
 from cortiq.engine.drafters.scripted import ScriptedDrafter
+from cortiq.engine.drafting import FixedDepth, Speculation
+from cortiq.engine.engine import Engine
 from cortiq.errors import ModelNotFoundError, OptionError, RequestError
 from cortiq.numerics.masks import mask_of
+from cortiq.options import GenerateOptions
 from cortiq.plugins import load_plugins
+from cortiq.runtime.drafts import Drafts
+from cortiq.runtime.request import make_request
 
 PROMPT = "to be or not to be, to be or not "
+GREEDY = {"seed": 0}
 SAMPLED = {"temperature": 0.9, "seed": 4, "repetition_penalty": 1.1}
 
 
@@ -117,11 +125,6 @@ def test_masks_are_never_asked_about_ids_they_excluded():
         wanted = 1 - ids[-1] % 2
         return mask_of(range(wanted, 64, 2), 64)
 
-    from cortiq.engine.drafting import FixedDepth, Speculation
-    from cortiq.engine.engine import Engine
-    from cortiq.options import GenerateOptions
-    from cortiq.runtime.request import make_request
-
     with cortiq.load("synthetic:tiny-mimo", backend="cpu", threads=1) as opened:
         options = GenerateOptions(max_tokens=30, seed=0)
         request = make_request([5, 5, 4], options, opened.program, (), masks=strict)
@@ -142,6 +145,69 @@ def test_a_mask_that_allows_nothing_is_an_error_that_says_so():
         opened.generate([1], masks=lambda ids: bytes(8))
     with pytest.raises(RequestError, match="cannot hold the embeddings or masks"):
         scripted_model("abc").generate("ab", masks=lambda ids: None).receipt()
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_masks_see_every_token_before_they_are_asked_for_the_next(asynchronous):
+    seen = []
+
+    def watching(ids):
+        seen.append(list(ids))
+
+    model = scripted_model("hello", asynchronous=asynchronous)
+    made = model.generate("ab", masks=watching)
+    text = [*b"ab", *made.token_ids]
+    assert seen == [text[: 2 + i] for i in range(len(made.token_ids))]
+
+
+def test_masks_that_raise_end_their_own_sequence_only():
+    def broken(ids):
+        if len(ids) == 5:
+            raise ValueError("no such state")
+        return mask_of(range(64), 64)
+
+    with cortiq.load("synthetic:tiny-mimo", backend="cpu", threads=1) as opened:
+        options = GenerateOptions(max_tokens=9, seed=0, ignore_eos=True)
+        good = make_request([5, 6, 4], options, opened.program, ())
+        alone = opened.generate([5, 6, 4], max_tokens=9, ignore_eos=True).token_ids
+        with Engine(opened.executable, opened.tokenizer) as engine:
+            bad = engine.submit(replace(good, masks=broken))
+            fine = engine.submit(good)
+            engine.run()
+        assert type(bad.error) is ValueError and bad.generated == 2
+        assert fine.error is None and tuple(fine.output.token_ids) == alone
+        with pytest.raises(ValueError, match="no such state"):
+            opened.generate([5, 6, 4], max_tokens=9, masks=broken)
+        assert opened.generate([5, 6, 4], max_tokens=9, ignore_eos=True).token_ids == alone
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_walls_of_any_length_change_no_token(model, seed):
+    """Policies decide by clocks; here the clock is a die."""
+    dice, now = random.Random(seed), [0.0]
+
+    def clock():
+        now[0] += dice.choice([0.0, 1e-6, 0.01, 5.0])
+        return now[0]
+
+    ids = model.ids(prompt_for(model))
+    for draft in ("lookup", f"model:{model.name}"):
+        for options in (GREEDY, SAMPLED):
+            chosen = GenerateOptions(max_tokens=50, ignore_eos=True, **options)
+            request = make_request(ids, chosen, model.program, ())
+            found = find_kind(draft)
+            with Engine(model.executable, model.tokenizer, clock=clock) as engine:
+                drafted = speculation(*found, None, Drafts(model))
+                sequence = engine.submit(request, speculation=drafted, record=True)
+                engine.run()
+            plain = model.generate(ids, max_tokens=50, ignore_eos=True, **options)
+            assert tuple(sequence.output.token_ids) == plain.token_ids
+            assert sequence.output.digest.hex() == plain.digest
+            policy = found[0].policies(None)(len(ids))
+            for round_ in sequence.rounds:
+                if round_.room > 1 and round_.generated:  # not of the prompt's own step
+                    assert policy.choose(round_.generated, round_.room) == round_.asked
+                policy.record(round_)
 
 
 PLUGIN = """

@@ -216,7 +216,7 @@ def played(policy, rights, wall, rounds=400, room=1_000_000):
         accepted = min(depth, rights(i))
         round_ = Round(
             generated, 10 + generated, room - generated, asked=depth, proposed=depth,
-            accepted=accepted, emitted=accepted + 1, wall_seconds=wall(depth),
+            accepted=accepted, emitted=accepted + 1, wall_seconds=wall(depth), rows=depth + 1,
         )  # fmt: skip
         policy.record(round_)
         depths.append(depth)
@@ -258,7 +258,7 @@ def test_rounds_cut_by_the_room_and_by_a_second_drafter_move_no_account():
     policy = AdaptiveDepth(Limits().account())
     policy.record(Round(5, 20, 3, asked=3, proposed=2, accepted=0, wall_seconds=1.0))
     assert policy.account == Limits().account()
-    copied = Round(5, 20, 99, asked=3, proposed=3, extended=3, accepted=3, emitted=4)
+    copied = Round(5, 20, 99, asked=3, proposed=3, extended=3, accepted=3, emitted=4, rows=4)
     policy.record(copied)
     assert policy.account == Limits().account()
     for _ in range(2):
@@ -267,11 +267,24 @@ def test_rounds_cut_by_the_room_and_by_a_second_drafter_move_no_account():
     assert policy.account.walls == (0.0,) * 7
 
 
+def test_steps_that_prompts_rode_in_have_no_price():
+    policy = AdaptiveDepth(Limits().account())
+    for _ in range(3):
+        policy.record(Round(0, 33, 50, wall_seconds=9.0, rows=33))
+        policy.record(Round(3, 40, 50, asked=2, proposed=2, wall_seconds=9.0, rows=200))
+        policy.record(Round(3, 40, 50, wall_seconds=9.0, rows=200, sequences=3))
+    assert policy.account.plain_runs == 0 and sum(policy.account.runs) == 0
+    assert policy.account.hold[0] < HOLD_PRIOR[0]
+    for _ in range(2):
+        policy.record(Round(3, 40, 50, wall_seconds=1.0, rows=3, sequences=3))
+    assert policy.account.plain_seconds == 1.0
+
+
 rounds = st.builds(
     lambda generated, asked, cut, accepted, wall, sequences: Round(
         generated, generated + 7, 500, asked=asked, proposed=min(asked, cut),
         accepted=min(asked, cut, accepted), emitted=min(asked, cut, accepted) + 1,
-        wall_seconds=wall, sequences=sequences,
+        wall_seconds=wall, sequences=sequences, rows=sequences + min(asked, cut),
     ),
     st.integers(0, 400), st.integers(0, 7), st.integers(0, 7), st.integers(0, 7),
     st.floats(1e-6, 10), st.integers(1, 16),

@@ -45,7 +45,7 @@ class AdaptiveDepth:
     While fewer than two depths were timed, depth moves by the share of drafts that hold; from then
     on by `depth_by_walls`. Whether to draft at all is the trial's to say. A round that the room
     shortened moves no account, ids that a second drafter added are nobody's depth, and the wall of
-    such a round has no price.
+    such a round has no price. Nor has that of a batch which prompt rows rode in.
 
     Parameters
     ----------
@@ -79,7 +79,14 @@ class AdaptiveDepth:
             self._after_plain(round_)
         self.publish(self.account)
 
+    def _timed(self, round_: Round) -> bool:
+        """Whether its wall is that of tokens and drafts, and not of some prompt's rows."""
+        others = round_.rows - 1 - round_.proposed
+        return others <= (round_.sequences - 1) * (1 + self.limits.deepest)
+
     def _after_plain(self, round_: Round) -> None:
+        if not self._timed(round_):
+            return
         account = self.account.after_plain(round_.position, round_.wall_seconds)
         generated = round_.generated + round_.emitted
         self.account = account
@@ -91,7 +98,8 @@ class AdaptiveDepth:
         produced = (others + round_.emitted) / round_.sequences
         trial = self.trial.knowing(self.account.plain_seconds)
         generated = round_.generated + round_.emitted
-        self.trial = trial.after_round(generated, round_.wall_seconds, produced)
+        if self._timed(round_):
+            self.trial = trial.after_round(generated, round_.wall_seconds, produced)
         if not round_.shortened:
             self._learn(round_, others)
 
@@ -101,7 +109,7 @@ class AdaptiveDepth:
         if not own:
             return
         self.account = self.account.after_drafts(own, held)
-        if not round_.extended:
+        if not round_.extended and self._timed(round_):
             self.account = self.account.after_round(own, round_.wall_seconds)
         self._move(own, held, others)
 
