@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from chains import IDS, ONE_THREAD, REFERENCE, alone, feed, same
-from small_program import CONTEXT, bound, small_program
+from chains import IDS, ONE_THREAD, REFERENCE, alone, feed, placed, same
+from small_program import CONTEXT, VOCABULARY, bound, small_program
 
 from cortiq.backend import CompileOptions, Declined, Digest
 from cortiq.errors import RequestError
@@ -97,6 +97,17 @@ def test_memory_is_counted_before_it_is_used(kind):
     assert [executable.free_bytes(), states[0].reserve(10)] == [-need, False]
     states.pop().release()
     assert states[0].reserve(10)
+
+
+def test_a_chain_goes_back_as_far_as_its_parts_do():
+    """To the start, where one part keeps no copy that old; the ids in between are fed again."""
+    ids = [(7 * i) % VOCABULARY for i in range(170)]
+    chain = placed("what a delta rule takes")
+    state = chain.open(CONTEXT)
+    expected = feed(chain, state, ids)
+    assert state.rewind(150) == 150
+    assert state.rewind(20) == 0 == state.length()
+    assert same(feed(chain, state, ids), expected)
 
 
 def test_what_the_cpu_backend_declines_is_computed_by_the_reference():

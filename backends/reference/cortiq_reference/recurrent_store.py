@@ -26,6 +26,17 @@ class Mark(NamedTuple):
     state: Floats
 
 
+class Part(NamedTuple):
+    """Rows [n, ...] that were fed after `length` others, none of them across a mark."""
+
+    length: int
+    rows: tuple[Floats, ...]
+
+    def cut(self, length: int) -> Part:
+        """Those of the first `length` rows of the sequence."""
+        return Part(self.length, tuple(x[: length - self.length] for x in self.rows))
+
+
 class RecurrentStore:
     """The state of a `Recurrent` slot, marks of it, and the rows fed since the oldest mark.
 
@@ -35,13 +46,12 @@ class RecurrentStore:
 
     def __init__(self, slot: Recurrent) -> None:
         self.slot = slot
-        self.length = 0
         self._start(Mark(0, np.zeros(slot.shape, F32)))
 
     def _start(self, mark: Mark) -> None:
         self.length, self.state = mark
         self.marks: list[Mark] = [mark]
-        self.rows: tuple[Floats, ...] = ()
+        self.parts: list[Part] = []
         self.step: StepFunction | None = None
 
     def nbytes(self) -> int:
@@ -54,22 +64,19 @@ class RecurrentStore:
         outputs, done = [], 0
         while done < count:
             stop = min(count, done + MARK_ROWS - self.length % MARK_ROWS)
-            part = tuple(x[done:stop] for x in rows)
-            self.state, out = in_order(step, self.state, part, faults[done:stop])
+            part = Part(self.length, tuple(x[done:stop].copy() for x in rows))
+            self.state, out = in_order(step, self.state, part.rows, faults[done:stop])
             outputs.append(out)
             self.length, done = self.length + stop - done, stop
-            self._remember(part)
+            self.parts.append(part)
+            self._mark()
         return np.concatenate(outputs)
 
-    def _remember(self, part: tuple[Floats, ...]) -> None:
-        old = self.rows or tuple(x[:0] for x in part)
-        self.rows = tuple(np.concatenate(pair) for pair in zip(old, part, strict=True))
-        if self.length % MARK_ROWS == 0:
-            self.marks.append(Mark(self.length, self.state))
-        if len(self.marks) > MARKS:
-            gone = self.marks[1].length - self.marks[0].length
-            del self.marks[0]
-            self.rows = tuple(x[gone:].copy() for x in self.rows)
+    def _mark(self) -> None:
+        if self.length % MARK_ROWS:
+            return
+        self.marks = [*self.marks, Mark(self.length, self.state)][-MARKS:]
+        self.parts = [part for part in self.parts if part.length >= self.marks[0].length]
 
     def rewind(self, length: int) -> int:
         """Go back to a length; to 0 where it lies before the oldest mark."""
@@ -78,14 +85,12 @@ class RecurrentStore:
         if length < self.marks[0].length:
             self._start(Mark(0, np.zeros(self.slot.shape, F32)))
             return 0
-        first = self.marks[0].length
         self.marks = [mark for mark in self.marks if mark.length <= length]
-        nearest = self.marks[-1]
-        self.rows = tuple(x[: length - first].copy() for x in self.rows)
-        again = tuple(x[nearest.length - first :] for x in self.rows)
-        self.length, self.state = length, nearest.state
-        if self.step is not None and length > nearest.length:
-            self.state, _ = in_order(self.step, nearest.state, again)
+        self.parts = [part.cut(length) for part in self.parts if part.length < length]
+        self.length, self.state = length, self.marks[-1].state
+        for part in self.parts:
+            if self.step is not None and part.length >= self.marks[-1].length:
+                self.state, _ = in_order(self.step, self.state, part.rows)
         return length
 
     def export(self) -> Floats:
