@@ -87,6 +87,7 @@ def check_core(environment: Environment, core: Path) -> None:
 def check_all(environment: Environment, wheels: list[Path]) -> None:
     """Everything together."""
     environment.install(*wheels)
+    environment.run(environment.python, "-m", "pip", "check")
     cortiq, digests = environment.cortiq, set()
     listed = environment.run(cortiq, "backends")
     expect("not loaded" not in listed, listed)

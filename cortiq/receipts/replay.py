@@ -13,7 +13,7 @@ from cortiq.engine.output import Output
 from cortiq.errors import RequestError, SequenceFailedError, shown
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.digest import hexadecimal
-from cortiq.receipts.record import Claim, Receipt
+from cortiq.receipts.record import RECORDED, Claim, Receipt
 from cortiq.runtime.fingerprint import drawing_facts, fingerprint
 from cortiq.runtime.request import Request, make_request, vocabulary_size
 from cortiq.runtime.sequence import Progress, RowResult, Session, digest_of
@@ -261,5 +261,7 @@ class Replay:
 
 
 def _refused(error: RequestError) -> Difference:
-    name = "prompt_ids" if (error.where or "").startswith("prompt") else "options"
-    return Difference(name, f"{name}: the model refuses such a request: {error}")
+    """A request that no model of this kind would have served: the prompt, or an option of it."""
+    names = {"sampling": "options"} | {name: f"options.{name}" for name in RECORDED}
+    name = names.get(error.where or "", "prompt_ids")
+    return Difference(name, f"{name}: such a request is refused: {error.what}")

@@ -155,4 +155,5 @@ def _refused(
         found = _other_model(source, claim)
     finally:
         source.close()
-    return found or [Difference("context", f"context: {error}", None, claim.context)]
+    sentence = f"context {claim.context} is refused: {error.what}"
+    return found or [Difference("context", sentence, None, claim.context)]

@@ -154,8 +154,16 @@ def test_other_prompt_is_found_at_the_first_step(model, receipt):
     for prompt in ([73, *PROMPT[1:]], PROMPT[:-1], [*PROMPT, 1]):
         verdict = model.verify(claiming(receipt, prompt_ids=tuple(prompt)))
         assert first(verdict) == ("digests", 0)
-    refused = model.verify(claiming(receipt, prompt_ids=(320,)))
-    assert first(refused) == ("prompt_ids", None)
+    for prompt in ((320,), (3,) * 4096, (3,) * 5000):
+        assert first(model.verify(claiming(receipt, prompt_ids=prompt))) == ("prompt_ids", None)
+
+
+def test_option_that_no_model_takes_is_named(model, receipt):
+    for name, value in (("stop_ids", (320,)), ("logit_bias", {320: 1.0}), ("stop", ("",))):
+        verdict = model.verify(with_options(receipt, **{name: value}))
+        assert first(verdict) == (f"options.{name}", None)
+    verdict = model.verify(with_options(receipt, temperature=2.0**30))
+    assert first(verdict) == ("options", None) and "temperature" in str(verdict.differences[0])
 
 
 CHANGES = [
