@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cortiq.runtime.bench import Runner, Speed, Work
     from cortiq.runtime.model import Model
 
-PEERS = ("llama.cpp",)
+PEERS = ("llama.cpp", "engine")
 
 
 @click.command()
@@ -30,7 +30,8 @@ PEERS = ("llama.cpp",)
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
 @click.option(
     "--against", type=click.Choice(PEERS),
-    help="Measure this beside, in turn, on the same file and as many threads.",
+    help="Measure this beside, in turn: llama.cpp on the same file and as many threads, or the "
+    "generation engine with all that it does for a token.",
 )  # fmt: skip
 @click.option(
     "--draft", metavar="NAME[:ARGUMENT]",
@@ -99,7 +100,11 @@ def _runners(
     from cortiq.runtime.bench import OwnRunner
 
     runners: dict[str, Runner] = {"cortiq": OwnRunner(loaded.executable, work)}
-    if against is not None:
+    if against == "engine":
+        from cortiq.runtime.bench_engine import EngineRunner
+
+        runners[against] = EngineRunner(loaded.executable, loaded.tokenizer, work)
+    elif against is not None:
         from cortiq.formats.fetch import resolve as path_of
         from cortiq.runtime.bench import cores
         from cortiq.runtime.peer import LlamaRunner

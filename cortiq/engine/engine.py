@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from cortiq.backend import BatchResult, Executable
+from cortiq.backend import BatchResult, Executable, Status
 from cortiq.backend.batch import Batch
 from cortiq.engine.accept import NO_TOKEN, Committed, commit, settle
 from cortiq.engine.assistants import Drafters, record
@@ -19,7 +19,7 @@ from cortiq.engine.roles import Role
 from cortiq.engine.sequence import Progress, Sequence
 from cortiq.errors import BackendError
 from cortiq.ir import Recurrent
-from cortiq.runtime.blame import blamed_on, failure_hint, names_of
+from cortiq.runtime.blame import blamed_on, failure_hint
 from cortiq.runtime.request import Request, vocabulary_size
 from cortiq.runtime.sequence import check_outcome
 from cortiq.runtime.statistics import Statistics
@@ -191,7 +191,7 @@ class Engine:
                 part.checkpoint = part.state.snapshot()
         step = Step(parts, started)
         try:
-            with blamed_on(names_of(self.executable)):
+            with blamed_on(self._places.backend):
                 step.ticket = self.executable.forward(Batch(step.rows))
         except Exception as error:
             self._lose(step, error)
@@ -202,7 +202,7 @@ class Engine:
         """Wait for a batch and commit it, sequence by sequence."""
         assert step.ticket is not None
         try:
-            with blamed_on(names_of(self.executable)):
+            with blamed_on(self._places.backend):
                 result = step.ticket.result()
         except Exception as error:
             self._lose(step, error)
@@ -226,10 +226,11 @@ class Engine:
             outcome = result.outcomes.get(part.state)
             if outcome is None:
                 raise BackendError("the backend does not say what became of a sequence")
-            check_outcome(outcome, part.stop - 1, failure_hint(self.executable))
+            if outcome.status is not Status.COMPLETED:
+                check_outcome(outcome, part.stop - 1, failure_hint(self.executable))
             if part.draws and not sequence.done:
                 got = commit(step, part, result.rows, self._vocabulary)
-            with blamed_on(names_of(self.executable)):
+            with blamed_on(self._places.backend):
                 settle(sequence, part.state, part)
         except Exception as error:
             self._fail(sequence, error)

@@ -9,7 +9,7 @@ from cortiq.engine.roles import Role
 from cortiq.engine.schedule import urgency
 from cortiq.engine.sequence import Sequence
 from cortiq.errors import RequestError
-from cortiq.runtime.blame import blamed_on, names_of
+from cortiq.runtime.blame import blamed_on
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Line:
     def preempt(self, sequence: Sequence, keep: int = 0) -> None:
         """Let a running sequence forget its rows from `keep` on; see `Engine.preempt`."""
         if keep > 0:
-            with blamed_on(names_of(self.places.executable)):
+            with blamed_on(self.places.backend):
                 sequence.fed = sequence.held_state().rewind(min(keep, sequence.fed))
             return
         self.running.remove(sequence)

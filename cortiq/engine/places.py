@@ -13,10 +13,16 @@ from cortiq.runtime.blame import blamed_on, names_of
 
 
 class Places:
-    """The states of an engine's sequences; see `Engine` for the parameters."""
+    """The states of an engine's sequences; see `Engine` for the parameters.
+
+    Attributes
+    ----------
+    backend : names of what computes, for errors.
+    """
 
     def __init__(self, executable: Executable, prefixes: PrefixCache | None) -> None:
         self.executable, self.prefixes = executable, prefixes
+        self.backend = names_of(executable)
 
     def find(self, sequence: Sequence, running: Several[Sequence], still: bool) -> bool:
         """Give a sequence a state with room for all it may become; whether there was any.
@@ -31,7 +37,7 @@ class Places:
         RequestError : there is no room although nothing else takes any.
         """
         request = sequence.request
-        with blamed_on(names_of(self.executable)):
+        with blamed_on(self.backend):
             state, fed = self._begin(sequence, running if still else ())
             while not state.reserve(request.limit - fed):
                 if self.prefixes is None or not self.prefixes.evict():
@@ -71,7 +77,7 @@ class Places:
         assert sequence.state is not None
         ids = sequence.ids[: sequence.fed]
         if not self.prefixes.has(ids):
-            with blamed_on(names_of(self.executable)):
+            with blamed_on(self.backend):
                 state = copy_of(sequence.state)
                 if state is not None:
                     sequence.stats.evicted += self.prefixes.put(ids, state, mark.role)
@@ -87,12 +93,12 @@ class Places:
             self.drop(sequence)
             return
         sequence.state = None
-        with blamed_on(names_of(self.executable)):
+        with blamed_on(self.backend):
             sequence.stats.evicted += self.prefixes.put(ids[:fed], state, role)
 
     def drop(self, sequence: Sequence) -> None:
         """Free the state of a sequence."""
         state, sequence.state = sequence.state, None
         if state is not None:
-            with blamed_on(names_of(self.executable)):
+            with blamed_on(self.backend):
                 state.release()
