@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     help="Variable for the chat template, such as enable_thinking=false; may be repeated.",
 )  # fmt: skip
 @click.option(
+    "--prefix", metavar="FILE", help="Go on from what `cortiq prefix save` wrote, where it fits."
+)
+@click.option(
     "--receipt", metavar="FILE", help="Write what `cortiq verify` checks on other hardware."
 )
 @click.option(
@@ -47,6 +50,7 @@ def generate(
     chat: bool,
     system: str | None,
     template_pairs: tuple[str, ...],
+    prefix: str | None,
     receipt: str | None,
     sign: str | None,
     stats: bool,
@@ -57,7 +61,7 @@ def generate(
 
     Without --chat the model continues the raw text, which is what base models are for.
     """
-    text = _checked_prompt(prompt)
+    text = checked_prompt(prompt)
     variables = template_options(template_pairs)
     if not chat and (system is not None or variables):
         raise RequestError("--system and --template-option need --chat")
@@ -65,6 +69,8 @@ def generate(
     chosen = select(GenerateOptions, options)
     resolved = resolve(GenerateOptions, chosen)  # a bad one is said before a model is opened
     with load_model(model, options) as opened:
+        if prefix is not None:
+            opened.load_prefix(prefix)
         ids = _chat_ids(opened, text, system, variables) if chat else opened.ids(text)
         made = _generate(opened, ids, chosen, quiet=as_json)
         write_receipt(made)
@@ -110,7 +116,8 @@ def load_model(name: str, options: dict[str, Any]) -> Model:
     return model
 
 
-def _checked_prompt(prompt: str) -> str:
+def checked_prompt(prompt: str) -> str:
+    """The text of `-p`, which may be stdin's; RequestError when there is none."""
     text = read_text(STDIN) if prompt == STDIN else argument_text(prompt, "-p")
     if not text:
         raise RequestError("the prompt is empty", where="-p")

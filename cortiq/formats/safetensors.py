@@ -59,11 +59,12 @@ _KEYS = {"dtype", "shape", "data_offsets"}
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """One file's tensor table and its map."""
+    """One file's tensor table and its map; `metadata` is what its writer says of it."""
 
     path: Path
     buffer: mmap.mmap
     tensors: dict[str, TensorInfo]
+    metadata: dict[str, str]
 
 
 class SafetensorsFolder(MappedTensors):
@@ -107,7 +108,7 @@ def read_header(path: Path, part: int = 0) -> SafetensorsHeader:
         _fail(path, "__metadata__ is not a mapping of strings")
     tensors = {name: _tensor(path, name, entry, end, part) for name, entry in table.items()}
     _check_cover(path, list(tensors.values()), end, len(buffer))
-    return SafetensorsHeader(path, buffer, tensors)
+    return SafetensorsHeader(path, buffer, tensors, metadata)
 
 
 def _fail(path: Path, what: str) -> NoReturn:

@@ -12,6 +12,7 @@ from cortiq.engine.drafting import Speculation
 from cortiq.engine.engine import Engine, pieces
 from cortiq.engine.line import EngineOptions
 from cortiq.engine.output import Output, TraceRow
+from cortiq.engine.prefixes import PrefixCache
 from cortiq.errors import shown
 from cortiq.numerics.digest import Digest as DigestWords
 from cortiq.options import GenerateOptions
@@ -114,6 +115,7 @@ def note_of(request: Request, output: Output) -> str:
 def steps(
     executable: Executable,
     tokenizer: Tokenizer,
+    prefixes: PrefixCache | None,
     request: Request,
     stats: Statistics,
     speculation: Speculation | None,
@@ -122,7 +124,7 @@ def steps(
 ) -> Generator[str, None, Output]:
     """Serve one request on an engine of its own; yields its text, returns its output."""
     bounds = EngineOptions(batch_rows=max(request.chunk_rows, EngineOptions.batch_rows))
-    with Engine(executable, tokenizer, options=bounds) as engine:
+    with Engine(executable, tokenizer, options=bounds, prefixes=prefixes) as engine:
         sequence = engine.submit(
             request, stats=stats, speculation=speculation, progress=progress, cancelled=cancelled
         )

@@ -23,6 +23,7 @@ from cortiq.runtime.chat import Message, chat_ids
 from cortiq.runtime.drafts import Drafts
 from cortiq.runtime.fingerprint import drawing_facts, fingerprint, model_facts
 from cortiq.runtime.generate import Generation, Identity, Stream, note_of, steps
+from cortiq.runtime.prefixes import KeepsPrefixes
 from cortiq.runtime.request import Masks, Request, id_list, make_request, with_seed
 from cortiq.runtime.score import Score, logits_of, score_ids
 from cortiq.runtime.sequence import Progress
@@ -33,17 +34,15 @@ from cortiq.tokenizer.tokenizer import Tokenizer
 Prompt = str | Iterable[int]
 
 
-class Model:
+class Model(KeepsPrefixes):
     """A model on a backend; made by `load`, a context manager that closes it.
 
     One stream is computed at a time: starting a second one before the first has ended is an error.
 
     Attributes
     ----------
-    name : what it was loaded as.
-    program : its graphs.
+    name : what it was loaded as. program : its graphs. tokenizer : text to ids and back.
     executable : the compiled program.
-    tokenizer : text to ids and back.
     backend, device : names of what computes it.
     options : how it was loaded.
     """
@@ -162,7 +161,7 @@ class Model:
     ) -> Generator[str, None, Generation]:
         with self._working():
             stats = Statistics(self.load_seconds, len(request.prompt))
-            on = self.executable, self.tokenizer
+            on = self.executable, self.tokenizer, self.prefixes
             output = yield from steps(*on, request, stats, drafted, progress, cancelled)
         return self._generation(request, options, output, stats)
 
@@ -290,6 +289,7 @@ class Model:
         if not self._closed:
             self._closed = True
             self._drafts.close()
+            self.drop_prefixes()
             self.executable.close()
             self._source.close()
 

@@ -1,0 +1,50 @@
+"""`cortiq prefix`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cortiq.cli.flags import options_of
+from cortiq.cli.generate import checked_prompt, load_model
+from cortiq.cli.render import print_json
+from cortiq.options import LoadOptions
+
+
+@click.group()
+def prefix() -> None:
+    """Keep the beginning of a prompt in a file, computed once, for any backend.
+
+    `cortiq generate MODEL --prefix FILE -p ...` goes on from it where the prompt begins like it.
+    """
+
+
+@prefix.command()
+@click.argument("model")
+@click.argument("file")
+@click.option("-p", "--prompt", required=True, metavar="TEXT", help="The text; - reads stdin.")
+@options_of(LoadOptions)
+def save(model: str, file: str, prompt: str, **options: Any) -> None:
+    """Compute a text's rows and write them to FILE."""
+    text = checked_prompt(prompt)
+    with load_model(model, options) as opened:
+        tokens = opened.save_prefix(text, file)
+    click.echo(f"{tokens} tokens in {file}")
+
+
+@prefix.command()
+@click.argument("model")
+@click.argument("file")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, every id in it.")
+@options_of(LoadOptions)
+def load(model: str, file: str, as_json: bool, **options: Any) -> None:
+    """Check that FILE can be gone on from: the model, the contract, every value, this backend."""
+    with load_model(model, options) as opened:
+        ids = opened.load_prefix(file)
+        text = "" if opened.tokenizer.absent else opened.tokenizer.decode(ids)
+        where = f"{opened.backend}:{opened.device}"
+    if as_json:
+        print_json({"tokens": len(ids), "token_ids": ids, "text": text, "backend": where})
+        return
+    click.echo(f"{len(ids)} tokens, loaded on {where}")

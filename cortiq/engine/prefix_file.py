@@ -1,0 +1,144 @@
+"""A prefix in a file: a sequence in the canonical layout, good for any backend.
+
+A safetensors file. Metadata: `format`, `contract`, `model` (the model's fingerprint), `lengths`
+(JSON, rows by entry graph) and `sha256` of the tensors' bytes in the order of their names. Tensors:
+`tokens` (I32), for each `KVRows` slot `NAME/key_high` … `NAME/value_exponent` (I8), for any other
+slot `NAME` (F32). Nothing in it is run, and nothing in it is believed: names, types, shapes and
+values are those of this model or the file is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cortiq.backend import ExportedState, KVPlanes, check_exported
+from cortiq.errors import FormatError, RequestError, shown
+from cortiq.formats.safetensors import SafetensorsHeader, read_header
+from cortiq.ir import KVRows, Program
+from cortiq.numerics.contract import CONTRACT_VERSION
+
+FORMAT = "cortiq prefix 1"
+TYPES = {"int8": "I8", "int32": "I32", "float32": "F32"}
+DTYPES = {name: np.dtype(dtype) for dtype, name in TYPES.items()}
+PLANES = tuple(field.name for field in dataclasses.fields(KVPlanes))
+Arrays = Mapping[str, np.ndarray]
+
+
+def write_prefix(path: str | Path, exported: ExportedState, model_hash: str) -> None:
+    """Write a sequence to a file, whole or not at all.
+
+    Raises
+    ------
+    RequestError : the file cannot be written.
+    """
+    arrays = _arrays(exported)
+    metadata = {
+        "format": FORMAT, "contract": str(CONTRACT_VERSION), "model": model_hash,
+        "lengths": json.dumps(dict(exported.lengths), sort_keys=True), "sha256": _hash(arrays),
+    }  # fmt: skip
+    table: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for name, array in arrays.items():
+        offsets = [at, at + array.nbytes]
+        dtype = TYPES[array.dtype.name]
+        table[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": offsets}
+        at += array.nbytes
+    header = json.dumps(table, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    part = Path(f"{path}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header)
+            for array in arrays.values():
+                file.write(array.tobytes())
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise RequestError(f"cannot be written: {error.strerror}", where=str(path)) from None
+
+
+def _arrays(exported: ExportedState) -> dict[str, np.ndarray]:
+    """Everything of a sequence, little-endian, by name in order."""
+    found: dict[str, np.ndarray] = {"tokens": np.asarray(exported.tokens, "<i4")}
+    for name, rows in exported.slots.items():
+        if isinstance(rows, KVPlanes):
+            found |= {f"{name}/{plane}": getattr(rows, plane) for plane in PLANES}
+        else:
+            found[name] = np.asarray(rows, "<f4")
+    return {name: np.ascontiguousarray(found[name]) for name in sorted(found)}
+
+
+def _hash(arrays: Arrays) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(arrays[name].tobytes())
+    return digest.hexdigest()
+
+
+def read_prefix(path: str | Path, program: Program, model_hash: str) -> ExportedState:
+    """The sequence in a file, once it is sure that it is one of this model's.
+
+    Raises
+    ------
+    FormatError : no such file, or it is damaged.
+    RequestError : it is of another model, another contract, or no sequence that this model can be.
+    """
+    header = read_header(Path(path))
+    metadata, where = header.metadata, str(path)
+    if metadata.get("format") != FORMAT:
+        raise FormatError("is no prefix that cortiq saved", where=where)
+    if metadata.get("contract") != str(CONTRACT_VERSION):
+        told = shown(metadata.get("contract"))
+        what = f"was made under contract {told}, this is contract {CONTRACT_VERSION}"
+        raise RequestError(what, where=where, hint="save the prefix again")
+    if metadata.get("model") != model_hash:
+        raise RequestError("is of another model file", where=where, hint="save the prefix again")
+    arrays = {name: _read(header, name) for name in header.tensors}
+    if metadata.get("sha256") != _hash(arrays):
+        raise FormatError("is damaged: its bytes have another hash", where=where)
+    exported = _exported(arrays, metadata, program, where)
+    try:
+        check_exported(exported, program, program.context)
+    except RequestError as error:
+        raise RequestError(error.what, where=f"{where}, {error.where}") from None
+    return exported
+
+
+def _read(header: SafetensorsHeader, name: str) -> np.ndarray:
+    tensor = header.tensors[name]
+    if tensor.type not in DTYPES:
+        raise FormatError(f"{name!r} has type {tensor.type}", where=str(header.path))
+    dtype = DTYPES[tensor.type]
+    count = tensor.nbytes // dtype.itemsize
+    data = np.frombuffer(header.buffer, dtype.newbyteorder("<"), count, tensor.offset)
+    return data.astype(dtype).reshape(tensor.shape)
+
+
+def _exported(
+    arrays: Arrays, metadata: Mapping[str, str], program: Program, where: str
+) -> ExportedState:
+    """The arrays as a sequence of the program's slots; nothing may be missing or left over."""
+    names = {"tokens"}
+    for name, slot in program.slots.items():
+        names |= {f"{name}/{p}" for p in PLANES} if isinstance(slot, KVRows) else {name}
+    if names != set(arrays):
+        odd = sorted(names ^ set(arrays))
+        raise RequestError(f"has not this model's slots: {odd[0]!r}", where=where)
+    try:
+        lengths = json.loads(metadata.get("lengths", ""))
+    except ValueError:
+        raise FormatError("does not say how long it is", where=where) from None
+    slots: dict[str, KVPlanes | np.ndarray] = {}
+    for name, slot in program.slots.items():
+        kv = isinstance(slot, KVRows)
+        slots[name] = KVPlanes(*(arrays[f"{name}/{p}"] for p in PLANES)) if kv else arrays[name]
+    return ExportedState(lengths, arrays["tokens"], slots)

@@ -1,0 +1,77 @@
+"""What a model keeps of its sequences: prompts that begin like an earlier one go on from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from cortiq.engine.prefix_file import read_prefix, write_prefix
+from cortiq.engine.prefixes import PrefixCache
+from cortiq.engine.roles import Role
+from cortiq.runtime.request import check_prompt
+from cortiq.runtime.sequence import Session
+
+if TYPE_CHECKING:
+    from cortiq.runtime.model import Model, Prompt
+
+CHUNK_ROWS = 256
+
+
+class KeepsPrefixes:
+    """The part of `Model` that keeps sequences. No token depends on what is kept.
+
+    Attributes
+    ----------
+    prefixes : kept sequences; None until `keep_prefixes` or `load_prefix` is called.
+    """
+
+    prefixes: PrefixCache | None = None
+
+    def keep_prefixes(self, count: int = 8, nbytes: int | None = None) -> PrefixCache:
+        """From now on keep up to `count` sequences that ended, for prompts that begin like them.
+
+        Parameters
+        ----------
+        nbytes : memory they may take, None for no limit but the backend's own.
+        """
+        self.drop_prefixes()
+        self.prefixes = PrefixCache(cast("Model", self).executable, count, nbytes)
+        return self.prefixes
+
+    def drop_prefixes(self) -> None:
+        """Free what is kept, and keep nothing more."""
+        if self.prefixes is not None:
+            self.prefixes.clear()
+        self.prefixes = None
+
+    def save_prefix(self, prompt: Prompt, path: str | Path) -> int:
+        """Compute a prompt's rows and write them to a file; how many there are.
+
+        Raises
+        ------
+        RequestError : the prompt cannot be served, or the file not be written.
+        """
+        model = cast("Model", self)
+        ids = check_prompt(model.ids(prompt), model.program)
+        with model._working(), Session(model.executable, len(ids)) as session:
+            for start in range(0, len(ids), CHUNK_ROWS):
+                session.read_rows(session.feed(ids[start : start + CHUNK_ROWS], ()))
+            write_prefix(path, session.state.export(), model.fingerprint)
+        return len(ids)
+
+    def load_prefix(self, path: str | Path) -> list[int]:
+        """Keep what `save_prefix` wrote, on whatever backend; the ids it holds.
+
+        Raises
+        ------
+        FormatError : no such file, or it is damaged.
+        RequestError : it is of another model, or was loaded with other options that decide bits.
+        """
+        model = cast("Model", self)
+        exported = read_prefix(path, model.program, model.fingerprint)
+        ids = exported.tokens.tolist()
+        prefixes = self.prefixes or self.keep_prefixes()
+        with model._working():
+            state = model.executable.import_(exported, model.program.context)
+            prefixes.put(ids, state, Role.FILE)
+        return ids

@@ -1,0 +1,151 @@
+"""Prefixes in files: written once, good on every backend, refused when anything is not right."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from engines import backends
+
+import cortiq
+from cortiq.cli.main import cli
+from cortiq.errors import CortiqError, FormatError, RequestError
+
+MODELS = ["synthetic:tiny-llama", "synthetic:tiny-lfm2"]
+TEXT = "The same beginning of many prompts, long enough to be worth it. "
+
+
+@pytest.fixture(params=MODELS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def saved(tmp_path, name):
+    with cortiq.load(name, backend="reference", threads=1) as model:
+        count = model.save_prefix(TEXT, tmp_path / "prefix")
+    assert count == len(TEXT)
+    assert [file.name for file in tmp_path.iterdir()] == ["prefix"]
+    return tmp_path / "prefix"
+
+
+@pytest.mark.parametrize("backend", backends())
+def test_text_after_a_loaded_prefix_is_the_same_on_every_backend(saved, name, backend):
+    prompts = [TEXT + "And then", TEXT + "But", TEXT[:40] + "else"]
+    with cortiq.load(name, backend="reference", threads=1) as model:
+        expected = [model.generate(p, max_tokens=6, ignore_eos=True) for p in prompts]
+    with cortiq.load(name, backend=backend, threads=1) as model:
+        ids = model.load_prefix(saved)
+        assert model.tokenizer.decode(ids) == TEXT
+        made = [model.generate(p, max_tokens=6, ignore_eos=True) for p in prompts]
+    assert [one.digest for one in made] == [one.digest for one in expected]
+    assert [one.token_ids for one in made] == [one.token_ids for one in expected]
+    reused = [one.stats.reused_tokens for one in made]
+    assert reused[:2] == [len(ids)] * 2
+    assert reused[2] == (40 if "llama" in name else 0)
+
+
+def test_kept_prefixes_serve_the_next_turn(name):
+    with cortiq.load(name, threads=1) as model:
+        plain = model.generate(TEXT, max_tokens=5, ignore_eos=True)
+        longer = [*model.ids(TEXT), *plain.token_ids, 5, 6]
+        expected = model.generate(longer, max_tokens=5, ignore_eos=True)
+        cache = model.keep_prefixes(2)
+        assert model.generate(TEXT, max_tokens=5, ignore_eos=True).digest == plain.digest
+        made = model.generate(longer, max_tokens=5, ignore_eos=True)
+        assert made.digest == expected.digest
+        assert made.stats.reused_tokens == len(longer) - 3
+        assert len(cache) == 1
+        model.drop_prefixes()
+        assert model.generate(longer, max_tokens=5).stats.reused_tokens == 0
+
+
+def rewritten(path, change):
+    """The file with its header and tensors changed, and offsets that fit again."""
+    data = path.read_bytes()
+    length = struct.unpack_from("<Q", data)[0]
+    table, body = json.loads(data[8 : 8 + length]), bytearray(data[8 + length :])
+    change(table, body)
+    header = json.dumps(table).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(body))
+
+
+def of_metadata(**values):
+    return lambda table, body: table["__metadata__"].update(values)
+
+
+def drop_slot(table, body):
+    name = max(table, key=lambda n: table[n].get("data_offsets", [0, 0])[1])
+    start, stop = table.pop(name)["data_offsets"]
+    del body[start:stop]
+
+
+def flip(table, body):
+    body[7] ^= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (of_metadata(format="other"), FormatError, "no prefix that cortiq saved"),
+        (of_metadata(contract="9"), RequestError, "contract '9'"),
+        (of_metadata(model="0" * 64), RequestError, "another model"),
+        (of_metadata(sha256="0" * 64), FormatError, "damaged"),
+        (of_metadata(lengths="{"), FormatError, "how long"),
+        (of_metadata(lengths='{"trunk": 3}'), RequestError, "ids for 3 rows|has"),
+        (of_metadata(lengths="[]"), RequestError, "entry graphs"),
+        (flip, FormatError, "damaged"),
+        (drop_slot, (FormatError, RequestError), "damaged|slots"),
+        (lambda table, body: body.extend(b"1234"), FormatError, "end at byte"),
+        (lambda table, body: table.pop("__metadata__"), FormatError, "no prefix"),
+    ],
+)
+def test_file_that_is_not_right_is_refused(saved, name, change, error, message):
+    rewritten(saved, change)
+    with (
+        cortiq.load(name, backend="reference", threads=1) as model,
+        pytest.raises(error, match=message),
+    ):
+        model.load_prefix(saved)
+
+
+def test_values_out_of_the_domain_are_refused_even_with_the_right_hash(tmp_path):
+    from cortiq.engine.prefix_file import read_prefix, write_prefix
+
+    with cortiq.load("synthetic:tiny-lfm2", backend="reference", threads=1) as model:
+        model.save_prefix(TEXT, tmp_path / "a")
+        exported = read_prefix(tmp_path / "a", model.program, model.fingerprint)
+        ring = next(n for n, s in exported.slots.items() if isinstance(s, np.ndarray))
+        exported.slots[ring][0, 0] = np.inf
+        write_prefix(tmp_path / "b", exported, model.fingerprint)
+        with pytest.raises(RequestError, match="not finite"):
+            model.load_prefix(tmp_path / "b")
+        with pytest.raises(CortiqError):
+            model.load_prefix(tmp_path / "missing")
+        with pytest.raises(RequestError, match="cannot be written"):
+            write_prefix(tmp_path / "no" / "b", exported, model.fingerprint)
+
+
+def test_prefix_of_other_options_is_refused(saved, name):
+    with (
+        cortiq.load(name, backend="reference", threads=1, weight_format="w8") as model,
+        pytest.raises(RequestError, match="another model"),
+    ):
+        model.load_prefix(saved)
+
+
+def test_command_line(tmp_path):
+    run = CliRunner().invoke
+    file, model = str(tmp_path / "p"), "synthetic:tiny-llama"
+    made = run(cli, ["prefix", "save", model, file, "-p", TEXT])
+    assert made.exit_code == 0 and f"{len(TEXT)} tokens in" in made.output
+    made = run(cli, ["prefix", "load", model, file, "--json"])
+    assert json.loads(made.output)["text"] == TEXT
+    base = ["generate", model, "-p", TEXT + "x", "--max-tokens", "4", "--json"]
+    plain, reused = (json.loads(run(cli, base + more).output) for more in ([], ["--prefix", file]))
+    assert plain["digest"] == reused["digest"]
+    assert reused["stats"]["reused_tokens"] == len(TEXT)
+    assert run(cli, ["prefix", "save", model, file, "-p", ""]).exit_code != 0
