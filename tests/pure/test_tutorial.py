@@ -10,6 +10,10 @@ import pytest
 from environments import fresh_python, install, run_in
 from pages import ROOT, blocks, commands
 
+from cortiq.ir import ops
+from cortiq.plugins import load_plugins
+from cortiq.plugins.checks import HOOKS
+
 PAGE = ROOT / "docs/writing-a-backend.md"
 BLOCKS = blocks(PAGE)
 EXCERPTS = [block for block in BLOCKS if block.not_run.startswith("from ")]
@@ -72,3 +76,23 @@ def write_kernels(file):
     before = before.replace("from cortiq.ir import Op\n", "from cortiq.ir import Op, ops\n")
     before = before.replace("from collections.abc", "import numpy as np\nfrom collections.abc")
     file.write_text(f"{before}{copied(COPIED)}\n\n\n{last}{after}")
+
+
+def test_every_hook_has_a_section_with_its_signature():
+    page = (ROOT / "docs/plugins.md").read_text("utf-8")
+    source = (ROOT / "cortiq/hookspecs.py").read_text("utf-8")
+    signatures = dict(re.findall(r"^def (cortiq_\w+)(\(.*\) -> .*):$", source, re.MULTILINE))
+    assert set(signatures) == set(HOOKS)
+    for name, signature in signatures.items():
+        section = page.partition(f"\n## {name}\n")[2]
+        assert section.lstrip().startswith(f"`{name}{signature}`"), name
+
+
+def test_the_examples_of_the_hooks_are_plugins(tmp_path):
+    shown = [b.text for b in blocks(ROOT / "docs/plugins.md") if b.language == "python"]
+    (tmp_path / "shown.py").write_text("\n\n".join(shown))
+    plugins = load_plugins(only=["reference"], files=[tmp_path / "shown.py"])
+    assert not plugins.problems
+    assert "acme-of-this-page" in plugins.backends and "greet" in plugins.commands
+    assert plugins.backends["reference"].given[ops.Add].name == "my-add"
+    assert [family.__name__ for family in plugins.families] == ["cortiq.models.llama"]
