@@ -14,6 +14,7 @@ from cortiq.models.parts import Decoder, activation
 from cortiq.models.qwen3_next import DELTA, LinearConfig, delta_net, gated_attention
 
 ARCHITECTURES = ("qwen3_5_text",)
+GGUF: tuple[str, ...] = ()
 KEYS = Keys()
 NAMES = Names(unread=r"mtp\..*")
 TENSORS: Mapping[str, str] = {

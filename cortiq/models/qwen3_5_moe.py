@@ -14,6 +14,7 @@ from cortiq.models.qwen3_next import LinearConfig
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("qwen3_5_moe_text",)
+GGUF: tuple[str, ...] = ()
 KEYS = Keys(aliases={"num_local_experts": "num_experts"})
 NAMES = qwen3_5.NAMES
 

@@ -17,6 +17,7 @@ from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("qwen3_next",)
+GGUF: tuple[str, ...] = ()
 LINEAR = "linear_attention"
 TURNED = 0.25
 """Share of a head that is rotated, where a file does not say."""
