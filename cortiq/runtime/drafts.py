@@ -37,13 +37,13 @@ class Drafts:
         ------
         RequestError : the drafter is unknown, or cannot draft for this model.
         """
+        if options.draft == OFF:
+            _check_no_depth(options)
+            return None
         key = options.draft, options.draft_depth
         if key not in self._made:
-            found = find_kind(options.draft, default_plugins().drafters)
-            if found is None:
-                _check_no_depth(options)
-                return None
-            self._made[key] = speculation(*found, options.draft_depth, self)
+            kind, argument = find_kind(options.draft, default_plugins().drafters)
+            self._made[key] = speculation(kind, argument, options.draft_depth, self)
         return self._made[key]
 
     def draft_model(self, name: str) -> Executable:

@@ -243,4 +243,15 @@ def test_a_plugin_s_drafter_is_found_by_its_name(tmp_path):
     file.write_text(PLUGIN.format(returned="[DrafterKind('mine', 'a test', None, 'N')]"))
     found = load_plugins(entry_points=[], files=[file]).drafters
     assert find_kind("mine:3", found) == (DrafterKind("mine", "a test", None, "N"), "3")
-    assert find_kind("off", found) is None
+
+
+def test_stats_of_the_command_line_name_the_drafter(capsys):
+    from cortiq.cli.main import main as command_line
+
+    arguments = ["generate", "synthetic:tiny-llama", "-p", PROMPT, "-n", "20", "--stats"]
+    more = ["--draft", "lookup", "--draft-depth", "3", "--threads", "1", "--ignore-eos"]
+    with pytest.raises(SystemExit) as exit:
+        command_line([*arguments, *more])
+    told = capsys.readouterr().err
+    assert exit.value.code == 0 and "drafted by lookup: " in told
+    assert "steps without a draft: " in told

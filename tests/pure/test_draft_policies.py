@@ -185,7 +185,7 @@ def test_lookups_that_add_nothing_rest():
     for _ in range(24):
         gain = gain.rested()
     assert gain.rest == 0
-    assert Gain().after(7, 5, 7) == Gain(2 + 0.2 * 3, 0, True)
+    assert Gain().after(7, 5, 7) == Gain(2 + 0.2 * 3)
 
 
 def test_account_leaves_the_first_time_out_and_forgets_one_taken_too_near():

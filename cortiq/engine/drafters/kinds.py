@@ -87,8 +87,8 @@ MODEL = DrafterKind(
 OWN: Mapping[str, DrafterKind] = {kind.name: kind for kind in (LOOKUP, MODEL)}
 
 
-def find_kind(draft: str, others: Sequence[DrafterKind] = ()) -> tuple[DrafterKind, str] | None:
-    """The kind that a `--draft` names and its argument; None for `off`.
+def find_kind(draft: str, others: Sequence[DrafterKind] = ()) -> tuple[DrafterKind, str]:
+    """The kind that a `--draft` other than `off` names, and its argument.
 
     Parameters
     ----------
@@ -99,8 +99,6 @@ def find_kind(draft: str, others: Sequence[DrafterKind] = ()) -> tuple[DrafterKi
     RequestError : there is no such kind, or it takes an argument that is missing, or none.
     """
     name, colon, argument = draft.partition(":")
-    if draft == OFF:
-        return None
     kinds = {**OWN, **{kind.name: kind for kind in others}}
     kind = LOOKUP if draft == AUTO else kinds.get(name)
     if kind is None:

@@ -16,12 +16,10 @@ class Gain:
     ----------
     average : of rounds that a lookup lengthened; others leave it untouched.
     rest : rounds left without a lookup.
-    wide : whether everything of the last lengthened round held.
     """
 
     average: float = START
     rest: int = 0
-    wide: bool = False
 
     def rested(self) -> Gain:
         """After a round that a rest kept from lengthening."""
@@ -32,5 +30,5 @@ class Gain:
         extra = max(0, accepted - (proposed - extended))
         average = self.average + WEIGHT * (extra - self.average)
         if average < PAYS:
-            return Gain(TRY_AGAIN, REST, accepted == proposed)
-        return Gain(average, 0, accepted == proposed)
+            return Gain(TRY_AGAIN, REST)
+        return Gain(average)
