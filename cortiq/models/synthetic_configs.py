@@ -24,6 +24,13 @@ _LATENT = {k: v for k, v in _MINI.items() if k != "head_dim"} | {
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
 }
+_LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 _KINDS = ["sliding_attention", "full_attention"]
 _WINDOWS = {"sliding_window": 24, "layer_types": _KINDS}
 
@@ -78,6 +85,25 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "partial_rotary_factor": 0.5,
         "mlp_layer_types": ["dense", "sparse"],
     },
+    "deepseek2": _MINI
+    | {
+        "key_length": 24,
+        "value_length": 16,
+        "kv_lora_rank": 32,
+        "qk_rope_head_dim": 8,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    },
+    "qwen3_next": _MINI
+    | _EXPERTS
+    | _LINEAR
+    | {"num_experts": 4, "shared_expert_intermediate_size": 32},
+    "qwen3_5_text": _MINI | _LINEAR,
+    "qwen3_5_moe_text": _MINI
+    | _EXPERTS
+    | _LINEAR
+    | {"num_experts": 4, "shared_expert_intermediate_size": 32},
 }
 """A small model of every family that has no other here, by its `model_type`."""
 
