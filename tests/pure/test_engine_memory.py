@@ -1,4 +1,4 @@
-"""Memory stays flat however many requests are served; benchmarks/engine_memory.py is the long run."""
+"""Memory stays flat over many requests; benchmarks/engine_memory.py is the long run."""
 
 from __future__ import annotations
 
