@@ -13,6 +13,7 @@ in `conformance.toml`, beside the test file or in a folder above it, up to that 
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,8 @@ import pytest
 
 PROPERTY = "cortiq_conformance"
 """User property of a test: `LEVEL OUTCOME`."""
+OUT = "--conformance-out"
+"""Option of pytest."""
 LIST = "cortiq_conformance_list"
 """User property of a test: `KIT COUNT HASH` of the list it is of; no case drops out unseen."""
 
@@ -62,7 +65,9 @@ def conformance(
 
     @pytest.mark.parametrize("case", parameters)
     def test_conformance(case: Any, request: pytest.FixtureRequest) -> None:
-        result = settled(run_case(case, subject(), use_golden=use_golden), known)
+        out = request.config.getoption(OUT, None)
+        ran = run_case(case, subject(), use_golden=use_golden, out=out)
+        result = settled(ran, known)
         # The fixture `record_property` would warn of the default kind of JUnit XML at every case.
         outcome = (PROPERTY, f"{case.level} {result.outcome.value}")
         request.node.user_properties.extend([outcome, (LIST, whole)])
@@ -87,6 +92,8 @@ def _report(result: Any, allow_declined: bool) -> None:
     from cortiq_conformance.report import Outcome
 
     message = f"{result.outcome.value}: {result.reason}"
+    if result.replay:
+        message += f"\n  replay: cortiq replay {shlex.quote(result.replay)}"
     if result.outcome is Outcome.NOT_RUN:
         pytest.skip(message)
     if result.excused:
@@ -136,6 +143,13 @@ class _Tally:
             terminalreporter.write_line(text)
         for level in self.empty_levels():
             terminalreporter.write_line(f"level {level}: nothing was computed and found the same")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where replay files go."""
+    group = parser.getgroup("cortiq", "conformance of a cortiq backend")
+    what = "folder for a replay file of each difference (cortiq replay FILE)"
+    group.addoption(OUT, metavar="DIR", help=what)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -74,3 +74,21 @@ def test_a_level_in_which_nothing_was_computed_fails_the_session(author):
     result.assert_outcomes(xfailed=3)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*level 0: nothing was computed*"])
+
+
+def test_a_difference_leaves_a_replay_file_where_that_is_asked_for(pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makepyfile(test_faulty=FAULTY)
+    plugin = ("-p", "no:cacheprovider", "-p", "cortiq_conformance.pytest_plugin")
+    result = pytester.runpytest_subprocess(*plugin, "-k", "Add and cancellation", "--conformance-out=out")
+    result.stdout.fnmatch_lines(["*different: Add: y differs first*"])
+    (line,) = [line for line in result.outlines if "replay: cortiq replay " in line][:1]
+    assert (pytester.path / line.rpartition(" ")[2]).is_file()
+
+
+FAULTY = """
+from cortiq_conformance import conformance
+from cortiq_conformance.faults import FaultyBackend
+
+test_conformance = conformance(FaultyBackend("sums that are not snapped"), levels=(0,))
+"""

@@ -116,10 +116,10 @@ def test_its_workflow_runs_the_tests_and_keeps_the_reports():
     workflow = yaml.safe_load(dict(rendered(NAME))[".github/workflows/conformance.yml"])
     (job,) = workflow["jobs"].values()
     steps = " ".join(step.get("run", "") for step in job["steps"])
-    assert "python -m pytest --junitxml=conformance.xml" in steps
+    assert "python -m pytest --junitxml=conformance.xml --conformance-out=out" in steps
     assert f"cortiq conform --backend {NAME} --level 1 --json" in steps
     kept = job["steps"][-1]["with"]["path"].split()
-    assert kept == ["conformance.xml", "conformance.json", "conformance.html"]
+    assert kept == ["conformance.xml", "conformance.json", "conformance.html", "out"]
 
 
 @pytest.mark.parametrize("name", ["Acme", "a b", "1st", "a--b", "", "../x", "reference", "acme_x"])
