@@ -80,7 +80,8 @@ def test_a_difference_leaves_a_replay_file_where_that_is_asked_for(pytester, mon
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(test_faulty=FAULTY)
     plugin = ("-p", "no:cacheprovider", "-p", "cortiq_conformance.pytest_plugin")
-    result = pytester.runpytest_subprocess(*plugin, "-k", "Add and cancellation", "--conformance-out=out")
+    chosen = ("-k", "Add and cancellation", "--conformance-out=out")
+    result = pytester.runpytest_subprocess(*plugin, *chosen)
     result.stdout.fnmatch_lines(["*different: Add: y differs first*"])
     (line,) = [line for line in result.outlines if "replay: cortiq replay " in line][:1]
     assert (pytester.path / line.rpartition(" ")[2]).is_file()
