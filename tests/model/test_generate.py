@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
+from installed import backends
 
 import cortiq
 from cortiq.backend import Argmax, Digest
 from cortiq.errors import BackendError, ModelNotFoundError, RequestError, TokenizerError
-from cortiq.plugins import availability, default_plugins
 from cortiq.runtime.chain import START, chain
 from cortiq.runtime.sequence import Session, digest_of
 
@@ -68,10 +68,8 @@ def test_seed_decides_the_draws(tiny):
     assert len({draws(seed) for seed in range(4)}) > 1
 
 
-@pytest.mark.parametrize("backend", list(default_plugins().backends))
+@pytest.mark.parametrize("backend", backends())
 def test_top_k_of_more_than_there_is_keeps_all(backend):
-    if availability(default_plugins().backends[backend])[1] is not None:
-        pytest.skip(f"{backend} is not available here")
     options = {"max_tokens": 6, "temperature": 9.0, "seed": 1, "ignore_eos": True}
     with cortiq.load(TINY[0], backend=backend) as model:
         whole = model.generate(PROMPT, **options)

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from installed import backends
 from scripted import scripted_model
 
 import cortiq
 from cortiq.errors import CortiqError, FormatError, RequestError
 from cortiq.options import GenerateOptions, specs
-from cortiq.plugins import availability, default_plugins
 from cortiq.receipts.reader import parse_receipt
 from cortiq.receipts.record import ALWAYS, RECORDED, Receipt, Signature, receipt_of
 from cortiq.runtime.request import Request, make_request
 
 NAME = "synthetic:tiny-llama"
 MODELS = [NAME, "synthetic:tiny-gemma3", "synthetic:tiny-mixtral", "synthetic:tiny-lfm2"]
-BACKENDS = [n for n, b in default_plugins().backends.items() if availability(b)[1] is None]
+BACKENDS = backends()
 PROMPT = [72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100] * 3
 DRAWS = {
     "max_tokens": 24, "temperature": 6.0, "seed": 7, "top_p": 0.99, "logit_bias": {70: 2.0, 5: -1},
