@@ -97,6 +97,13 @@ def test_a_layer_is_claimed_and_others_are_declined_with_a_reason():
     assert answers[layers.Attention] == Declined("computed as its primitives")
 
 
+def test_what_computes_is_stated_for_receipts():
+    model = models.load("tiny-llama")
+    executable = TorchBackend().compile(model.program, model.weights, CompileOptions())
+    assert executable.provenance == {"torch": torch.__version__, "device": "cpu"}
+    executable.close()
+
+
 def test_a_device_with_other_arithmetic_is_refused(monkeypatch):
     gate.check_device.cache_clear()
     wrong = (lambda a, b: torch.addcmul(a, a, b), gate.OPERATIONS["a + b"][1])

@@ -72,6 +72,15 @@ class TorchExecutable:
         self._states: list[TorchState] = []
         self._drawn: list[int | None] = []
 
+    @property
+    def provenance(self) -> Mapping[str, str]:
+        """What computes here, for receipts: PyTorch, CUDA, the device."""
+        facts = {"torch": str(torch.__version__), "device": self.device}
+        if self.device != "cpu":
+            facts["device"] = torch.cuda.get_device_name(self.device)
+            facts["cuda"] = str(torch.version.cuda)
+        return facts
+
     def open(self, limit: int) -> TorchState:
         """A new, empty sequence of at most `limit` positions."""
         state = TorchState(self, limit)
