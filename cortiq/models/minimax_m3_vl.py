@@ -65,7 +65,7 @@ class Config(BaseConfig):
     index_local_blocks: Amount = Amount(1)
     default_theta: ClassVar[float] = 5000000.0
 
-    def check(self, context: int) -> None:
+    def check(self, context: int, turned: int) -> None:
         """Raise for sparse layers that would leave keys out, and for two rotary widths."""
         layers = self.num_hidden_layers
         kinds = layer_list(self.layer_types or (GLOBAL,) * layers, layers, (GLOBAL, SPARSE))
@@ -74,7 +74,6 @@ class Config(BaseConfig):
             message = f"sparse layers choose among keys once there are more than {reach}"
             hint = f"declare a context of at most {reach} tokens"
             raise UnsupportedError(message, where="config", hint=hint)
-        turned = int(self.head_width * self.rope_parameters.get("partial_rotary_factor", 1.0))
         if turned != self.rotary_dim:
             message = f"rotary_dim is {self.rotary_dim}, but the rope parameters turn {turned}"
             raise FormatError(message, where="config")
@@ -87,11 +86,12 @@ class Config(BaseConfig):
 
 def build(config: Config, context: int) -> Program:
     """The trunk."""
-    config.check(context)
+    rope = rope_table(config, context)
+    config.check(context, rope.dim)
     width, eps = config.hidden_size, config.rms_norm_eps
     decoder = Decoder(config, context, family="minimax_m3_vl", eps=eps, offset=1.0)
     act = Gating(limit=config.swiglu_limit, steepness=config.swiglu_alpha, up_shift=1.0)
-    mixer = attention(config, rope=rope_table(config, context), qk_norm=QKNorm(eps, 1.0))
+    mixer = attention(config, rope=rope, qk_norm=QKNorm(eps, 1.0))
     mlp = GatedMLP(width, config.dense_intermediate_size, act)
     router = Router(
         config.num_experts_per_tok, "sigmoid", renormalise=True,

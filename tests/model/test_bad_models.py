@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import struct
@@ -14,6 +15,8 @@ from cortiq.cli.main import main
 from cortiq.errors import CortiqError, FormatError, TokenizerError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
+from cortiq.models.config import config_from_json
+from cortiq.models.registry import families
 from cortiq.models.synthetic import CONFIGS, SyntheticCheckpoint
 
 HUGE = 10**400
@@ -108,6 +111,28 @@ def test_any_value_of_any_key_gives_a_model_or_our_error(name):
             except CortiqError as error:
                 outcomes.add(type(error).__name__)
     assert {"model", "FormatError", "UnsupportedError"} <= outcomes
+
+
+FEW = [0, -1, HUGE, 0.5, float("nan"), None, True, "x", [], [0], ["a"], {"a": 1}]
+MINI = [name for name in CONFIGS if name.startswith("mini-")]
+
+
+@pytest.mark.parametrize("name", MINI)
+def test_any_value_of_any_field_of_a_family_gives_a_graph_or_our_error(name):
+    values = CONFIGS[name]
+    family = families()[values["model_type"]]
+    keys = {f.name for f in dataclasses.fields(family.Config)} - family.Config.not_in_json
+    refused = 0
+    for key in sorted(keys | {"partial_rotary_factor", "rope_theta"}):
+        for value in FEW:
+            try:
+                config = config_from_json(
+                    family.Config, family.KEYS, {**values, key: value}, where="x"
+                )
+                family.build(config, min(4096, config.max_position_embeddings))
+            except CortiqError:
+                refused += 1
+    assert refused > 5 * len(keys)
 
 
 @pytest.mark.parametrize(
