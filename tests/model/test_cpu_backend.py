@@ -65,7 +65,7 @@ def stream(executable, prompt=PROMPT, steps=4, wants=WANTS):
     return brought
 
 
-NO_KERNEL_YET = {"Attend", "ChooseBlocks", "DeltaRule", "Rope", "StateSpace", "StoreKV"}
+NO_KERNEL_YET = {"Attend", "ChooseBlocks", "Rope", "StoreKV"}
 """Operators that the backend declines, or declines with some of their options."""
 OF_SOME_OPTIONS = {"Attend", "Rope", "StoreKV"}
 

@@ -164,6 +164,15 @@ class Conv(ctypes.Structure):
     )
 
 
+class Recurrence(ctypes.Structure):
+    """`cortiq_recurrence`."""
+
+    _fields_ = _fields(
+        p="q k v alpha beta out states segments segment_count",
+        i="heads groups state_rows columns per_channel delta",
+    )
+
+
 class Route(ctypes.Structure):
     """`cortiq_route`."""
 

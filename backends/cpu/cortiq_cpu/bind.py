@@ -26,6 +26,7 @@ from cortiq_cpu.bind_sequence import (
     bind_attend,
     bind_conv,
     bind_heads,
+    bind_recurrence,
     bind_rope,
     bind_store_kv,
 )
@@ -50,6 +51,8 @@ BINDERS: dict[type, Callable[[Binder, Step], Bound]] = {
     ops.StoreKV: bind_store_kv,
     Attention: bind_attend,
     ops.CausalConv: bind_conv,
+    ops.DeltaRule: bind_recurrence,
+    ops.StateSpace: bind_recurrence,
     ops.Route: bind_route,
     ops.CombineExperts: bind_combine,
     ops.Slice: bind_slice,

@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 
-from cortiq.ir import ops
+from cortiq.ir import Recurrent, ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import Kind, address
 from cortiq_cpu.binder import Binder, Bound, fields
@@ -97,3 +97,29 @@ def bind_conv(b: Binder, step: Step) -> Bound:
         x_stride=op.width, out_stride=op.width, width=op.width, taps=op.kernel,
     )  # fmt: skip
     return [(Kind.CAUSAL_CONV, args)]
+
+
+def bind_recurrence(b: Binder, step: Step) -> Bound:
+    """GATED_DELTA: the delta rule, or the state-space step, where q, k and v are C, B and x."""
+    node, op = step.nodes[0], fields(step.nodes[0])
+    number = b.layout.ring_numbers[node.slots["state"]]
+    delta = isinstance(op, ops.DeltaRule)
+    first, second, third, *rest = step.inputs
+    names = step.inputs if delta else (third, second, first, *rest)
+    q, k, v, alpha, beta = (b.at(name) for name in names)
+    heads, rows, columns = node_state(op)
+    args = arguments.Recurrence(
+        q=q, k=k, v=v, alpha=alpha, beta=beta, out=b.at(step.outputs[0]),
+        states=b.rows.rings[number].ctypes.data, segments=address(b.rows.segments),
+        segment_count=address(b.rows.segment_count), heads=heads, groups=op.groups,
+        state_rows=rows, columns=columns, per_channel=len(b.shape(node.inputs[3])) > 1,
+        delta=delta,
+    )  # fmt: skip
+    return [(Kind.GATED_DELTA, args)]
+
+
+def node_state(op: ops.DeltaRule | ops.StateSpace) -> tuple[int, ...]:
+    """Heads, and rows and columns of a head's state."""
+    slot = op.slot_kinds()["state"]
+    assert isinstance(slot, Recurrent)
+    return slot.shape

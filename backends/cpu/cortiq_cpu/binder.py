@@ -19,7 +19,7 @@ from cortiq_cpu.state import StateLayout
 from cortiq_cpu.weights import Weights
 
 FLOAT_BYTES = 4
-SHARED_KINDS = (Kind.MATMUL, Kind.MATMUL_CHOSEN, Kind.ATTEND)
+SHARED_KINDS = (Kind.MATMUL, Kind.MATMUL_CHOSEN, Kind.ATTEND, Kind.GATED_DELTA)
 """Ops worth sharing between threads even for one row."""
 ALONE_ROWS = 2
 """Rows up to which the others are not: waiting for a thread takes longer than a row."""

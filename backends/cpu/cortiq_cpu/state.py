@@ -9,10 +9,10 @@ import numpy as np
 
 from cortiq.backend import ExportedState, KVPlanes
 from cortiq.errors import RequestError, UnsupportedError
-from cortiq.ir import Graph, KVRows, Program, Ring
+from cortiq.ir import Graph, KVRows, Program, Recurrent, Ring
 from cortiq_cpu.arena import LINE, aligned
 from cortiq_cpu.pages import TILE, PageLayout
-from cortiq_cpu.rings import POISON, Floats, Rows
+from cortiq_cpu.rings import POISON, Floats, bytes_of, store_of
 from cortiq_cpu.shared import Bytes, Page, Pages, Snapshot
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ class StateLayout:
 
     Attributes
     ----------
-    kv, rings : slots by name; their order numbers them in the native calls.
+    kv, rings : slots by name, recurrent ones among the rings; their order numbers them in the
+        native calls.
     offsets : where in a page each `KVRows` slot begins. A page holds its rows of all slots.
     page_rows : positions of a page.
     """
@@ -40,11 +41,11 @@ class StateLayout:
         tiles = max(1, -(-page_rows // TILE))
         self.page_rows = tiles * TILE
         self.kv: dict[str, PageLayout] = {}
-        self.rings: dict[str, Ring] = {}
+        self.rings: dict[str, Ring | Recurrent] = {}
         for name, slot in program.slots.items():
             if isinstance(slot, KVRows):
                 self.kv[name] = PageLayout(slot, tiles)
-            elif isinstance(slot, Ring):
+            elif isinstance(slot, Ring | Recurrent):
                 self.rings[name] = slot
             else:
                 raise UnsupportedError(f"a slot of kind {type(slot).__name__}", where=name)
@@ -64,7 +65,7 @@ class StateLayout:
     @property
     def ring_bytes(self) -> int:
         """Memory of a sequence's rings, however long it is."""
-        return sum(4 * Rows.rows_of(ring) * ring.width for ring in self.rings.values())
+        return sum(map(bytes_of, self.rings.values()))
 
     def slot_lengths(self, lengths: Mapping[str, int]) -> dict[str, int]:
         """Rows of each slot when the entry graphs have seen these."""
@@ -107,7 +108,7 @@ class CpuState:
         self.pages = []
         self._shared = 0
         fill = POISON if self._layout.poison else 0.0
-        self.rings = {name: Rows(slot, fill) for name, slot in self._layout.rings.items()}
+        self.rings = {name: store_of(slot, fill) for name, slot in self._layout.rings.items()}
         self.tokens: list[int] = []
         self.lengths = dict.fromkeys(self.owner.program.graphs, 0)
         self._locate()
@@ -197,7 +198,7 @@ class CpuState:
         reached = min((ring.rewind(before, length) for ring in mine), default=length)
         if reached == 0:
             for ring in mine:
-                ring.floor = 0
+                ring.restart()
         self.lengths[entry] = reached
         if entry == "trunk":
             del self.tokens[reached:]

@@ -159,6 +159,21 @@ typedef struct {
     int32_t width, taps;
 } cortiq_conv;
 
+/* GATED_DELTA: a head's state S is [state_rows][columns]; head h takes q and k of group
+ * h / (heads / groups), [rows][groups][state_rows]; v and out are [rows][heads][columns]; alpha
+ * [rows][heads], or [rows][heads][state_rows] per_channel; beta [rows][heads]. states[s] is the
+ * state of segment s's sequence, all heads.
+ *     d = snap((v − Sᵀ·snap(k·alpha))·beta) with `delta`, else snap(beta·v);
+ *     S = snap(S·alpha + k·dᵀ); out = snap(Sᵀq) */
+typedef struct {
+    const float *q, *k, *v, *alpha, *beta;
+    float *out;
+    float *const *states;
+    const cortiq_segment *segments;
+    const int32_t *segment_count;
+    int32_t heads, groups, state_rows, columns, per_channel, delta;
+} cortiq_recurrence;
+
 /* ROUTE: index and weights have top_k values a row, out of `experts` scores. */
 enum { CORTIQ_SOFTMAX, CORTIQ_SIGMOID, CORTIQ_SOFTMAX_TOPK };
 typedef struct {
