@@ -1,4 +1,4 @@
-"""Families with experts, gates and gains on every instruction set, held to the reference."""
+"""Families with experts, gates, gains, recurrences: each instruction set has the reference bits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from cortiq_cpu.backend import CpuBackend
 from cortiq_cpu.native import supported_isas
 from cortiq_reference.backend import ReferenceBackend
 
-MODELS = ("qwen2_moe", "glm4_moe", "deepseek_v2", "deepseek_v3", "lfm2_moe", "gpt_oss", "laguna")
+MODELS = ("qwen2_moe", "glm4_moe", "deepseek_v2", "deepseek_v3", "lfm2_moe", "gpt_oss", "laguna",
+          "qwen3_next", "qwen3_5_moe_text")  # fmt: skip
 WANTS = (Digest(), Digest("hidden"))
 
 
