@@ -210,6 +210,29 @@ def test_walls_of_any_length_change_no_token(model, seed):
                 policy.record(round_)
 
 
+def test_one_draft_model_serves_several_sequences(model):
+    """Each has a sequence of its own on it; one is cancelled, one ends early."""
+    told = [{"max_tokens": n, "ignore_eos": True, "seed": n} for n in (5, 30, 24, 18)]
+    prompts = [[3, 7, 9], [11, 12, 13, 14, 15], [1], [40, 2, 40, 2]]
+    alone = [model.generate(p, **t).token_ids for p, t in zip(prompts, told, strict=True)]
+    drafted = speculation(*find_kind(f"model:{model.name}"), 3, Drafts(model))
+    with Engine(model.executable, model.tokenizer) as engine:
+        made = [
+            engine.submit(
+                make_request(p, GenerateOptions(**t), model.program, ()), speculation=drafted
+            )
+            for p, t in zip(prompts, told, strict=True)
+        ]
+        for _ in range(4):
+            engine.step()
+        made[3].cancel()
+        engine.run()
+    assert [tuple(s.output.token_ids) for s in made[:3]] == alone[:3]
+    assert tuple(made[3].output.token_ids) == alone[3][: made[3].generated]
+    assert all(s.error is None and not s.stats.drafts.error for s in made)
+    assert made[1].stats.drafts.accepted > 10
+
+
 PLUGIN = """
 from cortiq.engine.drafters.kinds import DrafterKind
 from cortiq.hookspecs import hookimpl
