@@ -230,32 +230,30 @@ def steep(depth):
 
 
 def test_text_that_nothing_is_right_about_is_hardly_tried():
-    depths, record = played(AdaptiveDepth(Limits().account()), lambda i: 0, steep, 2000)
+    depths, record = played(AdaptiveDepth(), lambda i: 0, steep, 2000)
     wasted = sum(r.wall_seconds - 1.0 for r in record)
     assert wasted < 0.03 * 2000
     assert depths[-500:].count(0) > 490
 
 
 def test_text_that_everything_is_right_about_is_drafted_as_deep_as_allowed():
-    depths, _ = played(AdaptiveDepth(Limits().account()), lambda i: 100, lambda k: 1 + 0.1 * k)
+    depths, _ = played(AdaptiveDepth(), lambda i: 100, lambda k: 1 + 0.1 * k)
     assert set(depths[-200:]) == {7}
 
 
 def test_text_that_becomes_predictable_is_noticed():
-    depths, _ = played(
-        AdaptiveDepth(Limits().account()), lambda i: 0 if i < 300 else 100, steep, 2000
-    )
+    depths, _ = played(AdaptiveDepth(), lambda i: 0 if i < 300 else 100, steep, 2000)
     assert depths[250:300].count(0) > 40
     assert all(depths[-300:])
 
 
 def test_depth_settles_where_drafts_stop_to_hold():
-    depths, _ = played(AdaptiveDepth(Limits().account()), lambda i: 2, lambda k: 1 + 0.2 * k)
+    depths, _ = played(AdaptiveDepth(), lambda i: 2, lambda k: 1 + 0.2 * k)
     assert depths[-100:].count(2) > 80  # the rest are tries, deeper by the drift
 
 
 def test_rounds_cut_by_the_room_and_by_a_second_drafter_move_no_account():
-    policy = AdaptiveDepth(Limits().account())
+    policy = AdaptiveDepth()
     policy.record(Round(5, 20, 3, asked=3, proposed=2, accepted=0, wall_seconds=1.0))
     assert policy.account == Limits().account()
     copied = Round(5, 20, 99, asked=3, proposed=3, extended=3, accepted=3, emitted=4, rows=4)
@@ -268,7 +266,7 @@ def test_rounds_cut_by_the_room_and_by_a_second_drafter_move_no_account():
 
 
 def test_steps_that_prompts_rode_in_have_no_price():
-    policy = AdaptiveDepth(Limits().account())
+    policy = AdaptiveDepth()
     for _ in range(3):
         policy.record(Round(0, 33, 50, wall_seconds=9.0, rows=33))
         policy.record(Round(3, 40, 50, asked=2, proposed=2, wall_seconds=9.0, rows=200))
@@ -278,6 +276,47 @@ def test_steps_that_prompts_rode_in_have_no_price():
     for _ in range(2):
         policy.record(Round(3, 40, 50, wall_seconds=1.0, rows=3, sequences=3))
     assert policy.account.plain_seconds == 1.0
+
+
+def crowd(policies, rights, wall, steps=300):
+    """Sequences in the same batches; how many tokens each drafted in the last 100 steps."""
+    generated, drafted = [0] * len(policies), [0] * len(policies)
+    for step in range(steps):
+        depths = [p.choose(g, 10_000) for p, g in zip(policies, generated, strict=True)]
+        seconds = wall(len(policies) + sum(depths))
+        for i, (policy, depth) in enumerate(zip(policies, depths, strict=True)):
+            held = min(depth, rights[i])
+            policy.record(Round(
+                generated[i], 10 + generated[i], 10_000, asked=depth, proposed=depth,
+                accepted=held, emitted=held + 1, wall_seconds=seconds,
+                rows=len(policies) + sum(depths), sequences=len(policies),
+            ))  # fmt: skip
+            generated[i] += held + 1
+            drafted[i] += depth * (step >= steps - 100)
+    return drafted
+
+
+def test_in_company_each_drafts_by_what_its_own_drafts_bring():
+    """A row costs a fifth of a step: right drafts pay in a crowd too, wrong ones never."""
+    policies = [AdaptiveDepth() for _ in range(6)]
+    drafted = crowd(policies, [100, 0, 100, 0, 100, 100], lambda rows: 1.0 + 0.2 * (rows - 1))
+    assert all(drafted[i] > 300 for i in (0, 2, 4, 5)), drafted
+    assert all(drafted[i] < 50 for i in (1, 3)), drafted
+    policies = [AdaptiveDepth() for _ in range(6)]
+    dear = crowd(policies, [1] * 6, lambda rows: 1.0 + 2.0 * (rows - 1))
+    assert sum(dear) < 60, dear
+
+
+def test_times_of_a_crowd_are_no_prices_for_one_alone():
+    learning = Learning()
+    crowd([learning(10) for _ in range(6)], [100] * 6, lambda rows: 5.0 + rows)
+    assert set(learning.accounts) == {3}
+    assert learning(10).account.plain_seconds == 0
+    policy = learning(10)
+    policy.record(Round(3, 40, 50, wall_seconds=1.0, rows=5, sequences=5))
+    assert policy.account.walls == learning.accounts[3].walls
+    policy.record(Round(4, 41, 50, wall_seconds=1.0))
+    assert policy.account.plain_runs == 1 and policy.account.hold == learning.accounts[3].hold
 
 
 rounds = st.builds(
@@ -301,7 +340,7 @@ def test_a_recorded_run_replays_to_the_same_decisions(record, prompt):
             policy.record(round_)
         return found
 
-    one, two = (AdaptiveDepth(Limits().account(), prompt) for _ in range(2))
+    one, two = (AdaptiveDepth(prompt_tokens=prompt) for _ in range(2))
     chosen = decisions(one)
     assert chosen == decisions(two)
     assert (one.trial, one.account, one.depth) == (two.trial, two.account, two.depth)
@@ -311,7 +350,7 @@ def test_a_recorded_run_replays_to_the_same_decisions(record, prompt):
 
 @given(st.integers(0, 50), st.integers(1, 50))
 def test_depth_never_exceeds_the_room(generated, room):
-    assert AdaptiveDepth(Limits().account()).choose(generated, room) <= room - 1
+    assert AdaptiveDepth().choose(generated, room) <= room - 1
 
 
 def test_later_sequences_begin_with_what_earlier_ones_measured():

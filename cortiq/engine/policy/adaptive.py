@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from cortiq.engine.drafting import Round
 from cortiq.engine.policy.account import Account
 from cortiq.engine.policy.depth import HOLD_PRIOR, Hold, depth_by_walls
-from cortiq.engine.policy.trial import Monitor, Trial
+from cortiq.engine.policy.trial import Decided, Monitor, Trial, Trying
 
 MORE, LESS = 0.75, 0.4
 """Shares of a round's drafts that hold above which depth grows, below which it shrinks."""
@@ -39,29 +39,40 @@ class Limits:
         return Account.new(self.deepest, self.hold)
 
 
+def company(sequences: int) -> int:
+    """Which account a batch of so many sequences belongs to: 1, 2, 3 to 4, 5 to 8, …"""
+    return (sequences - 1).bit_length()
+
+
 class AdaptiveDepth:
-    """Depth for one sequence (`drafting.DepthPolicy`), from an account and the rounds it is told.
+    """Depth for one sequence (`drafting.DepthPolicy`), from accounts and the rounds it is told.
 
     While fewer than two depths were timed, depth moves by the share of drafts that hold; from then
     on by `depth_by_walls`. Whether to draft at all is the trial's to say. A round that the room
     shortened moves no account, ids that a second drafter added are nobody's depth, and the wall of
     such a round has no price. Nor has that of a batch which prompt rows rode in.
 
+    A batch of more sequences has prices of its own. There a round is charged its share of the time
+    that all drafted rows added, and credited with its own tokens: the others would have had theirs.
+
     Parameters
     ----------
-    account : measured so far; `publish` is told every new one.
+    accounts : measured so far, by `company`; `publish` is told every new one.
     prompt_tokens : length of the prompt.
     """
 
     def __init__(
         self,
-        account: Account,
+        accounts: Mapping[int, Account] | None = None,
         prompt_tokens: int = 0,
         limits: Limits | None = None,
-        publish: Callable[[Account], None] = lambda account: None,
+        publish: Callable[[int, Account], None] = lambda company, account: None,
     ) -> None:
         self.limits = limits or Limits()
-        self.account, self.publish = account.for_prompt(prompt_tokens), publish
+        known = accounts or {}
+        self._accounts = {k: account.for_prompt(prompt_tokens) for k, account in known.items()}
+        self._company, self.publish = 0, publish
+        self.account = self._accounts.get(0) or self.limits.account()
         self.trial = Trial(monitor=Monitor(enough=self.limits.enough))
         self.depth = self.limits.start
         self._share, self._dwell = SHARE_START, 0
@@ -73,19 +84,39 @@ class AdaptiveDepth:
 
     def record(self, round_: Round) -> None:
         """Learn from a round; one that nothing was proposed in is a plain token."""
+        self._meet(company(round_.sequences))
         if round_.proposed:
             self._after_round(round_)
         else:
             self._after_plain(round_)
-        self.publish(self.account)
+        self.publish(self._company, self.account)
+
+    def _meet(self, now: int) -> None:
+        """In another company prices are others; what holds is as it was, and a rest goes on."""
+        if now == self._company:
+            return
+        self._accounts[self._company] = self.account
+        known, hold = self._accounts.get(now) or self.limits.account(), self.account.hold
+        self._company, self.account = now, replace(known, hold=hold)
+        resting = isinstance(self.trial.state, Decided) and not self.trial.state.speculate
+        state = self.trial.state if resting else Trying()
+        self.trial = replace(self.trial, state=state, monitor=Monitor(enough=self.limits.enough))
 
     def _timed(self, round_: Round) -> bool:
         """Whether its wall is that of tokens and drafts, and not of some prompt's rows."""
         others = round_.rows - 1 - round_.proposed
         return others <= (round_.sequences - 1) * (1 + self.limits.deepest)
 
+    def _wall(self, round_: Round) -> float:
+        """The time of a round if nobody else had drafted: drafted rows are taken to cost alike."""
+        plain, drafted = self.account.plain_seconds, round_.rows - round_.sequences
+        if round_.sequences == 1 or not plain or drafted < round_.proposed:
+            return round_.wall_seconds
+        added = max(0.0, round_.wall_seconds - plain)
+        return plain + added * round_.proposed / drafted
+
     def _after_plain(self, round_: Round) -> None:
-        if not self._timed(round_):
+        if round_.rows != round_.sequences:  # somebody drafts, or reads a prompt
             return
         account = self.account.after_plain(round_.position, round_.wall_seconds)
         generated = round_.generated + round_.emitted
@@ -99,7 +130,7 @@ class AdaptiveDepth:
         trial = self.trial.knowing(self.account.plain_seconds)
         generated = round_.generated + round_.emitted
         if self._timed(round_):
-            self.trial = trial.after_round(generated, round_.wall_seconds, produced)
+            self.trial = trial.after_round(generated, self._wall(round_), produced)
         if not round_.shortened:
             self._learn(round_, others)
 
@@ -110,7 +141,7 @@ class AdaptiveDepth:
             return
         self.account = self.account.after_drafts(own, held)
         if not round_.extended and self._timed(round_):
-            self.account = self.account.after_round(own, round_.wall_seconds)
+            self.account = self.account.after_round(own, self._wall(round_))
         self._move(own, held, others)
 
     def _move(self, own: int, held: int, others: int) -> None:
@@ -137,11 +168,11 @@ class Learning:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
-        self.account = self.limits.account()
+        self.accounts: dict[int, Account] = {}
 
     def __call__(self, prompt_tokens: int) -> AdaptiveDepth:
         """A policy for a prompt of this many tokens."""
-        return AdaptiveDepth(self.account, prompt_tokens, self.limits, self._keep)
+        return AdaptiveDepth(dict(self.accounts), prompt_tokens, self.limits, self._keep)
 
-    def _keep(self, account: Account) -> None:
-        self.account = account
+    def _keep(self, company: int, account: Account) -> None:
+        self.accounts[company] = account
