@@ -12,6 +12,7 @@ from cortiq.engine.assistants import Drafters, record
 from cortiq.engine.batch import Part, Step, plan_parts
 from cortiq.engine.drafting import Speculation
 from cortiq.engine.line import DEFAULTS, EngineOptions, Line, Refusal
+from cortiq.engine.marks import with_marks
 from cortiq.engine.output import Output
 from cortiq.engine.places import Places
 from cortiq.engine.prefixes import PrefixCache
@@ -20,7 +21,7 @@ from cortiq.engine.sequence import Progress, Sequence
 from cortiq.errors import BackendError
 from cortiq.ir import Recurrent
 from cortiq.runtime.blame import blamed_on, failure_hint
-from cortiq.runtime.request import Request, vocabulary_size
+from cortiq.runtime.request import Request, check_embeddings, vocabulary_size
 from cortiq.runtime.sequence import check_outcome
 from cortiq.runtime.statistics import Statistics
 from cortiq.tokenizer.tokenizer import Tokenizer
@@ -58,9 +59,8 @@ class Engine:
         self._numbers = 0
         self._vocabulary = vocabulary_size(executable.program)
         self._drafters = Drafters(executable, clock)
-        trunk = executable.program.trunk.written_slots()
-        slots = executable.program.slots
-        self._costly = any(isinstance(slots[name], Recurrent) for name in trunk)
+        slots = [executable.program.slots[n] for n in executable.program.trunk.written_slots()]
+        self._costly = any(isinstance(slot, Recurrent) for slot in slots)
 
     def submit(
         self,
@@ -83,8 +83,10 @@ class Engine:
 
         Raises
         ------
-        RequestError : too many are waiting.
+        RequestError : too many are waiting, or embeddings do not fit the prompt.
         """
+        check_embeddings(request, self.executable.program)
+        request = with_marks(request, self.prefixes, self.tokenizer)
         sequence = Sequence(
             request,
             Output(request, self.tokenizer),

@@ -69,6 +69,7 @@ class PrefixCache:
 
     Attributes
     ----------
+    free : whether any state can go back to any length.
     evicted : states given up so far to keep within the limits, or to make room.
     """
 
@@ -81,7 +82,7 @@ class PrefixCache:
         program = executable.program
         kinds = [program.slots[name] for name in program.trunk.written_slots()]
         self._bounded = bool(kinds) and not any(isinstance(slot, KVRows) for slot in kinds)
-        self._free = all(isinstance(slot, KVRows) for slot in kinds)
+        self.free = all(isinstance(slot, KVRows) for slot in kinds)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -176,7 +177,7 @@ class PrefixCache:
             whole, _, _ = self._tree.match(ids)
             values = [node.value for node in whole if node.value is not None]
             same = [k for k in values if k.length == len(ids)]
-            same += [k for k in values if self._free and k.role <= Role.TURN and k not in same]
+            same += [k for k in values if self.free and k.role <= Role.TURN and k not in same]
         for old in same:
             kept.role = max(kept.role, old.role) if old.length == kept.length else kept.role
             self._drop(old)

@@ -132,6 +132,19 @@ def check_prompt(ids: Iterable[int], program: Program, longest: int = 0) -> tupl
     return prompt
 
 
+def check_embeddings(request: Request, program: Program) -> None:
+    """Refuse embeddings that are not one finite row for each id of the prompt."""
+    rows, embed = request.embeddings, program.trunk.values.get("embed")
+    if rows is None:
+        return
+    if embed is None or rows.shape != (len(request.prompt), *embed.shape):
+        wanted = "none" if embed is None else [len(request.prompt), *embed.shape]
+        message = f"the embeddings are {list(rows.shape)}, the model takes {wanted}"
+        raise RequestError(message, where="prompt")
+    if not np.isfinite(rows).all():
+        raise RequestError("an embedding is not finite", where="prompt")
+
+
 def _shorten(program: Program, longest: int) -> str:
     """What helps a prompt that is too long; a longer context only where the model has one."""
     if longest <= program.context:

@@ -7,7 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engines import WAYS, alone, backends, engine, executable, facts, loaded, prompt, request
+from engines import (
+    TOKENIZER,
+    WAYS,
+    alone,
+    backends,
+    engine,
+    executable,
+    facts,
+    loaded,
+    prompt,
+    request,
+)
 from graphs import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,9 +28,11 @@ from small_program import bound
 from cortiq.backend import CompileOptions
 from cortiq.engine import keys
 from cortiq.engine.keys import RollingKey, fold
+from cortiq.engine.marks import usual_marks
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.roles import Mark, Role
 from cortiq.engine.tree import Tree, common
+from cortiq.errors import RequestError
 from cortiq.ir import Builder
 from cortiq.ir.layers import Embedding, Linear, RMSNorm, ShortConv
 
@@ -223,6 +236,54 @@ def test_embedding_prompts_never_meet_kept_prefixes(backend):
     assert facts(after) == alone(on, request([*a, 7], 6))
     assert facts(first) == alone(on, request(a, 4))
     cache.clear()
+
+
+def test_embeddings_that_fit_no_prompt_are_refused():
+    rows = embeddings(prompt(1, 40))
+    broken = rows.copy()
+    broken[3, 5] = np.nan
+    with engine(executable()) as mine:
+        for wrong, message in ((rows[:39], "39, 64"), (rows[:, :9], "40, 9"), (broken, "finite")):
+            with pytest.raises(RequestError, match=message):
+                mine.submit(request(prompt(1, 40), 4, embeddings=wrong))
+
+
+def chat_prompt(turns):
+    """Ids of a conversation in which 256 opens a message and 257 ends it."""
+    system, said = [1, 2, 3] * 8, [[7 + i] * 12 for i in range(turns)]
+    ids = [256, *system, 257]
+    for user in said[:-1]:
+        ids += [256, *user, 257, 256, 9, *prompt(user[0], 6), 257]
+    return [*ids, 256, *said[-1], 257, 256, 9]
+
+
+@pytest.mark.parametrize("backend", backends())
+def test_conversations_of_models_that_cannot_go_back_go_on_from_their_marks(backend):
+    """The answer is rendered anew in the next turn: the state before it is what can be used."""
+    on = executable(backend, "tiny-lfm2")
+    cache = PrefixCache(on, 8)
+    reused = []
+    with engine(on, prefixes=cache) as mine:
+        for turns in (1, 2, 3):
+            made = mine.submit(request(chat_prompt(turns), 70 if backend == "cpu" else 3))
+            mine.run()
+            assert facts(made) == alone(on, made.request)
+            reused.append(made.stats.reused_tokens)
+        other = mine.submit(request([*chat_prompt(1)[:26], 256, 50, 51, 52], 3))
+        mine.run()
+    back = 2 if backend == "cpu" else 0  # the reference's rings keep every row
+    assert reused == [0, *(len(chat_prompt(turns)) - back for turns in (1, 2))]
+    assert other.stats.reused_tokens == (26 if backend == "cpu" else 27)
+    assert facts(other) == alone(on, other.request)
+    cache.clear()
+
+
+def test_marks_are_the_system_prompt_and_the_answer():
+    assert usual_marks((1, 2, 3), TOKENIZER) == ()
+    assert usual_marks((256, 5, 257, 256, 6, 257, 256, 9), TOKENIZER) == (
+        Mark(3, Role.SYSTEM), Mark(6, Role.TURN),
+    )  # fmt: skip
+    assert usual_marks((256, 1, 5, 257), TOKENIZER) == (Mark(3, Role.TURN),)
 
 
 def bounded_program():
