@@ -41,8 +41,13 @@ INLINE vi vi_or_masked(vi a, vi b, vi mask) /* a | (b & mask) */
 INLINE vi vi_set16(int16_t a) { return _mm512_set1_epi16(a); }
 INLINE vi vi_sub16(vi a, vi b) { return _mm512_sub_epi16(a, b); }
 INLINE vi vi_multiply16(vi a, vi b) { return _mm512_mullo_epi16(a, b); }
-/* total + a0·b0 + a1·b1 for the int16 pairs of each lane, modulo 2^32 */
-INLINE vi vi_dot(vi total, vi a, vi b) { return _mm512_dpwssd_epi32(total, a, b); }
+/* total + a0·b0 + a1·b1 for the int16 pairs of each lane, modulo 2^32. Written out: GCC 12 gives the
+ * intrinsic's result another register than its sum, and copies it back and forth in loops. */
+INLINE vi vi_dot(vi total, vi a, vi b)
+{
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(total) : "v"(a), "v"(b));
+    return total;
+}
 
 /* bytes */
 INLINE vi vi_table(const uint8_t *table16, vi index) /* indices below 16 */
