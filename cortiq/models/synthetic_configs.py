@@ -104,6 +104,19 @@ MINI: Mapping[str, Mapping[str, Any]] = {
     | _EXPERTS
     | _LINEAR
     | {"num_experts": 4, "shared_expert_intermediate_size": 32},
+    "granitemoehybrid": _MINI
+    | {
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 32,
+        "shared_intermediate_size": 32,
+        "mamba_n_heads": 8,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 8,
+        "attention_multiplier": 0.3,
+        "residual_multiplier": 0.7,
+    },
 }
 """A small model of every family that has no other here, by its `model_type`."""
 

@@ -72,4 +72,33 @@ QWEN3_5_MOE = Family(
     unread=("intermediate_size",),
     elsewhere=frozenset({"layer_types", "full_attention_interval"}),
 )  # fmt: skip
-FAMILIES = [QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE]
+STATES = {"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 6, "mamba_d_conv": 3}
+GRANITE4 = Family(
+    "granitemoehybrid",
+    "GraniteMoeHybridConfig",
+    base={
+        **STATES, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24,
+        "shared_intermediate_size": 20, "attention_multiplier": 0.25,
+    },
+    shapes={
+        "wide": {"layer_types": [LINEAR, FULL], "position_embedding_type": "rope"},
+        "odd": {"layer_types": [LINEAR, FULL, LINEAR]},
+        "switched": {"layer_types": [FULL, LINEAR, FULL]},
+    },
+    switches={
+        "attention_bias": True, "mamba_proj_bias": True, "mamba_conv_bias": False,
+        "tie_word_embeddings": True, "embedding_multiplier": 6.0, "attention_multiplier": 0.4,
+        "residual_multiplier": 0.7, "logits_scaling": 3.0, "num_local_experts": 0,
+        "position_embedding_type": None,
+    },
+    moves=[
+        *USUAL, {"num_experts_per_tok": 3}, {f"{ROPE}.rope_theta": 900.0},
+        {"embedding_multiplier": 6.1}, {"attention_multiplier": 0.41},
+        {"residual_multiplier": 0.71}, {"logits_scaling": 3.1},
+        {"time_step_limit": [1.0, 1.5]},
+    ],
+    sizes=(*STATES, "shared_intermediate_size", "mamba_d_head", "mamba_expand"),
+    refused=[({"position_embedding_type": "alibi"}, "alibi")],
+    elsewhere=frozenset({"mlp_bias", "layer_types"}),  # Granite 3's; kinds of layers
+)  # fmt: skip
+FAMILIES = [QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, GRANITE4]

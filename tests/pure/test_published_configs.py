@@ -166,3 +166,18 @@ def test_old_names_of_longrope_are_longrope():
     for name in ("su", "yarn"):
         old = PHI4_MINI | {"rope_scaling": PHI4_MINI["rope_scaling"] | {"type": name}}
         assert mixers(old)[0].rope == mixers(PHI4_MINI)[0].rope
+
+
+def test_granite_4_has_two_names_for_its_layers_and_no_bound_of_its_step():
+    kinds = {"mamba": "linear_attention", "attention": "full_attention"}
+    old = ["mamba"] * 3 + ["attention"]
+    values = GRANITE | {
+        "model_type": "granitemoehybrid", "num_hidden_layers": 4, "layer_types": old,
+        "num_local_experts": 0, "num_experts_per_tok": 1, "shared_intermediate_size": 8192,
+        "mamba_n_heads": 64, "mamba_d_head": 128, "mamba_chunk_size": 256,
+        "position_embedding_type": "nope", "time_step_limit": [0.0, float("inf")],
+    }  # fmt: skip
+    del values["mlp_bias"]
+    assert [m.rope for m in mixers(values)] == [None]
+    new = values | {"layer_types": [kinds[kind] for kind in old], "time_step_limit": None}
+    assert mixers(new) == mixers(values)
