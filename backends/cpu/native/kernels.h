@@ -46,11 +46,22 @@ typedef struct {
     void (*noisy)(const float *d, const int32_t *ids, float *out, int n, const cortiq_draw *draw);
 } cortiq_tail_kernels;
 
+/* One row and head of a recurrence; see recurrence.c. */
+typedef struct {
+    const float *q, *k, *alpha;
+    const float *faded; /* snap(k·alpha) of the delta rule; NULL for a state-space step */
+    float beta;
+    int32_t rows, per_channel;
+    int64_t stride; /* floats from one row of the state to the next */
+} recurrence_row;
+
 /* Queries of one head group against tiles; see attention.c. */
 typedef struct attention_task attention_task;
 typedef struct {
     cortiq_row_kernels row;
     cortiq_tail_kernels tail;
+    int (*faded)(const float *k, const float *alpha, int per_channel, float *out, int rows);
+    int (*recur)(const recurrence_row *row, const float *v, float *out, float *state, int n);
     void (*attend)(const attention_task *task);
     void (*merge)(partial *before, const partial *after, int32_t value_dim);
     int (*finish)(const cortiq_attend *args, partial *total, float *out, int head);

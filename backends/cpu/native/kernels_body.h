@@ -4,6 +4,7 @@
 #include "isa.h"
 
 #include "rows_body.h"
+#include "recurrence_body.h"
 #include "tail_body.h"
 #include "attention_body.h"
 
@@ -21,6 +22,8 @@ const cortiq_kernels CQ_NAME(cortiq_kernels) = {
         .probabilities = tail_probabilities, .weight = tail_weight,
         .noisy = tail_noisy,
     },
+    .faded = row_faded,
+    .recur = row_recur,
     .attend = attend_task,
     .merge = merge_partial,
     .finish = attend_finish,
