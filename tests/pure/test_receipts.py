@@ -14,10 +14,13 @@ from scripted import scripted_model
 
 import cortiq
 from cortiq.errors import CortiqError, FormatError, RequestError
-from cortiq.options import GenerateOptions, specs
+from cortiq.options import GenerateOptions, LoadOptions, specs
 from cortiq.receipts.reader import parse_receipt
 from cortiq.receipts.record import ALWAYS, RECORDED, Receipt, Signature, receipt_of
+from cortiq.runtime.load import model_of
 from cortiq.runtime.request import Request, make_request
+from cortiq.runtime.source import open_source
+from cortiq_conformance.faults import FaultyBackend
 
 NAME = "synthetic:tiny-llama"
 MODELS = [NAME, "synthetic:tiny-gemma3", "synthetic:tiny-mixtral", "synthetic:tiny-lfm2"]
@@ -90,6 +93,19 @@ def test_every_kind_of_generation_verifies(model, options, monkeypatch):
     receipt = model.generate("a text to go on from", **{"max_tokens": 12} | options).receipt()
     verdict = model.verify(receipt)
     assert verdict and verdict.steps == len(receipt.claim.token_ids)
+
+
+@pytest.mark.parametrize("fault", ["fused multiply-add in RMSNorm", "planes swapped"])
+def test_receipt_of_a_backend_with_a_wrong_bit_is_refused_and_refuses_right_ones(
+    model, receipt, fault
+):
+    options = LoadOptions()
+    source = open_source(NAME, options)
+    with model_of(NAME, source, (FaultyBackend(fault), "cpu"), options) as wrong:
+        forged = wrong.generate(PROMPT, **DRAWS).receipt()
+        assert wrong.verify(forged)
+        assert first(wrong.verify(receipt)) == ("digests", 0)
+    assert first(model.verify(forged)) == ("digests", 0)
 
 
 def test_written_receipt_is_read_as_it_was(receipt, tmp_path):
