@@ -56,7 +56,8 @@ def test_links_lead_somewhere(page):
 def test_every_page_is_in_the_navigation_once():
     nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
     listed = sorted(line.rpartition(": ")[2] for line in nav.splitlines() if line.endswith(".md"))
-    assert listed == sorted([*(page.name for page in DOCS), *site().GENERATED])
+    wanted = sorted([*(page.name for page in DOCS), *site().GENERATED])
+    assert listed == wanted, "the nav of mkdocs.yml has every page of docs/"
 
 
 def test_generated_pages_have_all_public_names_and_no_dead_link():
