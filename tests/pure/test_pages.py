@@ -95,15 +95,16 @@ def parse(words, line):
     """The command line takes these words; placeholders in capitals stand for any value."""
     words = [word for word in words if word not in ("...", "…")]
     command = next((w for w in words if not w.startswith("-") and not w.endswith(".py")), "")
-    if command in PASSED_ON or not command:
+    if command in PASSED_ON or not command or command.isupper():
         return
-    assert command.isupper() or cli.get_command(click.Context(cli), command), line
-    if command.isupper():
-        return
-    rest = words[words.index(command) + 1 :]
+    found, rest = cli, words[words.index(command) :]
+    while isinstance(found, click.Group) and rest:
+        name = rest.pop(0).split("/")[0]  # a text may say `prefix save/load`
+        found = found.get_command(click.Context(found), name)
+        assert found, line
     known = {
         option
-        for parameter in cli.get_command(click.Context(cli), command).params
+        for parameter in found.params
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
     given = {word.partition("=")[0] for word in rest if word.startswith("-") and word != "-"}
