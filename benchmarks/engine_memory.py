@@ -22,6 +22,8 @@ from cortiq.options import GenerateOptions
 from cortiq.runtime.request import Request, make_request
 
 PAGE = 4096
+LONGEST = 60
+"""Ids of a prompt at most."""
 
 
 class Guess:
@@ -87,6 +89,7 @@ def serve(model: cortiq.Model, wanted: list[Request], sequences: int = 16) -> li
                     one.cancel()
                 if done % max(1, len(wanted) // 10) == 0:
                     sizes.append(resident())
+                    print(f"{done} requests: {sizes[-1] / 1e6:.1f} MB", file=sys.stderr)
             engine.step()
     cache.clear()
     return [*sizes, resident()]
@@ -98,8 +101,7 @@ def main() -> None:
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 10_000
     with cortiq.load(name, context=1024) as model:
         start = time.perf_counter()
-        longest = 60 if name.startswith("synthetic") else 200
-        sizes = serve(model, requests(model, count, longest))
+        sizes = serve(model, requests(model, count, LONGEST))
         seconds = time.perf_counter() - start
     told = " ".join(f"{size / 1e6:.1f}" for size in sizes)
     print(f"{name}: {count} requests in {seconds:.0f} s; MB after every tenth: {told}")

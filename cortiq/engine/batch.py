@@ -109,6 +109,8 @@ def need_of(sequence: Sequence, before: Part | None) -> Need | None:
             return None
         rows, decodes = 1, True
     most = sequence.request.chunk_rows
+    if before is not None and any(mark.position == start for mark in sequence.request.marks):
+        return None  # its state is copied first
     mark = sequence.next_mark(start)
     if mark is not None:
         most = min(most, mark - start)

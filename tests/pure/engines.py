@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend import CompileOptions, Executable
+from cortiq.backend import Batch, CompileOptions, Executable
 from cortiq.engine.drafting import Draft, FixedDepth, Speculation, Task
 from cortiq.engine.engine import Engine
 from cortiq.engine.line import EngineOptions
@@ -54,6 +54,35 @@ def executable(backend: str = "cpu", name: str = "tiny-llama", **options: Any) -
     return known[backend if backend in known else "reference"]().compile(
         model.program, model.weights, chosen
     )
+
+
+class Deferred:
+    """An executable that computes a batch when somebody waits for it: as a device that is slow."""
+
+    asynchronous = True
+
+    def __init__(self, inner: Executable) -> None:
+        self.inner, self.program, self.placement = inner, inner.program, inner.placement
+        self.open, self.import_ = inner.open, inner.import_
+        self.state_bytes, self.free_bytes = inner.state_bytes, inner.free_bytes
+        self.pending: list[DeferredTicket] = []
+        self.most = 0
+
+    def forward(self, batch: Batch) -> DeferredTicket:
+        self.pending.append(DeferredTicket(self, batch))
+        self.most = max(self.most, len(self.pending))
+        return self.pending[-1]
+
+
+class DeferredTicket:
+    def __init__(self, owner: Deferred, batch: Batch) -> None:
+        self.owner, self.batch, self.done = owner, batch, None
+
+    def result(self) -> Any:
+        while self.done is None:
+            first = self.owner.pending.pop(0)
+            first.done = self.owner.inner.forward(first.batch).result()
+        return self.done
 
 
 def request(ids: Sequence[int], max_tokens: int = 12, **options: Any) -> Request:

@@ -10,6 +10,7 @@ from engines import (
     PENALISED,
     SEEDED,
     WAYS,
+    Deferred,
     Scripted,
     alone,
     backends,
@@ -23,6 +24,8 @@ from engines import (
 )
 from scripted import END, ScriptedExecutable
 
+from cortiq.engine.prefixes import PrefixCache
+from cortiq.engine.roles import Mark, Role
 from cortiq.engine.schedule import Need, Share, shares, urgency
 from cortiq.errors import BackendError, RequestError, SequenceFailedError
 
@@ -55,6 +58,30 @@ def test_batch_of_sixteen_in_any_order_is_each_one_alone(backend, model):
                     mine.step()
             mine.run()
         assert [facts(found[i]) for i in range(16)] == expected
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_batches_submitted_ahead_change_nothing(model):
+    """On a slow device, with marks, kept prefixes, cancels, priorities and little memory."""
+    on = executable("cpu", model)
+    wanted = [replace(one, marks=(Mark(9, Role.SYSTEM),)) for one in sixteen()]
+    expected = [alone(on, one) for one in wanted]
+    limited = executable("cpu", model, memory_limit=9 * on.state_bytes(64))
+    device = Deferred(limited)
+    cache = PrefixCache(device, 3)
+    with engine(device, prefixes=cache, batch_rows=40) as mine:
+        made = [mine.submit(one, priority=i % 2) for i, one in enumerate(wanted)]
+        for victim in made[::5]:
+            again = mine.submit(victim.request)
+            mine.step()
+            again.cancel()
+        mine.run()
+        assert [facts(one) for one in made] == expected
+        drafted = mine.submit(wanted[0], speculation=speculation(Scripted(lambda i, n: [1]), 2))
+        mine.run()
+    assert facts(drafted) == expected[0]
+    assert device.most == 2 and device.pending == []
+    cache.clear()
 
 
 @pytest.mark.parametrize("way", WAYS)
