@@ -116,7 +116,8 @@ def need_of(sequence: Sequence, before: Part | None) -> Need | None:
         most = min(most, mark - start)
         decodes = decodes and mark - start >= rows
     depth = 0
-    if sequence.drafting and sequence.policy and decodes and before is None:
+    # Not on top of a replay: a copy of the state from before both would have it done again.
+    if sequence.drafting and sequence.policy and decodes and before is None and rows == 1:
         depth = sequence.policy.choose(sequence.generated, sequence.room)
         depth = max(0, min(depth, sequence.room - 1))
     order = urgency(sequence.served, sequence.priority, sequence.number)

@@ -23,7 +23,9 @@ from engines import (
     speculation,
 )
 from scripted import END, ScriptedExecutable
+from small_program import bound, small_program
 
+from cortiq.backend import CompileOptions
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.roles import Mark, Role
 from cortiq.engine.schedule import Need, Share, shares, urgency
@@ -115,6 +117,61 @@ def test_no_drafter_at_any_depth_changes_a_token(backend, model, way):
                 assert drafts.accepted == 0 < drafts.drafted
             assert [d.closed for d in drafter.opened] == [1]
             drafter.opened.clear()
+
+
+@pytest.mark.parametrize("backend", backends())
+def test_drafts_and_kept_prefixes_over_every_kind_of_slot(backend):
+    """Rows, a ring and a recurrence in one model."""
+    program, weights = bound(small_program())
+    on = backends()[backend]().compile(program, weights, CompileOptions(threads=1))
+    chance = random.Random(3)
+    cache = PrefixCache(on, 4)
+    with engine(on, prefixes=cache, batch_rows=40) as mine:
+        made, expected = [], []
+        for number in range(6):
+            ids = (*(7 * i % 50 for i in range(12 + 3 * number)), number)
+            wanted = replace(request([1], 16, **PENALISED), prompt=ids)
+            wanted = replace(wanted, marks=(Mark(10, Role.SYSTEM),))
+            expected.append(alone(on, wanted))
+            truth = [*ids, *expected[-1][0]]
+            drafter = oracle(truth, lambda place, i: chance.random() < 0.3)
+            drafter.answer = lambda ids, count, known=drafter.answer: [
+                t % 50 for t in known(ids, count)
+            ]
+            made.append(mine.submit(wanted, speculation=speculation(drafter, 3)))
+            mine.step()
+        mine.run()
+    assert [facts(one) for one in made] == expected
+    assert sum(one.stats.drafts.accepted for one in made) > 20
+    assert sum(one.stats.reused_tokens for one in made) > 20
+    cache.clear()
+    on.close()
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_states_that_cannot_go_back_are_restored_or_fed_again(monkeypatch, copies):
+    """A rewind may reach nothing: with a copy of before the round only its rows are fed again."""
+    on, wanted = executable("reference"), request(prompt(3, 20), 24, **PENALISED)
+    expected = alone(on, wanted)
+    drafter = oracle([*wanted.prompt, *expected[0]], lambda place, i: place % 3 == 0)
+    kind = type(on.open(8))
+    plain = kind.rewind
+
+    def rewind(self, length, entry="trunk"):
+        return plain(self, 0 if length < self.length(entry) else length, entry)
+
+    monkeypatch.setattr(kind, "rewind", rewind)
+    rows = []
+    forward = on.forward
+    monkeypatch.setattr(on, "forward", lambda batch: rows.append(len(batch.rows)) or forward(batch))
+    with engine(on) as mine:
+        mine._costly = copies
+        made = mine.submit(wanted, speculation=speculation(drafter, 4))
+        mine.run()
+    assert facts(made) == expected
+    assert made.stats.drafts.accepted > 0
+    assert (sum(rows) < 110) == copies
+    assert not copies or max(rows[1:]) <= 5
 
 
 def test_accepted_counts_are_the_planted_pattern():
