@@ -1,21 +1,21 @@
 """MiniMax M3's text model: clamped SwiGLU everywhere, norms of 1 + w, experts.
 
 Sparse layers attend to the best blocks of keys. While the declared context has no more blocks than
-are kept, that is all of them, and such a layer is an ordinary one; longer contexts are refused.
+are kept, that is all of them, and such a layer is an ordinary one without an indexer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
-from cortiq.ir.layers import GatedMLP, Gating, MoE, QKNorm
+from cortiq.ir.layers import GatedMLP, Gating, Indexer, MoE, QKNorm
 from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.layer_kinds import GLOBAL, layer_list, sparse_layers
 from cortiq.models.names import Names
-from cortiq.models.parts import MOE, Decoder, attention
+from cortiq.models.parts import ATTENTION, MOE, Decoder, attention
 from cortiq.models.pieces import Fused
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
@@ -38,6 +38,11 @@ NAMES = Names(
     unread=r"model\.layers\.\d+\.self_attn\.indexer\..*",
 )  # fmt: skip
 SPARSE = "minimax_m3_sparse"
+TENSORS = {
+    **ATTENTION,
+    "index_q": "indexer.q_proj.weight", "index_k": "indexer.k_proj.weight",
+    "index_q_norm": "indexer.q_norm.weight", "index_k_norm": "indexer.k_norm.weight",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,18 +70,39 @@ class Config(BaseConfig):
     index_local_blocks: Amount = Amount(1)
     default_theta: ClassVar[float] = 5000000.0
 
-    def check(self, context: int, turned: int) -> None:
-        """Raise for sparse layers that would leave keys out, and for two rotary widths."""
-        layers = self.num_hidden_layers
-        kinds = layer_list(self.layer_types or (GLOBAL,) * layers, layers, (GLOBAL, SPARSE))
-        reach = self.index_block_size * self.index_topk_blocks
-        if SPARSE in kinds and context > reach:
-            message = f"sparse layers choose among keys once there are more than {reach}"
-            hint = f"declare a context of at most {reach} tokens"
-            raise UnsupportedError(message, where="config", hint=hint)
+    def check(self, turned: int) -> None:
+        """Raise for two rotary widths."""
         if turned != self.rotary_dim:
             message = f"rotary_dim is {self.rotary_dim}, but the rope parameters turn {turned}"
             raise FormatError(message, where="config")
+
+    def indexers(self, context: int) -> list[Indexer | None]:
+        """What chooses blocks in each layer."""
+        layers = self.num_hidden_layers
+        kinds = layer_list(self.layer_types or (GLOBAL,) * layers, layers, (GLOBAL, SPARSE))
+        if context <= self.index_block_size * self.index_topk_blocks or SPARSE not in kinds:
+            return [None] * layers
+        self._check_indexer()
+        indexer = Indexer(
+            self.index_n_heads, self.index_head_dim, self.index_block_size,
+            self.index_topk_blocks, int(self.index_local_blocks), self.rms_norm_eps, 1.0,
+        )  # fmt: skip
+        return [indexer if kind == SPARSE else None for kind in kinds]
+
+    def _check_indexer(self) -> None:
+        few, many = sorted((self.index_n_heads, self.kv_heads))
+        rules = {
+            f"index_n_heads = {self.index_n_heads} beside {self.kv_heads} KV heads":
+                few > 0 and many % few == 0 and self.num_attention_heads % many == 0,
+            f"index_block_size = {self.index_block_size}": self.index_block_size >= 1,
+            f"index_head_dim = {self.index_head_dim}, less than is turned":
+                self.index_head_dim >= self.rotary_dim,
+            f"index_local_blocks = {int(self.index_local_blocks)} of {self.index_topk_blocks}":
+                0 <= self.index_local_blocks <= self.index_topk_blocks >= 1,
+        }  # fmt: skip
+        for what, holds in rules.items():
+            if not holds:
+                raise UnsupportedError(what, where="config")
 
     def routed(self) -> tuple[bool, ...]:
         """Which layers have experts: all by default."""
@@ -87,7 +113,7 @@ class Config(BaseConfig):
 def build(config: Config, context: int) -> Program:
     """The trunk."""
     rope = rope_table(config, context)
-    config.check(context, rope.dim)
+    config.check(rope.dim)
     width, eps = config.hidden_size, config.rms_norm_eps
     decoder = Decoder(config, context, family="minimax_m3_vl", eps=eps, offset=1.0)
     act = Gating(limit=config.swiglu_limit, steepness=config.swiglu_alpha, up_shift=1.0)
@@ -102,9 +128,10 @@ def build(config: Config, context: int) -> Program:
         selection_bias=True, shared_inner=config.shared_intermediate_size,
     )  # fmt: skip
     x = decoder.embed()
-    for n, sparse in enumerate(config.routed()):
-        x = decoder.mixer(x, n, mixer)
-        if sparse:
+    indexers = config.indexers(context)
+    for n, routed in enumerate(config.routed()):
+        x = decoder.mixer(x, n, replace(mixer, indexer=indexers[n]), table=TENSORS)
+        if routed:
             x = decoder.feed_forward(x, n, experts, table=MOE)
         else:
             x = decoder.feed_forward(x, n, mlp)

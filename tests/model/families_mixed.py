@@ -119,7 +119,8 @@ MINIMAX = Family(
     }),
     refused=[
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"layer_types": ["minimax_m3_sparse"] * 2, "index_block_size": 10}, "more than 160"),
+        ({"layer_types": ["minimax_m3_sparse"] * 2, "index_block_size": 10, "index_head_dim": 8},
+         "index_head_dim = 8, less than is turned"),
     ],
 )  # fmt: skip
 FAMILIES = [MIMO, LAGUNA, MINIMAX]

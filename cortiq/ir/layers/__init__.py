@@ -10,6 +10,7 @@ from cortiq.ir.layers.attention import Attention, AttentionGate, QKNorm
 from cortiq.ir.layers.basic import Blend, Embedding, Layer, Linear, Residual
 from cortiq.ir.layers.delta import KDA, GatedDeltaNet
 from cortiq.ir.layers.experts import MoE, RouterNorm
+from cortiq.ir.layers.indexer import Indexer
 from cortiq.ir.layers.latent import LatentAttention
 from cortiq.ir.layers.mixers import ShortConv
 from cortiq.ir.layers.mlp import MLP, GatedMLP, Gating
@@ -35,6 +36,7 @@ __all__ = [
     "GatedDeltaNet",
     "GatedMLP",
     "Gating",
+    "Indexer",
     "LatentAttention",
     "Layer",
     "LayerNorm",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear
+from cortiq.ir.layers.indexer import Indexer
 from cortiq.ir.op import Described, Type, expect, expect_last
 from cortiq.ir.slots import KVRows, Slot
 from cortiq.numerics.rope import RopeTable, Sections
@@ -66,6 +67,7 @@ class Attention(Layer):
     gate : a further gate, with a matrix of its own.
     value_input : values are projected from another row (value residual).
     shares_kv : the layer projects no keys and values and reads a slot that another layer writes.
+    indexer : chooses the blocks of keys that are visible.
     """
 
     width: int
@@ -89,6 +91,7 @@ class Attention(Layer):
     gate: AttentionGate | None = None
     value_input: bool = False
     sections: Sections | None = None
+    indexer: Indexer | None = None
 
     @property
     def writes_slots(self) -> bool:
@@ -131,6 +134,8 @@ class Attention(Layer):
         expect(not (self.output_gate and full), "no norm over queries and their gates together")
         expect(set(self.biases) <= set(PROJECTIONS), f"biases of {self.biases}")
         expect(not (self.shares_kv and self.value_input), "a layer without values takes none")
+        plain = not (self.shares_kv or self.sections)
+        expect(plain or self.indexer is None, "an indexer goes with keys and positions of its own")
         return (Type((self.width,)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -147,7 +152,7 @@ class Attention(Layer):
             shapes["gate"] = (self._gate_rows(self.gate), self.width)
         if self.sinks:
             shapes["sinks"] = (self.heads,)
-        return shapes
+        return shapes | (self.indexer.weight_shapes(self.width) if self.indexer else {})
 
     def _norm_width(self, role: str) -> int:
         heads = self.heads if role == "q" else self.kv_heads
@@ -159,10 +164,11 @@ class Attention(Layer):
 
     def slot_kinds(self) -> dict[str, Slot]:
         """Key and value rows."""
-        return {"kv": KVRows(self.kv_heads, self.head_dim, self.value_width)}
+        rows: dict[str, Slot] = {"kv": KVRows(self.kv_heads, self.head_dim, self.value_width)}
+        return rows | ({"index": self.indexer.slot()} if self.indexer else {})
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, Reshape, RMSNorm, Rope, Quantise, StoreKV, Attend, gates, Linear."""
+        """Linear, Reshape, RMSNorm, Rope, Quantise, StoreKV, [Indexer], Attend, gates, Linear."""
         x, position = inputs[:2]
         turned = inputs[2] if self.sections else position
         q = self._project(scope, x, "q")
@@ -174,17 +180,23 @@ class Attention(Layer):
         if not self.shares_kv:
             self._store(scope, x, turned, inputs[-1] if self.value_input else x)
         q = scope.add(ops.Quantise(), q, name="q.quantised")
-        scale = self.head_dim**-0.5 if self.scale is None else self.scale
-        attend = ops.Attend(
-            self.heads, self.kv_heads, self.head_dim, self.value_width, scale,
-            self.window, self.soft_cap, self.sinks,
-        )  # fmt: skip
-        sinks = {"sinks": "sinks"} if self.sinks else {}
-        y = scope.add(attend, q, position, name="attend", weights=sinks, slots={"kv": "kv"})
-        y = self._gated(scope, x, y, gate)
+        y = self._gated(scope, x, self._attend(scope, q, x, position), gate)
         width = self.heads * self.value_width
         y = scope.add(ops.Reshape((width,)), y, name="merged")
         return linear(scope, y, "o", width, self.width, self.output_biased)
+
+    def _attend(self, scope: Scope, q: Value, x: Value, position: Value) -> Value:
+        """The heads' outputs."""
+        scale = self.head_dim**-0.5 if self.scale is None else self.scale
+        attend = ops.Attend(
+            self.heads, self.kv_heads, self.head_dim, self.value_width, scale,
+            self.window, self.soft_cap, self.sinks, self.indexer.block if self.indexer else 0,
+        )  # fmt: skip
+        inputs = [q, position]
+        if self.indexer:
+            inputs.append(self.indexer.choose(scope, x, position, self.rope, self.pairing))
+        sinks = {"sinks": "sinks"} if self.sinks else {}
+        return scope.add(attend, *inputs, name="attend", weights=sinks, slots={"kv": "kv"})
 
     def _store(self, scope: Scope, x: Value, position: Value, values: Value) -> None:
         """Keys and values to the slot."""
