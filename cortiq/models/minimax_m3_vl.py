@@ -80,9 +80,10 @@ class Config(BaseConfig):
         """What chooses blocks in each layer."""
         layers = self.num_hidden_layers
         kinds = layer_list(self.layer_types or (GLOBAL,) * layers, layers, (GLOBAL, SPARSE))
-        if context <= self.index_block_size * self.index_topk_blocks or SPARSE not in kinds:
+        if SPARSE in kinds:
+            self._check_indexer()
+        if context <= self.index_block_size * self.index_topk_blocks:
             return [None] * layers
-        self._check_indexer()
         indexer = Indexer(
             self.index_n_heads, self.index_head_dim, self.index_block_size,
             self.index_topk_blocks, int(self.index_local_blocks), self.rms_norm_eps, 1.0,
