@@ -234,9 +234,9 @@ def _route(call: _Call, scores: Floats) -> tuple[Ints, Floats]:
     return route.route(scores, call.op.router, bias, call.faults, mask)
 
 
-def _recurrent(call: _Call, function: Callable[..., tuple], *rows: Floats) -> Floats:
+def _recurrent(call: _Call, step: recurrent.StepFunction, *rows: Floats) -> Floats:
     name = call.roles["state"]
-    call.slots[name], out = function(call.slots[name], *rows, call.faults)
+    call.slots[name], out = recurrent.in_order(step, call.slots[name], rows, call.faults)
     return out
 
 
@@ -270,8 +270,8 @@ FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.L2Norm: lambda c, x: norms.l2_norm(x, c.op.eps, c.faults),
     ops.Softmax: lambda c, x: route.softmax(x, faults=c.faults),
     ops.ChooseBlocks: _choose_blocks,
-    ops.DeltaRule: lambda c, *rows: _recurrent(c, recurrent.delta_rule, *rows),
-    ops.StateSpace: lambda c, *rows: _recurrent(c, recurrent.state_space, *rows),
+    ops.DeltaRule: lambda c, *rows: _recurrent(c, recurrent.delta_step, *rows),
+    ops.StateSpace: lambda c, *rows: _recurrent(c, recurrent.state_space_step, *rows),
     ops.ExpertGain: _expert_gain,
     ops.ExpertBias: _expert_bias,
 }

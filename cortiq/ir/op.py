@@ -89,6 +89,13 @@ def expect(condition: bool, message: str) -> None:
         raise TypeMismatchError(message)
 
 
+def expect_f32(op: Op, inputs: tuple[Type, ...]) -> tuple[Type, ...]:
+    """Require one f32 input, which is the output's type too."""
+    (x,) = inputs
+    expect(x.dtype == "f32", f"{op.kind} takes f32, got {x}")
+    return inputs
+
+
 def expect_last(op: Op, type_: Type, width: int, dtypes: tuple[str, ...] = ("f32",)) -> None:
     """Require rows whose last axis is `width` wide and of one of these dtypes."""
     wanted = " or ".join(f"{d}[..., {width}]" for d in dtypes)

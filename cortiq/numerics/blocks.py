@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.numerics.contract import Floats, Ints, exp2_int, round_to_f32
+from cortiq.numerics.contract import Ints, exp2_int, round_to_f32
 from cortiq.numerics.quantise import Quantised
 
 
@@ -33,20 +33,12 @@ def choose_blocks(
     """
     out = np.zeros((*q.e.shape, top), np.int32)
     for row, position in enumerate(positions):
-        count = int(position) // block + 1
-        scores = block_scores(q, keys, row, int(position), block)
+        seen, count = int(position) + 1, int(position) // block + 1
+        dot = q.q[row].astype(np.int64) @ keys.q[:seen, 0].astype(np.int64).T
+        scores = round_to_f32(dot) * exp2_int(q.e[row][:, None] + keys.e[:seen, 0])
         index = np.arange(count)
-        forced = index >= count - local
-        for head, score in enumerate(scores):
-            chosen = np.lexsort((index, -score, ~forced))[:top]
+        for head, best in enumerate(np.maximum.reduceat(scores, index * block, axis=1)):
+            chosen = np.lexsort((index, -best, index < count - local))[:top]
             more = np.arange(count, count + top - len(chosen))
             out[row, head] = np.sort(np.concatenate([chosen, more]))
     return out
-
-
-def block_scores(q: Quantised, keys: Quantised, row: int, position: int, block: int) -> Floats:
-    """The largest score in each block up to the query's own: float32 [H, blocks]."""
-    seen = position + 1
-    dot = q.q[row].astype(np.int64) @ keys.q[:seen, 0].astype(np.int64).T
-    scores = round_to_f32(dot) * exp2_int(q.e[row][:, None] + keys.e[:seen, 0])
-    return np.maximum.reduceat(scores, np.arange(0, seen, block), axis=1)

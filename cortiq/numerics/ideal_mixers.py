@@ -117,7 +117,7 @@ def delta_rule_ideal(
     state: Doubles, q: Doubles, k: Doubles, v: Doubles, alpha: Doubles, beta: Doubles
 ) -> tuple[Doubles, Doubles]:
     """The gated delta rule in float64, S ← (I − β·k·kᵀ)·diag(α)·S + β·k·vᵀ and o = Sᵀ·q; shapes as
-    `recurrent.delta_rule`.
+    `recurrent.delta_step`, with rows.
     """
     out = np.zeros(v.shape)
     q, k = (np.repeat(x, v.shape[1] // x.shape[1], axis=1) for x in (q, k))
@@ -137,7 +137,7 @@ def state_space_ideal(
     state: Doubles, x: Doubles, b: Doubles, c: Doubles, alpha: Doubles, delta: Doubles
 ) -> tuple[Doubles, Doubles]:
     """The selective state space in float64, S ← α·S + B·(Δ·x)ᵀ and o = Sᵀ·C; shapes as
-    `recurrent.state_space`.
+    `recurrent.state_space_step`, with rows.
     """
     out = np.zeros(x.shape)
     b, c = (np.repeat(y, x.shape[1] // y.shape[1], axis=1).astype(np.float64) for y in (b, c))

@@ -126,43 +126,16 @@ def _snapped(y: Floats, faults: Flags | None) -> Floats:
     return snap(y[None], faults)[0]
 
 
-def delta_rule(
-    state: Floats,
-    q: Floats,
-    k: Floats,
-    v: Floats,
-    alpha: Floats,
-    beta: Floats,
-    faults: Flags | None = None,
-) -> tuple[Floats, Floats]:
-    """`delta_step` for rows of one sequence in order: (state', o), o float32 [rows, H, Dv].
-
-    As `delta_step`, each argument but the state with a leading axis of rows; faults bool [rows].
-    """
-    return in_order(delta_step, state, (q, k, v, alpha, beta), faults)
-
-
-def state_space(
-    state: Floats,
-    x: Floats,
-    b: Floats,
-    c: Floats,
-    alpha: Floats,
-    delta: Floats,
-    faults: Flags | None = None,
-) -> tuple[Floats, Floats]:
-    """`state_space_step` for rows of one sequence in order: (state', o), o float32 [rows, H, P].
-
-    As `state_space_step`, each argument but the state with a leading axis of rows; faults
-    bool [rows].
-    """
-    return in_order(state_space_step, state, (x, b, c, alpha, delta), faults)
-
-
 def in_order(
     step: StepFunction, state: Floats, rows: Sequence[Floats], faults: Flags | None = None
 ) -> tuple[Floats, Floats]:
-    """A step for each row in turn: the last state, and every row's output [rows, ...]."""
+    """A step for each row of one sequence in turn: the last state, every row's output [rows, ...].
+
+    Parameters
+    ----------
+    step : `delta_step` or `state_space_step`; rows : its arguments after the state, each with a
+        leading axis of rows; faults : bool [rows].
+    """
     out = []
     for i in range(len(rows[0])):
         flag = None if faults is None else faults[i : i + 1]

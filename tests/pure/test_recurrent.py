@@ -16,9 +16,8 @@ from cortiq.numerics.recurrent import (
     STATE_SPACE_TYPICAL_ERROR,
     causal_conv,
     conv_history,
-    delta_rule,
     delta_step,
-    state_space,
+    in_order,
     state_space_step,
 )
 
@@ -112,6 +111,14 @@ def delta_case(rows=64, heads=2, dk=16, dv=8, per_channel=False):
         normal(rows, heads, dv, seed=4),
         *(x.astype(np.float32) for x in (alpha, beta)),
     )
+
+
+def delta_rule(state, q, k, v, alpha, beta, faults=None):
+    return in_order(delta_step, state, (q, k, v, alpha, beta), faults)
+
+
+def state_space(state, *rows):
+    return in_order(state_space_step, state, rows)
 
 
 def sum3(terms):

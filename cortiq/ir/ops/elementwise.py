@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cortiq.ir.op import Op, Type, expect, expect_last
+from cortiq.ir.op import Op, Type, expect, expect_f32, expect_last
 from cortiq.numerics.scalar import check_soft_cap
 
 
@@ -41,7 +41,7 @@ class Scale(Op):
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Any f32 value."""
-        return _f32(self, inputs)
+        return expect_f32(self, inputs)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Activation(Op):
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Any f32 value."""
-        return _f32(self, inputs)
+        return expect_f32(self, inputs)
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,7 @@ class SoftCap(Op):
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Any f32 value."""
-        return _f32(self, inputs)
-
-
-def _f32(op: Op, inputs: tuple[Type, ...]) -> tuple[Type, ...]:
-    (x,) = inputs
-    expect(x.dtype == "f32", f"{op.kind} takes f32, got {x}")
-    return (x,)
+        return expect_f32(self, inputs)
 
 
 @dataclass(frozen=True)
@@ -110,7 +104,7 @@ class Slice(Op):
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Narrows the last axis."""
-        (x,) = _f32(self, inputs)
+        (x,) = expect_f32(self, inputs)
         fits = 0 <= self.start < self.stop <= x.shape[-1] and self.step >= 1
         expect(fits, f"{self.describe()} of {x}")
         return (Type((*x.shape[:-1], len(range(self.start, self.stop, self.step)))),)
@@ -135,6 +129,6 @@ class Reshape(Op):
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Keeps the number of values."""
-        (x,) = _f32(self, inputs)
+        (x,) = expect_f32(self, inputs)
         expect(math.prod(x.shape) == math.prod(self.shape), f"{self.describe()} of {x}")
         return (Type(self.shape),)

@@ -8,8 +8,19 @@ from cortiq.ir.op import Op, Type, expect_last
 from cortiq.numerics.norms import checked_epsilon
 
 
+class LastAxis(Op):
+    """Base of primitives over the last axis of f32[..., width], which keep the shape."""
+
+    width: int
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """f32[..., width]."""
+        expect_last(self, inputs[0], self.width)
+        return inputs
+
+
 @dataclass(frozen=True)
-class RMSNorm(Op):
+class RMSNorm(LastAxis):
     """x / sqrt(mean x² + eps) · (offset + weight) over the last axis (`numerics.norms.rms_norm`).
 
     `offset` is 1 for checkpoints that store w of (1 + w); the sum is formed once, when a program
@@ -25,18 +36,13 @@ class RMSNorm(Op):
         """The eps."""
         checked_epsilon(self.eps)
 
-    def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """f32[..., width]."""
-        expect_last(self, inputs[0], self.width)
-        return inputs
-
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """The gain, if there is one."""
         return {"weight": (self.width,)} if self.weighted else {}
 
 
 @dataclass(frozen=True)
-class LayerNorm(Op):
+class LayerNorm(LastAxis):
     """(x − mean) / sqrt(var + eps) · weight [+ bias] (`numerics.norms.layer_norm`)."""
 
     width: int
@@ -47,11 +53,6 @@ class LayerNorm(Op):
         """The eps."""
         checked_epsilon(self.eps)
 
-    def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """f32[..., width]."""
-        expect_last(self, inputs[0], self.width)
-        return inputs
-
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Gain and bias."""
         gain: dict[str, tuple[int, ...]] = {"weight": (self.width,)}
@@ -59,7 +60,7 @@ class LayerNorm(Op):
 
 
 @dataclass(frozen=True)
-class L2Norm(Op):
+class L2Norm(LastAxis):
     """x / sqrt(Σx² + eps) over the last axis (`numerics.norms.l2_norm`)."""
 
     width: int
@@ -69,19 +70,9 @@ class L2Norm(Op):
         """The eps."""
         checked_epsilon(self.eps)
 
-    def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """f32[..., width]."""
-        expect_last(self, inputs[0], self.width)
-        return inputs
-
 
 @dataclass(frozen=True)
-class Softmax(Op):
+class Softmax(LastAxis):
     """e^x / Σe^x over the last axis (`numerics.route.softmax`)."""
 
     width: int
-
-    def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """f32[..., width]."""
-        expect_last(self, inputs[0], self.width)
-        return inputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cortiq.ir.op import Op, Type, expect, expect_last
+from cortiq.ir.op import Op, Type, expect, expect_f32, expect_last
 from cortiq.numerics.scaling import check_bounds, check_gain_form
 
 GAINS_PER = ("value", "head", "all")
@@ -72,7 +72,7 @@ class Shift(Op):
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Any f32 value."""
-        return _f32(self, inputs)
+        return expect_f32(self, inputs)
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,7 @@ class Clamp(Op):
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Any f32 value."""
-        return _f32(self, inputs)
-
-
-def _f32(op: Op, inputs: tuple[Type, ...]) -> tuple[Type, ...]:
-    (x,) = inputs
-    expect(x.dtype == "f32", f"{op.kind} takes f32, got {x}")
-    return (x,)
+        return expect_f32(self, inputs)
 
 
 @dataclass(frozen=True)
