@@ -83,6 +83,25 @@ class Op(Described):
         return type(self).__name__
 
 
+class Elementwise(Op):
+    """Base of primitives that keep the shape of one f32 value."""
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Any f32 value."""
+        return expect_f32(self, inputs)
+
+
+class LastAxis(Op):
+    """Base of primitives over the last axis of f32[..., width], which keep the shape."""
+
+    width: int
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """f32[..., width]."""
+        expect_last(self, inputs[0], self.width)
+        return inputs
+
+
 def expect(condition: bool, message: str) -> None:
     """Raise `TypeMismatchError` with this message unless the condition holds."""
     if not condition:

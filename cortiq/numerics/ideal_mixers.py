@@ -139,11 +139,9 @@ def state_space_ideal(
     """The selective state space in float64, S ← α·S + B·(Δ·x)ᵀ and o = Sᵀ·C; shapes as
     `recurrent.state_space_step`, with rows.
     """
-    out = np.zeros(x.shape)
+    out, state = np.zeros(x.shape), state.astype(np.float64)
     b, c = (np.repeat(y, x.shape[1] // y.shape[1], axis=1).astype(np.float64) for y in (b, c))
-    state = state.astype(np.float64).copy()
-    for i, h in np.ndindex(x.shape[:2]):
-        driven = float(delta[i, h]) * x[i, h].astype(np.float64)
-        state[h] = float(alpha[i, h]) * state[h] + np.outer(b[i, h], driven)
-        out[i, h] = c[i, h] @ state[h]
+    for i, driven in enumerate(delta.astype(np.float64)[:, :, None] * x):
+        state = alpha[i][:, None, None] * state + b[i][:, :, None] * driven[:, None, :]
+        out[i] = np.einsum("hn,hnp->hp", c[i], state)
     return state, out

@@ -5,55 +5,43 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cortiq.ir.op import Op, Type, expect, expect_f32, expect_last
+from cortiq.ir.op import Elementwise, LastAxis, Op, Type, expect, expect_f32
 from cortiq.numerics.scalar import check_soft_cap
 
 
+class Pairwise(Op):
+    """Base of primitives of two f32 values of one shape."""
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Two f32 values of one shape."""
+        a, b = inputs
+        equal = a == b and a.dtype == "f32"
+        expect(equal, f"{self.kind} takes two equal f32 shapes, got {a} and {b}")
+        return (a,)
+
+
 @dataclass(frozen=True)
-class Add(Op):
+class Add(Pairwise):
     """a + b, one rounding (`numerics.add`)."""
 
-    def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Two f32 values of one shape."""
-        return _same_shape(self, inputs)
-
 
 @dataclass(frozen=True)
-class Multiply(Op):
+class Multiply(Pairwise):
     """a · b elementwise, one rounding (`numerics.multiply`)."""
 
-    def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Two f32 values of one shape."""
-        return _same_shape(self, inputs)
-
-
-def _same_shape(op: Op, inputs: tuple[Type, ...]) -> tuple[Type, ...]:
-    a, b = inputs
-    expect(a == b and a.dtype == "f32", f"{op.kind} takes two equal f32 shapes, got {a} and {b}")
-    return (a,)
-
 
 @dataclass(frozen=True)
-class Scale(Op):
+class Scale(Elementwise):
     """x · factor, factor rounded to float32 at compile time (`numerics.scale`)."""
 
     factor: float
 
-    def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Any f32 value."""
-        return expect_f32(self, inputs)
-
 
 @dataclass(frozen=True)
-class Bias(Op):
+class Bias(LastAxis):
     """x + bias over the last axis (`numerics.add`)."""
 
     width: int
-
-    def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """f32[..., width]."""
-        expect_last(self, inputs[0], self.width)
-        return inputs
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """The vector added."""
@@ -61,7 +49,7 @@ class Bias(Op):
 
 
 @dataclass(frozen=True)
-class Activation(Op):
+class Activation(Elementwise):
     """One of the scalar functions, elementwise (`numerics.scalar.activation`)."""
 
     function: str
@@ -70,13 +58,9 @@ class Activation(Op):
         """The function."""
         return frozenset({self.function})
 
-    def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Any f32 value."""
-        return expect_f32(self, inputs)
-
 
 @dataclass(frozen=True)
-class SoftCap(Op):
+class SoftCap(Elementwise):
     """cap · tanh(x / cap) (`numerics.scalar.soft_cap`)."""
 
     cap: float
@@ -84,10 +68,6 @@ class SoftCap(Op):
     def check_constants(self) -> None:
         """The cap."""
         check_soft_cap(self.cap)
-
-    def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Any f32 value."""
-        return expect_f32(self, inputs)
 
 
 @dataclass(frozen=True)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cortiq.ir.op import Op, Type, expect_last
+from cortiq.ir.op import LastAxis
 from cortiq.numerics.norms import checked_epsilon
 
 
-class LastAxis(Op):
-    """Base of primitives over the last axis of f32[..., width], which keep the shape."""
+class Norm(LastAxis):
+    """Base of those with an eps."""
 
-    width: int
+    eps: float
 
-    def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """f32[..., width]."""
-        expect_last(self, inputs[0], self.width)
-        return inputs
+    def check_constants(self) -> None:
+        """The eps."""
+        checked_epsilon(self.eps)
 
 
 @dataclass(frozen=True)
-class RMSNorm(LastAxis):
+class RMSNorm(Norm):
     """x / sqrt(mean x² + eps) · (offset + weight) over the last axis (`numerics.norms.rms_norm`).
 
     `offset` is 1 for checkpoints that store w of (1 + w); the sum is formed once, when a program
@@ -32,26 +31,18 @@ class RMSNorm(LastAxis):
     offset: float = 0.0
     weighted: bool = True
 
-    def check_constants(self) -> None:
-        """The eps."""
-        checked_epsilon(self.eps)
-
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """The gain, if there is one."""
         return {"weight": (self.width,)} if self.weighted else {}
 
 
 @dataclass(frozen=True)
-class LayerNorm(LastAxis):
+class LayerNorm(Norm):
     """(x − mean) / sqrt(var + eps) · weight [+ bias] (`numerics.norms.layer_norm`)."""
 
     width: int
     eps: float
     biased: bool = True
-
-    def check_constants(self) -> None:
-        """The eps."""
-        checked_epsilon(self.eps)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Gain and bias."""
@@ -60,15 +51,11 @@ class LayerNorm(LastAxis):
 
 
 @dataclass(frozen=True)
-class L2Norm(LastAxis):
+class L2Norm(Norm):
     """x / sqrt(Σx² + eps) over the last axis (`numerics.norms.l2_norm`)."""
 
     width: int
     eps: float
-
-    def check_constants(self) -> None:
-        """The eps."""
-        checked_epsilon(self.eps)
 
 
 @dataclass(frozen=True)

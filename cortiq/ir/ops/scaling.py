@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cortiq.ir.op import Op, Type, expect, expect_f32, expect_last
+from cortiq.ir.op import Elementwise, Op, Type, expect, expect_last
 from cortiq.numerics.scaling import check_bounds, check_gain_form
 
 GAINS_PER = ("value", "head", "all")
@@ -61,7 +61,7 @@ class ScaleRows(Op):
 
 
 @dataclass(frozen=True)
-class Shift(Op):
+class Shift(Elementwise):
     """x + amount, the amount rounded to float32 at compile time (`numerics.scaling.shift`)."""
 
     amount: float
@@ -70,13 +70,9 @@ class Shift(Op):
         """The amount."""
         check_bounds(self.amount)
 
-    def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Any f32 value."""
-        return expect_f32(self, inputs)
-
 
 @dataclass(frozen=True)
-class Clamp(Op):
+class Clamp(Elementwise):
     """min(max(x, low), high) by compares, exact (`numerics.scaling.clamp`); None: no bound."""
 
     low: float | None = None
@@ -85,10 +81,6 @@ class Clamp(Op):
     def check_constants(self) -> None:
         """The bounds."""
         check_bounds(self.low, self.high)
-
-    def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Any f32 value."""
-        return expect_f32(self, inputs)
 
 
 @dataclass(frozen=True)
@@ -125,11 +117,8 @@ class ExpertBias(Op):
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Keeps the first input's type."""
-        x, index = inputs
-        expect_last(self, x, self.width)
-        fits = index.dtype == "i32" and len(x.shape) == 2 and x.shape[:1] == index.shape
-        expect(fits, f"ExpertBias takes f32[k, {self.width}] and i32[k]: {inputs}")
-        return (x,)
+        expect_last(self, inputs[0], self.width)
+        return ExpertGain(self.experts).infer(*inputs)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """A bias vector an expert."""
