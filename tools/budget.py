@@ -5,7 +5,7 @@ decile at most 25), a docstring on every public name, every argument annotated, 
 line on average, the core at most 16,000 lines of code (blank lines and docstrings aside: nobody
 should save on those).
 
-Model families are counted by themselves, at most 150 lines of code each: their number grows with
+Model families are counted by themselves, at most 220 lines of code each: their number grows with
 the models there are, so a limit on all of them would be a limit on the catalogue. What must stay
 small is one family, and the core that they share.
 """
@@ -24,7 +24,7 @@ PACKAGES = ("cortiq", "backends", "conformance", "plugins", "stacks", "tools")
 SKIPPED = {"tests", ".venv", "build", "dist"}
 MAX_FILE, MAX_FILE_MEDIAN, MAX_FUNCTION = 300, 130, 60
 MAX_FUNCTION_MEDIAN, MAX_FUNCTION_DECILE = 8, 25
-MAX_TOKENS_PER_LINE, MAX_CORE, MAX_FAMILY = 9.0, 16_000, 150
+MAX_TOKENS_PER_LINE, MAX_CORE, MAX_FAMILY = 9.0, 16_000, 220
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

@@ -41,7 +41,7 @@ OWN = (
     "qwen3_next",
     "qwen3_5",
     "qwen3_5_moe",
-    "granitemoehybrid",
+    "gemma4",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -46,7 +46,10 @@ def rope_table(config: BaseConfig, context: int, layer_type: str | None = None) 
     check_rope_values(given, "config")
     kind = given.pop("rope_type", "default")
     theta = float(given.pop("rope_theta", config.default_theta))
-    turned = float(given.pop("partial_rotary_factor", 1.0))
+    whole = kind == "proportional"  # all pairs are turned, those beyond its share by nothing
+    if whole:
+        given.setdefault("partial_rotary_factor", 1.0)
+    turned = 1.0 if whole else float(given.pop("partial_rotary_factor", 1.0))
     if turned > 1:
         message = f"turns {turned:g} times the {config.head_width} elements of a head"
         raise FormatError(message, where="config")

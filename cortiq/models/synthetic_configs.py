@@ -100,6 +100,23 @@ MINI: Mapping[str, Mapping[str, Any]] = {
     | _LINEAR
     | {"num_experts": 4, "shared_expert_intermediate_size": 32},
     "qwen3_5_text": _MINI | _LINEAR,
+    "gemma4_text": _MINI
+    | {
+        "num_hidden_layers": 4,
+        "layer_types": _KINDS * 2,
+        "sliding_window": 24,
+        "global_head_dim": 24,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 300,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    },
     "qwen3_5_moe_text": _MINI
     | _EXPERTS
     | _LINEAR

@@ -175,7 +175,7 @@ def write(case: Case, folder: Path) -> Written:
         exact = transformers.AutoModelForCausalLM._model_mapping[type(config)]._supports_sdpa
         # The eager softmax is in float32: not for models that have another.
         how = {"attn_implementation": "sdpa" if exact and not case.call else "eager"}
-        if hasattr(config, "num_experts_per_tok"):
+        if hasattr(config, "num_experts_per_tok") or getattr(config, "top_k_experts", None):
             how["experts_implementation"] = "eager"  # the other one has no double
         model = transformers.AutoModelForCausalLM.from_config(config, **how).eval()
         draw_weights(model)
