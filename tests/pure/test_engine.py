@@ -47,10 +47,12 @@ def sixteen():
 @pytest.mark.parametrize(("backend", "model"), EVERYWHERE)
 def test_batch_of_sixteen_in_any_order_is_each_one_alone(backend, model):
     on, wanted = executable(backend, model), sixteen()
+    wanted = wanted if backend == "cpu" else wanted[::2]
+    count = len(wanted)
     expected = [alone(on, one) for one in wanted]
     for seed, rows in ((1, 256), (2, 20))[backend != "cpu" :]:
         chance = random.Random(seed)
-        order = list(range(16))
+        order = list(range(count))
         chance.shuffle(order)
         found = {}
         with engine(on, batch_rows=rows, sequences=chance.choice([3, 16])) as mine:
@@ -59,7 +61,7 @@ def test_batch_of_sixteen_in_any_order_is_each_one_alone(backend, model):
                 for _ in range(chance.randrange(3)):
                     mine.step()
             mine.run()
-        assert [facts(found[i]) for i in range(16)] == expected
+        assert [facts(found[i]) for i in range(count)] == expected
 
 
 @pytest.mark.parametrize("model", MODELS)
