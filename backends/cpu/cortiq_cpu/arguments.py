@@ -169,7 +169,7 @@ class Recurrence(ctypes.Structure):
 
     _fields_ = _fields(
         p="q k v alpha beta out states segments segment_count",
-        i="heads groups state_rows columns per_channel delta",
+        i="heads groups state_rows columns per_channel delta keep",
     )
 
 
@@ -213,6 +213,10 @@ class Tail(ctypes.Structure):
     _fields_ = _fields(
         p="x from_rows draws index values words workspace", l="x_stride", i="width count"
     )
+
+
+SEGMENT = np.dtype([("start", np.int32), ("stop", np.int32), ("position", np.int32)])
+"""`cortiq_segment`: rows of one sequence, and the position of the first."""
 
 
 def address(array: npt.NDArray | None) -> int | None:

@@ -6,12 +6,13 @@ import ctypes
 
 import numpy as np
 
-from cortiq.ir import Recurrent, ops
+from cortiq.ir import ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import Kind, address
 from cortiq_cpu.binder import Binder, Bound, fields
 from cortiq_cpu.fuse import Attention, Heads, Part
 from cortiq_cpu.lower import Step
+from cortiq_cpu.recurrents import Recurrences
 
 F32 = np.float32
 PAIRINGS = ("half", "interleaved")
@@ -101,25 +102,13 @@ def bind_conv(b: Binder, step: Step) -> Bound:
 
 def bind_recurrence(b: Binder, step: Step) -> Bound:
     """GATED_DELTA: the delta rule, or the state-space step, where q, k and v are C, B and x."""
-    node, op = step.nodes[0], fields(step.nodes[0])
-    number = b.layout.ring_numbers[node.slots["state"]]
-    delta = isinstance(op, ops.DeltaRule)
+    slot = step.nodes[0].slots["state"]
+    number, layout = b.layout.ring_numbers[slot], b.layout.rings[slot]
+    assert isinstance(layout, Recurrences)
     first, second, third, *rest = step.inputs
-    names = step.inputs if delta else (third, second, first, *rest)
-    q, k, v, alpha, beta = (b.at(name) for name in names)
-    heads, rows, columns = node_state(op)
-    args = arguments.Recurrence(
-        q=q, k=k, v=v, alpha=alpha, beta=beta, out=b.at(step.outputs[0]),
-        states=b.rows.rings[number].ctypes.data, segments=address(b.rows.segments),
-        segment_count=address(b.rows.segment_count), heads=heads, groups=op.groups,
-        state_rows=rows, columns=columns, per_channel=len(b.shape(node.inputs[3])) > 1,
-        delta=delta,
-    )  # fmt: skip
+    names = step.inputs if layout.delta else (third, second, first, *rest)
+    args = layout.args()
+    args.q, args.k, args.v, args.alpha, args.beta = (b.at(name) for name in names)
+    args.out, args.states = b.at(step.outputs[0]), b.rows.rings[number].ctypes.data
+    args.segments, args.segment_count = address(b.rows.segments), address(b.rows.segment_count)
     return [(Kind.GATED_DELTA, args)]
-
-
-def node_state(op: ops.DeltaRule | ops.StateSpace) -> tuple[int, ...]:
-    """Heads, and rows and columns of a head's state."""
-    slot = op.slot_kinds()["state"]
-    assert isinstance(slot, Recurrent)
-    return slot.shape

@@ -8,10 +8,8 @@ from itertools import pairwise
 import numpy as np
 
 from cortiq_cpu.accepted import Accepted
+from cortiq_cpu.arguments import SEGMENT
 from cortiq_cpu.state import CpuState, StateLayout
-
-SEGMENT = np.dtype([("start", np.int32), ("stop", np.int32), ("position", np.int32)])
-"""`cortiq_segment`: rows of one sequence, and the position of the first."""
 
 Stretch = tuple[CpuState, int, int, int]
 """A sequence, its rows start…stop−1, and the first one's position."""

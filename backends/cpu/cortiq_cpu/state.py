@@ -9,10 +9,11 @@ import numpy as np
 
 from cortiq.backend import ExportedState, KVPlanes
 from cortiq.errors import RequestError, UnsupportedError
-from cortiq.ir import Graph, KVRows, Program, Recurrent, Ring
+from cortiq.ir import Graph, KVRows, Program, Recurrent, Ring, ops
 from cortiq_cpu.arena import LINE, aligned
 from cortiq_cpu.pages import TILE, PageLayout
-from cortiq_cpu.rings import POISON, Floats, bytes_of, store_of
+from cortiq_cpu.recurrents import Recurrences, Whole, recurrences_of
+from cortiq_cpu.rings import POISON, Floats, Rows
 from cortiq_cpu.shared import Bytes, Page, Pages, Snapshot
 
 if TYPE_CHECKING:
@@ -41,12 +42,20 @@ class StateLayout:
         tiles = max(1, -(-page_rows // TILE))
         self.page_rows = tiles * TILE
         self.kv: dict[str, PageLayout] = {}
-        self.rings: dict[str, Ring | Recurrent] = {}
+        self.rings: dict[str, Ring | Recurrences] = {}
+        recurrences = {
+            node.slots["state"]: recurrences_of(node, graph)
+            for graph in graphs.values()
+            for node in graph.nodes
+            if isinstance(node.op, ops.DeltaRule | ops.StateSpace)
+        }
         for name, slot in program.slots.items():
             if isinstance(slot, KVRows):
                 self.kv[name] = PageLayout(slot, tiles)
-            elif isinstance(slot, Ring | Recurrent):
+            elif isinstance(slot, Ring):
                 self.rings[name] = slot
+            elif isinstance(slot, Recurrent) and name in recurrences:
+                self.rings[name] = recurrences[name]
             else:
                 raise UnsupportedError(f"a slot of kind {type(slot).__name__}", where=name)
         self.kv_numbers = {name: number for number, name in enumerate(self.kv)}
@@ -65,7 +74,15 @@ class StateLayout:
     @property
     def ring_bytes(self) -> int:
         """Memory of a sequence's rings, however long it is."""
-        return sum(map(bytes_of, self.rings.values()))
+        return sum(store.nbytes for store in self.new_rings().values())
+
+    def new_rings(self) -> dict[str, Rows | Whole]:
+        """What a sequence keeps its rings in; none has memory yet."""
+        fill = POISON if self.poison else 0.0
+        return {
+            name: Rows(slot, fill) if isinstance(slot, Ring) else Whole(slot)
+            for name, slot in self.rings.items()
+        }
 
     def slot_lengths(self, lengths: Mapping[str, int]) -> dict[str, int]:
         """Rows of each slot when the entry graphs have seen these."""
@@ -107,8 +124,7 @@ class CpuState:
         self._pages.drop(self.pages)
         self.pages = []
         self._shared = 0
-        fill = POISON if self._layout.poison else 0.0
-        self.rings = {name: store_of(slot, fill) for name, slot in self._layout.rings.items()}
+        self.rings = self._layout.new_rings()
         self.tokens: list[int] = []
         self.lengths = dict.fromkeys(self.owner.program.graphs, 0)
         self._locate()
@@ -182,10 +198,11 @@ class CpuState:
 
     def advance(self, entry: str, tokens: Sequence[int]) -> None:
         """Count rows that the slots now hold."""
-        self.lengths[entry] += len(tokens)
+        before = self.lengths[entry]
+        self.lengths[entry] = before + len(tokens)
         for name in self._layout.written[entry]:
             if name in self.rings:
-                self.rings[name].written(self.lengths[entry])
+                self.rings[name].written(before, self.lengths[entry])
         if entry == "trunk":
             self.tokens.extend(tokens)
 
@@ -196,9 +213,9 @@ class CpuState:
             raise RequestError(f"cannot rewind from {before} rows to {length}")
         mine = [self.rings[n] for n in self._layout.written[entry] if n in self.rings]
         reached = min((ring.rewind(before, length) for ring in mine), default=length)
-        if reached == 0:
+        if reached < before:
             for ring in mine:
-                ring.restart()
+                ring.go(reached, self.owner.pool)
         self.lengths[entry] = reached
         if entry == "trunk":
             del self.tokens[reached:]

@@ -162,7 +162,9 @@ typedef struct {
 /* GATED_DELTA: a head's state S is [state_rows][columns]; head h takes q and k of group
  * h / (heads / groups), [rows][groups][state_rows]; v and out are [rows][heads][columns]; alpha
  * [rows][heads], or [rows][heads][state_rows] per_channel; beta [rows][heads]. states[s] is the
- * state of segment s's sequence, all heads.
+ * state of segment s's sequence, all heads; with `keep`, behind it come two marks, which take the
+ * state at lengths m that CORTIQ_MARK divides, in turn by m / CORTIQ_MARK % 2, and then
+ * CORTIQ_KEPT rows, each q k v alpha beta of position p at p % CORTIQ_KEPT.
  *     d = snap((v − Sᵀ·snap(k·alpha))·beta) with `delta`, else snap(beta·v);
  *     S = snap(S·alpha + k·dᵀ); out = snap(Sᵀq) */
 typedef struct {
@@ -171,8 +173,9 @@ typedef struct {
     float *const *states;
     const cortiq_segment *segments;
     const int32_t *segment_count;
-    int32_t heads, groups, state_rows, columns, per_channel, delta;
+    int32_t heads, groups, state_rows, columns, per_channel, delta, keep;
 } cortiq_recurrence;
+enum { CORTIQ_MARK = 64, CORTIQ_KEPT = 128 };
 
 /* ROUTE: index and weights have top_k values a row, out of `experts` scores. */
 enum { CORTIQ_SOFTMAX, CORTIQ_SIGMOID, CORTIQ_SOFTMAX_TOPK };

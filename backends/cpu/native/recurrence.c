@@ -3,6 +3,7 @@
  * A head's state is [state_rows][columns]. Its columns have nothing to do with each other, so that
  * a worker takes some columns of a head of a sequence through all of the batch's rows. */
 #include "kernels.h"
+#include <string.h>
 
 enum { COLUMNS = 64 };
 
@@ -23,21 +24,55 @@ static int advance(const cortiq_recurrence *a, const cortiq_kernels *kernels, in
     return fault | kernels->recur(&one, a->v + at, a->out + at, state, n);
 }
 
+/* The state of n columns of a head is that of a mark. */
+static void mark(const cortiq_recurrence *a, int64_t length, float *state, int n)
+{
+    int64_t size = (int64_t)a->heads * a->state_rows * a->columns;
+    float *to = state + size * (1 + length / CORTIQ_MARK % 2);
+    for (int32_t i = 0; i < a->state_rows; i++)
+        memcpy(to + (int64_t)i * a->columns, state + (int64_t)i * a->columns, sizeof(float) * (size_t)n);
+}
+
+/* Keep the rows of a segment. */
+static void keep_rows(const cortiq_recurrence *a, const cortiq_segment *s, float *state)
+{
+    int64_t keys = (int64_t)a->groups * a->state_rows, values = (int64_t)a->heads * a->columns;
+    int64_t alphas = (int64_t)a->heads * (a->per_channel ? a->state_rows : 1);
+    const float *from[] = {a->q, a->k, a->v, a->alpha, a->beta};
+    int64_t widths[] = {keys, keys, values, alphas, a->heads};
+    int64_t width = 2 * keys + values + alphas + a->heads;
+    float *kept = state + 3 * values * a->state_rows;
+    int32_t first = s->stop - s->start > CORTIQ_KEPT ? s->stop - CORTIQ_KEPT : s->start;
+    for (int32_t row = first; row < s->stop; row++) {
+        float *to = kept + (s->position + row - s->start) % CORTIQ_KEPT * width;
+        for (int i = 0; i < 5; to += widths[i++])
+            memcpy(to, from[i] + row * widths[i], sizeof(float) * (size_t)widths[i]);
+    }
+}
+
 static void recurrence_rows(const cortiq_op *op, cortiq_worker *worker)
 {
     const cortiq_recurrence *a = op->args;
     const cortiq_kernels *kernels = cortiq_kernels_of(worker->isa);
     int32_t blocks = (a->columns + COLUMNS - 1) / COLUMNS, each = a->heads * blocks;
-    int32_t start, stop, total = *a->segment_count * each;
+    int32_t start, stop, steps = *a->segment_count * each;
+    int32_t total = steps + (a->keep ? *a->segment_count : 0);
     float *faded = (float *)(void *)worker->scratch;
     while (cortiq_take(worker, total, 1, &start, &stop)) {
+        if (start >= steps) {
+            keep_rows(a, &a->segments[start - steps], a->states[start - steps]);
+            continue;
+        }
         int32_t segment = start / each, head = start % each / blocks;
         int32_t from = start % blocks * COLUMNS, n = a->columns - from;
         if (n > COLUMNS) n = COLUMNS;
         const cortiq_segment *s = &a->segments[segment];
         float *state = a->states[segment] + (int64_t)head * a->state_rows * a->columns + from;
-        for (int32_t row = s->start; row < s->stop; row++)
+        for (int32_t row = s->start; row < s->stop; row++) {
             if (advance(a, kernels, row, head, from, n, state, faded)) cortiq_fault(op, row);
+            int64_t length = (int64_t)s->position + row - s->start + 1;
+            if (a->keep && length % CORTIQ_MARK == 0) mark(a, length, state, n);
+        }
     }
 }
 CORTIQ_REGISTER(CORTIQ_GATED_DELTA, recurrence_rows)
