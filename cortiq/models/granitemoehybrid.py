@@ -74,16 +74,6 @@ class Config(granite.Config):
         listed = tuple(OLD_KINDS.get(kind, kind) for kind in listed)
         return layer_list(listed, self.num_hidden_layers, (GLOBAL, LINEAR))
 
-    def step_bounds(self) -> tuple[float | None, float | None]:
-        """What Δ is kept within, `None` where nothing bounds it."""
-        low, high, *rest = (*(self.time_step_limit or (0.0, float("inf"))), None, None)
-        bounds = [None if limit in WITHOUT_BOUND else limit for limit in (low, high)]
-        if len(rest) != 2 or any(b is not None and not is_number(b) for b in bounds):
-            message = f"time_step_limit is {self.time_step_limit}, not two numbers"
-            raise FormatError(message, where="config")
-        lowest, highest = (None if b is None else float(str(b)) for b in bounds)
-        return lowest or None, highest
-
     def mamba(self) -> Mamba2:
         """The mixer of most layers."""
         inner = self.mamba_expand * self.hidden_size
@@ -91,7 +81,7 @@ class Config(granite.Config):
         if not isinstance(head, int) or head * self.mamba_n_heads != inner:
             message = f"mamba_d_head is {head}, but {self.mamba_n_heads} heads share {inner}"
             raise FormatError(message, where="config")
-        low, high = self.step_bounds()
+        low, high = step_bounds(self.time_step_limit)
         return Mamba2(
             width=self.hidden_size, heads=self.mamba_n_heads, head_dim=head,
             state_dim=self.mamba_d_state, groups=self.mamba_n_groups, kernel=self.mamba_d_conv,
@@ -107,6 +97,17 @@ class Config(granite.Config):
             router=Router(self.num_experts_per_tok, "softmax_topk"),
             activation=activation(self.hidden_act), shared_inner=self.shared_intermediate_size,
         )  # fmt: skip
+
+
+def step_bounds(limit: tuple[object, ...] | None) -> tuple[float | None, float | None]:
+    """What Δ is kept within by a config's `time_step_limit`, `None` where nothing bounds it."""
+    low, high, *rest = (*(limit or (0.0, float("inf"))), None, None)
+    bounds = [None if bound in WITHOUT_BOUND else bound for bound in (low, high)]
+    if len(rest) != 2 or any(b is not None and not is_number(b) for b in bounds):
+        message = f"time_step_limit is {limit}, not two numbers"
+        raise FormatError(message, where="config")
+    lowest, highest = (None if b is None else float(str(b)) for b in bounds)
+    return lowest or None, highest
 
 
 def build(config: Config, context: int) -> Program:

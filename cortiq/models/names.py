@@ -55,11 +55,13 @@ class Names:
     ----------
     gguf : entries that replace or extend `GGUF_TENSORS`.
     fused : tensors that hold several weights, for files that have them in place of those.
+    folder : beginnings of names in Hugging Face folders, by those of canonical ones.
     unread : regular expression of tensors that the graph never needs.
     """
 
     gguf: Mapping[str, str] = field(default_factory=dict)
     fused: tuple[Fused, ...] = ()
+    folder: Mapping[str, str] = field(default_factory=dict)
     unread: str = ""
 
     def in_gguf(self, name: str) -> str:
@@ -86,8 +88,15 @@ class Names:
         """The tensor of one expert of a stack, for files that hold them one by one."""
         if source == "gguf":
             return self.in_gguf(name).replace("_exps.", f".{index}.")
-        return name.replace(".experts.", f".experts.{index}.")
+        return self.in_folder(name).replace(".experts.", f".experts.{index}.")
 
     def in_file(self, name: str, source: str) -> str:
         """The tensor's name in a file of this kind, stacks as one tensor."""
-        return self.in_gguf(name) if source == "gguf" else name
+        return self.in_gguf(name) if source == "gguf" else self.in_folder(name)
+
+    def in_folder(self, name: str) -> str:
+        """The tensor's name in a Hugging Face folder."""
+        for canonical, own in self.folder.items():
+            if name.startswith(canonical):
+                return own + name.removeprefix(canonical)
+        return name

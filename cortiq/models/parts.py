@@ -156,6 +156,7 @@ class Decoder:
         table: Mapping[str, str] = ATTENTION,
         before: str | None = "input_layernorm",
         after: str | None = None,
+        out: str = "middle",
     ) -> Value:
         """The branch of a layer's attention (or another mixer) under the usual names.
 
@@ -164,12 +165,13 @@ class Decoder:
         name : of the value, `layers.N.name`; slots are called after their roles.
         tensors, table : prefix of the operator's tensors within the layer, and the rest by role.
         before, after : norms of the layer, `None` where there is none.
+        out : of the sum, `out` where the layer is this branch only.
         """
         file, here = f"model.layers.{layer}", f"layers.{layer}"
         return self.branch(
             x, op, f"{here}.{name}", before=_within(file, before), after=_within(file, after),
             weights=named(op, f"{file}.{tensors}", table),
-            slots={role: f"{here}.{role}" for role in op.slot_kinds()}, out=f"{here}.middle",
+            slots={role: f"{here}.{role}" for role in op.slot_kinds()}, out=f"{here}.{out}",
         )  # fmt: skip
 
     def feed_forward(

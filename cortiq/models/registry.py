@@ -41,6 +41,8 @@ OWN = (
     "qwen3_next",
     "qwen3_5",
     "qwen3_5_moe",
+    "granitemoehybrid",
+    "nemotron_h",
     "gemma4",
 )
 """Modules of this package, in the order they are listed."""

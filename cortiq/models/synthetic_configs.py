@@ -134,6 +134,17 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "attention_multiplier": 0.3,
         "residual_multiplier": 0.7,
     },
+    "nemotron_h": {k: v for k, v in _MINI.items() if k != "num_hidden_layers"}
+    | {
+        "layers_block_type": ["linear_attention", "full_attention", "moe", "mlp"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 8,
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 32,
+    },
 }
 """A small model of every family that has no other here, by its `model_type`."""
 

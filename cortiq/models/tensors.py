@@ -31,7 +31,7 @@ def find_tensors(
     wanted = {piece.tensor: piece for pieces in places.values() for piece in pieces}
     problems = [p for piece in wanted.values() for p in _tensor_problems(piece, checkpoint)]
     problems += _left_over(places, checkpoint, config, family.NAMES)
-    problems += _untied(checkpoint, config)
+    problems += _untied(checkpoint, config, family.NAMES.in_file(TABLE, config.source))
     if problems:
         lines = "\n  ".join(problems)
         message = f"does not hold the tensors of its architecture:\n  {lines}"
@@ -123,16 +123,17 @@ def _of_draft_head(tensor: str, checkpoint: Checkpoint, config: BaseConfig) -> b
     return any(f"{layer[0]}{end}eh_proj.weight" in checkpoint for end in ("", "nextn."))
 
 
-def _untied(checkpoint: Checkpoint, config: BaseConfig) -> Iterator[str]:
+def _untied(checkpoint: Checkpoint, config: BaseConfig, table_name: str) -> Iterator[str]:
     """A head of its own in a file that says the head is the table: some files hold the copy.
 
     Only the ends of the two are compared, so that nothing long is read at load.
     """
     if config.source == "gguf" or not config.tie_word_embeddings or HEAD not in checkpoint:
         return
-    head, table = (_ends(checkpoint.tensor(name)) for name in (HEAD, TABLE))
+    head, table = (_ends(checkpoint.tensor(name)) for name in (HEAD, table_name))
     if head != table:
-        yield f"{HEAD} differs from {TABLE}, but the config says they are one (tie_word_embeddings)"
+        tied = "the config says they are one (tie_word_embeddings)"
+        yield f"{HEAD} differs from {table_name}, but {tied}"
 
 
 def _ends(tensor: Any) -> tuple[Any, ...]:

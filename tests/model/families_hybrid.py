@@ -101,4 +101,32 @@ GRANITE4 = Family(
     refused=[({"position_embedding_type": "alibi"}, "alibi")],
     elsewhere=frozenset({"mlp_bias", "layer_types"}),  # Granite 3's; kinds of layers
 )  # fmt: skip
-FAMILIES = [QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, GRANITE4]
+SPACES = {"mamba_num_heads": 4, "mamba_head_dim": 10, "n_groups": 2, "ssm_state_size": 6,
+          "conv_kernel": 3}  # fmt: skip
+BLOCKS = [LINEAR, FULL, "moe", "mlp"]
+NEMOTRON_H = Family(
+    "nemotron_h",
+    "NemotronHConfig",
+    base={
+        **SPACES, "layer_norm_epsilon": 0.02, "n_routed_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 20,
+        "layers_block_type": BLOCKS,
+    },
+    shapes={"odd": {"layers_block_type": [*BLOCKS, LINEAR]}},
+    switches={
+        "mlp_bias": True, "use_bias": True, "use_conv_bias": False, "n_group": 3,
+        "norm_topk_prob": False, "routed_scaling_factor": 1.4,
+        "moe_latent_size": 14,
+    },
+    moves=[
+        {"layer_norm_epsilon": 0.021}, {"mlp_hidden_act": "silu"}, {"mamba_hidden_act": "relu"},
+        {"num_experts_per_tok": 3}, {"routed_scaling_factor": 1.5},
+        {"time_step_min": 1.0}, {"routed_scaling_factor": 1.4, "topk_group": 2},
+    ],
+    sizes=(*SPACES, "n_routed_experts", "moe_intermediate_size",
+           "moe_shared_expert_intermediate_size"),
+    refused=[({"attention_bias": True}, "attention_bias")],
+    elsewhere=frozenset({"layers_block_type", "hybrid_override_pattern"}),
+    required=frozenset({"layers_block_type"}),
+)  # fmt: skip
+FAMILIES = [QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, GRANITE4, NEMOTRON_H]

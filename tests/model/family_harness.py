@@ -180,3 +180,9 @@ class Edited:
         if name != self._grown:
             return found
         return dataclasses.replace(found, shape=(found.shape[0] + 1, *found.shape[1:]))
+
+
+def depth(checkpoint: Any) -> int:
+    """Layers of a checkpoint: some configurations have only a list of them."""
+    config = checkpoint.config
+    return config.get("num_hidden_layers") or len(config["layers_block_type"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cortiq.errors import FormatError
 from cortiq.ir.layers import Attention, LatentAttention
 from cortiq.ir.printer import describe_rope
 from cortiq.models.config import config_from_json
@@ -181,3 +182,24 @@ def test_granite_4_has_two_names_for_its_layers_and_no_bound_of_its_step():
     assert [m.rope for m in mixers(values)] == [None]
     new = values | {"layer_types": [kinds[kind] for kind in old], "time_step_limit": None}
     assert mixers(new) == mixers(values)
+
+
+def test_nemotron_h_lists_its_layers_by_name_or_by_letter():
+    values = {
+        "model_type": "nemotron_h", "vocab_size": 131072, "hidden_size": 4096,
+        "intermediate_size": 21504, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 128, "layer_norm_epsilon": 1e-5, "n_groups": 8, "ssm_state_size": 128,
+        "mamba_num_heads": 128, "mamba_head_dim": 64, "chunk_size": 128, "expand": 2,
+        "tie_word_embeddings": False, "hybrid_override_pattern": "M-M*-", "num_hidden_layers": 5,
+    }  # fmt: skip
+    del (common := dict(COMMON))["hidden_act"]
+    family = families()["nemotron_h"]
+    kinds = []
+    names = ["mamba", "mlp", "mamba", "attention", "mlp"]
+    other = {"layers_block_type": names, "hybrid_override_pattern": None}
+    for given in (common | values, common | values | other):
+        config = config_from_json(family.Config, family.KEYS, given, where="config.json")
+        kinds.append(config.kinds())
+    assert kinds[0] == kinds[1] and len(kinds[0]) == config.num_hidden_layers == 5
+    with pytest.raises(FormatError, match="num_hidden_layers is 6, but 5"):
+        config_from_json(family.Config, family.KEYS, given | {"num_hidden_layers": 6}, where="x")
