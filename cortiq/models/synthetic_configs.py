@@ -14,138 +14,78 @@ _TINY = {
 }  # fmt: skip
 
 _MINI = _TINY | {"num_hidden_layers": 2}
+_WITHOUT_HEAD = {k: v for k, v in _MINI.items() if k != "head_dim"}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_SHARED = _EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 32}
 _ROUTED = _EXPERTS | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2}
-_LATENT = {k: v for k, v in _MINI.items() if k != "head_dim"} | {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 32,
-    "q_lora_rank": 32,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-}
+_LATENT = _WITHOUT_HEAD | {
+    "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8, "v_head_dim": 16,
+}  # fmt: skip
+_HYBRID = ["linear_attention", "full_attention"]
 _LINEAR = {
-    "layer_types": ["linear_attention", "full_attention"],
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-}
+    "layer_types": _HYBRID, "linear_key_head_dim": 8, "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+}  # fmt: skip
 _KINDS = ["sliding_attention", "full_attention"]
 _WINDOWS = {"sliding_window": 24, "layer_types": _KINDS}
 
 MINI: Mapping[str, Mapping[str, Any]] = {
     "qwen2": _MINI | {"use_sliding_window": True, **_WINDOWS},
     "qwen3": _MINI,
-    "phi3": {k: v for k, v in _MINI.items() if k != "head_dim"} | {"sliding_window": 24},
+    "phi3": _WITHOUT_HEAD | {"sliding_window": 24},
     "smollm3": _MINI | {"no_rope_layers": [1, 0]},
     "olmo2": _MINI,
     "granite": _MINI | {"attention_multiplier": 0.3, "residual_multiplier": 0.7},
     "gemma2": _MINI | {"query_pre_attn_scalar": 16, "sliding_window": 24},
     "hunyuan_v1_dense": _MINI,
-    "starcoder2": {k: v for k, v in _MINI.items() if k != "head_dim"} | {"sliding_window": 24},
+    "starcoder2": _WITHOUT_HEAD | {"sliding_window": 24},
     "minicpm3": _LATENT,
-    "qwen2_moe": _MINI | _EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 32},
+    "qwen2_moe": _MINI | _SHARED,
     "qwen3_moe": _MINI | _EXPERTS | {"num_experts": 4, "norm_topk_prob": True},
     "glm4_moe": _MINI | _ROUTED | {"use_qk_norm": True},
     "deepseek_v2": _LATENT | _ROUTED | {"topk_method": "group_limited_greedy", "q_lora_rank": None},
     "deepseek_v3": _LATENT | _ROUTED | {"first_k_dense_replace": 1},
-    "lfm2_moe": {k: v for k, v in _MINI.items() if k != "head_dim"}
-    | _EXPERTS
-    | {
-        "num_experts": 4,
-        "num_dense_layers": 1,
-        "layer_types": ["conv", "full_attention"],
+    "lfm2_moe": _WITHOUT_HEAD | _EXPERTS | {
+        "num_experts": 4, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"],
     },
     "gpt_oss": _MINI | _WINDOWS | {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "mimo_v2_flash": _MINI
-    | _EXPERTS
-    | _WINDOWS
-    | {
-        "n_routed_experts": 4,
-        "v_head_dim": 8,
+    "mimo_v2_flash": _MINI | _EXPERTS | _WINDOWS | {
+        "n_routed_experts": 4, "v_head_dim": 8,
         "rope_parameters": {kind: {"partial_rotary_factor": 0.5} for kind in _KINDS},
     },
-    "laguna": _MINI
-    | _EXPERTS
-    | _WINDOWS
-    | {
-        "num_experts": 4,
-        "shared_expert_intermediate_size": 32,
-        "num_attention_heads_per_layer": [4, 2],
+    "laguna": _MINI | _SHARED | _WINDOWS | {"num_attention_heads_per_layer": [4, 2]},
+    "minimax_m3_vl_text": _MINI | {
+        "num_experts_per_tok": 2, "num_local_experts": 4, "dense_intermediate_size": 96,
+        "intermediate_size": 32, "shared_intermediate_size": 32, "rotary_dim": 8,
+        "partial_rotary_factor": 0.5, "mlp_layer_types": ["dense", "sparse"],
     },
-    "minimax_m3_vl_text": _MINI
-    | {
-        "num_experts_per_tok": 2,
-        "num_local_experts": 4,
-        "dense_intermediate_size": 96,
-        "intermediate_size": 32,
-        "shared_intermediate_size": 32,
-        "rotary_dim": 8,
-        "partial_rotary_factor": 0.5,
-        "mlp_layer_types": ["dense", "sparse"],
-    },
-    "deepseek2": _MINI
-    | {
-        "key_length": 24,
-        "value_length": 16,
-        "kv_lora_rank": 32,
-        "qk_rope_head_dim": 8,
+    "deepseek2": _MINI | _EXPERTS | {
+        "key_length": 24, "value_length": 16, "kv_lora_rank": 32, "qk_rope_head_dim": 8,
         "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
     },
-    "qwen3_next": _MINI
-    | _EXPERTS
-    | _LINEAR
-    | {"num_experts": 4, "shared_expert_intermediate_size": 32},
+    "qwen3_next": _MINI | _SHARED | _LINEAR,
     "qwen3_5_text": _MINI | _LINEAR,
-    "gemma4_text": _MINI
-    | {
-        "num_hidden_layers": 4,
-        "layer_types": _KINDS * 2,
-        "sliding_window": 24,
-        "global_head_dim": 24,
-        "attention_k_eq_v": True,
-        "num_global_key_value_heads": 1,
-        "num_kv_shared_layers": 2,
-        "use_double_wide_mlp": True,
-        "hidden_size_per_layer_input": 16,
-        "vocab_size_per_layer_input": 300,
-        "enable_moe_block": True,
-        "num_experts": 4,
-        "top_k_experts": 2,
-        "moe_intermediate_size": 32,
-    },
-    "qwen3_5_moe_text": _MINI
-    | _EXPERTS
-    | _LINEAR
-    | {"num_experts": 4, "shared_expert_intermediate_size": 32},
-    "granitemoehybrid": _MINI
-    | {
-        "layer_types": ["linear_attention", "full_attention"],
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "intermediate_size": 32,
-        "shared_intermediate_size": 32,
-        "mamba_n_heads": 8,
-        "mamba_n_groups": 2,
-        "mamba_d_state": 8,
-        "attention_multiplier": 0.3,
+    "qwen3_5_moe_text": _MINI | _SHARED | _LINEAR,
+    "granitemoehybrid": _MINI | {
+        "layer_types": _HYBRID, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "intermediate_size": 32, "shared_intermediate_size": 32, "mamba_n_heads": 8,
+        "mamba_n_groups": 2, "mamba_d_state": 8, "attention_multiplier": 0.3,
         "residual_multiplier": 0.7,
     },
-    "nemotron_h": {k: v for k, v in _MINI.items() if k != "num_hidden_layers"}
-    | {
-        "layers_block_type": ["linear_attention", "full_attention", "moe", "mlp"],
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 16,
-        "n_groups": 2,
-        "ssm_state_size": 8,
-        "n_routed_experts": 4,
-        "moe_intermediate_size": 32,
+    "nemotron_h": {k: v for k, v in _MINI.items() if k != "num_hidden_layers"} | {
+        "layers_block_type": [*_HYBRID, "moe", "mlp"], "mamba_num_heads": 8, "mamba_head_dim": 16,
+        "n_groups": 2, "ssm_state_size": 8, "n_routed_experts": 4, "moe_intermediate_size": 32,
         "moe_shared_expert_intermediate_size": 32,
     },
-}
+    "gemma4_text": _MINI | {
+        "num_hidden_layers": 4, "layer_types": _KINDS * 2, "sliding_window": 24,
+        "global_head_dim": 24, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+        "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 300, "enable_moe_block": True, "num_experts": 4,
+        "top_k_experts": 2, "moe_intermediate_size": 32,
+    },
+}  # fmt: skip
 """A small model of every family that has no other here, by its `model_type`."""
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
