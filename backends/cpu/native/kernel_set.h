@@ -7,7 +7,7 @@ const cortiq_tile_kernel ISA_NAME(cortiq_direct)[CORTIQ_LAYOUTS] = {
 
 const cortiq_matmul_set ISA_NAME(cortiq_matmul) = {
     .panels = TILE / PANEL,
-    .direct_rows = LANES == 16 ? 16 : LANES == 8 ? 4 : 1,
+    .direct_rows = {[0 ... CORTIQ_LAYOUTS - 1] = LANES == 16 ? 16 : LANES == 8 ? 4 : 1},
     .direct = ISA_NAME(cortiq_direct),
     .block = {CORTIQ_EACH_LAYOUT(BLOCK_ENTRY)[CORTIQ_F32] = float_tile},
     .probe_dots = probe_dots,

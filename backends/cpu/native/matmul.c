@@ -71,12 +71,12 @@ void cortiq_multiply(cortiq_worker *worker, const row_group *group, int32_t firs
 {
     const cortiq_matmul_set *set = cortiq_matmul_set_of(worker);
     const cortiq_matrix *m = group->matrix;
-    int direct = group->count <= set->direct_rows;
     const uint8_t *ready = NULL;
     if (cortiq_wants_ready(set, m, group->count)) {
         ready = group->ready[set->ready_form(m->layout)];
         set = ready ? set : set->otherwise;
     }
+    int direct = group->count <= set->direct_rows[m->layout];
     int32_t step = direct ? 1 : set->panels, *starts[DIRECT_ROWS];
     for (int32_t i = 0; direct && m->layout != CORTIQ_F32 && i < group->count; i++) {
         starts[i] = (int32_t *)worker->scratch + (size_t)i * (cortiq_padded(m->width) / 16 + 16);

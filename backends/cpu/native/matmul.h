@@ -82,7 +82,7 @@ enum { READY_ROWS = 16, READY_FORMS = 2 };
 
 typedef struct cortiq_matmul_set {
     int32_t panels;
-    int32_t direct_rows; /* more rows than this take the block kernel */
+    uint8_t direct_rows[CORTIQ_LAYOUTS]; /* more rows than this take the block kernel */
     const cortiq_tile_kernel *direct; /* by layout */
     cortiq_tile_kernel block[CORTIQ_LAYOUTS];
     int (*ready_form)(int layout);                    /* NULL, as the five below: no such form */

@@ -20,7 +20,7 @@ typedef struct {
 static inline int cortiq_wants_ready(const cortiq_matmul_set *set, const cortiq_matrix *m,
                                      int32_t rows)
 {
-    return set->ready && rows > set->direct_rows && m->layout != CORTIQ_F32;
+    return set->ready && m->layout != CORTIQ_F32 && rows > set->direct_rows[m->layout];
 }
 
 /* Bytes from one row of x to the next. */
