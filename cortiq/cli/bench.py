@@ -70,6 +70,7 @@ def bench(
     with loaded:
         if draft is not None:
             return _print_drafts(loaded, draft, draft_depth, work, as_json)
+        work.check(loaded.context)
         runners = _runners(loaded, model, work, against, chosen.threads)
         with progress_bar() as bar:
             speeds = measure(runners, work, vocabulary_size(loaded.program), bar)

@@ -50,6 +50,17 @@ class Work:
         """Positions a sequence takes."""
         return self.prompt_tokens + self.new_tokens + 1
 
+    def check(self, context: int) -> None:
+        """Refuse what a sequence of this context has no room for: nobody could generate it."""
+        fed = self.prompt_tokens + self.new_tokens
+        if fed > context:
+            raise RequestError(
+                f"{self.prompt_tokens} prompt and {self.new_tokens} new tokens are fed, {fed} in "
+                f"all, the context is {context}",
+                where="bench",
+                hint="measure fewer tokens (--prompt-tokens, --new-tokens)",
+            )
+
     def prompt(self, vocabulary: int) -> list[int]:
         """Ids of the prompt."""
         return [(FIRST + i * MULTIPLIER) % vocabulary for i in range(self.prompt_tokens)]

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from cortiq.cli.main import cli
+from cortiq.errors import RequestError
 from cortiq.runtime.bench import Spread, Work, cores, measure
 
 
@@ -100,3 +101,11 @@ def test_attention_costs_what_its_rows_see(window):
     )
     cost = costs.attended(rows, window, 10, 7, len(positions))
     assert cost == (10 * read, 7 * sum(map(len, seen)))
+
+
+def test_what_the_context_has_no_room_for_is_refused_and_the_last_position_is_measured():
+    Work(prompt_tokens=60, new_tokens=4).check(64)
+    with pytest.raises(RequestError, match="the context is 64"):
+        Work(prompt_tokens=60, new_tokens=5).check(64)
+    done = bench("--backend", "reference", "--context", "6")
+    assert isinstance(done.exception, RequestError) and not done.stdout
