@@ -69,11 +69,12 @@ def generate(
     chosen = select(GenerateOptions, options)
     resolved = resolve(GenerateOptions, chosen)  # a bad one is said before a model is opened
     with load_model(model, options) as opened:
-        if prefix is not None:
-            opened.load_prefix(prefix)
+        kept = opened.load_prefix(prefix) if prefix is not None else []
         ids = _chat_ids(opened, text, system, variables) if chat else opened.ids(text)
         made = _generate(opened, ids, chosen, quiet=as_json)
         write_receipt(made)
+    if kept and not made.stats.reused_tokens:
+        note(f"{prefix}: not used: the prompt does not go on from its {len(kept)} tokens")
     if as_json:
         print_json(as_object(made))
     elif resolved.temperature > 0 and resolved.seed is None:
@@ -181,6 +182,8 @@ def _print_stats(made: Generation) -> None:
         note(
             f"{part} {numbers[count]} tokens in {numbers[f'{part}_seconds']:.2f} s{speed} ({what})"
         )
+    if numbers["reused_tokens"]:
+        note(f"of the prompt {numbers['reused_tokens']} tokens were kept, and not computed again")
     for line in draft_lines(numbers.get("drafting", {})):
         note(line)
     if memory is not None:

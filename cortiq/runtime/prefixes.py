@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from cortiq.engine.prefix_file import read_prefix, write_prefix
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.roles import Role
+from cortiq.errors import RequestError, shown
 from cortiq.runtime.request import check_prompt
 from cortiq.runtime.sequence import Session
 
@@ -33,7 +34,15 @@ class KeepsPrefixes:
         Parameters
         ----------
         nbytes : memory they may take, None for no limit but the backend's own.
+
+        Raises
+        ------
+        RequestError : either is no integer of at least 1.
         """
+        for name, value in (("count", count), ("nbytes", 1 if nbytes is None else nbytes)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                what = f"{name} must be an integer of at least 1, not {shown(value)}"
+                raise RequestError(what, where="keep_prefixes")
         self.drop_prefixes()
         self.prefixes = PrefixCache(cast("Model", self).executable, count, nbytes)
         return self.prefixes
@@ -70,7 +79,8 @@ class KeepsPrefixes:
         model = cast("Model", self)
         exported = read_prefix(path, model.program, model.fingerprint)
         ids = exported.tokens.tolist()
-        prefixes = self.prefixes or self.keep_prefixes()
+        # An empty cache is false, and is the caller's all the same.
+        prefixes = self.keep_prefixes() if self.prefixes is None else self.prefixes
         with model._working():
             state = model.executable.import_(exported, model.program.context)
             prefixes.put(ids, state, Role.FILE)

@@ -149,3 +149,29 @@ def test_command_line(tmp_path):
     assert plain["digest"] == reused["digest"]
     assert reused["stats"]["reused_tokens"] == len(TEXT)
     assert run(cli, ["prefix", "save", model, file, "-p", ""]).exit_code != 0
+
+
+def test_stats_say_what_a_prefix_was_good_for_and_an_unused_one_is_said(tmp_path):
+    run, file, model = CliRunner().invoke, str(tmp_path / "p"), "synthetic:tiny-llama"
+    run(cli, ["prefix", "save", model, file, "-p", TEXT])
+    base = ["generate", model, "--prefix", file, "--max-tokens", "2", "--stats", "-p"]
+    used, unused = (run(cli, [*base, prompt]).stderr for prompt in (TEXT + "x", "Else"))
+    assert f"of the prompt {len(TEXT)} tokens were kept" in used and "not used" not in used
+    assert f"not used: the prompt does not go on from its {len(TEXT)} tokens" in unused
+    assert "were kept" not in unused
+
+
+def test_a_file_goes_to_the_cache_that_is_there_even_if_it_is_empty(saved, name):
+    with cortiq.load(name, backend="reference", threads=1) as model:
+        cache = model.keep_prefixes(20)
+        model.load_prefix(saved)
+        assert model.prefixes is cache and len(cache) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"count": -1}, {"count": 1.5}, {"nbytes": 0}, {"nbytes": "1"}])
+def test_limits_of_a_cache_are_positive_integers(wrong):
+    with (
+        cortiq.load("synthetic:tiny-llama", backend="reference", threads=1) as model,
+        pytest.raises(RequestError, match="an integer of at least 1"),
+    ):
+        model.keep_prefixes(**wrong)
