@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ from cortiq_conformance.runner import make_subject, run_case
 from cortiq_conformance.source import Source
 from cortiq_conformance.subject import Subject
 from cortiq_conformance.wants import Observations
+
+NEEDED = {"case", "backend", "device", "kit", "expected_digest"}
+"""Facts without which a case cannot be run again."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +77,27 @@ def load(path: str | Path) -> Replay:
     """Read a replay file; `FormatError` if it is none."""
     try:
         with np.load(path, allow_pickle=False) as stored:
-            facts = json.loads(str(stored["facts"]))
+            facts = _facts(str(stored["facts"]))
             parts: dict[str, Observations] = {"inputs": {}, "expected": {}, "got": {}}
             for key in stored.files:
                 kind, _, name = key.partition("/")
                 if kind in parts:
                     parts[kind][name] = stored[key]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise FormatError(f"is no replay file: {error}", where=str(path)) from None
+    except OSError as error:
+        raise FormatError(error.strerror or "cannot be read", where=str(path)) from None
+    except (ValueError, KeyError, EOFError, TypeError, zlib.error, zipfile.BadZipFile):
+        # NumPy's own words are about its parameters: nothing that would help here.
+        hint = "`cortiq conform --out DIRECTORY` writes them"
+        raise FormatError("is no replay file, or damaged", where=str(path), hint=hint) from None
     return Replay(facts, **parts)
+
+
+def _facts(text: str) -> dict[str, Any]:
+    """The facts of a replay file; ValueError where one that a replay needs is missing."""
+    facts = json.loads(text)
+    if not isinstance(facts, dict) or not facts.keys() >= NEEDED:
+        raise ValueError("facts are missing")
+    return facts
 
 
 def replay(path: str | Path, backend: Any = None, out: str | Path | None = None) -> CaseResult:

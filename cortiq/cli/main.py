@@ -18,7 +18,7 @@ from typing import NoReturn
 import click
 
 from cortiq.cli.kit import kit_command
-from cortiq.errors import BackendError, CortiqError, OptionError
+from cortiq.errors import BackendError, CortiqError, OptionError, RequestError
 
 INTERRUPTED = 130
 NO_READER = 141
@@ -180,13 +180,21 @@ def _complain(sentence: str) -> None:
 def _sentence(error: CortiqError) -> str:
     """An error as the command line says it: options by their flags, and its origin if wanted."""
     text = str(error)
-    if isinstance(error, OptionError):
-        text = text.replace(error.option, "--" + error.option.replace("_", "-"), 1)
+    option = error.option if isinstance(error, OptionError) else error.where
+    if isinstance(error, RequestError) and option in _options():
+        text = text.replace(option, "--" + option.replace("_", "-"), 1)
     if os.environ.get(TRACEBACK_VARIABLE):
         return f"{text}\n{''.join(traceback.format_exception(error))}".rstrip()
     if error.__cause__ is not None and isinstance(error, BackendError):
         text += "\n  `cortiq --traceback ...` shows where"
     return text
+
+
+def _options() -> set[str]:
+    """The names that options of loading, generating and scoring have in Python."""
+    from cortiq.options import GenerateOptions, LoadOptions, ScoreOptions, specs
+
+    return {name for kind in (GenerateOptions, LoadOptions, ScoreOptions) for name in specs(kind)}
 
 
 def _misplaced(error: click.NoSuchOption) -> click.UsageError:

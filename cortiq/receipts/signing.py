@@ -40,8 +40,8 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
     except TypeError:
         hint = "write one without passphrase: openssl genpkey -algorithm ed25519 -out KEY"
         raise FormatError("the key has a passphrase", where=str(path), hint=hint) from None
-    except Exception as error:  # the library raises its own errors and those of its parsers
-        raise _no_key(path, f"is no private key: {error}") from None
+    except Exception:  # the library raises its own errors and those of its parsers
+        raise _no_key(path, "is no private key in PEM or OpenSSH's format") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise _no_key(path, "is no Ed25519 key")
     return key
@@ -63,8 +63,8 @@ def load_public_key(path: Path) -> str:
     load = serialization.load_ssh_public_key if ssh else serialization.load_pem_public_key
     try:
         key = load(data)
-    except Exception as error:  # as above
-        raise _no_key(path, f"is no public key: {error}") from None
+    except Exception:  # as above
+        raise _no_key(path, "is no public key in PEM, OpenSSH's format or hex") from None
     if not isinstance(key, Ed25519PublicKey):
         raise _no_key(path, "is no Ed25519 key")
     return key.public_bytes_raw().hex()

@@ -226,6 +226,24 @@ def test_a_file_that_is_no_replay_is_refused(tmp_path):
     path.write_bytes(b"PK\x03\x04 not a zip file")
     with pytest.raises(FormatError, match="no replay file"):
         load(path)
+    with pytest.raises(FormatError, match="No such file"):
+        load(tmp_path / "missing.npz")
+
+
+@pytest.mark.parametrize("facts", ["{", "[]", "{}", '{"case": "a"}', None])
+def test_a_replay_without_its_facts_is_refused(tmp_path, facts):
+    path = tmp_path / "some.npz"
+    np.savez(path, **({} if facts is None else {"facts": np.array(facts)}))
+    with pytest.raises(FormatError, match="no replay file"):
+        load(path)
+
+
+@pytest.mark.parametrize("array", [np.zeros(3), np.array([{}], object)])
+def test_an_array_is_no_replay_and_numpy_is_not_quoted(tmp_path, array):
+    np.save(tmp_path / "some.npy", array)
+    with pytest.raises(FormatError, match="no replay file") as caught:
+        load(tmp_path / "some.npy")
+    assert "pickle" not in str(caught.value)
 
 
 def two_cases(levels, profile="quick", models=None):
