@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -139,14 +140,17 @@ def architecture_of(checkpoint: Checkpoint) -> str:
 
 
 def family_for(checkpoint: Checkpoint, extra: Sequence[ModuleType] = ()) -> ModuleType:
-    """The family that reads a checkpoint; `UnsupportedError` lists the architectures there are."""
+    """The family that reads a checkpoint; `UnsupportedError` names those that are alike."""
     known = families(extra)
     name = architecture_of(checkpoint)
     if name not in known:
         name = name.removesuffix(EXPERTS)  # an architecture that always has experts
     if name not in known:
         message = f"architecture {name!r} is not supported"
-        raise UnsupportedError(message, where=place(checkpoint), hint=f"supported: {list(known)}")
+        near = difflib.get_close_matches(name, known, n=3)
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        hint = f"{meant}`cortiq inspect --families` lists the {len(known)} there are"
+        raise UnsupportedError(message, where=place(checkpoint), hint=hint)
     if checkpoint.kind == "gguf" and name not in gguf_architectures(known[name]):
         message = f"GGUF files of the architecture {name!r} are not supported"
         raise UnsupportedError(

@@ -104,6 +104,9 @@ def edited_fields(receipt: Receipt) -> list[Difference]:
 
 def verify_on(model: Model, receipt: Receipt, progress: Progress | None = None) -> Verification:
     """Everything a receipt claims, checked on this model; the signature is `cortiq.verify`'s."""
+    if not isinstance(receipt, Receipt):
+        what = f"a receipt is wanted, not {shown(receipt)}"
+        raise RequestError(what, where="verify", hint="cortiq.verify takes a file's name")
     started = time.perf_counter()
     claim = receipt.claim
     found = contract_differences(claim) or _about_model(model, claim)

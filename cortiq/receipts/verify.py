@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cortiq.errors import RequestError
+from cortiq.errors import RequestError, shown
 from cortiq.formats.cache import Progress as FetchProgress
 from cortiq.formats.known import KNOWN_MODELS
 from cortiq.models.synthetic import PREFIX
@@ -54,6 +54,9 @@ def verify(
     CortiqError : the model or the backend cannot be used: nothing was decided.
     """
     if not isinstance(receipt, Receipt):
+        if not isinstance(receipt, (str, os.PathLike)):
+            what = f"a receipt, or the name of its file, is wanted, not {shown(receipt)}"
+            raise RequestError(what, where="verify")
         receipt = Receipt.read(receipt)
     signed_by, forged = _check_signature(receipt, key)
     verdict = _recomputed(receipt, model, progress, fetching, options)

@@ -189,6 +189,9 @@ def make_request(
     RequestError : the prompt is empty, too long or out of the vocabulary, or so is an option.
     """
     prompt = check_prompt(ids, program, longest)
+    if masks is not None and not callable(masks):
+        what = f"masks is a function of the ids so far, not {shown(masks)}"
+        raise RequestError(what, where="masks")
     vocabulary = vocabulary_size(program)
     for name in ("logit_bias", "stop_ids"):
         for token in getattr(options, name) or ():

@@ -11,7 +11,14 @@ import pytest
 
 import cortiq
 from cortiq.cli.inputs import argument_text, read_text, template_options
-from cortiq.errors import CortiqError, DownloadError, ModelNotFoundError, RequestError, shown
+from cortiq.errors import (
+    CortiqError,
+    DownloadError,
+    ModelNotFoundError,
+    RequestError,
+    UnsupportedError,
+    shown,
+)
 from cortiq.formats.cache import models_folder
 from cortiq.formats.fetch import resolve
 from cortiq.models.synthetic import open_synthetic
@@ -147,3 +154,27 @@ def test_what_is_shown_of_foreign_values_is_short():
 
     assert len(shown("x" * 1000)) == 80
     assert shown(HUGE) == "a int that cannot be shown" and "Rude" in shown(Rude())
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda model: model.generate([1], masks=5), "masks is a function of the ids"),
+        (lambda model: model.verify("r.json"), "a receipt is wanted"),
+        (lambda model: cortiq.verify(5, model), "a receipt, or the name of its file"),
+    ],
+)
+def test_a_value_of_another_kind_is_a_sentence(call, words):
+    with (
+        cortiq.load(TINY, backend="reference", threads=1) as model,
+        pytest.raises(RequestError, match=words),
+    ):
+        call(model)
+
+
+def test_an_architecture_that_is_not_there_is_told_what_is_alike(tmp_path):
+    for name, words in (("qwen33", "did you mean qwen3"), ("gpt2", "inspect --families")):
+        (tmp_path / "config.json").write_text(f'{{"model_type": "{name}"}}')
+        (tmp_path / "model.safetensors").write_bytes(b"\2" + b"\0" * 7 + b"{}")
+        with pytest.raises(UnsupportedError, match=words):
+            cortiq.load(tmp_path)
