@@ -65,9 +65,9 @@ def stream(executable, prompt=PROMPT, steps=4, wants=WANTS):
     return brought
 
 
-NO_KERNEL_YET = {"Attend", "ChooseBlocks", "Rope", "StoreKV"}
+NO_KERNEL_YET = {"Attend", "ChooseBlocks", "StoreKV"}
 """Operators that the backend declines, or declines with some of their options."""
-OF_SOME_OPTIONS = {"Attend", "Rope", "StoreKV"}
+OF_SOME_OPTIONS = {"Attend", "StoreKV"}
 
 
 @pytest.mark.parametrize("level", [0, 1])

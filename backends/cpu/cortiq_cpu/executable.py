@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from cortiq.backend import (
     ExportedState,
     Finished,
     Outcome,
+    Row,
     State,
     Status,
     check_exported,
@@ -65,6 +66,9 @@ class CpuExecutable:
         with ThreadPoolExecutor(threads) as packers:
             packed = Weights(weights, packers)
             self._plans = {n: Plan(g, packed, self.layout, self.pool) for n, g in graphs.items()}
+        for plan in self._plans.values():
+            if plan.angles.supplied:  # Rows may be anywhere in the context from the first one on.
+                plan.prepare(min(program.context, EARLY_POSITIONS))
         self.placement = dict.fromkeys(
             (node.name for graph in program.graphs.values() for node in graph.nodes), "cpu"
         )
@@ -164,9 +168,19 @@ class CpuExecutable:
         start = state.length(batch.entry)
         rows = batch.rows[indices.start : indices.stop]
         reason = next(refusals(plan.graph, rows, tokens, start, self._vocabulary), None)
+        if reason is None:
+            reason = self._out_of_context(plan, rows)
         if reason is None and not state.grow(start + len(rows), start):
             return f"no room for {len(rows)} rows after {start}"
         return reason
+
+    def _out_of_context(self, plan: Plan, rows: Sequence[Row]) -> str | None:
+        """Why there are no angles for positions that rows supply; None has them made."""
+        reach, context = plan.reach(rows), self.program.context
+        if reach > context:
+            return f"a row supplies the position {reach - 1}, the context is of {context}"
+        plan.prepare(reach)
+        return None
 
     def _advance(
         self,

@@ -17,7 +17,7 @@ KERNELS = (
     *SCALED,
 )  # fmt: skip
 """Primitives with a kernel."""
-OPTIONS = frozenset({*scalar.ACTIVATIONS, "groups", "mask", "tau", "missing", "step"})
+OPTIONS = frozenset({*scalar.ACTIVATIONS, "groups", "mask", "tau", "missing", "step", "sections"})
 """What the kernels know beyond the plain form of an operator."""
 
 
@@ -27,7 +27,13 @@ def refusal(node: Node, graph: Graph, program: Program) -> str:
         return f"no kernel for {node.op.kind}"
     if isinstance(node.op, ops.EmbedRows) and node.inputs != ("token",):
         return "rows of a table are looked up for the row's token only"
-    if isinstance(node.op, ops.Rope | ops.Attend) and node.inputs[1] != "position":
-        return f"{node.op.kind} is computed at the row's position only"
+    if isinstance(node.op, ops.Rope | ops.Attend) and not _where_rows_are(node, graph):
+        return f"{node.op.kind} is computed at positions that rows have or supply only"
     unknown = sorted(node.op.options() - OPTIONS)
     return f"no kernel for {node.op.kind} with {', '.join(unknown)}" if unknown else ""
+
+
+def _where_rows_are(node: Node, graph: Graph) -> bool:
+    """Whether the host knows the node's positions before a batch runs."""
+    sections = isinstance(node.op, ops.Rope) and node.op.sections
+    return node.inputs[1] in (graph.inputs if sections else ("position",))

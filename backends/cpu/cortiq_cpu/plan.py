@@ -107,7 +107,7 @@ class Plan:
         late = (row_bytes(t) for n, t in graph.values.items() if n not in self.always)
         tail_rows = min(TRUNK_ROWS, max(1, TAIL_BYTES // max(late, default=1)))
         self.sets = RowSet(TRUNK_ROWS, layout), RowSet(tail_rows, layout)
-        self.angles = Angles(n.op.table for n in graph.nodes if isinstance(n.op, ops.Rope))
+        self.angles = Angles(graph.nodes)
         self.workspace = Arena(self._workspace_bytes())
         self.arena = Arena(0)
         self._compiled: dict[Request, Compiled] = {}
@@ -216,6 +216,12 @@ class Plan:
 
     def _answering(self, asked: Asked) -> Label:
         return Label(asked.ask.kind, moving(row_bytes(self.graph.values[asked.ask.value])))
+
+    def reach(self, rows: Sequence[Row]) -> int:
+        """How many positions must be known for those that rows supply."""
+        names = self.angles.supplied
+        given = [int(np.max(row.inputs[name])) for name in names for row in rows]
+        return max(given, default=-1) + 1
 
     def prepare(self, limit: int) -> None:
         """Know whatever sequences of this many positions need."""

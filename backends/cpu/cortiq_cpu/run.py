@@ -87,7 +87,8 @@ class Run:
             row_set.source[: len(rows)] = rows - self.which[0][0]
             for flags, _ in self.compiled.exact:
                 flags[: len(rows)] = 0
-        self.plan.angles.fill(row_set)
+        supplied = {name: self._supplied(name, rows) for name in self.plan.angles.supplied}
+        self.plan.angles.fill(row_set, supplied)
         for asked in self.compiled.asked[number]:
             asking = [
                 (place, want)
@@ -100,6 +101,10 @@ class Run:
                 for draw, (place, want) in zip(asked.draws, asking, strict=False):
                     assert isinstance(want, Draw)
                     self._fill_draw(draw, want, int(rows[place]))
+
+    def _supplied(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """What rows give for an input of integers: [rows, …]."""
+        return np.stack([np.asarray(self.rows[row].inputs[name], np.int64) for row in rows])
 
     def _fill_draw(self, draw: Any, want: Draw, row: int) -> None:
         history = self.flat.history(row, self.entry) if penalises(want) else None
