@@ -166,7 +166,10 @@ def id_list(ids: Iterable[int]) -> list[int]:
     if isinstance(ids, (bytes, bytearray)) or not isinstance(ids, Iterable):
         what = "a text or token ids are wanted"
         raise RequestError(f"{what}, not {shown(ids)}", where="prompt")
-    return list(ids)
+    try:
+        return list(ids)
+    except TypeError:  # an array of no dimensions says that it is iterable
+        raise RequestError(f"{shown(ids)} are no token ids", where="prompt") from None
 
 
 def make_request(
@@ -181,6 +184,7 @@ def make_request(
 
     Parameters
     ----------
+    options : without a seed one is drawn; the request's `sampling` tells it.
     longest : context the model can be loaded with, for the hint.
     masks : which ids may follow a text.
 
@@ -208,7 +212,7 @@ def make_request(
         )
     note = f"the context of {program.context} tokens is full" if room < options.max_tokens else ""
     ends = set(options.stop_ids) | (set() if options.ignore_eos else set(eos_ids))
-    sampling = sampling_of(options)
+    sampling = sampling_of(with_seed(options))
     return Request(
         prompt=prompt,
         sampling=sampling,
