@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cortiq.cli.flags import options_of
-from cortiq.cli.inputs import STDIN, argument_text, read_text, template_options
+from cortiq.cli.inputs import STDIN, argument_text, read_text, template_options, token_ids
 from cortiq.cli.render import byte_count, note, print_json, progress_bar
 from cortiq.errors import RequestError
 from cortiq.options import GenerateOptions, LoadOptions, resolve, select
@@ -18,14 +18,17 @@ if TYPE_CHECKING:
     from cortiq.runtime.generate import Generation
     from cortiq.runtime.model import Model
 
+IDS_HELP = "Token ids in place of a text; a model without a tokenizer prints ids too."
+
 
 @click.command()
 @click.argument("model")
 @click.option(
-    "-p", "--prompt", required=True, metavar="TEXT",
+    "-p", "--prompt", metavar="TEXT",
     help="The text to go on from; - reads stdin. It is raw text: the tokenizer's start token, no "
     "chat template, special tokens not parsed. With --chat it is the user's message.",
 )  # fmt: skip
+@click.option("--ids", metavar="ID,ID,...", help=IDS_HELP)
 @click.option("--chat", is_flag=True, help="Answer as the model's chat template has it.")
 @click.option("--system", metavar="TEXT", help="System message, with --chat.")
 @click.option(
@@ -46,7 +49,8 @@ if TYPE_CHECKING:
 @options_of(GenerateOptions, LoadOptions)
 def generate(
     model: str,
-    prompt: str,
+    prompt: str | None,
+    ids: str | None,
     chat: bool,
     system: str | None,
     template_pairs: tuple[str, ...],
@@ -61,17 +65,19 @@ def generate(
 
     Without --chat the model continues the raw text, which is what base models are for.
     """
-    text = checked_prompt(prompt)
+    given = checked_prompt(prompt, ids)
     variables = template_options(template_pairs)
     if not chat and (system is not None or variables):
         raise RequestError("--system and --template-option need --chat")
+    if chat and not isinstance(given, str):
+        raise RequestError("a template makes its ids of a text: give -p", where="--chat")
     write_receipt = receipt_writer(receipt, sign)
     chosen = select(GenerateOptions, options)
     resolved = resolve(GenerateOptions, chosen)  # a bad one is said before a model is opened
     with load_model(model, options) as opened:
         kept = opened.load_prefix(prefix) if prefix is not None else []
-        ids = _chat_ids(opened, text, system, variables) if chat else opened.ids(text)
-        made = _generate(opened, ids, chosen, quiet=as_json)
+        fed = _chat_ids(opened, given, system, variables) if chat else opened.ids(given)
+        made = _generate(opened, fed, chosen, quiet=as_json)
         write_receipt(made)
     if kept and not made.stats.reused_tokens:
         note(f"{prefix}: not used: the prompt does not go on from its {len(kept)} tokens")
@@ -117,15 +123,21 @@ def load_model(name: str, options: dict[str, Any]) -> Model:
     return model
 
 
-def checked_prompt(prompt: str) -> str:
-    """The text of `-p`, which may be stdin's; RequestError when there is none."""
+def checked_prompt(prompt: str | None, ids: str | None) -> str | list[int]:
+    """The text of `-p`, which may be stdin's, or the ids of `--ids`; RequestError for neither."""
+    if prompt is None and ids is None:
+        raise click.UsageError("Missing option '-p' / '--prompt', or '--ids'.")
+    if prompt is None or ids is not None:
+        if prompt is not None:
+            raise RequestError("a prompt is a text or ids: give one of -p and --ids")
+        return token_ids(ids or "")
     text = read_text(STDIN) if prompt == STDIN else argument_text(prompt, "-p")
     if not text:
         raise RequestError("the prompt is empty", where="-p")
     return text
 
 
-def _chat_ids(model: Model, text: str, system: str | None, variables: dict[str, Any]) -> list[int]:
+def _chat_ids(model: Model, text: Any, system: str | None, variables: dict[str, Any]) -> list[int]:
     messages = [{"role": "user", "content": text}]
     if system is not None:
         system = argument_text(system, "--system")
@@ -154,7 +166,7 @@ def _generate(model: Model, ids: list[int], options: dict[str, Any], quiet: bool
                 click.echo()
             raise
     if not quiet:
-        click.echo()
+        click.echo(",".join(map(str, made.token_ids)) if model.tokenizer.absent else "")
     return made
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from cortiq.errors import RequestError, shown
 
 STDIN = "-"
+MOST_DIGITS = 18
+"""Of a token id: any such integer is small enough to be compared with a vocabulary."""
 
 
 def read_text(place: str) -> str:
@@ -45,6 +47,18 @@ def decode(data: bytes, where: str) -> str:
             where=where,
             hint="convert it first, for example with iconv",
         ) from None
+
+
+def token_ids(text: str) -> list[int]:
+    """Token ids as `--ids` has them: integers with commas or blanks between."""
+    words = text.replace(",", " ").split()
+    for word in words:
+        if not (word.isascii() and word.isdigit() and len(word) <= MOST_DIGITS):
+            hint = "for example: --ids 1,15,7"
+            raise RequestError(f"{shown(word)} is not a token id", where="--ids", hint=hint)
+    if not words:
+        raise RequestError("there are no token ids", where="--ids")
+    return [int(word) for word in words]
 
 
 def template_options(pairs: tuple[str, ...]) -> dict[str, Any]:

@@ -23,13 +23,14 @@ def prefix() -> None:
 @prefix.command()
 @click.argument("model")
 @click.argument("file")
-@click.option("-p", "--prompt", required=True, metavar="TEXT", help="The text; - reads stdin.")
+@click.option("-p", "--prompt", metavar="TEXT", help="The text; - reads stdin.")
+@click.option("--ids", metavar="ID,ID,...", help="Token ids in place of a text.")
 @options_of(LoadOptions)
-def save(model: str, file: str, prompt: str, **options: Any) -> None:
+def save(model: str, file: str, prompt: str | None, ids: str | None, **options: Any) -> None:
     """Compute a text's rows and write them to FILE."""
-    text = checked_prompt(prompt)
+    given = checked_prompt(prompt, ids)
     with load_model(model, options) as opened:
-        tokens = opened.save_prefix(text, file)
+        tokens = opened.save_prefix(given, file)
     click.echo(f"{tokens} tokens in {file}")
 
 

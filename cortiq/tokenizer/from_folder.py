@@ -105,8 +105,8 @@ def _open_engine(file: Path) -> tokenizers.Tokenizer:
         raise NoTokenizerError(
             "the folder has no tokenizer.json: give token ids instead of text",
             where=str(file.parent),
-            hint="Or save one with transformers: AutoTokenizer.from_pretrained(...)"
-            ".save_pretrained().",
+            hint="On the command line with --ids. Or save one with transformers: "
+            "AutoTokenizer.from_pretrained(...).save_pretrained().",
         )
     with library_errors("not a tokenizer", str(file)):
         engine = Tokenizer.from_file(str(file))

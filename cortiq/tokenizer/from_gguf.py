@@ -98,7 +98,8 @@ def load_gguf(
     model = metadata.get(_PREFIX + "model")
     if model is None:
         message = "the file has no tokenizer: give token ids instead of text"
-        raise NoTokenizerError(message, where=_PREFIX + "model")
+        hint = "on the command line with --ids"
+        raise NoTokenizerError(message, where=_PREFIX + "model", hint=hint)
     if not isinstance(model, str) or model not in _BUILDERS:
         raise UnsupportedError(
             f"tokenizer model {model!r} is not supported",

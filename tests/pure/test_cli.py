@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+from folders import write_llama
 from scripted import scripted_model
 
 import cortiq
@@ -108,6 +109,26 @@ def test_prompt_from_stdin_is_taken_as_it_is(cli):
     assert cli.model.executable.fed[:4] == list("é \n".encode())
 
 
+@pytest.mark.parametrize("ids", ["97,98", "97 98", " 97, 98,"])
+def test_token_ids_are_fed_as_they_are(cli, ids):
+    assert cli("generate", "m", "--ids", ids) == (0, "hello\n", "")
+    assert list(cli.model.executable.fed)[:2] == [97, 98]
+
+
+def test_a_model_without_a_tokenizer_takes_ids_prints_ids_and_keeps_prefixes(tmp_path):
+    write_llama(tmp_path, "llama")
+    ids, folder, file = "5,6,7,8,9,10,11,12,13", str(tmp_path), str(tmp_path / "prefix")
+    refused = run("generate", folder, "-p", "ab")
+    assert refused.returncode == 2 and "--ids" in refused.stderr
+    saved = run("prefix", "save", folder, file, "--ids", ids)
+    assert saved.returncode == 0 and "9 tokens in" in saved.stdout
+    base = ["generate", folder, "-n", "4", "--ids", ids + ",14"]
+    made = json.loads(run(*base, "--json").stdout)
+    plain = run(*base, "--prefix", file, "--stats")
+    assert plain.stdout == ",".join(map(str, made["token_ids"])) + "\n"
+    assert "9 tokens were kept" in plain.stderr
+
+
 def test_stdin_that_is_not_utf8_is_an_error(cli):
     code, out, err = cli("generate", "m", "-p", "-", stdin=b"ab\xff")
     assert (code, out) == (2, "")
@@ -193,6 +214,13 @@ def test_chat_renders_system_message_and_options(cli):
         (["generate", "m", "-p", "ab", "--stop-ids", "999"], "--stop-ids: token id 999"),
         (["generate", "m", "-p", "ab", "--logit-bias", "999=1"], "--logit-bias: token id 999"),
         (["generate", "m", "-p", "ab", "--draft-depth", "3"], "--draft-depth: a draft depth"),
+        (["generate", "m", "--ids", "1,b"], "'b' is not a token id"),
+        (["generate", "m", "--ids", "-1"], "'-1' is not a token id"),
+        (["generate", "m", "--ids", "9" * 5000], "is not a token id"),
+        (["generate", "m", "--ids", " , "], "no token ids"),
+        (["generate", "m", "--ids", "99999"], "outside the vocabulary"),
+        (["generate", "m", "--ids", "1", "-p", "ab"], "give one of -p and --ids"),
+        (["generate", "m", "--ids", "1", "--chat"], "--chat: a template"),
         (["generate", "m"], "Missing option"),
         (["score", "m", "/nowhere/text"], "No such file"),
         (["inspect"], "name a model"),
