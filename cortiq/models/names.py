@@ -55,12 +55,14 @@ class Names:
     ----------
     gguf : entries that replace or extend `GGUF_TENSORS`.
     fused : tensors that hold several weights, for files that have them in place of those.
+    joined : weights, named as in `fused`, whose rows a file holds as several tensors of one size.
     folder : beginnings of names in Hugging Face folders, by those of canonical ones.
     unread : regular expression of tensors that the graph never needs.
     """
 
     gguf: Mapping[str, str] = field(default_factory=dict)
     fused: tuple[Fused, ...] = ()
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     folder: Mapping[str, str] = field(default_factory=dict)
     unread: str = ""
 

@@ -155,6 +155,16 @@ def _taken(values: npt.NDArray[Any], piece: Piece) -> npt.NDArray[Any]:
     return values.swapaxes(-2, -3) if piece.swapped else values
 
 
+def split_name(name: str) -> tuple[str, str, str]:
+    """A canonical name's layer (`model.layers.3.`, or nothing), stem and suffix (`weight`)."""
+    stem, _, suffix = name.rpartition(".")
+    prefix = ""
+    if stem.startswith(LAYER_PREFIX):
+        index, _, stem = stem.removeprefix(LAYER_PREFIX).partition(".")
+        prefix = f"{LAYER_PREFIX}{index}."
+    return prefix, stem, suffix
+
+
 def fused_of(table: Sequence[Fused], name: str) -> tuple[Fused, str, str] | None:
     """The entry that has the weight of a canonical name, and the name's other two parts.
 
@@ -162,10 +172,6 @@ def fused_of(table: Sequence[Fused], name: str) -> tuple[Fused, str, str] | None
     -------
     The entry, the layer's prefix (`model.layers.3.`, or nothing) and the suffix (`weight`).
     """
-    stem, _, suffix = name.rpartition(".")
-    prefix = ""
-    if stem.startswith(LAYER_PREFIX):
-        index, _, stem = stem.removeprefix(LAYER_PREFIX).partition(".")
-        prefix = f"{LAYER_PREFIX}{index}."
+    prefix, stem, suffix = split_name(name)
     entry = next((fused for fused in table if stem in fused.parts), None)
     return None if entry is None else (entry, prefix, suffix)

@@ -44,6 +44,7 @@ OWN = (
     "qwen3_5_moe",
     "granitemoehybrid",
     "nemotron_h",
+    "kimi_linear",
     "gemma4",
 )
 """Modules of this package, in the order they are listed."""

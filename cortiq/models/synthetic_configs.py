@@ -85,6 +85,11 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "vocab_size_per_layer_input": 300, "enable_moe_block": True, "num_experts": 4,
         "top_k_experts": 2, "moe_intermediate_size": 32,
     },
+    "kimi_linear": _LATENT | {
+        "layer_types": _HYBRID, "linear_head_dim": 16, "linear_num_heads": 3, "num_experts": 8,
+        "num_experts_per_token": 2, "moe_intermediate_size": 32, "num_expert_group": 4,
+        "topk_group": 2,
+    },
 }  # fmt: skip
 """A small model of every family that has no other here, by its `model_type`."""
 

@@ -14,7 +14,7 @@ from cortiq.models.config import BaseConfig
 from cortiq.models.gguf_config import ROPE_TENSORS
 from cortiq.models.names import IGNORED, Names
 from cortiq.models.parts import HEAD, TABLE
-from cortiq.models.pieces import Piece, fused_of, piece_of
+from cortiq.models.pieces import Piece, fused_of, piece_of, split_name
 from cortiq.models.registry import Checkpoint, place
 
 LAYER_NAME = re.compile(r"(?:model\.layers|blk)\.(\d{1,9})\.")
@@ -47,7 +47,7 @@ def _pieces(
     source: str,
 ) -> list[Piece]:
     """The tensor of a weight; one an expert where the file holds a stack in pieces; a part of one
-    that holds several.
+    that holds several; several that are joined.
     """
     shape, piece = shapes[name], _fused_piece(name, shapes, names, source)
     try:
@@ -59,10 +59,20 @@ def _pieces(
         return [Piece(whole, shape)]
     if piece is not None:
         return [piece]
+    if joined := _joined_pieces(name, shape, names, source):
+        return joined
     if len(shape) == 3 and names.of_expert(name, 0, source) in checkpoint:
         experts = range(shape[0])
         return [Piece(names.of_expert(name, e, source), shape[1:]) for e in experts]
     return [Piece(whole, shape)]
+
+
+def _joined_pieces(name: str, shape: tuple[int, ...], names: Names, source: str) -> list[Piece]:
+    """The tensors that hold the rows of a weight one after the other, if the family has such."""
+    prefix, stem, suffix = split_name(name)
+    tensors = names.joined.get(stem, ())
+    own = [names.in_file(f"{prefix}{tensor}.{suffix}", source) for tensor in tensors]
+    return [Piece(tensor, (shape[0] // len(own), *shape[1:])) for tensor in own]
 
 
 def _fused_piece(

@@ -104,9 +104,20 @@ def _stacked(weights: Sequence[Weight]) -> Weight:
 
 
 def vector_weight(tensors: Sequence[Tensor], shape: tuple[int, ...]) -> Weight:
-    """A norm, bias or other small float tensor as a float32 `Weight` (1, n), or (N, K) taps."""
-    (tensor,) = tensors
+    """A norm, bias or other small float tensor as a float32 `Weight` (1, n), or (N, K) taps.
+
+    The rows of several tensors of one size lie one after the other.
+    """
     size = (1, shape[0]) if len(shape) == 1 else (prod(shape[:-1]), shape[-1])
+    if len(tensors) == 1:
+        return _float_weight(tensors[0], size)
+    own = (size[0] // len(tensors), size[1])
+    parts = [floats(_float_weight(tensor, own), tensor.name) for tensor in tensors]
+    return Weight.from_floats(np.concatenate(parts))
+
+
+def _float_weight(tensor: Tensor, size: tuple[int, int]) -> Weight:
+    """A tensor that the file holds as floats, in float32."""
     weight = raw_weight(tensor, size)
     if weight.layout.kind != "float":
         message = f"is quantised ({tensor.type}), but a graph takes it as floats"

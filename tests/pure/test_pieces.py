@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from cortiq.errors import FormatError
 from cortiq.models.pieces import Fused, cut, fused_of, piece_of
 from cortiq.models.weights import matrix_weight, vector_weight
 from cortiq.numerics.codes import half_to_float
@@ -127,3 +128,13 @@ def test_names_are_found_within_their_layer():
     assert found == (QKV, "model.layers.7.", "bias")
     assert fused_of((QKV,), "model.layers.7.attn.o.weight") is None
     assert fused_of((QKV,), "attn.q.weight") == (QKV, "", "weight")
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16"])
+def test_tensors_that_make_one_weight_lie_below_each_other(kind):
+    taps = np.arange(24, dtype=np.float32).reshape(6, 4)
+    weight = vector_weight([stored(part, kind) for part in np.split(taps, 3)], (6, 4))
+    assert weight.layout is LAYOUTS["f32"]
+    assert np.array_equal(floats(weight), taps)
+    with pytest.raises(FormatError, match="quantised"):
+        vector_weight([q8_0(np.random.default_rng(6), 2, 32)] * 3, (6, 32))

@@ -203,3 +203,65 @@ def test_nemotron_h_lists_its_layers_by_name_or_by_letter():
     assert kinds[0] == kinds[1] and len(kinds[0]) == config.num_hidden_layers == 5
     with pytest.raises(FormatError, match="num_hidden_layers is 6, but 5"):
         config_from_json(family.Config, family.KEYS, given | {"num_hidden_layers": 6}, where="x")
+
+
+KIMI_FULL = [4, 8, 12, 16, 20, 24, 27]
+KIMI = COMMON | {
+    "model_type": "kimi_linear", "auto_map": {"AutoConfig": "a.B"}, "first_k_dense_replace": 1,
+    "head_dim": 72, "hidden_size": 2304, "intermediate_size": 9216, "kv_lora_rank": 512,
+    "linear_attn_config": {
+        "full_attn_layers": KIMI_FULL, "head_dim": 128, "num_heads": 32,
+        "kda_layers": [n for n in range(1, 28) if n not in KIMI_FULL], "short_conv_kernel_size": 4,
+    },
+    "mla_use_nope": True, "model_max_length": 1048576, "moe_intermediate_size": 1024,
+    "moe_layer_freq": 1, "moe_renormalize": True, "moe_router_activation_func": "sigmoid",
+    "num_attention_heads": 32, "num_expert_group": 1, "num_experts": 256,
+    "num_experts_per_token": 8, "num_hidden_layers": 27, "num_key_value_heads": 32,
+    "num_nextn_predict_layers": 0, "num_shared_experts": 1, "pad_token_id": 163839,
+    "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05,
+    "rope_scaling": None, "rope_theta": 10000.0, "routed_scaling_factor": 2.446,
+    "tie_word_embeddings": False, "topk_group": 1, "use_grouped_topk": True, "v_head_dim": 128,
+    "vocab_size": 163840,
+}  # fmt: skip
+
+
+def kimi(**changes):
+    family = families()["kimi_linear"]
+    given = {key: v for key, v in (KIMI | changes).items() if v is not ...}
+    return config_from_json(family.Config, family.KEYS, given, where="config.json")
+
+
+def test_kimi_linear_in_its_older_and_its_newer_form():
+    old = kimi()
+    attends = [n for n, kind in enumerate(old.kinds(), 1) if kind == "full_attention"]
+    assert attends == KIMI_FULL and old.sparse() == (False, *[True] * 26)
+    assert old.max_position_embeddings == 2**20
+    assert {(m.heads, m.latent, m.rope, m.query_latent) for m in mixers(KIMI, 64)} == {
+        (32, 512, None, 0)
+    }
+    sizes = {"linear_head_dim": 128, "linear_num_heads": 32, "linear_conv_kernel_dim": 4}
+    new = kimi(linear_attn_config=..., layer_types=list(old.kinds()), **sizes)
+    assert (new.kinds(), new.delta()) == (old.kinds(), old.delta())
+    assert kimi(layer_types=list(old.kinds()), **sizes).delta() == old.delta()
+    other = kimi(linear_attn_config={"head_dim": 64, "num_heads": 6, "short_conv_kernel_size": 3})
+    assert (d := other.delta()).key_dim == d.value_dim == d.decay_rank == d.gate_rank == 64
+    assert (d.heads, d.kernel) == (6, 3)
+    assert kimi(first_k_dense_replace=3).sparse().index(True) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layer_types": ["linear_attention"] * 27}, "other layers than layer_types"),
+        ({"num_hidden_layers": 28}, "every layer once"),
+        ({"linear_attn_config": {"kda_layers": list(range(27))}}, "every layer once"),
+        ({"linear_attn_config": {"kda_layers": [1, "2"]}}, "every layer once"),
+        ({"linear_attn_config": {"num_heads": 0}}, "num_heads is 0"),
+        ({"linear_head_dim": 64}, "linear_head_dim is 64, head_dim 128"),
+        ({"mlp_layer_types": ["sparse"] * 27}, "first_k_dense_replace, 1"),
+    ],
+)
+def test_kimi_linear_that_contradicts_itself_is_refused(changes, words):
+    config = kimi(**changes)
+    with pytest.raises(FormatError, match=words):
+        families()["kimi_linear"].build(config, 64)

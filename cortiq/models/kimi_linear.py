@@ -1,0 +1,178 @@
+"""Kimi Linear: Kimi delta attention, latent attention that rotates nothing, DeepSeek's experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cortiq.errors import FormatError, UnsupportedError
+from cortiq.ir import Program
+from cortiq.ir.layers import KDA, MoE
+from cortiq.models.config import Amount, Keys
+from cortiq.models.layer_kinds import GLOBAL, layer_list, sparse_layers
+from cortiq.models.mixtral import EXPERTS
+from cortiq.models.mla import JOINT, LatentConfig, latent_attention, names_of
+from cortiq.models.names import Names
+from cortiq.models.parts import MLP, MOE, Decoder, activation, gated_mlp
+from cortiq.models.pieces import Fused
+from cortiq.models.qwen3_next import LINEAR
+from cortiq.numerics.route import Router
+
+ARCHITECTURES = ("kimi_linear",)
+GGUF: tuple[str, ...] = ()
+KEYS = Keys(
+    aliases={"model_max_length": "max_position_embeddings"},
+    harmless=frozenset({"auto_map"}),
+    only={
+        "mla_use_nope": True, "moe_layer_freq": 1, "moe_router_activation_func": "sigmoid",
+        "num_nextn_predict_layers": 0, "use_grouped_topk": True,
+    },
+)  # fmt: skip
+SPARSE = "block_sparse_moe"
+NAMES = Names(
+    # transformers writes the matrices of dense layers under the name of experts
+    fused=(
+        JOINT,
+        *(Fused(f"{SPARSE}.{m}_proj", (f"mlp.{m}_proj",)) for m in ("gate", "up", "down")),
+    ),
+    joined={"self_attn.conv1d": tuple(f"self_attn.{part}_conv1d" for part in "qkv")},
+)
+DELTA: Mapping[str, str] = {
+    "q": "q_proj.weight", "k": "k_proj.weight", "v": "v_proj.weight", "o": "o_proj.weight",
+    "f_a": "f_a_proj.weight", "f_b": "f_b_proj.weight", "g_a": "g_a_proj.weight",
+    "g_b": "g_b_proj.weight", "b": "b_proj.weight",
+    "conv": "conv1d.weight", "A_log": "A_log", "dt_bias": "dt_bias", "norm": "o_norm.weight",
+}  # fmt: skip
+"""Roles of `KDA` to tensor names."""
+INNER: Mapping[str, str] = {
+    "head_dim": "linear_head_dim", "num_heads": "linear_num_heads",
+    "short_conv_kernel_size": "linear_conv_kernel_dim",
+}  # fmt: skip
+"""Keys of `linear_attn_config` to the fields that newer files have for them."""
+LISTS: Mapping[str, str] = {"full_attn_layers": GLOBAL, "kda_layers": LINEAR}
+"""Its lists of layers, which count from 1."""
+FLOOR = 1e-20
+"""Added to the sum that weights are divided by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(LatentConfig):
+    """Fields of `KimiLinearConfig` as files name them; `linear_attn_config` is the older form."""
+
+    rms_norm_eps: float = 1e-5
+    num_key_value_heads: int | None = 32
+    max_position_embeddings: int = 1048576
+    q_lora_rank: int | None = None
+    linear_attn_config: Mapping[str, Any] | None = None
+    linear_head_dim: int | None = None
+    linear_num_heads: int | None = None
+    linear_conv_kernel_dim: int | None = None
+    layer_types: tuple[str, ...] | None = None
+    mlp_layer_types: tuple[str, ...] | None = None
+    first_k_dense_replace: Amount | None = None
+    num_experts: int = 256
+    num_experts_per_token: int = 8
+    moe_intermediate_size: int = 1024
+    num_shared_experts: int = 1
+    num_expert_group: int = 1
+    topk_group: int = 1
+    moe_renormalize: bool = True
+    routed_scaling_factor: float = 2.446
+
+    def size(self, key: str, default: int) -> int:
+        """A number of the delta layers, by its key of `linear_attn_config`.
+
+        Raises
+        ------
+        FormatError : it is no count, or the two forms disagree.
+        """
+        new, inner = getattr(self, INNER[key]), (self.linear_attn_config or {}).get(key)
+        if inner is not None and (type(inner) is not int or inner < 1):
+            raise FormatError(f"{key} is {inner!r}, not a count", where="linear_attn_config")
+        if None not in (new, inner) and new != inner:
+            raise FormatError(f"{INNER[key]} is {new}, {key} {inner}", where="linear_attn_config")
+        return inner or new or default
+
+    def kinds(self) -> tuple[str, ...]:
+        """What mixes each layer: every fourth but the first attends, where no list says otherwise.
+
+        Raises
+        ------
+        FormatError : lists that disagree or fit no layers.
+        UnsupportedError : keys of `linear_attn_config` that are not known.
+        """
+        count, inner = self.num_hidden_layers, self.linear_attn_config or {}
+        if unknown := sorted(set(inner) - set(INNER) - set(LISTS)):
+            message = f"has keys that cortiq does not support: {', '.join(unknown)}"
+            raise UnsupportedError(message, where="linear_attn_config")
+        turns = tuple(GLOBAL if n and n % 4 == 0 else LINEAR for n in range(count))
+        old = self._inner_kinds(inner) if set(inner) & set(LISTS) else None
+        if None not in (old, self.layer_types) and old != self.layer_types:
+            raise FormatError("says other layers than layer_types", where="linear_attn_config")
+        return layer_list(self.layer_types or old or turns, count, (LINEAR, GLOBAL))
+
+    def _inner_kinds(self, inner: Mapping[str, Any]) -> tuple[str, ...]:
+        lists = {key: inner.get(key) for key in LISTS}
+        pairs = [(n, LISTS[key]) for key, v in lists.items() if isinstance(v, list) for n in v]
+        whole = all(type(n) is int for n, _ in pairs)
+        if not whole or sorted(n for n, _ in pairs) != list(range(1, self.num_hidden_layers + 1)):
+            message = f"{' and '.join(LISTS)} do not name every layer once, from 1"
+            raise FormatError(message, where="linear_attn_config")
+        return tuple(kind for _, kind in sorted(pairs))
+
+    def sparse(self) -> tuple[bool, ...]:
+        """Which layers have experts: all but the first, where nothing says otherwise.
+
+        Raises
+        ------
+        FormatError : the list fits no layers, or the number of dense layers contradicts it.
+        """
+        count, dense = self.num_hidden_layers, self.first_k_dense_replace
+        derived = tuple(n >= (1 if dense is None else dense) for n in range(count))
+        listed = self.mlp_layer_types
+        found = derived if listed is None else sparse_layers(listed, count)
+        if dense is not None and found != derived:
+            message = f"mlp_layer_types says otherwise than first_k_dense_replace, {dense}"
+            raise FormatError(message, where="config")
+        return found
+
+    def delta(self) -> KDA:
+        """The mixer of most layers: both low ranks are the width of a head."""
+        dim = self.size("head_dim", 128)
+        return KDA(
+            width=self.hidden_size, heads=self.size("num_heads", 32), key_dim=dim, value_dim=dim,
+            kernel=self.size("short_conv_kernel_size", 4), eps=self.rms_norm_eps, decay_rank=dim,
+            gate_rank=dim, activation=activation(self.hidden_act),
+        )  # fmt: skip
+
+    def experts(self) -> MoE:
+        """Experts in groups, chosen with a bias, and one for every token."""
+        router = Router(
+            self.num_experts_per_token, "sigmoid", renormalise=self.moe_renormalize,
+            denominator_floor=FLOOR, routed_scaling=self.routed_scaling_factor,
+            groups=self.num_expert_group, kept_groups=self.topk_group, group_score="top2",
+        )  # fmt: skip
+        return MoE(
+            width=self.hidden_size, inner=self.moe_intermediate_size, experts=self.num_experts,
+            router=router, activation=activation(self.hidden_act), selection_bias=True,
+            shared_inner=self.moe_intermediate_size * self.num_shared_experts,
+        )  # fmt: skip
+
+
+def build(config: Config, context: int) -> Program:
+    """The trunk: nothing is rotated."""
+    decoder = Decoder(config, context, family="kimi_linear", eps=config.rms_norm_eps)
+    attend, names, delta = latent_attention(config, None), names_of(config), config.delta()
+    mlp, experts = gated_mlp(config, config.hidden_act), config.experts()
+    x = decoder.embed()
+    for n, (kind, sparse) in enumerate(zip(config.kinds(), config.sparse(), strict=True)):
+        if kind == LINEAR:
+            x = decoder.mixer(x, n, delta, name="delta", table=DELTA)
+        else:
+            x = decoder.mixer(x, n, attend, table=names)
+        if sparse:
+            x = decoder.feed_forward(x, n, experts, tensors=SPARSE, table={**MOE, **EXPERTS})
+        else:
+            x = decoder.feed_forward(x, n, mlp, table=MLP)
+    return decoder.finish(x)
