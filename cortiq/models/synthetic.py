@@ -34,7 +34,7 @@ FIXTURES: Mapping[str, Callable[[int], Program]] = {
 }
 """Programs that no family describes, by their builder (of the declared context)."""
 
-FORMATS: Mapping[str, str] = {"llama3-8b": "w8"}
+FORMATS: Mapping[str, str] = dict.fromkeys(("llama3-8b", "delta-1b", "moe-1b", "conv-1b"), "w8")
 """Layout of the matrices where it is not `w16`."""
 
 

@@ -115,5 +115,23 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 8, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
         "rope_theta": 500000.0, "tie_word_embeddings": False,
     },
+    "delta-1b": {
+        "model_type": "qwen3_5_text", "vocab_size": 65536, "hidden_size": 2048,
+        "intermediate_size": 6144, "num_hidden_layers": 12, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "tie_word_embeddings": True,
+    },
+    "moe-1b": {
+        "model_type": "qwen3_moe", "vocab_size": 65536, "hidden_size": 1024,
+        "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "head_dim": 64, "num_experts": 32, "num_experts_per_tok": 4,
+        "moe_intermediate_size": 768, "norm_topk_prob": True, "tie_word_embeddings": True,
+    },
+    "conv-1b": {
+        "model_type": "lfm2", "vocab_size": 65536, "hidden_size": 2048,
+        "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "block_auto_adjust_ff_dim": False,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    },
 }  # fmt: skip
 """Models of our families, as config.json would describe them."""

@@ -100,7 +100,7 @@ def test_attention_costs_what_its_rows_see(window):
         positions=np.array(positions, np.int32),
     )
     cost = costs.attended(rows, window, 10, 7, len(positions))
-    assert cost == (10 * read, 7 * sum(map(len, seen)))
+    assert cost == (10 * read, 7 * sum(map(len, seen)), 0)
 
 
 def test_what_the_context_has_no_room_for_is_refused_and_the_last_position_is_measured():
@@ -109,3 +109,22 @@ def test_what_the_context_has_no_room_for_is_refused_and_the_last_position_is_me
         Work(prompt_tokens=60, new_tokens=5).check(64)
     done = bench("--backend", "reference", "--context", "6")
     assert isinstance(done.exception, RequestError) and not done.stdout
+
+
+def test_experts_cost_once_in_a_batch():
+    costs = pytest.importorskip("cortiq_cpu.costs")
+    choice = np.array([0, 3, 3, 5, 0, 5, 7, 7], np.int32)  # of three rows; the rest is old
+    assert costs.chosen(choice, 2, 100, 10, 3) == (3 * 100, 6 * 10, 0)
+
+
+@pytest.mark.parametrize("model", ["mini-qwen3_next", "mini-granitemoehybrid", "mini-lfm2_moe"])
+def test_every_kind_of_layer_has_a_bound(model):
+    pytest.importorskip("cortiq_cpu")
+    arguments = ["--backend", "cpu", "--profile", "--json", "--threads", "1"]
+    lines = ["--prompt-tokens", "8", "--new-tokens", "3", "--repeats", "1"]
+    done = CliRunner().invoke(cli, ["bench", f"synthetic:{model}", *arguments, *lines])
+    assert done.exit_code == 0, done.output
+    decode = {row["op"].split()[0]: row for row in json.loads(done.stdout)["profile"]["decode"]}
+    kinds = {"DeltaRule", "StateSpace", "ExpertMatMul", "CausalConv"} & set(decode)
+    assert "CausalConv" in kinds and "ExpertMatMul" in kinds
+    assert all(decode[kind]["of_bound"] > 0 for kind in kinds)

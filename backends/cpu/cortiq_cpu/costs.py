@@ -2,27 +2,39 @@
 
 Matrix products read their packed weights once a batch and multiply each by every row. Attention
 reads the keys and values that its rows see once a batch, and multiplies each by every query; both
-factors have 16 bits, which takes two multiply-adds of the dot product instruction. What all other
-ops do is small beside moving what they read and write. Rows are in a cache more often than
-weights and keys are: an op that only moves rows can be faster than memory.
+factors have 16 bits, which takes two multiply-adds of the dot product instruction. Experts are
+matrices that are read if a row of the batch chose them. A recurrence reads and writes its state
+once a sequence, however many rows go through it, and has some float operations for each of its
+values and rows. What all other ops do is small beside moving what they read and write. Rows are in
+a cache more often than weights and keys are: an op that only moves rows can be faster than memory.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from functools import partial
+from math import prod
 
 import numpy as np
 
 from cortiq.ir import Node, ops
-from cortiq_cpu.binder import Binder, fields, row_bytes
+from cortiq_cpu.binder import FLOAT_BYTES, Binder, fields, row_bytes
 from cortiq_cpu.fuse import Attention, Heads
 from cortiq_cpu.lower import Step
 from cortiq_cpu.pages import TILE
 from cortiq_cpu.profile import Cost, Label, moving
+from cortiq_cpu.recurrents import Recurrences
 from cortiq_cpu.rows import RowSet
 
-MATRIX_PRODUCTS = (ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)
+MATRIX_PRODUCTS = (ops.MatMul, ops.HeadMatMul)
+RECURRENCES = (ops.DeltaRule, ops.StateSpace)
+SNAP = 4
+"""Operations of a snap: the magnitude, two comparisons, and the choice."""
+STEP = 5 + SNAP
+"""Operations a row on a value of a recurrent state: S·α + k·d and its snap, and + S·q."""
+RECALL = 2
+"""And of the delta rule, which takes + S·k first."""
 INSTRUCTIONS = 2
 """Multiply-adds of a 16-bit by an 8-bit number that one of two 16-bit numbers takes."""
 
@@ -31,9 +43,15 @@ def label_of(binder: Binder, step: Step) -> Label:
     """The step's name in a profile, and what it costs."""
     if isinstance(step.op, MATRIX_PRODUCTS):
         return Label(step.label, _products(binder, step))
+    if isinstance(step.op, ops.ExpertMatMul):
+        return Label(step.label, _experts(binder, step), looks=True)
     if isinstance(step.op, Attention):
         return Label(step.label, _attention(binder, step.op.node))
     moved = sum(row_bytes(binder.lowered.types[n]) for n in (*step.inputs, *step.outputs))
+    if isinstance(step.op, RECURRENCES):
+        layout = binder.layout.rings[step.nodes[0].slots["state"]]
+        assert isinstance(layout, Recurrences)
+        return Label(step.label, partial(recurred, binder.rows, layout, moved))
     if isinstance(step.op, Heads) and step.op.store is not None:
         moved += _stored_bytes(binder, step.op.store)
     return Label(step.label, moving(moved))
@@ -43,10 +61,38 @@ def _products(binder: Binder, step: Step) -> Callable[[int], Cost]:
     names = [node.weights["weight"] for node in step.nodes]
     nbytes = sum(map(binder.weights.nbytes, names))
     products = sum(map(binder.weights.elements, names))
-    if isinstance(step.op, ops.ExpertMatMul):
-        chosen = binder.shape(step.outputs[0])[0]
-        nbytes, products = (n * chosen // step.op.experts for n in (nbytes, products))
     return lambda rows: Cost(nbytes, products * rows)
+
+
+def _experts(binder: Binder, step: Step) -> Callable[[int], Cost]:
+    """Reads the choice where the op finds it, so that it holds right after the op."""
+    name = step.nodes[0].weights["weight"]
+    experts, (count,) = step.op.experts, binder.shape(step.inputs[1])
+    nbytes, products = binder.weights.nbytes(name), binder.weights.elements(name)
+    choice = (ctypes.c_int32 * (binder.rows.capacity * count)).from_address(
+        binder.at(step.inputs[1])
+    )
+    return partial(chosen, np.asarray(choice), count, nbytes // experts, products // experts)
+
+
+def chosen(choice: np.ndarray, count: int, nbytes: int, products: int, rows: int) -> Cost:
+    """The cost of products with the experts that `rows` rows chose, `count` each.
+
+    Parameters
+    ----------
+    choice : int32, the first rows · count are read.
+    nbytes, products : of one expert's matrix: its bytes, its weights.
+    """
+    taken = choice[: rows * count]
+    return Cost(nbytes * len(np.unique(taken)), products * len(taken))
+
+
+def recurred(rows: RowSet, layout: Recurrences, moved: int, count: int) -> Cost:
+    """The cost of a recurrence for the set's `count` rows, `moved` bytes of values each."""
+    values = prod(layout.slot.shape)
+    state = 2 * FLOAT_BYTES * values * int(rows.segment_count[0])
+    each = STEP + RECALL * layout.delta
+    return Cost(state + moved * count, floats=each * values * count)
 
 
 def _stored_bytes(binder: Binder, node: Node) -> int:

@@ -1,8 +1,8 @@
 """Time by op, recorded by the native core when asked, beside what bounds it.
 
 What an op costs at least is in `costs.py`. What the machine can do is measured: bytes read from
-memory a second, and multiply-adds of the instruction that products are made of, on registers
-alone; both with all threads.
+memory a second, multiply-adds of the instruction that products are made of, and float operations,
+both on registers alone; all with all threads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from cortiq_cpu.arguments import address, aligned_zeros
 from cortiq_cpu.native import Op, Pool, op_list
-from cortiq_cpu.structs import PROBE_DOTS, PROBE_READ, ProbeArgs
+from cortiq_cpu.structs import PROBE_DOTS, PROBE_FLOATS, PROBE_READ, ProbeArgs
 
 PROBE_BYTES = 256 << 20
 """More than any cache."""
@@ -29,10 +29,13 @@ PROBES = 5
 
 
 class Cost(NamedTuple):
-    """Bytes that an op moves at least, and multiply-adds of the dot product instruction."""
+    """Bytes that an op moves at least, multiply-adds of the dot product instruction, and operations
+    on float lanes.
+    """
 
     nbytes: int = 0
     products: int = 0
+    floats: int = 0
 
 
 def moving(nbytes: int) -> Callable[[int], Cost]:
@@ -46,10 +49,12 @@ class Label(NamedTuple):
     Attributes
     ----------
     name : operator and role. cost : of the rows that it has now; they are counted for it.
+    looks : whether `cost` reads an input of the op, whose place later ops take.
     """
 
     name: str
     cost: Callable[[int], Cost] = moving(0)
+    looks: bool = False
 
 
 @dataclass
@@ -60,14 +65,16 @@ class Total:
     calls: int = 0
     nbytes: int = 0
     products: int = 0
+    floats: int = 0
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What the machine does a second with these threads: bytes read, multiply-adds."""
+    """What the machine does a second with these threads: bytes read, multiply-adds, float lanes."""
 
     nbytes: float
     products: float
+    floats: float
 
 
 class Profile:
@@ -95,6 +102,14 @@ class Profile:
 
     def run(self, ops: Any, labels: Sequence[Label]) -> None:
         """Execute ops and note the time of each."""
+        start = 0
+        for stop, label in enumerate(labels, 1):
+            if label.looks or stop == len(ops):
+                part = (Op * (stop - start)).from_buffer(ops, start * ctypes.sizeof(Op))
+                self._run_part(part, labels[start:stop])
+                start = stop
+
+    def _run_part(self, ops: ctypes.Array[Op], labels: Sequence[Label]) -> None:
         spent = (ctypes.c_int64 * len(ops))()
         self._pool.run(ops, len(ops), spent)
         for op, label, time_ in zip(ops, labels, spent, strict=True):
@@ -104,6 +119,7 @@ class Profile:
             cost = label.cost(ctypes.c_int32.from_address(op.rows).value)
             total.nbytes += cost.nbytes
             total.products += cost.products
+            total.floats += cost.floats
 
     @cached_property
     def rates(self) -> Rates:
@@ -111,11 +127,16 @@ class Profile:
         data = aligned_zeros(PROBE_BYTES)
         data[::4096] = 1
         read = ProbeArgs(data=address(data), count=PROBE_BYTES)
-        dots = ProbeArgs(count=PROBE_ROUNDS)
+        dots, floats = ProbeArgs(count=PROBE_ROUNDS), ProbeArgs(count=PROBE_ROUNDS)
         read_seconds = self._seconds(PROBE_READ, read)
         dot_seconds = self._seconds(PROBE_DOTS, dots)
-        each = PROBE_ROUNDS * dots.multiplies * self._pool.threads
-        return Rates(PROBE_BYTES / read_seconds, each / dot_seconds)
+        float_seconds = self._seconds(PROBE_FLOATS, floats)
+        rounds = PROBE_ROUNDS * self._pool.threads
+        return Rates(
+            PROBE_BYTES / read_seconds,
+            rounds * dots.multiplies / dot_seconds,
+            rounds * floats.multiplies / float_seconds,
+        )
 
     def _seconds(self, kind: int, arguments: ProbeArgs) -> float:
         rows, faults = np.ones(1, np.int32), np.zeros(1, np.uint8)
@@ -132,6 +153,7 @@ class Profile:
         return {
             "gigabytes_read": round(self.rates.nbytes / 1e9, 3),
             "giga_multiplies": round(self.rates.products / 1e9, 3),
+            "giga_floats": round(self.rates.floats / 1e9, 3),
         }
 
     def table(self) -> list[dict[str, Any]]:
@@ -143,6 +165,7 @@ class Profile:
     def _row(self, name: str, total: Total, whole: int) -> dict[str, Any]:
         memory = 1e3 * total.nbytes / self.rates.nbytes
         arithmetic = 1e3 * total.products / self.rates.products
+        arithmetic += 1e3 * total.floats / self.rates.floats
         spent = total.nanoseconds / 1e6
         bound = max(memory, arithmetic)
         return {

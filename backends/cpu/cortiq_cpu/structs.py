@@ -16,7 +16,7 @@ PRODUCTS = 4
 """Matrices that one matmul op multiplies the same rows with, at most."""
 
 NOTHING, EMBED_ROWS, QUANTISE, MATMUL, MATMUL_CHOSEN = 0, 1, 2, 3, 4
-PROBE_READ, PROBE_DOTS = 62, 63
+PROBE_FLOATS, PROBE_READ, PROBE_DOTS = 61, 62, 63
 """Kinds of ops (`cortiq_kind`)."""
 
 

@@ -62,6 +62,7 @@ typedef struct {
     cortiq_tail_kernels tail;
     int (*faded)(const float *k, const float *alpha, int per_channel, float *out, int rows);
     int (*recur)(const recurrence_row *row, const float *v, float *out, float *state, int n);
+    int64_t (*probe_floats)(int64_t rounds, int64_t *operations); /* those of a round */
     void (*attend)(const attention_task *task);
     void (*merge)(partial *before, const partial *after, int32_t value_dim);
     int (*finish)(const cortiq_attend *args, partial *total, float *out, int head);

@@ -5,6 +5,7 @@
 
 #include "rows_body.h"
 #include "recurrence_body.h"
+#include "probe_body.h"
 #include "tail_body.h"
 #include "attention_body.h"
 
@@ -24,6 +25,7 @@ const cortiq_kernels CQ_NAME(cortiq_kernels) = {
     },
     .faded = row_faded,
     .recur = row_recur,
+    .probe_floats = probe_floats,
     .attend = attend_task,
     .merge = merge_partial,
     .finish = attend_finish,

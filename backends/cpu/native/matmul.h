@@ -46,7 +46,7 @@ typedef struct {
 
 /* CORTIQ_PROBE_READ: read `count` bytes of data (whole MiB), shared by the workers.
  * CORTIQ_PROBE_DOTS: `count` rounds of dot products on every worker, each `multiplies`
- * multiply-adds of int16.
+ * multiply-adds of int16. CORTIQ_PROBE_FLOATS: as many of float operations, each rounded.
  */
 typedef struct {
     const void *data;

@@ -1,4 +1,5 @@
-/* What this machine can do: reading memory, and dot products on registers. */
+/* What this machine can do: reading memory, and dot products and float operations on registers. */
+#include "kernels.h"
 #include "matmul.h"
 
 /* Bytes that a worker reads at a time: more than the caches of a core. */
@@ -31,3 +32,13 @@ static void probe_dots(const cortiq_op *op, cortiq_worker *worker)
     __atomic_fetch_xor(&args->result, result, __ATOMIC_RELAXED);
 }
 CORTIQ_REGISTER(CORTIQ_PROBE_DOTS, probe_dots)
+
+static void probe_floats(const cortiq_op *op, cortiq_worker *worker)
+{
+    cortiq_probe_args *args = op->args;
+    int64_t multiplies = 0;
+    int64_t result = cortiq_kernels_of(worker->isa)->probe_floats(args->count, &multiplies);
+    __atomic_store_n(&args->multiplies, multiplies, __ATOMIC_RELAXED);
+    __atomic_fetch_xor(&args->result, result, __ATOMIC_RELAXED);
+}
+CORTIQ_REGISTER(CORTIQ_PROBE_FLOATS, probe_floats)
