@@ -65,25 +65,15 @@ def stream(executable, prompt=PROMPT, steps=4, wants=WANTS):
     return brought
 
 
-NO_KERNEL_YET = {"Attend", "ChooseBlocks", "StoreKV"}
-"""Operators that the backend declines, or declines with some of their options."""
-OF_SOME_OPTIONS = {"Attend", "StoreKV"}
-
-
 @pytest.mark.parametrize("level", [0, 1])
 def test_conformance(level):
     from cortiq_conformance.report import Outcome
     from cortiq_conformance.runner import run
 
-    report = run("cpu", levels=[level], allow_declined=True)
+    report = run("cpu", levels=[level])
     assert report.passed, report.summary()
     assert set(report.computed) == {"cpu"}
-    reasons = [r.reason for r in report.results if r.outcome is Outcome.DECLINED]
-    declined = {part.partition(": ")[0] for reason in reasons for part in reason.split("; ")}
-    assert declined <= NO_KERNEL_YET, declined - NO_KERNEL_YET
-    assert level or declined == NO_KERNEL_YET
-    same = {r.case.op for r in report.results if r.outcome is Outcome.SAME}
-    assert not same & (NO_KERNEL_YET - OF_SOME_OPTIONS)
+    assert {r.outcome for r in report.results} == {Outcome.SAME}
 
 
 def test_golden_streams_of_the_real_models():

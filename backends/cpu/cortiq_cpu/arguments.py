@@ -49,6 +49,7 @@ class Kind(IntEnum):
     HEADS = 26
     LOG_SUM_EXP = 27
     SCALED = 28
+    CHOOSE_BLOCKS = 29
 
 
 def _fields(**groups: str) -> tuple[tuple[str, type], ...]:
@@ -151,7 +152,14 @@ class Attend(ctypes.Structure):
             i="heads window",
             f="factor cap inverse_cap",
         ),
+        *_fields(p="chosen", i="sets chosen_count block"),
     )
+
+
+class Choose(ctypes.Structure):
+    """`cortiq_choose`: CHOOSE_BLOCKS."""
+
+    _fields_ = (("kv", KV), *_fields(p="q out", i="heads block top local"))
 
 
 class Conv(ctypes.Structure):

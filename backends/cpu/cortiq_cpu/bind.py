@@ -24,6 +24,7 @@ from cortiq_cpu.bind_rows import (
 from cortiq_cpu.bind_scaled import bind_l2_norm, bind_scaled
 from cortiq_cpu.bind_sequence import (
     bind_attend,
+    bind_choose,
     bind_conv,
     bind_heads,
     bind_recurrence,
@@ -50,6 +51,7 @@ BINDERS: dict[type, Callable[[Binder, Step], Bound]] = {
     Heads: bind_heads,
     ops.StoreKV: bind_store_kv,
     Attention: bind_attend,
+    ops.ChooseBlocks: bind_choose,
     ops.CausalConv: bind_conv,
     ops.DeltaRule: bind_recurrence,
     ops.StateSpace: bind_recurrence,

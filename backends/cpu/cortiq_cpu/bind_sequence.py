@@ -64,9 +64,8 @@ def bind_heads(b: Binder, step: Step) -> Bound:
 
 def bind_store_kv(b: Binder, step: Step) -> Bound:
     """STORE_KV."""
-    keys, values = (b.at(name) for name in step.inputs)
-    slot = step.nodes[0].slots["kv"]
-    return [(Kind.STORE_KV, arguments.StoreKV(kv=b.kv(slot), keys=keys, values=values))]
+    kv = b.kv(step.nodes[0].slots["kv"])
+    return [(Kind.STORE_KV, arguments.StoreKV(kv, *(b.at(name) for name in step.inputs)))]
 
 
 def bind_attend(b: Binder, step: Step) -> Bound:
@@ -81,7 +80,21 @@ def bind_attend(b: Binder, step: Step) -> Bound:
         out_stride=op.heads * op.value_dim, heads=op.heads, window=op.window or 0,
         factor=constants.factor, cap=constants.cap, inverse_cap=constants.inverse_cap,
     )  # fmt: skip
+    if op.block:
+        chosen = step.inputs[2]
+        args.chosen, args.block = b.at(chosen), op.block
+        args.sets, args.chosen_count = b.shape(chosen)
     return [(Kind.ATTEND, args)]
+
+
+def bind_choose(b: Binder, step: Step) -> Bound:
+    """CHOOSE_BLOCKS."""
+    op: ops.ChooseBlocks = step.op  # type: ignore[assignment]
+    args = arguments.Choose(
+        kv=b.kv(step.nodes[0].slots["kv"]), q=b.at(step.inputs[0]), out=b.at(step.outputs[0]),
+        heads=op.heads, block=op.block, top=op.top, local=op.local,
+    )  # fmt: skip
+    return [(Kind.CHOOSE_BLOCKS, args)]
 
 
 def bind_conv(b: Binder, step: Step) -> Bound:

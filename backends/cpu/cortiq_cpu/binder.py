@@ -19,7 +19,9 @@ from cortiq_cpu.state import StateLayout
 from cortiq_cpu.weights import Weights
 
 FLOAT_BYTES = 4
-SHARED_KINDS = (Kind.MATMUL, Kind.MATMUL_CHOSEN, Kind.ATTEND, Kind.GATED_DELTA)
+SHARED_KINDS = (
+    Kind.MATMUL, Kind.MATMUL_CHOSEN, Kind.ATTEND, Kind.GATED_DELTA, Kind.CHOOSE_BLOCKS,
+)  # fmt: skip
 """Ops worth sharing between threads even for one row."""
 ALONE_ROWS = 2
 """Rows up to which the others are not: waiting for a thread takes longer than a row."""

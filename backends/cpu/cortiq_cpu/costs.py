@@ -46,7 +46,9 @@ def label_of(binder: Binder, step: Step) -> Label:
     if isinstance(step.op, ops.ExpertMatMul):
         return Label(step.label, _experts(binder, step), looks=True)
     if isinstance(step.op, Attention):
-        return Label(step.label, _attention(binder, step.op.node))
+        return Label(step.label, _attention(binder, step))
+    if isinstance(step.op, ops.ChooseBlocks):
+        return Label(step.label, _choice(binder, step))
     moved = sum(row_bytes(binder.lowered.types[n]) for n in (*step.inputs, *step.outputs))
     if isinstance(step.op, RECURRENCES):
         layout = binder.layout.rings[step.nodes[0].slots["state"]]
@@ -101,10 +103,22 @@ def _stored_bytes(binder: Binder, node: Node) -> int:
     return layout.slot.heads * layout.block_bytes // TILE
 
 
-def _attention(binder: Binder, node: Node) -> Callable[[int], Cost]:
+def _attention(binder: Binder, step: Step) -> Callable[[int], Cost]:
+    """A row that sees chosen blocks only sees no more keys than a window of their size has."""
+    node = step.op.node
     op: ops.Attend = fields(node)
     products = INSTRUCTIONS * op.heads * (op.key_dim + op.value_dim)
-    return partial(attended, binder.rows, op.window, _stored_bytes(binder, node), products)
+    window = op.window
+    if op.block:
+        chosen = op.block * binder.shape(step.inputs[2])[1]
+        window = min(window or chosen, chosen)
+    return partial(attended, binder.rows, window, _stored_bytes(binder, node), products)
+
+
+def _choice(binder: Binder, step: Step) -> Callable[[int], Cost]:
+    op: ops.ChooseBlocks = step.op
+    nbytes = _stored_bytes(binder, step.nodes[0])
+    return partial(attended, binder.rows, None, nbytes, INSTRUCTIONS * op.heads * op.key_dim)
 
 
 def attended(rows: RowSet, window: int | None, nbytes: int, products: int, count: int) -> Cost:

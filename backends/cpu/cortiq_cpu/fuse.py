@@ -243,7 +243,7 @@ def _store(fuser: Fuser, step: Step) -> bool:
     """Keys and values on their way into the cache."""
     op = step.op
     targets = (("keys", op.key_dim), ("values", op.value_dim))
-    found = [_part(fuser, n, *to) for n, to in zip(step.inputs, targets, strict=True)]
+    found = [_part(fuser, n, *to) for n, to in zip(step.inputs, targets, strict=False)]
     if any(part is None for part in found):
         return False
     parts, places = zip(*found, strict=True)  # type: ignore[arg-type]
@@ -256,7 +256,7 @@ def _store(fuser: Fuser, step: Step) -> bool:
 
 def _query(fuser: Fuser, step: Step) -> bool:
     """Queries on their way into attention, in one op with the keys and values."""
-    query, position = step.inputs
+    query, *others = step.inputs
     found = _part(fuser, query, "record", step.op.key_dim)
     if found is None:
         return False
@@ -274,7 +274,7 @@ def _query(fuser: Fuser, step: Step) -> bool:
     else:
         fuser.done.append(replace(step, op=Heads((part,)), inputs=(part.x,), outputs=(query,)))
     out = step.outputs[0]
-    fuser.done.append(replace(step, op=Attention(step.nodes[0], out), inputs=(query, position)))
+    fuser.done.append(replace(step, op=Attention(step.nodes[0], out), inputs=(query, *others)))
     return True
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from cortiq.backend import KVPlanes
 from cortiq.ir import KVRows
+from cortiq.numerics.quantise import ZERO_ROW_EXPONENT
 
 TILE = 64
 LARGEST = 32512
@@ -97,10 +98,12 @@ class PageLayout:
         keys, values, key_e, value_e = self.parts(page)
         slot, rows = self.slot, self.tiles * TILE
         keys = keys.transpose(0, 3, 1, 2, 4).reshape(rows, slot.heads, -1)[..., : slot.key_dim]
-        values = values.transpose(0, 2, 4, 1, 3).reshape(rows, slot.heads, -1)
+        values = values.transpose(0, 2, 4, 1, 3).reshape(rows, slot.heads, self.value_width)
         key_e, value_e = (
             exponent.transpose(0, 2, 1).reshape(rows, slot.heads) for exponent in (key_e, value_e)
         )
+        if not slot.value_dim:
+            value_e = np.full_like(value_e, ZERO_ROW_EXPONENT)
         return keys, values[..., : slot.value_dim], key_e, value_e
 
     def write(self, pages: list[Bytes], planes: KVPlanes) -> None:
@@ -124,7 +127,7 @@ class PageLayout:
         placed[0][...] = whole.reshape(*lead, -1, PAIR).transpose(0, 2, 3, 1, 4)
         whole = np.zeros((self.tiles * TILE, slot.heads, self.value_width), np.int16)
         whole[: len(values), :, : slot.value_dim] = values
-        pairs = whole.reshape(self.tiles, TILE // PAIR, PAIR, slot.heads, -1)
+        pairs = whole.reshape(self.tiles, TILE // PAIR, PAIR, slot.heads, self.value_width)
         placed[1][...] = pairs.transpose(0, 3, 1, 4, 2)
         for view, exponent in zip(placed[2:], (key_e, value_e), strict=True):
             padded = np.zeros((self.tiles * TILE, slot.heads), np.int8)

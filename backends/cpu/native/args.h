@@ -12,6 +12,7 @@
 #define CORTIQ_HEADS CORTIQ_SPARE_1
 #define CORTIQ_LOG_SUM_EXP CORTIQ_SPARE_2
 #define CORTIQ_SCALED CORTIQ_SPARE_3
+#define CORTIQ_CHOOSE_BLOCKS CORTIQ_SPARE_4
 
 /* ADD, MULTIPLY: a and b. BIAS: b is the vector (b_stride is not read). SCALE: a·factor.
  * ACTIVATION: function(a), with b (may be NULL) then multiply by b. SOFT_CAP: factor is C, inverse
@@ -95,7 +96,8 @@ typedef struct {
  * positions i·page_tiles·64 …; cortiq_kv_page_bytes gives its size; pages are 64-byte aligned.
  * Inside a page lie, for each tile of 64 positions and each head, one block: keys as int16
  * [key_dim/2][64][2], values as int16 [32][value_dim][2] (position pairs), then int8 exponents of
- * the 64 keys and of the 64 values. key_dim is padded to even, value_dim to 16s; padding is 0. */
+ * the 64 keys and of the 64 values. key_dim is padded to even, value_dim to 16s; padding is 0. With
+ * a value_dim of 0 there are keys only, and nothing is known of the values' exponents. */
 typedef struct {
     uint8_t *const *const *pages;
     const cortiq_segment *segments;
@@ -103,7 +105,7 @@ typedef struct {
     int32_t heads, key_dim, value_dim, page_tiles;
 } cortiq_kv;
 
-/* STORE_KV: records of keys [rows, heads] of width key_dim, and of values. */
+/* STORE_KV: records of keys [rows, heads] of width key_dim, and of values (NULL: keys only). */
 typedef struct {
     cortiq_kv kv;
     const void *keys, *values;
@@ -132,7 +134,9 @@ typedef struct {
 /* ATTEND: q are records [rows, heads] of width key_dim (sums not needed). `factor`, `cap`,
  * `inverse_cap` are numerics.attention.scoring's. window 0: all. sinks (may be NULL) [heads].
  * out [rows][heads][value_dim]; record (may be NULL) takes each row of heads·value_dim quantised;
- * then out may not be NULL either. workspace of cortiq_attend_workspace bytes. */
+ * then out may not be NULL either. workspace of cortiq_attend_workspace bytes.
+ * chosen (NULL: all keys are seen): blocks [rows][sets][chosen_count]; of its visible keys j a head
+ * sees those whose j / block its set h / (heads / sets) names. */
 typedef struct {
     cortiq_kv kv;
     const void *q;
@@ -144,7 +148,18 @@ typedef struct {
     int64_t workspace_bytes;
     int32_t heads, window;
     float factor, cap, inverse_cap;
+    const int32_t *chosen;
+    int32_t sets, chosen_count, block;
 } cortiq_attend;
+
+/* CHOOSE_BLOCKS (numerics.blocks): q are records [rows, heads] of width key_dim (sums not needed),
+ * kv has one head and is read for its keys; out [rows][heads][top], ascending. */
+typedef struct {
+    cortiq_kv kv;
+    const void *q;
+    int32_t *out;
+    int32_t heads, block, top, local;
+} cortiq_choose;
 
 /* CAUSAL_CONV: weight [taps][width], oldest tap first; bias may be NULL. rings[s] holds, for
  * segment s's sequence, the row of position p at index p mod capacities[s] (at least taps − 1). */

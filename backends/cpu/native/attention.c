@@ -79,7 +79,7 @@ static void find_item(const plan *p, int32_t index, attention_task *t, int32_t *
     t->count = least(BLOCK, queries - t->first);
     t->tile = first_tile(a, s->position + t->first / p->group);
     t->tile_stop = (s->position + (t->first + t->count - 1) / p->group) / TILE + 1;
-    *row = s->start;
+    *row = t->row = s->start;
     size_t record = (size_t)s->start * a->heads + (size_t)t->head * p->group;
     t->q = (const uint8_t *)a->q + record * cortiq_record_stride(a->kv.key_dim);
 }

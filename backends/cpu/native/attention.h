@@ -54,11 +54,18 @@ struct attention_task {
     void *totals;
     uint8_t *scratch;
     int32_t head, group, position;
+    int32_t row; /* of the batch, where the segment starts */
     int32_t first, count;
     int32_t tile, tile_stop;
     int32_t separate; /* 0, or: totals holds so many partials a tile, and tiles aren't merged */
     const uint8_t *after; /* a block to ask memory for at the end: where this worker goes on */
 };
+
+/* A block of keys and its score; see blocks_body.h. */
+typedef struct {
+    float score;
+    int32_t index;
+} ranked;
 
 /* Scratch of a task: planes of the queries, and the run's partials. */
 static inline size_t task_scratch(int32_t key_dim, int32_t value_dim)

@@ -156,10 +156,11 @@ INLINE vi scaled(vf g, vi n)
     return i_rint(from_bits(bits_of(g) + (i_max(n, i_all(-60)) << 23)));
 }
 
-/* Steps 1 to 6 of a tile for one query whose visible keys are low … stop − 1 of it; the tile's
- * head (mass, m, n) is merged into the run's. */
-static void tile_softmax(const block *b, int query, const cortiq_attend *a, const float *dots,
-                         int low, int stop, partial *run, tile_weights *w)
+/* Steps 1 to 6 of a tile for one query whose visible keys are low … stop − 1 of it, or those whose
+ * bits are set in `seen` where that isn't NULL (it is known where this is inlined); the tile's head
+ * (mass, m, n) is merged into the run's. */
+INLINE void softmax_of(const block *b, int query, const cortiq_attend *a, const float *dots,
+                       int low, int stop, const uint64_t *seen, partial *run, tile_weights *w)
 {
     vf g[VECTORS];
     vi kappa[VECTORS], total[VECTORS], sum = {0};
@@ -170,7 +171,8 @@ static void tile_softmax(const block *b, int query, const cortiq_attend *a, cons
         vi exponent = i_load(b->key_exponent + at) + i_all(b->exponent[query]);
         vf s = scores_of(f_load(dots + at), exponent, a), whole = f_rint(s);
         g[v] = f_exp2_fraction(s - whole);
-        visible[v] = u_less(i_iota() + i_all(at - low), i_all(stop - low));
+        visible[v] = seen ? m_bits((int32_t)(*seen >> at))
+                          : u_less(i_iota() + i_all(at - low), i_all(stop - low));
         vi k = __builtin_convertvector(whole, vi);
         kappa[v] = i_select(visible[v], k, i_all(NONE));
         total[v] = i_select(visible[v], k + i_load(b->value_exponent + at), i_all(NONE));
@@ -191,6 +193,19 @@ static void tile_softmax(const block *b, int query, const cortiq_attend *a, cons
     w->take = power(n - n_after, -60);
     run->m = m_after;
     run->n = n_after;
+}
+
+static void tile_softmax(const block *b, int query, const cortiq_attend *a, const float *dots,
+                         int low, int stop, partial *run, tile_weights *w)
+{
+    softmax_of(b, query, a, dots, low, stop, NULL, run, w);
+}
+
+static void tile_softmax_seen(const block *b, int query, const cortiq_attend *a,
+                              const float *dots, const uint64_t *seen, partial *run,
+                              tile_weights *w)
+{
+    softmax_of(b, query, a, dots, 0, 0, seen, run, w);
 }
 
 /* o = o·keep + RN(w·v)·take for `count` queries and `abreast` vectors of value dimensions, over
@@ -235,39 +250,43 @@ INLINE void add_value_rows(int count, const block *b, const tile_weights *w, int
     }
 }
 
-/* `count` queries (1 to 3) against the tile; their visible keys are low[i] … stop[i] − 1. */
-INLINE void tile_of_queries(int count, const block *b, const cortiq_attend *a, const int *who,
-                            const int *low, const int *stop, partial *const *runs)
+/* Queries against a tile: query who[i] sees its keys low[i] … stop[i] − 1, and of these, where
+ * `seen` isn't NULL, those whose bits are set in seen[i]. */
+typedef struct {
+    int who[3], low[3], stop[3];
+    uint64_t seen[3];
+    partial *runs[3];
+} visitors;
+
+/* `count` of them (1 to 3); `chosen` says whether `seen` counts. */
+INLINE void tile_of_queries(int count, int chosen, const block *b, const cortiq_attend *a,
+                            const visitors *q)
 {
     float dots[3 * TILE];
     tile_weights w[3];
     int first = TILE, last = 0;
-    dots_rounded(count, b, who, dots);
+    dots_rounded(count, b, q->who, dots);
     for (int i = 0; i < count; i++) {
-        tile_softmax(b, who[i], a, dots + i * TILE, low[i], stop[i], runs[i], &w[i]);
-        first = low[i] < first ? low[i] : first;
-        last = stop[i] > last ? stop[i] : last;
+        const float *of = dots + i * TILE;
+        if (chosen) tile_softmax_seen(b, q->who[i], a, of, &q->seen[i], q->runs[i], &w[i]);
+        else tile_softmax(b, q->who[i], a, of, q->low[i], q->stop[i], q->runs[i], &w[i]);
+        first = q->low[i] < first ? q->low[i] : first;
+        last = q->stop[i] > last ? q->stop[i] : last;
     }
-    add_value_rows(count, b, w, first / 2, (last + 1) / 2, runs);
+    add_value_rows(count, b, w, first / 2, (last + 1) / 2, q->runs);
 }
 
-static void three_queries(const block *b, const cortiq_attend *a, const int *who, const int *low,
-                          const int *stop, partial *const *runs)
-{
-    tile_of_queries(3, b, a, who, low, stop, runs);
-}
-
-static void two_queries(const block *b, const cortiq_attend *a, const int *who, const int *low,
-                        const int *stop, partial *const *runs)
-{
-    tile_of_queries(2, b, a, who, low, stop, runs);
-}
-
-static void one_query(const block *b, const cortiq_attend *a, const int *who, const int *low,
-                      const int *stop, partial *const *runs)
-{
-    tile_of_queries(1, b, a, who, low, stop, runs);
-}
+#define TILE_OF(name, count, chosen)                                                               \
+    static void name(const block *b, const cortiq_attend *a, const visitors *q)                    \
+    {                                                                                              \
+        tile_of_queries(count, chosen, b, a, q);                                                   \
+    }
+TILE_OF(one_query, 1, 0)
+TILE_OF(two_queries, 2, 0)
+TILE_OF(three_queries, 3, 0)
+TILE_OF(one_query_seen, 1, 1)
+TILE_OF(two_queries_seen, 2, 1)
+TILE_OF(three_queries_seen, 3, 1)
 
 #include "attention_task_body.h"
 

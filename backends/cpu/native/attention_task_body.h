@@ -61,29 +61,79 @@ static void take_tile(const attention_task *t, block *b, int32_t tile)
     }
 }
 
+static void attend_some(int count, const block *b, const cortiq_attend *a, const visitors *q)
+{
+    if (a->chosen) {
+        if (count == 3) three_queries_seen(b, a, q);
+        if (count == 2) two_queries_seen(b, a, q);
+        if (count == 1) one_query_seen(b, a, q);
+        return;
+    }
+    if (count == 3) three_queries(b, a, q);
+    if (count == 2) two_queries(b, a, q);
+    if (count == 1) one_query(b, a, q);
+}
+
+/* Bits low … stop − 1; at least one. */
+INLINE uint64_t bits_between(int64_t low, int64_t stop)
+{
+    return ~(uint64_t)0 >> (TILE - (stop - low)) << low;
+}
+
+/* Whether query i sees keys of the tile from `start`: narrows low … stop − 1 to the first and the
+ * last of those in its blocks. */
+static int sees_blocks(const attention_task *t, int32_t i, int32_t start, int *low, int *stop,
+                       uint64_t *seen)
+{
+    const cortiq_attend *a = t->args;
+    size_t row = (size_t)(t->row + (t->first + i) / t->group);
+    int32_t head = t->head * t->group + (t->first + i) % t->group;
+    size_t set = row * (size_t)a->sets + (size_t)(head / (a->heads / a->sets));
+    const int32_t *chosen = a->chosen + set * (size_t)a->chosen_count;
+    *seen = 0;
+    for (int32_t c = 0; c < a->chosen_count; c++) {
+        int64_t from = (int64_t)chosen[c] * a->block - start, to = from + a->block;
+        from = from > *low ? from : *low;
+        to = to < *stop ? to : *stop;
+        if (from < to) *seen |= bits_between(from, to);
+    }
+    if (!*seen) return 0;
+    *low = __builtin_ctzll(*seen);
+    *stop = TILE - __builtin_clzll(*seen);
+    return 1;
+}
+
+/* Whether query i sees keys of the tile from `start`, and which: as visitor `found`. */
+static int visits(const attention_task *t, const block *b, int32_t i, int32_t start, visitors *q,
+                  int found)
+{
+    int32_t position = b->position[i], window = t->args->window;
+    int32_t from = window ? larger(0, position - window + 1) : 0;
+    int low = larger(from - start, 0);
+    int stop = position + 1 - start < TILE ? position + 1 - start : TILE;
+    if (low >= stop) return 0;
+    if (t->args->chosen && !sees_blocks(t, i, start, &low, &stop, &q->seen[found])) return 0;
+    q->who[found] = i;
+    q->low[found] = low;
+    q->stop[found] = stop;
+    return 1;
+}
+
 /* The task's queries that see keys of the tile, three at a time. */
 static void attend_tile(const attention_task *t, const block *b, int32_t tile, void *runs)
 {
-    int who[3], low[3], stop[3], found = 0;
-    partial *run[3];
-    int32_t start = tile * TILE, window = t->args->window;
-    for (int i = 0; i <= t->count; i++) {
+    visitors q;
+    int found = 0;
+    for (int i = 0; i < t->count; i++) {
         int left = t->count - i;
         if (found == 3 || (found == 2 && left == 2)) {
-            if (found == 3) three_queries(b, t->args, who, low, stop, run);
-            else two_queries(b, t->args, who, low, stop, run);
+            attend_some(found, b, t->args, &q);
             found = 0;
         }
-        if (i == t->count) break;
-        int32_t from = window ? larger(0, b->position[i] - window + 1) : 0;
-        low[found] = larger(from - start, 0);
-        stop[found] = b->position[i] + 1 - start < TILE ? b->position[i] + 1 - start : TILE;
-        if (low[found] >= stop[found]) continue;
-        who[found] = i;
-        run[found++] = partial_at(runs, (size_t)i, t->args->kv.value_dim);
+        if (!visits(t, b, i, tile * TILE, &q, found)) continue;
+        q.runs[found++] = partial_at(runs, (size_t)i, t->args->kv.value_dim);
     }
-    if (found == 2) two_queries(b, t->args, who, low, stop, run);
-    if (found == 1) one_query(b, t->args, who, low, stop, run);
+    attend_some(found, b, t->args, &q);
 }
 
 /* A partial for every tile and query, for someone else to merge. */

@@ -61,8 +61,9 @@ static void store_row(const cortiq_store_kv *a, int32_t row)
         const uint8_t *value = (const uint8_t *)a->values + index * value_stride;
         place at = place_of(kv, kv->pages[segment], position, head);
         put_key(&at, cortiq_record_q(key), *cortiq_record_e(key, kv->key_dim), kv->key_dim);
-        put_value(&at, cortiq_record_q(value), *cortiq_record_e(value, kv->value_dim),
-                  kv->value_dim);
+        if (kv->value_dim)
+            put_value(&at, cortiq_record_q(value), *cortiq_record_e(value, kv->value_dim),
+                      kv->value_dim);
     }
 }
 

@@ -8,6 +8,7 @@
 #include "probe_body.h"
 #include "tail_body.h"
 #include "attention_body.h"
+#include "blocks_body.h"
 
 const cortiq_kernels CQ_NAME(cortiq_kernels) = {
     .row = {
@@ -29,6 +30,7 @@ const cortiq_kernels CQ_NAME(cortiq_kernels) = {
     .attend = attend_task,
     .merge = merge_partial,
     .finish = attend_finish,
+    .choose = choose_task,
 };
 
 CQ_TARGET_END

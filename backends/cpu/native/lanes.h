@@ -73,6 +73,7 @@ INLINE vi i_select(vm m, vi yes, vi no)
 }
 INLINE vf f_keep(vm m, vf x) { return (vf)_mm512_maskz_mov_ps(m, (__m512)x); }
 INLINE vi i_keep(vm m, vi x) { return (vi)_mm512_maskz_mov_epi32(m, (__m512i)x); }
+INLINE vm m_bits(int32_t bits) { return (vm)bits; } /* bit i says lane i */
 INLINE vi i_max(vi a, vi b) { return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b); }
 INLINE vf f_max(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE vf f_min(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
@@ -86,6 +87,12 @@ INLINE vi i_select(vm m, vi yes, vi no) { return (m & yes) | (~m & no); }
 INLINE vf f_select(vm m, vf yes, vf no) { return (vf)i_select(m, (vi)yes, (vi)no); }
 INLINE vf f_keep(vm m, vf x) { return (vf)(m & (vi)x); }
 INLINE vi i_keep(vm m, vi x) { return m & x; }
+INLINE vm m_bits(int32_t bits)
+{
+    vi lane;
+    for (int i = 0; i < CQ_LANES; i++) lane[i] = 1 << i;
+    return (i_all(bits) & lane) != 0;
+}
 #if CQ_LANES == 8
 #include <immintrin.h>
 INLINE vi i_max(vi a, vi b) { return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b); }
