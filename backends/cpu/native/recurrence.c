@@ -5,11 +5,12 @@
 #include "kernels.h"
 #include <string.h>
 
-enum { COLUMNS = 64 };
+/* Columns of a head that a worker takes: with 128 rows, half of a first-level cache. */
+enum { COLUMNS = 32, COPIED_ROWS = 512 };
 
 /* One row of the batch for n columns of a head; 1 on a fault. */
 static int advance(const cortiq_recurrence *a, const cortiq_kernels *kernels, int32_t row,
-                   int32_t head, int32_t from, int n, float *state, float *faded)
+                   int32_t head, int32_t from, int n, float *state, int64_t stride, float *faded)
 {
     int32_t group = head / (a->heads / a->groups), rows = a->state_rows;
     int64_t keys = ((int64_t)row * a->groups + group) * rows;
@@ -18,19 +19,44 @@ static int advance(const cortiq_recurrence *a, const cortiq_kernels *kernels, in
     recurrence_row one = {
         .q = a->q + keys, .k = a->k + keys, .alpha = alpha, .faded = a->delta ? faded : NULL,
         .beta = a->beta[number], .rows = rows, .per_channel = a->per_channel,
-        .stride = a->columns,
+        .stride = stride,
     };
     int fault = a->delta && kernels->faded(one.k, alpha, a->per_channel, faded, rows);
     return fault | kernels->recur(&one, a->v + at, a->out + at, state, n);
 }
 
-/* The state of n columns of a head is that of a mark. */
-static void mark(const cortiq_recurrence *a, int64_t length, float *state, int n)
+/* n columns of the rows of a head's state, from one place to another. */
+static void copy_columns(const cortiq_recurrence *a, const float *from, int64_t from_stride,
+                         float *to, int64_t to_stride, int n)
 {
-    int64_t size = (int64_t)a->heads * a->state_rows * a->columns;
-    float *to = state + size * (1 + length / CORTIQ_MARK % 2);
     for (int32_t i = 0; i < a->state_rows; i++)
-        memcpy(to + (int64_t)i * a->columns, state + (int64_t)i * a->columns, sizeof(float) * (size_t)n);
+        memcpy(to + i * to_stride, from + i * from_stride, sizeof(float) * (size_t)n);
+}
+
+/* All rows of a segment for n columns of a head. Many rows work on a copy of these columns that
+ * lies together: rows of the state are often a power of two apart, and share few lines of a cache. */
+static void advance_segment(const cortiq_op *op, cortiq_worker *worker, int32_t segment,
+                            int32_t head, int32_t from, int n)
+{
+    const cortiq_recurrence *a = op->args;
+    const cortiq_segment *s = &a->segments[segment];
+    float *state = a->states[segment] + (int64_t)head * a->state_rows * a->columns + from;
+    float *faded = (float *)(void *)worker->scratch, *here = state;
+    int64_t stride = a->columns, size = (int64_t)a->heads * a->state_rows * a->columns;
+    int copied = s->stop - s->start > 1 && a->state_rows <= COPIED_ROWS;
+    if (copied) {
+        here = faded + COPIED_ROWS, stride = COLUMNS;
+        copy_columns(a, state, a->columns, here, stride, n);
+    }
+    for (int32_t row = s->start; row < s->stop; row++) {
+        if (advance(a, cortiq_kernels_of(worker->isa), row, head, from, n, here, stride, faded))
+            cortiq_fault(op, row);
+        int64_t length = (int64_t)s->position + row - s->start + 1;
+        float *mark = state + size * (1 + length / CORTIQ_MARK % 2);
+        if (a->keep && length % CORTIQ_MARK == 0)
+            copy_columns(a, here, stride, mark, a->columns, n);
+    }
+    if (copied) copy_columns(a, here, stride, state, a->columns, n);
 }
 
 /* Keep the rows of a segment. */
@@ -53,26 +79,17 @@ static void keep_rows(const cortiq_recurrence *a, const cortiq_segment *s, float
 static void recurrence_rows(const cortiq_op *op, cortiq_worker *worker)
 {
     const cortiq_recurrence *a = op->args;
-    const cortiq_kernels *kernels = cortiq_kernels_of(worker->isa);
     int32_t blocks = (a->columns + COLUMNS - 1) / COLUMNS, each = a->heads * blocks;
     int32_t start, stop, steps = *a->segment_count * each;
     int32_t total = steps + (a->keep ? *a->segment_count : 0);
-    float *faded = (float *)(void *)worker->scratch;
     while (cortiq_take(worker, total, 1, &start, &stop)) {
         if (start >= steps) {
             keep_rows(a, &a->segments[start - steps], a->states[start - steps]);
             continue;
         }
-        int32_t segment = start / each, head = start % each / blocks;
-        int32_t from = start % blocks * COLUMNS, n = a->columns - from;
-        if (n > COLUMNS) n = COLUMNS;
-        const cortiq_segment *s = &a->segments[segment];
-        float *state = a->states[segment] + (int64_t)head * a->state_rows * a->columns + from;
-        for (int32_t row = s->start; row < s->stop; row++) {
-            if (advance(a, kernels, row, head, from, n, state, faded)) cortiq_fault(op, row);
-            int64_t length = (int64_t)s->position + row - s->start + 1;
-            if (a->keep && length % CORTIQ_MARK == 0) mark(a, length, state, n);
-        }
+        int32_t head = start % each / blocks, from = start % blocks * COLUMNS;
+        int n = a->columns - from < COLUMNS ? a->columns - from : COLUMNS;
+        advance_segment(op, worker, start / each, head, from, n);
     }
 }
 CORTIQ_REGISTER(CORTIQ_GATED_DELTA, recurrence_rows)

@@ -8,59 +8,73 @@
  * different i do: sums of 16 lanes need registers only. A missing lane is +0. Sums that
  * are −0 here and +0 there differ in nothing: what they go into is rounded and snapped after. */
 enum { RUN = 16 };
+/* Vectors of columns taken together: a factor is read once for them. */
+enum { SPAN = 2 };
 
-INLINE vf halved(vf *t, int count)
+INLINE void halved(vf t[][SPAN], int count, int span)
 {
 #pragma GCC unroll 4
     for (int half = RUN / 2; half; half /= 2)
 #pragma GCC unroll 8
         for (int j = 0; j < half; j++)
-            if (j + half < count) t[j] = t[j] + t[j + half];
-    return t[0];
+#pragma GCC unroll 4
+            for (int c = 0; c < span; c++)
+                if (j + half < count) t[j][c] = t[j][c] + t[j + half][c];
 }
 
-/* Sum over i of the state times w, `count` columns at s. */
-INLINE vf recall_columns(const float *s, int64_t stride, const float *w, int rows, int blocks,
-                         int count)
+/* Sum over i of the state times w, for `span` vectors of columns at s, `count` of the last. */
+INLINE void recall_columns(const float *s, int64_t stride, const float *w, int rows, int blocks,
+                           int span, int count, vf out[SPAN])
 {
-    vf runs[RUN];
+    vf runs[RUN][SPAN];
     for (int i = 0; i < RUN; i++) {
-        vf t[RUN];
+        vf t[RUN][SPAN] = {{{0}}};
 #pragma GCC unroll 16
-        for (int m = 0; m < blocks; m++) {
-            vf sum = {0};
+        for (int m = 0; m < blocks; m++)
             for (int at = i + RUN * m; at < rows; at += 256)
-                sum = sum + f_load_part(s + at * stride, count) * f_all(w[at]);
-            t[m] = sum;
-        }
-        runs[i] = halved(t, blocks);
+#pragma GCC unroll 4
+                for (int c = 0; c < span; c++) {
+                    const float *here = s + at * stride + c * CQ_LANES;
+                    vf x = f_load_part(here, count) * f_all(w[at]);
+                    t[m][c] = at < 256 ? x : t[m][c] + x;
+                }
+        halved(t, blocks, span);
+#pragma GCC unroll 4
+        for (int c = 0; c < span; c++) runs[i][c] = t[0][c];
     }
-    return halved(runs, RUN);
+    halved(runs, RUN, span);
+#pragma GCC unroll 4
+    for (int c = 0; c < span; c++) out[c] = runs[0][c];
 }
 
-/* The state becomes snap(S·alpha + k·d), and its sum with q is returned. */
-INLINE vf advance_columns(float *s, int64_t stride, const float *alpha, int per_channel,
-                          const float *k, const float *q, vf d, int rows, int blocks, int count,
-                          vi *worst)
+/* The state becomes snap(S·alpha + k·d), and its sum with q goes to out. */
+INLINE void advance_columns(float *s, int64_t stride, const recurrence_row *r, int per_channel,
+                            const vf d[SPAN], int rows, int blocks, int span, int count, vi *worst,
+                            vf out[SPAN])
 {
-    vf runs[RUN];
+    const float *alpha = r->alpha, *k = r->k, *q = r->q;
+    vf runs[RUN][SPAN], faded = f_all(alpha[0]);
     for (int i = 0; i < RUN; i++) {
-        vf t[RUN];
+        vf t[RUN][SPAN] = {{{0}}};
 #pragma GCC unroll 16
-        for (int m = 0; m < blocks; m++) {
-            vf sum = {0};
-            for (int at = i + RUN * m; at < rows; at += 256) {
-                float *here = s + at * stride;
-                vf kept = f_load_part(here, count) * f_all(alpha[per_channel ? at : 0]);
-                vf next = snap(kept + f_all(k[at]) * d, worst);
-                f_store_part(here, next, count);
-                sum = sum + next * f_all(q[at]);
-            }
-            t[m] = sum;
-        }
-        runs[i] = halved(t, blocks);
+        for (int m = 0; m < blocks; m++)
+            for (int at = i + RUN * m; at < rows; at += 256)
+#pragma GCC unroll 4
+                for (int c = 0; c < span; c++) {
+                    float *here = s + at * stride + c * CQ_LANES;
+                    vf kept = f_load_part(here, count) * (per_channel ? f_all(alpha[at]) : faded);
+                    vf next = snap(kept + f_all(k[at]) * d[c], worst);
+                    f_store_part(here, next, count);
+                    next = next * f_all(q[at]);
+                    t[m][c] = at < 256 ? next : t[m][c] + next;
+                }
+        halved(t, blocks, span);
+#pragma GCC unroll 4
+        for (int c = 0; c < span; c++) runs[i][c] = t[0][c];
     }
-    return halved(runs, RUN);
+    halved(runs, RUN, span);
+#pragma GCC unroll 4
+    for (int c = 0; c < span; c++) out[c] = runs[0][c];
 }
 
 /* snap(k·alpha) of a head, for the delta rule. */
@@ -69,30 +83,39 @@ static int row_faded(const float *k, const float *alpha, int per_channel, float 
     return per_channel ? row_multiply(k, alpha, out, rows) : row_scale(k, alpha[0], out, rows);
 }
 
-/* Columns from … from + n − 1 of a head: see cortiq_recurrence. `state` and `v` and `out` begin at
- * the first of them. */
-INLINE int recur_as(const recurrence_row *r, const float *v, float *out, float *state, int n,
-                    int rows, int blocks, int whole)
+/* `span` vectors of columns of a head, `count` of the last: see cortiq_recurrence. */
+INLINE void recur_span(const recurrence_row *r, const float *v, float *out, float *state, int rows,
+                       int blocks, int span, int count, vi *worst)
 {
-    vi worst = {0};
-    EACH(j, left, n) {
-        int count = whole ? whole : left;
-        vf d = f_load_part(v + j, count);
-        if (r->faded)
-            d = d - recall_columns(state + j, r->stride, r->faded, rows, blocks, count);
-        d = snap(d * f_all(r->beta), &worst);
-        vf y = advance_columns(state + j, r->stride, r->alpha, r->per_channel, r->k, r->q, d,
-                               rows, blocks, count, &worst);
-        f_store_part(out + j, snap(y, &worst), count);
+    vf d[SPAN], y[SPAN] = {{0}};
+    if (r->faded) recall_columns(state, r->stride, r->faded, rows, blocks, span, count, y);
+#pragma GCC unroll 4
+    for (int c = 0; c < span; c++) {
+        d[c] = f_load_part(v + c * CQ_LANES, count);
+        if (r->faded) d[c] = d[c] - y[c];
+        d[c] = snap(d[c] * f_all(r->beta), worst);
     }
-    return has_fault(worst);
+    if (r->per_channel)
+        advance_columns(state, r->stride, r, 1, d, rows, blocks, span, count, worst, y);
+    else
+        advance_columns(state, r->stride, r, 0, d, rows, blocks, span, count, worst, y);
+#pragma GCC unroll 4
+    for (int c = 0; c < span; c++) f_store_part(out + c * CQ_LANES, snap(y[c], worst), count);
 }
 
+/* n columns of a head; `state` and `v` and `out` begin at the first of them. */
 static int row_recur(const recurrence_row *r, const float *v, float *out, float *state, int n)
 {
-    int blocks = r->rows < 256 ? (r->rows + RUN - 1) / RUN : RUN;
-    if (r->rows == 128 && n % CQ_LANES == 0) return recur_as(r, v, out, state, n, 128, 8, CQ_LANES);
-    return recur_as(r, v, out, state, n, r->rows, blocks, 0);
+    int blocks = r->rows < 256 ? (r->rows + RUN - 1) / RUN : RUN, j = 0;
+    vi worst = {0};
+    if (r->rows == 128)
+        for (; j + SPAN * CQ_LANES <= n; j += SPAN * CQ_LANES)
+            recur_span(r, v + j, out + j, state + j, 128, 8, SPAN, CQ_LANES, &worst);
+    for (; j < n; j += CQ_LANES) {
+        int count = n - j < CQ_LANES ? n - j : CQ_LANES;
+        recur_span(r, v + j, out + j, state + j, r->rows, blocks, 1, count, &worst);
+    }
+    return has_fault(worst);
 }
 
 #endif
