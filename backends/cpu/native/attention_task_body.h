@@ -90,8 +90,10 @@ static int sees_blocks(const attention_task *t, int32_t i, int32_t start, int *l
     int32_t head = t->head * t->group + (t->first + i) % t->group;
     size_t set = row * (size_t)a->sets + (size_t)(head / (a->heads / a->sets));
     const int32_t *chosen = a->chosen + set * (size_t)a->chosen_count;
+    int32_t first = start / a->block, last = (start + TILE - 1) / a->block;
     *seen = 0;
     for (int32_t c = 0; c < a->chosen_count; c++) {
+        if (chosen[c] < first || chosen[c] > last) continue;
         int64_t from = (int64_t)chosen[c] * a->block - start, to = from + a->block;
         from = from > *low ? from : *low;
         to = to < *stop ? to : *stop;
@@ -119,11 +121,12 @@ static int visits(const attention_task *t, const block *b, int32_t i, int32_t st
     return 1;
 }
 
-/* The task's queries that see keys of the tile, three at a time. */
-static void attend_tile(const attention_task *t, const block *b, int32_t tile, void *runs)
+/* The task's queries that see keys of the tile, three at a time. A tile that none sees is not
+ * read. */
+static void attend_tile(const attention_task *t, block *b, int32_t tile, void *runs)
 {
     visitors q;
-    int found = 0;
+    int found = 0, taken = 0;
     for (int i = 0; i < t->count; i++) {
         int left = t->count - i;
         if (found == 3 || (found == 2 && left == 2)) {
@@ -131,6 +134,7 @@ static void attend_tile(const attention_task *t, const block *b, int32_t tile, v
             found = 0;
         }
         if (!visits(t, b, i, tile * TILE, &q, found)) continue;
+        if (!taken++) take_tile(t, b, tile);
         q.runs[found++] = partial_at(runs, (size_t)i, t->args->kv.value_dim);
     }
     attend_some(found, b, t->args, &q);
@@ -144,7 +148,6 @@ static void attend_separately(const attention_task *t, block *b)
         size_t first = (size_t)(tile - t->tile) * (size_t)t->separate;
         void *partials = partial_at(t->totals, first, value_dim);
         clear_partials(partials, t->count, value_dim);
-        take_tile(t, b, tile);
         attend_tile(t, b, tile, partials);
     }
 }
@@ -167,7 +170,6 @@ static void attend_task(const attention_task *t)
     clear_partials(t->totals, t->count, value_dim);
     for (int32_t tile = t->tile; tile < t->tile_stop; tile++) {
         if (tile == t->tile || tile % RUN_TILES == 0) clear_partials(runs, t->count, value_dim);
-        take_tile(t, &b, tile);
         attend_tile(t, &b, tile, runs);
         if (tile % RUN_TILES == RUN_TILES - 1 || tile == t->tile_stop - 1)
             for (int i = 0; i < t->count; i++)
