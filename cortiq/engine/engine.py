@@ -21,7 +21,7 @@ from cortiq.engine.sequence import Progress, Sequence
 from cortiq.errors import BackendError
 from cortiq.ir import Recurrent
 from cortiq.runtime.blame import blamed_on, failure_hint
-from cortiq.runtime.request import Request, check_embeddings, vocabulary_size
+from cortiq.runtime.request import Request, checked_request, vocabulary_size
 from cortiq.runtime.sequence import check_outcome
 from cortiq.runtime.statistics import Statistics
 from cortiq.tokenizer.tokenizer import Tokenizer
@@ -83,9 +83,9 @@ class Engine:
 
         Raises
         ------
-        RequestError : too many are waiting, or embeddings do not fit the prompt.
+        RequestError : no request, too many are waiting, or embeddings do not fit the prompt.
         """
-        check_embeddings(request, self.executable.program)
+        request = checked_request(request, self.executable.program)
         request = with_marks(request, self.prefixes, self.tokenizer)
         sequence = Sequence(
             request,

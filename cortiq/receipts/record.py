@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cortiq.arguments import path_of
 from cortiq.errors import CortiqError, RequestError, shown
 from cortiq.numerics.digest import Digest, hexadecimal
 from cortiq.options import GenerateOptions, defaults, specs
@@ -130,7 +131,7 @@ class Receipt:
         """Read a receipt from a file; FormatError for anything that is not a whole receipt."""
         from cortiq.receipts.reader import read_receipt
 
-        return read_receipt(Path(path))
+        return read_receipt(path_of(path, "Receipt.read"))
 
     def sign(self, key: str | os.PathLike[str]) -> Receipt:
         """The receipt, signed with the private Ed25519 key in this file (PEM or OpenSSH).
@@ -141,7 +142,8 @@ class Receipt:
         """
         from cortiq.receipts.signing import load_private_key, sign
 
-        return replace(self, signature=sign(self, load_private_key(Path(key))))
+        file = path_of(key, "Receipt.sign")
+        return replace(self, signature=sign(self, load_private_key(file)))
 
     def as_object(self) -> dict[str, Any]:
         """The receipt as JSON has it."""
@@ -184,7 +186,7 @@ class Receipt:
 
 def writable(path: str | os.PathLike[str]) -> Path:
     """The file to write, links followed; CortiqError when nothing can be written there."""
-    target = Path(path).resolve()
+    target = path_of(path, "the receipt's file").resolve()
     place = target if _is_device(target) else target.parent
     if target.is_dir() or not os.access(place, os.W_OK):
         raise CortiqError("cannot be written here", where=str(path))

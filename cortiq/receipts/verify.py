@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from cortiq.arguments import path_of
 from cortiq.errors import RequestError, shown
 from cortiq.formats.cache import Progress as FetchProgress
 from cortiq.formats.known import KNOWN_MODELS
@@ -70,7 +70,7 @@ def _check_signature(
     """Who signed the receipt, if that is valid, and what is wrong with it otherwise."""
     from cortiq.receipts.signing import is_valid, load_public_key
 
-    wanted = None if key is None else load_public_key(Path(key))
+    wanted = None if key is None else load_public_key(path_of(key, "key"))
     signature = receipt.signature
     if signature is None:
         missing = Difference("signature", "the receipt is not signed")

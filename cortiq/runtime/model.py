@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cortiq.arguments import event_of, function_of
 from cortiq.backend import Executable
 from cortiq.engine.drafting import Speculation
 from cortiq.engine.output import Output
@@ -122,7 +123,7 @@ class Model(KeepsPrefixes):
         RequestError : prompt or options cannot be served; nothing was computed.
         SequenceFailedError : a value left the contract's domain.
         """
-        cancel = cancel or threading.Event()
+        cancel, on_text = event_of(cancel), function_of(on_text, "on_text")
         options |= {"progress": progress, "masks": masks}
         with self.stream(prompt, cancel=cancel, **options) as stream:
             for piece in stream:
@@ -148,7 +149,8 @@ class Model(KeepsPrefixes):
             raise self.tokenizer.absent
         ids, longest = self.ids(prompt), self._source.longest
         request = make_request(ids, chosen, self.program, self.eos_ids, longest, masks)
-        drafted, cancel = self._drafts.speculation(chosen), cancel or threading.Event()
+        drafted, cancel = self._drafts.speculation(chosen), event_of(cancel)
+        progress = function_of(progress, "progress")
         return Stream(self._steps(request, chosen, drafted, cancel.is_set, progress), cancel)
 
     def _steps(
@@ -201,7 +203,7 @@ class Model(KeepsPrefixes):
         progress : called with the tokens done and in all.
         options : fields of `cortiq.ScoreOptions`; `help(cortiq.ScoreOptions)` lists them.
         """
-        chosen = resolve(ScoreOptions, options)
+        chosen, progress = resolve(ScoreOptions, options), function_of(progress, "progress")
         ids = self.tokenizer.encode(text, add_bos=False) if isinstance(text, str) else id_list(text)
         with self._working():
             return score_ids(self.executable, self.tokenizer, ids, chosen, progress)
@@ -209,7 +211,7 @@ class Model(KeepsPrefixes):
     def verify(self, receipt: Receipt, *, progress: Progress | None = None) -> Verification:
         """Compute again what a receipt claims; `cortiq.verify` opens the model as well."""
         with self._working():
-            return verify_on(self, receipt, progress)
+            return verify_on(self, receipt, function_of(progress, "progress"))
 
     def logits(self, prompt: Prompt) -> np.ndarray:
         """The logits after every token of a text or of token ids: float32 [tokens, vocabulary].
@@ -274,11 +276,8 @@ class Model(KeepsPrefixes):
         if self._closed:
             raise RequestError("the model is closed", where=self.name)
         if not self._busy.acquire(blocking=False):
-            raise RequestError(
-                "the model is busy with another stream",
-                where=self.name,
-                hint="finish or close that stream first",
-            )
+            hint = "finish or close that stream first"
+            raise RequestError("the model is busy with another stream", where=self.name, hint=hint)
         try:
             yield
         finally:

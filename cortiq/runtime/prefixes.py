@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from cortiq.arguments import path_of
 from cortiq.engine.prefix_file import read_prefix, write_prefix
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.roles import Role
@@ -60,12 +61,13 @@ class KeepsPrefixes:
         ------
         RequestError : the prompt cannot be served, or the file not be written.
         """
+        file = path_of(path, "save_prefix")
         model = cast("Model", self)
         ids = check_prompt(model.ids(prompt), model.program)
         with model._working(), Session(model.executable, len(ids)) as session:
             for start in range(0, len(ids), CHUNK_ROWS):
                 session.read_rows(session.feed(ids[start : start + CHUNK_ROWS], ()))
-            write_prefix(path, session.state.export(), model.fingerprint)
+            write_prefix(file, session.state.export(), model.fingerprint)
         return len(ids)
 
     def load_prefix(self, path: str | Path) -> list[int]:
@@ -77,7 +79,7 @@ class KeepsPrefixes:
         RequestError : it is of another model, or was loaded with other options that decide bits.
         """
         model = cast("Model", self)
-        exported = read_prefix(path, model.program, model.fingerprint)
+        exported = read_prefix(path_of(path, "load_prefix"), model.program, model.fingerprint)
         ids = exported.tokens.tolist()
         # An empty cache is false, and is the caller's all the same.
         prefixes = self.keep_prefixes() if self.prefixes is None else self.prefixes

@@ -14,7 +14,7 @@ from cortiq.backend import Argmax, Digest, Draw, Named, Want
 from cortiq.engine.roles import Mark
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
-from cortiq.numerics.masks import Mask
+from cortiq.numerics.masks import Mask, mask_fault
 from cortiq.numerics.sampling import Sampling
 from cortiq.options import GenerateOptions
 
@@ -132,6 +132,37 @@ def check_prompt(ids: Iterable[int], program: Program, longest: int = 0) -> tupl
     return prompt
 
 
+def checked_request(request: Request, program: Program) -> Request:
+    """The request, whose masks are looked at where they are made: they are the caller's.
+
+    Raises
+    ------
+    RequestError : it is no request, or its embeddings do not fit the prompt.
+    """
+    if not isinstance(request, Request):
+        what = f"a request is wanted, not {shown(request)}"
+        hint = "cortiq.runtime.request.make_request makes one of token ids"
+        raise RequestError(what, where="submit", hint=hint)
+    check_embeddings(request, program)
+    if request.masks is None:
+        return request
+    return replace(request, masks=checked_masks(request.masks, vocabulary_size(program)))
+
+
+def checked_masks(masks: Masks, vocabulary: int) -> Masks:
+    """The same masks; RequestError for one of another size or kind, or that allows nothing."""
+
+    def asked(ids: Sequence[int]) -> Mask | None:
+        mask = masks(ids)
+        fault = "" if mask is None else mask_fault(mask, vocabulary)
+        if fault:
+            hint = "cortiq.numerics.masks.mask_of makes one of the ids that are allowed"
+            raise RequestError(fault, where="masks", hint=hint)
+        return mask
+
+    return asked
+
+
 def check_embeddings(request: Request, program: Program) -> None:
     """Refuse embeddings that are not one finite row for each id of the prompt."""
     rows, embed = request.embeddings, program.trunk.values.get("embed")
@@ -202,8 +233,7 @@ def make_request(
             if token >= vocabulary:
                 message = f"token id {shown(token)} is outside the vocabulary of {vocabulary}"
                 raise RequestError(message, where=name)
-    if "" in options.stop:
-        raise RequestError("a stop string is empty", where="stop")
+    check_stop(options)
     room = program.context - len(prompt)
     if room == 0:
         raise RequestError(
@@ -229,6 +259,12 @@ def make_request(
         loop_tokens=options.loop_tokens,
         masks=masks,
     )
+
+
+def check_stop(options: GenerateOptions) -> None:
+    """Refuse a stop string that would end every text before it begins."""
+    if "" in options.stop:
+        raise RequestError("a stop string is empty", where="stop")
 
 
 def with_seed(options: GenerateOptions) -> GenerateOptions:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from cortiq.errors import NoTokenizerError, TokenizerError
+from cortiq.arguments import path_of
+from cortiq.errors import NoTokenizerError, TokenizerError, shown
 from cortiq.tokenizer.special import SpecialTokens
 
 __all__ = ["Tokenizer", "Vocabulary", "byte_tokenizer"]
@@ -94,7 +96,7 @@ class Tokenizer:
         """Tokenizer of a Hugging Face model folder: tokenizer.json and the configs beside it."""
         from cortiq.tokenizer.from_folder import load_folder
 
-        return cls(*load_folder(Path(path)))
+        return cls(*load_folder(path_of(path, "Tokenizer.from_folder")))
 
     def encode(
         self, text: str, *, add_bos: bool | None = None, parse_special: bool = False
@@ -109,7 +111,7 @@ class Tokenizer:
 
         Raises
         ------
-        TokenizerError : the text is not valid Unicode, or has characters without a token.
+        TokenizerError : it is no text, is not valid Unicode, or has characters without a token.
         """
         check_unicode(text)
         ids = self._vocabulary.encode(text, parse_special)
@@ -127,14 +129,21 @@ class Tokenizer:
         skip_special : leave out control and unknown tokens (user-defined tokens stay).
         continuation : the ids go on after other text, so a leading space belongs to them. Else the
             space that encoding put in front of a text (`leading_space`) is taken away.
+
+        Raises
+        ------
+        TokenizerError : they are no integers, or one is no id of this tokenizer.
         """
-        pieces = [self.token_bytes(i) for i in ids if not (skip_special and self.is_special(i))]
+        whole = _whole(ids)
+        pieces = [self.token_bytes(i) for i in whole if not (skip_special and self.is_special(i))]
         if pieces and self.leading_space and not continuation:
             pieces[0] = pieces[0].removeprefix(b" ")
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of one token, control tokens included; they may be part of a character."""
+        if type(token_id) is not int:
+            (token_id,) = _whole([token_id])
         if not 0 <= token_id < self.vocab_size:
             raise TokenizerError(
                 f"token id {token_id} is out of range; the tokenizer has {self.vocab_size} ids"
@@ -176,8 +185,19 @@ class Tokenizer:
         return self.bos_id
 
 
+def _whole(ids: Iterable[int]) -> list[int]:
+    """Token ids as `int`, which NumPy's integers become too."""
+    try:
+        return [operator.index(token) for token in ids]
+    except TypeError:  # no iterable, or no integers in it
+        what = f"token ids are integers, which {shown(ids)} does not hold"
+        raise TokenizerError(what, hint="give a list of integers") from None
+
+
 def check_unicode(text: str) -> None:
-    """Refuse a string with lone surrogates, which has no UTF-8 form."""
+    """Refuse what is no text, and a text with lone surrogates, which has no UTF-8 form."""
+    if not isinstance(text, str):
+        raise TokenizerError(f"a text is wanted, not {shown(text)}", hint="give a str")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

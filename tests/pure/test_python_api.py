@@ -14,8 +14,10 @@ from scripted import scripted_model
 
 import cortiq
 from cortiq.cli.main import main
+from cortiq.engine.engine import Engine
 from cortiq.errors import ModelNotFoundError, OptionError, RequestError, TokenizerError
 from cortiq.formats.cache import watched
+from cortiq.tokenizer.tokenizer import Tokenizer
 
 TINY = "synthetic:tiny-llama"
 
@@ -171,3 +173,67 @@ def test_progress_of_a_download_never_falls(tmp_path):
             time.sleep(0.3)
     done = [count for _, count, _ in seen]
     assert done == sorted(done) and done[0] == 80 and done[-1] == 100
+
+
+@pytest.mark.parametrize("given", [None, 5, b"name", ["name"], "a\0b"], ids=str)
+def test_what_is_no_path_is_refused_wherever_a_file_is_named(model, given, tmp_path):
+    receipt = model.generate([1, 2], max_tokens=2).receipt()
+    uses = (
+        model.load_prefix, lambda path: model.save_prefix([1, 2], path), receipt.write,
+        receipt.sign, cortiq.Receipt.read, Tokenizer.from_folder,
+    )  # fmt: skip
+    for use in uses:
+        with pytest.raises(RequestError, match=r"the name of a file|no file can be named"):
+            use(given)
+    if given is not None:
+        with pytest.raises(RequestError, match=r"key: (the name of a file|no file can be named)"):
+            cortiq.verify(receipt, model, key=given)
+
+
+@pytest.mark.parametrize(
+    ("argument", "wanted"),
+    [("on_text", "a function"), ("progress", "a function"), ("masks", "a function"),
+     ("cancel", "an event")],
+)  # fmt: skip
+def test_what_cannot_be_called_or_set_is_refused_before_anything_is_computed(
+    model, argument, wanted
+):
+    with pytest.raises(RequestError) as refused:
+        model.generate([1, 2], max_tokens=2, **{argument: 5})
+    assert refused.value.where == argument and "5" in refused.value.what
+    assert wanted in refused.value.what or argument == "masks"
+    assert len(model.generate([1, 2], max_tokens=2).token_ids) == 2
+
+
+def test_tokenizer_refuses_what_is_no_text_and_no_ids(model):
+    for text in (5, None, b"ab", ["ab"]):
+        with pytest.raises(TokenizerError, match="a text is wanted"):
+            model.tokenizer.encode(text)
+    for ids in ("a", 5, None, [1.5], [None], [[1]]):
+        with pytest.raises(TokenizerError, match="token ids are integers"):
+            model.tokenizer.decode(ids)
+    with pytest.raises(TokenizerError, match="token ids are integers"):
+        model.tokenizer.token_bytes("a")
+    ids = model.tokenizer.encode("words", add_bos=False)
+    assert model.tokenizer.decode(np.array(ids)) == model.tokenizer.decode(ids) == "words"
+
+
+def test_engine_refuses_what_is_no_request(model):
+    with Engine(model.executable, model.tokenizer) as engine:
+        for given in ("x", None, [1, 2]):
+            with pytest.raises(RequestError, match="a request is wanted"):
+                engine.submit(given)
+        assert engine.idle
+
+
+@pytest.mark.parametrize("draft", ["off", "lookup"])
+def test_mask_of_another_vocabulary_is_the_callers_mistake(model, draft):
+    size = -(-model.logits([1]).shape[-1] // 8)
+    for mask, says in (
+        (b"\xff", f"a mask of 1 bytes, .* tokens take {size}"),
+        (bytearray(b"\xff" * size), "a mask is bytes, not bytearray"),
+        (bytes(size), "a mask that allows none"),
+    ):
+        with pytest.raises(RequestError, match=says) as refused:
+            model.generate([1, 2, 1, 2], max_tokens=4, draft=draft, masks=lambda ids: mask)  # noqa: B023
+        assert refused.value.where == "masks"
