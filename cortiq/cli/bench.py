@@ -10,7 +10,7 @@ import click
 from cortiq.cli.flags import options_of
 from cortiq.cli.render import note, print_json, print_table, progress_bar
 from cortiq.errors import BackendError
-from cortiq.options import LoadOptions, resolve
+from cortiq.options import GenerateOptions, LoadOptions, resolve
 
 if TYPE_CHECKING:
     from cortiq.runtime.bench import Runner, Speed, Work
@@ -59,11 +59,16 @@ def bench(
     One repetition warms up; medians are of the others. Nothing else should run meanwhile.
     """
     from cortiq.runtime.bench import Work, measure
+    from cortiq.runtime.drafts import drafter_of
     from cortiq.runtime.load import load
     from cortiq.runtime.request import vocabulary_size
 
     work = Work(*(given.pop(n) for n in ("prompt_tokens", "new_tokens", "batch", "repeats")))
     chosen = resolve(LoadOptions, given)
+    if draft is not None:
+        drafter_of(
+            GenerateOptions(draft=draft, draft_depth=draft_depth)
+        )  # before a model is opened
     extra = {"profile": True} if profile else {}
     with progress_bar(in_bytes=True) as bar:
         loaded = load(model, progress=bar, extra=extra, **given)

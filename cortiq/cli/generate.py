@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,8 @@ def generate(
     write_receipt = receipt_writer(receipt, sign)
     chosen = select(GenerateOptions, options)
     resolved = resolve(GenerateOptions, chosen)  # a bad one is said before a model is opened
-    with load_model(model, options) as opened:
+    check_options(resolved)
+    with told_if_interrupted(receipt), load_model(model, options) as opened:
         kept = opened.load_prefix(prefix) if prefix is not None else []
         fed = _chat_ids(opened, given, system, variables) if chat else opened.ids(given)
         made = _generate(opened, fed, chosen, quiet=as_json)
@@ -109,6 +111,29 @@ def receipt_writer(path: str | None, key: str | None) -> Callable[[Generation], 
         (receipt if key is None else receipt.sign(key)).write(target)
 
     return write
+
+
+def check_options(options: GenerateOptions) -> None:
+    """What can be said of options without a model; RequestError."""
+    from cortiq.runtime.drafts import drafter_of
+    from cortiq.runtime.request import check_stop
+
+    check_stop(options)
+    drafter_of(options)
+
+
+@contextmanager
+def told_if_interrupted(receipt: str | None) -> Iterator[None]:
+    """Say, of an interrupt, that the receipt that was asked for is not there.
+
+    What is generated until then is text that nobody can check.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, click.Abort):
+        if receipt is not None:
+            note(f"{receipt}: interrupted: no receipt was written")
+        raise
 
 
 def load_model(name: str, options: dict[str, Any]) -> Model:

@@ -70,7 +70,7 @@ def _print(receipt: Receipt, verdict: Verification) -> None:
     for number, difference in enumerate(verdict.differences):
         click.echo(f"{'also' if number else 'not identical'}: {difference}")
     if verdict.backend and not verdict.identical:
-        click.echo(f"{verdict.steps} steps before it are identical{where}")
+        click.echo(_agreeing(verdict.steps, len(receipt.claim.token_ids)) + where)
     backend, version = (shown(receipt.stated.get(name)) for name in ("backend", "cortiq"))
     by = "not signed: anybody may have stated that"
     if verdict.signed_by:
@@ -78,3 +78,10 @@ def _print(receipt: Receipt, verdict: Verification) -> None:
     elif receipt.signature is not None:
         by = "the signature does not hold"
     click.echo(f"stated: made on {backend} by cortiq {version}; {by}")
+
+
+def _agreeing(steps: int, claimed: int) -> str:
+    """How much is as the receipt says, where something else is not."""
+    if steps == claimed:  # the signature, or a field that no step shows
+        return f"all {steps} steps are identical"
+    return f"{steps} steps before it are identical"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cortiq.backend import Executable
-from cortiq.engine.drafters.kinds import OFF, find_kind, speculation
+from cortiq.engine.drafters.kinds import OFF, DrafterKind, find_kind, speculation
 from cortiq.engine.drafters.model import check_vocabularies
 from cortiq.engine.drafting import Speculation
 from cortiq.errors import RequestError
@@ -37,12 +37,12 @@ class Drafts:
         ------
         RequestError : the drafter is unknown, or cannot draft for this model.
         """
-        if options.draft == OFF:
-            _check_no_depth(options)
+        found = drafter_of(options)
+        if found is None:
             return None
         key = options.draft, options.draft_depth
         if key not in self._made:
-            kind, argument = find_kind(options.draft, default_plugins().drafters)
+            kind, argument = found
             self._made[key] = speculation(kind, argument, options.draft_depth, self)
         return self._made[key]
 
@@ -71,6 +71,19 @@ class Drafts:
         for model in self._opened.values():
             model.close()
         self._opened, self._made = {}, {}
+
+
+def drafter_of(options: GenerateOptions) -> tuple[DrafterKind, str] | None:
+    """The drafter that options name, and its argument; None for none. No model is needed.
+
+    Raises
+    ------
+    RequestError : there is no such drafter, it takes another argument, or a depth is all there is.
+    """
+    if options.draft == OFF:
+        _check_no_depth(options)
+        return None
+    return find_kind(options.draft, default_plugins().drafters)
 
 
 def _check_no_depth(options: GenerateOptions) -> None:

@@ -385,16 +385,16 @@ def slow(position):
 model.executable.logits = slow
 cortiq.load = lambda name, **options: model
 from cortiq.cli.main import main
-main(["generate", "m", "-p", "ab"])
+main(["generate", "m", "-p", "ab", *sys.argv[1:]])
 """
 
 
-def start_slow():
+def start_slow(*arguments):
     script = SLOW.format(folder=os.path.dirname(__file__))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     # A job in the background ignores interrupts, and its children with it.
     heed = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
-    return subprocess.Popen([sys.executable, "-c", script], **pipes, **heed)
+    return subprocess.Popen([sys.executable, "-c", script, *arguments], **pipes, **heed)
 
 
 def test_interrupt_exits_with_130_and_no_traceback():
@@ -404,6 +404,38 @@ def test_interrupt_exits_with_130_and_no_traceback():
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130
     assert err.strip() == b""
+
+
+def test_interrupt_says_that_no_receipt_was_written(tmp_path):
+    file = tmp_path / "r.json"
+    process = start_slow("--receipt", str(file))
+    assert process.stdout.read(1) == b"x"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130 and list(tmp_path.iterdir()) == []
+    assert f"{file}: interrupted: no receipt was written" in err.decode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "m", "-p", "ab", "--draft", "none"], "--draft: there is no drafter 'none'"),
+        (["generate", "m", "-p", "ab", "--draft", "model"], "--draft: the drafter model takes"),
+        (["generate", "m", "-p", "ab", "--draft-depth", "3"], "--draft-depth: a draft depth"),
+        (["generate", "m", "-p", "ab", "--stop", ""], "--stop: a stop string is empty"),
+        (["bench", "m", "--draft", "none"], "--draft: there is no drafter 'none'"),
+    ],
+)
+def test_options_that_no_model_could_serve_are_refused_before_one_is_opened(
+    cli, monkeypatch, arguments, message
+):
+    def opened(*_, **__):
+        raise AssertionError("a model was opened")
+
+    monkeypatch.setattr(cortiq, "load", opened)
+    monkeypatch.setattr("cortiq.runtime.load.load", opened)
+    code, out, err = cli(*arguments)
+    assert (code, out) == (2, "") and message in err
 
 
 def test_closed_pipe_is_quiet():

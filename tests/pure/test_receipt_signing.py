@@ -201,6 +201,20 @@ def test_command_line_says_what_differs_and_exits_with_1(tmp_path, capsys):
     assert verdict["differences"][0]["field"] == "model_hash"
 
 
+def test_wrong_key_or_edited_signature_leaves_all_steps_identical(folder, tmp_path, capsys):
+    file = tmp_path / "r.json"
+    generate(capsys, "--receipt", file, "--sign", folder / "pem")
+    top = json.loads(file.read_text())
+    value = top["signature"]["value"]
+    top["signature"]["value"] = value[:-1] + ("0" if value[-1] != "0" else "1")
+    edited = tmp_path / "edited.json"
+    edited.write_text(json.dumps(top))
+    for arguments in ((file, "--key", folder / "other.pub"), (edited,)):
+        code, out, _ = run(capsys, "verify", *arguments, "-b", "reference")
+        assert code == 1 and out.startswith("not identical: the ")
+        assert "all 6 steps are identical on reference:cpu" in out and "before it" not in out
+
+
 def test_command_line_exits_with_2_when_nothing_is_decided(folder, tmp_path, capsys):
     file = tmp_path / "r.json"
     code, _, err = run(capsys, "verify", file)
