@@ -5,7 +5,7 @@ reads the keys and values that its rows see once a batch, and multiplies each by
 factors have 16 bits, which takes two multiply-adds of the dot product instruction. Experts are
 matrices that are read if a row of the batch chose them. A recurrence reads and writes its state
 once a sequence, however many rows go through it, and has some float operations for each of its
-values and rows. What all other ops do is small beside moving what they read and write. Rows are in
+values and rows; a convolution does so with the rows that it keeps. What all other ops do is small beside moving what they read and write. Rows are in
 a cache more often than weights and keys are: an op that only moves rows can be faster than memory.
 """
 
@@ -54,6 +54,8 @@ def label_of(binder: Binder, step: Step) -> Label:
         layout = binder.layout.rings[step.nodes[0].slots["state"]]
         assert isinstance(layout, Recurrences)
         return Label(step.label, partial(recurred, binder.rows, layout, moved))
+    if isinstance(step.op, ops.CausalConv):
+        return Label(step.label, partial(convolved, binder.rows, step.op, moved))
     if isinstance(step.op, Heads) and step.op.store is not None:
         moved += _stored_bytes(binder, step.op.store)
     return Label(step.label, moving(moved))
@@ -95,6 +97,17 @@ def recurred(rows: RowSet, layout: Recurrences, moved: int, count: int) -> Cost:
     state = 2 * FLOAT_BYTES * values * int(rows.segment_count[0])
     each = STEP + RECALL * layout.delta
     return Cost(state + moved * count, floats=each * values * count)
+
+
+def convolved(rows: RowSet, op: ops.CausalConv, moved: int, count: int) -> Cost:
+    """The cost of a convolution for the set's `count` rows, `moved` bytes of values each.
+
+    Taps are read once; a sequence reads the rows before its first one, and keeps as many again.
+    """
+    row = FLOAT_BYTES * op.width
+    kept = 2 * (op.kernel - 1) * row * int(rows.segment_count[0])
+    each = 2 * op.kernel + SNAP
+    return Cost(op.kernel * row + kept + moved * count, floats=each * op.width * count)
 
 
 def _stored_bytes(binder: Binder, node: Node) -> int:

@@ -53,6 +53,7 @@ typedef struct {
     float beta;
     int32_t rows, per_channel;
     int64_t stride; /* floats from one row of the state to the next */
+    int64_t ahead;  /* floats from the state to what is read next, which is asked for; 0: nothing */
 } recurrence_row;
 
 /* Queries of one head group against tiles; see attention.c. */

@@ -10,7 +10,8 @@ enum { COLUMNS = 32, COPIED_ROWS = 512 };
 
 /* One row of the batch for n columns of a head; 1 on a fault. */
 static int advance(const cortiq_recurrence *a, const cortiq_kernels *kernels, int32_t row,
-                   int32_t head, int32_t from, int n, float *state, int64_t stride, float *faded)
+                   int32_t head, int32_t from, int n, float *state, int64_t stride, int64_t ahead,
+                   float *faded)
 {
     int32_t group = head / (a->heads / a->groups), rows = a->state_rows;
     int64_t keys = ((int64_t)row * a->groups + group) * rows;
@@ -19,7 +20,7 @@ static int advance(const cortiq_recurrence *a, const cortiq_kernels *kernels, in
     recurrence_row one = {
         .q = a->q + keys, .k = a->k + keys, .alpha = alpha, .faded = a->delta ? faded : NULL,
         .beta = a->beta[number], .rows = rows, .per_channel = a->per_channel,
-        .stride = stride,
+        .stride = stride, .ahead = ahead,
     };
     int fault = a->delta && kernels->faded(one.k, alpha, a->per_channel, faded, rows);
     return fault | kernels->recur(&one, a->v + at, a->out + at, state, n);
@@ -39,17 +40,21 @@ static void advance_segment(const cortiq_op *op, cortiq_worker *worker, int32_t 
                             int32_t head, int32_t from, int n)
 {
     const cortiq_recurrence *a = op->args;
+    const cortiq_kernels *kernels = cortiq_kernels_of(worker->isa);
     const cortiq_segment *s = &a->segments[segment];
     float *state = a->states[segment] + (int64_t)head * a->state_rows * a->columns + from;
     float *faded = (float *)(void *)worker->scratch, *here = state;
     int64_t stride = a->columns, size = (int64_t)a->heads * a->state_rows * a->columns;
     int copied = s->stop - s->start > 1 && a->state_rows <= COPIED_ROWS;
+    /* One row: the next columns, or the next head's first, come while these are computed. */
+    int64_t ahead = from + n < a->columns ? n : (int64_t)a->state_rows * a->columns - from;
+    if (head + 1 == a->heads && ahead != n) ahead = 0;
     if (copied) {
-        here = faded + COPIED_ROWS, stride = COLUMNS;
+        here = faded + COPIED_ROWS, stride = COLUMNS, ahead = 0;
         copy_columns(a, state, a->columns, here, stride, n);
     }
     for (int32_t row = s->start; row < s->stop; row++) {
-        if (advance(a, cortiq_kernels_of(worker->isa), row, head, from, n, here, stride, faded))
+        if (advance(a, kernels, row, head, from, n, here, stride, ahead, faded))
             cortiq_fault(op, row);
         int64_t length = (int64_t)s->position + row - s->start + 1;
         float *mark = state + size * (1 + length / CORTIQ_MARK % 2);

@@ -53,6 +53,7 @@ INLINE void advance_columns(float *s, int64_t stride, const recurrence_row *r, i
                             vf out[SPAN])
 {
     const float *alpha = r->alpha, *k = r->k, *q = r->q;
+    int64_t ahead = r->ahead;
     vf runs[RUN][SPAN], faded = f_all(alpha[0]);
     for (int i = 0; i < RUN; i++) {
         vf t[RUN][SPAN] = {{{0}}};
@@ -67,6 +68,7 @@ INLINE void advance_columns(float *s, int64_t stride, const recurrence_row *r, i
                     f_store_part(here, next, count);
                     next = next * f_all(q[at]);
                     t[m][c] = at < 256 ? next : t[m][c] + next;
+                    if (ahead) __builtin_prefetch(here + ahead, 1);
                 }
         halved(t, blocks, span);
 #pragma GCC unroll 4
