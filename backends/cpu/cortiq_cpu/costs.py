@@ -5,8 +5,9 @@ reads the keys and values that its rows see once a batch, and multiplies each by
 factors have 16 bits, which takes two multiply-adds of the dot product instruction. Experts are
 matrices that are read if a row of the batch chose them. A recurrence reads and writes its state
 once a sequence, however many rows go through it, and has some float operations for each of its
-values and rows; a convolution does so with the rows that it keeps. What all other ops do is small beside moving what they read and write. Rows are in
-a cache more often than weights and keys are: an op that only moves rows can be faster than memory.
+values and rows; a convolution does so with the rows that it keeps. What all other ops do is small
+beside moving what they read and write. Rows are in a cache more often than weights and keys are:
+an op that only moves rows can be faster than memory.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 
 #include <string.h>
 
-/* Channels a worker takes at a time, for which taps and some rows stay in the first-level cache, and
- * the most taps there are. */
-enum { CHANNELS = 512, MOST_TAPS = 64 };
+/* Channels a worker takes at a time, and the most taps there are. */
+enum { CHANNELS = 1024, MOST_TAPS = 64 };
 
 /* Where channel `from` of the row at `position` is, or NULL before the sequence begins. */
 static const float *row_at(const cortiq_conv *a, int32_t segment, int32_t position, int32_t from)
@@ -58,7 +57,7 @@ static void conv_rows(const cortiq_op *op, cortiq_worker *worker)
     int32_t start, stop, chunks = (a->width + CHANNELS - 1) / CHANNELS, total = *op->rows * chunks;
     while (cortiq_take(worker, total, cortiq_grain(total, worker->threads), &start, &stop))
         for (int32_t i = start; i < stop; i++)
-            conv_part(op, worker, i % *op->rows, i / *op->rows * CHANNELS);
+            conv_part(op, worker, i / chunks, i % chunks * CHANNELS);
     cortiq_barrier(worker);
     while (cortiq_take(worker, *op->rows, 1, &start, &stop)) keep_row(a, start);
 }
