@@ -52,3 +52,11 @@ def event_of(value: Event | None) -> Event:
         return value
     hint = "give a threading.Event, and set it to cancel"
     raise RequestError(f"an event is wanted, not {shown(value)}", where="cancel", hint=hint)
+
+
+def instance_of(value: object, kind: type, where: str) -> None:
+    """Refuse a value of another class; RequestError names the one that is wanted."""
+    if not isinstance(value, kind):
+        raise RequestError(
+            f"an instance of {kind.__name__} is wanted, not {shown(value)}", where=where
+        )

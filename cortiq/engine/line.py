@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cortiq.arguments import instance_of
 from cortiq.engine.places import Places
 from cortiq.engine.roles import Role
 from cortiq.engine.schedule import urgency
@@ -40,6 +41,7 @@ class Line:
     """
 
     def __init__(self, places: Places, options: EngineOptions) -> None:
+        instance_of(options, EngineOptions, "options")
         self.places, self.options = places, options
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []

@@ -11,9 +11,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from cortiq.arguments import function_of, instance_of
 from cortiq.backend import State
 from cortiq.engine.drafting import DepthPolicy, Drafting, Round, Speculation
 from cortiq.engine.output import Output
+from cortiq.errors import RequestError
 from cortiq.runtime.request import Request
 from cortiq.runtime.statistics import Statistics
 
@@ -58,9 +60,20 @@ class Sequence:
     cancelled: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
+        self._check()
         self.ids = list(self.request.prompt)
         self._cancel = threading.Event()
         self._taken = 0
+
+    def _check(self) -> None:
+        """Refuse what `Engine.submit` cannot work with; RequestError."""
+        instance_of(self.priority, int, "priority")
+        instance_of(self.stats, Statistics, "stats")
+        if self.speculation is not None:
+            instance_of(self.speculation, Speculation, "speculation")
+        function_of(self.progress, "progress")
+        if function_of(self.cancelled, "cancelled") is None:
+            raise RequestError("a function is wanted, not None", where="cancelled")
 
     def cancel(self) -> None:
         """End it before the next step, as `cancelled`; any thread may call this."""

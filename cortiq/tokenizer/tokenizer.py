@@ -152,10 +152,13 @@ class Tokenizer:
 
     def token_id(self, text: str) -> int | None:
         """Id of the token whose own text is `text`, control tokens included, or None."""
+        _check_text(text)
         return self._vocabulary.find(text)
 
     def is_special(self, token_id: int) -> bool:
         """Whether the id is a control or unknown token, which decoding skips."""
+        if type(token_id) is not int:
+            (token_id,) = _whole([token_id])
         return token_id in self._hidden_ids
 
     @property
@@ -194,10 +197,14 @@ def _whole(ids: Iterable[int]) -> list[int]:
         raise TokenizerError(what, hint="give a list of integers") from None
 
 
-def check_unicode(text: str) -> None:
-    """Refuse what is no text, and a text with lone surrogates, which has no UTF-8 form."""
+def _check_text(text: object) -> None:
     if not isinstance(text, str):
         raise TokenizerError(f"a text is wanted, not {shown(text)}", hint="give a str")
+
+
+def check_unicode(text: str) -> None:
+    """Refuse what is no text, and a text with lone surrogates, which has no UTF-8 form."""
+    _check_text(text)
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

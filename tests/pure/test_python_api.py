@@ -17,6 +17,8 @@ from cortiq.cli.main import main
 from cortiq.engine.engine import Engine
 from cortiq.errors import ModelNotFoundError, OptionError, RequestError, TokenizerError
 from cortiq.formats.cache import watched
+from cortiq.options import GenerateOptions
+from cortiq.runtime.request import make_request
 from cortiq.tokenizer.tokenizer import Tokenizer
 
 TINY = "synthetic:tiny-llama"
@@ -212,8 +214,12 @@ def test_tokenizer_refuses_what_is_no_text_and_no_ids(model):
     for ids in ("a", 5, None, [1.5], [None], [[1]]):
         with pytest.raises(TokenizerError, match="token ids are integers"):
             model.tokenizer.decode(ids)
-    with pytest.raises(TokenizerError, match="token ids are integers"):
-        model.tokenizer.token_bytes("a")
+    for use in (model.tokenizer.token_bytes, model.tokenizer.is_special):
+        for token in ("a", None, [1]):
+            with pytest.raises(TokenizerError, match="token ids are integers"):
+                use(token)
+    with pytest.raises(TokenizerError, match="a text is wanted"):
+        model.tokenizer.token_id([1])
     ids = model.tokenizer.encode("words", add_bos=False)
     assert model.tokenizer.decode(np.array(ids)) == model.tokenizer.decode(ids) == "words"
 
@@ -223,7 +229,15 @@ def test_engine_refuses_what_is_no_request(model):
         for given in ("x", None, [1, 2]):
             with pytest.raises(RequestError, match="a request is wanted"):
                 engine.submit(given)
+        request = make_request([1], GenerateOptions(seed=0), model.program, ())
+        for name in ("priority", "stats", "speculation", "progress", "cancelled"):
+            with pytest.raises(RequestError, match=f"{name}: an? .* is wanted, not 'x'"):
+                engine.submit(request, **{name: "x"})
         assert engine.idle
+    with pytest.raises(
+        RequestError, match="options: an instance of EngineOptions is wanted, not 'x'"
+    ):
+        Engine(model.executable, model.tokenizer, options="x")
 
 
 @pytest.mark.parametrize("draft", ["off", "lookup"])
