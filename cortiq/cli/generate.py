@@ -82,7 +82,7 @@ def generate(
         made = _generate(opened, fed, chosen, quiet=as_json)
         write_receipt(made)
     if kept and not made.stats.reused_tokens:
-        note(f"{prefix}: not used: the prompt does not go on from its {len(kept)} tokens")
+        note(f"{prefix}: not used: {_why_not(len(kept))}")
     if as_json:
         print_json(as_object(made))
     elif resolved.temperature > 0 and resolved.seed is None:
@@ -91,6 +91,15 @@ def generate(
         note(made.note)
     if stats:
         _print_stats(made)
+
+
+def _why_not(kept: int) -> str:
+    """Why a prefix of so many tokens was of no use."""
+    from cortiq.engine.prefixes import LEAST
+
+    if kept < LEAST:
+        return f"it has {kept} tokens, fewer than the {LEAST} that are worth a copy"
+    return f"the prompt does not go on from its {kept} tokens"
 
 
 def receipt_writer(path: str | None, key: str | None) -> Callable[[Generation], None]:

@@ -159,6 +159,8 @@ def test_stats_say_what_a_prefix_was_good_for_and_an_unused_one_is_said(tmp_path
     assert f"of the prompt {len(TEXT)} tokens were kept" in used and "not used" not in used
     assert f"not used: the prompt does not go on from its {len(TEXT)} tokens" in unused
     assert "were kept" not in unused
+    run(cli, ["prefix", "save", model, file, "-p", "ab"])
+    assert "not used: it has 2 tokens, fewer than the" in run(cli, [*base, "abc"]).stderr
 
 
 def test_a_file_goes_to_the_cache_that_is_there_even_if_it_is_empty(saved, name):
