@@ -4,6 +4,7 @@
 #include "isa.h"
 
 #include "rows_body.h"
+#include "conv_body.h"
 #include "recurrence_body.h"
 #include "probe_body.h"
 #include "tail_body.h"

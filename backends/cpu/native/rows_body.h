@@ -256,22 +256,6 @@ static int row_sigmoid(const float *x, float *out, int n)
 
 /* y = +0; y = y + w[t]*rows[t] for each tap; then the bias; snap. A row that is NULL adds nothing:
  * it lies before the sequence, where all products are zeros. */
-static int row_conv(const float *const *rows, const float *weight, const float *bias, float *out,
-                    int taps, int64_t weight_stride, int n)
-{
-    vi worst = {0};
-    EACH(i, count, n) {
-        vf y = {0};
-        for (int t = 0; t < taps; t++)
-            if (rows[t])
-                y = y + f_load_part(weight + t * weight_stride + i, count) *
-                            f_load_part(rows[t] + i, count);
-        if (bias) y = y + f_load_part(bias + i, count);
-        f_store_part(out + i, snap(y, &worst), count);
-    }
-    return has_fault(worst);
-}
-
 static int row_weighted_sum(const float *weights, const float *rows, float *out, int count_rows,
                             int64_t stride, int n)
 {
