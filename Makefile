@@ -21,7 +21,8 @@ demo: setup
 
 $(VENV)/.test: requirements-test.txt $(BIN)/cortiq plugins/*/pyproject.toml
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet -r requirements-test.txt $(PLUGINS)
+	$(BIN)/python -m pip install --quiet -r requirements-test.txt
+	$(BIN)/python -m pip install --quiet --no-deps $(PLUGINS)
 	@sh tools/install-vulkan
 	@sh tools/install-chromium
 	@touch $@
