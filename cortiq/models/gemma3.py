@@ -35,12 +35,35 @@ NAMES = Names(
     }
 )
 BEFORE_MLP, AFTER_MLP = "pre_feedforward_layernorm", "post_feedforward_layernorm"
-LAYERS_OF_27B = 62
-"""The one size whose query scale is not that of its head width; GGUF files do not say so."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(BaseConfig):
+class ScaledConfig(BaseConfig):
+    """Fields of Gemma 2 and 3 that their query scale follows from.
+
+    Attributes
+    ----------
+    layers_of_27b : of the one size whose scale is not that of its head width; GGUF files do not
+        say so.
+    """
+
+    query_pre_attn_scalar: float | None = None
+    layers_of_27b: ClassVar[int]
+
+    @property
+    def query_scale(self) -> float:
+        """Factor on q·k: query_pre_attn_scalar^(−1/2), 256 if a config.json does not say."""
+        scalar: float = self.head_width if self.source == "gguf" else 256
+        if self.source == "gguf" and self.num_hidden_layers == self.layers_of_27b:
+            scalar = self.hidden_size / self.num_attention_heads
+        scalar = self.query_pre_attn_scalar or scalar
+        if scalar < 0:
+            raise FormatError(f"query_pre_attn_scalar is {scalar}", where="config")
+        return scalar**-0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(ScaledConfig):
     """Fields of `Gemma3TextConfig`."""
 
     num_key_value_heads: int | None = 4
@@ -50,7 +73,6 @@ class Config(BaseConfig):
     rms_norm_eps: float = 1e-6
     hidden_activation: str = "gelu_pytorch_tanh"
     attention_bias: bool = False
-    query_pre_attn_scalar: float | None = None
     sliding_window: int = 4096
     sliding_window_pattern: int = 6
     layer_types: tuple[str, ...] | None = None
@@ -58,17 +80,7 @@ class Config(BaseConfig):
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
     default_theta: ClassVar[float] = 1000000.0
-
-    @property
-    def query_scale(self) -> float:
-        """Factor on q·k: query_pre_attn_scalar^(−1/2), 256 if a config.json does not say."""
-        scalar: float = self.head_width if self.source == "gguf" else 256
-        if self.source == "gguf" and self.num_hidden_layers == LAYERS_OF_27B:
-            scalar = self.hidden_size / self.num_attention_heads
-        scalar = self.query_pre_attn_scalar or scalar
-        if scalar < 0:
-            raise FormatError(f"query_pre_attn_scalar is {scalar}", where="config")
-        return scalar**-0.5
+    layers_of_27b: ClassVar[int] = 62
 
     def windows(self) -> tuple[int | None, ...]:
         """The window of every layer, `None` where it sees everything."""
@@ -95,7 +107,7 @@ def attention(config: Config, window: int | None, rope: RopeTable) -> Attention:
     )
 
 
-def norm_offset(config: Config) -> float:
+def norm_offset(config: BaseConfig) -> float:
     """Norm weights are stored as w of (1 + w), except in GGUF files, which hold the sum."""
     return 0.0 if config.source == "gguf" else 1.0
 

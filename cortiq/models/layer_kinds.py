@@ -53,6 +53,11 @@ def sparse_layers(values: Sequence[str] | None, count: int) -> tuple[bool, ...]:
     return tuple(kind == "sparse" for kind in kinds)
 
 
+def is_stepped_sparse(layer: int, step: int, dense: Sequence[int] | None) -> bool:
+    """Whether a layer has experts: every `step`th one, but for those that `dense` lists."""
+    return layer not in (dense or ()) and (layer + 1) % step == 0
+
+
 def layer_ropes(
     config: BaseConfig, context: int, defaults: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, RopeTable]:

@@ -9,6 +9,7 @@ from cortiq.ir import Program
 from cortiq.ir.layers import Attention, GatedMLP, MoE
 from cortiq.models import qwen2
 from cortiq.models.config import Keys
+from cortiq.models.layer_kinds import is_stepped_sparse
 from cortiq.models.names import Names
 from cortiq.models.parts import MLP, MOE, Decoder, activation
 from cortiq.models.rope import rope_table
@@ -58,8 +59,7 @@ class Config(qwen2.Config):
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""
-        dense = layer in (self.mlp_only_layers or ())
-        return not dense and (layer + 1) % self.decoder_sparse_step == 0
+        return is_stepped_sparse(layer, self.decoder_sparse_step, self.mlp_only_layers)
 
 
 def build(config: Config, context: int) -> Program:

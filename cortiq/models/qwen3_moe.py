@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from cortiq.ir import Program
 from cortiq.ir.layers import Attention, GatedMLP, MoE, QKNorm
 from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.layer_kinds import is_stepped_sparse
 from cortiq.models.names import Names
 from cortiq.models.parts import MOE, Decoder, activation
 from cortiq.models.rope import rope_table
@@ -51,8 +52,7 @@ class Config(BaseConfig):
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""
-        dense = layer in (self.mlp_only_layers or ())
-        return not dense and (layer + 1) % self.decoder_sparse_step == 0
+        return is_stepped_sparse(layer, self.decoder_sparse_step, self.mlp_only_layers)
 
 
 def build(config: Config, context: int) -> Program:

@@ -9,7 +9,7 @@ from cortiq.errors import FormatError
 from cortiq.ir import Program
 from cortiq.ir.layers import Attention, GatedDeltaNet, GatedMLP, MoE, QKNorm
 from cortiq.models.config import BaseConfig, Keys
-from cortiq.models.layer_kinds import GLOBAL, layer_list
+from cortiq.models.layer_kinds import GLOBAL, is_stepped_sparse, layer_list
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation
 from cortiq.models.qwen2_moe import EXPERTS
@@ -81,8 +81,7 @@ class Config(LinearConfig):
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""
-        dense = layer in (self.mlp_only_layers or ())
-        return not dense and (layer + 1) % self.decoder_sparse_step == 0
+        return is_stepped_sparse(layer, self.decoder_sparse_step, self.mlp_only_layers)
 
 
 def delta_net(config: LinearConfig, grouped: bool) -> GatedDeltaNet:
