@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from cortiq.formats import fetch
+
+# Triton reads this once, when it is first imported, and torch and transformers import it too: set
+# in a test's own module it would count only where that test happens to come first in its worker.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")
