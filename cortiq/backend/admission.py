@@ -82,7 +82,12 @@ def vocabulary_of(program: Program) -> int:
 
 
 def refusals(
-    graph: Graph, rows: Sequence[Row], tokens: Sequence[int], start: int, vocabulary: int
+    graph: Graph,
+    rows: Sequence[Row],
+    tokens: Sequence[int],
+    start: int,
+    vocabulary: int,
+    context: int,
 ) -> Iterator[str]:
     """Reasons not to compute the rows of one sequence, whose entry graph has seen `start` rows."""
     supplied = [name for name in graph.inputs if name not in BY_ROW]
@@ -94,12 +99,13 @@ def refusals(
         lacking = [name for name in supplied if name not in row.inputs]
         if lacking:
             yield f"rows lack the inputs {sorted(lacking)}"
-        yield from (r for name in row.inputs if (r := _unfit(graph, name, row.inputs[name])))
+        given = row.inputs.items()
+        yield from (r for name, value in given if (r := _unfit(graph, name, value, context)))
         yield from (r for want in row.wants if (r := _unanswerable(graph, want)))
 
 
-def _unfit(graph: Graph, name: str, value: object) -> str | None:
-    """Why a row cannot supply this value."""
+def _unfit(graph: Graph, name: str, value: object, context: int) -> str | None:
+    """Why a row cannot supply this value. Integers are positions: of a rotary turn's axes."""
     type_ = graph.values.get(name)
     if type_ is None or name in BY_ROW:
         return f"the graph has no value {name!r} that a row could supply"
@@ -113,6 +119,8 @@ def _unfit(graph: Graph, name: str, value: object) -> str | None:
         return f"{name!r} is {type_}, a row supplies {given.dtype}{list(given.shape)}"
     if whole and given.min(initial=0) < 0:
         return f"{name!r} counts from 0, a row supplies {given.min()}"
+    if whole and given.max(initial=0) >= context:
+        return f"a row supplies the position {given.max()}, the context is of {context}"
     return None
 
 

@@ -83,7 +83,7 @@ def test_nothing_is_called_whose_order_is_torchs_own():
 def test_query_key_and_value_are_one_product():
     model = models.load("tiny-llama")
     executable = TorchBackend().compile(model.program, model.weights, CompileOptions())
-    steps = executable._plans["trunk"].steps
+    steps = executable.plans["trunk"].steps
     shared = [step for step in steps if isinstance(step.node.op, fuse.SharedMatMul)]
     assert shared and all(len(step.node.outputs) in (2, 3) for step in shared)
     executable.close()

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from cortiq_cpu.accepted import Accepted
+from cortiq.backend.executable import Accepted
 from cortiq_cpu.arguments import SEGMENT
 from cortiq_cpu.state import CpuState, StateLayout
 

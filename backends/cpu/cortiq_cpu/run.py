@@ -10,9 +10,9 @@ import numpy as np
 
 from cortiq.backend import Batch, Draw, Named, Row, State, Top, Want
 from cortiq.backend.admission import value_of
+from cortiq.backend.executable import Accepted
 from cortiq.ir import Type
 from cortiq.numerics.quantise import Quantised
-from cortiq_cpu.accepted import Accepted
 from cortiq_cpu.native import Op, library
 from cortiq_cpu.plan import SIDE_VALUES, Plan
 from cortiq_cpu.profile import Label, Profile

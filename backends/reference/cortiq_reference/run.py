@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 
 from cortiq.backend import Batch
 from cortiq.backend.admission import value_of
+from cortiq.backend.executable import Accepted
 from cortiq.ir import Type
 from cortiq.numerics.contract import F32, Flags, Ints, OutOfDomainError, snap
 from cortiq.numerics.quantise import Quantised
@@ -25,18 +27,17 @@ class Run:
         self,
         plan: Plan,
         batch: Batch,
-        accepted: list[tuple[ReferenceState, range]],
-        tokens: list[int],
+        accepted: Sequence[Accepted[ReferenceState]],
         answers: Answers,
     ) -> None:
         self.plan, self.batch, self.answers = plan, batch, answers
-        self.order = [index for _, rows in accepted for index in rows]
+        self.order = [index for sequence in accepted for index in sequence.indices]
         self.rows = [batch.rows[i] for i in self.order]
-        self.tokens = np.array([tokens[i] for i in self.order], np.int32)
+        self.tokens = np.array([t for sequence in accepted for t in sequence.tokens], np.int32)
         self.segments, start = [], 0
-        for state, rows in accepted:
-            self.segments.append(Segment(state, start, start + len(rows)))
-            start += len(rows)
+        for sequence in accepted:
+            self.segments.append(Segment(sequence.state, start, start + len(sequence.indices)))
+            start += len(sequence.indices)
         self.faults: Flags = np.zeros(start, np.bool_)
         self.values: dict[str, Any] = {}
         wants = [{value_of(want) for want in row.wants} for row in self.rows]
@@ -112,11 +113,6 @@ class Run:
         """Whether any row of the sequence met a fault."""
         segment = next(s for s in self.segments if s.state is state)
         return bool(self.faults[segment.start : segment.stop].any())
-
-    def tokens_of(self, state: ReferenceState) -> Ints:
-        """Ids the sequence was fed."""
-        segment = next(s for s in self.segments if s.state is state)
-        return self.tokens[segment.start : segment.stop]
 
     def wants_of(self, index: int) -> dict:
         """What the batch's row `index` asked for."""

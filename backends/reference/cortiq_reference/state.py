@@ -9,7 +9,6 @@ import numpy as np
 
 from cortiq.backend import ExportedState
 from cortiq.errors import RequestError
-from cortiq.numerics.contract import Ints
 from cortiq_reference.recurrent_store import RecurrentStore
 from cortiq_reference.stores import KVStore, RingStore, Store, arrays, held_bytes, open_store
 
@@ -87,11 +86,11 @@ class ReferenceState:
         """Memory held."""
         return sum(held_bytes(store) for store in self._each_store())
 
-    def advance(self, entry: str, tokens: Ints) -> None:
+    def advance(self, entry: str, tokens: list[int]) -> None:
         """Count rows that the stores now hold."""
         self.lengths[entry] += len(tokens)
         if entry == "trunk":
-            self.tokens.extend(int(t) for t in tokens)
+            self.tokens += tokens
 
     def rewind(self, length: int, entry: str = "trunk") -> int:
         """Forget the rows of `entry` from `length` on; see `cortiq.backend.State`."""

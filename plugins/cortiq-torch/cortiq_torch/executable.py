@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
-from cortiq.backend import (
-    FAULT,
-    Batch,
-    BatchResult,
-    CompileOptions,
-    ExportedState,
-    Finished,
-    Outcome,
-    State,
-    Status,
-    Want,
-    check_exported,
-)
-from cortiq.backend.admission import drawn_token, groups_of, refusals, token_of, vocabulary_of
+from cortiq.backend import Batch, CompileOptions
+from cortiq.backend.executable import Accepted, BaseExecutable, Brought
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
-from cortiq.errors import RequestError
 from cortiq.ir import Node, Program, Ring, Slot, expand
 from cortiq.numerics.layouts import Weight
 from cortiq_torch.kernels import LAYERS
@@ -32,19 +17,9 @@ from cortiq_torch.plan import Plan
 from cortiq_torch.run import Run
 from cortiq_torch.state import TorchState
 
-Groups = list[tuple[TorchState, range]]
 
-
-class TorchExecutable:
-    """A program on one device.
-
-    Attributes
-    ----------
-    asynchronous : `forward` returns when the batch is computed.
-    written : slots that each entry graph writes.
-    """
-
-    asynchronous = False
+class TorchExecutable(BaseExecutable[TorchState, Plan]):
+    """A program on one device."""
 
     def __init__(
         self,
@@ -55,8 +30,7 @@ class TorchExecutable:
         name: str,
         given: GivenKernels = NO_KERNELS,
     ) -> None:
-        self.program, self.options, self.device = program, options, device
-        self.vocabulary = vocabulary_of(program)
+        self.device = device
         layouts = {weight: spec.layout for weight, spec in program.weights.items()}
         whole = {} if given else LAYERS  # a kernel of others is for the primitives inside, too
 
@@ -64,13 +38,11 @@ class TorchExecutable:
             return type(node.op) in whole
 
         graphs = {n: expand(g, layouts, is_claimed) for n, g in program.graphs.items()}
-        self._plans = {n: Plan(graph, weights, device, given) for n, graph in graphs.items()}
-        self.written = {n: graph.written_slots() for n, graph in graphs.items()}
+        plans = {n: Plan(graph, weights, device, given) for n, graph in graphs.items()}
+        super().__init__(program, options, plans)
         nodes = [node for graph in program.graphs.values() for node in graph.nodes]
         theirs = {op: kernel.owner for op, kernel in given.items()}
         self.placement = {node.name: theirs.get(type(node.op), name) for node in nodes}
-        self._states: list[TorchState] = []
-        self._drawn: list[int | None] = []
 
     @property
     def provenance(self) -> Mapping[str, str]:
@@ -81,26 +53,9 @@ class TorchExecutable:
             facts["cuda"] = str(torch.version.cuda)
         return facts
 
-    def open(self, limit: int) -> TorchState:
-        """A new, empty sequence of at most `limit` positions."""
-        state = TorchState(self, limit)
-        self._states.append(state)
-        return state
-
-    def import_(self, exported: ExportedState, limit: int) -> TorchState:
-        """A sequence that continues an exported one."""
-        check_exported(exported, self.program, limit)
-        state = self.open(limit)
-        try:
-            state.load(exported)
-        except BaseException:
-            state.release()
-            raise
-        return state
-
-    def forget(self, state: TorchState) -> None:
-        """Drop a released sequence."""
-        self._states = [s for s in self._states if s is not state]
+    def new_state(self, limit: int) -> TorchState:
+        """An empty sequence of at most `limit` positions."""
+        return TorchState(self, limit)
 
     def state_bytes(self, rows: int) -> int:
         """Memory one sequence of this many rows takes."""
@@ -108,89 +63,37 @@ class TorchExecutable:
         whole = -(-rows // page) * page
         return sum(_slot_bytes(slot, whole) for slot in self.program.slots.values())
 
-    def free_bytes(self) -> int:
-        """Memory left for sequences: the limit's rest, or what the device has free."""
-        if self.options.memory_limit is not None:
-            return self.options.memory_limit - sum(state.nbytes() for state in self._states)
-        if self.device != "cpu":
-            return torch.cuda.mem_get_info(self.device)[0]
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    def held_bytes(self) -> int:
+        """Memory that all living sequences hold."""
+        return sum(state.nbytes() for state in self.states)
+
+    def device_bytes(self) -> int:
+        """Memory the device has free."""
+        return super().device_bytes() if self.device == "cpu" else _free_memory(self.device)
 
     def fits(self, state: TorchState, rows: int) -> bool:
         """Whether a sequence may grow to this many rows."""
         return self.state_bytes(rows) - state.nbytes() <= self.free_bytes()
 
-    def close(self) -> None:
-        """Release weights and sequences."""
-        for state in list(self._states):
-            state.release()
-        self._plans = {}
-
-    def forward(self, batch: Batch) -> Finished:
-        """Compute a batch: admit, run, then settle each sequence's outcome."""
-        plan = self._plan(batch.entry)
-        tokens = [token_of(row, self._drawn) for row in batch.rows]
-        groups = groups_of(batch, self._owns)
-        outcomes: dict[State, Outcome] = {
-            state: self._admit(plan, batch, rows, tokens) for state, rows in groups.items()
-        }
-        accepted = [
-            (state, rows)
-            for state, rows in groups.items()
-            if outcomes[state].status is Status.COMPLETED
+    def compute(
+        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[TorchState]]
+    ) -> list[list[Brought] | None]:
+        """What the rows of each sequence bring, None for one with a fault."""
+        run = Run(plan, batch, accepted, self.device)
+        with _threads(self.options.threads):
+            run.compute()
+        brought: list[list[Brought]] = [
+            [run.answers(index) for index in sequence.indices] for sequence in accepted
         ]
-        brought: list[Mapping[Want, Any]] = [{} for _ in batch.rows]
-        if accepted:
-            self._compute(plan, batch, accepted, tokens, outcomes, brought)
-        self._drawn = [drawn_token(wants) for wants in brought]
-        return Finished(BatchResult(outcomes, brought))
+        return [
+            None if run.failed(sequence.state) else answers
+            for sequence, answers in zip(accepted, brought, strict=True)
+        ]
 
-    def _compute(
-        self,
-        plan: Plan,
-        batch: Batch,
-        accepted: Groups,
-        tokens: list[int],
-        outcomes: dict[State, Outcome],
-        brought: list[Mapping[Want, Any]],
-    ) -> None:
-        """Fill in what the accepted rows brought; a sequence with a fault is cleared."""
-        run = Run(plan, batch, accepted, tokens, self.device)
-        try:
-            with _threads(self.options.threads):
-                run.compute()
-            answers = {index: run.answers(index) for _, rows in accepted for index in rows}
-        except BaseException:
-            for state, _ in accepted:
-                state.clear()
-            raise
-        for state, rows in accepted:
-            if run.failed(state):
-                outcomes[state] = Outcome(Status.FAILED, FAULT)
-                state.clear()
-                continue
-            state.advance(batch.entry, run.tokens_of(state))
-            for index in rows:
-                brought[index] = answers[index]
 
-    def _plan(self, entry: str) -> Plan:
-        if entry not in self._plans:
-            there = ", ".join(self._plans) or "none: it was closed"
-            raise RequestError(f"no entry graph is named {entry!r}", hint=f"There are {there}")
-        return self._plans[entry]
-
-    def _admit(self, plan: Plan, batch: Batch, indices: range, tokens: list[int]) -> Outcome:
-        """Whether a sequence's rows can be computed; makes room for them, and moves nothing."""
-        rows = [batch.rows[index] for index in indices]
-        state: Any = rows[0].state
-        start, given = state.length(batch.entry), tokens[indices.start : indices.stop]
-        reason = next(refusals(plan.graph, rows, given, start, self.vocabulary), None)
-        if reason is None and not state.grow(start + len(rows)):
-            reason = f"no room for {len(rows)} rows after {start}"
-        return Outcome(Status.COMPLETED) if reason is None else Outcome(Status.DECLINED, reason)
-
-    def _owns(self, state: State) -> bool:
-        return isinstance(state, TorchState) and state.owner is self and state.alive
+def _free_memory(device: str) -> int:
+    """Memory a GPU has free."""
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def _slot_bytes(slot: Slot, rows: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from cortiq.backend import Argmax, Batch, Digest, Draw, Named, Row, Top, Want
 from cortiq.backend.admission import value_of
+from cortiq.backend.executable import Accepted
 from cortiq.numerics import digest, sampling
 from cortiq.numerics.contract import OutOfDomainError
 from cortiq.numerics.quantise import Quantised
@@ -31,19 +33,19 @@ class Run:
         self,
         plan: Plan,
         batch: Batch,
-        accepted: list[tuple[TorchState, range]],
-        tokens: list[int],
+        accepted: Sequence[Accepted[TorchState]],
         device: str,
     ) -> None:
         self.plan, self.device = plan, device
-        self.order = [index for _, rows in accepted for index in rows]
+        self.order = [index for sequence in accepted for index in sequence.indices]
         self.rows: list[Row] = [batch.rows[index] for index in self.order]
-        self.tokens = [tokens[index] for index in self.order]
+        self.tokens = [token for sequence in accepted for token in sequence.tokens]
         self.segments, start = [], 0
-        for state, indices in accepted:
-            positions = [batch.rows[index].position for index in indices]
-            self.segments.append(Segment(state, start, start + len(indices), positions))
-            start += len(indices)
+        for sequence in accepted:
+            positions = [batch.rows[index].position for index in sequence.indices]
+            stop = start + len(positions)
+            self.segments.append(Segment(sequence.state, start, stop, positions))
+            start = stop
         self.wants = [frozenset(value_of(want) for want in row.wants) for row in self.rows]
         known = plan.always | set(plan.graph.inputs)
         self.tail = [at for at, names in enumerate(self.wants) if names - known]
@@ -124,11 +126,6 @@ class Run:
         """Whether any row of the sequence met a fault."""
         segment = next(s for s in self.segments if s.state is state)
         return bool(self.flags[segment.start : segment.stop].any())
-
-    def tokens_of(self, state: TorchState) -> list[int]:
-        """Ids the sequence was fed."""
-        segment = next(s for s in self.segments if s.state is state)
-        return self.tokens[segment.start : segment.stop]
 
     def answers(self, index: int) -> dict[Want, Any]:
         """What the batch's row `index` asked for, by the contract's own functions on the host."""

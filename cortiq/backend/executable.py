@@ -1,0 +1,226 @@
+"""The part of an executable that no device changes: sequences, admission, outcomes."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from cortiq.backend.admission import drawn_token, groups_of, refusals, token_of, vocabulary_of
+from cortiq.backend.batch import (
+    FAULT,
+    Batch,
+    BatchResult,
+    Finished,
+    Outcome,
+    Status,
+    Want,
+)
+from cortiq.backend.protocol import CompileOptions
+from cortiq.backend.state import ExportedState, State, check_exported
+from cortiq.errors import RequestError
+from cortiq.ir import Graph, Program
+
+Brought = Mapping[Want, Any]
+"""What a row brought, by want."""
+
+
+class Compiled(Protocol):
+    """What an executable has made of an entry graph."""
+
+    @property
+    def graph(self) -> Graph:
+        """The graph, whose values and inputs rows may name."""
+        ...
+
+
+class HeldState(State, Protocol):
+    """What `BaseExecutable` asks of a sequence, beyond `State`.
+
+    Attributes
+    ----------
+    owner : the executable it belongs to.
+    alive : whether it can be used; not any more once it was released.
+    """
+
+    owner: Any
+    alive: bool
+
+    def grow(self, rows: int) -> bool:
+        """Make room for this many rows in every slot: in all of them, or in none."""
+        ...
+
+    def load(self, exported: ExportedState) -> None:
+        """Become an exported sequence, which `check_exported` has let pass."""
+        ...
+
+    def clear(self) -> None:
+        """Empty the sequence."""
+        ...
+
+    def advance(self, entry: str, tokens: list[int]) -> None:
+        """Count rows that the slots now hold."""
+        ...
+
+
+S = TypeVar("S", bound=HeldState)
+P = TypeVar("P", bound=Compiled)
+
+
+@dataclass(frozen=True, eq=False)
+class Accepted(Generic[S]):
+    """A sequence to compute: its state, its rows in the batch, and their ids."""
+
+    state: S
+    indices: range
+    tokens: list[int]
+
+
+class BaseExecutable(ABC, Generic[S, P]):
+    """Sequences are opened and dropped, batches admitted, computed and settled.
+
+    A backend's executable says how a sequence is made (`new_state`), what memory is held
+    (`held_bytes`, `state_bytes`, and `device_bytes` where it is not the host's), and how rows that
+    were let in are computed (`compute`). Nothing obliges it to be built on this class.
+
+    Attributes
+    ----------
+    asynchronous : `forward` returns when the batch is computed.
+    plans : what was made of each entry graph, by name; none once it is closed.
+    states : living sequences.
+    drawn : ids that the rows of the last batch drew, for `Drawn` rows of the next.
+    """
+
+    asynchronous: ClassVar[bool] = False
+
+    def __init__(self, program: Program, options: CompileOptions, plans: Mapping[str, P]) -> None:
+        self.program, self.options, self.plans = program, options, plans
+        self.vocabulary = vocabulary_of(program)
+        self.written = {name: graph.written_slots() for name, graph in program.graphs.items()}
+        self.states: list[S] = []
+        self.drawn: list[int | None] = []
+
+    @abstractmethod
+    def new_state(self, limit: int) -> S:
+        """An empty sequence of at most `limit` positions."""
+
+    @abstractmethod
+    def held_bytes(self) -> int:
+        """Memory that all living sequences hold."""
+
+    @abstractmethod
+    def state_bytes(self, rows: int) -> int:
+        """Memory one sequence of this many rows takes."""
+
+    @abstractmethod
+    def compute(
+        self, plan: P, batch: Batch, accepted: Sequence[Accepted[S]]
+    ) -> Sequence[Sequence[Brought] | None]:
+        """What the rows of each accepted sequence bring, or None where a value left the domain.
+
+        Nothing may be left under way when this raises; all these sequences are cleared then.
+        """
+
+    def device_bytes(self) -> int:
+        """Memory the device has free."""
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def make_room(self, state: S, start: int, stop: int) -> bool:
+        """Whether rows from `start` to before `stop` can be written; has memory for them then."""
+        return state.grow(stop)
+
+    def refusal(self, plan: P, batch: Batch, sequence: Accepted[S]) -> str | None:
+        """Why a sequence's rows cannot be computed; None makes room for them, and moves nothing."""
+        start, indices = sequence.state.length(batch.entry), sequence.indices
+        rows, context = batch.rows[indices.start : indices.stop], self.program.context
+        found = refusals(plan.graph, rows, sequence.tokens, start, self.vocabulary, context)
+        reason = next(found, None)
+        if reason is None and not self.make_room(sequence.state, start, start + len(rows)):
+            return f"no room for {len(rows)} rows after {start}"
+        return reason
+
+    def open(self, limit: int) -> S:
+        """A new, empty sequence of at most `limit` positions."""
+        state = self.new_state(limit)
+        self.states.append(state)
+        return state
+
+    def import_(self, exported: ExportedState, limit: int) -> S:
+        """A sequence that continues an exported one."""
+        check_exported(exported, self.program, limit)
+        state = self.open(limit)
+        try:
+            state.load(exported)
+        except BaseException:
+            state.release()
+            raise
+        return state
+
+    def forget(self, state: S) -> None:
+        """Drop a released sequence."""
+        self.states = [known for known in self.states if known is not state]
+
+    def free_bytes(self) -> int:
+        """Memory left for sequences: the limit's rest, or what the device has free."""
+        limit = self.options.memory_limit
+        return self.device_bytes() if limit is None else limit - self.held_bytes()
+
+    def close(self) -> None:
+        """Release weights and sequences."""
+        for state in list(self.states):
+            state.release()
+        self.plans = {}
+
+    def forward(self, batch: Batch) -> Finished:
+        """Compute a batch: let in what has an answer, run it, settle each sequence's outcome."""
+        plan = self._plan(batch.entry)
+        outcomes: dict[State, Outcome] = {}
+        accepted: list[Accepted[S]] = []
+        for state, indices in groups_of(batch, self._owns).items():
+            tokens = [token_of(batch.rows[index], self.drawn) for index in indices]
+            sequence = Accepted(state, indices, tokens)
+            reason = self.refusal(plan, batch, sequence)
+            if reason is None:
+                accepted.append(sequence)
+            else:
+                outcomes[state] = Outcome(Status.DECLINED, reason)
+        brought: list[Brought] = [{} for _ in batch.rows]
+        if accepted:
+            self._settle(plan, batch, accepted, outcomes, brought)
+        self.drawn = [drawn_token(wants) for wants in brought]
+        return Finished(BatchResult(outcomes, brought))
+
+    def _settle(
+        self,
+        plan: P,
+        batch: Batch,
+        accepted: Sequence[Accepted[S]],
+        outcomes: dict[State, Outcome],
+        brought: list[Brought],
+    ) -> None:
+        try:
+            computed = self.compute(plan, batch, accepted)
+        except BaseException:
+            for sequence in accepted:
+                sequence.state.clear()
+            raise
+        for sequence, answers in zip(accepted, computed, strict=True):
+            state, indices = sequence.state, sequence.indices
+            if answers is None:
+                outcomes[state] = Outcome(Status.FAILED, FAULT)
+                state.clear()
+            else:
+                outcomes[state] = Outcome(Status.COMPLETED)
+                state.advance(batch.entry, sequence.tokens)
+                brought[indices.start : indices.stop] = answers
+
+    def _plan(self, entry: str) -> P:
+        if entry not in self.plans:
+            there = ", ".join(self.plans) or "none: it was closed"
+            raise RequestError(f"no entry graph is named {entry!r}", hint=f"There are {there}")
+        return self.plans[entry]
+
+    def _owns(self, state: Any) -> bool:
+        return any(state is known for known in self.states) and state.alive
