@@ -20,6 +20,7 @@ from cortiq.formats.mapped import MappedTensors, TensorInfo
 from cortiq.formats.mxfp4 import METHOD, Joined, JoinedTensors
 from cortiq.formats.safetensors import PICKLED_SUFFIXES, open_safetensors, refuse_pickled
 from cortiq.formats.strict_json import read_object, read_optional, read_text
+from cortiq.formats.text_part import has_text_part, text_config, text_tensors, with_tie
 
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
@@ -50,8 +51,9 @@ class Checkpoint:
     ----------
     path : the file or folder.
     kind : "gguf" or "huggingface".
-    config : GGUF metadata, or the object in config.json.
-    architecture : `general.architecture`, or `model_type` of config.json.
+    config : GGUF metadata, or the object in config.json; that of the text model, if it is of
+        several models.
+    architecture : `general.architecture`, or `model_type` of the configuration.
     eos_token_ids : ids that end a text, as the files declare them, ascending.
     tokenizer_source : GGUF metadata, or the folder with tokenizer.json.
     chat_template : Jinja source, or None when the model has none.
@@ -181,7 +183,9 @@ def _from_gguf(file: GGUFFile) -> Checkpoint:
 
 def _from_huggingface(folder: Path) -> Checkpoint:
     where = str(folder / "config.json")
-    config = read_object(folder / "config.json")
+    whole = config = read_object(folder / "config.json")
+    if has_text_part(whole):
+        config = text_config(whole)
     architecture = _text(config, "model_type", where)
     if architecture is None:
         raise FormatError("has no model_type", where=where)
@@ -190,8 +194,11 @@ def _from_huggingface(folder: Path) -> Checkpoint:
         tensors = JoinedTensors(tensors)
         config = {key: value for key, value in config.items() if key != "quantization_config"}
     _refuse_quantised(config, where)
+    if has_text_part(whole):
+        tensors = text_tensors(tensors)
+        config = with_tie(config, tensors)
     generation = read_optional(folder / "generation_config.json")
-    ids = [config.get("eos_token_id"), generation.get("eos_token_id")]
+    ids = [source.get("eos_token_id") for source in (whole, config, generation)]
     return Checkpoint(
         path=folder,
         kind="huggingface",

@@ -1,0 +1,102 @@
+"""Folders of models that also see and hear: their text part is read, whatever else is there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from checkpoints import draw_weights
+from family_harness import distance, logits_of
+from safetensors.torch import load_file, save_file
+
+from cortiq.errors import FormatError, UnsupportedError
+from cortiq.formats.checkpoint import open_checkpoint
+
+TEXT = {
+    "vocab_size": 96, "hidden_size": 40, "intermediate_size": 72, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 256,
+}  # fmt: skip
+DELTA = {
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}  # fmt: skip
+SIGHT = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+         "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
+QWEN_SIGHT = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
+              "out_hidden_size": 40, "patch_size": 4, "num_position_embeddings": 16}  # fmt: skip
+TOKENS = np.random.default_rng(4).integers(0, 96, 24).tolist()
+MODELS = {
+    "qwen3_5": ("Qwen3_5", TEXT | DELTA, QWEN_SIGHT, {}),
+    "gemma3": ("Gemma3", TEXT | {"sliding_window": 8}, SIGHT, {"mm_tokens_per_image": 4}),
+    "mistral3": ("Mistral3", TEXT | {"model_type": "mistral"}, SIGHT | {"model_type": "pixtral"},
+                 {}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def written(request: Any, tmp_path_factory: Any) -> tuple[Path, np.ndarray]:
+    """A folder of a text and a vision model, and the logits that transformers has for a text."""
+    name, text, sight, more = MODELS[request.param]
+    config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=sight, **more)
+    torch.manual_seed(5)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    draw_weights(model.model.language_model)
+    model.tie_weights()
+    folder = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(folder)
+    with torch.no_grad():
+        logits = model.double()(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+    return folder, logits
+
+
+def test_text_part_has_transformers_logits(written):
+    folder, logits = written
+    checkpoint = open_checkpoint(folder)
+    assert not [name for name in checkpoint.tensor_names if "vision" in name or "visual" in name]
+    assert distance(logits_of(checkpoint, TOKENS), logits) < 1e-5
+
+
+def test_names_of_before_are_read_too(written, tmp_path):
+    folder, logits = written
+    tensors = load_file(folder / "model.safetensors")
+    older = {
+        name.replace("model.language_model.", "language_model.model.").replace(
+            "lm_head", "language_model.lm_head"
+        ): value
+        for name, value in tensors.items()
+    }
+    save_file(older, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    assert distance(logits_of(open_checkpoint(tmp_path), TOKENS), logits) < 1e-5
+
+
+def test_hash_is_of_the_whole_folder(written):
+    folder, _ = written
+    config = folder / "config.json"
+    before, text = open_checkpoint(folder).model_hash(), config.read_text()
+    config.write_text(text + " ")
+    after = open_checkpoint(folder).model_hash()
+    config.write_text(text)
+    assert before != after
+
+
+def test_missing_tensor_and_unknown_text_model_are_named(written, tmp_path):
+    folder, _ = written
+    tensors = load_file(folder / "model.safetensors")
+    gone = next(name for name in tensors if name.endswith("layers.1.mlp.up_proj.weight"))
+    del tensors[gone]
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FormatError, match=r"layers\.1\.mlp\.up_proj"):
+        logits_of(open_checkpoint(tmp_path), TOKENS)
+    config["text_config"]["model_type"] = "nobodys"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedError, match="nobodys"):
+        logits_of(open_checkpoint(tmp_path), TOKENS)
