@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 from cortiq.errors import CortiqError
 
 if TYPE_CHECKING:
-    from cortiq.options import GenerateOptions, LoadOptions, ScoreOptions
+    from cortiq.options import EmbedOptions, GenerateOptions, LoadOptions, ScoreOptions
     from cortiq.receipts.record import Receipt
     from cortiq.receipts.replay import Verification
     from cortiq.receipts.verify import verify
+    from cortiq.runtime.asynchronous import AsyncModel, load_async
     from cortiq.runtime.generate import Generation
+    from cortiq.runtime.likelihood import Likelihood
     from cortiq.runtime.load import load
     from cortiq.runtime.model import Model
     from cortiq.runtime.score import Score
@@ -24,9 +26,12 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "AsyncModel",
     "CortiqError",
+    "EmbedOptions",
     "GenerateOptions",
     "Generation",
+    "Likelihood",
     "LoadOptions",
     "Model",
     "Receipt",
@@ -35,20 +40,25 @@ __all__ = [
     "Verification",
     "__version__",
     "load",
+    "load_async",
     "verify",
 ]
 
 _LAZY = {
     "load": "cortiq.runtime.load",
+    "load_async": "cortiq.runtime.asynchronous",
+    "AsyncModel": "cortiq.runtime.asynchronous",
     "Model": "cortiq.runtime.model",
     "Generation": "cortiq.runtime.generate",
     "Score": "cortiq.runtime.score",
+    "Likelihood": "cortiq.runtime.likelihood",
     "Receipt": "cortiq.receipts.record",
     "Verification": "cortiq.receipts.replay",
     "verify": "cortiq.receipts.verify",
     "LoadOptions": "cortiq.options",
     "GenerateOptions": "cortiq.options",
     "ScoreOptions": "cortiq.options",
+    "EmbedOptions": "cortiq.options",
 }
 """Names of the API that bring NumPy with them, imported when they are first used."""
 

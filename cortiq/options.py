@@ -242,3 +242,15 @@ class ScoreOptions(OptionSet):
         "auto", "Put the start token before each window; auto: where the tokenizer does.",
         choices=("auto", "yes", "no"),
     )  # fmt: skip
+
+
+@documented
+@dataclass(frozen=True)
+class EmbedOptions(OptionSet):
+    """How a text becomes one vector: `cortiq.runtime.embed`."""
+
+    pooling: str = option(
+        "mean", "Mean of the hidden states of all tokens, or that of the last one.",
+        choices=("mean", "last"), bits=True,
+    )  # fmt: skip
+    normalise: bool = option(True, "Scale the vector to length 1.", bool, bits=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +13,7 @@ from cortiq.engine.engine import Engine, pieces
 from cortiq.engine.line import EngineOptions
 from cortiq.engine.output import Output, TraceRow
 from cortiq.engine.prefixes import PrefixCache
+from cortiq.engine.sequence import Sequence
 from cortiq.errors import shown
 from cortiq.numerics.digest import Digest as DigestWords
 from cortiq.options import GenerateOptions
@@ -130,6 +131,33 @@ def steps(
         )
         yield from pieces(engine, sequence)
     return sequence.output
+
+
+def serve_all(
+    executable: Executable,
+    tokenizer: Tokenizer,
+    prefixes: PrefixCache | None,
+    requests: Iterable[Request],
+    load_seconds: float,
+    speculation: Speculation | None,
+    cancelled: Callable[[], bool],
+) -> list[Sequence]:
+    """Serve requests together on an engine of their own; raises the first error one ended with."""
+    with Engine(executable, tokenizer, prefixes=prefixes, speculation=speculation) as engine:
+        served = [
+            engine.submit(
+                request, stats=Statistics(load_seconds, len(request.prompt)), cancelled=cancelled
+            )
+            for request in requests
+        ]
+        while engine.step():
+            failed = next((s.error for s in served if s.error is not None), None)
+            if failed is not None:
+                break
+    for sequence in served:
+        if sequence.error is not None:
+            raise sequence.error
+    return served
 
 
 class Stream(Iterator[str]):

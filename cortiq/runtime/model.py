@@ -8,8 +8,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from cortiq.arguments import event_of, function_of
 from cortiq.backend import Executable
 from cortiq.engine.drafting import Speculation
@@ -17,16 +15,16 @@ from cortiq.engine.output import Output
 from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.numerics.contract import CONTRACT_VERSION
-from cortiq.options import GenerateOptions, LoadOptions, ScoreOptions, resolve
+from cortiq.options import GenerateOptions, LoadOptions, resolve
 from cortiq.receipts.record import Receipt, receipt_of
 from cortiq.receipts.replay import Verification, verify_on
 from cortiq.runtime.chat import Message, chat_ids
 from cortiq.runtime.drafts import Drafts
 from cortiq.runtime.fingerprint import drawing_facts, fingerprint, model_facts
-from cortiq.runtime.generate import Generation, Identity, Stream, note_of, steps
+from cortiq.runtime.generate import Generation, Identity, Stream, note_of, serve_all, steps
 from cortiq.runtime.prefixes import KeepsPrefixes
+from cortiq.runtime.reading import Reads
 from cortiq.runtime.request import Masks, Request, id_list, make_request, with_seed
-from cortiq.runtime.score import Score, logits_of, score_ids
 from cortiq.runtime.sequence import Progress
 from cortiq.runtime.source import Source
 from cortiq.runtime.statistics import Statistics
@@ -35,10 +33,11 @@ from cortiq.tokenizer.tokenizer import Tokenizer
 Prompt = str | Iterable[int]
 
 
-class Model(KeepsPrefixes):
+class Model(KeepsPrefixes, Reads):
     """A model on a backend; made by `load`, a context manager that closes it.
 
-    One stream is computed at a time: starting a second one before the first has ended is an error.
+    Any thread may call it, but it does one thing at a time: a call made while a stream or another
+    call is under way raises RequestError. `generate_many` and `AsyncModel` are for several.
 
     Attributes
     ----------
@@ -145,10 +144,7 @@ class Model(KeepsPrefixes):
         It takes what `generate` takes: see `help(cortiq.GenerateOptions)`.
         """
         chosen = with_seed(resolve(GenerateOptions, options))
-        if chosen.stop and self.tokenizer.absent:
-            raise self.tokenizer.absent
-        ids, longest = self.ids(prompt), self._source.longest
-        request = make_request(ids, chosen, self.program, self.eos_ids, longest, masks)
+        request = self._request(prompt, chosen, masks)
         drafted, cancel = self._drafts.speculation(chosen), event_of(cancel)
         progress = function_of(progress, "progress")
         return Stream(self._steps(request, chosen, drafted, cancel.is_set, progress), cancel)
@@ -166,6 +162,36 @@ class Model(KeepsPrefixes):
             on = self.executable, self.tokenizer, self.prefixes
             output = yield from steps(*on, request, stats, drafted, progress, cancelled)
         return self._generation(request, options, output, stats)
+
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        cancel: threading.Event | None = None,
+        masks: Masks | None = None,
+        **options: Any,
+    ) -> list[Generation]:
+        """`generate` of each prompt, all computed together; each is what it is alone, to the bit.
+
+        Raises
+        ------
+        RequestError : one of the prompts or an option cannot be served; nothing was computed.
+        SequenceFailedError : a value of one of them left the contract's domain.
+        """
+        chosen, cancel = with_seed(resolve(GenerateOptions, options)), event_of(cancel)
+        requests = [self._request(prompt, chosen, masks) for prompt in prompts]
+        drafted = self._drafts.speculation(chosen)
+        with self._working():
+            on = self.executable, self.tokenizer, self.prefixes
+            served = serve_all(*on, requests, self.load_seconds, drafted, cancel.is_set)
+        return [self._generation(s.request, chosen, s.output, s.stats) for s in served]
+
+    def _request(self, prompt: Prompt, options: GenerateOptions, masks: Masks | None) -> Request:
+        """A prompt and its options, checked."""
+        if options.stop and self.tokenizer.absent:
+            raise self.tokenizer.absent
+        longest = self._source.longest
+        return make_request(self.ids(prompt), options, self.program, self.eos_ids, longest, masks)
 
     def _generation(
         self, request: Request, options: GenerateOptions, output: Output, stats: Statistics
@@ -195,35 +221,10 @@ class Model(KeepsPrefixes):
             identity=identity,
         )
 
-    def score(self, text: Prompt, *, progress: Progress | None = None, **options: Any) -> Score:
-        """Perplexity of a text or of token ids, in windows; see `cortiq.runtime.score`.
-
-        Parameters
-        ----------
-        progress : called with the tokens done and in all.
-        options : fields of `cortiq.ScoreOptions`; `help(cortiq.ScoreOptions)` lists them.
-        """
-        chosen, progress = resolve(ScoreOptions, options), function_of(progress, "progress")
-        ids = self.tokenizer.encode(text, add_bos=False) if isinstance(text, str) else id_list(text)
-        with self._working():
-            return score_ids(self.executable, self.tokenizer, ids, chosen, progress)
-
     def verify(self, receipt: Receipt, *, progress: Progress | None = None) -> Verification:
         """Compute again what a receipt claims; `cortiq.verify` opens the model as well."""
         with self._working():
             return verify_on(self, receipt, function_of(progress, "progress"))
-
-    def logits(self, prompt: Prompt) -> np.ndarray:
-        """The logits after every token of a text or of token ids: float32 [tokens, vocabulary].
-
-        Row i holds what the model thinks of the token after `ids[i]`; the bits are the contract's.
-
-        Raises
-        ------
-        RequestError : the prompt is empty, out of the vocabulary, or longer than the context.
-        """
-        with self._working():
-            return logits_of(self.executable, self.ids(prompt))
 
     def ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a raw text, with the tokenizer's BOS; token ids as they are.

@@ -1,0 +1,28 @@
+"""A model among the tasks of an event loop: they take turns, and a time limit ends the work."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import cortiq
+
+
+async def main(name: str) -> None:
+    """Two answers, and a third that is given up after half a second."""
+    async with await cortiq.load_async(name) as model:
+        first, second = await asyncio.gather(
+            model.generate("The sea is", max_tokens=12),
+            model.generate("The sky is", max_tokens=12),
+        )
+        print(first.text, second.text, sep="\n")
+        try:
+            async with asyncio.timeout(0.5):
+                await model.generate("For ever and ever", max_tokens=5000, ignore_eos=True)
+        except TimeoutError:
+            print("[given up after half a second; the model is free again]")
+        async with model.stream("And then", max_tokens=8) as stream:
+            print("".join([piece async for piece in stream]))
+
+
+asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "smollm2"))

@@ -1,0 +1,20 @@
+"""A chat of several turns: what was read of earlier turns is kept, and not read again."""
+
+from __future__ import annotations
+
+import sys
+
+import cortiq
+
+QUESTIONS = ("Name a colour of the rainbow.", "And another one?", "Which of the two is warmer?")
+
+with cortiq.load(sys.argv[1] if len(sys.argv) > 1 else "smollm2") as model:
+    model.keep_prefixes()
+    messages = [{"role": "system", "content": "You answer in one short sentence."}]
+    for question in QUESTIONS:
+        messages.append({"role": "user", "content": question})
+        answer = model.chat(messages, max_tokens=30)
+        messages.append({"role": "assistant", "content": answer.text})
+        stats = answer.stats
+        print(f"> {question}\n{answer.text}")
+        print(f"[{stats.reused_tokens} of {stats.prompt_tokens} prompt tokens were there already]")

@@ -1,0 +1,16 @@
+"""Text while it is generated; the reader stops it after the first sentence."""
+
+from __future__ import annotations
+
+import sys
+
+import cortiq
+
+with cortiq.load(sys.argv[1] if len(sys.argv) > 1 else "smollm2") as model:
+    options = {"max_tokens": 60, "temperature": 0.8, "seed": 7}
+    with model.stream("Once upon a time", **options) as stream:
+        for piece in stream:
+            print(piece, end="", flush=True)
+            if "." in piece:
+                stream.cancel()
+    print(f"\n[{stream.generation.finish_reason}]")

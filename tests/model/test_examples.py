@@ -1,0 +1,34 @@
+"""Every example runs on SmolLM2 and shows what its page says."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "examples"
+SHOWN = {
+    "hello.py": "Paris",
+    "stream.py": "[cancelled]",
+    "conversation.py": "73 prompt tokens were there already",
+    "batch.py": "equal bits",
+    "async_tasks.py": "[given up after half a second",
+    "search.py": "The train to the coast",
+    "choices.py": "Paris  (greedy)",
+    "two_backends.py": "reference: ",
+    "receipt.py": "identical: True, 12 steps",
+}
+
+
+def test_the_page_lists_every_example():
+    page = (FOLDER / "README.md").read_text("utf-8")
+    names = {path.name for path in FOLDER.glob("*.py")}
+    assert names == set(SHOWN) == {name for name in names if f"[{name}]({name})" in page}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_example(name, smollm2_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [name, str(smollm2_path)])
+    runpy.run_path(str(FOLDER / name), run_name="__main__")
+    assert SHOWN[name] in capsys.readouterr().out
