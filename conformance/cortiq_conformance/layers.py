@@ -124,7 +124,7 @@ def _delta_net(d: _Dice) -> GatedDeltaNet:
     return GatedDeltaNet(
         width=d.number(32, 64), heads=key_heads * d.number(1, 2), key_heads=key_heads,
         key_dim=d.number(8, 16, 24), value_dim=d.number(16, 32), kernel=d.number(2, 4), eps=EPS,
-        grouped=d.flip(),
+        grouped=("qkvz", "ba") if d.flip() else (),
     )  # fmt: skip
 
 

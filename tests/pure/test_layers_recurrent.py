@@ -10,6 +10,7 @@ from one_layer import EPS, FUNCTIONS, normed, plain, run, sigmoid, softplus, wei
 
 from cortiq.errors import GraphError
 from cortiq.ir.layers import KDA, GatedDeltaNet, Mamba2
+from cortiq.numerics.layouts import Weight
 
 ROWS, WIDTH = 20, 24
 
@@ -23,6 +24,10 @@ def convolved(x, taps, function, bias=0.0):
     padded = np.concatenate([np.zeros((taps.shape[1] - 1, x.shape[1])), x])
     windows = np.stack([padded[t : t + len(x)] for t in range(taps.shape[1])], axis=-1)
     return FUNCTIONS[function]((windows * taps).sum(-1) + bias)
+
+
+def as_weight(values):
+    return Weight.from_floats(np.atleast_2d(values).astype(np.float32))
 
 
 def unit(x):
@@ -68,8 +73,44 @@ def test_gated_delta_net_is_its_recurrence(activation):
     np.testing.assert_allclose(run(op, weights, {"x": x}), expected, atol=1e-6)
 
 
+def test_a_decay_may_lie_in_the_file_as_it_is():
+    for op, whole in ((NET, net), (KIMI, None), (SPACE, None)):
+        weights, x = weights_for(op, seed=6), rows()
+        given = plain(op, weights)["A_log"]
+        decays = as_weight(-np.exp(given))
+        stored = {**weights, "A": decays}
+        expected = run(op, weights, {"x": x})
+        found = run(replace(op, decay_form="plain"), stored, {"x": x})
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        if whole is not None:
+            np.testing.assert_allclose(found, whole(op, plain(op, weights), x), atol=1e-6)
+
+
+def test_tiled_value_heads_have_keys_in_turn():
+    weights, x = weights_for(NET, seed=1), rows()
+    w = plain(NET, weights)
+    order = [
+        0,
+        2,
+        1,
+        3,
+    ]  # head h of the tiled net is head order[h] of the other: same key, same rows
+    heads = np.array(order)
+    values = (heads[:, None] * NET.value_dim + np.arange(NET.value_dim)).ravel()
+    keys = NET.key_heads * NET.key_dim
+    qkv = np.concatenate([np.arange(2 * keys), 2 * keys + values])
+    moved = {
+        **w, "qkv": w["qkv"][qkv], "conv": w["conv"][qkv], "z": w["z"][values],
+        "a": w["a"][heads], "b": w["b"][heads], "A_log": w["A_log"][heads],
+        "dt_bias": w["dt_bias"][heads], "out": w["out"][:, values],
+    }  # fmt: skip
+    given = {role: as_weight(array) for role, array in moved.items()}
+    found = run(replace(NET, tiled=True), given, {"x": x})
+    np.testing.assert_allclose(found, net(NET, w, x), atol=1e-6)
+
+
 def test_grouped_matrices_hold_the_rows_of_each_key_head_in_turn():
-    op = replace(NET, grouped=True)
+    op = replace(NET, grouped=("qkvz", "ba"))
     weights, x = weights_for(op, seed=1), rows()
     w = plain(op, weights)
     groups = w["qkvz"].reshape(2, 6 + 6 + 10 + 10, WIDTH)

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cortiq.errors import GraphError
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear
-from cortiq.ir.layers.recurrent import convolved, decay, gated_rows, parts, shaped, unit_rows
+from cortiq.ir.layers.recurrent import (
+    DECAYS,
+    check_decay_form,
+    convolved,
+    decay,
+    gated_rows,
+    parts,
+    shaped,
+    unit_rows,
+)
 from cortiq.ir.op import Type, expect
 from cortiq.ir.slots import Recurrent, Ring, Slot
 
 DECAYS_PER = ("head", "value", "channel")
+GROUPS: Mapping[str, tuple[str, ...]] = {"qkvz": ("qkv", "z"), "ba": ("b", "a")}
+"""Matrices that may hold several, grouped by key head."""
 
 
 @dataclass(frozen=True)
@@ -20,14 +32,16 @@ class GatedDeltaNet(Layer):
     """Gated delta net: f32[width] → f32[width].
 
     [q | k | v] = activation(conv(Linear(x))), z, a, b = Linear(x); q and k are unit rows; per value
-    head α = exp(−e^A_log · softplus(a + dt_bias)), β = σ(b); S ← α·S; S ← S + k((v − Sᵀk)·β)ᵀ;
+    head α = exp(A · softplus(a + dt_bias)), β = σ(b); S ← α·S; S ← S + k((v − Sᵀk)·β)ᵀ;
     o = Sᵀq·key_dim^(−1/2); Linear(RMSNorm(o) · silu(z)). Value head h has the key of head
     h // (heads / key_heads). Source: Yang, Kautz and Hatamizadeh, 2024; Qwen3-Next.
 
     Attributes
     ----------
-    grouped : two matrices `qkvz` and `ba` hold, for each key head in turn, its rows of q, k, v
-        and z, and of b and a.
+    grouped : matrices that hold, for each key head in turn, its rows of q, k, v and z ("qkvz"), or
+        of b and a ("ba").
+    tiled : value head h has the key of head h mod key_heads instead.
+    decay_form : the file holds A as log(−A), "log", or as it is, "plain".
     """
 
     width: int
@@ -38,8 +52,18 @@ class GatedDeltaNet(Layer):
     kernel: int
     eps: float
     activation: str = "silu"
-    grouped: bool = False
+    grouped: tuple[str, ...] = ()
+    tiled: bool = False
+    decay_form: str = "log"
     writes_slots = True
+
+    def __post_init__(self) -> None:
+        check_decay_form(self.decay_form, "GatedDeltaNet")
+        if strange := set(self.grouped) - set(GROUPS):
+            hint = f"one of {', '.join(GROUPS)}"
+            raise GraphError(
+                f"grouped matrices {sorted(strange)}", where=type(self).__name__, hint=hint
+            )
 
     @property
     def keys(self) -> int:
@@ -62,11 +86,12 @@ class GatedDeltaNet(Layer):
         """Projections, taps, decay, norm."""
         rows = {"qkv": 2 * self.keys + self.values, "z": self.values}
         rows |= {"a": self.heads, "b": self.heads}
-        if self.grouped:
-            rows = {"qkvz": 2 * self.keys + 2 * self.values, "ba": 2 * self.heads}
+        for joint in self.grouped:
+            rows[joint] = sum(rows.pop(role) for role in GROUPS[joint])
         shapes: dict[str, tuple[int, ...]] = {r: (n, self.width) for r, n in rows.items()}
+        decays = DECAYS[self.decay_form][0]
         return shapes | {
-            "conv": (2 * self.keys + self.values, self.kernel), "A_log": (self.heads,),
+            "conv": (2 * self.keys + self.values, self.kernel), decays: (self.heads,),
             "dt_bias": (self.heads,), "norm": (self.value_dim,), "out": (self.width, self.values),
         }  # fmt: skip
 
@@ -77,40 +102,62 @@ class GatedDeltaNet(Layer):
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
         """Linear, CausalConv, Activation, L2Norm, Scale, DeltaRule, RMSNorm, Multiply, Linear."""
-        given = self._grouped(scope, *inputs) if self.grouped else self._separate(scope, *inputs)
+        given = self._projected(scope, *inputs)
         joint = convolved(scope, given["qkv"], self.kernel, self.activation)
         rows = parts(scope, joint, q=self.keys, k=self.keys, v=self.values)
         q, k = unit_rows(scope, rows["q"], rows["k"], self.key_heads, self.key_dim)
+        key_heads = self.key_heads
+        if self.tiled and key_heads < self.heads:
+            q, k = self._tiled(scope, q, "q"), self._tiled(scope, k, "k")
+            key_heads = self.heads
         v = shaped(scope, rows["v"], "v.heads", self.heads, self.value_dim)
         bias, weights = ops.Bias(self.heads), {"bias": "dt_bias"}
         step = scope.add(bias, given["a"], name="step.biased", weights=weights)
-        alpha = decay(scope, step, ops.Gain(self.heads, form="negative_exp"))
+        step = scope.add(ops.Activation("softplus"), step, name="step")
+        alpha = decay(scope, step, self.heads, self.decay_form)
         beta = scope.add(ops.Activation("sigmoid"), given["b"], name="beta")
-        rule = ops.DeltaRule(self.heads, self.key_dim, self.value_dim, self.key_heads)
+        rule = ops.DeltaRule(self.heads, self.key_dim, self.value_dim, key_heads)
         slots = {"state": "state"}
         y = scope.add(rule, q, k, v, alpha, beta, name="rule", slots=slots)
         y = gated_rows(scope, y, given["z"], self.eps, "silu")
         return linear(scope, y, "out", self.values, self.width)
 
-    def _separate(self, scope: Scope, x: Value) -> dict[str, Value]:
-        rows = {r: s[0] for r, s in self.weight_shapes().items() if r in ("qkv", "z", "a", "b")}
-        return {role: linear(scope, x, role, self.width, n) for role, n in rows.items()}
+    def _tiled(self, scope: Scope, rows: Value, name: str) -> Value:
+        """A row for every value head: those of the key heads, over and over."""
+        flat = shaped(scope, rows, f"{name}.flat", self.keys)
+        joint = scope.add(
+            ops.Concat(), *[flat] * (self.heads // self.key_heads), name=f"{name}.all"
+        )
+        return shaped(scope, joint, f"{name}.tiled", self.heads, self.key_dim)
 
-    def _grouped(self, scope: Scope, x: Value) -> dict[str, Value]:
-        heads, each = self.key_heads, self.heads // self.key_heads
-        values = each * self.value_dim
-        joint = linear(scope, x, "qkvz", self.width, 2 * self.keys + 2 * self.values)
-        wide = shaped(scope, joint, "qkvz.groups", heads, 2 * self.key_dim + 2 * values)
-        own = {"q": self.key_dim, "k": self.key_dim, "v": values, "z": values}
-        given = parts(scope, wide, **{f"{n}.group": width for n, width in own.items()})
-        flat = {n: shaped(scope, given[f"{n}.group"], f"{n}.projected", heads * w)
-                for n, w in own.items()}  # fmt: skip
-        joint = linear(scope, x, "ba", self.width, 2 * self.heads)
-        small = shaped(scope, joint, "ba.groups", heads, 2 * each)
-        given = parts(scope, small, **{"b.group": each, "a.group": each})
-        flat |= {n: shaped(scope, given[f"{n}.group"], f"{n}.projected", self.heads) for n in "ba"}
-        qkv = scope.add(ops.Concat(), flat["q"], flat["k"], flat["v"], name="qkv")
-        return {"qkv": qkv, "z": flat["z"], "a": flat["a"], "b": flat["b"]}
+    def _projected(self, scope: Scope, x: Value) -> dict[str, Value]:
+        """Values `qkv`, `z`, `a` and `b`, from matrices of their own or grouped ones."""
+        given = {
+            role: linear(scope, x, role, self.width, shape[0])
+            for role, shape in self.weight_shapes().items()
+            if role in ("qkv", "z", "a", "b", *GROUPS)
+        }
+        each = self.heads // self.key_heads
+        if "qkvz" in given:
+            values = each * self.value_dim
+            own = {"q": self.key_dim, "k": self.key_dim, "v": values, "z": values}
+            flat = self._apart(scope, given.pop("qkvz"), "qkvz", own)
+            qkv = scope.add(ops.Concat(), flat["q"], flat["k"], flat["v"], name="qkv")
+            given |= {"qkv": qkv, "z": flat["z"]}
+        if "ba" in given:
+            given |= self._apart(scope, given.pop("ba"), "ba", {"b": each, "a": each})
+        return given
+
+    def _apart(
+        self, scope: Scope, joint: Value, name: str, widths: Mapping[str, int]
+    ) -> dict[str, Value]:
+        """Parts of a grouped row, those of all key heads one after the other."""
+        rows = shaped(scope, joint, f"{name}.groups", self.key_heads, sum(widths.values()))
+        given = parts(scope, rows, **{f"{part}.group": width for part, width in widths.items()})
+        return {
+            part: shaped(scope, given[f"{part}.group"], f"{part}.projected", self.key_heads * width)
+            for part, width in widths.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -118,7 +165,7 @@ class KDA(Layer):
     """Kimi delta attention, whose every key channel decays by itself: f32[width] → f32[width].
 
     [q | k | v] = activation(conv([Linear(x) | Linear(x) | Linear(x)])); q and k are unit rows;
-    f = Linear(Linear(x)) + dt_bias; α = exp(−e^A_log · softplus(f)), a number a channel; β =
+    f = Linear(Linear(x)) + dt_bias; α = exp(A · softplus(f)), a number a channel; β =
     σ(Linear(x)); the delta rule; Linear(RMSNorm(o) · σ(Linear(Linear(x)))).
     Source: Kimi Linear (arXiv 2510.26692), section 3.
 
@@ -126,8 +173,9 @@ class KDA(Layer):
     ----------
     decay_rank : width between the two matrices `f_a` and `f_b`.
     gate_rank : the same of `g_a` and `g_b`; 0 for one matrix `g`.
-    decay_per : what A_log has a number for: "head", "value" (a channel of any head) or "channel".
-    decay_bound : α = exp(bound · σ(e^A_log · f)) instead, the bound negative.
+    decay_per : what A has a number for: "head", "value" (a channel of any head) or "channel".
+    decay_bound : α = exp(bound · σ(−A · f)) instead, the bound negative.
+    decay_form : the file holds A as log(−A), "log", or as it is, "plain".
     """
 
     width: int
@@ -141,6 +189,7 @@ class KDA(Layer):
     activation: str = "silu"
     decay_per: str = "head"
     decay_bound: float | None = None
+    decay_form: str = "log"
     writes_slots = True
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
@@ -149,9 +198,16 @@ class KDA(Layer):
         return inputs
 
     def __post_init__(self) -> None:
+        check_decay_form(self.decay_form, "KDA")
+        if self.decay_bound is not None and self.decay_form != "log":
+            raise GraphError("a bounded decay that is no logarithm", where="KDA")
         if self.decay_per not in DECAYS_PER:
             hint = f"one of {', '.join(DECAYS_PER)}"
             raise GraphError(f"a decay per {self.decay_per!r}", where="KDA", hint=hint)
+
+    @property
+    def _decays(self) -> str:
+        return DECAYS[self.decay_form][0]
 
     @property
     def _rows(self) -> dict[str, int]:
@@ -168,7 +224,7 @@ class KDA(Layer):
         shapes |= {
             "conv": (2 * keys + values, self.kernel), "f_a": (self.decay_rank, self.width),
             "f_b": (keys, self.decay_rank), "b": (self.heads, self.width),
-            "A_log": (logs[self.decay_per],), "dt_bias": (keys,), "norm": (self.value_dim,),
+            self._decays: (logs[self.decay_per],), "dt_bias": (keys,), "norm": (self.value_dim,),
             "o": (self.width, values),
         }  # fmt: skip
         if not self.gate_rank:
@@ -207,13 +263,15 @@ class KDA(Layer):
         f = scope.add(ops.Bias(keys), f, name="f", weights={"bias": "dt_bias"})
         if self.decay_per != "channel":
             f = shaped(scope, f, "f.heads", self.heads, self.key_dim)
-        (count,), per = self.weight_shapes()["A_log"], self.decay_per
-        form = "negative_exp" if self.decay_bound is None else "exp"
-        gain = ops.Gain(count, "head" if per == "head" else "value", form)
+        (count,) = self.weight_shapes()[self._decays]
+        per = "head" if self.decay_per == "head" else "value"
         if self.decay_bound is None:
-            alpha = decay(scope, f, gain)
+            f = scope.add(ops.Activation("softplus"), f, name="step")
+            alpha = decay(scope, f, count, self.decay_form, per)
         else:
-            f = scope.add(gain, f, name="f.scaled", weights={"weight": "A_log"})
+            f = scope.add(
+                ops.Gain(count, per, "exp"), f, name="f.scaled", weights={"weight": "A_log"}
+            )
             f = scope.add(ops.Activation("sigmoid"), f, name="f.sigmoid")
             f = scope.add(ops.Scale(self.decay_bound), f, name="log_decay")
             alpha = scope.add(ops.Activation("exp"), f, name="decay")

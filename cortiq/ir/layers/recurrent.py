@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from cortiq.errors import GraphError
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 
@@ -41,10 +44,23 @@ def unit_rows(scope: Scope, q: Value, k: Value, heads: int, dim: int) -> tuple[V
     return scope.add(ops.Scale(dim**-0.5), q, name="q.scaled"), k
 
 
-def decay(scope: Scope, step: Value, gain: ops.Gain) -> Value:
-    """exp(−e^A_log · softplus(step)); the gain is that of `A_log`."""
-    step = scope.add(ops.Activation("softplus"), step, name="step")
-    log = scope.add(gain, step, name="log_decay", weights={"weight": "A_log"})
+DECAYS: Mapping[str, tuple[str, str]] = {"log": ("A_log", "negative_exp"), "plain": ("A", "plain")}
+"""How a file holds the decay A < 0 of a recurrent layer: as log(−A), or as it is. The role of the
+weight, and the form of the gain."""
+
+
+def check_decay_form(form: str, layer: str) -> None:
+    """Refuse a form that is none of `DECAYS`, with a `GraphError`."""
+    if form not in DECAYS:
+        hint = f"one of {', '.join(DECAYS)}"
+        raise GraphError(f"a decay in the form {form!r}", where=layer, hint=hint)
+
+
+def decay(scope: Scope, step: Value, count: int, form: str, per: str = "value") -> Value:
+    """exp(A · step), A a number for each of `count` heads or values."""
+    role, gain = DECAYS[form]
+    op = ops.Gain(count, per, gain)
+    log = scope.add(op, step, name="log_decay", weights={"weight": role})
     return scope.add(ops.Activation("exp"), log, name="decay")
 
 

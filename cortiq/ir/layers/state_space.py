@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear
-from cortiq.ir.layers.recurrent import convolved, parts, shaped
+from cortiq.ir.layers.recurrent import (
+    DECAYS,
+    check_decay_form,
+    convolved,
+    decay,
+    parts,
+    shaped,
+)
 from cortiq.ir.op import Type, expect
 from cortiq.ir.slots import Recurrent, Ring, Slot
 
@@ -17,9 +24,13 @@ class Mamba2(Layer):
     """Mamba-2 mixer: f32[width] → f32[width].
 
     [z | xBC | Δ'] = Linear(x); [x | B | C] = activation(conv(xBC)); per head Δ = softplus(Δ' +
-    dt_bias) within `step_low` and `step_high`, α = exp(−e^A_log · Δ); S ← α·S + B(Δ·x)ᵀ;
+    dt_bias) within `step_low` and `step_high`, α = exp(A · Δ); S ← α·S + B(Δ·x)ᵀ;
     y = Sᵀ·C + D·x; Linear(RMSNorm(y · silu(z))), the norm over each of `norm_groups` parts.
     Head h has B and C of group h // (heads / groups). Source: Dao and Gu (arXiv 2405.21060).
+
+    Attributes
+    ----------
+    decay_form : the file holds A as log(−A), "log", or as it is, "plain".
     """
 
     width: int
@@ -35,7 +46,11 @@ class Mamba2(Layer):
     conv_biased: bool = True
     step_low: float | None = None
     step_high: float | None = None
+    decay_form: str = "log"
     writes_slots = True
+
+    def __post_init__(self) -> None:
+        check_decay_form(self.decay_form, "Mamba2")
 
     @property
     def inner(self) -> int:
@@ -66,8 +81,8 @@ class Mamba2(Layer):
         if self.conv_biased:
             shapes["conv_bias"] = (self.conv_width,)
         return shapes | {
-            "conv": (self.conv_width, self.kernel), "A_log": (self.heads,), "D": (self.heads,),
-            "dt_bias": (self.heads,), "norm": (self.inner,),
+            "conv": (self.conv_width, self.kernel), DECAYS[self.decay_form][0]: (self.heads,),
+            "D": (self.heads,), "dt_bias": (self.heads,), "norm": (self.inner,),
         }  # fmt: skip
 
     def slot_kinds(self) -> dict[str, Slot]:
@@ -101,9 +116,7 @@ class Mamba2(Layer):
         step = scope.add(ops.Activation("softplus"), dt, name="dt.softplus")
         if self.step_low is not None or self.step_high is not None:
             step = scope.add(ops.Clamp(self.step_low, self.step_high), step, name="dt.bounded")
-        gain = ops.Gain(self.heads, form="negative_exp")
-        log = scope.add(gain, step, name="log_decay", weights={"weight": "A_log"})
-        return step, scope.add(ops.Activation("exp"), log, name="decay")
+        return step, decay(scope, step, self.heads, self.decay_form)
 
     def _normed(self, scope: Scope, y: Value, z: Value) -> Value:
         """RMSNorm(y · silu(z))."""
