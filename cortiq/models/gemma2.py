@@ -10,7 +10,7 @@ from cortiq.ir import Program
 from cortiq.models import gemma3
 from cortiq.models.config import Keys
 from cortiq.models.layer_kinds import windows
-from cortiq.models.parts import Decoder, attention, gated_mlp
+from cortiq.models.parts import Decoder, attention, gated_mlp, norm_offset
 from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("gemma2",)
@@ -51,7 +51,7 @@ class Config(gemma3.ScaledConfig):
 
 def build(config: Config, context: int) -> Program:
     """The trunk."""
-    offset = gemma3.norm_offset(config)
+    offset = norm_offset(config)
     decoder = Decoder(config, context, family="gemma2", eps=config.rms_norm_eps, offset=offset)
     rope, mlp = rope_table(config, context), gated_mlp(config, config.hidden_activation)
     x = decoder.embed(math.sqrt(config.hidden_size))

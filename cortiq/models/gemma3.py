@@ -12,7 +12,7 @@ from cortiq.ir.layers import Attention, GatedMLP, QKNorm
 from cortiq.models.config import BaseConfig, Keys
 from cortiq.models.layer_kinds import GLOBAL, LOCAL, windows
 from cortiq.models.names import Names
-from cortiq.models.parts import Decoder, activation
+from cortiq.models.parts import Decoder, activation, norm_offset
 from cortiq.models.rope import rope_table
 from cortiq.numerics.rope import RopeTable
 
@@ -105,11 +105,6 @@ def attention(config: Config, window: int | None, rope: RopeTable) -> Attention:
         biased=config.attention_bias,
         output_biased=config.attention_bias,
     )
-
-
-def norm_offset(config: BaseConfig) -> float:
-    """Norm weights are stored as w of (1 + w), except in GGUF files, which hold the sum."""
-    return 0.0 if config.source == "gguf" else 1.0
 
 
 def local_rope(config: Config, context: int) -> RopeTable:

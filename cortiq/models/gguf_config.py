@@ -35,8 +35,10 @@ ROPE_GGUF_KEYS = frozenset({
 })  # fmt: skip
 """Keys that `gguf_rope` reads."""
 
-HARMLESS_GGUF = frozenset({"rope.scaling.finetuned"})
-"""Keys that never change the graph."""
+HARMLESS_GGUF = frozenset({"rope.dimension_sections", "rope.scaling.finetuned"})
+"""Keys that never change the graph. In a text all axes of a position are one, so that it does not
+matter which of them turns which pair.
+"""
 
 ONLY_GGUF: Mapping[str, Any] = {"attention.causal": True}
 """Keys that would change the graph, accepted with the one value that does not."""

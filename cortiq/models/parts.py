@@ -59,6 +59,11 @@ def named(op: Op, prefix: str, table: Mapping[str, str]) -> dict[str, str]:
     return {role: f"{prefix}.{table[role]}" for role in op.weight_shapes()}
 
 
+def norm_offset(config: BaseConfig) -> float:
+    """Of families whose folders hold w for a norm of (1 + w); their GGUF files hold the sum."""
+    return 0.0 if config.source == "gguf" else 1.0
+
+
 def attention(config: BaseConfig, **options: Any) -> Attention:
     """Attention with the config's heads and widths, and options of its own."""
     heads, width = config.num_attention_heads, config.hidden_size

@@ -26,14 +26,14 @@ KEYS = Keys(
     },
     gguf_tensors={"qkv_bias": "blk.0.attn_q.bias"},
 )
-NAMES = Names(
-    gguf={
-        "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-        "mlp.shared_expert.up_proj": "ffn_up_shexp",
-        "mlp.shared_expert.down_proj": "ffn_down_shexp",
-        "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-    }
-)
+SHARED_EXPERT: Mapping[str, str] = {
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
+"""Tensors of the expert that every token passes, as GGUF files call them."""
+NAMES = Names(gguf=SHARED_EXPERT)
 EXPERTS: Mapping[str, str] = {
     **MOE, **{f"shared_{role}": f"shared_expert.{tensor}" for role, tensor in MLP.items()},
 }  # fmt: skip

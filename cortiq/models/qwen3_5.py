@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cortiq.ir import Program, Value
@@ -10,16 +9,21 @@ from cortiq.ir.layers import GatedMLP
 from cortiq.models.config import Keys
 from cortiq.models.layer_kinds import GLOBAL
 from cortiq.models.names import Names
-from cortiq.models.parts import Decoder, activation
-from cortiq.models.qwen3_next import DELTA, LinearConfig, delta_net, gated_attention
+from cortiq.models.parts import Decoder, activation, norm_offset
+from cortiq.models.qwen3_next import (
+    DELTA,
+    GATE_UP,
+    GGUF_KEYS,
+    GGUF_NAMES,
+    LinearConfig,
+    delta_net,
+    gated_attention,
+)
 
-ARCHITECTURES = ("qwen3_5_text",)
-GGUF: tuple[str, ...] = ()
-KEYS = Keys()
-NAMES = Names(unread=r"mtp\..*")
-TENSORS: Mapping[str, str] = {
-    **DELTA, **{role: f"in_proj_{role}.weight" for role in ("qkv", "z", "a", "b")},
-}  # fmt: skip
+ARCHITECTURES = ("qwen3_5_text", "qwen35")
+GGUF = ("qwen35",)
+KEYS = Keys(gguf=GGUF_KEYS)
+NAMES = Names(gguf=GGUF_NAMES, fused=(GATE_UP,), unread=r"mtp\..*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +40,9 @@ class HybridDecoder(Decoder):
     config: LinearConfig
 
     def __init__(self, config: LinearConfig, context: int, family: str) -> None:
-        super().__init__(config, context, family=family, eps=config.rms_norm_eps, offset=1.0)
-        self._delta = delta_net(config, grouped=False)
+        eps, offset = config.rms_norm_eps, norm_offset(config)
+        super().__init__(config, context, family=family, eps=eps, offset=offset)
+        self._delta = delta_net(config, tiled=config.source == "gguf")
         self._attention = gated_attention(config, context)
 
     def mixed(self, x: Value, layer: int, kind: str) -> Value:
@@ -45,7 +50,7 @@ class HybridDecoder(Decoder):
         if kind == GLOBAL:
             return self.mixer(x, layer, self._attention)
         op, tensors = self._delta, "linear_attn"
-        return self.mixer(x, layer, op, name="delta", tensors=tensors, table=TENSORS)
+        return self.mixer(x, layer, op, name="delta", tensors=tensors, table=DELTA)
 
 
 def build(config: Config, context: int) -> Program:

@@ -10,12 +10,12 @@ from cortiq.models import qwen3_5
 from cortiq.models.config import Keys
 from cortiq.models.parts import activation
 from cortiq.models.qwen2_moe import EXPERTS
-from cortiq.models.qwen3_next import LinearConfig
+from cortiq.models.qwen3_next import GGUF_KEYS, LinearConfig
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("qwen3_5_moe_text",)
-GGUF: tuple[str, ...] = ()
-KEYS = Keys(aliases={"num_local_experts": "num_experts"})
+ARCHITECTURES = ("qwen3_5_moe_text", "qwen35moe")
+GGUF = ("qwen35moe",)
+KEYS = Keys(aliases={"num_local_experts": "num_experts"}, gguf=GGUF_KEYS)
 NAMES = qwen3_5.NAMES
 
 

@@ -4,37 +4,80 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from cortiq.errors import FormatError
 from cortiq.ir import Program
 from cortiq.ir.layers import Attention, GatedDeltaNet, GatedMLP, MoE, QKNorm
-from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.layer_kinds import GLOBAL, is_stepped_sparse, layer_list
 from cortiq.models.names import Names
-from cortiq.models.parts import Decoder, activation
-from cortiq.models.qwen2_moe import EXPERTS
+from cortiq.models.parts import Decoder, activation, norm_offset
+from cortiq.models.pieces import Fused
+from cortiq.models.qwen2_moe import EXPERTS, SHARED_EXPERT
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("qwen3_next",)
-GGUF: tuple[str, ...] = ()
+ARCHITECTURES = ("qwen3_next", "qwen3next")
+GGUF = ("qwen3next",)
 LINEAR = "linear_attention"
 TURNED = 0.25
 """Share of a head that is rotated, where a file does not say."""
 SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
 """Which axis of an image turns which pair: in text all axes have one position."""
-KEYS = Keys(aliases={"num_local_experts": "num_experts"})
-NAMES = Names()
+GGUF_KEYS: Mapping[str, str] = {
+    "attention.sliding_window": "",
+    "expert_count": "num_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "full_attention_interval": "full_attention_interval",
+    "nextn_predict_layers": "num_nextn_predict_layers",
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.inner_size": "linear_values",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.time_step_rank": "linear_num_value_heads",
+}
+GGUF_NAMES: Mapping[str, str] = {
+    **SHARED_EXPERT,
+    "post_attention_layernorm": "post_attention_norm",
+    "mlp.experts.gate_up_proj": "ffn_gate_up_exps",
+    "linear_attn.in_proj_qkvz": "ssm_in",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.A": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+GATE_UP = Fused("mlp.experts.gate_up_proj", ("mlp.experts.gate_proj", "mlp.experts.up_proj"))
+KEYS = Keys(
+    aliases={"num_local_experts": "num_experts"},
+    gguf=GGUF_KEYS,
+    gguf_tensors={"grouped_rows": "blk.0.ssm_in.weight"},
+)
+NAMES = Names(gguf=GGUF_NAMES, fused=(GATE_UP,))
 DELTA: Mapping[str, str] = {
-    "qkvz": "in_proj_qkvz.weight", "ba": "in_proj_ba.weight", "conv": "conv1d.weight",
-    "A_log": "A_log", "dt_bias": "dt_bias", "norm": "norm.weight", "out": "out_proj.weight",
+    **{role: f"in_proj_{role}.weight" for role in ("qkvz", "ba", "qkv", "z", "a", "b")},
+    "conv": "conv1d.weight", "A_log": "A_log", "A": "A", "dt_bias": "dt_bias",
+    "norm": "norm.weight", "out": "out_proj.weight",
 }  # fmt: skip
 """Roles of `GatedDeltaNet` to tensor names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearConfig(BaseConfig):
-    """Fields of configurations whose layers are delta nets or attention."""
+    """Fields of configurations whose layers are delta nets or attention.
+
+    Attributes
+    ----------
+    linear_values : width of all value heads of a delta net, as GGUF files say it.
+    num_nextn_predict_layers : of a GGUF file's layers, the last ones, which draft.
+    """
 
     rms_norm_eps: float = 1e-6
     hidden_act: str = "silu"
@@ -47,6 +90,20 @@ class LinearConfig(BaseConfig):
     linear_value_head_dim: int = 128
     linear_num_key_heads: int = 16
     linear_num_value_heads: int = 32
+    linear_values: int | None = None
+    num_nextn_predict_layers: Amount = Amount(0)
+    not_in_json: ClassVar[frozenset[str]] = frozenset({
+        "source", "linear_values", "num_nextn_predict_layers",
+    })  # fmt: skip
+
+    def value_dim(self) -> int:
+        """Width of a value head; `FormatError` if the heads don't share what there is."""
+        whole, heads = self.linear_values, self.linear_num_value_heads
+        if whole is None:
+            return self.linear_value_head_dim
+        if whole % heads:
+            raise FormatError(f"{heads} value heads share {whole}", where="config")
+        return whole // heads
 
     def kinds(self) -> tuple[str, ...]:
         """What mixes each layer: every fourth attends, where no list says otherwise.
@@ -67,7 +124,7 @@ class LinearConfig(BaseConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(LinearConfig):
-    """Fields of `Qwen3NextConfig`."""
+    """Fields of `Qwen3NextConfig`, and whether a file's rows of q, k, v and z are by key head."""
 
     num_key_value_heads: int | None = 2
     max_position_embeddings: int = 32768
@@ -78,24 +135,31 @@ class Config(LinearConfig):
     shared_expert_intermediate_size: int = 512
     decoder_sparse_step: int = 1
     mlp_only_layers: tuple[int, ...] | None = None
+    grouped_rows: bool = True
+    not_in_json: ClassVar[frozenset[str]] = LinearConfig.not_in_json | {"grouped_rows"}
+
+    def grouped(self) -> tuple[str, ...]:
+        """Matrices with rows by key head: newer GGUF files have those of q, k, v and z apart."""
+        return ("qkvz", "ba") if self.grouped_rows else ("ba",)
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""
         return is_stepped_sparse(layer, self.decoder_sparse_step, self.mlp_only_layers)
 
 
-def delta_net(config: LinearConfig, grouped: bool) -> GatedDeltaNet:
-    """The delta net of a configuration."""
+def delta_net(config: LinearConfig, **layout: Any) -> GatedDeltaNet:
+    """The delta net of a configuration; GGUF files hold its decays as they are."""
     return GatedDeltaNet(
         width=config.hidden_size,
         heads=config.linear_num_value_heads,
         key_heads=config.linear_num_key_heads,
         key_dim=config.linear_key_head_dim,
-        value_dim=config.linear_value_head_dim,
+        value_dim=config.value_dim(),
         kernel=config.linear_conv_kernel_dim,
         eps=config.rms_norm_eps,
         activation=activation(config.hidden_act),
-        grouped=grouped,
+        decay_form="plain" if config.source == "gguf" else "log",
+        **layout,
     )
 
 
@@ -109,7 +173,7 @@ def gated_attention(config: LinearConfig, context: int) -> Attention:
         kv_heads=config.kv_heads,
         head_dim=config.head_width,
         rope=rope_table(replace(config, rope_parameters=rope), context),
-        qk_norm=QKNorm(config.rms_norm_eps, offset=1.0),
+        qk_norm=QKNorm(config.rms_norm_eps, norm_offset(config)),
         biased=config.attention_bias,
         output_biased=config.attention_bias,
         output_gate=True,
@@ -119,9 +183,10 @@ def gated_attention(config: LinearConfig, context: int) -> Attention:
 def build(config: Config, context: int) -> Program:
     """The trunk."""
     width, act = config.hidden_size, activation(config.hidden_act)
-    eps = config.rms_norm_eps
-    decoder = Decoder(config, context, family="qwen3_next", eps=eps, offset=1.0)
-    mixers = {LINEAR: delta_net(config, grouped=True), GLOBAL: gated_attention(config, context)}
+    eps, offset = config.rms_norm_eps, norm_offset(config)
+    decoder = Decoder(config, context, family="qwen3_next", eps=eps, offset=offset)
+    net = delta_net(config, grouped=config.grouped())
+    mixers = {LINEAR: net, GLOBAL: gated_attention(config, context)}
     mlp = GatedMLP(width, config.intermediate_size, act)
     experts = MoE(
         width=width,

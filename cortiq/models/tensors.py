@@ -57,13 +57,13 @@ def _pieces(
         return [piece]
     if whole in checkpoint and (piece is None or piece.tensor != whole):
         return [Piece(whole, shape)]
+    if len(shape) == 3 and names.of_expert(name, 0, source) in checkpoint:
+        experts = range(shape[0])
+        return [Piece(names.of_expert(name, e, source), shape[1:]) for e in experts]
     if piece is not None:
         return [piece]
     if joined := _joined_pieces(name, shape, names, source):
         return joined
-    if len(shape) == 3 and names.of_expert(name, 0, source) in checkpoint:
-        experts = range(shape[0])
-        return [Piece(names.of_expert(name, e, source), shape[1:]) for e in experts]
     return [Piece(whole, shape)]
 
 

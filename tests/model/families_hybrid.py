@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 from family_harness import Family
+from gguf_files import GGUF
 
 ROPE = "rope_parameters"
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -12,6 +14,89 @@ DELTA = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4,
 }  # fmt: skip
 TURNED = {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.5}
+
+
+IN_GGUF = ("linear_values", "num_nextn_predict_layers")
+"""Fields that only GGUF files fill."""
+
+
+def delta_values(config):
+    """Metadata of delta nets, with attention in every so many layers."""
+    kinds = config["layer_types"]
+    return {
+        "full_attention_interval": kinds.index(FULL) + 1,
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"],
+        "ssm.time_step_rank": config["linear_num_value_heads"],
+        "ssm.inner_size": config["linear_value_head_dim"] * config["linear_num_value_heads"],
+        "rope.dimension_count": int(config["head_dim"] * 0.5),
+        "rope.dimension_sections": [1, 1, 0, 0],
+        "feed_forward_length": config.get("intermediate_size"),
+        "expert_count": config.get("num_experts"),
+        "expert_used_count": config.get("num_experts_per_tok"),
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
+    }
+
+
+def delta_names(name, values):
+    """What is done to every tensor: decays as they are, taps without an axis, norms of 1 + w."""
+    if name.endswith(".A_log"):
+        values = -np.exp(values)
+    if name.endswith("conv1d.weight"):
+        values = values[:, 0]
+    if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        values = values + np.float32(1)
+    return {name.replace(".dt_bias", ".dt_proj.bias"): values}
+
+
+def experts_apart(name, values):
+    """Gate and up of the experts by themselves."""
+    if not name.endswith("experts.gate_up_proj"):
+        return {name + ".weight" * name.endswith("experts.down_proj"): values}
+    stem, half = name.removesuffix("gate_up_proj"), values.shape[1] // 2
+    return {f"{stem}gate_proj.weight": values[:, :half], f"{stem}up_proj.weight": values[:, half:]}
+
+
+def next_tensors(config, name, values):
+    """Rows of q, k, v and z apart, each of all key heads."""
+    if not name.endswith("in_proj_qkvz.weight"):
+        ((name, values),) = delta_names(name, values).items()
+        return experts_apart(name, values)
+    heads, key = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    value = config["linear_num_value_heads"] // heads * config["linear_value_head_dim"]
+    rows = values.reshape(heads, -1, values.shape[-1])
+    cuts = np.split(rows, [key, 2 * key, 2 * key + value], axis=1)
+    q, k, v, z = (cut.reshape(-1, values.shape[-1]) for cut in cuts)
+    stem = name.removesuffix("in_proj_qkvz.weight")
+    return {f"{stem}in_proj_qkv.weight": np.concatenate([q, k, v]), f"{stem}in_proj_z.weight": z}
+
+
+def tiled(values, config, dim, axis=0):
+    """Value heads of `dim` along an axis: the first of every key head, then the second, …"""
+    heads = config["linear_num_key_heads"]
+    apart = np.moveaxis(values, axis, 0)
+    split = apart.reshape(heads, -1, dim, *apart.shape[1:]).swapaxes(0, 1).reshape(apart.shape)
+    return np.moveaxis(split, 0, axis)
+
+
+def tiled_tensors(config, name, values):
+    """Value heads in another order, wherever there are rows or columns of them."""
+    dim, part = config["linear_value_head_dim"], name.rpartition("linear_attn.")[2]
+    keys = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    if part in ("in_proj_qkv.weight", "conv1d.weight"):
+        values = np.concatenate([values[:keys], tiled(values[keys:], config, dim)])
+    elif part == "in_proj_z.weight":
+        values = tiled(values, config, dim)
+    elif part == "out_proj.weight":
+        values = tiled(values, config, dim, axis=1)
+    elif part in ("in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias"):
+        values = tiled(values, config, 1)
+    ((name, values),) = delta_names(name, values).items()
+    return experts_apart(name, values)
+
+
 QWEN3_NEXT = Family(
     "qwen3_next",
     "Qwen3NextConfig",
@@ -33,7 +118,10 @@ QWEN3_NEXT = Family(
         {f"{ROPE}.rope_theta": 900.0},
     ],
     sizes=(*DELTA, "num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"),
-    elsewhere=frozenset({"decoder_sparse_step", "layer_types", "full_attention_interval"}),
+    elsewhere=frozenset({
+        "decoder_sparse_step", "layer_types", "full_attention_interval", *IN_GGUF, "grouped_rows",
+    }),
+    gguf=GGUF("qwen3next", geometries=("wide",), values=delta_values, tensors=next_tensors),
 )  # fmt: skip
 MROPE = {**TURNED, "mrope_section": [1, 1, 0], "mrope_interleaved": True}
 QWEN3_5 = Family(
@@ -49,7 +137,8 @@ QWEN3_5 = Family(
         *USUAL, {f"{ROPE}.partial_rotary_factor": 0.7}, {f"{ROPE}.rope_theta": 900.0},
     ],
     sizes=tuple(DELTA),
-    elsewhere=frozenset({"layer_types", "full_attention_interval"}),
+    elsewhere=frozenset({"layer_types", "full_attention_interval", *IN_GGUF}),
+    gguf=GGUF("qwen35", geometries=("wide", "odd"), values=delta_values, tensors=tiled_tensors),
 )  # fmt: skip
 QWEN3_5_MOE = Family(
     "qwen3_5_moe",
@@ -70,7 +159,8 @@ QWEN3_5_MOE = Family(
     ],
     sizes=(*DELTA, "num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"),
     unread=("intermediate_size",),
-    elsewhere=frozenset({"layer_types", "full_attention_interval"}),
+    elsewhere=frozenset({"layer_types", "full_attention_interval", *IN_GGUF}),
+    gguf=GGUF("qwen35moe", geometries=("wide", "odd"), values=delta_values, tensors=tiled_tensors),
 )  # fmt: skip
 STATES = {"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 6, "mamba_d_conv": 3}
 GRANITE4 = Family(
