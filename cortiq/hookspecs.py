@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import click
 
     from cortiq.backend import Backend, Kernel
+    from cortiq.dialects.dialect import ToolDialect
     from cortiq.engine.drafters.kinds import DrafterKind
 
 PROJECT = "cortiq"
@@ -61,6 +62,12 @@ def cortiq_drafters() -> Sequence[DrafterKind]:
 
     No drafter can change a token: what it proposes is only verified together.
     """
+    raise NotImplementedError
+
+
+@hookspec
+def cortiq_tool_dialects() -> Sequence[ToolDialect]:
+    """Ways to write tool calls (`cortiq.dialects.dialect.ToolDialect`); they go before ours."""
     raise NotImplementedError
 
 

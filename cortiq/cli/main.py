@@ -27,6 +27,7 @@ TRACEBACK_VARIABLE = "CORTIQ_TRACEBACK"
 COMMANDS = {
     "pull": "Fetch a model into the cache.",
     "generate": "Generate text.",
+    "serve": "Serve models to OpenAI's clients, and a page to chat on.",
     "prefix": "Keep the beginning of a prompt in a file, computed once, for any backend.",
     "score": "Score a text: perplexity, with its standard error.",
     "verify": "Compute a receipt's generation again, and compare every bit.",

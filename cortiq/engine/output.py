@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend import Named, Want
+from cortiq.backend import Named, Top, Want
 from cortiq.engine.loops import loops
-from cortiq.numerics.contract import Floats
+from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.digest import Digest
 from cortiq.runtime.chain import START, chain
 from cortiq.runtime.request import Request
@@ -40,6 +40,30 @@ class TraceRow:
     drafter: str = ""
 
 
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probability of a token drawn, and of the most likely ones, before bias and penalties.
+
+    Each is RN(logit − logsumexp) of the contract's float32 numbers: the same bits on any backend.
+
+    Attributes
+    ----------
+    top : (token, its log-probability), the most likely first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+def token_logprobs(row: Mapping[Want, Any], token: int, count: int) -> TokenLogprobs:
+    """The log-probabilities of a row that brought `Top` and logits."""
+    ids, values, sums = row[Top(max(1, count))]
+    total = F32(np.asarray(sums).item())
+    top = zip(ids[:count].tolist(), (values[:count] - total).tolist(), strict=True)
+    return TokenLogprobs(token, float(row[LOGITS][token] - total), tuple(top))
+
+
 def confidence(logits: Floats, token: int, calibration: float = 1.0) -> float:
     """softmax(logits / calibration)[token], in float64, of the logits before bias and penalties.
 
@@ -63,7 +87,7 @@ class Output:
     finish_reason : empty while the stream goes on.
     digest : the chain over the committed steps.
     step_digests : of the logits of each of them.
-    confidence, trace : one entry a token where the request asks for them, else none.
+    confidence, trace, logprobs : one entry a token where the request asks for them, else none.
     """
 
     request: Request
@@ -72,13 +96,16 @@ class Output:
     pieces: list[str] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
     trace: list[TraceRow] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str = ""
     digest: bytes = START
     step_digests: list[Digest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        absent = self.tokenizer.absent
-        self._decoder = None if absent else Detokenizer(self.tokenizer, continuation=True)
+        absent, shown = self.tokenizer.absent, self.request.shown_ids
+        self._decoder = (
+            None if absent else Detokenizer(self.tokenizer, continuation=True, shown=shown)
+        )
         self._matcher = StopMatcher(self.request.stop)
 
     def commit(self, token: int, row: Mapping[Want, Any], drafter: str = "") -> str:
@@ -96,8 +123,10 @@ class Output:
         return self._emit(piece) + self._end()
 
     def _note(self, token: int, row: Mapping[Want, Any], drafter: str) -> None:
-        """Confidence and trace of a token."""
+        """Log-probabilities, confidence and trace of a token."""
         request = self.request
+        if request.top_logprobs is not None:
+            self.logprobs.append(token_logprobs(row, token, request.top_logprobs))
         if not (request.confidence or request.trace):
             return
         probability = confidence(row[LOGITS], token, request.calibration)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import click
 
     from cortiq.backend import Backend, Kernel
+    from cortiq.dialects.dialect import ToolDialect
     from cortiq.engine.drafters.kinds import DrafterKind
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("cortiq_"))
@@ -165,6 +166,18 @@ def check_drafters(found: Sequence[Any]) -> list[DrafterKind]:
             raise BrokenPluginError(f"{kind.name!r} cannot be the name of a drafter")
         if kind.name in OWN or kind.name in RESERVED:
             raise BrokenPluginError(f"brings the drafter {kind.name!r}, which cortiq has itself")
+    return list(found)
+
+
+def check_tool_dialects(found: Sequence[Any]) -> list[ToolDialect]:
+    """Refuse what is not a `ToolDialect`, or has no opening marker."""
+    from cortiq.dialects.dialect import ToolDialect
+
+    for dialect in found:
+        if not isinstance(dialect, ToolDialect):
+            raise BrokenPluginError(f"cortiq_tool_dialects returned {_an(dialect)}, not dialects")
+        if not dialect.opens or not (dialect.closes or dialect.at_end):
+            raise BrokenPluginError(f"the tool dialect {dialect.name!r} never opens or closes")
     return list(found)
 
 

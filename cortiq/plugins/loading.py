@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import click
 
     from cortiq.backend import Backend, Kernel
+    from cortiq.dialects.dialect import ToolDialect
     from cortiq.engine.drafters.kinds import DrafterKind
 
 
@@ -69,6 +70,7 @@ class Plugins:
     families : model family modules, in the order of their plugins' names.
     commands : commands for `cortiq`, by name.
     drafters : ways to draft, in the order of their plugins' names.
+    tool_dialects : ways to write tool calls, in the order of their plugins' names.
     problems : plugins that were not loaded.
     sources : where each plugin comes from (distribution and version, or file), by plugin name.
     brought_by : name of the plugin that brings each backend, by backend name.
@@ -78,6 +80,7 @@ class Plugins:
     families: Sequence[ModuleType] = ()
     commands: Mapping[str, click.Command] = field(default_factory=dict)
     drafters: Sequence[DrafterKind] = ()
+    tool_dialects: Sequence[ToolDialect] = ()
     problems: Sequence[PluginProblem] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     brought_by: Mapping[str, str] = field(default_factory=dict)
@@ -121,6 +124,7 @@ class _Brought:
     commands: list[click.Command]
     kernels: list[Kernel]
     drafters: list[DrafterKind]
+    tool_dialects: list[ToolDialect]
 
 
 class _Loader:
@@ -172,6 +176,7 @@ class _Loader:
             checks.check_commands(self._call("cortiq_commands", plugin)),
             checks.check_kernels(self._call("cortiq_kernels", plugin)),
             checks.check_drafters(self._call("cortiq_drafters", plugin)),
+            checks.check_tool_dialects(self._call("cortiq_tool_dialects", plugin)),
         )
 
     def _call(self, hook: str, plugin: object) -> list[Any]:
@@ -203,6 +208,7 @@ class _Loader:
             families=[family for b in kept for family in b.families],
             commands={str(c.name): c for b in kept for c in b.commands},
             drafters=[kind for b in kept for kind in b.drafters],
+            tool_dialects=[dialect for b in kept for dialect in b.tool_dialects],
             problems=self.problems,
             sources={name: b.candidate.source for name, b in self.brought.items()},
             brought_by={n: owner for n, owner in backends.items() if owner in self.brought},

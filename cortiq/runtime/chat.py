@@ -18,17 +18,19 @@ def chat_ids(
     messages: Sequence[Message],
     options: Mapping[str, Any] | None,
     where: str,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
     """Token ids of a conversation; see `Model.chat_ids`.
 
     Parameters
     ----------
     where : the model, for messages about it.
+    tools : JSON schemas of functions that the answer may call.
     """
     from cortiq.tokenizer.template import render
 
     conversation = check_messages(messages)
-    template = tokenizer.chat_template()
+    template = tokenizer.chat_template(tools=bool(tools))
     if template is None:
         raise TokenizerError(
             "the model has no chat template: it is a base model",
@@ -38,6 +40,7 @@ def chat_ids(
     text = render(
         template,
         conversation,
+        tools=tools,
         options=options,
         bos_token=tokenizer.bos_token,
         eos_token=tokenizer.eos_token,

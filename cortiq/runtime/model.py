@@ -145,7 +145,7 @@ class Model(KeepsPrefixes, Reads):
         """
         chosen = with_seed(resolve(GenerateOptions, options))
         request = self._request(prompt, chosen, masks)
-        drafted, cancel = self._drafts.speculation(chosen), event_of(cancel)
+        drafted, cancel = self.speculation(chosen), event_of(cancel)
         progress = function_of(progress, "progress")
         return Stream(self._steps(request, chosen, drafted, cancel.is_set, progress), cancel)
 
@@ -180,7 +180,7 @@ class Model(KeepsPrefixes, Reads):
         """
         chosen, cancel = with_seed(resolve(GenerateOptions, options)), event_of(cancel)
         requests = [self._request(prompt, chosen, masks) for prompt in prompts]
-        drafted = self._drafts.speculation(chosen)
+        drafted = self.speculation(chosen)
         with self._working():
             on = self.executable, self.tokenizer, self.prefixes
             served = serve_all(*on, requests, self.load_seconds, drafted, cancel.is_set)
@@ -220,6 +220,15 @@ class Model(KeepsPrefixes, Reads):
             record=lambda made: receipt_of(made, self, request),
             identity=identity,
         )
+
+    def speculation(self, options: GenerateOptions) -> Speculation | None:
+        """How sequences with these options are drafted for; what an `Engine` takes.
+
+        Raises
+        ------
+        RequestError : the drafter is unknown, or cannot draft for this model.
+        """
+        return self._drafts.speculation(options)
 
     def verify(self, receipt: Receipt, *, progress: Progress | None = None) -> Verification:
         """Compute again what a receipt claims; `cortiq.verify` opens the model as well."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.backend import Argmax, Digest, Draw, Named, Want
+from cortiq.backend import Argmax, Digest, Draw, Named, Top, Want
 from cortiq.engine.roles import Mark
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
@@ -52,6 +52,9 @@ class Request:
         labels, and nothing is reused for such a prompt or of it.
     marks : prompt positions worth keeping the sequence's state at, for later prompts.
     masks : which ids may follow a text (`Masks`).
+    top_logprobs : tokens whose log-probability is kept beside that of each token drawn; None keeps
+        none at all.
+    shown_ids : control tokens that are part of the text, which else shows none.
     """
 
     prompt: tuple[int, ...]
@@ -70,6 +73,8 @@ class Request:
     embeddings: npt.NDArray[np.float32] | None = field(default=None, compare=False)
     marks: tuple[Mark, ...] = ()
     masks: Masks | None = None
+    top_logprobs: int | None = None
+    shown_ids: frozenset[int] = frozenset()
 
     @property
     def want(self) -> Want:
@@ -89,8 +94,12 @@ class Request:
     @property
     def facts(self) -> tuple[Want, ...]:
         """What else each row that draws brings: the digest, and logits where they are looked at."""
-        digest = Digest("logits")
-        return (digest, Named("logits")) if self.confidence or self.trace else (digest,)
+        facts: tuple[Want, ...] = (Digest("logits"),)
+        if self.confidence or self.trace or self.top_logprobs is not None:
+            facts += (Named("logits"),)
+        if self.top_logprobs is not None:
+            facts += (Top(max(1, self.top_logprobs)),)
+        return facts
 
     @property
     def limit(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from cortiq.errors import RequestError
 from cortiq.tokenizer.tokenizer import Tokenizer
@@ -21,13 +21,19 @@ class Detokenizer:
     ----------
     tokenizer : whose ids these are.
     skip_special, continuation : as in `Tokenizer.decode`; a generated answer is a continuation.
+    shown : control tokens that are not skipped.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special: bool = True, continuation: bool = False
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool = True,
+        continuation: bool = False,
+        shown: Collection[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
+        self._skip_special, self._shown = skip_special, shown
         self._strip_space = tokenizer.leading_space and not continuation
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -35,7 +41,7 @@ class Detokenizer:
         """The characters that `token_id` completes, possibly none."""
         piece = self._tokenizer.token_bytes(token_id)
         if self._skip_special and self._tokenizer.is_special(token_id):
-            return ""
+            return self._decoder.decode(piece) if token_id in self._shown else ""
         if self._strip_space:
             piece = piece.removeprefix(b" ")
             self._strip_space = False

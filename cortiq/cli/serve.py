@@ -1,0 +1,52 @@
+"""`cortiq serve`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cortiq.cli.flags import options_of
+from cortiq.cli.generate import load_model
+from cortiq.cli.render import note
+from cortiq.errors import CortiqError
+from cortiq.options import LoadOptions, resolve, select
+from cortiq.serve.options import ServeOptions
+
+if TYPE_CHECKING:
+    from cortiq.serve.app import Service
+
+NEEDED = ("starlette", "uvicorn", "prometheus_client", "llguidance")
+
+
+@click.command()
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@options_of(ServeOptions, LoadOptions)
+def serve(models: tuple[str, ...], **options: Any) -> None:
+    """Serve models to OpenAI's clients, and a page to chat on.
+
+    The base address for clients is http://HOST:PORT/v1. The server listens on this machine only,
+    unless --host says otherwise; then give it an --api-key.
+    """
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        hint = "pip install 'cortiq[serve]'"
+        raise CortiqError(f"the server needs {', '.join(missing)}", hint=hint)
+    from cortiq.serve.logs import set_up
+    from cortiq.serve.start import serve_models
+
+    chosen = resolve(ServeOptions, select(ServeOptions, options))
+    set_up(chosen.log_format)
+    with ExitStack() as stack:
+        loaded = [stack.enter_context(load_model(name, options)) for name in models]
+        serve_models(loaded, chosen, _tell)
+
+
+def _tell(url: str, service: Service) -> None:
+    """Say on stderr that requests are accepted, and where."""
+    for served in service.models.values():
+        model = served.model
+        note(f"{served.name} on {model.backend}:{model.device}, {served.fingerprint}")
+    note(f"serving on {url} (clients: {url}/v1)")

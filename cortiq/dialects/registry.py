@@ -1,0 +1,37 @@
+"""Which dialect a chat template asks for: plugins' first, then ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cortiq.dialects import (
+    deepseek,
+    glm,
+    harmony,
+    hermes,
+    kimi,
+    llama,
+    minimax,
+    mistral,
+    pythonic,
+    qwen_xml,
+)
+from cortiq.dialects.dialect import ToolDialect
+
+OWN = (
+    qwen_xml.DIALECT, glm.DIALECT, hermes.DIALECT, minimax.DIALECT, mistral.DIALECT,
+    deepseek.DIALECT, kimi.DIALECT, pythonic.DIALECT, harmony.DIALECT, llama.DIALECT,
+)  # fmt: skip
+"""Our dialects; the first that fits a template is taken."""
+
+
+def dialect_of(template: str | None, others: Sequence[ToolDialect] = ()) -> ToolDialect | None:
+    """The dialect a chat template asks for; None where it knows of no tools.
+
+    Parameters
+    ----------
+    others : dialects that plugins bring; they go before ours.
+    """
+    if template is None or "tools" not in template:
+        return None
+    return next((dialect for dialect in (*others, *OWN) if dialect.fits(template)), None)

@@ -1,0 +1,150 @@
+"""The application: its paths, and what each of them does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, Router
+
+from cortiq.serve.answers import EventStream, Make, whole
+from cortiq.serve.asked import Asked, read_chat, read_text
+from cortiq.serve.errors import ApiError, as_api_error
+from cortiq.serve.fields import Fields, read_body
+from cortiq.serve.gate import Gate, Observe
+from cortiq.serve.job import Job
+from cortiq.serve.logs import job_facts
+from cortiq.serve.options import ServeOptions
+from cortiq.serve.replies import ChatChoice, Head, TextChoice
+from cortiq.serve.served import Served
+from cortiq.serve.wanted import model_name
+
+READERS = 2
+"""Threads that render templates and cut texts into tokens."""
+T = TypeVar("T")
+
+
+class Service:
+    """The models behind the server, and what its paths do."""
+
+    def __init__(self, models: Mapping[str, Served], options: ServeOptions) -> None:
+        self.models, self.options = models, options
+        self._readers = ThreadPoolExecutor(READERS, "reader")
+
+    def start(self) -> None:
+        """Start every model's thread; called on the event loop."""
+        for model in self.models.values():
+            model.worker.start(asyncio.get_running_loop())
+
+    def stop(self) -> None:
+        """End every model's thread, and what it has under way."""
+        for model in self.models.values():
+            model.worker.stop()
+        self._readers.shutdown(cancel_futures=True)
+
+    def find(self, name: str) -> Served:
+        """A model by name; ApiError (404) for one that is not served."""
+        if name in self.models:
+            return self.models[name]
+        there = ", ".join(self.models)
+        message = f"The model {name[:80]!r} does not exist here; there are: {there}."
+        raise ApiError(404, message, "model_not_found", "model")
+
+    async def read(self, work: Callable[[], T]) -> T:
+        """Do some reading off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+
+    async def body(self, request: HttpRequest) -> Fields:
+        """The request's object; ApiError when it is too big, too slow, or none."""
+        most, data = self.options.body_bytes, bytearray()
+        length = request.headers.get("content-length", "0")
+        too_big = ApiError(413, f"The body is larger than {most} bytes.", "body_too_large")
+        if length.isdigit() and int(length[:20]) > most:
+            raise too_big
+        try:
+            async with asyncio.timeout(self.options.body_seconds):
+                async for part in request.stream():
+                    data += part
+                    if len(data) > most:
+                        raise too_big
+        except TimeoutError:
+            raise ApiError(408, "The body did not come in time.", "body_timeout") from None
+        return await self.read(lambda: read_body(bytes(data)))
+
+    async def chat(self, request: HttpRequest) -> Response:
+        """`POST /v1/chat/completions`."""
+        fields = await self.body(request)
+        served = self.find(model_name(fields))
+        tokens = self.options.answer_tokens
+        asked = await self.read(lambda: read_chat(served, fields, tokens))
+        head = Head("chat.completion", "chatcmpl", asked)
+        return await self._answer(request, asked, head, ChatChoice)
+
+    async def text(self, request: HttpRequest) -> Response:
+        """`POST /v1/completions`."""
+        fields = await self.body(request)
+        served = self.find(model_name(fields))
+        asked = await self.read(lambda: read_text(served, fields))
+        return await self._answer(
+            request, asked, Head("text_completion", "cmpl", asked), TextChoice
+        )
+
+    async def _answer(self, request: HttpRequest, asked: Asked, head: Head, make: Make) -> Response:
+        job, worker = Job(asked.requests), asked.served.worker
+        facts = request.state.facts
+        facts["model"] = asked.served.name
+
+        def over() -> None:
+            worker.cancel(job)
+            facts.update(job_facts(job))
+
+        worker.submit(job)
+        if asked.wanted.stream:
+            try:
+                accepted = await job.updates.get()
+            except BaseException:
+                over()
+                raise
+            if accepted.error is not None:
+                raise as_api_error(accepted.error) from accepted.error
+            seconds = self.options.write_seconds
+            return EventStream(asked, job, head, make, seconds, over)
+        try:
+            return await whole(request, asked, job, head, make)
+        finally:
+            over()
+
+    async def list_models(self, request: HttpRequest) -> Response:
+        """`GET /v1/models`."""
+        data = [model.as_dict() for model in self.models.values()]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def one_model(self, request: HttpRequest) -> Response:
+        """`GET /v1/models/NAME`."""
+        return JSONResponse(self.find(request.path_params["name"]).as_dict())
+
+    async def health(self, request: HttpRequest) -> Response:
+        """`GET /health`: 503 when a model's thread has ended."""
+        dead = [name for name, model in self.models.items() if model.worker.failed]
+        status = {"status": "engine stopped" if dead else "ok", "models": list(self.models)}
+        return JSONResponse(status, 503 if dead else 200)
+
+
+def application(service: Service, observe: Observe) -> Gate:
+    """Everything, gate included."""
+    posts = {"/chat/completions": service.chat, "/completions": service.text}
+    gets = {"/models": service.list_models, "/models/{name:path}": service.one_model}
+    routes = [Route("/health", service.health), Route("/healthz", service.health)]
+    for prefix in ("/v1", ""):
+        routes += [Route(prefix + path, do, methods=["POST"]) for path, do in posts.items()]
+        routes += [Route(prefix + path, do, methods=["GET"]) for path, do in gets.items()]
+    return Gate(Router(routes, redirect_slashes=False, default=nowhere), service.options, observe)
+
+
+async def nowhere(scope: object, receive: object, send: object) -> None:
+    """Every other path."""
+    raise ApiError(404, "There is nothing at this path.", "not_found")

@@ -1,0 +1,184 @@
+"""A request that was read: what the engine is to do, and how its answers are taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cortiq.dialects.splitter import Splitter
+from cortiq.engine.output import TokenLogprobs
+from cortiq.errors import RequestError
+from cortiq.options import GenerateOptions
+from cortiq.runtime.chat import chat_ids
+from cortiq.runtime.request import Masks, Request, make_request
+from cortiq.serve.errors import invalid, too_long
+from cortiq.serve.fields import Fields
+from cortiq.serve.messages import NO_TOOLS, Tools, read_messages, read_tools
+from cortiq.serve.served import Served
+from cortiq.serve.wanted import (
+    MOST_TOKENS,
+    Wanted,
+    chat_logprobs,
+    read_wanted,
+    text_logprobs,
+)
+from cortiq.tokenizer.tokenizer import Tokenizer
+
+TAIL = 32
+"""Last ids of a prompt that are looked at for an opened thinking block."""
+TEXT_TOKENS = 16
+"""Tokens of a text completion where a request names none: OpenAI's number."""
+MOST_PROMPTS = 256
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, ready to be computed.
+
+    Attributes
+    ----------
+    requests : one for each choice.
+    tools : that may be called.
+    opened : whether the prompt ended inside a thinking block.
+    echo : text to put before each choice.
+    """
+
+    served: Served
+    wanted: Wanted
+    requests: Sequence[Request]
+    tools: Tools = NO_TOOLS
+    opened: bool = False
+    echo: Sequence[str] = ()
+
+    def splitter(self) -> Splitter:
+        """Takes one answer apart."""
+        served = self.served
+        return Splitter(served.thinking, served.dialect, self.tools.schemas, self.opened)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
+        return self.served.model.tokenizer
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted once however many choices it has."""
+        return sum(len(request.prompt) for request in self.requests[:: self.wanted.n])
+
+
+def read_chat(served: Served, fields: Fields, answer_tokens: int) -> Asked:
+    """A chat request. Everything that can be wrong with it is said here, before it is queued."""
+    newer, older = (
+        fields.integer(name, 1, MOST_TOKENS) for name in ("max_completion_tokens", "max_tokens")
+    )
+    wanted = read_wanted(fields, chat_logprobs(fields), newer or older or answer_tokens)
+    messages, tools = read_messages(fields), read_tools(fields)
+    options = _template_options(fields)
+    for name, why in (("audio", "answers are text"), ("functions", "use 'tools'"),
+                      ("function_call", "use 'tool_choice'"),
+                      ("web_search_options", "nothing is searched")):  # fmt: skip
+        fields.refuse(name, why)
+    if fields.items("modalities") not in (None, ["text"]):
+        raise invalid("'modalities': answers are text.", "modalities")
+    fields.close()
+    if tools.offered and served.dialect is None:
+        message = "The model's chat template takes no tools."
+        raise invalid(message, "tools", "unsupported_parameter")
+    ids = chat_ids(served.model.tokenizer, messages, options, served.name, tools.offered)
+    requests = _requests(served, [ids], wanted)
+    return Asked(served, wanted, requests, tools, _opened(served, ids))
+
+
+def _template_options(fields: Fields) -> dict[str, Any]:
+    """Variables of the template: `chat_template_kwargs`, and OpenAI's `reasoning_effort`."""
+    options = dict(fields.object("chat_template_kwargs") or {})
+    effort = fields.text("reasoning_effort")
+    return options if effort is None else {"reasoning_effort": effort, **options}
+
+
+def _opened(served: Served, ids: Sequence[int]) -> bool:
+    """Whether a prompt ends with what opens a thinking block."""
+    if served.thinking is None:
+        return False
+    text = served.model.tokenizer.decode(ids[-TAIL:], skip_special=False)
+    return text.rstrip().endswith(served.thinking.opens.rstrip())
+
+
+def read_text(served: Served, fields: Fields) -> Asked:
+    """A text request: one or several prompts, as texts or token ids."""
+    max_tokens = fields.integer("max_tokens", 1, MOST_TOKENS) or TEXT_TOKENS
+    wanted = read_wanted(fields, text_logprobs(fields), max_tokens)
+    fields.refuse("suffix", "models go on from the end of a text")
+    best = fields.integer("best_of", 1, MOST_TOKENS)
+    if best not in (None, wanted.n):
+        raise invalid("'best_of' must be 'n'.", "best_of")
+    prompts = _prompts(fields)
+    echo = fields.flag("echo")
+    if echo and wanted.top_logprobs is not None:
+        raise invalid("'echo' with 'logprobs' is not supported.", "echo")
+    fields.close()
+    tokenizer = served.model.tokenizer
+    ids = [tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
+    texts = [p if isinstance(p, str) else tokenizer.decode(p) for p in prompts] if echo else []
+    echoed = [text for text in texts for _ in range(wanted.n)]
+    return Asked(served, wanted, _requests(served, ids, wanted), echo=echoed)
+
+
+def _prompts(fields: Fields) -> list[str | list[int]]:
+    wanted = "a string, an array of strings, of token ids, or of arrays of token ids"
+    value = fields.get("prompt", (str, list), wanted)
+    items = [value] if isinstance(value, str) or _are_ids(value) else value
+    proper = items and all((isinstance(p, str) and p) or _are_ids(p) for p in items)
+    if not proper or len(items) > MOST_PROMPTS:
+        raise fields.wrong("prompt", f"{wanted}, not empty, at most {MOST_PROMPTS} of them")
+    return items
+
+
+def _are_ids(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def _requests(
+    served: Served, prompts: Sequence[Sequence[int]], wanted: Wanted, masks: Masks | None = None
+) -> list[Request]:
+    """One request for each choice of each prompt."""
+    made = []
+    for ids in prompts:
+        first = _request(served, ids, wanted.options, masks)
+        first = replace(
+            first,
+            top_logprobs=wanted.top_logprobs,
+            shown_ids=served.shown_ids,
+        )
+        made += [replace(first, choice=choice) for choice in range(wanted.n)]
+    return made
+
+
+def _request(
+    served: Served, ids: Sequence[int], options: GenerateOptions, masks: Masks | None
+) -> Request:
+    model = served.model
+    if len(ids) >= model.context:
+        raise too_long(len(ids), model.context)
+    try:
+        return make_request(ids, options, model.program, model.eos_ids, 0, masks)
+    except RequestError as error:
+        raise invalid(str(error), error.where) from None
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """A token's text; bytes that are no characters by themselves as U+FFFD."""
+    return tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+
+def logprob_entry(tokenizer: Tokenizer, made: TokenLogprobs) -> dict[str, Any]:
+    """A token's entry in a chat answer's `logprobs`."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        data = tokenizer.token_bytes(token)
+        text = data.decode("utf-8", "replace")
+        return {"token": text, "logprob": logprob, "bytes": list(data)}
+
+    top = [entry(token, logprob) for token, logprob in made.top]
+    return entry(made.token_id, made.logprob) | {"top_logprobs": top}

@@ -1,0 +1,70 @@
+"""Errors in OpenAI's shape: what client classes look at is the status and the code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cortiq.errors import CortiqError, OptionError, RequestError, TokenizerError
+
+TOO_MANY = "are waiting"
+
+
+class ApiError(Exception):
+    """An error that a client gets.
+
+    Parameters
+    ----------
+    status : of HTTP. message : a sentence for people.
+    code : for programs, such as `context_length_exceeded`. param : field of the request.
+    """
+
+    def __init__(
+        self, status: int, message: str, code: str | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+
+    @property
+    def kind(self) -> str:
+        """The `type` that OpenAI gives such errors."""
+        kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+        return kinds.get(self.status, "server_error" if self.status >= 500 else INVALID)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The body of the answer."""
+        facts = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": facts}
+
+
+INVALID = "invalid_request_error"
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A request that says something that cannot be (400)."""
+    return ApiError(400, message, code, param)
+
+
+def too_long(prompt: int, context: int) -> ApiError:
+    """A prompt that leaves no room to answer."""
+    message = (
+        f"This model's maximum context length is {context} tokens, and the prompt has {prompt}; "
+        "at least one is needed for the answer."
+    )
+    return ApiError(400, message, "context_length_exceeded", "messages")
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """An error of ours as a client gets it; what nobody expected says nothing of its insides."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestError) and TOO_MANY in error.what:
+        return ApiError(429, str(error), "queue_full")
+    if isinstance(error, OptionError):
+        return invalid(str(error), error.option)
+    if isinstance(error, (RequestError, TokenizerError)):
+        return invalid(str(error), error.where)
+    if isinstance(error, MemoryError):
+        return ApiError(503, "there is not enough memory", "out_of_memory")
+    if isinstance(error, CortiqError):
+        return ApiError(500, str(error), "engine_error")
+    return ApiError(500, "The server met an error of its own; its log has it.", "internal_error")

@@ -1,0 +1,127 @@
+"""Reading a request's JSON object: every field checked for type and range, unknown ones refused."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from cortiq.errors import FormatError, shown
+from cortiq.formats.strict_json import parse_object
+from cortiq.serve.errors import ApiError, invalid
+
+NO_EFFECT = frozenset({
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "verbosity", "prediction",
+})  # fmt: skip
+"""Fields that OpenAI has and that change nothing here."""
+Number = int | float
+
+
+class Fields:
+    """The fields of one object; what is read is known, and `close` refuses the rest.
+
+    Parameters
+    ----------
+    where : path of the object in the request, empty for the request itself.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
+        self.values, self._where = values, where
+        self._read: set[str] = set()
+
+    def path(self, name: str) -> str:
+        """A field's name as errors say it."""
+        return f"{self._where}.{name}" if self._where else name
+
+    def wrong(self, name: str, wanted: str) -> ApiError:
+        """The error of a field that is not what it should be."""
+        given = shown(self.values.get(name))
+        return invalid(f"'{self.path(name)}' must be {wanted}, not {given}.", self.path(name))
+
+    def get(self, name: str, kinds: type | tuple[type, ...], wanted: str) -> Any:
+        """A field of some type, None where it is missing or null."""
+        self._read.add(name)
+        value = self.values.get(name)
+        boolean = isinstance(value, bool) and kinds is not bool
+        if value is not None and (boolean or not isinstance(value, kinds)):
+            raise self.wrong(name, wanted)
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        """A text."""
+        value = self.get(name, str, "a string")
+        return default if value is None else value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self.get(name, bool, "a boolean")
+        return default if value is None else value
+
+    def number(self, name: str, least: float, most: float, default: float) -> float:
+        """A number between bounds, both allowed."""
+        wanted = f"a number from {least:g} to {most:g}"
+        value = self.get(name, (int, float), wanted)
+        if value is None:
+            return default
+        if not least <= value <= most:  # also refuses NaN
+            raise self.wrong(name, wanted)
+        return float(value)
+
+    def integer(self, name: str, least: int, most: int) -> int | None:
+        """An integer between bounds, both allowed; None where it is missing."""
+        wanted = f"an integer from {least} to {most}"
+        value = self.get(name, int, wanted)
+        if value is not None and not least <= value <= most:
+            raise self.wrong(name, wanted)
+        return value
+
+    def choice(self, name: str, words: tuple[str, ...], default: str) -> str:
+        """One of some words."""
+        value = self.text(name, default)
+        if value not in words:
+            raise self.wrong(name, "one of " + ", ".join(words))
+        return value
+
+    def items(self, name: str) -> list[Any] | None:
+        """A list."""
+        return self.get(name, list, "an array")
+
+    def object(self, name: str) -> dict[str, Any] | None:
+        """An object, as a mapping."""
+        return self.get(name, dict, "an object")
+
+    def fields(self, name: str) -> Fields | None:
+        """An object's own fields."""
+        value = self.object(name)
+        return None if value is None else Fields(value, self.path(name))
+
+    def refuse(self, name: str, why: str) -> None:
+        """Refuse a field that asks for what is not offered; null is no question."""
+        self._read.add(name)
+        if self.values.get(name) is not None:
+            raise invalid(f"'{self.path(name)}' is not supported: {why}", self.path(name))
+
+    def close(self) -> None:
+        """Refuse fields that nobody read: what a client asks for is never left out silently."""
+        for name in self.values:
+            if name not in self._read and name not in NO_EFFECT:
+                near = difflib.get_close_matches(name, self._read, 1)
+                hint = f" Did you mean '{self.path(near[0])}'?" if near else ""
+                message = f"Unknown parameter: {shown(self.path(name))}.{hint}"
+                raise invalid(message, self.path(name), "unknown_parameter")
+
+
+def read_body(data: bytes) -> Fields:
+    """The object of a request's body."""
+    try:
+        return Fields(parse_object(data, "the body"))
+    except FormatError as error:
+        raise invalid(f"We could not parse the JSON body of your request: {error}") from None
+
+
+def object_fields(value: object, where: str) -> Fields:
+    """The fields of what has to be an object."""
+    if not isinstance(value, dict):
+        raise invalid(f"'{where}' must be an object, not {shown(value)}.", where)
+    return Fields(value, where)

@@ -1,0 +1,156 @@
+"""What every request goes through: who may ask, what comes of errors, one log line, one count."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cortiq.serve.answers import ClientGone
+from cortiq.serve.errors import ApiError, as_api_error
+from cortiq.serve.logs import LOG
+from cortiq.serve.options import ServeOptions
+
+OPEN = ("/", "/page.js", "/page.css", "/health", "/favicon.ico")
+"""Paths that need no key: they tell nothing and compute nothing."""
+LOCAL = ("127.0.0.1", "localhost", "::1")
+GONE = 499
+"""Status in logs and counts of a request whose client went away."""
+Observe = Callable[[str, int, float, Mapping[str, Any]], None]
+
+
+class Gate:
+    """The outermost application.
+
+    Parameters
+    ----------
+    observe : told of every request: path, status, seconds, and what its handler noted.
+    """
+
+    def __init__(self, inner: ASGIApp, options: ServeOptions, observe: Observe) -> None:
+        self.inner, self.options, self.observe = inner, options, observe
+        self.local = options.host in LOCAL
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.inner(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 0
+        facts: dict[str, Any] = scope.setdefault("state", {}).setdefault("facts", {})
+        headers = Headers(scope=scope)
+        extra = self._extra_headers(headers)
+
+        async def told(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                sent = MutableHeaders(raw=message["headers"])
+                for name, value in extra.items():
+                    sent[name] = value
+            await send(message)
+
+        try:
+            await self._serve(scope, headers, receive, told)
+        except ClientGone:
+            status = GONE
+        except asyncio.CancelledError:
+            facts["error"] = "cut off by shutdown"
+            raise
+        except Exception as error:
+            response = error_response(error)
+            facts["error"] = type(error).__name__
+            if status == 0:
+                await response(scope, receive, told)
+        finally:
+            self._note(scope, status, time.perf_counter() - started, extra, facts)
+
+    async def _serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        if scope["method"] == "OPTIONS" and "origin" in headers:
+            self._check_origin(headers)
+            await Response(status_code=204)(scope, receive, send)
+            return
+        self._check_host(headers)
+        self._check_origin(headers)
+        if scope["path"] not in OPEN:
+            self._check_key(headers)
+        await self.inner(scope, receive, send)
+
+    def _check_host(self, headers: Headers) -> None:
+        """On this machine's own address only its own names: else any web page could have a name
+        of its own point here, and ask.
+        """
+        name = urlsplit(f"//{headers.get('host', '')}").hostname
+        if self.local and name not in LOCAL:
+            raise ApiError(403, f"The host {name!r} is not this server.", "wrong_host")
+
+    def _check_origin(self, headers: Headers) -> None:
+        """Web pages of others may not call, unless they were named."""
+        origin = headers.get("origin")
+        if origin is None or origin in self.options.allow_origin:
+            return
+        if urlsplit(origin).netloc != headers.get("host"):
+            raise ApiError(403, "Pages of this origin may not call.", "wrong_origin")
+
+    def _check_key(self, headers: Headers) -> None:
+        key = self.options.api_key
+        if key is None:
+            return
+        given = headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), key.encode()):
+            message = "Incorrect API key provided." if given else "You didn't provide an API key."
+            raise ApiError(401, message, "invalid_api_key")
+
+    def _extra_headers(self, headers: Headers) -> dict[str, str]:
+        extra = {"x-request-id": f"req_{uuid.uuid4().hex}", "x-content-type-options": "nosniff"}
+        origin = headers.get("origin")
+        if origin in self.options.allow_origin:
+            extra |= {
+                "access-control-allow-origin": origin or "",
+                "access-control-allow-headers": "*, authorization",
+                "access-control-allow-methods": "GET, POST",
+                "vary": "origin",
+            }
+        return extra
+
+    def _note(
+        self,
+        scope: Scope,
+        status: int,
+        seconds: float,
+        extra: Mapping[str, str],
+        facts: Mapping[str, Any],
+    ) -> None:
+        self.observe(scope["path"], status, seconds, facts)
+        line = {
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": status,
+            "seconds": round(seconds, 4),
+            **facts,
+            "request": extra["x-request-id"],
+        }
+        LOG.info("request", extra={"facts": line})
+
+
+def error_response(error: Exception) -> Response:
+    """The answer to a request that cannot be served."""
+    if isinstance(error, HTTPException):
+        error = ApiError(error.status_code, str(error.detail), NAMES.get(error.status_code))
+    known = as_api_error(error)
+    if known.status >= 500:
+        LOG.error("a request failed", exc_info=error)
+    headers = {429: {"retry-after": "1"}, 401: {"www-authenticate": "Bearer"}}
+    return JSONResponse(known.as_dict(), known.status, headers.get(known.status))
+
+
+NAMES = {404: "not_found", 405: "method_not_allowed"}

@@ -1,0 +1,99 @@
+"""A job: the sequences of one request, and what has come of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
+
+from cortiq.engine.output import TokenLogprobs
+from cortiq.engine.sequence import Sequence
+from cortiq.runtime.request import Request
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one step brought of one choice.
+
+    Attributes
+    ----------
+    choice : its index. text, token_ids, logprobs : new since the last update.
+    finish : why it ended; empty while it goes on. error : what ended it badly.
+    progress : prompt rows done and in all, while the prompt is read.
+    """
+
+    choice: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish: str = ""
+    error: BaseException | None = None
+    progress: tuple[int, int] | None = None
+
+    @property
+    def last(self) -> bool:
+        """Whether the choice has ended."""
+        return bool(self.finish) or self.error is not None
+
+
+@dataclass(eq=False)
+class Job:
+    """The sequences of one request; made on the event loop, worked on by a `Worker`.
+
+    Attributes
+    ----------
+    requests : one for each choice; those of one prompt are neighbours.
+    updates : what came of them, for the event loop.
+    sequences : by number of the choice, as far as they are submitted; the worker's.
+    told : tokens of each choice that were told of, and whether its end was.
+    cancelled : whether nobody waits for it any more.
+    """
+
+    requests: Several[Request]
+    updates: asyncio.Queue[Update] = field(default_factory=asyncio.Queue)
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    told: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    cancelled: bool = False
+
+    def news(self, choice: int) -> Update | None:
+        """What came of a choice since it was last asked about; None for nothing."""
+        sequence, (told, over) = self.sequences[choice], self.told.get(choice, (0, False))
+        output = sequence.output
+        count = len(output.token_ids)
+        if over or (count == told and not sequence.done):
+            return None
+        self.told[choice] = count, sequence.done
+        return Update(
+            choice,
+            "".join(sequence.take()),
+            tuple(output.token_ids[told:]),
+            tuple(output.logprobs[told:]),
+            output.finish_reason if sequence.done and sequence.error is None else "",
+            sequence.error,
+        )
+
+    @property
+    def waiting(self) -> list[int]:
+        """Choices that are to be submitted now: the first of a prompt, which reads it, and the
+        others once that is done, who go on from its rows.
+        """
+        return [choice for choice in range(len(self.requests)) if self._may_start(choice)]
+
+    def _may_start(self, choice: int) -> bool:
+        first = self._first(choice)
+        leader = self.sequences.get(first)
+        read = first == choice or (leader is not None and (leader.generated > 0 or leader.done))
+        return read and choice not in self.sequences
+
+    def _first(self, choice: int) -> int:
+        """The first choice of the same prompt."""
+        prompt = self.requests[choice].prompt
+        while choice and self.requests[choice - 1].prompt == prompt:
+            choice -= 1
+        return choice
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more will come of it."""
+        begun = self.cancelled or len(self.sequences) == len(self.requests)
+        return begun and all(sequence.done for sequence in self.sequences.values())

@@ -1,0 +1,146 @@
+"""Chat messages and tools of a request, as chat templates expect them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cortiq.errors import shown
+from cortiq.serve.errors import invalid
+from cortiq.serve.fields import Fields, object_fields
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+MOST_TOOLS = 128
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The tools of a request.
+
+    Attributes
+    ----------
+    offered : as the template gets them; empty where there are none, or none may be called.
+    schemas : JSON schema of the arguments, by name.
+    forced : names of which one has to be called; empty where none has to.
+    """
+
+    offered: tuple[Mapping[str, Any], ...] = ()
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    forced: tuple[str, ...] = ()
+
+
+NO_TOOLS = Tools()
+
+
+def read_messages(fields: Fields) -> list[dict[str, Any]]:
+    """The conversation: contents as texts, arguments of earlier calls as objects."""
+    messages = fields.items("messages")
+    if not messages:
+        raise fields.wrong("messages", "an array of at least one message")
+    return [_message(object_fields(m, f"messages[{i}]")) for i, m in enumerate(messages)]
+
+
+def _message(fields: Fields) -> dict[str, Any]:
+    role = fields.choice("role", ROLES, "")
+    message: dict[str, Any] = {"role": "system" if role == "developer" else role}
+    content = fields.get("content", (str, list), "a string or an array of parts")
+    if content is not None:
+        message["content"] = _text(content, fields)
+    elif role != "assistant":
+        raise fields.wrong("content", "a string or an array of parts")
+    for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
+        if (value := fields.text(name)) is not None:
+            message[name] = value
+    calls = fields.items("tool_calls") if role == "assistant" else None
+    if calls:
+        path = fields.path("tool_calls")
+        read = (_call(object_fields(call, f"{path}[{i}]")) for i, call in enumerate(calls))
+        message["tool_calls"] = list(read)
+    fields.items("annotations")
+    for name in ("refusal", "audio", "function_call"):
+        fields.refuse(name, "messages are texts and tool calls")
+    fields.close()
+    return {"content": "", **message} if role == "assistant" else message
+
+
+def _text(content: str | list[Any], fields: Fields) -> str:
+    """A content's text; several parts are lines."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for index, part in enumerate(content):
+        inner = object_fields(part, f"{fields.path('content')}[{index}]")
+        kind = inner.text("type")
+        if kind not in ("text", "refusal"):
+            where = inner.path("type")
+            raise invalid(f"'{where}': only text is supported, not {shown(kind)}.", where)
+        text = inner.text(kind)
+        if text is None:
+            raise inner.wrong(kind, "a string")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _call(fields: Fields) -> dict[str, Any]:
+    """A call of an earlier answer: its arguments become an object where they are one."""
+    function = fields.fields("function")
+    if function is None:
+        raise fields.wrong("function", "an object")
+    given = function.get("arguments", (str, dict), "a string")
+    arguments: Any = given or {}
+    if isinstance(given, str):
+        try:
+            arguments = json.loads(given)
+        except (ValueError, RecursionError):
+            arguments = given
+        arguments = arguments if isinstance(arguments, dict) else given
+    made = {"name": function.text("name", ""), "arguments": arguments}
+    return {"id": fields.text("id", ""), "type": "function", "function": made}
+
+
+def read_tools(fields: Fields) -> Tools:
+    """`tools` and `tool_choice`; with the choice "none" there are no tools."""
+    given = fields.items("tools") or []
+    if len(given) > MOST_TOOLS:
+        raise fields.wrong("tools", f"an array of at most {MOST_TOOLS} tools")
+    fields.flag("parallel_tool_calls")
+    schemas = dict(_schema(object_fields(t, f"tools[{i}]")) for i, t in enumerate(given))
+    forced = _forced(fields, list(schemas))
+    if not given or forced is None:
+        return NO_TOOLS
+    return Tools(tuple(given), schemas, forced)
+
+
+def _schema(fields: Fields) -> tuple[str, Mapping[str, Any]]:
+    fields.choice("type", ("function",), "")
+    function = fields.fields("function")
+    if function is None:
+        raise fields.wrong("function", "an object")
+    name = function.text("name", "") or ""
+    if not NAME.fullmatch(name):
+        raise function.wrong("name", "a name of letters, digits, underscores and dashes")
+    function.text("description")
+    return name, function.object("parameters") or {}
+
+
+def _forced(fields: Fields, names: list[str]) -> tuple[str, ...] | None:
+    """Names of which one has to be called, none for free choice; None where no tool may be."""
+    choice = fields.get("tool_choice", (str, dict), "a string or an object")
+    if choice is None or choice == "auto":
+        return ()
+    if choice == "none":
+        return None
+    if isinstance(choice, dict):
+        inner = object_fields(choice, "tool_choice")
+        inner.choice("type", ("function",), "")
+        function = inner.fields("function")
+        names = [n for n in names if function is not None and n == function.text("name")]
+    elif choice != "required":
+        raise fields.wrong("tool_choice", "none, auto, required or a function")
+    if not names:
+        raise invalid("'tool_choice' names no tool of 'tools'.", "tool_choice")
+    return tuple(names)

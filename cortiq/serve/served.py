@@ -1,0 +1,117 @@
+"""A model as it is served: its name, its worker, and how it is spoken to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cortiq.dialects.dialect import ToolDialect
+from cortiq.dialects.registry import dialect_of
+from cortiq.dialects.thinking import Thinking, thinking_of
+from cortiq.errors import RequestError
+from cortiq.numerics.contract import CONTRACT_VERSION
+from cortiq.runtime.model import Model
+from cortiq.serve.worker import Worker
+from cortiq.tokenizer.tokenizer import Tokenizer
+
+HASH_LETTERS = 16
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model behind the server.
+
+    Attributes
+    ----------
+    name : its `id` for clients.
+    dialect, thinking : how it writes tool calls and thinking; None for not at all.
+    shown_ids : control tokens that are parts of those markers.
+    fingerprint : model hash, contract version, and what else decides the bits: it is the same on
+        every backend.
+    created : when it was loaded, in seconds since 1970.
+    """
+
+    name: str
+    model: Model
+    worker: Worker
+    dialect: ToolDialect | None
+    thinking: Thinking | None
+    shown_ids: frozenset[int]
+    fingerprint: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The model's entry in `/v1/models`."""
+        model = self.model
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "cortiq",
+            "context_length": model.context,
+            "backend": f"{model.backend}:{model.device}",
+            "system_fingerprint": self.fingerprint,
+            "chat": model.tokenizer.chat_template() is not None,
+            "tools": self.dialect.name if self.dialect else None,
+            "thinking": self.thinking is not None,
+        }
+
+
+def served(model: Model, worker: Worker, dialects: Sequence[ToolDialect] = ()) -> Served:
+    """A model with its worker, looked at once.
+
+    Parameters
+    ----------
+    dialects : tool dialects that plugins bring.
+    """
+    tokenizer = model.tokenizer
+    dialect = dialect_of(tokenizer.chat_template(tools=True), dialects)
+    thinking = thinking_of(tokenizer.chat_template())
+    return Served(
+        client_name(model.name),
+        model,
+        worker,
+        dialect,
+        thinking,
+        shown_ids(tokenizer, dialect, thinking),
+        system_fingerprint(model),
+    )
+
+
+def client_name(name: str) -> str:
+    """What clients call a model: of a file or folder its name, without `.gguf`."""
+    path = Path(name)
+    if path.suffix == ".gguf" or path.is_dir():
+        return path.resolve().name.removesuffix(".gguf")
+    return name
+
+
+def system_fingerprint(model: Model) -> str:
+    """Contract version, model hash, and the hash of everything that decides a logit."""
+    model_hash, all_hash = model.model_hash[:HASH_LETTERS], model.fingerprint[:HASH_LETTERS]
+    return f"c{CONTRACT_VERSION}-{model_hash}-{all_hash}"
+
+
+def shown_ids(
+    tokenizer: Tokenizer, dialect: ToolDialect | None, thinking: Thinking | None
+) -> frozenset[int]:
+    """Control tokens in the markers of calls and thinking: the text has to show them."""
+    if tokenizer.absent:
+        return frozenset()
+    markers = [dialect.opens, dialect.closes, *dialect.inner] if dialect else []
+    markers += [thinking.opens, thinking.closes, *thinking.frames] if thinking else []
+    ids = [tokenizer.encode(m, add_bos=False, parse_special=True) for m in markers if m]
+    return frozenset(token for several in ids for token in several if tokenizer.is_special(token))
+
+
+def unique(models: Sequence[Served]) -> dict[str, Served]:
+    """Models by name; RequestError where two have one."""
+    found: dict[str, Served] = {}
+    for model in models:
+        if model.name in found:
+            raise RequestError(f"two models are called {model.name!r}", hint="serve one of them")
+        found[model.name] = model
+    return found

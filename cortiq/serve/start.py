@@ -1,0 +1,53 @@
+"""From models and options to a running server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cortiq.engine.line import EngineOptions
+from cortiq.formats.strict_json import read_text
+from cortiq.options import GenerateOptions
+from cortiq.plugins import default_plugins
+from cortiq.runtime.model import Model
+from cortiq.serve.app import Service, application
+from cortiq.serve.options import ServeOptions
+from cortiq.serve.run import listening, serve
+from cortiq.serve.served import Served, served, unique
+from cortiq.serve.worker import Worker
+
+
+def serve_models(
+    models: Sequence[Model],
+    options: ServeOptions,
+    ready: Callable[[str, Service], None] = lambda url, service: None,
+) -> None:
+    """Serve models until the process is told to end.
+
+    Parameters
+    ----------
+    ready : called with the address when requests are accepted.
+
+    Raises
+    ------
+    RequestError : the address is taken, or two models have one name.
+    """
+    listener = listening(options)
+    service = Service(unique([_served(model, options) for model in models]), options)
+    app = application(service, lambda path, status, seconds, facts: None)
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    serve(app, service, options, listener, lambda: ready(url, service))
+
+
+def _served(model: Model, options: ServeOptions) -> Served:
+    """A model with its worker, not started."""
+    if options.chat_template is not None:
+        template = read_text(Path(options.chat_template))
+        model.tokenizer.chat_templates.clear()
+        model.tokenizer.chat_templates["default"] = template
+    if options.kept_prefixes:
+        model.keep_prefixes(options.kept_prefixes, options.kept_bytes or None)
+    bounds = EngineOptions(options.batch_rows, options.sequences, options.waiting)
+    speculation = model.speculation(GenerateOptions(draft=options.draft))
+    return served(model, Worker(model, bounds, speculation), default_plugins().tool_dialects)

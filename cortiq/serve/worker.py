@@ -1,0 +1,211 @@
+"""The thread that owns a model's engine: jobs in, updates out, nobody else steps it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from cortiq.engine.drafting import Speculation
+from cortiq.engine.engine import Engine
+from cortiq.engine.line import EngineOptions
+from cortiq.errors import BackendError
+from cortiq.runtime.model import Model
+from cortiq.serve.job import Job, Update
+
+LOG = logging.getLogger("cortiq.serve")
+Delivery = tuple[Job, Update]
+
+
+class Worker:
+    """Serves jobs on one model.
+
+    Parameters
+    ----------
+    on_step : called by the thread after every step, with what it took in seconds.
+
+    Attributes
+    ----------
+    failed : what ended the thread before its time; None while all is well.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        options: EngineOptions,
+        speculation: Speculation | None = None,
+        on_step: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        self.model = model
+        self.failed: BaseException | None = None
+        self.engine = Engine(
+            model.executable,
+            model.tokenizer,
+            options=options,
+            prefixes=model.prefixes,
+            speculation=speculation,
+        )
+        self._on_step = on_step
+        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._jobs: list[Job] = []
+        self._tasks: deque[tuple[Iterator[Any], Callable[[Any, BaseException | None], None]]]
+        self._tasks = deque()
+        self._outbox: list[Delivery] = []
+        self._open = True
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._main, name=f"engine {model.name}", daemon=True)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin; updates are delivered on this loop."""
+        self._loop = loop
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Have a job served; what becomes of it comes as its updates."""
+        self._orders.put(lambda: self._jobs.append(job))
+
+    def cancel(self, job: Job) -> None:
+        """End a job before the next step."""
+        job.cancelled = True
+        self._orders.put(lambda: None)
+
+    def compute(self, task: Iterator[Any]) -> asyncio.Future[Any]:
+        """Advance an iterator between steps, one item at a time; a future of its last item."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def settle(value: Any, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(value)
+
+        def tell(value: Any, error: BaseException | None) -> None:
+            self._post(lambda: settle(value, error))
+
+        self._orders.put(lambda: self._tasks.append((task, tell)))
+        return future
+
+    def stop(self) -> None:
+        """End what is under way, as cancelled, and the thread; waits for it."""
+
+        def close() -> None:
+            self._open = False
+
+        self._orders.put(close)
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _main(self) -> None:
+        try:
+            while self._open:
+                self._take_orders()
+                self._begin_jobs()
+                self._step()
+                self._advance_task()
+                self._publish()
+            self.engine.close()
+            self._publish()
+        except BaseException as error:
+            LOG.exception("the engine's thread ended")
+            self.failed = error
+            self._give_up(error)
+
+    @property
+    def _idle(self) -> bool:
+        return self.engine.idle and not self._tasks and not any(j.waiting for j in self._jobs)
+
+    def _take_orders(self) -> None:
+        """Do what was asked for; where there is nothing else to do, wait for it."""
+        with contextlib.suppress(queue.Empty):
+            self._orders.get(block=self._idle)()
+            while True:
+                self._orders.get_nowait()()
+
+    def _begin_jobs(self) -> None:
+        for job in self._jobs:
+            for choice in [] if job.cancelled else job.waiting:
+                self._begin(job, choice)
+
+    def _begin(self, job: Job, choice: int) -> None:
+        """Submit a choice; one that is refused ends its whole job."""
+
+        def progress(done: int, total: int) -> None:
+            self._outbox.append((job, Update(choice, progress=(done, total))))
+
+        def cancelled() -> bool:
+            return job.cancelled
+
+        try:
+            job.sequences[choice] = self.engine.submit(
+                job.requests[choice], progress=progress, cancelled=cancelled
+            )
+            self._outbox.append((job, Update(choice)))
+        except Exception as error:
+            self._outbox.append((job, Update(choice, error=error)))
+            job.cancelled = True
+
+    def _step(self) -> None:
+        """One step; an error that ends every sequence is theirs, and the thread goes on."""
+        if self.engine.idle:
+            return
+        started = self.engine.clock()
+        try:
+            self.engine.step()
+        except Exception:
+            LOG.exception("a step failed")
+        self._on_step(self.engine.clock() - started)
+
+    def _advance_task(self) -> None:
+        if not self._tasks:
+            return
+        task, tell = self._tasks.popleft()
+        try:
+            value = next(task)
+            if value is None:
+                self._tasks.append((task, tell))
+            else:
+                tell(value, None)
+        except Exception as error:
+            tell(None, error)
+
+    def _publish(self) -> None:
+        """Deliver what came of every job, and forget those that ended."""
+        for job in self._jobs:
+            self._outbox += [(job, u) for u in map(job.news, list(job.sequences)) if u]
+        self._jobs = [job for job in self._jobs if not job.done]
+        batch, self._outbox = self._outbox, []
+        if batch:
+            self._post(partial(_deliver, batch))
+
+    def _post(self, call: Callable[[], None]) -> None:
+        """Have the event loop call something; one that is closed has nobody to tell."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Nobody steps the engine any more: tell everybody, now and from now on."""
+        told = BackendError(f"the engine of {self.model.name} has ended: {error}")
+        while True:
+            batch = [(job, Update(0, error=told)) for job in self._jobs]
+            self._post(partial(_deliver, batch))
+            for _, tell in self._tasks:
+                tell(None, told)
+            self._jobs, self._tasks = [], deque()
+            if not self._open:
+                return
+            self._orders.get()()
+
+
+def _deliver(batch: list[Delivery]) -> None:
+    for job, update in batch:
+        job.updates.put_nowait(update)

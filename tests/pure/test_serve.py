@@ -1,0 +1,81 @@
+"""The server, asked by OpenAI's own client: answers, streams, and errors in its classes."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from serving import TEMPLATE, TINY, serving
+
+import cortiq
+
+HELLO = [{"role": "user", "content": "hello"}]
+SEEDED = {"temperature": 2.0, "seed": 5, "presence_penalty": 2.0, "frequency_penalty": 2.0}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("serve")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def model():
+    with cortiq.load(TINY, context=512, threads=1) as loaded:
+        loaded.tokenizer.chat_templates["default"] = TEMPLATE
+        yield loaded
+
+
+def ask(client, **more):
+    given = {"model": TINY, "messages": HELLO, "max_completion_tokens": 12, **SEEDED, **more}
+    return client.chat.completions.create(**given)
+
+
+def test_an_answer_is_what_the_model_generates(client, model):
+    made = ask(client)
+    own = model.chat(
+        HELLO, max_tokens=12, temperature=2.0, seed=5, presence_penalty=2.0, frequency_penalty=2.0
+    )
+    assert made.choices[0].message.content == own.text
+    assert made.choices[0].finish_reason == own.finish_reason
+    assert made.usage.completion_tokens == len(own.token_ids)
+    assert made.usage.prompt_tokens == own.stats.prompt_tokens
+    assert model.model_hash[:16] in made.system_fingerprint
+
+
+def test_pieces_of_a_stream_are_the_whole(client):
+    whole = ask(client, n=2)
+    texts, ends, used = ["", ""], [None, None], None
+    for chunk in ask(client, n=2, stream=True, stream_options={"include_usage": True}):
+        used = chunk.usage or used
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            ends[choice.index] = choice.finish_reason or ends[choice.index]
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert ends == [choice.finish_reason for choice in whole.choices]
+    assert used.completion_tokens == whole.usage.completion_tokens
+    assert texts[0] != texts[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "param", "given"),
+    [
+        (openai.NotFoundError, "model_not_found", "model", {"model": "gpt-4"}),
+        (openai.BadRequestError, "context_length_exceeded", "messages",
+         {"messages": [{"role": "user", "content": "long " * 200}]}),
+        (openai.BadRequestError, None, "temperature", {"temperature": "warm"}),
+        (openai.BadRequestError, "unknown_parameter", "temprature",
+         {"extra_body": {"temprature": 1}}),
+    ],
+)  # fmt: skip
+def test_errors_are_of_the_classes_that_clients_look_for(client, kind, code, param, given):
+    given = {"model": TINY, "messages": HELLO, **given}
+    with pytest.raises(kind) as caught:
+        client.chat.completions.create(**given)
+    assert (caught.value.code, caught.value.param) == (code, param)
+    assert ask(client, max_completion_tokens=1).usage.completion_tokens == 1
