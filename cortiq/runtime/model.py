@@ -44,7 +44,7 @@ class Model(KeepsPrefixes, Reads):
     name : what it was loaded as. program : its graphs. tokenizer : text to ids and back.
     executable : the compiled program.
     backend, device : names of what computes it.
-    options : how it was loaded.
+    options : how it was loaded. drafts : its drafters.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Model(KeepsPrefixes, Reads):
         self.tokenizer: Tokenizer = source.tokenizer
         self.backend, self.device, self.options = backend, device, options
         self.load_seconds = 0.0
-        self._source, self._drafts = source, Drafts(self)
+        self._source, self.drafts = source, Drafts(self)
         self._busy = threading.Lock()
         self._closed = False
 
@@ -145,7 +145,7 @@ class Model(KeepsPrefixes, Reads):
         """
         chosen = with_seed(resolve(GenerateOptions, options))
         request = self._request(prompt, chosen, masks)
-        drafted, cancel = self.speculation(chosen), event_of(cancel)
+        drafted, cancel = self.drafts.speculation(chosen), event_of(cancel)
         progress = function_of(progress, "progress")
         return Stream(self._steps(request, chosen, drafted, cancel.is_set, progress), cancel)
 
@@ -180,7 +180,7 @@ class Model(KeepsPrefixes, Reads):
         """
         chosen, cancel = with_seed(resolve(GenerateOptions, options)), event_of(cancel)
         requests = [self._request(prompt, chosen, masks) for prompt in prompts]
-        drafted = self.speculation(chosen)
+        drafted = self.drafts.speculation(chosen)
         with self._working():
             on = self.executable, self.tokenizer, self.prefixes
             served = serve_all(*on, requests, self.load_seconds, drafted, cancel.is_set)
@@ -220,15 +220,6 @@ class Model(KeepsPrefixes, Reads):
             record=lambda made: receipt_of(made, self, request),
             identity=identity,
         )
-
-    def speculation(self, options: GenerateOptions) -> Speculation | None:
-        """How sequences with these options are drafted for; what an `Engine` takes.
-
-        Raises
-        ------
-        RequestError : the drafter is unknown, or cannot draft for this model.
-        """
-        return self._drafts.speculation(options)
 
     def verify(self, receipt: Receipt, *, progress: Progress | None = None) -> Verification:
         """Compute again what a receipt claims; `cortiq.verify` opens the model as well."""
@@ -297,7 +288,7 @@ class Model(KeepsPrefixes, Reads):
         """Free weights, sequences and files; the model is unusable afterwards."""
         if not self._closed:
             self._closed = True
-            self._drafts.close()
+            self.drafts.close()
             self.drop_prefixes()
             self.executable.close()
             self._source.close()

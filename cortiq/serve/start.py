@@ -49,5 +49,5 @@ def _served(model: Model, options: ServeOptions) -> Served:
     if options.kept_prefixes:
         model.keep_prefixes(options.kept_prefixes, options.kept_bytes or None)
     bounds = EngineOptions(options.batch_rows, options.sequences, options.waiting)
-    speculation = model.speculation(GenerateOptions(draft=options.draft))
+    speculation = model.drafts.speculation(GenerateOptions(draft=options.draft))
     return served(model, Worker(model, bounds, speculation), default_plugins().tool_dialects)
