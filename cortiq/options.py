@@ -97,7 +97,7 @@ def resolve(
     for name, spec in known.items():
         text = environment.get(environment_name(name), "")
         if text and name not in values:
-            values[name] = _from_text(name, spec, text)
+            values[name] = from_text(name, spec, text, environment_name(name))
     return options(**values)
 
 
@@ -112,14 +112,22 @@ def _unknown(name: str, known: Sequence[str]) -> RequestError:
     return RequestError(f"there is no option {name!r}", hint=hint)
 
 
-def _from_text(name: str, spec: Spec, text: str) -> Any:
-    """The value a variable of the environment stands for."""
+def from_text(name: str, spec: Spec, text: str, where: str) -> Any:
+    """The value that a text stands for, such as a variable of the environment.
+
+    Parameters
+    ----------
+    where : what gave the text, for the message.
+
+    Raises
+    ------
+    RequestError : it stands for none that the option can have.
+    """
     parts = text.split(",") if spec.repeated or spec.bias else [text]
     try:
         values = parse_bias(parts) if spec.bias else tuple(_word(spec, part) for part in parts)
         return checked(name, spec, values if spec.repeated or spec.bias else values[0])
     except (ValueError, OptionError):
-        where = environment_name(name)
         raise RequestError(f"{shown(text)} is not {described(spec)}", where=where) from None
 
 

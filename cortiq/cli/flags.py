@@ -24,11 +24,16 @@ SHORT = {"max_tokens": "-n", "temperature": "-t", "backend": "-b"}
 
 
 def options_of(
-    *classes: type[OptionSet], without: Collection[str] = ()
+    *classes: type[OptionSet], without: Collection[str] = (), **usual: Any
 ) -> Callable[[Command], Command]:
-    """Add a flag for every option of these classes but some; one not given arrives as None."""
+    """Add a flag for every option of these classes but some; one not given arrives as None.
+
+    Parameters
+    ----------
+    usual : defaults that the help shows, of a command that has others than the classes.
+    """
     made = [
-        _flag(name, spec, defaults(options)[name])
+        _flag(name, spec, usual.get(name, defaults(options)[name]))
         for options in classes
         for name, spec in specs(options).items()
         if name not in without

@@ -26,6 +26,7 @@ TRACEBACK_VARIABLE = "CORTIQ_TRACEBACK"
 
 COMMANDS = {
     "pull": "Fetch a model into the cache.",
+    "chat": "Chat with a model.",
     "generate": "Generate text.",
     "serve": "Serve models to OpenAI's clients, and a page to chat on.",
     "prefix": "Keep the beginning of a prompt in a file, computed once, for any backend.",

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from cortiq.atomic import write_whole
 from cortiq.backend import ExportedState, KVPlanes, check_exported
 from cortiq.errors import FormatError, RequestError, shown
 from cortiq.formats.safetensors import SafetensorsHeader, read_header
@@ -54,15 +54,10 @@ def write_prefix(path: str | Path, exported: ExportedState, model_hash: str) -> 
         at += array.nbytes
     header = json.dumps(table, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
-    part = Path(f"{path}.part")
+    head = struct.pack("<Q", len(header)) + header
     try:
-        with part.open("wb") as file:
-            file.write(struct.pack("<Q", len(header)) + header)
-            for array in arrays.values():
-                file.write(array.tobytes())
-        os.replace(part, path)
+        write_whole(path, [head, *(array.tobytes() for array in arrays.values())])
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise RequestError(f"cannot be written: {error.strerror}", where=str(path)) from None
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cortiq.arguments import path_of
+from cortiq.atomic import write_whole
 from cortiq.errors import CortiqError, RequestError, shown
 from cortiq.numerics.digest import Digest, hexadecimal
 from cortiq.options import GenerateOptions, defaults, specs
@@ -171,17 +172,10 @@ class Receipt:
         """
         target = writable(path)
         text = _lines(self.as_object()) + "\n"
-        scratch = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            if _is_device(target):
-                target.write_text(text, "utf-8")
-                return
-            scratch.write_text(text, "utf-8")
-            os.replace(scratch, target)
+            write_whole(target, [text.encode()])
         except OSError as error:
             raise CortiqError(f"cannot be written: {error}", where=str(path)) from None
-        finally:
-            scratch.unlink(missing_ok=True)
 
 
 def writable(path: str | os.PathLike[str]) -> Path:

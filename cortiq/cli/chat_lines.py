@@ -1,0 +1,127 @@
+"""Where a chat's messages come from: a terminal with history and editing, or a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from cortiq.cli.inputs import decode
+
+if TYPE_CHECKING:
+    from prompt_toolkit.key_binding import KeyBindings
+
+QUOTES = '"""'
+PROMPT, MORE = "> ", ". "
+
+
+class Interrupted(Exception):
+    """Somebody pressed Ctrl-C at the prompt."""
+
+
+class Lines(Protocol):
+    """A source of lines; a terminal's may hold line breaks, typed with Alt-Enter or pasted.
+
+    Attributes
+    ----------
+    by_hand : whether a person types them.
+    """
+
+    by_hand: bool
+
+    def line(self, prompt: str) -> str | None:
+        """The next one, None at the end; raises `Interrupted`."""
+        ...
+
+
+class Pipe:
+    """The lines of stdin."""
+
+    by_hand = False
+
+    def line(self, prompt: str) -> str | None:
+        """The next line, UTF-8."""
+        data = sys.stdin.buffer.readline()
+        return decode(data, "stdin").rstrip("\r\n") if data else None
+
+
+class Terminal:
+    """A prompt with editing, history and completion of commands.
+
+    Parameters
+    ----------
+    history : file of earlier messages; None keeps none.
+    words : what Tab completes.
+    """
+
+    by_hand = True
+
+    def __init__(self, history: Path | None, words: Sequence[str]) -> None:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.history import FileHistory, InMemoryHistory
+        from prompt_toolkit.output.defaults import create_output
+
+        if history is not None:
+            history.parent.mkdir(parents=True, exist_ok=True)
+            history.touch(0o600)
+        self._session: PromptSession[str] = PromptSession(
+            history=InMemoryHistory() if history is None else FileHistory(str(history)),
+            completer=WordCompleter(list(words), sentence=True),
+            complete_while_typing=False,
+            key_bindings=_bindings(),
+            multiline=True,
+            prompt_continuation=MORE,
+            output=create_output(always_prefer_tty=True),
+        )
+
+    def line(self, prompt: str) -> str | None:
+        """What was typed until Enter."""
+        try:
+            return self._session.prompt(prompt)
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            raise Interrupted from None
+
+
+def _bindings() -> KeyBindings:
+    """Enter sends; Alt-Enter, or Escape and then Enter, begins a new line."""
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    bindings = KeyBindings()
+
+    @bindings.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @bindings.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return bindings
+
+
+def read_message(lines: Lines) -> str | None:
+    '''The next message: a line; with a backslash at its end the next one too; or all between
+    two """.
+    '''
+    line = lines.line(PROMPT)
+    if line is None:
+        return None
+    if line.lstrip().startswith(QUOTES):
+        return _quoted(line.lstrip()[len(QUOTES) :], lines)
+    whole = []
+    while line is not None and line.endswith("\\"):
+        whole.append(line[:-1])
+        line = lines.line(MORE)
+    return "\n".join([*whole, line or ""])
+
+
+def _quoted(line: str | None, lines: Lines) -> str:
+    whole = []
+    while line is not None and not line.rstrip().endswith(QUOTES):
+        whole.append(line)
+        line = lines.line(MORE)
+    return "\n".join([*whole, line.rstrip()[: -len(QUOTES)]] if line is not None else whole)
