@@ -26,7 +26,7 @@ from cortiq.numerics import (
 )
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
 from cortiq.numerics.layouts import Weight, decode, embedding_rows, floats
-from cortiq.numerics.quantise import Quantised, no_values, quantise_rows
+from cortiq.numerics.quantise import Quantised, no_values, quantise_rows, recalled
 
 Inputs = Mapping[str, np.ndarray]
 
@@ -197,6 +197,11 @@ def _attend(call: _Call, q: Quantised, position: Ints, chosen: Ints | None = Non
     )  # fmt: skip
 
 
+def _recall(call: _Call, position: Ints) -> Floats:
+    keys, _ = call.slots[call.roles["kv"]]
+    return recalled(Quantised(keys.q[position], keys.e[position]))
+
+
 def _causal_conv(call: _Call, x: Floats) -> Floats:
     history = call.slots[call.roles["ring"]]
     call.slots[call.roles["ring"]] = recurrent.conv_history(history, x)
@@ -257,6 +262,7 @@ FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.Rope: _rope,
     ops.StoreKV: _store_kv,
     ops.Attend: _attend,
+    ops.Recall: _recall,
     ops.CausalConv: _causal_conv,
     ops.Route: _route,
     ops.CombineExperts: lambda c, w, y: route.combine_experts(w, y, c.faults),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from cortiq.backend.batch import Argmax, Batch, Digest, Draw, Drawn, Named, Row,
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, Program
 from cortiq.ir.layers import Embedding
-from cortiq.ir.ops import EmbedRows
+from cortiq.ir.ops import EmbedRows, Recall
 from cortiq.numerics.masks import mask_fault
 
 BY_ROW = ("token", "position")
@@ -102,6 +103,51 @@ def refusals(
         given = row.inputs.items()
         yield from (r for name, value in given if (r := _unfit(graph, name, value, context)))
         yield from (r for want in row.wants if (r := _unanswerable(graph, want)))
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """A value that an entry graph recalls from a slot that another entry writes."""
+
+    value: str
+    slot: str
+    writer: str
+
+
+def recalled_values(program: Program) -> dict[str, tuple[Recalled, ...]]:
+    """What each entry graph recalls of others; no layer of the catalogue does so inside."""
+    graphs = program.graphs.items()
+    writers = {slot: entry for entry, graph in graphs for slot in graph.written_slots()}
+    found = {
+        entry: tuple(
+            Recalled(node.outputs[0], slot, writers.get(slot, entry))
+            for node in graph.nodes
+            if isinstance(node.op, Recall)
+            for slot in node.slots.values()
+        )
+        for entry, graph in graphs
+    }
+    return {n: tuple(r for r in known if r.writer != n) for n, known in found.items()}
+
+
+def missing_row(
+    recalled: Sequence[Recalled], rows: Sequence[Row], length: Callable[[str], int]
+) -> str | None:
+    """What the rows would recall of an entry that has not come so far, and don't supply.
+
+    Parameters
+    ----------
+    length : rows that an entry graph has seen.
+    """
+    for known in recalled:
+        held = length(known.writer)
+        for row in rows:
+            if row.position >= held and known.value not in row.inputs:
+                return (
+                    f"row {row.position} of {known.value!r} is not there: "
+                    f"the entry {known.writer!r} has seen {held} rows"
+                )
+    return None
 
 
 def _unfit(graph: Graph, name: str, value: object, context: int) -> str | None:

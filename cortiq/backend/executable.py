@@ -8,7 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from cortiq.backend.admission import drawn_token, groups_of, refusals, token_of, vocabulary_of
+from cortiq.backend.admission import (
+    drawn_token,
+    groups_of,
+    missing_row,
+    recalled_values,
+    refusals,
+    token_of,
+    vocabulary_of,
+)
 from cortiq.backend.batch import (
     FAULT,
     Batch,
@@ -99,6 +107,7 @@ class BaseExecutable(ABC, Generic[S, P]):
         self.program, self.options, self.plans = program, options, plans
         self.vocabulary = vocabulary_of(program)
         self.written = {name: graph.written_slots() for name, graph in program.graphs.items()}
+        self.recalled = recalled_values(program)
         self.states: list[S] = []
         self.drawn: list[int | None] = []
 
@@ -137,6 +146,8 @@ class BaseExecutable(ABC, Generic[S, P]):
         rows, context = batch.rows[indices.start : indices.stop], self.program.context
         found = refusals(plan.graph, rows, sequence.tokens, start, self.vocabulary, context)
         reason = next(found, None)
+        if reason is None and self.recalled[batch.entry]:
+            reason = missing_row(self.recalled[batch.entry], rows, sequence.state.length)
         if reason is None and not self.make_room(sequence.state, start, start + len(rows)):
             return f"no room for {len(rows)} rows after {start}"
         return reason

@@ -7,7 +7,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.numerics.contract import F32, SMALLEST_BITS, Floats, Ints, exp2_int, magnitude_bits
+from cortiq.numerics.contract import (
+    F32,
+    SMALLEST_BITS,
+    Floats,
+    Ints,
+    exp2_int,
+    magnitude_bits,
+    snap,
+)
 
 ZERO_ROW_EXPONENT = -54
 """e of a row of zeros: that of a row whose largest magnitude is 2⁻⁴⁰."""
@@ -48,6 +56,11 @@ def quantise_rows(x: Floats) -> Quantised:
 def dequantise(row: Quantised) -> Floats:
     """q·2^e, exact in float32."""
     return row.q.astype(F32) * exp2_int(row.e)[..., None]
+
+
+def recalled(row: Quantised) -> Floats:
+    """snap(q·2^e): a row that was stored, as a value of a graph."""
+    return snap(dequantise(row))
 
 
 def planes(q: Ints) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:

@@ -50,6 +50,7 @@ class Kind(IntEnum):
     LOG_SUM_EXP = 27
     SCALED = 28
     CHOOSE_BLOCKS = 29
+    RECALL = 30
 
 
 def _fields(**groups: str) -> tuple[tuple[str, type], ...]:
@@ -160,6 +161,12 @@ class Choose(ctypes.Structure):
     """`cortiq_choose`: CHOOSE_BLOCKS."""
 
     _fields_ = (("kv", KV), *_fields(p="q out", i="heads block top local"))
+
+
+class Recall(ctypes.Structure):
+    """`cortiq_recall`: RECALL."""
+
+    _fields_ = (("kv", KV), *_fields(p="out", l="out_stride"))
 
 
 class Conv(ctypes.Structure):

@@ -97,6 +97,12 @@ def bind_choose(b: Binder, step: Step) -> Bound:
     return [(Kind.CHOOSE_BLOCKS, args)]
 
 
+def bind_recall(b: Binder, step: Step) -> Bound:
+    """RECALL."""
+    kv, (out,) = b.kv(step.nodes[0].slots["kv"]), step.outputs
+    return [(Kind.RECALL, arguments.Recall(kv, b.at(out), b.stride(out)))]
+
+
 def bind_conv(b: Binder, step: Step) -> Bound:
     """CAUSAL_CONV."""
     node = step.nodes[0]

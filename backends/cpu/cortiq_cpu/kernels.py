@@ -14,10 +14,10 @@ KERNELS = (
     ops.Multiply, ops.Scale, ops.Bias, ops.Activation, ops.SoftCap, ops.RMSNorm, ops.LayerNorm,
     ops.Rope, ops.StoreKV, ops.Attend, ops.CausalConv, ops.Route, ops.CombineExperts, ops.Slice,
     ops.Concat, ops.Reshape, ops.L2Norm, ops.DeltaRule, ops.StateSpace, ops.ChooseBlocks,
-    *SCALED,
+    ops.Recall, *SCALED,
 )  # fmt: skip
 """Primitives with a kernel."""
-POSITIONED = (ops.Rope, ops.Attend, ops.ChooseBlocks)
+POSITIONED = (ops.Rope, ops.Attend, ops.ChooseBlocks, ops.Recall)
 """Those that take positions."""
 OPTIONS = frozenset({
     *scalar.ACTIVATIONS, "groups", "mask", "tau", "missing", "step", "sections", "blocks",
@@ -51,4 +51,5 @@ def refusal(node: Node, graph: Graph, program: Program) -> str:
 def _where_rows_are(node: Node, graph: Graph) -> bool:
     """Whether the host knows the node's positions before a batch runs."""
     sections = isinstance(node.op, ops.Rope) and node.op.sections
-    return node.inputs[1] in (graph.inputs if sections else ("position",))
+    position = node.inputs[0 if isinstance(node.op, ops.Recall) else 1]
+    return position in (graph.inputs if sections else ("position",))

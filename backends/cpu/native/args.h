@@ -13,6 +13,7 @@
 #define CORTIQ_LOG_SUM_EXP CORTIQ_SPARE_2
 #define CORTIQ_SCALED CORTIQ_SPARE_3
 #define CORTIQ_CHOOSE_BLOCKS CORTIQ_SPARE_4
+#define CORTIQ_RECALL CORTIQ_SPARE_5
 
 /* ADD, MULTIPLY: a and b. BIAS: b is the vector (b_stride is not read). SCALE: a·factor.
  * ACTIVATION: function(a), with b (may be NULL) then multiply by b. SOFT_CAP: factor is C, inverse
@@ -160,6 +161,14 @@ typedef struct {
     int32_t *out;
     int32_t heads, block, top, local;
 } cortiq_choose;
+
+/* RECALL: out [rows][heads][key_dim] takes the keys of each row's position, as snap(q·2^e). Pages
+ * of all positions are there; what lies at one that was never written is not known, but finite. */
+typedef struct {
+    cortiq_kv kv;
+    float *out;
+    int64_t out_stride;
+} cortiq_recall;
 
 /* CAUSAL_CONV: weight [taps][width], oldest tap first; bias may be NULL. rings[s] holds, for
  * segment s's sequence, the row of position p at index p mod capacities[s] (at least taps − 1). */

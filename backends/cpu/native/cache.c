@@ -2,6 +2,7 @@
 #include "kernels.h"
 #include "records.h"
 
+#include <math.h>
 #include <string.h>
 
 CORTIQ_API int64_t cortiq_kv_page_bytes(int32_t heads, int32_t key_dim, int32_t value_dim,
@@ -74,6 +75,30 @@ static void store_kv_rows(const cortiq_op *op, cortiq_worker *worker)
         for (int32_t row = start; row < stop; row++) store_row(op->args, row);
 }
 CORTIQ_REGISTER(CORTIQ_STORE_KV, store_kv_rows)
+
+/* q·2^e is exact, and canonical but for what is below 2^-40; it never faults. */
+static void recall_row(const cortiq_recall *a, const cortiq_row_kernels *k, int32_t row)
+{
+    const cortiq_kv *kv = &a->kv;
+    int32_t position, segment = segment_of(kv, row, &position), dim = kv->key_dim;
+    for (int32_t head = 0; head < kv->heads; head++) {
+        place at = place_of(kv, kv->pages[segment], position, head);
+        float *out = a->out + row * a->out_stride + (int64_t)head * dim;
+        float scale = ldexpf(1.0f, *at.key_exponent);
+        for (int32_t d = 0; d < dim; d++)
+            out[d] = (float)at.key[d / 2 * 2 * TILE + d % 2] * scale;
+        k->snap(out, out, dim);
+    }
+}
+
+static void recall_rows(const cortiq_op *op, cortiq_worker *worker)
+{
+    const cortiq_row_kernels *k = &cortiq_kernels_of(worker->isa)->row;
+    int32_t start, stop, total = *op->rows;
+    while (cortiq_take(worker, total, cortiq_grain(total, worker->threads), &start, &stop))
+        for (int32_t row = start; row < stop; row++) recall_row(op->args, k, row);
+}
+CORTIQ_REGISTER(CORTIQ_RECALL, recall_rows)
 
 /* Norm and rope of one head; where the result is. */
 static const float *shape_head(const cortiq_op *op, cortiq_worker *worker,

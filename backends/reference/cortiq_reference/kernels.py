@@ -14,7 +14,7 @@ from cortiq.numerics.attention import scoring
 from cortiq.numerics.blocks import choose_blocks
 from cortiq.numerics.contract import Flags, Floats, Ints
 from cortiq.numerics.layouts import Weight, embedding_rows, floats
-from cortiq.numerics.quantise import Quantised, no_values, quantise_rows
+from cortiq.numerics.quantise import Quantised, no_values, quantise_rows, recalled
 from cortiq_reference.attention import Geometry, attend
 from cortiq_reference.matrix import Matrix, Pool, Stack
 from cortiq_reference.state import ReferenceState
@@ -155,6 +155,18 @@ def _choose_blocks(call: Call, q: Quantised, position: Ints) -> Ints:
     return out
 
 
+def _recall(call: Call, position: Ints) -> Floats:
+    op = call.op
+    out = np.zeros((len(position), op.heads, op.dim), np.float32)
+    for segment in call.segments:
+        keys, _ = segment.state.kv(call.slots["kv"]).read()
+        there = np.arange(segment.start, segment.stop)
+        there = there[position[there] < len(keys.q)]  # others are supplied by their rows
+        at = position[there]
+        out[there] = recalled(Quantised(keys.q[at], keys.e[at]))
+    return out
+
+
 def _causal_conv(call: Call, x: Floats) -> Floats:
     out = np.empty_like(x)
     weight, bias = call.weights["weight"], call.weights.get("bias")
@@ -216,6 +228,7 @@ KERNELS: Kernels = {
     ops.Rope: _rope,
     ops.StoreKV: _store_kv,
     ops.Attend: _attend,
+    ops.Recall: _recall,
     ops.CausalConv: _causal_conv,
     ops.Route: _route,
     ops.CombineExperts: lambda call, w, y: route.combine_experts(w, y, call.faults),

@@ -155,6 +155,29 @@ class ChooseBlocks(Op):
 
 
 @dataclass(frozen=True)
+class Recall(Op):
+    """The key row that a slot of keys only holds for a position, as floats.
+
+    Input: the position i32[]. Output f32[heads, dim]: snap(q·2^e), which is exact but for what is
+    below 2⁻⁴⁰ (`numerics.quantise.recalled`). This is how one entry graph is given rows of another:
+    the trunk stores a value with `StoreKV`, a draft head recalls it. A batch whose rows would read
+    what is not there yet is declined, except where a row supplies the value itself.
+    """
+
+    heads: int
+    dim: int
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """The row."""
+        expect(inputs == (Type((), "i32"),), f"Recall takes a position, got {inputs}")
+        return (Type((self.heads, self.dim)),)
+
+    def slot_kinds(self) -> dict[str, Slot]:
+        """The rows read: keys only."""
+        return {"kv": KVRows(self.heads, self.dim, 0)}
+
+
+@dataclass(frozen=True)
 class CausalConv(Op):
     """Depthwise causal convolution over the last `kernel` rows (`numerics.recurrent.causal_conv`).
 

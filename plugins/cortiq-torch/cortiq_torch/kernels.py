@@ -132,6 +132,16 @@ def _choose_blocks(call: Call, q: Rows, position: Tensor) -> Tensor:
     return torch.cat(found)
 
 
+def _recall(call: Call, position: Tensor) -> Tensor:
+    out = torch.zeros(len(position), call.op.heads, call.op.dim, device=position.device)
+    for segment in call.segments:
+        keys, _ = segment.state.kv(call.slots["kv"]).read()
+        at = [p for p in segment.positions if p < len(keys.q)]  # others are supplied by their rows
+        rows = keys.q[at] * a.exp2_int(keys.e[at].int())[..., None]
+        out[segment.start : segment.start + len(at)] = rows
+    return snap(out, call.faults)
+
+
 def _embed_rows(call: Call, token: Tensor) -> Tensor:
     table = call.weights["table"]
     if not call.op.missing:
@@ -206,6 +216,7 @@ KERNELS: Mapping[type[Op], Kernel] = {
     ops.StoreKV: _store_kv,
     ops.Attend: _attend,
     ops.ChooseBlocks: _choose_blocks,
+    ops.Recall: _recall,
     ops.CausalConv: causal_conv,
     ops.DeltaRule: recurrent(delta_step),
     ops.StateSpace: recurrent(state_space_step),
