@@ -165,6 +165,10 @@ class LoadOptions(OptionSet):
         bits=True, choices=("w8", "w8b256", "w16", "f32"),
     )  # fmt: skip
     threads: int = option(0, "Host threads; 0 is one per core.", int, least=0, most=1024)
+    heads: str = option(
+        "off", "Draft head to load beside the model: off, auto (its own, if it has one), mtp or "
+        "mimo; behind a colon, post or raw: which hidden rows it takes.", metavar="NAME[:ROWS]",
+    )  # fmt: skip
     strict_placement: bool = option(
         False, "Fail when the backend declines a node, instead of using the reference for it.", bool
     )
@@ -221,8 +225,8 @@ class GenerateOptions(OptionSet):
         256, "Prompt tokens computed at a time; changes no token.", int, least=1
     )
     draft: str = option(
-        "off", "Drafter of tokens to verify together; changes no token: off, auto, lookup, "
-        "model:PATH, or what a plugin brings.", metavar="NAME[:ARGUMENT]",
+        "off", "Drafter of tokens to verify together; changes no token: off, auto, lookup, mtp, "
+        "mimo, model:PATH, or what a plugin brings.", metavar="NAME[:ARGUMENT]",
     )  # fmt: skip
     draft_depth: int | None = option(
         None, "Tokens drafted at a time; without it as many as pay, none where none do.", int,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cortiq.cli.flags import options_of
+from cortiq.cli.generate import with_heads
 from cortiq.cli.render import note, print_json, print_table, progress_bar
 from cortiq.errors import BackendError
 from cortiq.options import GenerateOptions, LoadOptions, resolve
@@ -69,6 +70,7 @@ def bench(
         drafter_of(
             GenerateOptions(draft=draft, draft_depth=draft_depth)
         )  # before a model is opened
+    given = with_heads(given, draft)
     extra = {"profile": True} if profile else {}
     with progress_bar(in_bytes=True) as bar:
         loaded = load(model, progress=bar, extra=extra, **given)

@@ -76,7 +76,8 @@ def generate(
     chosen = select(GenerateOptions, options)
     resolved = resolve(GenerateOptions, chosen)  # a bad one is said before a model is opened
     check_options(resolved)
-    with told_if_interrupted(receipt), load_model(model, options) as opened:
+    wanted = with_heads(options, resolved.draft)
+    with told_if_interrupted(receipt), load_model(model, wanted) as opened:
         kept = opened.load_prefix(prefix) if prefix is not None else []
         fed = _chat_ids(opened, given, system, variables) if chat else opened.ids(given)
         made = _generate(opened, fed, chosen, quiet=as_json)
@@ -143,6 +144,14 @@ def told_if_interrupted(receipt: str | None) -> Iterator[None]:
         if receipt is not None:
             note(f"{receipt}: interrupted: no receipt was written")
         raise
+
+
+def with_heads(options: dict[str, Any], draft: str | None) -> dict[str, Any]:
+    """The options of loading, with the draft head that a drafter needs and nobody named."""
+    from cortiq.runtime.drafts import heads_of
+
+    needed, given = heads_of(draft), resolve(LoadOptions, select(LoadOptions, options)).heads
+    return options if needed is None or given != "off" else {**options, "heads": needed}
 
 
 def load_model(name: str, options: dict[str, Any]) -> Model:

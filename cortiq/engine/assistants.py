@@ -65,7 +65,12 @@ class Drafters:
             self._give_up(sequence, error)
 
     def _give_up(self, sequence: Sequence, error: Exception) -> None:
-        """Use a drafter that failed no further; the text goes on, and its statistics say so."""
+        """Use a drafter that failed no further; the text goes on, and its statistics say so.
+
+        A draft head shares the sequence: where its fault cleared that, its rows are fed again.
+        """
+        if sequence.state is not None:
+            sequence.fed = min(sequence.fed, sequence.state.length())
         sequence.stats.drafts.error = f"{type(error).__name__}: {error}"
         sequence.policy = FixedDepth(0)
         self.close(sequence)

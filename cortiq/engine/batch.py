@@ -154,7 +154,8 @@ def _part(
     share: Share,
     propose: Callable[[Sequence, int], tuple[Draft, float]],
 ) -> Part | None:
-    """A sequence's rows; None where its masks raised, which ends it before the next step."""
+    """A sequence's rows; None where its masks raised, which ends it before the next step, or where
+    a draft head's fault cleared it."""
     assert sequence.state is not None
     start = before.stop if before else sequence.fed
     if before is not None and before.draws:
@@ -164,6 +165,8 @@ def _part(
     if start + share.rows < len(sequence.ids):
         return Part(sequence, sequence.state, start, tokens, 0)
     draft, seconds = propose(sequence, share.depth) if share.depth else (NOTHING, 0.0)
+    if sequence.fed < start:
+        return None  # the drafter failed, and the sequence with it: its rows come first
     try:
         draft = _permitted(sequence, draft)
         return Part(

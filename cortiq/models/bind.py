@@ -10,10 +10,19 @@ from types import ModuleType
 from cortiq.errors import FormatError, GraphError, RequestError, UnsupportedError
 from cortiq.ir import Program, primitives_of, verify, verify_constants
 from cortiq.models.config import BaseConfig
+from cortiq.models.fixture_heads import held as held_by_fixture
+from cortiq.models.head_names import (
+    AUTO,
+    OFF,
+    asked_head,
+    find_plan,
+    synthetic_plan,
+)
+from cortiq.models.heads import HeadPlan, Held, layer_count, with_heads
 from cortiq.models.pieces import cut
 from cortiq.models.registry import Checkpoint, family_for, family_name, place, read_config
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
-from cortiq.models.tensors import find_tensors
+from cortiq.models.tensors import HeldTensors, find_tensors
 from cortiq.models.weights import matrix_weight, raw_weight, vector_weight
 from cortiq.numerics.layouts import Weight, check_finite
 
@@ -53,6 +62,7 @@ def load_program(
     context: int | None = None,
     weight_format: str | None = None,
     families: Sequence[ModuleType] = (),
+    heads: str = OFF,
 ) -> LoadedProgram:
     """Read the configuration, build the graph, bind every weight.
 
@@ -62,18 +72,23 @@ def load_program(
     weight_format : layout for matrices that the file holds as floats (`w16`, `w8`, `w8b256`,
         `f32`); quantised tensors keep their own codes. `None` means `DEFAULT_WEIGHT_FORMAT`.
     families : families of plugins.
+    heads : draft head to load beside the trunk: `off`, `auto` (the file's, if it has one), `mtp` or
+        `mimo`; `:post` or `:raw` behind it for the trunk's rows that it takes.
 
     Raises
     ------
     UnsupportedError : architecture, configuration key or tensor type that we do not implement.
     FormatError : tensors that are missing, left over or of the wrong shape, all of them by name.
-    RequestError : a context the model does not have.
+    RequestError : a context, or a draft head, that the model does not have.
     """
     if isinstance(checkpoint, SyntheticCheckpoint):
-        return _load_synthetic(checkpoint, context, weight_format)
+        return _load_synthetic(checkpoint, context, weight_format, heads)
     family = family_for(checkpoint, families)
     config = read_config(family, checkpoint)
     program = _built(family, config, context, checkpoint)
+    held = HeldTensors(checkpoint, family.NAMES, config.source)
+    plan = find_plan(heads, config.num_hidden_layers, held.has)
+    program = _headed(program, plan, held, heads, checkpoint)
     tensors = find_tensors(program, checkpoint, family, config)
     matrices, weights = matrix_names(program), {}
     for name, pieces in tensors.items():
@@ -89,16 +104,32 @@ def load_program(
 
 
 def _load_synthetic(
-    checkpoint: SyntheticCheckpoint, context: int | None, weight_format: str | None
+    checkpoint: SyntheticCheckpoint, context: int | None, weight_format: str | None, heads: str
 ) -> LoadedProgram:
     program, config = synthetic_program(checkpoint, context), None
     if program is None:
         family = family_for(checkpoint)
         config = read_config(family, checkpoint)
         program = _built(family, config, context, checkpoint)
+    plan = synthetic_plan(heads, layer_count(program.trunk))
+    program = _headed(program, plan, held_by_fixture(checkpoint.name), heads, checkpoint)
     weights = synthetic_weights(checkpoint, program, matrix_names(program), weight_format)
     name = str(program.facts["family"])
     return LoadedProgram(_with_layouts(program, weights), weights, checkpoint, name, config, {})
+
+
+def _headed(
+    program: Program, plan: HeadPlan | None, held: Held, heads: str, checkpoint: Checkpoint
+) -> Program:
+    """The program with the draft head that was found; an error where one was asked for by name."""
+    name, _ = asked_head(heads)
+    if plan is not None:
+        return with_heads(program, plan, held)
+    if name in (OFF, AUTO):
+        return program
+    what = f"the model has no draft head {name!r}"
+    hint = "heads='auto' takes one where there is one; drafting by lookup needs none"
+    raise RequestError(what, where=place(checkpoint), hint=hint)
 
 
 def _with_layouts(program: Program, weights: Mapping[str, Weight]) -> Program:

@@ -14,8 +14,15 @@ from cortiq.ir import Builder, Program, Value
 from cortiq.ir.layers import Attention, Embedding, GatedMLP, Linear, MoE, Residual, RMSNorm
 from cortiq.ir.ops import Concat
 from cortiq.models import llama
+from cortiq.models.fixture_heads import (
+    MIMO_PREFIX,
+    MTP_PREFIX,
+    mimo_head_values,
+    mtp_head_values,
+)
 from cortiq.models.mixtral import EXPERTS
 from cortiq.models.parts import ATTENTION, HEAD, MLP, TABLE, named
+from cortiq.models.patterns import pattern
 from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.rope import RopeTable
@@ -30,15 +37,6 @@ SINKS: Mapping[int, tuple[float, ...]] = {1: (0.5, -1.0, 1.5, 0.0), 2: (-0.25, 2
 ROUTER_BIAS = (0.02, -0.03, 0.01, 0.0)
 TABLES = {None: RopeTable(1e7, 4), 3: RopeTable(1e4, 4)}
 """Rotary tables of layers without and with a window; four of a head's eight values turn."""
-
-
-def pattern(
-    count: int, salt: int, *, a: int = 31, b: int = 17, c: int = 7, period: int = 97,
-    size: float = 0.4,
-) -> Floats:  # fmt: skip
-    """G: ((i·a + salt·b + c) mod period / period − ½)·size in float32, for i < count."""
-    steps = (np.arange(count, dtype=np.int64) * a + salt * b + c) % period
-    return (steps.astype(F32) / F32(period) - F32(0.5)) * F32(size)
 
 
 def mimo(context: int) -> Program:
@@ -83,6 +81,8 @@ def _mimo_layer(b: Builder, x: Value, position: Value, n: int) -> Value:
 
 def _mimo_values(name: str, shape: tuple[int, ...]) -> Floats:
     """A tensor of `mimo`, by its salts; norms are 1."""
+    if name.startswith(MIMO_PREFIX):
+        return mimo_head_values(name, shape)
     flat, parts = prod(shape), name.split(".")
     layer = int(parts[2]) if parts[1] == "layers" else 0
     tensor = name.removeprefix(f"model.layers.{layer}.")
@@ -146,10 +146,12 @@ def ties_weight(name: str, shape: tuple[int, ...], layout: str) -> Weight:
     """A weight of `ties`: the pattern of size 0.2, salt 10·layer and the tensor's; norms are 1."""
     flat, parts = prod(shape), name.split(".")
     salts = {TABLE: 100, HEAD: 200}
-    if parts[1] == "layers":
+    if parts[1] == "layers" and parts[0] == "model":
         salts = {k: v + 10 * int(parts[2]) for k, v in TIES_SALTS.items()}
         name = ".".join(parts[3:])
     drawn = pattern(flat, salts[name], size=0.2) if name in salts else np.ones(flat, F32)
+    if name.startswith(MTP_PREFIX):
+        drawn = mtp_head_values(name, shape).reshape(-1)
     rows = 1 if len(shape) == 1 else prod(shape[:-1])
     values = Weight.from_floats(drawn.reshape(rows, shape[-1]))
     return values if layout == "f32" else convert(values, layout, name)

@@ -39,6 +39,42 @@ def find_tensors(
     return places
 
 
+class HeldTensors:
+    """The tensors of a checkpoint, by the canonical names of weights (`models.heads.Held`)."""
+
+    def __init__(self, checkpoint: Checkpoint, names: Names, source: str) -> None:
+        self.checkpoint, self.names, self.source = checkpoint, names, source
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+        return self._file_name(name) in self.checkpoint
+
+    def rows(self, name: str) -> int | None:
+        """Rows of a matrix; None where it is not there."""
+        file_name = self._file_name(name)
+        if file_name not in self.checkpoint:
+            return None
+        return self.checkpoint.tensor(file_name).shape[0]
+
+    def holds(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether there are tensors for weights of these names and shapes."""
+        try:
+            pieces = [
+                piece
+                for name in shapes
+                for piece in _pieces(name, shapes, self.checkpoint, self.names, self.source)
+            ]
+        except (KeyError, AssertionError):
+            return False
+        return not any(True for p in pieces for _ in _tensor_problems(p, self.checkpoint))
+
+    def _file_name(self, name: str) -> str:
+        try:
+            return self.names.in_file(name, self.source)
+        except KeyError:
+            return ""
+
+
 def _pieces(
     name: str,
     shapes: Mapping[str, tuple[int, ...]],

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cortiq.backend import Executable
-from cortiq.engine.drafters.kinds import OFF, DrafterKind, find_kind, speculation
+from cortiq.engine.drafters.kinds import (
+    AUTO,
+    OFF,
+    DrafterKind,
+    find_kind,
+    kind_for,
+    speculation,
+)
 from cortiq.engine.drafters.model import check_vocabularies
 from cortiq.engine.drafting import Speculation
 from cortiq.errors import RequestError
@@ -43,6 +50,7 @@ class Drafts:
         key = options.draft, options.draft_depth
         if key not in self._made:
             kind, argument = found
+            kind = kind_for(options.draft, kind, self)
             self._made[key] = speculation(kind, argument, options.draft_depth, self)
         return self._made[key]
 
@@ -84,6 +92,14 @@ def drafter_of(options: GenerateOptions) -> tuple[DrafterKind, str] | None:
         _check_no_depth(options)
         return None
     return find_kind(options.draft, default_plugins().drafters)
+
+
+def heads_of(draft: str | None) -> str | None:
+    """The draft head that a model must be loaded with to be drafted for like this, if any."""
+    if draft in (None, OFF, AUTO):
+        return AUTO if draft == AUTO else None
+    kind, _ = find_kind(str(draft), default_plugins().drafters)
+    return kind.heads or None
 
 
 def _check_no_depth(options: GenerateOptions) -> None:

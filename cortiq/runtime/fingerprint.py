@@ -27,19 +27,21 @@ def model_facts(program: Program, model_hash: str) -> dict[str, Any]:
     """What decides the logits of given token ids.
 
     The contract's version, the hash of the model's files, every weight's layout (a `weight_format`
-    shows there), the declared context and the rotary tables fixed with it.
+    shows there), the declared context and the rotary tables fixed with it. All of it is the
+    trunk's: what drafts decides nothing.
     """
+    own = {name for node in program.trunk.nodes for name in node.weights.values()}
     return {
         "contract": CONTRACT_VERSION,
         "model": model_hash,
-        "layouts": {name: weight.layout for name, weight in program.weights.items()},
+        "layouts": {n: weight.layout for n, weight in program.weights.items() if n in own},
         "context": program.context,
         "rope": sorted({repr(table) for table in _rope_tables(program)}),
     }
 
 
 def _rope_tables(program: Program) -> list[RopeTable]:
-    ops = [node.op for graph in program.graphs.values() for node in graph.nodes]
+    ops = [node.op for node in program.trunk.nodes]
     fields = [getattr(op, f.name) for op in ops for f in dataclasses.fields(op)]  # type: ignore[arg-type]
     return [value for value in fields if isinstance(value, RopeTable)]
 

@@ -73,6 +73,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
             context=options.context,
             weight_format=options.weight_format,
             families=default_plugins().families,
+            heads=options.heads,
         )
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, loaded.program)
     except BaseException:

@@ -59,7 +59,8 @@ def evaluate(
     ----------
     tokens : ids, one a position.
     wants : names of values: those of the program's graphs, or of their primitives.
-    inputs : the entry's other inputs, [positions, ...]; it may not read slots of other entries.
+    inputs : the entry's other inputs, [positions, ...], and values in place of what a node computes:
+        what is recalled of another entry must be among them.
 
     Returns
     -------
@@ -78,6 +79,8 @@ def evaluate(
     values: dict[str, Any] = {"token": ids, "position": np.arange(len(ids)), **(inputs or {})}
     slots: dict[str, tuple[Doubles, Doubles]] = {}
     for node in graph.nodes:
+        if node.outputs and values.keys() >= set(node.outputs):
+            continue
         formula = FORMULAS.get(type(node.op))
         if formula is None:
             raise GraphError(f"{node.op.kind} has no float64 formula", where=node.name)
@@ -252,6 +255,7 @@ FORMULAS: dict[type[Op], Callable[..., Any]] = {
     ops.Rope: _rope,
     ops.StoreKV: _store,
     ops.Attend: _attend,
+    ops.Recall: lambda node, position: _read(node)[0][position],
     ops.CausalConv: _conv,
     ops.Route: _route,
     ops.CombineExperts: lambda node, weight, y: ideal.combine_experts(weight, y),

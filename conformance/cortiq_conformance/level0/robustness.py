@@ -49,6 +49,7 @@ PROBES: dict[str, Callable[[Source], Probe]] = {
     "Rope": lambda s: sequences.rope(),
     "Attend": lambda s: sequences.attention(),
     "CausalConv": lambda s: sequences.conv(s),
+    "Recall": lambda s: sequences.recall(),
     "Route": lambda s: matrices.route(s, Router(3), False),
     "CombineExperts": matrices.combine,
     "ChooseBlocks": blocks.choosing,

@@ -8,14 +8,14 @@ from functools import partial
 
 import numpy as np
 
-from cortiq.ir import Type, ops
+from cortiq.ir import Builder, Type, ops
 from cortiq.numerics.contract import F32
 from cortiq.numerics.rope import RopeTable, Sections
 from cortiq.numerics.rope_scaling import Linear
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.drives import Feed
+from cortiq_conformance.probes import CONTEXT, OUTPUT, Probe, attend, floats, one, vector
 from cortiq_conformance.probes import TOKEN as POSITION
-from cortiq_conformance.probes import Probe, attend, floats, one, vector
 from cortiq_conformance.source import Source
 
 TABLE = RopeTable(10000.0, 16)
@@ -39,6 +39,8 @@ def cases() -> Iterator[Case]:
         yield _case("Attend sinks", "Attend", _described(geometry), partial(_sinks, geometry))
     for cap in (5.0, 50.0):
         yield _case("Attend soft cap", "Attend", f"{cap:g}", partial(_capped, cap))
+    for heads, dim in STORED:
+        yield _case("Recall", "Recall", f"{heads} of {dim}", partial(_recalled, heads, dim))
     for kernel in (2, 3, 4):
         for biased in (False, True):
             what = f"{kernel} taps{', biased' if biased else ''}"
@@ -77,6 +79,26 @@ ROTATIONS: dict[str, Callable[[Source], Scenario]] = {
     "three axes, one after the other": partial(_sections, Sections((2, 3, 3))),
     "three axes, interleaved": partial(_sections, Sections((4, 2, 2), interleaved=True)),
 }
+
+
+STORED = ((1, 1), (3, 5), (2, 64), (1, 300))
+
+
+def recall(heads: int = 2, dim: int = 8) -> Probe:
+    """Rows that are stored, and recalled at their own positions."""
+    b = Builder(context=CONTEXT)
+    b.input("token")
+    position, shape = b.input("position"), floats(heads, dim)
+    x = b.add(ops.Quantise(), b.input("x", shape.shape, "f32"), name="x.quantised")
+    b.add_node(ops.StoreKV(heads, dim, 0), x, name="store", slots={"kv": "kv"})
+    b.add(ops.Recall(heads, dim), position, name=OUTPUT, slots={"kv": "kv"})
+    return Probe(b.program((OUTPUT,)), {}, {"x": shape})
+
+
+def _recalled(heads: int, dim: int, source: Source) -> Scenario:
+    """Rows of all magnitudes, more than a tile of them."""
+    rows = source.spread(130, heads, dim, low=-44, high=48)
+    return recall(heads, dim).given(x=rows)
 
 
 def attention(

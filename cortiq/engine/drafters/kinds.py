@@ -8,12 +8,14 @@ from typing import Protocol
 
 from cortiq.backend import Executable
 from cortiq.engine.drafters.combined import EXTRA, CombinedDrafter, WithExtra
+from cortiq.engine.drafters.heads import HeadDrafter, head_of
 from cortiq.engine.drafters.lookup import LIMITS as LOOKUP_LIMITS
 from cortiq.engine.drafters.lookup import LookupDrafter
 from cortiq.engine.drafters.model import ModelDrafter
 from cortiq.engine.drafting import DepthPolicy, Drafter, FixedDepth, Speculation
 from cortiq.engine.policy.adaptive import Learning, Limits
 from cortiq.errors import RequestError, shown
+from cortiq.ir.heads import STACK
 
 OFF, AUTO = "off", "auto"
 RESERVED = frozenset({OFF, AUTO})
@@ -51,6 +53,7 @@ class DrafterKind:
     argument : how help names that argument; empty for kinds that take none.
     limits : between what depth moves where the user gives none.
     extra : depth on top of it that a lookup behind the chain may use (`CombinedDrafter`).
+    heads : the draft head that the model must have been loaded with (`LoadOptions.heads`).
     """
 
     name: str
@@ -59,6 +62,7 @@ class DrafterKind:
     argument: str = ""
     limits: Limits = DEFAULT_LIMITS
     extra: int = 0
+    heads: str = ""
 
     def policies(self, depth: int | None) -> Policies:
         """Makes the policy of each sequence: always this depth, or one that learns and rests."""
@@ -78,13 +82,25 @@ def _model(target: Target, argument: str) -> Drafter:
     return CombinedDrafter(ModelDrafter(target.draft_model(argument)))
 
 
+def _head(target: Target, argument: str) -> Drafter:
+    head = head_of(target.executable.program)  # says now that there is none
+    return CombinedDrafter(HeadDrafter("mimo" if head.style == STACK else "mtp"))
+
+
 LOOKUP = DrafterKind(
     "lookup", "copies what followed the last tokens before", _lookup, limits=LOOKUP_LIMITS
 )
 MODEL = DrafterKind(
     "model", "a smaller model of the same tokens, and lookups", _model, "PATH", extra=EXTRA
 )
-OWN: Mapping[str, DrafterKind] = {kind.name: kind for kind in (LOOKUP, MODEL)}
+MTP = DrafterKind(
+    "mtp", "the draft head in the model's file, and lookups", _head, extra=EXTRA, heads="mtp"
+)
+MIMO = DrafterKind(
+    "mimo", "MiMo's three draft layers, and lookups", _head, limits=Limits(deepest=3, start=3),
+    extra=EXTRA, heads="mimo",
+)  # fmt: skip
+OWN: Mapping[str, DrafterKind] = {kind.name: kind for kind in (LOOKUP, MODEL, MTP, MIMO)}
 
 
 def find_kind(draft: str, others: Sequence[DrafterKind] = ()) -> tuple[DrafterKind, str]:
@@ -114,6 +130,14 @@ def find_kind(draft: str, others: Sequence[DrafterKind] = ()) -> tuple[DrafterKi
             hint=usage(kind),
         )
     return kind, argument
+
+
+def kind_for(draft: str, kind: DrafterKind, target: Target) -> DrafterKind:
+    """The kind; for `auto` that of the model's draft head, where it was loaded with one."""
+    head = target.executable.program.facts.get("draft_head")
+    if draft != AUTO or head is None:
+        return kind
+    return MIMO if head.style == STACK else MTP
 
 
 def usage(kind: DrafterKind) -> str:

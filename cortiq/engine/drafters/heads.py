@@ -1,0 +1,193 @@
+"""Draft heads: entry graphs of the target's own program guess the tokens after the next one.
+
+Module k's row j takes the token at position j+k+1 and a hidden row of position j; its logits are
+for position j+k+2. A row is final once its token is committed, and kept then; rows over drafted
+tokens are forgotten as soon as the draft is made. So the target's sequence only ever holds rows
+that follow from its own ids: it can be forked, kept as a prefix and moved like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cortiq.backend import Argmax, Batch, Draw, Named, Row, State, Want
+from cortiq.engine.drafting import Draft, RowResult, Task
+from cortiq.errors import RequestError
+from cortiq.ir import Program
+from cortiq.ir.heads import CHAIN, RECALLED, DraftHead
+from cortiq.numerics import sampling
+from cortiq.runtime.blame import blamed_on, failure_hint, names_of
+from cortiq.runtime.sequence import check_outcome
+
+CHUNK_ROWS = 256
+"""Rows of a prompt that a module is fed at a time."""
+LOGITS = Named("logits")
+
+
+def head_of(program: Program) -> DraftHead:
+    """The draft head of a program.
+
+    Raises
+    ------
+    RequestError : it was compiled without one.
+    """
+    head = program.facts.get("draft_head")
+    if isinstance(head, DraftHead):
+        return head
+    raise RequestError(
+        "the model was loaded without a draft head",
+        where="draft",
+        hint="load it with heads='auto'; `cortiq inspect MODEL` shows whether its file has one",
+    )
+
+
+def final_rows(ids: int, fed: int, depth: int) -> int:
+    """How many rows of module `depth` follow from `ids` known ids, `fed` of them in the trunk."""
+    return max(0, min(fed, ids - 1 - depth))
+
+
+class HeadDrafting:
+    """One sequence of a draft head."""
+
+    wants: tuple[Want, ...] = ()
+
+    def __init__(self, head: DraftHead, task: Task) -> None:
+        self.head, self.task = head, task
+        self._names = names_of(task.executable)
+        self._held: State | None = None
+
+    def propose(self, ids: Sequence[int], count: int) -> Draft:
+        """Drafts of the first module, and of those after it or the first one's chain."""
+        return Draft(tuple(self.drafts(ids, count)))
+
+    def drafts(self, ids: Sequence[int], count: int, forced: Sequence[int] = ()) -> list[int]:
+        """The drafts after these ids.
+
+        Parameters
+        ----------
+        forced : for probes, ids that later drafts go on from in place of those drafted.
+        """
+        self._catch_up(ids)
+        text, found = list(ids), []
+        given: Mapping[str, Any] = {}
+        for step in range(count if self.head.style == CHAIN else min(count, self.head.deepest)):
+            token, given = self._draft(text, step, given, step + 1 == count)
+            found.append(token)
+            text.append(forced[step] if step < len(forced) else token)
+        self._forget_drafts(len(ids))
+        return found
+
+    def _catch_up(self, ids: Sequence[int]) -> None:
+        """Feed every module its final rows but the newest, which a draft begins with."""
+        state = self._state()
+        for depth, entry in enumerate(self.head.entries):
+            stop = max(0, final_rows(len(ids), state.length(), depth) - 1)
+            self._rewind(entry, stop)
+            for start in range(state.length(entry), stop, CHUNK_ROWS):
+                self._feed(depth, ids, min(start + CHUNK_ROWS, stop))
+
+    def _state(self) -> State:
+        """The target's sequence; in another one than before, rows may follow from other ids."""
+        state = self.task.state()
+        if state is not self._held:
+            self._held = state
+            for depth, entry in enumerate(self.head.entries):
+                sound = final_rows(state.length(), state.length(), depth)
+                self._rewind(entry, min(sound, state.length(entry)))
+        return state
+
+    def _draft(
+        self, text: Sequence[int], step: int, given: Mapping[str, Any], last: bool
+    ) -> tuple[int, Mapping[str, Any]]:
+        """The draft after a text, and what the next row of a chain is given in place of the
+        trunk's: its own output.
+        """
+        rows, want = self._state().length(), self._want(text)
+        if self.head.style != CHAIN:
+            return self._drawn(want, self._feed(step, text, rows, (want,)), text), {}
+        entry, output = self.head.entries[0], Named(self.head.output(0))
+        row = self._feed(0, text, rows + step, (want,) if last else (want, output), given)
+        token = self._drawn(want, row, text)
+        if last:
+            return token, {}
+        shape = self.task.executable.program.graphs[entry].values[RECALLED].shape
+        return token, {RECALLED: np.asarray(row[output]).reshape(shape)}
+
+    def _feed(
+        self,
+        depth: int,
+        text: Sequence[int],
+        stop: int,
+        wants: tuple[Want, ...] = (),
+        given: Mapping[str, Any] | None = None,
+    ) -> RowResult:
+        """Feed a module its next rows up to `stop`; what the last of them brought.
+
+        Parameters
+        ----------
+        text : known ids, and drafts behind them.
+        given : what the last row supplies.
+        """
+        executable, state, entry = self.task.executable, self._state(), self.head.entries[depth]
+        start = state.length(entry)
+        rows = [
+            Row(state, j, text[j + depth + 1], wants if j + 1 == stop else (), given or {})
+            for j in range(start, stop)
+        ]
+        with blamed_on(self._names):
+            result = executable.forward(Batch(rows, entry)).result()
+        check_outcome(result.outcomes[state], stop - 1, failure_hint(executable))
+        return result.rows[-1]
+
+    def _want(self, text: Sequence[int]) -> Want:
+        """What brings the draft after these ids: greedy ones are found by the backend."""
+        wanted = self.task.want_at(text)
+        return wanted if isinstance(wanted, Argmax) else LOGITS
+
+    def _drawn(self, want: Want, row: RowResult, text: Sequence[int]) -> int:
+        """The draft, drawn as the target will draw at that position, with its random numbers."""
+        wanted = self.task.want_at(text)
+        if not isinstance(wanted, Draw):
+            return int(row[want])
+        how, choice, mask = wanted.sampling, wanted.choice, wanted.mask
+        return sampling.draw(row[LOGITS], how, text, len(text), choice, mask=mask)
+
+    def _forget_drafts(self, ids: int) -> None:
+        """Keep final rows only."""
+        state = self._state()
+        for depth, entry in enumerate(self.head.entries):
+            final = final_rows(ids, state.length(), depth)
+            self._rewind(entry, min(final, state.length(entry)))
+
+    def _rewind(self, entry: str, length: int) -> None:
+        state = self.task.state()
+        if length < state.length(entry):
+            with blamed_on(self._names):
+                state.rewind(length, entry)
+
+    def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
+        """Prime the modules with a prompt as it is fed; later rows wait for the next draft."""
+        if position < len(self.task.prompt):
+            self._catch_up(ids)
+
+    def close(self) -> None:
+        """The rows belong to the target's sequence."""
+
+
+class HeadDrafter:
+    """Drafts by the head of the target's own program: `--draft mtp`."""
+
+    def __init__(self, name: str = "mtp") -> None:
+        self.name = name
+
+    def open(self, task: Task) -> HeadDrafting:
+        """Begin on a sequence.
+
+        Raises
+        ------
+        RequestError : the program has no draft head.
+        """
+        return HeadDrafting(head_of(task.executable.program), task)

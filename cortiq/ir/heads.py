@@ -1,0 +1,45 @@
+"""Draft heads: what a program says of the entry graphs that guess tokens further ahead.
+
+Row j of module k takes the token at position j+k+1 and a hidden row of position j, and its logits
+are for the token at j+k+2. All modules are entry graphs of one program: they share weights with
+the trunk, have slots of their own, and recall the trunk's rows from a slot that it writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cortiq.ir.op import Described
+
+RECALLED = "recalled"
+"""Name of a module's hidden rows, as [heads, dim]; a row may supply its own instead."""
+
+CHAIN, CASCADE, STACK = "chain", "cascade", "stack"
+STYLES = (CHAIN, CASCADE, STACK)
+
+
+@dataclass(frozen=True)
+class DraftHead(Described):
+    """The modules of a draft head; `Program.facts["draft_head"]`.
+
+    Attributes
+    ----------
+    style : whose hidden rows a module takes. `chain`: one module; for drafts after the first its
+        own output stands in for the trunk's row. `cascade`: module k takes module k−1's output at
+        the same position. `stack`: every module takes the trunk's.
+    entries : names of the entry graphs, by depth.
+    source : the trunk's value that is kept: `hidden` after its last norm, or a layer's output.
+    """
+
+    style: str
+    entries: tuple[str, ...]
+    source: str
+
+    @property
+    def deepest(self) -> int:
+        """Drafts that the modules were made for; a chain goes on."""
+        return len(self.entries)
+
+    def output(self, depth: int) -> str:
+        """A module's output before its last norm: what takes the place of a hidden row."""
+        return f"{self.entries[depth]}.out"

@@ -1,0 +1,92 @@
+"""Where files have draft heads, and how their tensors are called: one table for all families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from cortiq.errors import RequestError, shown
+from cortiq.ir.heads import CASCADE, CHAIN, STACK
+from cortiq.models.heads import HeadPlan, Module
+
+OFF, AUTO, MTP, MIMO = "off", "auto", "mtp", "mimo"
+NORMED, RAW = "post", "raw"
+"""Which of the trunk's rows modules take: after its last norm, or the last layer's output."""
+MOST_MODULES = 16
+
+
+def asked_head(text: str) -> tuple[str, str]:
+    """What an option `heads` names: a head, and which rows it takes if it says so.
+
+    Raises
+    ------
+    RequestError : there is no such head, or there are no such rows.
+    """
+    name, colon, rows = text.partition(":")
+    known = name in (OFF, AUTO, MTP, MIMO) and (not colon or rows in (NORMED, RAW))
+    if not known or (colon and name == OFF):
+        hint = f"{OFF}, {AUTO}, {MTP} or {MIMO}; after a colon {NORMED} or {RAW}, the rows it takes"
+        raise RequestError(f"there is no draft head {shown(text)}", where="heads", hint=hint)
+    return name, rows
+
+
+def find_plan(text: str, layers: int, has: Callable[[str], bool]) -> HeadPlan | None:
+    """The draft head of a file, if it has the one that is asked for.
+
+    Parameters
+    ----------
+    text : the option `heads`.
+    layers : of the trunk.
+    has : whether there is a tensor of this canonical name.
+    """
+    name, rows = asked_head(text)
+    if name == OFF:
+        return None
+    last = f"layers.{layers - 1}.out"
+    for style, source, modules in _known(layers, has):
+        if name == AUTO or (name == MIMO) == (style == STACK):
+            chosen = {NORMED: "hidden", RAW: last}.get(rows, source or last)
+            return HeadPlan(style, chosen, modules)
+    return None
+
+
+def _known(
+    layers: int, has: Callable[[str], bool]
+) -> Iterator[tuple[str, str, tuple[Module, ...]]]:
+    """Style, the rows it takes by default (empty: the last layer's), and the modules found.
+
+    Qwen 3 Next and 3.5 write `mtp.fc`; DeepSeek V3 and GLM 4.5 write modules as layers after the
+    trunk's, whose default is what public servers do; MiMo V2 a list below `model.mtp`, and the
+    general module has its joining matrix there.
+    """
+    if has("mtp.fc.weight"):
+        norms = "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden"
+        yield CHAIN, "hidden", (Module("mtp.layers.0", *norms, "mtp.fc", "mtp.norm"),)
+    if has("model.mtp.eh_proj.weight"):
+        parts = (f"model.mtp.{part}" for part in ("enorm", "hnorm", "eh_proj", "norm"))
+        yield CHAIN, "", (Module("model.mtp.layers.0", *parts),)
+    own = _modules("model.layers", layers, "shared_head.norm", has)
+    if own:
+        yield CASCADE if len(own) > 1 else CHAIN, "hidden", own
+    own = _modules("model.mtp.layers", 0, "final_layernorm", has)
+    if own:
+        yield STACK, "", own
+
+
+def _modules(before: str, first: int, norm: str, has: Callable[[str], bool]) -> tuple[Module, ...]:
+    """Modules `BEFORE.N`, from N = first on, each with all of its tensors below."""
+    found = []
+    for n in range(first, first + MOST_MODULES):
+        layer = f"{before}.{n}"
+        if not has(f"{layer}.eh_proj.weight"):
+            break
+        parts = (f"{layer}.{part}" for part in ("enorm", "hnorm", "eh_proj", norm))
+        found.append(Module(layer, *parts))
+    return tuple(found)
+
+
+def synthetic_plan(text: str, layers: int) -> HeadPlan | None:
+    """A draft head for a model by formula: a chain, or for `mimo` three modules."""
+    name, _ = asked_head(text)
+    first = "model.mtp.layers.{}.eh_proj.weight" if name == MIMO else "mtp.fc.weight"
+    there = {first.format(k) for k in range(3)}
+    return find_plan(text, layers, there.__contains__) if name not in (OFF, AUTO) else None

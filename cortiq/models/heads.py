@@ -1,0 +1,267 @@
+"""Draft heads joined to a trunk: which tensors they are, and the entry graphs they make.
+
+    u = W·[norm(embed(token)) ; norm(hidden)]        the embedding's half first
+    x = the block of a trunk layer, over rows of its own
+    logits = the trunk's head of norm(x)
+
+The block is a layer of the trunk again, with other tensors: the mixer of one whose tensors the
+module has, and the feed-forward part of one (a plain MLP as wide as its tensors are). So a
+module is written for every family at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from cortiq.errors import UnsupportedError
+from cortiq.ir import Builder, Graph, Node, Op, Program, Value, ops
+from cortiq.ir.heads import CASCADE, CHAIN, RECALLED, DraftHead
+from cortiq.ir.layers import GatedMLP, Linear
+
+LARGEST_PART = 128
+"""Values of a kept row that share an exponent, at most."""
+KEPT = "kept"
+"""Name of the slot where a graph keeps the rows that a module recalls."""
+
+Shape = tuple[int, ...]
+
+
+class Held(Protocol):
+    """What tensors there are for a draft head."""
+
+    def holds(self, shapes: Mapping[str, Shape]) -> bool:
+        """Whether there are tensors for weights of these canonical names and shapes."""
+        ...
+
+    def rows(self, name: str) -> int | None:
+        """Rows of a matrix by its canonical name; None where there is none, or any would do."""
+        ...
+
+
+class Everything:
+    """Tensors by formula: all there could be."""
+
+    def holds(self, shapes: object) -> bool:
+        """Always."""
+        return True
+
+    def rows(self, name: str) -> int | None:
+        """Any number would do."""
+        return None
+
+
+EVERYTHING: Held = Everything()
+
+
+@dataclass(frozen=True)
+class Module:
+    """Canonical tensor names of one module.
+
+    Attributes
+    ----------
+    layer : beginning of its block's names, as `model.layers.N` is of a trunk layer's.
+    embedding_norm, hidden_norm, project, norm : without `.weight`.
+    """
+
+    layer: str
+    embedding_norm: str
+    hidden_norm: str
+    project: str
+    norm: str
+
+
+@dataclass(frozen=True)
+class HeadPlan:
+    """A draft head to be made: its style, what the trunk keeps for it, and its modules."""
+
+    style: str
+    source: str
+    modules: tuple[Module, ...]
+
+
+def with_heads(program: Program, plan: HeadPlan, held: Held) -> Program:
+    """The program with a draft head: its modules as entries, and a trunk that keeps their rows.
+
+    Raises
+    ------
+    UnsupportedError : a module's block is no layer of the trunk.
+    """
+    chained = plan.style == CHAIN
+    entries = ("mtp",) if chained else tuple(f"mtp.{k}" for k in range(len(plan.modules)))
+    head = DraftHead(plan.style, entries, plan.source)
+    b = Builder(context=program.context, facts={**program.facts, "draft_head": head})
+    b.weights.update(program.weights)
+    b.slots.update(program.slots)
+    _resume(b, program.trunk)
+    keep(b, Value(plan.source, b.values[plan.source]), f"trunk.{KEPT}")
+    b.graph("trunk", program.trunk.outputs)
+    source = f"trunk.{KEPT}"
+    for k, (entry, module) in enumerate(zip(entries, plan.modules, strict=True)):
+        _add_module(b, program.trunk, entry, module, source, held)
+        if plan.style == CASCADE and k + 1 < len(entries):
+            source = f"{entry}.{KEPT}"
+            keep(b, Value(head.output(k), b.values[head.output(k)]), source)
+        b.graph(entry, (head.output(k), f"{entry}.hidden", "logits"))
+    return b.program()
+
+
+def _resume(b: Builder, graph: Graph) -> None:
+    """Go on writing a graph that was finished."""
+    b.inputs, b.nodes, b.values = list(graph.inputs), list(graph.nodes), dict(graph.values)
+
+
+def part_shape(width: int) -> tuple[int, int]:
+    """How a row of this width is kept: parts, each with an exponent, and their width."""
+    count = next(n for n in range(1, width + 1) if width % n == 0 and width // n <= LARGEST_PART)
+    return count, width // count
+
+
+def keep(b: Builder, x: Value, slot: str) -> None:
+    """Keep a row, quantised, where other entries can recall it."""
+    (width,) = x.type.shape
+    shape = part_shape(width)
+    parts = b.add(ops.Reshape(shape), x, name=f"{slot}.parts")
+    codes = b.add(ops.Quantise(), parts, name=f"{slot}.codes")
+    b.add_node(ops.StoreKV(*shape, 0), codes, name=slot, slots={"kv": slot})
+
+
+def recall(b: Builder, position: Value, width: int, slot: str, entry: str) -> Value:
+    """A row that `keep` kept at this position."""
+    shape = part_shape(width)
+    parts = b.add(ops.Recall(*shape), position, name=RECALLED, slots={"kv": slot})
+    return b.add(ops.Reshape((width,)), parts, name=f"{entry}.given")
+
+
+def _add_module(
+    b: Builder, trunk: Graph, entry: str, module: Module, source: str, held: Held
+) -> None:
+    """One module, up to its logits."""
+    token, position = b.input("token"), b.input("position")
+    last = next(node for node in trunk.nodes if "hidden" in node.outputs)
+    table = next(node for node in trunk.nodes if "embed" in node.outputs)
+    (width,) = trunk.values["hidden"].shape
+
+    def norm(x: Value, name: str, prefix: str) -> Value:
+        weights = {role: f"{prefix}.{role}" for role in last.op.weight_shapes()}
+        return b.add(last.op, x, name=f"{entry}.{name}", weights=weights)
+
+    given = recall(b, position, width, source, entry)
+    embedded = b.add(table.op, token, name=f"{entry}.embed", weights=table.weights)
+    first = norm(embedded, "embed_norm", module.embedding_norm)
+    second = norm(given, "given_norm", module.hidden_norm)
+    x = b.add(ops.Concat(), first, second, name=f"{entry}.joined")
+    project = {"weight": f"{module.project}.weight"}
+    x = b.add(Linear(2 * width, width), x, name=f"{entry}.input", weights=project)
+    for node in _block(trunk, entry, module, held):
+        inputs = [Value(name, b.values[name]) for name in node.inputs]
+        b.add_node(node.op, *inputs, name=node.name, weights=node.weights, slots=node.slots)
+    x = norm(Value(f"{entry}.out", b.values[f"{entry}.out"]), "hidden", module.norm)
+    _logits(b, trunk, entry, x)
+
+
+def _logits(b: Builder, trunk: Graph, entry: str, x: Value) -> None:
+    """The trunk's nodes from its last norm to its logits, again."""
+    known = {"hidden": x}
+    for node in trunk.nodes:
+        if node.inputs and all(name in known for name in node.inputs):
+            (out,) = node.outputs
+            name = out if out == "logits" else f"{entry}.{out}"
+            inputs = [known[n] for n in node.inputs]
+            known[out] = b.add(node.op, *inputs, name=name, weights=node.weights)
+
+
+def _block(trunk: Graph, entry: str, module: Module, held: Held) -> Iterator[Node]:
+    """The nodes of a module's block, from `ENTRY.input` to `ENTRY.out`."""
+    halves = _halves(trunk)
+    before = f"{entry}.input"
+    for half in ("middle", "out"):
+        found = _matching(halves[half], entry, module, held)
+        if found is None:
+            what = f"the draft module {module.layer} is like no layer of this model"
+            raise UnsupportedError(what, where=module.layer, hint=_lacking(halves[half], module))
+        first = next(iter(found[0].inputs))
+        for node in found:
+            inputs = tuple(before if name == first else name for name in node.inputs)
+            yield replace(node, inputs=inputs)
+        before = f"{entry}.{half}"
+
+
+def _halves(trunk: Graph) -> dict[str, list[tuple[int, list[Node]]]]:
+    """By `middle` and `out`: (layer, its nodes up to the sum of that name)."""
+    found: dict[str, list[tuple[int, list[Node]]]] = {"middle": [], "out": []}
+    nodes: list[Node] = []
+    for node in trunk.nodes:
+        start, _, rest = node.name.partition(".")
+        if start != "layers":
+            nodes = []
+            continue
+        nodes.append(node)
+        layer, _, part = rest.partition(".")
+        if part in found:
+            found[part].append((int(layer), nodes))
+            nodes = []
+    return found
+
+
+def layer_count(trunk: Graph) -> int:
+    """Layers of a trunk."""
+    return len(_halves(trunk)["out"])
+
+
+def _matching(
+    halves: list[tuple[int, list[Node]]], entry: str, module: Module, held: Held
+) -> list[Node] | None:
+    """The last half layer whose tensors the module has, renamed; one without a window first."""
+    fitting = []
+    for layer, nodes in reversed(halves):
+        renamed = [_renamed(node, layer, entry, module, held) for node in nodes]
+        if held.holds(_shapes(renamed)):
+            fitting.append(renamed)
+    plain = [nodes for nodes in fitting if not any(getattr(n.op, "window", None) for n in nodes)]
+    return next(iter([*plain, *fitting]), None)
+
+
+def _renamed(node: Node, layer: int, entry: str, module: Module, held: Held) -> Node:
+    """A layer's node as the module's: its names, and an MLP of its width."""
+    here, file = f"layers.{layer}.", f"model.layers.{layer}."
+
+    def moved(name: str) -> str:
+        return f"{entry}.{name.removeprefix(here)}" if name.startswith(here) else name
+
+    weights = {
+        role: f"{module.layer}.{name.removeprefix(file)}" if name.startswith(file) else name
+        for role, name in node.weights.items()
+    }
+    return Node(
+        moved(node.name),
+        _of_width(node.op, weights, held),
+        tuple(map(moved, node.inputs)),
+        tuple(map(moved, node.outputs)),
+        weights,
+        {role: moved(name) for role, name in node.slots.items()},
+    )
+
+
+def _of_width(op: Op, weights: Mapping[str, str], held: Held) -> Op:
+    """A gated MLP as wide as its gate has rows; another operator as it is."""
+    gate = held.rows(weights["gate"]) if isinstance(op, GatedMLP) else None
+    return replace(op, inner=gate) if gate and isinstance(op, GatedMLP) else op
+
+
+def _shapes(nodes: list[Node]) -> dict[str, Shape]:
+    """Weights of some nodes."""
+    return {
+        node.weights[role]: shape
+        for node in nodes
+        for role, shape in node.op.weight_shapes().items()
+    }
+
+
+def _lacking(halves: list[tuple[int, list[Node]]], module: Module) -> str:
+    """What a module would need to be like the trunk's last layer."""
+    layer, nodes = halves[-1]
+    file = f"model.layers.{layer}."
+    names = [name.removeprefix(file) for node in nodes for name in node.weights.values()]
+    return f"one like layer {layer} has {', '.join(sorted(names))} below {module.layer}"
