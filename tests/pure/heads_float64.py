@@ -1,6 +1,6 @@
 """A draft module in float64, written from the formula alone; it shares no code with cortiq.
 
-    u = W·[norm(e) ; norm(h)];  u += o·attend(norm(u));  u += mlp(norm(u));  head(norm(u))
+u = W·[norm(e) ; norm(h)];  u += o·attend(norm(u));  u += mlp(norm(u));  head(norm(u))
 """
 
 from __future__ import annotations
