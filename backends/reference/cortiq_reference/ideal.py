@@ -59,7 +59,7 @@ def evaluate(
     ----------
     tokens : ids, one a position.
     wants : names of values: those of the program's graphs, or of their primitives.
-    inputs : the entry's other inputs, [positions, ...], and values in place of what a node computes:
+    inputs : the entry's other inputs, [positions, ...], and values in place of computed ones:
         what is recalled of another entry must be among them.
 
     Returns
