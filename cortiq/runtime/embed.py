@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -31,35 +31,35 @@ def embedding_of(executable: Executable, ids: Sequence[int], options: EmbedOptio
     ------
     RequestError : the prompt cannot be served, or the model's graph has no hidden state.
     """
+    made = [vector for vector in embedding_steps(executable, ids, options) if vector is not None]
+    return made[-1]
+
+
+def embedding_steps(
+    executable: Executable, ids: Sequence[int], options: EmbedOptions
+) -> Iterator[Floats | None]:
+    """`embedding_of` in steps of `ROWS` tokens: None after each, at last the embedding."""
     tokens = check_prompt(ids, executable.program)
     if HIDDEN.name not in executable.program.trunk.values:
         raise RequestError("the model's graph names no hidden state", where="embed")
-    faults = np.zeros(1, bool)
-    pooled = _mean(_rows(executable, tokens), faults) if options.pooling == "mean" else None
-    vector = _last(executable, tokens) if pooled is None else pooled
+    faults, mean = np.zeros(1, bool), options.pooling == "mean"
+    rows: list[Floats] = []
+    with Session(executable, len(tokens)) as session:
+        for start in range(0, len(tokens), ROWS):
+            chunk = tokens[start : start + ROWS]
+            if mean or start + ROWS >= len(tokens):
+                fed = session.feed(chunk, (HIDDEN,), every=mean)
+                made = session.read_rows(fed)
+                rows += [np.asarray(row[HIDDEN], F32) for row in (made if mean else made[-1:])]
+            else:
+                session.read_rows(session.feed(chunk, ()))
+            yield None
+    vector = _mean(np.stack(rows), faults) if mean else rows[-1]
     if options.normalise:
         vector = l2_norm(vector[None], EPSILON, faults)[0]
     if faults[0]:
         raise SequenceFailedError("the embedding left the contract's domain", where="embed")
-    return vector
-
-
-def _rows(executable: Executable, tokens: Sequence[int]) -> Floats:
-    """The hidden state after every token: float32 [tokens, width]."""
-    made = []
-    with Session(executable, len(tokens)) as session:
-        for start in range(0, len(tokens), ROWS):
-            chunk = tokens[start : start + ROWS]
-            rows = session.read_rows(session.feed(chunk, (HIDDEN,), every=True))
-            made += [np.asarray(row[HIDDEN], F32) for row in rows]
-    return np.stack(made)
-
-
-def _last(executable: Executable, tokens: Sequence[int]) -> Floats:
-    with Session(executable, len(tokens)) as session:
-        pending = session.prefill(tokens, (HIDDEN,), ROWS)
-        assert pending is not None  # nobody cancels it
-        return np.asarray(session.read(pending)[HIDDEN], F32)
+    yield vector
 
 
 def _mean(rows: Floats, faults: np.ndarray) -> Floats:

@@ -41,6 +41,8 @@ async def updates(job: Job) -> AsyncIterator[Update | None]:
         if update.error is not None:
             raise as_api_error(update.error) from update.error
         left -= bool(update.finish)
+        if fault := getattr(job.requests[update.choice].masks, "fault", ""):
+            raise ApiError(500, f"The form could not be followed: {fault}", "grammar_error")
         yield update
 
 

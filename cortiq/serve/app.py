@@ -11,18 +11,22 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
-from cortiq.serve.answers import EventStream, Make, whole
+from cortiq.serve.answers import EventStream, Make, unless_gone, whole
 from cortiq.serve.asked import Asked, read_chat, read_text
+from cortiq.serve.embeddings import read_embeddings
 from cortiq.serve.errors import ApiError, as_api_error
 from cortiq.serve.fields import Fields, read_body
-from cortiq.serve.gate import Gate, Observe
+from cortiq.serve.gate import Gate
 from cortiq.serve.job import Job
 from cortiq.serve.logs import job_facts
+from cortiq.serve.metrics import CONTENT_TYPE, Metrics
 from cortiq.serve.options import ServeOptions
 from cortiq.serve.replies import ChatChoice, Head, TextChoice
 from cortiq.serve.served import Served
 from cortiq.serve.wanted import model_name
 
+PATHS = ("/chat/completions", "/completions", "/embeddings", "/models", "/health", "/metrics")
+"""Paths that are counted, `/v1` aside."""
 READERS = 2
 """Threads that render templates and cut texts into tokens."""
 T = TypeVar("T")
@@ -31,8 +35,10 @@ T = TypeVar("T")
 class Service:
     """The models behind the server, and what its paths do."""
 
-    def __init__(self, models: Mapping[str, Served], options: ServeOptions) -> None:
-        self.models, self.options = models, options
+    def __init__(
+        self, models: Mapping[str, Served], options: ServeOptions, metrics: Metrics
+    ) -> None:
+        self.models, self.options, self.metrics = models, options, metrics
         self._readers = ThreadPoolExecutor(READERS, "reader")
 
     def start(self) -> None:
@@ -118,6 +124,23 @@ class Service:
         finally:
             over()
 
+    async def embed(self, request: HttpRequest) -> Response:
+        """`POST /v1/embeddings`."""
+        fields = await self.body(request)
+        served = self.find(model_name(fields))
+        texts = await self.read(lambda: read_embeddings(served, fields))
+        request.state.facts["model"] = served.name
+        job = served.worker.compute(texts.steps())
+
+        async def wait() -> None:
+            await job
+
+        try:
+            await unless_gone(request.receive, wait())
+        finally:
+            job.cancel()
+        return JSONResponse(texts.reply(job.result()))
+
     async def list_models(self, request: HttpRequest) -> Response:
         """`GET /v1/models`."""
         data = [model.as_dict() for model in self.models.values()]
@@ -127,6 +150,10 @@ class Service:
         """`GET /v1/models/NAME`."""
         return JSONResponse(self.find(request.path_params["name"]).as_dict())
 
+    async def show_metrics(self, request: HttpRequest) -> Response:
+        """`GET /metrics`, for Prometheus."""
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE)
+
     async def health(self, request: HttpRequest) -> Response:
         """`GET /health`: 503 when a model's thread has ended."""
         dead = [name for name, model in self.models.items() if model.worker.failed]
@@ -134,15 +161,20 @@ class Service:
         return JSONResponse(status, 503 if dead else 200)
 
 
-def application(service: Service, observe: Observe) -> Gate:
+def application(service: Service) -> Gate:
     """Everything, gate included."""
     posts = {"/chat/completions": service.chat, "/completions": service.text}
+    posts["/embeddings"] = service.embed
     gets = {"/models": service.list_models, "/models/{name:path}": service.one_model}
-    routes = [Route("/health", service.health), Route("/healthz", service.health)]
+    routes = [Route("/health", service.health), Route("/metrics", service.show_metrics)]
     for prefix in ("/v1", ""):
         routes += [Route(prefix + path, do, methods=["POST"]) for path, do in posts.items()]
         routes += [Route(prefix + path, do, methods=["GET"]) for path, do in gets.items()]
-    return Gate(Router(routes, redirect_slashes=False, default=nowhere), service.options, observe)
+    return Gate(
+        Router(routes, redirect_slashes=False, default=nowhere),
+        service.options,
+        service.metrics.request,
+    )
 
 
 async def nowhere(scope: object, receive: object, send: object) -> None:

@@ -11,9 +11,10 @@ from cortiq.engine.output import TokenLogprobs
 from cortiq.errors import RequestError
 from cortiq.options import GenerateOptions
 from cortiq.runtime.chat import chat_ids
-from cortiq.runtime.request import Masks, Request, make_request
+from cortiq.runtime.request import Request, make_request
 from cortiq.serve.errors import invalid, too_long
 from cortiq.serve.fields import Fields
+from cortiq.serve.forms import read_form
 from cortiq.serve.messages import NO_TOOLS, Tools, read_messages, read_tools
 from cortiq.serve.served import Served
 from cortiq.serve.wanted import (
@@ -74,7 +75,7 @@ def read_chat(served: Served, fields: Fields, answer_tokens: int) -> Asked:
     )
     wanted = read_wanted(fields, chat_logprobs(fields), newer or older or answer_tokens)
     messages, tools = read_messages(fields), read_tools(fields)
-    options = _template_options(fields)
+    options, form = _template_options(fields), read_form(served, fields, tools)
     for name, why in (("audio", "answers are text"), ("functions", "use 'tools'"),
                       ("function_call", "use 'tool_choice'"),
                       ("web_search_options", "nothing is searched")):  # fmt: skip
@@ -86,8 +87,13 @@ def read_chat(served: Served, fields: Fields, answer_tokens: int) -> Asked:
         message = "The model's chat template takes no tools."
         raise invalid(message, "tools", "unsupported_parameter")
     ids = chat_ids(served.model.tokenizer, messages, options, served.name, tools.offered)
+    if form is not None and wanted.options.ignore_eos:
+        raise invalid("'ignore_eos' cannot be with a form that the answer must have.", "ignore_eos")
+    opened = _opened(served, ids)
     requests = _requests(served, [ids], wanted)
-    return Asked(served, wanted, requests, tools, _opened(served, ids))
+    if form is not None:
+        requests = [replace(request, masks=form(ids, opened)) for request in requests]
+    return Asked(served, wanted, requests, tools, opened)
 
 
 def _template_options(fields: Fields) -> dict[str, Any]:
@@ -113,7 +119,7 @@ def read_text(served: Served, fields: Fields) -> Asked:
     best = fields.integer("best_of", 1, MOST_TOKENS)
     if best not in (None, wanted.n):
         raise invalid("'best_of' must be 'n'.", "best_of")
-    prompts = _prompts(fields)
+    prompts = read_prompts(fields, "prompt")
     echo = fields.flag("echo")
     if echo and wanted.top_logprobs is not None:
         raise invalid("'echo' with 'logprobs' is not supported.", "echo")
@@ -125,13 +131,14 @@ def read_text(served: Served, fields: Fields) -> Asked:
     return Asked(served, wanted, _requests(served, ids, wanted), echo=echoed)
 
 
-def _prompts(fields: Fields) -> list[str | list[int]]:
+def read_prompts(fields: Fields, name: str) -> list[str | list[int]]:
+    """A field of one or several prompts, each a text or token ids."""
     wanted = "a string, an array of strings, of token ids, or of arrays of token ids"
-    value = fields.get("prompt", (str, list), wanted)
+    value = fields.get(name, (str, list), wanted)
     items = [value] if isinstance(value, str) or _are_ids(value) else value
     proper = items and all((isinstance(p, str) and p) or _are_ids(p) for p in items)
     if not proper or len(items) > MOST_PROMPTS:
-        raise fields.wrong("prompt", f"{wanted}, not empty, at most {MOST_PROMPTS} of them")
+        raise fields.wrong(name, f"{wanted}, not empty, at most {MOST_PROMPTS} of them")
     return items
 
 
@@ -139,13 +146,11 @@ def _are_ids(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
 
-def _requests(
-    served: Served, prompts: Sequence[Sequence[int]], wanted: Wanted, masks: Masks | None = None
-) -> list[Request]:
+def _requests(served: Served, prompts: Sequence[Sequence[int]], wanted: Wanted) -> list[Request]:
     """One request for each choice of each prompt."""
     made = []
     for ids in prompts:
-        first = _request(served, ids, wanted.options, masks)
+        first = _request(served, ids, wanted.options)
         first = replace(
             first,
             top_logprobs=wanted.top_logprobs,
@@ -155,14 +160,12 @@ def _requests(
     return made
 
 
-def _request(
-    served: Served, ids: Sequence[int], options: GenerateOptions, masks: Masks | None
-) -> Request:
+def _request(served: Served, ids: Sequence[int], options: GenerateOptions) -> Request:
     model = served.model
     if len(ids) >= model.context:
         raise too_long(len(ids), model.context)
     try:
-        return make_request(ids, options, model.program, model.eos_ids, 0, masks)
+        return make_request(ids, options, model.program, model.eos_ids)
     except RequestError as error:
         raise invalid(str(error), error.where) from None
 

@@ -68,7 +68,7 @@ class Gate:
             raise
         except Exception as error:
             response = error_response(error)
-            facts["error"] = type(error).__name__
+            facts["error"] = getattr(error, "code", None) or type(error).__name__
             if status == 0:
                 await response(scope, receive, told)
         finally:

@@ -71,6 +71,7 @@ def job_facts(job: Job) -> dict[str, Any]:
     }
     computed = first.prompt_tokens - first.reused_tokens
     if first.first is not None and first.prompt_seconds > 0:
+        facts["first_token_seconds"] = round(first.prompt_seconds, 4)
         facts["prompt_rate"] = round(computed / first.prompt_seconds, 2)
     if first.decoded_tokens and first.decode_seconds > 0:
         facts["decode_rate"] = round(first.decoded_tokens / first.decode_seconds, 2)

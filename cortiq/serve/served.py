@@ -14,6 +14,8 @@ from cortiq.dialects.thinking import Thinking, thinking_of
 from cortiq.errors import RequestError
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.runtime.model import Model
+from cortiq.runtime.request import vocabulary_size
+from cortiq.serve.grammar import Grammars
 from cortiq.serve.worker import Worker
 from cortiq.tokenizer.tokenizer import Tokenizer
 
@@ -31,6 +33,7 @@ class Served:
     shown_ids : control tokens that are parts of those markers.
     fingerprint : model hash, contract version, and what else decides the bits: it is the same on
         every backend.
+    grammars : what answers can be made to follow.
     created : when it was loaded, in seconds since 1970.
     """
 
@@ -41,6 +44,7 @@ class Served:
     thinking: Thinking | None
     shown_ids: frozenset[int]
     fingerprint: str
+    grammars: Grammars
     created: int = field(default_factory=lambda: int(time.time()))
 
     def as_dict(self) -> dict[str, Any]:
@@ -78,6 +82,7 @@ def served(model: Model, worker: Worker, dialects: Sequence[ToolDialect] = ()) -
         thinking,
         shown_ids(tokenizer, dialect, thinking),
         system_fingerprint(model),
+        Grammars(tokenizer, vocabulary_size(model.program), model.eos_ids),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from cortiq.engine.line import EngineOptions
@@ -10,10 +11,11 @@ from cortiq.formats.strict_json import read_text
 from cortiq.options import GenerateOptions
 from cortiq.plugins import default_plugins
 from cortiq.runtime.model import Model
-from cortiq.serve.app import Service, application
+from cortiq.serve.app import PATHS, Service, application
+from cortiq.serve.metrics import Metrics
 from cortiq.serve.options import ServeOptions
 from cortiq.serve.run import listening, serve
-from cortiq.serve.served import Served, served, unique
+from cortiq.serve.served import Served, client_name, served, unique
 from cortiq.serve.worker import Worker
 
 
@@ -33,14 +35,17 @@ def serve_models(
     RequestError : the address is taken, or two models have one name.
     """
     listener = listening(options)
-    service = Service(unique([_served(model, options) for model in models]), options)
-    app = application(service, lambda path, status, seconds, facts: None)
+    metrics = Metrics(PATHS)
+    found = unique([_served(model, options, metrics) for model in models])
+    metrics.watch(found.values())
+    service = Service(found, options, metrics)
+    app = application(service)
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     serve(app, service, options, listener, lambda: ready(url, service))
 
 
-def _served(model: Model, options: ServeOptions) -> Served:
+def _served(model: Model, options: ServeOptions, metrics: Metrics) -> Served:
     """A model with its worker, not started."""
     if options.chat_template is not None:
         template = read_text(Path(options.chat_template))
@@ -50,4 +55,5 @@ def _served(model: Model, options: ServeOptions) -> Served:
         model.keep_prefixes(options.kept_prefixes, options.kept_bytes or None)
     bounds = EngineOptions(options.batch_rows, options.sequences, options.waiting)
     speculation = model.drafts.speculation(GenerateOptions(draft=options.draft))
-    return served(model, Worker(model, bounds, speculation), default_plugins().tool_dialects)
+    worker = Worker(model, bounds, speculation, partial(metrics.step, client_name(model.name)))
+    return served(model, worker, default_plugins().tool_dialects)

@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
@@ -54,8 +54,7 @@ class Worker:
         self._on_step = on_step
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._jobs: list[Job] = []
-        self._tasks: deque[tuple[Iterator[Any], Callable[[Any, BaseException | None], None]]]
-        self._tasks = deque()
+        self._tasks: deque[tuple[Generator[Any, None, None], asyncio.Future[Any]]] = deque()
         self._outbox: list[Delivery] = []
         self._open = True
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -75,23 +74,13 @@ class Worker:
         job.cancelled = True
         self._orders.put(lambda: None)
 
-    def compute(self, task: Iterator[Any]) -> asyncio.Future[Any]:
-        """Advance an iterator between steps, one item at a time; a future of its last item."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+    def compute(self, task: Generator[Any, None, None]) -> asyncio.Future[Any]:
+        """Advance an iterator between steps, one item at a time, as long as it yields None.
 
-        def settle(value: Any, error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(value)
-
-        def tell(value: Any, error: BaseException | None) -> None:
-            self._post(lambda: settle(value, error))
-
-        self._orders.put(lambda: self._tasks.append((task, tell)))
+        A future of what it yields then; cancelling it ends the iterator.
+        """
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._orders.put(lambda: self._tasks.append((task, future)))
         return future
 
     def stop(self) -> None:
@@ -167,15 +156,19 @@ class Worker:
     def _advance_task(self) -> None:
         if not self._tasks:
             return
-        task, tell = self._tasks.popleft()
+        task, future = self._tasks.popleft()
+        if future.cancelled():
+            task.close()
+            return
         try:
             value = next(task)
-            if value is None:
-                self._tasks.append((task, tell))
-            else:
-                tell(value, None)
         except Exception as error:
-            tell(None, error)
+            self._post(partial(_settle, future, None, error))
+            return
+        if value is None:
+            self._tasks.append((task, future))
+        else:
+            self._post(partial(_settle, future, value, None))
 
     def _publish(self) -> None:
         """Deliver what came of every job, and forget those that ended."""
@@ -198,12 +191,21 @@ class Worker:
         while True:
             batch = [(job, Update(0, error=told)) for job in self._jobs]
             self._post(partial(_deliver, batch))
-            for _, tell in self._tasks:
-                tell(None, told)
+            for _, future in self._tasks:
+                self._post(partial(_settle, future, None, told))
             self._jobs, self._tasks = [], deque()
             if not self._open:
                 return
             self._orders.get()()
+
+
+def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)
 
 
 def _deliver(batch: list[Delivery]) -> None:

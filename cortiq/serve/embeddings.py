@@ -1,0 +1,87 @@
+"""`/v1/embeddings`: a vector for each text, pooled from hidden states."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cortiq.options import EmbedOptions
+from cortiq.runtime.embed import embedding_steps
+from cortiq.serve.asked import read_prompts
+from cortiq.serve.errors import invalid, too_long
+from cortiq.serve.fields import Fields
+from cortiq.serve.served import Served
+
+POOLINGS = ("mean", "last")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """An embedding request that was read.
+
+    Attributes
+    ----------
+    ids : token ids of each text. encoding : `float`, or `base64` of little-endian float32.
+    """
+
+    served: Served
+    ids: Sequence[Sequence[int]]
+    options: EmbedOptions
+    encoding: str
+
+    def steps(self) -> Generator[np.ndarray | None, None, None]:
+        """Compute one vector after the other; None between steps, at last all of them."""
+        made = []
+        for ids in self.ids:
+            for vector in embedding_steps(self.served.model.executable, ids, self.options):
+                if vector is None:
+                    yield None
+                else:
+                    made.append(vector)
+        yield np.stack(made)
+
+    def reply(self, vectors: np.ndarray) -> dict[str, Any]:
+        """The answer's object."""
+        data = [
+            {"object": "embedding", "index": index, "embedding": self._encoded(vector)}
+            for index, vector in enumerate(vectors)
+        ]
+        count = sum(map(len, self.ids))
+        return {
+            "object": "list",
+            "data": data,
+            "model": self.served.name,
+            "pooling": self.options.pooling,
+            "system_fingerprint": self.served.fingerprint,
+            "usage": {"prompt_tokens": count, "total_tokens": count},
+        }
+
+    def _encoded(self, vector: np.ndarray) -> Any:
+        if self.encoding == "base64":
+            return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        return vector.tolist()
+
+
+def read_embeddings(served: Served, fields: Fields) -> Texts:
+    """Texts or token ids, the pooling (`mean` or `last`, ours), and the encoding."""
+    fields.text("model")
+    prompts = read_prompts(fields, "input")
+    encoding = fields.choice("encoding_format", ("float", "base64"), "float")
+    options = EmbedOptions(
+        pooling=fields.choice("pooling", POOLINGS, "mean"),
+        normalise=fields.flag("normalise", True),
+    )
+    width = fields.integer("dimensions", 1, 2**31)
+    if width is not None:
+        raise invalid("'dimensions': vectors have the model's own width.", "dimensions")
+    fields.close()
+    model = served.model
+    ids = [model.ids(prompt) for prompt in prompts]
+    for one in ids:
+        if len(one) > model.context:
+            raise too_long(len(one), model.context)
+    return Texts(served, ids, options, encoding)

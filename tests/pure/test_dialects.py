@@ -1,0 +1,136 @@
+"""Tool calls and thinking: told apart from the text, however the answer arrives."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cortiq.dialects.dialect import ToolCall, ToolDialect
+from cortiq.dialects.registry import OWN, dialect_of
+from cortiq.dialects.splitter import Said, Splitter, Thought
+from cortiq.dialects.thinking import HARMONY, TAGS, thinking_of
+
+TOOLS = {
+    "weather": {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    "now": {},
+}
+CALL = ToolCall("weather", {"city": "Bern", "days": 3})
+WRITTEN = {
+    "hermes": '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "days": 3}}\n'
+    "</tool_call>",
+    "qwen_xml": "<tool_call>\n<function=weather>\n<parameter=city>\nBern\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+    "glm": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bern</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+    "mistral": '[TOOL_CALLS]weather[ARGS]{"city": "Bern", "days": 3}',
+    "llama": '<|python_tag|>{"name": "weather", "parameters": {"city": "Bern", "days": 3}}',
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
+    '```json\n{"city": "Bern", "days": 3}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+    '<|tool_call_argument_begin|>{"city": "Bern", "days": 3}<|tool_call_end|>'
+    "<|tool_calls_section_end|>",
+    "pythonic": '<|tool_call_start|>[weather(city="Bern", days=3)]<|tool_call_end|>',
+    "harmony": "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+    '{"city": "Bern", "days": 3}<|call|>',
+    "minimax": '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Bern'
+    '</parameter>\n<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
+}
+DIALECTS = {dialect.name: dialect for dialect in OWN}
+
+
+def split(text, cuts=(), **given):
+    """The parts of an answer that arrives in these pieces, neighbours of one kind joined."""
+    splitter, made, start = Splitter(tools=TOOLS, **given), [], 0
+    for stop in [*sorted({cut % (len(text) + 1) for cut in cuts}), len(text)]:
+        made += splitter.feed(text[start:stop])
+        start = stop
+    joined = []
+    for part in [*made, *splitter.finish()]:
+        if joined and type(part) is type(joined[-1]) and not isinstance(part, ToolCall):
+            joined[-1] = type(part)(joined[-1].text + part.text)
+        else:
+            joined.append(part)
+    return joined
+
+
+def test_every_dialect_has_a_sample():
+    assert set(WRITTEN) == set(DIALECTS)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@settings(max_examples=15, deadline=None)
+@given(cuts=st.lists(st.integers(0, 400), max_size=12))
+def test_calls_are_found_however_the_answer_is_cut(name, cuts):
+    text = "Let me see. " + WRITTEN[name]
+    assert split(text, cuts, dialect=DIALECTS[name]) == [Said("Let me see. "), CALL]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_call_inside_thinking_is_thinking(name):
+    text = f"<think>\nmaybe {WRITTEN[name]} no</think>\n\nHello"
+    parts = split(text, dialect=DIALECTS[name], thinking=TAGS)
+    assert parts == [Thought(f"maybe {WRITTEN[name]} no"), Said("Hello")]
+    opened = split(text.removeprefix("<think>"), dialect=DIALECTS[name], thinking=TAGS, opened=True)
+    assert opened == parts
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@settings(max_examples=15, deadline=None)
+@given(junk=st.text("<>{}[]()\"'=:,/| abc\n", max_size=30), cut=st.integers(0, 60))
+def test_what_is_no_call_comes_back_as_text_letter_by_letter(name, junk, cut):
+    dialect = DIALECTS[name]
+    text = f"so {dialect.opens}!{junk}{dialect.closes} on"
+    try:
+        dialect.parse("!" + junk)
+    except (ValueError, TypeError, RecursionError):
+        parts = split(text, (cut,), dialect=dialect)
+        assert parts == [Said(text)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.text("<think>/ab{}\n ", max_size=40), cuts=st.lists(st.integers(0, 40), max_size=6))
+def test_pieces_decide_nothing_and_nothing_is_lost(text, cuts):
+    given = {"thinking": TAGS, "dialect": DIALECTS["hermes"]}
+    parts = split(text, cuts, **given)
+    assert parts == split(text, **given)
+    if "think>" not in text:
+        assert "".join(part.text for part in parts) == text
+
+
+def test_channels_of_harmony_are_thinking_calls_and_text():
+    text = (
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary"
+        "<|message|>I look.<|end|><|start|>assistant" + WRITTEN["harmony"].removesuffix("<|call|>")
+    )
+    parts = split(text, range(0, 200, 7), thinking=HARMONY, dialect=DIALECTS["harmony"])
+    assert parts == [Thought("hm"), Said("I look."), CALL]
+
+
+def test_an_answer_that_is_an_offered_tools_object_is_a_call():
+    written = json.dumps({"name": "weather", "parameters": CALL.arguments})
+    assert split(f" {written}\n", (3, 9)) == [CALL]
+    assert split('{"name": "other"}', (3,)) == [Said('{"name": "other"}')]
+
+
+def test_without_tools_nothing_is_a_call():
+    splitter = Splitter(dialect=DIALECTS["hermes"])
+    text = WRITTEN["hermes"]
+    assert "".join(part.text for part in splitter.feed(text) + splitter.finish()) == text
+
+
+def test_types_of_arguments_come_from_the_schema():
+    text = WRITTEN["qwen_xml"].replace("Bern", "3012")
+    (call,) = split(text, dialect=DIALECTS["qwen_xml"])
+    assert call.arguments == {"city": "3012", "days": 3}
+
+
+def test_a_templates_own_words_name_its_dialect():
+    for name, marker in (("glm", "<arg_key>"), ("qwen_xml", "<function="), ("hermes", "")):
+        assert dialect_of(f"{{{{ tools }}}} <tool_call> {marker}").name == name
+    assert dialect_of("no such thing") is None and dialect_of(None) is None
+    mine = ToolDialect("mine", lambda template: True, "<<", ">>", lambda text: [])
+    assert dialect_of("{{ tools }} <tool_call>", [mine]) is mine
+    assert thinking_of("x </think> y") == TAGS and thinking_of("plain") is None

@@ -1,0 +1,146 @@
+"""Answers that must have a form: drawn at random by a tiny model, and of the form every time."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import openai
+import pytest
+from serving import TINY, serving
+
+from cortiq.numerics.masks import allowed_ids
+from cortiq.serve.errors import ApiError
+from cortiq.serve.grammar import GrammarMasks, Grammars
+from cortiq.tokenizer.tokenizer import byte_tokenizer
+
+VOCABULARY, EOS = 320, 257
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "required": ["days"],
+            "additionalProperties": False,
+        },
+    },
+}
+PERSON = {
+    "type": "object",
+    "properties": {
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "kind": {"enum": ["cat", "dog"]},
+    },
+    "required": ["age", "kind"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def grammars():
+    return Grammars(byte_tokenizer(VOCABULARY), VOCABULARY, [EOS])
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("forms")) as server:
+        yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
+
+
+def masks(grammars, schema=PERSON, **more):
+    matcher = grammars.compiled(grammars.of_schema(schema), "here")
+    return GrammarMasks(grammars, matcher, 2, **more)
+
+
+def walk(made, seed, ids=(1, 2)):
+    """Ids drawn at random among those allowed, to the end."""
+    draw, ids = random.Random(seed), list(ids)
+    while ids[-1] != EOS:
+        mask = made(ids)
+        allowed = [t for t in allowed_ids(mask, VOCABULARY) if t not in (9, 10, 32)]
+        ids.append(int(draw.choice(allowed)))
+    return ids
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_is_drawn_is_of_the_form(grammars, seed):
+    person = json.loads(bytes(walk(masks(grammars), seed)[2:-1]))
+    assert set(person) == {"age", "kind"} and 0 <= person["age"] <= 99
+
+
+def test_masks_depend_on_the_ids_alone(grammars):
+    """Asked in any order, as drafts and rewinds do, each is what it was."""
+    forward, ids = masks(grammars), walk(masks(grammars), 3)
+    lengths = list(range(2, len(ids)))
+    expected = {n: forward(ids[:n]) for n in lengths}
+    random.Random(0).shuffle(lengths)
+    asked = masks(grammars)
+    assert {n: asked(ids[:n]) for n in lengths} == expected
+
+
+def test_the_grammar_begins_after_thinking(grammars):
+    made = masks(grammars, opened=True, opens="<think>", closes="</think>")
+    thought = list(b"so {</think>")
+    assert made([1, 2, *thought[:-1]]) is None
+    assert allowed_ids(made([1, 2, *thought]), VOCABULARY).tolist() == [ord("{")]
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "nothing"}, {"$ref": "http://elsewhere/x"}, {"format": "odd"}]
+)
+def test_what_cannot_be_enforced_is_refused(grammars, schema):
+    with pytest.raises(ApiError, match="cannot be followed") as caught:
+        masks(grammars, {"type": "string", **schema})
+    assert caught.value.status == 400
+
+
+def ask(client, **more):
+    given = {
+        "model": TINY, "messages": [{"role": "user", "content": "now"}], "temperature": 2.0,
+        "max_completion_tokens": 300, "seed": 1, "logit_bias": {"32": -100, "10": -100, "9": -100},
+    }  # fmt: skip
+    return client.chat.completions.create(**given, **more)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_follow_a_schema(client, stream):
+    form = {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON, "strict": True}}
+    made = ask(client, response_format=form, stream=stream)
+    if stream:
+        text = "".join(c.choices[0].delta.content or "" for c in made)
+    else:
+        assert made.choices[0].finish_reason == "stop"
+        text = made.choices[0].message.content
+    assert json.loads(text)["kind"] in ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+def test_a_forced_call_is_one_and_not_text(client, choice):
+    made = ask(client, tools=[TOOL], tool_choice=choice).choices[0]
+    assert made.finish_reason == "tool_calls" and made.message.content is None
+    (call,) = made.message.tool_calls
+    assert call.function.name == "weather"
+    assert 1 <= json.loads(call.function.arguments)["days"] <= 9
+
+
+def test_a_forced_call_streams(client):
+    calls, end = [], None
+    for chunk in ask(client, tools=[TOOL], tool_choice="required", stream=True):
+        calls += chunk.choices[0].delta.tool_calls or []
+        assert not chunk.choices[0].delta.content
+        end = chunk.choices[0].finish_reason or end
+    assert end == "tool_calls" and [(c.index, c.function.name) for c in calls] == [(0, "weather")]
+
+
+def test_an_opened_thinking_block_is_apart_from_the_answer(client):
+    """The tiny model never closes it: all of it is thinking, and free of the form."""
+    made = ask(
+        client, response_format={"type": "json_object"},
+        extra_body={"chat_template_kwargs": {"enable_thinking": True}},
+    ).choices[0]  # fmt: skip
+    assert made.finish_reason == "length" and made.message.content == ""
+    assert len(made.message.reasoning_content) > 100
