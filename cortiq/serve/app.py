@@ -21,6 +21,7 @@ from cortiq.serve.job import Job
 from cortiq.serve.logs import job_facts
 from cortiq.serve.metrics import CONTENT_TYPE, Metrics
 from cortiq.serve.options import ServeOptions
+from cortiq.serve.pages import FILES, page_of
 from cortiq.serve.replies import ChatChoice, Head, TextChoice
 from cortiq.serve.served import Served
 from cortiq.serve.wanted import model_name
@@ -167,6 +168,7 @@ def application(service: Service) -> Gate:
     posts["/embeddings"] = service.embed
     gets = {"/models": service.list_models, "/models/{name:path}": service.one_model}
     routes = [Route("/health", service.health), Route("/metrics", service.show_metrics)]
+    routes += [Route(path, page_of(path)) for path in FILES]
     for prefix in ("/v1", ""):
         routes += [Route(prefix + path, do, methods=["POST"]) for path, do in posts.items()]
         routes += [Route(prefix + path, do, methods=["GET"]) for path, do in gets.items()]

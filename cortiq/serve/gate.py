@@ -20,7 +20,7 @@ from cortiq.serve.errors import ApiError, as_api_error
 from cortiq.serve.logs import LOG
 from cortiq.serve.options import ServeOptions
 
-OPEN = ("/", "/page.js", "/page.css", "/health", "/favicon.ico")
+OPEN = ("/", "/page.js", "/page.css", "/health")
 """Paths that need no key: they tell nothing and compute nothing."""
 LOCAL = ("127.0.0.1", "localhost", "::1")
 GONE = 499

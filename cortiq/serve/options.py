@@ -29,7 +29,7 @@ class ServeOptions(OptionSet):
     )
     batch_rows: int = option(256, "Rows computed together at most.", int, least=1)
     sequences: int = option(64, "Sequences computed at once; others wait.", int, least=1)
-    waiting: int = option(256, "Sequences that may wait; more are refused (429).", int, least=0)
+    waiting: int = option(256, "Sequences that may wait; more are refused (429).", int, least=1)
     kept_prefixes: int = option(
         16, "Ended sequences kept, for prompts that begin like them; 0 keeps none.", int, least=0
     )

@@ -61,6 +61,15 @@ class Server:
         """Lines of requests so far."""
         return [line for line in list(self.lines) if " request " in line]
 
+    def request_after(self, count: int) -> str:
+        """The line of the next request, when its work has ended."""
+        give_up = time.monotonic() + STARTED_WITHIN
+        while time.monotonic() < give_up:
+            if len(self.requests()) > count:
+                return self.requests()[count]
+            time.sleep(0.01)
+        raise AssertionError("no request ended")
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Ask it to end; its exit code."""
         self.process.send_signal(number)
