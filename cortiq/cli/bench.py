@@ -9,6 +9,7 @@ import click
 
 from cortiq.cli.flags import options_of
 from cortiq.cli.generate import with_heads
+from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import note, print_json, print_table, progress_bar
 from cortiq.errors import BackendError
 from cortiq.options import GenerateOptions, LoadOptions, resolve
@@ -21,7 +22,7 @@ PEERS = ("llama.cpp", "engine")
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @click.option("--prompt-tokens", type=click.IntRange(1), default=512, show_default=True)
 @click.option("--new-tokens", type=click.IntRange(1), default=128, show_default=True)
 @click.option(

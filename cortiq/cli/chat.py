@@ -17,7 +17,7 @@ from cortiq.cli.chat_commands import COMMANDS, run_command, summary
 from cortiq.cli.chat_lines import Interrupted, Lines, Pipe, Terminal, read_message
 from cortiq.cli.flags import options_of
 from cortiq.cli.generate import check_options, load_model
-from cortiq.cli.inputs import argument_text, template_options
+from cortiq.cli.inputs import MODEL, argument_text, template_options
 from cortiq.cli.render import note, progress_bar
 from cortiq.errors import CortiqError
 from cortiq.options import GenerateOptions, LoadOptions, environment_name, resolve, select
@@ -120,7 +120,7 @@ def _stopped_by_interrupt() -> Iterator[threading.Event]:
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @click.option("--system", metavar="TEXT", help="System message.")
 @click.option(
     "--template-option", "template_pairs", multiple=True, metavar="NAME=JSON",

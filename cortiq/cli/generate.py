@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cortiq.cli.flags import options_of
-from cortiq.cli.inputs import STDIN, argument_text, read_text, template_options, token_ids
+from cortiq.cli.inputs import MODEL, STDIN, argument_text, read_text, template_options, token_ids
 from cortiq.cli.render import byte_count, note, print_json, progress_bar
 from cortiq.errors import RequestError
 from cortiq.options import GenerateOptions, LoadOptions, resolve, select
@@ -23,7 +23,7 @@ IDS_HELP = "Token ids in place of a text; a model without a tokenizer prints ids
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @click.option(
     "-p", "--prompt", metavar="TEXT",
     help="The text to go on from; - reads stdin. It is raw text: the tokenizer's start token, no "

@@ -5,13 +5,48 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from cortiq.errors import RequestError, shown
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 STDIN = "-"
 MOST_DIGITS = 18
 """Of a token id: any such integer is small enough to be compared with a vocabulary."""
+
+
+class ModelName(click.ParamType):
+    """The name of a model, which shells complete.
+
+    Parameters
+    ----------
+    cached : only those in the cache; else known names and files too.
+    """
+
+    name = "text"
+
+    def __init__(self, *, cached: bool = False) -> None:
+        self._cached = cached
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Names that begin so, and files."""
+        from click.shell_completion import CompletionItem
+
+        from cortiq.formats.fetch import KNOWN_MODELS, list_cached
+
+        there = list_cached()
+        names = list(there if self._cached else {**KNOWN_MODELS, **there})
+        found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return found if self._cached else [*found, CompletionItem(incomplete, type="file")]
+
+
+MODEL, CACHED = ModelName(), ModelName(cached=True)
 
 
 def read_text(place: str) -> str:

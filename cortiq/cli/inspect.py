@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cortiq.cli.flags import options_of
+from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import byte_count, note, print_table, progress_bar
 from cortiq.errors import RequestError
 from cortiq.options import LoadOptions, resolve
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("model", required=False)
+@click.argument("model", required=False, type=MODEL)
 @click.option("--families", is_flag=True, help="List the families and architectures there are.")
 @click.option("--full", is_flag=True, help="Show every node; equal blocks are folded otherwise.")
 @click.option("--check", is_flag=True, help="Read every weight and look for NaN and infinity.")

@@ -22,10 +22,13 @@ from cortiq.errors import BackendError, CortiqError, OptionError, RequestError
 
 INTERRUPTED = 130
 NO_READER = 141
+PROGRAM, COMPLETION_VARIABLE = "cortiq", "_CORTIQ_COMPLETE"
 TRACEBACK_VARIABLE = "CORTIQ_TRACEBACK"
 
 COMMANDS = {
     "pull": "Fetch a model into the cache.",
+    "list": "List the models in the cache.",
+    "rm": "Remove models from the cache.",
     "chat": "Chat with a model.",
     "generate": "Generate text.",
     "serve": "Serve models to OpenAI's clients, and a page to chat on.",
@@ -35,6 +38,8 @@ COMMANDS = {
     "inspect": "Show a model's graph, and who would compute it.",
     "bench": "Measure a model: prompt and decode tokens per second.",
     "backends": "List backends and their devices.",
+    "doctor": "Say what this machine can run, and what would mend what it cannot.",
+    "completion": "Print the script that completes commands for a shell.",
     "conform": "Prove a backend right, to the bit.",
     "replay": "Run a failed case of `conform` again, from its file.",
     "bisect": "Find the first node of a model on which two backends differ.",
@@ -132,6 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     code = CortiqError.exit_code
     try:
         _settle_streams()
+        if COMPLETION_VARIABLE in os.environ:
+            sys.exit(_complete(os.environ[COMPLETION_VARIABLE]))
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except BrokenPipeError:
@@ -144,6 +151,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _complain(f"there is not enough memory: {error or 'nothing could be allocated'}")
     _silence()
     sys.exit(code)
+
+
+def _complete(asked: str) -> int:
+    """What a shell asks for, which `cortiq completion` has told how; its exit code."""
+    from click.shell_completion import shell_complete
+
+    return shell_complete(cli, {}, PROGRAM, COMPLETION_VARIABLE, asked)
 
 
 def _settle_streams() -> None:

@@ -8,6 +8,7 @@ import click
 
 from cortiq.cli.flags import options_of
 from cortiq.cli.generate import checked_prompt, load_model
+from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import print_json
 from cortiq.options import LoadOptions
 
@@ -21,7 +22,7 @@ def prefix() -> None:
 
 
 @prefix.command()
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @click.argument("file")
 @click.option("-p", "--prompt", metavar="TEXT", help="The text; - reads stdin.")
 @click.option("--ids", metavar="ID,ID,...", help="Token ids in place of a text.")
@@ -35,7 +36,7 @@ def save(model: str, file: str, prompt: str | None, ids: str | None, **options: 
 
 
 @prefix.command()
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @click.argument("file")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, every id in it.")
 @options_of(LoadOptions)

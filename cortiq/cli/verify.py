@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cortiq.cli.flags import options_of
+from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import print_json, progress_bar
 from cortiq.errors import shown
 from cortiq.options import LoadOptions, select
@@ -22,7 +23,7 @@ NOT_IDENTICAL = 1
 
 @click.command()
 @click.argument("receipt")
-@click.argument("model", required=False)
+@click.argument("model", required=False, type=MODEL)
 @click.option(
     "--key", metavar="FILE",
     help="Public Ed25519 key (PEM, OpenSSH or hex) that must have signed the receipt.",

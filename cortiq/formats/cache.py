@@ -20,6 +20,9 @@ Progress = Callable[[str, int, int], None]
 While another program downloads, the calls come from a thread of their own.
 """
 
+PARTIAL = ".partial"
+"""How the name of a folder ends that is not whole."""
+
 _CHUNK = 1 << 20
 _WATCH_SECONDS = 0.25
 
@@ -48,11 +51,16 @@ def _platform_cache() -> Path:
 
 
 @contextmanager
-def workspace(name: str, progress: Progress | None) -> Iterator[Path]:
-    """Lend an empty folder inside the cache to the only process that may fetch `name` now.
+def workspace(name: str, progress: Progress | None, *, keep: bool = False) -> Iterator[Path]:
+    """Lend a folder inside the cache to the only process that may fetch `name` now.
 
     The folder is removed whatever happens, an interrupt included; after a killed process the next
     one removes it. It is on the cache's file system, so that a rename out of it is atomic.
+
+    Parameters
+    ----------
+    keep : what an interrupt, a kill or an error has left is lent again to the next one; it is for
+        files that are checked before they are used.
 
     Raises
     ------
@@ -67,16 +75,20 @@ def workspace(name: str, progress: Progress | None) -> Iterator[Path]:
         raise DownloadError(f"cannot be written: {error}", where=str(root), hint=hint) from None
     with lock:
         _acquire(lock, name, progress)
-        folder = root / f".{name}.partial"
-        shutil.rmtree(folder, ignore_errors=True)
+        folder = root / f".{name}{PARTIAL}"
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+        kept = keep
         try:
-            folder.mkdir()
+            folder.mkdir(exist_ok=keep)
             yield folder
+            kept = False
         except OSError as error:
             message = f"{name} could not be stored: {error}"
             raise DownloadError(message, where=str(root)) from error
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            if not kept or not any(path.is_file() for path in folder.rglob("*")):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _acquire(lock: IO[bytes], name: str, progress: Progress | None) -> None:

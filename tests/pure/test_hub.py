@@ -17,6 +17,7 @@ import pytest
 
 from cortiq.errors import DownloadError, ModelNotFoundError
 from cortiq.formats import fetch, hub
+from cortiq.formats.download import git_id_of
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WEIGHTS = bytes(range(256)) * 400
@@ -52,7 +53,7 @@ class Hub(ThreadingHTTPServer):
         listed = []
         for name, content in (self.files | self.claimed).items():
             digest = hashlib.sha256(content).hexdigest()
-            size = {"rfilename": name, "size": len(content), "blobId": digest[:40]}
+            size = {"rfilename": name, "size": len(content), "blobId": git_id_of(content)}
             lfs = {"lfs": {"sha256": digest, "size": len(content), "pointerSize": 130}}
             listed.append(size | (lfs if name.endswith((".safetensors", ".bin")) else {}))
         return listed
@@ -192,6 +193,20 @@ def test_wrong_bytes_are_refused(serve, tmp_path, cache):
     message = pull(server, "hf:org/name", tmp_path).stderr
     assert message.startswith("DownloadError: hf:org/name@main: model.safetensors has SHA-256")
     assert hashlib.sha256(WEIGHTS).hexdigest() in message
+    assert fetch.list_cached() == {}
+    assert "model.safetensors" not in str(list(cache.rglob("*")))
+    server.files["model.safetensors"] = WEIGHTS
+    asked = len(server.requests)
+    assert pull(server, "hf:org/name", tmp_path).returncode == 0
+    again = [path for path in server.requests[asked:] if "/resolve/" in path]
+    assert again == [f"/org/name/resolve/{COMMIT}/model.safetensors"], "the others were there"
+
+
+def test_wrong_text_is_refused_too(serve, tmp_path, cache):
+    changed = FILES | {"config.json": b'{"model_type": "gemma"}'}
+    server = serve(changed, {"config.json": FILES["config.json"]})
+    message = pull(server, "hf:org/name", tmp_path).stderr
+    assert message.startswith("DownloadError: hf:org/name@main: config.json has the Git id")
     assert left_in(cache) == []
 
 

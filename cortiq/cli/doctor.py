@@ -1,0 +1,133 @@
+"""`cortiq doctor`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cortiq.cli.render import byte_count, note, print_json, print_table
+
+if TYPE_CHECKING:
+    from cortiq.runtime.trial import Trial
+
+SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+NOTHING_WORKS = 1
+"""Exit code when there is no backend that works."""
+
+
+@click.command()
+@click.option("--no-trial", is_flag=True, help="Look only; run no backend.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def doctor(ctx: click.Context, no_trial: bool, as_json: bool) -> None:
+    """Say what this machine can run, and what would mend what it cannot.
+
+    Every backend that is installed generates a few tokens, and its bits are compared with the
+    reference's. Exits with 1 when none works.
+    """
+    facts = examine(trial=not no_trial)
+    if as_json:
+        print_json(facts)
+    else:
+        _print(facts)
+    if not any(backend["works"] is not False for backend in facts["backends"]):
+        ctx.exit(NOTHING_WORKS)
+
+
+def examine(*, trial: bool) -> dict[str, Any]:
+    """Everything that `doctor` says, for JSON."""
+    import cortiq
+    from cortiq.formats.cache import models_folder
+    from cortiq.formats.fetch import list_cached, unfinished
+    from cortiq.plugins import default_plugins
+    from cortiq.plugins.extras import extras
+    from cortiq.runtime import machine
+    from cortiq.runtime.trial import trials
+
+    plugins, memory = default_plugins(), machine.memory()
+    return {
+        "cortiq": cortiq.__version__,
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "platform": platform.platform(),
+        "processor": machine.processor(),
+        "memory": memory,
+        "room_billions": machine.room_for(memory["free"]) if memory["free"] else {},
+        "cache": machine.disk(models_folder()),
+        "models": list(list_cached()),
+        "unfinished": unfinished(),
+        "backends": [_facts(made) for made in trials(plugins, run=trial)],
+        "problems": [{"plugin": p.name, "problem": p.sentence} for p in plugins.problems],
+        "extras": [
+            {"name": e.name, "packages": e.packages, "mend": e.command if e.missing else None}
+            for e in extras()
+        ],
+        "environment": {k: _shown(k, v) for k, v in os.environ.items() if k.startswith("CORTIQ_")},
+    }
+
+
+def _shown(name: str, value: str) -> str:
+    """A variable's value, unless it is a secret: what doctor says goes into reports."""
+    return "(set)" if any(word in name for word in SECRETS) else value
+
+
+def _facts(made: Trial) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(made)
+
+
+def _print(facts: dict[str, Any]) -> None:
+    click.echo(f"cortiq {facts['cortiq']} on Python {facts['python']}, {facts['platform']}")
+    cpu, memory, cache = facts["processor"], facts["memory"], facts["cache"]
+    click.echo(f"processor  {cpu['name']}, {cpu['cores']} cores: {' '.join(cpu['features'])}")
+    click.echo(f"memory     {_bytes(memory['total'])}, {_bytes(memory['free'])} free")
+    if facts["room_billions"]:
+        rooms = ", ".join(f"{n:.0f} billion at {b}" for b, n in facts["room_billions"].items())
+        click.echo(f"room for   about {rooms} of a weight")
+    written = "" if cache["writable"] else "; IT CANNOT BE WRITTEN: set CORTIQ_CACHE to another"
+    click.echo(f"cache      {cache['folder']}, {_bytes(cache['free'])} free{written}")
+    click.echo(f"models     {', '.join(facts['models']) or 'none yet: cortiq pull smollm2'}")
+    for name, value in facts["environment"].items():
+        click.echo(f"variable   {name}={value}")
+    click.echo()
+    headings = ("backend", "device", "state", "what it is", "from")
+    print_table(headings, [_row(backend) for backend in facts["backends"]])
+    _print_problems(facts)
+    click.echo()
+    rows = [(e["name"], _packages(e), e["mend"] or "installed") for e in facts["extras"]]
+    print_table(("extra", "packages", "to have it"), rows)
+
+
+def _row(backend: dict[str, Any]) -> tuple[str, ...]:
+    state = {None: "not tried", True: "works", False: "does not work"}[backend["works"]]
+    if backend["same"] is not None:
+        state = "works, same bits" if backend["same"] else "OTHER BITS"
+    if backend["seconds"] is not None:
+        state += f" ({backend['seconds']:.2f} s)"
+    device = backend["device"] or "-"
+    return backend["backend"], device, state, backend["description"], backend["source"]
+
+
+def _print_problems(facts: dict[str, Any]) -> None:
+    for backend in facts["backends"]:
+        if backend["problem"] is not None:
+            click.echo(f"{backend['backend']}: {backend['problem']}")
+        if backend["mend"] is not None:
+            click.echo(f"  try: {backend['mend']}")
+    for problem in facts["problems"]:
+        click.echo(f"not loaded: {problem['plugin']}: {problem['problem']}")
+    if not facts["backends"]:
+        note("no backend is installed; pip install cortiq-reference brings one")
+
+
+def _packages(extra: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {version or '-'}" for name, version in extra["packages"].items())
+
+
+def _bytes(number: int | None) -> str:
+    return "unknown" if number is None else byte_count(number)

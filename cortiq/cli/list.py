@@ -1,0 +1,41 @@
+"""`cortiq list`."""
+
+from __future__ import annotations
+
+import click
+
+from cortiq.cli.render import byte_count, note, print_json, print_table
+
+
+@click.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def list(as_json: bool) -> None:
+    """List the models in the cache.
+
+    What an interrupted `cortiq pull` has left is listed too: pulling again goes on from it, and
+    `cortiq rm --unfinished` removes it.
+    """
+    from cortiq.formats.cache import models_folder
+    from cortiq.formats.fetch import KNOWN_MODELS, list_cached, size_of, unfinished
+
+    sizes = {name: size_of(path) for name, path in list_cached().items()}
+    parts = unfinished()
+    if as_json:
+        models = [
+            {"name": n, "bytes": sizes[n], "path": str(path), "licence": _licence(n)}
+            for n, path in list_cached().items()
+        ]
+        print_json({"folder": str(models_folder()), "models": models, "unfinished": parts})
+        return
+    rows = [(n, byte_count(sizes[n]), str(path)) for n, path in list_cached().items()]
+    print_table(("model", "size", "path"), rows)
+    for name, size in parts.items():
+        note(f"unfinished: {name}, {byte_count(size)}")
+    if not sizes:
+        note(f"no models in {models_folder()}; known ones: {', '.join(KNOWN_MODELS)}")
+
+
+def _licence(name: str) -> str | None:
+    from cortiq.formats.fetch import KNOWN_MODELS
+
+    return KNOWN_MODELS[name].licence if name in KNOWN_MODELS else None

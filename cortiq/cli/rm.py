@@ -1,0 +1,28 @@
+"""`cortiq rm`."""
+
+from __future__ import annotations
+
+import click
+
+from cortiq.cli.inputs import CACHED
+from cortiq.cli.render import byte_count
+from cortiq.errors import RequestError
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="NAME...", type=CACHED)
+@click.option("--unfinished", is_flag=True, help="Remove what interrupted pulls have left.")
+def rm(names: tuple[str, ...], unfinished: bool) -> None:
+    """Remove models from the cache.
+
+    NAME is as `cortiq list` shows it.
+    """
+    from cortiq.formats.fetch import clear_unfinished, remove
+
+    if not names and not unfinished:
+        raise RequestError("needs the name of a model, or --unfinished", where="rm")
+    for name in names:
+        freed = remove(name)
+        click.echo(f"{name}: {byte_count(freed)} freed")
+    if unfinished:
+        click.echo(f"unfinished: {byte_count(clear_unfinished())} freed")

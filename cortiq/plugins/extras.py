@@ -1,0 +1,73 @@
+"""Extras of the distribution: what else could be installed, and what is missing for it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib import metadata
+
+CORE = "cortiq"
+_REQUIREMENT = re.compile(
+    r"(?P<package>[A-Za-z0-9][A-Za-z0-9._-]*)(?P<rest>[^;]*)(?:;(?P<when>.*))?"
+)
+_EXTRA = re.compile(r"extra\s*==\s*['\"](?P<extra>[^'\"]+)['\"]")
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A set of packages that `pip install 'cortiq[NAME]'` brings.
+
+    Attributes
+    ----------
+    packages : version of each, None where it is not installed.
+    """
+
+    name: str
+    packages: dict[str, str | None]
+
+    @property
+    def missing(self) -> list[str]:
+        """Those that are not installed."""
+        return [package for package, version in self.packages.items() if version is None]
+
+    @property
+    def command(self) -> str:
+        """What installs it."""
+        return f"pip install '{CORE}[{self.name}]'"
+
+
+def extras() -> list[Extra]:
+    """The extras that this installation of cortiq declares."""
+    found: dict[str, dict[str, str | None]] = {}
+    for package, extra in _requirements(CORE):
+        if extra is not None:
+            found.setdefault(extra, {})[package] = _version(package)
+    return [Extra(name, packages) for name, packages in sorted(found.items())]
+
+
+def missing_requirements(distribution: str) -> list[str]:
+    """Packages that an installed distribution needs everywhere, and that are not there."""
+    needed = [package for package, extra in _requirements(distribution) if extra is None]
+    return [package for package in needed if _version(package) is None]
+
+
+def _requirements(distribution: str) -> list[tuple[str, str | None]]:
+    """Package and extra of every requirement; those for other platforms are left out."""
+    try:
+        lines = metadata.requires(distribution) or []
+    except metadata.PackageNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        parts = _REQUIREMENT.match(line)
+        extra = _EXTRA.search((parts and parts["when"]) or "")
+        if parts and (extra or not parts["when"]):
+            found.append((parts["package"], extra["extra"] if extra else None))
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
