@@ -17,7 +17,10 @@ SHELLS = {
 )
 @click.argument("shell", type=click.Choice(list(SHELLS)))
 def completion(shell: str) -> None:
-    """Print the script that completes commands, options and models for a shell."""
+    """Print the script that completes commands for a shell.
+
+    Options and models are completed too.
+    """
     from click.shell_completion import get_completion_class
 
     from cortiq.cli.main import COMPLETION_VARIABLE, PROGRAM, cli
