@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
+
+ABANDONED = 3600.0
+"""Seconds after which nobody writes to a part any more."""
 
 
 def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
     """Write a file under another name, put it on the disk, then give it its name.
 
     A link is followed; a device or a pipe is written to as it is. A process that is killed leaves
-    at most a hidden file, `.NAME.….part`, which nothing reads.
+    at most a hidden file, `.NAME.….part`, which nothing reads and a later write removes.
 
     Raises
     ------
@@ -24,6 +29,7 @@ def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
         with target.open("wb") as device:
             device.writelines(parts)
         return
+    _clear(target)
     handle, part = tempfile.mkstemp(".part", f".{target.name}.", target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -36,6 +42,14 @@ def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
         with contextlib.suppress(OSError):
             os.unlink(part)
         raise
+
+
+def _clear(target: Path) -> None:
+    """Remove what killed processes have left; one that still writes is left alone."""
+    for part in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
+        with contextlib.suppress(OSError):
+            if part.stat().st_mtime < time.time() - ABANDONED:
+                part.unlink()
 
 
 def _mode_of(target: Path) -> int:

@@ -145,7 +145,7 @@ def _continues(response: Any, start: int) -> bool:
 
 def _copy(response: Any, file: IO[bytes], there: int, report: Report, total: int | None) -> int:
     """Append what arrives, but not more than the file has; how much is there then."""
-    while chunk := response.read(_CHUNK):
+    while chunk := response.read1(_CHUNK):  # what there is, however little
         file.write(chunk)
         there += len(chunk)
         report(there, max(there, total or 0))

@@ -1,0 +1,169 @@
+"""Children that are killed at random moments of what they write; run by `test_kill_nine.py`.
+
+`python kill_nine.py SCENE FOLDER SEED` forks a child that does the work of the scene over and over,
+kills it with SIGKILL after a random while, and looks at what is left, as a later start would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+KILLS = 12
+LONGEST = 0.12
+"""Seconds after which a child is killed at the latest."""
+
+
+def killed_children(work: Callable[[], None], look: Callable[[], str], seed: int) -> dict[str, int]:
+    """Kill children in the middle of `work`; how often each thing was found by `look`."""
+    chance, found = random.Random(seed), {}
+    for _ in range(KILLS):
+        ready, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(tell, b"x")
+            while True:
+                work()
+        os.read(ready, 1)
+        time.sleep(chance.uniform(0, LONGEST))
+        os.kill(child, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        os.close(ready)
+        os.close(tell)
+        what = look()
+        found[what] = found.get(what, 0) + 1
+    return found
+
+
+def receipts(folder: Path, seed: int) -> dict[str, int]:
+    """A file that always holds one receipt or the other."""
+    import cortiq
+
+    file, texts = folder / "r.json", {}
+    with cortiq.load("synthetic:tiny-llama", backend="reference") as model:
+        made = [
+            model.generate(text, max_tokens=40, ignore_eos=True).receipt() for text in ("a", "b")
+        ]
+    for name, one in zip("ab", made, strict=True):
+        one.write(file)
+        texts[file.read_bytes()] = name
+
+    def work() -> None:
+        for one in made:
+            one.write(file)
+
+    def look() -> str:
+        cortiq.Receipt.read(file)
+        return texts[file.read_bytes()]
+
+    return killed_children(work, look, seed)
+
+
+def prefixes(folder: Path, seed: int) -> dict[str, int]:
+    """A prefix that loads, whichever of two it is."""
+    import cortiq
+    from cortiq.engine.prefix_file import write_prefix
+    from cortiq.runtime.sequence import Session
+
+    file = folder / "p.prefix"
+    model = cortiq.load("synthetic:tiny-llama", backend="reference")
+    exported = []
+    for ids in ([1] * 300, [2] * 200):
+        with Session(model.executable, len(ids)) as session:
+            session.read_rows(session.feed(ids, ()))
+            exported.append(session.state.export())
+    write_prefix(file, exported[0], model.fingerprint)
+
+    def work() -> None:
+        for one in exported:
+            write_prefix(file, one, model.fingerprint)
+
+    return killed_children(work, lambda: str(len(model.load_prefix(file))), seed)
+
+
+def pulls(folder: Path, seed: int) -> dict[str, int]:
+    """A model from an address: whole or absent, and each attempt goes on from the last."""
+    from servers import one_file
+
+    from cortiq.formats import fetch
+
+    content = random.Random(seed).randbytes(3 << 20)
+    with one_file(content) as server:
+        server.pause = 0.01  # half a second in all
+        name = f"{server.url}#sha256={hashlib.sha256(content).hexdigest()}"
+
+        def look() -> str:
+            path = fetch.cached(name)
+            assert path is None or path.read_bytes() == content
+            assert list(fetch.list_cached()) == ([] if path is None else [name])
+            return "absent" if path is None else "whole"
+
+        found = killed_children(lambda: time.sleep(1) if fetch.pull(name) else None, look, seed)
+        server.pause = 0.0
+        assert fetch.pull(name).read_bytes() == content and fetch.unfinished() == {}
+        starts = [int(told[6:-1]) if told else 0 for told, _ in server.asked]
+        assert starts == sorted(starts) and starts[-1] > len(content) // 4, starts
+    return found
+
+
+def removals(folder: Path, seed: int) -> dict[str, int]:
+    """A repository that is removed has all of its files or no name."""
+    import shutil
+
+    from cortiq.formats import fetch, hub
+
+    kept = folder / "copy"
+    kept.mkdir()
+    for number in range(300):
+        (kept / f"{number}.safetensors").write_bytes(b"x" * 100)
+    model = hub.parse("hf:org/name").folder
+
+    def work() -> None:
+        shutil.rmtree(folder / "next", ignore_errors=True)
+        shutil.copytree(kept, folder / "next", copy_function=os.link)
+        os.replace(folder / "next", model)
+        fetch.remove("hf:org/name")
+
+    def look() -> str:
+        path = fetch.cached("hf:org/name")
+        if path is None:
+            return "absent"
+        assert len(list(path.iterdir())) == 300
+        fetch.remove("hf:org/name")
+        return "whole"
+
+    model.parent.mkdir(parents=True)
+    found = killed_children(work, look, seed)
+    fetch.clear_unfinished()
+    assert not list(model.parent.glob(".*.partial"))
+    return found
+
+
+def conversations(folder: Path, seed: int) -> dict[str, int]:
+    """A saved chat, whichever of two it is."""
+    from types import SimpleNamespace
+
+    from cortiq.runtime.conversation import Conversation, read_conversation
+
+    file = folder / "chat.json"
+    model = SimpleNamespace(name="m", prefixes=object(), chat_ids=lambda *_, **__: [1])
+    talks = [Conversation(model, system=text * 50_000) for text in "ab"]
+    talks[0].save(file)
+
+    def work() -> None:
+        for talk in talks:
+            talk.save(file)
+
+    return killed_children(work, lambda: read_conversation(file)[0][0], seed)
+
+
+if __name__ == "__main__":
+    SCENES = {f.__name__: f for f in (receipts, prefixes, pulls, removals, conversations)}
+    print(json.dumps(SCENES[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))))
