@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := -e . -e backends/reference -e backends/cpu -e conformance
-PLUGINS := -e plugins/cortiq-torch -e plugins/cortiq-null -e plugins/cortiq-faulty
+PLUGINS := -e plugins/cortiq-torch -e plugins/cortiq-null -e plugins/cortiq-faulty -e backends/mlx
 
 .PHONY: demo test lint setup setup-test wheels site clean
 

@@ -1,0 +1,71 @@
+"""Kernels that read or write keys and values: each sequence of a batch with its own rows."""
+
+from __future__ import annotations
+
+from cortiq.numerics.attention import scoring
+from cortiq.numerics.quantise import ZERO_ROW_EXPONENT
+from cortiq_mlx.arithmetic import Rows, exp2_int, snap
+from cortiq_mlx.attention import Geometry, attend, choose_blocks
+from cortiq_mlx.call import Call
+from cortiq_mlx.library import mx
+
+SCORES = 1 << 22
+"""Scores of queries against keys held at a time, about."""
+
+
+def store_rows(call: Call, keys: Rows, values: Rows | None = None) -> tuple:
+    """Append each sequence's rows to its slot."""
+    if values is None:
+        exponents = mx.full(keys.e.shape, ZERO_ROW_EXPONENT, mx.int32)
+        values = Rows(mx.zeros((*keys.e.shape, 0), mx.int16), exponents)
+    for segment in call.segments:
+        cut = segment.cut
+        store = segment.state.kv(call.slots["kv"])
+        store.append(Rows(keys.q[cut], keys.e[cut]), Rows(values.q[cut], values.e[cut]))
+    return ()
+
+
+def attend_rows(
+    call: Call, q: Rows, position: mx.array, chosen: mx.array | None = None
+) -> mx.array:
+    """Attention of each sequence's rows, so many at a time that scores stay bounded."""
+    op, out = call.op, []
+    how = Geometry(scoring(op.scale, op.soft_cap), op.window, call.weights.get("sinks"), op.block)
+    for segment in call.segments:
+        keys, values = segment.state.kv(call.slots["kv"]).read()
+        step = max(1, SCORES // (op.heads * (segment.positions[-1] + 1)))
+        for start in range(segment.start, segment.stop, step):
+            cut = slice(start, min(start + step, segment.stop))
+            at = segment.positions[cut.start - segment.start : cut.stop - segment.start]
+            part, blocks = Rows(q.q[cut], q.e[cut]), None if chosen is None else chosen[cut]
+            span = at[0], at[-1]
+            out.append(attend(part, keys, values, position[cut], span, how, blocks))
+    return snap(out[0] if len(out) == 1 else mx.concatenate(out), call.faults)
+
+
+def choose_rows(call: Call, q: Rows, position: mx.array) -> mx.array:
+    """The blocks that each sequence's rows attend to."""
+    op, found = call.op, []
+    for segment in call.segments:
+        cut = segment.cut
+        keys, _ = segment.state.kv(call.slots["kv"]).read()
+        part, last = Rows(q.q[cut], q.e[cut]), segment.positions[-1]
+        found.append(choose_blocks(part, keys, position[cut], last, op.block, op.top, op.local))
+    return mx.concatenate(found)
+
+
+def recall_rows(call: Call, position: mx.array) -> mx.array:
+    """Key rows as floats, q·2^e: the products are exact. Rows past the last are supplied ones."""
+    parts = []
+    for segment in call.segments:
+        keys, _ = segment.state.kv(call.slots["kv"]).read()
+        there = [place for place in segment.positions if place < len(keys.e)]
+        if there:
+            at = mx.array(there)
+            planes, e = mx.take(keys.q, at, axis=0).astype(mx.int32), mx.take(keys.e, at, axis=0)
+            q = (planes[:, :, 0] << 8) + planes[:, :, 1]
+            parts.append(q.astype(mx.float32) * exp2_int(e.astype(mx.int32))[..., None])
+        missing = len(segment.positions) - len(there)
+        if missing:
+            parts.append(mx.zeros((missing, call.op.heads, call.op.dim)))
+    return snap(mx.concatenate(parts), call.faults)

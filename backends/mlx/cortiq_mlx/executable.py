@@ -1,0 +1,95 @@
+"""A program bound to its weights on a device; see `cortiq.backend.Executable`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from cortiq.backend import Batch, CompileOptions
+from cortiq.backend.executable import Accepted, BaseExecutable, Brought
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels
+from cortiq.ir import Program, Ring, Slot, primitives_of
+from cortiq.numerics.layouts import Weight
+from cortiq_mlx.library import DEVICES, description, mx, version
+from cortiq_mlx.plan import Plan
+from cortiq_mlx.run import Run
+from cortiq_mlx.state import MlxState
+
+EARLY_POSITIONS = 4096
+"""Positions whose rotary angles are known when a sequence is opened; the rest when they come."""
+
+
+class MlxExecutable(BaseExecutable[MlxState, Plan]):
+    """A program on one device."""
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Mapping[str, Weight],
+        options: CompileOptions,
+        device: str,
+        name: str,
+        given: GivenKernels = NO_KERNELS,
+    ) -> None:
+        self.device = device
+        known: dict = {}
+        graphs = primitives_of(program).graphs
+        with mx.stream(DEVICES[device]):
+            plans = {n: Plan(graph, weights, given, known) for n, graph in graphs.items()}
+        super().__init__(program, options, plans)
+        nodes = [node for graph in program.graphs.values() for node in graph.nodes]
+        theirs = {op: kernel.owner for op, kernel in given.items()}
+        self.placement = {node.name: theirs.get(type(node.op), name) for node in nodes}
+
+    @property
+    def provenance(self) -> Mapping[str, str]:
+        """What computes here, for receipts: MLX and the device."""
+        return {"mlx": version(), "device": description(self.device)}
+
+    def new_state(self, limit: int) -> MlxState:
+        """An empty sequence of at most `limit` positions."""
+        for plan in self.plans.values():
+            plan.angles.grow(min(limit, EARLY_POSITIONS))
+        return MlxState(self, limit)
+
+    def state_bytes(self, rows: int) -> int:
+        """Memory one sequence of this many rows takes."""
+        page = self.options.page_rows
+        whole = -(-rows // page) * page
+        return sum(_slot_bytes(slot, whole) for slot in self.program.slots.values())
+
+    def held_bytes(self) -> int:
+        """Memory that all living sequences hold."""
+        return sum(state.nbytes() for state in self.states)
+
+    def device_bytes(self) -> int:
+        """Memory the device has free; Apple's is the host's."""
+        if self.device == "cpu" or mx.metal.is_available():
+            return super().device_bytes()
+        return int(mx.device_info()["memory_size"]) - mx.get_active_memory()
+
+    def fits(self, state: MlxState, rows: int) -> bool:
+        """Whether a sequence may grow to this many rows."""
+        return self.state_bytes(rows) - state.nbytes() <= self.free_bytes()
+
+    def refusal(self, plan: Plan, batch: Batch, sequence: Accepted[MlxState]) -> str | None:
+        """Why a sequence's rows cannot be computed; None also has the angles of positions made."""
+        with mx.stream(DEVICES[self.device]):
+            reason = super().refusal(plan, batch, sequence)
+        if reason is None:
+            indices = sequence.indices
+            plan.angles.grow(plan.reach(batch.rows[indices.start : indices.stop]))
+        return reason
+
+    def compute(
+        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[MlxState]]
+    ) -> list[list[Brought] | None]:
+        """What the rows of each sequence bring, None for one with a fault."""
+        with mx.stream(DEVICES[self.device]):
+            return Run(plan, batch, accepted).compute()
+
+
+def _slot_bytes(slot: Slot, rows: int) -> int:
+    """Memory of a slot; every row of a ring is kept, so that rewinding is exact."""
+    if isinstance(slot, Ring):
+        return slot.width * 4 * rows
+    return slot.bytes_per_row() * rows + slot.constant_bytes()

@@ -1,0 +1,75 @@
+"""The device's arithmetic, looked at once before it is used: one wrong bit and it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+
+from cortiq.errors import BackendError
+from cortiq.numerics.philox import philox
+from cortiq_mlx.exact import EXACT, exact_matmul
+from cortiq_mlx.library import DEVICES, mx
+
+COUNT = 1 << 14
+Operation = Callable[[mx.array, mx.array], mx.array]
+
+OPERATIONS: dict[str, tuple[Operation, Callable[..., np.ndarray]]] = {
+    "a + b": (lambda a, b: a + b, lambda a, b: a + b),
+    "a - b": (lambda a, b: a - b, lambda a, b: a - b),
+    "a * b": (lambda a, b: a * b, lambda a, b: a * b),
+    "a / b": (lambda a, b: a / b, lambda a, b: a / b),
+    "a*b + a": (lambda a, b: a * b + a, lambda a, b: a * b + a),
+    "sqrt |a|": (lambda a, b: mx.sqrt(mx.abs(a)), lambda a, b: np.sqrt(np.abs(a))),
+    "1 / sqrt |a|": (
+        lambda a, b: 1.0 / mx.sqrt(mx.abs(a) + 1.0),
+        lambda a, b: np.float32(1) / np.sqrt(np.abs(a) + np.float32(1)),
+    ),
+    "rint(a)": (lambda a, b: mx.round(a * 4.0) + 0.0, lambda a, b: np.rint(a * np.float32(4)) + 0),
+    "floor |a|": (lambda a, b: mx.floor(mx.abs(a)), lambda a, b: np.floor(np.abs(a))),
+    "float of an integer": (
+        lambda a, b: (a.view(mx.int32) >> 7).astype(mx.float32),
+        lambda a, b: (a.view(np.int32) >> 7).astype(np.float32),
+    ),
+}
+"""What the kernels are made of, in MLX and in NumPy."""
+
+
+@cache
+def check_device(device: str) -> None:
+    """`BackendError` if the device computes another bit than IEEE arithmetic has."""
+    words = philox((np.arange(COUNT, dtype=np.uint32), 0, 0, 0), (1, 2))
+    # Numbers from 2⁻²⁰ to 2²⁰ of both signs, and every half on the way.
+    bits = [(w & np.uint32(0x807FFFFF)) + ((107 + w % np.uint32(40)) << 23) for w in words[:2]]
+    a, b = (word.astype(np.uint32).view(np.float32) for word in bits)
+    a[:256] = np.arange(-128, 128, dtype=np.float32) / np.float32(8)
+    with mx.stream(DEVICES[device]):
+        there = [mx.array(array) for array in (a, b)]
+        for name, (operation, definition) in OPERATIONS.items():
+            got = np.array(operation(*there))
+            if (got.view(np.uint32) != definition(a, b).view(np.uint32)).any():
+                what = f"MLX on {device} computes {name} with other bits than IEEE's"
+                raise BackendError(what)
+        _check_products(device)
+
+
+def _check_products(device: str) -> None:
+    """Matmuls whose sums are the largest that `exact` lets in, in shapes that kernels differ by."""
+    for rows, terms, columns, low, high in (
+        (1, 1024, 96, 127, 129),
+        (1, 32, 576, 32512, 16),
+        (48, 1024, 64, 127, 129),
+        (33, 64, 130, 127, 129),
+    ):
+        left = np.full((2, rows, terms), low, np.int32)
+        left[:, :, 1::2] -= 1
+        right = np.full((2, terms, columns), high - 1, np.int32)
+        right[:, ::3] *= -1
+        limits = low, high
+        if terms * low * high > EXACT:
+            limits = low, EXACT // (terms * low)
+        got = exact_matmul(mx.array(left), mx.array(right), *limits)
+        sums = np.matmul(left.astype(np.int64), right.astype(np.int64))
+        if (np.array(got) != sums.astype(np.float32)).any():
+            raise BackendError(f"MLX on {device} does not add integers exactly in float32")

@@ -1,0 +1,178 @@
+"""Rows times weights: exact integer sums, one rounding a block, then the contract's order.
+
+What is added after a matmul is integers again, so that one rounding is left, that of the contract.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from cortiq.numerics.contract import RUN_BLOCKS
+from cortiq_mlx.arithmetic import LARGEST_Q, Faults, Rows, canonical_sum, exp2_int, snap
+from cortiq_mlx.exact import (
+    EXACT,
+    PLANE,
+    exact_matmul,
+    exact_sum,
+    planes,
+    round_three_planes,
+    round_two_planes,
+)
+from cortiq_mlx.forms import Codes, Form
+from cortiq_mlx.library import mx
+
+CELLS = 1 << 20
+"""Numbers that a step of a product holds at a time, about: what a core's cache takes."""
+LOW_BITS = 12
+"""A sub-block's sum is cut here before its integer scale multiplies it."""
+
+
+def float_product(values: mx.array, x: mx.array, faults: Faults) -> mx.array:
+    """Canonical sums of snapped products: x [C, M, K], values [C, N, K] to [C, M, N]."""
+    (count, rows, _), height = x.shape, values.shape[1]
+    step = max(1, CELLS // (count * rows * x.shape[2]))
+    parts = []
+    for start in range(0, height, step):
+        some = values[:, None, start : start + step]
+        products = snap((x[:, :, None] * some).reshape(faults.rows, -1), faults)
+        parts.append(canonical_sum(products.reshape(count, rows, some.shape[2], -1)))
+    return snap(mx.concatenate(parts, axis=-1), faults)
+
+
+def code_product(weight: Codes, x: Rows, faults: Faults) -> mx.array:
+    """snap((the contract's sum of blocks)·2^e): x [C, M, K] to float32 [C, M, N]."""
+    form, slices = weight.form, weight.codes[0].shape[0]
+    count, rows, width = x.q.shape
+    missing = slices * form.piece - width
+    q = mx.pad(x.q, [(0, 0), (0, 0), (0, missing)]) if missing else x.q
+    pieces = q.reshape(count, rows, slices, form.piece).transpose(2, 0, 1, 3)
+    sides = _sides(form, pieces)
+    height, step = weight.scale.shape[-1], _step(weight, rows)
+    parts: list[mx.array] = []
+    for start in range(0, height, step):
+        part = weight if step >= height else weight.columns(start, min(start + step, height))
+        if parts:  # one after the other: what a step holds is freed before the next one begins
+            part = replace(part, codes=tuple(mx.depends(list(part.codes), parts[-1:])))
+        parts.append(_sum_of_blocks(part, sides, rows))
+    y = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
+    return snap(y * exp2_int(x.e)[..., None], faults)
+
+
+def _step(weight: Codes, rows: int) -> int:
+    """Outputs that are computed at a time."""
+    slices, count, piece, _ = weight.codes[0].shape
+    cells = slices * count * max(piece, rows * (1 if weight.form.whole else 2))
+    step = max(1, CELLS // cells)
+    return step // 64 * 64 or step
+
+
+@dataclass(frozen=True)
+class Sides:
+    """A row as products meet it: `left` [slices, C, M or 2·M, piece], and sums of its pieces.
+
+    sums : int32 [slices, C, M, 1], if the form needs them.
+    """
+
+    left: mx.array
+    sums: mx.array | None
+
+
+def _sides(form: Form, pieces: mx.array) -> Sides:
+    sums = None
+    if form.shift or form.low:
+        sums = exact_sum(pieces.astype(mx.int32), -1, LARGEST_Q)[..., None]
+    if form.whole:
+        return Sides(pieces, sums)
+    return Sides(mx.concatenate([*planes(pieces)], axis=2), sums)
+
+
+def _sum_of_blocks(weight: Codes, sides: Sides, rows: int) -> mx.array:
+    """Terms of the blocks in runs of 8, runs in order: [C, M, N]."""
+    terms = _dots(weight, sides, rows) * weight.scale
+    if weight.minimum is not None:
+        terms = terms + _lows(weight, sides) * weight.minimum
+    blocks = len(terms)
+    if blocks == 1:
+        return terms[0]
+    size = min(blocks, RUN_BLOCKS)
+    if blocks % size:
+        terms = mx.pad(terms, [(0, -blocks % size), (0, 0), (0, 0), (0, 0)])
+    runs = terms.reshape(-1, size, *terms.shape[1:])
+    return in_order(in_order(runs, axis=1))
+
+
+def in_order(terms: mx.array, axis: int = 0) -> mx.array:
+    """(t0 + t1) + … over an axis; that the contract starts at +0 only matters to a −0."""
+    if terms.shape[axis] == 1:
+        return terms.squeeze(axis)
+    total, *more = mx.split(terms, terms.shape[axis], axis=axis)
+    for term in more:
+        total = total + term
+    return total.squeeze(axis)
+
+
+def _dots(weight: Codes, sides: Sides, rows: int) -> mx.array:
+    """RN(I) of each block: float32 [blocks, C, M, N]."""
+    form = weight.form
+    if form.whole:
+        dots = exact_matmul(sides.left, weight.codes[0], LARGEST_Q, form.limit)
+        if not form.scaled:
+            # Both are integers up to 2²⁴ in magnitude: the sum's one rounding is RN(I).
+            return dots if not form.shift else dots + _shifted(sides, form).astype(mx.float32)
+        return _scaled_pieces(weight, sides, dots)
+    sums = [exact_matmul(sides.left, plane, PLANE, PLANE) for plane in weight.codes]
+    if form.pieces == 1 and form.planes == 1:
+        return sums[0][:, :, :rows] * 256.0 + sums[0][:, :, rows:]
+    whole = [_over_pieces(s.astype(mx.int32), form) for s in sums]
+    if form.planes == 1:
+        return round_two_planes(whole[0][:, :, :rows], whole[0][:, :, rows:])
+    (hh, lh), (hl, ll) = (mx.split(s, 2, axis=2) for s in whole)
+    return round_three_planes(hh, hl + lh, ll)
+
+
+def _shifted(sides: Sides, form: Form) -> mx.array:
+    """What the shift of the codes took from each piece's sum."""
+    assert sides.sums is not None
+    return sides.sums * form.shift
+
+
+def by_block(x: mx.array, form: Form) -> mx.array:
+    """[slices, …] as [blocks, pieces, …]."""
+    return x.reshape(-1, form.pieces, *x.shape[1:])
+
+
+def _over_pieces(x: mx.array, form: Form) -> mx.array:
+    """Plane sums of a block's pieces added up."""
+    limit = form.piece * PLANE**2
+    return x if form.pieces == 1 else exact_sum(by_block(x, form), 1, limit)
+
+
+def _scaled_pieces(weight: Codes, sides: Sides, dots: mx.array) -> mx.array:
+    """RN(Σ scale·sum) of a block's pieces, which are cut so that both parts stay below 2²⁴."""
+    form = weight.form
+    sums = dots.astype(mx.int32)
+    if form.shift:
+        sums = sums + _shifted(sides, form)
+    assert weight.scales is not None
+    sums, scales = by_block(sums, form), weight.scales.astype(mx.int32)
+    high = sums >> LOW_BITS
+    low = sums - (high << LOW_BITS)
+    bound = EXACT // form.pieces
+    upper, lower = exact_sum(high * scales, 1, bound), exact_sum(low * scales, 1, bound)
+    return upper.astype(mx.float32) * float(1 << LOW_BITS) + lower.astype(mx.float32)
+
+
+def _lows(weight: Codes, sides: Sides) -> mx.array:
+    """RN(J) of each block, J = Σ offset·(sum of the row's integers): float32 [blocks, C, M, N]."""
+    assert weight.offsets is not None and sides.sums is not None
+    form = weight.form
+    sums = by_block(sides.sums, form)
+    if form.pieces == 1:  # one offset, which is 1
+        return sums[:, 0].astype(mx.float32)
+    high = sums >> LOW_BITS
+    parts = []
+    for part, limit in ((high, 1 << 8), (sums - (high << LOW_BITS), 1 << LOW_BITS)):
+        left = part.squeeze(-1).transpose(0, 2, 3, 1)
+        right = weight.offsets.squeeze(-2).transpose(0, 2, 1, 3)
+        parts.append(exact_matmul(left, right, limit, PLANE // 2))
+    return parts[0] * float(1 << LOW_BITS) + parts[1]

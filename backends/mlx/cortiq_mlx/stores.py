@@ -1,0 +1,199 @@
+"""What a slot of a sequence is kept in: rows on the device, in arrays that grow by pages.
+
+A write replaces an array by one with the new rows in it. The old one has no other owner when the
+step is computed, so that MLX writes in place. Nothing lazy is left behind by a call: a step
+computes what it wrote, and every other call here ends with `mx.eval`, since lazy arrays belong to
+the thread that made them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cortiq.backend import KVPlanes
+from cortiq.ir import KVRows, Recurrent, Ring
+from cortiq_mlx.arithmetic import Rows
+from cortiq_mlx.attention import Planes
+from cortiq_mlx.exact import planes
+from cortiq_mlx.library import mx
+
+
+class Array:
+    """Rows [n, ...]; memory beyond the rows written is never read."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: mx.Dtype, fill: float) -> None:
+        self.fill, self.data = fill, mx.zeros((0, *shape), dtype)
+
+    def grow(self, rows: int, page: int) -> None:
+        """Make room for this many rows, in whole pages."""
+        missing = -(-rows // page) * page - len(self.data)
+        if missing > 0:
+            more = mx.full((missing, *self.data.shape[1:]), self.fill, self.data.dtype)
+            self.data = mx.concatenate([self.data, more])
+
+    def write(self, start: int, rows: mx.array) -> None:
+        """Place rows at start…; there is room."""
+        self.data[start : start + len(rows)] = rows.astype(self.data.dtype)
+
+    def copy(self) -> Array:
+        """Another array with the same rows: they share memory until one of them writes."""
+        other = object.__new__(Array)
+        other.data, other.fill = self.data[:], self.fill
+        return other
+
+
+class Store:
+    """The arrays of a slot and how many rows they hold."""
+
+    arrays: list[Array]
+    length = 0
+
+    def append_to(self, rows: list[mx.array]) -> None:
+        """Write rows behind the last one, one array for each."""
+        for array, new in zip(self.arrays, rows, strict=True):
+            array.write(self.length, new)
+        self.length += len(rows[0])
+
+    def grow(self, rows: int, page: int) -> None:
+        """Make room for this many rows, in whole pages."""
+        for array in self.arrays:
+            array.grow(rows, page)
+
+    def kept(self) -> list[mx.array]:
+        """What must be computed before a step has ended."""
+        return [array.data for array in self.arrays]
+
+    def nbytes(self) -> int:
+        """Memory held."""
+        return sum(array.data.nbytes for array in self.arrays)
+
+    def copy(self) -> Store:
+        """Another store with the same rows."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.arrays = [array.copy() for array in self.arrays]
+        return other
+
+    def rewind(self, length: int) -> int:
+        """Forget rows; always possible where all of them are kept."""
+        self.length = min(self.length, length)
+        return self.length
+
+
+class KVStore(Store):
+    """Key and value rows of a `KVRows` slot: two int8 planes and an exponent each."""
+
+    def __init__(self, slot: KVRows, poison: bool) -> None:
+        fill, exponent = (127, 60) if poison else (0, 0)
+        self.arrays = []
+        for dim in (slot.key_dim, slot.value_dim):
+            self.arrays.append(Array((slot.heads, 2, dim), mx.int8, fill))
+            self.arrays.append(Array((slot.heads,), mx.int8, exponent))
+
+    def append(self, keys: Rows, values: Rows) -> None:
+        """Write rows behind the last one."""
+        sides = [part for rows in (keys, values) for part in (_stacked(rows.q), rows.e)]
+        self.append_to(sides)
+
+    def read(self) -> tuple[Planes, Planes]:
+        """All rows written."""
+        k, ke, v, ve = (array.data[: self.length] for array in self.arrays)
+        return Planes(k, ke), Planes(v, ve)
+
+    def export(self) -> KVPlanes:
+        """The rows as canonical planes."""
+        parts: list[np.ndarray] = []
+        for rows in self.read():
+            q = np.array(rows.q)
+            parts += [q[:, :, 0].copy(), q[:, :, 1].copy(), np.array(rows.e)]
+        return KVPlanes(*parts)
+
+    def load(self, rows: KVPlanes, length: int) -> None:
+        """Become the exported rows; there is room."""
+        self.length = 0
+        keys = np.stack([rows.key_high, rows.key_low], axis=2)
+        values = np.stack([rows.value_high, rows.value_low], axis=2)
+        parts = (keys, rows.key_exponent, values, rows.value_exponent)
+        self.append_to([mx.array(part) for part in parts])
+
+
+def _stacked(q: mx.array) -> mx.array:
+    """int16 [rows, heads, dim] as int8 planes [rows, heads, 2, dim]."""
+    return mx.stack([*planes(q)], axis=2)
+
+
+class RingStore(Store):
+    """Rows of a `Ring` slot; all of them since `base` are kept, so that rewinding is exact."""
+
+    def __init__(self, slot: Ring, poison: bool) -> None:
+        self.slot, self.base = slot, 0
+        self.arrays = [Array((slot.width,), mx.float32, 2.0**49 if poison else 0.0)]
+
+    def last(self) -> mx.array:
+        """The `slot.length` rows before the next one, zero where there were none."""
+        end = self.length - self.base
+        kept = self.arrays[0].data[max(0, end - self.slot.length) : end]
+        missing = self.slot.length - len(kept)
+        return mx.pad(kept, [(missing, 0), (0, 0)]) if missing else kept
+
+    def append(self, rows: mx.array) -> None:
+        """Write rows behind the last one."""
+        self.arrays[0].write(self.length - self.base, rows)
+        self.length += len(rows)
+
+    def rewind(self, length: int) -> int:
+        """Forget rows; back to 0 where the rows before `length` are not kept."""
+        if length < self.length:
+            enough = self.base == 0 or length - self.slot.length >= self.base
+            self.length, self.base = (length, self.base) if enough else (0, 0)
+        return self.length
+
+    def export(self) -> Any:
+        """The last rows, oldest first."""
+        return np.array(self.last())
+
+    def load(self, rows: Any, length: int) -> None:
+        """Become the exported rows; there is room."""
+        kept = min(self.slot.length, length)
+        self.base = self.length = length - kept
+        self.append(mx.array(np.asarray(rows, np.float32)[self.slot.length - kept :]))
+
+
+class RecurrentStore(Store):
+    """The state of a `Recurrent` slot after `length` rows; the way back is from the start."""
+
+    def __init__(self, slot: Recurrent, poison: bool) -> None:
+        self.slot, self.arrays = slot, []
+        self.state = mx.zeros(slot.shape)
+
+    def advance(self, state: mx.array, rows: int) -> None:
+        """The state after so many more rows; the old one is never written to."""
+        self.state, self.length = state, self.length + rows
+
+    def kept(self) -> list[mx.array]:
+        """The state."""
+        return [self.state]
+
+    def nbytes(self) -> int:
+        """Memory held."""
+        return self.state.nbytes
+
+    def rewind(self, length: int) -> int:
+        """Forget everything, unless nothing is to be forgotten."""
+        if length < self.length:
+            self.state, self.length = mx.zeros(self.slot.shape), 0
+        return self.length
+
+    def export(self) -> Any:
+        """The state."""
+        return np.array(self.state)
+
+    def load(self, rows: Any, length: int) -> None:
+        """Become the exported state."""
+        self.state, self.length = mx.array(np.asarray(rows, np.float32)), length
+
+
+STORES = {KVRows: KVStore, Ring: RingStore, Recurrent: RecurrentStore}
+"""The store of each kind of slot."""

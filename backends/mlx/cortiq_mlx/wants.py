@@ -1,0 +1,69 @@
+"""What rows want of values: lazy arrays that a step computes, and what is made of them after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cortiq.backend import Argmax, Digest, Draw, Named, Top, Want
+from cortiq.numerics.quantise import Quantised
+from cortiq_mlx import tail
+from cortiq_mlx.arithmetic import Faults, Rows
+from cortiq_mlx.library import mx
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer under way.
+
+    Attributes
+    ----------
+    arrays : what is computed. finish : makes the answer of them, on the host.
+    peak : what `Faults` saw while it was made, or None.
+    """
+
+    arrays: Sequence[mx.array]
+    finish: Callable[..., Any]
+    peak: mx.array | None = None
+
+    def result(self) -> Any:
+        """The answer, once its arrays are computed."""
+        return self.finish(*map(np.array, self.arrays))
+
+
+def _named(value: mx.array | Rows) -> Answer:
+    if isinstance(value, Rows):
+        return Answer(value, lambda q, e: Quantised(q.astype(np.int32), e))
+    return Answer([value], lambda x: x)
+
+
+def _top(value: mx.array, number: int) -> Answer:
+    ids = tail.ordered(value, number)
+    arrays = [ids.astype(mx.int32), mx.take(value, ids), tail.log_sum_exp(value)]
+    return Answer(arrays, lambda ids, values, total: (ids, values, total))
+
+
+def answer(
+    want: Want, value: mx.array | Rows, position: int, history: Callable[[], Sequence[int]]
+) -> Answer:
+    """What a want brings of its value's row.
+
+    history : every id the sequence was fed, up to and including the row.
+    """
+    if isinstance(want, Named):
+        return _named(value)
+    assert isinstance(value, mx.array)
+    if isinstance(want, Digest):
+        return Answer([tail.digest(value)], lambda words: tuple(int(w) for w in words))
+    if isinstance(want, Argmax):
+        return Answer([tail.argmax(value)], int)
+    if isinstance(want, Top):
+        return _top(value, want.count)
+    assert isinstance(want, Draw)
+    faults = Faults(1)
+    seen = history() if tail.penalises(want.sampling) else ()
+    token = tail.draw(value, want, seen, position + 1, faults)
+    return Answer([token], int, faults.peak)
