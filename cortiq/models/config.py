@@ -68,7 +68,8 @@ class Keys:
     gguf : more GGUF keys, without the architecture's prefix, and the field each fills; with "" for
         a field, a usual key is refused.
     gguf_only : GGUF keys accepted with one value.
-    gguf_tensors : fields that are true when the GGUF file holds the tensor of this name.
+    gguf_tensors : fields that are true when the GGUF file holds a tensor of this name; `*` stands
+        for anything.
     """
 
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -118,6 +119,15 @@ class BaseConfig:
 
 
 AnyConfig = TypeVar("AnyConfig", bound=BaseConfig)
+
+
+def in_form_of(
+    config_type: type[AnyConfig], given: BaseConfig, where: str, **values: Any
+) -> AnyConfig:
+    """A configuration of another type: the fields that both have, and `values`."""
+    names = {f.name for f in fields(config_type)}
+    shared = {f.name: getattr(given, f.name) for f in fields(given) if f.name in names}
+    return construct(config_type, shared | values, where=where)
 
 
 def config_from_json(

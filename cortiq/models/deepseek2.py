@@ -10,7 +10,7 @@ from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
 from cortiq.models import deepseek_v2, deepseek_v3
 from cortiq.models.config import Amount, BaseConfig, Keys
-from cortiq.models.mla import JOINT
+from cortiq.models.mla import JOINT, LATENT_GGUF
 from cortiq.models.names import Names
 
 ARCHITECTURES = ("deepseek2",)
@@ -37,16 +37,7 @@ KEYS = Keys(
     },
 )
 NAMES = Names(
-    gguf={
-        "self_attn.q_a_proj": "attn_q_a",
-        "self_attn.q_a_layernorm": "attn_q_a_norm",
-        "self_attn.q_b_proj": "attn_q_b",
-        "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
-        "self_attn.kv_a_layernorm": "attn_kv_a_norm",
-        "self_attn.kv_b_proj": "attn_kv_b",
-        "self_attn.k_b": "attn_k_b",
-        "self_attn.v_b": "attn_v_b",
-    },
+    gguf=LATENT_GGUF,
     fused=(JOINT,),
 )
 SOFTMAX, SIGMOID = 1, 2

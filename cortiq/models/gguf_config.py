@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Protocol
 
@@ -70,6 +71,11 @@ class GGUFSource(Protocol):
         """`general.architecture`, the prefix of the model's keys."""
         ...
 
+    @property
+    def tensor_names(self) -> Iterable[str]:
+        """All names."""
+        ...
+
     def __contains__(self, name: object) -> bool: ...
 
     def tensor(self, name: str) -> Any:
@@ -107,7 +113,8 @@ def config_from_gguf(
         message = f"says vocab_size is {values['vocab_size']}, but {EMBEDDING} has {rows} rows"
         raise FormatError(message, where=where)
     values["tie_word_embeddings"] = HEAD not in source
-    values |= {name: tensor in source for name, tensor in keys.gguf_tensors.items()}
+    tensors = tuple(source.tensor_names)
+    values |= {name: bool(fnmatch.filter(tensors, t)) for name, t in keys.gguf_tensors.items()}
     values["source"] = "gguf"
     if isinstance(values.get("num_hidden_layers"), int):  # with the layers that draft
         values["num_hidden_layers"] -= given.get("nextn_predict_layers", 0)
@@ -159,6 +166,35 @@ def _check_value_length(given: Mapping[str, Any], width: int, where: str) -> Non
     if value != width:
         message = f"has value heads of {value} and key heads of {width}"
         raise UnsupportedError(message, where=where)
+
+
+def by_layer(values: Any, count: int, name: str) -> tuple[Any, ...]:
+    """What a key says of every layer: one value for all, or a list, which may go on for layers that
+    draft.
+
+    Raises
+    ------
+    FormatError : the list is too short.
+    """
+    if not isinstance(values, tuple):
+        return (values,) * count
+    if len(values) < count:
+        message = f"{name} has {len(values)} entries for {count} layers"
+        raise FormatError(message, where="metadata")
+    return values[:count]
+
+
+def the_only(values: Iterable[int], name: str) -> int | None:
+    """The one count above 0 in a list by layer, `None` if there is none.
+
+    Raises
+    ------
+    FormatError : there are several.
+    """
+    found = sorted(set(values) - {0})
+    if len(found) > 1:
+        raise FormatError(f"{name} differs by layer: {found}", where="metadata")
+    return found[0] if found else None
 
 
 def gguf_rope(

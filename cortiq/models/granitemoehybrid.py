@@ -9,7 +9,8 @@ from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
 from cortiq.ir.layers import GatedMLP, Mamba2, MoE
 from cortiq.models import granite
-from cortiq.models.config import Amount, Keys, is_number
+from cortiq.models.config import Amount, BaseConfig, Keys, in_form_of, is_number
+from cortiq.models.gguf_config import by_layer, the_only
 from cortiq.models.layer_kinds import GLOBAL, layer_list
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation, attention
@@ -17,12 +18,34 @@ from cortiq.models.pieces import Fused
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("granitemoehybrid",)
-GGUF: tuple[str, ...] = ()
-KEYS = Keys(aliases={"layers_block_type": "layer_types"}, harmless=frozenset({"mamba_chunk_size"}))
+ARCHITECTURES = ("granitemoehybrid", "granitehybrid")
+GGUF = ("granitehybrid",)
+MAMBA_GGUF_KEYS: Mapping[str, str] = {
+    "ssm.conv_kernel": "conv_kernel",
+    "ssm.group_count": "n_groups",
+    "ssm.inner_size": "inner_size",
+    "ssm.state_size": "state_size",
+    "ssm.time_step_rank": "mamba_heads",
+}
+"""Of `MambaGGUF`."""
+KEYS = Keys(
+    aliases={"layers_block_type": "layer_types"},
+    harmless=frozenset({"mamba_chunk_size"}),
+    gguf={
+        **granite.KEYS.gguf,
+        **MAMBA_GGUF_KEYS,
+        "expert_shared_feed_forward_length": "shared_intermediate_size",
+        "rope.scaling.finetuned": "turns",
+    },
+    gguf_tensors={
+        "attention_bias": "blk.*.attn_q.bias",
+        "mamba_conv_bias": "blk.*.ssm_conv1d.bias",
+        "mamba_proj_bias": "blk.*.ssm_in.bias",
+    },
+)
 LINEAR = "linear_attention"
 OLD_KINDS: Mapping[str, str] = {"mamba": LINEAR, "attention": GLOBAL}
-MIXTURE, SHARED = "block_sparse_moe", "block_sparse_moe.shared"
+MIXTURE, SHARED, ALONE = "block_sparse_moe", "block_sparse_moe.shared", "shared_mlp"
 
 
 def _joint(tensor: str, block: str) -> tuple[Fused, Fused]:
@@ -33,8 +56,24 @@ def _joint(tensor: str, block: str) -> tuple[Fused, Fused]:
     )
 
 
-NAMES = Names(fused=(*_joint(MIXTURE, f"{MIXTURE}.experts"), *_joint("shared_mlp", SHARED)))
 ROLES = ("gate", "up", "down")
+MAMBA_GGUF: Mapping[str, str] = {
+    "in_proj": "ssm_in", "out_proj": "ssm_out", "conv1d": "ssm_conv1d", "A": "ssm_a", "D": "ssm_d",
+    "dt_bias": "ssm_dt.bias", "norm": "ssm_norm",
+}  # fmt: skip
+"""Tensors of a Mamba-2 mixer, as GGUF files call them."""
+NAMES = Names(
+    gguf={
+        **{f"mamba.{tensor}": own for tensor, own in MAMBA_GGUF.items()},
+        f"{MIXTURE}.router.layer": "ffn_gate_inp",
+        **{f"{MIXTURE}.experts.{role}": f"ffn_{role}_exps" for role in ROLES},
+        **{f"{SHARED}.{role}": f"ffn_{role}_shexp" for role in ROLES},
+        **{f"{ALONE}.{role}": f"ffn_{role}" for role in ROLES},
+    },
+    fused=(
+        *_joint(MIXTURE, f"{MIXTURE}.experts"), *_joint(ALONE, SHARED), *_joint(ALONE, ALONE),
+    ),
+)  # fmt: skip
 MLP: Mapping[str, str] = {role: f"{role}.weight" for role in ROLES}
 EXPERTS: Mapping[str, str] = {
     "router": "router.layer.weight",
@@ -44,7 +83,7 @@ EXPERTS: Mapping[str, str] = {
 MAMBA: Mapping[str, str] = {
     "in": "in_proj.weight", "in_bias": "in_proj.bias", "out": "out_proj.weight",
     "out_bias": "out_proj.bias", "conv": "conv1d.weight", "conv_bias": "conv1d.bias",
-    "A_log": "A_log", "D": "D", "dt_bias": "dt_bias", "norm": "norm.weight",
+    "A_log": "A_log", "A": "A", "D": "D", "dt_bias": "dt_bias", "norm": "norm.weight",
 }  # fmt: skip
 WITHOUT_BOUND = (float("inf"), {"__float__": "Infinity"})
 
@@ -88,6 +127,7 @@ class Config(granite.Config):
             eps=self.rms_norm_eps, activation=activation(self.hidden_act),
             norm_groups=self.mamba_n_groups, biased=self.mamba_proj_bias,
             conv_biased=self.mamba_conv_bias, step_low=low, step_high=high,
+            decay_form=decay_form(self),
         )  # fmt: skip
 
     def mixture(self) -> MoE:
@@ -97,6 +137,68 @@ class Config(granite.Config):
             router=Router(self.num_experts_per_tok, "softmax_topk"),
             activation=activation(self.hidden_act), shared_inner=self.shared_intermediate_size,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaGGUF(BaseConfig):
+    """What GGUF files say of Mamba-2 layers, and of which layers attend: those with KV heads."""
+
+    num_key_value_heads: int | tuple[int, ...] | None = None  # type: ignore[assignment]
+    conv_kernel: int = 4
+    n_groups: int = 1
+    inner_size: int = 0
+    state_size: int = 128
+    mamba_heads: int = 1
+
+    def attending(self) -> tuple[bool, ...]:
+        """Whether each layer attends."""
+        heads = by_layer(self.num_key_value_heads, self.num_hidden_layers, "head_count_kv")
+        return tuple(bool(count) for count in heads)
+
+    def heads(self) -> int | None:
+        """KV heads of the layers that attend."""
+        heads = by_layer(self.num_key_value_heads, self.num_hidden_layers, "head_count_kv")
+        return the_only(heads, "head_count_kv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFConfig(MambaGGUF):
+    """What GGUF files say: context_length is no limit where nothing turns."""
+
+    rms_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    embedding_multiplier: float = 1.0
+    attention_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    num_local_experts: Amount = Amount(0)
+    num_experts_per_tok: Amount = Amount(0)
+    shared_intermediate_size: int | None = None
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+    turns: bool = False
+
+    def config(self, where: str) -> Config:
+        """The same as a folder says it."""
+        if self.inner_size % self.hidden_size or self.inner_size % self.mamba_heads:
+            message = f"{self.mamba_heads} Mamba heads share {self.inner_size} values"
+            raise FormatError(message, where=where)
+        shared = self.shared_intermediate_size or self.intermediate_size
+        return in_form_of(
+            Config, self, where, num_key_value_heads=self.heads(),
+            num_experts_per_tok=self.num_experts_per_tok or 1, shared_intermediate_size=shared,
+            layer_types=tuple(GLOBAL if attends else LINEAR for attends in self.attending()),
+            position_embedding_type="rope" if self.turns else "nope",
+            mamba_n_heads=self.mamba_heads, mamba_n_groups=self.n_groups,
+            mamba_d_state=self.state_size, mamba_d_conv=self.conv_kernel,
+            mamba_d_head=self.inner_size // self.mamba_heads,
+            mamba_expand=self.inner_size // self.hidden_size,
+        )  # fmt: skip
+
+
+def decay_form(config: BaseConfig) -> str:
+    """How a file holds decays: GGUF files as they are, folders as logarithms."""
+    return "plain" if config.source == "gguf" else "log"
 
 
 def step_bounds(limit: tuple[object, ...] | None) -> tuple[float | None, float | None]:
@@ -123,6 +225,7 @@ def build(config: Config, context: int) -> Program:
     attend = attention(
         config, scale=config.attention_multiplier, biased=config.attention_bias,
         rope=rope_table(config, context) if turns else None, output_biased=config.attention_bias,
+        pairing="interleaved" if config.source == "gguf" else "half",
     )  # fmt: skip
     act, mamba, width = activation(config.hidden_act), config.mamba(), config.hidden_size
     x = decoder.embed(config.embedding_multiplier)
@@ -135,5 +238,5 @@ def build(config: Config, context: int) -> Program:
             x = decoder.feed_forward(x, n, config.mixture(), tensors=MIXTURE, table=EXPERTS)
         else:
             mlp = GatedMLP(width, config.shared_intermediate_size, act)
-            x = decoder.feed_forward(x, n, mlp, tensors=SHARED, table=MLP)
+            x = decoder.feed_forward(x, n, mlp, tensors=ALONE, table=MLP)
     return decoder.finish(x, multiplier=config.factor())

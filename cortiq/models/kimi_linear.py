@@ -9,18 +9,20 @@ from typing import Any
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
 from cortiq.ir.layers import KDA, MoE
-from cortiq.models.config import Amount, Keys
+from cortiq.models.config import Amount, Keys, in_form_of
+from cortiq.models.gguf_config import by_layer
+from cortiq.models.granitemoehybrid import decay_form
 from cortiq.models.layer_kinds import GLOBAL, layer_list, sparse_layers
 from cortiq.models.mixtral import EXPERTS
-from cortiq.models.mla import JOINT, LatentConfig, latent_attention, names_of
+from cortiq.models.mla import JOINT, LATENT_GGUF, LatentConfig, latent_attention, names_of
 from cortiq.models.names import Names
 from cortiq.models.parts import MLP, MOE, Decoder, activation, gated_mlp
 from cortiq.models.pieces import Fused
 from cortiq.models.qwen3_next import LINEAR
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("kimi_linear",)
-GGUF: tuple[str, ...] = ()
+ARCHITECTURES = ("kimi_linear", "kimi-linear")
+GGUF = ("kimi-linear",)
 KEYS = Keys(
     aliases={"model_max_length": "max_position_embeddings"},
     harmless=frozenset({"auto_map"}),
@@ -28,6 +30,19 @@ KEYS = Keys(
         "mla_use_nope": True, "moe_layer_freq": 1, "moe_router_activation_func": "sigmoid",
         "num_nextn_predict_layers": 0, "use_grouped_topk": True,
     },
+    gguf={
+        "attention.key_length": "slot_width", "attention.key_length_mla": "qk_head_dim",
+        "attention.kv_lora_rank": "kv_lora_rank", "attention.q_lora_rank": "q_lora_rank",
+        "attention.value_length": "value_length", "attention.value_length_mla": "v_head_dim",
+        "expert_count": "num_experts", "expert_used_count": "num_experts_per_token",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_group_count": "num_expert_group", "expert_group_used_count": "topk_group",
+        "expert_shared_count": "num_shared_experts", "expert_weights_norm": "moe_renormalize",
+        "expert_weights_scale": "routed_scaling_factor", "kda.head_dim": "linear_head_dim",
+        "leading_dense_block_count": "first_k_dense_replace",
+        "rope.dimension_count": "qk_rope_head_dim", "ssm.conv_kernel": "linear_conv_kernel_dim",
+    },
+    gguf_only={"expert_gating_func": 2},
 )  # fmt: skip
 SPARSE = "block_sparse_moe"
 NAMES = Names(
@@ -37,12 +52,26 @@ NAMES = Names(
         *(Fused(f"{SPARSE}.{m}_proj", (f"mlp.{m}_proj",)) for m in ("gate", "up", "down")),
     ),
     joined={"self_attn.conv1d": tuple(f"self_attn.{part}_conv1d" for part in "qkv")},
-)
+    gguf={
+        **LATENT_GGUF,
+        **{f"self_attn.{part}_conv1d": f"ssm_conv1d_{part}" for part in "qkv"},
+        **{f"self_attn.{part}_proj": f"ssm_{part}" for part in ("f_a", "f_b", "g_a", "g_b")},
+        "self_attn.b_proj": "ssm_beta", "self_attn.A": "ssm_a",
+        "self_attn.dt_bias": "ssm_dt.bias", "self_attn.o_norm": "ssm_norm",
+        f"{SPARSE}.gate": "ffn_gate_inp",
+        f"{SPARSE}.gate.e_score_correction_bias": "exp_probs_b.bias",
+        **{f"{SPARSE}.experts.{w}": f"ffn_{role}_exps"
+           for w, role in (("w1", "gate"), ("w2", "down"), ("w3", "up"))},
+        **{f"{SPARSE}.shared_experts.{role}_proj": f"ffn_{role}_shexp"
+           for role in ("gate", "up", "down")},
+    },
+)  # fmt: skip
 DELTA: Mapping[str, str] = {
     "q": "q_proj.weight", "k": "k_proj.weight", "v": "v_proj.weight", "o": "o_proj.weight",
     "f_a": "f_a_proj.weight", "f_b": "f_b_proj.weight", "g_a": "g_a_proj.weight",
     "g_b": "g_b_proj.weight", "b": "b_proj.weight",
-    "conv": "conv1d.weight", "A_log": "A_log", "dt_bias": "dt_bias", "norm": "o_norm.weight",
+    "conv": "conv1d.weight", "A_log": "A_log", "A": "A", "dt_bias": "dt_bias",
+    "norm": "o_norm.weight",
 }  # fmt: skip
 """Roles of `KDA` to tensor names."""
 INNER: Mapping[str, str] = {
@@ -143,7 +172,7 @@ class Config(LatentConfig):
         return KDA(
             width=self.hidden_size, heads=self.size("num_heads", 32), key_dim=dim, value_dim=dim,
             kernel=self.size("short_conv_kernel_size", 4), eps=self.rms_norm_eps, decay_rank=dim,
-            gate_rank=dim, activation=activation(self.hidden_act),
+            gate_rank=dim, activation=activation(self.hidden_act), decay_form=decay_form(self),
         )  # fmt: skip
 
     def experts(self) -> MoE:
@@ -157,6 +186,47 @@ class Config(LatentConfig):
             width=self.hidden_size, inner=self.moe_intermediate_size, experts=self.num_experts,
             router=router, activation=activation(self.hidden_act), selection_bias=True,
             shared_inner=self.moe_intermediate_size * self.num_shared_experts,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFConfig(LatentConfig):
+    """What GGUF files say: layers with KV heads have latent attention.
+
+    Attributes
+    ----------
+    slot_width, value_length : of the rows that are kept, which follow from the other widths.
+    """
+
+    num_key_value_heads: int | tuple[int, ...] | None = None  # type: ignore[assignment]
+    rms_norm_eps: float = 1e-5
+    q_lora_rank: int | None = None
+    qk_head_dim: int = 192  # type: ignore[assignment]
+    slot_width: int | None = None
+    value_length: int | None = None
+    linear_head_dim: int = 128
+    linear_conv_kernel_dim: int = 4
+    first_k_dense_replace: Amount = Amount(1)
+    num_experts: int = 256
+    num_experts_per_token: int = 8
+    moe_intermediate_size: int = 1024
+    num_shared_experts: int = 1
+    num_expert_group: int = 1
+    topk_group: int = 1
+    moe_renormalize: bool = True
+    routed_scaling_factor: float = 2.446
+
+    def config(self, where: str) -> Config:
+        """The same as a folder says it."""
+        heads = by_layer(self.num_key_value_heads, self.num_hidden_layers, "head_count_kv")
+        if self.qk_head_dim <= self.qk_rope_head_dim:
+            message = f"keys of {self.qk_head_dim}, of which {self.qk_rope_head_dim} turn"
+            raise FormatError(message, where=where)
+        return in_form_of(
+            Config, self, where, num_key_value_heads=self.num_attention_heads,
+            qk_nope_head_dim=self.qk_head_dim - self.qk_rope_head_dim,
+            layer_types=tuple(GLOBAL if count else LINEAR for count in heads),
+            linear_num_heads=self.num_attention_heads,
         )  # fmt: skip
 
 

@@ -4,21 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
+from cortiq.errors import FormatError
 from cortiq.ir import Program
 from cortiq.ir.layers import Attention, MoE
-from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.config import Amount, BaseConfig, Keys, in_form_of
+from cortiq.models.gguf_config import by_layer, the_only
 from cortiq.models.layer_kinds import GLOBAL, LOCAL, layer_ropes, sparse_layers, windows
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MOE, Decoder, activation, attention, gated_mlp
+from cortiq.models.pieces import Fused
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("mimo_v2_flash",)
-GGUF: tuple[str, ...] = ()
-KEYS = Keys()
-NAMES = Names()
+ARCHITECTURES = ("mimo_v2_flash", "mimo2")
+GGUF = ("mimo2",)
+KEYS = Keys(
+    gguf={
+        "attention.sliding_window_pattern": "sliding_window_pattern",
+        "attention.value_length": "v_head_dim",
+        "attention.value_scale": "attention_value_scale",
+        "expert_count": "n_routed_experts",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_group_count": "n_group",
+        "expert_group_used_count": "topk_group",
+        "expert_weights_norm": "norm_topk_prob",
+        "expert_weights_scale": "routed_scaling_factor",
+        "nextn_predict_layers": "num_nextn_predict_layers",
+        "rope.dimension_count": "rope_dimension_count",
+        "rope.freq_base": "rope_theta",
+        "rope.freq_base_swa": "swa_rope_theta",
+    },
+    gguf_only={"expert_gating_func": 2},
+)
+QKV = Fused("self_attn.qkv_proj", tuple(f"self_attn.{part}_proj" for part in "qkv"))
+NAMES = Names(
+    gguf={"self_attn.attention_sink_bias": "attn_sinks.weight", "self_attn.qkv_proj": "attn_qkv"},
+    fused=(QKV,),
+)
 TENSORS: Mapping[str, str] = {**ATTENTION, "sinks": "attention_sink_bias"}
 FLOOR = 1e-20
 """Added to the sum that weights are divided by."""
@@ -32,7 +56,12 @@ ROPE: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config(BaseConfig):
-    """Fields of `MiMoV2FlashConfig`; `num_key_value_heads` is that of layers without a window."""
+    """Fields of `MiMoV2FlashConfig`; `num_key_value_heads` is that of layers without a window.
+
+    Attributes
+    ----------
+    num_nextn_predict_layers : of a GGUF file's layers, the last ones, which draft.
+    """
 
     num_key_value_heads: int | None = 4
     head_dim: int | None = 192
@@ -52,6 +81,8 @@ class Config(BaseConfig):
     topk_group: int = 1
     norm_topk_prob: bool = True
     routed_scaling_factor: float | None = 1.0
+    num_nextn_predict_layers: Amount = Amount(0)
+    not_in_json: ClassVar[frozenset[str]] = frozenset({"source", "num_nextn_predict_layers"})
 
     def windows(self) -> tuple[int | None, ...]:
         """The window of every layer: the first and every sixth see everything by default."""
@@ -64,6 +95,50 @@ class Config(BaseConfig):
         """Which layers have experts: all but the first by default."""
         layers = self.num_hidden_layers
         return sparse_layers(self.mlp_layer_types or ("dense", *("sparse",) * (layers - 1)), layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFConfig(BaseConfig):
+    """What GGUF files say: windows and KV heads by layer; all layers but the first have experts."""
+
+    num_key_value_heads: int | tuple[int, ...] | None = None  # type: ignore[assignment]
+    head_dim: int | None = 192
+    v_head_dim: int = 128
+    rms_norm_eps: float = 1e-5
+    attention_value_scale: float | None = None
+    sliding_window: int = 128
+    sliding_window_pattern: tuple[int, ...] | tuple[bool, ...] = ()
+    n_routed_experts: int = 256
+    num_experts_per_tok: int = 8
+    moe_intermediate_size: int = 2048
+    n_group: int = 1
+    topk_group: int = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 1.0
+    num_nextn_predict_layers: Amount = Amount(0)
+    rope_dimension_count: int = 64
+    rope_theta: float = 5000000.0
+    swa_rope_theta: float = 10000.0
+
+    def config(self, where: str) -> Config:
+        """The same as a folder says it."""
+        count = self.num_hidden_layers
+        local = by_layer(self.sliding_window_pattern, count, "sliding_window_pattern")
+        heads = by_layer(self.num_key_value_heads, count, "head_count_kv")
+        whole = the_only((h for h, w in zip(heads, local, strict=True) if not w), "head_count_kv")
+        own = the_only((h for h, w in zip(heads, local, strict=True) if w), "head_count_kv")
+        whole = whole or (own or 0) // 2
+        if own not in (None, 2 * whole):
+            message = f"has {own} KV heads in layers with a window, {whole} in others"
+            raise FormatError(message, where=where)
+        turned = {"partial_rotary_factor": self.rope_dimension_count / self.head_width}
+        ropes = {GLOBAL: self.rope_theta, LOCAL: self.swa_rope_theta}
+        return in_form_of(
+            Config, self, where, num_key_value_heads=whole,
+            layer_types=tuple(LOCAL if w else GLOBAL for w in local),
+            rope_parameters={k: {"rope_type": "default", "rope_theta": theta, **turned}
+                             for k, theta in ropes.items()},
+        )  # fmt: skip
 
 
 def mixer(config: Config, window: int | None, rope: RopeTable) -> Attention:

@@ -26,6 +26,15 @@ LATENT: Mapping[str, str] = {
 }  # fmt: skip
 
 
+LATENT_GGUF: Mapping[str, str] = {
+    "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b", "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm", "self_attn.kv_b_proj": "attn_kv_b",
+    "self_attn.k_b": "attn_k_b", "self_attn.v_b": "attn_v_b",
+}  # fmt: skip
+"""Tensors of latent attention, as GGUF files call them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LatentConfig(BaseConfig):
     """Fields of configurations with latent attention; a head is what is rotated and what is not."""

@@ -96,6 +96,13 @@ class Names:
         """The tensor's name in a file of this kind, stacks as one tensor."""
         return self.in_gguf(name) if source == "gguf" else self.in_folder(name)
 
+    def known(self, name: str, source: str) -> str | None:
+        """The same, or `None` where no file of this kind has such a tensor."""
+        try:
+            return self.in_file(name, source)
+        except KeyError:
+            return None
+
     def in_folder(self, name: str) -> str:
         """The tensor's name in a Hugging Face folder."""
         for canonical, own in self.folder.items():

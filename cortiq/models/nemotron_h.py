@@ -8,16 +8,25 @@ from dataclasses import dataclass
 from cortiq.errors import FormatError
 from cortiq.ir import Op, Program
 from cortiq.ir.layers import MLP, Mamba2, MoE
-from cortiq.models.config import BaseConfig, Keys
-from cortiq.models.granitemoehybrid import LINEAR, MAMBA, OLD_KINDS
+from cortiq.models.config import Amount, BaseConfig, Keys, in_form_of
+from cortiq.models.gguf_config import by_layer, the_only
+from cortiq.models.granitemoehybrid import (
+    LINEAR,
+    MAMBA,
+    MAMBA_GGUF,
+    MAMBA_GGUF_KEYS,
+    OLD_KINDS,
+    MambaGGUF,
+    decay_form,
+)
 from cortiq.models.layer_kinds import GLOBAL, layer_list
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MOE, Decoder, activation, attention
 from cortiq.models.parts import MLP as MLP_TENSORS
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("nemotron_h",)
-GGUF: tuple[str, ...] = ()
+ARCHITECTURES = ("nemotron_h", "nemotron_h_moe")
+GGUF = ("nemotron_h", "nemotron_h_moe")
 KEYS = Keys(
     harmless=frozenset({
         "chunk_size", "expand", "hidden_dropout", "mamba_ssm_cache_dtype",
@@ -26,11 +35,36 @@ KEYS = Keys(
         "mamba_proj_bias", "time_step_limit", "use_mamba_kernels",
     }),
     only={"attention_bias": False, "n_shared_experts": 1, "num_nextn_predict_layers": 0},
+    gguf={
+        **MAMBA_GGUF_KEYS, "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+        "expert_count": "n_routed_experts", "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_group_count": "n_group", "expert_group_used_count": "topk_group",
+        "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+        "expert_weights_norm": "norm_topk_prob", "expert_weights_scale": "routed_scaling_factor",
+        "moe_latent_size": "moe_latent_size",
+    },
+    gguf_only={
+        "expert_gating_func": 2, "expert_shared_count": 1, "attention.layer_norm_epsilon": 1e-5,
+    },
+    gguf_tensors={
+        "mlp_bias": "blk.*.ffn_up.bias", "use_bias": "blk.*.ssm_in.bias",
+        "use_conv_bias": "blk.*.ssm_conv1d.bias",
+    },
 )  # fmt: skip
 NAMES = Names(
     folder={
         "model.layers.": "backbone.layers.", "model.embed_tokens.": "backbone.embeddings.",
         "model.norm.": "backbone.norm_f.",
+    },
+    gguf={
+        "norm": "attn_norm", **{f"mixer.{tensor}": own for tensor, own in MAMBA_GGUF.items()},
+        **{f"mixer.{part}_proj": f"attn_{part}" for part in "qkv"}, "mixer.o_proj": "attn_output",
+        "mixer.up_proj": "ffn_up", "mixer.down_proj": "ffn_down", "mixer.gate": "ffn_gate_inp",
+        "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
+        "mixer.experts.up_proj": "ffn_up_exps", "mixer.experts.down_proj": "ffn_down_exps",
+        "mixer.shared_experts.up_proj": "ffn_up_shexp",
+        "mixer.shared_experts.down_proj": "ffn_down_shexp",
+        "mixer.fc1_latent_proj": "ffn_latent_down", "mixer.fc2_latent_proj": "ffn_latent_up",
     },
 )  # fmt: skip
 KINDS = (LINEAR, GLOBAL, "moe", "mlp")
@@ -105,6 +139,7 @@ class Config(BaseConfig):
             eps=self.layer_norm_epsilon, activation=activation(self.mamba_hidden_act),
             norm_groups=self.n_groups, biased=self.use_bias,
             conv_biased=self.use_conv_bias, step_low=self.time_step_min,
+            decay_form=decay_form(self),
         )  # fmt: skip
 
     def experts(self) -> MoE:
@@ -121,6 +156,46 @@ class Config(BaseConfig):
             shared_inner=self.moe_shared_expert_intermediate_size,
             latent=self.moe_latent_size or 0,
             latent_biased=self.mlp_bias and bool(self.moe_latent_size),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFConfig(MambaGGUF):
+    """What GGUF files say: a layer with KV heads attends, one with a width is an MLP or experts."""
+
+    intermediate_size: int | tuple[int, ...] = 0  # type: ignore[assignment]
+    head_dim: int | None = 128
+    layer_norm_epsilon: float = 1e-5
+    mlp_bias: bool = False
+    use_bias: bool = False
+    use_conv_bias: bool = True
+    n_routed_experts: Amount = Amount(0)
+    num_experts_per_tok: int = 1
+    moe_intermediate_size: int = 1
+    moe_shared_expert_intermediate_size: int = 1
+    moe_latent_size: int | None = None
+    n_group: int = 1
+    topk_group: int = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 1.0
+
+    def config(self, where: str) -> Config:
+        """The same as a folder says it."""
+        count, heads = self.num_hidden_layers, self.mamba_heads
+        if self.inner_size % heads:
+            message = f"{heads} Mamba heads share {self.inner_size} values"
+            raise FormatError(message, where=where)
+        widths = by_layer(self.intermediate_size, count, "feed_forward_length")
+        feeds = "moe" if self.n_routed_experts else "mlp"
+        kinds = tuple(
+            GLOBAL if attends else feeds if width else LINEAR
+            for attends, width in zip(self.attending(), widths, strict=True)
+        )
+        return in_form_of(
+            Config, self, where, num_key_value_heads=self.heads(), layers_block_type=kinds,
+            intermediate_size=the_only(widths, "feed_forward_length") or 1,
+            n_routed_experts=self.n_routed_experts or 1, mamba_num_heads=heads,
+            mamba_head_dim=self.inner_size // heads, ssm_state_size=self.state_size,
         )  # fmt: skip
 
 

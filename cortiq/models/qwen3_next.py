@@ -58,7 +58,7 @@ GATE_UP = Fused("mlp.experts.gate_up_proj", ("mlp.experts.gate_proj", "mlp.exper
 KEYS = Keys(
     aliases={"num_local_experts": "num_experts"},
     gguf=GGUF_KEYS,
-    gguf_tensors={"grouped_rows": "blk.0.ssm_in.weight"},
+    gguf_tensors={"grouped_rows": "blk.*.ssm_in.weight"},
 )
 NAMES = Names(gguf=GGUF_NAMES, fused=(GATE_UP,))
 DELTA: Mapping[str, str] = {

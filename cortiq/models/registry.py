@@ -166,8 +166,14 @@ def place(checkpoint: Checkpoint) -> str:
 
 
 def read_config(family: ModuleType, checkpoint: Checkpoint) -> BaseConfig:
-    """The checkpoint's configuration, every key of it known by name."""
+    """The checkpoint's configuration, every key of it known by name.
+
+    A family whose GGUF files say things otherwise than its folders has a `GGUFConfig` of what they
+    say, with a method `config` that makes a `Config` of it.
+    """
     where = place(checkpoint)
     if checkpoint.kind == "gguf":
-        return config_from_gguf(family.Config, family.KEYS, checkpoint, where=where)
+        stored = getattr(family, "GGUFConfig", family.Config)
+        config = config_from_gguf(stored, family.KEYS, checkpoint, where=where)
+        return config if stored is family.Config else config.config(where)
     return config_from_json(family.Config, family.KEYS, checkpoint.config, where=where)

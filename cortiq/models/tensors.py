@@ -85,12 +85,10 @@ def _pieces(
     """The tensor of a weight; one an expert where the file holds a stack in pieces; a part of one
     that holds several; several that are joined.
     """
-    shape, piece = shapes[name], _fused_piece(name, shapes, names, source)
-    try:
-        whole = names.in_file(name, source)
-    except KeyError:  # this kind of file never has it as a tensor of its own
-        assert piece is not None, name
-        return [piece]
+    shape, piece = shapes[name], _fused_piece(name, shapes, checkpoint, names, source)
+    whole = names.known(name, source)
+    if whole is None:  # this kind of file never has it as a tensor of its own
+        return [piece] if piece else _joined_pieces(name, shape, names, source)
     if whole in checkpoint and (piece is None or piece.tensor != whole):
         return [Piece(whole, shape)]
     if len(shape) == 3 and names.of_expert(name, 0, source) in checkpoint:
@@ -112,18 +110,26 @@ def _joined_pieces(name: str, shape: tuple[int, ...], names: Names, source: str)
 
 
 def _fused_piece(
-    name: str, shapes: Mapping[str, tuple[int, ...]], names: Names, source: str
+    name: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    checkpoint: Checkpoint,
+    names: Names,
+    source: str,
 ) -> Piece | None:
-    """The part of a tensor that holds several weights, if the family has such a one."""
+    """The part of a tensor that holds several weights, if the family has such a one, and unless the
+    file has others of these weights by themselves.
+    """
     found = fused_of(names.fused, name)
     if found is None:
         return None
     fused, prefix, suffix = found
+    end = "" if fused.bare else f".{suffix}"
+    tensor = names.known(f"{prefix}{fused.tensor}{end}", source)
+    apart = [names.known(f"{prefix}{part}.{suffix}", source) for part in fused.parts]
+    if tensor is None or (tensor not in checkpoint and any(one in checkpoint for one in apart)):
+        return None
     parts = {part: shapes[f"{prefix}{part}.{suffix}"] for part in fused.parts}
     part = name.removeprefix(prefix).removesuffix(f".{suffix}")
-    tensor = f"{prefix}{fused.tensor}"
-    if not fused.bare:
-        tensor = names.in_file(f"{tensor}.{suffix}", source)
     return piece_of(fused, part, parts, tensor)
 
 
@@ -135,6 +141,8 @@ def _tensor_problems(piece: Piece, checkpoint: Checkpoint) -> Iterator[str]:
     found = checkpoint.tensor(tensor).shape
     flat = (prod(shape[:-1]), shape[-1])
     if [n for n in found if n != 1] == [n for n in shape if n != 1] and prod(found) == prod(shape):
+        return
+    if len(shape) == 1 and prod(found) == shape[0]:  # a norm in parts, one below the other
         return
     if piece.is_whole or found != flat:
         yield f"{tensor} is {list(found)}, should be {shape}"

@@ -25,14 +25,14 @@ QWEN2 = Family(
         {"sliding_window": 9, "layer_types": ..., "max_window_layers": 1},
     ],
     refused=[({f"{ROPE}.rope_type": "dynamic", f"{ROPE}.factor": 2.0}, "dynamic NTK")],
-    gguf=GGUF("qwen2", geometries=("wide", "odd")),
+    gguf=[GGUF("qwen2", geometries=("wide", "odd"))],
 )
 QWEN3 = Family(
     "qwen3",
     "Qwen3Config",
     switches={**WINDOWS, "attention_bias": True, "tie_word_embeddings": True},
     moves=QWEN2.moves,
-    gguf=GGUF("qwen3", geometries=("wide", "odd")),
+    gguf=[GGUF("qwen3", geometries=("wide", "odd"))],
 )
 LONGROPE = {
     "rope_type": "longrope", "rope_theta": 1e3, "partial_rotary_factor": 0.75,
@@ -80,7 +80,7 @@ PHI3 = Family(
         {f"{ROPE}.rope_type": "longrope", "max_position_embeddings": 300},
     ],
     refused=[({f"{ROPE}.rope_type": "linear"}, "linear")],
-    gguf=GGUF("phi3", values=phi3_values, extra=phi3_factors),
+    gguf=[GGUF("phi3", values=phi3_values, extra=phi3_factors)],
 )
 SMOLLM3 = Family(
     "smollm3",
@@ -99,14 +99,14 @@ SMOLLM3 = Family(
         {"layer_types": ["full_attention"] * 3},
     ],
     refused=[],
-    gguf=GGUF("smollm3", permuted=True, geometries=("wide", "odd")),
+    gguf=[GGUF("smollm3", permuted=True, geometries=("wide", "odd"))],
 )  # fmt: skip
 OLMO2 = Family(
     "olmo2",
     "Olmo2Config",
     switches={"attention_bias": True, "tie_word_embeddings": True},
     moves=USUAL,
-    gguf=GGUF("olmo2", geometries=("wide", "odd")),
+    gguf=[GGUF("olmo2", geometries=("wide", "odd"))],
 )
 GRANITE = Family(
     "granite",
@@ -121,12 +121,12 @@ GRANITE = Family(
         *USUAL, {"embedding_multiplier": 6.1}, {"attention_multiplier": 0.41},
         {"residual_multiplier": 0.71}, {"logits_scaling": 3.1},
     ],
-    gguf=GGUF("granite", permuted=True, values=lambda config: {
+    gguf=[GGUF("granite", permuted=True, values=lambda config: {
         "attention.scale": config["attention_multiplier"],
         "embedding_scale": config["embedding_multiplier"],
         "residual_scale": config["residual_multiplier"],
         "logit_scale": config["logits_scaling"],
-    }),
+    })],
 )  # fmt: skip
 GEMMA2 = Family(
     "gemma2",
@@ -146,11 +146,11 @@ GEMMA2 = Family(
         {"sliding_window": 10}, {"query_pre_attn_scalar": 13},
         {"layer_types": ["full_attention"] * 3},
     ],
-    gguf=GGUF("gemma2", norm_offset=1.0, geometries=("wide", "odd"), values=lambda config: {
+    gguf=[GGUF("gemma2", norm_offset=1.0, geometries=("wide", "odd"), values=lambda config: {
         "attention.sliding_window": config["sliding_window"],
         "attn_logit_softcapping": config["attn_logit_softcapping"],
         "final_logit_softcapping": config["final_logit_softcapping"],
-    }),
+    })],
 )  # fmt: skip
 ALPHA = {"rope_type": "dynamic", "rope_theta": 1e3, "alpha": 50.0, "factor": 1.0,
          "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}  # fmt: skip
@@ -160,7 +160,7 @@ HUNYUAN = Family(
     switches={"attention_bias": True, "tie_word_embeddings": True, ROPE: ALPHA},
     moves=[*USUAL[:2], {f"{ROPE}.rope_theta": 900.0}, {f"{ROPE}.alpha": 51.0}],
     refused=[({f"{ROPE}.rope_type": "dynamic", f"{ROPE}.factor": 2.0}, "dynamic NTK")],
-    gguf=GGUF("hunyuan-dense", geometries=("wide", "odd")),
+    gguf=[GGUF("hunyuan-dense", geometries=("wide", "odd"))],
 )
 STARCODER2 = Family(
     "starcoder2",
@@ -172,9 +172,9 @@ STARCODER2 = Family(
         {"sliding_window": 10},
     ],
     refused=[({"norm_type": "rms_norm"}, "norm_type")],
-    gguf=GGUF("starcoder2", geometries=("wide", "odd"), values=lambda config: {
+    gguf=[GGUF("starcoder2", geometries=("wide", "odd"), values=lambda config: {
         "attention.layer_norm_epsilon": config["norm_epsilon"],
-    }),
+    })],
 )  # fmt: skip
 MLA = {"q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6,
        "v_head_dim": 12, "head_dim": ..., "num_key_value_heads": None}  # fmt: skip
@@ -196,13 +196,13 @@ MINICPM3 = Family(
         {f"{ROPE}.rope_theta": 900.0},
     ],
     sizes=("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "v_head_dim"),
-    gguf=GGUF("minicpm3", geometries=("odd",), values=lambda config: {
+    gguf=[GGUF("minicpm3", geometries=("odd",), values=lambda config: {
         "attention.q_lora_rank": config["q_lora_rank"],
         "attention.kv_lora_rank": config["kv_lora_rank"],
         "attention.key_length": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
         "attention.value_length": None,
         "rope.dimension_count": config["qk_rope_head_dim"],
-    }),
+    })],
 )  # fmt: skip
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e3, "factor": 8.0, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0, ORIGINAL: 48}  # fmt: skip
@@ -214,7 +214,7 @@ LLAMA = Family(
     },
     moves=[*USUAL[:2], {f"{ROPE}.factor": 8.3}, {f"{ROPE}.low_freq_factor": 1.1}],
     elsewhere=frozenset({"sliding_window"}),  # Mistral's
-    gguf=GGUF("llama", permuted=True),
+    gguf=[GGUF("llama", permuted=True)],
 )  # fmt: skip
 MISTRAL = Family(
     "llama",
@@ -224,9 +224,9 @@ MISTRAL = Family(
     moves=USUAL,
     elsewhere=frozenset({"attention_bias", "mlp_bias"}),  # Llama's
     title="mistral",
-    gguf=GGUF("llama", permuted=True, values=lambda config: {
+    gguf=[GGUF("llama", permuted=True, values=lambda config: {
         "attention.sliding_window": config["sliding_window"],
-    }),
+    })],
 )  # fmt: skip
 BY_KIND = {
     "full_attention": {"rope_type": "linear", "rope_theta": 2e3, "factor": 8.0},
@@ -252,9 +252,9 @@ GEMMA3 = Family(
     elsewhere=frozenset({
         "attn_logit_softcapping", "rope_local_base_freq", "sliding_window_pattern",
     }),
-    gguf=GGUF("gemma3", norm_offset=1.0, geometries=("wide", "odd"), values=lambda config: {
+    gguf=[GGUF("gemma3", norm_offset=1.0, geometries=("wide", "odd"), values=lambda config: {
         "attention.sliding_window": config["sliding_window"],
-    }),
+    })],
 )  # fmt: skip
 FAMILIES = [
     LLAMA, MISTRAL, GEMMA3, QWEN2, QWEN3, PHI3, SMOLLM3, OLMO2, GRANITE, GEMMA2, HUNYUAN,

@@ -43,10 +43,10 @@ QWEN2_MOE = Family(
         {"num_experts", "moe_intermediate_size", "shared_expert_intermediate_size",
          "decoder_sparse_step"}
     ),
-    gguf=GGUF("qwen2moe", geometries=("wide",), values=lambda config: {
+    gguf=[GGUF("qwen2moe", geometries=("wide",), values=lambda config: {
         **expert_values(config, "num_experts"),
         "expert_shared_feed_forward_length": config["shared_expert_intermediate_size"],
-    }),
+    })],
 )  # fmt: skip
 QWEN3_MOE = Family(
     "qwen3_moe",
@@ -56,11 +56,13 @@ QWEN3_MOE = Family(
     switches={**QWEN, "attention_bias": True, "norm_topk_prob": False},
     moves=[*USUAL, {"num_experts_per_tok": 3}, {"sliding_window": 10}],
     elsewhere=frozenset({"num_experts", "moe_intermediate_size", "decoder_sparse_step"}),
-    gguf=GGUF(
-        "qwen3moe",
-        geometries=("wide",),
-        values=lambda config: expert_values(config, "num_local_experts"),
-    ),
+    gguf=[
+        GGUF(
+            "qwen3moe",
+            geometries=("wide",),
+            values=lambda config: expert_values(config, "num_local_experts"),
+        )
+    ],
 )
 GROUPS = {"n_group": 4, "topk_group": 2}
 ROUTED = {
@@ -110,7 +112,7 @@ GLM4_MOE = Family(
         {f"{ROPE}.partial_rotary_factor": 1.0},
     ],
     elsewhere=COUNTS | {"num_nextn_predict_layers"},
-    gguf=GGUF("glm4moe", values=glm_values, extra=glm_draft),
+    gguf=[GGUF("glm4moe", values=glm_values, extra=glm_draft)],
 )  # fmt: skip
 LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 12}
 HEADS = {
@@ -187,10 +189,10 @@ DEEPSEEK_V2 = Family(
     ],
     refused=[({"topk_method": "loudest"}, "loudest"), ({"norm_topk_prob": True}, "norm_topk_prob")],
     elsewhere=COUNTS | SIZES,
-    gguf=GGUF(
+    gguf=[GGUF(
         "deepseek2", geometries=("wide", "odd"),
         values=lambda config: deepseek_values(config, legacy=True),
-    ),
+    )],
 )  # fmt: skip
 DEEPSEEK_V3 = Family(
     "deepseek_v3",
@@ -211,10 +213,10 @@ DEEPSEEK_V3 = Family(
     ],
     refused=[({"scoring_func": "softmax"}, "scoring_func")],
     elsewhere=COUNTS | SIZES | {"num_nextn_predict_layers"},
-    gguf=GGUF(
+    gguf=[GGUF(
         "deepseek2", geometries=("wide", "odd"), tensors=deepseek_tensors,
         values=lambda config: deepseek_values(config, legacy=False),
-    ),
+    )],
 )  # fmt: skip
 CONVS = ["conv", "full_attention", "conv"]
 
@@ -259,7 +261,7 @@ LFM2_MOE = Family(
     ],
     elsewhere=frozenset({"num_experts", "moe_intermediate_size", "kv_heads_of_layers"}),
     required=frozenset({"layer_types"}),
-    gguf=GGUF("lfm2moe", geometries=("wide", "odd"), tensors=lfm2_tensors, values=lfm2_values),
+    gguf=[GGUF("lfm2moe", geometries=("wide", "odd"), tensors=lfm2_tensors, values=lfm2_values)],
 )  # fmt: skip
 OSS_YARN = {
     "rope_type": "yarn", "rope_theta": 1e3, "factor": 4.0, "beta_fast": 6.0, "beta_slow": 0.5,
@@ -308,11 +310,11 @@ GPT_OSS = Family(
         {f"{ROPE}.factor": 4.2},
     ],
     elsewhere=frozenset({"num_local_experts", "expert_width"}),
-    gguf=GGUF("gpt-oss", geometries=("odd",), tensors=oss_tensors, values=lambda config: {
+    gguf=[GGUF("gpt-oss", geometries=("odd",), tensors=oss_tensors, values=lambda config: {
         "attention.sliding_window": config["sliding_window"],
         "expert_count": config["num_local_experts"],
         "expert_used_count": config["num_experts_per_tok"],
         "expert_feed_forward_length": config["intermediate_size"],
-    }),
+    })],
 )  # fmt: skip
 FAMILIES = [GPT_OSS, QWEN2_MOE, QWEN3_MOE, GLM4_MOE, DEEPSEEK_V2, DEEPSEEK_V3, LFM2_MOE]

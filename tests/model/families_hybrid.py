@@ -2,101 +2,33 @@
 
 from __future__ import annotations
 
-import numpy as np
+import dataclasses
+
 from family_harness import Family
 from gguf_files import GGUF
+from gguf_hybrid import (
+    FULL,
+    LINEAR,
+    delta_values,
+    granite_tensors,
+    granite_values,
+    kimi_tensors,
+    kimi_values,
+    nemotron_tensors,
+    nemotron_values,
+    next_tensors,
+    tiled_tensors,
+)
+
+from cortiq.models import nemotron_h
 
 ROPE = "rope_parameters"
-LINEAR, FULL = "linear_attention", "full_attention"
 USUAL = [{"rms_norm_eps": 0.021}, {"hidden_act": "gelu_pytorch_tanh"}]
 DELTA = {
     "linear_conv_kernel_dim": 3, "linear_key_head_dim": 10, "linear_value_head_dim": 12,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4,
 }  # fmt: skip
 TURNED = {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.5}
-
-
-IN_GGUF = ("linear_values", "num_nextn_predict_layers")
-"""Fields that only GGUF files fill."""
-
-
-def delta_values(config):
-    """Metadata of delta nets, with attention in every so many layers."""
-    kinds = config["layer_types"]
-    return {
-        "full_attention_interval": kinds.index(FULL) + 1,
-        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
-        "ssm.state_size": config["linear_key_head_dim"],
-        "ssm.group_count": config["linear_num_key_heads"],
-        "ssm.time_step_rank": config["linear_num_value_heads"],
-        "ssm.inner_size": config["linear_value_head_dim"] * config["linear_num_value_heads"],
-        "rope.dimension_count": int(config["head_dim"] * 0.5),
-        "rope.dimension_sections": [1, 1, 0, 0],
-        "feed_forward_length": config.get("intermediate_size"),
-        "expert_count": config.get("num_experts"),
-        "expert_used_count": config.get("num_experts_per_tok"),
-        "expert_feed_forward_length": config.get("moe_intermediate_size"),
-        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
-    }
-
-
-def delta_names(name, values):
-    """What is done to every tensor: decays as they are, taps without an axis, norms of 1 + w."""
-    if name.endswith(".A_log"):
-        values = -np.exp(values)
-    if name.endswith("conv1d.weight"):
-        values = values[:, 0]
-    if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
-        values = values + np.float32(1)
-    return {name.replace(".dt_bias", ".dt_proj.bias"): values}
-
-
-def experts_apart(name, values):
-    """Gate and up of the experts by themselves."""
-    if not name.endswith("experts.gate_up_proj"):
-        return {name + ".weight" * name.endswith("experts.down_proj"): values}
-    stem, half = name.removesuffix("gate_up_proj"), values.shape[1] // 2
-    return {f"{stem}gate_proj.weight": values[:, :half], f"{stem}up_proj.weight": values[:, half:]}
-
-
-def next_tensors(config, name, values):
-    """Rows of q, k, v and z apart, each of all key heads."""
-    if not name.endswith("in_proj_qkvz.weight"):
-        ((name, values),) = delta_names(name, values).items()
-        return experts_apart(name, values)
-    heads, key = config["linear_num_key_heads"], config["linear_key_head_dim"]
-    value = config["linear_num_value_heads"] // heads * config["linear_value_head_dim"]
-    rows = values.reshape(heads, -1, values.shape[-1])
-    cuts = np.split(rows, [key, 2 * key, 2 * key + value], axis=1)
-    q, k, v, z = (cut.reshape(-1, values.shape[-1]) for cut in cuts)
-    stem = name.removesuffix("in_proj_qkvz.weight")
-    return {f"{stem}in_proj_qkv.weight": np.concatenate([q, k, v]), f"{stem}in_proj_z.weight": z}
-
-
-def tiled(values, config, dim, axis=0):
-    """Value heads of `dim` along an axis: the first of every key head, then the second, …"""
-    heads = config["linear_num_key_heads"]
-    apart = np.moveaxis(values, axis, 0)
-    split = apart.reshape(heads, -1, dim, *apart.shape[1:]).swapaxes(0, 1).reshape(apart.shape)
-    return np.moveaxis(split, 0, axis)
-
-
-def tiled_tensors(config, name, values):
-    """Value heads in another order, wherever there are rows or columns of them."""
-    dim, part = config["linear_value_head_dim"], name.rpartition("linear_attn.")[2]
-    keys = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
-    if part in ("in_proj_qkv.weight", "conv1d.weight"):
-        values = np.concatenate([values[:keys], tiled(values[keys:], config, dim)])
-    elif part == "in_proj_z.weight":
-        values = tiled(values, config, dim)
-    elif part == "out_proj.weight":
-        values = tiled(values, config, dim, axis=1)
-    elif part in ("in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias"):
-        values = tiled(values, config, 1)
-    ((name, values),) = delta_names(name, values).items()
-    return experts_apart(name, values)
-
-
 QWEN3_NEXT = Family(
     "qwen3_next",
     "Qwen3NextConfig",
@@ -119,9 +51,9 @@ QWEN3_NEXT = Family(
     ],
     sizes=(*DELTA, "num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"),
     elsewhere=frozenset({
-        "decoder_sparse_step", "layer_types", "full_attention_interval", *IN_GGUF, "grouped_rows",
+        "decoder_sparse_step", "layer_types", "full_attention_interval"
     }),
-    gguf=GGUF("qwen3next", geometries=("wide",), values=delta_values, tensors=next_tensors),
+    gguf=[GGUF("qwen3next", geometries=("wide",), values=delta_values, tensors=next_tensors)],
 )  # fmt: skip
 MROPE = {**TURNED, "mrope_section": [1, 1, 0], "mrope_interleaved": True}
 QWEN3_5 = Family(
@@ -137,8 +69,8 @@ QWEN3_5 = Family(
         *USUAL, {f"{ROPE}.partial_rotary_factor": 0.7}, {f"{ROPE}.rope_theta": 900.0},
     ],
     sizes=tuple(DELTA),
-    elsewhere=frozenset({"layer_types", "full_attention_interval", *IN_GGUF}),
-    gguf=GGUF("qwen35", geometries=("wide", "odd"), values=delta_values, tensors=tiled_tensors),
+    elsewhere=frozenset({"layer_types", "full_attention_interval"}),
+    gguf=[GGUF("qwen35", geometries=("wide", "odd"), values=delta_values, tensors=tiled_tensors)],
 )  # fmt: skip
 QWEN3_5_MOE = Family(
     "qwen3_5_moe",
@@ -159,8 +91,10 @@ QWEN3_5_MOE = Family(
     ],
     sizes=(*DELTA, "num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"),
     unread=("intermediate_size",),
-    elsewhere=frozenset({"layer_types", "full_attention_interval", *IN_GGUF}),
-    gguf=GGUF("qwen35moe", geometries=("wide", "odd"), values=delta_values, tensors=tiled_tensors),
+    elsewhere=frozenset({"layer_types", "full_attention_interval"}),
+    gguf=[
+        GGUF("qwen35moe", geometries=("wide", "odd"), values=delta_values, tensors=tiled_tensors),
+    ],
 )  # fmt: skip
 STATES = {"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 6, "mamba_d_conv": 3}
 GRANITE4 = Family(
@@ -190,6 +124,9 @@ GRANITE4 = Family(
     sizes=(*STATES, "shared_intermediate_size", "mamba_d_head", "mamba_expand"),
     refused=[({"position_embedding_type": "alibi"}, "alibi")],
     elsewhere=frozenset({"mlp_bias", "layer_types"}),  # Granite 3's; kinds of layers
+    gguf=[GGUF(
+        "granitehybrid", permuted=True, values=granite_values, tensors=granite_tensors,
+    )],
 )  # fmt: skip
 SPACES = {"mamba_num_heads": 4, "mamba_head_dim": 10, "n_groups": 2, "ssm_state_size": 6,
           "conv_kernel": 3}  # fmt: skip
@@ -219,6 +156,17 @@ NEMOTRON_H = Family(
     elsewhere=frozenset({"layers_block_type", "hybrid_override_pattern"}),
     required=frozenset({"layers_block_type"}),
 )  # fmt: skip
+FIELDS = frozenset(field.name for field in dataclasses.fields(nemotron_h.Config))
+NEMOTRON_FILES = [
+    Family(
+        "nemotron_h", "NemotronHConfig", title=f"nemotron_h-{feed}", switches={}, moves=[], elsewhere=FIELDS,
+        unread=("intermediate_size",) if feed == "moe" else (),
+        base=NEMOTRON_H.base | {"layers_block_type": [LINEAR, FULL, feed, LINEAR]},
+        gguf=[GGUF(kind, geometries=("wide",), values=nemotron_values, tensors=nemotron_tensors)],
+    )
+    for kind, feed in (("nemotron_h", "mlp"), ("nemotron_h_moe", "moe"))
+]  # fmt: skip
+"""As GGUF files have it: with experts or with MLPs, never both."""
 KIMI_SIZES = {
     "kv_lora_rank": 16, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 12,
     "linear_head_dim": 10, "linear_num_heads": 3, "linear_conv_kernel_dim": 3, "num_experts": 8,
@@ -236,7 +184,7 @@ KIMI_LINEAR = Family(
         "head_dim": ..., "num_key_value_heads": 4,
     },
     shapes={
-        "wide": {"layer_types": [LINEAR, FULL]},
+        "wide": {"layer_types": [LINEAR, FULL], "linear_num_heads": 4},
         "odd": {"num_hidden_layers": 5},
         "switched": {"linear_attn_config": OLD_FORM, "num_key_value_heads": 6},
     },
@@ -259,5 +207,8 @@ KIMI_LINEAR = Family(
     elsewhere=frozenset({
         "layer_types", "linear_attn_config", "first_k_dense_replace", "qk_head_dim",
     }),
+    gguf=[GGUF(
+        "kimi-linear", geometries=("wide",), values=kimi_values, tensors=kimi_tensors,
+    )],
 )  # fmt: skip
-FAMILIES = [QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, GRANITE4, NEMOTRON_H, KIMI_LINEAR]
+FAMILIES = [QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, GRANITE4, NEMOTRON_H, *NEMOTRON_FILES, KIMI_LINEAR]

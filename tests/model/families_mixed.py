@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from family_harness import Family
+from gguf_files import GGUF
 
 ROPE = "rope_parameters"
 LAYERS = ["full_attention", "sliding_attention", "full_attention"]
@@ -17,6 +18,26 @@ def by_kind(full, local, share):
         "sliding_attention": {"rope_type": "default", "rope_theta": local,
                               "partial_rotary_factor": share},
     }  # fmt: skip
+
+
+def mimo_values(config):
+    """Metadata of MiMo V2: windows and KV heads by layer."""
+    local = [kind == "sliding_attention" for kind in config["layer_types"]]
+    heads, rope = config["num_key_value_heads"], config[ROPE]
+    return {
+        "attention.head_count_kv": [heads * (2 if window else 1) for window in local],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [int(window) for window in local],
+        "attention.value_length": config["v_head_dim"],
+        "attention.value_scale": config["attention_value_scale"],
+        "expert_count": config["n_routed_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "rope.dimension_count": int(0.4 * config["head_dim"]),
+        "rope.freq_base": rope["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],
+    }
 
 
 MIMO = Family(
@@ -51,6 +72,11 @@ MIMO = Family(
         {f"{ROPE}.sliding_attention.partial_rotary_factor": 0.5},
     ],
     sizes=("v_head_dim", "moe_intermediate_size", "n_routed_experts"),
+    gguf=[
+        GGUF("mimo2", geometries=("wide",), values=mimo_values, tensors=lambda _, name, values: {
+            name + ".weight" * name.endswith("sink_bias"): values,
+        }),
+    ],
 )  # fmt: skip
 LAGUNA = Family(
     "laguna",

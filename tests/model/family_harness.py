@@ -70,7 +70,7 @@ class Family:
     required : lists of a config that transformers derives from nothing else.
     context : the declared context, where it decides a rope table.
     call : passed to the forward function of transformers, see `checkpoints.Case`.
-    gguf : how a GGUF file of the family is written, if llama.cpp reads the family.
+    gguf : how GGUF files of the family are written, if llama.cpp reads it: one way an architecture.
     title : in the tests' names, where a module has several declarations.
     """
 
@@ -87,7 +87,7 @@ class Family:
     required: frozenset[str] = frozenset()
     context: int | None = None
     call: Mapping[str, Any] = field(default_factory=dict)
-    gguf: GGUF | None = None
+    gguf: Sequence[GGUF] = ()
     title: str = ""
 
     def __str__(self) -> str:

@@ -48,6 +48,9 @@ class GGUF:
     extra: Callable[[Config], Mapping[str, np.ndarray]] = lambda config: {}
     geometries: Sequence[str] = ("wide", "odd", "switched")
 
+    def __str__(self) -> str:
+        return self.architecture
+
 
 def head_width(config: Config) -> int:
     """Width of a head."""
@@ -64,7 +67,8 @@ def tensors_for_gguf(folder: Path, config: Config, how: GGUF) -> dict[str, np.nd
     import gguf
 
     kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == how.architecture)
-    names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
+    layers = config.get("num_hidden_layers") or len(config["layers_block_type"])
+    names = gguf.get_tensor_name_map(kind, layers)
     tensors, experts = {}, {}
     for name, values in load_file(folder / "model.safetensors").items():
         if how.permuted and ".q_proj." in name:
@@ -93,7 +97,7 @@ def tensors_for_gguf(folder: Path, config: Config, how: GGUF) -> dict[str, np.nd
 
 def rope_values(config: Config) -> dict[str, Any]:
     """Metadata of the rotary table that several architectures have."""
-    rope = config["rope_parameters"]
+    rope = config.get("rope_parameters") or {"rope_theta": 10000.0, "rope_type": "default"}
     rope = rope.get("full_attention", rope)
     values = {"rope.freq_base": rope["rope_theta"]}
     if rope["rope_type"] in ("linear", "yarn"):
@@ -120,7 +124,7 @@ def write_gguf(
     values |= {"attention.key_length": head, "attention.value_length": head}
     values |= rope_values(config) | dict(how.values(config))
     tensors |= how.extra(config)
-    rope = config["rope_parameters"]
+    rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") == "llama3":
         tensors[LLAMA_FACTORS] = llama3_factors(rope, head)
     if change:
