@@ -168,35 +168,6 @@ def _check_value_length(given: Mapping[str, Any], width: int, where: str) -> Non
         raise UnsupportedError(message, where=where)
 
 
-def by_layer(values: Any, count: int, name: str) -> tuple[Any, ...]:
-    """What a key says of every layer: one value for all, or a list, which may go on for layers that
-    draft.
-
-    Raises
-    ------
-    FormatError : the list is too short.
-    """
-    if not isinstance(values, tuple):
-        return (values,) * count
-    if len(values) < count:
-        message = f"{name} has {len(values)} entries for {count} layers"
-        raise FormatError(message, where="metadata")
-    return values[:count]
-
-
-def the_only(values: Iterable[int], name: str) -> int | None:
-    """The one count above 0 in a list by layer, `None` if there is none.
-
-    Raises
-    ------
-    FormatError : there are several.
-    """
-    found = sorted(set(values) - {0})
-    if len(found) > 1:
-        raise FormatError(f"{name} differs by layer: {found}", where="metadata")
-    return found[0] if found else None
-
-
 def gguf_rope(
     given: Mapping[str, Any], source: GGUFSource, config: BaseConfig, where: str
 ) -> dict[str, Any]:

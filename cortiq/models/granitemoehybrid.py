@@ -10,8 +10,7 @@ from cortiq.ir import Program
 from cortiq.ir.layers import GatedMLP, Mamba2, MoE
 from cortiq.models import granite
 from cortiq.models.config import Amount, BaseConfig, Keys, in_form_of, is_number
-from cortiq.models.gguf_config import by_layer, the_only
-from cortiq.models.layer_kinds import GLOBAL, layer_list
+from cortiq.models.layer_kinds import GLOBAL, by_layer, layer_list, the_only
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation, attention
 from cortiq.models.pieces import Fused

@@ -10,9 +10,8 @@ from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
 from cortiq.ir.layers import KDA, MoE
 from cortiq.models.config import Amount, Keys, in_form_of
-from cortiq.models.gguf_config import by_layer
 from cortiq.models.granitemoehybrid import decay_form
-from cortiq.models.layer_kinds import GLOBAL, layer_list, sparse_layers
+from cortiq.models.layer_kinds import GLOBAL, by_layer, layer_list, sparse_layers
 from cortiq.models.mixtral import EXPERTS
 from cortiq.models.mla import JOINT, LATENT_GGUF, LatentConfig, latent_attention, names_of
 from cortiq.models.names import Names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +56,35 @@ def sparse_layers(values: Sequence[str] | None, count: int) -> tuple[bool, ...]:
 def is_stepped_sparse(layer: int, step: int, dense: Sequence[int] | None) -> bool:
     """Whether a layer has experts: every `step`th one, but for those that `dense` lists."""
     return layer not in (dense or ()) and (layer + 1) % step == 0
+
+
+def by_layer(values: Any, count: int, name: str) -> tuple[Any, ...]:
+    """What a key says of every layer: one value for all, or a list, which may go on for layers that
+    draft.
+
+    Raises
+    ------
+    FormatError : the list is too short.
+    """
+    if not isinstance(values, tuple):
+        return (values,) * count
+    if len(values) < count:
+        message = f"{name} has {len(values)} entries for {count} layers"
+        raise FormatError(message, where="metadata")
+    return values[:count]
+
+
+def the_only(values: Iterable[int], name: str) -> int | None:
+    """The one count above 0 in a list by layer, `None` if there is none.
+
+    Raises
+    ------
+    FormatError : there are several.
+    """
+    found = sorted(set(values) - {0})
+    if len(found) > 1:
+        raise FormatError(f"{name} differs by layer: {found}", where="metadata")
+    return found[0] if found else None
 
 
 def layer_ropes(

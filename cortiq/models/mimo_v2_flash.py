@@ -10,8 +10,15 @@ from cortiq.errors import FormatError
 from cortiq.ir import Program
 from cortiq.ir.layers import Attention, MoE
 from cortiq.models.config import Amount, BaseConfig, Keys, in_form_of
-from cortiq.models.gguf_config import by_layer, the_only
-from cortiq.models.layer_kinds import GLOBAL, LOCAL, layer_ropes, sparse_layers, windows
+from cortiq.models.layer_kinds import (
+    GLOBAL,
+    LOCAL,
+    by_layer,
+    layer_ropes,
+    sparse_layers,
+    the_only,
+    windows,
+)
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MOE, Decoder, activation, attention, gated_mlp
 from cortiq.models.pieces import Fused

@@ -9,7 +9,6 @@ from cortiq.errors import FormatError
 from cortiq.ir import Op, Program
 from cortiq.ir.layers import MLP, Mamba2, MoE
 from cortiq.models.config import Amount, BaseConfig, Keys, in_form_of
-from cortiq.models.gguf_config import by_layer, the_only
 from cortiq.models.granitemoehybrid import (
     LINEAR,
     MAMBA,
@@ -19,7 +18,7 @@ from cortiq.models.granitemoehybrid import (
     MambaGGUF,
     decay_form,
 )
-from cortiq.models.layer_kinds import GLOBAL, layer_list
+from cortiq.models.layer_kinds import GLOBAL, by_layer, layer_list, the_only
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MOE, Decoder, activation, attention
 from cortiq.models.parts import MLP as MLP_TENSORS

@@ -159,8 +159,8 @@ NEMOTRON_H = Family(
 FIELDS = frozenset(field.name for field in dataclasses.fields(nemotron_h.Config))
 NEMOTRON_FILES = [
     Family(
-        "nemotron_h", "NemotronHConfig", title=f"nemotron_h-{feed}", switches={}, moves=[], elsewhere=FIELDS,
-        unread=("intermediate_size",) if feed == "moe" else (),
+        "nemotron_h", "NemotronHConfig", title=f"nemotron_h-{feed}", switches={}, moves=[],
+        elsewhere=FIELDS, unread=("intermediate_size",) if feed == "moe" else (),
         base=NEMOTRON_H.base | {"layers_block_type": [LINEAR, FULL, feed, LINEAR]},
         gguf=[GGUF(kind, geometries=("wide",), values=nemotron_values, tensors=nemotron_tensors)],
     )
