@@ -14,6 +14,7 @@ from cortiq.numerics.layouts import Weight
 from cortiq_cpu.native import Pool, library_hash
 from cortiq_cpu.plan import Plan
 from cortiq_cpu.profile import Profile
+from cortiq_cpu.recurrents import Recurrences
 from cortiq_cpu.run import Run
 from cortiq_cpu.shared import Pages
 from cortiq_cpu.state import CpuState, StateLayout
@@ -83,8 +84,13 @@ class CpuExecutable(BaseExecutable[CpuState, Plan]):
         return self.pages.count * self.layout.page_bytes + rings
 
     def fits(self, nbytes: int) -> bool:
-        """Whether sequences may take so many bytes more."""
-        return nbytes <= 0 or nbytes <= self.free_bytes()
+        """Whether sequences may take so many bytes more; what is kept for them is no hindrance."""
+        free = self.free_bytes()
+        slots = [slot for slot in self.layout.rings.values() if isinstance(slot, Recurrences)]
+        if nbytes + sum(slot.spare_bytes for slot in slots) > free:
+            for slot in slots:
+                slot.spare.clear()
+        return nbytes <= 0 or nbytes <= free
 
     def close(self) -> None:
         """Release threads, weights and sequences."""

@@ -1,9 +1,14 @@
-"""States of recurrent slots: what they are now, what they were, and the rows since."""
+"""States of recurrent slots: what they are now, what they were, and the rows since.
+
+A state lies in memory as `cortiq_recurrence` (native/args.h) says: in blocks of some columns, whose
+rows are in the order in which a canonical sum meets them.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 
 import numpy as np
@@ -12,6 +17,7 @@ from cortiq.ir import Graph, Node, Recurrent, ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import SEGMENT, Kind, address
 from cortiq_cpu.native import Op, Pool, op_list
+from cortiq_cpu.packing import aligned
 from cortiq_cpu.rings import Floats, snapped
 
 MARK = 64
@@ -20,6 +26,20 @@ KEPT = 128
 """Rows kept to be read again: a sequence can go back at least `MARK` rows exactly."""
 COPIES = 3
 """The state, and two marks."""
+COLUMNS = 32
+"""Columns of a block."""
+LANES, RUN = 256, 16
+"""Lanes of a canonical sum, and those apart that meet first."""
+SPARE = 1
+"""Released sequences whose memory the next ones take: fresh pages cost more than a short prompt."""
+
+
+@cache
+def row_order(rows: int) -> tuple[int, ...]:
+    """The rows of a state in the order of memory."""
+    met = [int(f"{m:04b}"[::-1], 2) for m in range(RUN)]
+    starts = (i + RUN * m for i in range(RUN) for m in met)
+    return tuple(at for start in starts for at in range(start, rows, LANES))
 
 
 @dataclass(frozen=True)
@@ -29,12 +49,14 @@ class Recurrences:
     Attributes
     ----------
     groups, per_channel, delta : as in `cortiq_recurrence`.
+    spare : memory of released sequences.
     """
 
     slot: Recurrent
     groups: int
     per_channel: bool
     delta: bool
+    spare: list[Floats] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -47,6 +69,32 @@ class Recurrences:
     def size(self) -> int:
         """Values of the state, its marks and the rows."""
         return COPIES * prod(self.slot.shape) + KEPT * sum(self.widths)
+
+    def take(self) -> Floats:
+        """Memory of a sequence, [1, size]; what is in it means nothing."""
+        if self.spare:
+            return self.spare.pop()
+        return aligned(4 * self.size).view(np.float32).reshape(1, -1)
+
+    @property
+    def spare_bytes(self) -> int:
+        """Memory that waits for sequences."""
+        return sum(data.nbytes for data in self.spare)
+
+    def give(self, data: Floats) -> None:
+        """Take memory back."""
+        if len(data) and len(self.spare) < SPARE:
+            self.spare.append(data)
+
+    def blocks(self, memory: Floats) -> list[tuple[slice, Floats]]:
+        """Columns of every block and its values, float32 [heads, rows, columns], of a state."""
+        heads, rows, columns = self.slot.shape
+        each = memory.reshape(heads, rows * columns)
+        starts = range(0, columns, COLUMNS)
+        parts = [slice(start, min(start + COLUMNS, columns)) for start in starts]
+        return [
+            (p, each[:, rows * p.start : rows * p.stop].reshape(heads, rows, -1)) for p in parts
+        ]
 
     def args(self, keep: bool = True) -> arguments.Recurrence:
         """The op's arguments but for its addresses."""
@@ -95,8 +143,12 @@ class Whole:
         """Have memory; whether it is new."""
         if len(self.data):
             return False
-        self.data = np.zeros((1, self.layout.size), np.float32)
+        self.data = self.layout.take()
+        self._states[0] = 0
         return True
+
+    def __del__(self) -> None:
+        self.layout.give(self.data)
 
     def written(self, before: int, after: int) -> None:
         """Rows `before` … `after` − 1 are computed, and marks taken on the way."""
@@ -142,19 +194,27 @@ class Whole:
 
     def last(self, length: int) -> Floats:
         """The state, in the slot's shape."""
-        shape = self.layout.slot.shape
-        if not len(self.data):
-            return np.zeros(shape, np.float32)
-        return self._states[0].reshape(shape).copy()
+        values = np.zeros(self.layout.slot.shape, np.float32)
+        if len(self.data):
+            order = row_order(values.shape[1])
+            for columns, block in self.layout.blocks(self._states[0]):
+                values[:, order, columns] = block
+        return values
 
     def load(self, values: Floats, length: int) -> None:
         """Become the state after `length` rows; values below 2⁻⁴⁰ count as zero."""
         states = self._states
-        states[0] = states[1 + length // MARK % 2] = snapped(values).reshape(-1)
+        ordered = snapped(values)[:, row_order(values.shape[1])]
+        for columns, block in self.layout.blocks(states[0]):
+            block[:] = ordered[..., columns]
+        states[1 + length // MARK % 2] = states[0]
         self.marks = [length]
 
     def copy(self) -> Whole:
         """Another one that knows the same ways back."""
         other = Whole(self.layout)
-        other.data, other.marks = self.data.copy(), list(self.marks)
+        if len(self.data):
+            other.data = self.layout.take()
+            other.data[:] = self.data
+        other.marks = list(self.marks)
         return other

@@ -183,12 +183,16 @@ typedef struct {
     int32_t width, taps;
 } cortiq_conv;
 
-/* GATED_DELTA: a head's state S is [state_rows][columns]; head h takes q and k of group
+/* GATED_DELTA: a head's state S is [state_rows][columns]. In memory its columns are cut into blocks
+ * of CORTIQ_COLUMNS (the last may have fewer), one after the other, each row by row, and rows are in
+ * the order in which a canonical sum meets them: those of i + 16·m (+ 256·n) for i = 0 … 15, of an i
+ * those of m = 0 8 4 12 2 10 6 14 1 9 5 13 3 11 7 15, as many as there are. Head h takes q and k of group
  * h / (heads / groups), [rows][groups][state_rows]; v and out are [rows][heads][columns]; alpha
  * [rows][heads], or [rows][heads][state_rows] per_channel; beta [rows][heads]. states[s] is the
  * state of segment s's sequence, all heads; with `keep`, behind it come two marks, which take the
- * state at lengths m that CORTIQ_MARK divides, in turn by m / CORTIQ_MARK % 2, and then
- * CORTIQ_KEPT rows, each q k v alpha beta of position p at p % CORTIQ_KEPT.
+ * state at the last two lengths m that CORTIQ_MARK divides, in turn by m / CORTIQ_MARK % 2, and then
+ * CORTIQ_KEPT rows, each q k v alpha beta of position p at p % CORTIQ_KEPT, those since the mark
+ * before the last.
  *     d = snap((v − Sᵀ·snap(k·alpha))·beta) with `delta`, else snap(beta·v);
  *     S = snap(S·alpha + k·dᵀ); out = snap(Sᵀq) */
 typedef struct {
@@ -199,7 +203,7 @@ typedef struct {
     const int32_t *segment_count;
     int32_t heads, groups, state_rows, columns, per_channel, delta, keep;
 } cortiq_recurrence;
-enum { CORTIQ_MARK = 64, CORTIQ_KEPT = 128 };
+enum { CORTIQ_MARK = 64, CORTIQ_KEPT = 128, CORTIQ_COLUMNS = 32 };
 
 /* ROUTE: index and weights have top_k values a row, out of `experts` scores. */
 enum { CORTIQ_SOFTMAX, CORTIQ_SIGMOID, CORTIQ_SOFTMAX_TOPK };

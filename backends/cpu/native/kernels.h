@@ -52,8 +52,8 @@ typedef struct {
     const float *faded; /* snap(k·alpha) of the delta rule; NULL for a state-space step */
     float beta;
     int32_t rows, per_channel;
-    int64_t stride; /* floats from one row of the state to the next */
-    int64_t ahead;  /* floats from the state to what is read next, which is asked for; 0: nothing */
+    int32_t columns; /* of the block of the state */
+    int32_t ahead;   /* whether the block behind is asked for: it is the next one */
 } recurrence_row;
 
 /* Queries of one head group against tiles; see attention.c. */
@@ -62,7 +62,7 @@ typedef struct {
     cortiq_row_kernels row;
     cortiq_tail_kernels tail;
     int (*faded)(const float *k, const float *alpha, int per_channel, float *out, int rows);
-    int (*recur)(const recurrence_row *row, const float *v, float *out, float *state, int n);
+    int (*recur)(const recurrence_row *row, const float *v, float *out, float *state);
     int64_t (*probe_floats)(int64_t rounds, int64_t *operations); /* those of a round */
     void (*attend)(const attention_task *task);
     void (*merge)(partial *before, const partial *after, int32_t value_dim);

@@ -105,7 +105,16 @@ INLINE vf f_min(vf a, vf b) { return f_select(a < b, a, b); }
 #endif
 #endif
 
-/* Largest and sum of the lanes. */
+/* The smaller and the larger magnitude of two numbers; b may be negative, neither is a NaN. */
+#if CQ_LANES == 16
+INLINE vf f_least(vf a, vf b) { return (vf)_mm512_range_ps((__m512)a, (__m512)b, 10); }
+INLINE vf f_most(vf a, vf b) { return (vf)_mm512_range_ps((__m512)a, (__m512)b, 11); }
+#else
+INLINE vf f_least(vf a, vf b) { return f_min(a, from_bits(bits_of(b) & i_all(INT32_MAX))); }
+INLINE vf f_most(vf a, vf b) { return f_max(a, from_bits(bits_of(b) & i_all(INT32_MAX))); }
+#endif
+
+/* Largest, smallest and sum of the lanes. */
 #if CQ_LANES == 16
 INLINE int32_t i_highest(vi x) { return _mm512_reduce_max_epi32((__m512i)x); }
 INLINE int32_t i_total(vi x) { return _mm512_reduce_add_epi32((__m512i)x); }
@@ -143,6 +152,8 @@ INLINE int32_t i_total(vi x)
     return total;
 }
 #endif
+
+INLINE int32_t i_lowest(vi x) { return ~i_highest(~x); }
 
 INLINE vi i_iota(void)
 {

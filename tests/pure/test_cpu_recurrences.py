@@ -1,0 +1,90 @@
+"""The native recurrence, on every instruction set of this machine: bits of the contract's steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from native_ops import PATHS, address, run_ops
+
+from cortiq.ir import Recurrent
+from cortiq.numerics import recurrent
+from cortiq.numerics.contract import F32, snap
+from cortiq_cpu.arguments import SEGMENT, Kind
+from cortiq_cpu.recurrents import Recurrences, Whole
+
+SHAPES = [(2, 128, 72), (2, 128, 32), (2, 40, 33), (1, 300, 5)]
+"""Heads, rows of the state, columns: several blocks, one, and what is left over everywhere."""
+ROWS, GROUPS = 7, 1
+BATCHES = (1, 5, 1)
+
+
+@pytest.fixture(params=PATHS)
+def path(request):
+    return request.param
+
+
+def canonical(rng, *shape, low=-8):
+    """Values of many sizes, a few of them zero."""
+    x = rng.standard_normal(shape) * 2.0 ** rng.integers(low, 1, shape)
+    return snap((x * (rng.random(shape) > 0.02)).astype(F32))
+
+
+def inputs_of(shape, channels, rng):
+    """q, k, v, alpha and beta of the rows."""
+    heads, rows, columns = shape
+    q, k = canonical(rng, 2, ROWS, GROUPS, rows)
+    decays = (ROWS, heads, rows) if channels else (ROWS, heads)
+    alpha = snap(rng.random(decays).astype(F32))
+    return [
+        *(q, k, canonical(rng, ROWS, heads, columns), alpha),
+        snap(rng.random((ROWS, heads)).astype(F32)),
+    ]
+
+
+def run(path, layout, whole, given):
+    """Outputs and faults of the rows, in batches."""
+    out, faults, start = np.full_like(given[2], 7), [], 0
+    for count in BATCHES:
+        struct = layout.args()
+        parts = [np.ascontiguousarray(x[start : start + count]) for x in given]
+        struct.q, struct.k, struct.v, struct.alpha, struct.beta = map(address, parts)
+        struct.out = address(out[start:])
+        pointer = np.array([whole.data.ctypes.data], np.uint64)
+        segment, number = np.array([(0, count, start)], SEGMENT), np.array([1], np.int32)
+        struct.states, struct.segments = address(pointer), address(segment)
+        struct.segment_count = address(number)
+        faults.append(run_ops(path, count, (Kind.GATED_DELTA, struct)))
+        start += count
+    return out, np.concatenate(faults)
+
+
+def expected(layout, state, given):
+    """The same by the contract's definition."""
+    q, k, v, alpha, beta = given
+    faults = np.zeros(ROWS, bool)
+    if layout.delta:
+        done = recurrent.in_order(recurrent.delta_step, state, given, faults)
+    else:
+        done = recurrent.in_order(recurrent.state_space_step, state, (v, k, q, alpha, beta), faults)
+    return *done, faults
+
+
+@pytest.mark.parametrize("kind", ["delta", "channels", "space"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("large", [False, True], ids=["usual", "to the edge"])
+def test_rows_and_state_are_those_of_the_steps(path, shape, kind, large):
+    rng = np.random.default_rng(shape[1] + large)
+    layout = Recurrences(Recurrent(shape), GROUPS, kind == "channels", kind != "space")
+    given, before = inputs_of(shape, layout.per_channel, rng), canonical(rng, *shape, low=-50)
+    if large:
+        before *= F32(2.0**47)
+        given[3][:3] += F32(3)
+    whole = Whole(layout)
+    whole.open()
+    whole.load(before, 0)
+    out, faults = run(path, layout, whole, given)
+    after, exact, failed = expected(layout, before, given)
+    assert np.array_equal(out.view(np.int32), exact.view(np.int32))
+    assert np.array_equal(whole.last(ROWS).view(np.int32), after.view(np.int32))
+    assert np.array_equal(faults, failed)
+    assert faults.any() == large
