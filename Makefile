@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := -e . -e backends/reference -e backends/cpu -e conformance
-PLUGINS := -e plugins/cortiq-torch -e plugins/cortiq-null -e plugins/cortiq-faulty -e backends/mlx
+PLUGINS := -e plugins/cortiq-torch -e plugins/cortiq-null -e plugins/cortiq-faulty \
+    -e backends/mlx -e backends/wgpu
 
 .PHONY: demo test lint setup setup-test wheels site clean
 
@@ -19,7 +20,8 @@ demo: setup
 	$(BIN)/cortiq pull smollm2
 	$(BIN)/cortiq generate smollm2 --chat -p "Why is the sky blue?" --max-tokens 60 --temperature 0
 
-$(VENV)/.test: requirements-test.txt $(BIN)/cortiq plugins/*/pyproject.toml
+$(VENV)/.test: requirements-test.txt $(BIN)/cortiq plugins/*/pyproject.toml \
+    backends/wgpu/pyproject.toml
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet -r requirements-test.txt
 	$(BIN)/python -m pip install --quiet --no-deps $(PLUGINS)

@@ -1,0 +1,19 @@
+"""A backend in WGSL for every GPU; wgpu is imported when the backend is used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cortiq.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from cortiq_wgpu.backend import WgpuBackend
+
+
+@hookimpl
+def cortiq_backends() -> Sequence[WgpuBackend]:
+    """The backend of this package."""
+    from cortiq_wgpu.backend import WgpuBackend
+
+    return [WgpuBackend()]

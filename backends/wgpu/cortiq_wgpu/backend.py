@@ -1,0 +1,83 @@
+"""The backend object: its devices, what it supports, and how a program is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from cortiq.backend import CompileOptions, Declined, Device, Support, Supported, Versions
+from cortiq.errors import BackendError
+from cortiq.ir import Graph, Node, Program, ops, primitives_within
+from cortiq.numerics import scalar
+from cortiq.numerics.layouts import Weight
+
+if TYPE_CHECKING:
+    from cortiq_wgpu.executable import WgpuExecutable
+
+EXTRA_OPTIONS = ("binding_bytes", "portable_dot", "poison")
+OPTIONS = frozenset({
+    *scalar.ACTIVATIONS, "groups", "mask", "tau", "missing", "step", "sections", "blocks",
+    "keys only",
+})  # fmt: skip
+"""What the kernels know beyond the plain form of an operator."""
+POSITIONED = (ops.Rope, ops.Attend, ops.ChooseBlocks)
+MOST_CHOSEN, MOST_GROUPS = 32, 1024
+
+
+def refusal(node: Node, graph: Graph) -> str:
+    """Why a primitive is declined; empty if it is not."""
+    op = node.op
+    if type(op) not in ops.PRIMITIVES:
+        return f"no kernel for {op.kind}"
+    if isinstance(op, ops.EmbedRows) and node.inputs != ("token",):
+        return "rows of a table are looked up for the row's token only"
+    if isinstance(op, POSITIONED):
+        turned = isinstance(op, ops.Rope) and op.sections
+        if node.inputs[1] not in (graph.inputs if turned else ("position",)):
+            return f"{op.kind} is computed at positions that rows have or supply only"
+    if isinstance(op, ops.Route) and op.router.tau is not None and op.router.top_k > MOST_CHOSEN:
+        return f"no kernel for tau with more than {MOST_CHOSEN} experts chosen"
+    if isinstance(op, ops.Route) and op.router.groups > MOST_GROUPS:
+        return f"no kernel for more than {MOST_GROUPS} groups of experts"
+    unknown = sorted(op.options() - OPTIONS)
+    return f"no kernel for {op.kind} with {', '.join(unknown)}" if unknown else ""
+
+
+class WgpuBackend:
+    """WGSL kernels on whatever wgpu finds: every primitive, and every layer through them."""
+
+    name = "wgpu"
+    priority = -1
+    versions = Versions()
+
+    def devices(self) -> Sequence[Device]:
+        """The adapters; `BackendError` that says why there are none."""
+        from cortiq_wgpu.adapters import devices
+
+        return devices()
+
+    def supports(self, node: Node, graph: Graph, program: Program) -> Support:
+        """Primitives that have a kernel, and whatever decomposes into them."""
+        parts = (refusal(part, graph) for part in primitives_within(node, graph, program))
+        reason = next(filter(None, parts), "")
+        return Declined(reason) if reason else Supported()
+
+    def compile(
+        self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
+    ) -> WgpuExecutable:
+        """Open the device, look at its arithmetic, and put the weights there.
+
+        Raises
+        ------
+        BackendError : an option in `extra` is unknown, there is no such device, or it computes
+            other bits than the contract has.
+        """
+        from cortiq_wgpu.executable import WgpuExecutable
+
+        unknown = sorted(set(options.extra) - set(EXTRA_OPTIONS))
+        if unknown:
+            raise BackendError(
+                f"the wgpu backend has no options {unknown}",
+                hint=f"its options are {', '.join(EXTRA_OPTIONS)}",
+            )
+        return WgpuExecutable(program, weights, options)

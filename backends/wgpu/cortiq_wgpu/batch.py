@@ -1,0 +1,155 @@
+"""What a pass's rows are to the device: their records, sequences, pages and draws, as words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cortiq.backend import Draw
+from cortiq.backend.executable import Accepted
+from cortiq_wgpu.state import WgpuState
+from cortiq_wgpu.wants import asked_by, draw_block, penalises
+from cortiq_wgpu.work import SEGMENTS, Work
+
+if TYPE_CHECKING:
+    from cortiq_wgpu.run import Run
+
+HEADER = 16
+TOKEN, POSITION, PAGES, BLOCK, BEGIN, END, SOURCE, DRAWS, TOPS = range(9)
+
+
+class Flat:
+    """The rows of all accepted sequences, one after another.
+
+    Attributes
+    ----------
+    spans : first row and end of each sequence. owner : the sequence's number, by row.
+    """
+
+    def __init__(self, accepted: Sequence[Accepted[WgpuState]], entry: str) -> None:
+        self.states = [one.state for one in accepted]
+        self.indices = [index for one in accepted for index in one.indices]
+        counts = [len(one.tokens) for one in accepted]
+        ends = np.cumsum(counts)
+        self.spans = [(int(e - c), int(e)) for e, c in zip(ends, counts, strict=True)]
+        self.tokens = np.array([token for one in accepted for token in one.tokens], np.int64)
+        self.owner = np.repeat(np.arange(len(counts)), counts)
+
+        starts = [state.length(entry) for state in self.states]
+        spans = zip(starts, self.spans, strict=True)
+        parts = [start + np.arange(stop - first) for start, (first, stop) in spans]
+        self.positions = np.concatenate(parts)
+
+    def history(self, row: int, entry: str) -> list[int]:
+        """Every id the row's sequence was fed, up to and including the row."""
+        owner = int(self.owner[row])
+        first, _ = self.spans[owner]
+        before = self.states[owner].tokens[: int(self.positions[first])]
+        return [*before, *self.tokens[first : row + 1].tolist()]
+
+
+class Records:
+    """The words of a pass; see `about` in prelude.wgsl.
+
+    Attributes
+    ----------
+    segments : stretches of neighbouring rows of one sequence. parts : of attention's keys.
+    """
+
+    def __init__(self, run: Run, chunk: np.ndarray, late: np.ndarray) -> None:
+        self.run, self.chunk, self.late = run, chunk, late
+        self.flat, self.plan = run.flat, run.plan
+        positions = self.flat.positions[chunk]
+        self.parts = self.plan.parts_for(len(chunk), int(positions.min()), int(positions.max()))
+        self.choices = self.plan.choices_for(int(positions.max()))
+        owners = self.flat.owner[chunk]
+        self.starts = np.flatnonzero(np.diff(owners, prepend=-1))
+        self.segments = len(self.starts)
+        self.longest = int(np.diff(self.starts, append=len(chunk)).max())
+        self.runs = int(positions.max()) // 1024 + 1
+
+    def reach(self, work: Work) -> int:
+        """What a dispatch's `begin` must be below: rows of a sequence, or runs of keys."""
+        if work.grid.over == SEGMENTS:
+            return self.longest
+        return self.runs if self.parts == 1 else 0
+
+    def words(self) -> np.ndarray:
+        """All of them: header, records of both sets, segments, pages, draws."""
+        width = self.plan.turns.words
+        trunk = np.zeros((len(self.chunk), width), np.uint32)
+        tail = np.zeros((len(self.late), width), np.uint32)
+        segments = np.zeros((self.segments, 4), np.uint32)
+        bases = np.cumsum([HEADER, trunk.size, tail.size, segments.size])
+        extra = _Extra(int(bases[-1]))
+        tables = self._tables(extra)
+        for rows, records in ((self.chunk, trunk), (self.late, tail)):
+            self._fill(rows, records, tables, extra)
+        ends = np.append(self.starts[1:], len(self.chunk))
+        segments[:, 0], segments[:, 1] = self.starts, ends - self.starts
+        segments[:, 2] = self.flat.positions[self.chunk[self.starts]]
+        segments[:, 3] = trunk[self.starts, BLOCK]
+        for (first, count), base in zip(segments[:, :2].tolist(), segments[:, 2], strict=True):
+            trunk[first : first + count, BEGIN] = base
+            trunk[first : first + count, END] = base + count
+        header = np.zeros(HEADER, np.uint32)
+        header[1:4] = len(self.chunk), len(self.late), self.segments
+        header[4:7] = bases[:3]
+        header[8:10] = self.parts, self.choices
+        parts = (header, trunk.reshape(-1), tail.reshape(-1), segments.reshape(-1))
+        return np.concatenate([*parts, *extra.pieces])
+
+    def _tables(self, extra: _Extra) -> dict[int, int]:
+        """Where the pages of each sequence are listed."""
+        owners = np.unique(self.flat.owner[self.chunk]).tolist()
+        return {o: extra.add(np.array(self.flat.states[o].pages, np.uint32)) for o in owners}
+
+    def _fill(
+        self, rows: np.ndarray, records: np.ndarray, tables: dict[int, int], extra: _Extra
+    ) -> None:
+        flat = self.flat
+        if not len(rows):
+            return
+        owners = flat.owner[rows]
+        records[:, TOKEN], records[:, POSITION] = flat.tokens[rows], flat.positions[rows]
+        records[:, PAGES] = [tables[owner] for owner in owners.tolist()]
+        records[:, BLOCK] = [max(0, flat.states[owner].block) for owner in owners.tolist()]
+        records[:, SOURCE] = rows - self.chunk[0]
+        supplied = {
+            name: np.stack([np.asarray(self.run.rows[r].inputs[name], np.int64) for r in rows])
+            for name in self.plan.turns.supplied
+        }
+        self.plan.turns.fill(records, flat.positions[rows], supplied)
+        for place, row in enumerate(rows.tolist()):
+            if self.run.rows[row].wants:
+                self._ask(records[place], row, extra)
+
+    def _ask(self, record: np.ndarray, row: int, extra: _Extra) -> None:
+        """What a row's `top` and draws are."""
+        places: dict[int, int] = {}
+        for want, ask in asked_by(self.run.rows[row].wants):
+            if ask is not None and ask in self.run.compiled.tops:
+                record[TOPS] |= self.run.compiled.tops[ask]
+            if isinstance(want, Draw) and ask is not None:
+                history = self.flat.history(row, self.run.entry) if penalises(want) else None
+                position = int(self.flat.positions[row]) + 1
+                places[ask.number] = extra.add(draw_block(want, history, position, extra.end))
+        if places:
+            count = 1 + max(ask.number for ask in self.run.compiled.answers if ask.kind == "draw")
+            record[DRAWS] = extra.add(np.array([places.get(n, 0) for n in range(count)], np.uint32))
+
+
+class _Extra:
+    """Words behind the records."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+        self.pieces: list[np.ndarray] = []
+
+    def add(self, words: Any) -> int:
+        """Append words; where they begin."""
+        self.pieces.append(words)
+        self.end += len(words)
+        return self.end - len(words)

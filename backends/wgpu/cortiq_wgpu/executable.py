@@ -1,0 +1,155 @@
+"""A program on a WebGPU device; see `cortiq.backend.Executable`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cortiq.backend import Batch, CompileOptions
+from cortiq.backend.executable import Accepted, BaseExecutable, Brought
+from cortiq.ir import Program, primitives_of
+from cortiq.numerics.layouts import Weight
+from cortiq_wgpu import opening
+from cortiq_wgpu.device import DeviceLostError, Gpu
+from cortiq_wgpu.plan import Plan
+from cortiq_wgpu.pools import Pools
+from cortiq_wgpu.run import Run
+from cortiq_wgpu.state import WgpuState
+from cortiq_wgpu.weights import Weights
+
+EARLY_POSITIONS = 1 << 13
+"""Positions that rotary tables are made for when a sequence is opened; others when it grows."""
+
+
+class WgpuExecutable(BaseExecutable[WgpuState, Plan]):
+    """A program bound to its weights on a device.
+
+    Parameters
+    ----------
+    options : `extra` may hold `binding_bytes`, the largest buffer to use (for tests; devices have
+        128 MiB at least), `portable_dot`, to multiply bytes by shifts, and `poison`, which fills
+        unused memory in tests.
+
+    Attributes
+    ----------
+    gpu : the device. pools : the memory of its sequences.
+    """
+
+    def __init__(
+        self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
+    ) -> None:
+        self._weights = weights
+        self._graphs = primitives_of(program).graphs
+        self.gpu: Gpu
+        self.pools: Pools
+        super().__init__(program, options, {})
+        self.written = {name: graph.written_slots() for name, graph in self._graphs.items()}
+        nodes = [node for graph in program.graphs.values() for node in graph.nodes]
+        self.placement = {node.name: "wgpu" for node in nodes}
+        self._open_device()
+
+    def _open_device(self) -> None:
+        """Open the device and put everything there; sequences are empty afterwards."""
+        options = self.options
+        self.gpu = opening.opened(options.device, bool(options.extra.get("portable_dot")))
+        limit = int(options.extra.get("binding_bytes") or self.gpu.binding_bytes)
+        limit = min(limit, self.gpu.binding_bytes)
+        self.pools = Pools(self.program, self.gpu, limit, bool(options.extra.get("poison")))
+        weights = Weights(self._weights, self.gpu, limit)
+        self.plans = {
+            name: Plan(graph, weights, self.pools, self.gpu, limit, self.program.context)
+            for name, graph in self._graphs.items()
+        }
+        self._lost = False
+
+    @property
+    def provenance(self) -> Mapping[str, str]:
+        """What a receipt states: the adapter, its driver, and the interface."""
+        info = self.gpu.info
+        kinds = {"device": "device", "driver": "description", "interface": "backend_type"}
+        return {key: str(info[name]) for key, name in kinds.items()}
+
+    def prepare(self, positions: int) -> None:
+        """Know whatever sequences of this many positions need."""
+        for plan in self.plans.values():
+            plan.turns.grow(positions)
+
+    def open(self, limit: int) -> WgpuState:
+        """A new, empty sequence of at most `limit` positions."""
+        self._reopen()
+        self.prepare(min(limit, EARLY_POSITIONS))
+        return super().open(limit)
+
+    def new_state(self, limit: int) -> WgpuState:
+        """An empty sequence of at most `limit` positions."""
+        return WgpuState(self, limit)
+
+    def slot_lengths(self, lengths: Mapping[str, int]) -> dict[str, int]:
+        """Rows of each slot when the entry graphs have seen these."""
+        return {slot: lengths[entry] for entry, slots in self.written.items() for slot in slots}
+
+    def state_bytes(self, rows: int) -> int:
+        """Memory one sequence of this many rows takes."""
+        pages = -(-rows // 64) * self.pools.pages.nbytes
+        return pages + (self.pools.blocks.nbytes if rows else 0)
+
+    def held_bytes(self) -> int:
+        """Memory that all living sequences hold."""
+        return self.pools.held_bytes()
+
+    def device_bytes(self) -> int:
+        """Memory left: WebGPU does not say what a device has, so what buffers can hold."""
+        return self.pools.left_bytes()
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether sequences may take so many bytes more."""
+        return nbytes <= self.free_bytes() and nbytes <= self.pools.left_bytes()
+
+    def make_room(self, state: WgpuState, start: int, stop: int) -> bool:
+        """Whether rows from `start` to before `stop` can be written; has memory for them then."""
+        return state.grow(stop, start)
+
+    def refusal(self, plan: Plan, batch: Batch, sequence: Accepted[WgpuState]) -> str | None:
+        """Why a sequence's rows cannot be computed; see `BaseExecutable`."""
+        reason = super().refusal(plan, batch, sequence)
+        if reason is None:
+            rows = batch.rows[sequence.indices.start : sequence.indices.stop]
+            plan.turns.grow(plan.reach(rows))
+        return reason
+
+    def forward(self, batch: Batch) -> Any:
+        """Compute a batch; see `BaseExecutable`. A device that was lost is opened again first."""
+        self._reopen()
+        try:
+            return super().forward(batch)
+        except Exception as error:
+            if self.plans and not self.gpu.answers():
+                self._lose()
+                raise DeviceLostError(
+                    f"the device {self.gpu.name} was lost while a batch was computed",
+                    hint="Its sequences are empty; the next request opens it again.",
+                ) from error
+            raise
+
+    def _lose(self) -> None:
+        """Note that the device, and all that sequences held there, are gone."""
+        self._lost = True
+        self.drawn = []
+
+    def _reopen(self) -> None:
+        if not self._lost:
+            return
+        self._open_device()
+        for state in self.states:
+            state.pages, state.block = [], -1
+            state.clear()
+
+    def compute(
+        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[WgpuState]]
+    ) -> Sequence[Sequence[Brought] | None]:
+        """What the rows of each sequence bring, None for one with a fault."""
+        return Run(plan, batch, accepted).compute()
+
+    def close(self) -> None:
+        """Release weights and sequences."""
+        super().close()

@@ -1,0 +1,342 @@
+"""An entry graph, ready for batches: dispatches by what a batch asks for, made when needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cortiq.backend import Row, Want
+from cortiq.backend.admission import value_of
+from cortiq.ir import Graph, ops
+from cortiq_wgpu.angles import Turns
+from cortiq_wgpu.binder import Binder
+from cortiq_wgpu.device import SLICE, Gpu
+from cortiq_wgpu.lower import SIDE_VALUES, Admit, Lowered, Lowering, Step, always_known, needed
+from cortiq_wgpu.places import Places, assign, row_words
+from cortiq_wgpu.pools import Pools
+from cortiq_wgpu.source import staged
+from cortiq_wgpu.stages import MAKERS
+from cortiq_wgpu.wants import Ask, answering, asked_by
+from cortiq_wgpu.weights import Weights
+from cortiq_wgpu.wide import dispatches
+from cortiq_wgpu.work import Grid, Work
+
+TRUNK_ROWS = 256
+"""Rows of a chunk: enough for a weight to be read once for many of them."""
+TAIL_BYTES = 16 << 20
+"""Room for the widest value of the tail, usually logits: bounds the tail's rows."""
+MOST_COMPILED = 32
+"""Requests kept; the oldest goes first."""
+FEW_ROWS = 4
+"""Up to so many rows a product takes them one by one."""
+SCRATCH_BYTES = 1 << 24
+"""Attention's runs of keys are computed side by side while their sums fit."""
+
+
+class Request(NamedTuple):
+    """What rows ask for: decides which dispatches compute them.
+
+    Attributes
+    ----------
+    wanted : names of values. asks : answers about them. supplied : names of computed values that
+        rows replace. mixed : whether some rows want values of the tail that others do not; then
+        faults are known by dispatch.
+    """
+
+    wanted: frozenset[str]
+    asks: frozenset[Ask]
+    supplied: frozenset[str]
+    mixed: bool = False
+
+
+@dataclass
+class Ready:
+    """A dispatch with its buffers bound."""
+
+    pipeline: Any
+    group: Any
+    work: Work
+
+
+@dataclass
+class Compiled:
+    """Dispatches of a request.
+
+    Attributes
+    ----------
+    works : in order, trunk before tail. answers : where each ask's answers begin in x; late : asks
+        and wanted values that exist for the tail's rows only. regions : fault flags, as (begin,
+        whether of the tail, the nodes concerned or None for all).
+    """
+
+    lowered: Lowered
+    places: Places
+    works: list[Work]
+    answers: dict[Ask, int]
+    late: frozenset[str]
+    tops: dict[Ask, int]
+    regions: list[tuple[int, bool, frozenset[str] | None]]
+    ready: list[tuple[Ready, Ready | None]]
+    version: tuple[int, int]
+
+    def at(self, name: str) -> int:
+        """Where a value begins."""
+        return self.places.offsets[self.lowered.root(name)]
+
+
+class Memory:
+    """Buffers that all requests of a plan share; they only grow."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu, self.version = gpu, 0
+        self.buffers: dict[str, Any] = {}
+
+    def have(self, name: str, words: int) -> Any:
+        """A buffer of at least so many words."""
+        held = self.buffers.get(name)
+        if held is None or held.size < 4 * words:
+            self.buffers[name] = self.gpu.buffer(max(4 * words, 1024))
+            self.version += 1
+        return self.buffers[name]
+
+
+class Plan:
+    """An entry graph of primitives with its weights."""
+
+    def __init__(
+        self, graph: Graph, weights: Weights, pools: Pools, gpu: Gpu, limit: int, context: int
+    ) -> None:
+        self.computed = frozenset(name for node in graph.nodes for name in node.outputs)
+        there = self.computed | set(graph.inputs)
+        self.graph = replace(graph, values={n: t for n, t in graph.values.items() if n in there})
+        self.weights, self.pools, self.gpu = weights, pools, gpu
+        self.limit, self.context = limit, context
+        for node in graph.nodes:
+            weights.prepare(node)
+        self.always = always_known(self.graph)
+        self.turns = Turns(graph.nodes)
+        self.memory = Memory(gpu)
+        late = (row_words(t) for n, t in self.graph.values.items() if n not in self.always)
+        self.rows = TRUNK_ROWS
+        self.tail_rows = min(TRUNK_ROWS, max(1, TAIL_BYTES // (4 * max(late, default=1))))
+        self._compiled: dict[Request, Compiled] = {}
+        self.needs = lru_cache(maxsize=256)(self._needs)
+        self.attends = [n.op for n in graph.nodes if isinstance(n.op, ops.Attend)]
+        self.blocks = [n.op.block for n in graph.nodes if isinstance(n.op, ops.ChooseBlocks)]
+
+    def _needs(self, wants: tuple[Want, ...]) -> frozenset[str]:
+        """Names of the nodes that a row with these wants depends on."""
+        return frozenset(needed(self.graph, {value_of(want) for want in wants}))
+
+    def request_of(self, rows: Sequence[Row]) -> Request:
+        """What these rows ask for."""
+        kinds = {row.wants for row in rows if row.wants}
+        asked = [pair for wants in kinds for pair in asked_by(wants)]
+        wanted = frozenset(value_of(want) for want, _ in asked) - set(SIDE_VALUES)
+        asks = frozenset(ask for _, ask in asked if ask is not None)
+        given = frozenset(name for row in rows if row.inputs for name in row.inputs)
+        late = {frozenset(value_of(want) for want in wants) - self.always for wants in kinds}
+        mixed = len(late - {frozenset()}) > 1
+        return Request(wanted, asks, given & self.computed, mixed)
+
+    def compiled(self, request: Request) -> Compiled:
+        """The dispatches of a request, bound to the buffers that there are now."""
+        found = self._compiled.get(request)
+        if found is None:
+            if len(self._compiled) == MOST_COMPILED:
+                del self._compiled[next(iter(self._compiled))]
+            found = self._compiled[request] = self._compile(request)
+        if found.version != self._version():
+            self._bind(found)
+        return found
+
+    def _version(self) -> tuple[int, int]:
+        return self.pools.version, self.memory.version
+
+    def _compile(self, request: Request) -> Compiled:
+        solid = request.supplied
+        lowering = Lowering(self.graph, self.always, solid, request.mixed)
+        lowered = lowering.lowered(request.wanted)
+        places = self._places(lowered, request)
+        binder = Binder(
+            lowered,
+            places,
+            self.weights,
+            self.turns,
+            self.pools,
+            self.gpu.dot,
+            self.rows,
+            self.context,
+        )
+        works = [
+            work
+            for group in lowered.groups
+            for work in (*self._works(binder, group), *self._given(binder, group, solid))
+        ]
+        late = frozenset(n for n in request.wanted if lowered.root(n) not in self.always)
+        answers, end = {}, places.numbers
+        tops: dict[Ask, int] = {}
+        for ask in sorted(request.asks):
+            tail = ask.value in late
+            rows = self.tail_rows if tail else self.rows
+            answers[ask], end = end, end + rows * ask.words
+            work = end
+            if ask.kind == "draw":
+                end += 3 * rows * binder.size(ask.value)
+            if ask.kind == "top":
+                tops[ask] = 1 << len(tops)
+            for stage, values in answering(binder, ask, answers[ask], work, tops.get(ask, 0)):
+                kernel = staged((stage,), self.gpu.dot)
+                works.append(Work(kernel, (values,), Grid(), tail, label=ask.kind))
+        self.memory.have("x", end)
+        self.memory.have("q", places.records)
+        regions = self._regions(works, request.mixed)
+        compiled = Compiled(lowered, places, works, answers, late, tops, regions, [], (-1, -1))
+        self._bind(compiled)
+        return compiled
+
+    def _works(self, binder: Binder, group: tuple[Step, ...]) -> list[Work]:
+        nodes = frozenset(step.node.name for step in group if step.node)
+        outputs = tuple(name for step in group for name in step.outputs)
+        if group[0].wide:
+            made = dispatches(binder, group[0])
+        else:
+            bound = [pair for step in group for pair in MAKERS[type(step.op)](binder, step)]
+            kernel = staged(tuple(stage for stage, _ in bound), self.gpu.dot)
+            slots = {slot for step in group if step.node for slot in step.node.slots.values()}
+            values = tuple(values for _, values in bound)
+            pool = next(iter(slots), None)
+            made = [Work(kernel, values, Grid(), group[0].tail, pool=pool)]
+        label = " ".join(dict.fromkeys(type(step.op).__name__ for step in group))
+        return [replace(w, label=label, nodes=nodes, outputs=outputs) for w in made]
+
+    def _given(self, binder: Binder, group: tuple[Step, ...], solid: frozenset[str]) -> list[Work]:
+        """What passes values that rows replace through `snap`, where they have been computed."""
+        works = []
+        for name in (n for step in group for n in step.outputs if n in solid):
+            bound = MAKERS[Admit](binder, Step(Admit(), (name,), ()))
+            kernel = staged(tuple(stage for stage, _ in bound), self.gpu.dot)
+            values = tuple(values for _, values in bound)
+            works.append(Work(kernel, values, Grid(), group[0].tail, given=name))
+        return works
+
+    def _regions(
+        self, works: list[Work], mixed: bool
+    ) -> list[tuple[int, bool, frozenset[str] | None]]:
+        """Fault flags of the trunk, of the tail, and in mixed requests of each dispatch there."""
+        regions: list[tuple[int, bool, frozenset[str] | None]] = [(0, False, None)]
+        if not mixed:
+            return [*regions, (self.rows, True, None)]
+        start = self.rows
+        for work in works:
+            if work.tail:
+                regions.append((start, True, work.nodes or None))
+                start += self.tail_rows
+        return regions
+
+    def _places(self, lowered: Lowered, request: Request) -> Places:
+        late = {
+            name for group in lowered.groups for step in group if step.tail
+            for name in step.outputs
+        }  # fmt: skip
+        roots = {
+            lowered.root(n) for g in lowered.groups for s in g for n in (*s.inputs, *s.outputs)
+        }
+        roots |= set(self.graph.inputs)
+        rows = {
+            name: self.tail_rows if name in late else self.rows
+            for name in roots
+            if name in lowered.types and name not in SIDE_VALUES
+        }
+        kept = {*request.wanted, *request.supplied, *self.graph.inputs} - set(SIDE_VALUES)
+        places = assign(lowered, rows, kept)
+        if 4 * max(places.numbers, places.records) <= self.limit // 2 or self.rows <= 1:
+            return places
+        self.rows //= 2  # fewer rows at a time, so that their values fit in what a kernel sees
+        self.tail_rows = min(self.tail_rows, self.rows)
+        self._compiled.clear()
+        return self._places(lowered, request)
+
+    def _bind(self, compiled: Compiled) -> None:
+        """Make the bind groups of all dispatches."""
+        bases = iter(compiled.regions[1:])
+        words: list[int] = []
+        slices: list[tuple[Work, int, int]] = []
+        mixed = len(compiled.regions) != 2 or compiled.regions[1][2] is not None
+        for work in compiled.works:
+            base = 0
+            if work.tail:
+                base = next(bases)[0] if mixed else compiled.regions[1][0]
+            for one in filter(None, (work, work.many)):
+                common = (base, int(work.tail), self.turns.words)
+                mine = one.kernel.words(common, one.values)
+                slices.append((one, 4 * len(words), 4 * len(mine)))
+                words += mine
+                words += [0] * (-len(words) % (SLICE // 4))
+        parameters = self.gpu.uploaded(np.array(words or [0], np.uint32))
+        last = max(
+            begin + (self.tail_rows if tail else self.rows) for begin, tail, _ in compiled.regions
+        )
+        self.memory.have("faults", last)
+        self.memory.have("m", 1 << 12)
+        self.memory.have("scratch", self._scratch_words())
+        self.memory.have("none", 4)
+        ready = [self._ready(one, (parameters, *place)) for one, *place in slices]
+        compiled.ready = []
+        rest = iter(ready)
+        for work in compiled.works:
+            compiled.ready.append((next(rest), next(rest) if work.many else None))
+        compiled.version = self._version()
+
+    def _scratch_words(self) -> int:
+        most = [self.rows * op.heads * (op.value_dim + 3) for op in self.attends]
+        return max([SCRATCH_BYTES // 4 if most or self.blocks else 4, *most])
+
+    def _ready(self, work: Work, parameters: tuple[Any, ...]) -> Ready:
+        held = self.memory.buffers
+        buffers = {**held, "w": self.weights.buffer, "p": parameters, **work.buffers}
+        buffers["pool"] = self.pools.buffers[work.pool] if work.pool else held["none"]
+        kernel = work.kernel
+        return Ready(self.gpu.pipeline(kernel)[0], self.gpu.bound(kernel, buffers), work)
+
+    def parts_for(self, rows: int, first: int, last: int) -> int:
+        """Parts that attention's keys are computed in: its runs side by side, or 1.
+
+        Parameters
+        ----------
+        first, last : lowest and highest position of the rows.
+        """
+        runs = last // 1024 + 1
+        each = max((op.heads * (op.value_dim + 3) for op in self.attends), default=0)
+        return runs if rows * each * runs <= SCRATCH_BYTES // 4 else 1
+
+    def choices_for(self, last: int) -> int:
+        """Blocks that a row may have to score."""
+        return max((last // block + 1 for block in self.blocks), default=0)
+
+    def reach(self, rows: Sequence[Row]) -> int:
+        """How many positions must be known for those that rows supply."""
+        given = [int(np.max(row.inputs[n])) for n in self.turns.supplied for row in rows]
+        return max(given, default=-1) + 1
+
+    def words_of(self, name: str) -> int:
+        """Words of a row's value."""
+        return row_words(self.graph.values[name])
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Shape of a row's value."""
+        return self.graph.values[name].shape
+
+    def numbers_of(self, name: str) -> int:
+        """Numbers of a row's value."""
+        return prod(self.shape_of(name))
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Types of the inputs that rows supply."""
+        return {n: self.graph.values[n] for n in self.graph.inputs if n not in SIDE_VALUES}

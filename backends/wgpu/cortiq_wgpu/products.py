@@ -1,0 +1,192 @@
+"""Texts of the kernels that meet a matrix: how codes are unpacked, and how blocks are summed."""
+
+from __future__ import annotations
+
+from cortiq_wgpu.packing import Form
+from cortiq_wgpu.source import Kernel, kernel
+
+WORD = 0x01010101
+CHOICES = {
+    "one": "n += $start; var line = n;",
+    "heads": "var line = slot * $n + n;",
+    "experts": "var line = x[$index + first * $slots + slot] * $n + n;",
+}
+"""Which line of a matrix, or of a stack of them, gives output n."""
+
+
+def _masked(shifted: str, mask: int) -> str:
+    return f"({shifted}) & vec4u({mask * WORD:#x}u)"
+
+
+def _unpack(form: Form) -> str:
+    """Statements that return the codes of a group."""
+    if form.bits == 8:
+        return (
+            f"let place = ((row * {form.planes}u + plane) * $groups + group) * 2u;\n"
+            "  return Codes(codes[place], codes[place + 1u]);"
+        )
+    low, high = _masked("v", 15), _masked("v >> vec4u(4u)", 15)
+    lines = [f"let v = codes[at];\n  var a = {low};\n  var b = {high};"]
+    if form.bits == 5:
+        lines.append("let h = vec4u(s[$high + at]);")
+        for half, first in (("a", 0), ("b", 4)):
+            shift = ", ".join(f"{first + i}u" for i in range(4))
+            part = _masked(f"h >> vec4u({shift})", 1)
+            lines.append(f"{half} |= ({part}) << vec4u(4u);")
+    if form.bits == 6:
+        for half, word in (("a", 0), ("b", 1)):
+            part = _masked(f"vec4u(s[$high + 2u * at + {word}u]) >> vec4u(0u, 2u, 4u, 6u)", 3)
+            lines.append(f"{half} |= ({part}) << vec4u(4u);")
+    lines.append("return Codes(signed_bytes(a), signed_bytes(b));")
+    return "\n  ".join(lines)
+
+
+def _zero_point(form: Form) -> str:
+    """Bytes less the zero point: no byte borrows from its neighbour while the top bit is set."""
+    if not form.zero:
+        return "return v;"
+    top = f"vec4u({0x80 * WORD:#x}u)"
+    return f"return ((v | {top}) - vec4u({form.zero * WORD:#x}u)) ^ {top};"
+
+
+def _codes(form: Form) -> dict[str, str]:
+    return {"UNPACK": _unpack(form), "ZERO_POINT": _zero_point(form)}
+
+
+def _row_sums(form: Form) -> str:
+    """Integer sums over the whole row, then one rounding."""
+    two = form.planes == 2
+    names = ("hh", "mid", "ll") if two else ("hh", "ll")
+    declared = "\n  ".join(f"var {name}: array<i32, ROWS>;" for name in names)
+    second = "let d = codes_of(line, g, 1u);" if two else ""
+    sums = "hh[r] += dot16(c.a, ha) + dot16(c.b, hb);"
+    if two:
+        sums += """
+      mid[r] += dot16(d.a, ha) + dot16(d.b, hb) + dot16(c.a, la) + dot16(c.b, lb);
+      ll[r] += dot16(d.a, la) + dot16(d.b, lb);"""
+    else:
+        sums += "\n      ll[r] += dot16(c.a, la) + dot16(c.b, lb);"
+    rounded = (
+        "round_three_planes(hh[r], mid[r], ll[r])" if two else "round_two_planes(hh[r], ll[r])"
+    )
+    return f"""{declared}
+  for (var g = 0u; g < $groups; g++) {{
+    let c = codes_of(line, g, 0u);
+    {second}
+    for (var r = 0u; r < ROWS; r++) {{
+      let at = records[r] + 2u * g;
+      let ha = q[at];
+      let hb = q[at + 1u];
+      let la = q[at + units];
+      let lb = q[at + units + 1u];
+      {sums}
+    }}
+  }}
+  for (var r = 0u; r < ROWS; r++) {{
+    y[r] = multiply({rounded}, from_bits(s[$scale + line]));
+  }}"""
+
+
+def _scaled(form: Form, half: str) -> str:
+    """The sub-scale of a half of a group."""
+    if not form.scaled:
+        return "1"
+    index = "g" if form.sub == 32 else f"2u * g + {'0u' if half == 'a' else '1u'}"
+    return f"signed_byte($sub_scale + line * $sub_words, {index})"
+
+
+def _offset(form: Form, half: str) -> str:
+    if not form.offset:
+        return "1"
+    index = "g" if form.sub == 32 else f"2u * g + {'0u' if half == 'a' else '1u'}"
+    return f"signed_byte($offset + line * $sub_words, {index})"
+
+
+def _block_sums(form: Form) -> str:
+    """Blocks in order, each rounded once, in runs of 8."""
+    each = form.block // 32
+    lows, low_sum, low_term = "", "", ""
+    if form.minima:
+        lows = f"let oa = {_offset(form, 'a')};\n        let ob = {_offset(form, 'b')};"
+        low_sum = """
+          let sums = q[records[r] + 2u * units + g / 2u];
+          let odd = (g & 1u) != 0u;
+          jj[r] += oa * bitcast<i32>(select(sums.x, sums.z, odd));
+          jj[r] += ob * bitcast<i32>(select(sums.y, sums.w, odd));"""
+        low_term = """
+        let minimum = from_bits(s[$minimum + line * blocks + block]);
+        term = add(term, multiply(round_int32(jj[r]), minimum));"""
+    return f"""let blocks = $blocks;
+  for (var run = 0u; run < blocks; run += 8u) {{
+    var sum: array<f32, ROWS>;
+    for (var r = 0u; r < ROWS; r++) {{ sum[r] = 0.0; }}
+    for (var block = run; block < min(run + 8u, blocks); block++) {{
+      var hh: array<i32, ROWS>;
+      var ll: array<i32, ROWS>;
+      var jj: array<i32, ROWS>;
+      for (var r = 0u; r < ROWS; r++) {{ hh[r] = 0; ll[r] = 0; jj[r] = 0; }}
+      for (var g = block * {each}u; g < min(block * {each}u + {each}u, $groups); g++) {{
+        let c = codes_of(line, g, 0u);
+        let sa = {_scaled(form, "a")};
+        let sb = {_scaled(form, "b")};
+        {lows}
+        for (var r = 0u; r < ROWS; r++) {{
+          let at = records[r] + 2u * g;
+          hh[r] += sa * dot16(c.a, q[at]) + sb * dot16(c.b, q[at + 1u]);
+          ll[r] += sa * dot16(c.a, q[at + units]) + sb * dot16(c.b, q[at + units + 1u]);{low_sum}
+        }}
+      }}
+      let scale = from_bits(s[$scale + line * blocks + block]);
+      for (var r = 0u; r < ROWS; r++) {{
+        var term = multiply(round_two_planes(hh[r], ll[r]), scale);{low_term}
+        sum[r] = add(sum[r], term);
+      }}
+    }}
+    for (var r = 0u; r < ROWS; r++) {{ y[r] = add(y[r], sum[r]); }}
+  }}"""
+
+
+def product_kernel(form: Form, dot: str, rows: int, choice: str, own_rows: bool) -> Kernel:
+    """The product with a matrix of a form.
+
+    Parameters
+    ----------
+    rows : of the batch, in one workgroup. choice : see `CHOICES`.
+    own_rows : whether each slot of a row meets a record of its own.
+    """
+    record = "(row * $slots + slot)" if own_rows else "row"
+    parts = {"CHOICE": CHOICES[choice], "RECORD": record}
+    if form.bits == 32:
+        return kernel("float_product", dot, parts)
+    blocks = _block_sums(form) if form.block else _row_sums(form)
+    parts |= {"ROWS": str(rows), "BLOCKS": blocks, **_codes(form)}
+    return kernel("product", dot, parts, ("codes",))
+
+
+def embed_kernel(form: Form, dot: str) -> Kernel:
+    """The look-up in a table of a form."""
+    if form.bits == 32:
+        return kernel("float_embed", dot)
+    block = "k" if not form.block else f"k / {form.block}u"
+    at = "line" if not form.block else f"line * $blocks + {block}"
+    second, code = "", ""
+    if form.planes == 2:
+        second = (
+            "let beside = codes_of(line, g, 1u);\n  low_both[0] = beside.a;\n"
+            "  low_both[1] = beside.b;"
+        )
+        code = (
+            "let low_word = low_both[i / 16u][(i % 16u) / 4u];\n    "
+            "code = code * 256 + (bitcast<i32>(low_word << (24u - 8u * (i % 4u))) >> 24u);"
+        )
+    if form.scaled:
+        code += f"code *= signed_byte($sub_scale + line * $sub_words, k / {form.sub}u);"
+    value = f"var value = multiply(f32(code), from_bits(s[$scale + {at}]));"
+    if form.minima:
+        low = "1"
+        if form.offset:
+            low = f"signed_byte($offset + line * $sub_words, k / {form.sub}u)"
+        value += f"\n    let low = multiply(f32({low}), from_bits(s[$minimum + {at}]));"
+        value += "\n    value = add(value, low);"
+    parts = {"SECOND": second, "CODE": code, "VALUE": value, **_codes(form)}
+    return kernel("embed", dot, parts, ("codes",))

@@ -1,0 +1,280 @@
+"""A batch on its way through a plan: chunks of rows in, one command buffer each, wants out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cortiq.backend import Batch, Named, Row, Want
+from cortiq.backend.admission import value_of
+from cortiq.backend.executable import Accepted
+from cortiq.numerics.quantise import Quantised
+from cortiq_wgpu.batch import Flat, Records
+from cortiq_wgpu.places import record_words, units_of
+from cortiq_wgpu.plan import FEW_ROWS, SIDE_VALUES, Compiled, Plan
+from cortiq_wgpu.state import WgpuState
+from cortiq_wgpu.wants import Ask, answer, asked_by
+from cortiq_wgpu.work import Work
+
+
+@dataclass
+class Copies:
+    """What of the device's memory is read back: (buffer, first word, words), one after another."""
+
+    pieces: list[tuple[str, int, int]] = field(default_factory=list)
+    words: int = 0
+
+    def add(self, buffer: str, start: int, words: int) -> slice:
+        """Read some words; where they will be."""
+        self.pieces.append((buffer, start, words))
+        self.words += words
+        return slice(self.words - words, self.words)
+
+
+@dataclass
+class Pass:
+    """A command buffer under way.
+
+    Attributes
+    ----------
+    rows : of the trunk, and of the tail. faults, answers, named : where these come back.
+    """
+
+    rows: tuple[np.ndarray, np.ndarray]
+    copies: Copies
+    readable: Any = None
+    faults: slice = field(default_factory=lambda: slice(0, 0))
+    answers: dict[Ask, tuple[slice, bool]] = field(default_factory=dict)
+    named: dict[tuple[str, int], slice] = field(default_factory=dict)
+
+
+class Run:
+    """One batch.
+
+    Attributes
+    ----------
+    flat : the rows of all accepted sequences, which all other row numbers count in.
+    """
+
+    def __init__(self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[WgpuState]]) -> None:
+        self.plan, self.gpu, self.entry = plan, plan.gpu, batch.entry
+        self.flat = Flat(accepted, batch.entry)
+        self.rows: list[Row] = [batch.rows[index] for index in self.flat.indices]
+        self.request = plan.request_of(self.rows)
+        self.compiled: Compiled = plan.compiled(self.request)
+        self.failed: set[int] = set()
+        self.brought: list[dict[Want, Any]] = [{} for _ in self.rows]
+        self._temporary: list[Any] = []
+
+    def compute(self) -> list[list[Mapping[Want, Any]] | None]:
+        """What the rows of each sequence bring, None for one with a fault."""
+        under_way = [self._submitted(*chunk) for chunk in self._chunks()]
+        for one in under_way:
+            self._collect(one)
+        found: list[list[Mapping[Want, Any]] | None] = []
+        for owner, (start, stop) in enumerate(self.flat.spans):
+            found.append(None if owner in self.failed else list(self.brought[start:stop]))
+        return found
+
+    def _chunks(self) -> Iterator[tuple[np.ndarray, bool, np.ndarray]]:
+        """(rows of the chunk, whether they are computed now, rows of the tail) for each pass."""
+        size, tail = self.plan.rows, self.plan.tail_rows
+        for start in range(0, len(self.rows), size):
+            chunk = np.arange(start, min(start + size, len(self.rows)))
+            late = np.array([row for row in chunk.tolist() if self._has_late_wants(row)], np.int64)
+            yield chunk, True, late[:tail]
+            for first in range(tail, len(late), tail):
+                yield chunk, False, late[first : first + tail]
+
+    def _has_late_wants(self, row: int) -> bool:
+        late = self.compiled.late
+        return bool(late) and any(value_of(want) in late for want in self.rows[row].wants)
+
+    def _submitted(self, chunk: np.ndarray, fresh: bool, late: np.ndarray) -> Pass:
+        """Upload the rows' records, encode, submit."""
+        trunk = chunk if fresh else chunk[:0]
+        one = Pass((trunk, late), Copies())
+        records = Records(self, chunk, late)
+        device, memory = self.gpu.device, self.plan.memory
+        version = memory.version
+        words = records.words()
+        held = memory.have("m", len(words))
+        if memory.version != version:
+            self.compiled = self.plan.compiled(self.request)
+        device.queue.write_buffer(held, 0, words)
+        encoder = device.create_command_encoder()
+        encoder.clear_buffer(memory.buffers["faults"])
+        counts = len(trunk), len(late)
+        if fresh:
+            self._take_inputs(encoder, chunk)
+        self._encode(encoder, counts, records, one)
+        self._read_back(encoder, one)
+        device.queue.submit([encoder.finish()])
+        return one
+
+    def _encode(self, encoder: Any, counts: tuple[int, int], records: Records, one: Pass) -> None:
+        compute = encoder.begin_compute_pass()
+        pipeline = None
+        for few, many in self.compiled.ready:
+            ready = few if many is None or counts[few.work.tail] <= FEW_ROWS else many
+            work = ready.work
+            rows = counts[work.tail]
+            if not rows or (work.begin and work.begin >= records.reach(work)):
+                continue
+            if work.given is not None:
+                compute.end()
+                given = self._replace(encoder, work, one)
+                compute, pipeline = encoder.begin_compute_pass(), None
+                if not given:
+                    continue
+            if ready.pipeline is not pipeline:
+                pipeline = ready.pipeline
+                compute.set_pipeline(pipeline)
+            compute.set_bind_group(0, ready.group)
+            groups = work.grid.groups(rows, records.segments, records.parts)
+            compute.dispatch_workgroups(*groups)
+        compute.end()
+
+    def _copied(self, encoder: Any, words: np.ndarray, name: str, place: int) -> None:
+        """Write words into a value, in turn with the dispatches."""
+        held = self.gpu.uploaded(words)
+        self._temporary.append(held)
+        type_ = self.plan.graph.values[name]
+        buffer = self.plan.memory.buffers["q" if type_.dtype == "q16" else "x"]
+        start = self.compiled.at(name) + place * self.plan.words_of(name)
+        encoder.copy_buffer_to_buffer(held, 0, buffer, 4 * start, 4 * len(words))
+
+    def _take_inputs(self, encoder: Any, chunk: np.ndarray) -> None:
+        """Write what rows supply for the graph's inputs."""
+        for name in self.plan.inputs:
+            given = [self._words_of(name, self.rows[row].inputs[name]) for row in chunk.tolist()]
+            if given[0].size:
+                self._copied(encoder, np.concatenate(given), name, 0)
+
+    def _words_of(self, name: str, value: Any) -> np.ndarray:
+        type_ = self.plan.graph.values[name]
+        if type_.dtype == "q16":
+            return records_of(value, type_.shape)
+        dtype = np.int32 if type_.dtype == "i32" else np.float32
+        with np.errstate(over="ignore"):  # beyond float32 is infinite, and so a fault
+            return np.asarray(value).astype(dtype).reshape(-1).view(np.uint32)
+
+    def _replace(self, encoder: Any, work: Work, one: Pass) -> bool:
+        """Let rows that supply a computed value replace what was computed."""
+        name, given = work.given, False
+        assert name is not None
+        for place, row in enumerate(one.rows[work.tail].tolist()):
+            if name in self.rows[row].inputs:
+                words = self._words_of(name, self.rows[row].inputs[name])
+                self._copied(encoder, words, name, place)
+                given = True
+        return given
+
+    def _read_back(self, encoder: Any, one: Pass) -> None:
+        """Copy faults, answers and named values to memory that the host reads."""
+        buffers, copies = self.plan.memory.buffers, one.copies
+        begin, tail, _ = self.compiled.regions[-1]
+        last = begin + (self.plan.tail_rows if tail else self.plan.rows)
+        one.faults = copies.add("faults", 0, last)
+        late = self.compiled.late
+        for ask, start in self.compiled.answers.items():
+            rows = one.rows[ask.value in late]
+            if len(rows):
+                cut = copies.add("x", start, len(rows) * ask.words)
+                one.answers[ask] = cut, ask.value in late
+        for late_rows, rows in zip((False, True), one.rows, strict=True):
+            for place, row in enumerate(rows.tolist()):
+                for want in self.rows[row].wants:
+                    name = value_of(want)
+                    if isinstance(want, Named) and (name in late) == late_rows:
+                        self._read_value(one, name, row, place)
+        one.readable = self.gpu.readable(4 * copies.words)
+        start = 0
+        for name, first, words in copies.pieces:
+            encoder.copy_buffer_to_buffer(
+                buffers[name], 4 * first, one.readable, 4 * start, 4 * words
+            )
+            start += words
+
+    def _read_value(self, one: Pass, name: str, row: int, place: int) -> None:
+        if name in SIDE_VALUES or not self.plan.words_of(name):
+            return
+        buffer = "q" if self.plan.graph.values[name].dtype == "q16" else "x"
+        words = self.plan.words_of(name)
+        start = self.compiled.at(name) + place * words
+        one.named[name, row] = one.copies.add(buffer, start, words)
+
+    def _collect(self, one: Pass) -> None:
+        """Read what came back: faults, answers, values."""
+        words = self.gpu.read(one.readable, 4 * one.copies.words)
+        one.readable.destroy()
+        self._note_faults(words[one.faults], one)
+        for ask, (cut, tail) in one.answers.items():
+            values = words[cut].reshape(-1, ask.words)
+            for place, row in enumerate(one.rows[tail].tolist()):
+                for want, asked in asked_by(self.rows[row].wants):
+                    if asked == ask:
+                        self.brought[row][want] = answer(ask, values[place])
+        late = self.compiled.late
+        for late_rows, rows in zip((False, True), one.rows, strict=True):
+            for row in rows.tolist():
+                for want in self.rows[row].wants:
+                    if isinstance(want, Named) and (want.name in late) == late_rows:
+                        self.brought[row][want] = self._named(want.name, row, one, words)
+
+    def _named(self, name: str, row: int, one: Pass, words: np.ndarray) -> Any:
+        """A row's value, in the shape of one row."""
+        if name in SIDE_VALUES:
+            source = self.flat.tokens if name == "token" else self.flat.positions
+            return np.int32(source[row])
+        type_ = self.plan.graph.values[name]
+        cut = one.named.get((name, row), slice(0, 0))
+        if type_.dtype == "q16":
+            return quantised_of(words[cut], type_.shape)
+        dtype = np.int32 if type_.dtype == "i32" else np.float32
+        value = words[cut].view(dtype).reshape(type_.shape).copy()
+        return value if type_.shape else value[()]
+
+    def _note_faults(self, flags: np.ndarray, one: Pass) -> None:
+        for begin, tail, nodes in self.compiled.regions:
+            rows = one.rows[tail]
+            for place in np.flatnonzero(flags[begin : begin + len(rows)]).tolist():
+                row = int(rows[place])
+                if nodes is None or nodes & self.plan.needs(self.rows[row].wants):
+                    self.failed.add(int(self.flat.owner[row]))
+
+
+def records_of(value: Quantised, shape: tuple[int, ...]) -> np.ndarray:
+    """The words of quantised rows."""
+    width = shape[-1]
+    units = units_of(width)
+    q = np.asarray(value.q, np.int32).reshape(-1, width)
+    padded = np.zeros((len(q), 16 * units), np.int32)
+    padded[:, :width] = q
+    high = (padded + 128) >> 8
+    records = np.zeros((len(q), record_words(width)), np.uint32)
+    for plane, part in enumerate((high, padded - (high << 8))):
+        words = np.ascontiguousarray(part.astype(np.int8)).view(np.uint32)
+        records[:, plane * 4 * units : (plane + 1) * 4 * units] = words
+    sums = padded.reshape(len(q), units, 16).sum(axis=2, dtype=np.int32)
+    records[:, 8 * units : 9 * units] = sums.view(np.uint32)
+    records[:, -4] = np.asarray(value.e, np.int32).reshape(-1).view(np.uint32)
+    return records.reshape(-1)
+
+
+def quantised_of(words: np.ndarray, shape: tuple[int, ...]) -> Quantised:
+    """Quantised rows of these words."""
+    *lead, width = shape
+    units = units_of(width)
+    records = words.reshape(-1, record_words(width))
+    planes = [
+        np.ascontiguousarray(records[:, plane * 4 * units : (plane + 1) * 4 * units])
+        .view(np.int8)[:, :width].astype(np.int32)
+        for plane in range(2)
+    ]  # fmt: skip
+    q = planes[0] * 256 + planes[1]
+    e = records[:, -4].view(np.int32).reshape(lead).copy()
+    return Quantised(q.reshape(shape), e if lead else e[()])

@@ -1,0 +1,278 @@
+"""Stages of one row, from the steps of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cortiq.ir import ops
+from cortiq.numerics.contract import F32
+from cortiq_wgpu.binder import Binder
+from cortiq_wgpu.lower import Admit, Gather, Merge, Step
+from cortiq_wgpu.places import row_words
+from cortiq_wgpu.routes import route_stage
+from cortiq_wgpu.source import Stage, bits, stage
+from cortiq_wgpu.work import NONE
+
+Bound = list[tuple[Stage, Mapping[str, int]]]
+"""Stages and the values of their parameters."""
+Maker = Callable[[Binder, Step], Bound]
+LANES = 256
+
+ACTIVATIONS = {
+    "silu": "silu", "gelu_tanh": "gelu_tanh", "gelu": "gelu", "sigmoid": "sigmoid",
+    "tanh": "tanh_", "softplus": "softplus", "relu": "relu", "relu2": "relu2",
+    "exp": "exponential",
+}  # fmt: skip
+"""The function of each activation."""
+A = "from_bits(x[$x + row * $n + i])"
+"""Value i of a row."""
+
+
+def _map(body: str, **values: int) -> tuple[Stage, Mapping[str, int]]:
+    return stage("map", BODY=body), values
+
+
+def _wise(binder: Binder, step: Step, expression: str, **values: int) -> Bound:
+    """The output's value i from the first input's."""
+    out, x = step.outputs[0], step.inputs[0]
+    body = f"x[$out + row * $n + i] = canonical({expression}, row);"
+    return [_map(body, x=binder.at(x), out=binder.at(out), n=binder.size(out), **values)]
+
+
+def _pair(function: str) -> Maker:
+    def make(binder: Binder, step: Step) -> Bound:
+        b = "from_bits(x[$y + row * $n + i])"
+        return _wise(binder, step, f"{function}({A}, {b})", y=binder.at(step.inputs[1]))
+
+    return make
+
+
+def _constant(function: str, name: str) -> Maker:
+    def make(binder: Binder, step: Step) -> Bound:
+        value = bits(getattr(step.op, name))
+        return _wise(binder, step, f"{function}({A}, from_bits($c))", c=value)
+
+    return make
+
+
+def _bias(binder: Binder, step: Step) -> Bound:
+    place = binder.vector(step, "bias", NONE)
+    expression = f"add({A}, from_bits(w[$bias + i % $width]))"
+    return _wise(binder, step, expression, bias=place, width=step.op.width)
+
+
+def _activation(binder: Binder, step: Step) -> Bound:
+    return _wise(binder, step, f"{ACTIVATIONS[step.op.function]}({A})")
+
+
+def _soft_cap(binder: Binder, step: Step) -> Bound:
+    cap = F32(step.op.cap)
+    expression = f"multiply(tanh_(multiply({A}, from_bits($inverse))), from_bits($cap))"
+    return _wise(binder, step, expression, cap=bits(cap), inverse=bits(F32(1) / cap))
+
+
+def _gain(binder: Binder, step: Step) -> Bound:
+    n, width = binder.size(step.outputs[0]), step.op.width
+    each = n // width if step.op.per == "head" else 1
+    place = binder.vector(step, "weight", NONE)
+    expression = f"multiply({A}, from_bits(w[$gains + (i / $each) % $width]))"
+    return _wise(binder, step, expression, gains=place, each=each, width=width)
+
+
+def _scale_rows(binder: Binder, step: Step) -> Bound:
+    heads, width = binder.heads(step.inputs[0])
+    factor = "from_bits(x[$y + row * $heads + i / $each])"
+    y = binder.at(step.inputs[1])
+    return _wise(binder, step, f"multiply({A}, {factor})", y=y, heads=heads, each=width)
+
+
+def _clamp(binder: Binder, step: Step) -> Bound:
+    value, values = A, {}
+    for name, less in (("low", "<"), ("high", ">")):
+        bound = getattr(step.op, name)
+        if bound is not None:
+            value = f"select({value}, from_bits(${name}), {value} {less} from_bits(${name}))"
+            values[name] = bits(bound)
+    return _wise(binder, step, value, **values)
+
+
+def _of_expert(binder: Binder, step: Step, expression: str, **values: int) -> Bound:
+    index = step.inputs[1]
+    k = binder.size(index)
+    each = binder.size(step.outputs[0]) // k
+    place = binder.at(index)
+    return _wise(binder, step, expression, index=place, k=k, each=each, **values)
+
+
+EXPERT = "x[$index + row * $k + i / $each]"
+
+
+def _expert_gain(binder: Binder, step: Step) -> Bound:
+    place = binder.vector(step, "weight", NONE)
+    return _of_expert(binder, step, f"multiply({A}, from_bits(w[$gains + {EXPERT}]))", gains=place)
+
+
+def _expert_bias(binder: Binder, step: Step) -> Bound:
+    place = binder.vector(step, "bias", NONE)
+    bias = f"from_bits(w[$bias + {EXPERT} * $each + i % $each])"
+    return _of_expert(binder, step, f"add({A}, {bias})", bias=place)
+
+
+def _combine(binder: Binder, step: Step) -> Bound:
+    weights, outputs = step.inputs
+    body = """var y = 0.0;
+    for (var j = 0u; j < $k; j++) {
+      let weight = from_bits(x[$weights + row * $k + j]);
+      y = add(y, multiply(weight, from_bits(x[$x + (row * $k + j) * $n + i])));
+    }
+    x[$out + row * $n + i] = canonical(y, row);"""
+    out = step.outputs[0]
+    return [_map(
+        body, k=binder.size(weights), weights=binder.at(weights), x=binder.at(outputs),
+        out=binder.at(out), n=binder.size(out),
+    )]  # fmt: skip
+
+
+def _slice(binder: Binder, step: Step) -> Bound:
+    source, out = step.inputs[0], step.outputs[0]
+    body = (
+        "x[$out + row * $n + i] = "
+        "x[$x + row * $whole + i / $width * $last + $start + i % $width * $step];"
+    )
+    return [_map(
+        body, x=binder.at(source), out=binder.at(out), n=binder.size(out),
+        whole=binder.size(source), last=binder.heads(source)[1], width=binder.heads(out)[1],
+        start=step.op.start, step=step.op.step,
+    )]  # fmt: skip
+
+
+def _concat(binder: Binder, step: Step) -> Bound:
+    out = step.outputs[0]
+    total, start, bound = binder.heads(out)[1], 0, []
+    body = (
+        "x[$out + row * $whole + i / $width * $last + $start + i % $width] = x[$x + row * $n + i];"
+    )
+    for part in step.inputs:
+        width = binder.heads(part)[1]
+        bound.append(_map(
+            body, x=binder.at(part), out=binder.at(out), n=binder.size(part),
+            whole=binder.size(out), last=total, width=width, start=start,
+        ))  # fmt: skip
+        start += width
+    return bound
+
+
+def _gather(binder: Binder, step: Step) -> Bound:
+    source, copy = step.inputs[0], step.outputs[0]
+    type_ = binder.type_of(copy)
+    block = "q" if type_.dtype == "q16" else "x"
+    body = f"{block}[$out + row * $n + i] = {block}[$x + about(row, 6u) * $n + i];"
+    return [_map(body, x=binder.at(source), out=binder.at(copy), n=row_words(type_))]
+
+
+def _admit(binder: Binder, step: Step) -> Bound:
+    place = binder.at(step.inputs[0])
+    n = binder.size(step.inputs[0])
+    body = f"x[$x + row * $n + i] = canonical({A}, row);"
+    return [_map(body, x=place, n=n)]
+
+
+def lanes_for(width: int) -> int:
+    """Lanes that share a stretch: a power of two."""
+    return min(LANES, 1 << max(0, width - 1).bit_length())
+
+
+def _quantise(binder: Binder, step: Step) -> Bound:
+    heads, width = binder.heads(step.inputs[0])
+    record = binder.record(step.outputs[0])
+    values = {
+        "x": binder.at(step.inputs[0]), "out": record["at"], "size": record["size"],
+        "units": record["units"], "heads": heads, "n": width,
+        "width": lanes_for(record["units"]),
+    }  # fmt: skip
+    return [(stage("quantise"), values)]
+
+
+def _rope(binder: Binder, step: Step) -> Bound:
+    heads, width = binder.heads(step.outputs[0])
+    values = {
+        "x": binder.at(step.inputs[0]), "out": binder.at(step.outputs[0]), "heads": heads,
+        "n": width, "pairs": step.op.table.dim // 2, "half": int(step.op.pairing == "half"),
+        "angles": binder.turns.place(step.op, step.inputs[1].removesuffix("@tail")),
+    }  # fmt: skip
+    return [(stage("rope"), values)]
+
+
+def _store(binder: Binder, step: Step) -> Bound:
+    key = binder.record(step.inputs[0])
+    value = {"at": 0, "size": 0, "units": 0}
+    if step.op.value_dim:
+        value = dict(binder.record(step.inputs[1]))
+    values = {
+        "heads": step.op.heads, "key_words": -(-step.op.key_dim // 4),
+        "channels": step.op.value_dim, "keys": key["at"], "key_size": key["size"],
+        "key_units": key["units"], "values": value["at"], "value_size": value["size"],
+        "value_units": value["units"],
+    }  # fmt: skip
+    return [(stage("store"), values)]
+
+
+def _merge(binder: Binder, step: Step) -> Bound:
+    values = {
+        "heads": step.op.attend.heads, "channels": step.op.attend.value_dim,
+        "sinks": binder.vector(step, "sinks", NONE), "out": binder.at(step.outputs[0]),
+    }  # fmt: skip
+    return [(stage("merge"), values)]
+
+
+def _norm(kind: str) -> Maker:
+    from cortiq_wgpu.norms import norm_stage
+
+    def make(binder: Binder, step: Step) -> Bound:
+        heads, width = binder.heads(step.outputs[0])
+        values: dict[str, Any] = {
+            "x": binder.at(step.inputs[0]), "out": binder.at(step.outputs[0]), "heads": heads,
+            "n": width, "width": lanes_for(width),
+        }  # fmt: skip
+        for role in ("weight", "bias"):
+            place = binder.vector(step, role, NONE)
+            if place != NONE:
+                values[role] = place
+        if kind != "softmax":
+            values["eps"] = bits(step.op.eps)
+            values["inverse"] = bits(F32(1) / F32(width))
+        return [(norm_stage(kind, frozenset(values)), values)]
+
+    return make
+
+
+MAKERS: Mapping[type, Maker] = {
+    Gather: _gather,
+    Admit: _admit,
+    Merge: _merge,
+    ops.Add: _pair("add"),
+    ops.Multiply: _pair("multiply"),
+    ops.Scale: _constant("multiply", "factor"),
+    ops.Shift: _constant("add", "amount"),
+    ops.Bias: _bias,
+    ops.Activation: _activation,
+    ops.SoftCap: _soft_cap,
+    ops.Gain: _gain,
+    ops.ScaleRows: _scale_rows,
+    ops.Clamp: _clamp,
+    ops.ExpertGain: _expert_gain,
+    ops.ExpertBias: _expert_bias,
+    ops.CombineExperts: _combine,
+    ops.Slice: _slice,
+    ops.Concat: _concat,
+    ops.Quantise: _quantise,
+    ops.Rope: _rope,
+    ops.StoreKV: _store,
+    ops.RMSNorm: _norm("rms"),
+    ops.LayerNorm: _norm("layer"),
+    ops.L2Norm: _norm("l2"),
+    ops.Softmax: _norm("softmax"),
+    ops.Route: route_stage,
+}
+"""How each step becomes stages."""

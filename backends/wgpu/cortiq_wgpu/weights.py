@@ -1,0 +1,77 @@
+"""A program's weights on the device: matrices packed once, vectors in one buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cortiq.ir import Node, ops
+from cortiq.numerics.layouts import Weight, floats
+from cortiq.numerics.norms import offset_weight
+from cortiq.numerics.scaling import gain
+from cortiq_wgpu.packing import Matrix, Uploader
+
+MATRICES = (ops.EmbedRows, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)
+
+
+class Weights:
+    """Prepared node by node, and shared between nodes.
+
+    Parameters
+    ----------
+    limit : bytes of a buffer.
+    """
+
+    def __init__(self, weights: Mapping[str, Weight], gpu: Any, limit: int) -> None:
+        self._weights, self._gpu = weights, gpu
+        self._uploader = Uploader(gpu, limit)
+        self._matrices: dict[str, Matrix] = {}
+        self._places: dict[tuple, int] = {}
+        self._vectors: list[np.ndarray] = []
+        self._end = 0
+        self._buffer: Any = None
+
+    def prepare(self, node: Node) -> None:
+        """Have a node's weights ready."""
+        for role, name in node.weights.items():
+            if isinstance(node.op, MATRICES):
+                if name not in self._matrices:
+                    self._matrices[name] = self._uploader.matrix(self._weights[name], name)
+            elif self._key(node, role) not in self._places:
+                self._add(self._key(node, role), self._values(node, role))
+
+    def _add(self, key: tuple, values: np.ndarray) -> None:
+        flat = np.ascontiguousarray(values, np.float32).reshape(-1)
+        self._places[key] = self._end
+        self._vectors.append(flat)
+        self._end += flat.size
+
+    def _key(self, node: Node, role: str) -> tuple:
+        form = getattr(node.op, "form", ""), getattr(node.op, "offset", 0.0)
+        return (node.weights[role], type(node.op).__name__, *form)
+
+    def _values(self, node: Node, role: str) -> np.ndarray:
+        name, op = node.weights[role], node.op
+        values = floats(self._weights[name], name)
+        if isinstance(op, ops.RMSNorm):
+            return offset_weight(values[0], op.offset)
+        if isinstance(op, ops.Gain):
+            return gain(values[0], op.form, name)
+        return values
+
+    def matrix(self, node: Node, role: str) -> Matrix:
+        """A node's matrix."""
+        return self._matrices[node.weights[role]]
+
+    def vector(self, node: Node, role: str) -> int:
+        """Where a node's vector begins in `buffer`."""
+        return self._places[self._key(node, role)]
+
+    @property
+    def buffer(self) -> Any:
+        """All vectors; whole once every node is prepared."""
+        if self._buffer is None:
+            self._buffer = self._gpu.uploaded(np.concatenate([*self._vectors, np.zeros(4, "<f4")]))
+        return self._buffer

@@ -1,0 +1,242 @@
+"""Dispatches of their own: products, look-ups, attention's runs, convolutions, recurrences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from cortiq.ir import Recurrent, Ring, ops
+from cortiq.numerics.attention import scoring
+from cortiq_wgpu.binder import Binder
+from cortiq_wgpu.lower import Spread, Step
+from cortiq_wgpu.packing import Matrix, Part
+from cortiq_wgpu.pools import capacity_of
+from cortiq_wgpu.products import embed_kernel, product_kernel
+from cortiq_wgpu.source import bits, kernel, stage, staged
+from cortiq_wgpu.work import NONE, SEGMENTS, Grid, Work
+
+LANES = 64
+MANY = 8
+"""Rows that a product's workgroup takes where there are many."""
+MOST_GROUPS = 65535
+"""Workgroups in one direction that every device has."""
+LEAVES = 256
+MOST_TURNS = 1 << 15
+"""Turns of all loops that a lane may take in one dispatch: llvmpipe ends loops after 65,535."""
+
+
+def _words(matrix: Matrix, part: Part) -> Mapping[str, int]:
+    """Where the stretches beside a matrix's codes begin."""
+    each = matrix.form.sub and -(-(matrix.width // matrix.form.sub) // 4)
+    block = matrix.form.block
+    blocks = -(-matrix.width // block) if block else 1
+    places = {
+        name: part.places.get(name, 0)
+        for name in ("scale", "minimum", "sub_scale", "offset", "high")
+    }
+    return {**places, "sub_words": each, "blocks": blocks, "groups": matrix.groups}
+
+
+def _beside(part: Part) -> Mapping[str, object]:
+    return {"codes": part.codes} if part.side is None else {"codes": part.codes, "s": part.side}
+
+
+def _product(binder: Binder, step: Step) -> list[Work]:
+    source, out = step.inputs[0], step.outputs[0]
+    matrix = binder.matrix(step, "weight")
+    op = step.op
+    inner, slots, choice = binder.heads(source)[0], 1, "one"
+    own, index = False, 0
+    if isinstance(op, ops.HeadMatMul):
+        inner, slots, choice, own = 1, op.heads, "heads", True
+    elif isinstance(op, ops.ExpertMatMul):
+        slots, choice = binder.size(step.inputs[1]), "experts"
+        inner, own, index = 1, len(binder.type_of(source).shape) > 1, binder.at(step.inputs[1])
+    height = binder.heads(out)[1]
+    common = {
+        "n": height, "inner": inner, "slots": slots, "index": index, "k": matrix.width,
+        "out": binder.at(out),
+    }  # fmt: skip
+    if matrix.form.bits == 32:
+        common["x"] = binder.at(source)
+    else:
+        record = binder.record(source)
+        common |= {"q": record["at"], "size": record["size"], "units": record["units"]}
+    return [
+        _over(binder, step, matrix, part, choice, own, {**common, **_words(matrix, part)})
+        for part in matrix.parts
+    ]
+
+
+def _over(
+    binder: Binder,
+    step: Step,
+    matrix: Matrix,
+    part: Part,
+    choice: str,
+    own: bool,
+    values: dict[str, int],
+) -> Work:
+    """The product with a part of a matrix, for few rows and for many."""
+    values |= {"start": part.start, "stop": part.stop}
+    lines = part.stop - part.start if choice == "one" else values["n"]
+    lanes = 1 if matrix.form.bits == 32 else LANES
+
+    def made(rows: int) -> Work:
+        text = product_kernel(matrix.form, binder.dot, rows, choice, own)
+        grid = Grid(-(-lines // lanes), rows, values["inner"], values["slots"])
+        return Work(text, (values,), grid, step.tail, _beside(part))
+
+    if matrix.form.bits == 32 or choice == "experts":
+        return made(1)
+    return replace(made(1), many=made(MANY))
+
+
+def _embed(binder: Binder, step: Step) -> list[Work]:
+    matrix, out = binder.matrix(step, "table"), step.outputs[0]
+    text = embed_kernel(matrix.form, binder.dot)
+    works = []
+    for part in matrix.parts:
+        values = {
+            **_words(matrix, part), "start": part.start, "stop": part.stop, "n": matrix.width,
+            "vocabulary": matrix.height, "out": binder.at(out),
+        }  # fmt: skip
+        lines = matrix.width if matrix.form.bits == 32 else matrix.groups
+        grid = Grid(-(-lines // LANES))
+        works.append(Work(text, (values,), grid, step.tail, _beside(part)))
+    return works
+
+
+CHOSEN = """
+  let list = $chosen + (row * $sets + head / ($heads / $sets)) * $listed;
+  for (var i = 0u; i < $listed; i++) { if (x[list + i] == key / $block) { return true; } }
+  return false;
+"""
+
+
+def _spread(binder: Binder, step: Step) -> list[Work]:
+    op, record = step.op.attend, binder.record(step.inputs[0])
+    constants = scoring(op.scale, op.soft_cap)
+    values = {
+        "q": record["at"], "key_size": record["size"], "key_units": record["units"],
+        "key_words": -(-op.key_dim // 4), "channels": op.value_dim, "heads": op.heads,
+        "kv_heads": op.kv_heads, "window": op.window or 0, "factor": bits(constants.factor),
+        "cap": bits(constants.cap), "inverse_cap": bits(constants.inverse_cap),
+    }  # fmt: skip
+    chosen = "return true;"
+    if op.block:
+        chosen = CHOSEN
+        sets, listed = binder.type_of(step.inputs[2]).shape
+        values |= {
+            "chosen": binder.at(step.inputs[2]), "sets": sets, "listed": listed, "block": op.block,
+        }  # fmt: skip
+    channels = max(1, -(-op.value_dim // LANES))
+    turns = 16 * (values["key_words"] + 17 * channels + 8)
+    runs = max(1, MOST_TURNS // turns)
+    parts = {"CHANNELS": str(channels), "CHOSEN": chosen, "RUNS": str(runs)}
+    text = kernel("attend", binder.dot, parts)
+    grid = Grid(op.heads, parts=True)
+    assert step.node is not None
+    all_runs = -(-binder.context // 1024)
+    return [
+        Work(text, ({**values, "begin": begin},), grid, step.tail, pool=step.node.slots["kv"],
+             begin=begin)
+        for begin in range(0, all_runs, runs)
+    ]  # fmt: skip
+
+
+def _choose(binder: Binder, step: Step) -> list[Work]:
+    key, op = binder.record(step.inputs[0]), step.op
+    values = {
+        "q": key["at"], "key_size": key["size"], "key_units": key["units"],
+        "key_words": -(-op.key_dim // 4), "heads": op.heads, "block": op.block, "top": op.top,
+        "local": op.local, "out": binder.at(step.outputs[0]),
+    }  # fmt: skip
+    text = staged((stage("blocks"),), binder.dot)
+    assert step.node is not None
+    pool = step.node.slots["kv"]
+    return [
+        Work(text, ({**values, "head": head},), Grid(), step.tail, pool=pool)
+        for head in range(op.heads)
+    ]
+
+
+def _conv(binder: Binder, step: Step) -> list[Work]:
+    assert step.node is not None
+    pool, n = step.node.slots["ring"], step.op.width
+    ring = binder.pools.slots[pool]
+    assert isinstance(ring, Ring)
+    values = {
+        "n": n, "taps": step.op.kernel, "capacity": capacity_of(ring),
+        "weight": binder.vector(step, "weight", NONE), "bias": binder.vector(step, "bias", NONE),
+        "x": binder.at(step.inputs[0]), "out": binder.at(step.outputs[0]),
+    }  # fmt: skip
+    grid = Grid(-(-n // LANES))
+    works = [Work(kernel("conv", binder.dot), (values,), grid, step.tail, pool=pool)]
+    if step.op.kernel > 1:
+        works.append(Work(kernel("ring", binder.dot), (values,), grid, step.tail, pool=pool))
+    return works
+
+
+DELTA = """for (var t = 0u; t < LEAVES; t++) {
+      let base = leaf_of(t);
+      var leaf = 0.0;
+      for (var i = base; i < state_rows; i += 256u) {
+        let alpha = from_bits(x[decays + select(0u, i, $decays > 1u)]);
+        let faded = from_bits(canonical(multiply(from_bits(x[key + i]), alpha), row));
+        leaf = add(leaf, multiply(from_bits(pool[state + i * columns]), faded));
+      }
+      PUSH
+    }
+    let gap = multiply(subtract(v, stack[LEVELS]), beta);
+    let driven = from_bits(canonical(gap, row));"""
+SPACE = "let driven = from_bits(canonical(multiply(beta, v), row));"
+PUSH = """var level = 0u;
+      var carried = leaf;
+      while (((t >> level) & 1u) == 1u) { carried = add(stack[level], carried); level++; }
+      stack[level] = carried;"""
+
+
+def _recurrence(binder: Binder, step: Step) -> list[Work]:
+    op = step.op
+    is_delta = isinstance(op, ops.DeltaRule)
+    roles = ("q", "k", "v", "alpha", "beta") if is_delta else ("v", "k", "q", "alpha", "beta")
+    values = {role: binder.at(name) for role, name in zip(roles, step.inputs, strict=True)}
+    assert step.node is not None
+    slot = binder.pools.slots[step.node.slots["state"]]
+    assert isinstance(slot, Recurrent)
+    heads, rows, columns = slot.shape
+    values |= {
+        "heads": heads, "key_heads": op.groups, "state_rows": rows, "columns": columns,
+        "out": binder.at(step.outputs[0]), "decays": binder.size(step.inputs[3]) // heads,
+    }  # fmt: skip
+    levels = max(1, min(LEAVES, 1 << max(0, rows - 1).bit_length()).bit_length() - 1)
+    driven = DELTA.replace("PUSH", PUSH) if is_delta else SPACE
+    parts = {"LEVELS": str(levels), "LEAVES": str(1 << levels), "DRIVEN": driven, "PUSH": PUSH}
+    text = kernel("recurrence", binder.dot, parts)
+    grid = Grid(-(-columns // LANES), z=heads, over=SEGMENTS)
+    each = max(1, MOST_TURNS // (4 * (rows + (1 << levels))))
+    return [
+        Work(text, ({**values, "begin": begin, "step": each},), grid, step.tail,
+             pool=step.node.slots["state"], begin=begin)
+        for begin in range(0, binder.rows, each)
+    ]  # fmt: skip
+
+
+MAKERS: Mapping[type, Callable[[Binder, Step], list[Work]]] = {
+    ops.MatMul: _product,
+    ops.HeadMatMul: _product,
+    ops.ExpertMatMul: _product,
+    ops.EmbedRows: _embed,
+    Spread: _spread,
+    ops.ChooseBlocks: _choose,
+    ops.CausalConv: _conv,
+    ops.DeltaRule: _recurrence,
+    ops.StateSpace: _recurrence,
+}
+"""How each wide step becomes dispatches."""
+
+
+def dispatches(binder: Binder, step: Step) -> list[Work]:
+    """The dispatches of a wide step."""
+    return MAKERS[type(step.op)](binder, step)

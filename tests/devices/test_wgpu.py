@@ -1,0 +1,136 @@
+"""The wgpu backend on whatever adapter there is: bits, adapters, limits, a lost device."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cortiq_wgpu
+from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Row
+from cortiq.errors import BackendError
+from cortiq_conformance import models
+from cortiq_conformance.runner import run
+from cortiq_wgpu import adapters, gate
+from cortiq_wgpu.backend import WgpuBackend
+from cortiq_wgpu.device import DeviceLostError, Gpu
+
+FILES = sorted(Path(cortiq_wgpu.__file__).parent.glob("*.py"))
+SEAM = {"backend", "ir", "numerics", "errors", "hookspecs"}
+
+
+def why_not():
+    """Why nothing here can run; empty if it can."""
+    try:
+        adapters.found()
+    except BackendError as error:
+        return str(error)
+    return ""
+
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is an adapter")
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_primitives_and_layers(level):
+    report = run(WgpuBackend(), levels=(level,))
+    assert report.passed, report.summary()
+    assert set(report.computed) == {"wgpu"}
+    assert {r.outcome.value for r in report.results} == {"same"}
+
+
+@pytest.mark.parametrize(
+    ("level", "only"),
+    [
+        (2, "tiny-lfm2, 70 tokens, whole"),
+        (2, "tiny-mixtral, 70 tokens, whole"),
+        (3, "tiny-gemma3, 3 prompts, in one batch"),
+        (3, "tiny-lfm2, 3 prompts, with rewinds"),
+        (4, "sampled batch[tiny-llama, 3 prompts, temperature 0.7"),
+    ],
+)
+def test_graphs_and_streams(level, only):
+    report = run(WgpuBackend(), levels=(level,), only=only)
+    assert report.passed, report.summary()
+    assert set(report.computed) == {"wgpu"}
+
+
+def compiled(name="tiny-llama", **extra):
+    model = models.load(name)
+    return WgpuBackend().compile(model.program, model.weights, CompileOptions(extra=extra))
+
+
+def fed(executable, tokens=(3, 1, 4, 1, 5, 9, 2, 6)):
+    """What the last of some tokens brings."""
+    state = executable.open(len(tokens))
+    wants = (Argmax(), Digest("logits"), Digest("hidden"))
+    rows = [Row(state, i, t, wants if i == len(tokens) - 1 else ()) for i, t in enumerate(tokens)]
+    return executable.forward(Batch(rows)).result().rows[-1]
+
+
+def test_weights_larger_than_a_buffer_are_split():
+    whole, split = compiled(), compiled(binding_bytes=1 << 14)
+    heights = [len(m.parts) for m in split.plans["trunk"].weights._matrices.values()]
+    assert max(heights) > 1
+    assert fed(whole) == fed(split)
+
+
+def test_portable_products_of_bytes_give_the_same_bits():
+    assert fed(compiled()) == fed(compiled(portable_dot=True))
+
+
+def test_a_lost_device_fails_one_request_and_is_opened_again():
+    executable = compiled()
+    expected = fed(executable)
+    executable.gpu.device.destroy()
+    with pytest.raises(DeviceLostError, match="was lost while a batch was computed"):
+        fed(executable)
+    assert fed(executable) == expected
+
+
+def test_an_unknown_adapter_is_refused():
+    with pytest.raises(BackendError, match="wgpu has no device 'warp drive'"):
+        adapters.chosen("warp drive")
+
+
+class Adapter:
+    """An adapter as wgpu describes one."""
+
+    def __init__(self, device, kind="DiscreteGPU"):
+        self.info = {"device": device, "adapter_type": kind, "backend_type": "Vulkan"}
+
+
+def test_adapters_are_chosen_by_name_or_number(monkeypatch):
+    both = [Adapter("llvmpipe (LLVM 15)", "CPU"), Adapter("NVIDIA H200"), Adapter("NVIDIA H200")]
+    monkeypatch.setattr("wgpu.gpu.enumerate_adapters_sync", lambda: both)
+    assert [d.name for d in WgpuBackend().devices()] == ["nvidia-h200", "nvidia-h200-2", "llvmpipe"]
+    assert adapters.chosen("llvmpipe") == ("llvmpipe", both[0])
+    assert adapters.chosen("1") == ("nvidia-h200-2", both[2])
+    assert adapters.chosen(None) == ("nvidia-h200", both[1])
+
+
+def test_a_wrong_bit_refuses_the_device_by_name(monkeypatch):
+    name, adapter = adapters.chosen(None)
+    expression, exact = gate.EXPRESSIONS["a * b + a"]
+
+    def off_by_one(given):
+        bits = np.ascontiguousarray(exact(given)).view(np.uint32).copy()
+        bits[77] += 1
+        return bits.view(np.float32)
+
+    monkeypatch.setattr(gate, "EXPRESSIONS", {"a * b + a": (expression, off_by_one)})
+    with pytest.raises(BackendError, match=rf"wgpu on {name} computes a \* b \+ a with other bits"):
+        gate.check_device(Gpu(name, adapter))
+
+
+def test_only_the_public_seam_is_imported():
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                package, _, rest = name.partition(".")
+                assert not package.startswith("cortiq") or package in ("cortiq", "cortiq_wgpu")
+                assert package != "cortiq" or rest.split(".")[0] in SEAM, (file.name, name)
