@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.mkdtemp())  # software Vulkan asks for one
 
 import cortiq_wgpu
 from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Row

@@ -20,7 +20,7 @@ OPTIONS = frozenset({
     "keys only",
 })  # fmt: skip
 """What the kernels know beyond the plain form of an operator."""
-POSITIONED = (ops.Rope, ops.Attend, ops.ChooseBlocks)
+POSITIONED = (ops.Rope, ops.Attend, ops.ChooseBlocks, ops.Recall)
 MOST_CHOSEN, MOST_GROUPS = 32, 1024
 
 
@@ -33,7 +33,9 @@ def refusal(node: Node, graph: Graph) -> str:
         return "rows of a table are looked up for the row's token only"
     if isinstance(op, POSITIONED):
         turned = isinstance(op, ops.Rope) and op.sections
-        if node.inputs[1] not in (graph.inputs if turned else ("position",)):
+        if node.inputs[-1 if isinstance(op, ops.Recall) else 1] not in (
+            graph.inputs if turned else ("position",)
+        ):
             return f"{op.kind} is computed at positions that rows have or supply only"
     if isinstance(op, ops.Route) and op.router.tau is not None and op.router.top_k > MOST_CHOSEN:
         return f"no kernel for tau with more than {MOST_CHOSEN} experts chosen"

@@ -154,7 +154,7 @@ class Lowering:
             self.types[beside] = self.types[node.inputs[0]]
             return [Step(node.op, node.inputs, (*node.outputs, beside), node, tail)]
         if not isinstance(node.op, ops.Attend):
-            reads = isinstance(node.op, ops.ChooseBlocks)
+            reads = isinstance(node.op, ops.ChooseBlocks | ops.Recall)
             return [Step(node.op, node.inputs, node.outputs, node, tail, written if reads else ())]
         runs = f"{node.name}@runs"
         spread = Step(Spread(node.op), node.inputs, (runs,), node, tail, written)

@@ -218,6 +218,11 @@ def _store(binder: Binder, step: Step) -> Bound:
     return [(stage("store"), values)]
 
 
+def _recall(binder: Binder, step: Step) -> Bound:
+    values = {"heads": step.op.heads, "n": step.op.dim, "out": binder.at(step.outputs[0])}
+    return [(stage("recall"), values)]
+
+
 def _merge(binder: Binder, step: Step) -> Bound:
     values = {
         "heads": step.op.attend.heads, "channels": step.op.attend.value_dim,
@@ -269,6 +274,7 @@ MAKERS: Mapping[type, Maker] = {
     ops.Quantise: _quantise,
     ops.Rope: _rope,
     ops.StoreKV: _store,
+    ops.Recall: _recall,
     ops.RMSNorm: _norm("rms"),
     ops.LayerNorm: _norm("layer"),
     ops.L2Norm: _norm("l2"),
