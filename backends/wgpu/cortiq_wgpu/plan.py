@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from cortiq_wgpu.device import SLICE, Gpu
 from cortiq_wgpu.lower import SIDE_VALUES, Admit, Lowered, Lowering, Step, always_known, needed
 from cortiq_wgpu.places import Places, assign, row_words
 from cortiq_wgpu.pools import Pools
+from cortiq_wgpu.requests import Compiled, Memory, Ready, Request
 from cortiq_wgpu.source import staged
 from cortiq_wgpu.stages import MAKERS
 from cortiq_wgpu.wants import Ask, answering, asked_by
@@ -36,73 +37,6 @@ FEW_ROWS = 4
 """Up to so many rows a product takes them one by one."""
 SCRATCH_BYTES = 1 << 24
 """Attention's runs of keys are computed side by side while their sums fit."""
-
-
-class Request(NamedTuple):
-    """What rows ask for: decides which dispatches compute them.
-
-    Attributes
-    ----------
-    wanted : names of values. asks : answers about them. supplied : names of computed values that
-        rows replace. mixed : whether some rows want values of the tail that others do not; then
-        faults are known by dispatch.
-    """
-
-    wanted: frozenset[str]
-    asks: frozenset[Ask]
-    supplied: frozenset[str]
-    mixed: bool = False
-
-
-@dataclass
-class Ready:
-    """A dispatch with its buffers bound."""
-
-    pipeline: Any
-    group: Any
-    work: Work
-
-
-@dataclass
-class Compiled:
-    """Dispatches of a request.
-
-    Attributes
-    ----------
-    works : in order, trunk before tail. answers : where each ask's answers begin in x; late : asks
-        and wanted values that exist for the tail's rows only. regions : fault flags, as (begin,
-        whether of the tail, the nodes concerned or None for all).
-    """
-
-    lowered: Lowered
-    places: Places
-    works: list[Work]
-    answers: dict[Ask, int]
-    late: frozenset[str]
-    tops: dict[Ask, int]
-    regions: list[tuple[int, bool, frozenset[str] | None]]
-    ready: list[tuple[Ready, Ready | None]]
-    version: tuple[int, int]
-
-    def at(self, name: str) -> int:
-        """Where a value begins."""
-        return self.places.offsets[self.lowered.root(name)]
-
-
-class Memory:
-    """Buffers that all requests of a plan share; they only grow."""
-
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu, self.version = gpu, 0
-        self.buffers: dict[str, Any] = {}
-
-    def have(self, name: str, words: int) -> Any:
-        """A buffer of at least so many words."""
-        held = self.buffers.get(name)
-        if held is None or held.size < 4 * words:
-            self.buffers[name] = self.gpu.buffer(max(4 * words, 1024))
-            self.version += 1
-        return self.buffers[name]
 
 
 class Plan:

@@ -13,8 +13,10 @@ from cortiq.backend.admission import value_of
 from cortiq.backend.executable import Accepted
 from cortiq.numerics.quantise import Quantised
 from cortiq_wgpu.batch import Flat, Records
+from cortiq_wgpu.lower import SIDE_VALUES
 from cortiq_wgpu.places import record_words, units_of
-from cortiq_wgpu.plan import FEW_ROWS, SIDE_VALUES, Compiled, Plan
+from cortiq_wgpu.plan import FEW_ROWS, Plan
+from cortiq_wgpu.requests import Compiled
 from cortiq_wgpu.state import WgpuState
 from cortiq_wgpu.wants import Ask, answer, asked_by
 from cortiq_wgpu.work import Work

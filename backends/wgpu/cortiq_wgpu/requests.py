@@ -1,0 +1,79 @@
+"""What rows ask for, and what has been made of it: dispatches, places, buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from cortiq_wgpu.device import Gpu
+from cortiq_wgpu.lower import Lowered
+from cortiq_wgpu.places import Places
+from cortiq_wgpu.wants import Ask
+from cortiq_wgpu.work import Work
+
+
+class Request(NamedTuple):
+    """What rows ask for: decides which dispatches compute them.
+
+    Attributes
+    ----------
+    wanted : names of values. asks : answers about them. supplied : names of computed values that
+        rows replace. mixed : whether some rows want values of the tail that others do not; then
+        faults are known by dispatch.
+    """
+
+    wanted: frozenset[str]
+    asks: frozenset[Ask]
+    supplied: frozenset[str]
+    mixed: bool = False
+
+
+@dataclass
+class Ready:
+    """A dispatch with its buffers bound."""
+
+    pipeline: Any
+    group: Any
+    work: Work
+
+
+@dataclass
+class Compiled:
+    """Dispatches of a request.
+
+    Attributes
+    ----------
+    works : in order, trunk before tail. answers : where each ask's answers begin in x; late : asks
+        and wanted values that exist for the tail's rows only. regions : fault flags, as (begin,
+        whether of the tail, the nodes concerned or None for all).
+    """
+
+    lowered: Lowered
+    places: Places
+    works: list[Work]
+    answers: dict[Ask, int]
+    late: frozenset[str]
+    tops: dict[Ask, int]
+    regions: list[tuple[int, bool, frozenset[str] | None]]
+    ready: list[tuple[Ready, Ready | None]]
+    version: tuple[int, int]
+
+    def at(self, name: str) -> int:
+        """Where a value begins."""
+        return self.places.offsets[self.lowered.root(name)]
+
+
+class Memory:
+    """Buffers that all requests of a plan share; they only grow."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu, self.version = gpu, 0
+        self.buffers: dict[str, Any] = {}
+
+    def have(self, name: str, words: int) -> Any:
+        """A buffer of at least so many words."""
+        held = self.buffers.get(name)
+        if held is None or held.size < 4 * words:
+            self.buffers[name] = self.gpu.buffer(max(4 * words, 1024))
+            self.version += 1
+        return self.buffers[name]
