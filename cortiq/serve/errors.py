@@ -6,8 +6,6 @@ from typing import Any
 
 from cortiq.errors import CortiqError, OptionError, RequestError, TokenizerError
 
-TOO_MANY = "are waiting"
-
 
 class ApiError(Exception):
     """An error that a client gets.
@@ -57,8 +55,6 @@ def as_api_error(error: BaseException) -> ApiError:
     """An error of ours as a client gets it; what nobody expected says nothing of its insides."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, RequestError) and TOO_MANY in error.what:
-        return ApiError(429, str(error), "queue_full")
     if isinstance(error, OptionError):
         return invalid(str(error), error.option)
     if isinstance(error, (RequestError, TokenizerError)):

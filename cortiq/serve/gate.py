@@ -81,6 +81,7 @@ class Gate:
             return
         self._check_host(headers)
         self._check_origin(headers)
+        scope["app"] = self  # with it, routing raises its errors, which are then answered as ours
         if scope["path"] not in OPEN:
             self._check_key(headers)
         await self.inner(scope, receive, send)
@@ -149,8 +150,14 @@ def error_response(error: Exception) -> Response:
     known = as_api_error(error)
     if known.status >= 500:
         LOG.error("a request failed", exc_info=error)
-    headers = {429: {"retry-after": "1"}, 401: {"www-authenticate": "Bearer"}}
-    return JSONResponse(known.as_dict(), known.status, headers.get(known.status))
+    return JSONResponse(known.as_dict(), known.status, HEADERS.get(known.status))
 
 
+HEADERS = {
+    401: {"www-authenticate": "Bearer"},
+    429: {"retry-after": "1"},
+    408: {"connection": "close"},
+    413: {"connection": "close"},
+}
+"""What answers of a status carry; who sends a bad body is not listened to any longer."""
 NAMES = {404: "not_found", 405: "method_not_allowed"}

@@ -53,7 +53,8 @@ def _served(model: Model, options: ServeOptions, metrics: Metrics) -> Served:
         model.tokenizer.chat_templates["default"] = template
     if options.kept_prefixes:
         model.keep_prefixes(options.kept_prefixes, options.kept_bytes or None)
-    bounds = EngineOptions(options.batch_rows, options.sequences, options.waiting)
+    bounds = EngineOptions(options.batch_rows, options.sequences)
     speculation = model.drafts.speculation(GenerateOptions(draft=options.draft))
-    worker = Worker(model, bounds, speculation, partial(metrics.step, client_name(model.name)))
+    on_step = partial(metrics.step, client_name(model.name))
+    worker = Worker(model, bounds, options.waiting, speculation, on_step)
     return served(model, worker, default_plugins().tool_dialects)

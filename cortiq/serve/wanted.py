@@ -38,8 +38,6 @@ class Wanted:
 
 def read_wanted(fields: Fields, top_logprobs: int | None, max_tokens: int) -> Wanted:
     """The common fields; `model` is taken as read."""
-    for name in ("top_k", "min_p", "repetition_penalty", "ignore_eos"):
-        fields.get(name, object, "")
     fields.text("model")
     stream = fields.flag("stream")
     options = {

@@ -17,6 +17,7 @@ from cortiq.engine.engine import Engine
 from cortiq.engine.line import EngineOptions
 from cortiq.errors import BackendError
 from cortiq.runtime.model import Model
+from cortiq.serve.errors import ApiError
 from cortiq.serve.job import Job, Update
 
 LOG = logging.getLogger("cortiq.serve")
@@ -28,6 +29,7 @@ class Worker:
 
     Parameters
     ----------
+    waiting : sequences that may wait for a place; more are refused.
     on_step : called by the thread after every step, with what it took in seconds.
 
     Attributes
@@ -39,6 +41,7 @@ class Worker:
         self,
         model: Model,
         options: EngineOptions,
+        waiting: int,
         speculation: Speculation | None = None,
         on_step: Callable[[float], None] = lambda seconds: None,
     ) -> None:
@@ -51,7 +54,7 @@ class Worker:
             prefixes=model.prefixes,
             speculation=speculation,
         )
-        self._on_step = on_step
+        self._on_step, self._waiting = on_step, waiting
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._jobs: list[Job] = []
         self._tasks: deque[tuple[Generator[Any, None, None], asyncio.Future[Any]]] = deque()
@@ -134,6 +137,7 @@ class Worker:
             return job.cancelled
 
         try:
+            self._check_queue()
             job.sequences[choice] = self.engine.submit(
                 job.requests[choice], progress=progress, cancelled=cancelled
             )
@@ -141,6 +145,15 @@ class Worker:
         except Exception as error:
             self._outbox.append((job, Update(choice, error=error)))
             job.cancelled = True
+
+    def _check_queue(self) -> None:
+        """Refuse what would wait longer than for the next step, where enough wait already."""
+        engine = self.engine
+        places = engine.options.sequences - len(engine.running)
+        waiting = len(engine.waiting) - max(0, places)
+        if waiting >= self._waiting:
+            message = f"{waiting} requests are waiting: try again when some have ended."
+            raise ApiError(429, message, "queue_full")
 
     def _step(self) -> None:
         """One step; an error that ends every sequence is theirs, and the thread goes on."""

@@ -1,0 +1,240 @@
+"""Clients that are broken, slow, gone, or hostile: the right status, and a server as before."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import socket
+import time
+import urllib.request
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serving import TINY, serving
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+SHORT = {"model": TINY, "messages": HELLO, "max_tokens": 2, "temperature": 0}
+LONG = {"model": TINY, "messages": HELLO, "max_tokens": 3900, "temperature": 0, "ignore_eos": True}
+SECOND = ("--header-seconds", "1", "--body-seconds", "1", "--write-seconds", "1")
+SMALL = ("--context", "4096", "--sequences", "2", "--waiting", "2", "--body-bytes", "65536")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("hostile"), *SECOND, *SMALL) as running:
+        yield running
+        assert running.process.poll() is None
+        assert [line for line in running.lines if "Traceback" in line] == []
+
+
+def send(server, body, path=CHAT, method="POST", **headers):
+    """Status and object of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    try:
+        data = json.dumps(body) if isinstance(body, dict) else body
+        connection.request(method, path, data, headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read() or b"null")
+    finally:
+        connection.close()
+
+
+def metrics(server):
+    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
+        return answer.read().decode()
+
+
+def check_alive(server):
+    assert send(server, SHORT)[0] == 200
+
+
+def raw(server, *parts, wait=0.0):
+    """A connection that has sent some bytes."""
+    made = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    for part in parts:
+        made.sendall(part)
+        time.sleep(wait)
+    return made
+
+
+def post(body, length=None):
+    """The bytes of a request."""
+    data = json.dumps(body).encode() if isinstance(body, dict) else body
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length or len(data)}\r\n\r\n"
+    )
+    return head.encode() + data
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe", b'{"a":1,"a":2}', b"[" * 50_000,
+     b'{"model":"\\ud800"}', b'{"seed":' + b"9" * 5000 + b"}", b'{"temperature":NaN}'],
+)  # fmt: skip
+def test_what_is_no_object_is_a_bad_request(server, body):
+    status, made = send(server, body)
+    assert status == 400 and made["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"messages": "hello"}, "messages"), ({"messages": []}, "messages"),
+        ({"messages": ["hello"]}, "messages[0]"),
+        ({"messages": [{"role": "king", "content": ""}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+         "messages[0].content[0].type"),
+        ({"temperature": True}, "temperature"), ({"temperature": -1}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 2.5}, "max_tokens"),
+        ({"n": 1000}, "n"), ({"stop": [""]}, "stop"), ({"stop": 3}, "stop"),
+        ({"seed": "x"}, "seed"), ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias"), ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"audio": {}}, "audio"), ({"model": None}, "model"), ({"model": 7}, "model"),
+    ],
+)  # fmt: skip
+def test_wrong_fields_are_named(server, change, param):
+    status, made = send(server, {**SHORT, **change})
+    assert status == 400, made
+    assert made["error"]["param"] == param and made["error"]["message"]
+
+
+def test_unknown_models_paths_and_methods(server):
+    assert send(server, {**SHORT, "model": "gpt-4"})[1]["error"]["code"] == "model_not_found"
+    assert send(server, None, "/v1/nothing", "GET")[0] == 404
+    assert send(server, None, "/../../etc/passwd", "GET")[0] == 404
+    assert send(server, None, CHAT, "GET")[0] == 405
+    assert send(server, None, "/v1/models/x", "GET")[0] == 404
+
+
+def test_giant_bodies_are_refused_before_they_are_read(server):
+    status, made = send(server, b"x" * 70_000)
+    assert (status, made["error"]["code"]) == (413, "body_too_large")
+    with raw(server, post(b"{", length=10**12)) as lied:
+        assert lied.recv(100).startswith(b"HTTP/1.1 413")
+    chunk = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with raw(server, head.encode(), chunk * 5) as endless:
+        assert endless.recv(100).startswith(b"HTTP/1.1 413")
+    with raw(server, b"GET / HTTP/1.1\r\nX: " + b"x" * 200_000) as wide:
+        assert wide.recv(100).startswith(b"HTTP/1.1 4")
+    check_alive(server)
+
+
+def test_contexts_too_long_say_so(server):
+    status, made = send(server, {**SHORT, "messages": [{"role": "user", "content": "x" * 5000}]})
+    assert (status, made["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_who_sends_slowly_is_cut_off_and_nobody_else_waits(server):
+    slow = [raw(server, b"POST /v1/chat/comple") for _ in range(20)]
+    slow += [raw(server, post(b'{"model"', length=100))]
+    check_alive(server)
+    assert slow[-1].recv(100).startswith(b"HTTP/1.1 408")
+    for connection in slow:
+        with connection:
+            while connection.recv(100):
+                pass
+
+
+def test_who_stops_reading_is_given_up_with_its_work(server):
+    before = len(server.requests())
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", server.port))
+    connection.sendall(post({**LONG, "stream": True, "logprobs": True, "top_logprobs": 20}))
+    line = server.request_after(before)
+    connection.close()
+    assert "status=499" in line and int(re.search(r"new_tokens=(\d+)", line)[1]) < 3900
+    check_alive(server)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_goes_away_takes_the_work_along(server, stream):
+    before = len(server.requests())
+    connection = raw(server, post({**LONG, "stream": stream}))
+    connection.recv(1) if stream else time.sleep(0.3)
+    connection.close()
+    line = server.request_after(before)
+    assert "status=499" in line and int(re.search(r"new_tokens=(\d+)", line)[1]) < 3900
+    check_alive(server)
+
+
+def test_more_than_may_wait_are_told_to_come_again(server):
+    held = [raw(server, post({**LONG, "stream": True})) for _ in range(2)]
+    held += [raw(server, post(LONG)) for _ in range(2)]
+    give_up = time.monotonic() + 20
+    while not re.search(r"^cortiq_sequences_waiting.* 2.0$", metrics(server), re.MULTILINE):
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+    status, made = send(server, SHORT)
+    assert (status, made["error"]["code"]) == (429, "queue_full")
+    for connection in held:
+        connection.close()
+    check_alive(server)
+
+
+def test_other_pages_and_names_may_not_ask(server):
+    assert send(server, SHORT, Origin="https://elsewhere.example")[0] == 403
+    assert send(server, SHORT, Host="rebound.example")[0] == 403
+    own = f"127.0.0.1:{server.port}"
+    assert send(server, SHORT, Origin=f"http://{own}", Host=own)[0] == 200
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner,
+                                                                max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+NAMES = [
+    "messages", "temperature", "top_p", "n", "stop", "seed", "logit_bias", "logprobs", "tools",
+    "top_logprobs", "stream_options", "tool_choice", "response_format", "presence_penalty",
+    "frequency_penalty", "chat_template_kwargs", "reasoning_effort", "parallel_tool_calls",
+    "model", "user", "modalities", "prompt", "input", "echo", "dimensions", "encoding_format",
+]  # fmt: skip
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool", "system"]), "content": VALUES},
+    optional={"tool_calls": VALUES, "name": VALUES},
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    path=st.sampled_from([CHAT, "/v1/completions", "/v1/embeddings"]),
+    fields=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4),
+    messages=st.lists(MESSAGE, min_size=1, max_size=2),
+)
+def test_any_object_gets_an_answer_or_a_client_error(server, path, fields, messages):
+    start = {"prompt": "a"} if "chat" not in path else {"messages": messages}
+    start = {"input": "a"} if "embed" in path else {**start, "max_tokens": 1}
+    status, made = send(server, {"model": TINY, **start, **fields})
+    assert status in (200, 400, 404), made
+    if status != 200:
+        assert set(made["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("patience", ["20", "0"])
+def test_told_to_end_it_finishes_what_it_has_time_for(tmp_path, patience):
+    with serving(tmp_path, "--context", "4096", "--drain-seconds", patience) as server:
+        working = raw(server, post({**LONG, "max_tokens": 800, "stream": True}))
+        working.recv(1)
+        started = time.monotonic()
+        assert server.stop(signal.SIGTERM) == 0
+        text = b""
+        while part := working.recv(1 << 16):
+            text += part
+        working.close()
+        assert (b"data: [DONE]" in text) is (patience == "20")
+        assert time.monotonic() - started < 15
+        with pytest.raises(OSError):
+            raw(server)
