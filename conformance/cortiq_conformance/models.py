@@ -31,7 +31,13 @@ MINI: Mapping[str, str] = {
     f"mini-{name}": ("w16", "w8", "f32")[number % 3] for number, name in enumerate(families.MINI)
 }
 """Smaller ones, a model of every other family: whole graphs only."""
-FORMULA: Mapping[str, str] = {**TINY, **MINI}
+HEADED: Mapping[str, str] = {
+    "tiny-llama+mtp": "w8",
+    "tiny-lfm2+mtp": "w16",
+    "tiny-mimo+mimo": "f32",
+}
+"""Tiny models with a draft head, which stands behind the plus."""
+FORMULA: Mapping[str, str] = {**TINY, **MINI, **HEADED}
 REAL = ("smollm2", "gemma3-270m")
 TINY_PROMPTS = {"5 tokens": 5, "70 tokens": 70, "33 tokens": 33}
 """Lengths of the tiny models' prompts, whose ids are random."""
@@ -54,6 +60,11 @@ def chosen(models: Sequence[str] | None) -> tuple[list[str], list[str]]:
     return [m for m in models if m in TINY], others
 
 
+def chosen_headed(models: Sequence[str] | None) -> list[str]:
+    """Those of the models with a draft head that are asked for."""
+    return [name for name in HEADED if models is None or name in models]
+
+
 def chosen_mini(models: Sequence[str] | None) -> list[str]:
     """Those of the small models that are asked for."""
     return [name for name in MINI if models is None or name in models]
@@ -67,12 +78,14 @@ def load(name: str) -> LoadedModel:
     from cortiq.models.synthetic import PREFIX, open_synthetic
 
     checkpoint: Any
+    title, _, heads = name.partition("+") if name in HEADED else (name, "", "")
     if name in FORMULA or name.startswith(PREFIX):
-        formula = f"{PREFIX}{name}?seed=1&format={FORMULA[name]}" if name in FORMULA else name
+        formula = f"{PREFIX}{title}?seed=1&format={FORMULA[name]}" if name in FORMULA else name
         checkpoint = open_synthetic(formula)
     else:
         checkpoint = open_checkpoint(_path(name))
-    loaded = load_program(checkpoint, context=None, families=default_plugins().families)
+    known = default_plugins().families
+    loaded = load_program(checkpoint, families=known, heads=heads or "off")
     layouts = sorted({spec.layout or "" for spec in loaded.program.weights.values()})
     facts = {"model": checkpoint.model_hash(), "format": ",".join(layouts)}
     return LoadedModel(loaded.program, loaded.weights, facts)

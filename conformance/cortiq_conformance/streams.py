@@ -97,7 +97,7 @@ class Streams:
 
     def expected(self) -> Observations:
         """By definition, token by token; by the reference for a real model."""
-        define = _defined if self.name in models.TINY else _referred
+        define = _defined if self.name in models.FORMULA else _referred
         return self._labelled([define(self.name, title, self.choose) for title in self.titles])
 
     def golden_facts(self, expected: Observations) -> Mapping[str, Any]:
@@ -110,7 +110,7 @@ class Streams:
     def observe(self, subject: Subject) -> Observations:
         """On the backend."""
         model = models.load(self.name)
-        threads = {"threads": 1 if self.name in models.TINY else 0}
+        threads = {"threads": 1 if self.name in models.FORMULA else 0}
         bench = Bench(subject, model.program, model.weights, options=threads)
         return self._labelled(self.schedule.run(bench, self.prompts(), STEPS, self.choose))
 
@@ -135,7 +135,7 @@ class Streams:
         model = models.load(self.name)
         forced = GraphScenario(
             model.program, model.weights, [Feed(ids)], (Named("logits"),), Chunks(),
-            real=self.name not in models.TINY,
+            real=self.name not in models.FORMULA,
         )  # fmt: skip
         inner = forced.localise(subject, found)
         if inner.op != found.op:

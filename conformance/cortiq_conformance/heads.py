@@ -1,0 +1,118 @@
+"""Draft heads: their graphs after the trunk's, and streams that they draft for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from cortiq.backend import Argmax, Digest, Draw, Want
+from cortiq.engine.drafters.heads import HeadDrafter, head_of
+from cortiq.engine.drafting import FixedDepth, Speculation
+from cortiq_conformance import models
+from cortiq_conformance import wants as want_arrays
+from cortiq_conformance.case import Case
+from cortiq_conformance.drives import Answer, Bench, Feed, advance
+from cortiq_conformance.engines import Engined, Work, stream_of
+from cortiq_conformance.graphs import GraphScenario, layer_values
+from cortiq_conformance.level0.tails import CHAINS
+from cortiq_conformance.oracle import Oracle
+from cortiq_conformance.schedules import Stream
+from cortiq_conformance.source import Source
+from cortiq_conformance.streams import Streams
+from cortiq_conformance.wants import Observations
+
+ROWS = 70
+DEPTHS = (1, 3, 5)
+CHAIN = "penalties"
+
+
+def graph_cases(names: Sequence[str] | None) -> Iterator[Case]:
+    """Cases of level 2: the values of the first and the last module."""
+    for name in models.chosen_headed(names):
+        for which in (0, -1):
+            what = "first" if which == 0 else "last"
+            build = partial(_after_trunk, name, which)
+            case_id = f"level2/draft head[{name}, the {what} module]"
+            yield Case(case_id, 2, "draft head", "", build, model=name)
+
+
+def stream_cases(level: int, names: Sequence[str] | None) -> Iterator[Case]:
+    """Cases of level 3, or of level 4: streams drafted for at several depths."""
+    choose: Want = Argmax() if level == 3 else Draw(CHAINS[CHAIN])
+    family = "draft head" if level == 3 else "sampled draft head"
+    for name in models.chosen_headed(names):
+        for depth in DEPTHS if level == 3 else DEPTHS[1:2]:
+            build = partial(_streams, name, depth, choose)
+            case_id = f"level{level}/{family}[{name}, {depth} at a time]"
+            yield Case(case_id, level, family, type(choose).__name__, build, model=name)
+
+
+@dataclass(frozen=True)
+class AfterTrunk:
+    """The trunk's rows, and then those of a module that recalls them, in chunks."""
+
+    trunk: Feed
+    rows: int = 33
+
+    def run(self, bench: Bench, feeds: Sequence[Feed], wants: Sequence[Want]) -> list[Answer]:
+        """An answer for each feed of the module."""
+        with bench.compiled() as executable:
+            answers = []
+            for feed in feeds:
+                state, answer = executable.open(len(self.trunk)), Answer()
+                advance(executable, state, self.trunk, (0, len(self.trunk)), ())
+                for start in range(0, len(feed), self.rows):
+                    span = start, min(start + self.rows, len(feed))
+                    answer.rows += advance(executable, state, feed, span, wants)
+                state.release()
+                answers.append(answer)
+            return answers
+
+
+@dataclass(frozen=True)
+class HeadScenario(GraphScenario):
+    """A module's values, after `drive.trunk`."""
+
+    def _expected(self, feed: Feed) -> tuple[int, Observations]:
+        oracle = Oracle(self.program, self.weights)
+        assert isinstance(self.drive, AfterTrunk)
+        oracle.feed(self.drive.trunk.tokens)
+        evaluation = oracle.feed(feed.tokens, feed.inputs, feed.entry)
+        return 0, want_arrays.expected(self.wants, evaluation, feed.tokens.tolist())
+
+
+def _after_trunk(name: str, which: int, source: Source) -> HeadScenario:
+    model = models.load(name)
+    head = model.program.facts["draft_head"]
+    entry = head.entries[which]
+    ids = source.integers(0, model.program.facts["vocab_size"], ROWS)
+    wants = tuple(Digest(value) for value in layer_values(model.program.graphs[entry]))
+    # Modules of a stack and the first of others recall the trunk alone.
+    feed = Feed(ids[head.entries.index(entry) + 1 :], {}, entry)
+    return HeadScenario(
+        model.program, model.weights, [feed], wants, AfterTrunk(Feed(ids)), facts=model.facts
+    )
+
+
+@dataclass(frozen=True)
+class Headed:
+    """All prompts at once, drafted for by the model's own head."""
+
+    depth: int
+
+    def __call__(self, work: Work) -> list[Stream]:
+        """Run; see the class."""
+        head_of(work.executable.program)
+        drafted = Speculation(HeadDrafter(), lambda prompt_tokens: FixedDepth(self.depth))
+        made = [work.engine.submit(request, speculation=drafted) for request in work.requests]
+        work.engine.run()
+        for one in made:
+            assert not one.stats.drafts.error, one.stats.drafts.error
+        return [stream_of(one) for one in made]
+
+
+def _streams(name: str, depth: int, choose: Want, source: Source) -> Streams:
+    titles = tuple(models.prompts(name))
+    schedule = Engined("draft head", Headed(depth))
+    return Streams(name, titles, schedule, choose, models.load(name).facts)
