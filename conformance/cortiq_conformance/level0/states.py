@@ -10,7 +10,7 @@ from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.drives import Chunks, Drive, Together
 from cortiq_conformance.level0.blocks import sparse
 from cortiq_conformance.level0.recurrences import PROBES
-from cortiq_conformance.level0.sequences import attention, conv, recall
+from cortiq_conformance.level0.sequences import attention, conv
 from cortiq_conformance.moves import Export, Fork, Rewind, Snapshot
 from cortiq_conformance.probes import Probe
 from cortiq_conformance.source import Source
@@ -35,7 +35,6 @@ def probes() -> dict[str, Callable[[Source], Probe]]:
     """A program for each kind of slot."""
     return {
         "attention": lambda source: attention((2, 1, 8, 8)),
-        "recalled rows": lambda source: recall(),
         "convolution": lambda source: conv(source),
         "block attention": sparse,
         "delta rule": lambda source: PROBES["DeltaRule"](),
@@ -44,7 +43,7 @@ def probes() -> dict[str, Callable[[Source], Probe]]:
 
 
 OPERATORS = {
-    "attention": "Attend", "block attention": "Attend", "recalled rows": "Recall",
+    "attention": "Attend", "block attention": "Attend",
     "convolution": "CausalConv",
     "delta rule": "DeltaRule", "state space": "StateSpace",
 }  # fmt: skip
