@@ -127,9 +127,11 @@ def test_the_command_line_loads_the_head_that_it_drafts_with(draft):
 
 
 def test_a_model_without_a_head_says_so():
-    with cortiq.load("synthetic:tiny-llama", backend="cpu", threads=1) as model:
-        with pytest.raises(RequestError, match="loaded without a draft head"):
-            model.generate("text", draft="mtp")
+    with (
+        cortiq.load("synthetic:tiny-llama", backend="cpu", threads=1) as model,
+        pytest.raises(RequestError, match="loaded without a draft head"),
+    ):
+        model.generate("text", draft="mtp")
     with pytest.raises(RequestError, match="there is no draft head 'nothing'"):
         cortiq.load("synthetic:tiny-llama", heads="nothing")
 
