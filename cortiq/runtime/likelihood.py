@@ -44,14 +44,15 @@ def likelihoods_of(
     ------
     RequestError : context or a continuation is empty, out of the vocabulary, or too long together.
     """
-    context = check_prompt(context, executable.program)
-    wanted = [
-        check_prompt([*context, *c], executable.program)[len(context) :] for c in continuations
-    ]
-    if not all(wanted):
+    program = executable.program
+    context = check_prompt(context, program)
+    if not all(continuations):
         raise RequestError("a continuation is empty", hint="give each at least one token")
-    longest = max(map(len, wanted), default=0)
-    with Session(executable, len(context) + longest) as session:
+    wanted = [check_prompt(continuation, program) for continuation in continuations]
+    for targets in wanted:
+        check_prompt([*context, *targets[:-1]], program)  # the last one is predicted, and not fed
+    longest = max(map(len, wanted), default=1)
+    with Session(executable, len(context) + longest - 1) as session:
         _feed(session, context[:-1])
         start = session.state.snapshot() if len(wanted) > 1 else None
         for number, targets in enumerate(wanted):
