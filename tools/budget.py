@@ -2,7 +2,7 @@
 
 Files at most 300 lines (median at most 130), functions at most 60 lines (median at most 8, ninth
 decile at most 25), a docstring on every public name, every argument annotated, at most 9 tokens a
-line on average, the core at most 21,000 lines of code (blank lines and docstrings aside: nobody
+line on average, the core at most 22,000 lines of code (blank lines and docstrings aside: nobody
 should save on those).
 
 Model families are counted by themselves, at most 220 lines of code each: their number grows with
@@ -24,7 +24,7 @@ PACKAGES = ("cortiq", "backends", "conformance", "plugins", "stacks", "tools")
 SKIPPED = {"tests", ".venv", "build", "dist"}
 MAX_FILE, MAX_FILE_MEDIAN, MAX_FUNCTION = 300, 130, 60
 MAX_FUNCTION_MEDIAN, MAX_FUNCTION_DECILE = 8, 25
-MAX_TOKENS_PER_LINE, MAX_CORE, MAX_FAMILY = 9.0, 21_000, 220
+MAX_TOKENS_PER_LINE, MAX_CORE, MAX_FAMILY = 9.0, 22_000, 220
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
