@@ -19,7 +19,8 @@ from cortiq.ir.layers import (
     RouterNorm,
 )
 from cortiq.ir.ops import Add, Gain
-from cortiq.models.config import Amount, BaseConfig, Keys
+from cortiq.models import gemma4_gguf
+from cortiq.models.config import Amount, BaseConfig, Keys, in_form_of
 from cortiq.models.layer_kinds import GLOBAL, LOCAL, layer_list
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MLP, Decoder, activation, named
@@ -27,13 +28,16 @@ from cortiq.models.pieces import Fused
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("gemma4_text",)
-GGUF: tuple[str, ...] = ()
-KEYS = Keys()
+ARCHITECTURES = ("gemma4_text", "gemma4")
+GGUF = ("gemma4",)
+KEYS = Keys(gguf=gemma4_gguf.KEYS, gguf_tensors=gemma4_gguf.TENSORS)
 JOINT = Fused("experts.gate_up_proj", ("experts.gate_proj", "experts.up_proj"), bare=True)
 DOWN = Fused("experts.down_proj", ("experts.down_proj",), bare=True)
 NAMES = Names(
-    fused=(JOINT, DOWN), unread=r"model\.layers\.\d+\.self_attn\.(k|v)_(proj|norm)\.(weight|bias)"
+    gguf=gemma4_gguf.NAMES,
+    fused=(JOINT, DOWN),
+    unread=r"(model\.layers\.\d+\.self_attn\.(k|v)_(proj|norm)|blk\.\d+\.attn_(k|v|k_norm)|rope_freqs)"
+    r"\.(weight|bias)",
 )
 PATTERN = 6
 """Every sixth layer sees everything, where no list says otherwise."""
@@ -132,6 +136,15 @@ class Config(BaseConfig):
         if self.enable_moe_block and not all(sizes):
             names = "num_experts, top_k_experts and moe_intermediate_size"
             raise FormatError(f"enable_moe_block needs {names}", where="config")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFConfig(gemma4_gguf.GGUFFields):
+    """What GGUF files say."""
+
+    def config(self, where: str) -> Config:
+        """The same as a folder says it."""
+        return in_form_of(Config, self, where, **self.in_folders_form())
 
 
 @dataclass

@@ -86,7 +86,7 @@ def tensors_for_gguf(folder: Path, config: Config, how: GGUF) -> dict[str, np.nd
                 layer, expert, role = (name.split(".")[i] for i in (2, 5, 6))
                 experts.setdefault((layer, role), {})[int(expert)] = values
             else:
-                tensors[names.get_name(name, try_suffixes=(".weight", ".bias"))] = values
+                tensors[names.get_name(name, try_suffixes=(".weight", ".bias", ".scale"))] = values
     for (layer, role), parts in experts.items():
         mlp, block = f"model.layers.{layer}.mlp", f"layers.{layer}.feed_forward"
         found = [names.get_name(f"{prefix}.experts.{role}") for prefix in (mlp, block)]
