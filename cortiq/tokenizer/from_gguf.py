@@ -1,4 +1,5 @@
-"""Tokenizers from GGUF metadata: byte-level BPE ("gpt2") and score-based vocabularies ("llama").
+"""Tokenizers from GGUF metadata: byte-level BPE ("gpt2"), character-level BPE ("gemma4") and
+score-based vocabularies ("llama").
 
 Keys and their meaning are those of the GGUF specification; where it is silent, the behaviour of
 llama.cpp is followed (defaults of BOS, the space in front of a text, which tokens are cut out).
@@ -13,6 +14,7 @@ from typing import Any
 
 from cortiq.errors import NoTokenizerError, TokenizerError, UnsupportedError, shown
 from cortiq.tokenizer.byte_level import ByteLevelEncoder, piece_bytes
+from cortiq.tokenizer.char_level import CharLevelEncoder
 from cortiq.tokenizer.pretokenizers import pre_tokenizer
 from cortiq.tokenizer.score_merge import SPACE, ScoreEncoder
 from cortiq.tokenizer.special import CutTable, SpecialTokens, TokenType, find_end_tokens
@@ -106,7 +108,7 @@ def load_gguf(
             where=_PREFIX + "model",
             hint=f"Supported: {', '.join(sorted(_BUILDERS))}.",
         )
-    texts = _strings(metadata, "tokens")
+    texts = _strings(metadata, "tokens", unique=model != "gemma4")
     tokens = _Tokens(texts, _token_types(metadata, texts))
     vocabulary, add_bos = _BUILDERS[model](metadata, tokens)
     special = _special_tokens(metadata, tokens, model == "llama", add_bos)
@@ -142,14 +144,22 @@ def _score_based(metadata: Mapping[str, Any], tokens: _Tokens) -> tuple[_GGUFVoc
     def encode_text(text: str) -> list[int]:
         return encoder.encode(text.replace(" ", SPACE))
 
-    def plain_bytes(text: str) -> bytes:
-        return text.replace(SPACE, " ").encode("utf-8")
-
     spaced = _flag(metadata, "add_space_prefix", True)
-    return _GGUFVocabulary(tokens, encode_text, plain_bytes, leading_space=spaced), True
+    return _GGUFVocabulary(tokens, encode_text, _spaced_bytes, leading_space=spaced), True
 
 
-_BUILDERS = {"gpt2": _byte_level, "llama": _score_based}
+def _char_level(metadata: Mapping[str, Any], tokens: _Tokens) -> tuple[_GGUFVocabulary, bool]:
+    merges = [_pair(merge) for merge in _strings(metadata, "merges")]
+    encoder = CharLevelEncoder(tokens.but(*_HIDDEN), merges)
+    return _GGUFVocabulary(tokens, encoder.encode, _spaced_bytes, leading_space=False), True
+
+
+def _spaced_bytes(text: str) -> bytes:
+    """Bytes of a piece in which a space is written ▁."""
+    return text.replace(SPACE, " ").encode("utf-8")
+
+
+_BUILDERS = {"gemma4": _char_level, "gpt2": _byte_level, "llama": _score_based}
 
 
 def _special_tokens(
@@ -227,7 +237,7 @@ def _array(metadata: Mapping[str, Any], name: str, length: int | None = None) ->
     return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
-def _strings(metadata: Mapping[str, Any], name: str) -> list[str]:
+def _strings(metadata: Mapping[str, Any], name: str, *, unique: bool = True) -> list[str]:
     values = _array(metadata, name)
     try:
         texts = [v.decode("utf-8") if isinstance(v, bytes) else v for v in values]
@@ -235,7 +245,7 @@ def _strings(metadata: Mapping[str, Any], name: str) -> list[str]:
         raise TokenizerError(f"not UTF-8: {error}", where=_PREFIX + name) from None
     if not texts or not all(isinstance(text, str) for text in texts):
         raise TokenizerError("a non-empty array of strings was expected", where=_PREFIX + name)
-    if len(set(texts)) != len(texts):
+    if unique and len(set(texts)) != len(texts):
         raise TokenizerError("an entry appears twice", where=_PREFIX + name)
     return texts
 
