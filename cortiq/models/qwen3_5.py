@@ -23,7 +23,7 @@ from cortiq.models.qwen3_next import (
 ARCHITECTURES = ("qwen3_5_text", "qwen35")
 GGUF = ("qwen35",)
 KEYS = Keys(gguf=GGUF_KEYS)
-NAMES = Names(gguf=GGUF_NAMES, fused=(GATE_UP,), unread=r"mtp\..*")
+NAMES = Names(gguf=GGUF_NAMES, fused=(GATE_UP,))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,8 @@ from cortiq.models.parts import HEAD, TABLE
 from cortiq.models.pieces import Piece, fused_of, piece_of, split_name
 from cortiq.models.registry import Checkpoint, place
 
+DRAFT_NAME = re.compile(r"(?:model\.)?mtp\.")
+"""Tensors of draft heads, which no trunk needs."""
 LAYER_NAME = re.compile(r"(?:model\.layers|blk)\.(\d{1,9})\.")
 
 
@@ -161,6 +163,7 @@ def _left_over(
         used |= ROPE_TENSORS.get(config.rope_parameters.get("rope_type", ""), frozenset())
     for tensor in checkpoint.tensor_names:
         unread = IGNORED.fullmatch(tensor) or re.fullmatch(names.unread, tensor)
+        unread = unread or DRAFT_NAME.match(tensor)
         if tensor not in used and not unread and not _of_draft_head(tensor, checkpoint, config):
             yield f"{tensor} belongs to nothing in the graph"
 
