@@ -172,6 +172,10 @@ class LoadOptions(OptionSet):
     strict_placement: bool = option(
         False, "Fail when the backend declines a node, instead of using the reference for it.", bool
     )
+    full_windows: bool = option(
+        False, "Keep all rows behind attention windows: more memory, prompts can be cut anywhere.",
+        bool,
+    )  # fmt: skip
 
 
 @documented

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from cortiq.backend.batch import (
 )
 from cortiq.backend.protocol import CompileOptions
 from cortiq.backend.state import ExportedState, State, check_exported
+from cortiq.backend.windows import PIECE_ROWS, Extent, windows_of
 from cortiq.errors import RequestError
 from cortiq.ir import Graph, Program
 
@@ -85,6 +87,10 @@ class Accepted(Generic[S]):
     indices: range
     tokens: list[int]
 
+    def cut(self, start: int, stop: int) -> Accepted[S]:
+        """Some of its rows."""
+        return Accepted(self.state, self.indices[start:stop], self.tokens[start:stop])
+
 
 class BaseExecutable(ABC, Generic[S, P]):
     """Sequences are opened and dropped, batches admitted, computed and settled.
@@ -96,18 +102,26 @@ class BaseExecutable(ABC, Generic[S, P]):
     Attributes
     ----------
     asynchronous : `forward` returns when the batch is computed.
+    trims : whether the backend's sequences give up rows behind `windows`; then `compute` gets at
+        most `PIECE_ROWS` rows of a sequence at a time.
+    windows : windows of slots whose rows are given up behind them.
     plans : what was made of each entry graph, by name; none once it is closed.
     states : living sequences.
     drawn : ids that the rows of the last batch drew, for `Drawn` rows of the next.
     """
 
     asynchronous: ClassVar[bool] = False
+    trims: ClassVar[bool] = False
 
     def __init__(self, program: Program, options: CompileOptions, plans: Mapping[str, P]) -> None:
         self.program, self.options, self.plans = program, options, plans
         self.vocabulary = vocabulary_of(program)
         self.written = {name: graph.written_slots() for name, graph in program.graphs.items()}
         self.recalled = recalled_values(program)
+        self._views = windows_of(program)
+        keeps = options.full_windows or not self.trims
+        self.windows = {} if keeps else self._views
+        self._piece = PIECE_ROWS if self.windows else sys.maxsize
         self.states: list[S] = []
         self.drawn: list[int | None] = []
 
@@ -131,6 +145,10 @@ class BaseExecutable(ABC, Generic[S, P]):
 
         Nothing may be left under way when this raises; all these sequences are cleared then.
         """
+
+    def extent(self, slot: str) -> Extent:
+        """Which rows of a slot of key and value rows are there: none yet."""
+        return Extent(self._views.get(slot), slot in self.windows)
 
     def device_bytes(self) -> int:
         """Memory the device has free."""
@@ -211,21 +229,27 @@ class BaseExecutable(ABC, Generic[S, P]):
         outcomes: dict[State, Outcome],
         brought: list[Brought],
     ) -> None:
+        waiting = list(accepted)
         try:
-            computed = self.compute(plan, batch, accepted)
+            while waiting:
+                pieces = [sequence.cut(0, self._piece) for sequence in waiting]
+                computed = self.compute(plan, batch, pieces)
+                for piece, answers in zip(pieces, computed, strict=True):
+                    outcomes[piece.state] = _settled(batch.entry, piece, answers, brought)
+                waiting = [
+                    sequence.cut(self._piece, len(sequence.tokens))
+                    for sequence in waiting
+                    if len(sequence.tokens) > self._piece
+                    and outcomes[sequence.state].status is Status.COMPLETED
+                ]
         except BaseException:
             for sequence in accepted:
                 sequence.state.clear()
             raise
-        for sequence, answers in zip(accepted, computed, strict=True):
-            state, indices = sequence.state, sequence.indices
-            if answers is None:
-                outcomes[state] = Outcome(Status.FAILED, FAULT)
-                state.clear()
-            else:
-                outcomes[state] = Outcome(Status.COMPLETED)
-                state.advance(batch.entry, sequence.tokens)
-                brought[indices.start : indices.stop] = answers
+        for sequence in accepted:
+            if outcomes[sequence.state].status is Status.FAILED:
+                for index in sequence.indices:
+                    brought[index] = {}
 
     def _plan(self, entry: str) -> P:
         if entry not in self.plans:
@@ -235,3 +259,15 @@ class BaseExecutable(ABC, Generic[S, P]):
 
     def _owns(self, state: Any) -> bool:
         return any(state is known for known in self.states) and state.alive
+
+
+def _settled(
+    entry: str, piece: Accepted[Any], answers: Sequence[Brought] | None, brought: list[Brought]
+) -> Outcome:
+    """What became of a sequence's rows: they count now, or the sequence is empty."""
+    if answers is None:
+        piece.state.clear()
+        return Outcome(Status.FAILED, FAULT)
+    piece.state.advance(entry, piece.tokens)
+    brought[piece.indices.start : piece.indices.stop] = answers
+    return Outcome(Status.COMPLETED)

@@ -63,6 +63,7 @@ class CompileOptions:
     threads : host threads to use, 0 for the number of cores.
     page_rows : rows by which a sequence's storage grows.
     memory_limit : bytes for all sequences together, or `None` for what the device has.
+    full_windows : keep rows behind attention windows too, so that a sequence can be cut anywhere.
     extra : options of the backend's own, by name.
     """
 
@@ -70,6 +71,7 @@ class CompileOptions:
     threads: int = 0
     page_rows: int = 64
     memory_limit: int | None = None
+    full_windows: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -88,6 +90,14 @@ class Executable(Protocol):
     @property
     def placement(self) -> Mapping[str, str]:
         """Which backend computes each node that was not decomposed further, by node name."""
+        ...
+
+    @property
+    def windows(self) -> Mapping[str, int]:
+        """Windows of the slots whose rows are given up behind them (`cortiq.backend.windows`).
+
+        An executable that does not say keeps all rows.
+        """
         ...
 
     @property

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from cortiq.backend.windows import first_seen, windows_of
 from cortiq.errors import RequestError, shown
 from cortiq.ir import KVRows, Program, Recurrent, Ring, Slot
-from cortiq.numerics.contract import LARGEST_BITS, magnitude_bits
+from cortiq.numerics.contract import LARGEST_BITS, TILE, magnitude_bits
 from cortiq.numerics.quantise import (
     LARGEST_CODE,
     LARGEST_ROW_EXPONENT,
@@ -25,7 +26,11 @@ Snapshot = Any
 
 @dataclass(frozen=True)
 class KVPlanes:
-    """Rows of a `KVRows` slot in the canonical layout.
+    """The last rows of a `KVRows` slot in the canonical layout.
+
+    They end where the sequence does: of a sequence of 500 rows, 116 planes are rows 384 … 499, and
+    384 is their `base`. Only slots that are seen through windows may begin after row 0, at a
+    multiple of 64 (`cortiq.backend.windows`).
 
     Planes are int8 [rows, heads, dim] with q = 256·high + low; exponents int8 [rows, heads].
     """
@@ -36,6 +41,15 @@ class KVPlanes:
     value_high: npt.NDArray[np.int8]
     value_low: npt.NDArray[np.int8]
     value_exponent: npt.NDArray[np.int8]
+
+    def base(self, length: int) -> int:
+        """The first row, of a sequence of `length` rows."""
+        return length - len(self.key_high)
+
+    def last(self, rows: int) -> KVPlanes:
+        """The last rows only."""
+        start = max(0, len(self.key_high) - rows)
+        return KVPlanes(*(getattr(self, field.name)[start:] for field in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -58,8 +72,9 @@ class ExportedState:
 def check_exported(exported: ExportedState, program: Program, limit: int) -> None:
     """Refuse what no sequence of this program can be; every backend calls it before it imports.
 
-    Checked are entry graphs and lengths, ids, slots with their types and shapes, |q| ≤ 32512, the
-    range of exponents, and that floats are in the domain.
+    Checked are entry graphs and lengths, ids, slots with their types and shapes, that no row is
+    missing which the next one looks at, |q| ≤ 32512, the range of exponents, and that floats are in
+    the domain.
 
     Raises
     ------
@@ -76,9 +91,15 @@ def check_exported(exported: ExportedState, program: Program, limit: int) -> Non
     _check_tokens(exported.tokens, lengths.get("trunk"), program.facts.get("vocab_size"))
     if not isinstance(exported.slots, Mapping) or set(exported.slots) != set(program.slots):
         _refuse("slots", "is not those of this model")
+    windows = windows_of(program)
     for entry, graph in program.graphs.items():
         for name in graph.written_slots():
-            _check_slot(name, program.slots[name], exported.slots[name], lengths[entry])
+            slot, given = program.slots[name], exported.slots[name]
+            if isinstance(slot, KVRows):
+                rows = _rows_of(name, given, lengths[entry], windows.get(name))
+                _check_planes(name, slot, given, rows)
+            else:
+                _check_floats(name, slot, given)
 
 
 def _refuse(where: str, what: str) -> None:
@@ -95,23 +116,37 @@ def _check_tokens(tokens: Any, length: int | None, vocabulary: Any) -> None:
         _refuse("tokens", "has ids outside the vocabulary")
 
 
-def _check_slot(name: str, slot: Slot, given: Any, rows: int) -> None:
-    if isinstance(slot, KVRows):
-        if not isinstance(given, KVPlanes):
-            _refuse(name, "has no planes")
-        for part, width in (("key", slot.key_dim), ("value", slot.value_dim)):
-            high, low, exponent = (
-                getattr(given, f"{part}_{plane}") for plane in ("high", "low", "exponent")
-            )
-            for plane in (high, low):
-                _check_array(name, plane, np.int8, (rows, slot.heads, width))
-            _check_array(name, exponent, np.int8, (rows, slot.heads))
-            if np.abs(from_planes(high, low)).max(initial=0) > LARGEST_CODE:
-                _refuse(name, f"has codes beyond {LARGEST_CODE}")
-            e = exponent.astype(np.int32)
-            if ((e < ZERO_ROW_EXPONENT) | (e > LARGEST_ROW_EXPONENT)).any():
-                _refuse(name, "has exponents that no row can have")
-        return
+def _rows_of(name: str, given: Any, length: int, window: int | None) -> int:
+    """Rows that planes hold: all, or for a windowed slot whole tiles less."""
+    high = getattr(given, "key_high", None)
+    if not isinstance(given, KVPlanes) or not isinstance(high, np.ndarray) or high.ndim == 0:
+        _refuse(name, "has no planes")
+    base = given.base(length)
+    if window is None or base < 0:
+        return length
+    if base % TILE:
+        _refuse(name, f"begins at row {base}, which is no multiple of {TILE}")
+    if base > first_seen(length, window):
+        _refuse(name, f"begins at row {base}, the next row looks back {window - 1} rows")
+    return length - base
+
+
+def _check_planes(name: str, slot: KVRows, given: Any, rows: int) -> None:
+    for part, width in (("key", slot.key_dim), ("value", slot.value_dim)):
+        high, low, exponent = (
+            getattr(given, f"{part}_{plane}") for plane in ("high", "low", "exponent")
+        )
+        for plane in (high, low):
+            _check_array(name, plane, np.int8, (rows, slot.heads, width))
+        _check_array(name, exponent, np.int8, (rows, slot.heads))
+        if np.abs(from_planes(high, low)).max(initial=0) > LARGEST_CODE:
+            _refuse(name, f"has codes beyond {LARGEST_CODE}")
+        e = exponent.astype(np.int32)
+        if ((e < ZERO_ROW_EXPONENT) | (e > LARGEST_ROW_EXPONENT)).any():
+            _refuse(name, "has exponents that no row can have")
+
+
+def _check_floats(name: str, slot: Slot, given: Any) -> None:
     shape = slot.shape if isinstance(slot, Recurrent) else ()
     shape = (slot.length, slot.width) if isinstance(slot, Ring) else shape
     _check_array(name, given, np.float32, shape)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cortiq.backend import Executable, Named, State
+from cortiq.backend.windows import goes_back
 from cortiq.engine.drafters.ngrams import common_prefix
 from cortiq.errors import RequestError
-from cortiq.ir import KVRows
 from cortiq.numerics.contract import Floats
 from cortiq.runtime.request import vocabulary_size
 from cortiq.runtime.sequence import Session
@@ -37,9 +37,7 @@ class ExecutableProducer:
     def __init__(self, executable: Executable, limit: int) -> None:
         self.executable, self.limit = executable, limit
         self.vocabulary = vocabulary_size(executable.program)
-        slots = executable.program.slots
-        written = executable.program.trunk.written_slots()
-        self._goes_back = all(isinstance(slots[name], KVRows) for name in written)
+        self._goes_back = goes_back(executable)
         self._session = Session(executable, limit)
         self.fed: list[int] = []
         self._verified: tuple[int, list[int]] = (0, [])

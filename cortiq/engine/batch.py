@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Drawn, Row, State, Ticket, Want
+from cortiq.backend.windows import ROLLBACK_ROWS
 from cortiq.engine.drafting import NOTHING, Draft
 from cortiq.engine.schedule import Need, Share, shares, urgency
 from cortiq.engine.sequence import Sequence
@@ -119,7 +120,7 @@ def need_of(sequence: Sequence, before: Part | None) -> Need | None:
     # Not on top of a replay: a copy of the state from before both would have it done again.
     if sequence.drafting and sequence.policy and decodes and before is None and rows == 1:
         depth = sequence.policy.choose(sequence.generated, sequence.room)
-        depth = max(0, min(depth, sequence.room - 1))
+        depth = max(0, min(depth, sequence.room - 1, ROLLBACK_ROWS))
     order = urgency(sequence.served, sequence.priority, sequence.number)
     return Need(rows, most, decodes, depth, order)
 

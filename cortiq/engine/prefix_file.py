@@ -3,8 +3,9 @@
 A safetensors file. Metadata: `format`, `contract`, `model` (the model's fingerprint), `lengths`
 (JSON, rows by entry graph) and `sha256` of the tensors' bytes in the order of their names. Tensors:
 `tokens` (I32), for each `KVRows` slot `NAME/key_high` … `NAME/value_exponent` (I8), for any other
-slot `NAME` (F32). Nothing in it is run, and nothing in it is believed: names, types, shapes and
-values are those of this model or the file is refused.
+slot `NAME` (F32). Slots that are seen through windows may lack their first rows
+(`cortiq.backend.KVPlanes`): there a prefix cannot be cut. Nothing in it is run, and nothing in it
+is believed: names, types, shapes and values are those of this model or the file is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from cortiq.formats.safetensors import SafetensorsHeader, read_header
 from cortiq.ir import KVRows, Program
 from cortiq.numerics.contract import CONTRACT_VERSION
 
-FORMAT = "cortiq prefix 1"
+FORMAT = "cortiq prefix 2"
+EARLIER = ("cortiq prefix 1",)
+"""Formats that are read too: in the first, no rows were ever given up."""
 TYPES = {"int8": "I8", "int32": "I32", "float32": "F32"}
 DTYPES = {name: np.dtype(dtype) for dtype, name in TYPES.items()}
 PLANES = tuple(field.name for field in dataclasses.fields(KVPlanes))
@@ -89,7 +92,7 @@ def read_prefix(path: str | Path, program: Program, model_hash: str) -> Exported
     """
     header = read_header(Path(path))
     metadata, where = header.metadata, str(path)
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") not in (FORMAT, *EARLIER):
         raise FormatError("is no prefix that cortiq saved", where=where)
     if metadata.get("contract") != str(CONTRACT_VERSION):
         told = shown(metadata.get("contract"))

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass
 
 from cortiq.backend import Executable, ExportedState, State
+from cortiq.backend.windows import goes_back
 from cortiq.engine.keys import RollingKey
 from cortiq.engine.roles import Role
 from cortiq.engine.sequence import Sequence
@@ -82,7 +83,7 @@ class PrefixCache:
         program = executable.program
         kinds = [program.slots[name] for name in program.trunk.written_slots()]
         self._bounded = bool(kinds) and not any(isinstance(slot, KVRows) for slot in kinds)
-        self.free = all(isinstance(slot, KVRows) for slot in kinds)
+        self.free = goes_back(executable)
 
     def __len__(self) -> int:
         return len(self._kept)

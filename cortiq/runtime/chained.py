@@ -62,6 +62,12 @@ class ChainExecutable:
         """The executables of the chain, each with the name of its backend."""
         return list(zip(self._names, self._parts, strict=True))
 
+    @property
+    def windows(self) -> Mapping[str, int]:
+        """Windows of the slots whose rows some part gives up behind them."""
+        parts = [getattr(part, "windows", {}) for part in self._parts]
+        return {slot: window for found in parts for slot, window in found.items()}
+
     def runs_of(self, entry: str) -> Sequence[Run]:
         """The runs of an entry graph, in order."""
         if entry not in self._partition.runs:

@@ -90,7 +90,10 @@ def compile_source(
     """Compile an opened model for a backend, and for the fallback what that one declines."""
     from cortiq.runtime.place import place
 
-    compile_options = CompileOptions(device=device, threads=options.threads, extra=extra or {})
+    compile_options = CompileOptions(
+        device=device, threads=options.threads, full_windows=options.full_windows,
+        extra=extra or {},
+    )  # fmt: skip
     return place(
         backend, source.program, source.weights, compile_options, strict=options.strict_placement
     )

@@ -15,7 +15,7 @@ from cortiq_cpu.arguments import Kind, address
 from cortiq_cpu.lower import Lowered
 from cortiq_cpu.native import Op, library
 from cortiq_cpu.rows import RowSet
-from cortiq_cpu.state import StateLayout
+from cortiq_cpu.state_layout import StateLayout
 from cortiq_cpu.weights import Weights
 
 FLOAT_BYTES = 4

@@ -6,9 +6,11 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 from cortiq.backend import Batch, CompileOptions
 from cortiq.backend.executable import Accepted, BaseExecutable, Brought
+from cortiq.backend.windows import windows_of
 from cortiq.ir import Program, primitives_of
 from cortiq.numerics.layouts import Weight
 from cortiq_cpu.native import Pool, library_hash
@@ -17,7 +19,8 @@ from cortiq_cpu.profile import Profile
 from cortiq_cpu.recurrents import Recurrences
 from cortiq_cpu.run import Run
 from cortiq_cpu.shared import Pages
-from cortiq_cpu.state import CpuState, StateLayout
+from cortiq_cpu.state import CpuState
+from cortiq_cpu.state_layout import StateLayout
 from cortiq_cpu.weights import Weights
 
 EARLY_POSITIONS = 1 << 13
@@ -37,6 +40,8 @@ class CpuExecutable(BaseExecutable[CpuState, Plan]):
     profile : see `cortiq_cpu.profile.Profile`; None unless asked for.
     """
 
+    trims: ClassVar[bool] = True
+
     def __init__(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
     ) -> None:
@@ -44,7 +49,8 @@ class CpuExecutable(BaseExecutable[CpuState, Plan]):
         self.pool = Pool(threads, options.extra.get("isa"))
         graphs = primitives_of(program).graphs
         poison = bool(options.extra.get("poison"))
-        self.layout = StateLayout(program, graphs, options.page_rows, poison)
+        windows = {} if options.full_windows else windows_of(program)
+        self.layout = StateLayout(program, graphs, options.page_rows, poison, windows)
         with ThreadPoolExecutor(threads) as packers:
             packed = Weights(weights, packers)
             plans = {n: Plan(g, packed, self.layout, self.pool) for n, g in graphs.items()}
@@ -56,7 +62,7 @@ class CpuExecutable(BaseExecutable[CpuState, Plan]):
             (node.name for graph in program.graphs.values() for node in graph.nodes), "cpu"
         )
         self.profile = Profile(self.pool) if options.extra.get("profile") else None
-        self.pages = Pages(self.layout.new_page)
+        self.pages = Pages(self.layout.new_page, self.layout.spoil)
         self._ending = weakref.finalize(self, self.pool.close)
 
     @property
@@ -81,7 +87,7 @@ class CpuExecutable(BaseExecutable[CpuState, Plan]):
     def held_bytes(self) -> int:
         """Memory that all living sequences hold."""
         rings = sum(state.ring_bytes() for state in self.states)
-        return self.pages.count * self.layout.page_bytes + rings
+        return self.pages.nbytes + rings
 
     def fits(self, nbytes: int) -> bool:
         """Whether sequences may take so many bytes more; what is kept for them is no hindrance."""
@@ -115,6 +121,8 @@ class CpuExecutable(BaseExecutable[CpuState, Plan]):
         """What the rows of each sequence bring, None for one with a fault."""
         recording = self.profile is not None and self.profile.recording
         brought: list[Brought] = [{} for _ in batch.rows]
+        for s in accepted:
+            s.state.turn(batch.entry, s.state.length(batch.entry) + len(s.tokens))
         failed = Run(plan, batch, accepted, brought, self.profile if recording else None).compute()
         return [
             None if s.state in failed else brought[s.indices.start : s.indices.stop]

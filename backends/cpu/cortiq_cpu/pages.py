@@ -7,7 +7,7 @@ keys and of the 64 values; key_dim is padded to even, value_dim to 16s (`native/
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -80,8 +80,8 @@ class PageLayout:
         for exponent in exponents:
             exponent[...] = 60
 
-    def read(self, pages: list[Bytes], rows: int) -> KVPlanes:
-        """The first rows as canonical planes."""
+    def read(self, pages: list[Bytes], skipped: int, rows: int) -> KVPlanes:
+        """Rows as canonical planes; so many before them in the first page are left out."""
         slot = self.slot
         parts = [self._rows_of(page) for page in pages]
         empty = (
@@ -90,7 +90,10 @@ class PageLayout:
             np.empty((0, slot.heads), np.int8),
             np.empty((0, slot.heads), np.int8),
         )
-        joined = [np.concatenate(group)[:rows] for group in zip(empty, *parts, strict=True)]
+        joined = [
+            np.concatenate(group)[skipped : skipped + rows]
+            for group in zip(empty, *parts, strict=True)
+        ]
         keys, values, key_e, value_e = joined
         return KVPlanes(*_planes(keys), key_e, *_planes(values), value_e)
 
@@ -106,8 +109,12 @@ class PageLayout:
             value_e = np.full_like(value_e, ZERO_ROW_EXPONENT)
         return keys, values[..., : slot.value_dim], key_e, value_e
 
-    def write(self, pages: list[Bytes], planes: KVPlanes) -> None:
-        """Fill pages from canonical planes, which must have the slot's geometry."""
+    def write(self, pages: list[Bytes], skipped: int, planes: KVPlanes) -> None:
+        """Fill pages from canonical planes, which must have the slot's geometry.
+
+        So many rows before them in the first page become zero.
+        """
+        planes = _behind(skipped, planes)
         rows, step = len(planes.key_high), self.tiles * TILE
         keys = _whole(planes.key_high, planes.key_low)
         values = _whole(planes.value_high, planes.value_low)
@@ -133,6 +140,14 @@ class PageLayout:
             padded = np.zeros((self.tiles * TILE, slot.heads), np.int8)
             padded[: len(exponent)] = exponent
             view[...] = padded.reshape(lead).transpose(0, 2, 1)
+
+
+def _behind(count: int, planes: KVPlanes) -> KVPlanes:
+    """The rows with so many rows of zeros before them."""
+    parts = (getattr(planes, field.name) for field in fields(planes))
+    return KVPlanes(
+        *(np.concatenate([np.zeros_like(p, shape=(count, *p.shape[1:])), p]) for p in parts)
+    )
 
 
 def _planes(q: Shorts) -> tuple[Exponents, Exponents]:

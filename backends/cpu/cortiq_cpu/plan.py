@@ -23,7 +23,7 @@ from cortiq_cpu.lower import Admit, Gather, Lowered, Step, always_known, lower, 
 from cortiq_cpu.native import Op, Pool, library, op_list
 from cortiq_cpu.profile import Label, moving
 from cortiq_cpu.rows import RowSet
-from cortiq_cpu.state import StateLayout
+from cortiq_cpu.state_layout import StateLayout
 from cortiq_cpu.wants import Ask, Asked, asked_by
 from cortiq_cpu.weights import Weights
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from cortiq.backend.executable import Accepted
 from cortiq_cpu.arguments import SEGMENT
-from cortiq_cpu.state import CpuState, StateLayout
+from cortiq_cpu.state import CpuState
+from cortiq_cpu.state_layout import StateLayout
 
 Stretch = tuple[CpuState, int, int, int]
 """A sequence, its rows start…stop−1, and the first one's position."""

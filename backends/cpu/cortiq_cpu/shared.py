@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from cortiq.backend.windows import Extent
 
 Bytes = npt.NDArray[np.uint8]
 
 
 class Page:
-    """Rows of all `KVRows` slots for a run of positions.
+    """Rows of the slots of one group for a run of positions.
 
     Attributes
     ----------
@@ -29,21 +32,33 @@ class Page:
 class Pages:
     """The pages of an executable.
 
+    Parameters
+    ----------
+    make : bytes of a page of a group. spoil : in tests, spoils what they hold.
+
     Attributes
     ----------
-    count : pages there are, each once however many hold it.
+    count, nbytes : pages there are, each once however many hold it.
     """
 
-    def __init__(self, make: Callable[[], Bytes]) -> None:
-        self._make = make
-        self.count = 0
+    def __init__(
+        self, make: Callable[[int], Bytes], spoil: Callable[[int, Bytes], None] = lambda *_: None
+    ) -> None:
+        self._make, self._spoil = make, spoil
+        self.count = self.nbytes = 0
 
-    def new(self, source: Page | None = None) -> Page:
-        """A page, with the bytes of another one if given."""
-        page = Page(self._make())
+    def new(self, group: int, source: Page | None = None) -> Page:
+        """A page of a group, with the bytes of another one if given."""
+        page = Page(self._make(group))
         if source is not None:
             page.data[:] = source.data
         self.count += 1
+        self.nbytes += page.data.nbytes
+        return page
+
+    def again(self, group: int, page: Page) -> Page:
+        """A page whose rows nobody needs, for others."""
+        self._spoil(group, page.data)
         return page
 
     @staticmethod
@@ -58,7 +73,13 @@ class Pages:
         """Pages that a holder needs no more; those nobody needs are gone."""
         for page in pages:
             page.users -= 1
-            self.count -= page.users == 0
+            if page.users == 0:
+                self.count -= 1
+                self.nbytes -= page.data.nbytes
+
+
+Run = tuple[int, list[Page]]
+"""Number of the first page, and the pages from there on."""
 
 
 class Snapshot:
@@ -67,10 +88,13 @@ class Snapshot:
     def __init__(
         self,
         owner: Pages,
-        pages: list[Page],
-        rings: dict[str, Any],
+        runs: list[Run],
+        rings: Mapping[str, Any],
+        extents: Mapping[str, Extent],
         tokens: list[int],
         lengths: dict[str, int],
     ) -> None:
-        self.pages, self.rings, self.tokens, self.lengths = pages, rings, tokens, lengths
+        self.runs, self.rings, self.extents = runs, rings, extents
+        self.tokens, self.lengths = tokens, lengths
+        pages = [page for _, held in runs for page in held]
         self._ending = weakref.finalize(self, owner.drop, pages)

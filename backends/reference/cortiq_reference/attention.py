@@ -45,12 +45,14 @@ def attend(
     how: Geometry,
     faults: Flags,
     chosen: Ints | None = None,
+    base: int = 0,
 ) -> Floats:
-    """One sequence: q [rows, heads, key_dim] over rows [n, kv_heads, dim] at positions 0…n−1.
+    """One sequence: q [rows, heads, key_dim] over rows [n, kv_heads, dim].
 
     Parameters
     ----------
     chosen : the blocks that each set of heads sees, [rows, sets, n]; None for all.
+    base : position of the first key and value, where a tile begins; no window reaches behind it.
 
     Returns
     -------
@@ -68,7 +70,7 @@ def attend(
     for start in range(first // run * run, int(positions[-1]) + 1, run):
         low = max(start, first // TILE * TILE)
         stop = min(start + run, int(positions[-1]) + 1)
-        part = _run(stacked, keys, values, where, (low, stop), how, admitted)
+        part = _run(stacked, keys, values, where, (low, stop), how, admitted, base)
         total.merge(part)
     out = _finish(total, how, per_group, rows)
     out = out.reshape(groups, rows, per_group, -1).transpose(1, 0, 2, 3)
@@ -130,10 +132,11 @@ def _run(
     span: tuple[int, int],
     how: Geometry,
     admitted: Flags | None,
+    base: int,
 ) -> _Sums:
     low, stop = span
     tiles = -(-(stop - low) // TILE)
-    k, v = _tiles(keys, low, stop, tiles), _tiles(values, low, stop, tiles)
+    k, v = (_tiles(rows, low - base, stop - base, tiles) for rows in (keys, values))
     scores = _scores(q, k, how)
     at = (low + np.arange(tiles * TILE, dtype=np.int32)).reshape(tiles, 1, 1, TILE)
     visible = at <= where[None, None, :, None]

@@ -35,6 +35,7 @@ class ReferenceExecutable(BaseExecutable[ReferenceState, Plan]):
         backend built on the reference replaces some of them in a subclass, and sets `name`.
     """
 
+    trims: ClassVar[bool] = True
     name: ClassVar[str] = REFERENCE
     kernels: ClassVar[Kernels] = KERNELS
     answers: ClassVar[Answers] = WANTS
@@ -68,8 +69,10 @@ class ReferenceExecutable(BaseExecutable[ReferenceState, Plan]):
     def state_bytes(self, rows: int) -> int:
         """Memory one sequence of this many rows takes."""
         page = self.options.page_rows
-        whole = -(-rows // page) * page
-        return sum(_slot_bytes(slot, whole) for slot in self.program.slots.values())
+        return sum(
+            _slot_bytes(slot, -(-self.extent(name).room(rows) // page) * page)
+            for name, slot in self.program.slots.items()
+        )
 
     def held_bytes(self) -> int:
         """Memory that all living sequences hold."""

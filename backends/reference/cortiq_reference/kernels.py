@@ -135,12 +135,14 @@ def _attend(call: Call, q: Quantised, position: Ints, chosen: Ints | None = None
     how = Geometry(scoring(op.scale, op.soft_cap), op.window, call.weights.get("sinks"), op.block)
     out = np.zeros((len(q.q), op.heads, op.value_dim), np.float32)
     for segment in call.segments:
-        keys, values = segment.state.kv(call.slots["kv"]).read()
+        store = segment.state.kv(call.slots["kv"])
+        keys, values = store.read()
         for start in range(segment.start, segment.stop, QUERY_ROWS):
             cut = slice(start, min(start + QUERY_ROWS, segment.stop))
             part = Quantised(q.q[cut], q.e[cut])
             blocks = None if chosen is None else chosen[cut]
-            out[cut] = attend(part, keys, values, position[cut], how, call.faults[cut], blocks)
+            flags, at = call.faults[cut], position[cut]
+            out[cut] = attend(part, keys, values, at, how, flags, blocks, store.base)
     return out
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from cortiq.backend import ExportedState
 from cortiq.errors import RequestError
 from cortiq_reference.recurrent_store import RecurrentStore
-from cortiq_reference.stores import KVStore, RingStore, Store, arrays, held_bytes, open_store
+from cortiq_reference.stores import KVStore, RingStore, Store, held_bytes, open_store
 
 if TYPE_CHECKING:
     from cortiq_reference.executable import ReferenceExecutable
@@ -33,8 +33,10 @@ class ReferenceState:
         """Empty the sequence."""
         options = self.owner.options
         poison = bool(options.extra.get("poison"))
-        slots = self.owner.program.slots.items()
-        self.stores = {n: open_store(s, options.page_rows, poison) for n, s in slots}
+        self.stores = {
+            name: open_store(slot, options.page_rows, poison, self.owner.extent(name))
+            for name, slot in self.owner.program.slots.items()
+        }
         self.tokens: list[int] = []
         self.lengths = dict.fromkeys(self.owner.program.graphs, 0)
         self.alive = True
@@ -57,8 +59,8 @@ class ReferenceState:
         if rows > self._limit or not self.owner.fits(self, rows):
             return False
         for store in self._each_store():
-            for part in arrays(store):
-                part.grow(rows, self.owner.options.page_rows)
+            if not isinstance(store, RecurrentStore):
+                store.grow(rows)
         return True
 
     def kv(self, name: str) -> KVStore:
@@ -89,6 +91,10 @@ class ReferenceState:
     def advance(self, entry: str, tokens: list[int]) -> None:
         """Count rows that the stores now hold."""
         self.lengths[entry] += len(tokens)
+        for name in self.owner.written[entry]:
+            store = self.stores[name]
+            if isinstance(store, KVStore):
+                store.trim()
         if entry == "trunk":
             self.tokens += tokens
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.backend import KVPlanes
+from cortiq.backend.windows import Extent, kept_from
 from cortiq.errors import RequestError
 from cortiq.ir import KVRows, Recurrent, Ring, Slot
 from cortiq.numerics.contract import F32, Floats
@@ -43,36 +44,72 @@ class Rows:
             grown[len(self.data) :] = self.fill
         self.data = grown
 
+    def drop(self, count: int, kept: int) -> None:
+        """Forget the first rows; the `kept` ones behind them move to the front."""
+        self.data[:kept] = self.data[count : count + kept]
+        if self.fill is not None:
+            self.data[kept:] = self.fill
 
-class KVStore:
-    """Rows of a `KVRows` slot."""
 
-    def __init__(self, slot: KVRows, page: int, poison: bool) -> None:
-        self.page, self.length = page, 0
+class KVStore(Extent):
+    """Rows of a `KVRows` slot.
+
+    Attributes
+    ----------
+    start : the row that lies first in memory; those up to `base` are not needed any more.
+    """
+
+    def __init__(self, slot: KVRows, page: int, poison: bool, extent: Extent | None = None) -> None:
+        given = extent or Extent()
+        super().__init__(given.window, given.trims)
+        self.page, self.start = page, 0
         fill, exponent = (np.int16(32512), np.int8(60)) if poison else (None, None)
         self.k = Rows((slot.heads, slot.key_dim), np.int16, fill)
         self.v = Rows((slot.heads, slot.value_dim), np.int16, fill)
         self.k_exponent = Rows((slot.heads,), np.int8, exponent)
         self.v_exponent = Rows((slot.heads,), np.int8, exponent)
 
+    def parts(self) -> list[Rows]:
+        """The arrays."""
+        return [self.k, self.v, self.k_exponent, self.v_exponent]
+
+    def grow(self, rows: int) -> None:
+        """Have memory for a sequence of this many rows."""
+        for part in self.parts():
+            part.grow(self.room(rows), self.page)
+
     def append(self, keys: Quantised, values: Quantised) -> None:
         """Write rows behind the last one."""
-        parts = ((self.k, keys.q), (self.v, values.q))
-        exponents = ((self.k_exponent, keys.e), (self.v_exponent, values.e))
-        for rows, new in (*parts, *exponents):
-            rows.write(self.length, new, self.page)
-        self.length += len(keys.q)
+        count = len(keys.q)
+        if self.base > self.start and self.length + count - self.start > len(self.k.data):
+            self._move_up()
+        for rows, new in zip(self.parts(), (keys.q, values.q, keys.e, values.e), strict=True):
+            rows.write(self.length - self.start, new, self.page)
+        self.length += count
+
+    def _move_up(self) -> None:
+        for part in self.parts():
+            part.drop(self.base - self.start, self.length - self.base)
+        self.start = self.base
 
     def read(self) -> tuple[Quantised, Quantised]:
-        """All rows written."""
-        n = self.length
-        keys = Quantised(self.k.data[:n], self.k_exponent.data[:n].astype(np.int32))
-        return keys, Quantised(self.v.data[:n], self.v_exponent.data[:n].astype(np.int32))
+        """All rows that are there, from `base` on."""
+        cut = slice(self.base - self.start, self.length - self.start)
+        keys = Quantised(self.k.data[cut], self.k_exponent.data[cut].astype(np.int32))
+        return keys, Quantised(self.v.data[cut], self.v_exponent.data[cut].astype(np.int32))
+
+    def trim(self) -> int:
+        """Give up rows behind the window; in tests they are spoilt at once."""
+        given_up = super().trim()
+        if given_up and self.k.fill is not None:
+            self._move_up()
+        return given_up
 
     def rewind(self, length: int) -> int:
-        """Forget rows; always possible."""
-        self.length = min(self.length, length)
-        return length
+        """Forget rows; see `Extent`."""
+        reached = super().rewind(length)
+        self.start = min(self.start, self.base)
+        return reached
 
     def export(self) -> KVPlanes:
         """The rows as canonical planes."""
@@ -84,16 +121,20 @@ class KVStore:
         """Become the exported rows."""
         if not isinstance(rows, KVPlanes):
             raise RequestError("the exported state is of another model: it has other slots")
+        if self.trims:
+            rows = rows.last(length - kept_from(length, self.window))
         keys = _imported(rows.key_high, rows.key_low, rows.key_exponent)
         values = _imported(rows.value_high, rows.value_low, rows.value_exponent)
+        count = length - rows.base(length)
         for new, mine in ((keys, self.k), (values, self.v)):
-            if new.q.shape != (length, *mine.data.shape[1:]):
+            if new.q.shape != (count, *mine.data.shape[1:]):
                 raise RequestError(
-                    f"the exported state has rows {new.q.shape}, not {length} of "
+                    f"the exported state has rows {new.q.shape}, not {count} of "
                     f"{mine.data.shape[1:]}: it is of another model, or incomplete"
                 )
-        self.length = 0
+        self.start = self.base = self.length = rows.base(length)
         self.append(keys, values)
+        self.trim()
 
 
 class RingStore:
@@ -116,6 +157,10 @@ class RingStore:
         """Write rows behind the last one."""
         self.rows.write(self.length - self.base, rows, self.page)
         self.length += len(rows)
+
+    def grow(self, rows: int) -> None:
+        """Have memory for a sequence of this many rows."""
+        self.rows.grow(rows, self.page)
 
     def rewind(self, length: int) -> int:
         """Forget rows; back to 0 when the rows before `length` are not kept."""
@@ -156,10 +201,10 @@ def _imported(
 Store = KVStore | RingStore | RecurrentStore
 
 
-def open_store(slot: Slot, page: int, poison: bool) -> Store:
-    """An empty store for a slot."""
+def open_store(slot: Slot, page: int, poison: bool, extent: Extent | None = None) -> Store:
+    """An empty store for a slot; the extent says what windows a slot of rows is seen through."""
     if isinstance(slot, KVRows):
-        return KVStore(slot, page, poison)
+        return KVStore(slot, page, poison, extent)
     if isinstance(slot, Ring):
         return RingStore(slot, page, poison)
     if isinstance(slot, Recurrent):
@@ -167,14 +212,9 @@ def open_store(slot: Slot, page: int, poison: bool) -> Store:
     raise RequestError(f"unknown slot kind {type(slot).__name__}")
 
 
-def arrays(store: Store) -> list[Rows]:
-    """The arrays of a store."""
-    if isinstance(store, KVStore):
-        return [store.k, store.v, store.k_exponent, store.v_exponent]
-    return [store.rows] if isinstance(store, RingStore) else []
-
-
 def held_bytes(store: Store) -> int:
     """Memory of a store."""
-    constant = store.nbytes() if isinstance(store, RecurrentStore) else 0
-    return constant + sum(part.data.nbytes for part in arrays(store))
+    if isinstance(store, RecurrentStore):
+        return store.nbytes()
+    parts = store.parts() if isinstance(store, KVStore) else [store.rows]
+    return sum(part.data.nbytes for part in parts)

@@ -72,11 +72,13 @@ def attend(
     span: tuple[int, int],
     how: Geometry,
     chosen: Tensor | None = None,
+    base: int = 0,
 ) -> Tensor:
     """One sequence: q [rows, heads, dim] over rows [n, kv heads, dim]; float32, not snapped.
 
     span : the lowest and the highest position of the rows, as the host knows them.
     chosen : the blocks that each set of heads sees, int32 [rows, sets, n]; None for all.
+    base : position of the first key and value, where a tile begins; no window reaches behind it.
     """
     rows, heads, _ = q.q.shape
     groups = keys.q.shape[1]
@@ -91,7 +93,7 @@ def attend(
     sums = None
     for start in range(first // RUN * RUN, stop, RUN):
         cut = max(start, first // TILE * TILE), min(start + RUN, stop)
-        part = _run(queries, keys, values, at, cut, how, admitted)
+        part = _run(queries, keys, values, at, cut, how, admitted, base)
         sums = part if sums is None else sums.add(part)
     assert sums is not None
     y = _normalised(sums, how, rows, each)
@@ -122,10 +124,11 @@ def _run(
     cut: tuple[int, int],
     how: Geometry,
     admitted: Tensor | None,
+    base: int,
 ) -> Sums:
     """The tiles of a run, each by integers only, then added in order."""
     low, stop = cut
-    k, v = _tiles(keys, low, stop), _tiles(values, low, stop)
+    k, v = (_tiles(rows, low - base, stop - base) for rows in (keys, values))
     scores = _scores(q, k, how.constants)
     where = torch.arange(low, low + len(k.q) * TILE, device=at.device).reshape(-1, 1, 1, TILE)
     visible = where <= at[:, None]

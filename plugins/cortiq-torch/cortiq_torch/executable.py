@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 
@@ -20,6 +21,8 @@ from cortiq_torch.state import TorchState
 
 class TorchExecutable(BaseExecutable[TorchState, Plan]):
     """A program on one device."""
+
+    trims: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -60,8 +63,10 @@ class TorchExecutable(BaseExecutable[TorchState, Plan]):
     def state_bytes(self, rows: int) -> int:
         """Memory one sequence of this many rows takes."""
         page = self.options.page_rows
-        whole = -(-rows // page) * page
-        return sum(_slot_bytes(slot, whole) for slot in self.program.slots.values())
+        return sum(
+            _slot_bytes(slot, -(-self.extent(name).room(rows) // page) * page)
+            for name, slot in self.program.slots.items()
+        )
 
     def held_bytes(self) -> int:
         """Memory that all living sequences hold."""

@@ -112,13 +112,14 @@ def _attend(call: Call, q: Rows, position: Tensor, chosen: Tensor | None = None)
     how = Geometry(scoring(op.scale, op.soft_cap), op.window, call.weights.get("sinks"), op.block)
     out = torch.empty(len(q.q), op.heads, op.value_dim, device=q.q.device)
     for segment in call.segments:
-        keys, values = segment.state.kv(call.slots["kv"]).read()
+        store = segment.state.kv(call.slots["kv"])
+        keys, values = store.read()
         for start in range(segment.start, segment.stop, QUERY_ROWS):
             cut = slice(start, min(start + QUERY_ROWS, segment.stop))
             at = segment.positions[cut.start - segment.start : cut.stop - segment.start]
             part, span = Rows(q.q[cut], q.e[cut]), (at[0], at[-1])
             blocks = None if chosen is None else chosen[cut]
-            out[cut] = attend(part, keys, values, position[cut], span, how, blocks)
+            out[cut] = attend(part, keys, values, position[cut], span, how, blocks, store.base)
     return snap(out, call.faults)
 
 

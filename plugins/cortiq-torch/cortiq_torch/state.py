@@ -8,7 +8,7 @@ import numpy as np
 
 from cortiq.backend import ExportedState
 from cortiq.errors import RequestError
-from cortiq_torch.stores import STORES, KVStore, RecurrentStore, RingStore
+from cortiq_torch.stores import KVStore, RecurrentStore, RingStore, open_store
 
 if TYPE_CHECKING:
     from cortiq_torch.executable import TorchExecutable
@@ -30,7 +30,7 @@ class TorchState:
         """Empty the sequence."""
         poison = bool(self.owner.options.extra.get("poison"))
         self.stores: dict[str, Any] = {
-            name: STORES[type(slot)](slot, self.owner.device, poison)
+            name: open_store(slot, self.owner.device, poison, self.owner.extent(name))
             for name, slot in self.owner.program.slots.items()
         }
         self.tokens: list[int] = []
@@ -77,6 +77,9 @@ class TorchState:
     def advance(self, entry: str, tokens: list[int]) -> None:
         """Count rows that the stores now hold."""
         self.lengths[entry] += len(tokens)
+        for name in self.owner.written[entry]:
+            if isinstance(self.stores[name], KVStore):
+                self.stores[name].trim()
         if entry == "trunk":
             self.tokens += tokens
 

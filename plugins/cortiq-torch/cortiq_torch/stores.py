@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from cortiq.backend import KVPlanes
-from cortiq.ir import KVRows, Recurrent, Ring
+from cortiq.backend.windows import Extent, kept_from
+from cortiq.ir import KVRows, Recurrent, Ring, Slot
 from cortiq.numerics.quantise import from_planes, planes
 from cortiq_torch.arithmetic import Rows
 
@@ -35,6 +36,12 @@ class Array:
         """Place rows at start…; there is room."""
         self.data[start : start + len(rows)] = rows.to(self.data.dtype)
 
+    def drop(self, count: int, kept: int) -> None:
+        """Forget the first rows; the `kept` ones behind them move to the front."""
+        self.data[:kept] = self.data[count : count + kept].clone()
+        if self.fill is not None:
+            self.data[kept:] = self.fill
+
     def copy(self) -> Array:
         """Another array with the same rows."""
         other = object.__new__(Array)
@@ -43,16 +50,10 @@ class Array:
 
 
 class Store:
-    """The arrays of a slot and how many rows they hold."""
+    """The arrays of a slot and how many rows it has had."""
 
     arrays: list[Array]
     length = 0
-
-    def append_to(self, rows: list[Tensor]) -> None:
-        """Write rows behind the last one, a tensor for each array."""
-        for array, new in zip(self.arrays, rows, strict=True):
-            array.write(self.length, new)
-        self.length += len(rows[0])
 
     def grow(self, rows: int, page: int) -> None:
         """Make room for this many rows, in whole pages."""
@@ -76,10 +77,17 @@ class Store:
         return self.length
 
 
-class KVStore(Store):
-    """Key and value rows of a `KVRows` slot: 16-bit integers and exponents."""
+class KVStore(Extent, Store):
+    """Key and value rows of a `KVRows` slot: 16-bit integers and exponents.
 
-    def __init__(self, slot: KVRows, device: str, poison: bool) -> None:
+    Attributes
+    ----------
+    start : the row that lies first in memory; those up to `base` are not needed any more.
+    """
+
+    def __init__(self, slot: KVRows, device: str, poison: bool, extent: Extent) -> None:
+        Extent.__init__(self, extent.window, extent.trims)
+        self.start = 0
         fill, exponent = (32512, 60) if poison else (None, None)
         keys, values = (slot.heads, slot.key_dim), (slot.heads, slot.value_dim)
         self.arrays = [
@@ -89,14 +97,42 @@ class KVStore(Store):
             Array((slot.heads,), torch.int8, device, exponent),
         ]
 
+    def grow(self, rows: int, page: int) -> None:
+        """Make room for a sequence of this many rows, in whole pages."""
+        super().grow(self.room(rows), page)
+
     def append(self, keys: Rows, values: Rows) -> None:
-        """Write rows behind the last one."""
-        self.append_to([*keys, *values])
+        """Write rows behind the last one; there is room once old ones are given up."""
+        end = self.length + len(keys.q) - self.start
+        if self.base > self.start and end > len(self.arrays[0].data):
+            self._move_up()
+        for array, new in zip(self.arrays, (*keys, *values), strict=True):
+            array.write(self.length - self.start, new)
+        self.length += len(keys.q)
+
+    def _move_up(self) -> None:
+        for array in self.arrays:
+            array.drop(self.base - self.start, self.length - self.base)
+        self.start = self.base
 
     def read(self) -> tuple[Rows, Rows]:
-        """All rows written, as they are stored."""
-        k, ke, v, ve = (array.data[: self.length] for array in self.arrays)
+        """All rows that are there, from `base` on, as they are stored."""
+        cut = slice(self.base - self.start, self.length - self.start)
+        k, ke, v, ve = (array.data[cut] for array in self.arrays)
         return Rows(k, ke), Rows(v, ve)
+
+    def trim(self) -> int:
+        """Give up rows behind the window; in tests they are spoilt at once."""
+        given_up = super().trim()
+        if given_up and self.arrays[0].fill is not None:
+            self._move_up()
+        return given_up
+
+    def rewind(self, length: int) -> int:
+        """Forget rows; see `Extent`."""
+        reached = super().rewind(length)
+        self.start = min(self.start, self.base)
+        return reached
 
     def export(self) -> KVPlanes:
         """The rows as canonical planes."""
@@ -108,10 +144,16 @@ class KVStore(Store):
 
     def load(self, rows: KVPlanes, length: int) -> None:
         """Become the exported rows; there is room."""
-        keys = from_planes(rows.key_high, rows.key_low), rows.key_exponent
-        values = from_planes(rows.value_high, rows.value_low), rows.value_exponent
-        self.length = 0
-        self.append_to([torch.tensor(part) for part in (*keys, *values)])
+        if self.trims:
+            rows = rows.last(length - kept_from(length, self.window))
+        keys = Rows(*_tensors(from_planes(rows.key_high, rows.key_low), rows.key_exponent))
+        values = Rows(*_tensors(from_planes(rows.value_high, rows.value_low), rows.value_exponent))
+        self.start = self.base = self.length = rows.base(length)
+        self.append(keys, values)
+
+
+def _tensors(*arrays: Any) -> tuple[Tensor, ...]:
+    return tuple(map(torch.tensor, arrays))
 
 
 class RingStore(Store):
@@ -181,5 +223,11 @@ class RecurrentStore(Store):
         self.state, self.length = torch.tensor(rows, device=self.state.device), length
 
 
-STORES = {KVRows: KVStore, Ring: RingStore, Recurrent: RecurrentStore}
-"""The store of each kind of slot."""
+def open_store(slot: Slot, device: str, poison: bool, extent: Extent) -> Store:
+    """An empty store for a slot; the extent says what windows a slot of rows is seen through."""
+    if isinstance(slot, KVRows):
+        return KVStore(slot, device, poison, extent)
+    if isinstance(slot, Ring):
+        return RingStore(slot, device, poison)
+    assert isinstance(slot, Recurrent)
+    return RecurrentStore(slot, device, poison)
