@@ -79,12 +79,12 @@ def hostile_slot(slot):
 
 def test_no_hostile_state_is_imported_and_none_is_left_behind(executables, exported):
     executable = executables[0]
-    count = len(executable._states)
+    count = len(executable.states)
     for what, state in hostile(exported):
         with pytest.raises(RequestError):
             executable.import_(state, 32)
             pytest.fail(f"imported: {what}")
-        assert len(executable._states) == count, what
+        assert len(executable.states) == count, what
     for limit in (5, 0, -1, None):
         with pytest.raises(RequestError):
             executable.import_(exported, limit)

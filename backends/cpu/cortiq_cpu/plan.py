@@ -118,10 +118,9 @@ class Plan:
         native, threads = library(), self.pool.threads
         attends = {(n.op.value_dim, LONG) for n in self.graph.nodes if isinstance(n.op, ops.Attend)}
         sizes = [native.cortiq_attend_workspace(*shape, threads) for shape in attends]
-        logits = self.graph.values.get("logits")
-        if logits is not None:
-            sizes.append(native.cortiq_tail_workspace(prod(logits.shape), threads))
-        return max(sizes, default=0)
+        widths = [prod(type_.shape) for type_ in self.graph.values.values()]  # rows want any digest
+        sizes.append(native.cortiq_tail_workspace(max(widths, default=1), threads))
+        return max(sizes)
 
     def request_of(self, rows: Sequence[Row]) -> Request:
         """What these rows ask for."""
