@@ -1,0 +1,115 @@
+"""What rows asked for: computed on the device, brought to the host in one copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from cortiq.backend import Argmax, Digest, Draw, Named, Top, Want
+from cortiq.backend.admission import value_of
+from cortiq.numerics.quantise import Quantised, from_planes
+from cortiq_triton import draw, tail
+from cortiq_triton.rows import Rows
+
+if TYPE_CHECKING:
+    from cortiq_triton.run import Run
+
+
+class Answers:
+    """Launches what answers the wants of a run, then reads it.
+
+    Attributes
+    ----------
+    found : by row, the wants with tensors on the device.
+    drawn : int32 [rows], what each row drew, −1 where it drew nothing.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.found: list[dict[Want, Any]] = [{} for _ in run.rows]
+        groups: dict[tuple[str, type, Any], list[tuple[int, Want]]] = {}
+        for at, row in enumerate(run.rows):
+            for want in row.wants:
+                extra = want.count if isinstance(want, Top) else None
+                groups.setdefault((value_of(want), type(want), extra), []).append((at, want))
+        for (name, kind, _), asking in groups.items():
+            self._answer(name, kind, asking)
+
+    def _answer(self, name: str, kind: type, asking: list[tuple[int, Want]]) -> None:
+        rows = [at for at, _ in asking]
+        value = self._rows_of(name, rows)
+        if kind is Named:
+            answers: Any = value
+        elif kind is Digest:
+            answers = tail.digests(value)
+        elif kind is Argmax:
+            answers = tail.argmax(value)
+        elif kind is Top:
+            faults = torch.zeros(len(rows), dtype=torch.int32, device=value.device)
+            first = asking[0][1]
+            assert isinstance(first, Top)
+            answers = tail.top(value, first.count, faults)
+            self._note(rows, faults)
+        else:
+            self._draw(value, asking)
+            return
+        for place, (at, want) in enumerate(asking):
+            self.found[at][want] = _row(answers, place)
+
+    def _draw(self, value: torch.Tensor, asking: list[tuple[int, Want]]) -> None:
+        run = self.run
+        for place, (at, want) in enumerate(asking):
+            assert isinstance(want, Draw)
+            given = draw.draw_inputs(want, run.history(at), value.shape[1], str(value.device))
+            fault = torch.zeros(1, dtype=torch.int32, device=value.device)
+            position = run.rows[at].position + 1
+            self.found[at][want] = draw.draw(value[place], want, position, given, fault)[0]
+            self._note([at], fault)
+
+    def _note(self, rows: list[int], faults: torch.Tensor) -> None:
+        self.run.faults[torch.tensor(rows, device=faults.device)] |= faults
+
+    def _rows_of(self, name: str, rows: list[int]) -> Any:
+        """A value's rows, in the order asked for."""
+        run, value = self.run, self.run.values[name]
+        if not run.has_all_rows(name):
+            rows = [run.tail.index(at) for at in rows]
+        if rows == list(range(len(value.e if isinstance(value, Rows) else value))):
+            return value
+        where = torch.tensor(rows, device=run.shared.device)
+        return value.take(where) if isinstance(value, Rows) else value[where]
+
+    def read(self) -> list[dict[Want, Any] | None]:
+        """Everything on the host; None for rows of a sequence with a fault."""
+        flags = self.run.faults.cpu().numpy() != 0
+        brought: list[dict[Want, Any] | None] = []
+        for segment in self.run.segments:
+            failed = bool(flags[segment.start : segment.stop].any())
+            for at in range(segment.start, segment.stop):
+                found = self.found[at].items()
+                brought.append(None if failed else {w: _on_host(w, x) for w, x in found})
+        return brought
+
+
+def _row(answers: Any, place: int) -> Any:
+    if isinstance(answers, tuple) and not isinstance(answers, Rows):
+        return tuple(part[place] for part in answers)
+    return answers.take(slice(place, place + 1)) if isinstance(answers, Rows) else answers[place]
+
+
+def _on_host(want: Want, value: Any) -> Any:
+    """An answer in the form that `cortiq.backend` gives it."""
+    if isinstance(want, Argmax | Draw):
+        return int(value)
+    if isinstance(want, Digest):
+        return tuple(int(word) for word in value.cpu().numpy().view(np.uint32))
+    if isinstance(want, Top):
+        ids, values, total = (part.cpu().numpy() for part in value)
+        return ids, values, total.reshape(1)
+    if isinstance(value, Rows):
+        high, low, e = (part[0].cpu().numpy() for part in value[:3])
+        return Quantised(from_planes(high, low)[..., : value.width], e[()])
+    array = value.cpu().numpy()
+    return array.copy() if array.ndim else array[()]

@@ -1,0 +1,132 @@
+"""Launches of the kernels that read and write rows of keys and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cortiq.numerics.attention import LOG2_E_F32, scoring
+from cortiq_triton import attention, pages
+from cortiq_triton.call import Call
+from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
+from cortiq_triton.rows import Rows
+
+QUERIES = 64
+"""Queries of a program that streams over tiles."""
+FEW = 16
+"""Queries of a program that computes one tile."""
+STREAM_ROWS = 16
+"""Rows of a sequence from which its tiles are streamed."""
+
+
+def store_kv(call: Call, keys: Rows, values: Rows | None = None) -> tuple[()]:
+    """Append rows to their sequences."""
+    slot, offset = call.slot("kv")
+    given, rows = values or keys, call.rows
+    block = min(pow2(rows.count), 64 if INTERPRETED else 4)
+    launch(
+        pages.store_rows, (ceil_div(rows.count, block), slot.heads), *keys[:3], *given[:3],
+        rows.table, rows.owners, rows.positions, keys.high.shape[-1], given.high.shape[-1],
+        rows.pages, offset, rows.count, G=slot.heads, DK=slot.key_dim, DV=slot.value_dim,
+        KP=pow2(slot.key_dim), VP=pow2(max(1, slot.value_dim)), RB=block,
+    )  # fmt: skip
+    return ()
+
+
+def recall(call: Call, position: torch.Tensor) -> torch.Tensor:
+    """Key rows that another entry stored, as floats."""
+    slot, offset = call.slot("kv")
+    rows, op = call.rows, call.op
+    out = torch.empty((rows.count, op.heads, op.dim), dtype=torch.float32, device=rows.device)
+    block = min(pow2(rows.count), 64 if INTERPRETED else 4)
+    launch(
+        pages.recall_rows, (ceil_div(rows.count, block), slot.heads), rows.table, rows.owners,
+        position, out, call.faults, rows.pages, offset, rows.count, G=slot.heads,
+        DK=slot.key_dim, KP=pow2(slot.key_dim), RB=block,
+    )  # fmt: skip
+    return out
+
+
+def _geometry(op: Any, block: int) -> tuple[dict[str, Any], int, int]:
+    """Compile-time sizes, rows of a block of queries, and programs for all heads."""
+    each = op.heads // op.kv_heads
+    heads = min(each, block)
+    sizes = {
+        "H": op.heads,
+        "G": op.kv_heads,
+        "HB": heads,
+        "DK": op.key_dim,
+        "DV": op.value_dim,
+        "KP": max(32, pow2(op.key_dim)),
+        "VP": max(16, pow2(op.value_dim)),
+        "BM": block,
+        "CAPPED": op.soft_cap is not None,
+        "BLOCK": op.block,
+    }
+    return sizes, block // heads, op.kv_heads * ceil_div(each, heads)
+
+
+def streams(call: Call) -> bool:
+    """Whether the tiles of each query are walked through one after the other."""
+    return any(s.stop - s.start >= STREAM_ROWS for s in call.rows.segments)
+
+
+def attend(
+    call: Call, q: Rows, position: torch.Tensor, chosen: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Attention of all rows over their sequences' keys."""
+    op, rows = call.op, call.rows
+    out = torch.empty((rows.count, op.heads, op.value_dim), device=rows.device)
+    (_, offset), constants = call.slot("kv"), scoring(op.scale, op.soft_cap)
+    factors = (
+        float(constants.factor), float(constants.cap), float(constants.inverse_cap),
+        float(LOG2_E_F32),
+    )  # fmt: skip
+    stream, window = streams(call), op.window or 0
+    sizes, each, programs = _geometry(op, QUERIES if stream else FEW)
+    sizes |= {"SETS": 1, "CHOSEN": 1}
+    if chosen is not None:
+        sizes |= {"SETS": chosen.shape[1], "CHOSEN": chosen.shape[2]}
+    blocks, sinks = rows.blocks(each), call.weights.get("sinks")
+    listed = blocks if chosen is None else chosen
+    queries = (*q[:3], rows.table, rows.owners, position, blocks)
+    at = (q.high.shape[-1], rows.pages, offset, window, *factors)
+    sink = out if sinks is None else sinks
+    if stream:
+        launch(
+            attention.attend_stream, (len(blocks), programs), *queries, sink, listed, out,
+            call.faults, *at, SINK=sinks is not None, **sizes,
+        )  # fmt: skip
+        return out
+    most = rows.most_tiles(window)
+    sums = torch.empty((rows.count, op.heads, most, op.value_dim), device=rows.device)
+    numbers = torch.empty((rows.count, op.heads, most, 3), dtype=torch.int32, device=rows.device)
+    launch(
+        attention.attend_tiles, (len(blocks), programs, most), *queries, listed, sums, numbers,
+        *at, most, **sizes,
+    )  # fmt: skip
+    queries_each = min(pow2(rows.count * op.heads), 64 if INTERPRETED else 1)
+    launch(
+        attention.attend_merge, (ceil_div(rows.count * op.heads, queries_each),), sums, numbers,
+        position, sink, out, call.faults, rows.count, window, factors[3], most, H=op.heads,
+        DV=op.value_dim, VP=sizes["VP"], BM=queries_each, SINK=sinks is not None,
+    )  # fmt: skip
+    return out
+
+
+def choose_blocks(call: Call, q: Rows, position: torch.Tensor) -> torch.Tensor:
+    """The blocks of keys that each query takes: int32 [rows, heads, top]."""
+    op, rows = call.op, call.rows
+    _, offset = call.slot("kv")
+    room = pow2(rows.last // op.block + 1 + op.top)
+    shape = (rows.count, op.heads)
+    best = torch.empty((*shape, room), dtype=torch.int32, device=rows.device)
+    out = torch.empty((*shape, op.top), dtype=torch.int32, device=rows.device)
+    launch(
+        pages.choose_blocks, (rows.count,), *q[:3], rows.table, rows.owners, position, best, out,
+        q.high.shape[-1], rows.pages, offset, room, H=op.heads, DK=op.key_dim,
+        KP=max(32, pow2(op.key_dim)), HP=max(16, pow2(op.heads)), BLOCK=op.block, TOP=op.top,
+        LOCAL=op.local, BP=room,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,145 @@
+"""The backend object: its devices, what it supports, and how a program is compiled."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from cortiq.backend import CompileOptions, Declined, Device, Support, Supported, Versions
+from cortiq.errors import BackendError
+from cortiq.ir import Graph, Node, Program
+from cortiq.numerics.layouts import Weight
+
+if TYPE_CHECKING:
+    from cortiq_triton.executable import TritonExecutable
+
+OLDEST = (8, 0)
+"""Compute capability from which on int8 tensor cores are what the kernels expect."""
+INTERPRETER = "cpu"
+
+
+class TritonBackend:
+    """Kernels in Triton on NVIDIA GPUs, or in Triton's interpreter where TRITON_INTERPRET=1."""
+
+    name = "triton"
+    versions = Versions(hookspec=1, ir=1, contract=1)
+
+    def __init__(self) -> None:
+        # Nobody is to be given the interpreter without asking for it.
+        self.priority = -1 if interpreter_asked_for() else 20
+
+    def devices(self) -> Sequence[Device]:
+        """CUDA's devices, or the interpreter.
+
+        Raises
+        ------
+        BackendError : why there is neither.
+        """
+        for needed in ("torch", "triton"):
+            if importlib.util.find_spec(needed) is None:
+                raise BackendError(f"{needed} is not installed", hint=f"pip install {needed}")
+        if interpreter_asked_for():
+            return [_interpreter()]
+        return _gpus()
+
+    def supports(self, node: Node, graph: Graph, program: Program) -> Support:
+        """Primitives; layers are decomposed."""
+        if not node.op.primitive:
+            return Declined("computed as its primitives")
+        from cortiq_triton.kernels import KERNELS, OPTIONS, limit_of
+
+        if type(node.op) not in KERNELS:
+            return Declined(f"no kernel for {node.op.kind}")
+        missing = sorted(node.op.options() - OPTIONS)
+        if missing:
+            return Declined(f"no kernel for {node.op.kind} with {', '.join(missing)}")
+        reason = limit_of(node.op)
+        return Supported() if reason is None else Declined(reason)
+
+    def compile(
+        self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
+    ) -> TritonExecutable:
+        """Look at the device's arithmetic, then bind the program to its weights there.
+
+        Raises
+        ------
+        BackendError : there is no such device, its arithmetic is not the contract's, or the
+            weights do not fit its memory.
+        """
+        names = [device.name for device in self.devices()]
+        device = options.device or names[0]
+        if device not in names:
+            raise BackendError(f"triton has no device {device!r}", hint=f"There are {names}")
+        import torch
+
+        from cortiq_triton.executable import TritonExecutable
+        from cortiq_triton.gate import check_device
+
+        check_device(device)
+        try:
+            return TritonExecutable(program, weights, options, device)
+        except torch.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            raise BackendError(
+                f"the weights do not fit the memory of {device}",
+                hint="Choose a smaller format (--format w8), or free the device's memory.",
+            ) from error
+
+
+def interpreter_asked_for() -> bool:
+    """Whether the environment asks for Triton's interpreter."""
+    return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+
+
+def _interpreter() -> Device:
+    """The interpreter, if Triton was told in time."""
+    from cortiq_triton.language import INTERPRETED, helpers_are_interpreted
+
+    if not INTERPRETED or not helpers_are_interpreted():
+        raise BackendError(
+            "TRITON_INTERPRET was set after triton was imported, too late for it to interpret",
+            hint="Set TRITON_INTERPRET=1 before Python starts.",
+        )
+    return Device(INTERPRETER, "Triton's interpreter: checks bits, very slow")
+
+
+def _gpus() -> list[Device]:
+    """CUDA's devices."""
+    import torch
+
+    if "triton" in sys.modules:
+        from cortiq_triton.language import INTERPRETED
+
+        if INTERPRETED:
+            raise BackendError("TRITON_INTERPRET was unset after the kernels were made for it")
+    if not torch.cuda.is_available():
+        raise BackendError(_why_no_gpu(), hint="TRITON_INTERPRET=1 runs the kernels without one.")
+    found, old = [], []
+    for index in range(torch.cuda.device_count()):
+        name, capability = (
+            torch.cuda.get_device_name(index),
+            torch.cuda.get_device_capability(index),
+        )
+        if capability < OLDEST:
+            old.append(f"{name} has compute capability {capability[0]}.{capability[1]}")
+        else:
+            found.append(Device(f"cuda:{index}", name))
+    if not found:
+        raise BackendError(f"no GPU of capability 8.0 or later: {'; '.join(old)}")
+    return found
+
+
+def _why_no_gpu() -> str:
+    """What torch knows about why CUDA is not there."""
+    import torch
+
+    if torch.version.cuda is None:
+        return "this PyTorch was built without CUDA"
+    try:
+        torch.cuda.init()
+    except Exception as error:
+        return f"CUDA {torch.version.cuda} does not start: {str(error).splitlines()[0]}"
+    return "there is no NVIDIA GPU"

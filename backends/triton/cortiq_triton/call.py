@@ -1,0 +1,47 @@
+"""What a kernel is called with besides its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cortiq.ir import Program
+from cortiq_triton.memory import Layout
+from cortiq_triton.rotary import Angles
+from cortiq_triton.rowset import RowSet
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all calls of an executable have in common."""
+
+    program: Program
+    layout: Layout
+    angles: Angles
+    device: str
+
+
+@dataclass
+class Call:
+    """What a kernel is called with.
+
+    Attributes
+    ----------
+    op : the operator. weights : prepared by `prepare`, by role. slots : names of slots, by role.
+    rows : which rows are computed. faults : int32, a flag a row, which kernels set.
+    """
+
+    op: Any
+    weights: Mapping[str, Any]
+    slots: Mapping[str, str]
+    rows: RowSet
+    faults: torch.Tensor
+    shared: Shared
+
+    def slot(self, role: str) -> tuple[Any, int]:
+        """A slot and its offset in a page or in the fixed block."""
+        name = self.slots[role]
+        return self.shared.program.slots[name], self.shared.layout.offsets[name]

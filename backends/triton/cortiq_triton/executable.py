@@ -1,0 +1,101 @@
+"""A program bound to its weights on a device; see `cortiq.backend.Executable`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import triton
+
+from cortiq.backend import Batch, CompileOptions
+from cortiq.backend.executable import Accepted, BaseExecutable, Brought
+from cortiq.ir import Program, expand
+from cortiq.numerics.contract import TILE
+from cortiq.numerics.layouts import Weight
+from cortiq_triton.call import Shared
+from cortiq_triton.memory import Layout, Pool
+from cortiq_triton.plan import Plan, Prepared
+from cortiq_triton.rotary import Angles
+from cortiq_triton.run import Run
+from cortiq_triton.state import TritonState
+
+
+class TritonExecutable(BaseExecutable[TritonState, Plan]):
+    """A program on one device.
+
+    Attributes
+    ----------
+    layout : where slots lie in pages and fixed blocks. pool : the pages of all sequences.
+    """
+
+    def __init__(
+        self, program: Program, weights: Mapping[str, Weight], options: CompileOptions, device: str
+    ) -> None:
+        self.device, self.layout = device, Layout.of(program)
+        self.pool = Pool(self.layout.page, device, bool(options.extra.get("poison")))
+        layouts = {weight: spec.layout for weight, spec in program.weights.items()}
+        graphs = {n: expand(g, layouts, lambda node: False) for n, g in program.graphs.items()}
+        prepared = Prepared(weights, device)
+        plans = {n: Plan(graph, prepared) for n, graph in graphs.items()}
+        super().__init__(program, options, plans)
+        self.shared = Shared(program, self.layout, Angles(device), device)
+        nodes = [node for graph in program.graphs.values() for node in graph.nodes]
+        self.placement = dict.fromkeys((node.name for node in nodes), "triton")
+
+    @property
+    def provenance(self) -> Mapping[str, str]:
+        """What computes here, for receipts: Triton, PyTorch, CUDA, the device."""
+        facts = {"triton": triton.__version__, "torch": str(torch.__version__)}
+        if self.device == "cpu":
+            return facts | {"device": "Triton's interpreter"}
+        name = torch.cuda.get_device_name(self.device)
+        return facts | {"device": name, "cuda": str(torch.version.cuda)}
+
+    def new_state(self, limit: int) -> TritonState:
+        """An empty sequence of at most `limit` positions."""
+        return TritonState(self, limit)
+
+    def state_bytes(self, rows: int) -> int:
+        """Memory one sequence of this many rows takes."""
+        return -(-rows // TILE) * self.layout.page + self.layout.fixed
+
+    def held_bytes(self) -> int:
+        """Memory that all living sequences hold; a page that several share counts once."""
+        return self.pool.held * self.layout.page + self.layout.fixed * len(self.states)
+
+    def device_bytes(self) -> int:
+        """Memory the device has free, with what torch and the pool keep for later."""
+        if self.device == "cpu":
+            return super().device_bytes()
+        free = torch.cuda.mem_get_info(self.device)[0]
+        idle = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return free + idle + len(self.pool.spare) * self.layout.page
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether sequences may take so many bytes more."""
+        return nbytes <= self.free_bytes()
+
+    def settle(self) -> None:
+        """Wait for what is under way."""
+
+    def make_room(self, state: TritonState, start: int, stop: int) -> bool:
+        """Room for rows from `start` to before `stop`, in pages that are this sequence's alone."""
+        return state.grow(stop, start)
+
+    def close(self) -> None:
+        """Release weights, sequences and pages."""
+        super().close()
+        self.pool.shrink()
+
+    def compute(
+        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[TritonState]]
+    ) -> list[Sequence[Brought] | None]:
+        """What the rows of each sequence bring, None for one with a fault."""
+        run = Run(plan, batch, accepted, self.shared)
+        run.compute()
+        brought = run.brought()
+        found: list[Sequence[Brought] | None] = []
+        for segment in run.segments:
+            rows = [row for row in brought[segment.start : segment.stop] if row is not None]
+            found.append(rows if len(rows) == segment.stop - segment.start else None)
+        return found

@@ -1,0 +1,261 @@
+"""One function a primitive: (call, *inputs) → output(s), each a launch or a few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+
+from cortiq.ir import Op, ops
+from cortiq.numerics.contract import F32
+from cortiq.numerics.layouts import Weight, floats
+from cortiq.numerics.norms import offset_weight
+from cortiq.numerics.scaling import gain
+from cortiq_triton import mixers, products, rotary, routing, wise
+from cortiq_triton.attend import attend, choose_blocks, recall, store_kv
+from cortiq_triton.call import Call
+from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
+from cortiq_triton.memory import ring_rows
+from cortiq_triton.products import EXPERTS, HEADS, PLAIN, Stack
+from cortiq_triton.rows import L2, LAYER, RMS, Rows, normalised, quantise_rows, softmaxed
+from cortiq_triton.weights import pack
+
+Value: TypeAlias = torch.Tensor | Rows
+MATRICES = (ops.EmbedRows, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)
+LARGEST_STATE = 2048
+"""Rows of a recurrent state up to which one program holds its columns."""
+LIMIT = 2.0**50
+
+
+def prepare(op: Op, role: str, weight: Weight, name: str, device: str) -> Any:
+    """A weight as the kernel of `op` takes it: packed, or a tensor of floats."""
+    if isinstance(op, MATRICES):
+        return pack(weight, name, device)
+    values = floats(weight, name)
+    if isinstance(op, ops.Gain):
+        values = gain(values, op.form, name)
+    if isinstance(op, ops.RMSNorm) and op.offset:
+        values = offset_weight(values, op.offset)
+    return torch.from_numpy(values.copy()).to(device)
+
+
+def _leading(x: Value) -> tuple[int, ...]:
+    """Rows, and the axes before the last."""
+    return tuple(x.e.shape if isinstance(x, Rows) else x.shape[:-1])
+
+
+def _matmul(call: Call, x: Value) -> torch.Tensor:
+    weight, lead = call.weights["weight"], _leading(x)
+    count = 1
+    for size in lead:
+        count *= size
+    each = max(1, count // max(1, lead[0]))
+    how = Stack(PLAIN, weight.height, group=each)
+    return products.product(weight, x, count, call.faults, how).view(*lead, -1)
+
+
+def _head_matmul(call: Call, x: Value) -> torch.Tensor:
+    heads, rows = call.op.heads, _leading(x)[0]
+    how = Stack(HEADS, call.op.out_width, count=heads, group=heads)
+    return products.product(call.weights["weight"], x, rows * heads, call.faults, how).view(
+        rows, heads, -1
+    )
+
+
+def _expert_matmul(call: Call, x: Value, index: torch.Tensor) -> torch.Tensor:
+    rows, chosen = index.shape
+    per = chosen if len(_leading(x)) == 1 else 1
+    how = Stack(EXPERTS, call.op.out_width, per=per, group=chosen, index=index)
+    return products.product(call.weights["weight"], x, rows * chosen, call.faults, how).view(
+        rows, chosen, -1
+    )
+
+
+def _gain(call: Call, x: torch.Tensor) -> torch.Tensor:
+    mode = {"value": wise.LAST, "head": wise.HEAD, "all": wise.ONE}[call.op.per]
+    if mode == wise.HEAD and x.ndim == 2:
+        raise AssertionError("a gain a head is for heads")
+    return wise.apply(
+        wise.multiply, x, call.faults, y=call.weights["weight"], mode=mode, heads=call.op.width
+    )
+
+
+def _expert_gain(call: Call, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    flat = x[..., None] if x.ndim == index.ndim else x
+    y = wise.apply(
+        wise.multiply, flat, call.faults, y=call.weights["weight"], mode=wise.EXPERT, index=index
+    )
+    return y.view(x.shape)
+
+
+def _expert_bias(call: Call, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return wise.apply(
+        wise.add, x, call.faults, y=call.weights["bias"], mode=wise.EXPERT, index=index,
+        heads=call.op.width,
+    )  # fmt: skip
+
+
+def _clamp(call: Call, x: torch.Tensor) -> torch.Tensor:
+    low, high = call.op.low, call.op.high
+    a = -LIMIT if low is None else float(F32(low))
+    b = LIMIT if high is None else float(F32(high))
+    return wise.apply(wise.bounded, x, call.faults, a=a, b=b)
+
+
+def _soft_cap(call: Call, x: torch.Tensor) -> torch.Tensor:
+    cap = F32(call.op.cap)
+    return wise.apply(wise.soft_cap, x, call.faults, a=float(cap), b=float(F32(1) / cap))
+
+
+def _norm(kind: int) -> Callable[..., torch.Tensor]:
+    def kernel(call: Call, x: torch.Tensor) -> torch.Tensor:
+        weights = call.weights
+        return normalised(
+            kind, x, call.faults, call.op.eps, weights.get("weight"), weights.get("bias")
+        )
+
+    return kernel
+
+
+def _causal_conv(call: Call, x: torch.Tensor) -> torch.Tensor:
+    slot, offset = call.slot("ring")
+    rows, (count, width) = call.rows, x.shape
+    rb, bc = (64, 1024) if INTERPRETED else (4, 256)
+    rb, bc = min(rb, pow2(count)), min(bc, pow2(width))
+    out, weight, bias = torch.empty_like(x), call.weights["weight"], call.weights.get("bias")
+    grid, ring = (ceil_div(count, rb), ceil_div(width, bc)), ring_rows(slot)
+    launch(
+        mixers.causal_conv, grid, x, weight, x if bias is None else bias, rows.fixed, rows.owners,
+        rows.positions, rows.starts, out, call.faults, count, width, offset, ring,
+        TAPS=call.op.kernel, BIAS=bias is not None, RB=rb, BC=bc,
+    )  # fmt: skip
+    launch(
+        mixers.keep_rows, grid, x, rows.fixed, rows.owners, rows.positions, rows.stops, count,
+        width, offset, ring, RB=rb, BC=bc,
+    )  # fmt: skip
+    return out
+
+
+def _columns(width: int) -> int:
+    return pow2(width) if INTERPRETED else min(pow2(width), 32)
+
+
+def _delta_rule(
+    call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, alpha: torch.Tensor,
+    beta: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    (_, offset), op, rows = call.slot("state"), call.op, call.rows
+    out, bv, kp = torch.empty_like(v), _columns(op.value_dim), pow2(op.key_dim)
+    grid = (len(rows.starts), op.heads, ceil_div(op.value_dim, bv))
+    launch(
+        mixers.delta_rule, grid, q, k, v, alpha, beta, rows.fixed, rows.starts, rows.stops, out,
+        call.faults, offset, H=op.heads, G=op.groups, DK=op.key_dim, DV=op.value_dim, KP=kp,
+        BV=bv, STEPS=min(kp, 256).bit_length() - 1, CHANNELS=alpha.ndim == 3,
+    )  # fmt: skip
+    return out
+
+
+def _state_space(
+    call: Call, x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: torch.Tensor,
+    delta: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    (_, offset), op, rows = call.slot("state"), call.op, call.rows
+    out, bv, kp = torch.empty_like(x), _columns(op.head_dim), pow2(op.state_dim)
+    grid = (len(rows.starts), op.heads, ceil_div(op.head_dim, bv))
+    launch(
+        mixers.state_space, grid, x, b, c, alpha, delta, rows.fixed, rows.starts, rows.stops, out,
+        call.faults, offset, H=op.heads, G=op.groups, DN=op.state_dim, DP=op.head_dim, KP=kp,
+        BV=bv, STEPS=min(kp, 256).bit_length() - 1,
+    )  # fmt: skip
+    return out
+
+
+def _combine(call: Call, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    rows, chosen, n = values.shape
+    width = min(pow2(n), 1 << 14 if INTERPRETED else 1024)
+    out = torch.empty((rows, n), dtype=torch.float32, device=values.device)
+    grid = (rows, ceil_div(n, width))
+    launch(
+        mixers.combine_experts, grid, weights, values, out, call.faults, n, K=chosen, WIDTH=width
+    )
+    return out
+
+
+def _embed_rows(call: Call, token: torch.Tensor) -> torch.Tensor:
+    return products.look_up(call.weights["table"], token, call.faults)
+
+
+def _route(call: Call, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    weights = call.weights
+    return routing.routed(
+        scores, call.op.router, weights.get("bias"), weights.get("mask"), call.faults
+    )
+
+
+def _rope(call: Call, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    return rotary.rope(call.op, call.shared.angles, x, position, call.faults)
+
+
+def _pairwise(function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+    return lambda call, x, y: wise.apply(function, x, call.faults, y=y, mode=wise.SAME)
+
+
+KERNELS: Mapping[type[Op], Callable[..., Any]] = {
+    ops.EmbedRows: _embed_rows,
+    ops.Quantise: lambda call, x: quantise_rows(x),
+    ops.MatMul: _matmul,
+    ops.HeadMatMul: _head_matmul,
+    ops.ExpertMatMul: _expert_matmul,
+    ops.Add: _pairwise(wise.add),
+    ops.Multiply: _pairwise(wise.multiply),
+    ops.Scale: lambda call, x: wise.apply(wise.scale, x, call.faults, a=float(F32(call.op.factor))),
+    ops.Bias: lambda call, x: wise.apply(
+        wise.add, x, call.faults, y=call.weights["bias"], mode=wise.LAST
+    ),
+    ops.Activation: lambda call, x: wise.apply(wise.ACTIVATIONS[call.op.function], x, call.faults),
+    ops.SoftCap: _soft_cap,
+    ops.RMSNorm: _norm(RMS),
+    ops.LayerNorm: _norm(LAYER),
+    ops.L2Norm: _norm(L2),
+    ops.Softmax: lambda call, x: softmaxed(x, call.faults),
+    ops.Rope: _rope,
+    ops.StoreKV: store_kv,
+    ops.Attend: attend,
+    ops.ChooseBlocks: choose_blocks,
+    ops.Recall: recall,
+    ops.CausalConv: _causal_conv,
+    ops.DeltaRule: _delta_rule,
+    ops.StateSpace: _state_space,
+    ops.Route: _route,
+    ops.CombineExperts: _combine,
+    ops.Slice: lambda call, x: x[..., call.op.start : call.op.stop : call.op.step].contiguous(),
+    ops.Concat: lambda call, *parts: torch.cat(parts, dim=-1),
+    ops.Reshape: lambda call, x: x.reshape(len(x), *call.op.shape),
+    ops.Gain: _gain,
+    ops.ScaleRows: lambda call, x, y: wise.apply(
+        wise.multiply, x, call.faults, y=y, mode=wise.OUTER
+    ),
+    ops.Shift: lambda call, x: wise.apply(wise.shift, x, call.faults, a=float(F32(call.op.amount))),
+    ops.Clamp: _clamp,
+    ops.ExpertGain: _expert_gain,
+    ops.ExpertBias: _expert_bias,
+}
+"""The kernel of every primitive."""
+OPTIONS = frozenset(
+    {*wise.ACTIVATIONS, "step", "missing", "sections", "groups", "mask", "tau", "blocks",
+     "keys only"}
+)  # fmt: skip
+"""Options that the kernels know, as `Op.options` names them."""
+
+
+def limit_of(op: Op) -> str | None:
+    """Why a node is beyond what the kernels hold in one program; None if it is not."""
+    rows = {ops.DeltaRule: "key_dim", ops.StateSpace: "state_dim"}.get(type(op))
+    if rows and getattr(op, rows) > LARGEST_STATE:
+        return f"a state of {getattr(op, rows)} rows; one program holds {LARGEST_STATE}"
+    if isinstance(op, ops.Route) and op.experts > routing.LARGEST:
+        return f"{op.experts} experts; one program holds {routing.LARGEST}"
+    if isinstance(op, ops.Route) and op.router.top_k > routing.LANES:
+        return f"{op.router.top_k} experts a row; one program holds {routing.LANES}"
+    return None

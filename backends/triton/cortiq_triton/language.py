@@ -1,0 +1,79 @@
+"""What all kernels are written with: decorators, launches, and constants as Triton takes them.
+
+A `kernel` is launched over a grid; a `device` function is called by kernels. In Triton's
+interpreter device functions stay plain Python, since it would patch its language anew at each call
+of a decorated one. Every launch keeps a·b + c two operations (`enable_fp_fusion=False`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import triton
+import triton.language as tl
+
+Tensor: TypeAlias = tl.tensor
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+"""Whether kernels run in Triton's interpreter: what the variable says when this is imported."""
+
+kernel: Callable[[Callable[..., Any]], Any] = triton.jit
+device: Callable[[Callable[..., Any]], Any] = (lambda f: f) if INTERPRETED else triton.jit
+
+
+def _without_overflow_checks() -> None:
+    """Interpret each integer operation once: checks that nobody reads take twice as long again."""
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
+
+
+if INTERPRETED:
+    _without_overflow_checks()
+
+
+def helpers_are_interpreted() -> bool:
+    """Whether Triton's own functions agree: they do not if triton was imported before the variable
+    was set.
+    """
+    return type(tl.zeros).__name__ == "InterpretedFunction"
+
+
+def constant(value: Any) -> Any:
+    """A number or tuple that device functions name: plain in the interpreter, as they are."""
+    return value if INTERPRETED else tl.constexpr(value)
+
+
+def exact(values: Iterable[Any]) -> Any:
+    """Float32 constants as a compile-time tuple; as Python floats they are the same numbers."""
+    return constant(tuple(map(float, values)))
+
+
+def signed(word: int) -> int:
+    """A 32-bit word as the int32 of the same bits."""
+    return word - (1 << 32) if word >> 31 else word
+
+
+def ceil_div(n: int, d: int) -> int:
+    """⌈n/d⌉."""
+    return -(-n // d)
+
+
+def pow2(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def launch(
+    which: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, stages: int = 3, **how: Any
+) -> None:
+    """Run a kernel; `how` are its compile-time constants. An empty grid runs nothing."""
+    if 0 in grid:
+        return
+    if not INTERPRETED:
+        how |= {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
+    which[grid](*arguments, **how)

@@ -1,0 +1,298 @@
+"""Products of many rows: int8 tensor-core dots into int32, float sums in the written order."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from cortiq_triton.language import Tensor, device, kernel
+from cortiq_triton.matvec import load_scale
+from cortiq_triton.scalar import (
+    exp2_int,
+    fold,
+    outside,
+    round_three_planes,
+    round_two_planes,
+    snapped,
+)
+
+
+@device
+def tile_of(
+    plane: Tensor, row: Tensor, live: Tensor, column: Tensor, width: Tensor, stride: Tensor
+) -> Tensor:
+    """int8 [rows, columns] of a plane; 0 outside."""
+    inside = live[:, None] & (column < width)[None, :]
+    return tl.load(plane + row[:, None] * stride + column[None, :], mask=inside, other=0)
+
+
+@device
+def finish(
+    y: Tensor, qe: Tensor, x: Tensor, m: Tensor, live: Tensor, n: Tensor, seen: Tensor, out: Tensor,
+    faults: Tensor, N: Tensor, group: Tensor,
+) -> None:  # fmt: skip
+    """out = snap(y·2^e), and fault flags."""
+    y = y * exp2_int(tl.load(qe + x, mask=live, other=0))[:, None]
+    inside = live[:, None] & seen[None, :]
+    tl.store(out + m.to(tl.int64)[:, None] * N + n[None, :], snapped(y), mask=inside)
+    tl.store(faults + (m // group)[:, None] + n[None, :] * 0, 1, mask=inside & outside(y))
+
+
+@device
+def tile_rows(
+    index: Tensor, M: Tensor, N: Tensor, heads: Tensor, HEADS: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, GROUP: tl.constexpr,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Output rows, output columns and the weight's first row of this program.
+
+    Programs go over GROUP tiles of rows for each tile of columns, so that both stay in the L2.
+    With HEADS the third axis of the grid is a head, and row i·heads + head is what it computes.
+    """
+    pid, across, down = tl.program_id(0), (N + BN - 1) // BN, (M + BM - 1) // BM
+    band = pid // (GROUP * across)
+    high = tl.minimum(down - band * GROUP, GROUP)
+    inner = pid - band * GROUP * across
+    m = (band * GROUP + inner % high) * BM + tl.arange(0, BM)
+    n = inner // high * BN + tl.arange(0, BN)
+    if HEADS:
+        return m, n, tl.program_id(1) * N
+    return m, n, tl.program_id(1) * 0
+
+
+@kernel
+def matmul_rows(
+    codes: Tensor, scale: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, out: Tensor, faults: Tensor,
+    M: Tensor, N: Tensor, K: Tensor, plane: Tensor, heads: Tensor, group: Tensor,
+    HEADS: tl.constexpr, PLANES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, GROUP: tl.constexpr,
+) -> None:  # fmt: skip
+    """out [M, N] of codes with a scale a row; K columns, `plane` codes from plane to plane."""
+    m, n, first = tile_rows(scale, M, N, heads, HEADS, BM, BN, GROUP)
+    live, seen = m < M, n < N
+    if HEADS:
+        m = m * heads + tl.program_id(1)
+    row, x = (first + n).to(tl.int64), m.to(tl.int64)
+    high = tl.full((BM, BN), 0, tl.int32)
+    middle = tl.full((BM, BN), 0, tl.int32)
+    low = tl.full((BM, BN), 0, tl.int32)
+    for start in range(0, K, BK):
+        k = start + tl.arange(0, BK)
+        hi, lo = tile_of(qh, x, live, k, K, K), tile_of(ql, x, live, k, K, K)
+        c = tl.trans(tile_of(codes, row, seen, k, K, K))
+        high = tl.dot(hi, c, high, out_dtype=tl.int32)
+        if PLANES == 2:
+            d = tl.trans(tile_of(codes + plane, row, seen, k, K, K))
+            middle = tl.dot(hi, d, middle, out_dtype=tl.int32)
+            middle = tl.dot(lo, c, middle, out_dtype=tl.int32)
+            low = tl.dot(lo, d, low, out_dtype=tl.int32)
+        else:
+            low = tl.dot(lo, c, low, out_dtype=tl.int32)
+    s = tl.load(scale + first + n, mask=seen, other=0.0)[None, :]
+    if PLANES == 2:
+        y = round_three_planes(high, middle, low) * s
+    else:
+        y = round_two_planes(high, low) * s
+    finish(y, qe, m, m, live, n, seen, out, faults, N, group)
+
+
+@device
+def codes_of(
+    codes: Tensor, row: Tensor, seen: Tensor, start: Tensor, K: Tensor, HALF: tl.constexpr,
+    NIBBLES: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """32 columns of codes from start + 32·HALF on, [BN, 32]; of nibbles, HALF picks which."""
+    if NIBBLES:
+        packed = tile_of(codes, row, seen, start // 2 + tl.arange(0, 32), K // 2, K // 2)
+        if HALF == 0:
+            return packed & 15
+        return (packed >> 4) & 15
+    return tile_of(codes, row, seen, start + 32 * HALF + tl.arange(0, 32), K, K)
+
+
+@device
+def sub_factor(table: Tensor, row: Tensor, seen: Tensor, s: Tensor, subs: Tensor) -> Tensor:
+    """One column of sub-scales or offsets, [1, BN]."""
+    mask = seen & (row * 0 + s < subs)
+    return tl.load(table + row * subs + s, mask=mask, other=0).to(tl.int32)[None, :]
+
+
+@device
+def sum_of(qs: Tensor, x: Tensor, live: Tensor, s: Tensor, K: Tensor, SUB: tl.constexpr) -> Tensor:
+    """Σq of sub-block s, [BM, 1]."""
+    at = x * (K // 16) + s * (SUB // 16)
+    there = live & (x * 0 + s * SUB < K)
+    total = tl.load(qs + at, mask=there, other=0)
+    if SUB == 32:
+        total += tl.load(qs + at + 1, mask=there, other=0)
+    return total[:, None]
+
+
+@device
+def half_dots(
+    codes: Tensor, sub_scales: Tensor, offsets: Tensor, qh: Tensor, ql: Tensor, qs: Tensor,
+    x: Tensor, live: Tensor, row: Tensor, seen: Tensor, start: Tensor, K: Tensor, hi: Tensor,
+    lo: Tensor, j: Tensor, HALF: tl.constexpr, NIBBLES: tl.constexpr, SUB: tl.constexpr,
+    SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Plane sums hi, lo and offset sums j after the 32 columns from start + 32·HALF on."""
+    k = start + 32 * HALF + tl.arange(0, 32)
+    c = codes_of(codes, row, seen, start, K, HALF, NIBBLES)
+    q_high, q_low = tile_of(qh, x, live, k, K, K), tile_of(ql, x, live, k, K, K)
+    for part in tl.static_range(32 // SUB):
+        s = (start + 32 * HALF) // SUB + part
+        mine = c
+        if SUB == 16:
+            mine = tl.where((tl.arange(0, 32) // 16 == part)[None, :], c, 0).to(tl.int8)
+        flipped = tl.trans(mine)
+        if SCALED:
+            nothing = tl.full((BM, BN), 0, tl.int32)
+            high = tl.dot(q_high, flipped, nothing, out_dtype=tl.int32)
+            low = tl.dot(q_low, flipped, nothing, out_dtype=tl.int32)
+            if BIAS:
+                low -= BIAS * sum_of(qs, x, live, s, K, SUB)
+            factor = sub_factor(sub_scales, row, seen, s, K // SUB)
+            hi += high * factor
+            lo += low * factor
+        else:
+            hi = tl.dot(q_high, flipped, hi, out_dtype=tl.int32)
+            lo = tl.dot(q_low, flipped, lo, out_dtype=tl.int32)
+            if BIAS:
+                lo -= BIAS * sum_of(qs, x, live, s, K, SUB)
+        if MINIMUM:
+            total = sum_of(qs, x, live, s, K, SUB)
+            if OFFSETS:
+                j += total * sub_factor(offsets, row, seen, s, K // SUB)
+            else:
+                j += total
+    return hi, lo, j
+
+
+@device
+def block_term(
+    hi: Tensor, lo: Tensor, j: Tensor, scale: Tensor, minimum: Tensor, row: Tensor, seen: Tensor,
+    block: Tensor, blocks: Tensor, BLOCK: tl.constexpr, MINIMUM: tl.constexpr, FORM: tl.constexpr,
+    LOW_FORM: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """t = RN(I)·scale [+ RN(J)·minimum] of one block."""
+    mask = seen & (row * 0 + block < blocks)
+    dot = (hi * 256 + lo).to(tl.float32) if BLOCK == 32 else round_two_planes(hi, lo)
+    term = dot * load_scale(scale, row * blocks + block, mask, FORM)[None, :]
+    if MINIMUM:
+        low = load_scale(minimum, row * blocks + block, mask, LOW_FORM)[None, :]
+        term = term + j.to(tl.float32) * low
+    return term
+
+
+@kernel
+def matmul_blocks(
+    codes: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor, offsets: Tensor, qh: Tensor,
+    ql: Tensor, qe: Tensor, qs: Tensor, out: Tensor, faults: Tensor, M: Tensor, N: Tensor,
+    K: Tensor, blocks: Tensor, heads: Tensor, group: Tensor, HEADS: tl.constexpr,
+    NIBBLES: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr,
+    MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr, FORM: tl.constexpr,
+    LOW_FORM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
+) -> None:  # fmt: skip
+    """out [M, N] of codes in blocks of 32 or 256 columns; constants as in `matvec_blocks`."""
+    m, n, first = tile_rows(scale, M, N, heads, HEADS, BM, BN, GROUP)
+    live, seen = m < M, n < N
+    if HEADS:
+        m = m * heads + tl.program_id(1)
+    row, x = (first + n).to(tl.int64), m.to(tl.int64)
+    y = tl.full((BM, BN), 0.0, tl.float32)
+    run = tl.full((BM, BN), 0.0, tl.float32)
+    hi = tl.full((BM, BN), 0, tl.int32)
+    lo = tl.full((BM, BN), 0, tl.int32)
+    j = tl.full((BM, BN), 0, tl.int32)
+    for start in range(0, K, 64):
+        for half in tl.static_range(2):
+            hi, lo, j = half_dots(
+                codes, sub_scales, offsets, qh, ql, qs, x, live, row, seen, start, K, hi, lo, j,
+                half, NIBBLES, SUB, SCALED, MINIMUM, OFFSETS, BIAS, BM, BN,
+            )  # fmt: skip
+            column = start + 32 * half + 32
+            if (BLOCK == 32) | (column % BLOCK == 0) | (column >= K):
+                block = (column - 1) // BLOCK
+                run = run + block_term(
+                    hi, lo, j, scale, minimum, row, seen, block, blocks, BLOCK, MINIMUM, FORM,
+                    LOW_FORM,
+                )  # fmt: skip
+                hi = tl.full((BM, BN), 0, tl.int32)
+                lo = tl.full((BM, BN), 0, tl.int32)
+                j = tl.full((BM, BN), 0, tl.int32)
+            if (column % (8 * BLOCK) == 0) | (column >= K):
+                y = y + run
+                run = tl.full((BM, BN), 0.0, tl.float32)
+    finish(y, qe, m, m, live, n, seen, out, faults, N, group)
+
+
+@kernel
+def matmul_floats(
+    x: Tensor, weight: Tensor, index: Tensor, out: Tensor, faults: Tensor, N: Tensor, K: Tensor,
+    per: Tensor, count: Tensor, group: Tensor, CHOICE: tl.constexpr, BN: tl.constexpr,
+) -> None:  # fmt: skip
+    """One row of out [R, N]: snap(canonical_sum(snap(x·w))) of float weights."""
+    r = tl.program_id(1)
+    n, lane = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, 256)
+    first = r * 0
+    if CHOICE == 1:
+        first = r % count * N
+    elif CHOICE == 2:
+        first = tl.load(index + r) * N
+    row = (first + n).to(tl.int64)
+    lanes = tl.full((BN, 256), 0.0, tl.float32)
+    fault = tl.full((BN, 256), 0, tl.int32)
+    for start in range(0, K, 256):
+        k = start + lane
+        seen = (n < N)[:, None] & (k < K)[None, :]
+        value = tl.load(x + (r // per).to(tl.int64) * K + k, mask=k < K, other=0.0)[None, :]
+        product = tl.load(weight + row[:, None] * K + k[None, :], mask=seen, other=0.0) * value
+        fault |= outside(product).to(tl.int32)
+        lanes += snapped(product)
+    y = fold(lanes, BN)
+    seen = (n < N)[:, None]
+    tl.store(out + r.to(tl.int64) * N + n[:, None], snapped(y), mask=seen)
+    bad = outside(y) | (tl.max(fault, 1)[:, None] > 0)
+    tl.store(faults + r // group + n[:, None] * 0, 1, mask=seen & bad)
+
+
+@kernel
+def gather_rows(
+    codes: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor, offsets: Tensor, ids: Tensor,
+    out: Tensor, faults: Tensor, height: Tensor, n: Tensor, padded: Tensor, blocks: Tensor,
+    plane: Tensor, KIND: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr,
+    SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr,
+    FORM: tl.constexpr, LOW_FORM: tl.constexpr, WIDTH: tl.constexpr,
+) -> None:  # fmt: skip
+    """Rows `ids` of a table as floats [rows, n]; +0 for an id past the table. KIND 3: floats."""
+    r, k = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    token = tl.load(ids + r).to(tl.int64)
+    inside = k < n
+    seen = k < tl.where((token >= 0) & (token < height), n, 0)  # a scalar beside a vector
+    if KIND == 3:
+        y = tl.load(codes + token * n + k, mask=seen, other=0.0)
+    else:
+        if KIND == 1:
+            byte = k // 64 * 32 + k % 32
+            packed = tl.load(codes + token * (padded // 2) + byte, mask=seen, other=0).to(tl.int32)
+            code = ((packed >> (k // 32 % 2 * 4)) & 15) - BIAS
+        else:
+            code = tl.load(codes + token * padded + k, mask=seen, other=0).to(tl.int32)
+            if KIND == 2:
+                low = tl.load(codes + plane + token * padded + k, mask=seen, other=0)
+                code = code * 256 + low.to(tl.int32)
+        if SCALED:
+            at = token * (padded // SUB) + k // SUB
+            code *= tl.load(sub_scales + at, mask=seen, other=0).to(tl.int32)
+        block = k * 0
+        if BLOCK:
+            block = k // BLOCK
+        y = code.to(tl.float32) * load_scale(scale, token * blocks + block, seen, FORM)
+        if MINIMUM:
+            factor = tl.full((WIDTH,), 1, tl.int32)
+            if OFFSETS:
+                at = token * (padded // SUB) + k // SUB
+                factor = tl.load(offsets + at, mask=seen, other=0).to(tl.int32)
+            least = load_scale(minimum, token * blocks + block, seen, LOW_FORM)
+            y = y + factor.to(tl.float32) * least
+    tl.store(out + r.to(tl.int64) * n + k, snapped(y), mask=inside)
+    tl.store(faults + r + k * 0, 1, mask=inside & outside(y))

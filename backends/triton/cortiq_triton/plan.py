@@ -1,0 +1,89 @@
+"""What a batch needs computed: values asked for, and the state that every row must leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from cortiq.ir import Graph, Node, ops
+from cortiq.numerics.layouts import Weight
+from cortiq.numerics.rope import RopeTable
+from cortiq_triton.kernels import KERNELS, MATRICES, prepare
+
+
+class Prepared:
+    """Weights of all entry graphs, uploaded once each for each form they are needed in."""
+
+    def __init__(self, weights: Mapping[str, Weight], device: str) -> None:
+        self._weights, self._device = weights, device
+        self._done: dict[tuple[Any, ...], Any] = {}
+
+    def of(self, node: Node) -> dict[str, Any]:
+        """A node's weights by role; a table that is also the last matrix is uploaded once."""
+        found = {}
+        for role, name in node.weights.items():
+            matrix = isinstance(node.op, MATRICES)
+            key = (name, matrix, getattr(node.op, "offset", 0), getattr(node.op, "form", ""))
+            if key not in self._done:
+                weight = self._weights[name]
+                self._done[key] = prepare(node.op, role, weight, name, self._device)
+            found[role] = self._done[key]
+        return found
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node with its kernel and prepared weights.
+
+    `late`: no state depends on it, so that only rows that want a value of it are computed.
+    """
+
+    node: Node
+    kernel: Callable[..., Any]
+    weights: Mapping[str, Any]
+    late: bool
+
+
+class Plan:
+    """One entry graph, ready to run.
+
+    Attributes
+    ----------
+    always : values that state depends on; they have all rows of a batch.
+    tables : rotary tables of its nodes. supplied : inputs that are positions of other axes.
+    """
+
+    def __init__(self, graph: Graph, prepared: Prepared) -> None:
+        self.graph = graph
+        for_state = _needed(graph.nodes, ())
+        self.steps = [
+            Step(node, KERNELS[type(node.op)], prepared.of(node), node.name not in for_state)
+            for node in graph.nodes
+        ]
+        self.always = {o for step in self.steps if not step.late for o in step.node.outputs}
+        turns = [node for node in graph.nodes if isinstance(node.op, ops.Rope)]
+        self.tables: set[RopeTable] = {node.op.table for node in turns}  # type: ignore[attr-defined]
+        self.supplied = {n.inputs[1] for n in turns if n.inputs[1] != "position"}
+        self.needs = lru_cache(maxsize=256)(self._needs)
+
+    def _needs(self, wanted: frozenset[str]) -> frozenset[str]:
+        """Names of the nodes that a row which wants these values depends on."""
+        return frozenset(_needed([step.node for step in self.steps], wanted))
+
+    def select(self, wanted: frozenset[str]) -> list[Step]:
+        """Steps that a batch needs, in order."""
+        needed = self.needs(wanted)
+        return [step for step in self.steps if step.node.name in needed]
+
+
+def _needed(nodes: Iterable[Node], wanted: Iterable[str]) -> set[str]:
+    """Names of the nodes that the wanted values, or any write of state, depend on."""
+    values, names = set(wanted), set()
+    for node in reversed(list(nodes)):
+        writes = getattr(node.op, "writes_slots", False)
+        if writes or values.intersection(node.outputs):
+            names.add(node.name)
+            values.update(node.inputs)
+    return names

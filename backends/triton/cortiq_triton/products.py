@@ -1,0 +1,206 @@
+"""What meets a matrix: products of rows with weights, stacks of heads and experts, look-ups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cortiq_triton import matmul, matvec
+from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
+from cortiq_triton.rows import Rows
+from cortiq_triton.weights import BYTES, NIBBLES, PLANES, FloatMatrix, Packed
+
+PLAIN, HEADS, EXPERTS = range(3)
+"""Which matrix of a stack meets a row: there is one; its head's; the one that its index names."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Sizes of tiles; none changes a bit.
+
+    Attributes
+    ----------
+    few : rows up to which weights are read as words, one program for `rows` of them.
+    bn, bw, tile : weight rows, words and columns of such a program.
+    bm, bn_many, bk, group : tiles of the tensor cores' product.
+    """
+
+    few: int = 8
+    rows: int = 1
+    bn: int = 16
+    bw: int = 128
+    tile: int = 512
+    warps: int = 4
+    bm: int = 128
+    bn_many: int = 128
+    bk: int = 128
+    group: int = 8
+    warps_many: int = 8
+    stages: int = 3
+
+
+DEVICE_TUNING = Tuning()
+INTERPRETER_TUNING = Tuning(few=2, rows=2, bn=4096, bw=1 << 14, tile=1024, bm=64, bn_many=1 << 12)
+_tuning = [INTERPRETER_TUNING if INTERPRETED else DEVICE_TUNING]
+
+
+def tuning() -> Tuning:
+    """The sizes in use."""
+    return _tuning[0]
+
+
+def use_tuning(chosen: Tuning) -> Tuning:
+    """Use other sizes from now on; returns those before."""
+    before, _tuning[0] = _tuning[0], chosen
+    return before
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Which rows meet which matrices.
+
+    Attributes
+    ----------
+    choice : PLAIN, HEADS or EXPERTS. height : rows of one matrix. per : rows of the output that
+        share a row of x. count : heads. group : rows of the output that share a fault flag.
+    index : experts, int32, one a row of the output.
+    """
+
+    choice: int
+    height: int
+    per: int = 1
+    count: int = 1
+    group: int = 1
+    index: torch.Tensor | None = None
+
+
+def block_constants(weight: Packed) -> dict[str, Any]:
+    """Compile-time facts of a block format."""
+    return {
+        "BLOCK": weight.block,
+        "SUB": weight.sub or 32,
+        "SCALED": weight.sub_scales is not None,
+        "MINIMUM": weight.minimum is not None,
+        "OFFSETS": weight.offsets is not None,
+        "BIAS": weight.bias,
+        "FORM": weight.forms[0],
+        "LOW_FORM": weight.forms[1],
+    }
+
+
+def _parts(weight: Packed, codes: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Codes, scales, minima, sub-scales, offsets; the codes stand in for what there is not."""
+    optional = (weight.minimum, weight.sub_scales, weight.offsets)
+    return codes, weight.scale, *(codes if part is None else part for part in optional)
+
+
+def product(
+    weight: Packed | FloatMatrix,
+    x: Rows | torch.Tensor,
+    rows: int,
+    faults: torch.Tensor,
+    how: Stack,
+) -> torch.Tensor:
+    """Rows of the output, [rows, height], float32."""
+    device = faults.device
+    out = torch.empty((rows, how.height), dtype=torch.float32, device=device)
+    if isinstance(weight, FloatMatrix):
+        assert isinstance(x, torch.Tensor)
+        _floats(weight, x, out, faults, how)
+        return out
+    assert isinstance(x, Rows)
+    if how.choice == EXPERTS or (rows <= tuning().few and how.choice == PLAIN):
+        _few(weight, x, out, faults, how)
+    else:
+        _many(weight, x, out, faults, how)
+    return out
+
+
+def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: Stack) -> None:
+    sizes, (rows, n) = tuning(), out.shape
+    rb = 1 if how.choice else min(sizes.rows, pow2(rows))
+    bn = min(sizes.bn, pow2(n))
+    grid = (ceil_div(n, bn), ceil_div(rows, rb))
+    planes = x.high.view(torch.int32), x.low.view(torch.int32), x.e
+    index = x.e if how.index is None else how.index
+    words, kw = weight.words, weight.padded // 4
+    last = (how.per, how.count, how.group)
+    if not weight.block:
+        plane = weight.words.numel() // 2 if weight.kind == PLANES else 0
+        launch(
+            matvec.matvec_rows, grid, words, weight.scale, *planes, index, out, faults, rows, n, kw,
+            plane, *last, CHOICE=how.choice, PLANES=1 + (weight.kind == PLANES), RB=rb, BN=bn,
+            BW=min(sizes.bw, pow2(kw)), warps=sizes.warps,
+        )  # fmt: skip
+        return
+    tile = min(sizes.tile, max(256, pow2(weight.padded)))
+    launch(
+        matvec.matvec_blocks, grid, *_parts(weight, words), *planes, x.sums, index, out, faults,
+        rows, n, kw, weight.blocks, *last, CHOICE=how.choice, NIBBLES=weight.kind == NIBBLES,
+        **block_constants(weight), RB=rb, BN=bn, TILE=tile, warps=sizes.warps,
+    )  # fmt: skip
+
+
+def _many(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: Stack) -> None:
+    sizes, (rows, n) = tuning(), out.shape
+    heads = how.count if how.choice == HEADS else 1
+    each = rows // heads
+    bm, bn = (
+        max(16, min(size, pow2(length))) for size, length in ((sizes.bm, each), (sizes.bn_many, n))
+    )
+    grid = (ceil_div(each, bm) * ceil_div(n, bn), heads)
+    planes = x.high, x.low, x.e
+    chosen = how.choice == HEADS
+    if not weight.block:
+        plane = weight.codes.numel() // 2 if weight.kind == PLANES else 0
+        launch(
+            matmul.matmul_rows, grid, weight.codes, weight.scale, *planes, out, faults, each, n,
+            weight.padded, plane, heads, how.group, HEADS=chosen,
+            PLANES=1 + (weight.kind == PLANES), BM=bm, BN=bn,
+            BK=min(sizes.bk, pow2(weight.padded)), GROUP=sizes.group, warps=sizes.warps_many,
+            stages=sizes.stages,
+        )  # fmt: skip
+        return
+    launch(
+        matmul.matmul_blocks, grid, *_parts(weight, weight.codes), *planes, x.sums, out, faults,
+        each, n, weight.padded, weight.blocks, heads, how.group, HEADS=chosen,
+        NIBBLES=weight.kind == NIBBLES, **block_constants(weight), BM=bm, BN=bn,
+        GROUP=sizes.group, warps=sizes.warps_many, stages=sizes.stages,
+    )  # fmt: skip
+
+
+def _floats(
+    weight: FloatMatrix, x: torch.Tensor, out: torch.Tensor, faults: torch.Tensor, how: Stack
+) -> None:
+    rows, n = out.shape
+    bn = min(512 if INTERPRETED else 8, pow2(n))
+    launch(
+        matmul.matmul_floats, (ceil_div(n, bn), rows), x, weight.values,
+        x if how.index is None else how.index, out, faults, n, weight.width, how.per, how.count,
+        how.group, CHOICE=how.choice, BN=bn,
+    )  # fmt: skip
+
+
+def look_up(table: Packed | FloatMatrix, ids: torch.Tensor, faults: torch.Tensor) -> torch.Tensor:
+    """Rows of a table as floats; an id past the table gives +0."""
+    out = torch.empty((len(ids), table.width), dtype=torch.float32, device=ids.device)
+    width = min(pow2(table.width), 1 << 13 if INTERPRETED else 1024)
+    grid = (len(ids), ceil_div(table.width, width))
+    if isinstance(table, FloatMatrix):
+        values = table.values
+        launch(
+            matmul.gather_rows, grid, values, values, values, values, values, ids, out, faults,
+            table.height, table.width, table.width, 0, 0, KIND=3, BLOCK=0, SUB=0, SCALED=False,
+            MINIMUM=False, OFFSETS=False, BIAS=0, FORM=0, LOW_FORM=0, WIDTH=width,
+        )  # fmt: skip
+        return out
+    plane = table.codes.numel() // 2 if table.kind == PLANES else 0
+    assert table.kind in (BYTES, NIBBLES, PLANES)
+    launch(
+        matmul.gather_rows, grid, *_parts(table, table.codes), ids, out, faults, table.height,
+        table.width, table.padded, table.blocks, plane, KIND=table.kind, **block_constants(table),
+        WIDTH=width,
+    )  # fmt: skip
+    return out

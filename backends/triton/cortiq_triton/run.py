@@ -1,0 +1,156 @@
+"""One batch on its way through a plan: rows in, values of every node, wants out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from cortiq.backend import Batch, Row, Want
+from cortiq.backend.admission import value_of
+from cortiq.backend.executable import Accepted
+from cortiq_triton import wise
+from cortiq_triton.answers import Answers
+from cortiq_triton.call import Call, Shared
+from cortiq_triton.plan import Plan, Step
+from cortiq_triton.rows import Rows, empty_rows
+from cortiq_triton.rowset import Segment, row_sets
+from cortiq_triton.state import TritonState
+
+
+class Run:
+    """One batch; rows are numbered among the accepted ones.
+
+    Attributes
+    ----------
+    tail : rows that want a value which no state depends on; such values have only these rows.
+    """
+
+    def __init__(
+        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[TritonState]], shared: Shared
+    ) -> None:
+        self.plan, self.shared, self.entry = plan, shared, batch.entry
+        self.order = [index for sequence in accepted for index in sequence.indices]
+        self.rows: list[Row] = [batch.rows[index] for index in self.order]
+        self.tokens = [token for sequence in accepted for token in sequence.tokens]
+        self.segments, start = [], 0
+        for sequence in accepted:
+            position = batch.rows[sequence.indices.start].position
+            stop = start + len(sequence.indices)
+            self.segments.append(Segment(sequence.state, start, stop, position))
+            start = stop
+        self.wants = [frozenset(value_of(want) for want in row.wants) for row in self.rows]
+        known = plan.always | set(plan.graph.inputs)
+        self.late = [names - known for names in self.wants]
+        self.tail = [at for at, names in enumerate(self.late) if names]
+        self.mixed = len({frozenset(self.late[at]) for at in self.tail}) > 1
+        self.values: dict[str, Any] = {}
+
+    def compute(self) -> None:
+        """Run every step that is needed."""
+        device = self.shared.device
+        self._reach()
+        self.all, self.some, self.ids, self.tail_rows = row_sets(
+            self.segments, self.tokens, self.tail, device
+        )
+        self.faults = torch.zeros(len(self.rows), dtype=torch.int32, device=device)
+        self.tail_faults = torch.zeros(len(self.tail), dtype=torch.int32, device=device)
+        for name in self.plan.graph.inputs:
+            self.values[name] = self._input(name)
+        for step in self.plan.select(frozenset().union(*self.wants)):
+            if self.tail or not step.late:
+                self._run(step)
+        if self.tail:
+            self.faults[self.tail_rows] |= self.tail_faults
+
+    def _reach(self) -> None:
+        """Know the angles of all positions."""
+        last = max(segment.position + segment.stop - segment.start for segment in self.segments)
+        given = [row.inputs[name] for name in self.plan.supplied for row in self.rows]
+        last = max([last, *(int(np.max(positions)) + 1 for positions in given)])
+        self.shared.angles.reach(self.plan.tables, last)
+
+    def _run(self, step: Step) -> None:
+        node, late = step.node, step.late
+        inputs = [self._value(name, late) for name in node.inputs]
+        faults = self.tail_faults if late else self.faults
+        if late and self.mixed:
+            faults = torch.zeros_like(faults)
+        rows = self.some if late else self.all
+        call = Call(node.op, step.weights, node.slots, rows, faults, self.shared)
+        result = step.kernel(call, *inputs)
+        outputs = result if len(node.outputs) != 1 else (result,)
+        for name, value in zip(node.outputs, outputs, strict=True):
+            self.values[name] = self._overridden(name, value, late, faults)
+        if late and self.mixed:
+            concerned = [node.name in self.plan.needs(self.wants[at]) for at in self.tail]
+            there = torch.tensor(concerned, dtype=torch.int32, device=faults.device)
+            self.tail_faults |= faults * there
+
+    def _value(self, name: str, late: bool) -> Any:
+        if name == "position":
+            return (self.some if late else self.all).positions
+        value = self.values[name]
+        if not late or not self.has_all_rows(name) or len(self.tail) == len(self.rows):
+            return value
+        return value.take(self.tail_rows) if isinstance(value, Rows) else value[self.tail_rows]
+
+    def has_all_rows(self, name: str) -> bool:
+        """Whether a value exists for all rows, not for those of the tail only."""
+        return name in self.plan.always or name in self.plan.graph.inputs
+
+    def _input(self, name: str) -> Any:
+        if name == "token":
+            return self.ids
+        if name == "position":
+            return self.all.positions
+        return self._supplied(name, [row.inputs[name] for row in self.rows], self.faults)
+
+    def _supplied(self, name: str, given: list[Any], faults: torch.Tensor) -> Any:
+        """Values that rows bring, as a kernel would have left them."""
+        kind = self.plan.graph.values[name]
+        if kind.dtype == "q16":
+            q, e = (np.stack([getattr(value, part) for value in given]) for part in "qe")
+            return _quantised(q, e, self.shared.device)
+        stacked = np.stack([np.asarray(value).reshape(kind.shape) for value in given])
+        if kind.dtype == "i32":
+            return torch.tensor(stacked.astype(np.int32), device=self.shared.device)
+        with np.errstate(over="ignore"):  # float64 beyond float32 is infinite, and so a fault
+            values = torch.tensor(stacked.astype(np.float32), device=self.shared.device)
+        return wise.apply(wise.admit, values, faults)
+
+    def _overridden(self, name: str, value: Any, late: bool, faults: torch.Tensor) -> Any:
+        """Values that a row supplies itself take the place of what the node computed."""
+        rows = self.tail if late else range(len(self.rows))
+        given = {at: self.rows[index].inputs[name] for at, index in enumerate(rows)
+                 if name in self.rows[index].inputs}  # fmt: skip
+        if given:
+            value = value.clone()  # it may be a view of the node's input
+        for at, supplied in given.items():
+            value[at] = self._supplied(name, [supplied], faults[at : at + 1])[0]
+        return value
+
+    def history(self, at: int) -> list[int]:
+        """Every id the row's sequence was fed, up to and including the row."""
+        segment = next(s for s in self.segments if s.start <= at < s.stop)
+        before = segment.state.tokens[: segment.position]
+        return [*before, *self.tokens[segment.start : at + 1]]
+
+    def brought(self) -> list[dict[Want, Any] | None]:
+        """What each row asked for; None for rows of a sequence with a fault."""
+        answers = Answers(self)
+        return answers.read()
+
+
+def _quantised(q: np.ndarray, e: np.ndarray, device: str) -> Rows:
+    rows = empty_rows(e.shape, q.shape[-1], device)
+    whole = np.zeros((*e.shape, rows.high.shape[-1]), np.int32)
+    whole[..., : q.shape[-1]] = q
+    high = (whole + 128) >> 8
+    rows.high.copy_(torch.from_numpy(high.astype(np.int8)))
+    rows.low.copy_(torch.from_numpy((whole - (high << 8)).astype(np.int8)))
+    rows.e.copy_(torch.from_numpy(e.astype(np.int32)))
+    rows.sums.copy_(torch.from_numpy(whole.reshape(*e.shape, -1, 16).sum(axis=-1)))
+    return rows

@@ -1,0 +1,199 @@
+"""Weights on the device, repacked once: planes of int8 codes or packed nibbles, scales as small as
+they are exactly, integer sub-scales. Rows are padded with codes of zero to whole groups of 64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from cortiq.numerics.codes import Fields
+from cortiq.numerics.layouts import W16, Weight, floats, unpack
+from cortiq.numerics.matmul import check_columns
+from cortiq_triton.rows import PAD
+
+BYTES, NIBBLES, PLANES = range(3)
+"""How codes lie: int8; two a byte, element j and j+32 of each 64; two int8 planes (w16)."""
+F32S, HALVES, UPPER = range(3)
+"""How scales lie: float32; as f16 bits; as the upper half of float32."""
+OFFSET_CODES = {"Q4_0": 8, "Q4_1": 0, "Q4_K": 0, "Q2_K": 0, "Q3_K": 4}
+"""Layouts whose codes fit a nibble once this is added."""
+SLICE = 1 << 24
+"""Elements repacked at a time: bounds host memory."""
+
+
+@dataclass
+class Packed:
+    """A weight [N, K] of codes, for `matvec` and `matmul`.
+
+    Attributes
+    ----------
+    codes : int8 [N, K'], nibbles uint8 [N, K'/2], or planes int8 [2, N, K'].
+    kind : BYTES, NIBBLES or PLANES. bias : what nibbles have too much.
+    block : 32, 256, or 0 for a scale a row; blocks : how many a row has.
+    scale, minimum : [N, blocks], stored as `forms` says (scale's, minimum's).
+    sub : columns under an integer sub-scale or offset (16 or 32), 0 for none.
+    sub_scales, offsets : int8 [N, K'/sub] or None.
+    """
+
+    height: int
+    width: int
+    padded: int
+    kind: int
+    block: int
+    blocks: int
+    sub: int
+    bias: int
+    codes: torch.Tensor
+    scale: torch.Tensor
+    minimum: torch.Tensor | None
+    sub_scales: torch.Tensor | None
+    offsets: torch.Tensor | None
+    forms: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory on the device."""
+        parts = (self.codes, self.scale, self.minimum, self.sub_scales, self.offsets)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    @property
+    def words(self) -> torch.Tensor:
+        """Codes, four bytes a word."""
+        return self.codes.view(torch.int32)
+
+
+@dataclass
+class FloatMatrix:
+    """A weight of plain floats [N, K]."""
+
+    height: int
+    width: int
+    values: torch.Tensor
+
+
+def pack(weight: Weight, name: str, device: str) -> Packed | FloatMatrix:
+    """Upload a weight; its rows are repacked on the host, a slice at a time.
+
+    Raises
+    ------
+    FormatError : a scale or a value is not finite. UnsupportedError : more columns than 32768.
+    """
+    rows, columns = weight.shape
+    if weight.layout.kind == "float":
+        return FloatMatrix(rows, columns, torch.from_numpy(floats(weight, name).copy()).to(device))
+    check_columns(columns)
+    step = max(1, SLICE // columns)
+    whole: Packed | None = None
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        part = _packed(weight.rows(start, stop), name)
+        if whole is None:
+            whole = _room(part, rows, device)
+        _place(whole, part, start, stop)
+    assert whole is not None
+    return whole
+
+
+def _packed(weight: Weight, name: str) -> Packed:
+    """Some rows, on the host."""
+    fields = unpack(weight, name)
+    rows, columns = weight.shape
+    padded = -(-columns // PAD) * PAD
+    block = weight.layout.block
+    blocks = -(-padded // block) if block else 1
+    sub = fields.sub or (32 if fields.minimum is not None else 0)
+    kind, bias, codes = _codes(weight, fields, padded)
+    scale, minimum = _filled(fields.scale, blocks), None
+    if fields.minimum is not None:
+        minimum = _form(_filled(fields.minimum, blocks), weight)
+    form = _form(scale, weight) if block == 32 or weight.layout.name.endswith("_K") else scale
+    subs = padded // sub if sub else 0
+    return Packed(
+        rows, columns, padded, kind, block, blocks, sub, bias, codes, torch.from_numpy(form),
+        None if minimum is None else torch.from_numpy(minimum),
+        _integers(fields.sub_scales, subs), _integers(fields.offsets, subs),
+        (_form_of(form), F32S if minimum is None else _form_of(minimum)),
+    )  # fmt: skip
+
+
+def _codes(weight: Weight, fields: Fields, padded: int) -> tuple[int, int, torch.Tensor]:
+    rows, columns = weight.shape
+    if weight.layout is W16:
+        planes = np.zeros((2, rows, padded), np.int8)
+        planes[0, :, :columns], planes[1, :, :columns] = weight.parts["hi"], weight.parts["lo"]
+        return PLANES, 0, torch.from_numpy(planes)
+    codes = np.zeros((rows, padded), np.int8)
+    codes[:, :columns] = fields.codes
+    bias = OFFSET_CODES.get(weight.layout.name)
+    if bias is None:
+        return BYTES, 0, torch.from_numpy(codes)
+    groups = (codes + np.int8(bias)).view(np.uint8).reshape(rows, -1, 2, PAD // 2)
+    packed = groups[:, :, 0] | (groups[:, :, 1] << np.uint8(4))
+    return NIBBLES, bias, torch.from_numpy(packed.reshape(rows, -1).view(np.int8))
+
+
+def _filled(array: np.ndarray, width: int) -> np.ndarray:
+    """Columns of zeros up to a width."""
+    out = np.zeros((array.shape[0], width), array.dtype)
+    out[:, : array.shape[1]] = array
+    return out
+
+
+def _integers(array: np.ndarray | None, width: int) -> torch.Tensor | None:
+    """Sub-scales or offsets as int8."""
+    if array is None:
+        return None
+    return torch.from_numpy(_filled(array.astype(np.int8), width))
+
+
+def _form(values: np.ndarray, weight: Weight) -> np.ndarray:
+    """The smallest array that holds these floats exactly in the layout's own form.
+
+    int16 holds f16 bits; uint16 the upper half of float32 (MXFP4's powers of two).
+    """
+    bits = values.view(np.uint32)
+    if weight.layout.name == "MXFP4":
+        return (bits >> 16).astype(np.uint16)
+    with np.errstate(over="ignore"):
+        halves = values.astype(np.float16)
+    same = halves.astype(np.float32).view(np.uint32) == bits
+    if not same.all():
+        raise ValueError(f"{weight.layout.name} holds a scale that is no f16")
+    return halves.view(np.int16)
+
+
+def _form_of(array: np.ndarray) -> int:
+    return {"float32": F32S, "int16": HALVES, "uint16": UPPER}[array.dtype.name]
+
+
+def _room(part: Packed, rows: int, device: str) -> Packed:
+    """Memory for all rows."""
+
+    def like(tensor: torch.Tensor | None, axis: int = 0) -> torch.Tensor | None:
+        if tensor is None:
+            return None
+        shape = list(tensor.shape)
+        shape[axis] = rows
+        dtype = torch.int16 if tensor.dtype == torch.uint16 else tensor.dtype
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    whole = object.__new__(Packed)
+    whole.__dict__.update(part.__dict__)
+    whole.height = rows
+    whole.codes = like(part.codes, int(part.kind == PLANES))  # type: ignore[assignment]
+    for name in ("scale", "minimum", "sub_scales", "offsets"):
+        setattr(whole, name, like(getattr(part, name)))
+    return whole
+
+
+def _place(whole: Packed, part: Packed, start: int, stop: int) -> None:
+    at = (slice(None), slice(start, stop)) if whole.kind == PLANES else (slice(start, stop),)
+    whole.codes[at] = part.codes.to(whole.codes.device)
+    for name in ("scale", "minimum", "sub_scales", "offsets"):
+        room, values = getattr(whole, name), getattr(part, name)
+        if room is not None:
+            values = values.view(torch.int16) if values.dtype == torch.uint16 else values
+            room[start:stop] = values.to(room.device)

@@ -1,0 +1,113 @@
+"""The Triton backend, in Triton's interpreter: bits, seam, and what it says where it cannot run."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the Triton backend keeps its memory in PyTorch")
+pytest.importorskip("triton", reason="Triton has no package for this platform")
+
+import cortiq_triton  # noqa: E402
+from cortiq.backend import CompileOptions, Declined  # noqa: E402
+from cortiq.errors import BackendError  # noqa: E402
+from cortiq.ir import ops  # noqa: E402
+from cortiq_conformance import models  # noqa: E402
+from cortiq_conformance.runner import run  # noqa: E402
+from cortiq_triton import gate  # noqa: E402
+from cortiq_triton.backend import TritonBackend  # noqa: E402
+from cortiq_triton.kernels import KERNELS  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # overflows that faults are
+
+FILES = sorted(Path(cortiq_triton.__file__).parent.glob("*.py"))
+SEAM = {"backend", "ir", "numerics", "errors", "hookspecs"}
+
+
+def test_every_primitive_has_a_kernel():
+    assert set(KERNELS) == set(ops.PRIMITIVES)
+
+
+@pytest.mark.parametrize(
+    ("level", "only"),
+    [
+        (0, "MatMul[Q4_K,"),
+        (0, "Attend window[5,"),
+        (0, "Attend soft cap[5]"),
+        (0, "CausalConv[3 taps, biased]"),
+        (0, "Route ties[equal groups]"),
+        (0, "Draw[top-p 0.8]"),
+        (1, "ShortConv[width=32"),
+    ],
+)
+def test_cases_are_computed_by_triton_alone(level, only):
+    report = run(TritonBackend(), levels=(level,), only=only)
+    assert report.results and report.passed, report.summary()
+    assert set(report.computed) == {"triton"}
+
+
+def test_only_the_public_seam_is_imported():
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                package, _, rest = name.partition(".")
+                assert not package.startswith("cortiq") or package in ("cortiq", "cortiq_triton")
+                assert package != "cortiq" or rest.split(".")[0] in SEAM, (file.name, name)
+
+
+def test_nobody_is_given_the_interpreter_unasked():
+    assert os.environ["TRITON_INTERPRET"] == "1" and TritonBackend().priority < 0
+
+
+def test_an_unknown_device_is_refused():
+    model = models.load("tiny-llama")
+    with pytest.raises(BackendError, match="triton has no device 'cuda:77'"):
+        TritonBackend().compile(model.program, model.weights, CompileOptions(device="cuda:77"))
+
+
+def test_a_device_with_other_arithmetic_is_refused(monkeypatch):
+    gate.check_device.cache_clear()
+    wrong = dict(gate.CHECKS)
+    right = wrong["tanh"]
+    wrong["tanh"] = lambda x, device: (right(x, device)[0], right(x, device)[1] * 2)
+    monkeypatch.setattr(gate, "CHECKS", wrong)
+    with pytest.raises(BackendError, match="triton on cpu computes tanh with other bits"):
+        gate.check_device("cpu")
+    gate.check_device.cache_clear()
+
+
+def test_states_beyond_a_program_are_declined_with_the_reason():
+    program = models.load("tiny-llama").program
+    node = next(n for n in program.trunk.nodes if not n.op.primitive)
+    backend = TritonBackend()
+    assert backend.supports(node, program.trunk, program) == Declined("computed as its primitives")
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("", "this PyTorch was built without CUDA"),
+        (
+            "import triton, os; os.environ['TRITON_INTERPRET'] = '1'",
+            "too late for it to interpret",
+        ),
+    ],
+)
+def test_without_a_gpu_it_says_why_it_is_not_there(script, said):
+    if torch.version.cuda is not None:
+        pytest.skip("this PyTorch was built with CUDA")
+    ask = "from cortiq_triton.backend import TritonBackend\nTritonBackend().devices()"
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script}\n{ask}"], env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode and "BackendError" in done.stderr and said in done.stderr
