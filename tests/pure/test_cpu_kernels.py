@@ -21,6 +21,7 @@ from native_ops import (
 from cortiq.numerics import norms, recurrent, rope, route, scalar
 from cortiq.numerics.contract import F32, snap
 from cortiq.numerics.quantise import quantise_rows
+from cortiq_cpu.weights import tap_blocks
 
 Kind = args.Kind
 WIDTHS = (1, 3, 16, 31, 64, 255, 256, 257, 576, 1000)
@@ -230,12 +231,15 @@ def segments(*lengths):
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("width", "taps", "capacity"), [(70, 4, 3), (70, 4, 17), (2050, 2, 5)])
-def test_causal_convolution_continues_across_batches(path, width, taps, capacity, biased):
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(
+    ("width", "taps", "capacity"), [(70, 4, 3), (70, 3, 17), (2050, 2, 5), (150, 4, 67)]
+)
+def test_causal_convolution_continues_across_batches(path, width, taps, capacity, biased, in_place):
     lengths = (2, 9, 1)
     weight = values(width, taps, 1, -6, 6)
     bias = values(1, width, 2, -6, 6)[0] if biased else None
-    taken = np.ascontiguousarray(weight.T)
+    taken = tap_blocks(weight)
     rings = [np.full((capacity, width), 2.0**49, F32) for _ in lengths]
     pointers = np.array([address(r) for r in rings], np.uint64)
     capacities = np.full(3, capacity, np.int32)
@@ -244,17 +248,24 @@ def test_causal_convolution_continues_across_batches(path, width, taps, capacity
     for step in range(4):
         x = values(sum(lengths), width, 3 + step, -10, 20)
         out = np.full_like(x, 7)
+        source = x.copy()
+        if in_place:
+            out = source
         struct = args.Conv(
-            address(x), address(taken), address(bias), address(out), address(pointers),
+            address(source), address(taken), address(bias), address(out), address(pointers),
             address(capacities), args.ctypes.addressof(parts), address(count), width, width,
             width, taps,
         )  # fmt: skip
+        if step == 3:
+            x[4, ::7] = x[11, 5] = 1.9 * 2.0**49
+            source[:] = x
         faults = run_ops(path, len(x), (Kind.CAUSAL_CONV, struct))
-        assert not faults.any()
         for i, part in enumerate(parts):
             rows = x[part.start : part.stop]
-            exact = recurrent.causal_conv(history[i], rows, weight, bias)
+            failed = np.zeros(len(rows), bool)
+            exact = recurrent.causal_conv(history[i], rows, weight, bias, failed)
             assert same_bits(out[part.start : part.stop], exact)
+            assert np.array_equal(faults[part.start : part.stop], failed)
             history[i] = recurrent.conv_history(history[i], rows)
             part.position += len(rows)
 

@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cortiq.ir import ops
+from cortiq_cpu.fuse import Wise
 from cortiq_cpu.lower import Lowered, Step
 
 LINE = 64
 """Alignment of a value, in bytes."""
+REPLACING = (ops.CausalConv, Wise)
+"""Steps whose output may lie where an input of theirs does: a cache then holds one of both."""
 
 
 def aligned(size: int) -> int:
@@ -107,6 +111,12 @@ def assign(
         touched = dict.fromkeys(
             lowered.root(name) for step in group for name in (*step.inputs, *step.outputs)
         )
+        read = {n for n in touched if last[n] == index and n in offsets and n not in roots}
+        for step in group:
+            replaced = _replaced(lowered, step, sizes, read) if len(group) == 1 else None
+            if replaced is not None:
+                offsets[step.outputs[0]] = offsets[replaced]
+                last[replaced] = -1  # its place is the output's to give away
         for name in touched:
             if name not in offsets and name in sizes:
                 offsets[name] = free.take(aligned(sizes[name]))
@@ -114,3 +124,12 @@ def assign(
             if last[name] == index and name not in roots and name in sizes:
                 free.give(offsets[name], aligned(sizes[name]))
     return Places(offsets, free.end)
+
+
+def _replaced(lowered: Lowered, step: Step, sizes: dict[str, int], read: set[str]) -> str | None:
+    """The input, of those that are `read` for the last time, whose place the output takes."""
+    if not isinstance(step.op, REPLACING) or not step.outputs:
+        return None
+    out = step.outputs[0]
+    inputs = (lowered.root(name) for name in step.inputs)
+    return next((n for n in inputs if n in read and sizes[n] == sizes.get(out)), None)

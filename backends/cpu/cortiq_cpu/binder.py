@@ -20,7 +20,8 @@ from cortiq_cpu.weights import Weights
 
 FLOAT_BYTES = 4
 SHARED_KINDS = (
-    Kind.MATMUL, Kind.MATMUL_CHOSEN, Kind.ATTEND, Kind.GATED_DELTA, Kind.CHOOSE_BLOCKS,
+    Kind.MATMUL, Kind.MATMUL_CHOSEN, Kind.ATTEND, Kind.CAUSAL_CONV, Kind.GATED_DELTA,
+    Kind.CHOOSE_BLOCKS,
 )  # fmt: skip
 """Ops worth sharing between threads even for one row."""
 ALONE_ROWS = 2

@@ -103,10 +103,14 @@ def recurred(rows: RowSet, layout: Recurrences, moved: int, count: int) -> Cost:
 def convolved(rows: RowSet, op: ops.CausalConv, moved: int, count: int) -> Cost:
     """The cost of a convolution for the set's `count` rows, `moved` bytes of values each.
 
-    Taps are read once; a sequence reads the rows before its first one, and keeps as many again.
+    Taps are read once; a sequence reads the rows before its first one, and keeps as many of its own
+    if it has them.
     """
     row = FLOAT_BYTES * op.width
-    kept = 2 * (op.kernel - 1) * row * int(rows.segment_count[0])
+    segments = rows.segments[: int(rows.segment_count[0])]
+    before = op.kernel - 1
+    own = np.minimum(segments["stop"] - segments["start"], before)
+    kept = row * int((before + own).sum())
     each = 2 * op.kernel + SNAP
     return Cost(op.kernel * row + kept + moved * count, floats=each * op.width * count)
 

@@ -10,11 +10,14 @@ import numpy as np
 
 from cortiq.ir import Node, Op, ops
 from cortiq.numerics.attention import Scoring, scoring
+from cortiq.numerics.contract import Floats
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.norms import checked_epsilon, offset_weight
 from cortiq.numerics.scaling import gain
 from cortiq_cpu.packing import PackedMatrix
 
+TAP_BLOCK = 16
+"""Channels whose taps lie together."""
 MATRIX_OPS = (ops.EmbedRows, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)
 
 
@@ -46,8 +49,7 @@ class Weights:
             self._scorings[op] = scoring(op.scale, op.soft_cap)
         for role, name in node.weights.items():
             if isinstance(op, ops.CausalConv) and role == "weight":
-                taps = floats(self._source[name], name)
-                self._taps[name] = np.ascontiguousarray(taps.T)
+                self._taps[name] = tap_blocks(floats(self._source[name], name))
             else:
                 form = getattr(op, "form", "plain")
                 self._prepare_vector(name, getattr(op, "offset", 0.0), form)
@@ -82,9 +84,17 @@ class Weights:
         return self._vectors[name, offset, form].ctypes.data
 
     def taps(self, name: str) -> int:
-        """Address of a convolution's taps, float32 [taps, width]."""
+        """Address of a convolution's `tap_blocks`."""
         return self._taps[name].ctypes.data
 
     def scoring(self, op: ops.Attend) -> Scoring:
         """The constants of an attention layer."""
         return self._scorings[op]
+
+
+def tap_blocks(weight: Floats) -> Floats:
+    """Taps [width, taps] as the kernels read them: float32 [blocks, taps, `TAP_BLOCK`]."""
+    width, taps = weight.shape
+    blocks = np.zeros((-(-width // TAP_BLOCK) * TAP_BLOCK, taps), np.float32)
+    blocks[:width] = weight
+    return np.ascontiguousarray(blocks.reshape(-1, TAP_BLOCK, taps).transpose(0, 2, 1))

@@ -170,8 +170,10 @@ typedef struct {
     int64_t out_stride;
 } cortiq_recall;
 
-/* CAUSAL_CONV: weight [taps][width], oldest tap first; bias may be NULL. rings[s] holds, for
- * segment s's sequence, the row of position p at index p mod capacities[s] (at least taps − 1). */
+/* CAUSAL_CONV: weight [⌈width / CORTIQ_TAP_BLOCK⌉][taps][CORTIQ_TAP_BLOCK], oldest tap first, what is
+ * beyond the width 0; bias may be NULL; out may be x. rings[s] holds, for segment s's sequence,
+ * the row of position p at index p mod capacities[s] (at least taps − 1). */
+enum { CORTIQ_TAP_BLOCK = 16, CORTIQ_MOST_TAPS = 64 };
 typedef struct {
     const float *x, *weight, *bias;
     float *out;

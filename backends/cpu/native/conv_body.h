@@ -1,45 +1,70 @@
-/* A row of a causal convolution, for one instruction set. */
+/* Rows of a causal convolution, for one instruction set. */
 #ifndef CONV_BODY_H
 #define CONV_BODY_H
 
 #include "scalar.h"
 
-/* Vectors of channels whose sums are taken side by side. */
-enum { CONV_SPAN = 4 };
+/* Vectors of channels that go through the rows side by side; rows that are asked for ahead. */
+enum { CONV_SPAN = 2, CONV_AHEAD = 8 };
 
-/* `span` vectors of channels from i, `count` of the last. */
-INLINE void conv_span(const float *const *rows, const float *weight, const float *bias, float *out,
-                      int taps, int64_t weight_stride, int i, int span, int count, vi *worst)
+INLINE vf conv_weight(const conv_rows *t, int tap, int i)
 {
-    vf y[CONV_SPAN] = {{0}};
-    for (int t = 0; t < taps; t++)
-        if (rows[t])
-#pragma GCC unroll 4
-            for (int c = 0; c < span; c++) {
-                int at = i + c * CQ_LANES;
-                y[c] = y[c] + f_load_part(weight + t * weight_stride + at, count) *
-                                  f_load_part(rows[t] + at, count);
+    int block = i / CORTIQ_TAP_BLOCK * CORTIQ_TAP_BLOCK;
+    return f_load(t->weight + (int64_t)block * t->taps + tap * CORTIQ_TAP_BLOCK + (i - block));
+}
+
+/* `span` vectors of channels from i, `count` of the last, through all rows: a row is read once, and
+ * kept, before its output may take its place. With a constant number of taps they and the rows
+ * before are in registers. */
+INLINE void conv_span(const conv_rows *t, int taps, int span, int i, int count)
+{
+    vf w[CORTIQ_MOST_TAPS][CONV_SPAN], seen[CORTIQ_MOST_TAPS][CONV_SPAN];
+    for (int k = 0; k < taps; k++)
+        for (int c = 0; c < span; c++) {
+            int at = i + c * CQ_LANES;
+            const float *before = k ? t->before[k - 1] : NULL;
+            w[k][c] = conv_weight(t, k, at);
+            seen[k][c] = before ? f_load_part(before + at, count) : (vf){0};
+        }
+    const float *x = t->x + i;
+    float *out = t->out + i;
+    int32_t place = t->place;
+    for (int row = 0; row < t->rows; row++, x += t->x_stride, out += t->out_stride) {
+        int more = row + CONV_AHEAD < t->rows ? CONV_AHEAD : 0;
+        int kept = t->rows - row <= t->capacity;
+        vi worst = {0};
+        for (int c = 0; c < span; c++) {
+            int at = c * CQ_LANES;
+            vf y = {0};
+            __builtin_prefetch(x + more * t->x_stride + at);
+            __builtin_prefetch(out + more * t->out_stride + at, 1);
+            for (int k = 0; k < taps; k++) {
+                seen[k][c] = k + 1 < taps ? seen[k + 1][c] : f_load_part(x + at, count);
+                y = y + w[k][c] * seen[k][c];
             }
-#pragma GCC unroll 4
-    for (int c = 0; c < span; c++) {
-        int at = i + c * CQ_LANES;
-        if (bias) y[c] = y[c] + f_load_part(bias + at, count);
-        f_store_part(out + at, snap(y[c], worst), count);
+            if (kept) f_store_part(t->ring + place * t->width + i + at, seen[taps - 1][c], count);
+            if (t->bias) y = y + f_load_part(t->bias + i + at, count);
+            f_store_part(out + at, snap(y, &worst), count);
+        }
+        if (i_any_at_least(worst, LARGEST_BITS)) cortiq_note(t->faults + row);
+        place = place + 1 < t->capacity ? place + 1 : 0;
     }
 }
 
-static int row_conv(const float *const *rows, const float *weight, const float *bias, float *out,
-                    int taps, int64_t weight_stride, int n)
+INLINE void conv_channels(const conv_rows *t, int taps, int span)
 {
-    vi worst = {0};
     int i = 0;
-    for (; i + CONV_SPAN * CQ_LANES <= n; i += CONV_SPAN * CQ_LANES)
-        conv_span(rows, weight, bias, out, taps, weight_stride, i, CONV_SPAN, CQ_LANES, &worst);
-    for (; i < n; i += CQ_LANES) {
-        int count = n - i < CQ_LANES ? n - i : CQ_LANES;
-        conv_span(rows, weight, bias, out, taps, weight_stride, i, 1, count, &worst);
-    }
-    return has_fault(worst);
+    for (; i + span * CQ_LANES <= t->n; i += span * CQ_LANES)
+        conv_span(t, taps, span, i, CQ_LANES);
+    for (; i < t->n; i += CQ_LANES)
+        conv_span(t, taps, 1, i, t->n - i < CQ_LANES ? t->n - i : CQ_LANES);
+}
+
+static void rows_conv(const conv_rows *t)
+{
+    if (t->taps == 4) conv_channels(t, 4, CONV_SPAN);
+    else if (t->taps == 3) conv_channels(t, 3, CONV_SPAN);
+    else conv_channels(t, t->taps, 1);
 }
 
 #endif

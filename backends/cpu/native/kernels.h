@@ -10,6 +10,18 @@
 #include "attention.h"
 #include "cortiq_native.h"
 
+/* n channels of the rows of one sequence; see conv.c. Pointers are to the first of these channels,
+ * weight, bias, ring and out as in cortiq_conv; out may be x. */
+typedef struct {
+    const float *x, *weight, *bias;
+    float *out, *ring;
+    const float *const *before; /* the taps − 1 rows before the first, NULL: zeros */
+    uint8_t *faults;            /* of the rows */
+    int64_t x_stride, out_stride, width;
+    int32_t rows, n, taps, capacity;
+    int32_t place; /* of the first row in the ring */
+} conv_rows;
+
 /* One row or part of a row of n values; no alignment is needed, an output may be an input. */
 typedef struct {
     int (*add)(const float *a, const float *b, float *out, int n);
@@ -27,8 +39,7 @@ typedef struct {
     int32_t (*quantise)(const float *x, int16_t *q, int n);
     int (*softmax)(const float *x, float *out, int n);
     int (*sigmoid)(const float *x, float *out, int n);
-    int (*conv)(const float *const *rows, const float *weight, const float *bias, float *out,
-                int taps, int64_t weight_stride, int n);
+    void (*conv)(const conv_rows *rows);
     int (*weighted_sum)(const float *weights, const float *rows, float *out, int count,
                         int64_t stride, int n);
 } cortiq_row_kernels;
@@ -77,10 +88,8 @@ extern const cortiq_kernels cortiq_kernels_portable;
 extern const cortiq_kernels cortiq_kernels_avx2, cortiq_kernels_avxvnni, cortiq_kernels_avx512;
 #endif
 
-static inline void cortiq_fault(const cortiq_op *op, int32_t row)
-{
-    __atomic_store_n(&op->faults[row], 1, __ATOMIC_RELAXED);
-}
+static inline void cortiq_note(uint8_t *fault) { __atomic_store_n(fault, 1, __ATOMIC_RELAXED); }
+static inline void cortiq_fault(const cortiq_op *op, int32_t row) { cortiq_note(&op->faults[row]); }
 
 /* Rows a worker takes at a time: a few pieces each, so that the last one isn't waited for long. */
 static inline int32_t cortiq_grain(int32_t total, int32_t threads)

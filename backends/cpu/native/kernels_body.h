@@ -17,7 +17,7 @@ const cortiq_kernels CQ_NAME(cortiq_kernels) = {
         .activation = row_activation, .soft_cap = row_soft_cap, .rms_norm = row_rms_norm,
         .l2_norm = row_l2_norm, .layer_norm = row_layer_norm, .rope = row_rope,
         .quantise = row_quantise, .softmax = row_softmax, .sigmoid = row_sigmoid,
-        .conv = row_conv, .weighted_sum = row_weighted_sum,
+        .conv = rows_conv, .weighted_sum = row_weighted_sum,
     },
     .tail = {
         .highest = row_highest, .argmax = tail_argmax, .exp_lanes = tail_exp_lanes,

@@ -153,6 +153,18 @@ INLINE int32_t i_total(vi x)
 }
 #endif
 
+/* Whether a lane of x, none of them negative, is as large as least. */
+#if CQ_LANES == 16
+INLINE int i_any_at_least(vi x, int32_t least) { return !!i_less(i_all(least - 1), x); }
+#elif CQ_LANES == 8
+INLINE int i_any_at_least(vi x, int32_t least)
+{
+    return _mm256_movemask_epi8((__m256i)(x >= i_all(least))) != 0;
+}
+#else
+INLINE int i_any_at_least(vi x, int32_t least) { return i_highest(x) >= least; }
+#endif
+
 INLINE int32_t i_lowest(vi x) { return ~i_highest(~x); }
 
 INLINE vi i_iota(void)
