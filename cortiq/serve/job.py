@@ -46,7 +46,7 @@ class Job:
     updates : what came of them, for the event loop.
     sequences : by number of the choice, as far as they are submitted; the worker's.
     told : tokens of each choice that were told of, and whether its end was.
-    cancelled : whether nobody waits for it any more.
+    cancelled : whether nobody waits for it any more. cancelled_at : steps begun by then.
     """
 
     requests: Several[Request]
@@ -54,6 +54,7 @@ class Job:
     sequences: dict[int, Sequence] = field(default_factory=dict)
     told: dict[int, tuple[int, bool]] = field(default_factory=dict)
     cancelled: bool = False
+    cancelled_at: int | None = None
 
     def news(self, choice: int) -> Update | None:
         """What came of a choice since it was last asked about; None for nothing."""
@@ -91,6 +92,14 @@ class Job:
         while choice and self.requests[choice - 1].prompt == prompt:
             choice -= 1
         return choice
+
+    @property
+    def late_steps(self) -> int:
+        """Steps it had rows in that began after it was cancelled."""
+        if self.cancelled_at is None:
+            return 0
+        last = max((sequence.served for sequence in self.sequences.values()), default=0)
+        return max(0, last + 1 - self.cancelled_at)
 
     @property
     def done(self) -> bool:

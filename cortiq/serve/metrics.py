@@ -11,6 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from cortiq.engine.engine import Engine
 from cortiq.serve.served import Served
+from cortiq.serve.worker import Worker
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -68,7 +69,13 @@ class Metrics:
         self._steps.labels(model).observe(seconds)
 
     def watch(self, models: Iterable[Served]) -> None:
-        """Show how many sequences each engine has."""
+        """Show how many sequences each engine has, and how soon it drops cancelled ones."""
+        late = Gauge(
+            "cortiq_steps_after_cancel",
+            "The most steps of a cancelled request that began after it was cancelled.",
+            ["model"],
+            registry=self.registry,
+        )
         running, waiting = (
             Gauge(
                 f"cortiq_sequences_{name}", f"Sequences {name}.", ["model"], registry=self.registry
@@ -76,13 +83,18 @@ class Metrics:
             for name in ("running", "waiting")
         )
         for served in models:
-            engine = served.worker.engine
+            engine, worker = served.worker.engine, served.worker
+            late.labels(served.name).set_function(partial(_late, worker))
             running.labels(served.name).set_function(partial(_count, engine, "running"))
             waiting.labels(served.name).set_function(partial(_count, engine, "waiting"))
 
     def text(self) -> bytes:
         """Everything, in Prometheus's form."""
         return generate_latest(self.registry)
+
+
+def _late(worker: Worker) -> float:
+    return float(worker.late_steps)
 
 
 def _count(engine: Engine, name: str) -> float:

@@ -34,6 +34,8 @@ class Worker:
 
     Attributes
     ----------
+    late_steps : the most steps that any cancelled job still had rows in, of those that began after
+        it was cancelled.
     failed : what ended the thread before its time; None while all is well.
     """
 
@@ -47,6 +49,7 @@ class Worker:
     ) -> None:
         self.model = model
         self.failed: BaseException | None = None
+        self.late_steps = 0
         self.engine = Engine(
             model.executable,
             model.tokenizer,
@@ -74,7 +77,7 @@ class Worker:
 
     def cancel(self, job: Job) -> None:
         """End a job before the next step."""
-        job.cancelled = True
+        job.cancelled, job.cancelled_at = True, self.engine.steps
         self._orders.put(lambda: None)
 
     def compute(self, task: Generator[Any, None, None]) -> asyncio.Future[Any]:
@@ -187,6 +190,9 @@ class Worker:
         """Deliver what came of every job, and forget those that ended."""
         for job in self._jobs:
             self._outbox += [(job, u) for u in map(job.news, list(job.sequences)) if u]
+        for job in self._jobs:
+            if job.done:
+                self.late_steps = max(self.late_steps, job.late_steps)
         self._jobs = [job for job in self._jobs if not job.done]
         batch, self._outbox = self._outbox, []
         if batch:
