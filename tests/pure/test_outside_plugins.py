@@ -195,3 +195,23 @@ def test_a_drafter_from_outside_changes_nothing_but_the_statistics(
     assert refused.returncode == 2
     assert "there is no drafter 'nothing'" in refused.stderr
     assert "off, auto, lookup, model:PATH, constant:TOKEN" in refused.stderr
+
+
+SPLIT = """
+from cortiq.dialects.registry import dialect_of
+from cortiq.dialects.splitter import Splitter
+from cortiq.plugins import default_plugins
+
+dialect = dialect_of("{{ tools }} <pair> <tool_call>", default_plugins().tool_dialects)
+splitter = Splitter(dialect=dialect, tools={"now": {}})
+print(dialect.name, splitter.feed('Well <pair>["now", {"zone": 1}]</pair>') + splitter.finish())
+"""
+
+
+def test_a_tool_dialect_from_outside_is_asked_before_ours(site: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SPLIT], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )  # fmt: skip
+    made = "pairs [Said(text='Well '), ToolCall(name='now', arguments={'zone': 1})]"
+    assert done.stdout.strip() == made
