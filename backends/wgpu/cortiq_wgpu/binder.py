@@ -25,6 +25,7 @@ class Binder:
     turns: Turns
     pools: Pools
     dot: str
+    parallel: bool
     rows: int
     context: int
 

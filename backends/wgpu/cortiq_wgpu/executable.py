@@ -27,8 +27,8 @@ class WgpuExecutable(BaseExecutable[WgpuState, Plan]):
     Parameters
     ----------
     options : `extra` may hold `binding_bytes`, the largest buffer to use (for tests; devices have
-        128 MiB at least), `portable_dot`, to multiply bytes by shifts, and `poison`, which fills
-        unused memory in tests.
+        128 MiB at least), `gpu_kernels`, whether to use those for GPUs, `portable_dot`, to multiply
+        bytes by shifts, and `poison`, which fills unused memory in tests.
 
     Attributes
     ----------
@@ -55,9 +55,11 @@ class WgpuExecutable(BaseExecutable[WgpuState, Plan]):
         limit = int(options.extra.get("binding_bytes") or self.gpu.binding_bytes)
         limit = min(limit, self.gpu.binding_bytes)
         self.pools = Pools(self.program, self.gpu, limit, bool(options.extra.get("poison")))
+        parallel = bool(options.extra.get("gpu_kernels", not self.gpu.software))
         weights = Weights(self._weights, self.gpu, limit)
+        weights.prepare(list(self._graphs.values()))
         self.plans = {
-            name: Plan(graph, weights, self.pools, self.gpu, limit, self.program.context)
+            name: Plan(graph, weights, self.pools, self.gpu, parallel, self.program.context)
             for name, graph in self._graphs.items()
         }
         self._lost = False

@@ -5,7 +5,7 @@ one dispatch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -114,12 +114,14 @@ class Lowering:
     ----------
     solid : values that rows may replace: what reads them is never in the dispatch that computes
         them. single : whether each step of the tail is a dispatch of its own.
+    joined : what products of one dispatch have in common; None for other steps.
     """
 
     graph: Graph
     always: frozenset[str]
     solid: frozenset[str] = frozenset()
     single: bool = False
+    joined: Callable[[Step], object] = lambda step: None
     types: dict[str, Type] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
 
@@ -199,8 +201,11 @@ class Lowering:
         groups: list[tuple[Step, ...]] = []
         while waiting:
             ready = [step for step in waiting if step.wide and self._is_ready(step, made, there)]
+            together: dict[object, list[Step]] = {}
             for step in ready:
-                groups.append((step,))
+                key = self.joined(step)
+                together.setdefault(id(step) if key is None else key, []).append(step)
+            groups += map(tuple, together.values())
             self._take(ready, waiting, there)
             groups += self._stages(waiting, made, there)
         return groups

@@ -8,7 +8,7 @@ them lie the fifth bits of 5-bit codes (a word a group: bit 8j+i is column 4i+j)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,12 +72,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight [height, width] on the device."""
+    """A weight [height, width] on the device.
+
+    Attributes
+    ----------
+    base : its first row among those of `parts`, which other weights may lie in, too.
+    """
 
     form: Form
     height: int
     width: int
     parts: tuple[Part, ...]
+    base: int = 0
 
     @property
     def groups(self) -> int:
@@ -157,6 +163,27 @@ class Uploader:
     def __init__(self, gpu: Any, limit: int) -> None:
         self.gpu, self.limit = gpu, limit
 
+    def joined(self, weights: Mapping[str, Weight]) -> dict[str, Matrix] | None:
+        """Weights of one form one after the other in one buffer; None if they do not fit."""
+        forms, rows = set(), []
+        for name, weight in weights.items():
+            if weight.layout.kind == "float":
+                return None
+            fields = unpack(weight.rows(0, 1), name)
+            forms.add((form_of(weight, fields), weight.shape[1]))
+            codes, side = _packed(form_of(weight, fields), fields)
+            rows.append(max(codes.shape[1], sum(words.shape[1] for words in side.values())))
+        height = sum(weight.shape[0] for weight in weights.values())
+        if len(forms) != 1 or 4 * max(rows) * height > self.limit:
+            return None
+        ((form, width),) = forms
+        part = self._part(weights, form, (0, height))
+        bases = np.cumsum([0, *(weight.shape[0] for weight in weights.values())]).tolist()
+        return {
+            name: Matrix(form, weight.shape[0], width, (part,), base)
+            for (name, weight), base in zip(weights.items(), bases, strict=False)
+        }
+
     def matrix(self, weight: Weight, name: str) -> Matrix:
         """A weight's codes and scales, or its floats."""
         height, width = weight.shape
@@ -171,17 +198,15 @@ class Uploader:
         codes, side = _packed(form, unpack(weight.rows(0, 1), name))
         each = max(codes.shape[1], sum(words.shape[1] for words in side.values()))
         spans = _spans(height, max(1, self.limit // (4 * each)))
-        parts = [self._part(weight, name, form, span) for span in spans]
+        parts = [self._part({name: weight}, form, span) for span in spans]
         return Matrix(form, height, width, tuple(parts))
 
-    def _part(self, weight: Weight, name: str, form: Form, span: tuple[int, int]) -> Part:
-        """Rows of a matrix, packed and uploaded some at a time."""
+    def _part(self, weights: Mapping[str, Weight], form: Form, span: tuple[int, int]) -> Part:
+        """Rows of a matrix, or all of several, packed and uploaded some at a time."""
         start, stop = span
-        step = max(1, PACK_BYTES // max(1, weight.shape[1]))
         codes, side = None, None
         places: dict[str, int] = {}
-        for a, b in _spans(stop - start, step):
-            fields = unpack(weight.rows(start + a, start + b), name)
+        for a, fields in self._pieces(weights, span):
             words, stretches = _packed(form, fields)
             if codes is None:
                 codes = self.gpu.buffer(4 * words.shape[1] * (stop - start))
@@ -195,6 +220,18 @@ class Uploader:
                 at = places[stretch] + a * beside.shape[1]
                 self.gpu.upload(side, 4 * at, beside)
         return Part(start, stop, codes, side, places)
+
+    def _pieces(
+        self, weights: Mapping[str, Weight], span: tuple[int, int]
+    ) -> Iterator[tuple[int, Fields]]:
+        """Rows to pack, a few at a time, and where in the part they belong."""
+        place = 0
+        for name, weight in weights.items():
+            first, last = span if len(weights) == 1 else (0, weight.shape[0])
+            step = max(1, PACK_BYTES // max(1, weight.shape[1]))
+            for a, b in _spans(last - first, step):
+                yield place + a, unpack(weight.rows(first + a, first + b), name)
+            place += last - first
 
 
 def _spans(count: int, step: int) -> Iterator[tuple[int, int]]:

@@ -33,8 +33,6 @@ TAIL_BYTES = 16 << 20
 """Room for the widest value of the tail, usually logits: bounds the tail's rows."""
 MOST_COMPILED = 32
 """Requests kept; the oldest goes first."""
-FEW_ROWS = 4
-"""Up to so many rows a product takes them one by one."""
 SCRATCH_BYTES = 1 << 24
 """Attention's runs of keys are computed side by side while their sums fit."""
 
@@ -43,20 +41,18 @@ class Plan:
     """An entry graph of primitives with its weights."""
 
     def __init__(
-        self, graph: Graph, weights: Weights, pools: Pools, gpu: Gpu, limit: int, context: int
+        self, graph: Graph, weights: Weights, pools: Pools, gpu: Gpu, parallel: bool, context: int
     ) -> None:
         self.computed = frozenset(name for node in graph.nodes for name in node.outputs)
         there = self.computed | set(graph.inputs)
         self.graph = replace(graph, values={n: t for n, t in graph.values.items() if n in there})
         self.weights, self.pools, self.gpu = weights, pools, gpu
-        self.limit, self.context = limit, context
-        for node in graph.nodes:
-            weights.prepare(node)
+        self.parallel, self.context = parallel, context
         self.always = always_known(self.graph)
         self.turns = Turns(graph.nodes)
         self.memory = Memory(gpu)
         late = (row_words(t) for n, t in self.graph.values.items() if n not in self.always)
-        self.rows = TRUNK_ROWS
+        self.rows = TRUNK_ROWS * (1 + parallel)
         self.tail_rows = min(TRUNK_ROWS, max(1, TAIL_BYTES // (4 * max(late, default=1))))
         self._compiled: dict[Request, Compiled] = {}
         self.needs = lru_cache(maxsize=256)(self._needs)
@@ -94,7 +90,7 @@ class Plan:
 
     def _compile(self, request: Request) -> Compiled:
         solid = request.supplied
-        lowering = Lowering(self.graph, self.always, solid, request.mixed)
+        lowering = Lowering(self.graph, self.always, solid, request.mixed, self._together)
         lowered = lowering.lowered(request.wanted)
         places = self._places(lowered, request)
         binder = Binder(
@@ -104,6 +100,7 @@ class Plan:
             self.turns,
             self.pools,
             self.gpu.dot,
+            self.parallel,
             self.rows,
             self.context,
         )
@@ -134,11 +131,18 @@ class Plan:
         self._bind(compiled)
         return compiled
 
+    def _together(self, step: Step) -> object:
+        """What products have in common whose matrices lie one after the other."""
+        if not isinstance(step.op, ops.MatMul) or step.node is None:
+            return None
+        matrix = self.weights.matrix(step.node, "weight")
+        return (id(matrix.parts[0]), step.inputs, step.tail) if len(matrix.parts) == 1 else None
+
     def _works(self, binder: Binder, group: tuple[Step, ...]) -> list[Work]:
         nodes = frozenset(step.node.name for step in group if step.node)
         outputs = tuple(name for step in group for name in step.outputs)
         if group[0].wide:
-            made = dispatches(binder, group[0])
+            made = dispatches(binder, group)
         else:
             bound = [pair for step in group for pair in MAKERS[type(step.op)](binder, step)]
             kernel = staged(tuple(stage for stage, _ in bound), self.gpu.dot)
@@ -189,7 +193,7 @@ class Plan:
         }
         kept = {*request.wanted, *request.supplied, *self.graph.inputs} - set(SIDE_VALUES)
         places = assign(lowered, rows, kept)
-        if 4 * max(places.numbers, places.records) <= self.limit // 2 or self.rows <= 1:
+        if 4 * max(places.numbers, places.records) <= self.pools.limit // 2 or self.rows <= 1:
             return places
         self.rows //= 2  # fewer rows at a time, so that their values fit in what a kernel sees
         self.tail_rows = min(self.tail_rows, self.rows)
@@ -206,7 +210,7 @@ class Plan:
             base = 0
             if work.tail:
                 base = next(bases)[0] if mixed else compiled.regions[1][0]
-            for one in filter(None, (work, work.many)):
+            for one in filter(None, (work, work.some, work.many)):
                 common = (base, int(work.tail), self.turns.words)
                 mine = one.kernel.words(common, one.values)
                 slices.append((one, 4 * len(words), 4 * len(mine)))
@@ -224,7 +228,9 @@ class Plan:
         compiled.ready = []
         rest = iter(ready)
         for work in compiled.works:
-            compiled.ready.append((next(rest), next(rest) if work.many else None))
+            first = next(rest)
+            some = next(rest) if work.some else first
+            compiled.ready.append((first, some, next(rest) if work.many else some))
         compiled.version = self._version()
 
     def _scratch_words(self) -> int:

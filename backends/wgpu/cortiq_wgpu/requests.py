@@ -55,7 +55,7 @@ class Compiled:
     late: frozenset[str]
     tops: dict[Ask, int]
     regions: list[tuple[int, bool, frozenset[str] | None]]
-    ready: list[tuple[Ready, Ready | None]]
+    ready: list[tuple[Ready, Ready, Ready]]
     version: tuple[int, int]
 
     def at(self, name: str) -> int:

@@ -15,11 +15,14 @@ from cortiq.numerics.quantise import Quantised
 from cortiq_wgpu.batch import Flat, Records
 from cortiq_wgpu.lower import SIDE_VALUES
 from cortiq_wgpu.places import record_words, units_of
-from cortiq_wgpu.plan import FEW_ROWS, Plan
+from cortiq_wgpu.plan import Plan
 from cortiq_wgpu.requests import Compiled
 from cortiq_wgpu.state import WgpuState
 from cortiq_wgpu.wants import Ask, answer, asked_by
 from cortiq_wgpu.work import Work
+
+FEW_ROWS = 8
+"""Up to so many rows a product reads its weights for a few at a time."""
 
 
 @dataclass
@@ -120,10 +123,10 @@ class Run:
     def _encode(self, encoder: Any, counts: tuple[int, int], records: Records, one: Pass) -> None:
         compute = encoder.begin_compute_pass()
         pipeline = None
-        for few, many in self.compiled.ready:
-            ready = few if many is None or counts[few.work.tail] <= FEW_ROWS else many
+        for versions in self.compiled.ready:
+            rows = counts[versions[0].work.tail]
+            ready = versions[(rows > 1) + (rows > FEW_ROWS)]
             work = ready.work
-            rows = counts[work.tail]
             if not rows or (work.begin and work.begin >= records.reach(work)):
                 continue
             if work.given is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from cortiq.ir import Node, ops
+from cortiq.ir import Graph, Node, ops
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.norms import offset_weight
 from cortiq.numerics.scaling import gain
@@ -17,7 +18,7 @@ MATRICES = (ops.EmbedRows, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)
 
 
 class Weights:
-    """Prepared node by node, and shared between nodes.
+    """Prepared before any batch, and shared between nodes.
 
     Parameters
     ----------
@@ -33,8 +34,24 @@ class Weights:
         self._end = 0
         self._buffer: Any = None
 
-    def prepare(self, node: Node) -> None:
-        """Have a node's weights ready."""
+    def prepare(self, graphs: Iterable[Graph]) -> None:
+        """Have the weights of all nodes ready; those that meet the same rows lie together."""
+        nodes = [node for graph in graphs for node in graph.nodes]
+        uses = Counter(name for node in nodes for name in node.weights.values())
+        together: dict[tuple, list[str]] = {}
+        for number, graph in enumerate(graphs):
+            for node in graph.nodes:
+                if isinstance(node.op, ops.MatMul) and uses[node.weights["weight"]] == 1:
+                    key = number, node.inputs[0]
+                    together.setdefault(key, []).append(node.weights["weight"])
+        for names in together.values():
+            if len(names) > 1:
+                weights = {name: self._weights[name] for name in names}
+                self._matrices |= self._uploader.joined(weights) or {}
+        for node in nodes:
+            self._prepare(node)
+
+    def _prepare(self, node: Node) -> None:
         for role, name in node.weights.items():
             if isinstance(node.op, MATRICES):
                 if name not in self._matrices:

@@ -3,108 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from cortiq.ir import Recurrent, Ring, ops
 from cortiq.numerics.attention import scoring
 from cortiq_wgpu.binder import Binder
 from cortiq_wgpu.lower import Spread, Step
-from cortiq_wgpu.packing import Matrix, Part
+from cortiq_wgpu.matrices import embed_rows, matrix_products, stack_products
 from cortiq_wgpu.pools import capacity_of
-from cortiq_wgpu.products import embed_kernel, product_kernel
 from cortiq_wgpu.source import bits, kernel, stage, staged
 from cortiq_wgpu.work import NONE, SEGMENTS, Grid, Work
 
 LANES = 64
-MANY = 8
-"""Rows that a product's workgroup takes where there are many."""
-MOST_GROUPS = 65535
-"""Workgroups in one direction that every device has."""
 LEAVES = 256
 MOST_TURNS = 1 << 15
 """Turns of all loops that a lane may take in one dispatch: llvmpipe ends loops after 65,535."""
-
-
-def _words(matrix: Matrix, part: Part) -> Mapping[str, int]:
-    """Where the stretches beside a matrix's codes begin."""
-    each = matrix.form.sub and -(-(matrix.width // matrix.form.sub) // 4)
-    block = matrix.form.block
-    blocks = -(-matrix.width // block) if block else 1
-    places = {
-        name: part.places.get(name, 0)
-        for name in ("scale", "minimum", "sub_scale", "offset", "high")
-    }
-    return {**places, "sub_words": each, "blocks": blocks, "groups": matrix.groups}
-
-
-def _beside(part: Part) -> Mapping[str, object]:
-    return {"codes": part.codes} if part.side is None else {"codes": part.codes, "s": part.side}
-
-
-def _product(binder: Binder, step: Step) -> list[Work]:
-    source, out = step.inputs[0], step.outputs[0]
-    matrix = binder.matrix(step, "weight")
-    op = step.op
-    inner, slots, choice = binder.heads(source)[0], 1, "one"
-    own, index = False, 0
-    if isinstance(op, ops.HeadMatMul):
-        inner, slots, choice, own = 1, op.heads, "heads", True
-    elif isinstance(op, ops.ExpertMatMul):
-        slots, choice = binder.size(step.inputs[1]), "experts"
-        inner, own, index = 1, len(binder.type_of(source).shape) > 1, binder.at(step.inputs[1])
-    height = binder.heads(out)[1]
-    common = {
-        "n": height, "inner": inner, "slots": slots, "index": index, "k": matrix.width,
-        "out": binder.at(out),
-    }  # fmt: skip
-    if matrix.form.bits == 32:
-        common["x"] = binder.at(source)
-    else:
-        record = binder.record(source)
-        common |= {"q": record["at"], "size": record["size"], "units": record["units"]}
-    return [
-        _over(binder, step, matrix, part, choice, own, {**common, **_words(matrix, part)})
-        for part in matrix.parts
-    ]
-
-
-def _over(
-    binder: Binder,
-    step: Step,
-    matrix: Matrix,
-    part: Part,
-    choice: str,
-    own: bool,
-    values: dict[str, int],
-) -> Work:
-    """The product with a part of a matrix, for few rows and for many."""
-    values |= {"start": part.start, "stop": part.stop}
-    lines = part.stop - part.start if choice == "one" else values["n"]
-    lanes = 1 if matrix.form.bits == 32 else LANES
-
-    def made(rows: int) -> Work:
-        text = product_kernel(matrix.form, binder.dot, rows, choice, own)
-        grid = Grid(-(-lines // lanes), rows, values["inner"], values["slots"])
-        return Work(text, (values,), grid, step.tail, _beside(part))
-
-    if matrix.form.bits == 32 or choice == "experts":
-        return made(1)
-    return replace(made(1), many=made(MANY))
-
-
-def _embed(binder: Binder, step: Step) -> list[Work]:
-    matrix, out = binder.matrix(step, "table"), step.outputs[0]
-    text = embed_kernel(matrix.form, binder.dot)
-    works = []
-    for part in matrix.parts:
-        values = {
-            **_words(matrix, part), "start": part.start, "stop": part.stop, "n": matrix.width,
-            "vocabulary": matrix.height, "out": binder.at(out),
-        }  # fmt: skip
-        lines = matrix.width if matrix.form.bits == 32 else matrix.groups
-        grid = Grid(-(-lines // LANES))
-        works.append(Work(text, (values,), grid, step.tail, _beside(part)))
-    return works
 
 
 CHOSEN = """
@@ -224,10 +136,9 @@ def _recurrence(binder: Binder, step: Step) -> list[Work]:
 
 
 MAKERS: Mapping[type, Callable[[Binder, Step], list[Work]]] = {
-    ops.MatMul: _product,
-    ops.HeadMatMul: _product,
-    ops.ExpertMatMul: _product,
-    ops.EmbedRows: _embed,
+    ops.HeadMatMul: stack_products,
+    ops.ExpertMatMul: stack_products,
+    ops.EmbedRows: embed_rows,
     Spread: _spread,
     ops.ChooseBlocks: _choose,
     ops.CausalConv: _conv,
@@ -237,6 +148,8 @@ MAKERS: Mapping[type, Callable[[Binder, Step], list[Work]]] = {
 """How each wide step becomes dispatches."""
 
 
-def dispatches(binder: Binder, step: Step) -> list[Work]:
-    """The dispatches of a wide step."""
-    return MAKERS[type(step.op)](binder, step)
+def dispatches(binder: Binder, group: tuple[Step, ...]) -> list[Work]:
+    """The dispatches of a wide step, or of products of one row with neighbouring matrices."""
+    if isinstance(group[0].op, ops.MatMul):
+        return matrix_products(binder, group)
+    return MAKERS[type(group[0].op)](binder, group[0])

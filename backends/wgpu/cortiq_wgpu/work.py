@@ -41,7 +41,8 @@ class Work:
     Attributes
     ----------
     values : of each stage's parameters. buffers : by the kernel's names, those of this dispatch
-    alone; pool : the slot whose memory it sees. many : used instead for many rows, if there is one.
+    alone; pool : the slot whose memory it sees. some, many : used
+    instead for a few rows, and for many, where there is one.
     given : the value whose rows it admits, where rows bring it. begin : the first of a sequence's
     rows (of a row's runs of keys) that it is about; without any it is left out.
     """
@@ -55,6 +56,7 @@ class Work:
     label: str = ""
     nodes: frozenset[str] = frozenset()
     outputs: tuple[str, ...] = ()
+    some: Work | None = None
     many: Work | None = None
     given: str | None = None
     begin: int = 0

@@ -5,6 +5,10 @@
 
 var<workgroup> lanes: array<f32, 256>;
 
+fn target_of(row: u32, slot: u32, n: u32) -> u32 {
+  {{TARGET}}
+}
+
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local: vec3u) {
   zero = m[0];
@@ -28,6 +32,6 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
     if (lane < half) { lanes[lane] = add(lanes[lane], lanes[lane + half]); }
   }
   if (lane == 0u) {
-    x[$out + (row * $slots + slot) * $n + n] = canonical(lanes[0], row / $inner);
+    x[target_of(row, slot, n)] = canonical(lanes[0], row / $inner);
   }
 }

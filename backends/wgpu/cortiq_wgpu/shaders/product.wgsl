@@ -11,6 +11,10 @@ fn dot16(a: vec4u, b: vec4u) -> i32 {
   return dot4(a.x, b.x) + dot4(a.y, b.y) + dot4(a.z, b.z) + dot4(a.w, b.w);
 }
 
+fn target_of(row: u32, slot: u32, n: u32) -> u32 {
+  {{TARGET}}
+}
+
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local: vec3u) {
   zero = m[0];
@@ -34,8 +38,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
     let row = first + r;
     if (row < count) {
       let e = bitcast<i32>(q[records[r] + $size / 4u - 1u].x);
-      let at = $out + (row * $slots + slot) * $n + n;
-      x[at] = canonical(multiply(y[r], exp2_int(e)), row / $inner);
+      x[target_of(row, slot, n)] = canonical(multiply(y[r], exp2_int(e)), row / $inner);
     }
   }
 }

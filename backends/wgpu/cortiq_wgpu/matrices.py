@@ -1,0 +1,166 @@
+"""Dispatches of products and look-ups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from cortiq.ir import ops
+from cortiq_wgpu.binder import Binder
+from cortiq_wgpu.lower import Step
+from cortiq_wgpu.packing import Matrix, Part
+from cortiq_wgpu.products import embed_kernel, fast_kernel, product_kernel, tile_kernel
+from cortiq_wgpu.work import Grid, Work
+
+LANES = 64
+MANY = 8
+"""Rows that a lane takes where there are many."""
+FEW = 4
+"""Rows that a workgroup of `fast_kernel` takes, unless there is one."""
+OUTPUTS = 4
+"""Outputs that a workgroup of `fast_kernel` has."""
+TILE_ROWS, TILE_OUTPUTS = 64, 128
+PLACES = ("scale", "minimum", "sub_scale", "offset", "high")
+
+
+def _words(matrix: Matrix, part: Part) -> dict[str, int]:
+    """Where the stretches beside a matrix's codes begin."""
+    each = matrix.form.sub and -(-(matrix.width // matrix.form.sub) // 4)
+    block = matrix.form.block
+    blocks = -(-matrix.width // block) if block else 1
+    places = {name: part.places.get(name, 0) for name in PLACES}
+    return {**places, "sub_words": each, "blocks": blocks, "groups": matrix.groups}
+
+
+def _beside(part: Part) -> Mapping[str, object]:
+    return {"codes": part.codes} if part.side is None else {"codes": part.codes, "s": part.side}
+
+
+def _source(binder: Binder, name: str, matrix: Matrix) -> dict[str, int]:
+    """Where the rows are."""
+    if matrix.form.bits == 32:
+        return {"x": binder.at(name), "k": matrix.width}
+    record = binder.record(name)
+    return {"q": record["at"], "size": record["size"], "units": record["units"]}
+
+
+def matrix_products(binder: Binder, group: tuple[Step, ...]) -> list[Work]:
+    """Products of one value with matrices that lie one after the other."""
+    pairs = sorted(((binder.matrix(step, "weight"), step) for step in group),
+                   key=lambda pair: pair[0].base)  # fmt: skip
+    works: list[Work] = []
+    run: list[tuple[Matrix, Step]] = []
+    for matrix, step in pairs:
+        if run and run[-1][0].base + run[-1][0].height != matrix.base:
+            works += _run_products(binder, run)
+            run = []
+        run.append((matrix, step))
+    return works + _run_products(binder, run)
+
+
+def _run_products(binder: Binder, run: list[tuple[Matrix, Step]]) -> list[Work]:
+    """Products with neighbouring matrices: output n belongs to the value whose lines it is in."""
+    matrix, step = run[0]
+    source = step.inputs[0]
+    values = _source(binder, source, matrix)
+    values |= {"inner": binder.heads(source)[0], "slots": 1, "index": 0, "base": matrix.base}
+    end = 0
+    for number, (other, its) in enumerate(run):
+        values |= {f"first{number}": end, f"out{number}": binder.at(its.outputs[0]),
+                   f"width{number}": other.height}  # fmt: skip
+        end += other.height
+    values["n"] = end
+    works = []
+    for part in matrix.parts:
+        mine = {**values, **_words(matrix, part), "start": part.start, "stop": part.stop}
+        lines = min(part.stop, matrix.base + end) - max(part.start, matrix.base)
+        works.append(_best(binder, matrix, part, mine, (lines, len(run)), step.tail))
+    return works
+
+
+def _best(
+    binder: Binder,
+    matrix: Matrix,
+    part: Part,
+    values: dict[str, int],
+    size: tuple[int, int],
+    tail: bool,
+) -> Work:
+    """The product with a part of a matrix: for one row, and for more."""
+    (lines, targets), form, inner = size, matrix.form, values["inner"]
+    beside = _beside(part)
+
+    def plain(rows: int) -> Work:
+        text = product_kernel(form, binder.dot, rows, "one", targets=targets)
+        lanes = 1 if form.bits == 32 else LANES
+        return Work(text, (values,), Grid(-(-lines // lanes), rows, inner), tail, beside)
+
+    def fast(rows: int) -> Work:
+        text = fast_kernel(form, binder.dot, rows, targets)
+        return Work(text, (values,), Grid(-(-lines // OUTPUTS), rows, inner), tail, beside)
+
+    if form.bits == 32:
+        return plain(1)
+    if not binder.parallel:
+        return replace(plain(1), many=plain(MANY))
+    many = plain(MANY)
+    if form.bits == 8 and form.planes == 1 and not form.block:
+        grid = Grid(-(-lines // TILE_OUTPUTS), TILE_ROWS, inner)
+        many = Work(tile_kernel(binder.dot, targets), (values,), grid, tail, beside)
+    return replace(fast(1), some=fast(FEW), many=many)
+
+
+def stack_products(binder: Binder, step: Step) -> list[Work]:
+    """Products of a row and a matrix a head, or the matrices of chosen experts."""
+    source, out, op = step.inputs[0], step.outputs[0], step.op
+    matrix = binder.matrix(step, "weight")
+    choice, slots, own, index = "heads", binder.type_of(out).shape[0], True, 0
+    if isinstance(op, ops.ExpertMatMul):
+        choice, index = "experts", binder.at(step.inputs[1])
+        own = len(binder.type_of(source).shape) > 1
+    height = binder.heads(out)[1]
+    values = _source(binder, source, matrix)
+    values |= {"n": height, "inner": 1, "slots": slots, "index": index, "base": 0}
+    values |= {"first0": 0, "out0": binder.at(out), "width0": height}
+    return [
+        _stacked(binder, matrix, part, {**values, **_words(matrix, part)}, (choice, own), step.tail)
+        for part in matrix.parts
+    ]
+
+
+def _stacked(
+    binder: Binder,
+    matrix: Matrix,
+    part: Part,
+    values: dict[str, int],
+    how: tuple[str, bool],
+    tail: bool,
+) -> Work:
+    """The products with a part of a stack."""
+    values |= {"start": part.start, "stop": part.stop}
+    lanes = 1 if matrix.form.bits == 32 else LANES
+
+    def made(rows: int) -> Work:
+        text = product_kernel(matrix.form, binder.dot, rows, *how)
+        grid = Grid(-(-values["n"] // lanes), rows, 1, values["slots"])
+        return Work(text, (values,), grid, tail, _beside(part))
+
+    if matrix.form.bits == 32 or how[0] == "experts":
+        return made(1)
+    return replace(made(1), many=made(MANY))
+
+
+def embed_rows(binder: Binder, step: Step) -> list[Work]:
+    """The row's token in a table."""
+    matrix, out = binder.matrix(step, "table"), step.outputs[0]
+    text = embed_kernel(matrix.form, binder.dot)
+    works = []
+    for part in matrix.parts:
+        values = {
+            **_words(matrix, part), "start": part.start, "stop": part.stop, "n": matrix.width,
+            "vocabulary": matrix.height, "out": binder.at(out),
+        }  # fmt: skip
+        lines = matrix.width if matrix.form.bits == 32 else matrix.groups
+        grid = Grid(-(-lines // LANES))
+        works.append(Work(text, (values,), grid, step.tail, _beside(part)))
+    return works
