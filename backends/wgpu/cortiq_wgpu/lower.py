@@ -176,9 +176,10 @@ class Lowering:
             inputs = []
             for name in step.inputs:
                 copy = self._copy_of(name)
-                if copy != name and copy not in known:
-                    known.add(copy)
-                    done.append(Step(Gather(), (copy.removesuffix(TAIL),), (copy,), tail=True))
+                whole = self.root(copy)
+                if copy != name and whole not in known:
+                    known.add(whole)
+                    done.append(Step(Gather(), (whole.removesuffix(TAIL),), (whole,), tail=True))
                 inputs.append(copy)
             done.append(replace(step, inputs=tuple(inputs)))
         return done
@@ -191,7 +192,7 @@ class Lowering:
         if root != name:
             self.types[root + TAIL] = self.types[root]
             self.aliases[name + TAIL] = root + TAIL
-        return root + TAIL
+        return name + TAIL
 
     def _ordered(self, steps: list[Step]) -> list[tuple[Step, ...]]:
         """All wide steps that are ready, then all stages that are ready, and again."""
