@@ -9,7 +9,8 @@ from cortiq.ir import ops
 from cortiq_wgpu.binder import Binder
 from cortiq_wgpu.lower import Step
 from cortiq_wgpu.packing import Matrix, Part
-from cortiq_wgpu.products import embed_kernel, fast_kernel, product_kernel, tile_kernel
+from cortiq_wgpu.products import embed_kernel, product_kernel
+from cortiq_wgpu.streams import fast_kernel, tile_kernel
 from cortiq_wgpu.work import Grid, Work
 
 LANES = 64

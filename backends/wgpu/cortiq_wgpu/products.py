@@ -49,7 +49,8 @@ def _zero_point(form: Form) -> str:
     return f"return ((v | {top}) - vec4u({form.zero * WORD:#x}u)) ^ {top};"
 
 
-def _codes(form: Form) -> dict[str, str]:
+def code_parts(form: Form) -> dict[str, str]:
+    """What `codes.wgsl` is filled with."""
     return {"UNPACK": _unpack(form), "ZERO_POINT": _zero_point(form)}
 
 
@@ -87,7 +88,7 @@ def _row_sums(form: Form) -> str:
   }}"""
 
 
-def _scaled(form: Form, half: str) -> str:
+def sub_scale(form: Form, half: str) -> str:
     """The sub-scale of a half of a group."""
     if not form.scaled:
         return "1"
@@ -95,7 +96,8 @@ def _scaled(form: Form, half: str) -> str:
     return f"signed_byte($sub_scale + line * $sub_words, {index})"
 
 
-def _offset(form: Form, half: str) -> str:
+def sub_offset(form: Form, half: str) -> str:
+    """The factor of a minimum in a half of a group."""
     if not form.offset:
         return "1"
     index = "g" if form.sub == 32 else f"2u * g + {'0u' if half == 'a' else '1u'}"
@@ -107,7 +109,7 @@ def _block_sums(form: Form) -> str:
     each = form.block // 32
     lows, low_sum, low_term = "", "", ""
     if form.minima:
-        lows = f"let oa = {_offset(form, 'a')};\n        let ob = {_offset(form, 'b')};"
+        lows = f"let oa = {sub_offset(form, 'a')};\n        let ob = {sub_offset(form, 'b')};"
         low_sum = """
           let sums = q[records[r] + 2u * units + g / 2u];
           let odd = (g & 1u) != 0u;
@@ -127,8 +129,8 @@ def _block_sums(form: Form) -> str:
       for (var r = 0u; r < ROWS; r++) {{ hh[r] = 0; ll[r] = 0; jj[r] = 0; }}
       for (var g = block * {each}u; g < min(block * {each}u + {each}u, $groups); g++) {{
         let c = codes_of(line, g, 0u);
-        let sa = {_scaled(form, "a")};
-        let sb = {_scaled(form, "b")};
+        let sa = {sub_scale(form, "a")};
+        let sb = {sub_scale(form, "b")};
         {lows}
         for (var r = 0u; r < ROWS; r++) {{
           let at = records[r] + 2u * g;
@@ -146,7 +148,7 @@ def _block_sums(form: Form) -> str:
   }}"""
 
 
-def _target(targets: int) -> str:
+def target_text(targets: int) -> str:
     """Where output n of a row goes: to the value whose lines it is in."""
     at = "return $out{i} + (row * $slots + slot) * $width{i} + n - $first{i};"
     lines = [
@@ -168,144 +170,12 @@ def product_kernel(
         outputs are parted into.
     """
     record = "(row * $slots + slot)" if own_rows else "row"
-    parts = {"CHOICE": CHOICES[choice], "RECORD": record, "TARGET": _target(targets)}
+    parts = {"CHOICE": CHOICES[choice], "RECORD": record, "TARGET": target_text(targets)}
     if form.bits == 32:
         return kernel("float_product", dot, parts)
     blocks = _block_sums(form) if form.block else _row_sums(form)
-    parts |= {"ROWS": str(rows), "BLOCKS": blocks, **_codes(form)}
+    parts |= {"ROWS": str(rows), "BLOCKS": blocks, **code_parts(form)}
     return kernel("product", dot, parts, ("codes",))
-
-
-def tile_kernel(dot: str, targets: int) -> Kernel:
-    """The product of many rows with a matrix of bytes under a scale a line."""
-    cells = [(i, j) for i in range(4) for j in range(8)]
-    declared = " ".join(f"var h{i}{j} = 0; var l{i}{j} = 0;" for i, j in cells)
-    sums = []
-    for i, j in cells:
-        code, row = f"c{j // 4}.{'xyzw'[j % 4]}", "xyzw"[i]
-        sums.append(f"h{i}{j} += dot4(h.{row}, {code}); l{i}{j} += dot4(l.{row}, {code});")
-    finished = [f"finish(row + {i}u, n + {j}u, h{i}{j}, l{i}{j});" for i, j in cells]
-    parts = {
-        "TARGET": _target(targets), "DECLARED": declared, "SUMS": "\n      ".join(sums),
-        "FINISHED": "\n  ".join(finished),
-    }  # fmt: skip
-    return kernel("tile", dot, parts)
-
-
-def _streamed_rows(form: Form) -> str:
-    """Sums over whole lines: a lane takes every 64th stretch of 16 columns."""
-    two = form.planes == 2
-    names = ("hh", "mid", "ll") if two else ("hh", "ll")
-    declared = "\n  ".join(f"var {name}: array<vec4i, ROWS>;" for name in names)
-    loads = "\n    ".join(
-        f"let {name}{k} = codes[(lines[{k}] * {form.planes}u + {plane}u) * units + u];"
-        for plane, name in enumerate("cd"[: form.planes])
-        for k in range(4)
-    )
-
-    def dots(name: str, row: str) -> str:
-        return f"vec4i({', '.join(f'dot16({name}{k}, {row})' for k in range(4))})"
-
-    sums = [f"hh[r] += {dots('c', 'high')};"]
-    if two:
-        sums.append(f"mid[r] += {dots('d', 'high')} + {dots('c', 'low')};")
-    sums.append(f"ll[r] += {dots('d' if two else 'c', 'low')};")
-    totals = "\n    ".join(f"let t_{name} = total_of(lane, {name}[r]);" for name in names)
-    picked = ", ".join(f"t_{name}[lane % 4u]" for name in names)
-    rounded = f"round_{'three' if two else 'two'}_planes({picked})"
-    return f"""{declared}
-  for (var u = lane; u < units; u += LANES) {{
-    {loads}
-    for (var r = 0u; r < ROWS; r++) {{
-      let high = q[records[r] + u];
-      let low = q[records[r] + units + u];
-      {" ".join(sums)}
-    }}
-  }}
-  for (var r = 0u; r < ROWS; r++) {{
-    {totals}
-    y[r] = multiply({rounded}, from_bits(s[$scale + lines[lane % 4u]]));
-  }}"""
-
-
-def _group_sums(form: Form) -> str:
-    """A function: the integers of a group of 32 columns."""
-    low = ""
-    if form.minima:
-        low = f"""
-  let sums = q[record + 2u * units + g / 2u];
-  let odd = (g & 1u) != 0u;
-  jj = {_offset(form, "a")} * bitcast<i32>(select(sums.x, sums.z, odd));
-  jj += {_offset(form, "b")} * bitcast<i32>(select(sums.y, sums.w, odd));"""
-    return f"""
-fn group_sums(line: u32, g: u32, record: u32, units: u32) -> vec4i {{
-  let c = codes_of(line, g, 0u);
-  let sa = {_scaled(form, "a")};
-  let sb = {_scaled(form, "b")};
-  let at = record + 2u * g;
-  let hh = sa * dot16(c.a, q[at]) + sb * dot16(c.b, q[at + 1u]);
-  let ll = sa * dot16(c.a, q[at + units]) + sb * dot16(c.b, q[at + units + 1u]);
-  var jj = 0;{low}
-  return vec4i(hh, ll, jj, 0);
-}}
-
-fn term_of(line: u32, block: u32, sums: vec4i) -> f32 {{
-  let at = line * $blocks + block;
-  let term = multiply(round_two_planes(sums.x, sums.y), from_bits(s[$scale + at]));
-  {"return term;" if not form.minima else _LOW_TERM}
-}}
-"""
-
-
-_LOW_TERM = "return add(term, multiply(round_int32(sums.z), from_bits(s[$minimum + at])));"
-
-
-def _streamed_blocks(form: Form) -> str:
-    """Blocks side by side, 64 groups at a time; their terms added up in order."""
-    if form.block == 32:
-        put = "terms[k * 64u + lane] = select(0.0, term_of(lines[k], g, sums), g < $groups);"
-        fold = """var run = 0.0;
-        for (var i = 0u; i < 8u; i++) { run = add(run, terms[lane * 8u + i]); }
-        runs[lane] = run;"""
-        end = "for (var j = 0u; j < 8u; j++) { y[r] = add(y[r], runs[lane * 8u + j]); }"
-    else:
-        put = "parts[k * 64u + lane] = sums;"
-        fold = """var sums = vec4i(0);
-        for (var i = 0u; i < 8u; i++) { sums += parts[lane * 8u + i]; }
-        let block = g0 / 8u + lane % 8u;
-        runs[lane] = select(0.0, term_of(lines[lane / 8u], min(block, $blocks - 1u), sums),
-          block < $blocks);"""
-        end = """var run = 0.0;
-        for (var j = 0u; j < 8u; j++) { run = add(run, runs[lane * 8u + j]); }
-        y[r] = add(y[r], run);"""
-    return f"""for (var g0 = 0u; g0 < $groups; g0 += LANES) {{
-    let g = g0 + lane;
-    for (var r = 0u; r < ROWS; r++) {{
-      for (var k = 0u; k < 4u; k++) {{
-        var sums = vec4i(0);
-        if (g < $groups) {{ sums = group_sums(lines[k], g, records[r], units); }}
-        {put}
-      }}
-      workgroupBarrier();
-      if (lane < 32u) {{
-        {fold}
-      }}
-      workgroupBarrier();
-      if (lane < 4u) {{
-        {end}
-      }}
-    }}
-  }}"""
-
-
-def fast_kernel(form: Form, dot: str, rows: int, targets: int) -> Kernel:
-    """The product of a few rows with a matrix, whose words are read side by side."""
-    parts = {"ROWS": str(rows), "TARGET": _target(targets), **_codes(form)}
-    if not form.block:
-        text = {"SUMS": _streamed_rows(form), "FUNCTIONS": ""}
-        return kernel("fast", dot, parts | text, ("codes",))
-    text = {"SUMS": _streamed_blocks(form), "FUNCTIONS": _group_sums(form)}
-    return kernel("fast", dot, parts | text, ("codes",))
 
 
 def embed_kernel(form: Form, dot: str) -> Kernel:
@@ -333,5 +203,5 @@ def embed_kernel(form: Form, dot: str) -> Kernel:
             low = f"signed_byte($offset + line * $sub_words, k / {form.sub}u)"
         value += f"\n    let low = multiply(f32({low}), from_bits(s[$minimum + {at}]));"
         value += "\n    value = add(value, low);"
-    parts = {"SECOND": second, "CODE": code, "VALUE": value, **_codes(form)}
+    parts = {"SECOND": second, "CODE": code, "VALUE": value, **code_parts(form)}
     return kernel("embed", dot, parts, ("codes",))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cortiq.backend import ExportedState
+from cortiq.backend.windows import first_seen
 from cortiq.errors import RequestError
 from cortiq.ir import KVRows, Recurrent, Ring
 from cortiq_wgpu import layout
@@ -23,10 +24,10 @@ class Snapshot:
     """What a sequence held; its pages are given back when nobody refers to it any more."""
 
     def __init__(
-        self, pools: Pools, pages: list[int], block: int, of: tuple[list[int], dict, dict]
+        self, pools: Pools, pages: list[int], block: int, of: tuple[list[int], dict, dict, dict]
     ) -> None:
         self.pools, self.pages, self.block = pools, pages, block
-        self.tokens, self.lengths, self.floors = of
+        self.tokens, self.lengths, self.floors, self.bases = of
         blocks = [block] if block >= 0 else []
         self._ending = weakref.finalize(self, _drop, pools, pages, blocks)
 
@@ -46,7 +47,8 @@ class WgpuState:
     ----------
     owner : the executable it belongs to. alive : not any more once it was released.
     pages : numbers of its pages. block : of its rings and recurrent states, −1 for none yet.
-    floors : by ring, the first position whose row is still there.
+    floors : by ring, the first position whose row is still there. bases : by slot of keys and
+    values the first row that is there, where what was imported lacked those behind a window.
     """
 
     def __init__(self, owner: WgpuExecutable, limit: int) -> None:
@@ -63,6 +65,7 @@ class WgpuState:
         self.pools = self.owner.pools
         self.tokens: list[int] = []
         self.lengths = dict.fromkeys(self.owner.program.graphs, 0)
+        self.bases = {n: 0 for n, slot in self.pools.slots.items() if isinstance(slot, KVRows)}
         self.floors = {n: 0 for n, slot in self.pools.slots.items() if isinstance(slot, Ring)}
 
     def _give_back(self) -> None:
@@ -145,12 +148,17 @@ class WgpuState:
         slot = self.pools.slots[name]
         if isinstance(slot, Ring):
             return max(0, length - slot.length) >= self.floors[name]
-        return length == before or not isinstance(slot, Recurrent)
+        if isinstance(slot, KVRows):
+            seen = first_seen(length, self.owner.extent(name).window)
+            return length == before or seen >= self.bases[name]
+        return length == before
 
     def _go(self, name: str, length: int) -> None:
         slot = self.pools.slots[name]
         if isinstance(slot, Ring):
             self.floors[name] = min(self.floors[name], length)
+        elif isinstance(slot, KVRows):
+            self.bases[name] = min(self.bases[name], length)
         elif isinstance(slot, Recurrent) and length == 0 and self.block >= 0:
             self.pools.write(name, self.block, np.zeros(slot.shape, np.uint32))
 
@@ -163,8 +171,8 @@ class WgpuState:
         pages = self.pools.pages.share(self._used())
         return Snapshot(self.pools, pages, block, self._facts())
 
-    def _facts(self) -> tuple[list[int], dict, dict]:
-        return list(self.tokens), dict(self.lengths), dict(self.floors)
+    def _facts(self) -> tuple[list[int], dict, dict, dict]:
+        return list(self.tokens), dict(self.lengths), dict(self.floors), dict(self.bases)
 
     def restore(self, snapshot: Any) -> None:
         """Become what the snapshot was taken of."""
@@ -181,7 +189,7 @@ class WgpuState:
         self._give_back()
         self.pages, self.block = pages, block
         self.tokens, self.lengths = list(snapshot.tokens), dict(snapshot.lengths)
-        self.floors = dict(snapshot.floors)
+        self.floors, self.bases = dict(snapshot.floors), dict(snapshot.bases)
         if self.owner.free_bytes() < 0:
             self.clear()
             raise RequestError(NO_MEMORY, hint="Release another first.")
@@ -207,8 +215,10 @@ class WgpuState:
         for name, slot in self.pools.slots.items():
             rows = lengths.get(name, 0)
             if isinstance(slot, KVRows):
-                pages = [self.pools.read(name, page) for page in self.pages[: -(-rows // TILE)]]
-                slots[name] = layout.planes_of(slot, pages, rows)
+                base = self.bases[name]
+                there = self.pages[base // TILE : -(-rows // TILE)]
+                pages = [self.pools.read(name, page) for page in there]
+                slots[name] = layout.planes_of(slot, pages, rows - base)
             elif isinstance(slot, Ring):
                 words = self.pools.read(name, self.block) if self.block >= 0 else None
                 slots[name] = layout.ring_rows(slot, words, rows)
@@ -229,7 +239,9 @@ class WgpuState:
             rows = lengths.get(name, 0)
             given: Any = exported.slots[name]
             if isinstance(slot, KVRows):
-                for page, words in zip(self.pages, layout.pages_of(slot, given), strict=False):
+                base = self.bases[name] = given.base(rows)
+                there = self.pages[base // TILE :]
+                for page, words in zip(there, layout.pages_of(slot, given), strict=False):
                     self.pools.write(name, page, words)
             elif self.block >= 0 and isinstance(slot, Ring):
                 self.floors[name] = max(0, rows - slot.length)
