@@ -9,7 +9,6 @@ from typing import Any
 from cortiq.dialects.splitter import Splitter
 from cortiq.engine.output import TokenLogprobs
 from cortiq.errors import RequestError
-from cortiq.options import GenerateOptions
 from cortiq.runtime.chat import chat_ids
 from cortiq.runtime.request import Request, make_request
 from cortiq.serve.errors import invalid, too_long
@@ -90,7 +89,7 @@ def read_chat(served: Served, fields: Fields, answer_tokens: int) -> Asked:
     if form is not None and wanted.options.ignore_eos:
         raise invalid("'ignore_eos' cannot be with a form that the answer must have.", "ignore_eos")
     opened = _opened(served, ids)
-    requests = _requests(served, [ids], wanted)
+    requests = _requests(served, [ids], wanted, "messages")
     if form is not None:
         requests = [replace(request, masks=form(ids, opened)) for request in requests]
     return Asked(served, wanted, requests, tools, opened)
@@ -128,7 +127,7 @@ def read_text(served: Served, fields: Fields) -> Asked:
     ids = [tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
     texts = [p if isinstance(p, str) else tokenizer.decode(p) for p in prompts] if echo else []
     echoed = [text for text in texts for _ in range(wanted.n)]
-    return Asked(served, wanted, _requests(served, ids, wanted), echo=echoed)
+    return Asked(served, wanted, _requests(served, ids, wanted, "prompt"), echo=echoed)
 
 
 def read_prompts(fields: Fields, name: str) -> list[str | list[int]]:
@@ -146,28 +145,26 @@ def _are_ids(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
 
-def _requests(served: Served, prompts: Sequence[Sequence[int]], wanted: Wanted) -> list[Request]:
-    """One request for each choice of each prompt."""
-    made = []
+def _requests(
+    served: Served, prompts: Sequence[Sequence[int]], wanted: Wanted, param: str
+) -> list[Request]:
+    """One request for each choice of each prompt.
+
+    Parameters
+    ----------
+    param : the field that the prompts come from.
+    """
+    model, made = served.model, []
     for ids in prompts:
-        first = _request(served, ids, wanted.options)
-        first = replace(
-            first,
-            top_logprobs=wanted.top_logprobs,
-            shown_ids=served.shown_ids,
-        )
+        if len(ids) >= model.context:
+            raise too_long(len(ids), model.context, param)
+        try:
+            first = make_request(ids, wanted.options, model.program, model.eos_ids)
+        except RequestError as error:
+            raise invalid(str(error), error.where) from None
+        first = replace(first, top_logprobs=wanted.top_logprobs, shown_ids=served.shown_ids)
         made += [replace(first, choice=choice) for choice in range(wanted.n)]
     return made
-
-
-def _request(served: Served, ids: Sequence[int], options: GenerateOptions) -> Request:
-    model = served.model
-    if len(ids) >= model.context:
-        raise too_long(len(ids), model.context)
-    try:
-        return make_request(ids, options, model.program, model.eos_ids)
-    except RequestError as error:
-        raise invalid(str(error), error.where) from None
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:

@@ -83,5 +83,5 @@ def read_embeddings(served: Served, fields: Fields) -> Texts:
     ids = [model.ids(prompt) for prompt in prompts]
     for one in ids:
         if len(one) > model.context:
-            raise too_long(len(one), model.context)
+            raise too_long(len(one), model.context, "input")
     return Texts(served, ids, options, encoding)

@@ -37,18 +37,24 @@ class ApiError(Exception):
 INVALID = "invalid_request_error"
 
 
+def queue_full(waiting: int) -> ApiError:
+    """A request too many."""
+    message = f"{waiting} requests are waiting: try again when some have ended."
+    return ApiError(429, message, "queue_full")
+
+
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """A request that says something that cannot be (400)."""
     return ApiError(400, message, code, param)
 
 
-def too_long(prompt: int, context: int) -> ApiError:
-    """A prompt that leaves no room to answer."""
+def too_long(prompt: int, context: int, param: str) -> ApiError:
+    """A prompt that leaves no room to answer, in this field."""
     message = (
         f"This model's maximum context length is {context} tokens, and the prompt has {prompt}; "
         "at least one is needed for the answer."
     )
-    return ApiError(400, message, "context_length_exceeded", "messages")
+    return ApiError(400, message, "context_length_exceeded", param)
 
 
 def as_api_error(error: BaseException) -> ApiError:

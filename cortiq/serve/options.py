@@ -34,7 +34,7 @@ class ServeOptions(OptionSet):
         16, "Ended sequences kept, for prompts that begin like them; 0 keeps none.", int, least=0
     )
     kept_bytes: int = option(
-        1 << 30, "Memory that kept sequences may take, in bytes.", int, least=0
+        1 << 30, "Memory that kept sequences may take, in bytes; 0 for no limit.", int, least=0
     )
     draft: str = option("off", "Drafter of tokens to verify together, as of `generate`.")
     body_bytes: int = option(4 << 20, "Largest request body, in bytes.", int, least=1024)

@@ -17,7 +17,7 @@ from cortiq.engine.engine import Engine
 from cortiq.engine.line import EngineOptions
 from cortiq.errors import BackendError
 from cortiq.runtime.model import Model
-from cortiq.serve.errors import ApiError
+from cortiq.serve.errors import queue_full
 from cortiq.serve.job import Job, Update
 
 LOG = logging.getLogger("cortiq.serve")
@@ -83,8 +83,11 @@ class Worker:
     def compute(self, task: Generator[Any, None, None]) -> asyncio.Future[Any]:
         """Advance an iterator between steps, one item at a time, as long as it yields None.
 
-        A future of what it yields then; cancelling it ends the iterator.
+        A future of what it yields then; cancelling it ends the iterator. ApiError (429) where too
+        many wait.
         """
+        if len(self._tasks) >= self._waiting:
+            raise queue_full(len(self._tasks))
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._orders.put(lambda: self._tasks.append((task, future)))
         return future
@@ -155,8 +158,7 @@ class Worker:
         places = engine.options.sequences - len(engine.running)
         waiting = len(engine.waiting) - max(0, places)
         if waiting >= self._waiting:
-            message = f"{waiting} requests are waiting: try again when some have ended."
-            raise ApiError(429, message, "queue_full")
+            raise queue_full(waiting)
 
     def _step(self) -> None:
         """One step; an error that ends every sequence is theirs, and the thread goes on."""

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
+
 import openai
 import pytest
 from serving import TEMPLATE, TINY, serving
 
 import cortiq
+from cortiq.errors import RequestError
+from cortiq.serve.served import served, system_fingerprint, unique
 
+OTHER = "synthetic:tiny-gemma3?seed=2"
 HELLO = [{"role": "user", "content": "hello"}]
 SEEDED = {"temperature": 2.0, "seed": 5, "presence_penalty": 2.0, "frequency_penalty": 2.0}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("serve")) as running:
+    more = ("--draft", "lookup", OTHER)  # which change no answer
+    with serving(tmp_path_factory.mktemp("serve"), *more) as running:
         yield running
 
 
@@ -79,3 +86,35 @@ def test_errors_are_of_the_classes_that_clients_look_for(client, kind, code, par
         client.chat.completions.create(**given)
     assert (caught.value.code, caught.value.param) == (code, param)
     assert ask(client, max_completion_tokens=1).usage.completion_tokens == 1
+
+
+def test_models_are_served_side_by_side(client, server):
+    assert [model.id for model in client.models.list()] == [TINY, OTHER]
+    assert client.models.retrieve(OTHER).system_fingerprint not in (None, fingerprint(client))
+    answers = {ask(client, model=name).choices[0].message.content for name in (TINY, OTHER)}
+    assert len(answers) == 2
+
+
+def fingerprint(client):
+    return ask(client, max_completion_tokens=1).system_fingerprint
+
+
+def test_the_fingerprint_is_the_same_on_every_backend(client, model):
+    with cortiq.load(TINY, context=512, backend="reference") as other:
+        assert system_fingerprint(other) == system_fingerprint(model) == fingerprint(client)
+
+
+def test_comments_tell_how_far_a_prompt_is(server):
+    body = {"model": TINY, "messages": [{"role": "user", "content": "a" * 400}], "max_tokens": 1}
+    request = urllib.request.Request(
+        f"{server.url}/v1/chat/completions", json.dumps({**body, "stream": True}).encode()
+    )
+    with urllib.request.urlopen(request) as answer:
+        lines = answer.read().decode().splitlines()
+    assert [line for line in lines if line.startswith(": prompt 256/4")]
+
+
+def test_two_models_of_one_name_are_refused(model):
+    made = served(model, None)
+    with pytest.raises(RequestError, match="two models are called"):
+        unique([made, made])

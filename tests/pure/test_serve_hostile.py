@@ -151,10 +151,11 @@ def test_who_stops_reading_is_given_up_with_its_work(server):
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", server.port))
-    connection.sendall(post({**LONG, "stream": True, "logprobs": True, "top_logprobs": 20}))
+    much = {"n": 4, "stream": True, "logprobs": True, "top_logprobs": 20}
+    connection.sendall(post({**LONG, **much}))
     line = server.request_after(before)
     connection.close()
-    assert "status=499" in line and int(re.search(r"new_tokens=(\d+)", line)[1]) < 3900
+    assert "status=499" in line and int(re.search(r"new_tokens=(\d+)", line)[1]) < 4 * 3900
     check_alive(server)
 
 
@@ -226,7 +227,8 @@ def test_any_object_gets_an_answer_or_a_client_error(server, path, fields, messa
 
 @pytest.mark.parametrize("patience", ["20", "0"])
 def test_told_to_end_it_finishes_what_it_has_time_for(tmp_path, patience):
-    with serving(tmp_path, "--context", "4096", "--drain-seconds", patience) as server:
+    more = ("--context", "4096", "--drain-seconds", patience, "--log-format", "json")
+    with serving(tmp_path, *more) as server:
         working = raw(server, post({**LONG, "max_tokens": 800, "stream": True}))
         working.recv(1)
         started = time.monotonic()
@@ -237,5 +239,7 @@ def test_told_to_end_it_finishes_what_it_has_time_for(tmp_path, patience):
         working.close()
         assert (b"data: [DONE]" in text) is (patience == "20")
         assert time.monotonic() - started < 15
+        line = next(made for made in map(json.loads, server.lines[2:]) if "status" in made)
+        assert line["path"] == CHAT and line["new_tokens"] <= 800
         with pytest.raises(OSError):
             raw(server)
