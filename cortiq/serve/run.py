@@ -18,6 +18,7 @@ from cortiq.serve.app import Service
 from cortiq.serve.options import ServeOptions
 
 KEEP_ALIVE_SECONDS = 15
+BACKLOG = 2048
 HEAD_BYTES = 64 << 10
 """Largest head of a request: its first line and headers."""
 
@@ -70,6 +71,7 @@ def listening(options: ServeOptions) -> socket.socket:
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((options.host, options.port))
+        made.listen(BACKLOG)  # from now on clients wait instead of being refused
     except OSError as error:
         made.close()
         where = f"{options.host}:{options.port}"
@@ -116,6 +118,7 @@ def serve(
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(options.drain_seconds),
         h11_max_incomplete_event_size=HEAD_BYTES,
+        backlog=BACKLOG,
     )
     # Uvicorn raises again what it was ended with; that has been answered by then.
     for number in (signal.SIGINT, signal.SIGTERM):
