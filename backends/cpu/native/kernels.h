@@ -64,7 +64,7 @@ typedef struct {
     float beta;
     int32_t rows, per_channel;
     int32_t columns; /* of the block of the state */
-    int32_t ahead;   /* whether the block behind is asked for: it is the next one */
+    int64_t ahead;   /* floats to the block that is likely the next, which is asked for; 0: none */
 } recurrence_row;
 
 /* Queries of one head group against tiles; see attention.c. */

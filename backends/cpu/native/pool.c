@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -36,6 +37,7 @@ struct cortiq_pool {
     int stop;
     int32_t threads;
     cortiq_job job;
+    int64_t passed;
     pthread_t *handles;
     cortiq_worker *workers;
     uint8_t *shared;
@@ -71,6 +73,15 @@ static void change(cortiq_pool *pool, counter *watched)
     pthread_mutex_unlock(&pool->mutex);
 }
 
+int64_t cortiq_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+int64_t cortiq_passed(const cortiq_worker *worker) { return worker->pool->passed; }
+
 void cortiq_barrier(cortiq_worker *worker)
 {
     cortiq_pool *pool = worker->pool;
@@ -83,6 +94,8 @@ void cortiq_barrier(cortiq_worker *worker)
         wait_change(pool, &pool->generation, generation);
         return;
     }
+    if (pool->job.nanoseconds)
+        pool->passed = cortiq_now();
     atomic_store(&pool->arrived.value, 0);
     atomic_store(&pool->ticket.value, 0);
     change(pool, &pool->generation);

@@ -12,6 +12,7 @@ enum { LINE = 16, TOGETHER = 8 };
 typedef struct {
     const cortiq_segment *segment;
     float *state;
+    int64_t ahead; /* floats to the block that is likely the next one of one row; 0: none */
     int32_t head, from, n;
 } block;
 
@@ -21,9 +22,9 @@ static void expect(const float *x, int64_t n)
     for (int64_t i = 0; i < n; i += LINE) __builtin_prefetch(x + i);
 }
 
-/* One row of the batch; `ahead`: the block behind is the next one. 1 on a fault. */
+/* One row of the batch; 1 on a fault. */
 static int advance(const cortiq_recurrence *a, const cortiq_kernels *kernels, const block *b,
-                   int32_t row, int ahead, float *faded)
+                   int32_t row, float *faded)
 {
     int32_t group = b->head / (a->heads / a->groups), rows = a->state_rows;
     int32_t decays = a->per_channel ? rows : 1;
@@ -32,7 +33,7 @@ static int advance(const cortiq_recurrence *a, const cortiq_kernels *kernels, co
     recurrence_row one = {
         .q = a->q + keys, .k = a->k + keys, .alpha = a->alpha + number * decays,
         .faded = a->delta ? faded : NULL, .beta = a->beta[number], .rows = rows,
-        .per_channel = a->per_channel, .columns = b->n, .ahead = ahead,
+        .per_channel = a->per_channel, .columns = b->n, .ahead = b->ahead,
     };
     if (row + 1 < b->segment->stop) { /* the next row's come while this one is computed */
         expect(one.q + more_keys, rows);
@@ -53,16 +54,15 @@ static int64_t marks_after(const cortiq_segment *s)
 }
 
 /* All rows of a segment. Marks that later ones of it replace are not taken. */
-static void advance_block(const cortiq_op *op, cortiq_worker *worker, const block *b, int last)
+static void advance_block(const cortiq_op *op, cortiq_worker *worker, const block *b)
 {
     const cortiq_recurrence *a = op->args;
     const cortiq_kernels *kernels = cortiq_kernels_of(worker->isa);
     const cortiq_segment *s = b->segment;
     int64_t size = (int64_t)a->heads * a->state_rows * a->columns;
     size_t bytes = sizeof(float) * (size_t)a->state_rows * (size_t)b->n;
-    int ahead = !last && s->stop - s->start == 1;
     for (int32_t row = s->start; row < s->stop; row++) {
-        if (advance(a, kernels, b, row, ahead, (float *)(void *)worker->scratch))
+        if (advance(a, kernels, b, row, (float *)(void *)worker->scratch))
             cortiq_fault(op, row);
         int64_t length = (int64_t)s->position + row - s->start + 1, mark = length / CORTIQ_MARK;
         if (a->keep && length % CORTIQ_MARK == 0 && mark + 1 >= marks_after(s))
@@ -95,8 +95,8 @@ static void keep_row(const cortiq_recurrence *a, int32_t row)
         memcpy(to, from[i] + row * widths[i], sizeof(float) * (size_t)widths[i]);
 }
 
-/* Block `number` of all segments'; `last` of those that a worker takes together. */
-static void take_block(const cortiq_op *op, cortiq_worker *worker, int32_t number, int last)
+/* Block `number` of all segments'; with one row a sequence that `jump` further is likely the next. */
+static void take_block(const cortiq_op *op, cortiq_worker *worker, int32_t number, int32_t jump)
 {
     const cortiq_recurrence *a = op->args;
     int32_t blocks = (a->columns + CORTIQ_COLUMNS - 1) / CORTIQ_COLUMNS, each = a->heads * blocks;
@@ -104,20 +104,26 @@ static void take_block(const cortiq_op *op, cortiq_worker *worker, int32_t numbe
     int32_t from = number % blocks * CORTIQ_COLUMNS, rest = a->columns - from;
     int64_t at = ((int64_t)head * a->columns + from) * a->state_rows;
     int32_t n = rest < CORTIQ_COLUMNS ? rest : CORTIQ_COLUMNS;
-    block taken = {&a->segments[segment], a->states[segment] + at, head, from, n};
-    advance_block(op, worker, &taken, last);
+    int expected = jump && number % each + jump < each;
+    block taken = {
+        .segment = &a->segments[segment], .state = a->states[segment] + at, .head = head,
+        .from = from, .n = n, .ahead = expected ? (int64_t)jump * n * a->state_rows : 0,
+    };
+    advance_block(op, worker, &taken);
 }
 
-/* With one row a sequence, blocks are taken some at a time: memory is read from front to back. */
+/* With one row a sequence, blocks are taken some at a time: memory is read from front to back, and
+ * the first of the next ones is where the workers are when each takes its turn. */
 static void recurrence_rows(const cortiq_op *op, cortiq_worker *worker)
 {
     const cortiq_recurrence *a = op->args;
     int32_t blocks = (a->columns + CORTIQ_COLUMNS - 1) / CORTIQ_COLUMNS;
     int32_t start, stop, rows = *op->rows, total = *a->segment_count * a->heads * blocks;
     int32_t grain = rows > *a->segment_count ? 1 : TOGETHER;
+    int32_t turn = 1 + (worker->threads - 1) * TOGETHER;
     while (cortiq_take(worker, total + (a->keep ? rows : 0), grain, &start, &stop))
         for (int32_t i = start; i < stop; i++)
-            if (i < total) take_block(op, worker, i, i + 1 == stop);
-            else keep_row(a, i - total);
+            if (i >= total) keep_row(a, i - total);
+            else take_block(op, worker, i, grain == 1 ? 0 : i + 1 < stop ? 1 : turn);
 }
 CORTIQ_REGISTER(CORTIQ_GATED_DELTA, recurrence_rows)

@@ -32,7 +32,7 @@ typedef struct {
 
 /* The term of row `at`, which lies here; the first `count` lanes are there. `ahead` floats further
  * lies what is read next (0: nothing). */
-INLINE vf row_term(recurrence_pass *p, int what, float *here, int at, int count, int ahead)
+INLINE vf row_term(recurrence_pass *p, int what, float *here, int at, int count, int64_t ahead)
 {
     vf y = f_load_part(here, count);
     int chain = at / 32 & 1;
@@ -60,7 +60,7 @@ INLINE vf halved(vf t[], int count)
 /* The sum over 128 rows of a block of 32 columns, of the vector at s: half of the lanes of a run are
  * there, those of the even places of MET. */
 enum { WIDE_ROWS = 128, WIDE_LANES = WIDE_ROWS / RUN };
-INLINE vf sum_of_wide_rows(recurrence_pass *pass, int what, float *s, int ahead)
+INLINE vf sum_of_wide_rows(recurrence_pass *pass, int what, float *s, int64_t ahead)
 {
     recurrence_pass p = *pass; /* in registers */
     vf runs[RUN];
@@ -113,7 +113,7 @@ INLINE vf pass_over(recurrence_pass *p, const recurrence_row *r, int what, float
                     int wide)
 {
     if (!wide) return sum_of_rows(p, what, s, r->rows, r->columns, count);
-    if (r->ahead) return sum_of_wide_rows(p, what, s, WIDE_ROWS * CORTIQ_COLUMNS);
+    if (r->ahead) return sum_of_wide_rows(p, what, s, r->ahead);
     return sum_of_wide_rows(p, what, s, 0);
 }
 

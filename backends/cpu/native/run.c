@@ -1,20 +1,10 @@
 /* Op lists: the table of kernels and the loop that every worker runs. */
-#define _POSIX_C_SOURCE 200809L
 #include "cortiq_native.h"
 #include "pool.h"
-
-#include <time.h>
 
 static cortiq_kernel kernels[CORTIQ_KINDS];
 
 void cortiq_register(int kind, cortiq_kernel kernel) { kernels[kind] = kernel; }
-
-static int64_t now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 static int is_alone(const cortiq_job *job, int32_t i)
 {
@@ -41,14 +31,21 @@ static void execute(const cortiq_job *job, int32_t i, cortiq_worker *worker)
         cortiq_barrier(worker);
 }
 
+/* When op i was done: the next one begins then. */
+static int64_t end_of(const cortiq_job *job, int32_t i, const cortiq_worker *worker)
+{
+    int passed = worker->threads > 1 && !(is_alone(job, i) && is_alone(job, i + 1));
+    return passed ? cortiq_passed(worker) : cortiq_now();
+}
+
 void cortiq_work(cortiq_worker *worker, const cortiq_job *job)
 {
     int timed = job->nanoseconds && worker->index == 0;
-    int64_t before = timed ? now() : 0;
+    int64_t before = timed ? cortiq_now() : 0;
     for (int32_t i = 0; i < job->count; i++) {
         execute(job, i, worker);
         if (timed) {
-            int64_t after = now();
+            int64_t after = end_of(job, i, worker);
             job->nanoseconds[i] = after - before;
             before = after;
         }
