@@ -6,13 +6,17 @@ from collections.abc import Sequence
 
 from cortiq.dialects import (
     deepseek,
+    gemma,
     glm,
+    granite,
     harmony,
     hermes,
+    hunyuan,
     kimi,
     llama,
     minimax,
     mistral,
+    nemotron,
     pythonic,
     qwen_xml,
 )
@@ -20,7 +24,8 @@ from cortiq.dialects.dialect import ToolDialect
 
 OWN = (
     qwen_xml.DIALECT, glm.DIALECT, hermes.DIALECT, minimax.DIALECT, mistral.DIALECT,
-    deepseek.DIALECT, kimi.DIALECT, pythonic.DIALECT, harmony.DIALECT, llama.DIALECT,
+    deepseek.DIALECT, kimi.DIALECT, pythonic.DIALECT, harmony.DIALECT, gemma.DIALECT,
+    nemotron.DIALECT, hunyuan.DIALECT, granite.DIALECT, llama.DIALECT,
 )  # fmt: skip
 """Our dialects; the first that fits a template is taken."""
 

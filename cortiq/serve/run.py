@@ -123,4 +123,7 @@ def serve(
     # Uvicorn raises again what it was ended with; that has been answered by then.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)
-    uvicorn.Server(config).run([listener])
+    try:
+        uvicorn.Server(config).run([listener])
+    finally:
+        service.stop()  # a second signal leaves at once; the models are closed next

@@ -37,6 +37,12 @@ WRITTEN = {
     '{"city": "Bern", "days": 3}<|call|>',
     "minimax": '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Bern'
     '</parameter>\n<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
+    "gemma": '<|tool_call>call:weather{city:<|"|>Bern<|"|>,days:3}<tool_call|>',
+    "nemotron": '<TOOLCALL>[{"name": "weather", "arguments": {"city": "Bern", "days": 3}}]'
+    "</TOOLCALL>",
+    "hunyuan": '<tool_calls>[{"name": "weather", "arguments": {"city": "Bern", "days": 3}}]'
+    "</tool_calls>",
+    "granite": '<|tool_call|>[{"name": "weather", "arguments": {"city": "Bern", "days": 3}}]',
 }
 DIALECTS = {dialect.name: dialect for dialect in OWN}
 
@@ -125,6 +131,13 @@ def test_types_of_arguments_come_from_the_schema():
     text = WRITTEN["qwen_xml"].replace("Bern", "3012")
     (call,) = split(text, dialect=DIALECTS["qwen_xml"])
     assert call.arguments == {"city": "3012", "days": 3}
+
+
+def test_gemmas_values_are_read_whole():
+    written = '{a:[1, <|"|>x, {y}<|"|>],<|"|>b c<|"|>: {d:true,e:null}, f:{}, g:-1.5e3}'
+    (call,) = DIALECTS["gemma"].parse(f"call:f{written}")
+    expected = {"a": [1, "x, {y}"], "b c": {"d": True, "e": None}, "f": {}, "g": -1500.0}
+    assert call == ToolCall("f", expected)
 
 
 def test_a_templates_own_words_name_its_dialect():

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 import urllib.request
 
 import openai
 import pytest
+from click.testing import CliRunner
 from serving import TEMPLATE, TINY, serving
 
 import cortiq
+from cortiq.cli.serve import serve
 from cortiq.errors import RequestError
+from cortiq.serve.options import ServeOptions
+from cortiq.serve.run import listening
 from cortiq.serve.served import served, system_fingerprint, unique
 
 OTHER = "synthetic:tiny-gemma3?seed=2"
@@ -118,3 +124,28 @@ def test_two_models_of_one_name_are_refused(model):
     made = served(model, None)
     with pytest.raises(RequestError, match="two models are called"):
         unique([made, made])
+
+
+def test_without_its_libraries_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("cortiq.cli.serve.find_spec", lambda name: None)
+    done = CliRunner().invoke(serve, [TINY])
+    assert done.exit_code == 1 and "pip install 'cortiq[serve]'" in str(done.exception)
+
+
+def test_an_address_that_is_taken_is_an_error_of_ours(server):
+    with pytest.raises(RequestError, match="cannot listen there"):
+        listening(ServeOptions(port=int(server.url.rpartition(":")[2])))
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path):
+    with serving(tmp_path, "--context", "4096") as other:
+        body = {"model": TINY, "prompt": "a", "max_tokens": 4000, "ignore_eos": True, "n": 8}
+        request = urllib.request.Request(
+            f"{other.url}/v1/completions", json.dumps({**body, "stream": True}).encode()
+        )
+        with urllib.request.urlopen(request) as answer:
+            answer.read(10)
+            other.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            other.process.send_signal(signal.SIGINT)
+            assert other.process.wait(10) == 0
