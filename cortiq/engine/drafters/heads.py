@@ -10,18 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
-from cortiq.backend import Argmax, Batch, Draw, Named, Row, State, Want
+from cortiq.backend import Argmax, Batch, Draw, Executable, Named, Row, State, Want
 from cortiq.engine.drafting import Draft, RowResult, Task
 from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.ir.heads import CHAIN, RECALLED, DraftHead
 from cortiq.numerics import sampling
+from cortiq.numerics.contract import F32
 from cortiq.runtime.blame import blamed_on, failure_hint, names_of
 from cortiq.runtime.sequence import check_outcome
 
+WARM: WeakSet[Executable] = WeakSet()
+"""Executables that have been asked for all that drafting asks for."""
 CHUNK_ROWS = 256
 """Rows of a prompt that a module is fed at a time."""
 LOGITS = Named("logits")
@@ -70,7 +74,9 @@ class HeadDrafting:
         ----------
         forced : for probes, ids that later drafts go on from in place of those drafted.
         """
-        self._catch_up(ids)
+        self._catch_up(ids, leave=CHUNK_ROWS - 1)
+        if self.head.style == CHAIN and self.task.executable not in WARM:
+            self._warm(ids)
         text, found = list(ids), []
         given: Mapping[str, Any] = {}
         for step in range(count if self.head.style == CHAIN else min(count, self.head.deepest)):
@@ -80,14 +86,42 @@ class HeadDrafting:
         self._forget_drafts(len(ids))
         return found
 
-    def _catch_up(self, ids: Sequence[int]) -> None:
-        """Feed every module its final rows but the newest, which a draft begins with."""
+    def _warm(self, ids: Sequence[int]) -> None:
+        """Feed a row that supplies its hidden row, and forget it.
+
+        Backends prepare for what they have not been asked for yet; that belongs in a sequence's
+        first round, which no account of times counts, and not in the first one of two drafts.
+        """
+        state, entry = self._state(), self.head.entries[0]
+        before = state.length(entry)
+        self._feed(0, ids, state.length(), (self._want(ids), self._output), self._given(None))
+        self._rewind(entry, before)
+        WARM.add(self.task.executable)
+
+    @property
+    def _output(self) -> Named:
+        return Named(self.head.output(0))
+
+    def _given(self, row: RowResult | None) -> Mapping[str, Any]:
+        """What a row of a chain is given in place of the trunk's: the output of the one before."""
+        graph = self.task.executable.program.graphs[self.head.entries[0]]
+        shape = graph.values[RECALLED].shape
+        given = np.zeros(shape, F32) if row is None else np.asarray(row[self._output])
+        return {RECALLED: given.reshape(shape)}
+
+    def _catch_up(self, ids: Sequence[int], leave: int = 0) -> None:
+        """Feed every module its final rows but the newest, which a draft begins with.
+
+        Parameters
+        ----------
+        leave : so many rows may be left to be fed with the draft's own.
+        """
         state = self._state()
         for depth, entry in enumerate(self.head.entries):
             stop = max(0, final_rows(len(ids), state.length(), depth) - 1)
             self._rewind(entry, stop)
-            for start in range(state.length(entry), stop, CHUNK_ROWS):
-                self._feed(depth, ids, min(start + CHUNK_ROWS, stop))
+            while state.length(entry) + leave < stop:
+                self._feed(depth, ids, min(state.length(entry) + CHUNK_ROWS, stop))
 
     def _state(self) -> State:
         """The target's sequence; in another one than before, rows may follow from other ids."""
@@ -108,13 +142,9 @@ class HeadDrafting:
         rows, want = self._state().length(), self._want(text)
         if self.head.style != CHAIN:
             return self._drawn(want, self._feed(step, text, rows, (want,)), text), {}
-        entry, output = self.head.entries[0], Named(self.head.output(0))
-        row = self._feed(0, text, rows + step, (want,) if last else (want, output), given)
-        token = self._drawn(want, row, text)
-        if last:
-            return token, {}
-        shape = self.task.executable.program.graphs[entry].values[RECALLED].shape
-        return token, {RECALLED: np.asarray(row[output]).reshape(shape)}
+        # The output is asked for by the last one too: backends prepare for each set of wants.
+        row = self._feed(0, text, rows + step, (want, self._output), given)
+        return self._drawn(want, row, text), {} if last else self._given(row)
 
     def _feed(
         self,

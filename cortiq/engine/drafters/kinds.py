@@ -94,10 +94,11 @@ MODEL = DrafterKind(
     "model", "a smaller model of the same tokens, and lookups", _model, "PATH", extra=EXTRA
 )
 MTP = DrafterKind(
-    "mtp", "the draft head in the model's file, and lookups", _head, extra=EXTRA, heads="mtp"
-)
+    "mtp", "the draft head in the model's file, and lookups", _head, limits=Limits(start=1),
+    extra=EXTRA, heads="mtp",
+)  # fmt: skip
 MIMO = DrafterKind(
-    "mimo", "MiMo's three draft layers, and lookups", _head, limits=Limits(deepest=3, start=3),
+    "mimo", "MiMo's three draft layers, and lookups", _head, limits=Limits(deepest=3, start=1),
     extra=EXTRA, heads="mimo",
 )  # fmt: skip
 OWN: Mapping[str, DrafterKind] = {kind.name: kind for kind in (LOOKUP, MODEL, MTP, MIMO)}

@@ -56,6 +56,11 @@ class Account:
         runs[at] += 1
         return replace(self, walls=tuple(walls), runs=tuple(runs))
 
+    def without_price(self, depth: int) -> Account:
+        """The account with a depth's price forgotten; its next round is timed at once."""
+        walls = [0.0 if k == depth else wall for k, wall in enumerate(self.walls, 1)]
+        return replace(self, walls=tuple(walls))
+
     def after_plain(self, position: int, seconds: float) -> Account:
         """After a plain token at this position."""
         return replace(

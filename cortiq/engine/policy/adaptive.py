@@ -13,6 +13,10 @@ from cortiq.engine.policy.trial import Decided, Monitor, Trial, Trying
 MORE, LESS = 0.75, 0.4
 """Shares of a round's drafts that hold above which depth grows, below which it shrinks."""
 SHARE_START, SHARE_WEIGHT = 0.6, 0.2
+STALE = 64
+"""Rounds after which the price of a depth that is not drafted any more is forgotten: one slow round
+must not rule a depth out for ever.
+"""
 DWELL = 6
 """Rounds that a depth chosen by price is kept."""
 
@@ -76,6 +80,7 @@ class AdaptiveDepth:
         self.trial = Trial(monitor=Monitor(enough=self.limits.enough))
         self.depth = self.limits.start
         self._share, self._dwell = SHARE_START, 0
+        self._rounds, self._timed_at = 0, dict[int, int]()
 
     def choose(self, generated: int, room: int) -> int:
         """Depth of the next round, 0 for a plain token."""
@@ -142,7 +147,16 @@ class AdaptiveDepth:
         self.account = self.account.after_drafts(own, held)
         if not round_.extended and self._timed(round_):
             self.account = self.account.after_round(own, self._wall(round_))
+            self._forget_stale(own)
         self._move(own, held, others)
+
+    def _forget_stale(self, now: int) -> None:
+        self._rounds += 1
+        self._timed_at[now] = self._rounds
+        for depth, wall in enumerate(self.account.walls, 1):
+            seen = self._timed_at.setdefault(depth, self._rounds)
+            if wall and self._rounds - seen > STALE:
+                self.account = self.account.without_price(depth)
 
     def _move(self, own: int, held: int, others: int) -> None:
         """The next depth: by price where that is known, by the share that holds elsewhere."""
