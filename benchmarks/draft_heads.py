@@ -3,7 +3,8 @@
 There is no small public model with a head, so one is fitted: the trunk is a Llama by formula whose
 attention is turned down, so that its text follows from the last tokens; the head's joining matrix
 is the least-squares map from (embedding of the next token, hidden row) to the next hidden row, over
-texts of the trunk's own, and its block adds nothing. A useless head is that of the formula: `auto` must notice.
+texts of the trunk's own, and its block adds nothing. A useless head is that of the formula: `auto`
+must notice.
 Everything is measured in turn in one run, by processor time, which a busy machine disturbs less;
 every text is compared with the plain one.
 """
