@@ -8,7 +8,8 @@ operations, and its transcendental functions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, SupportsFloat
+from functools import lru_cache
+from typing import Any, NamedTuple, SupportsFloat
 
 from cortiq.numerics import contract, quantise, scalar
 from cortiq_mlx.library import mx
@@ -17,6 +18,8 @@ MAGNITUDE = int(contract.MAGNITUDE_BITS)
 SMALLEST = int(contract.SMALLEST_BITS)
 LARGEST = int(contract.LARGEST_BITS)
 LARGEST_Q = quantise.LARGEST_CODE
+SMALL = 1 << 12
+"""Values of an array beside which constants are held in its own shape."""
 
 
 class Rows(NamedTuple):
@@ -36,48 +39,64 @@ class Faults:
 
     Attributes
     ----------
-    rows : how many. peak : int32 [rows], or None as long as nothing was snapped.
+    rows : how many. peaks : int32 [rows, 1], one of each snap.
     """
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
-        self.peak: mx.array | None = None
+        self.peaks: list[mx.array] = []
 
-    def see(self, peak: mx.array) -> None:
-        """Note bits of magnitudes [rows]."""
-        self.peak = peak if self.peak is None else mx.maximum(self.peak, peak)
+    def see(self, bits: mx.array) -> None:
+        """Note bits of magnitudes [rows, ...]."""
+        if bits.ndim > 2:
+            bits = bits.reshape(self.rows, -1)
+        self.peaks.append(bits.max(axis=-1, keepdims=True) if bits.ndim > 1 else bits[:, None])
 
     def seen(self) -> mx.array:
-        """The peak; something was snapped."""
-        assert self.peak is not None
-        return self.peak
+        """The largest of each row, int32 [rows]; something was snapped."""
+        return mx.concatenate(self.peaks, axis=1).max(axis=1)
 
     def see_some(self, peak: mx.array, concerned: mx.array) -> None:
         """Note those of some rows: bool [rows]."""
         self.see(mx.where(concerned, peak, 0))
 
 
+@lru_cache(maxsize=1 << 11)
+def _held(value: float, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    constant = mx.full(shape, value, dtype)
+    mx.eval(constant)
+    return constant
+
+
+def fixed(value: float, x: mx.array) -> Any:
+    """A constant beside x: held in x's shape if that is small, so that no node has to spread it.
+
+    A decode step is thousands of small operations, and what they cost is mostly their nodes.
+    """
+    return _held(value, tuple(x.shape), x.dtype) if x.size <= SMALL else value
+
+
 def magnitude_bits(x: mx.array) -> mx.array:
     """Bits of |x| as int32."""
-    return x.view(mx.int32) & MAGNITUDE
+    return mx.abs(x).view(mx.int32)
 
 
 def snap(y: mx.array, faults: Faults) -> mx.array:
     """Make y [rows, ...] canonical; `faults` sees the magnitudes of each row."""
     bits = magnitude_bits(y)
-    faults.see(bits.reshape(faults.rows, -1).max(axis=1))
+    faults.see(bits)
     # One unsigned comparison: below 2⁻⁴⁰ the difference wraps to a large word.
-    kept = (bits - SMALLEST).view(mx.uint32) < LARGEST - SMALLEST
-    return mx.where(kept, y, 0.0)
+    above = (bits - fixed(SMALLEST, bits)).view(mx.uint32)
+    return mx.where(above < fixed(LARGEST - SMALLEST, above), y, fixed(0.0, y))
 
 
 def exp2_int(n: mx.array) -> mx.array:
     """2ⁿ of int32 n, −126 ≤ n ≤ 127, built from bits."""
-    return ((n + 127) << 23).view(mx.float32)
+    return ((n + fixed(127, n)) << fixed(23, n)).view(mx.float32)
 
 
 def canonical_sum(x: mx.array) -> mx.array:
-    """Sum over the last axis in the contract's order: 256 lanes, then halves."""
+    """Sum over the last axis, which stays, in the contract's order: 256 lanes, then halves."""
     missing = -x.shape[-1] % contract.LANES
     if missing:
         x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
@@ -87,42 +106,44 @@ def canonical_sum(x: mx.array) -> mx.array:
     while lanes.shape[-1] > 1:
         low, high = mx.split(lanes, 2, axis=-1)
         lanes = low + high
-    return lanes[..., 0]
+    return lanes
 
 
 def canonical_mean(x: mx.array) -> mx.array:
     """The sum times RN(1/n), which the host computes."""
-    return canonical_sum(x) * float(contract.F32(1) / contract.F32(x.shape[-1]))
+    total = canonical_sum(x)
+    return total * fixed(float(contract.F32(1) / contract.F32(x.shape[-1])), total)
 
 
 def inverse(x: mx.array) -> mx.array:
     """RN(1/x)."""
-    return 1.0 / x
+    return fixed(1.0, x) / x
 
 
 def inverse_root(x: mx.array) -> mx.array:
     """RN(1/RN(√x))."""
-    return 1.0 / mx.sqrt(x)
+    return inverse(mx.sqrt(x))
 
 
 def horner(x: mx.array, coefficients: Iterable[SupportsFloat]) -> mx.array:
     """A polynomial, highest power first."""
     first, second, *rest = (float(c) for c in coefficients)
-    y = x * first + second
+    y = x * fixed(first, x) + fixed(second, x)
     for coefficient in rest:
-        y = y * x + coefficient
+        y = y * x + fixed(coefficient, x)
     return y
 
 
 def exp(x: mx.array) -> mx.array:
     """e^x for x ≤ 0; see `cortiq.numerics.scalar.exp`."""
-    x = mx.maximum(x, float(scalar.EXP_LOWEST))
-    k = mx.round(x * float(scalar.LOG2_E))
-    r = x - k * float(scalar.LN2_HIGH)
-    r = r - k * float(scalar.LN2_LOW)
+    x = mx.maximum(x, fixed(float(scalar.EXP_LOWEST), x))
+    k = mx.round(x * fixed(float(scalar.LOG2_E), x))
+    r = x - k * fixed(float(scalar.LN2_HIGH), x)
+    r = r - k * fixed(float(scalar.LN2_LOW), x)
     y = horner(r, scalar.EXP_POLYNOMIAL) * (r * r)
-    y = (y + r) + 1.0
-    return (y.view(mx.int32) + (k.astype(mx.int32) << 23)).view(mx.float32)
+    y = (y + r) + fixed(1.0, x)
+    power = k.astype(mx.int32)
+    return (y.view(mx.int32) + (power << fixed(23, power))).view(mx.float32)
 
 
 def exponential(x: mx.array) -> mx.array:
@@ -134,8 +155,8 @@ def exponential(x: mx.array) -> mx.array:
 def sigmoid(x: mx.array) -> mx.array:
     """σ(x)."""
     e = exp(-mx.abs(x))
-    r = inverse(e + 1.0)
-    return mx.where(x >= 0.0, r, e * r)
+    r = inverse(e + fixed(1.0, e))
+    return mx.where(x >= fixed(0.0, x), r, e * r)
 
 
 def silu(x: mx.array) -> mx.array:
@@ -228,10 +249,11 @@ def soft_cap(x: mx.array, cap: float) -> mx.array:
 
 def quantised(x: mx.array) -> Rows:
     """Rows (last axis) to 16-bit integers and an exponent; `cortiq.numerics.quantise_rows`."""
-    m = magnitude_bits(x).max(axis=-1)
+    m = magnitude_bits(x).max(axis=-1, keepdims=True)
     # A row below 2⁻⁴⁰ is all zeros, and gets the exponent of the smallest row that is not.
-    e = ((mx.maximum(m, SMALLEST) + 0x20000) >> 23) - 141
-    return Rows(mx.round(x * exp2_int(-e)[..., None]).astype(mx.int16), e)
+    top = (mx.maximum(m, fixed(SMALLEST, m)) + fixed(0x20000, m)) >> fixed(23, m)
+    scale = ((fixed(141 + 127, top) - top) << fixed(23, m)).view(mx.float32)
+    return Rows(mx.round(x * scale).astype(mx.int16), (top - fixed(141, top)).squeeze(-1))
 
 
 def descending(x: mx.array) -> mx.array:

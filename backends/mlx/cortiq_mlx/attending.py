@@ -37,9 +37,10 @@ def attend_rows(
         for start in range(segment.start, segment.stop, step):
             cut = slice(start, min(start + step, segment.stop))
             at = segment.positions[cut.start - segment.start : cut.stop - segment.start]
-            part, blocks = Rows(q.q[cut], q.e[cut]), None if chosen is None else chosen[cut]
-            span = at[0], at[-1]
-            out.append(attend(part, keys, values, position[cut], span, how, blocks))
+            whole = len(at) == len(q.e)
+            part = q if whole else Rows(q.q[cut], q.e[cut])
+            blocks = chosen if chosen is None or whole else chosen[cut]
+            out.append(attend(part, keys, values, at, how, call.shared, blocks))
     return snap(out[0] if len(out) == 1 else mx.concatenate(out), call.faults)
 
 

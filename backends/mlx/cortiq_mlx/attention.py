@@ -7,14 +7,17 @@ step is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 from cortiq.numerics import attention as contract
 from cortiq.numerics.contract import RUN_TILES, TILE
 from cortiq.numerics.scalar import EXP2_POLYNOMIAL
-from cortiq_mlx.arithmetic import Rows, descending, exp2_int, horner, inverse, tanh
-from cortiq_mlx.exact import EXACT, PLANE, dot_of_planes, exact_sum, planes, round_int32
+from cortiq_mlx.arithmetic import Rows, descending, exp2_int, fixed, horner, inverse, tanh
+from cortiq_mlx.exact import EXACT, PLANE, dot_of_planes, exact_sum, planes, round_wide
 from cortiq_mlx.library import mx
 from cortiq_mlx.routing import first
 
@@ -62,7 +65,9 @@ class Sums:
 
 def power(n: mx.array, lowest: int = contract.FORGET) -> mx.array:
     """2ⁿ, or 0 below `lowest`."""
-    return mx.where(n < lowest, 0.0, exp2_int(mx.maximum(n, lowest)))
+    bound = fixed(lowest, n)
+    factor = exp2_int(mx.maximum(n, bound))
+    return mx.where(n < bound, fixed(0.0, factor), factor)
 
 
 def merged(values: mx.array, exponents: mx.array) -> tuple[mx.array, mx.array]:
@@ -87,32 +92,43 @@ def attend(
     q: Rows,
     keys: Planes,
     values: Planes,
-    positions: mx.array,
-    span: tuple[int, int],
+    positions: Sequence[int],
     how: Geometry,
+    shared: dict,
     chosen: mx.array | None = None,
 ) -> mx.array:
     """One sequence: q [rows, heads, dim] over a cache's rows; float32 [rows, heads, dim].
 
-    span : the lowest and the highest position of the rows, as the host knows them.
+    shared : what layers of a batch have in common, by whatever it depends on.
     chosen : the blocks that each set of heads sees, int32 [rows, sets, n]; None for all.
     """
     rows, heads, _ = q.q.shape
     groups = keys.q.shape[1]
     each = heads // groups
-    first_key = 0 if how.window is None else max(0, span[0] - how.window + 1)
-    tiles = range(first_key // TILE, span[1] // TILE + 1)
-    at = mx.repeat(positions, each)[:, None]
-    where = mx.arange(tiles.start * TILE, tiles.stop * TILE).reshape(-1, 1, 1, TILE)
-    visible = where <= at
-    if how.window is not None:
-        visible = visible & (where > at - how.window)
+    first_key = 0 if how.window is None else max(0, positions[0] - how.window + 1)
+    tiles = range(first_key // TILE, positions[-1] // TILE + 1)
+    key = (*positions, tiles, how.window, each)
+    if key not in shared:
+        shared[key] = _visible(positions, tiles, how.window, each)
+    visible = shared[key]
     if chosen is not None:
+        where = mx.arange(tiles.start * TILE, tiles.stop * TILE).reshape(-1, TILE)
         visible = visible & _admitted(chosen, heads, groups, where, how.block)
     parts = _tiles_of(_by_group(q, groups), keys, values, tiles, visible, how)
     sums = _whole(parts, tiles)
     y = _normalised(sums, how, rows, each)
     return y.reshape(groups, rows, each, -1).swapaxes(0, 1).reshape(rows, heads, -1)
+
+
+def _visible(positions: Sequence[int], tiles: range, window: int | None, each: int) -> mx.array:
+    """Keys that a query of each row sees: bool [tiles, 1, rows·each, 64]."""
+    at = np.repeat(np.array(positions, np.int32), each)[:, None]
+    where = np.arange(tiles.start * TILE, tiles.stop * TILE, dtype=np.int32)
+    where = where.reshape(-1, 1, 1, TILE)
+    visible = where <= at
+    if window is not None:
+        visible = visible & (where > at - window)
+    return mx.array(visible)
 
 
 def _by_group(q: Rows, groups: int) -> Rows:
@@ -158,12 +174,14 @@ def _tiles_of(
     scores = _scores(q, k, how.constants)
     whole = mx.round(scores)
     gain, exponents = horner(scores - whole, EXP2_POLYNOMIAL), whole.astype(mx.int32)
-    kappa = mx.where(visible, exponents, NONE)
-    weighted = mx.where(visible, exponents + v.e.swapaxes(1, 2)[:, :, None], NONE)
-    peak, top = kappa.max(axis=-1), weighted.max(axis=-1)
-    mass = _integers(gain, contract.TOTAL_BITS + kappa - peak[..., None], visible)
-    total = round_int32(exact_sum(mass, -1, MASS))
-    w = _integers(gain, contract.WEIGHT_BITS + weighted - top[..., None], visible)
+    none = fixed(NONE, exponents)
+    kappa = mx.where(visible, exponents, none)
+    weighted = mx.where(visible, exponents + v.e.swapaxes(1, 2)[:, :, None], none)
+    peak, top = kappa.max(axis=-1, keepdims=True), weighted.max(axis=-1, keepdims=True)
+    mass = _integers(gain, kappa - (peak - fixed(contract.TOTAL_BITS, peak)))
+    total = round_wide(exact_sum(mass, -1, MASS))
+    w = _integers(gain, weighted - (top - fixed(contract.WEIGHT_BITS, top)))
+    peak, top = peak.squeeze(-1), top.squeeze(-1)
     sides = mx.concatenate([*planes(w)], axis=2)
     turned = v.q.transpose(0, 2, 1, 3, 4).reshape(*v.q.shape[:1], v.q.shape[2], TILE, -1)
     return Sums(total, peak, dot_of_planes(sides, turned), top)
@@ -175,16 +193,16 @@ def _scores(q: Rows, k: Planes, constants: contract.Scoring) -> mx.array:
     turned = k.q.transpose(0, 2, 3, 1, 4).reshape(count_, groups, 2 * TILE, dim)
     dots = dot_of_planes(q.q[None], turned.swapaxes(2, 3))
     shift = q.e[:, :, None] + k.e.swapaxes(1, 2)[:, :, None]
-    scores = (dots * float(constants.factor)) * exp2_int(shift)
+    scores = (dots * fixed(float(constants.factor), dots)) * exp2_int(shift)
     if constants.cap:
         capped = tanh(scores * float(constants.inverse_cap)) * float(constants.cap)
         scores = capped * LOG2_E
-    return mx.minimum(mx.maximum(scores, -LIMIT), LIMIT)
+    return mx.minimum(mx.maximum(scores, fixed(-LIMIT, scores)), fixed(LIMIT, scores))
 
 
-def _integers(gain: mx.array, exponent: mx.array, visible: mx.array) -> mx.array:
-    """rint(gain·2^exponent) of the visible keys: int32."""
-    return mx.where(visible, mx.round(gain * power(exponent)), 0.0).astype(mx.int32)
+def _integers(gain: mx.array, exponent: mx.array) -> mx.array:
+    """rint(gain·2^exponent): int32. It is 0 below 2⁻⁶⁰, and where a key is not visible."""
+    return mx.round(gain * exp2_int(mx.maximum(exponent, fixed(-64, exponent)))).astype(mx.int32)
 
 
 def _whole(parts: Sums, tiles: range) -> Sums:
@@ -218,8 +236,11 @@ def _normalised(sums: Sums, how: Geometry, rows: int, each: int) -> mx.array:
         gain = horner(score - whole, EXP2_POLYNOMIAL) * 2.0**contract.TOTAL_BITS
         pair = mx.stack([total, gain]), mx.stack([peak, whole.astype(mx.int32)])
         total, peak = merged(*pair)
+    shift = sums.top - peak
+    shift = shift + fixed(contract.TOTAL_BITS - contract.WEIGHT_BITS, shift)
+    if how.block == 0:  # a row sees itself
+        return (sums.output * inverse(total)[..., None]) * power(shift, -126)[..., None]
     empty = sums.top == NONE  # no block that was chosen holds a visible key
-    shift = sums.top - peak + (contract.TOTAL_BITS - contract.WEIGHT_BITS)
     scale = power(mx.where(empty, 0, shift), lowest=-126)[..., None]
     y = (sums.output * inverse(mx.where(empty, 1.0, total))[..., None]) * scale
     return mx.where(empty[..., None], 0.0, y)

@@ -34,6 +34,7 @@ class Call:
     ----------
     op : the operator. weights : prepared by `prepare`, by role. slots : names of slots, by role.
     segments : whose rows these are. faults : what `snap` sees of each row.
+    shared : what nodes of the batch have in common, by whatever it depends on.
     angles : cosines and sines [rows, 1, pairs] of a `Rope` for these rows.
     """
 
@@ -42,4 +43,5 @@ class Call:
     slots: Mapping[str, str]
     segments: Sequence[Segment]
     faults: Faults
+    shared: dict
     angles: Callable[[], tuple[mx.array, mx.array]]

@@ -20,6 +20,7 @@ PLANE = 1 << 7
 checks: list[Any] = []
 """With `watching()`: lazy flags that say whether an operand kept its bound."""
 _watched = False
+_wide = True
 
 
 def watching(on: bool) -> None:
@@ -45,13 +46,13 @@ def exact_matmul(a: mx.array, b: mx.array, a_limit: int, b_limit: int) -> mx.arr
     return a.astype(mx.float32) @ b.astype(mx.float32)
 
 
-def exact_sum(x: mx.array, axis: int, limit: int) -> mx.array:
+def exact_sum(x: mx.array, axis: int, limit: int, keepdims: bool = False) -> mx.array:
     """Sum of integers over an axis: int32, which n·limit must fit, or int64."""
     _check_integers(x, limit)
     room = WORD if x.dtype == mx.int32 else 1 << 63
     if x.dtype not in (mx.int32, mx.int64) or x.shape[axis] * limit >= room:
         raise AssertionError(f"{x.shape[axis]} terms of {limit} do not fit {x.dtype}")
-    return x.sum(axis=axis)
+    return x.sum(axis=axis, keepdims=keepdims)
 
 
 def wrapping_sum(words: mx.array) -> mx.array:
@@ -81,13 +82,42 @@ def _check_integers(x: mx.array, limit: int) -> None:
         checks.append(mx.maximum(wide.max(), -wide.min()) <= limit)
 
 
-def round_int32(i: mx.array) -> mx.array:
-    """RN of int32, by parts that are exact: no device's own conversion is trusted above 2²⁴."""
+def round_wide(i: mx.array) -> mx.array:
+    """RN of int32."""
+    return i.astype(mx.float32) if _wide else portable_int32(i)
+
+
+def portable_int32(i: mx.array) -> mx.array:
+    """RN of int32 by parts that are exact."""
     return (i >> 12).astype(mx.float32) * 4096.0 + (i & 4095).astype(mx.float32)
 
 
+def trust_wide(trusted: bool) -> None:
+    """Whether int32 and int64 become float32 with one rounding here; else parts are rounded."""
+    global _wide
+    _wide = trusted
+
+
 def round_two_planes(high: mx.array, low: mx.array) -> mx.array:
-    """RN(high·256 + low) of int32 plane sums."""
+    """RN(high·256 + low) of plane sums."""
+    if _wide:
+        return (high.astype(mx.int64) * 256 + low.astype(mx.int64)).astype(mx.float32)
+    return portable_two_planes(high.astype(mx.int32), low.astype(mx.int32))
+
+
+def round_three_planes(high: mx.array, middle: mx.array, low: mx.array) -> mx.array:
+    """RN(high·65536 + middle·256 + low) of plane sums."""
+    if _wide:
+        upper = high.astype(mx.int64) * 256 + middle.astype(mx.int64)
+        return (upper * 256 + low.astype(mx.int64)).astype(mx.float32)
+    return portable_three_planes(*(x.astype(mx.int32) for x in (high, middle, low)))
+
+
+def portable_two_planes(high: mx.array, low: mx.array) -> mx.array:
+    """RN(high·256 + low) from int32 only.
+
+    Source: the contract, section 11.
+    """
     carry = (low + 128) >> 8
     high, low = high + carry, low - (carry << 8)
     top = (high + 16384) >> 15
@@ -95,8 +125,8 @@ def round_two_planes(high: mx.array, low: mx.array) -> mx.array:
     return top.astype(mx.float32) * 8388608.0 + rest.astype(mx.float32)
 
 
-def round_three_planes(high: mx.array, middle: mx.array, low: mx.array) -> mx.array:
-    """RN(high·65536 + middle·256 + low) of int32 plane sums."""
+def portable_three_planes(high: mx.array, middle: mx.array, low: mx.array) -> mx.array:
+    """RN(high·65536 + middle·256 + low) from int32 only."""
     carry = (low + 128) >> 8
     low, middle = low - (carry << 8), middle + carry
     carry = (middle + 128) >> 8
@@ -122,7 +152,7 @@ def dot_of_planes(a: mx.array, b: mx.array) -> mx.array:
     b : int8 [..., K, 2·N] alike.
     """
     half, width = a.shape[-2] // 2, b.shape[-1] // 2
-    sums = exact_matmul(a, b, PLANE, PLANE).astype(mx.int32)
+    sums = exact_matmul(a, b, PLANE, PLANE).astype(mx.int64 if _wide else mx.int32)
     high, low = sums[..., :half, :], sums[..., half:, :]
     middle = high[..., width:] + low[..., :width]
     return round_three_planes(high[..., :width], middle, low[..., width:])

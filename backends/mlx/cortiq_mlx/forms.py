@@ -71,6 +71,7 @@ class Codes:
     codes : planes, each int8 [blocks·pieces, count, piece, height].
     scale : float32 [blocks, count, 1, height]. minimum : alike, or None.
     scales, offsets : int8 [blocks, pieces, count, 1, height], of pieces, or None.
+    A weight on the device has one more axis in front, of its parts along the outputs.
     """
 
     form: Form
@@ -99,10 +100,6 @@ class Codes:
             where_there(self.scales),
             where_there(self.offsets),
         )
-
-    def columns(self, start: int, stop: int) -> Codes:
-        """Some outputs."""
-        return self.mapped(lambda x: x[..., start:stop])
 
     def picked(self, index: mx.array) -> Codes:
         """The matrices of an index, one after the other."""

@@ -43,9 +43,11 @@ def prepare(op: Op, role: str, weight: Weight, name: str) -> Any:
 
 def product(matrix: Matrix, x: Rows | mx.array, faults: Faults) -> mx.array:
     """Rows [rows, ..., K] times one matrix."""
-    shape, flags = x.shape, Faults(_size(x.shape[:-1]))
-    y = matrix.product(_reshaped(x, 1, flags.rows), flags)
-    _see(faults, flags.seen())
+    shape, rows = x.shape, _size(x.shape[:-1])
+    flags = faults if rows == faults.rows else Faults(rows)
+    y = matrix.product(_reshaped(x, 1, rows), flags)
+    if flags is not faults:
+        _see(faults, flags.seen())
     return y.reshape(*shape[:-1], -1)
 
 
@@ -65,8 +67,7 @@ def _reshaped(x: Rows | mx.array, *shape: int) -> Rows | mx.array:
 
 def _see(faults: Faults, peak: mx.array) -> None:
     """Note what several of their rows saw for each of the call's rows."""
-    rows = peak.size == faults.rows
-    faults.see(peak.reshape(-1) if rows else peak.reshape(faults.rows, -1).max(axis=1))
+    faults.see(peak.reshape(faults.rows, -1))
 
 
 def _head_matmul(call: Call, x: Rows | mx.array) -> mx.array:
@@ -95,22 +96,22 @@ def _beside(slots: int) -> Callable[[mx.array], mx.array]:
 
 
 def _rms_norm(call: Call, x: mx.array) -> mx.array:
-    y = x * a.inverse_root(a.canonical_mean(x * x) + float(F32(call.op.eps)))[..., None]
+    y = x * a.inverse_root(a.canonical_mean(x * x) + float(F32(call.op.eps)))
     weight = call.weights.get("weight")
     return snap(y if weight is None else y * weight, call.faults)
 
 
 def _layer_norm(call: Call, x: mx.array) -> mx.array:
-    centred = snap(x - a.canonical_mean(x)[..., None], call.faults)
+    centred = snap(x - a.canonical_mean(x), call.faults)
     variance = a.canonical_mean(centred * centred) + float(F32(call.op.eps))
-    y = (centred * a.inverse_root(variance)[..., None]) * call.weights["weight"]
+    y = (centred * a.inverse_root(variance)) * call.weights["weight"]
     bias = call.weights.get("bias")
     return snap(y if bias is None else y + bias, call.faults)
 
 
 def _l2_norm(call: Call, x: mx.array) -> mx.array:
     root = a.inverse_root(a.canonical_sum(x * x) + float(F32(call.op.eps)))
-    return snap(x * root[..., None], call.faults)
+    return snap(x * root, call.faults)
 
 
 def _rope(call: Call, x: mx.array, position: mx.array) -> mx.array:

@@ -13,7 +13,7 @@ from cortiq_mlx.arithmetic import Faults, Rows, snap
 from cortiq_mlx.exact import PLANE
 from cortiq_mlx.forms import Codes, form_of
 from cortiq_mlx.library import mx
-from cortiq_mlx.products import CELLS, by_block, code_product, float_product
+from cortiq_mlx.products import CELLS, code_product, float_product, part_height
 
 
 class Matrix:
@@ -30,6 +30,7 @@ class Matrix:
         fields = unpack(weight, name)
         self.form = form_of(fields, self.width)
         self.codes = self._laid_out(fields)
+        self.parts: list[Codes] = []
 
     def _laid_out(self, fields: Fields) -> Codes:
         """Upload, with the outputs along the last axis."""
@@ -60,9 +61,19 @@ class Matrix:
         split = np.moveaxis(np.moveaxis(split, 1, -1), 0, -3)
         return mx.array(np.ascontiguousarray(split))
 
-    def arrays(self) -> list[mx.array]:
-        """What is kept on the device."""
-        return [self.values] if self.floating else self.codes.arrays()
+    def split(self) -> None:
+        """Part the outputs, each part in one piece of memory, once no other matrix joins this."""
+        if self.floating or self.parts:
+            return
+        count = -(-self.height // self.step)
+        self.codes = self.codes.mapped(lambda x: _in_parts(x, count, self.step))
+        self.parts = [self.codes.mapped(lambda x, at=at: x[at]) for at in range(count)]  # type: ignore[misc]
+        mx.eval(self.codes.arrays(), [part.arrays() for part in self.parts])
+
+    @property
+    def step(self) -> int:
+        """Outputs of a part."""
+        return part_height(self.height, self.width, self.count)
 
     def joins(self, other: Matrix) -> bool:
         """Whether both can be outputs of one matrix."""
@@ -76,10 +87,10 @@ class Matrix:
         whole = object.__new__(Matrix)
         whole.__dict__.update(parts[0].__dict__)
         whole.height = sum(part.height for part in parts)
-        lists = [part.arrays() for part in parts]
+        lists = [part.codes.arrays() for part in parts]
         arrays = iter([mx.concatenate(list(same), axis=-1) for same in zip(*lists, strict=True)])
         whole.codes = parts[0].codes.mapped(lambda _: next(arrays))
-        mx.eval(whole.arrays())
+        mx.eval(whole.codes.arrays())
         return whole
 
     def product(self, x: Rows | mx.array, faults: Faults) -> mx.array:
@@ -88,7 +99,8 @@ class Matrix:
         faults : of count·rows rows.
         """
         if isinstance(x, Rows):
-            return code_product(self.codes, x, faults)
+            y = code_product(self.parts, x, faults)
+            return y if y.shape[-1] == self.height else y[..., : self.height]
         return float_product(self.values, x, faults)
 
     def chosen_product(self, x: Rows | mx.array, index: mx.array, faults: Faults) -> mx.array:
@@ -102,7 +114,7 @@ class Matrix:
             some, flags = index[cut], Faults(cut.stop - cut.start)
             if isinstance(x, Rows):
                 rows = Rows(x.q[cut], x.e[cut])
-                parts.append(code_product(self.codes.picked(some), rows, flags))
+                parts.append(code_product([self.parts[0].picked(some)], rows, flags))
             else:
                 values = mx.take(self.values, some, axis=0)
                 parts.append(float_product(values, x[cut], flags))
@@ -114,20 +126,30 @@ class Matrix:
         """Rows of a table, a stack of one: float32 [ids, K]."""
         if self.floating:
             return snap(mx.take(self.values[0], ids, axis=0), faults)
-        return snap(_values(self.codes, ids)[:, : self.width], faults)
+        return snap(_values(self.codes, ids, self.step)[:, : self.width], faults)
 
 
-def _values(weight: Codes, ids: mx.array) -> mx.array:
+def _in_parts(x: mx.array, count: int, step: int) -> mx.array:
+    """[…, height] as [parts, …, step], zero past the last output."""
+    missing = count * step - x.shape[-1]
+    if missing:
+        x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
+    return mx.contiguous(mx.moveaxis(x.reshape(*x.shape[:-1], count, step), -2, 0))
+
+
+def _values(weight: Codes, ids: mx.array, step: int) -> mx.array:
     """Elements of rows of a table: RN(scale·code) [+ RN(minimum·offset)], float32 [ids, K]."""
     form = weight.form
-    part = weight.mapped(lambda x: mx.take(x, ids, axis=-1).squeeze(-3))
+    where, place = ids // step, ids % step
+    # [ids, blocks or slices, …, columns or 1]: a stack of one, and the parts it was cut into.
+    part = weight.mapped(lambda x: x[(where, *[slice(None)] * (x.ndim - 2), place)].squeeze(-2))
     codes = part.codes[0].astype(mx.int32) + form.shift
     if form.planes == 2:
         codes = codes * 256 + part.codes[1].astype(mx.int32)
-    codes = by_block(codes, form)
+    codes = codes.reshape(len(ids), -1, form.pieces, form.piece)
     if part.scales is not None:
         codes = codes * part.scales
-    values = codes.astype(mx.float32) * part.scale[:, None]
+    values = codes.astype(mx.float32) * part.scale[:, :, None]
     if part.minimum is not None and part.offsets is not None:
-        values = values + part.offsets.astype(mx.float32) * part.minimum[:, None]
-    return values.transpose(3, 0, 1, 2).reshape(len(ids), -1)
+        values = values + part.offsets.astype(mx.float32) * part.minimum[:, :, None]
+    return values.reshape(len(ids), -1)

@@ -81,7 +81,7 @@ def state_space_step(
 
 def _read(state: mx.array, weights: mx.array) -> mx.array:
     """Σ_i S[i, j]·w[i] of each head, in the order of `canonical_sum`."""
-    return canonical_sum((state * weights[:, :, None]).swapaxes(1, 2))
+    return canonical_sum((state * weights[:, :, None]).swapaxes(1, 2)).squeeze(-1)
 
 
 def _snapped(y: mx.array, faults: Faults) -> mx.array:

@@ -58,6 +58,10 @@ class Plan:
         self.steps += [
             Step(n, kernels[type(n.op)], w, True) for n, w in bound if n.name not in for_state
         ]
+        for step in self.steps:
+            for weight in step.weights.values():
+                if isinstance(weight, Matrix):
+                    weight.split()
         self.always = {output for node, _ in always for output in node.outputs}
         self.needs = lru_cache(maxsize=256)(self._needs)
 

@@ -5,6 +5,7 @@ What is added after a matmul is integers again, so that one rounding is left, th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cortiq.numerics.contract import RUN_BLOCKS
@@ -21,7 +22,7 @@ from cortiq_mlx.exact import (
 from cortiq_mlx.forms import Codes, Form
 from cortiq_mlx.library import mx
 
-CELLS = 1 << 20
+CELLS = 1 << 21
 """Numbers that a step of a product holds at a time, about: what a core's cache takes."""
 LOW_BITS = 12
 """A sub-block's sum is cut here before its integer scale multiplies it."""
@@ -35,35 +36,45 @@ def float_product(values: mx.array, x: mx.array, faults: Faults) -> mx.array:
     for start in range(0, height, step):
         some = values[:, None, start : start + step]
         products = snap((x[:, :, None] * some).reshape(faults.rows, -1), faults)
-        parts.append(canonical_sum(products.reshape(count, rows, some.shape[2], -1)))
+        parts.append(canonical_sum(products.reshape(count, rows, some.shape[2], -1)).squeeze(-1))
     return snap(mx.concatenate(parts, axis=-1), faults)
 
 
-def code_product(weight: Codes, x: Rows, faults: Faults) -> mx.array:
-    """snap((the contract's sum of blocks)·2^e): x [C, M, K] to float32 [C, M, N]."""
-    form, slices = weight.form, weight.codes[0].shape[0]
+def part_height(height: int, width: int, count: int) -> int:
+    """Outputs of a part of a weight: what a step of a product has as float32 at a time."""
+    parts = 1 if count > 1 else max(1, round(height * width / CELLS))
+    return -(-height // parts)
+
+
+def code_product(parts: Sequence[Codes], x: Rows, faults: Faults) -> mx.array:
+    """snap((the contract's sum of blocks)·2^e): x [C, M, K] to float32 [C, M, N].
+
+    parts : of the weight along N, all of the same height.
+    """
+    form, (slices, _, _, height) = parts[0].form, parts[0].codes[0].shape
     count, rows, width = x.q.shape
     missing = slices * form.piece - width
     q = mx.pad(x.q, [(0, 0), (0, 0), (0, missing)]) if missing else x.q
     pieces = q.reshape(count, rows, slices, form.piece).transpose(2, 0, 1, 3)
-    sides = _sides(form, pieces)
-    height, step = weight.scale.shape[-1], _step(weight, rows)
-    parts: list[mx.array] = []
-    for start in range(0, height, step):
-        part = weight if step >= height else weight.columns(start, min(start + step, height))
-        if parts:  # one after the other: what a step holds is freed before the next one begins
-            part = replace(part, codes=tuple(mx.depends(list(part.codes), parts[-1:])))
-        parts.append(_sum_of_blocks(part, sides, rows))
-    y = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
-    return snap(y * exp2_int(x.e)[..., None], faults)
+    step = max(1, 4 * CELLS // (slices * count * height * (1 if form.whole else 2)))
+    bands = [
+        _band(parts, pieces if step >= rows else pieces[:, :, start : start + step])
+        for start in range(0, rows, step)
+    ]
+    return snap(_together(bands, -2) * exp2_int(x.e)[..., None], faults)
 
 
-def _step(weight: Codes, rows: int) -> int:
-    """Outputs that are computed at a time."""
-    slices, count, piece, _ = weight.codes[0].shape
-    cells = slices * count * max(piece, rows * (1 if weight.form.whole else 2))
-    step = max(1, CELLS // cells)
-    return step // 64 * 64 or step
+def _band(parts: Sequence[Codes], pieces: mx.array) -> mx.array:
+    """All outputs of some rows; one part after the other, so that memory is free in between."""
+    sides, done = _sides(parts[0].form, pieces), []
+    for part in parts:
+        codes = tuple(mx.depends(list(part.codes), done[-1:])) if done else part.codes
+        done.append(_sum_of_blocks(replace(part, codes=codes), sides, pieces.shape[2]))
+    return _together(done, -1)
+
+
+def _together(arrays: list[mx.array], axis: int) -> mx.array:
+    return arrays[0] if len(arrays) == 1 else mx.concatenate(arrays, axis=axis)
 
 
 @dataclass(frozen=True)
@@ -80,7 +91,7 @@ class Sides:
 def _sides(form: Form, pieces: mx.array) -> Sides:
     sums = None
     if form.shift or form.low:
-        sums = exact_sum(pieces.astype(mx.int32), -1, LARGEST_Q)[..., None]
+        sums = exact_sum(pieces.astype(mx.int32), -1, LARGEST_Q, keepdims=True)
     if form.whole:
         return Sides(pieces, sums)
     return Sides(mx.concatenate([*planes(pieces)], axis=2), sums)

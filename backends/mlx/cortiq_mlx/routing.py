@@ -24,7 +24,7 @@ def softmax(x: mx.array, faults: Faults, allowed: mx.array | None = None) -> mx.
     else:
         p = mx.where(allowed, exp(mx.where(allowed, distance, 0.0)), 0.0)
     total = canonical_sum(p)
-    return snap(p * inverse(mx.where(total > 0.0, total, 1.0))[..., None], faults)
+    return snap(p * inverse(mx.where(total > 0.0, total, 1.0)), faults)
 
 
 def first(order: mx.array, number: int, late: mx.array | None = None) -> mx.array:

@@ -14,7 +14,7 @@ import numpy as np
 from cortiq.backend import Batch, Row
 from cortiq.backend.admission import value_of
 from cortiq.backend.executable import Accepted, Brought
-from cortiq.ir import ops
+from cortiq.ir import Node, ops
 from cortiq_mlx.arithmetic import LARGEST, Faults, Rows, snap
 from cortiq_mlx.call import Call, Segment
 from cortiq_mlx.library import mx
@@ -47,9 +47,9 @@ class Run:
         self.tail = [at for at, names in enumerate(self.wants) if names - known]
         self.tail_place = {at: place for place, at in enumerate(self.tail)}
         self.faults = Faults(start)
-        self.faults.see(mx.zeros(start, mx.int32))
+        self.faults.see(mx.zeros((start, 1), mx.int32))
         self.values: dict[str, Any] = {}
-        self._angles: dict[object, tuple[mx.array, mx.array]] = {}
+        self._shared: dict[object, Any] = {}
 
     def compute(self) -> list[list[Brought] | None]:
         """Run every step that is needed; what each sequence brings, None for one with a fault."""
@@ -64,12 +64,14 @@ class Run:
         self.values.clear()
         under_way = [a for row in answers for a in row.values()]
         peaks = [a.peak for a in under_way if a.peak is not None]
-        mx.eval(self.faults.peak, kept, peaks, [list(a.arrays) for a in under_way])
-        return self._settled(answers)
+        peak = self.faults.seen()
+        mx.eval(peak, kept, peaks, [list(a.arrays) for a in under_way])
+        return self._settled(answers, np.array(peak) >= LARGEST)
 
-    def _settled(self, answers: Sequence[dict[Any, Answer]]) -> list[list[Brought] | None]:
-        """What was computed, on the host."""
-        failed = np.array(self.faults.peak) >= LARGEST
+    def _settled(
+        self, answers: Sequence[dict[Any, Answer]], failed: np.ndarray
+    ) -> list[list[Brought] | None]:
+        """What was computed, on the host; `failed`: rows at fault."""
         for at, row in enumerate(answers):
             peaks = [a.peak for a in row.values() if a.peak is not None]
             failed[at] |= any(int(np.array(peak).max()) >= LARGEST for peak in peaks)
@@ -86,43 +88,40 @@ class Run:
         node = step.node
         rows = self.tail if step.wanted_only else list(range(len(self.rows)))
         inputs = [self._value(name, step.wanted_only) for name in node.inputs]
-        faults = Faults(len(rows))
+        whole = not step.wanted_only or self._concerns_all(node)
+        faults = self.faults if whole else Faults(len(rows))
         segments = _restricted(self.segments, rows) if step.wanted_only else self.segments
         angles = lambda: self._turned(node, rows, inputs)  # noqa: E731
-        call = Call(node.op, step.weights, node.slots, segments, faults, angles)
+        call = Call(node.op, step.weights, node.slots, segments, faults, self._shared, angles)
         result = step.kernel(call, *inputs)
         outputs = result if len(node.outputs) != 1 else (result,)
         for name, value in zip(node.outputs, outputs, strict=True):
             self.values[name] = self._overridden(name, value, rows, faults)
-        if faults.peak is not None:
-            self._note(step, rows, faults.peak)
+        if not whole and faults.peaks:
+            concerned = [node.name in self.plan.needs(self.wants[at]) for at in rows]
+            peak = mx.zeros(len(self.rows), mx.int32)
+            peak[self.tail_rows] = mx.where(mx.array(concerned), faults.seen(), 0)
+            self.faults.see(peak)
 
-    def _note(self, step: Step, rows: list[int], peak: mx.array) -> None:
-        """Count magnitudes for the rows that depend on the node."""
-        if step.wanted_only:
-            concerned = [step.node.name in self.plan.needs(self.wants[at]) for at in rows]
-            if not all(concerned):
-                peak = mx.where(mx.array(concerned), peak, 0)
-        if len(rows) < len(self.rows):
-            whole = mx.zeros(len(self.rows), mx.int32)
-            whole[self.tail_rows] = peak
-            peak = whole
-        self.faults.see(peak)
+    def _concerns_all(self, node: Node) -> bool:
+        """Whether every row of the batch depends on a node of the tail."""
+        whole = len(self.tail) == len(self.rows)
+        return whole and all(node.name in self.plan.needs(wants) for wants in self.wants)
 
-    def _turned(self, node: Any, rows: list[int], inputs: list[Any]) -> tuple[mx.array, mx.array]:
+    def _turned(self, node: Node, rows: list[int], inputs: list[Any]) -> tuple[mx.array, mx.array]:
         """Cosines and sines of rows, looked up once for all nodes of one geometry."""
-        op: ops.Rope = node.op
+        op: ops.Rope = node.op  # type: ignore[assignment]
         name = node.inputs[1]
         key = (op.table, op.sections, name, len(rows))
-        if key not in self._angles:
+        if key not in self._shared:
             if op.sections:
                 positions = np.stack([np.asarray(self.rows[at].inputs[name]) for at in rows])
             else:
                 positions = np.array([self.rows[at].position for at in rows])
             pair = self.plan.angles.rows(op, positions)
             cos, sin = (mx.array(part)[:, None] for part in pair)
-            self._angles[key] = cos, sin
-        return self._angles[key]
+            self._shared[key] = cos, sin
+        return self._shared[key]
 
     def _value(self, name: str, wanted_only: bool) -> Any:
         value = self.values[name]
@@ -161,7 +160,7 @@ class Run:
             return value
         flags = Faults(len(given))
         new = self._supplied(name, [self.rows[rows[at]].inputs[name] for at in given], flags)
-        place, value, peak = mx.array(given), value[:], mx.zeros(len(rows), mx.int32)
+        place, value, peak = mx.array(given), value[:], mx.zeros(faults.rows, mx.int32)
         value[place], peak[place] = new, flags.seen()
         faults.see(peak)
         return value

@@ -50,7 +50,7 @@ def ordered(x: mx.array, number: int) -> mx.array:
 def log_sum_exp(x: mx.array) -> mx.array:
     """ln Σ e^x over [n]: [1]; what lies outside the domain cannot be reached from canonical x."""
     highest = x.max()
-    total = highest + log(canonical_sum(exp(x - highest)[None]))
+    total = highest + log(canonical_sum(exp(x - highest)))
     return snap(total, Faults(1))
 
 

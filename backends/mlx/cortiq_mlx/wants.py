@@ -66,4 +66,4 @@ def answer(
     faults = Faults(1)
     seen = history() if tail.penalises(want.sampling) else ()
     token = tail.draw(value, want, seen, position + 1, faults)
-    return Answer([token], int, faults.peak)
+    return Answer([token], int, faults.seen() if faults.peaks else None)
