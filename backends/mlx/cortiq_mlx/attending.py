@@ -32,7 +32,8 @@ def attend_rows(
     op, out = call.op, []
     how = Geometry(scoring(op.scale, op.soft_cap), op.window, call.weights.get("sinks"), op.block)
     for segment in call.segments:
-        keys, values = segment.state.kv(call.slots["kv"]).read()
+        store = segment.state.kv(call.slots["kv"])
+        keys, values = store.read()
         step = max(1, SCORES // (op.heads * (segment.positions[-1] + 1)))
         for start in range(segment.start, segment.stop, step):
             cut = slice(start, min(start + step, segment.stop))
@@ -40,7 +41,7 @@ def attend_rows(
             whole = len(at) == len(q.e)
             part = q if whole else Rows(q.q[cut], q.e[cut])
             blocks = chosen if chosen is None or whole else chosen[cut]
-            out.append(attend(part, keys, values, at, how, call.shared, blocks))
+            out.append(attend(part, keys, values, at, how, call.shared, blocks, store.base))
     return snap(out[0] if len(out) == 1 else mx.concatenate(out), call.faults)
 
 

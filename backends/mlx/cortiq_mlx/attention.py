@@ -96,11 +96,13 @@ def attend(
     how: Geometry,
     shared: dict,
     chosen: mx.array | None = None,
+    base: int = 0,
 ) -> mx.array:
     """One sequence: q [rows, heads, dim] over a cache's rows; float32 [rows, heads, dim].
 
     shared : what layers of a batch have in common, by whatever it depends on.
     chosen : the blocks that each set of heads sees, int32 [rows, sets, n]; None for all.
+    base : position of the first key and value, where a tile begins; no window reaches behind it.
     """
     rows, heads, _ = q.q.shape
     groups = keys.q.shape[1]
@@ -114,7 +116,8 @@ def attend(
     if chosen is not None:
         where = mx.arange(tiles.start * TILE, tiles.stop * TILE).reshape(-1, TILE)
         visible = visible & _admitted(chosen, heads, groups, where, how.block)
-    parts = _tiles_of(_by_group(q, groups), keys, values, tiles, visible, how)
+    there = range(tiles.start - base // TILE, tiles.stop - base // TILE)
+    parts = _tiles_of(_by_group(q, groups), keys, values, there, visible, how)
     sums = _whole(parts, tiles)
     y = _normalised(sums, how, rows, each)
     return y.reshape(groups, rows, each, -1).swapaxes(0, 1).reshape(rows, heads, -1)
@@ -123,8 +126,8 @@ def attend(
 def _visible(positions: Sequence[int], tiles: range, window: int | None, each: int) -> mx.array:
     """Keys that a query of each row sees: bool [tiles, 1, rows·each, 64]."""
     at = np.repeat(np.array(positions, np.int32), each)[:, None]
-    where = np.arange(tiles.start * TILE, tiles.stop * TILE, dtype=np.int32)
-    where = where.reshape(-1, 1, 1, TILE)
+    keys = np.arange(tiles.start * TILE, tiles.stop * TILE, dtype=np.int32)
+    where = keys.reshape(-1, 1, 1, TILE)
     visible = where <= at
     if window is not None:
         visible = visible & (where > at - window)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from cortiq.backend import Batch, CompileOptions
 from cortiq.backend.executable import Accepted, BaseExecutable, Brought
@@ -20,6 +21,8 @@ EARLY_POSITIONS = 4096
 
 class MlxExecutable(BaseExecutable[MlxState, Plan]):
     """A program on one device."""
+
+    trims: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -54,8 +57,10 @@ class MlxExecutable(BaseExecutable[MlxState, Plan]):
     def state_bytes(self, rows: int) -> int:
         """Memory one sequence of this many rows takes."""
         page = self.options.page_rows
-        whole = -(-rows // page) * page
-        return sum(_slot_bytes(slot, whole) for slot in self.program.slots.values())
+        return sum(
+            _slot_bytes(slot, -(-self.extent(name).room(rows) // page) * page)
+            for name, slot in self.program.slots.items()
+        )
 
     def held_bytes(self) -> int:
         """Memory that all living sequences hold."""

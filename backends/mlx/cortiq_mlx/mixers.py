@@ -23,7 +23,7 @@ def causal_conv(call: Call, x: mx.array) -> mx.array:
     for segment in call.segments:
         rows = x[segment.cut]
         store = segment.state.ring(call.slots["ring"])
-        padded = mx.concatenate([store.last(), rows])
+        padded = mx.concatenate([store.last, rows])
         y = weight[:, 0] * padded[: len(rows)]
         for tap in range(1, call.op.kernel):
             y = y + weight[:, tap] * padded[tap : tap + len(rows)]

@@ -66,7 +66,8 @@ def code_product(parts: Sequence[Codes], x: Rows, faults: Faults) -> mx.array:
 
 def _band(parts: Sequence[Codes], pieces: mx.array) -> mx.array:
     """All outputs of some rows; one part after the other, so that memory is free in between."""
-    sides, done = _sides(parts[0].form, pieces), []
+    sides = _sides(parts[0].form, pieces)
+    done: list[mx.array] = []
     for part in parts:
         codes = tuple(mx.depends(list(part.codes), done[-1:])) if done else part.codes
         done.append(_sum_of_blocks(replace(part, codes=codes), sides, pieces.shape[2]))

@@ -9,7 +9,7 @@ import numpy as np
 from cortiq.backend import ExportedState
 from cortiq.errors import RequestError
 from cortiq_mlx.library import mx
-from cortiq_mlx.stores import STORES, KVStore, RecurrentStore, RingStore
+from cortiq_mlx.stores import KVStore, RecurrentStore, RingStore, open_store
 
 if TYPE_CHECKING:
     from cortiq_mlx.executable import MlxExecutable
@@ -31,7 +31,7 @@ class MlxState:
         """Empty the sequence."""
         poison = bool(self.owner.options.extra.get("poison"))
         self.stores: dict[str, Any] = {
-            name: STORES[type(slot)](slot, poison)
+            name: open_store(slot, poison, self.owner.extent(name))
             for name, slot in self.owner.program.slots.items()
         }
         self.tokens: list[int] = []
@@ -88,6 +88,9 @@ class MlxState:
     def advance(self, entry: str, tokens: list[int]) -> None:
         """Count rows that the stores now hold."""
         self.lengths[entry] += len(tokens)
+        for name in self.owner.written[entry]:
+            if isinstance(self.stores[name], KVStore):
+                self.stores[name].trim()
         if entry == "trunk":
             self.tokens += tokens
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import KVPlanes
-from cortiq.ir import KVRows, Recurrent, Ring
+from cortiq.backend.windows import Extent, kept_from
+from cortiq.ir import KVRows, Recurrent, Ring, Slot
 from cortiq_mlx.arithmetic import Rows
 from cortiq_mlx.attention import Planes
 from cortiq_mlx.exact import planes
@@ -23,19 +24,25 @@ from cortiq_mlx.library import mx
 class Array:
     """Rows [n, ...]; memory beyond the rows written is never read."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: mx.Dtype, fill: float) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: mx.Dtype, fill: float | None) -> None:
         self.fill, self.data = fill, mx.zeros((0, *shape), dtype)
 
     def grow(self, rows: int, page: int) -> None:
         """Make room for this many rows, in whole pages."""
         missing = -(-rows // page) * page - len(self.data)
         if missing > 0:
-            more = mx.full((missing, *self.data.shape[1:]), self.fill, self.data.dtype)
+            more = mx.full((missing, *self.data.shape[1:]), self.fill or 0, self.data.dtype)
             self.data = mx.concatenate([self.data, more])
 
     def write(self, start: int, rows: mx.array) -> None:
         """Place rows at start…; there is room."""
         self.data[start : start + len(rows)] = rows.astype(self.data.dtype)
+
+    def drop(self, count: int, kept: int) -> None:
+        """Forget the first rows; the `kept` ones behind them move to the front."""
+        self.data[:kept] = self.data[count : count + kept]
+        if self.fill is not None:
+            self.data[kept:] = self.fill
 
     def copy(self) -> Array:
         """Another array with the same rows: they share memory until one of them writes."""
@@ -45,16 +52,10 @@ class Array:
 
 
 class Store:
-    """The arrays of a slot and how many rows they hold."""
+    """The arrays of a slot and how many rows it has had."""
 
     arrays: list[Array]
     length = 0
-
-    def append_to(self, rows: list[mx.array]) -> None:
-        """Write rows behind the last one, one array for each."""
-        for array, new in zip(self.arrays, rows, strict=True):
-            array.write(self.length, new)
-        self.length += len(rows[0])
 
     def grow(self, rows: int, page: int) -> None:
         """Make room for this many rows, in whole pages."""
@@ -82,25 +83,65 @@ class Store:
         return self.length
 
 
-class KVStore(Store):
-    """Key and value rows of a `KVRows` slot: two int8 planes and an exponent each."""
+class KVStore(Extent, Store):
+    """Key and value rows of a `KVRows` slot: two int8 planes and an exponent each.
 
-    def __init__(self, slot: KVRows, poison: bool) -> None:
-        fill, exponent = (127, 60) if poison else (0, 0)
+    Attributes
+    ----------
+    start : the row that lies first in memory; those up to `base` are not needed any more.
+    """
+
+    def __init__(self, slot: KVRows, poison: bool, extent: Extent) -> None:
+        Extent.__init__(self, extent.window, extent.trims)
+        self.start = 0
+        fill, exponent = (127, 60) if poison else (None, None)
         self.arrays = []
         for dim in (slot.key_dim, slot.value_dim):
             self.arrays.append(Array((slot.heads, 2, dim), mx.int8, fill))
             self.arrays.append(Array((slot.heads,), mx.int8, exponent))
 
+    def grow(self, rows: int, page: int) -> None:
+        """Make room for a sequence of this many rows, in whole pages."""
+        super().grow(self.room(rows), page)
+
     def append(self, keys: Rows, values: Rows) -> None:
         """Write rows behind the last one."""
-        sides = [part for rows in (keys, values) for part in (_stacked(rows.q), rows.e)]
-        self.append_to(sides)
+        self._append([part for rows in (keys, values) for part in (_stacked(rows.q), rows.e)])
+
+    def _append(self, parts: list[mx.array]) -> None:
+        """There is room once old rows are given up."""
+        count = len(parts[0])
+        end = self.length + count - self.start
+        if self.base > self.start and end > len(self.arrays[0].data):
+            self._move_up()
+        for array, new in zip(self.arrays, parts, strict=True):
+            array.write(self.length - self.start, new)
+        self.length += count
+
+    def _move_up(self) -> None:
+        for array in self.arrays:
+            array.drop(self.base - self.start, self.length - self.base)
+        self.start = self.base
 
     def read(self) -> tuple[Planes, Planes]:
-        """All rows written."""
-        k, ke, v, ve = (array.data[: self.length] for array in self.arrays)
+        """All rows that are there, from `base` on."""
+        cut = slice(self.base - self.start, self.length - self.start)
+        k, ke, v, ve = (array.data[cut] for array in self.arrays)
         return Planes(k, ke), Planes(v, ve)
+
+    def trim(self) -> int:
+        """Give up rows behind the window; in tests they are spoilt at once."""
+        given_up = super().trim()
+        if given_up and self.arrays[0].fill is not None:
+            self._move_up()
+            mx.eval(self.kept())
+        return given_up
+
+    def rewind(self, length: int) -> int:
+        """Forget rows; see `Extent`."""
+        reached = super().rewind(length)
+        self.start = min(self.start, self.base)
+        return reached
 
     def export(self) -> KVPlanes:
         """The rows as canonical planes."""
@@ -112,11 +153,13 @@ class KVStore(Store):
 
     def load(self, rows: KVPlanes, length: int) -> None:
         """Become the exported rows; there is room."""
-        self.length = 0
+        if self.trims:
+            rows = rows.last(length - kept_from(length, self.window))
+        self.start = self.base = self.length = rows.base(length)
         keys = np.stack([rows.key_high, rows.key_low], axis=2)
         values = np.stack([rows.value_high, rows.value_low], axis=2)
         parts = (keys, rows.key_exponent, values, rows.value_exponent)
-        self.append_to([mx.array(part) for part in parts])
+        self._append([mx.array(part) for part in parts])
 
 
 def _stacked(q: mx.array) -> mx.array:
@@ -125,40 +168,55 @@ def _stacked(q: mx.array) -> mx.array:
 
 
 class RingStore(Store):
-    """Rows of a `Ring` slot; all of them since `base` are kept, so that rewinding is exact."""
+    """Rows of a `Ring` slot; all of them since `base` are kept, so that rewinding is exact.
+
+    Attributes
+    ----------
+    last : the `slot.length` rows before the next one, zero where there were none. It is an array of
+        its own: one that reads the others would have a step copy all of them before it writes.
+    """
 
     def __init__(self, slot: Ring, poison: bool) -> None:
         self.slot, self.base = slot, 0
-        self.arrays = [Array((slot.width,), mx.float32, 2.0**49 if poison else 0.0)]
-
-    def last(self) -> mx.array:
-        """The `slot.length` rows before the next one, zero where there were none."""
-        end = self.length - self.base
-        kept = self.arrays[0].data[max(0, end - self.slot.length) : end]
-        missing = self.slot.length - len(kept)
-        return mx.pad(kept, [(missing, 0), (0, 0)]) if missing else kept
+        self.arrays = [Array((slot.width,), mx.float32, 2.0**49 if poison else None)]
+        self.last = mx.zeros((slot.length, slot.width))
 
     def append(self, rows: mx.array) -> None:
         """Write rows behind the last one."""
         self.arrays[0].write(self.length - self.base, rows)
         self.length += len(rows)
+        both = mx.concatenate([self.last, rows]) if len(rows) < self.slot.length else rows
+        self.last = both[len(both) - self.slot.length :]
+
+    def kept(self) -> list[mx.array]:
+        """The rows, and the last ones."""
+        return [*super().kept(), self.last]
+
+    def _look_back(self) -> None:
+        """Find the last rows among those that are kept."""
+        end = self.length - self.base
+        rows = self.arrays[0].data[max(0, end - self.slot.length) : end]
+        missing = self.slot.length - len(rows)
+        self.last = mx.pad(rows, [(missing, 0), (0, 0)]) if missing else rows[:]
 
     def rewind(self, length: int) -> int:
         """Forget rows; back to 0 where the rows before `length` are not kept."""
         if length < self.length:
             enough = self.base == 0 or length - self.slot.length >= self.base
             self.length, self.base = (length, self.base) if enough else (0, 0)
+            self._look_back()
         return self.length
 
     def export(self) -> Any:
         """The last rows, oldest first."""
-        return np.array(self.last())
+        return np.array(self.last)
 
     def load(self, rows: Any, length: int) -> None:
         """Become the exported rows; there is room."""
         kept = min(self.slot.length, length)
         self.base = self.length = length - kept
         self.append(mx.array(np.asarray(rows, np.float32)[self.slot.length - kept :]))
+        self._look_back()
 
 
 class RecurrentStore(Store):
@@ -195,5 +253,11 @@ class RecurrentStore(Store):
         self.state, self.length = mx.array(np.asarray(rows, np.float32)), length
 
 
-STORES = {KVRows: KVStore, Ring: RingStore, Recurrent: RecurrentStore}
-"""The store of each kind of slot."""
+def open_store(slot: Slot, poison: bool, extent: Extent) -> Store:
+    """An empty store for a slot; the extent says what windows a slot of rows is seen through."""
+    if isinstance(slot, KVRows):
+        return KVStore(slot, poison, extent)
+    if isinstance(slot, Ring):
+        return RingStore(slot, poison)
+    assert isinstance(slot, Recurrent)
+    return RecurrentStore(slot, poison)
