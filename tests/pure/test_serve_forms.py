@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Annotated, Literal
 
 import openai
+import pydantic
 import pytest
 from serving import TINY, serving
 
@@ -144,3 +146,24 @@ def test_an_opened_thinking_block_is_apart_from_the_answer(client):
     ).choices[0]  # fmt: skip
     assert made.finish_reason == "length" and made.message.content == ""
     assert len(made.message.reasoning_content) > 100
+
+
+class Pet(pydantic.BaseModel):
+    kind: Literal["cat", "dog"]
+    age: Annotated[int, pydantic.Field(ge=0, le=30)]
+
+
+def test_the_clients_own_helpers(client):
+    """`parse` makes a schema of a class, `stream` puts deltas together."""
+    given = {
+        "model": TINY, "messages": [{"role": "user", "content": "now"}], "temperature": 2.0,
+        "max_completion_tokens": 300, "seed": 2, "logit_bias": {"32": -100, "10": -100, "9": -100},
+    }  # fmt: skip
+    made = client.chat.completions.parse(response_format=Pet, n=2, **given)
+    pets = [choice.message.parsed for choice in made.choices]
+    assert all(isinstance(pet, Pet) for pet in pets) and pets[0] != pets[1]
+    tool = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+    with client.chat.completions.stream(tools=[tool], tool_choice="required", **given) as stream:
+        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+        (call,) = stream.get_final_completion().choices[0].message.tool_calls
+    assert call.function.parsed_arguments == json.loads(done[0].arguments)

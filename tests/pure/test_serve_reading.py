@@ -1,0 +1,90 @@
+"""How requests are read: what templates and the engine get of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from cortiq.serve.errors import ApiError
+from cortiq.serve.fields import Fields
+from cortiq.serve.messages import read_messages, read_tools
+from cortiq.serve.wanted import chat_logprobs, read_wanted
+from cortiq.tokenizer.stream import Detokenizer
+from cortiq.tokenizer.tokenizer import byte_tokenizer
+
+TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+
+
+def messages(*given):
+    return read_messages(Fields({"messages": list(given)}))
+
+
+def wanted(**given):
+    fields = Fields(given)
+    return read_wanted(fields, chat_logprobs(fields), 7)
+
+
+def test_a_turn_with_a_call_is_as_templates_expect_it():
+    """OpenAI has arguments as a JSON text, templates as an object."""
+    function = {"name": "now", "arguments": '{"zone": [1, "a"]}'}
+    call = {"id": "c1", "type": "function", "function": function}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    told = {"role": "tool", "tool_call_id": "c1", "content": "noon"}
+    first, second = messages(asked, told)
+    assert first["tool_calls"][0]["function"] == {"name": "now", "arguments": {"zone": [1, "a"]}}
+    assert first["content"] == "" and second == told
+    function["arguments"] = "no object"
+    assert messages(asked)[0]["tool_calls"][0]["function"]["arguments"] == "no object"
+
+
+def test_parts_are_lines_and_developers_are_systems():
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    made = messages({"role": "developer", "content": parts})
+    assert made == [{"role": "system", "content": "one\ntwo"}]
+
+
+@pytest.mark.parametrize(
+    ("choice", "offered", "forced"),
+    [(None, 1, ()), ("auto", 1, ()), ("none", 0, ()), ("required", 1, ("now",)),
+     ({"type": "function", "function": {"name": "now"}}, 1, ("now",))],
+)  # fmt: skip
+def test_the_choice_of_tools(choice, offered, forced):
+    tools = read_tools(Fields({"tools": [TOOL], "tool_choice": choice}))
+    assert (len(tools.offered), tools.forced) == (offered, forced)
+
+
+def test_a_tool_that_is_not_offered_cannot_be_forced():
+    choice = {"type": "function", "function": {"name": "other"}}
+    with pytest.raises(ApiError, match="names no tool"):
+        read_tools(Fields({"tools": [TOOL], "tool_choice": choice}))
+
+
+def test_seeds_of_any_sign_are_taken_and_no_nucleus_is_the_most_likely_token():
+    assert wanted(seed=-1).options.seed == 2**53 - 1
+    assert wanted(seed=5).options.seed == 5 and wanted().options.seed is None
+    options = wanted(top_p=0, top_k=9).options
+    assert (options.top_k, options.top_p) == (1, 1.0)
+    assert wanted().options.temperature == 1.0
+    assert wanted(logit_bias={"3": -100}).options.logit_bias == {3: -100.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [({}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 20}, 20)],
+)
+def test_log_probabilities_that_are_kept(given, kept):
+    assert wanted(**given).top_logprobs == kept
+
+
+def test_a_field_nobody_read_is_refused_by_its_name_and_the_nearest():
+    fields = Fields({"model": "m", "top_logprob": 1, "user": "no effect"})
+    read_wanted(fields, chat_logprobs(fields), 7)
+    with pytest.raises(ApiError, match="Did you mean 'top_logprobs'") as caught:
+        fields.close()
+    assert caught.value.param == "top_logprob"
+
+
+def test_control_tokens_of_markers_are_part_of_the_text():
+    tokenizer = byte_tokenizer(320)
+    for shown, text in (((), "ab"), ((256,), "a<bos>b")):
+        decoder = Detokenizer(tokenizer, continuation=True, shown=shown)
+        assert "".join(decoder.add(token) for token in (97, 256, 98, 257)) == text
