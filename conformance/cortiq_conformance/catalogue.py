@@ -20,6 +20,7 @@ from cortiq_conformance.level0 import (
     sequences,
     states,
     tails,
+    windows,
 )
 
 LEVEL0 = (
@@ -34,6 +35,7 @@ LEVEL0 = (
     tails,
     states,
     exports,
+    windows,
     robustness,
 )
 LEVELS = (0, 1, 2, 3, 4)

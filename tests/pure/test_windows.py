@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from engines import backends, loaded, prompt
+from engines import backends, prompt
 from graphs import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,13 +26,22 @@ from cortiq.backend.windows import (
 )
 from cortiq.errors import RequestError
 from cortiq.ir import Builder, ops
+from cortiq.models import load_program
+from cortiq.models.synthetic import open_synthetic
 from cortiq.numerics.sampling import Sampling
 
 MODELS = ("tiny-gemma3", "tiny-mimo")
 WANTS = (Digest(), Draw(Sampling(temperature=0.9, frequency_penalty=0.2, seed=3)))
-CONTEXT = 512
+CONTEXT = 2048
 LONG = 480
 """Rows of a text whose first tiles are given up several times."""
+LONGEST = {"cpu": 1500}
+"""Rows of the longest texts; what is slow has `LONG` of them."""
+
+
+@cache
+def loaded(model):
+    return load_program(open_synthetic(f"synthetic:{model}?seed=1&format=w8"), context=CONTEXT)
 
 
 def every_backend():
@@ -240,7 +249,7 @@ def test_windowed_slots_stop_growing(backend):
     assert growth[0] * 2 == growth[1]  # two of four layers are seen through windows
     state = on.open(CONTEXT)
     held = []
-    for seed in range(CONTEXT // 100):
+    for seed in range(LONGEST.get(backend, 700) // 100):
         feed(on, state, text("tiny-gemma3", seed, 100), ())
         held.append(state.nbytes())
         assert held[-1] <= on.state_bytes(len(held) * 100)
@@ -251,15 +260,14 @@ def test_windowed_slots_stop_growing(backend):
 class Family:
     """Sequences that fork, go back, move and go on, beside the ids that each is fed."""
 
-    def __init__(self, on, model, seed):
+    def __init__(self, on, model, seed, longest):
         self.on, self.model, self.chance = on, model, random.Random(seed)
+        self.longest = longest
         self.known = [(on.open(CONTEXT), [])]
 
     def some_ids(self, ids):
-        count = self.chance.choice([1, 2, 30, 64, 150])
-        return text(self.model, self.chance.randrange(40), 150)[
-            : max(0, min(count, CONTEXT - 1 - len(ids)))
-        ]
+        count = min(self.chance.choice([1, 2, 30, 64, 150, 300]), self.longest - len(ids))
+        return text(self.model, self.chance.randrange(40), 300)[: max(0, count)]
 
     def move(self):
         state, ids = self.chance.choice(self.known)
@@ -302,8 +310,8 @@ def test_a_family_of_forks_goes_on_as_if_all_rows_were_there(backend, model):
         pytest.skip("the cpu backend is not here")
     on = compiled(name, model, int(page or 64))
     for seed in range(3 if name == "cpu" else 1):
-        family = Family(on, model, seed)
-        for _ in range(40):
+        family = Family(on, model, seed, LONGEST.get(name, LONG))
+        for _ in range(60 if name == "cpu" else 30):
             family.move()
         family.check()
 
@@ -312,19 +320,20 @@ def test_a_family_of_forks_goes_on_as_if_all_rows_were_there(backend, model):
 @pytest.mark.parametrize("seed", range(3))
 def test_what_was_reserved_is_there_whoever_forks(backend, model, seed):
     """Forks take what memory there is; who was promised room before never lacks it."""
-    chance, ids = random.Random(seed), text(model)
-    free = compiled(backend, model)
-    on = compiled(backend, model, memory_limit=3 * free.state_bytes(LONG))
+    length = LONGEST.get(backend, LONG)
+    chance, ids = random.Random(seed), text(model, 1, length)
+    size = compiled(backend, model).state_bytes(length)
+    on = compiled(backend, model, memory_limit=3 * size // 2)
     before = on.free_bytes()
     state, others, fed = on.open(CONTEXT), [], 0
-    assert state.reserve(LONG)
-    while fed < LONG:
-        count = min(chance.choice([20, 64, 100]), LONG - fed)
+    assert state.reserve(length)
+    while fed < length:
+        count = min(chance.choice([20, 64, 100]), length - fed)
         batch = rows(state, ids[fed : fed + count], WANTS)
         result = forward(on, batch)
         assert result.outcomes[state].status is Status.COMPLETED, result.outcomes[state]
         assert on.free_bytes() >= -(1 + len(others)) * on.state_bytes(1)  # pages copied to write
-        assert same([dict(r) for r in result.rows], whole(model)[0][fed : fed + count])
+        assert same([dict(r) for r in result.rows], whole(model, 1, length)[0][fed : fed + count])
         fed += count
         try:
             others.append(chance.choice([state, *others]).fork())

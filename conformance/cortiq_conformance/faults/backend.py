@@ -62,6 +62,7 @@ FAULTS: Mapping[str, Fault] = {
     "a variance of moments": Fault("LayerNorm", "LayerNorm"),
     "a snapshot that goes on with its sequence": Fault("snapshot", "Attend"),
     "an export without low planes": Fault("export", "Attend"),
+    "a tile given up too early": Fault("windows", "Attend"),
     "a state rounded once more": Fault("DeltaRule", "DeltaRule"),
     "a state summed row after row": Fault("StateSpace", "StateSpace"),
     "experts of every group": Fault("Route", "Route"),

@@ -11,6 +11,7 @@ import numpy as np
 
 from cortiq.backend import Argmax, Draw, ExportedState, KVPlanes, Top
 from cortiq.numerics import sampling
+from cortiq.numerics.contract import TILE
 from cortiq.numerics.masks import allowed_ids
 from cortiq.numerics.quantise import Quantised
 from cortiq_reference.state import ReferenceState
@@ -117,10 +118,23 @@ class FlatExport(ReferenceState):
         return replace(exported, slots=flat)
 
 
+class HastyState(ReferenceState):
+    """Rows behind a window that are given up a tile too early, as a rewind finds out."""
+
+    def advance(self, entry: str, tokens: list[int]) -> None:
+        """Count rows, and spoil the oldest tile that is kept."""
+        super().advance(entry, tokens)
+        for store in self.stores.values():
+            if isinstance(store, KVStore) and store.base:
+                at = store.base - store.start
+                store.k.data[at : at + TILE] = 0
+
+
 WRONG_STATES: dict[str, type[ReferenceState]] = {
     "a stale row after rewind": StaleState,
     "a fork that shares its parent's tail": SharedState,
     "a snapshot that goes on with its sequence": SharedSnapshot,
     "an export without low planes": FlatExport,
+    "a tile given up too early": HastyState,
 }
 """Wrong states by fault."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from cortiq.backend import ExportedState, KVPlanes, Named
+from cortiq.backend.windows import kept_from
 from cortiq.numerics.quantise import planes
 from cortiq_conformance import wants as want_arrays
 from cortiq_conformance.case import Case, Scenario
@@ -41,19 +42,31 @@ def _build(make: Callable[[Source], Probe], source: Source) -> Canonical:
 
 @dataclass(frozen=True)
 class Canonical:
-    """Feeds `CUT` rows and exports; imports what the definitions export, and goes on."""
+    """Feeds `cut` rows and exports; imports what the definitions export, and goes on.
+
+    Rows behind the window, if there is one, are not looked at, and not there in what is imported.
+    """
 
     probe: Probe
     feed: Feed
+    cut: int = CUT
+    window: int | None = None
 
     def _defined(self) -> tuple[ExportedState, Observations]:
         oracle = Oracle(self.probe.program, self.probe.weights)
-        start, rest = self.feed.cut(0, CUT), self.feed.cut(CUT, ROWS)
+        start, rest = self.feed.cut(0, self.cut), self.feed.cut(self.cut, len(self.feed))
         oracle.feed(start.tokens, start.inputs)
         slots = {name: _exported(value) for name, value in oracle.slots.items()}
-        state = ExportedState({"trunk": CUT}, start.tokens.astype(np.int32), slots)
+        lengths = {"trunk": self.cut}
+        state = self._kept(ExportedState(lengths, start.tokens.astype(np.int32), slots))
         evaluation = oracle.feed(rest.tokens, rest.inputs)
         return state, want_arrays.expected(WANTS, evaluation, oracle.tokens)
+
+    def _kept(self, state: ExportedState) -> ExportedState:
+        """The state without rows behind the window."""
+        count = self.cut - kept_from(self.cut, self.window)
+        slots = {n: s.last(count) if isinstance(s, KVPlanes) else s for n, s in state.slots.items()}
+        return replace(state, slots=slots)
 
     def expected(self) -> Observations:
         """The layout, and the rows after an import."""
@@ -65,11 +78,12 @@ class Canonical:
         bench = Bench(subject, self.probe.program, self.probe.weights)
         given, _ = self._defined()
         with bench.compiled() as executable:
-            state = executable.open(ROWS)
-            advance(executable, state, self.feed, (0, CUT), WANTS)
-            found = _arrays(state.export())
-            moved = executable.import_(given, ROWS)
-            rows = advance(executable, moved, self.feed, (CUT, ROWS), WANTS)
+            end = len(self.feed)
+            state = executable.open(end)
+            advance(executable, state, self.feed, (0, self.cut), WANTS)
+            found = _arrays(self._kept(state.export()))
+            moved = executable.import_(given, end)
+            rows = advance(executable, moved, self.feed, (self.cut, end), WANTS)
         return {**found, **want_arrays.observed(WANTS, rows)}
 
     def inputs(self) -> Observations:
