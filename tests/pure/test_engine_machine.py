@@ -28,6 +28,8 @@ from cortiq.engine.roles import Mark, Role
 BACKEND = "cpu" if "cpu" in backends() else "reference"
 MORE = int(os.environ.get("CORTIQ_TEST_EXAMPLES", "0"))
 HEADS = [[7] * 20, [7] * 12 + [9] * 30, list(range(70))]
+LONG = [i * i % 97 for i in range(450)]
+"""Past what models with windows keep."""
 
 
 @cache
@@ -39,7 +41,7 @@ class EngineMachine(RuleBasedStateMachine):
     """An engine with kept prefixes and little memory, and every request's text if it were alone."""
 
     @initialize(
-        model=st.sampled_from(["tiny-llama", "tiny-lfm2"]),
+        model=st.sampled_from(["tiny-gemma3", "tiny-llama", "tiny-lfm2"]),
         kept=st.integers(0, 4),
         pages=st.integers(6, 20),
         rows=st.sampled_from([4, 32, 256]),
@@ -47,6 +49,8 @@ class EngineMachine(RuleBasedStateMachine):
     def begin(self, model, kept, pages, rows):
         self.model = model
         size = executable(BACKEND, model).state_bytes(64)
+        self.windowed = model == "tiny-gemma3"
+        pages += 4 * self.windowed
         limited = CompileOptions(threads=1, memory_limit=pages * size)
         known = loaded(model)
         self.on = backends()[BACKEND]().compile(known.program, known.weights, limited)
@@ -57,7 +61,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.cancelled = set()
 
     @rule(
-        head=st.sampled_from(HEADS),
+        head=st.sampled_from([LONG, *HEADS, LONG, LONG]),
         cut=st.integers(0, 10),
         tail=st.lists(st.integers(0, 5), min_size=1, max_size=6),
         way=st.sampled_from(list(WAYS)),
@@ -67,6 +71,7 @@ class EngineMachine(RuleBasedStateMachine):
         marked=st.booleans(),
     )
     def submit(self, head, cut, tail, way, tokens, priority, honesty, marked):
+        head = head if self.windowed else head[:70]
         ids = [*head[: len(head) - cut], *tail]
         marks = (Mark(10, Role.SYSTEM),) if marked else ()
         wanted = request(ids, tokens, chunk_rows=16, marks=marks, **WAYS[way])
@@ -105,7 +110,7 @@ class EngineMachine(RuleBasedStateMachine):
         self._submit(request(parent.ids, 5, **WAYS[way]), 0, None)
 
     @precondition(lambda self: self.engine.running)
-    @rule(which=st.integers(0, 99), keep=st.integers(0, 80))
+    @rule(which=st.integers(0, 99), keep=st.integers(0, 80) | st.integers(380, 470))
     def rewind(self, which, keep):
         """Rows are forgotten; at none of them the sequence has lost its place."""
         self.engine.preempt(self.engine.running[which % len(self.engine.running)], keep)
@@ -147,7 +152,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=25 * max(MORE, 1),
+    max_examples=30 * max(MORE, 1),
     stateful_step_count=25,
     derandomize=not MORE,
     database=None,

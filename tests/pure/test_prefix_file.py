@@ -48,6 +48,35 @@ def test_text_after_a_loaded_prefix_is_the_same_on_every_backend(saved, name, ba
     assert reused[2] == (40 if "llama" in name else 0)
 
 
+@pytest.mark.parametrize("backend", backends())
+@pytest.mark.parametrize("full", [False, True])
+def test_a_prefix_is_cut_as_far_back_as_windows_let_it(tmp_path, backend, full):
+    """Without the rows behind the windows, a prompt that parts from it earlier is fed whole."""
+    name, text, kept = "synthetic:tiny-gemma3", TEXT * 4, {"full_windows": full}
+    with cortiq.load(name, backend="reference", threads=1, **kept) as model:
+        length = model.save_prefix(text, tmp_path / "prefix")
+        prompts = [text + "And", text[:-30] + "Or", text[:-150] + "But no"]
+        expected = [model.generate(p, max_tokens=3, ignore_eos=True).digest for p in prompts]
+    reused = [length, length - 30, length - 150 if full else 0]
+    with cortiq.load(name, backend=backend, threads=1, **kept) as model:
+        model.load_prefix(tmp_path / "prefix")
+        made = [model.generate(p, max_tokens=3, ignore_eos=True) for p in prompts]
+    assert [one.digest for one in made] == expected
+    assert [one.stats.reused_tokens for one in made] == reused
+
+
+def test_trimming_makes_prefixes_smaller_and_older_files_are_read(tmp_path):
+    sizes = []
+    for full in (True, False):
+        path = tmp_path / f"{full}"
+        with cortiq.load("synthetic:tiny-gemma3", threads=1, full_windows=full) as model:
+            model.save_prefix(TEXT * 4, path)
+            rewritten(path, of_metadata(format="cortiq prefix 1"))
+            assert len(model.load_prefix(path)) == len(TEXT) * 4
+        sizes.append(path.stat().st_size)
+    assert sizes[1] < 0.85 * sizes[0]
+
+
 def test_kept_prefixes_serve_the_next_turn(name):
     with cortiq.load(name, threads=1) as model:
         plain = model.generate(TEXT, max_tokens=5, ignore_eos=True)

@@ -47,8 +47,10 @@ class Walk:
             assert self.pages.nbytes - before <= lacking
         elif kind < 0.6:
             self._write(index)
-        elif kind < 0.8 and len(self.tables) < 6:
+        elif kind < 0.75 and len(self.tables) < 6:
             self._share(index)
+        elif kind < 0.85:
+            self._restore(index, self.chance.randrange(len(self.tables)))
         elif len(self.tables) > 1:
             self.tables[index].clear()
             for known in (self.tables, self.held, self.reach):
@@ -86,6 +88,20 @@ class Walk:
         other.provide(stop)
         assert self.pages.nbytes - before <= after
         self.tables.append(other), self.held.append(dict(held)), self.reach.append(stop)
+
+    def _restore(self, index, source):
+        """A sequence becomes what one is, and keeps the room it had."""
+        table, held = self.tables[index], dict(self.held[source])
+        stop = max(held, default=-1) + 1
+        run = self.tables[source].share(stop)
+        self.tables[source].provide(self.reach[source])
+        self.reach[index] = max(self.reach[index], stop)
+        lacking, before = table.lacking_after(run, self.reach[index]), self.pages.nbytes
+        table.become(run)
+        table.provide(self.reach[index])
+        assert self.pages.nbytes - before <= lacking
+        self.pages.drop(run[1])
+        self.held[index] = held
 
 
 @pytest.mark.parametrize("seed", range(40))

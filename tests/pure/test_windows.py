@@ -316,8 +316,10 @@ def test_a_family_of_forks_goes_on_as_if_all_rows_were_there(backend, model):
         family.check()
 
 
-@pytest.mark.parametrize(("backend", "model"), EVERYWHERE)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("backend", "model", "seed"),
+    [(*where, seed) for where in EVERYWHERE for seed in range(3 if where[0] == "cpu" else 1)],
+)
 def test_what_was_reserved_is_there_whoever_forks(backend, model, seed):
     """Forks take what memory there is; who was promised room before never lacks it."""
     length = LONGEST.get(backend, LONG)
@@ -345,6 +347,34 @@ def test_what_was_reserved_is_there_whoever_forks(backend, model, seed):
     for other in [state, *others]:
         other.release()
     assert on.free_bytes() == before
+
+
+@pytest.mark.skipif("cpu" not in backends(), reason="the cpu backend is not here")
+def test_a_fork_leaves_a_sequence_the_room_it_was_promised():
+    """Pages that are shared cannot take turns, so a fork costs its parent as many new ones."""
+    model, length = "tiny-gemma3", LONGEST["cpu"]
+    ids, size = text(model, 1, length), compiled("cpu", model).state_bytes(length)
+
+    def half_done(memory):
+        on = compiled("cpu", model, memory_limit=memory)
+        state = on.open(CONTEXT)
+        assert state.reserve(length)
+        feed(on, state, ids[:700], ())
+        return on, state
+
+    on, state = half_done(size)
+    with pytest.raises(RequestError, match="no memory"):
+        state.fork()
+    assert same(feed(on, state, ids[700:], WANTS), whole(model, 1, length)[0][700:])
+    assert on.free_bytes() == 0
+    on, state = half_done(2 * size)
+    forks, other = [state.fork() for _ in range(2)], on.open(CONTEXT)
+    while other.reserve(other.length() + 1):
+        feed(on, other, [1], ())
+    assert same(feed(on, state, ids[700:], WANTS), whole(model, 1, length)[0][700:])
+    assert on.free_bytes() >= -on.state_bytes(1)  # the page that both went on to write
+    for one in (state, other, *forks):
+        one.release()
 
 
 def test_an_extent_that_keeps_all_still_knows_its_window():
