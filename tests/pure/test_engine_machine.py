@@ -74,7 +74,8 @@ class EngineMachine(RuleBasedStateMachine):
         head = head if self.windowed else head[:70]
         ids = [*head[: len(head) - cut], *tail]
         marks = (Mark(10, Role.SYSTEM),) if marked else ()
-        wanted = request(ids, tokens, chunk_rows=16, marks=marks, **WAYS[way])
+        rows = 16 if len(ids) < 100 else 150
+        wanted = request(ids, tokens, chunk_rows=rows, marks=marks, **WAYS[way])
         self._submit(wanted, priority, honesty)
 
     def _submit(self, wanted, priority, honesty):
@@ -110,7 +111,7 @@ class EngineMachine(RuleBasedStateMachine):
         self._submit(request(parent.ids, 5, **WAYS[way]), 0, None)
 
     @precondition(lambda self: self.engine.running)
-    @rule(which=st.integers(0, 99), keep=st.integers(0, 80) | st.integers(380, 470))
+    @rule(which=st.integers(0, 99), keep=st.integers(0, 470))
     def rewind(self, which, keep):
         """Rows are forgotten; at none of them the sequence has lost its place."""
         self.engine.preempt(self.engine.running[which % len(self.engine.running)], keep)
