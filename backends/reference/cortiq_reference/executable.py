@@ -62,10 +62,6 @@ class ReferenceExecutable(BaseExecutable[ReferenceState, Plan]):
         """An empty sequence of at most `limit` positions."""
         return self.state_type(self, limit)
 
-    def slot_lengths(self, lengths: Mapping[str, int]) -> dict[str, int]:
-        """Rows of each slot when the entry graphs have seen these."""
-        return {slot: lengths[entry] for entry, slots in self.written.items() for slot in slots}
-
     def state_bytes(self, rows: int) -> int:
         """Memory one sequence of this many rows takes."""
         page = self.options.page_rows
@@ -77,10 +73,6 @@ class ReferenceExecutable(BaseExecutable[ReferenceState, Plan]):
     def held_bytes(self) -> int:
         """Memory that all living sequences hold."""
         return sum(state.nbytes() for state in self.states)
-
-    def fits(self, state: ReferenceState, rows: int) -> bool:
-        """Whether a sequence may grow to this many rows."""
-        return self.state_bytes(rows) - state.nbytes() <= self.free_bytes()
 
     def close(self) -> None:
         """Release threads and sequences."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cortiq.backend import KVPlanes
+from cortiq.backend.stored import SlotStore
 from cortiq.errors import RequestError
 from cortiq.ir import Recurrent
 from cortiq.numerics.contract import F32, Flags, Floats, snap
@@ -37,7 +38,7 @@ class Part(NamedTuple):
         return Part(self.length, tuple(x[: length - self.length] for x in self.rows))
 
 
-class RecurrentStore:
+class RecurrentStore(SlotStore):
     """The state of a `Recurrent` slot, marks of it, and the rows fed since the oldest mark.
 
     Going back to a length from the oldest mark on takes the state of the nearest mark and the rows

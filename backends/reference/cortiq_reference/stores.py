@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.backend import KVPlanes
+from cortiq.backend.stored import SlotStore
 from cortiq.backend.windows import Extent, kept_from
 from cortiq.errors import RequestError
 from cortiq.ir import KVRows, Recurrent, Ring, Slot
@@ -51,7 +52,7 @@ class Rows:
             self.data[kept:] = self.fill
 
 
-class KVStore(Extent):
+class KVStore(Extent, SlotStore):
     """Rows of a `KVRows` slot.
 
     Attributes
@@ -61,7 +62,7 @@ class KVStore(Extent):
 
     def __init__(self, slot: KVRows, page: int, poison: bool, extent: Extent | None = None) -> None:
         given = extent or Extent()
-        super().__init__(given.window, given.trims)
+        Extent.__init__(self, given.window, given.trims)
         self.page, self.start = page, 0
         fill, exponent = (np.int16(32512), np.int8(60)) if poison else (None, None)
         self.k = Rows((slot.heads, slot.key_dim), np.int16, fill)
@@ -72,6 +73,10 @@ class KVStore(Extent):
     def parts(self) -> list[Rows]:
         """The arrays."""
         return [self.k, self.v, self.k_exponent, self.v_exponent]
+
+    def nbytes(self) -> int:
+        """Memory held."""
+        return sum(part.data.nbytes for part in self.parts())
 
     def grow(self, rows: int) -> None:
         """Have memory for a sequence of this many rows."""
@@ -137,7 +142,7 @@ class KVStore(Extent):
         self.trim()
 
 
-class RingStore:
+class RingStore(SlotStore):
     """Rows of a `Ring` slot. All rows since `base` are kept, so that rewinding is exact."""
 
     def __init__(self, slot: Ring, page: int, poison: bool) -> None:
@@ -157,6 +162,10 @@ class RingStore:
         """Write rows behind the last one."""
         self.rows.write(self.length - self.base, rows, self.page)
         self.length += len(rows)
+
+    def nbytes(self) -> int:
+        """Memory held."""
+        return self.rows.data.nbytes
 
     def grow(self, rows: int) -> None:
         """Have memory for a sequence of this many rows."""
@@ -198,10 +207,7 @@ def _imported(
     return rows
 
 
-Store = KVStore | RingStore | RecurrentStore
-
-
-def open_store(slot: Slot, page: int, poison: bool, extent: Extent | None = None) -> Store:
+def open_store(slot: Slot, page: int, poison: bool, extent: Extent | None = None) -> SlotStore:
     """An empty store for a slot; the extent says what windows a slot of rows is seen through."""
     if isinstance(slot, KVRows):
         return KVStore(slot, page, poison, extent)
@@ -210,11 +216,3 @@ def open_store(slot: Slot, page: int, poison: bool, extent: Extent | None = None
     if isinstance(slot, Recurrent):
         return RecurrentStore(slot)
     raise RequestError(f"unknown slot kind {type(slot).__name__}")
-
-
-def held_bytes(store: Store) -> int:
-    """Memory of a store."""
-    if isinstance(store, RecurrentStore):
-        return store.nbytes()
-    parts = store.parts() if isinstance(store, KVStore) else [store.rows]
-    return sum(part.data.nbytes for part in parts)

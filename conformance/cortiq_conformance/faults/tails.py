@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -82,7 +82,7 @@ class StaleState(ReferenceState):
 class SharedState(ReferenceState):
     """A fork that shares its parent's tail."""
 
-    def fork(self, length: int | None = None) -> ReferenceState:
+    def fork(self, length: int | None = None) -> Self:
         """A second sequence over the same memory."""
         other = super().fork(length)
         shared = {n: s for n, s in self.stores.items() if isinstance(s, KVStore)}

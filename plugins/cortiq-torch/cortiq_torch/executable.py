@@ -76,10 +76,6 @@ class TorchExecutable(BaseExecutable[TorchState, Plan]):
         """Memory the device has free."""
         return super().device_bytes() if self.device == "cpu" else _free_memory(self.device)
 
-    def fits(self, state: TorchState, rows: int) -> bool:
-        """Whether a sequence may grow to this many rows."""
-        return self.state_bytes(rows) - state.nbytes() <= self.free_bytes()
-
     def compute(
         self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[TorchState]]
     ) -> list[list[Brought] | None]:

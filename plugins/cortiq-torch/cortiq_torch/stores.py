@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from cortiq.backend import KVPlanes
+from cortiq.backend.stored import SlotStore
 from cortiq.backend.windows import Extent, kept_from
 from cortiq.ir import KVRows, Recurrent, Ring, Slot
 from cortiq.numerics.quantise import from_planes, planes
@@ -49,22 +50,23 @@ class Array:
         return other
 
 
-class Store:
-    """The arrays of a slot and how many rows it has had."""
+class Store(SlotStore):
+    """The arrays of a slot, how many rows it has had, and by how many it grows."""
 
     arrays: list[Array]
     length = 0
+    page = 1
 
-    def grow(self, rows: int, page: int) -> None:
+    def grow(self, rows: int) -> None:
         """Make room for this many rows, in whole pages."""
         for array in self.arrays:
-            array.grow(rows, page)
+            array.grow(rows, self.page)
 
     def nbytes(self) -> int:
         """Memory held."""
         return sum(array.data.nbytes for array in self.arrays)
 
-    def copy(self) -> Store:
+    def copy(self) -> Self:
         """Another store with the same rows."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
@@ -85,9 +87,9 @@ class KVStore(Extent, Store):
     start : the row that lies first in memory; those up to `base` are not needed any more.
     """
 
-    def __init__(self, slot: KVRows, device: str, poison: bool, extent: Extent) -> None:
+    def __init__(self, slot: KVRows, device: str, page: int, poison: bool, extent: Extent) -> None:
         Extent.__init__(self, extent.window, extent.trims)
-        self.start = 0
+        self.page, self.start = page, 0
         fill, exponent = (32512, 60) if poison else (None, None)
         keys, values = (slot.heads, slot.key_dim), (slot.heads, slot.value_dim)
         self.arrays = [
@@ -97,9 +99,9 @@ class KVStore(Extent, Store):
             Array((slot.heads,), torch.int8, device, exponent),
         ]
 
-    def grow(self, rows: int, page: int) -> None:
+    def grow(self, rows: int) -> None:
         """Make room for a sequence of this many rows, in whole pages."""
-        super().grow(self.room(rows), page)
+        super().grow(self.room(rows))
 
     def append(self, keys: Rows, values: Rows) -> None:
         """Write rows behind the last one; there is room once old ones are given up."""
@@ -159,8 +161,8 @@ def _tensors(*arrays: Any) -> tuple[Tensor, ...]:
 class RingStore(Store):
     """Rows of a `Ring` slot; all of them since `base` are kept, so that rewinding is exact."""
 
-    def __init__(self, slot: Ring, device: str, poison: bool) -> None:
-        self.slot, self.base = slot, 0
+    def __init__(self, slot: Ring, device: str, page: int, poison: bool) -> None:
+        self.slot, self.page, self.base = slot, page, 0
         self.arrays = [Array((slot.width,), torch.float32, device, 2.0**49 if poison else None)]
 
     def last(self) -> Tensor:
@@ -196,7 +198,7 @@ class RingStore(Store):
 class RecurrentStore(Store):
     """The state of a `Recurrent` slot after `length` rows; the way back is from the start."""
 
-    def __init__(self, slot: Recurrent, device: str, poison: bool) -> None:
+    def __init__(self, slot: Recurrent, device: str) -> None:
         self.slot, self.arrays = slot, []
         self.state = torch.zeros(slot.shape, device=device)
 
@@ -223,11 +225,11 @@ class RecurrentStore(Store):
         self.state, self.length = torch.tensor(rows, device=self.state.device), length
 
 
-def open_store(slot: Slot, device: str, poison: bool, extent: Extent) -> Store:
+def open_store(slot: Slot, device: str, page: int, poison: bool, extent: Extent) -> Store:
     """An empty store for a slot; the extent says what windows a slot of rows is seen through."""
     if isinstance(slot, KVRows):
-        return KVStore(slot, device, poison, extent)
+        return KVStore(slot, device, page, poison, extent)
     if isinstance(slot, Ring):
-        return RingStore(slot, device, poison)
+        return RingStore(slot, device, page, poison)
     assert isinstance(slot, Recurrent)
-    return RecurrentStore(slot, device, poison)
+    return RecurrentStore(slot, device)
