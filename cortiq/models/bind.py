@@ -21,6 +21,7 @@ from cortiq.models.head_names import (
 from cortiq.models.heads import HeadPlan, Held, layer_count, with_heads
 from cortiq.models.pieces import cut
 from cortiq.models.registry import Checkpoint, family_for, family_name, place, read_config
+from cortiq.models.sidecar import WithSidecar, check_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
 from cortiq.models.tensors import HeldTensors, find_tensors
 from cortiq.models.weights import matrix_weight, raw_weight, vector_weight
@@ -63,6 +64,7 @@ def load_program(
     weight_format: str | None = None,
     families: Sequence[ModuleType] = (),
     heads: str = OFF,
+    sidecar: Checkpoint | None = None,
 ) -> LoadedProgram:
     """Read the configuration, build the graph, bind every weight.
 
@@ -74,6 +76,7 @@ def load_program(
     families : families of plugins.
     heads : draft head to load beside the trunk: `off`, `auto` (the file's, if it has one), `mtp` or
         `mimo`; `:post` or `:raw` behind it for the trunk's rows that it takes.
+    sidecar : the file beside the model's in which its draft head is looked for too.
 
     Raises
     ------
@@ -86,6 +89,9 @@ def load_program(
     family = family_for(checkpoint, families)
     config = read_config(family, checkpoint)
     program = _built(family, config, context, checkpoint)
+    if sidecar is not None:
+        check_sidecar(checkpoint, config, sidecar, read_config(family, sidecar))
+        checkpoint = WithSidecar(checkpoint, sidecar)
     held = HeldTensors(checkpoint, family.NAMES, config.source)
     plan = find_plan(heads, config.num_hidden_layers, held.has)
     program = _headed(program, plan, held, heads, checkpoint)

@@ -70,6 +70,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
     try:
         loaded = load_program(
             checkpoint,
+            sidecar=open_sidecar(checkpoint, options.heads),
             context=options.context,
             weight_format=options.weight_format,
             families=default_plugins().families,
@@ -88,6 +89,20 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         checkpoint.close,
         getattr(loaded.config, "max_position_embeddings", 0),
     )
+
+
+def open_sidecar(checkpoint: Any, heads: str) -> Any:
+    """The file beside a model's that holds its draft head, if one is wanted and there is one.
+
+    Beside a folder `NAME` it is the folder `NAME.mtp`, beside `NAME.gguf` the file `NAME.mtp.gguf`.
+    """
+    path = getattr(checkpoint, "path", None)
+    if heads == "off" or not isinstance(path, Path):
+        return None
+    path = path.resolve()
+    suffix = path.suffix if path.is_file() else ""
+    beside = path.with_name(f"{path.name.removesuffix(suffix)}.mtp{suffix}")
+    return open_checkpoint(beside) if beside.exists() else None
 
 
 def open_tokenizer(source: Mapping[str, Any] | Path | str, program: Program) -> Tokenizer:

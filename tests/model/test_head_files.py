@@ -20,11 +20,12 @@ import transformers
 from checkpoints import draw_weights
 from family_harness import distance
 
-from cortiq.errors import RequestError, UnsupportedError
+from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.ir import primitives_of
 from cortiq.models import load_program
-from cortiq_reference.ideal import evaluate
+from cortiq.runtime.source import open_sidecar
+from cortiq_reference.ideal import dequantise, evaluate
 
 LINEAR, FULL, LOCAL = "linear_attention", "full_attention", "sliding_attention"
 ROPE = "rope_parameters"
@@ -218,3 +219,52 @@ def test_a_block_that_is_no_layer_of_the_model_is_said(written):
         assert "input_layernorm" in str(raised.value)
     finally:
         safetensors.torch.save_file(tensors, path)
+
+
+@pytest.fixture
+def beside(written, tmp_path):
+    """The model without its head, and beside it a folder with the head."""
+    main, side = tmp_path / "model", tmp_path / "model.mtp"
+    of_head = {n for n in written.tensors if any(n.startswith(x) for x in written.layers)}
+    of_head |= {f"{name}.weight" for k in range(len(written.layers)) for name in
+                written.tensors_of(k)}  # fmt: skip
+    config = json.loads((written.folder / "config.json").read_text())
+    for folder, wanted in ((main, False), (side, True)):
+        folder.mkdir()
+        kept = {n: t for n, t in written.tensors.items() if (n in of_head) == wanted}
+        safetensors.torch.save_file(kept, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(config))
+    return main, side, config
+
+
+def loaded_beside(folder, heads="auto"):
+    checkpoint = open_checkpoint(folder)
+    side = open_sidecar(checkpoint, heads)
+    return load_program(checkpoint, heads=heads, weight_format="f32", sidecar=side)
+
+
+def test_a_head_beside_the_model_is_the_head_inside_it(written, beside):
+    main, _, _ = beside
+    inside, outside = opened(written), loaded_beside(main)
+    assert inside.program == outside.program
+    name = next(n for n in inside.weights if n.endswith("eh_proj.weight") or n == "mtp.fc.weight")
+    one, two = (dequantise(p.weights[name]) for p in (inside, outside))
+    assert (one == two).all()
+    assert set(loaded_beside(main, "off").program.graphs) == {"trunk"}
+
+
+@pytest.mark.parametrize(
+    "change", [{"vocab_size": 97}, {"hidden_size": 64}, {"num_attention_heads": 8},
+               {"head_dim": 24}, {"model_type": "llama"}]
+)  # fmt: skip
+def test_a_head_of_another_model_is_an_error_with_both_numbers(written, beside, change):
+    main, side, config = beside
+    ((key, value),) = change.items()
+    if written.style == "cascade" and key == "head_dim":
+        pytest.skip("latent attention has no head width of its own")
+    (side / "config.json").write_text(json.dumps(config | change))
+    wanted = "architecture" if key == "model_type" else key.replace("head_dim", "head_width")
+    with pytest.raises((FormatError, UnsupportedError)) as raised:
+        loaded_beside(main)
+    if key != "model_type":
+        assert f"its {wanted} is {value}, the model's {config[key]}" in str(raised.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from heads_float64 import Geometry, Names, module
 from rounds import forward, speculated
 from test_drafters import COUNT, PROMPT, SAMPLINGS, asking
 
+import cortiq
 from cortiq.backend import Argmax, Batch, CompileOptions, Named, Row, Status
 from cortiq.engine.drafters.head_probe import feed_forward, prefix_rates, teacher_forced
-from cortiq.engine.drafters.heads import HeadDrafter
+from cortiq.engine.drafters.heads import HeadDrafter, final_rows
 from cortiq.engine.drafting import Task
+from cortiq.errors import RequestError
 from cortiq.ir import primitives_of
 from cortiq.models import load_program
 from cortiq.models.fixture_heads import MimoHead
@@ -224,3 +227,26 @@ def test_t40_chunks_change_no_statistic():
         for ours, theirs in zip(feed_forward(executable, ids, size), expected, strict=True):
             assert ours.rows == theirs.rows
             assert (ours.mass == theirs.mass).all() and (ours.squared == theirs.squared).all()
+
+
+def test_t14_a_prompt_s_last_row_has_no_pair_yet():
+    primed = [final_rows(256, fed, 0) for fed in (0, 128, 256)]
+    assert [stop - start for start, stop in pairwise(primed)] == [128, 127]
+    assert final_rows(256, 300, 0) == 255 and final_rows(1, 1, 0) == final_rows(2, 2, 2) == 0
+
+
+def test_t22_the_probe_sees_the_module_s_own_width():
+    executable = compiled("tiny-ties", "mtp")
+    (found,) = feed_forward(executable, [3, 9, 4, 12, 7, 2])
+    assert (len(found.mass), found.rows) == (16, 5) and found.mass.max() > 0
+    assert executable.states == []
+    with pytest.raises(RequestError, match="without a draft head"):
+        feed_forward(compiled("tiny-ties", "off"), [3, 9])
+
+
+def test_t23_t25_a_head_through_exact_ties_and_only_where_it_is_asked_for():
+    with cortiq.load("synthetic:tiny-ties", backend="cpu", threads=1, heads="mtp") as model:
+        plain = model.generate("abcdef", max_tokens=12)
+        drafted = model.generate("abcdef", max_tokens=12, draft="mtp", draft_depth=2)
+        assert drafted.token_ids == plain.token_ids
+        assert plain.stats.drafts.drafted == 0 < drafted.stats.drafts.drafted

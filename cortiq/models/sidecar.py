@@ -1,0 +1,57 @@
+"""A draft head in a file beside the model's: the two as one checkpoint, if they fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from cortiq.errors import FormatError
+from cortiq.models.config import BaseConfig
+from cortiq.models.registry import Checkpoint, place
+
+SAME = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "head_width", "v_head_dim",
+    "vocab_size",
+)  # fmt: skip
+"""What a sidecar's configuration must say as the model's does."""
+
+
+class WithSidecar:
+    """A checkpoint, and behind it the tensors that only its sidecar has."""
+
+    def __init__(self, main: Checkpoint, side: Checkpoint) -> None:
+        self._main, self._side = main, side
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._main, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._main or name in self._side
+
+    @property
+    def tensor_names(self) -> Iterator[str]:
+        """Names of both."""
+        yield from self._main.tensor_names
+        yield from (name for name in self._side.tensor_names if name not in self._main)
+
+    def tensor(self, name: str) -> Any:
+        """The model's tensor, or the sidecar's."""
+        return (self._main if name in self._main else self._side).tensor(name)
+
+
+def check_sidecar(main: Checkpoint, ours: BaseConfig, side: Checkpoint, theirs: BaseConfig) -> None:
+    """Refuse a sidecar that was made for another model.
+
+    Raises
+    ------
+    FormatError : what differs, with both values.
+    """
+    pairs: dict[str, tuple[Any, Any]] = {"architecture": (main.architecture, side.architecture)}
+    pairs |= {key: (getattr(ours, key, None), getattr(theirs, key, None)) for key in SAME}
+    for key, (mine, other) in pairs.items():
+        if mine != other:
+            raise FormatError(
+                f"is the draft head of another model: its {key} is {other!r}, the model's {mine!r}",
+                where=place(side),
+                hint="move it away, or load with heads='off'",
+            )
