@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cortiq.numerics.attention import scoring
 from cortiq.numerics.quantise import ZERO_ROW_EXPONENT
 from cortiq_mlx.arithmetic import Rows, exp2_int, snap
 from cortiq_mlx.attention import Geometry, attend, choose_blocks
@@ -30,7 +29,8 @@ def attend_rows(
 ) -> mx.array:
     """Attention of each sequence's rows, so many at a time that scores stay bounded."""
     op, out = call.op, []
-    how = Geometry(scoring(op.scale, op.soft_cap), op.window, call.weights.get("sinks"), op.block)
+    constants, sinks = call.weights["scoring"], call.weights.get("sinks")
+    how = Geometry(constants, op.window, sinks, op.block)
     for segment in call.segments:
         store = segment.state.kv(call.slots["kv"])
         keys, values = store.read()

@@ -13,6 +13,7 @@ from typing import Any
 from cortiq.backend import Row
 from cortiq.backend.kernel import GivenKernels
 from cortiq.ir import Graph, Node, ops
+from cortiq.numerics.attention import scoring
 from cortiq.numerics.layouts import Weight
 from cortiq_mlx.angles import Angles
 from cortiq_mlx.fuse import SharedMatMul, fused, shared_matmul
@@ -85,7 +86,9 @@ class Plan:
 
 def _weights_of(node: Node, weights: Mapping[str, Weight], known: dict) -> dict[str, Any]:
     """The node's weights; a table that is also the last matrix is uploaded once."""
-    found = {}
+    found: dict[str, Any] = {}
+    if isinstance(node.op, ops.Attend):
+        found["scoring"] = scoring(node.op.scale, node.op.soft_cap)
     for role, name in node.weights.items():
         op = node.op
         key: tuple = (name, stack_of(op)) if isinstance(op, MATRICES) else (name, op, role)
