@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from cortiq.ir import Type
+from cortiq.ir import Type, ops
+from cortiq.numerics.attention import Scoring
 from cortiq_wgpu.angles import Turns
 from cortiq_wgpu.lower import Lowered, Step
 from cortiq_wgpu.places import Places, record_words, units_of
@@ -25,6 +26,7 @@ class Binder:
     turns: Turns
     pools: Pools
     dot: str
+    scoring: Mapping[ops.Attend, Scoring]
     parallel: bool
     rows: int
     context: int

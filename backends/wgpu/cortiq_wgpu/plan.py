@@ -13,6 +13,7 @@ import numpy as np
 from cortiq.backend import Row, Want
 from cortiq.backend.admission import value_of
 from cortiq.ir import Graph, ops
+from cortiq.numerics.attention import scoring
 from cortiq_wgpu.angles import Turns
 from cortiq_wgpu.binder import Binder
 from cortiq_wgpu.device import SLICE, Gpu
@@ -57,6 +58,7 @@ class Plan:
         self._compiled: dict[Request, Compiled] = {}
         self.needs = lru_cache(maxsize=256)(self._needs)
         self.attends = [n.op for n in graph.nodes if isinstance(n.op, ops.Attend)]
+        self.scoring = {op: scoring(op.scale, op.soft_cap) for op in self.attends}
         self.blocks = [n.op.block for n in graph.nodes if isinstance(n.op, ops.ChooseBlocks)]
 
     def _needs(self, wants: tuple[Want, ...]) -> frozenset[str]:
@@ -100,6 +102,7 @@ class Plan:
             self.turns,
             self.pools,
             self.gpu.dot,
+            self.scoring,
             self.parallel,
             self.rows,
             self.context,

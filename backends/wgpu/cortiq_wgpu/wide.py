@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from cortiq.ir import Recurrent, Ring, ops
-from cortiq.numerics.attention import scoring
 from cortiq_wgpu.binder import Binder
 from cortiq_wgpu.lower import Spread, Step
 from cortiq_wgpu.matrices import embed_rows, matrix_products, stack_products
@@ -28,7 +27,7 @@ CHOSEN = """
 
 def _spread(binder: Binder, step: Step) -> list[Work]:
     op, record = step.op.attend, binder.record(step.inputs[0])
-    constants = scoring(op.scale, op.soft_cap)
+    constants = binder.scoring[op]
     values = {
         "q": record["at"], "key_size": record["size"], "key_units": record["units"],
         "key_words": -(-op.key_dim // 4), "channels": op.value_dim, "heads": op.heads,
