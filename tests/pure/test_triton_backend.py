@@ -14,11 +14,12 @@ torch = pytest.importorskip("torch", reason="the Triton backend keeps its memory
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
 import cortiq_triton  # noqa: E402
-from cortiq.backend import CompileOptions, Declined  # noqa: E402
+from cortiq.backend import Argmax, Batch, CompileOptions, Declined, Digest, Drawn, Row  # noqa: E402
 from cortiq.errors import BackendError  # noqa: E402
 from cortiq.ir import ops  # noqa: E402
 from cortiq_conformance import models  # noqa: E402
 from cortiq_conformance.runner import run  # noqa: E402
+from cortiq_reference.backend import ReferenceBackend  # noqa: E402
 from cortiq_triton import gate  # noqa: E402
 from cortiq_triton.backend import TritonBackend  # noqa: E402
 from cortiq_triton.kernels import KERNELS  # noqa: E402
@@ -26,6 +27,7 @@ from cortiq_triton.kernels import KERNELS  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # overflows that faults are
 
 FILES = sorted(Path(cortiq_triton.__file__).parent.glob("*.py"))
+WANTS = (Argmax(), Digest("logits"))
 SEAM = {"backend", "ir", "numerics", "errors", "hookspecs"}
 
 
@@ -49,6 +51,58 @@ def test_cases_are_computed_by_triton_alone(level, only):
     report = run(TritonBackend(), levels=(level,), only=only)
     assert report.results and report.passed, report.summary()
     assert set(report.computed) == {"triton"}
+
+
+def steps_of(executable, wanted=("logits",)):
+    return executable.plans["trunk"].fused(frozenset(wanted), frozenset())
+
+
+def stream(executable, ahead, steps=3):
+    """Two prompts in one batch, then steps that read their ids from the step before."""
+    states = [executable.open(100) for _ in range(2)]
+    rows = [Row(states[0], i, 7 * i + 1) for i in range(18)] + [Row(states[0], 18, 5, WANTS)]
+    rows += [Row(states[1], 0, 9, WANTS)]
+    first = executable.forward(Batch(rows)).result()
+    found, under_way, drawn = [first.rows[18], first.rows[19]], [], (18, 19)
+    for step in range(steps):
+        at = zip(states, (19 + step, 1 + step), drawn, strict=True)
+        under_way.append(
+            executable.forward(Batch([Row(s, p, Drawn(row), WANTS) for s, p, row in at]))
+        )
+        drawn = (0, 1)
+        if len(under_way) > ahead:
+            found += under_way.pop(0).result().rows
+    for ticket in under_way:
+        found += ticket.result().rows
+    ids = [state.export().tokens.tolist() for state in states]
+    return found, ids
+
+
+@pytest.fixture(scope="module")
+def defined():
+    model = models.load("tiny-gemma3")
+    return stream(ReferenceBackend().compile(model.program, model.weights, CompileOptions()), 0)
+
+
+@pytest.mark.parametrize("extra", [{"fuse": False}, {"graphs": True}])
+def test_fused_or_not_captured_or_not_the_bits_are_the_same(extra, defined):
+    model = models.load("tiny-gemma3")
+    options = CompileOptions(extra=extra)
+    executable = TritonBackend().compile(model.program, model.weights, options)
+    assert stream(executable, ahead=1) == defined
+    fused, alone = len(steps_of(executable)), len(executable.plans["trunk"].steps)
+    assert fused < 0.6 * alone if extra.get("fuse", True) else fused == alone
+    assert bool(executable.decoder.shapes) == bool(extra.get("graphs"))
+    executable.close()
+
+
+def test_nothing_is_fused_across_what_a_row_asks_for_or_supplies():
+    model = models.load("tiny-gemma3")
+    executable = TritonBackend().compile(model.program, model.weights, CompileOptions())
+    every = {o for s in executable.plans["trunk"].steps for o in s.node.outputs}
+    kept = {o for s in steps_of(executable, every) for o in s.node.outputs}
+    assert kept == every
+    executable.close()
 
 
 def test_only_the_public_seam_is_imported():

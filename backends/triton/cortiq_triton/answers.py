@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import triton.language as tl
 
 from cortiq.backend import Argmax, Digest, Draw, Named, Top, Want
 from cortiq.backend.admission import value_of
 from cortiq.numerics.quantise import Quantised, from_planes
 from cortiq_triton import draw, tail
+from cortiq_triton.language import Tensor, kernel, launch, pow2
 from cortiq_triton.rows import Rows
 
 if TYPE_CHECKING:
@@ -23,12 +25,13 @@ class Answers:
     Attributes
     ----------
     found : by row, the wants with tensors on the device.
-    drawn : int32 [rows], what each row drew, −1 where it drew nothing.
+    whole : for the first want of each kind, the tensor of all rows that ask for it.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.found: list[dict[Want, Any]] = [{} for _ in run.rows]
+        self.whole: dict[Want, Any] = {}
         groups: dict[tuple[str, type, Any], list[tuple[int, Want]]] = {}
         for at, row in enumerate(run.rows):
             for want in row.wants:
@@ -55,6 +58,7 @@ class Answers:
         else:
             self._draw(value, asking)
             return
+        self.whole[asking[0][1]] = answers
         for place, (at, want) in enumerate(asking):
             self.found[at][want] = _row(answers, place)
 
@@ -113,3 +117,36 @@ def _on_host(want: Want, value: Any) -> Any:
         return Quantised(from_planes(high, low)[..., : value.width], e[()])
     array = value.cpu().numpy()
     return array.copy() if array.ndim else array[()]
+
+
+@kernel
+def choose_ids(
+    given: Tensor, sources: Tensor, drawn: Tensor, out: Tensor, n: Tensor, BLOCK: tl.constexpr
+) -> None:
+    """The ids of rows: given, or drawn by the row of the step before that `sources` names."""
+    i = tl.arange(0, BLOCK)
+    source = tl.load(sources + i, mask=i < n, other=-1)
+    known = tl.load(given + i, mask=i < n, other=0)
+    before = tl.load(drawn + source, mask=source >= 0, other=0)
+    tl.store(out + i, tl.where(source >= 0, before, known), mask=i < n)
+
+
+def resolve(
+    count: int, given: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor
+) -> torch.Tensor:
+    """The ids of `count` rows, those of the step before included."""
+    out = torch.empty_like(given)
+    launch(choose_ids, (1,), given, sources, drawn, out, count, BLOCK=pow2(count))
+    return out
+
+
+def packed(run: Run, answers: Answers) -> torch.Tensor:
+    """Fault flag, argmax and digest of each row: int32 [rows, 6]; −1 and 0 where nobody asks."""
+    out = torch.zeros((len(run.rows), 6), dtype=torch.int32, device=run.faults.device)
+    out[:, 1] = -1
+    wants = run.rows[0].wants
+    for want, columns in ((Argmax(), slice(1, 2)), (Digest("logits"), slice(2, 6))):
+        if want in wants:
+            out[:, columns] = answers.whole[want].view(len(run.rows), -1)
+    out[:, 0] = run.faults
+    return out

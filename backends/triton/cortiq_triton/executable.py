@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 import triton
 
-from cortiq.backend import Batch, CompileOptions
+from cortiq.backend import Batch, CompileOptions, Finished
 from cortiq.backend.executable import Accepted, BaseExecutable, Brought
+from cortiq.backend.windows import windows_of
 from cortiq.ir import Program, expand
 from cortiq.numerics.contract import TILE
 from cortiq.numerics.layouts import Weight
 from cortiq_triton.call import Shared
+from cortiq_triton.decode import Decoder, Step
 from cortiq_triton.memory import Layout, Pool
 from cortiq_triton.plan import Plan, Prepared
 from cortiq_triton.rotary import Angles
@@ -26,7 +29,12 @@ class TritonExecutable(BaseExecutable[TritonState, Plan]):
     Attributes
     ----------
     layout : where slots lie in pages and fixed blocks. pool : the pages of all sequences.
+    decoder : steps of decoding, which are captured and run ahead. graphs : whether that is done.
+    views : the windows through which slots are seen; their rows are kept all the same.
+    asynchronous : `forward` returns with a step of decoding under way.
     """
+
+    asynchronous: ClassVar[bool] = True
 
     def __init__(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions, device: str
@@ -36,10 +44,15 @@ class TritonExecutable(BaseExecutable[TritonState, Plan]):
         layouts = {weight: spec.layout for weight, spec in program.weights.items()}
         graphs = {n: expand(g, layouts, lambda node: False) for n, g in program.graphs.items()}
         prepared = Prepared(weights, device)
-        plans = {n: Plan(graph, prepared) for n, graph in graphs.items()}
+        fuses = bool(options.extra.get("fuse", True))
+        plans = {n: Plan(graph, prepared, fuses) for n, graph in graphs.items()}
         super().__init__(program, options, plans)
+        self.views = windows_of(program)
+        self.graphs = bool(options.extra.get("graphs", device != "cpu"))
+        self._settling = False
         self.shared = Shared(program, self.layout, Angles(device), device)
         nodes = [node for graph in program.graphs.values() for node in graph.nodes]
+        self.decoder = Decoder(self)
         self.placement = dict.fromkeys((node.name for node in nodes), "triton")
 
     @property
@@ -75,8 +88,27 @@ class TritonExecutable(BaseExecutable[TritonState, Plan]):
         """Whether sequences may take so many bytes more."""
         return nbytes <= self.free_bytes()
 
-    def settle(self) -> None:
-        """Wait for what is under way."""
+    def owns(self, state: Any) -> bool:
+        """Whether a state is a living sequence of this executable."""
+        return isinstance(state, TritonState) and state.owner is self and state.alive
+
+    def settle(self, last: Step | None = None) -> None:
+        """Wait for what is under way, up to a step if one is given."""
+        if not self._settling:
+            self._settling = True
+            try:
+                self.decoder.settle(last)
+            finally:
+                self._settling = False
+
+    def forward(self, batch: Batch) -> Finished | Step:  # type: ignore[override]
+        """Compute a batch; a step of decoding is under way when this returns."""
+        plan = self.plans.get(batch.entry)
+        step = self.decoder.submit(plan, batch) if plan is not None and self.graphs else None
+        if step is not None:
+            return step
+        self.settle()
+        return super().forward(batch)
 
     def make_room(self, state: TritonState, start: int, stop: int) -> bool:
         """Room for rows from `start` to before `stop`, in pages that are this sequence's alone."""

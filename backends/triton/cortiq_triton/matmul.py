@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from cortiq_triton.language import Tensor, device, kernel
-from cortiq_triton.matvec import load_scale
+from cortiq_triton.matvec import end, load_scale
 from cortiq_triton.scalar import (
     exp2_int,
     fold,
@@ -23,18 +23,6 @@ def tile_of(
     """int8 [rows, columns] of a plane; 0 outside."""
     inside = live[:, None] & (column < width)[None, :]
     return tl.load(plane + row[:, None] * stride + column[None, :], mask=inside, other=0)
-
-
-@device
-def finish(
-    y: Tensor, qe: Tensor, x: Tensor, m: Tensor, live: Tensor, n: Tensor, seen: Tensor, out: Tensor,
-    faults: Tensor, N: Tensor, group: Tensor,
-) -> None:  # fmt: skip
-    """out = snap(y·2^e), and fault flags."""
-    y = y * exp2_int(tl.load(qe + x, mask=live, other=0))[:, None]
-    inside = live[:, None] & seen[None, :]
-    tl.store(out + m.to(tl.int64)[:, None] * N + n[None, :], snapped(y), mask=inside)
-    tl.store(faults + (m // group)[:, None] + n[None, :] * 0, 1, mask=inside & outside(y))
 
 
 @device
@@ -60,10 +48,11 @@ def tile_rows(
 
 @kernel
 def matmul_rows(
-    codes: Tensor, scale: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, out: Tensor, faults: Tensor,
-    M: Tensor, N: Tensor, K: Tensor, plane: Tensor, heads: Tensor, group: Tensor,
-    HEADS: tl.constexpr, PLANES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, GROUP: tl.constexpr,
+    codes: Tensor, scale: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, bias: Tensor,
+    residual: Tensor, out: Tensor, faults: Tensor, M: Tensor, N: Tensor, K: Tensor, plane: Tensor,
+    cut: Tensor, cut2: Tensor, heads: Tensor, group: Tensor, HEADS: tl.constexpr,
+    BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr, PLANES: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
     """out [M, N] of codes with a scale a row; K columns, `plane` codes from plane to plane."""
     m, n, first = tile_rows(scale, M, N, heads, HEADS, BM, BN, GROUP)
@@ -91,7 +80,11 @@ def matmul_rows(
         y = round_three_planes(high, middle, low) * s
     else:
         y = round_two_planes(high, low) * s
-    finish(y, qe, m, m, live, n, seen, out, faults, N, group)
+    y = y * exp2_int(tl.load(qe + m, mask=live, other=0))[:, None]
+    end(
+        y, m, n, live[:, None] & seen[None, :], out, faults, bias, residual, M, N, group, cut,
+        cut2, BIASED, RESIDUAL, PARTS,
+    )  # fmt: skip
 
 
 @device
@@ -186,11 +179,13 @@ def block_term(
 @kernel
 def matmul_blocks(
     codes: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor, offsets: Tensor, qh: Tensor,
-    ql: Tensor, qe: Tensor, qs: Tensor, out: Tensor, faults: Tensor, M: Tensor, N: Tensor,
-    K: Tensor, blocks: Tensor, heads: Tensor, group: Tensor, HEADS: tl.constexpr,
-    NIBBLES: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr,
-    MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr, FORM: tl.constexpr,
-    LOW_FORM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
+    ql: Tensor, qe: Tensor, qs: Tensor, bias: Tensor, residual: Tensor, out: Tensor, faults: Tensor,
+    M: Tensor, N: Tensor, K: Tensor, blocks: Tensor, cut: Tensor, cut2: Tensor, heads: Tensor,
+    group: Tensor, HEADS: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr,
+    PARTS: tl.constexpr, NIBBLES: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr,
+    SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr,
+    FORM: tl.constexpr, LOW_FORM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
     """out [M, N] of codes in blocks of 32 or 256 columns; constants as in `matvec_blocks`."""
     m, n, first = tile_rows(scale, M, N, heads, HEADS, BM, BN, GROUP)
@@ -222,7 +217,11 @@ def matmul_blocks(
             if (column % (8 * BLOCK) == 0) | (column >= K):
                 y = y + run
                 run = tl.full((BM, BN), 0.0, tl.float32)
-    finish(y, qe, m, m, live, n, seen, out, faults, N, group)
+    y = y * exp2_int(tl.load(qe + m, mask=live, other=0))[:, None]
+    end(
+        y, m, n, live[:, None] & seen[None, :], out, faults, bias, residual, M, N, group, cut,
+        cut2, BIASED, RESIDUAL, PARTS,
+    )  # fmt: skip
 
 
 @kernel

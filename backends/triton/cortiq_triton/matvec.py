@@ -12,6 +12,7 @@ from cortiq_triton.scalar import (
     round_two_planes,
     snapped,
 )
+from cortiq_triton.sums import add_in_order, runs_of
 
 
 @device
@@ -57,32 +58,40 @@ def load_scale(scale: Tensor, at: Tensor, mask: Tensor, FORM: tl.constexpr) -> T
 
 
 @device
-def add_in_order(y: Tensor, terms: Tensor, COUNT: tl.constexpr, SIZE: tl.constexpr) -> Tensor:
-    """(((y + t₀) + t₁) + …) of y [SIZE] and terms [SIZE, COUNT], COUNT 1, 2, 4 or 8."""
-    if COUNT == 1:
-        return y + tl.reshape(terms, (SIZE,))
-    if COUNT == 2:
-        t0, t1 = tl.split(terms)
-        return (y + t0) + t1
-    if COUNT == 4:
-        even, odd = tl.split(tl.reshape(terms, (SIZE, 2, 2)))
-        t0, t2 = tl.split(even)
-        t1, t3 = tl.split(odd)
-        return (((y + t0) + t1) + t2) + t3
-    even, odd = tl.split(tl.reshape(terms, (SIZE, 4, 2)))
-    t04, t26 = tl.split(tl.reshape(even, (SIZE, 2, 2)))
-    t15, t37 = tl.split(tl.reshape(odd, (SIZE, 2, 2)))
-    t0, t4 = tl.split(t04)
-    t2, t6 = tl.split(t26)
-    t1, t5 = tl.split(t15)
-    t3, t7 = tl.split(t37)
-    return (((((((y + t0) + t1) + t2) + t3) + t4) + t5) + t6) + t7
+def place_of(
+    r: Tensor, n: Tensor, R: Tensor, N: Tensor, cut: Tensor, cut2: Tensor, PARTS: tl.constexpr
+) -> Tensor:
+    """Where output n of row r lies: several matrices' outputs, up to `cut`, `cut2` and N, are one
+    array [R, …] after the other.
+    """
+    at = r.to(tl.int64)[:, None] * N + n[None, :]
+    if PARTS > 1:
+        start = tl.where(n >= cut2, cut2, tl.where(n >= cut, cut, 0))
+        size = tl.where(n >= cut2, N - cut2, tl.where(n >= cut, cut2 - cut, cut))
+        at = r.to(tl.int64)[:, None] * size[None, :] + (start * R + n - start)[None, :]
+    return at
 
 
 @device
-def runs_of(terms: Tensor, SIZE: tl.constexpr) -> Tensor:
-    """Runs of eight terms [SIZE, 8], each from +0 on: [SIZE]."""
-    return add_in_order(tl.full((SIZE,), 0.0, tl.float32), terms, 8, SIZE)
+def end(
+    y: Tensor, r: Tensor, n: Tensor, inside: Tensor, out: Tensor, faults: Tensor, bias: Tensor,
+    residual: Tensor, R: Tensor, N: Tensor, group: Tensor, cut: Tensor, cut2: Tensor,
+    BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr,
+) -> None:  # fmt: skip
+    """Store snap(y), perhaps with a bias and then a residual added, each snapped; flag faults."""
+    at = place_of(r, n, R, N, cut, cut2, PARTS)
+    bad = outside(y)
+    y = snapped(y)
+    if BIASED:
+        y = y + tl.load(bias + n, mask=n < N, other=0.0)[None, :]
+        bad = bad | outside(y)
+        y = snapped(y)
+    if RESIDUAL:
+        y = tl.load(residual + at, mask=inside, other=0.0) + y
+        bad = bad | outside(y)
+        y = snapped(y)
+    tl.store(out + at, y, mask=inside)
+    tl.store(faults + (r // group)[:, None] + n[None, :] * 0, 1, mask=inside & bad)
 
 
 @device
@@ -106,10 +115,11 @@ def rows_of(
 
 @kernel
 def matvec_rows(
-    codes: Tensor, scale: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, index: Tensor, out: Tensor,
-    faults: Tensor, R: Tensor, N: Tensor, KW: Tensor, plane: Tensor, per: Tensor, count: Tensor,
-    group: Tensor, CHOICE: tl.constexpr, PLANES: tl.constexpr, RB: tl.constexpr, BN: tl.constexpr,
-    BW: tl.constexpr,
+    codes: Tensor, scale: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, index: Tensor, bias: Tensor,
+    residual: Tensor, out: Tensor, faults: Tensor, R: Tensor, N: Tensor, KW: Tensor,
+    plane: Tensor, cut: Tensor, cut2: Tensor, per: Tensor, count: Tensor, group: Tensor,
+    CHOICE: tl.constexpr, PLANES: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr,
+    PARTS: tl.constexpr, RB: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
 ) -> None:  # fmt: skip
     """out [R, N] of codes with a scale a row; KW words a row, `plane` words from plane to plane."""
     r, x, first = rows_of(index, R, per, count, N, CHOICE, RB)
@@ -140,8 +150,48 @@ def matvec_rows(
     y = dot * tl.load(scale + first + n, mask=n < N, other=0.0)[None, :]
     y = y * exp2_int(tl.load(qe + x, mask=r < R, other=0))[:, None]
     inside = (r < R)[:, None] & (n < N)[None, :]
-    tl.store(out + r.to(tl.int64)[:, None] * N + n[None, :], snapped(y), mask=inside)
-    tl.store(faults + (r // group)[:, None] + n[None, :] * 0, 1, mask=inside & outside(y))
+    end(
+        y, r, n, inside, out, faults, bias, residual, R, N, group, cut, cut2, BIASED, RESIDUAL,
+        PARTS,
+    )  # fmt: skip
+
+
+@device
+def nibble_dots(
+    codes: Tensor, plane: Tensor, n: Tensor, seen: Tensor, x: Tensor, live: Tensor, start: Tensor,
+    KW: Tensor, SUB: tl.constexpr, TILE: tl.constexpr, RB: tl.constexpr, BN: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """`sub_dots` of packed nibbles: byte j of 32 holds elements j and j + 32 of 64."""
+    g, j = tl.arange(0, TILE // 64), tl.arange(0, 8)
+    word = (start // 2 + g * 8)[:, None] + j[None, :]
+    mask = seen[:, None, None] & (word < KW // 2)[None, :, :]
+    at = n[:, None, None] * (KW // 2) + word[None, :, :]
+    w = tl.load(codes + at, mask=mask, other=0)[None]
+    q = (start + g * 16)[:, None] + j[None, :]
+    there = live[:, None, None] & (q < KW)[None, :, :]
+    at = x[:, None, None] * KW + q[None, :, :]
+    early = tl.load(plane + at, mask=there, other=0)[:, None]
+    late = tl.load(plane + at + 8, mask=there, other=0)[:, None]
+    first, second = dp4a(w & 0x0F0F0F0F, early), dp4a((w >> 4) & 0x0F0F0F0F, late)
+    first = tl.sum(tl.reshape(first, (RB, BN, TILE // 64, 32 // SUB, SUB // 4)), 4)
+    second = tl.sum(tl.reshape(second, (RB, BN, TILE // 64, 32 // SUB, SUB // 4)), 4)
+    both = tl.permute(tl.join(first, second), (0, 1, 2, 4, 3))
+    return tl.reshape(both, (RB, BN, TILE // SUB))
+
+
+@device
+def byte_dots(
+    codes: Tensor, plane: Tensor, n: Tensor, seen: Tensor, x: Tensor, live: Tensor, start: Tensor,
+    KW: Tensor, SUB: tl.constexpr, TILE: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """`sub_dots` of codes of a byte each."""
+    s, j = tl.arange(0, TILE // SUB), tl.arange(0, SUB // 4)
+    word = (start + s * (SUB // 4))[:, None] + j[None, :]
+    mask = seen[:, None, None] & (word < KW)[None, :, :]
+    w = tl.load(codes + n[:, None, None] * KW + word[None, :, :], mask=mask, other=0)[None]
+    there = live[:, None, None] & (word < KW)[None, :, :]
+    q = tl.load(plane + x[:, None, None] * KW + word[None, :, :], mask=there, other=0)[:, None]
+    return tl.sum(dp4a(w, q), 3)
 
 
 @device
@@ -152,28 +202,10 @@ def sub_dots(
 ) -> Tensor:  # fmt: skip
     """Σ code·q of each sub-block of TILE columns from word `start` on: int32 [RB, BN, TILE/SUB]."""
     if NIBBLES:
-        g, j = tl.arange(0, TILE // 64), tl.arange(0, 8)
-        word = (start // 2 + g * 8)[:, None] + j[None, :]
-        mask = seen[:, None, None] & (word < KW // 2)[None, :, :]
-        at = n[:, None, None] * (KW // 2) + word[None, :, :]
-        w = tl.load(codes + at, mask=mask, other=0)[None]
-        q = (start + g * 16)[:, None] + j[None, :]
-        there = live[:, None, None] & (q < KW)[None, :, :]
-        at = x[:, None, None] * KW + q[None, :, :]
-        early = tl.load(plane + at, mask=there, other=0)[:, None]
-        late = tl.load(plane + at + 8, mask=there, other=0)[:, None]
-        shape = (RB, BN, TILE // 64, 32 // SUB, SUB // 4)
-        first = tl.sum(tl.reshape(dp4a(w & 0x0F0F0F0F, early), shape), 4)
-        second = tl.sum(tl.reshape(dp4a((w >> 4) & 0x0F0F0F0F, late), shape), 4)
-        both = tl.permute(tl.join(first, second), (0, 1, 2, 4, 3))
-        return tl.reshape(both, (RB, BN, TILE // SUB))
-    s, j = tl.arange(0, TILE // SUB), tl.arange(0, SUB // 4)
-    word = (start + s * (SUB // 4))[:, None] + j[None, :]
-    mask = seen[:, None, None] & (word < KW)[None, :, :]
-    w = tl.load(codes + n[:, None, None] * KW + word[None, :, :], mask=mask, other=0)[None]
-    there = live[:, None, None] & (word < KW)[None, :, :]
-    q = tl.load(plane + x[:, None, None] * KW + word[None, :, :], mask=there, other=0)[:, None]
-    return tl.sum(dp4a(w, q), 3)
+        found = nibble_dots(codes, plane, n, seen, x, live, start, KW, SUB, TILE, RB, BN)
+    else:
+        found = byte_dots(codes, plane, n, seen, x, live, start, KW, SUB, TILE)
+    return found
 
 
 @device
@@ -194,17 +226,15 @@ def sub_sums(
 @kernel
 def matvec_blocks(
     codes: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor, offsets: Tensor, qh: Tensor,
-    ql: Tensor, qe: Tensor, qs: Tensor, index: Tensor, out: Tensor, faults: Tensor, R: Tensor,
-    N: Tensor, KW: Tensor, blocks: Tensor, per: Tensor, count: Tensor, group: Tensor,
-    CHOICE: tl.constexpr, NIBBLES: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr,
-    SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr,
-    FORM: tl.constexpr, LOW_FORM: tl.constexpr, RB: tl.constexpr, BN: tl.constexpr,
-    TILE: tl.constexpr,
+    ql: Tensor, qe: Tensor, qs: Tensor, index: Tensor, bias: Tensor, residual: Tensor, out: Tensor,
+    faults: Tensor, R: Tensor, N: Tensor, KW: Tensor, blocks: Tensor, cut: Tensor, cut2: Tensor,
+    per: Tensor, count: Tensor, group: Tensor, CHOICE: tl.constexpr, BIASED: tl.constexpr,
+    RESIDUAL: tl.constexpr, PARTS: tl.constexpr, NIBBLES: tl.constexpr, BLOCK: tl.constexpr,
+    SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
+    BIAS: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, RB: tl.constexpr,
+    BN: tl.constexpr, TILE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """out [R, N] of codes in blocks of 32 or 256 columns.
-
-    SUB columns (16 or 32) are summed together; SCALED: times an integer. TILE is a multiple of 256.
-    """
+    """out [R, N] of codes in blocks of 32 or 256; SUB columns are summed and may be SCALED."""
     r, x, first = rows_of(index, R, per, count, N, CHOICE, RB)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     at, live, seen = (first + n).to(tl.int64), r < R, n < N
@@ -248,5 +278,7 @@ def matvec_blocks(
     y = tl.reshape(y + run, (RB, BN))
     y = y * exp2_int(tl.load(qe + x, mask=live, other=0))[:, None]
     inside = live[:, None] & seen[None, :]
-    tl.store(out + r.to(tl.int64)[:, None] * N + n[None, :], snapped(y), mask=inside)
-    tl.store(faults + (r // group)[:, None] + n[None, :] * 0, 1, mask=inside & outside(y))
+    end(
+        y, r, n, inside, out, faults, bias, residual, R, N, group, cut, cut2, BIASED, RESIDUAL,
+        PARTS,
+    )  # fmt: skip

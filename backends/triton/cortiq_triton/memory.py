@@ -150,8 +150,8 @@ class SlotView:
         )
 
 
-def export_rows(pages: list[Page], offset: int, slot: KVRows, length: int) -> KVPlanes:
-    """The first `length` rows of a slot as canonical planes."""
+def export_rows(pages: list[Page], offset: int, slot: KVRows, base: int, length: int) -> KVPlanes:
+    """Rows `base` to `length` − 1 of a slot as canonical planes."""
     keys, values, exponents = [], [], []
     for page in pages:
         view = SlotView.of(page.memory.cpu(), offset, slot)
@@ -160,7 +160,7 @@ def export_rows(pages: list[Page], offset: int, slot: KVRows, length: int) -> KV
         exponents.append(view.exponents.permute(0, 2, 1))
     if not pages:
         return _no_rows(slot)
-    k, v, e = (torch.cat(part, dim=1)[:, :length].numpy() for part in (keys, values, exponents))
+    k, v, e = (torch.cat(part, dim=1)[:, base:length].numpy() for part in (keys, values, exponents))
     parts = (k[0], k[1], e[0], v[0], v[1], e[1])
     return KVPlanes(*(np.ascontiguousarray(part) for part in parts))
 
@@ -171,10 +171,10 @@ def _no_rows(slot: KVRows) -> KVPlanes:
     return KVPlanes(*empty)
 
 
-def import_rows(pages: list[Page], offset: int, slot: KVRows, rows: KVPlanes) -> None:
-    """Write canonical planes into pages."""
+def import_rows(pages: list[Page], offset: int, slot: KVRows, rows: KVPlanes, base: int) -> None:
+    """Write canonical planes into pages; `base`, a multiple of 64, is their first row."""
     count = len(rows.key_high)
-    for number, page in enumerate(pages):
+    for number, page in enumerate(pages[base // TILE :]):
         start = number * TILE
         here = min(TILE, count - start)
         if here <= 0:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton.language as tl
 
 from cortiq_triton.language import Tensor, device, kernel
-from cortiq_triton.matvec import add_in_order
 from cortiq_triton.scalar import outside, snapped
+from cortiq_triton.sums import add_in_order
 
 
 @kernel

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from cortiq.ir import Graph, Node, ops
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.rope import RopeTable
+from cortiq_triton.fuse import Fuser
 from cortiq_triton.kernels import KERNELS, MATRICES, prepare
+from cortiq_triton.steps import Joined, Step
 
 
 class Prepared:
@@ -33,44 +34,41 @@ class Prepared:
         return found
 
 
-@dataclass(frozen=True)
-class Step:
-    """A node with its kernel and prepared weights.
-
-    `late`: no state depends on it, so that only rows that want a value of it are computed.
-    """
-
-    node: Node
-    kernel: Callable[..., Any]
-    weights: Mapping[str, Any]
-    late: bool
-
-
 class Plan:
     """One entry graph, ready to run.
 
     Attributes
     ----------
+    joined : weights that are rows of one; None where nothing is to be fused.
     always : values that state depends on; they have all rows of a batch.
     tables : rotary tables of its nodes. supplied : inputs that are positions of other axes.
     """
 
-    def __init__(self, graph: Graph, prepared: Prepared) -> None:
+    def __init__(self, graph: Graph, prepared: Prepared, fuses: bool = True) -> None:
         self.graph = graph
         for_state = _needed(graph.nodes, ())
         self.steps = [
             Step(node, KERNELS[type(node.op)], prepared.of(node), node.name not in for_state)
             for node in graph.nodes
         ]
+        self.joined = Joined(self.steps) if fuses else None
         self.always = {o for step in self.steps if not step.late for o in step.node.outputs}
         turns = [node for node in graph.nodes if isinstance(node.op, ops.Rope)]
         self.tables: set[RopeTable] = {node.op.table for node in turns}  # type: ignore[attr-defined]
         self.supplied = {n.inputs[1] for n in turns if n.inputs[1] != "position"}
         self.needs = lru_cache(maxsize=256)(self._needs)
+        self.fused = lru_cache(maxsize=256)(self._fused)
 
     def _needs(self, wanted: frozenset[str]) -> frozenset[str]:
         """Names of the nodes that a row which wants these values depends on."""
         return frozenset(_needed([step.node for step in self.steps], wanted))
+
+    def _fused(self, wanted: frozenset[str], supplied: frozenset[str]) -> list[Step]:
+        """Steps for rows that all want these values and supply those, fused where they can be."""
+        steps = self.select(wanted)
+        if self.joined is None:
+            return steps
+        return Fuser(steps, wanted | supplied, self.joined, self.graph).fuse()
 
     def select(self, wanted: frozenset[str]) -> list[Step]:
         """Steps that a batch needs, in order."""

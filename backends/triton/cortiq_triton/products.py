@@ -66,6 +66,8 @@ class Stack:
     choice : PLAIN, HEADS or EXPERTS. height : rows of one matrix. per : rows of the output that
         share a row of x. count : heads. group : rows of the output that share a fault flag.
     index : experts, int32, one a row of the output.
+    bias, residual : added to the output, in this order, each sum snapped.
+    parts : heights of the matrices whose outputs are kept apart, three at most; none for one.
     """
 
     choice: int
@@ -74,6 +76,30 @@ class Stack:
     count: int = 1
     group: int = 1
     index: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    parts: tuple[int, ...] = ()
+
+    @property
+    def cuts(self) -> tuple[int, int]:
+        """Where the second and the third part begin."""
+        first = self.parts[0] if self.parts else self.height
+        return first, first + self.parts[1] if len(self.parts) > 2 else self.height
+
+    def ending(self, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Bias and residual; `other` stands in for what there is not."""
+        found = (self.bias, self.residual)
+        bias, residual = (other if part is None else part for part in found)
+        return bias, residual
+
+    @property
+    def endings(self) -> dict[str, Any]:
+        """Compile-time facts of them."""
+        return {
+            "BIASED": self.bias is not None,
+            "RESIDUAL": self.residual is not None,
+            "PARTS": max(1, len(self.parts)),
+        }
 
 
 def block_constants(weight: Packed) -> dict[str, Any]:
@@ -126,19 +152,21 @@ def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: 
     planes = x.high.view(torch.int32), x.low.view(torch.int32), x.e
     index = x.e if how.index is None else how.index
     words, kw = weight.words, weight.padded // 4
-    last = (how.per, how.count, how.group)
+    last = (*how.cuts, how.per, how.count, how.group)
     if not weight.block:
-        plane = weight.words.numel() // 2 if weight.kind == PLANES else 0
+        plane = weight.plane // 4
         launch(
-            matvec.matvec_rows, grid, words, weight.scale, *planes, index, out, faults, rows, n, kw,
-            plane, *last, CHOICE=how.choice, PLANES=1 + (weight.kind == PLANES), RB=rb, BN=bn,
+            matvec.matvec_rows, grid, words, weight.scale, *planes, index, *how.ending(out), out,
+            faults, rows, n, kw, plane, *last, CHOICE=how.choice, **how.endings,
+            PLANES=1 + (weight.kind == PLANES), RB=rb, BN=bn,
             BW=min(sizes.bw, pow2(kw)), warps=sizes.warps,
         )  # fmt: skip
         return
     tile = min(sizes.tile, max(256, pow2(weight.padded)))
     launch(
-        matvec.matvec_blocks, grid, *_parts(weight, words), *planes, x.sums, index, out, faults,
-        rows, n, kw, weight.blocks, *last, CHOICE=how.choice, NIBBLES=weight.kind == NIBBLES,
+        matvec.matvec_blocks, grid, *_parts(weight, words), *planes, x.sums, index,
+        *how.ending(out), out, faults, rows, n, kw, weight.blocks, *last, CHOICE=how.choice,
+        **how.endings, NIBBLES=weight.kind == NIBBLES,
         **block_constants(weight), RB=rb, BN=bn, TILE=tile, warps=sizes.warps,
     )  # fmt: skip
 
@@ -154,18 +182,20 @@ def _many(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how:
     planes = x.high, x.low, x.e
     chosen = how.choice == HEADS
     if not weight.block:
-        plane = weight.codes.numel() // 2 if weight.kind == PLANES else 0
+        plane = weight.plane
         launch(
-            matmul.matmul_rows, grid, weight.codes, weight.scale, *planes, out, faults, each, n,
-            weight.padded, plane, heads, how.group, HEADS=chosen,
+            matmul.matmul_rows, grid, weight.codes, weight.scale, *planes, *how.ending(out), out,
+            faults, each, n, weight.padded, plane, *how.cuts, heads, how.group, HEADS=chosen,
+            **how.endings,
             PLANES=1 + (weight.kind == PLANES), BM=bm, BN=bn,
             BK=min(sizes.bk, pow2(weight.padded)), GROUP=sizes.group, warps=sizes.warps_many,
             stages=sizes.stages,
         )  # fmt: skip
         return
     launch(
-        matmul.matmul_blocks, grid, *_parts(weight, weight.codes), *planes, x.sums, out, faults,
-        each, n, weight.padded, weight.blocks, heads, how.group, HEADS=chosen,
+        matmul.matmul_blocks, grid, *_parts(weight, weight.codes), *planes, x.sums,
+        *how.ending(out), out, faults, each, n, weight.padded, weight.blocks, *how.cuts, heads,
+        how.group, HEADS=chosen, **how.endings,
         NIBBLES=weight.kind == NIBBLES, **block_constants(weight), BM=bm, BN=bn,
         GROUP=sizes.group, warps=sizes.warps_many, stages=sizes.stages,
     )  # fmt: skip
@@ -196,7 +226,7 @@ def look_up(table: Packed | FloatMatrix, ids: torch.Tensor, faults: torch.Tensor
             MINIMUM=False, OFFSETS=False, BIAS=0, FORM=0, LOW_FORM=0, WIDTH=width,
         )  # fmt: skip
         return out
-    plane = table.codes.numel() // 2 if table.kind == PLANES else 0
+    plane = table.plane
     assert table.kind in (BYTES, NIBBLES, PLANES)
     launch(
         matmul.gather_rows, grid, *_parts(table, table.codes), ids, out, faults, table.height,

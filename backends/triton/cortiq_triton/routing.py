@@ -8,9 +8,9 @@ import triton.language as tl
 from cortiq.numerics.contract import F32
 from cortiq.numerics.route import Router
 from cortiq_triton.language import Tensor, device, kernel, launch, pow2
-from cortiq_triton.matvec import add_in_order
 from cortiq_triton.rows import ordered_bits
 from cortiq_triton.scalar import exp, fold, inverse, outside, sigmoid, snapped
+from cortiq_triton.sums import add_in_order
 
 KINDS = ("softmax", "sigmoid", "softmax_topk")
 LANES = 256

@@ -5,7 +5,7 @@ Everything of a batch is one array of 32-bit words, written on the host and copi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,32 +15,51 @@ from cortiq_triton.language import pow2
 from cortiq_triton.state import TritonState
 
 
-class Words:
-    """Arrays packed into one, at offsets of 16 bytes."""
+class RowBuffer:
+    """Arrays packed into one on the device, at offsets of 16 bytes, and filled by one copy.
 
-    def __init__(self) -> None:
-        self.parts: dict[str, np.ndarray] = {}
+    A second filling with arrays of the same shapes leaves every tensor of `views` where it is.
+    """
 
-    def add(self, name: str, values: Sequence[int] | np.ndarray, dtype: type = np.int32) -> None:
-        """Another array."""
-        self.parts[name] = np.ascontiguousarray(values, dtype)
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.there: torch.Tensor | None = None
+        self._hosts: list[torch.Tensor] = []
+        self._turn = 0
 
-    def upload(self, device: str) -> dict[str, torch.Tensor]:
-        """All of them on the device, flat, by name."""
-        places, size = {}, 0
-        for name, part in self.parts.items():
-            places[name] = size
-            size += -(-part.nbytes // 16) * 16
-        host = torch.zeros(max(size, 16), dtype=torch.uint8)
-        for name, part in self.parts.items():
-            raw = torch.from_numpy(part.reshape(-1).view(np.uint8))
-            host[places[name] : places[name] + part.nbytes] = raw
-        there = host.to(device)
-        found = {}
-        for name, part in self.parts.items():
+    def fill(self, parts: Mapping[str, np.ndarray]) -> None:
+        """Copy arrays of int32 and int64 to the device."""
+        size = sum(_padded(part) for part in parts.values())
+        host, at = self._host(size), 0
+        for part in parts.values():
+            host[at : at + part.nbytes] = torch.from_numpy(part.reshape(-1).view(np.uint8))
+            at += _padded(part)
+        if self.there is None:
+            self.there = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self.there.copy_(host, non_blocking=True)
+
+    def _host(self, size: int) -> torch.Tensor:
+        """Memory that no copy under way reads: fillings take turns among four."""
+        if self.device == "cpu":
+            return torch.empty(size, dtype=torch.uint8)
+        if not self._hosts:
+            self._hosts = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(4)]
+        self._turn = (self._turn + 1) % len(self._hosts)
+        return self._hosts[self._turn]
+
+    def views(self, parts: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        """The arrays on the device, flat, by name."""
+        assert self.there is not None
+        found, at = {}, 0
+        for name, part in parts.items():
             kind = torch.int64 if part.dtype == np.int64 else torch.int32
-            found[name] = there[places[name] : places[name] + part.nbytes].view(kind)
+            found[name] = self.there[at : at + part.nbytes].view(kind)
+            at += _padded(part)
         return found
+
+
+def _padded(part: np.ndarray) -> int:
+    return max(16, -(-part.nbytes // 16) * 16)
 
 
 @dataclass(frozen=True)
@@ -99,40 +118,54 @@ class RowSet:
         return pow2(min(everything, (window + 62) // 64 + 1) if window else everything)
 
 
-def row_sets(
-    segments: Sequence[Segment], tokens: Sequence[int], tail: Sequence[int], device: str
-) -> tuple[RowSet, RowSet, torch.Tensor, torch.Tensor]:
-    """All rows; those of the tail; ids of all rows; numbers of the tail's rows."""
-    words, rows = Words(), segments[-1].stop
-    states = [segment.state for segment in segments]
+def arrays(
+    segments: Sequence[Segment],
+    tokens: Sequence[int],
+    sources: Sequence[int],
+    tail: Sequence[int],
+    pages: int,
+) -> dict[str, np.ndarray]:
+    """A batch's rows as arrays; `pages` is the width of the table of pages, 0 for the least."""
+    rows = segments[-1].stop
     owners, positions = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
     for number, segment in enumerate(segments):
         owners[segment.start : segment.stop] = number
         stop = segment.position + segment.stop - segment.start
         positions[segment.start : segment.stop] = np.arange(segment.position, stop)
-    pages = max(1, *(len(state.pages) for state in states))
-    table = np.zeros((len(states), pages), np.int64)
+    states = [segment.state for segment in segments]
+    width = pages or max(1, *(len(state.pages) for state in states))
+    table = np.zeros((len(states), width), np.int64)
     for number, state in enumerate(states):
         table[number, : len(state.pages)] = [page.address for page in state.pages]
-    words.add("table", table, np.int64)
-    words.add("fixed", [state.fixed.data_ptr() for state in states], np.int64)
-    words.add("tokens", tokens)
-    words.add("positions", positions)
-    words.add("owners", owners)
-    words.add("starts", [segment.start for segment in segments])
-    words.add("stops", [segment.stop for segment in segments])
-    words.add("tail", tail)
-    words.add("tail_positions", positions[list(tail)])
-    words.add("tail_owners", owners[list(tail)])
-    there = words.upload(device)
+    late = np.array(tail, np.int32)
+    return {
+        "table": table,
+        "fixed": np.array([state.fixed.data_ptr() for state in states], np.int64),
+        "tokens": np.array(tokens, np.int32),
+        "sources": np.array(sources, np.int32),
+        "positions": positions,
+        "owners": owners,
+        "starts": np.array([segment.start for segment in segments], np.int32),
+        "stops": np.array([segment.stop for segment in segments], np.int32),
+        "tail": late,
+        "tail_positions": positions[late],
+        "tail_owners": owners[late],
+    }
+
+
+def row_sets(
+    segments: Sequence[Segment], tail: Sequence[int], parts: Mapping[str, np.ndarray],
+    there: Mapping[str, torch.Tensor], device: str, last: int | None = None,
+) -> tuple[RowSet, RowSet]:  # fmt: skip
+    """All rows of a batch, and those of the tail. `last` stands for the highest position."""
+    pages = parts["table"].shape[1]
     shared = (there["table"], pages, there["fixed"], there["starts"], there["stops"])
-    whole = RowSet(
-        device, segments, there["positions"], there["owners"], *shared, int(positions.max())
-    )
+    highest = int(parts["positions"].max()) if last is None else last
+    late = int(parts["tail_positions"].max(initial=0)) if last is None else last
+    whole = RowSet(device, segments, there["positions"], there["owners"], *shared, highest)
     kept = _restricted(segments, tail)
-    last = int(positions[list(tail)].max(initial=0))
-    late = RowSet(device, kept, there["tail_positions"], there["tail_owners"], *shared, last)
-    return whole, late, there["tokens"], there["tail"].long()
+    some = RowSet(device, kept, there["tail_positions"], there["tail_owners"], *shared, late)
+    return whole, some
 
 
 def _restricted(segments: Sequence[Segment], rows: Sequence[int]) -> list[Segment]:

@@ -11,13 +11,15 @@ import torch
 from cortiq.backend import Batch, Row, Want
 from cortiq.backend.admission import value_of
 from cortiq.backend.executable import Accepted
+from cortiq.numerics.contract import TILE
 from cortiq_triton import wise
-from cortiq_triton.answers import Answers
+from cortiq_triton.answers import Answers, packed, resolve
 from cortiq_triton.call import Call, Shared
-from cortiq_triton.plan import Plan, Step
+from cortiq_triton.plan import Plan
 from cortiq_triton.rows import Rows, empty_rows
-from cortiq_triton.rowset import Segment, row_sets
+from cortiq_triton.rowset import RowBuffer, Segment, arrays, row_sets
 from cortiq_triton.state import TritonState
+from cortiq_triton.steps import Step
 
 
 class Run:
@@ -29,9 +31,14 @@ class Run:
     """
 
     def __init__(
-        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[TritonState]], shared: Shared
+        self,
+        plan: Plan,
+        batch: Batch,
+        accepted: Sequence[Accepted[TritonState]],
+        shared: Shared,
+        drawn: torch.Tensor | None = None,
     ) -> None:
-        self.plan, self.shared, self.entry = plan, shared, batch.entry
+        self.plan, self.shared, self.entry, self.drawn = plan, shared, batch.entry, drawn
         self.order = [index for sequence in accepted for index in sequence.indices]
         self.rows: list[Row] = [batch.rows[index] for index in self.order]
         self.tokens = [token for sequence in accepted for token in sequence.tokens]
@@ -48,29 +55,67 @@ class Run:
         self.mixed = len({frozenset(self.late[at]) for at in self.tail}) > 1
         self.values: dict[str, Any] = {}
 
-    def compute(self) -> None:
-        """Run every step that is needed."""
-        device = self.shared.device
-        self._reach()
-        self.all, self.some, self.ids, self.tail_rows = row_sets(
-            self.segments, self.tokens, self.tail, device
-        )
-        self.faults = torch.zeros(len(self.rows), dtype=torch.int32, device=device)
-        self.tail_faults = torch.zeros(len(self.tail), dtype=torch.int32, device=device)
-        for name in self.plan.graph.inputs:
-            self.values[name] = self._input(name)
-        for step in self.plan.select(frozenset().union(*self.wants)):
-            if self.tail or not step.late:
-                self._run(step)
-        if self.tail:
-            self.faults[self.tail_rows] |= self.tail_faults
-
-    def _reach(self) -> None:
+    def reach(self) -> None:
         """Know the angles of all positions."""
         last = max(segment.position + segment.stop - segment.start for segment in self.segments)
         given = [row.inputs[name] for name in self.plan.supplied for row in self.rows]
         last = max([last, *(int(np.max(positions)) + 1 for positions in given)])
         self.shared.angles.reach(self.plan.tables, last)
+
+    def fill(self, buffer: RowBuffer, sources: Sequence[int], pages: int = 0) -> dict[str, Any]:
+        """Write what is known of the rows to the device."""
+        parts = arrays(self.segments, self.tokens, sources, self.tail, pages)
+        buffer.fill(parts)
+        return parts
+
+    def place(self, buffer: RowBuffer, sources: Sequence[int] = (), pages: int = 0) -> None:
+        """The same, and name the places. With `pages` the run may be launched again, filled anew
+        with rows that have at most so many.
+        """
+        parts = self.fill(buffer, sources, pages)
+        there = buffer.views(parts)
+        last = pages * TILE - 1 if pages else None
+        sets = row_sets(self.segments, self.tail, parts, there, self.shared.device, last)
+        (self.all, self.some), self.sources = sets, there["sources"]
+        self.ids = self.ids_given = there["tokens"]
+        self.tail_rows = there["tail"].long()
+
+    def compute(self) -> None:
+        """Run every step that is needed."""
+        self.reach()
+        self.place(RowBuffer(self.shared.device))
+        self._steps()
+
+    def launch(self) -> None:
+        """Every step and every answer, with nothing of the host's: `packed` is what was found."""
+        if self.drawn is not None:
+            self.ids = resolve(self.all.count, self.ids_given, self.sources, self.drawn)
+        self._steps()
+        self.packed = packed(self, Answers(self))
+        if self.drawn is not None:
+            self.drawn[: self.all.count] = self.packed[:, 1]
+
+    def _steps(self) -> None:
+        device = self.shared.device
+        self.faults = torch.zeros(len(self.rows), dtype=torch.int32, device=device)
+        self.tail_faults = torch.zeros(len(self.tail), dtype=torch.int32, device=device)
+        for name in self.plan.graph.inputs:
+            self.values[name] = self._input(name)
+        for step in self._selected():
+            if self.tail or not step.late:
+                self._run(step)
+        if len(self.tail) == len(self.rows):
+            self.faults |= self.tail_faults
+        elif self.tail:
+            self.faults[self.tail_rows] |= self.tail_faults
+
+    def _selected(self) -> list[Step]:
+        """The steps of this batch: fused, unless rows differ in what their faults concern."""
+        wanted = frozenset[str]().union(*self.wants)
+        if self.mixed:
+            return self.plan.select(wanted)
+        supplied = frozenset(name for row in self.rows for name in row.inputs)
+        return self.plan.fused(wanted, supplied)
 
     def _run(self, step: Step) -> None:
         node, late = step.node, step.late

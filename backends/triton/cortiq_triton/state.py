@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from cortiq.backend import ExportedState
+from cortiq.backend.windows import first_seen
 from cortiq.errors import RequestError
 from cortiq.ir import KVRows, Recurrent, Ring
 from cortiq.numerics.contract import TILE
@@ -28,6 +29,7 @@ class TritonState:
     owner : the executable it belongs to. alive : not any more once it was released.
     pages : of 64 positions each. fixed : rings and recurrent states.
     kept_from : by entry graph, the first row that its rings still hold.
+    bases : by slot, the first row there is, where an imported state had given up earlier ones.
     """
 
     def __init__(self, owner: TritonExecutable, limit: int) -> None:
@@ -45,6 +47,7 @@ class TritonState:
         self.tokens: list[int] = []
         self.lengths = dict.fromkeys(self.owner.program.graphs, 0)
         self.kept_from = dict.fromkeys(self.owner.program.graphs, 0)
+        self.bases: dict[str, int] = {}
 
     def _drop_pages(self, keep: int) -> None:
         for page in self.pages[keep:]:
@@ -131,6 +134,9 @@ class TritonState:
             return True
         if any(isinstance(slot, Recurrent) for _, slot in self._slots(entry)):
             return False
+        windows = self.owner.views
+        if any(first_seen(length, windows.get(slot)) < base for slot, base in self.bases.items()):
+            return False
         longest = max((ring.length for ring in self._rings(entry)), default=0)
         return max(0, length - longest) >= self.kept_from[entry]
 
@@ -138,6 +144,7 @@ class TritonState:
         """The states before the first row."""
         self.kept_from[entry] = 0
         for name, slot in self._slots(entry):
+            self.bases.pop(name, None)
             if isinstance(slot, Recurrent):
                 self.recurrent(name).zero_()
 
@@ -173,7 +180,7 @@ class TritonState:
         self.pages = list(snapshot.pages)
         self.fixed = snapshot.fixed.clone()
         self.tokens, self.lengths = list(snapshot.tokens), dict(snapshot.lengths)
-        self.kept_from = dict(snapshot.kept_from)
+        self.kept_from, self.bases = dict(snapshot.kept_from), dict(snapshot.bases)
 
     def fork(self, length: int | None = None) -> TritonState:
         """A second sequence that starts as this one, cut to `length` rows if given."""
@@ -196,7 +203,8 @@ class TritonState:
             for name, slot in self._slots(entry):
                 if isinstance(slot, KVRows):
                     offset = self.owner.layout.offsets[name]
-                    slots[name] = export_rows(self.pages, offset, slot, self.lengths[entry])
+                    base, length = self.bases.get(name, 0), self.lengths[entry]
+                    slots[name] = export_rows(self.pages, offset, slot, base, length)
                 elif isinstance(slot, Ring):
                     slots[name] = self._last_rows(name, slot, self.lengths[entry])
                 else:
@@ -222,7 +230,10 @@ class TritonState:
 
     def _load_slot(self, name: str, slot: Any, given: Any, length: int) -> None:
         if isinstance(slot, KVRows):
-            import_rows(self.pages, self.owner.layout.offsets[name], slot, given)
+            base = given.base(length)
+            if base:
+                self.bases[name] = base
+            import_rows(self.pages, self.owner.layout.offsets[name], slot, given, base)
         elif isinstance(slot, Ring):
             ring, rows = self.ring(name), np.arange(max(0, length - slot.length), length)
             if len(rows):
@@ -245,7 +256,8 @@ class Snapshot:
     def __init__(self, state: TritonState) -> None:
         self.pages, self.fixed = list(state.pages), state.fixed.clone()
         self.tokens, self.lengths = list(state.tokens), dict(state.lengths)
-        self.kept_from, self._pool = dict(state.kept_from), state.owner.pool
+        self.kept_from, self.bases = dict(state.kept_from), dict(state.bases)
+        self._pool = state.owner.pool
 
     def __del__(self) -> None:
         for page in self.pages:

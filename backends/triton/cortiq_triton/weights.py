@@ -4,7 +4,8 @@ they are exactly, integer sub-scales. Rows are padded with codes of zero to whol
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -60,6 +61,21 @@ class Packed:
         return sum(part.nbytes for part in parts if part is not None)
 
     @property
+    def plane(self) -> int:
+        """Codes from one plane to the other."""
+        return self.codes.stride(0) if self.kind == PLANES else 0
+
+    def joins(self, other: Packed) -> bool:
+        """Whether both can be rows of one weight."""
+        names = ("width", "kind", "block", "sub", "bias", "forms")
+        same = all(getattr(self, name) == getattr(other, name) for name in names)
+        absent = [
+            (getattr(self, name) is None) == (getattr(other, name) is None)
+            for name in ("minimum", "sub_scales", "offsets")
+        ]
+        return same and all(absent)
+
+    @property
     def words(self) -> torch.Tensor:
         """Codes, four bytes a word."""
         return self.codes.view(torch.int32)
@@ -94,6 +110,22 @@ def pack(weight: Weight, name: str, device: str) -> Packed | FloatMatrix:
             whole = _room(part, rows, device)
         _place(whole, part, start, stop)
     assert whole is not None
+    return whole
+
+
+def join(parts: Sequence[Packed]) -> Packed:
+    """One weight with the rows of all parts, whose own memory becomes a part of it."""
+    whole = replace(parts[0], height=sum(part.height for part in parts))
+    for name in ("codes", "scale", "minimum", "sub_scales", "offsets"):
+        arrays = [getattr(part, name) for part in parts]
+        if arrays[0] is None:
+            continue
+        axis, at = int(name == "codes" and whole.kind == PLANES), 0
+        joined = torch.cat(arrays, dim=axis)
+        setattr(whole, name, joined)
+        for part in parts:
+            setattr(part, name, joined.narrow(axis, at, part.height))
+            at += part.height
     return whole
 
 

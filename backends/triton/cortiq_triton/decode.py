@@ -1,0 +1,238 @@
+"""Decoding without waiting for the host: one row a sequence, one captured graph a shape.
+
+A shape is how many rows there are, how far they may look back (a power of two of pages) and what
+they want. The first step of a shape runs launch by launch, which compiles its kernels, and is
+captured at the end; later steps copy what changed (ids, positions, page tables) into the memory
+that the graph reads, and replay it. A row whose id the step before draws reads it on the device.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from cortiq.backend import (
+    FAULT,
+    Argmax,
+    Batch,
+    BatchResult,
+    Digest,
+    Drawn,
+    Outcome,
+    Row,
+    State,
+    Status,
+    Want,
+)
+from cortiq.backend.admission import token_of
+from cortiq.backend.executable import Accepted
+from cortiq_triton.language import pow2
+from cortiq_triton.plan import Plan
+from cortiq_triton.rowset import RowBuffer
+from cortiq_triton.run import Run
+from cortiq_triton.state import UNKNOWN, TritonState
+
+if TYPE_CHECKING:
+    from cortiq_triton.executable import TritonExecutable
+
+MOST_ROWS = 256
+FEWEST_PAGES = 4
+WORDS = 6
+"""Of a row's answer: fault flag, token, digest."""
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Going(Accepted[TritonState]):
+    """A sequence that goes on by one row, at a position."""
+
+    position: int = 0
+
+
+class Captured:
+    """A graph of a run's launches, or, on the CPU, the launches themselves."""
+
+    def __init__(self, run: Run, device: str) -> None:
+        self.run = run
+        if device == "cpu":
+            self.replay: Callable[[], None] = run.launch
+            return
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run.launch()
+        self.replay = graph.replay
+
+
+@dataclass(eq=False)
+class Shape:
+    """What all steps of one shape share: memory for their rows, a run, and perhaps its graph."""
+
+    run: Run
+    buffer: RowBuffer
+    captured: Captured | None = None
+
+
+@dataclass(eq=False)
+class Step:
+    """A step under way; `result` waits for it and for those before it."""
+
+    owner: TritonExecutable
+    accepted: Sequence[Going]
+    entry: str
+    wants: tuple[Want, ...]
+    sources: Sequence[int]
+    answer: torch.Tensor
+    event: Any
+    lost: set[TritonState] = field(default_factory=set)
+    outcome: BatchResult | None = None
+    drawn: list[int | None] = field(default_factory=list)
+
+    def result(self) -> BatchResult:
+        """What the batch brought."""
+        self.owner.settle(self)
+        assert self.outcome is not None
+        return self.outcome
+
+    def finish(self, before: Sequence[int | None]) -> None:
+        """Read the answer; `before` is what the step before drew."""
+        if self.event is not None:
+            self.event.synchronize()
+        rows = self.answer.numpy().reshape(-1, WORDS)
+        outcomes: dict[State, Outcome] = {}
+        brought: list[dict[Want, Any]] = []
+        for row, source, sequence in zip(rows, self.sources, self.accepted, strict=True):
+            state = sequence.state
+            failed = bool(row[0]) or state in self.lost
+            if failed and state not in self.lost:
+                state.clear()
+            elif not failed and source >= 0 and self.entry == "trunk":
+                state.tokens[sequence.position] = before[source]  # type: ignore[assignment]
+            status = Outcome(Status.FAILED, FAULT) if failed else Outcome(Status.COMPLETED)
+            outcomes[state] = status
+            brought.append({} if failed else {want: _answer(want, row) for want in self.wants})
+        self.drawn = [row.get(Argmax()) for row in brought]
+        self.outcome = BatchResult(outcomes, brought)
+
+
+def _answer(want: Want, row: np.ndarray) -> Any:
+    if isinstance(want, Argmax):
+        return int(row[1])
+    return tuple(int(word) for word in row[2:].view(np.uint32))
+
+
+class Decoder:
+    """The shapes of an executable, and the steps under way.
+
+    Attributes
+    ----------
+    refused : why no graph is captured any more; empty while they are.
+    drawn : int32 [MOST_ROWS] on the device, what the rows of the last step drew.
+    capture : makes a graph of a run.
+    """
+
+    def __init__(self, owner: TritonExecutable) -> None:
+        self.owner, self.refused = owner, ""
+        self.shapes: dict[Key, Shape] = {}
+        self.drawn = torch.full((MOST_ROWS,), -1, dtype=torch.int32, device=owner.device)
+        self.under_way: list[Step] = []
+        self.capture: Callable[[Run, str], Captured] = Captured
+
+    def submit(self, plan: Plan, batch: Batch) -> Step | None:
+        """Launch a batch of steps; None if it is another kind of batch, or a row is refused."""
+        if not self._is_step(plan, batch):
+            return None
+        accepted: list[Going] = []
+        sources: list[int] = []
+        for index, row in enumerate(batch.rows):
+            state: Any = row.state
+            token, source = self._token(row)
+            going = Going(state, range(index, index + 1), [token], state.length(batch.entry))
+            if self.owner.refusal(plan, batch, going) is not None:
+                return None
+            accepted.append(going)
+            sources.append(source)
+        step = self._launch(plan, batch, accepted, sources)
+        for sequence, source in zip(accepted, sources, strict=True):
+            ids = [UNKNOWN] if source >= 0 else sequence.tokens
+            sequence.state.advance(batch.entry, ids)
+        self.under_way.append(step)
+        return step
+
+    def _is_step(self, plan: Plan, batch: Batch) -> bool:
+        """Whether each row is another sequence's, and all want the same few things."""
+        rows = batch.rows
+        states = {id(row.state) for row in rows}
+        plain = set(plan.graph.inputs) <= {"token", "position"}
+        if not (0 < len(rows) <= MOST_ROWS and len(states) == len(rows) and plain):
+            return False
+        alike = all(row.wants == rows[0].wants and not row.inputs for row in rows)
+        answered = all(want in (Argmax(), Digest("logits")) for want in rows[0].wants)
+        return alike and answered and all(self.owner.owns(row.state) for row in rows)
+
+    def _token(self, row: Row) -> tuple[int, int]:
+        """A row's id, and the row of the step under way that draws it (−1: the id is known)."""
+        before = self.under_way[-1] if self.under_way else None
+        if before is None or not isinstance(row.token, Drawn):
+            return token_of(row, self.owner.drawn), -1
+        there = type(row.token.row) is int and 0 <= row.token.row < len(before.accepted)
+        return (0, row.token.row) if there and Argmax() in before.wants else (-1, -1)
+
+    def _launch(
+        self, plan: Plan, batch: Batch, accepted: Sequence[Going], sources: Sequence[int]
+    ) -> Step:
+        run = Run(plan, batch, accepted, self.owner.shared, self.drawn)
+        run.reach()
+        pages = max(FEWEST_PAGES, pow2(max(len(s.state.pages) for s in accepted)))
+        wants = batch.rows[0].wants
+        key = (batch.entry, len(accepted), pages, wants, self.owner.shared.angles.version)
+        shape = self.shapes.get(key)
+        if shape is None:
+            shape = Shape(run, RowBuffer(self.owner.device))
+            run.place(shape.buffer, sources, pages)
+            run.launch()
+            self.shapes[key] = shape
+            self._capture(shape)
+        else:
+            run.fill(shape.buffer, sources, pages)
+            replay = shape.run.launch if shape.captured is None else shape.captured.replay
+            replay()
+        answer, event = self._fetch(shape.run.packed)
+        return Step(self.owner, accepted, batch.entry, wants, sources, answer, event)
+
+    def _capture(self, shape: Shape) -> None:
+        """Capture a shape's launches, unless that failed before: then they stay launches."""
+        if self.refused:
+            return
+        try:
+            shape.captured = self.capture(shape.run, self.owner.device)
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            self.refused = str(error).splitlines()[0]
+            what = f"CUDA graphs are off, steps are launched one by one: {self.refused}"
+            warnings.warn(what, RuntimeWarning, stacklevel=2)
+
+    def _fetch(self, packed: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Start bringing an answer to the host."""
+        if self.owner.device == "cpu":
+            return packed.clone(), None
+        host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+        host.copy_(packed, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return host, event
+
+    def settle(self, last: Step | None = None) -> None:
+        """Finish the steps under way, up to one if it is given."""
+        while self.under_way and (last is None or last.outcome is None):
+            step = self.under_way[0]
+            step.finish(self.owner.drawn)
+            self.under_way.pop(0)
+            self.owner.drawn = step.drawn
+            outcomes = step.outcome.outcomes if step.outcome is not None else {}
+            gone = {s for s, outcome in outcomes.items() if outcome.status is Status.FAILED}
+            for later in self.under_way:
+                later.lost |= gone  # type: ignore[arg-type]

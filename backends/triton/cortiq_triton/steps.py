@@ -1,0 +1,67 @@
+"""Steps of a plan, and the weights of those that are made one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cortiq.ir import Node, Op, ops
+from cortiq_triton.weights import Packed, join
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node with its kernel and prepared weights.
+
+    `late`: no state depends on it, so that only rows that want a value of it are computed.
+    """
+
+    node: Node
+    kernel: Callable[..., Any]
+    weights: Mapping[str, Any]
+    late: bool
+
+
+@dataclass(frozen=True)
+class Fused(Op):
+    """What replaces several primitives; `of` are theirs, in order."""
+
+    of: tuple[Op, ...]
+
+
+def joinable(steps: Iterable[Step]) -> list[list[Step]]:
+    """Products of one value whose matrices can be rows of one weight, two or three at a time."""
+    groups: dict[tuple[Any, ...], list[Step]] = {}
+    for step in steps:
+        weight = step.weights.get("weight")
+        if isinstance(step.node.op, ops.MatMul) and isinstance(weight, Packed):
+            groups.setdefault((step.node.inputs, step.late), []).append(step)
+    found = []
+    for group in groups.values():
+        while len(group) > 1:
+            first = group[0].weights["weight"]
+            alike: list[Step] = []
+            for step in group:
+                weight = step.weights["weight"]
+                apart = all(weight is not other.weights["weight"] for other in alike)
+                if first.joins(weight) and apart and len(alike) < 3:
+                    alike.append(step)
+            if len(alike) > 1:
+                found.append(alike)
+            group = [step for step in group if step not in alike]
+    return found
+
+
+class Joined:
+    """Weights that were made one, by the steps whose matrices they are."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        times = Counter(id(s.weights["weight"]) for s in steps if "weight" in s.weights)
+        self.groups: dict[str, tuple[list[Step], Packed]] = {}
+        for group in joinable(steps):
+            if all(times[id(step.weights["weight"])] == 1 for step in group):
+                whole = join([step.weights["weight"] for step in group])
+                for step in group:
+                    self.groups[step.node.name] = (group, whole)

@@ -1,0 +1,187 @@
+"""`python tools/lint_triton.py`: what the Triton backend launches, compiled for GPUs that need not
+be here, and its PTX linted as `python -m stacks.ptx` lints the stack's.
+
+Batches of small models are walked through with every launch recorded instead of run: what a value
+holds does not matter, only which kernels meet which types and compile-time constants. Exit 1 if a
+kernel does not compile, holds what it must not, or if nothing was recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "backends/triton"))
+os.environ["TRITON_INTERPRET"] = "0"  # interpreted kernels cannot be compiled
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Draw, Row, Top
+from cortiq.models import load_program
+from cortiq.models.synthetic import open_synthetic
+from cortiq.numerics.sampling import Sampling
+from cortiq.numerics.synthetic import synthetic_weight
+from cortiq_triton import executable, language, products, weights
+from cortiq_triton.rows import quantise_rows
+from stacks import ptx
+
+MODELS = {
+    "tiny-llama": "w8", "tiny-gemma3": "Q8_0", "tiny-mixtral": "w16", "tiny-lfm2": "Q4_1",
+    "tiny-mimo": "f32", "tiny-mtp": "w8b256", "mini-qwen3_next": "w8", "mini-minicpm3": "w8",
+}  # fmt: skip
+"""Models and layouts that reach most kernels."""
+LAYOUTS_MULTIPLIED = "w8,Q4_0,Q4_1,Q8_0,Q4_K,Q6_K,Q3_K,MXFP4"
+"""Layouts of which products are looked at by themselves; K-quants need rows of 256."""
+TYPES = {
+    torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64", torch.int8: "*i8",
+    torch.int16: "*i16", torch.bool: "*i1",
+}  # fmt: skip
+ALIGNED = [["tt.divisibility", 16]]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel as it was launched: types, what they are specialised to, constants, options."""
+
+    kernel: Any
+    signature: tuple[tuple[str, str], ...]
+    aligned: tuple[int, ...]
+    constants: tuple[tuple[str, Any], ...]
+    options: tuple[tuple[str, Any], ...]
+
+    @property
+    def name(self) -> str:
+        """The kernel with its constants."""
+        shown = ", ".join(f"{k}={getattr(v, '__name__', v)}" for k, v in self.constants)
+        return f"{self.kernel.__name__}({shown})"
+
+    def compiled(self, capability: int) -> Any:
+        """What Triton makes of it, up to PTX."""
+        source = ASTSource(
+            fn=self.kernel,
+            signature=dict(self.signature),
+            constexprs=dict(self.constants),
+            attrs={(at,): ALIGNED for at in self.aligned},
+        )
+        options = dict(self.options) | {"enable_fp_fusion": False}
+        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+class Recorder:
+    """Stands in for `language.launch`."""
+
+    def __init__(self) -> None:
+        self.launches: dict[Launch, None] = {}
+
+    def __call__(
+        self, kernel: Any, grid: Any, *given: Any, warps: int = 4, stages: int = 3, **how: Any
+    ) -> None:
+        """Note a launch."""
+        names, aligned = kernel.arg_names, []
+        types, constants = dict.fromkeys(names, "constexpr"), dict(how)
+        for at, (name, value) in enumerate(zip(names, given, strict=False)):
+            if isinstance(value, torch.Tensor):
+                types[name] = TYPES[value.dtype]
+                aligned += [at] if value.data_ptr() % 16 == 0 else []
+            elif isinstance(value, float):
+                types[name] = "fp32"
+            elif value == 1:
+                constants[name] = 1
+            else:
+                types[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+                aligned += [at] if value % 16 == 0 else []
+        options = (("num_warps", warps), ("num_stages", stages))
+        found = (tuple(types.items()), tuple(aligned), tuple(constants.items()), options)
+        self.launches[Launch(kernel, *found)] = None
+
+
+def recorded(models: Iterable[str], layouts: Iterable[str]) -> list[Launch]:
+    """What batches of these models launch (a prompt, a step, two sequences, every want), and
+    products with weights of these layouts.
+    """
+    recorder, original = Recorder(), language.launch
+    for module in list(sys.modules.values()):
+        if getattr(module, "launch", None) is original:
+            module.launch = recorder  # type: ignore[attr-defined]
+    for model in models:
+        name, _, layout = model.partition("?")
+        _walk(name, layout or MODELS[name])
+    for layout in layouts:
+        _multiply(layout)
+    return list(recorder.launches)
+
+
+def _multiply(layout: str) -> None:
+    """Products with a weight of a layout: of one row and of many, and a look-up."""
+    weight = synthetic_weight(layout, "weight", 1, (256, 1024))
+    packed = weights.pack(weight, "weight", "cpu")
+    for rows in (1, 256):
+        x, faults = quantise_rows(torch.ones(rows, 1024)), torch.zeros(rows, dtype=torch.int32)
+        products.product(packed, x, rows, faults, products.Stack(products.PLAIN, 256))
+    products.look_up(packed, torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32))
+
+
+def _walk(name: str, layout: str) -> None:
+    loaded = load_program(open_synthetic(f"synthetic:{name}?format={layout}"), context=None)
+    made = executable.TritonExecutable(loaded.program, loaded.weights, CompileOptions(), "cpu")
+    wants = (Argmax(), Digest("logits"), Top(3), Draw(Sampling(top_p=0.9, presence_penalty=0.5)))
+    for length in (70, 1):
+        states = [made.open(256) for _ in range(2)]
+        for rows in (length, 1):
+            batch = []
+            for state in states:
+                start = state.length()
+                batch += [Row(state, start + i, 1) for i in range(rows - 1)]
+                batch += [Row(state, start + rows - 1, 1, wants)]
+            made.forward(Batch(batch)).result()
+        for state in states:
+            state.release()
+
+
+def findings(launches: Sequence[Launch], capabilities: Sequence[int]) -> Iterator[tuple[str, str]]:
+    """Each launch for each GPU with what is wrong with it; empty for nothing."""
+    for launch in launches:
+        for capability in capabilities:
+            try:
+                wrong = ptx.breaches(launch.compiled(capability).asm["ptx"])
+            except Exception as error:
+                wrong = [f"does not compile: {_innermost(error)}"]
+            yield f"sm_{capability} {launch.name}", "; ".join(wrong)
+
+
+def _innermost(error: BaseException) -> str:
+    """What an error of the compiler began with."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {str(error)[-400:]}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Record, compile, lint."""
+    parser = argparse.ArgumentParser(prog="tools/lint_triton.py", description=__doc__)
+    parser.add_argument("--targets", default="80,90", help="compute capabilities")
+    parser.add_argument("--models", default=",".join(MODELS), help="names, perhaps ?LAYOUT each")
+    parser.add_argument("--layouts", default=LAYOUTS_MULTIPLIED, help="of products of their own")
+    parser.add_argument("--only", default="", help="kernels whose name begins so")
+    options = parser.parse_args(arguments)
+    launches = recorded(*(filter(None, t.split(",")) for t in (options.models, options.layouts)))
+    chosen = [launch for launch in launches if launch.name.startswith(options.only)]
+    bad = 0
+    for name, wrong in findings(chosen, list(map(int, options.targets.split(",")))):
+        print(f"{name}: {wrong or 'clean'}", flush=True)
+        bad += bool(wrong)
+    print(f"{len(chosen)} launches, {bad} findings")
+    return int(bad > 0 or not chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
