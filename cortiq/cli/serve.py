@@ -13,7 +13,7 @@ from cortiq.cli.generate import load_model
 from cortiq.cli.render import note
 from cortiq.errors import CortiqError
 from cortiq.options import LoadOptions, resolve, select
-from cortiq.serve.options import ServeOptions
+from cortiq.serve.options import LOCAL, ServeOptions
 
 if TYPE_CHECKING:
     from cortiq.serve.app import Service
@@ -41,6 +41,8 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
     set_up(chosen.log_format)
     with ExitStack() as stack:
         loaded = [stack.enter_context(load_model(name, options)) for name in models]
+        if chosen.host not in LOCAL and chosen.api_key is None:
+            note("anybody who reaches this address can use the models: --api-key sets a key")
         serve_models(loaded, chosen, _tell)
 
 

@@ -63,8 +63,10 @@ def as_api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, OptionError):
         return invalid(str(error), error.option)
-    if isinstance(error, (RequestError, TokenizerError)):
+    if isinstance(error, RequestError):
         return invalid(str(error), error.where)
+    if isinstance(error, TokenizerError):
+        return invalid(str(error))
     if isinstance(error, MemoryError):
         return ApiError(503, "there is not enough memory", "out_of_memory")
     if isinstance(error, CortiqError):

@@ -18,11 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cortiq.serve.answers import ClientGone
 from cortiq.serve.errors import ApiError, as_api_error
 from cortiq.serve.logs import LOG
-from cortiq.serve.options import ServeOptions
+from cortiq.serve.options import LOCAL, ServeOptions
 
 OPEN = ("/", "/page.js", "/page.css", "/health")
 """Paths that need no key: they tell nothing and compute nothing."""
-LOCAL = ("127.0.0.1", "localhost", "::1")
 GONE = 499
 """Status in logs and counts of a request whose client went away."""
 Observe = Callable[[str, int, float, Mapping[str, Any]], None]
