@@ -17,7 +17,6 @@ from cortiq.serve.errors import ApiError
 from cortiq.serve.job import Job
 from cortiq.serve.worker import Worker
 
-
 LONG = "a prompt that is worth a copy of its rows"
 
 
