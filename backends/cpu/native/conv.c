@@ -31,16 +31,20 @@ static void conv_part(const cortiq_op *op, cortiq_worker *worker, int32_t segmen
     cortiq_kernels_of(worker->isa)->row.conv(&part);
 }
 
+/* Pieces of a segment's channels that a worker takes are computed together. */
 static void conv_rows_of(const cortiq_op *op, cortiq_worker *worker)
 {
     const cortiq_conv *a = op->args;
     int32_t segments = *a->segment_count, start, stop;
     int32_t wide = *op->rows > segments ? OF_ROWS : OF_A_ROW;
-    int32_t chunks = (a->width + wide - 1) / wide, total = segments * chunks;
+    int32_t pieces = (a->width + wide - 1) / wide, total = segments * pieces;
     while (cortiq_take(worker, total, cortiq_grain(total, worker->threads), &start, &stop))
-        for (int32_t i = start; i < stop; i++) {
-            int32_t from = i % chunks * wide, rest = a->width - from;
-            conv_part(op, worker, i / chunks, from, rest < wide ? rest : wide);
+        while (start < stop) {
+            int32_t segment = start / pieces, end = (segment + 1) * pieces;
+            int32_t from = start % pieces * wide, rest = a->width - from;
+            int32_t n = ((end < stop ? end : stop) - start) * wide;
+            conv_part(op, worker, segment, from, n < rest ? n : rest);
+            start = end;
         }
 }
 CORTIQ_REGISTER(CORTIQ_CAUSAL_CONV, conv_rows_of)

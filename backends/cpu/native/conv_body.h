@@ -4,8 +4,9 @@
 
 #include "scalar.h"
 
-/* Vectors of channels that go through the rows side by side; rows that are asked for ahead. */
-enum { CONV_SPAN = 2, CONV_AHEAD = 8 };
+/* Vectors of channels that go through the rows side by side. Of these rows the channels so far ahead
+ * are asked for; of the first channels, for which nobody asked, those of rows ahead. */
+enum { CONV_SPAN = 2, CONV_NEXT = 128, CONV_AHEAD = 8 };
 
 INLINE vf conv_weight(const conv_rows *t, int tap, int i)
 {
@@ -30,14 +31,15 @@ INLINE void conv_span(const conv_rows *t, int taps, int span, int i, int count)
     float *out = t->out + i;
     int32_t place = t->place;
     for (int row = 0; row < t->rows; row++, x += t->x_stride, out += t->out_stride) {
-        int more = row + CONV_AHEAD < t->rows ? CONV_AHEAD : 0;
+        int64_t ahead = i + CONV_NEXT < t->n ? CONV_NEXT : 0;
+        int64_t below = i < CONV_NEXT && row + CONV_AHEAD < t->rows ? CONV_AHEAD * t->x_stride : 0;
         int kept = t->rows - row <= t->capacity;
         vi worst = {0};
         for (int c = 0; c < span; c++) {
             int at = c * CQ_LANES;
             vf y = {0};
-            __builtin_prefetch(x + more * t->x_stride + at);
-            __builtin_prefetch(out + more * t->out_stride + at, 1);
+            __builtin_prefetch(x + ahead + at, 1);
+            __builtin_prefetch(x + below + at, 1);
             for (int k = 0; k < taps; k++) {
                 seen[k][c] = k + 1 < taps ? seen[k + 1][c] : f_load_part(x + at, count);
                 y = y + w[k][c] * seen[k][c];
