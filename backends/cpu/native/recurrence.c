@@ -5,8 +5,8 @@
 #include "kernels.h"
 #include <string.h>
 
-/* Floats of a cache line; blocks that are taken together. */
-enum { LINE = 16, TOGETHER = 8 };
+/* Floats of a cache line; blocks that are taken together, of one row and of many. */
+enum { LINE = 16, TOGETHER = 8, PAIR = 2 };
 
 /* n columns of a head, from `from` on, of a segment's sequence. */
 typedef struct {
@@ -113,17 +113,17 @@ static void take_block(const cortiq_op *op, cortiq_worker *worker, int32_t numbe
 }
 
 /* With one row a sequence, blocks are taken some at a time: memory is read from front to back, and
- * the first of the next ones is where the workers are when each takes its turn. */
+ * the first of the next ones is where the workers are when each takes its turn. With many, two: the
+ * lines of v and out beside those of a block, which a core may fetch with them, are its own next. */
 static void recurrence_rows(const cortiq_op *op, cortiq_worker *worker)
 {
     const cortiq_recurrence *a = op->args;
     int32_t blocks = (a->columns + CORTIQ_COLUMNS - 1) / CORTIQ_COLUMNS;
     int32_t start, stop, rows = *op->rows, total = *a->segment_count * a->heads * blocks;
-    int32_t grain = rows > *a->segment_count ? 1 : TOGETHER;
-    int32_t turn = 1 + (worker->threads - 1) * TOGETHER;
-    while (cortiq_take(worker, total + (a->keep ? rows : 0), grain, &start, &stop))
+    int32_t many = rows > *a->segment_count, turn = 1 + (worker->threads - 1) * TOGETHER;
+    while (cortiq_take(worker, total + (a->keep ? rows : 0), many ? PAIR : TOGETHER, &start, &stop))
         for (int32_t i = start; i < stop; i++)
             if (i >= total) keep_row(a, i - total);
-            else take_block(op, worker, i, grain == 1 ? 0 : i + 1 < stop ? 1 : turn);
+            else take_block(op, worker, i, many ? 0 : i + 1 < stop ? 1 : turn);
 }
 CORTIQ_REGISTER(CORTIQ_GATED_DELTA, recurrence_rows)
