@@ -146,6 +146,8 @@ class GrammarMasks:
         ids = grammars.tokenizer.encode(opens, add_bos=False, parse_special=True) if opens else []
         self._opens = ids[0] if len(ids) == 1 and closes else None
         self._taken: list[int] = []
+        self._thought: list[int] = []  # ids looked at for the closing marker, up to it
+        self._tail = b""  # and their last bytes
 
     def __call__(self, ids: Sequence[int]) -> Mask | None:
         """The mask of the token after these ids; None while the model thinks."""
@@ -161,13 +163,17 @@ class GrammarMasks:
 
     def _after_thinking(self, made: Sequence[int]) -> int | None:
         """Where the grammar begins; None while the block goes on."""
-        tokenizer, closes = self.grammars.tokenizer, self._closes.encode()
-        text = bytearray()
-        for index, token in enumerate(made):
-            text += tokenizer.token_bytes(token)
-            if closes in text[-len(closes) - 64 :]:
-                return index + 1
-        return None
+        thought, closes = self._thought, self._closes.encode()
+        if made[: len(thought)] != thought:
+            thought, self._tail = [], b""
+        for token in made[len(thought) :]:
+            if closes in self._tail:
+                break
+            thought.append(token)
+            kept = max(0, len(self._tail) - len(closes) + 1)
+            self._tail = self._tail[kept:] + self.grammars.tokenizer.token_bytes(token)
+        self._thought = thought
+        return len(thought) if closes in self._tail else None
 
     def _mask(self, made: Sequence[int]) -> Mask:
         """Bring the matcher to these tokens, which it may have to go back for, and ask it."""

@@ -56,6 +56,13 @@ class Job:
     cancelled: bool = False
     cancelled_at: int | None = None
 
+    def __post_init__(self) -> None:
+        self._pending: dict[int, int] = {}  # choices to submit, and the first of the same prompt
+        first = 0
+        for choice, request in enumerate(self.requests):
+            first = first if request.prompt is self.requests[first].prompt else choice
+            self._pending[choice] = first
+
     def news(self, choice: int) -> Update | None:
         """What came of a choice since it was last asked about; None for nothing."""
         sequence, (told, over) = self.sequences[choice], self.told.get(choice, (0, False))
@@ -78,20 +85,16 @@ class Job:
         """Choices that are to be submitted now: the first of a prompt, which reads it, and the
         others once that is done, who go on from its rows.
         """
-        return [choice for choice in range(len(self.requests)) if self._may_start(choice)]
+        return [choice for choice, first in self._pending.items() if self._may_start(choice, first)]
 
-    def _may_start(self, choice: int) -> bool:
-        first = self._first(choice)
+    def _may_start(self, choice: int, first: int) -> bool:
         leader = self.sequences.get(first)
-        read = first == choice or (leader is not None and (leader.generated > 0 or leader.done))
-        return read and choice not in self.sequences
+        return first == choice or (leader is not None and (leader.generated > 0 or leader.done))
 
-    def _first(self, choice: int) -> int:
-        """The first choice of the same prompt."""
-        prompt = self.requests[choice].prompt
-        while choice and self.requests[choice - 1].prompt == prompt:
-            choice -= 1
-        return choice
+    def began(self, choice: int, sequence: Sequence) -> None:
+        """Take note of a choice that was submitted."""
+        del self._pending[choice]
+        self.sequences[choice] = sequence
 
     @property
     def late_steps(self) -> int:
@@ -104,5 +107,5 @@ class Job:
     @property
     def done(self) -> bool:
         """Whether nothing more will come of it."""
-        begun = self.cancelled or len(self.sequences) == len(self.requests)
+        begun = self.cancelled or not self._pending
         return begun and all(sequence.done for sequence in self.sequences.values())

@@ -144,9 +144,8 @@ class Worker:
 
         try:
             self._check_queue()
-            job.sequences[choice] = self.engine.submit(
-                job.requests[choice], progress=progress, cancelled=cancelled
-            )
+            request = job.requests[choice]
+            job.began(choice, self.engine.submit(request, progress=progress, cancelled=cancelled))
             self._outbox.append((job, Update(choice)))
         except Exception as error:
             self._outbox.append((job, Update(choice, error=error)))

@@ -86,6 +86,11 @@ def test_the_grammar_begins_after_thinking(grammars):
     made = masks(grammars, opened=True, opens="<think>", closes="</think>")
     thought = list(b"so {</think>")
     assert made([1, 2, *thought[:-1]]) is None
+    ids = [1, 2, *thought, *b'{"age": 12']
+    lengths = [*range(2, len(ids)), *random.Random(1).sample(range(2, len(ids)), 14)]
+    assert [made(ids[:n]) for n in lengths] == [
+        masks(grammars, opened=True, opens="<think>", closes="</think>")(ids[:n]) for n in lengths
+    ]
     assert allowed_ids(made([1, 2, *thought]), VOCABULARY).tolist() == [ord("{")]
 
 
