@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,11 @@ def aligned(nbytes: int) -> npt.NDArray[np.uint8]:
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes]
+
+
+def aligned_floats(*shape: int) -> npt.NDArray[np.float32]:
+    """A fresh float32 array at a multiple of 64 bytes; what is in it means nothing."""
+    return aligned(4 * prod(shape)).view(np.float32).reshape(shape)
 
 
 def _contiguous(array: npt.NDArray | None, dtype: type | None = None) -> npt.NDArray | None:

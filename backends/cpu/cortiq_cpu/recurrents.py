@@ -17,7 +17,7 @@ from cortiq.ir import Graph, Node, Recurrent, ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import SEGMENT, Kind, address
 from cortiq_cpu.native import Op, Pool, op_list
-from cortiq_cpu.packing import aligned
+from cortiq_cpu.packing import aligned_floats
 from cortiq_cpu.rings import Floats, snapped
 
 MARK = 64
@@ -74,7 +74,7 @@ class Recurrences:
         """Memory of a sequence, [1, size]; what is in it means nothing."""
         if self.spare:
             return self.spare.pop()
-        return aligned(4 * self.size).view(np.float32).reshape(1, -1)
+        return aligned_floats(1, self.size)
 
     @property
     def spare_bytes(self) -> int:

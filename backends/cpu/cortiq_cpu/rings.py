@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from cortiq.ir import Ring
 from cortiq_cpu.native import Pool
+from cortiq_cpu.packing import aligned_floats
 
 POISON = 2.0**49
 """What unused rows of rings hold in tests."""
@@ -40,7 +41,8 @@ class Rows:
         """Have memory; whether it is new."""
         if len(self.data):
             return False
-        self.data = np.full((self.rows_of(self.slot), self.slot.width), self.fill, np.float32)
+        self.data = aligned_floats(self.rows_of(self.slot), self.slot.width)
+        self.data[:] = self.fill
         return True
 
     def written(self, before: int, after: int) -> None:
@@ -82,7 +84,9 @@ class Rows:
     def copy(self) -> Rows:
         """Another one with the same rows."""
         other = Rows(self.slot, self.fill)
-        other.floor, other.data = self.floor, self.data.copy()
+        other.floor = self.floor
+        if len(self.data) and other.open():
+            other.data[:] = self.data
         return other
 
 

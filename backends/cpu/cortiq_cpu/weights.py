@@ -14,7 +14,7 @@ from cortiq.numerics.contract import Floats
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.norms import checked_epsilon, offset_weight
 from cortiq.numerics.scaling import gain
-from cortiq_cpu.packing import PackedMatrix
+from cortiq_cpu.packing import PackedMatrix, aligned_floats
 
 TAP_BLOCK = 16
 """Channels whose taps lie together."""
@@ -95,6 +95,8 @@ class Weights:
 def tap_blocks(weight: Floats) -> Floats:
     """Taps [width, taps] as the kernels read them: float32 [blocks, taps, `TAP_BLOCK`]."""
     width, taps = weight.shape
-    blocks = np.zeros((-(-width // TAP_BLOCK) * TAP_BLOCK, taps), np.float32)
-    blocks[:width] = weight
-    return np.ascontiguousarray(blocks.reshape(-1, TAP_BLOCK, taps).transpose(0, 2, 1))
+    padded = np.zeros((-(-width // TAP_BLOCK) * TAP_BLOCK, taps), np.float32)
+    padded[:width] = weight
+    blocks = aligned_floats(len(padded) // TAP_BLOCK, taps, TAP_BLOCK)
+    blocks[:] = padded.reshape(-1, TAP_BLOCK, taps).transpose(0, 2, 1)
+    return blocks

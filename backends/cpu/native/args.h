@@ -170,8 +170,8 @@ typedef struct {
     int64_t out_stride;
 } cortiq_recall;
 
-/* CAUSAL_CONV: weight [⌈width / CORTIQ_TAP_BLOCK⌉][taps][CORTIQ_TAP_BLOCK], oldest tap first, what is
- * beyond the width 0; bias may be NULL; out may be x. rings[s] holds, for segment s's sequence,
+/* CAUSAL_CONV: weight [⌈width / CORTIQ_TAP_BLOCK⌉][taps][CORTIQ_TAP_BLOCK], oldest tap first, what
+ * is beyond the width 0; bias may be NULL; out may be x. rings[s] holds, for segment s's sequence,
  * the row of position p at index p mod capacities[s] (at least taps − 1). */
 enum { CORTIQ_TAP_BLOCK = 16, CORTIQ_MOST_TAPS = 64 };
 typedef struct {
@@ -186,14 +186,14 @@ typedef struct {
 } cortiq_conv;
 
 /* GATED_DELTA: a head's state S is [state_rows][columns]. In memory its columns are cut into blocks
- * of CORTIQ_COLUMNS (the last may have fewer), one after the other, each row by row, and rows are in
- * the order in which a canonical sum meets them: those of i + 16·m (+ 256·n) for i = 0 … 15, of an i
- * those of m = 0 8 4 12 2 10 6 14 1 9 5 13 3 11 7 15, as many as there are. Head h takes q and k of group
- * h / (heads / groups), [rows][groups][state_rows]; v and out are [rows][heads][columns]; alpha
+ * of CORTIQ_COLUMNS (the last may have fewer), one after the other, each row by row, and rows are
+ * in the order in which a canonical sum meets them: those of i + 16·m (+ 256·n) for i = 0 … 15, of
+ * an i those of m = 0 8 4 12 2 10 6 14 1 9 5 13 3 11 7 15, as many as there are. Head h takes q and
+ * k of group h / (heads / groups), [rows][groups][state_rows]; v and out are [rows][heads][columns]; alpha
  * [rows][heads], or [rows][heads][state_rows] per_channel; beta [rows][heads]. states[s] is the
  * state of segment s's sequence, all heads; with `keep`, behind it come two marks, which take the
- * state at the last two lengths m that CORTIQ_MARK divides, in turn by m / CORTIQ_MARK % 2, and then
- * CORTIQ_KEPT rows, each q k v alpha beta of position p at p % CORTIQ_KEPT, those since the mark
+ * state at the last two lengths m that CORTIQ_MARK divides, in turn by m / CORTIQ_MARK % 2, and
+ * then CORTIQ_KEPT rows, each q k v alpha beta of position p at p % CORTIQ_KEPT, those since the mark
  * before the last.
  *     d = snap((v − Sᵀ·snap(k·alpha))·beta) with `delta`, else snap(beta·v);
  *     S = snap(S·alpha + k·dᵀ); out = snap(Sᵀq) */

@@ -4,8 +4,8 @@
 
 #include "scalar.h"
 
-/* Vectors of channels that go through the rows side by side. Of these rows the channels so far ahead
- * are asked for; of the first channels, for which nobody asked, those of rows ahead. */
+/* Vectors of channels that go through the rows side by side. Of these rows the channels so far
+ * ahead are asked for; of the first channels, for which nobody asked, those of rows ahead. */
 enum { CONV_SPAN = 2, CONV_NEXT = 128, CONV_AHEAD = 8 };
 
 INLINE vf conv_weight(const conv_rows *t, int tap, int i)

@@ -15,8 +15,8 @@ void cortiq_pool_execute(cortiq_pool *pool, const cortiq_job *job);
 
 int64_t cortiq_now(void); /* nanoseconds */
 
-/* When the last worker came to the last barrier, of a job that is timed. A worker that was asleep sees
- * it later, and what it took to wake belongs to the op in which the others waited. */
+/* When the last worker came to the last barrier, of a job that is timed. A worker that was asleep
+ * sees it later, and what it took to wake belongs to the op in which the others waited. */
 int64_t cortiq_passed(const cortiq_worker *worker);
 
 /* One worker's part of a job. */

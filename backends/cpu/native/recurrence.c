@@ -95,7 +95,8 @@ static void keep_row(const cortiq_recurrence *a, int32_t row)
         memcpy(to, from[i] + row * widths[i], sizeof(float) * (size_t)widths[i]);
 }
 
-/* Block `number` of all segments'; with one row a sequence that `jump` further is likely the next. */
+/* Block `number` of all segments'; with one row a sequence that `jump` further is likely the
+ * next. */
 static void take_block(const cortiq_op *op, cortiq_worker *worker, int32_t number, int32_t jump)
 {
     const cortiq_recurrence *a = op->args;
@@ -113,8 +114,8 @@ static void take_block(const cortiq_op *op, cortiq_worker *worker, int32_t numbe
 }
 
 /* With one row a sequence, blocks are taken some at a time: memory is read from front to back, and
- * the first of the next ones is where the workers are when each takes its turn. With many, two: the
- * lines of v and out beside those of a block, which a core may fetch with them, are its own next. */
+ * the first of the next ones is where the workers are when each takes its turn. With many, two:
+ * the lines of v and out beside those of a block, which a core may fetch too, are its own next. */
 static void recurrence_rows(const cortiq_op *op, cortiq_worker *worker)
 {
     const cortiq_recurrence *a = op->args;

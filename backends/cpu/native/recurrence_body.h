@@ -57,8 +57,8 @@ INLINE vf halved(vf t[], int count)
     return t[0];
 }
 
-/* The sum over 128 rows of a block of 32 columns, of the vector at s: half of the lanes of a run are
- * there, those of the even places of MET. */
+/* The sum over 128 rows of a block of 32 columns, of the vector at s: half of the lanes of a run
+ * are there, those of the even places of MET. */
 enum { WIDE_ROWS = 128, WIDE_LANES = WIDE_ROWS / RUN };
 INLINE vf sum_of_wide_rows(recurrence_pass *pass, int what, float *s, int64_t ahead)
 {
