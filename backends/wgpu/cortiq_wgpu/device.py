@@ -13,6 +13,16 @@ from cortiq_wgpu.source import NATIVE_DOT, PORTABLE_DOT, Kernel
 
 UPLOAD_BYTES = 16 << 20
 """Bytes that wait for the device at a time while weights are uploaded."""
+DEFAULT_LIMITS = {
+    "max-storage-buffers-per-shader-stage": 8,
+    "max-compute-workgroup-storage-size": 16384,
+    "max-compute-invocations-per-workgroup": 256,
+    "max-compute-workgroup-size-x": 256,
+    "max-compute-workgroups-per-dimension": 65535,
+    "min-storage-buffer-offset-alignment": 256,
+}
+"""What every WebGPU device has: asked for and no more, so that no kernel comes to need more. How
+large buffers may be is the adapter's to say."""
 SLICE = 256
 """Alignment of parameters in their buffer: what every device accepts."""
 
@@ -39,7 +49,7 @@ class Gpu:
         self._flags = wgpu.BufferUsage
         self.name, self.info = name, dict(adapter.info)
         self.software = self.info["adapter_type"] == "CPU"
-        self.device = adapter.request_device_sync()
+        self.device = adapter.request_device_sync(required_limits=dict(DEFAULT_LIMITS))
         limits = self.device.limits
         largest = min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"])
         self.binding_bytes = int(largest) // SLICE * SLICE

@@ -24,6 +24,8 @@ WIDTHS = {
     "Q6_K": 6,
 }  # fmt: skip
 """Bits of a code on the device; 8 for all others."""
+MOST_LINES = 65535
+"""Lines of floats in a buffer: each is a workgroup, and so many there are in one direction."""
 PACK_BYTES = 1 << 24
 """Codes unpacked at a time."""
 
@@ -188,7 +190,7 @@ class Uploader:
         """A weight's codes and scales, or its floats."""
         height, width = weight.shape
         if weight.layout.kind == "float":
-            step = max(1, self.limit // (4 * width))
+            step = min(MOST_LINES, max(1, self.limit // (4 * width)))
             parts = [
                 Part(a, b, self.gpu.uploaded(floats(weight.rows(a, b), name)), None, {})
                 for a, b in _spans(height, step)

@@ -32,6 +32,8 @@ TRUNK_ROWS = 256
 """Rows of a chunk: enough for a weight to be read once for many of them."""
 TAIL_BYTES = 16 << 20
 """Room for the widest value of the tail, usually logits: bounds the tail's rows."""
+MOST_GROUPS = 65535
+"""Workgroups in one direction that every device has."""
 MOST_COMPILED = 32
 """Requests kept; the oldest goes first."""
 SCRATCH_BYTES = 1 << 24
@@ -53,8 +55,11 @@ class Plan:
         self.turns = Turns(graph.nodes)
         self.memory = Memory(gpu)
         late = (row_words(t) for n, t in self.graph.values.items() if n not in self.always)
-        self.rows = TRUNK_ROWS * (1 + parallel)
-        self.tail_rows = min(TRUNK_ROWS, max(1, TAIL_BYTES // (4 * max(late, default=1))))
+        inner = (prod(t.shape[:-1]) for t in self.graph.values.values() if t.shape)
+        most = max(1, MOST_GROUPS // max(inner, default=1))
+        self.rows = min(TRUNK_ROWS * (1 + parallel), most)
+        room = max(1, TAIL_BYTES // (4 * max(late, default=1)))
+        self.tail_rows = min(TRUNK_ROWS, self.rows, room)
         self._compiled: dict[Request, Compiled] = {}
         self.needs = lru_cache(maxsize=256)(self._needs)
         self.attends = [n.op for n in graph.nodes if isinstance(n.op, ops.Attend)]

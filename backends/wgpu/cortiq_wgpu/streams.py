@@ -15,7 +15,9 @@ def tile_kernel(dot: str, targets: int) -> Kernel:
     for i, j in cells:
         code, row = f"c{j // 4}.{'xyzw'[j % 4]}", "xyzw"[i]
         sums.append(f"h{i}{j} += dot4(h.{row}, {code}); l{i}{j} += dot4(l.{row}, {code});")
-    finished = [f"finish(row + {i}u, n + {j}u, h{i}{j}, l{i}{j});" for i, j in cells]
+    finished = [
+        f"finish(row + {i}u, n + {j + 60 * (j // 4)}u, h{i}{j}, l{i}{j});" for i, j in cells
+    ]
     parts = {
         "TARGET": target_text(targets), "DECLARED": declared, "SUMS": "\n      ".join(sums),
         "FINISHED": "\n  ".join(finished),

@@ -28,7 +28,7 @@ fn finish(row: u32, n: u32, high: i32, low: i32) {
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local: vec3u) {
   zero = m[0];
   let lane = local.x;
-  let across = lane % 16u;  // eight outputs each
+  let across = lane % 16u;  // four outputs each, and four more
   let down = lane / 16u;    // four rows each
   let count = m[1u + $set] * $inner;
   let first_row = group.y * 64u;
@@ -64,12 +64,12 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
     for (var k = 0u; k < STRETCH; k++) {
       let h = highs[k * 16u + down];
       let l = lows[k * 16u + down];
-      let c0 = columns[k * 32u + across * 2u];
-      let c1 = columns[k * 32u + across * 2u + 1u];
+      let c0 = columns[k * 32u + across];
+      let c1 = columns[k * 32u + 16u + across];
       {{SUMS}}
     }
   }
   let row = first_row + down * 4u;
-  let n = first_n + across * 8u;
+  let n = first_n + across * 4u;  // and 64 further on
   {{FINISHED}}
 }
