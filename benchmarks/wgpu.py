@@ -27,6 +27,7 @@ from cortiq.backend import CompileOptions
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
 from cortiq.numerics.synthetic import synthetic_weight
+from cortiq.plugins import availability, default_plugins
 from cortiq.runtime.bench import OwnRunner, Work, measure
 from cortiq_wgpu import opening
 from cortiq_wgpu.backend import WgpuBackend
@@ -131,16 +132,33 @@ def matvec_rate(gpu: Gpu, shape: tuple[int, int], nbytes: int) -> float:
     return len(copies) * height * width / seconds(gpu, work)
 
 
-def model_speeds(name: str, device: str, work: Work) -> dict[str, Any]:
-    """Prefill and decode of a model, tokens a second."""
-    loaded = load_program(open_synthetic(name), context=work.limit + 1)
-    options = CompileOptions(device=device)
-    executable = WgpuBackend().compile(loaded.program, loaded.weights, options)
-    runner = OwnRunner(executable, work)
-    speeds = measure({"wgpu": runner}, work, int(loaded.program.facts["vocab_size"]))
-    runner.close()
+def model_speeds(
+    backend: Any, device: str | None, name: str, decode: Work, prefill: Work
+) -> dict[str, float]:
+    """Decode and prefill of a model, tokens a second."""
+    loaded = load_program(open_synthetic(name), context=prefill.limit + 1)
+    extra = {"progress": shown} if isinstance(backend, WgpuBackend) else {}
+    options = CompileOptions(device=device, extra=extra)
+    executable = backend.compile(loaded.program, loaded.weights, options)
+    vocabulary = int(loaded.program.facts["vocab_size"])
+    found = {}
+    for what, work in (("decode", decode), ("prefill", prefill)):
+        runner = OwnRunner(executable, work)
+        found[what] = measure({"": runner}, work, vocabulary)[""].as_dict()[what]["median"]
+        runner.close()
     executable.close()
-    return speeds["wgpu"].as_dict()
+    return found
+
+
+def shown(what: str, done: int, total: int) -> None:
+    """Say how far it is, on stderr."""
+    print(f"\r{what}: {done / 1e9:.2f} of {total / 1e9:.2f} GB", end="", file=sys.stderr)
+
+
+def others() -> dict[str, Any]:
+    """Backends to measure beside this one: Triton, where it has a device."""
+    found = default_plugins().backends.get("triton")
+    return {"triton": found} if found is not None and availability(found)[1] is None else {}
 
 
 def measured(device: str | None, model: str, small: bool) -> dict[str, Any]:
@@ -153,14 +171,15 @@ def measured(device: str | None, model: str, small: bool) -> dict[str, Any]:
     shapes = {"small": (512, 512)} if small else SHAPES
     for what, shape in shapes.items():
         got = matvec_rate(gpu, shape, size // 4)
-        facts[f"matvec {what} GB/s"], facts[f"matvec {what} % of stream"] = (
-            got / 1e9,
-            100 * got / rate,
-        )
+        facts[f"matvec {what} GB/s"] = got / 1e9
+        facts[f"matvec {what} % of stream"] = 100 * got / rate
     decode = Work(64, 8, 1, 1) if small else Work(128, 128, 1, 3)
     prefill = Work(70, 1, 1, 1) if small else Work(2048, 1, 1, 3)
-    facts["decode tokens/s"] = model_speeds(model, gpu.name, decode)["decode"]["median"]
-    facts["prefill tokens/s"] = model_speeds(model, gpu.name, prefill)["prefill"]["median"]
+    beside = {} if small else others()
+    for name, backend in {"wgpu": WgpuBackend(), **beside}.items():
+        where = gpu.name if name == "wgpu" else None
+        for what, speed in model_speeds(backend, where, model, decode, prefill).items():
+            facts[f"{name} {what} tokens/s"] = speed
     return facts
 
 

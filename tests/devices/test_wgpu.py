@@ -13,10 +13,13 @@ import pytest
 os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.mkdtemp())  # software Vulkan asks for one
 
 import cortiq_wgpu
-from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Row
+from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Named, Row
 from cortiq.errors import BackendError
+from cortiq.ir import Builder, ops
+from cortiq.numerics.synthetic import synthetic_weight
 from cortiq_conformance import models
 from cortiq_conformance.runner import run
+from cortiq_reference.backend import ReferenceBackend
 from cortiq_wgpu import adapters, gate
 from cortiq_wgpu.backend import WgpuBackend
 from cortiq_wgpu.device import DeviceLostError, Gpu
@@ -85,6 +88,54 @@ def test_weights_larger_than_a_buffer_are_split():
     heights = [len(m.parts) for m in split.plans["trunk"].weights._matrices.values()]
     assert max(heights) > 1
     assert fed(whole) == fed(split)
+
+
+def test_progress_of_uploads_counts_every_byte():
+    told = []
+    compiled(progress=lambda *told_now: told.append(told_now))
+    done = [now for _, now, _ in told]
+    assert done == sorted(done) and len(set(done)) > 3
+    assert {what for what, _, _ in told} == {"Uploading weights"}
+    assert told[-1][1] == told[-1][2] > 0
+
+
+def test_products_for_gpus_give_the_same_bits():
+    assert fed(compiled(gpu_kernels=False)) == fed(compiled(gpu_kernels=True))
+
+
+LAYOUTS = ("w8", "w16", "w8b256", "Q8_0", "Q4_1", "Q5_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+COLUMNS, HEIGHTS = 768, (100, 36, 70)
+
+
+def products(layout):
+    """Three matrices that meet one row, so that they are one dispatch."""
+    b = Builder(context=100)
+    b.input("token")
+    b.input("position")
+    q = b.add(ops.Quantise(), b.input("x", (COLUMNS,), "f32"), name="q")
+    for i, height in enumerate(HEIGHTS):
+        b.add(ops.MatMul(COLUMNS, height), q, name=f"y{i}", weights={"weight": f"w{i}"})
+    weights = {
+        f"w{i}": synthetic_weight(layout, f"w{i}", 3, (height, COLUMNS))
+        for i, height in enumerate(HEIGHTS)
+    }
+    return b.program(("y0",)).with_layouts(dict.fromkeys(weights, layout)), weights
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_products_of_one_row_of_few_and_of_many(layout):
+    program, weights = products(layout)
+    x = np.random.default_rng(1).standard_normal((70, COLUMNS)).astype(np.float32)
+    wants = tuple(Named(f"y{i}") for i in range(len(HEIGHTS)))
+    brought = []
+    for backend, extra in ((ReferenceBackend(), {}), (WgpuBackend(), {"gpu_kernels": True})):
+        executable = backend.compile(program, weights, CompileOptions(extra=extra))
+        state, rows = executable.open(80), []
+        for start, stop in ((0, 1), (1, 4), (4, 70)):
+            batch = [Row(state, i, 0, wants, {"x": x[i]}) for i in range(start, stop)]
+            rows += executable.forward(Batch(batch)).result().rows
+        brought.append([np.concatenate([row[want] for want in wants]) for row in rows])
+    np.testing.assert_array_equal(np.array(brought[1]), np.array(brought[0]))
 
 
 def test_portable_products_of_bytes_give_the_same_bits():

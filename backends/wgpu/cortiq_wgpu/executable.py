@@ -28,7 +28,8 @@ class WgpuExecutable(BaseExecutable[WgpuState, Plan]):
     ----------
     options : `extra` may hold `binding_bytes`, the largest buffer to use (for tests; devices have
         128 MiB at least), `gpu_kernels`, whether to use those for GPUs, `portable_dot`, to multiply
-        bytes by shifts, and `poison`, which fills unused memory in tests.
+        bytes by shifts, `progress`, a function called with what is done, bytes done and bytes in
+        all while weights are uploaded, and `poison`, which fills unused memory in tests.
 
     Attributes
     ----------
@@ -56,7 +57,7 @@ class WgpuExecutable(BaseExecutable[WgpuState, Plan]):
         limit = min(limit, self.gpu.binding_bytes)
         self.pools = Pools(self.program, self.gpu, limit, bool(options.extra.get("poison")))
         parallel = bool(options.extra.get("gpu_kernels", not self.gpu.software))
-        weights = Weights(self._weights, self.gpu, limit)
+        weights = Weights(self._weights, self.gpu, limit, options.extra.get("progress"))
         weights.prepare(list(self._graphs.values()))
         self.plans = {
             name: Plan(graph, weights, self.pools, self.gpu, parallel, self.program.context)

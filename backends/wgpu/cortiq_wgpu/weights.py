@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from cortiq.numerics.norms import offset_weight
 from cortiq.numerics.scaling import gain
 from cortiq_wgpu.packing import Matrix, Uploader
 
+Progress = Callable[[str, int, int], None]
+"""Called with what is done, bytes done, and bytes in all."""
 MATRICES = (ops.EmbedRows, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)
 
 
@@ -22,11 +24,15 @@ class Weights:
 
     Parameters
     ----------
-    limit : bytes of a buffer.
+    limit : bytes of a buffer. progress : called while matrices are uploaded.
     """
 
-    def __init__(self, weights: Mapping[str, Weight], gpu: Any, limit: int) -> None:
+    def __init__(
+        self, weights: Mapping[str, Weight], gpu: Any, limit: int, progress: Progress | None = None
+    ) -> None:
         self._weights, self._gpu = weights, gpu
+        self._progress = progress or (lambda *_: None)
+        self._done, self._total = 0, 0
         self._uploader = Uploader(gpu, limit)
         self._matrices: dict[str, Matrix] = {}
         self._places: dict[tuple, int] = {}
@@ -37,6 +43,13 @@ class Weights:
     def prepare(self, graphs: Iterable[Graph]) -> None:
         """Have the weights of all nodes ready; those that meet the same rows lie together."""
         nodes = [node for graph in graphs for node in graph.nodes]
+        matrices = {
+            name
+            for node in nodes
+            for name in node.weights.values()
+            if isinstance(node.op, MATRICES)
+        }
+        self._total = sum(self._weights[name].nbytes for name in matrices)
         uses = Counter(name for node in nodes for name in node.weights.values())
         together: dict[tuple, list[str]] = {}
         for number, graph in enumerate(graphs):
@@ -47,7 +60,9 @@ class Weights:
         for names in together.values():
             if len(names) > 1:
                 weights = {name: self._weights[name] for name in names}
-                self._matrices |= self._uploader.joined(weights) or {}
+                joined = self._uploader.joined(weights) or {}
+                self._matrices |= joined
+                self._tell(joined)
         for node in nodes:
             self._prepare(node)
 
@@ -56,8 +71,13 @@ class Weights:
             if isinstance(node.op, MATRICES):
                 if name not in self._matrices:
                     self._matrices[name] = self._uploader.matrix(self._weights[name], name)
+                    self._tell([name])
             elif self._key(node, role) not in self._places:
                 self._add(self._key(node, role), self._values(node, role))
+
+    def _tell(self, names: Iterable[str]) -> None:
+        self._done += sum(self._weights[name].nbytes for name in names)
+        self._progress("Uploading weights", self._done, self._total)
 
     def _add(self, key: tuple, values: np.ndarray) -> None:
         flat = np.ascontiguousarray(values, np.float32).reshape(-1)
