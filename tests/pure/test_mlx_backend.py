@@ -70,6 +70,9 @@ def test_matmuls_and_sums_are_in_one_file():
     found = {file.name: list(forbidden(file.read_text())) for file in FILES}
     inside = found.pop("exact.py")
     assert {what for _, what in inside} == {"@", "sum", "cumsum"}
+    assert {what for _, what in found.pop("custom.py")} == {"fast"}
+    text = (Path(cortiq_mlx.__file__).parent / "custom.py").read_text()
+    assert text.count("mx.fast.") == text.count("mx.fast.metal_kernel if ") * 2 == 2
     assert not any(found.values()), found
 
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, SupportsFloat
 
 from cortiq.numerics import contract, quantise, scalar
+from cortiq_mlx import bodies, custom
 from cortiq_mlx.library import mx
 
 MAGNITUDE = int(contract.MAGNITUDE_BITS)
@@ -249,6 +250,8 @@ def soft_cap(x: mx.array, cap: float) -> mx.array:
 
 def quantised(x: mx.array) -> Rows:
     """Rows (last axis) to 16-bit integers and an exponent; `cortiq.numerics.quantise_rows`."""
+    if custom.active(bodies.QUANTISE):
+        return Rows(*custom.quantise(x))
     m = magnitude_bits(x).max(axis=-1, keepdims=True)
     # A row below 2⁻⁴⁰ is all zeros, and gets the exponent of the smallest row that is not.
     top = (mx.maximum(m, fixed(SMALLEST, m)) + fixed(0x20000, m)) >> fixed(23, m)

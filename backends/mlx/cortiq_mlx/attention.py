@@ -16,6 +16,7 @@ import numpy as np
 from cortiq.numerics import attention as contract
 from cortiq.numerics.contract import RUN_TILES, TILE
 from cortiq.numerics.scalar import EXP2_POLYNOMIAL
+from cortiq_mlx import bodies, custom
 from cortiq_mlx.arithmetic import Rows, descending, exp2_int, fixed, horner, inverse, tanh
 from cortiq_mlx.exact import EXACT, PLANE, dot_of_planes, exact_sum, planes, round_wide
 from cortiq_mlx.library import mx
@@ -174,6 +175,8 @@ def _tiles_of(
 ) -> Sums:
     """What each tile contributes, by integers only; a tile without visible keys is empty."""
     k, v = _cut(keys, tiles), _cut(values, tiles)
+    if custom.active(bodies.TILE) and not how.constants.cap and visible.shape[1] == 1:
+        return Sums(*custom.tiles(q, k, v, visible, float(how.constants.factor)))
     scores = _scores(q, k, how.constants)
     whole = mx.round(scores)
     gain, exponents = horner(scores - whole, EXP2_POLYNOMIAL), whole.astype(mx.int32)

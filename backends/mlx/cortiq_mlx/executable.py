@@ -10,17 +10,24 @@ from cortiq.backend.executable import Accepted, BaseExecutable, Brought
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.ir import Program, Ring, Slot, primitives_of
 from cortiq.numerics.layouts import Weight
+from cortiq_mlx import custom
 from cortiq_mlx.library import DEVICES, description, mx, version
 from cortiq_mlx.plan import Plan
 from cortiq_mlx.run import Run
 from cortiq_mlx.state import MlxState
+from cortiq_mlx.trial import confirmed
 
 EARLY_POSITIONS = 4096
 """Positions whose rotary angles are known when a sequence is opened; the rest when they come."""
 
 
 class MlxExecutable(BaseExecutable[MlxState, Plan]):
-    """A program on one device."""
+    """A program on one device.
+
+    Attributes
+    ----------
+    own : names of our own kernels that are in use on the device (`trial`).
+    """
 
     trims: ClassVar[bool] = True
 
@@ -33,7 +40,7 @@ class MlxExecutable(BaseExecutable[MlxState, Plan]):
         name: str,
         given: GivenKernels = NO_KERNELS,
     ) -> None:
-        self.device = device
+        self.device, self.own = device, confirmed(device)
         known: dict = {}
         graphs = primitives_of(program).graphs
         with mx.stream(DEVICES[device]):
@@ -46,7 +53,8 @@ class MlxExecutable(BaseExecutable[MlxState, Plan]):
     @property
     def provenance(self) -> Mapping[str, str]:
         """What computes here, for receipts: MLX and the device."""
-        return {"mlx": version(), "device": description(self.device)}
+        facts = {"mlx": version(), "device": description(self.device)}
+        return {**facts, "kernels": " ".join(sorted(self.own))} if self.own else facts
 
     def new_state(self, limit: int) -> MlxState:
         """An empty sequence of at most `limit` positions."""
@@ -89,7 +97,7 @@ class MlxExecutable(BaseExecutable[MlxState, Plan]):
         self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[MlxState]]
     ) -> list[list[Brought] | None]:
         """What the rows of each sequence bring, None for one with a fault."""
-        with mx.stream(DEVICES[self.device]):
+        with mx.stream(DEVICES[self.device]), custom.using(self.own):
             return Run(plan, batch, accepted).compute()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from cortiq.errors import BackendError
 from cortiq.numerics.philox import philox
-from cortiq_mlx.exact import EXACT, exact_matmul
+from cortiq_mlx.exact import EXACT, exact_matmul, trust_wide
 from cortiq_mlx.library import DEVICES, mx
 
 COUNT = 1 << 14
@@ -51,7 +51,20 @@ def check_device(device: str) -> None:
             if (got.view(np.uint32) != definition(a, b).view(np.uint32)).any():
                 what = f"MLX on {device} computes {name} with other bits than IEEE's"
                 raise BackendError(what)
+        trust_wide(_rounds_wide())
         _check_products(device)
+
+
+def _rounds_wide() -> bool:
+    """Whether int32 and int64 become float32 with one rounding; else sums are rounded by parts."""
+    words = philox((np.arange(COUNT, dtype=np.uint32), 2, 0, 0), (1, 2))
+    wide = (words[0].astype(np.int64) << 14) ^ words[1].astype(np.int64)
+    wide = wide * (1 - 2 * (words[2] & 1).astype(np.int64)) >> (words[3] % 23).astype(np.int64)
+    narrow = words[0].view(np.int32)
+    return all(
+        bool((np.array(mx.array(i).astype(mx.float32)) == i.astype(np.float32)).all())
+        for i in (wide, narrow)
+    )
 
 
 def _check_products(device: str) -> None:

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cortiq.numerics.contract import RUN_BLOCKS
+from cortiq_mlx import custom
 from cortiq_mlx.arithmetic import LARGEST_Q, Faults, Rows, canonical_sum, exp2_int, snap
+from cortiq_mlx.bodies import MATVEC
 from cortiq_mlx.exact import (
     EXACT,
     PLANE,
@@ -66,7 +68,11 @@ def code_product(parts: Sequence[Codes], x: Rows, faults: Faults) -> mx.array:
 
 def _band(parts: Sequence[Codes], pieces: mx.array) -> mx.array:
     """All outputs of some rows; one part after the other, so that memory is free in between."""
-    sides = _sides(parts[0].form, pieces)
+    form, (slices, count, rows, _) = parts[0].form, pieces.shape
+    if count == 1 and rows <= custom.FEW_ROWS and form.planes == 1 and custom.active(MATVEC):
+        q = pieces.transpose(1, 2, 0, 3).reshape(rows, slices * form.piece)
+        return _together([custom.matvec(part, q) for part in parts], -1)[None]
+    sides = _sides(form, pieces)
     done: list[mx.array] = []
     for part in parts:
         codes = tuple(mx.depends(list(part.codes), done[-1:])) if done else part.codes
