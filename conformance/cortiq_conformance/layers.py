@@ -227,6 +227,7 @@ def weights_of(op: Op, layout: str, source: Source) -> dict[str, Weight]:
         else:
             values = source.floats(rows, shape[-1]) * F32(0.25)
             values = np.where(values > 0, F32(1), F32(0)) if role == "mask" else values
+            values = -np.abs(values) if role == "A" else values  # a decay
             gain = role.endswith("norm") or role == "weight"
             found[role] = vector(values + F32(1) if gain else values)
     return found

@@ -19,20 +19,26 @@ from cortiq.numerics.contract import (
 )
 from cortiq.numerics.scalar import exponential
 
-GAIN_FORMS = ("plain", "exp", "negative_exp")
+GAIN_FORMS = ("plain", "exp", "negative_exp", "negative")
 
 
 def gain(w: Floats, form: str = "plain", name: str = "weight") -> Floats:
-    """The gains of a weight, formed once on the host: w, snap(exponential(w)), or −that.
+    """The gains of a weight, formed once on the host: w, snap(exponential(w)), −that, or snap(w) of
+    a w that must not be above 0.
 
     Raises
     ------
-    FormatError : a gain would be 2⁵⁰ or more; the weight is named.
+    FormatError : a gain would be 2⁵⁰ or more, or is above 0 and must not; the weight is named.
     UnsupportedError : no form has this name.
     """
     check_gain_form(form)
     if form == "plain":
         return w
+    if form == "negative":
+        if not (w <= 0).all():
+            what = f"holds the decay {float(w.max())}, a number that must not be above 0"
+            raise FormatError(what, where=name)
+        return snap(w)
     try:
         formed = snap(exponential(w))
     except OutOfDomainError:

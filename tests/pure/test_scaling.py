@@ -31,8 +31,17 @@ def test_a_plain_gain_is_the_weight():
 def test_gains_out_of_the_domain_name_their_weight():
     with pytest.raises(FormatError, match=r"layers\.3\.A_log: holds a logarithm"):
         gain(np.array([1, 35], F32), "exp", "layers.3.A_log")
-    with pytest.raises(UnsupportedError, match="forms: plain, exp, negative_exp"):
+    with pytest.raises(UnsupportedError, match="forms: plain, exp, negative_exp, negative"):
         check_gain_form("log")
+
+
+def test_a_decay_above_nothing_is_refused():
+    w = np.array([-3, -(2.0**-41), 0], F32)
+    assert same_bits(gain(w, "negative"), np.array([-3, 0, 0], F32))
+    with pytest.raises(FormatError, match=r"blk\.0\.ssm_a: holds the decay 0\.5"):
+        gain(np.array([-1, 0.5], F32), "negative", "blk.0.ssm_a")
+    with pytest.raises(FormatError, match="nan"):
+        gain(np.array([np.nan], F32), "negative")
 
 
 @pytest.mark.parametrize("amount", [1.0, -0.3, 2.0**-40, 1e15])

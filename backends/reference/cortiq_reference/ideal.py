@@ -222,7 +222,7 @@ def _embed_rows(node: Node, token: npt.NDArray[np.int64]) -> Doubles:
 
 def _gain(node: Node, x: Doubles) -> Doubles:
     weight = dequantise(node.weights["weight"])[0]
-    sign = {"plain": 0, "exp": 1, "negative_exp": -1}[node.op.form]
+    sign = {"plain": 0, "negative": 0, "exp": 1, "negative_exp": -1}[node.op.form]
     weight = sign * np.exp(weight) if sign else weight
     return x * (weight[:, None] if node.op.per == "head" else weight)
 

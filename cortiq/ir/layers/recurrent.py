@@ -44,7 +44,10 @@ def unit_rows(scope: Scope, q: Value, k: Value, heads: int, dim: int) -> tuple[V
     return scope.add(ops.Scale(dim**-0.5), q, name="q.scaled"), k
 
 
-DECAYS: Mapping[str, tuple[str, str]] = {"log": ("A_log", "negative_exp"), "plain": ("A", "plain")}
+DECAYS: Mapping[str, tuple[str, str]] = {
+    "log": ("A_log", "negative_exp"),
+    "plain": ("A", "negative"),
+}
 """How a file holds the decay A < 0 of a recurrent layer: as log(−A), or as it is. The role of the
 weight, and the form of the gain."""
 

@@ -20,7 +20,8 @@ class Gain(Op):
     per : what each gain multiplies. "value": value i of the last axis, f32[..., width]; "head":
         all values of head i, f32[width, n]; "all": everything (width is 1).
     form : how g follows from the file's w, once, when a program is compiled: "plain" w, "exp" e^w,
-        "negative_exp" −e^w (decays stored as logarithms: A_log); `numerics.scaling.gain`.
+        "negative_exp" −e^w (decays stored as logarithms: A_log), "negative" w, which must not be
+        above 0 (decays stored as they are); `numerics.scaling.gain`.
     """
 
     width: int
