@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -30,6 +31,8 @@ PATHS = ("/chat/completions", "/completions", "/embeddings", "/models", "/health
 """Paths that are counted, `/v1` aside."""
 READERS = 2
 """Threads that render templates and cut texts into tokens."""
+DROP_SECONDS, DROP_BYTES = 2.0, 64 << 20
+"""How long, and how much, a body that is too big is still listened to."""
 T = TypeVar("T")
 
 
@@ -69,17 +72,20 @@ class Service:
         """The request's object; ApiError when it is too big, too slow, or none."""
         most, data = self.options.body_bytes, bytearray()
         length = request.headers.get("content-length", "0")
-        too_big = ApiError(413, f"The body is larger than {most} bytes.", "body_too_large")
-        if length.isdigit() and int(length[:20]) > most:
-            raise too_big
+        parts = request.stream()
         try:
             async with asyncio.timeout(self.options.body_seconds):
-                async for part in request.stream():
+                if length.isdigit() and int(length[:20]) > most:
+                    raise too_big(most)
+                async for part in parts:
                     data += part
                     if len(data) > most:
-                        raise too_big
+                        raise too_big(most)
         except TimeoutError:
             raise ApiError(408, "The body did not come in time.", "body_timeout") from None
+        except ApiError:
+            await drop(parts)
+            raise
         return await self.read(lambda: read_body(bytes(data)))
 
     async def chat(self, request: HttpRequest) -> Response:
@@ -160,6 +166,25 @@ class Service:
         dead = [name for name, model in self.models.items() if model.worker.failed]
         status = {"status": "engine stopped" if dead else "ok", "models": list(self.models)}
         return JSONResponse(status, 503 if dead else 200)
+
+
+def too_big(most: int) -> ApiError:
+    """A body of more bytes than are taken."""
+    return ApiError(413, f"The body is larger than {most} bytes.", "body_too_large")
+
+
+async def drop(parts: AsyncIterator[bytes]) -> None:
+    """Read what a client still sends, and forget it, within bounds.
+
+    One whose connection is closed while it sends would not look at the answer.
+    """
+    count = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DROP_SECONDS):
+            async for part in parts:
+                count += len(part)
+                if count > DROP_BYTES:
+                    return
 
 
 def application(service: Service) -> Gate:

@@ -61,14 +61,15 @@ def as_api_error(error: BaseException) -> ApiError:
     """An error of ours as a client gets it; what nobody expected says nothing of its insides."""
     if isinstance(error, ApiError):
         return error
+    said = " ".join(str(error).split())
     if isinstance(error, OptionError):
-        return invalid(str(error), error.option)
+        return invalid(said, error.option)
     if isinstance(error, RequestError):
-        return invalid(str(error), error.where)
+        return invalid(said, error.where)
     if isinstance(error, TokenizerError):
-        return invalid(str(error))
+        return invalid(said)
     if isinstance(error, MemoryError):
         return ApiError(503, "there is not enough memory", "out_of_memory")
     if isinstance(error, CortiqError):
-        return ApiError(500, str(error), "engine_error")
+        return ApiError(500, said, "engine_error")
     return ApiError(500, "The server met an error of its own; its log has it.", "internal_error")

@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 __all__ = [
     "ByteLevelEncoder",
     "byte_alphabet",
+    "encoded",
     "library_errors",
     "missing_bytes",
     "piece_bytes",
     "refuse_missing_bytes",
 ]
+
+LONG = 1 << 14
+"""Characters of a text that others should not have to wait for."""
 
 
 @cache
@@ -76,7 +80,18 @@ class ByteLevelEncoder:
         """Ids of `text`, which holds no special token any more."""
         refuse_missing_bytes(text, self._missing)
         with library_errors("the text cannot be encoded"):
-            return self._engine.encode(text, add_special_tokens=False).ids
+            return encoded(self._engine, text)
+
+
+def encoded(engine: tokenizers.Tokenizer, text: str) -> list[int]:
+    """Ids of a text by the library, without special tokens.
+
+    A long one goes as a batch of one: only for batches does the library let other threads run
+    meanwhile, and a text of megabytes takes seconds.
+    """
+    if len(text) < LONG:
+        return engine.encode(text, add_special_tokens=False).ids
+    return engine.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
 @contextmanager

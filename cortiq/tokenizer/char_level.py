@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from cortiq.errors import TokenizerError
-from cortiq.tokenizer.byte_level import library_errors
+from cortiq.tokenizer.byte_level import encoded, library_errors
 from cortiq.tokenizer.score_merge import SPACE
 
 __all__ = ["CharLevelEncoder"]
@@ -50,5 +50,5 @@ class CharLevelEncoder:
                 ids.append(self._vocabulary[run])
                 continue
             with library_errors("the text cannot be encoded"):
-                ids += self._engine.encode(run, add_special_tokens=False).ids
+                ids += encoded(self._engine, run)
         return ids

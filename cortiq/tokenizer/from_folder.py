@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cortiq.errors import FormatError, NoTokenizerError, TokenizerError, UnsupportedError
 from cortiq.formats.strict_json import read_optional, read_text
 from cortiq.tokenizer.byte_level import (
+    encoded,
     library_errors,
     missing_bytes,
     piece_bytes,
@@ -66,7 +67,7 @@ class _FolderVocabulary:
         # The switch is a property of the engine.
         with self._lock, library_errors("the text cannot be encoded"):
             self._engine.encode_special_tokens = not parse_special
-            return list(self._engine.encode(text, add_special_tokens=False).ids)
+            return list(encoded(self._engine, text))
 
     def piece_bytes(self, token_id: int) -> bytes:
         if token_id in self.added:

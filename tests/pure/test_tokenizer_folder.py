@@ -12,6 +12,7 @@ from tokenizers.processors import TemplateProcessing
 
 from cortiq.errors import TokenizerError, UnsupportedError
 from cortiq.tokenizer import Detokenizer, Tokenizer
+from cortiq.tokenizer.byte_level import LONG, encoded
 
 CORPUS = ["the cat sat on the mat", "it's 12345 o'clock, isn't it?", "Café déjà vu — naïve 😊"] * 40
 TEXTS = [
@@ -126,6 +127,12 @@ def test_texts_equal_the_library_and_stream_alike(tmp_path, engine):
         assert ours.decode(ids) == expected
         detokenizer = Detokenizer(ours)
         assert "".join(map(detokenizer.add, ids)) + detokenizer.finish() == expected
+
+
+def test_a_long_text_goes_another_way_to_the_same_ids(engine):
+    text = "Many words, é and 水, and more of them. " * (2 * LONG // 40)
+    assert len(text) > LONG
+    assert encoded(engine, text) == engine.encode(text, add_special_tokens=False).ids
 
 
 def test_control_tokens_are_read_only_when_asked(tmp_path, engine):
