@@ -25,7 +25,8 @@ WIDTHS = {
 }  # fmt: skip
 """Bits of a code on the device; 8 for all others."""
 MOST_LINES = 65535
-"""Lines of floats in a buffer: each is a workgroup, and so many there are in one direction."""
+"""Lines of floats in a buffer, and fours of others: each is a workgroup of some kernel, and so many
+there are in one direction."""
 PACK_BYTES = 1 << 24
 """Codes unpacked at a time."""
 
@@ -176,7 +177,8 @@ class Uploader:
             codes, side = _packed(form_of(weight, fields), fields)
             rows.append(max(codes.shape[1], sum(words.shape[1] for words in side.values())))
         height = sum(weight.shape[0] for weight in weights.values())
-        if len(forms) != 1 or 4 * max(rows) * height > self.limit:
+        too_large = 4 * max(rows) * height > self.limit or height > 4 * MOST_LINES
+        if len(forms) != 1 or too_large:
             return None
         ((form, width),) = forms
         part = self._part(weights, form, (0, height))
@@ -199,7 +201,7 @@ class Uploader:
         form = form_of(weight, unpack(weight.rows(0, 1), name))
         codes, side = _packed(form, unpack(weight.rows(0, 1), name))
         each = max(codes.shape[1], sum(words.shape[1] for words in side.values()))
-        spans = _spans(height, max(1, self.limit // (4 * each)))
+        spans = _spans(height, min(4 * MOST_LINES, max(1, self.limit // (4 * each))))
         parts = [self._part({name: weight}, form, span) for span in spans]
         return Matrix(form, height, width, tuple(parts))
 

@@ -12,9 +12,16 @@ def tile_kernel(dot: str, targets: int) -> Kernel:
     cells = [(i, j) for i in range(4) for j in range(8)]
     declared = " ".join(f"var h{i}{j} = 0; var l{i}{j} = 0;" for i, j in cells)
     sums = []
-    for i, j in cells:
-        code, row = f"c{j // 4}.{'xyzw'[j % 4]}", "xyzw"[i]
-        sums.append(f"h{i}{j} += dot4(h.{row}, {code}); l{i}{j} += dot4(l.{row}, {code});")
+    for step in range(2):
+        at = f"(k0 + {step}u)"
+        sums.append("{")
+        sums.append(f"let h = highs[{at} * 16u + down]; let l = lows[{at} * 16u + down];")
+        sums.append(f"let c0 = columns[{at} * 32u + across];")
+        sums.append(f"let c1 = columns[{at} * 32u + 16u + across];")
+        for i, j in cells:
+            code, row = f"c{j // 4}.{'xyzw'[j % 4]}", "xyzw"[i]
+            sums.append(f"h{i}{j} += dot4(h.{row}, {code}); l{i}{j} += dot4(l.{row}, {code});")
+        sums.append("}")
     finished = [
         f"finish(row + {i}u, n + {j + 60 * (j // 4)}u, h{i}{j}, l{i}{j});" for i, j in cells
     ]

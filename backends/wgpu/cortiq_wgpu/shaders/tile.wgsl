@@ -61,11 +61,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
       }
     }
     workgroupBarrier();
-    for (var k = 0u; k < STRETCH; k++) {
-      let h = highs[k * 16u + down];
-      let l = lows[k * 16u + down];
-      let c0 = columns[k * 32u + across];
-      let c1 = columns[k * 32u + 16u + across];
+    for (var k0 = 0u; k0 < STRETCH; k0 += 2u) {
       {{SUMS}}
     }
   }
