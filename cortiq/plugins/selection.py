@@ -25,8 +25,9 @@ def find_backend(
 
     Parameters
     ----------
-    spec : `NAME` or `NAME:DEVICE`; `None` for what `CORTIQ_BACKEND` says, else for the available
-        backend of the highest priority.
+    spec : `NAME` or `NAME:DEVICE`, by the device's name or its number among the backend's, from 0;
+        `None` for what `CORTIQ_BACKEND` says, else for the available backend of the highest
+        priority.
     plugins : where to look; `None` for the plugins of this process.
 
     Raises
@@ -49,8 +50,11 @@ def find_backend(
     found, reason = availability(backend)
     if reason is not None:
         raise BackendError(f"the backend {name!r} is not available: {reason}")
-    if device and device not in [d.name for d in found]:
-        there = ", ".join(d.name for d in found)
+    names = [d.name for d in found]
+    if device.isdecimal() and device not in names and int(device) < len(names):
+        device = names[int(device)]
+    if device and device not in names:
+        there = ", ".join(names)
         raise BackendError(f"the backend {name!r} has no device {device!r}", hint=f"It has {there}")
     return backend, device or None
 

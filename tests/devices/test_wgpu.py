@@ -17,6 +17,7 @@ from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Named, Row
 from cortiq.errors import BackendError
 from cortiq.ir import Builder, ops
 from cortiq.numerics.synthetic import synthetic_weight
+from cortiq.plugins import find_backend
 from cortiq_conformance import models
 from cortiq_conformance.runner import run
 from cortiq_reference.backend import ReferenceBackend
@@ -170,6 +171,14 @@ def test_adapters_are_chosen_by_name_or_number(monkeypatch):
     assert adapters.chosen("llvmpipe") == ("llvmpipe", both[0])
     assert adapters.chosen("1") == ("nvidia-h200-2", both[2])
     assert adapters.chosen(None) == ("nvidia-h200", both[1])
+
+
+def test_a_device_is_named_or_numbered_on_the_command_line():
+    by_number, device = find_backend("wgpu:0")
+    assert by_number.name == "wgpu"
+    assert device == by_number.devices()[0].name == find_backend(f"wgpu:{device}")[1]
+    with pytest.raises(BackendError, match="has no device '77'"):
+        find_backend("wgpu:77")
 
 
 def test_a_wrong_bit_refuses_the_device_by_name(monkeypatch):
