@@ -78,7 +78,8 @@ class MlxExecutable(BaseExecutable[MlxState, Plan]):
         """Memory the device has free; Apple's is the host's."""
         if self.device == "cpu" or mx.metal.is_available():
             return super().device_bytes()
-        return int(mx.device_info()["memory_size"]) - mx.get_active_memory()
+        total = mx.device_info().get("memory_size")
+        return super().device_bytes() if total is None else int(total) - mx.get_active_memory()
 
     def fits(self, state: MlxState, rows: int) -> bool:
         """Whether a sequence may grow to this many rows."""

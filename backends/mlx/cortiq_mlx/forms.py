@@ -101,6 +101,10 @@ class Codes:
             where_there(self.offsets),
         )
 
+    def matrix(self, at: int) -> Codes:
+        """One matrix of the stack."""
+        return self.mapped(lambda x: x[..., at : at + 1, :, :])
+
     def picked(self, index: mx.array) -> Codes:
         """The matrices of an index, one after the other."""
         return self.mapped(lambda x: mx.take(x, index, axis=x.ndim - 3))

@@ -15,6 +15,9 @@ from cortiq_mlx.forms import Codes, form_of
 from cortiq_mlx.library import mx
 from cortiq_mlx.products import CELLS, code_product, float_product, part_height
 
+MANY = 2
+"""Rows for each matrix of a stack from which on they are multiplied matrix by matrix."""
+
 
 class Matrix:
     """A weight [count·height, width]: codes in pieces, or plain floats [count, height, width]."""
@@ -105,6 +108,8 @@ class Matrix:
 
     def chosen_product(self, x: Rows | mx.array, index: mx.array, faults: Faults) -> mx.array:
         """x [pairs, 1, K] times the matrices of an index [pairs]: float32 [pairs, 1, height]."""
+        if index.shape[0] > MANY * self.count and isinstance(x, Rows):
+            return self._by_matrix(x, np.array(index), faults)
         pairs, size = index.shape[0], self.width * self.height
         step = max(1, (CELLS * 4) // size)
         faults_seen: list[Faults] = []
@@ -121,6 +126,22 @@ class Matrix:
             faults_seen.append(flags)
         faults.see(mx.concatenate([flags.seen() for flags in faults_seen]))
         return mx.concatenate(parts)
+
+    def _by_matrix(self, x: Rows, index: np.ndarray, faults: Faults) -> mx.array:
+        """All pairs of a matrix at once. The host has to know the choice: it is computed first."""
+        order = np.argsort(index, kind="stable")
+        ends = np.searchsorted(index[order], np.arange(self.count + 1))
+        found, seen = [], []
+        for at in np.unique(index):
+            some = mx.array(order[ends[at] : ends[at + 1]])
+            flags = Faults(some.size)
+            rows = Rows(mx.take(x.q[:, 0], some, axis=0)[None], mx.take(x.e[:, 0], some)[None])
+            one = [part.matrix(int(at)) for part in self.parts]
+            found.append(code_product(one, rows, flags)[0, :, : self.height])
+            seen.append(flags.seen())
+        back = mx.array(np.argsort(order))
+        faults.see(mx.take(mx.concatenate(seen), back))
+        return mx.take(mx.concatenate(found), back, axis=0)[:, None]
 
     def rows(self, ids: mx.array, faults: Faults) -> mx.array:
         """Rows of a table, a stack of one: float32 [ids, K]."""
