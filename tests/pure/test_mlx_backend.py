@@ -37,11 +37,9 @@ def small_levels():
 
 
 def test_levels_0_and_1_are_computed_by_mlx_alone(small_levels):
-    # A case whose own output is nothing but zeros says so, whatever backend computes it.
-    said = [r for r in small_levels.results if not r.reason.startswith("proves nothing")]
-    assert {r.outcome.value for r in said} == {"same"}, small_levels.summary()
+    assert small_levels.passed, small_levels.summary()
+    assert {r.outcome.value for r in small_levels.results} == {"same"}
     assert set(small_levels.computed) == {"mlx"}
-    assert len(said) > 0.99 * len(small_levels.results)
 
 
 def test_only_the_public_seam_is_imported():
