@@ -7,21 +7,36 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="the Triton backend keeps its memory in PyTorch")
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
 import cortiq_triton  # noqa: E402
-from cortiq.backend import Argmax, Batch, CompileOptions, Declined, Digest, Drawn, Row  # noqa: E402
+from cortiq.backend import (  # noqa: E402
+    Argmax,
+    Batch,
+    CompileOptions,
+    Declined,
+    Digest,
+    Draw,
+    Drawn,
+    Named,
+    Row,
+    Status,
+    Top,
+)
 from cortiq.errors import BackendError  # noqa: E402
 from cortiq.ir import ops  # noqa: E402
+from cortiq.numerics.sampling import Sampling  # noqa: E402
 from cortiq_conformance import models  # noqa: E402
 from cortiq_conformance.runner import run  # noqa: E402
 from cortiq_reference.backend import ReferenceBackend  # noqa: E402
-from cortiq_triton import gate  # noqa: E402
-from cortiq_triton.backend import TritonBackend  # noqa: E402
+from cortiq_triton import gate, kernels, memory  # noqa: E402
+from cortiq_triton.backend import TritonBackend, gpus  # noqa: E402
 from cortiq_triton.kernels import KERNELS  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # overflows that faults are
@@ -105,6 +120,42 @@ def test_nothing_is_fused_across_what_a_row_asks_for_or_supplies():
     executable.close()
 
 
+def forbidden(*arguments, **options):
+    raise AssertionError("a function of cortiq.numerics was called while a batch ran")
+
+
+def test_numerics_is_not_called_while_a_batch_runs(monkeypatch):
+    model = models.load("tiny-llama")
+    wants = (
+        *WANTS,
+        Top(5),
+        Named("logits"),
+        Draw(Sampling(seed=3, top_k=9, top_p=0.9, min_p=0.01)),
+    )
+    found = []
+    for backend in (ReferenceBackend(), TritonBackend()):
+        executable = backend.compile(model.program, model.weights, CompileOptions())
+        state = executable.open(20)
+        batch = Batch([*(Row(state, i, i + 3) for i in range(4)), Row(state, 4, 9, wants)])
+        if backend.name == "triton":
+            replaced = 0
+            for name, module in list(sys.modules.items()):
+                for key, value in list(vars(module).items()) if "cortiq" in name else ():
+                    home = getattr(value, "__module__", "") or ""
+                    here = name.startswith(("cortiq.numerics", "cortiq_triton"))
+                    if here and isinstance(value, FunctionType) and "cortiq.numerics" in home:
+                        monkeypatch.setattr(module, key, forbidden)
+                        replaced += 1
+            assert replaced > 100
+        found.append(executable.forward(batch).result().rows[-1])
+    monkeypatch.undo()
+    assert found[0].keys() == found[1].keys()
+    for want, value in found[0].items():
+        pairs = zip(*(v if isinstance(v, tuple) else (v,) for v in (value, found[1][want])))  # noqa: B905
+        for mine, other in pairs:
+            assert np.array_equal(mine, other), want
+
+
 def test_only_the_public_seam_is_imported():
     for file in FILES:
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
@@ -165,3 +216,112 @@ def test_without_a_gpu_it_says_why_it_is_not_there(script, said):
         check=False,
     )  # fmt: skip
     assert done.returncode and "BackendError" in done.stderr and said in done.stderr
+
+
+@pytest.fixture
+def llama():
+    model = models.load("tiny-llama")
+
+    def make(**extra):
+        options = CompileOptions(memory_limit=extra.pop("memory_limit", None), extra=extra)
+        return TritonBackend().compile(model.program, model.weights, options)
+
+    return make
+
+
+def no_room(*arguments, **options):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def test_weights_that_do_not_fit_are_an_error_that_says_what_to_do(llama, monkeypatch):
+    monkeypatch.setattr(kernels, "pack", no_room)
+    with pytest.raises(BackendError, match="the weights do not fit the memory of cpu") as error:
+        llama()
+    assert "w8" in str(error.value.hint)
+
+
+def test_without_memory_to_grow_a_batch_is_declined_and_smaller_ones_are_computed(
+    llama, monkeypatch
+):
+    executable = llama()
+    first, second = executable.open(200), executable.open(200)
+    monkeypatch.setattr(memory.Pool, "_fresh", no_room)
+    long = Batch([Row(first, i, 1) for i in range(70)])
+    outcome = executable.forward(long).result().outcomes[first]
+    assert outcome.status is Status.DECLINED and "no room for 70 rows" in outcome.reason
+    assert first.length() == 0 and not first.reserve(65)
+    monkeypatch.undo()
+    assert (
+        executable.forward(Batch([Row(second, 0, 1)])).result().outcomes[second].status
+        == "completed"
+    )
+    assert first.reserve(70)
+    executable.close()
+
+
+def test_a_memory_limit_is_kept_to_by_whole_pages(llama):
+    page = llama().layout.page
+    executable = llama(memory_limit=page + page // 2)
+    state = executable.open(200)
+    assert state.reserve(64) and not state.reserve(65)
+    assert executable.free_bytes() == page // 2
+    other = state.fork()
+    assert executable.free_bytes() == page // 2  # the page is shared until it is written
+    other.release()
+    executable.close()
+
+
+def test_a_capture_that_fails_is_said_once_and_steps_go_on_launch_by_launch(llama):
+    def refuse(run, device):
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
+
+    plain, executable = llama(), llama(graphs=True)
+    executable.decoder.capture = refuse
+    with pytest.warns(RuntimeWarning, match="graphs are off.* not permitted when stream"):
+        found = stream(executable, ahead=1, steps=2)
+    assert found == stream(plain, ahead=0, steps=2)
+    assert executable.decoder.refused.startswith("CUDA error")
+
+
+def test_a_fault_under_way_fails_its_sequence_and_what_was_run_ahead_of_it(llama):
+    executable = llama(graphs=True)
+    good, bad = executable.open(20), executable.open(20)
+    executable.forward(Batch([Row(good, 0, 1, WANTS), Row(bad, 0, 2, WANTS)])).result()
+    first = executable.forward(Batch([Row(good, 1, 3, WANTS), Row(bad, 1, 4, WANTS)]))
+    first.answer[1, 0] = 1  # the flag of the second row, as a kernel would have set it
+    second = executable.forward(
+        Batch([Row(good, 2, Drawn(0), WANTS), Row(bad, 2, Drawn(1), WANTS)])
+    )
+    assert second.result().outcomes[bad].status is Status.FAILED
+    assert first.result().outcomes[bad].status is Status.FAILED and bad.length() == 0
+    assert second.result().outcomes[good].status is Status.COMPLETED and good.length() == 3
+    assert executable.forward(Batch([Row(bad, 0, 1)])).result().outcomes[bad].status == "completed"
+    executable.close()
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        (
+            {"cuda": "13.0", "error": "The NVIDIA driver on your system is too old"},
+            "driver .* too old",
+        ),
+        ({"cuda": "13.0", "error": None}, "there is no NVIDIA GPU"),
+        ({"cuda": "13.0", "capability": (7, 5)}, "Old card has compute capability 7.5"),
+    ],
+)
+def test_what_keeps_a_gpu_from_being_used_is_named(facts, said, monkeypatch):
+    def init():
+        if facts["error"]:
+            raise RuntimeError(facts["error"])
+
+    there = "capability" in facts
+    monkeypatch.setattr(torch.version, "cuda", facts["cuda"])
+    for name, value in {
+        "init": init, "is_available": lambda: there, "device_count": lambda: int(there),
+        "get_device_name": lambda at: "Old card",
+        "get_device_capability": lambda at: facts["capability"],
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    with pytest.raises(BackendError, match=said):
+        gpus()

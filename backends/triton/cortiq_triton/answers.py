@@ -10,7 +10,7 @@ import triton.language as tl
 
 from cortiq.backend import Argmax, Digest, Draw, Named, Top, Want
 from cortiq.backend.admission import value_of
-from cortiq.numerics.quantise import Quantised, from_planes
+from cortiq.numerics.quantise import Quantised
 from cortiq_triton import draw, tail
 from cortiq_triton.language import Tensor, kernel, launch, pow2
 from cortiq_triton.rows import Rows
@@ -114,7 +114,8 @@ def _on_host(want: Want, value: Any) -> Any:
         return ids, values, total.reshape(1)
     if isinstance(value, Rows):
         high, low, e = (part[0].cpu().numpy() for part in value[:3])
-        return Quantised(from_planes(high, low)[..., : value.width], e[()])
+        q = (high.astype(np.int32) << 8) + low
+        return Quantised(q[..., : value.width], e[()])
     array = value.cpu().numpy()
     return array.copy() if array.ndim else array[()]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -72,17 +73,20 @@ def streams(call: Call) -> bool:
     return any(s.stop - s.start >= STREAM_ROWS for s in call.rows.segments)
 
 
+@cache
+def factors_of(scale: float, soft_cap: float | None) -> tuple[float, float, float, float]:
+    """Constants of a layer's scores; looked up once, when a program is compiled."""
+    found = scoring(scale, soft_cap)
+    return float(found.factor), float(found.cap), float(found.inverse_cap), float(LOG2_E_F32)
+
+
 def attend(
     call: Call, q: Rows, position: torch.Tensor, chosen: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Attention of all rows over their sequences' keys."""
     op, rows = call.op, call.rows
     out = torch.empty((rows.count, op.heads, op.value_dim), device=rows.device)
-    (_, offset), constants = call.slot("kv"), scoring(op.scale, op.soft_cap)
-    factors = (
-        float(constants.factor), float(constants.cap), float(constants.inverse_cap),
-        float(LOG2_E_F32),
-    )  # fmt: skip
+    (_, offset), factors = call.slot("kv"), factors_of(op.scale, op.soft_cap)
     stream, window = streams(call), op.window or 0
     sizes, each, programs = _geometry(op, QUERIES if stream else FEW)
     sizes |= {"SETS": 1, "CHOSEN": 1}

@@ -43,7 +43,9 @@ class TritonBackend:
                 raise BackendError(f"{needed} is not installed", hint=f"pip install {needed}")
         if interpreter_asked_for():
             return [_interpreter()]
-        return _gpus()
+        if "cortiq_triton.language" in sys.modules and _made_for_the_interpreter():
+            raise BackendError("TRITON_INTERPRET was unset after the kernels were made for it")
+        return gpus()
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
         """Primitives; layers are decomposed."""
@@ -94,6 +96,12 @@ def interpreter_asked_for() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 
 
+def _made_for_the_interpreter() -> bool:
+    from cortiq_triton.language import INTERPRETED
+
+    return INTERPRETED
+
+
 def _interpreter() -> Device:
     """The interpreter, if Triton was told in time."""
     from cortiq_triton.language import INTERPRETED, helpers_are_interpreted
@@ -106,15 +114,10 @@ def _interpreter() -> Device:
     return Device(INTERPRETER, "Triton's interpreter: checks bits, very slow")
 
 
-def _gpus() -> list[Device]:
+def gpus() -> list[Device]:
     """CUDA's devices."""
     import torch
 
-    if "triton" in sys.modules:
-        from cortiq_triton.language import INTERPRETED
-
-        if INTERPRETED:
-            raise BackendError("TRITON_INTERPRET was unset after the kernels were made for it")
     if not torch.cuda.is_available():
         raise BackendError(_why_no_gpu(), hint="TRITON_INTERPRET=1 runs the kernels without one.")
     found, old = [], []

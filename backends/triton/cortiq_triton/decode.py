@@ -140,6 +140,7 @@ class Decoder:
         self.shapes: dict[Key, Shape] = {}
         self.drawn = torch.full((MOST_ROWS,), -1, dtype=torch.int32, device=owner.device)
         self.under_way: list[Step] = []
+        self.version = 0
         self.capture: Callable[[Run, str], Captured] = Captured
 
     def submit(self, plan: Plan, batch: Batch) -> Step | None:
@@ -190,6 +191,9 @@ class Decoder:
         pages = max(FEWEST_PAGES, pow2(max(len(s.state.pages) for s in accepted)))
         wants = batch.rows[0].wants
         key = (batch.entry, len(accepted), pages, wants, self.owner.shared.angles.version)
+        if self.version != key[-1]:  # tables of angles were made anew: old graphs read old ones
+            self.shapes.clear()
+            self.version = key[-1]
         shape = self.shapes.get(key)
         if shape is None:
             shape = Shape(run, RowBuffer(self.owner.device))

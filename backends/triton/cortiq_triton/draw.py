@@ -14,7 +14,7 @@ import triton.language as tl
 from cortiq.backend import Draw
 from cortiq.numerics.contract import F32
 from cortiq.numerics.philox import KEY_INCREMENTS, MULTIPLIERS
-from cortiq.numerics.sampling import GUMBEL_STREAM, SHARE_BITS, WEIGHT_BITS, Sampling, share
+from cortiq.numerics.sampling import GUMBEL_STREAM, SHARE_BITS, WEIGHT_BITS, Sampling
 from cortiq_triton.language import Tensor, ceil_div, constant, device, kernel, launch, pow2, signed
 from cortiq_triton.scalar import exp, log, log1p, outside, snapped
 from cortiq_triton.tail import BLOCK, argmax, shifted
@@ -58,13 +58,14 @@ def adjust(
 
 
 @device
-def philox_word(
-    token: Tensor, position: Tensor, choice: Tensor, low: Tensor, high: Tensor
-) -> Tensor:
-    """Word 0 of Philox 4×32-10 for each id."""
-    zero = token * 0
-    c0, c1 = token.to(tl.uint32), (zero + position).to(tl.uint32, bitcast=True)
-    c2, c3 = (zero + choice).to(tl.uint32, bitcast=True), (zero + STREAM).to(tl.uint32)
+def philox_words(
+    counter: Tensor, second: Tensor, third: Tensor, fourth: Tensor, low: Tensor, high: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four words of Philox 4×32-10 for each counter, as int32."""
+    token, zero = counter, counter * 0
+    c0, c1 = token.to(tl.uint32), (zero + second).to(tl.uint32, bitcast=True)
+    c2 = (zero + third).to(tl.uint32, bitcast=True)
+    c3 = (zero + fourth).to(tl.uint32, bitcast=True)
     k0 = (zero + low).to(tl.uint32, bitcast=True)
     k1 = (zero + high).to(tl.uint32, bitcast=True)
     m0, m1 = tl.full(token.shape, M0, tl.uint32), tl.full(token.shape, M1, tl.uint32)
@@ -73,7 +74,12 @@ def philox_word(
         low0, low1 = m0 * c0, m1 * c2
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
         k0, k1 = k0 + K0, k1 + K1
-    return c0.to(tl.int32, bitcast=True)
+    return (
+        c0.to(tl.int32, bitcast=True),
+        c1.to(tl.int32, bitcast=True),
+        c2.to(tl.int32, bitcast=True),
+        c3.to(tl.int32, bitcast=True),
+    )
 
 
 @device
@@ -117,7 +123,7 @@ def noisy(
 ) -> None:  # fmt: skip
     """d + noise of each id."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    noise = gumbel(philox_word(i, position, choice, low, high))
+    noise = gumbel(philox_words(i, position, choice, STREAM, low, high)[0])
     tl.store(out + i, tl.load(d + i, mask=i < n, other=0.0) + noise, mask=i < n)
 
 
@@ -245,7 +251,7 @@ def _kept(d: torch.Tensor, sampling: Sampling, given: DrawInputs) -> torch.Tenso
         high, low = sums[-1] >> SHARE_BITS, sums[-1] & ((1 << SHARE_BITS) - 1)
         enough = high * fraction + ((low * fraction + (1 << SHARE_BITS) - 1) >> SHARE_BITS)
         length = (sums < enough).sum(dtype=torch.int64) + 1
-    least = share(1 << WEIGHT_BITS, sampling.min_p)
+    least = -(-(1 << WEIGHT_BITS) * round(sampling.min_p * 2**SHARE_BITS) >> SHARE_BITS)
     length = torch.minimum(length, (weights >= least).sum(dtype=torch.int64)).clamp(min=1)
     kept = torch.zeros(n, dtype=torch.int8, device=d.device)
     kept[order] = (place < length).to(torch.int8)

@@ -22,6 +22,9 @@ from cortiq_triton.rotary import Angles
 from cortiq_triton.run import Run
 from cortiq_triton.state import TritonState
 
+EARLY_POSITIONS = 1 << 13
+"""Positions that rotary tables are made for when a sequence is opened; others when it grows."""
+
 
 class TritonExecutable(BaseExecutable[TritonState, Plan]):
     """A program on one device.
@@ -66,7 +69,13 @@ class TritonExecutable(BaseExecutable[TritonState, Plan]):
 
     def new_state(self, limit: int) -> TritonState:
         """An empty sequence of at most `limit` positions."""
+        self.reach(min(limit, EARLY_POSITIONS))
         return TritonState(self, limit)
+
+    def reach(self, positions: int) -> None:
+        """Know the angles of this many positions."""
+        tables = {table for plan in self.plans.values() for table in plan.tables}
+        self.shared.angles.reach(tables, positions)
 
     def state_bytes(self, rows: int) -> int:
         """Memory one sequence of this many rows takes."""
@@ -112,7 +121,10 @@ class TritonExecutable(BaseExecutable[TritonState, Plan]):
 
     def make_room(self, state: TritonState, start: int, stop: int) -> bool:
         """Room for rows from `start` to before `stop`, in pages that are this sequence's alone."""
-        return state.grow(stop, start)
+        if not state.grow(stop, start):
+            return False
+        self.reach(stop)
+        return True
 
     def close(self) -> None:
         """Release weights, sequences and pages."""

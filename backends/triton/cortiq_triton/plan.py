@@ -9,6 +9,7 @@ from typing import Any
 from cortiq.ir import Graph, Node, ops
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.rope import RopeTable
+from cortiq_triton.attend import factors_of
 from cortiq_triton.fuse import Fuser
 from cortiq_triton.kernels import KERNELS, MATRICES, prepare
 from cortiq_triton.steps import Joined, Step
@@ -53,6 +54,9 @@ class Plan:
         ]
         self.joined = Joined(self.steps) if fuses else None
         self.always = {o for step in self.steps if not step.late for o in step.node.outputs}
+        for node in graph.nodes:
+            if isinstance(node.op, ops.Attend):
+                factors_of(node.op.scale, node.op.soft_cap)
         turns = [node for node in graph.nodes if isinstance(node.op, ops.Rope)]
         self.tables: set[RopeTable] = {node.op.table for node in turns}  # type: ignore[attr-defined]
         self.supplied = {n.inputs[1] for n in turns if n.inputs[1] != "position"}

@@ -25,6 +25,7 @@ class Tuning:
     few : rows up to which weights are read as words, one program for `rows` of them.
     bn, bw, tile : weight rows, words and columns of such a program.
     bm, bn_many, bk, group : tiles of the tensor cores' product.
+    bm_blocks, bn_blocks : the same for formats in blocks, which keep more sums in registers.
     """
 
     few: int = 8
@@ -38,11 +39,24 @@ class Tuning:
     bk: int = 128
     group: int = 8
     warps_many: int = 8
+    bm_blocks: int = 64
+    bn_blocks: int = 64
+    warps_blocks: int = 4
     stages: int = 3
 
 
 DEVICE_TUNING = Tuning()
-INTERPRETER_TUNING = Tuning(few=2, rows=2, bn=4096, bw=1 << 14, tile=1024, bm=64, bn_many=1 << 12)
+INTERPRETER_TUNING = Tuning(
+    few=2,
+    rows=2,
+    bn=4096,
+    bw=1 << 14,
+    tile=1024,
+    bm=64,
+    bn_many=1 << 12,
+    bm_blocks=64,
+    bn_blocks=1 << 12,
+)
 _tuning = [INTERPRETER_TUNING if INTERPRETED else DEVICE_TUNING]
 
 
@@ -171,6 +185,10 @@ def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: 
     )  # fmt: skip
 
 
+def _tile_sizes(sizes: Tuning, weight: Packed) -> tuple[int, int]:
+    return (sizes.bm_blocks, sizes.bn_blocks) if weight.block else (sizes.bm, sizes.bn_many)
+
+
 def _many(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: Stack) -> None:
     sizes, (rows, n) = tuning(), out.shape
     heads = how.count if how.choice == HEADS else 1
@@ -197,7 +215,7 @@ def _many(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how:
         *how.ending(out), out, faults, each, n, weight.padded, weight.blocks, *how.cuts, heads,
         how.group, HEADS=chosen, **how.endings,
         NIBBLES=weight.kind == NIBBLES, **block_constants(weight), BM=bm, BN=bn,
-        GROUP=sizes.group, warps=sizes.warps_many, stages=sizes.stages,
+        GROUP=sizes.group, warps=sizes.warps_blocks, stages=sizes.stages,
     )  # fmt: skip
 
 

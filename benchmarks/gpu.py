@@ -1,0 +1,290 @@
+"""Everything about the Triton backend that only a GPU can tell: one command, one table last.
+
+    python benchmarks/gpu.py [--seconds 440] [--only SECTION,SECTION] [--json FILE]
+
+Sections: ceilings (copies, a stream that only reads, cuBLAS bf16), products (int8 TOPS and weights
+read as GB/s, for several tilings), conformance, model (`synthetic:llama3-8b` in w8), transformers
+(bf16, static cache, CUDA graphs). A section that fails says why and the others go on; what begins
+after the time given is left out and said to be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "backends/triton"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "backends/reference"))
+
+import torch
+import triton
+import triton.language as tl
+from gpu_models import Transformers, decode, ours, prefill_seconds, seconds_of
+
+from cortiq.numerics.layouts import LAYOUTS
+from cortiq.numerics.synthetic import synthetic_weight
+from cortiq_triton import products, weights
+from cortiq_triton.language import Tensor, ceil_div, kernel, launch
+from cortiq_triton.products import DEVICE_TUNING, PLAIN, Stack
+from cortiq_triton.rows import quantise_rows
+
+DEVICE = "cuda:0"
+GIGA = 1e9
+Rows = list[tuple[str, str]]
+Known = dict[str, float]
+
+
+@kernel
+def read_stream(x: Tensor, out: Tensor, EACH: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    """Reads EACH blocks of int32 and keeps one number."""
+    total = tl.full((BLOCK,), 0, tl.int32)
+    base = tl.program_id(0).to(tl.int64) * EACH * BLOCK
+    for i in range(EACH):
+        total += tl.load(x + base + i * BLOCK + tl.arange(0, BLOCK))
+    tl.store(out + tl.program_id(0), tl.sum(total, 0))
+
+
+def ceilings(known: Known) -> Iterator[tuple[str, str]]:
+    """What the memory and the matrix units do at best."""
+    x = torch.randint(-9, 9, (1 << 30,), dtype=torch.int32, device=DEVICE)
+    y = torch.empty_like(x)
+    copied = 2 * x.nbytes / seconds_of(partial(y.copy_, x), 10)
+    yield "copy, bytes read and written", f"{copied / GIGA:.0f} GB/s"
+    del y
+    each, block = 16, 4096
+    grid = (ceil_div(x.numel(), each * block),)
+    out = torch.empty(grid, dtype=torch.int32, device=DEVICE)
+    how = {"EACH": each, "BLOCK": block, "warps": 8}
+    read = partial(launch, read_stream, grid, x, out, **how)
+    known["stream"] = x.nbytes / seconds_of(read, 10)
+    yield "read-only stream", f"{known['stream'] / GIGA:.0f} GB/s"
+    del x, read
+    a = torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16)
+    rate = 2 * 8192**3 / seconds_of(lambda: a @ a, 20)
+    yield "cuBLAS bf16, 8192 cubed", f"{rate / 1e12:.0f} TFLOP/s"
+
+
+def weight_of(layout: str, rows: int, columns: int) -> weights.Packed:
+    """A weight of real codes, repeated over its rows: the host makes 64 of them."""
+    few = weights.pack(synthetic_weight(layout, "weight", 1, (64, columns)), "weight", DEVICE)
+    assert isinstance(few, weights.Packed)
+    whole = replace(few, height=rows)
+    for name in ("codes", "scale", "minimum", "sub_scales", "offsets"):
+        part = getattr(few, name)
+        if part is not None:
+            axis = int(name == "codes" and few.kind == weights.PLANES)
+            times = [1] * part.ndim
+            times[axis] = rows // 64
+            setattr(whole, name, part.repeat(times))
+    return whole
+
+
+def best(
+    tunings: list[products.Tuning], run: Callable[[], Any], times: int
+) -> tuple[float, products.Tuning]:
+    """The fastest of some tilings: seconds, and which."""
+    found = []
+    for tuning in tunings:
+        before = products.use_tuning(tuning)
+        try:
+            found.append((seconds_of(run, times), tuning))
+        except Exception as error:
+            print(f"  {tuning}: {type(error).__name__}: {str(error)[:120]}", flush=True)
+        finally:
+            products.use_tuning(before)
+    seconds, tuning = min(found, key=lambda pair: pair[0])
+    for each, which in found:
+        print(f"  {each * 1e6:9.1f} us  {changes(which)}", flush=True)
+    return seconds, tuning
+
+
+def changes(tuning: products.Tuning) -> str:
+    """What differs from the sizes in use."""
+    pairs = vars(tuning).items()
+    return ", ".join(f"{k}={v}" for k, v in pairs if getattr(DEVICE_TUNING, k) != v) or "as it is"
+
+
+def dense(known: Known) -> Iterator[tuple[str, str]]:
+    """Products of 2,048 rows, as useful int8 operations a second."""
+    k, n, m = 4096, 14336, 2048
+    for layout, steps in (("w8", 20), ("Q4_K", 5), ("Q8_0", 5)):
+        weight, x = weight_of(layout, n, k), quantise_rows(torch.randn(m, k, device=DEVICE))
+        faults = torch.zeros(m, dtype=torch.int32, device=DEVICE)
+        tunings = [
+            replace(DEVICE_TUNING, bm=bm, bn_many=bn, bk=bk, warps_many=warps, stages=stages)
+            for bm, bn, bk, warps, stages in (
+                (128, 128, 128, 8, 3), (128, 128, 64, 8, 4), (128, 256, 64, 8, 3),
+                (128, 64, 128, 4, 4), (64, 128, 128, 4, 4),
+            )
+        ]  # fmt: skip
+        if layout != "w8":
+            tunings = [
+                replace(DEVICE_TUNING, bm_blocks=bm, bn_blocks=bn, warps_blocks=warps)
+                for bm, bn, warps in ((64, 64, 4), (64, 128, 8), (64, 32, 4))
+            ]
+        print(f"product of {m} rows, {layout}:", flush=True)
+        how = Stack(PLAIN, n)
+
+        def run(w: Any = weight, q: Any = x, f: Any = faults, h: Stack = how) -> None:
+            products.product(w, q, m, f, h)
+
+        seconds, tuning = best(tunings, run, steps)
+        yield (
+            f"product {m} x {k} x {n}, {layout}",
+            f"{2 * m * n * k / seconds / 1e12:.0f} TOPS useful ({changes(tuning)})",
+        )
+
+
+def sparse(known: Known) -> Iterator[tuple[str, str]]:
+    """One row times weights that no cache holds, as bytes a second."""
+    k, n = 4096, 28672
+    for layout in ("w8", "w16", "Q8_0", "Q4_1", "Q4_0", "Q4_K", "Q6_K"):
+        copies = [weight_of(layout, n, k) for _ in range(4)]
+        x = quantise_rows(torch.randn(1, k, device=DEVICE))
+        faults = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+        tunings = [
+            replace(DEVICE_TUNING, bn=bn, bw=bw, tile=tile, warps=warps)
+            for bn, bw, tile, warps in (
+                (16, 128, 512, 4), (8, 256, 1024, 4), (4, 512, 2048, 4), (16, 256, 1024, 8),
+                (32, 64, 256, 4),
+            )
+        ]  # fmt: skip
+        print(f"one row, {layout}:", flush=True)
+        how = Stack(PLAIN, n)
+
+        def run(ws: Any = copies, q: Any = x, f: Any = faults, h: Stack = how) -> None:
+            for w in ws:
+                products.product(w, q, 1, f, h)
+
+        seconds, tuning = best(tunings, run, 10)
+        block = LAYOUTS[layout]
+        own = n * (block.row_bytes(k) if block.kind == "blocks" else k * (1 + (layout == "w16")))
+        held, file = sum(w.nbytes for w in copies) / seconds, own * len(copies) / seconds
+        share = file / known.get("stream", float("nan"))
+        yield (
+            f"one row, {layout}",
+            f"{held / GIGA:.0f} GB/s held, {file / GIGA:.0f} of the file's, {share:.0%} of the "
+            f"stream ({changes(tuning)})",
+        )
+
+
+def model(known: Known) -> Iterator[tuple[str, str]]:
+    """Our figures of an 8B model."""
+    torch.cuda.reset_peak_memory_stats()
+    before, start = torch.cuda.memory_allocated(), time.perf_counter()
+    executable = ours("synthetic:llama3-8b?format=w8", DEVICE)
+    held = torch.cuda.memory_allocated() - before
+    yield "ours, w8: weights", f"{held / 2**30:.2f} GiB in {time.perf_counter() - start:.1f} s"
+    seconds = prefill_seconds(executable, 2048)
+    known["prefill"] = 2048 / seconds
+    yield "ours, w8: prefill of 2,048", f"{known['prefill']:.0f} tokens/s"
+    for sequences, context, steps in ((1, 128, 256), (1, 4096, 64), (32, 512, 64)):
+        got = decode(executable, sequences, context, steps)
+        known[f"decode {sequences} {context}"] = got["rate"]
+        part = held / got["device"] / known.get("stream", float("nan"))
+        yield (
+            f"ours, w8: decode, batch {sequences}, context {context}",
+            f"{got['rate']:.1f} tokens/s; device {got['device'] * 1e6:.0f} us, wall minus device "
+            f"{(got['wall'] - got['device']) * 1e6:.0f} us; weights at {part:.0%} of the stream; "
+            f"digest {got['digest']:032x}",
+        )
+    peak = torch.cuda.max_memory_allocated() - before
+    yield "ours, w8: peak memory", f"{peak / 2**30:.2f} GiB, {peak / held - 1:.0%} over the weights"
+    if executable.decoder.refused:
+        yield "ours: graphs are off", executable.decoder.refused
+    executable.close()
+
+
+def transformers(known: Known) -> Iterator[tuple[str, str]]:
+    """The same geometry in bf16."""
+    other = Transformers(DEVICE)
+    rate = 2048 / other.prefill(2048)
+    ratio = known.get("prefill", float("nan")) / rate
+    yield "transformers bf16: prefill of 2,048", f"{rate:.0f} tokens/s; ours {ratio:.2f} times"
+    for sequences, context, steps in ((1, 128, 128), (32, 512, 64)):
+        rate = other.decode(sequences, context, steps)
+        ratio = known.get(f"decode {sequences} {context}", float("nan")) / rate
+        yield (
+            f"transformers bf16: decode, batch {sequences}, context {context}",
+            f"{rate:.1f} tokens/s; ours {ratio:.2f} times",
+        )
+
+
+def conformance(known: Known) -> Iterator[tuple[str, str]]:
+    """As many cases of each level as its share of the time allows."""
+    from cortiq_conformance.catalogue import cases
+    from cortiq_conformance.runner import make_subject, run_case
+    from cortiq_triton.backend import TritonBackend
+
+    subject = make_subject(TritonBackend())
+    for level in range(5):
+        until, counted = time.perf_counter() + 20, {}
+        for case in sorted(cases((level,), "quick", None), key=lambda c: c.stage):
+            if time.perf_counter() > until:
+                break
+            result = run_case(case, subject)
+            counted[result.outcome.value] = counted.get(result.outcome.value, 0) + 1
+            if result.outcome.value != "same":
+                print(f"  {result.outcome.value}: {case.id}: {result.reason[:200]}", flush=True)
+        yield f"conformance, level {level}", str(counted)
+
+
+SECTIONS: dict[str, Callable[[Known], Iterator[tuple[str, str]]]] = {
+    "ceilings": ceilings,
+    "conformance": conformance,
+    "model": model,
+    "dense": dense,
+    "sparse": sparse,
+    "transformers": transformers,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, then print the table; exit 1 if a section failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=440, help="no section begins after these")
+    parser.add_argument("--only", default=",".join(SECTIONS), help="sections")
+    parser.add_argument("--json", type=Path, help="write the table here too")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        print("no GPU: nothing can be measured here")
+        return 1
+    start, known = time.perf_counter(), Known()
+    table: Rows = [
+        ("device", torch.cuda.get_device_name(DEVICE)),
+        ("torch, triton", f"{torch.__version__}, {triton.__version__}"),
+    ]
+    failed = False
+    for name in options.only.split(","):
+        if time.perf_counter() - start > options.seconds:
+            table.append((name, "left out: no time"))
+            continue
+        try:
+            for row in SECTIONS[name](known):
+                table.append(row)
+                print(f"[{time.perf_counter() - start:5.0f} s] {row[0]}: {row[1]}", flush=True)
+        except Exception as error:
+            failed = True
+            traceback.print_exc()
+            table.append((name, f"FAILED: {type(error).__name__}: {str(error)[:200]}"))
+        torch.cuda.empty_cache()
+    if options.json:
+        options.json.write_text(json.dumps(dict(table), indent=1))
+    print(f"\n{'':=<100}")
+    for left, right in table:
+        print(f"{left:52} {right}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

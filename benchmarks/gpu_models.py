@@ -1,0 +1,222 @@
+"""Whole models for `benchmarks/gpu.py`: ours, and transformers in bf16 with its best settings."""
+
+from __future__ import annotations
+
+import inspect
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from cortiq.backend import (
+    Argmax,
+    Batch,
+    BatchResult,
+    CompileOptions,
+    Digest,
+    Drawn,
+    Row,
+    Status,
+)
+from cortiq.models import load_program
+from cortiq.models.synthetic import open_synthetic
+from cortiq.numerics.layouts import W8, Weight
+from cortiq.numerics.philox import key_of_seed
+from cortiq.numerics.synthetic import row_scales
+from cortiq_triton import draw, kernels, weights
+from cortiq_triton.executable import TritonExecutable
+from cortiq_triton.language import Tensor, ceil_div, kernel, launch, signed
+
+WANTS = (Argmax(), Digest("logits"))
+GEOMETRY = {
+    "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "rope_theta": 500000.0, "max_position_embeddings": 8192, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@kernel
+def random_codes(
+    out: Tensor, columns: Tensor, tensor: Tensor, low: Tensor, high: Tensor, BLOCK: tl.constexpr
+) -> None:
+    """A row of the bytes of `numerics.synthetic`, as codes clipped to ±127: [rows, columns]."""
+    row = tl.program_id(0)
+    counter = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    words = draw.philox_words(counter, row, 0, tensor, low, high)
+    for place in tl.static_range(4):
+        for byte in tl.static_range(4):
+            code = (words[place] << (24 - 8 * byte)) >> 24
+            column = counter * 16 + place * 4 + byte
+            at = out + row.to(tl.int64) * columns + column
+            tl.store(at, tl.maximum(code, -127).to(tl.int8), mask=column < columns)
+
+
+def made_on_the_device(weight: Weight, name: str, device: str) -> Any:
+    """`weights.pack` of synthetic w8 weights, with the same bits, without the host's minutes."""
+    make = getattr(weight.parts, "_make", None)
+    if weight.layout is not W8 or make is None or weight.shape[1] % weights.PAD:
+        return weights.pack(weight, name, device)
+    known: Mapping[str, Any] = inspect.getclosurevars(make).nonlocals
+    rows, columns = weight.shape
+    codes = torch.empty(weight.shape, dtype=torch.int8, device=device)
+    words = [
+        signed(word) for word in (zlib.crc32(known["name"].encode()), *key_of_seed(known["seed"]))
+    ]
+    grid = (rows, ceil_div(columns, 16 * 256))
+    launch(random_codes, grid, codes, columns, *words, BLOCK=256)
+    scale = row_scales(known["name"], known["seed"], (0, rows), columns, 1, known["gain"] - 6)
+    return weights.Packed(
+        rows, columns, columns, weights.BYTES, 0, 1, 0, 0, codes,
+        torch.from_numpy(scale).to(device), None, None, None, (weights.F32S, weights.F32S),
+    )  # fmt: skip
+
+
+def ours(name: str, device: str) -> TritonExecutable:
+    """A synthetic model on the device."""
+    before, kernels.pack = kernels.pack, made_on_the_device
+    try:
+        loaded = load_program(open_synthetic(name), context=8192)
+        return TritonExecutable(loaded.program, loaded.weights, CompileOptions(), device)
+    finally:
+        kernels.pack = before
+
+
+def prompt(executable: Any, state: Any, length: int) -> None:
+    """Compute a prompt, whose last row draws a token."""
+    ids = [(7919 * i + 13) % min(32000, executable.vocabulary) for i in range(length)]
+    rows = [Row(state, i, t, WANTS if i == length - 1 else ()) for i, t in enumerate(ids)]
+    completed(executable.forward(Batch(rows)).result())
+
+
+def completed(result: BatchResult) -> BatchResult:
+    """A result, if all its sequences were computed."""
+    for outcome in result.outcomes.values():
+        if outcome.status is not Status.COMPLETED:
+            raise RuntimeError(f"{outcome.status.value}: {outcome.reason}")
+    return result
+
+
+def prefill_seconds(executable: Any, length: int, times: int = 3) -> float:
+    """Median seconds of a prompt of this length, its token read."""
+    found = []
+    for _ in range(times + 1):
+        state = executable.open(length + 8)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        prompt(executable, state, length)
+        found.append(time.perf_counter() - start)
+        state.release()
+    return median(found[1:])
+
+
+def decode(executable: Any, sequences: int, context: int, steps: int) -> dict[str, float]:
+    """Wall seconds a step with one step ahead, and the device's by replaying its last graph."""
+    states = [executable.open(context + steps + 16) for _ in range(sequences)]
+    for state in states:
+        prompt(executable, state, context)
+    position = context
+    ticket = executable.forward(Batch([Row(s, position, 5, WANTS) for s in states]))
+    for step in range(steps + 8):
+        if step == 8:
+            completed(ticket.result())
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+        position += 1
+        rows = [Row(s, position, Drawn(i), WANTS) for i, s in enumerate(states)]
+        after = executable.forward(Batch(rows))
+        completed(ticket.result())
+        ticket = after
+    last = completed(ticket.result())
+    wall = (time.perf_counter() - start) / steps
+    shape = list(executable.decoder.shapes.values())[-1]
+    device = seconds_of(shape.captured.replay, steps) if shape.captured else float("nan")
+    digest = "".join(f"{word:08x}" for word in last.rows[0][Digest("logits")])
+    for state in states:
+        state.release()
+    return {"wall": wall, "device": device, "rate": sequences / wall, "digest": int(digest, 16)}
+
+
+def seconds_of(run: Callable[[], Any], times: int) -> float:
+    """Mean device seconds of something launched so many times in a row, by events."""
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    run()
+    torch.cuda.synchronize()
+    first.record()
+    for _ in range(times):
+        run()
+    last.record()
+    torch.cuda.synchronize()
+    return first.elapsed_time(last) / 1000 / times
+
+
+class Transformers:
+    """Llama of the same geometry in bf16: static cache, decoding in a CUDA graph."""
+
+    def __init__(self, device: str, layers: int = 32) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(**{**GEOMETRY, "num_hidden_layers": layers})
+        config._attn_implementation = "sdpa"
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            with torch.device(device):
+                self.model = LlamaForCausalLM(config).eval()
+        finally:
+            torch.set_default_dtype(before)
+        self.device = device
+
+    def _cache(self, length: int) -> Any:
+        from transformers import StaticCache
+
+        return StaticCache(config=self.model.config, max_cache_len=length)
+
+    @torch.inference_mode()
+    def prefill(self, length: int, times: int = 3) -> float:
+        """Median seconds of a prompt."""
+        ids = torch.randint(0, 32000, (1, length), device=self.device)
+        found = []
+        for _ in range(times + 1):
+            cache = self._cache(length + 64)
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            out = self.model(
+                ids, past_key_values=cache, use_cache=True, logits_to_keep=1,
+                cache_position=torch.arange(length, device=self.device),
+            )  # fmt: skip
+            out.logits.argmax().item()
+            found.append(time.perf_counter() - start)
+        return median(found[1:])
+
+    @torch.inference_mode()
+    def decode(self, sequences: int, context: int, steps: int) -> float:
+        """Tokens a second of a captured step."""
+        ids = torch.randint(0, 32000, (sequences, context), device=self.device)
+        cache = self._cache(context + steps + 64)
+        self.model(
+            ids, past_key_values=cache, use_cache=True, logits_to_keep=1,
+            cache_position=torch.arange(context, device=self.device),
+        )  # fmt: skip
+        token, position = ids[:, :1].clone(), torch.tensor([context], device=self.device)
+
+        def step() -> None:
+            out = self.model(
+                token, past_key_values=cache, use_cache=True, cache_position=position,
+                position_ids=position[None].expand(sequences, 1),
+            )  # fmt: skip
+            token.copy_(out.logits[:, -1:].argmax(-1))
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        return sequences / seconds_of(graph.replay, steps)
