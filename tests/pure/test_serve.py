@@ -17,7 +17,7 @@ from cortiq.cli.serve import serve
 from cortiq.errors import RequestError
 from cortiq.serve.options import ServeOptions
 from cortiq.serve.run import listening
-from cortiq.serve.served import served, system_fingerprint, unique
+from cortiq.serve.served import served, unique
 
 OTHER = "synthetic:tiny-gemma3?seed=2"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -105,9 +105,13 @@ def fingerprint(client):
     return ask(client, max_completion_tokens=1).system_fingerprint
 
 
-def test_the_fingerprint_is_the_same_on_every_backend(client, model):
-    with cortiq.load(TINY, context=512, backend="reference") as other:
-        assert system_fingerprint(other) == system_fingerprint(model) == fingerprint(client)
+def test_another_backend_gives_the_same_answers_and_the_same_fingerprint(client, tmp_path):
+    """Drawn, with penalties, drafted for here and not there, log-probabilities to the bit."""
+    with serving(tmp_path, "--backend", "reference") as other:
+        there = openai.OpenAI(base_url=f"{other.url}/v1", api_key="any", max_retries=0)
+        made = [ask(one, n=2, logprobs=True, top_logprobs=3) for one in (client, there)]
+    assert made[0].choices == made[1].choices
+    assert made[0].system_fingerprint == made[1].system_fingerprint
 
 
 def test_comments_tell_how_far_a_prompt_is(server):
