@@ -166,8 +166,9 @@ class LoadOptions(OptionSet):
     )  # fmt: skip
     threads: int = option(0, "Host threads; 0 is one per core.", int, least=0, most=1024)
     heads: str = option(
-        "off", "Draft head to load beside the model: off, auto (its own, if it has one), mtp or "
-        "mimo; behind a colon, post or raw: which hidden rows it takes.", metavar="NAME[:ROWS]",
+        "off", "Draft head to load beside the model: off, auto (its own, if it has one), mtp, mimo "
+        "(behind a colon, post or raw: which hidden rows it takes), or dflash:PATH.",
+        metavar="NAME[:ARGUMENT]",
     )  # fmt: skip
     strict_placement: bool = option(
         False, "Fail when the backend declines a node, instead of using the reference for it.", bool
@@ -230,7 +231,7 @@ class GenerateOptions(OptionSet):
     )
     draft: str = option(
         "off", "Drafter of tokens to verify together; changes no token: off, auto, lookup, mtp, "
-        "mimo, model:PATH, or what a plugin brings.", metavar="NAME[:ARGUMENT]",
+        "mimo, dflash:PATH, model:PATH, or what a plugin brings.", metavar="NAME[:ARGUMENT]",
     )  # fmt: skip
     draft_depth: int | None = option(
         None, "Tokens drafted at a time; without it as many as pay, none where none do.", int,

@@ -17,7 +17,7 @@ from cortiq.backend.batch import Argmax, Batch, Digest, Draw, Drawn, Named, Row,
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, Program
 from cortiq.ir.layers import Embedding
-from cortiq.ir.ops import EmbedRows, Recall
+from cortiq.ir.ops import Attend, EmbedRows, Recall
 from cortiq.numerics.masks import mask_fault
 
 BY_ROW = ("token", "position")
@@ -128,6 +128,34 @@ def recalled_values(program: Program) -> dict[str, tuple[Recalled, ...]]:
         for entry, graph in graphs
     }
     return {n: tuple(r for r in known if r.writer != n) for n, known in found.items()}
+
+
+def last_keys(program: Program) -> dict[str, tuple[str, ...]]:
+    """Inputs of each entry graph that say which key a row sees last, in place of its position."""
+    return {
+        entry: tuple(
+            dict.fromkeys(
+                node.inputs[1]
+                for node in graph.nodes
+                if isinstance(node.op, Attend) and node.op.until
+            )
+        )
+        for entry, graph in program.graphs.items()
+    }
+
+
+def unseen_key(names: Sequence[str], rows: Sequence[Row], stop: int) -> str | None:
+    """What is wrong with the last keys that rows supply: they lie from a row's own position up to
+    before `stop`, where the batch ends, and ascend.
+    """
+    for name in names:
+        before = 0
+        for row in rows:
+            last = int(row.inputs[name])
+            if not max(before, row.position) <= last < stop:
+                return f"row {row.position} sees keys up to {last}: the batch ends before {stop}"
+            before = last
+    return None
 
 
 def missing_row(

@@ -12,10 +12,12 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from cortiq.backend.admission import (
     drawn_token,
     groups_of,
+    last_keys,
     missing_row,
     recalled_values,
     refusals,
     token_of,
+    unseen_key,
     vocabulary_of,
 )
 from cortiq.backend.batch import (
@@ -117,7 +119,7 @@ class BaseExecutable(ABC, Generic[S, P]):
         self.program, self.options, self.plans = program, options, plans
         self.vocabulary = vocabulary_of(program)
         self.written = {name: graph.written_slots() for name, graph in program.graphs.items()}
-        self.recalled = recalled_values(program)
+        self.recalled, self.last_keys = recalled_values(program), last_keys(program)
         self._views = windows_of(program)
         keeps = options.full_windows or not self.trims
         self.windows = {} if keeps else self._views
@@ -166,6 +168,8 @@ class BaseExecutable(ABC, Generic[S, P]):
         reason = next(found, None)
         if reason is None and self.recalled[batch.entry]:
             reason = missing_row(self.recalled[batch.entry], rows, sequence.state.length)
+        if reason is None and self.last_keys[batch.entry]:
+            reason = unseen_key(self.last_keys[batch.entry], rows, start + len(rows))
         if reason is None and not self.make_room(sequence.state, start, start + len(rows)):
             return f"no room for {len(rows)} rows after {start}"
         return reason

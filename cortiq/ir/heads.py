@@ -14,8 +14,8 @@ from cortiq.ir.op import Described
 RECALLED = "recalled"
 """Name of a module's hidden rows, as [heads, dim]; a row may supply its own instead."""
 
-CHAIN, CASCADE, STACK = "chain", "cascade", "stack"
-STYLES = (CHAIN, CASCADE, STACK)
+CHAIN, CASCADE, STACK, BLOCK = "chain", "cascade", "stack", "block"
+STYLES = (CHAIN, CASCADE, STACK, BLOCK)
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,24 @@ class DraftHead(Described):
     ----------
     style : whose hidden rows a module takes. `chain`: one module; for drafts after the first its
         own output stands in for the trunk's row. `cascade`: module k takes module k−1's output at
-        the same position. `stack`: every module takes the trunk's.
+        the same position. `stack`: every module takes the trunk's. `block`: one entry drafts a
+        whole block at once, from rows of several of the trunk's layers.
     entries : names of the entry graphs, by depth.
-    source : the trunk's value that is kept: `hidden` after its last norm, or a layer's output.
+    source : the trunk's value that is kept: `hidden` after its last norm, or a layer's output; for
+        a block several, with commas between.
+    size, mask_token : rows of a block, and what stands in those that are to be drafted.
     """
 
     style: str
     entries: tuple[str, ...]
     source: str
+    size: int = 0
+    mask_token: int = 0
 
     @property
     def deepest(self) -> int:
         """Drafts that the modules were made for; a chain goes on."""
-        return len(self.entries)
+        return self.size - 1 if self.style == BLOCK else len(self.entries)
 
     def output(self, depth: int) -> str:
         """A module's output before its last norm: what takes the place of a hidden row."""

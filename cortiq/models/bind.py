@@ -10,6 +10,7 @@ from types import ModuleType
 from cortiq.errors import FormatError, GraphError, RequestError, UnsupportedError
 from cortiq.ir import Program, primitives_of, verify, verify_constants
 from cortiq.models.config import BaseConfig
+from cortiq.models.dflash import PREFIX, read_drafter, with_drafter
 from cortiq.models.fixture_heads import held as held_by_fixture
 from cortiq.models.head_names import (
     AUTO,
@@ -65,6 +66,7 @@ def load_program(
     families: Sequence[ModuleType] = (),
     heads: str = OFF,
     sidecar: Checkpoint | None = None,
+    drafter: Checkpoint | None = None,
 ) -> LoadedProgram:
     """Read the configuration, build the graph, bind every weight.
 
@@ -77,6 +79,7 @@ def load_program(
     heads : draft head to load beside the trunk: `off`, `auto` (the file's, if it has one), `mtp` or
         `mimo`; `:post` or `:raw` behind it for the trunk's rows that it takes.
     sidecar : the file beside the model's in which its draft head is looked for too.
+    drafter : a block drafter's folder, in place of a head (`models.dflash`).
 
     Raises
     ------
@@ -85,7 +88,7 @@ def load_program(
     RequestError : a context, or a draft head, that the model does not have.
     """
     if isinstance(checkpoint, SyntheticCheckpoint):
-        return _load_synthetic(checkpoint, context, weight_format, heads)
+        return _load_synthetic(checkpoint, context, weight_format, heads, drafter)
     family = family_for(checkpoint, families)
     config = read_config(family, checkpoint)
     program = _built(family, config, context, checkpoint)
@@ -95,8 +98,9 @@ def load_program(
     held = HeldTensors(checkpoint, family.NAMES, config.source)
     plan = find_plan(heads, config.num_hidden_layers, held.has)
     program = _headed(program, plan, held, heads, checkpoint)
-    tensors = find_tensors(program, checkpoint, family, config)
-    matrices, weights = matrix_names(program), {}
+    trunk, program = program, _drafted(program, drafter)
+    tensors = find_tensors(trunk, checkpoint, family, config)
+    matrices, weights = matrix_names(program), drafter_weights(program, drafter, weight_format)
     for name, pieces in tensors.items():
         raws = [cut(checkpoint.tensor(piece.tensor), piece) for piece in pieces]
         shape = program.weights[name].shape
@@ -110,7 +114,11 @@ def load_program(
 
 
 def _load_synthetic(
-    checkpoint: SyntheticCheckpoint, context: int | None, weight_format: str | None, heads: str
+    checkpoint: SyntheticCheckpoint,
+    context: int | None,
+    weight_format: str | None,
+    heads: str,
+    drafter: Checkpoint | None,
 ) -> LoadedProgram:
     program, config = synthetic_program(checkpoint, context), None
     if program is None:
@@ -119,9 +127,48 @@ def _load_synthetic(
         program = _built(family, config, context, checkpoint)
     plan = synthetic_plan(heads, layer_count(program.trunk))
     program = _headed(program, plan, held_by_fixture(checkpoint.name), heads, checkpoint)
-    weights = synthetic_weights(checkpoint, program, matrix_names(program), weight_format)
+    matrices = matrix_names(program)
+    weights = synthetic_weights(checkpoint, program, matrices, weight_format)
+    program = _drafted(program, drafter)
+    weights |= drafter_weights(program, drafter, weight_format)
     name = str(program.facts["family"])
     return LoadedProgram(_with_layouts(program, weights), weights, checkpoint, name, config, {})
+
+
+def _drafted(program: Program, drafter: Checkpoint | None) -> Program:
+    """The program with the entry of a block drafter, if there is one."""
+    return program if drafter is None else with_drafter(program, read_drafter(drafter, program))
+
+
+def drafter_weights(
+    program: Program, drafter: Checkpoint | None, weight_format: str | None
+) -> dict[str, Weight]:
+    """The weights that a block drafter's own file holds.
+
+    Raises
+    ------
+    FormatError : one is missing, or has another shape.
+    """
+    weights: dict[str, Weight] = {}
+    matrices = matrix_names(program) if drafter is not None else set()
+    for name, spec in program.weights.items():
+        if drafter is None or not name.startswith(PREFIX):
+            continue
+        tensor = name.removeprefix(PREFIX)
+        if tensor not in drafter:
+            raise FormatError(f"lacks {tensor} {list(spec.shape)}", where=place(drafter))
+        found = drafter.tensor(tensor)
+        if tuple(found.shape) != spec.shape:
+            what = f"{tensor} is {list(found.shape)}, should be {list(spec.shape)}"
+            raise FormatError(what, where=place(drafter))
+        layout = weight_format or DEFAULT_WEIGHT_FORMAT
+        is_matrix = name in matrices
+        weights[name] = (
+            matrix_weight([found], spec.shape, layout)
+            if is_matrix
+            else vector_weight([found], spec.shape)
+        )
+    return weights
 
 
 def _headed(

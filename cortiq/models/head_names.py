@@ -8,7 +8,7 @@ from cortiq.errors import RequestError, shown
 from cortiq.ir.heads import CASCADE, CHAIN, STACK
 from cortiq.models.heads import HeadPlan, Module
 
-OFF, AUTO, MTP, MIMO = "off", "auto", "mtp", "mimo"
+OFF, AUTO, MTP, MIMO, DFLASH = "off", "auto", "mtp", "mimo", "dflash"
 NORMED, RAW = "post", "raw"
 """Which of the trunk's rows modules take: after its last norm, or the last layer's output."""
 MOST_MODULES = 16
@@ -24,7 +24,10 @@ def asked_head(text: str) -> tuple[str, str]:
     name, colon, rows = text.partition(":")
     known = name in (OFF, AUTO, MTP, MIMO) and (not colon or rows in (NORMED, RAW))
     if not known or (colon and name == OFF):
-        hint = f"{OFF}, {AUTO}, {MTP} or {MIMO}; after a colon {NORMED} or {RAW}, the rows it takes"
+        hint = (
+            f"{OFF}, {AUTO}, {MTP}, {MIMO} or {DFLASH}:PATH; after the colon of a head {NORMED} or "
+            f"{RAW}, the rows it takes"
+        )
         raise RequestError(f"there is no draft head {shown(text)}", where="heads", hint=hint)
     return name, rows
 

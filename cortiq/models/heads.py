@@ -94,7 +94,7 @@ def with_heads(program: Program, plan: HeadPlan, held: Held) -> Program:
     b = Builder(context=program.context, facts={**program.facts, "draft_head": head})
     b.weights.update(program.weights)
     b.slots.update(program.slots)
-    _resume(b, program.trunk)
+    resume(b, program.trunk)
     keep(b, Value(plan.source, b.values[plan.source]), f"trunk.{KEPT}")
     b.graph("trunk", program.trunk.outputs)
     source = f"trunk.{KEPT}"
@@ -107,7 +107,7 @@ def with_heads(program: Program, plan: HeadPlan, held: Held) -> Program:
     return b.program()
 
 
-def _resume(b: Builder, graph: Graph) -> None:
+def resume(b: Builder, graph: Graph) -> None:
     """Go on writing a graph that was finished."""
     b.inputs, b.nodes, b.values = list(graph.inputs), list(graph.nodes), dict(graph.values)
 
@@ -158,10 +158,10 @@ def _add_module(
         inputs = [Value(name, b.values[name]) for name in node.inputs]
         b.add_node(node.op, *inputs, name=node.name, weights=node.weights, slots=node.slots)
     x = norm(Value(f"{entry}.out", b.values[f"{entry}.out"]), "hidden", module.norm)
-    _logits(b, trunk, entry, x)
+    trunk_logits(b, trunk, entry, x)
 
 
-def _logits(b: Builder, trunk: Graph, entry: str, x: Value) -> None:
+def trunk_logits(b: Builder, trunk: Graph, entry: str, x: Value) -> None:
     """The trunk's nodes from its last norm to its logits, again."""
     known = {"hidden": x}
     for node in trunk.nodes:

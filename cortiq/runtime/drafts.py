@@ -98,8 +98,8 @@ def heads_of(draft: str | None) -> str | None:
     """The draft head that a model must be loaded with to be drafted for like this, if any."""
     if draft in (None, OFF, AUTO):
         return AUTO if draft == AUTO else None
-    kind, _ = find_kind(str(draft), default_plugins().drafters)
-    return kind.heads or None
+    kind, argument = find_kind(str(draft), default_plugins().drafters)
+    return f"{kind.heads}:{argument}" if kind.heads and argument else kind.heads or None
 
 
 def _check_no_depth(options: GenerateOptions) -> None:

@@ -68,13 +68,15 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
     else:
         checkpoint = open_checkpoint(resolve(name, progress=progress))
     try:
+        heads, drafter = open_drafter(options.heads, progress)
         loaded = load_program(
             checkpoint,
-            sidecar=open_sidecar(checkpoint, options.heads),
+            sidecar=open_sidecar(checkpoint, heads),
+            drafter=drafter,
             context=options.context,
             weight_format=options.weight_format,
             families=default_plugins().families,
-            heads=options.heads,
+            heads=heads,
         )
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, loaded.program)
     except BaseException:
@@ -89,6 +91,17 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         checkpoint.close,
         getattr(loaded.config, "max_position_embeddings", 0),
     )
+
+
+def open_drafter(heads: str, progress: Progress | None = None) -> tuple[str, Any]:
+    """The option `heads` without a block drafter, and that drafter's folder, opened."""
+    name, _, path = heads.partition(":")
+    if name != "dflash":
+        return heads, None
+    if not path:
+        raise RequestError("the folder of the block drafter is missing", where="heads",
+                           hint="heads='dflash:PATH'")  # fmt: skip
+    return "off", open_checkpoint(resolve(path, progress=progress))
 
 
 def open_sidecar(checkpoint: Any, heads: str) -> Any:

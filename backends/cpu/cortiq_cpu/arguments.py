@@ -154,6 +154,7 @@ class Attend(ctypes.Structure):
             f="factor cap inverse_cap",
         ),
         *_fields(p="chosen", i="sets chosen_count block"),
+        *_fields(p="last"),
     )
 
 

@@ -80,6 +80,8 @@ def bind_attend(b: Binder, step: Step) -> Bound:
         out_stride=op.heads * op.value_dim, heads=op.heads, window=op.window or 0,
         factor=constants.factor, cap=constants.cap, inverse_cap=constants.inverse_cap,
     )  # fmt: skip
+    if op.until:
+        args.last = b.at(step.inputs[1])
     if op.block:
         chosen = step.inputs[2]
         args.chosen, args.block = b.at(chosen), op.block

@@ -21,7 +21,7 @@ POSITIONED = (ops.Rope, ops.Attend, ops.ChooseBlocks, ops.Recall)
 """Those that take positions."""
 OPTIONS = frozenset({
     *scalar.ACTIVATIONS, "groups", "mask", "tau", "missing", "step", "sections", "blocks",
-    "keys only",
+    "keys only", "until",
 })  # fmt: skip
 """What the kernels know beyond the plain form of an operator."""
 
@@ -50,6 +50,6 @@ def refusal(node: Node, graph: Graph, program: Program) -> str:
 
 def _where_rows_are(node: Node, graph: Graph) -> bool:
     """Whether the host knows the node's positions before a batch runs."""
-    sections = isinstance(node.op, ops.Rope) and node.op.sections
+    supplied = getattr(node.op, "until", False) or getattr(node.op, "sections", None)
     position = node.inputs[0 if isinstance(node.op, ops.Recall) else 1]
-    return position in (graph.inputs if sections else ("position",))
+    return position in (graph.inputs if supplied else ("position",))

@@ -136,6 +136,8 @@ typedef struct {
  * `inverse_cap` are numerics.attention.scoring's. window 0: all. sinks (may be NULL) [heads].
  * out [rows][heads][value_dim]; record (may be NULL) takes each row of heads·value_dim quantised;
  * then out may not be NULL either. workspace of cortiq_attend_workspace bytes.
+ * last (NULL: a row's own position) [rows]: the last key a row sees, ascending within a sequence;
+ * windows count back from it.
  * chosen (NULL: all keys are seen): blocks [rows][sets][chosen_count]; of its visible keys j a head
  * sees those whose j / block its set h / (heads / sets) names. */
 typedef struct {
@@ -151,6 +153,7 @@ typedef struct {
     float factor, cap, inverse_cap;
     const int32_t *chosen;
     int32_t sets, chosen_count, block;
+    const int32_t *last;
 } cortiq_attend;
 
 /* CHOOSE_BLOCKS (numerics.blocks): q are records [rows, heads] of width key_dim (sums not needed),

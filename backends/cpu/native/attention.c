@@ -29,6 +29,12 @@ static int32_t first_tile(const cortiq_attend *a, int32_t position)
     return first < 0 ? 0 : first / TILE;
 }
 
+/* The last key that a row of a segment sees. */
+static int32_t last_key(const cortiq_attend *a, const cortiq_segment *s, int32_t row)
+{
+    return a->last ? a->last[s->start + row] : s->position + row;
+}
+
 /* Bytes of the partials when tiles are split. */
 static size_t split_bytes(const plan *p)
 {
@@ -46,8 +52,8 @@ static plan make_plan(const cortiq_attend *a, int32_t threads)
         int32_t queries = least(BLOCK, (s->stop - s->start) * p.group);
         p.queries = queries > p.queries ? queries : p.queries;
         p.items += blocks_of(s, p.group) * a->kv.heads;
-        int32_t tiles = (s->position + s->stop - s->start - 1) / TILE + 1;
-        tiles -= first_tile(a, s->position);
+        int32_t tiles = last_key(a, s, s->stop - s->start - 1) / TILE + 1;
+        tiles -= first_tile(a, last_key(a, s, 0));
         last = tiles > last ? tiles : last;
     }
     if (threads == 1 || p.items >= 4 * threads) return p;
@@ -77,8 +83,8 @@ static void find_item(const plan *p, int32_t index, attention_task *t, int32_t *
     t->position = s->position;
     t->first = index / a->kv.heads * BLOCK;
     t->count = least(BLOCK, queries - t->first);
-    t->tile = first_tile(a, s->position + t->first / p->group);
-    t->tile_stop = (s->position + (t->first + t->count - 1) / p->group) / TILE + 1;
+    t->tile = first_tile(a, last_key(a, s, t->first / p->group));
+    t->tile_stop = last_key(a, s, (t->first + t->count - 1) / p->group) / TILE + 1;
     *row = t->row = s->start;
     size_t record = (size_t)s->start * a->heads + (size_t)t->head * p->group;
     t->q = (const uint8_t *)a->q + record * cortiq_record_stride(a->kv.key_dim);

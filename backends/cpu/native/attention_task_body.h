@@ -40,7 +40,7 @@ static void take_queries(const attention_task *t, block *b)
             low[d] = (int16_t)(q[d] - high[d] * 256);
         }
         b->exponent[i] = *cortiq_record_e(record, dim);
-        b->position[i] = t->position + row;
+        b->position[i] = a->last ? a->last[t->row + row] : t->position + row;
     }
 }
 

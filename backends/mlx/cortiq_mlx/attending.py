@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from cortiq.numerics.quantise import ZERO_ROW_EXPONENT
 from cortiq_mlx.arithmetic import Rows, exp2_int, snap
 from cortiq_mlx.attention import Geometry, attend, choose_blocks
@@ -38,6 +40,8 @@ def attend_rows(
         for start in range(segment.start, segment.stop, step):
             cut = slice(start, min(start + step, segment.stop))
             at = segment.positions[cut.start - segment.start : cut.stop - segment.start]
+            if op.until:
+                at = np.array(position[cut]).tolist()
             whole = len(at) == len(q.e)
             part = q if whole else Rows(q.q[cut], q.e[cut])
             blocks = chosen if chosen is None or whole else chosen[cut]

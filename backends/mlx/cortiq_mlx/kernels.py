@@ -204,6 +204,17 @@ KERNELS: Mapping[type[Op], Kernel] = {
 }
 """The kernel of every primitive."""
 OPTIONS = frozenset(
-    {*a.ACTIVATIONS, "step", "missing", "sections", "groups", "mask", "tau", "blocks", "keys only"}
+    {
+        *a.ACTIVATIONS,
+        "step",
+        "missing",
+        "sections",
+        "groups",
+        "mask",
+        "tau",
+        "blocks",
+        "keys only",
+        "until",
+    }
 )
 """Options that the kernels know, as `Op.options` names them."""

@@ -244,7 +244,7 @@ KERNELS: Mapping[type[Op], Callable[..., Any]] = {
 """The kernel of every primitive."""
 OPTIONS = frozenset(
     {*wise.ACTIVATIONS, "step", "missing", "sections", "groups", "mask", "tau", "blocks",
-     "keys only"}
+     "keys only", "until"}
 )  # fmt: skip
 """Options that the kernels know, as `Op.options` names them."""
 

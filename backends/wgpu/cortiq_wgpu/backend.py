@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EXTRA_OPTIONS = ("binding_bytes", "gpu_kernels", "portable_dot", "poison", "progress")
 OPTIONS = frozenset({
     *scalar.ACTIVATIONS, "groups", "mask", "tau", "missing", "step", "sections", "blocks",
-    "keys only",
+    "keys only", "until",
 })  # fmt: skip
 """What the kernels know beyond the plain form of an operator."""
 POSITIONED = (ops.Rope, ops.Attend, ops.ChooseBlocks, ops.Recall)
@@ -32,7 +32,7 @@ def refusal(node: Node, graph: Graph) -> str:
     if isinstance(op, ops.EmbedRows) and node.inputs != ("token",):
         return "rows of a table are looked up for the row's token only"
     if isinstance(op, POSITIONED):
-        turned = isinstance(op, ops.Rope) and op.sections
+        turned = getattr(op, "sections", None) or getattr(op, "until", False)
         if node.inputs[-1 if isinstance(op, ops.Recall) else 1] not in (
             graph.inputs if turned else ("position",)
         ):

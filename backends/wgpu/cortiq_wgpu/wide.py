@@ -41,10 +41,14 @@ def _spread(binder: Binder, step: Step) -> list[Work]:
         values |= {
             "chosen": binder.at(step.inputs[2]), "sets": sets, "listed": listed, "block": op.block,
         }  # fmt: skip
+    last = "about(row, 1u)"
+    if op.until:
+        last = "x[$last + row]"
+        values["last"] = binder.at(step.inputs[1])
     channels = max(1, -(-op.value_dim // LANES))
     turns = 16 * (values["key_words"] + 17 * channels + 8)
     runs = max(1, MOST_TURNS // turns)
-    parts = {"CHANNELS": str(channels), "CHOSEN": chosen, "RUNS": str(runs)}
+    parts = {"CHANNELS": str(channels), "CHOSEN": chosen, "RUNS": str(runs), "LAST": last}
     text = kernel("attend", binder.dot, parts)
     grid = Grid(op.heads, parts=True)
     assert step.node is not None

@@ -37,6 +37,9 @@ def cases() -> Iterator[Case]:
         yield _case("Attend window", "Attend", what, partial(_window, window))
     for geometry in GEOMETRIES:
         yield _case("Attend sinks", "Attend", _described(geometry), partial(_sinks, geometry))
+    for rows, size in BLOCKS:
+        what = f"{rows} rows, then a block of {size}"
+        yield _case("Attend block", "Attend", what, partial(_in_block, rows, size))
     for cap in (5.0, 50.0):
         yield _case("Attend soft cap", "Attend", f"{cap:g}", partial(_capped, cap))
     for heads, dim in STORED:
@@ -140,6 +143,28 @@ def _clamped(source: Source) -> Scenario:
 
 def _window(window: int, source: Source) -> Scenario:
     return attention((2, 1, 8, 8), window=window).scenario(source, 64 + window + 70, 1.5)
+
+
+BLOCKS = ((0, 5), (60, 7), (1, 130), (100, 16))
+
+
+def _in_block(rows: int, size: int, source: Source) -> Scenario:
+    """Rows that see what is before them, and behind them a block whose rows see one another."""
+    b = Builder(context=CONTEXT)
+    b.input("token")
+    b.input("position")
+    shapes = {"q": floats(4, 8), "k": floats(2, 8), "v": floats(2, 8)}
+    given = {n: b.input(n, kind.shape, "f32") for n, kind in shapes.items()}
+    last = b.input("last")
+    q, k, v = (b.add(ops.Quantise(), x, name=f"{n}.quantised") for n, x in given.items())
+    b.add_node(ops.StoreKV(2, 8, 8), k, v, name="store", slots={"kv": "kv"})
+    op = ops.Attend(4, 2, 8, 8, 8**-0.5, until=True)
+    b.add(op, q, last, name=OUTPUT, slots={"kv": "kv"})
+    feed = Probe(b.program((OUTPUT,)), {}, shapes).feed(source, rows + size, 2.0)
+    ends = np.minimum(np.arange(rows + size), rows - 1)
+    ends[rows:] = rows + size - 1
+    feed = Feed(feed.tokens, {**feed.inputs, "last": ends.astype(np.int32)})
+    return Scenario(b.program((OUTPUT,)), {}, [feed])
 
 
 def sink_values(source: Source, heads: int) -> np.ndarray:

@@ -53,6 +53,20 @@ def final_rows(ids: int, fed: int, depth: int) -> int:
     return max(0, min(fed, ids - 1 - depth))
 
 
+def drawn_draft(task: Task, want: Want, row: RowResult, text: Sequence[int]) -> int:
+    """The draft after a text, drawn as the target will draw there, with its random numbers.
+
+    Parameters
+    ----------
+    row : what a head's row brought; `want` is what brings a greedy draft.
+    """
+    wanted = task.want_at(text)
+    if not isinstance(wanted, Draw):
+        return int(row[want])
+    how, choice, mask = wanted.sampling, wanted.choice, wanted.mask
+    return sampling.draw(row[LOGITS], how, text, len(text), choice, mask=mask)
+
+
 class HeadDrafting:
     """One sequence of a draft head."""
 
@@ -178,12 +192,7 @@ class HeadDrafting:
         return wanted if isinstance(wanted, Argmax) else LOGITS
 
     def _drawn(self, want: Want, row: RowResult, text: Sequence[int]) -> int:
-        """The draft, drawn as the target will draw at that position, with its random numbers."""
-        wanted = self.task.want_at(text)
-        if not isinstance(wanted, Draw):
-            return int(row[want])
-        how, choice, mask = wanted.sampling, wanted.choice, wanted.mask
-        return sampling.draw(row[LOGITS], how, text, len(text), choice, mask=mask)
+        return drawn_draft(self.task, want, row, text)
 
     def _forget_drafts(self, ids: int) -> None:
         """Keep final rows only."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cortiq.backend import Executable
+from cortiq.engine.drafters.blocks import BlockDrafter, block_head
 from cortiq.engine.drafters.combined import EXTRA, CombinedDrafter, WithExtra
 from cortiq.engine.drafters.heads import HeadDrafter, head_of
 from cortiq.engine.drafters.lookup import LIMITS as LOOKUP_LIMITS
@@ -15,7 +16,7 @@ from cortiq.engine.drafters.model import ModelDrafter
 from cortiq.engine.drafting import DepthPolicy, Drafter, FixedDepth, Speculation
 from cortiq.engine.policy.adaptive import Learning, Limits
 from cortiq.errors import RequestError, shown
-from cortiq.ir.heads import STACK
+from cortiq.ir.heads import BLOCK, STACK
 
 OFF, AUTO = "off", "auto"
 RESERVED = frozenset({OFF, AUTO})
@@ -84,7 +85,15 @@ def _model(target: Target, argument: str) -> Drafter:
 
 def _head(target: Target, argument: str) -> Drafter:
     head = head_of(target.executable.program)  # says now that there is none
+    if head.style == BLOCK:
+        raise RequestError("the model was loaded with a block drafter", where="draft",
+                           hint="draft with dflash:PATH, or load it with heads='mtp'")  # fmt: skip
     return CombinedDrafter(HeadDrafter("mimo" if head.style == STACK else "mtp"))
+
+
+def _block(target: Target, argument: str) -> Drafter:
+    block_head(target.executable.program)
+    return CombinedDrafter(BlockDrafter())
 
 
 LOOKUP = DrafterKind(
@@ -101,7 +110,11 @@ MIMO = DrafterKind(
     "mimo", "MiMo's three draft layers, and lookups", _head, limits=Limits(deepest=3, start=1),
     extra=EXTRA, heads="mimo",
 )  # fmt: skip
-OWN: Mapping[str, DrafterKind] = {kind.name: kind for kind in (LOOKUP, MODEL, MTP, MIMO)}
+DFLASH = DrafterKind(
+    "dflash", "a block drafter that reads the model's layers, and lookups", _block, "PATH",
+    limits=Limits(start=3, hold=(0.85, 0.82, 0.80)), extra=EXTRA, heads="dflash",
+)  # fmt: skip
+OWN: Mapping[str, DrafterKind] = {k.name: k for k in (LOOKUP, MODEL, MTP, MIMO, DFLASH)}
 
 
 def find_kind(draft: str, others: Sequence[DrafterKind] = ()) -> tuple[DrafterKind, str]:
@@ -138,7 +151,7 @@ def kind_for(draft: str, kind: DrafterKind, target: Target) -> DrafterKind:
     head = target.executable.program.facts.get("draft_head")
     if draft != AUTO or head is None:
         return kind
-    return MIMO if head.style == STACK else MTP
+    return {STACK: MIMO, BLOCK: DFLASH}.get(head.style, MTP)
 
 
 def usage(kind: DrafterKind) -> str:

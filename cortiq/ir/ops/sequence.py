@@ -75,6 +75,8 @@ class Attend(Op):
     """Base-2 softmax attention over a slot's rows (`numerics.attention.attend`).
 
     Inputs: q q16[heads, key_dim] and the position t; visible keys are max(0, t−window+1) ≤ j ≤ t.
+    With `until` the position is the last key that a row sees, an input of the entry that is not
+    before the row's own and lies within the batch: rows of a block see one another.
     Output f32[heads, value_dim]. `sinks` adds one value-less logit per head to the denominator.
 
     With `block` there is a third input, i32[sets, n]: of the visible keys a head sees those in the
@@ -90,10 +92,11 @@ class Attend(Op):
     soft_cap: float | None = None
     sinks: bool = False
     block: int = 0
+    until: bool = False
 
     def options(self) -> frozenset[str]:
-        """Chosen blocks."""
-        return frozenset({"blocks"}) if self.block else frozenset()
+        """Chosen blocks; keys up to one that the row supplies."""
+        return frozenset(["blocks"] * (self.block > 0) + ["until"] * self.until)
 
     def check_constants(self) -> None:
         """Scale and cap."""

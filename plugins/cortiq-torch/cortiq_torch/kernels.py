@@ -117,7 +117,8 @@ def _attend(call: Call, q: Rows, position: Tensor, chosen: Tensor | None = None)
         for start in range(segment.start, segment.stop, QUERY_ROWS):
             cut = slice(start, min(start + QUERY_ROWS, segment.stop))
             at = segment.positions[cut.start - segment.start : cut.stop - segment.start]
-            part, span = Rows(q.q[cut], q.e[cut]), (at[0], at[-1])
+            last = segment.positions[-1] if op.until else at[-1]
+            part, span = Rows(q.q[cut], q.e[cut]), (at[0], last)
             blocks = None if chosen is None else chosen[cut]
             out[cut] = attend(part, keys, values, position[cut], span, how, blocks, store.base)
     return snap(out, call.faults)
@@ -237,7 +238,18 @@ KERNELS: Mapping[type[Op], Kernel] = {
 }
 """The kernel of every primitive that has one."""
 OPTIONS = frozenset(
-    {*a.ACTIVATIONS, "step", "missing", "sections", "groups", "mask", "tau", "blocks", "keys only"}
+    {
+        *a.ACTIVATIONS,
+        "step",
+        "missing",
+        "sections",
+        "groups",
+        "mask",
+        "tau",
+        "blocks",
+        "keys only",
+        "until",
+    }
 )
 """Options that the kernels know, as `Op.options` names them."""
 

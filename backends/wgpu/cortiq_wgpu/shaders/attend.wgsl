@@ -87,7 +87,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
   let record = $q + (row * $heads + head) * $key_size;
   let q_exponent = bitcast<i32>(q[record + $key_size - 4u]);
   let pages = about(row, 2u);
-  let last = about(row, 1u) + 1u;
+  let last = {{LAST}} + 1u;
   let first = select(0u, max(last, $window) - $window, $window > 0u);
   let one = parts > 1u;
   // Runs side by side, or (parts is 1) one after the other, going on from what scratch holds.

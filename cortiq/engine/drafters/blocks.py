@@ -1,0 +1,139 @@
+"""Block drafts: one forward fills a block of masked positions, all of which see one another.
+
+The drafter's context is what the trunk's tapped layers left at every position it has read; those
+rows are final. The block stands behind them: the last committed token, which the trunk has not read
+yet, and mask tokens. Row i of it drafts the token of its own position, i places on. The block is
+forgotten as soon as it has drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cortiq.backend import Argmax, Batch, Row, State, Want
+from cortiq.engine.drafters.heads import CHUNK_ROWS, LOGITS, drawn_draft, head_of
+from cortiq.engine.drafting import NOTHING, Draft, RowResult, Task
+from cortiq.errors import RequestError
+from cortiq.ir import Program
+from cortiq.ir.heads import BLOCK, RECALLED, DraftHead
+from cortiq.numerics.contract import F32
+from cortiq.runtime.blame import blamed_on, failure_hint, names_of
+from cortiq.runtime.sequence import check_outcome
+
+
+def block_head(program: Program) -> DraftHead:
+    """The block drafter of a program.
+
+    Raises
+    ------
+    RequestError : it was compiled without one.
+    """
+    head = head_of(program)
+    if head.style != BLOCK:
+        raise RequestError(
+            f"the model was loaded with a {head.style}, not with a block drafter",
+            where="draft",
+            hint="load it with heads='dflash:PATH'",
+        )
+    return head
+
+
+class BlockDrafting:
+    """One sequence of a block drafter."""
+
+    wants: tuple[Want, ...] = ()
+
+    def __init__(self, head: DraftHead, task: Task) -> None:
+        self.head, self.task, (self.entry,) = head, task, head.entries
+        self._names = names_of(task.executable)
+        self._held: State | None = None
+        graph = task.executable.program.graphs[self.entry]
+        taps = [n for node in graph.nodes for n in node.outputs if n.startswith(RECALLED)]
+        self._nothing = {n: np.zeros(graph.values[n].shape, F32) for n in taps}
+
+    def propose(self, ids: Sequence[int], count: int) -> Draft:
+        """The drafts of one block, at most as many as it was made for."""
+        state = self._state()
+        stop, count = state.length(), min(count, self.head.deepest)
+        room = min(state.limit, self.task.executable.program.context) - stop
+        if room < count + 1 or stop != len(ids) - 1:
+            return NOTHING
+        self._catch_up(ids, leave=CHUNK_ROWS)
+        start = state.length(self.entry)
+        end = stop + count
+        wanted = self.task.want_at(ids)
+        want: Want = wanted if isinstance(wanted, Argmax) else LOGITS
+        tokens = [ids[-1], *[self.head.mask_token] * count]
+        rows = [self._context(state, ids, p) for p in range(start, stop)]
+        rows += [self._masked(state, stop + i, token, end, (want,) if i else ())
+                 for i, token in enumerate(tokens)]  # fmt: skip
+        brought = self._feed(rows)[-count:]
+        self._rewind(state, stop)
+        text = list(ids)
+        for row in brought:
+            text.append(drawn_draft(self.task, want, row, text))
+        return Draft(tuple(text[len(ids) :]))
+
+    def _state(self) -> State:
+        """The target's sequence; in another one than before, rows may follow from other ids."""
+        state = self.task.state()
+        if state is not self._held:
+            self._held = state
+            self._rewind(state, min(state.length(), state.length(self.entry)))
+        return state
+
+    def _catch_up(self, ids: Sequence[int], leave: int = 0) -> None:
+        """Feed context rows, all or but the last `leave`."""
+        state = self._state()
+        stop = state.length()
+        while state.length(self.entry) + leave < stop:
+            start = state.length(self.entry)
+            end = min(start + CHUNK_ROWS, stop)
+            self._feed([self._context(state, ids, p) for p in range(start, end)])
+
+    def _context(self, state: State, ids: Sequence[int], position: int) -> Row:
+        given = {"last": np.array(position, np.int32), "context": np.ones(1, F32)}
+        return Row(state, position, ids[position], (), given)
+
+    def _masked(
+        self, state: State, position: int, token: int, last: int, wants: tuple[Want, ...]
+    ) -> Row:
+        given = {"last": np.array(last, np.int32), "context": np.zeros(1, F32), **self._nothing}
+        return Row(state, position, token, wants, given)
+
+    def _feed(self, rows: Sequence[Row]) -> Sequence[RowResult]:
+        executable, state = self.task.executable, rows[0].state
+        with blamed_on(self._names):
+            result = executable.forward(Batch(rows, self.entry)).result()
+        check_outcome(result.outcomes[state], rows[-1].position, failure_hint(executable))
+        return result.rows
+
+    def _rewind(self, state: State, length: int) -> None:
+        if length < state.length(self.entry):
+            with blamed_on(self._names):
+                state.rewind(length, self.entry)
+
+    def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
+        """Feed a prompt's context as it is read; later rows wait for the next draft."""
+        if position < len(self.task.prompt):
+            self._catch_up(ids)
+
+    def close(self) -> None:
+        """The rows belong to the target's sequence."""
+
+
+class BlockDrafter:
+    """Drafts by a block drafter that was compiled with the model: `--draft dflash:PATH`."""
+
+    name = "dflash"
+
+    def open(self, task: Task) -> BlockDrafting:
+        """Begin on a sequence.
+
+        Raises
+        ------
+        RequestError : the program has no block drafter.
+        """
+        return BlockDrafting(block_head(task.executable.program), task)
