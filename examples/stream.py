@@ -7,8 +7,7 @@ import sys
 import cortiq
 
 with cortiq.load(sys.argv[1] if len(sys.argv) > 1 else "smollm2") as model:
-    options = {"max_tokens": 60, "temperature": 0.8, "seed": 7}
-    with model.stream("Once upon a time", **options) as stream:
+    with model.stream("Once upon a time", max_tokens=60, temperature=0.8, seed=7) as stream:
         for piece in stream:
             print(piece, end="", flush=True)
             if "." in piece:
