@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cortiq.receipts.replay import Verification
     from cortiq.receipts.verify import verify
     from cortiq.runtime.asynchronous import AsyncModel, load_async
+    from cortiq.runtime.conversation import Conversation
     from cortiq.runtime.generate import Generation
     from cortiq.runtime.likelihood import Likelihood
     from cortiq.runtime.load import load
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncModel",
+    "Conversation",
     "CortiqError",
     "EmbedOptions",
     "GenerateOptions",
@@ -48,6 +50,7 @@ _LAZY = {
     "load": "cortiq.runtime.load",
     "load_async": "cortiq.runtime.asynchronous",
     "AsyncModel": "cortiq.runtime.asynchronous",
+    "Conversation": "cortiq.runtime.conversation",
     "Model": "cortiq.runtime.model",
     "Generation": "cortiq.runtime.generate",
     "Score": "cortiq.runtime.score",

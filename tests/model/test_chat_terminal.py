@@ -29,7 +29,7 @@ class Screen:
         environment["CORTIQ_CACHE"] = str(tmp_path)
         command = ["-m", "cortiq", "chat", str(path), "--threads", "1", *arguments]
         self.child = pexpect.spawn(
-            sys.executable, command, env=environment, encoding="utf-8", timeout=20,
+            sys.executable, command, env=environment, encoding="utf-8", timeout=60,
             dimensions=(24, 80),
         )  # fmt: skip
         self.wait("/help for help")
@@ -85,7 +85,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(smollm2_path, tmp_path):
     started = time.monotonic()
     screen.type(CTRL_C)
     screen.wait("[stopped; /more goes on]")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
     screen.answered()
     screen.type(CTRL_C)  # at the prompt it ends nothing either
     screen.wait("Ctrl-D or /bye leaves")
