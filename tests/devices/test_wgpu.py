@@ -139,6 +139,38 @@ def test_products_of_one_row_of_few_and_of_many(layout):
     np.testing.assert_array_equal(np.array(brought[1]), np.array(brought[0]))
 
 
+@pytest.mark.parametrize("layout", ["w8", "w16", "Q4_1", "Q6_K"])
+def test_experts_products_for_gpus_in_parts_of_any_size(layout):
+    experts, chosen, height, width = 6, 3, 37, 512
+    b = Builder(context=100)
+    b.input("token")
+    b.input("position")
+    x, index = b.input("x", (chosen, width), "f32"), b.input("index", (chosen,), "i32")
+    op = ops.ExpertMatMul(experts, width, height)
+    b.add(op, b.add(ops.Quantise(), x, name="q"), index, name="y", weights={"weight": "w"})
+    program = b.program(("y",)).with_layouts({"w": layout})
+    weights = {"w": synthetic_weight(layout, "w", 3, (experts * height, width))}
+    rng = np.random.default_rng(1)
+    given = [
+        {
+            "x": rng.standard_normal((chosen, width)).astype(np.float32),
+            "index": np.sort(rng.permutation(experts)[:chosen]).astype(np.int32),
+        }
+        for _ in range(9)
+    ]
+    brought = []
+    kinds = ((ReferenceBackend(), {}), (WgpuBackend(), {"gpu_kernels": True}))
+    split = (WgpuBackend(), {"gpu_kernels": True, "binding_bytes": 1 << 15})
+    for backend, extra in (*kinds, split):
+        executable = backend.compile(program, weights, CompileOptions(extra=extra))
+        state = executable.open(20)
+        batch = Batch([Row(state, i, 0, (Named("y"),), row) for i, row in enumerate(given)])
+        rows = executable.forward(batch).result().rows
+        brought.append(np.stack([row[Named("y")] for row in rows]))
+    for other in brought[1:]:
+        np.testing.assert_array_equal(other, brought[0])
+
+
 def test_portable_products_of_bytes_give_the_same_bits():
     assert fed(compiled()) == fed(compiled(portable_dot=True))
 

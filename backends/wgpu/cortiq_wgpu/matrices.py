@@ -141,6 +141,11 @@ def _stacked(
     values |= {"start": part.start, "stop": part.stop}
     lanes = 1 if matrix.form.bits == 32 else LANES
 
+    if binder.parallel and matrix.form.bits < 32:
+        text = fast_kernel(matrix.form, binder.dot, 1, 1, *how)
+        grid = Grid(-(-values["n"] // OUTPUTS), z=values["slots"])
+        return Work(text, (values,), grid, tail, _beside(part))
+
     def made(rows: int) -> Work:
         text = product_kernel(matrix.form, binder.dot, rows, *how)
         grid = Grid(-(-values["n"] // lanes), rows, 1, values["slots"])

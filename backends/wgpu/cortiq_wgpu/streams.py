@@ -138,9 +138,26 @@ def _streamed_blocks(form: Form) -> str:
   }}"""
 
 
-def fast_kernel(form: Form, dot: str, rows: int, targets: int) -> Kernel:
-    """The product of a few rows with a matrix, whose words are read side by side."""
+PLACES = {
+    "one": "let n0 = max($start, $base) - $base + group.x * 4u; let shift = $base;",
+    "heads": "let n0 = group.x * 4u; let shift = slot * $n;",
+    "experts": "let n0 = group.x * 4u; let shift = x[$index + first * $slots + slot] * $n;",
+}
+"""Which line of a matrix, or of a stack of them, gives an output."""
+
+
+def fast_kernel(
+    form: Form, dot: str, rows: int, targets: int = 1, choice: str = "one", own_rows: bool = False
+) -> Kernel:
+    """The product of a few rows with a matrix, whose words are read side by side.
+
+    Parameters
+    ----------
+    choice, own_rows : as for `product_kernel`; with experts, rows is 1.
+    """
+    record = "(row * $slots + slot)" if own_rows else "row"
     parts = {"ROWS": str(rows), "TARGET": target_text(targets), **code_parts(form)}
+    parts |= {"PLACE": PLACES[choice], "RECORD": record}
     if not form.block:
         text = {"SUMS": _streamed_rows(form), "FUNCTIONS": ""}
         return kernel("fast", dot, parts | text, ("codes",))

@@ -40,24 +40,26 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
   let lane = local.x;
   let first = group.y * ROWS;
   let count = m[1u + $set] * $inner;
-  let n0 = max($start, $base) - $base + group.x * 4u;
+  let slot = group.z;
+  {{PLACE}}  // the first output, and how far its line is from it
   let units = $units;
   var lines: array<u32, 4>;
-  for (var k = 0u; k < 4u; k++) { lines[k] = min(n0 + k + $base, $stop - 1u) - $start; }
+  for (var k = 0u; k < 4u; k++) { lines[k] = clamp(n0 + k + shift, $start, $stop - 1u) - $start; }
   var records: array<u32, ROWS>;
   for (var r = 0u; r < ROWS; r++) {
-    records[r] = ($q + min(first + r, count - 1u) * $size) / 4u;
+    let row = min(first + r, count - 1u);
+    records[r] = ($q + {{RECORD}} * $size) / 4u;
   }
   var y: array<f32, ROWS>;  // of output `lane`, in the first four lanes
   for (var r = 0u; r < ROWS; r++) { y[r] = 0.0; }
   {{SUMS}}
   let n = n0 + lane;
-  if (lane >= 4u || n >= $n || n + $base >= $stop) { return; }
+  if (lane >= 4u || n >= $n || n + shift < $start || n + shift >= $stop) { return; }
   for (var r = 0u; r < ROWS; r++) {
     let row = first + r;
     if (row < count) {
       let e = bitcast<i32>(q[records[r] + $size / 4u - 1u].x);
-      x[target_of(row, 0u, n)] = canonical(multiply(y[r], exp2_int(e)), row / $inner);
+      x[target_of(row, slot, n)] = canonical(multiply(y[r], exp2_int(e)), row / $inner);
     }
   }
 }
