@@ -170,6 +170,10 @@ class LoadOptions(OptionSet):
         "(behind a colon, post or raw: which hidden rows it takes), or dflash:PATH.",
         metavar="NAME[:ARGUMENT]",
     )  # fmt: skip
+    draft_vocabulary: int = option(
+        65536, "Ids, from the first on, that a draft head looks at; 0 for all. Changes no token.",
+        int, least=0,
+    )  # fmt: skip
     strict_placement: bool = option(
         False, "Fail when the backend declines a node, instead of using the reference for it.", bool
     )

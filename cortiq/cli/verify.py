@@ -29,7 +29,7 @@ NOT_IDENTICAL = 1
     help="Public Ed25519 key (PEM, OpenSSH or hex) that must have signed the receipt.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@options_of(LoadOptions, without=("context", "weight_format", "heads"))
+@options_of(LoadOptions, without=("context", "weight_format", "heads", "draft_vocabulary"))
 @click.pass_context
 def verify(
     ctx: click.Context,

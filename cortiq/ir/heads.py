@@ -14,6 +14,9 @@ from cortiq.ir.op import Described
 RECALLED = "recalled"
 """Name of a module's hidden rows, as [heads, dim]; a row may supply its own instead."""
 
+SHORTLIST = "shortlist"
+"""Name of the logits of the first ids of the vocabulary alone, where an entry has them."""
+
 CHAIN, CASCADE, STACK, BLOCK = "chain", "cascade", "stack", "block"
 STYLES = (CHAIN, CASCADE, STACK, BLOCK)
 

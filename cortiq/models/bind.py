@@ -22,6 +22,7 @@ from cortiq.models.head_names import (
 from cortiq.models.heads import HeadPlan, Held, layer_count, with_heads
 from cortiq.models.pieces import cut
 from cortiq.models.registry import Checkpoint, family_for, family_name, place, read_config
+from cortiq.models.shortlist import with_shortlist
 from cortiq.models.sidecar import WithSidecar, check_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
 from cortiq.models.tensors import HeldTensors, find_tensors
@@ -67,6 +68,7 @@ def load_program(
     heads: str = OFF,
     sidecar: Checkpoint | None = None,
     drafter: Checkpoint | None = None,
+    draft_vocabulary: int = 0,
 ) -> LoadedProgram:
     """Read the configuration, build the graph, bind every weight.
 
@@ -80,6 +82,7 @@ def load_program(
         `mimo`; `:post` or `:raw` behind it for the trunk's rows that it takes.
     sidecar : the file beside the model's in which its draft head is looked for too.
     drafter : a block drafter's folder, in place of a head (`models.dflash`).
+    draft_vocabulary : ids that a draft head looks at (`models.shortlist`); 0 for all.
 
     Raises
     ------
@@ -88,7 +91,7 @@ def load_program(
     RequestError : a context, or a draft head, that the model does not have.
     """
     if isinstance(checkpoint, SyntheticCheckpoint):
-        return _load_synthetic(checkpoint, context, weight_format, heads, drafter)
+        return _load_synthetic(checkpoint, context, weight_format, heads, drafter, draft_vocabulary)
     family = family_for(checkpoint, families)
     config = read_config(family, checkpoint)
     program = _built(family, config, context, checkpoint)
@@ -108,6 +111,7 @@ def load_program(
             weights[name] = matrix_weight(raws, shape, weight_format or DEFAULT_WEIGHT_FORMAT)
         else:
             weights[name] = vector_weight(raws, shape)
+    program, weights = with_shortlist(program, weights, draft_vocabulary)
     bound = _with_layouts(program, weights)
     names = {name: [piece.tensor for piece in pieces] for name, pieces in tensors.items()}
     return LoadedProgram(bound, weights, checkpoint, family_name(family), config, names)
@@ -119,6 +123,7 @@ def _load_synthetic(
     weight_format: str | None,
     heads: str,
     drafter: Checkpoint | None,
+    draft_vocabulary: int,
 ) -> LoadedProgram:
     program, config = synthetic_program(checkpoint, context), None
     if program is None:
@@ -131,6 +136,7 @@ def _load_synthetic(
     weights = synthetic_weights(checkpoint, program, matrices, weight_format)
     program = _drafted(program, drafter)
     weights |= drafter_weights(program, drafter, weight_format)
+    program, weights = with_shortlist(program, weights, draft_vocabulary)
     name = str(program.facts["family"])
     return LoadedProgram(_with_layouts(program, weights), weights, checkpoint, name, config, {})
 

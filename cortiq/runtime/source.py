@@ -77,6 +77,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
             weight_format=options.weight_format,
             families=default_plugins().families,
             heads=heads,
+            draft_vocabulary=options.draft_vocabulary,
         )
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, loaded.program)
     except BaseException:

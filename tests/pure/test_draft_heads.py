@@ -17,6 +17,7 @@ from cortiq.backend import Argmax, Batch, CompileOptions, Named, Row, Status
 from cortiq.engine.drafters.head_probe import feed_forward, prefix_rates, teacher_forced
 from cortiq.engine.drafters.heads import HeadDrafter, final_rows
 from cortiq.engine.drafting import Task
+from cortiq.engine.policy.streak import Streak
 from cortiq.errors import RequestError
 from cortiq.ir import primitives_of
 from cortiq.models import load_program
@@ -250,3 +251,45 @@ def test_t23_t25_a_head_through_exact_ties_and_only_where_it_is_asked_for():
         drafted = model.generate("abcdef", max_tokens=12, draft="mtp", draft_depth=2)
         assert drafted.token_ids == plain.token_ids
         assert plain.stats.drafts.drafted == 0 < drafted.stats.drafts.drafted
+
+
+def test_t06_rows_outside_the_shortlist_are_never_drafted_and_change_nothing():
+    names = {"heads": "mtp", "backend": "cpu", "threads": 1}
+    with (
+        cortiq.load("synthetic:tiny-llama", draft_vocabulary=40, **names) as short,
+        cortiq.load("synthetic:tiny-llama", draft_vocabulary=320, **names) as whole,
+    ):
+        weights = short.program.weights
+        assert weights["model.embed_tokens.weight#40"].shape == (40, 64)
+        assert not any("#" in name for name in whole.program.weights)
+        ids, plain = [5, 9, 11, 80, 7], whole.generate([5, 9, 11, 80, 7], max_tokens=20)
+        drafts = alone(short.executable, ids, 6)
+        assert max(drafts.ids) < 40
+        made = short.generate(ids, max_tokens=20, draft="mtp", draft_depth=3)
+        assert (made.token_ids, made.fingerprint) == (plain.token_ids, plain.fingerprint)
+
+
+def test_t06_the_shortlist_s_scores_are_the_head_s_own():
+    executable = compiled_short()
+    ids, state = [(11 * i + 5) % 60 for i in range(12)], executable.open(20)
+    rows_of(executable, state, "trunk", ids, 0)
+    wants = (Named("logits"), Named("shortlist"))
+    _, rows = rows_of(executable, state, "mtp", ids[1:], 0, wants)
+    for row in rows:
+        assert (row[wants[0]][:50] == row[wants[1]]).all()
+
+
+@cache
+def compiled_short():
+    model = load_program(open_synthetic("synthetic:tiny-llama"), heads="mtp", draft_vocabulary=50)
+    return backends()["reference"]().compile(
+        model.program, model.weights, CompileOptions(threads=1)
+    )
+
+
+def test_t08_a_far_id_brings_the_whole_vocabulary_back_for_a_while():
+    fresh = Streak(65536)
+    assert not fresh.full and not fresh.after(range(100)).full
+    far = fresh.after([200000])
+    assert far.full and far.after([1] * 15).full and not far.after([1] * 16).full
+    assert not fresh.after([100000]).full and Streak(150000).after([140000]).left == 0

@@ -16,9 +16,10 @@ import numpy as np
 
 from cortiq.backend import Argmax, Batch, Draw, Executable, Named, Row, State, Want
 from cortiq.engine.drafting import Draft, RowResult, Task
+from cortiq.engine.policy.streak import Streak
 from cortiq.errors import RequestError
 from cortiq.ir import Program
-from cortiq.ir.heads import CHAIN, RECALLED, DraftHead
+from cortiq.ir.heads import CHAIN, RECALLED, SHORTLIST, DraftHead
 from cortiq.numerics import sampling
 from cortiq.numerics.contract import F32
 from cortiq.runtime.blame import blamed_on, failure_hint, names_of
@@ -28,7 +29,7 @@ WARM: WeakSet[Executable] = WeakSet()
 """Executables that have been asked for all that drafting asks for."""
 CHUNK_ROWS = 256
 """Rows of a prompt that a module is fed at a time."""
-LOGITS = Named("logits")
+LOGITS, SHORT = Named("logits"), Named(SHORTLIST)
 
 
 def head_of(program: Program) -> DraftHead:
@@ -62,7 +63,7 @@ def drawn_draft(task: Task, want: Want, row: RowResult, text: Sequence[int]) -> 
     """
     wanted = task.want_at(text)
     if not isinstance(wanted, Draw):
-        return int(row[want])
+        return int(np.argmax(row[want])) if want == SHORT else int(row[want])
     how, choice, mask = wanted.sampling, wanted.choice, wanted.mask
     return sampling.draw(row[LOGITS], how, text, len(text), choice, mask=mask)
 
@@ -76,6 +77,9 @@ class HeadDrafting:
         self.head, self.task = head, task
         self._names = names_of(task.executable)
         self._held: State | None = None
+        short = task.executable.program.graphs[head.entries[0]].values.get(SHORTLIST)
+        self._streak = Streak(short.shape[0]) if short else None
+        self._seen = 0
 
     def propose(self, ids: Sequence[int], count: int) -> Draft:
         """Drafts of the first module, and of those after it or the first one's chain."""
@@ -88,6 +92,9 @@ class HeadDrafting:
         ----------
         forced : for probes, ids that later drafts go on from in place of those drafted.
         """
+        if self._streak is not None:
+            self._streak = self._streak.after(ids[self._seen :])
+            self._seen = len(ids)
         self._catch_up(ids, leave=CHUNK_ROWS - 1)
         if self.head.style == CHAIN and self.task.executable not in WARM:
             self._warm(ids)
@@ -189,7 +196,9 @@ class HeadDrafting:
     def _want(self, text: Sequence[int]) -> Want:
         """What brings the draft after these ids: greedy ones are found by the backend."""
         wanted = self.task.want_at(text)
-        return wanted if isinstance(wanted, Argmax) else LOGITS
+        if not isinstance(wanted, Argmax):
+            return LOGITS
+        return SHORT if self._streak is not None and not self._streak.full else wanted
 
     def _drawn(self, want: Want, row: RowResult, text: Sequence[int]) -> int:
         return drawn_draft(self.task, want, row, text)
