@@ -24,8 +24,9 @@ def with_shortlist(
     Block drafters score one row in all for each draft, and look at everything.
     """
     head = program.facts.get("draft_head")
-    stepwise = isinstance(head, DraftHead) and head.style != BLOCK
-    if not stepwise or not 0 < count < program.facts["vocab_size"]:
+    if not isinstance(head, DraftHead) or head.style == BLOCK:
+        return program, weights
+    if not 0 < count < program.facts["vocab_size"]:
         return program, weights
     b = Builder(context=program.context, facts=program.facts)
     b.weights.update(program.weights)
