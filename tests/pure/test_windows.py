@@ -8,7 +8,8 @@ from functools import cache
 
 import numpy as np
 import pytest
-from engines import backends, prompt
+from engines import Scripted, backends, engine, facts, prompt, request, speculation
+from engines import alone as alone_in_engine
 from graphs import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -375,6 +376,27 @@ def test_a_fork_leaves_a_sequence_the_room_it_was_promised():
     assert on.free_bytes() >= -on.state_bytes(1)  # the page that both went on to write
     for one in (state, other, *forks):
         one.release()
+
+
+def test_a_round_drafts_no_more_than_can_be_taken_back():
+    """However much is drafted and however wrong it is, nothing is ever fed a second time."""
+    model, rounds = "tiny-gemma3", 75
+    prompted = request(text(model)[:380], rounds)
+    expected = alone_in_engine(compiled(FASTEST, model, full_windows=True), prompted)
+    on, fed = compiled(FASTEST, model), []
+    plain = on.forward
+    on.forward = lambda batch: fed.append(len(batch.rows)) or plain(batch)
+    try:
+        wrong = speculation(Scripted(lambda ids, count: [ids[-1]] * count), 200)
+        with engine(on, batch_rows=512) as mine:
+            made = mine.submit(prompted, speculation=wrong, record=True)
+            mine.run()
+    finally:
+        del on.forward
+    assert facts(made) == expected
+    drafted = [r.proposed for r in made.rounds]
+    assert max(drafted) == ROLLBACK_ROWS
+    assert sum(fed) <= 380 + sum(drafted) + rounds
 
 
 def test_an_extent_that_keeps_all_still_knows_its_window():
