@@ -42,6 +42,7 @@ class Run:
             stop = start + len(positions)
             self.segments.append(Segment(sequence.state, start, stop, positions))
             start = stop
+        self.supplied = {name for row in self.rows for name in row.inputs}
         self.wants = [frozenset(value_of(want) for want in row.wants) for row in self.rows]
         known = plan.always | set(plan.graph.inputs)
         self.tail = [at for at, names in enumerate(self.wants) if names - known]
@@ -91,7 +92,7 @@ class Run:
         whole = not step.wanted_only or self._concerns_all(node)
         faults = self.faults if whole else Faults(len(rows))
         segments = _restricted(self.segments, rows) if step.wanted_only else self.segments
-        angles = lambda: self._turned(node, rows, inputs)  # noqa: E731
+        angles = lambda: self._turned(node, rows)  # noqa: E731
         call = Call(node.op, step.weights, node.slots, segments, faults, self._shared, angles)
         result = step.kernel(call, *inputs)
         outputs = result if len(node.outputs) != 1 else (result,)
@@ -108,7 +109,7 @@ class Run:
         whole = len(self.tail) == len(self.rows)
         return whole and all(node.name in self.plan.needs(wants) for wants in self.wants)
 
-    def _turned(self, node: Node, rows: list[int], inputs: list[Any]) -> tuple[mx.array, mx.array]:
+    def _turned(self, node: Node, rows: list[int]) -> tuple[mx.array, mx.array]:
         """Cosines and sines of rows, looked up once for all nodes of one geometry."""
         op: ops.Rope = node.op  # type: ignore[assignment]
         name = node.inputs[1]
@@ -155,6 +156,8 @@ class Run:
 
     def _overridden(self, name: str, value: Any, rows: list[int], faults: Faults) -> Any:
         """Values that a row supplies itself take the place of what the node computed."""
+        if name not in self.supplied:
+            return value
         given = [at for at, index in enumerate(rows) if name in self.rows[index].inputs]
         if not given:
             return value
