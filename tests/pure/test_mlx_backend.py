@@ -116,12 +116,15 @@ def test_a_float_matmul_in_place_of_the_written_order_is_found(monkeypatch):
     assert all("f32" in case.id for case in different)
 
 
-def test_query_key_and_value_are_one_product():
+def test_query_key_and_value_are_one_product_and_their_heads_side_by_side():
     model = models.load("tiny-llama")
     executable = MlxBackend().compile(model.program, model.weights, CompileOptions())
     steps = executable.plans["trunk"].steps
     shared = [step for step in steps if isinstance(step.node.op, fuse.SharedMatMul)]
     assert shared and all(len(step.node.outputs) in (2, 3) for step in shared)
+    sides = [step.node for step in steps if isinstance(step.node.op, fuse.Beside)]
+    joined = {(type(node.op.inner).__name__, len(node.outputs)) for node in sides}
+    assert joined >= {("Rope", 2), ("Quantise", 3)}
     executable.close()
 
 

@@ -1,20 +1,20 @@
-"""A fused pattern: matrices that meet the same rows become one.
+"""Fused patterns: matrices that meet the same rows become one; heads are turned together.
 
 A pattern is a rewriting of nodes when a program is compiled. Every value keeps its name and its
-bits: an output of a product depends on that row of the weight only.
+bits: an output of a product depends on that row of the weight only, and heads on themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from typing import Any
 
-from cortiq.ir import Node, Op, ops
+from cortiq.ir import Graph, Node, Op, ops
 from cortiq_mlx.arithmetic import Rows
 from cortiq_mlx.call import Call
-from cortiq_mlx.kernels import product
+from cortiq_mlx.kernels import KERNELS, product
 from cortiq_mlx.library import mx
 from cortiq_mlx.matrices import Matrix
 
@@ -65,3 +65,61 @@ def _joined(nodes: Sequence[Node], matrices: Sequence[Matrix]) -> Bound:
     op = SharedMatMul(tuple(matrix.height for matrix in matrices))
     node = Node(nodes[0].name, op, nodes[0].inputs, outputs)
     return node, {"weight": Matrix.joined(matrices)}
+
+
+@dataclass(frozen=True)
+class Beside(Op):
+    """One primitive for several values [heads, dim] of one dim, side by side: q, k and v."""
+
+    inner: Op
+    heads: tuple[int, ...]
+
+
+def beside(call: Call, *inputs: mx.array) -> tuple[Any, ...]:
+    """The primitive once for all heads; a value for each of the inputs."""
+    count = len(call.op.heads)
+    whole = mx.concatenate([*inputs[:count]], axis=1)
+    inner = replace(call, op=call.op.inner)
+    y = KERNELS[type(call.op.inner)](inner, whole, *inputs[count:])
+    cuts = list(accumulate(call.op.heads))[:-1]
+    if isinstance(y, Rows):
+        parts = zip(*(mx.split(part, cuts, axis=1) for part in y), strict=True)
+        return tuple(Rows(*part) for part in parts)
+    return tuple(mx.split(y, cuts, axis=1))
+
+
+def together(nodes: Sequence[Bound], graph: Graph) -> list[Bound]:
+    """The nodes, with turns and quantised rows on their way into attention side by side."""
+    found = list(nodes)
+    for kind in (ops.Rope, ops.Quantise):
+        groups: dict[object, list[Bound]] = {}
+        for bound in found:
+            if isinstance(bound[0].op, kind) and len(graph.values[bound[0].inputs[0]].shape) == 2:
+                groups.setdefault(_kin(bound[0], graph), []).append(bound)
+        for group in groups.values():
+            found = _beside(found, group, graph)
+    return found
+
+
+def _kin(node: Node, graph: Graph) -> object:
+    """What nodes have in common that may stand side by side: of one layer, by its name."""
+    layer = node.name.rsplit(".", 2)[0]
+    return layer, node.op, node.inputs[1:], graph.values[node.inputs[0]].shape[-1]
+
+
+def _beside(nodes: list[Bound], group: list[Bound], graph: Graph) -> list[Bound]:
+    """With the group as one node, where all inputs are there and nobody has read an output yet."""
+    members = [node for node, _ in group]
+    inputs = {node.inputs[0] for node in members}
+    outputs = {node.outputs[0] for node in members}
+    made = [i for i, (node, _) in enumerate(nodes) if inputs.intersection(node.outputs)]
+    read = [i for i, (node, _) in enumerate(nodes) if outputs.intersection(node.inputs)]
+    place = max(made, default=-1) + 1
+    if len(members) < 2 or place > min(read, default=len(nodes)):
+        return nodes
+    first = members[0]
+    op = Beside(first.op, tuple(graph.values[node.inputs[0]].shape[0] for node in members))
+    names = tuple(node.inputs[0] for node in members)
+    node = Node(first.name, op, (*names, *first.inputs[1:]), tuple(n.outputs[0] for n in members))
+    kept = [bound for bound in nodes[:place] if bound not in group]
+    return [*kept, (node, {}), *(bound for bound in nodes[place:] if bound not in group)]

@@ -12,16 +12,16 @@ from typing import Any
 
 from cortiq.backend import Row
 from cortiq.backend.kernel import GivenKernels
-from cortiq.ir import Graph, Node, ops
+from cortiq.ir import Graph, Node, Op, ops
 from cortiq.numerics.attention import scoring
 from cortiq.numerics.layouts import Weight
 from cortiq_mlx.angles import Angles
-from cortiq_mlx.fuse import SharedMatMul, fused, shared_matmul
-from cortiq_mlx.kernels import KERNELS, MATRICES, prepare, stack_of
+from cortiq_mlx.fuse import Beside, SharedMatMul, beside, fused, shared_matmul, together
+from cortiq_mlx.kernels import KERNELS, MATRICES, Kernel, prepare, stack_of
 from cortiq_mlx.library import mx
 from cortiq_mlx.matrices import Matrix
 
-ALL = {**KERNELS, SharedMatMul: shared_matmul}
+ALL: Mapping[type[Op], Kernel] = {**KERNELS, SharedMatMul: shared_matmul, Beside: beside}
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Plan:
         for_state = _needed(graph.nodes, ())
         bound = [(node, _weights_of(node, weights, known)) for node in graph.nodes]
         needed = [(n, w) for n, w in bound if n.name in for_state]
-        always = needed if ops.MatMul in given else list(fused(needed))
+        always = needed if given else together(list(fused(needed)), graph)
         self.steps = [Step(n, kernels[type(n.op)], w, False) for n, w in always]
         self.steps += [
             Step(n, kernels[type(n.op)], w, True) for n, w in bound if n.name not in for_state

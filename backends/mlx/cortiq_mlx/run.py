@@ -14,7 +14,7 @@ import numpy as np
 from cortiq.backend import Batch, Row
 from cortiq.backend.admission import value_of
 from cortiq.backend.executable import Accepted, Brought
-from cortiq.ir import Node, ops
+from cortiq.ir import Node
 from cortiq_mlx.arithmetic import LARGEST, Faults, Rows, snap
 from cortiq_mlx.call import Call, Segment
 from cortiq_mlx.library import mx
@@ -111,8 +111,8 @@ class Run:
 
     def _turned(self, node: Node, rows: list[int]) -> tuple[mx.array, mx.array]:
         """Cosines and sines of rows, looked up once for all nodes of one geometry."""
-        op: ops.Rope = node.op  # type: ignore[assignment]
-        name = node.inputs[1]
+        op: Any = getattr(node.op, "inner", node.op)
+        name = node.inputs[-1]
         key = (op.table, op.sections, name, len(rows))
         if key not in self._shared:
             if op.sections:
