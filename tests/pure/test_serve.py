@@ -152,4 +152,4 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
             other.process.send_signal(signal.SIGTERM)
             time.sleep(0.3)
             other.process.send_signal(signal.SIGINT)
-            assert other.process.wait(10) == 0
+            assert other.process.wait(30) == 0

@@ -240,7 +240,7 @@ def test_told_to_end_it_finishes_what_it_has_time_for(tmp_path, patience):
             text += part
         working.close()
         assert (b"data: [DONE]" in text) is (patience == "20")
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 25
         line = next(made for made in map(json.loads, server.lines[2:]) if "status" in made)
         assert line["path"] == CHAT and line["new_tokens"] <= 800
         with pytest.raises(OSError):

@@ -39,7 +39,7 @@ def working(model, script, waiting=4, **options):
         worker = Worker(model, EngineOptions(**options), waiting)
         worker.start(asyncio.get_running_loop())
         try:
-            return await asyncio.wait_for(script(worker), 20)
+            return await asyncio.wait_for(script(worker), 60)
         finally:
             await asyncio.to_thread(worker.stop)
 

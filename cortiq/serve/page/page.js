@@ -152,10 +152,23 @@ class Answer {
 
   say(text) {
     this.arrived();
+    this.text += text;
+    this.soon();
+  }
+
+  // Pieces may come faster than a screen can show them.
+  soon() {
+    if (this.drawing) return;
+    this.drawing = true;
+    requestAnimationFrame(() => this.show());
+  }
+
+  show() {
     const talk = $("talk");
     const low = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 80;
-    this.text += text;
+    this.drawing = false;
     draw(this.words, this.text);
+    if (this.box) this.box.textContent = this.thought;
     if (low) talk.scrollTop = talk.scrollHeight;
   }
 
@@ -168,10 +181,11 @@ class Answer {
       this.turn.prepend(details);
     }
     this.thought += text;
-    this.box.textContent = this.thought;
+    this.soon();
   }
 
   end(note) {
+    this.show();
     const facts = note ? [note] : [];
     if (this.usage) {
       const seconds = (performance.now() - this.first) / 1000;
