@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from cortiq.formats import fetch
 # in a test's own module it would count only where that test happens to come first in its worker.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# Its LLVM must come before that of software Vulkan, which any test may open: or the process dies.
+with suppress(ImportError):
+    import triton  # noqa: F401
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from cortiq.backend import Device
@@ -21,6 +27,9 @@ def found() -> list[Any]:
     ------
     BackendError : wgpu is not installed, or finds none.
     """
+    _load_triton_first()
+    if sys.platform == "linux":  # the drivers write an error to stderr where nothing is set
+        os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     try:
         import wgpu
     except ImportError as missing:
@@ -33,6 +42,15 @@ def found() -> list[Any]:
     if not adapters:
         raise BackendError("wgpu finds no Vulkan, Metal or Direct3D adapter", hint=HINT)
     return sorted(adapters, key=lambda adapter: adapter.info["adapter_type"] == "CPU")
+
+
+def _load_triton_first() -> None:
+    """Have Triton loaded where it is installed: it brings an LLVM of its own, and the process dies
+    if that comes after the one of Mesa's software Vulkan (Triton 3.9, Mesa 22.3).
+    """
+    if sys.platform == "linux" and find_spec("triton") is not None:
+        with suppress(ImportError):
+            import_module("triton")
 
 
 def name_of(adapter: Any) -> str:
