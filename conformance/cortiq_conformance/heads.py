@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from cortiq.backend import Argmax, Digest, Draw, Want
+from cortiq.engine.drafters.blocks import BlockDrafter
 from cortiq.engine.drafters.heads import HeadDrafter, head_of
 from cortiq.engine.drafting import FixedDepth, Speculation
+from cortiq.ir.heads import BLOCK
 from cortiq_conformance import models
 from cortiq_conformance import wants as want_arrays
 from cortiq_conformance.case import Case
@@ -25,12 +27,14 @@ from cortiq_conformance.wants import Observations
 ROWS = 70
 DEPTHS = (1, 3, 5)
 CHAIN = "penalties"
+BLOCKS = frozenset({"tiny-llama+dflash"})
+"""Models with a block drafter: its entry takes rows of two kinds."""
 
 
 def graph_cases(names: Sequence[str] | None) -> Iterator[Case]:
     """Cases of level 2: the values of the first and the last module."""
     for name in models.chosen_headed(names):
-        for which in (0, -1):
+        for which in (0, -1) if name not in BLOCKS else ():
             what = "first" if which == 0 else "last"
             build = partial(_after_trunk, name, which)
             case_id = f"level2/draft head[{name}, the {what} module]"
@@ -103,8 +107,9 @@ class Headed:
 
     def __call__(self, work: Work) -> list[Stream]:
         """Run; see the class."""
-        head_of(work.executable.program)
-        drafted = Speculation(HeadDrafter(), lambda prompt_tokens: FixedDepth(self.depth))
+        block = head_of(work.executable.program).style == BLOCK
+        drafter = BlockDrafter() if block else HeadDrafter()
+        drafted = Speculation(drafter, lambda prompt_tokens: FixedDepth(self.depth))
         made = [work.engine.submit(request, speculation=drafted) for request in work.requests]
         work.engine.run()
         for one in made:

@@ -35,6 +35,7 @@ HEADED: Mapping[str, str] = {
     "tiny-llama+mtp": "w8",
     "tiny-lfm2+mtp": "w16",
     "tiny-mimo+mimo": "f32",
+    "tiny-llama+dflash": "w16",
 }
 """Tiny models with a draft head, which stands behind the plus."""
 FORMULA: Mapping[str, str] = {**TINY, **MINI, **HEADED}

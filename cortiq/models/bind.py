@@ -10,10 +10,11 @@ from types import ModuleType
 from cortiq.errors import FormatError, GraphError, RequestError, UnsupportedError
 from cortiq.ir import Program, primitives_of, verify, verify_constants
 from cortiq.models.config import BaseConfig
-from cortiq.models.dflash import PREFIX, read_drafter, with_drafter
+from cortiq.models.dflash import PREFIX, read_drafter, synthetic_drafter, with_drafter
 from cortiq.models.fixture_heads import held as held_by_fixture
 from cortiq.models.head_names import (
     AUTO,
+    DFLASH,
     OFF,
     asked_head,
     find_plan,
@@ -130,8 +131,11 @@ def _load_synthetic(
         family = family_for(checkpoint)
         config = read_config(family, checkpoint)
         program = _built(family, config, context, checkpoint)
-    plan = synthetic_plan(heads, layer_count(program.trunk))
-    program = _headed(program, plan, held_by_fixture(checkpoint.name), heads, checkpoint)
+    if heads != DFLASH:
+        plan = synthetic_plan(heads, layer_count(program.trunk))
+        program = _headed(program, plan, held_by_fixture(checkpoint.name), heads, checkpoint)
+    if heads == DFLASH:
+        program = with_drafter(program, synthetic_drafter(program))
     matrices = matrix_names(program)
     weights = synthetic_weights(checkpoint, program, matrices, weight_format)
     program = _drafted(program, drafter)

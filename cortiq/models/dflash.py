@@ -82,6 +82,19 @@ def read_drafter(side: Checkpoint, program: Program) -> Config:
     return config
 
 
+def synthetic_drafter(program: Program) -> Config:
+    """A drafter for a model by formula, as wide as it is: two layers, blocks of eight."""
+    facts = program.facts
+    dim = facts["width"] // facts["heads"]
+    return Config(
+        vocab_size=facts["vocab_size"], hidden_size=facts["width"],
+        intermediate_size=2 * facts["width"], num_hidden_layers=2,
+        num_attention_heads=facts["heads"], num_key_value_heads=facts["kv_heads"], head_dim=dim,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, block_size=8,
+        dflash_config={"mask_token_id": 0, "target_layer_ids": [0, facts["layers"] - 1]},
+    )  # fmt: skip
+
+
 def with_drafter(program: Program, config: Config) -> Program:
     """The program with the drafter's entry, and a trunk that keeps the rows it taps."""
     sources = tuple(f"layers.{n}.out" for n in config.taps)
