@@ -64,7 +64,7 @@ class Launch:
         shown = ", ".join(f"{k}={getattr(v, '__name__', v)}" for k, v in self.constants)
         return f"{self.kernel.__name__}({shown})"
 
-    def compiled(self, capability: int) -> Any:
+    def compiled(self, capability: int, fusion: bool = False) -> Any:
         """What Triton makes of it, up to PTX."""
         source = ASTSource(
             fn=self.kernel,
@@ -72,7 +72,7 @@ class Launch:
             constexprs=dict(self.constants),
             attrs={(at,): ALIGNED for at in self.aligned},
         )
-        options = dict(self.options) | {"enable_fp_fusion": False}
+        options = dict(self.options) | {"enable_fp_fusion": fusion}
         return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
@@ -147,12 +147,14 @@ def _walk(name: str, layout: str) -> None:
             state.release()
 
 
-def findings(launches: Sequence[Launch], capabilities: Sequence[int]) -> Iterator[tuple[str, str]]:
+def findings(
+    launches: Sequence[Launch], capabilities: Sequence[int], fusion: bool = False
+) -> Iterator[tuple[str, str]]:
     """Each launch for each GPU with what is wrong with it; empty for nothing."""
     for launch in launches:
         for capability in capabilities:
             try:
-                wrong = ptx.breaches(launch.compiled(capability).asm["ptx"])
+                wrong = ptx.breaches(launch.compiled(capability, fusion).asm["ptx"])
             except Exception as error:
                 wrong = [f"does not compile: {_innermost(error)}"]
             yield f"sm_{capability} {launch.name}", "; ".join(wrong)
@@ -171,12 +173,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--targets", default="80,90", help="compute capabilities")
     parser.add_argument("--models", default=",".join(MODELS), help="names, perhaps ?LAYOUT each")
     parser.add_argument("--layouts", default=LAYOUTS_MULTIPLIED, help="of products of their own")
+    parser.add_argument("--fusion", action="store_true", help="let the compiler fuse: must fail")
     parser.add_argument("--only", default="", help="kernels whose name begins so")
     options = parser.parse_args(arguments)
     launches = recorded(*(filter(None, t.split(",")) for t in (options.models, options.layouts)))
     chosen = [launch for launch in launches if launch.name.startswith(options.only)]
     bad = 0
-    for name, wrong in findings(chosen, list(map(int, options.targets.split(",")))):
+    for name, wrong in findings(chosen, list(map(int, options.targets.split(","))), options.fusion):
         print(f"{name}: {wrong or 'clean'}", flush=True)
         bad += bool(wrong)
     print(f"{len(chosen)} launches, {bad} findings")

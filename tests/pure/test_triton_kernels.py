@@ -1,0 +1,116 @@
+"""Kernels of the Triton backend: PTX without a GPU, tilings that change no bit, packed weights."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the Triton backend keeps its memory in PyTorch")
+pytest.importorskip("triton", reason="Triton has no package for this platform")
+
+from cortiq.numerics import matmul, quantise  # noqa: E402
+from cortiq.numerics.layouts import LAYOUTS, decode  # noqa: E402
+from cortiq.numerics.synthetic import synthetic_weight  # noqa: E402
+from cortiq_triton import products  # noqa: E402
+from cortiq_triton.products import PLAIN, Stack, Tuning  # noqa: E402
+from cortiq_triton.rows import quantise_rows  # noqa: E402
+from cortiq_triton.weights import join, pack  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+ROOT = Path(__file__).parents[2]
+CODED = [name for name, layout in LAYOUTS.items() if layout.kind in ("parts", "blocks")]
+FEW = [
+    Tuning(few=4, rows=1, bn=8, bw=32, tile=256),
+    Tuning(few=4, rows=4, bn=64, bw=128, tile=2048),
+]
+MANY = [
+    Tuning(few=0, bm=16, bn_many=32, bk=64, bm_blocks=16, bn_blocks=16, group=1),
+    Tuning(few=0, bm=64, bn_many=16, bk=32, bm_blocks=32, bn_blocks=64, group=4),
+]
+
+
+def compiled(*arguments, tool="tools/lint_triton.py"):
+    """What the lint says, in a process of its own: this one's kernels are interpreted."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, ROOT / tool, *arguments], env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_what_decoding_launches_compiles_for_gpus_and_its_ptx_is_clean():
+    code, said = compiled("--models", "tiny-llama", "--layouts", "", "--targets", "90")
+    assert code == 0, said
+    for name in ("matvec_rows", "matmul_rows", "attend_tiles", "norm_quantise", "gate_quantise"):
+        assert f"sm_90 {name}(" in said
+    assert said.count(": clean") > 25
+
+
+def test_the_lint_sees_what_fusion_does():
+    code, said = compiled(
+        "--models", "", "--layouts", "Q4_1", "--targets", "80", "--only", "matvec", "--fusion"
+    )
+    assert code == 1 and "a float operation that ptxas may contract" in said
+
+
+def product(tuning, weight, x, faults):
+    before = products.use_tuning(tuning)
+    try:
+        height = weight.height
+        return products.product(weight, x, len(faults), faults, Stack(PLAIN, height)).numpy()
+    finally:
+        products.use_tuning(before)
+
+
+@pytest.mark.parametrize("layout", ["w8", "w16", "Q4_1", "Q3_K"])
+def test_no_tiling_changes_a_bit(layout):
+    columns = 2304 if layout.endswith("_K") else 2336
+    weight = synthetic_weight(layout, "weight", 1, (16, columns))
+    packed, faults = pack(weight, "weight", "cpu"), torch.zeros(3, dtype=torch.int32)
+    x = np.random.default_rng(1).standard_normal((3, columns)).astype(np.float32)
+    defined = matmul.matmul(quantise.quantise_rows(x), decode(weight))
+    rows = quantise_rows(torch.tensor(x))
+    for tuning in FEW + MANY:
+        got = product(tuning, packed, rows, faults)
+        assert (got.view(np.uint32) == defined.view(np.uint32)).all(), tuning
+    assert not faults.any()
+
+
+@pytest.mark.parametrize("layout", CODED)
+def test_a_packed_weight_takes_little_more_than_its_file(layout):
+    weight = synthetic_weight(layout, "weight", 1, (8, 4096))
+    spare = {"Q5_0": 1.7, "Q5_1": 1.7, "Q5_K": 1.6, "Q6_K": 1.4, "Q2_K": 2.0, "Q3_K": 1.4,
+             "IQ4_NL": 2.0, "MXFP4": 2.1}  # fmt: skip
+    held = pack(weight, "weight", "cpu").nbytes
+    assert held <= spare.get(layout, 1.04) * weight.nbytes
+
+
+def test_joined_weights_are_one_in_memory():
+    parts = [
+        pack(synthetic_weight("w16", f"weight{i}", 1, (16, 128)), "weight", "cpu") for i in range(2)
+    ]
+    alone = [replace(part, codes=part.codes.clone()) for part in parts]
+    whole = join(parts)
+    x = quantise_rows(torch.randn(1, 128))
+    outputs = [product(FEW[0], part, x, torch.zeros(1, dtype=torch.int32)) for part in alone]
+    together = product(FEW[0], whole, x, torch.zeros(1, dtype=torch.int32))
+    assert (together == np.concatenate(outputs, axis=1)).all()
+    again = product(FEW[0], parts[1], x, torch.zeros(1, dtype=torch.int32))
+    assert (again == outputs[1]).all()
+    storages = {part.codes.untyped_storage().data_ptr() for part in (*parts, whole)}
+    assert len(storages) == 1
+
+
+def test_without_a_gpu_the_benchmark_says_so():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    code, said = compiled(tool="benchmarks/gpu.py")
+    assert code == 1 and "no GPU: nothing can be measured here" in said
