@@ -1,0 +1,89 @@
+"""Attention over thousands of keys: runs side by side, in turn, and in several dispatches."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.mkdtemp())  # software Vulkan asks for one
+
+from cortiq.backend import Batch, CompileOptions, Named, Row
+from cortiq.errors import BackendError
+from cortiq.ir import Builder, ops
+from cortiq_reference.backend import ReferenceBackend
+from cortiq_wgpu import adapters, plan, wide
+from cortiq_wgpu.backend import WgpuBackend
+
+HEADS, WIDTH, LENGTH, CHUNK = 2, 8, 2200, 700
+WANT = Named("y")
+
+
+def why_not():
+    """Why nothing here can run; empty if it can."""
+    try:
+        adapters.found()
+    except BackendError as error:
+        return str(error)
+    return ""
+
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is an adapter")
+
+
+def program():
+    """One head of keys and values for two of queries."""
+    b = Builder(context=4096)
+    b.input("token")
+    position = b.input("position")
+    given = {name: (HEADS if name == "q" else 1, WIDTH) for name in "qkv"}
+    q, k, v = (
+        b.add(ops.Quantise(), b.input(name, shape, "f32"), name=f"{name}16")
+        for name, shape in given.items()
+    )
+    b.add_node(ops.StoreKV(1, WIDTH, WIDTH), k, v, name="store", slots={"kv": "kv"})
+    attend = ops.Attend(HEADS, 1, WIDTH, WIDTH, 0.35)
+    b.add(attend, q, position, name="y", slots={"kv": "kv"})
+    return b.program(("y",))
+
+
+@pytest.fixture(scope="module")
+def fed():
+    rng = np.random.default_rng(1)
+    shapes = {"q": (HEADS, WIDTH), "k": (1, WIDTH), "v": (1, WIDTH)}
+    return [
+        {name: 2 * rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+        for _ in range(LENGTH)
+    ]
+
+
+def answers(backend, fed):
+    """What every 97th row sees, and the last."""
+    executable = backend.compile(program(), {}, CompileOptions())
+    state, found = executable.open(LENGTH), []
+    for start in range(0, LENGTH, CHUNK):
+        rows = [
+            Row(state, i, 0, (WANT,) if i % 97 == 0 or i == LENGTH - 1 else (), fed[i])
+            for i in range(start, min(LENGTH, start + CHUNK))
+        ]
+        result = executable.forward(Batch(rows)).result()
+        found += [row[WANT] for row in result.rows if row]
+    return np.stack(found)
+
+
+@pytest.fixture(scope="module")
+def expected(fed):
+    return answers(ReferenceBackend(), fed)
+
+
+@pytest.mark.parametrize(
+    ("scratch", "turns"),
+    [(plan.SCRATCH_BYTES, wide.MOST_TURNS), (64, wide.MOST_TURNS), (64, 480)],
+    ids=["runs side by side", "one after another", "in several dispatches"],
+)
+def test_runs_of_keys_add_up_to_the_same_bits(scratch, turns, fed, expected, monkeypatch):
+    monkeypatch.setattr(plan, "SCRATCH_BYTES", scratch)
+    monkeypatch.setattr(wide, "MOST_TURNS", turns)
+    np.testing.assert_array_equal(answers(WgpuBackend(), fed), expected)
