@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import cortiq
+from cortiq.runtime.model import Model
+
 FOLDER = Path(__file__).parents[2] / "examples"
 SHOWN = {
     "hello.py": "Paris",
@@ -27,8 +30,26 @@ def test_the_page_lists_every_example():
     assert names == set(SHOWN) == {name for name in names if f"[{name}]({name})" in page}
 
 
+@pytest.fixture(scope="module")
+def loaded():
+    """`cortiq.load` that opens a model once for all examples; what closes it is this."""
+    models, load, close = {}, cortiq.load, Model.close
+
+    def kept(name, **options):
+        key = name, str(options)
+        models[key] = models.get(key) or load(name, **options)
+        models[key].drop_prefixes()
+        return models[key]
+
+    yield kept
+    for model in models.values():
+        close(model)
+
+
 @pytest.mark.parametrize("name", SHOWN)
-def test_example(name, smollm2_path, monkeypatch, capsys):
+def test_example(name, smollm2_path, loaded, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", [name, str(smollm2_path)])
+    monkeypatch.setattr(cortiq, "load", loaded, raising=False)
+    monkeypatch.setattr(Model, "__exit__", lambda *_: None)
     runpy.run_path(str(FOLDER / name), run_name="__main__")
     assert SHOWN[name] in capsys.readouterr().out
