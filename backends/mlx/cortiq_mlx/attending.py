@@ -10,7 +10,7 @@ from cortiq_mlx.attention import Geometry, attend, choose_blocks
 from cortiq_mlx.call import Call
 from cortiq_mlx.library import mx
 
-SCORES = 1 << 22
+SCORES = 1 << 21
 """Scores of queries against keys held at a time, about."""
 
 

@@ -21,7 +21,9 @@ from cortiq.numerics.layouts import Weight
 if TYPE_CHECKING:
     from cortiq_mlx.executable import MlxExecutable
 
-HINT = "pip install mlx (on Linux: 'mlx[cpu]' or 'mlx[cuda]')"
+HINT = (
+    "pip install cortiq-mlx; on Linux 'cortiq-mlx[cpu]' or, with an NVIDIA GPU, 'cortiq-mlx[cuda]'"
+)
 
 
 class MlxBackend(TakesKernels):
