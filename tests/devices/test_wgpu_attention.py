@@ -87,3 +87,41 @@ def test_runs_of_keys_add_up_to_the_same_bits(scratch, turns, fed, expected, mon
     monkeypatch.setattr(plan, "SCRATCH_BYTES", scratch)
     monkeypatch.setattr(wide, "MOST_TURNS", turns)
     np.testing.assert_array_equal(answers(WgpuBackend(), fed), expected)
+
+
+def blocks():
+    """Rows that see keys up to one that they name."""
+    b = Builder(context=512)
+    b.input("token")
+    b.input("position")
+    q, k, v = (
+        b.add(ops.Quantise(), b.input(name, (1, WIDTH), "f32"), name=f"{name}16") for name in "qkv"
+    )
+    b.add_node(ops.StoreKV(1, WIDTH, WIDTH), k, v, name="store", slots={"kv": "kv"})
+    attend = ops.Attend(1, 1, WIDTH, WIDTH, 0.35, until=True)
+    b.add(attend, q, b.input("last"), name="y", slots={"kv": "kv"})
+    return b.program(("y",))
+
+
+def in_blocks(backend, sequences, size):
+    """Sequences of rows that all see one another, in one batch."""
+    rng = np.random.default_rng(2)
+    executable = backend.compile(blocks(), {}, CompileOptions())
+    rows = []
+    for _ in range(sequences):
+        state = executable.open(size)
+        for i in range(size):
+            given = {n: rng.standard_normal((1, WIDTH)).astype(np.float32) for n in "qkv"}
+            rows.append(Row(state, i, 0, (WANT,), {**given, "last": np.int32(size - 1)}))
+    result = executable.forward(Batch(rows)).result()
+    return np.stack([row[WANT] for row in result.rows])
+
+
+def test_a_block_of_rows_is_not_cut_where_a_chunk_ends():
+    expected = in_blocks(ReferenceBackend(), 20, 17)
+    np.testing.assert_array_equal(in_blocks(WgpuBackend(), 20, 17), expected)
+
+
+def test_a_block_larger_than_a_chunk_is_refused():
+    with pytest.raises(BackendError, match="rows that see one another"):
+        in_blocks(WgpuBackend(), 1, plan.TRUNK_ROWS + 1)

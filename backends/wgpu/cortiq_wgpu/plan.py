@@ -64,6 +64,7 @@ class Plan:
         self.needs = lru_cache(maxsize=256)(self._needs)
         self.attends = [n.op for n in graph.nodes if isinstance(n.op, ops.Attend)]
         self.scoring = {op: scoring(op.scale, op.soft_cap) for op in self.attends}
+        self.until = tuple({n.inputs[1] for n in graph.nodes if getattr(n.op, "until", False)})
         self.blocks = [n.op.block for n in graph.nodes if isinstance(n.op, ops.ChooseBlocks)]
 
     def _needs(self, wants: tuple[Want, ...]) -> frozenset[str]:

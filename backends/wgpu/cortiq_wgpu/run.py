@@ -11,11 +11,11 @@ import numpy as np
 from cortiq.backend import Batch, Named, Row, Want
 from cortiq.backend.admission import value_of
 from cortiq.backend.executable import Accepted
-from cortiq.numerics.quantise import Quantised
+from cortiq.errors import BackendError
 from cortiq_wgpu.batch import Flat, Records
 from cortiq_wgpu.lower import SIDE_VALUES
-from cortiq_wgpu.places import record_words, units_of
 from cortiq_wgpu.plan import Plan
+from cortiq_wgpu.records import quantised_of, records_of
 from cortiq_wgpu.requests import Compiled
 from cortiq_wgpu.state import WgpuState
 from cortiq_wgpu.wants import Ask, answer, asked_by
@@ -86,13 +86,34 @@ class Run:
 
     def _chunks(self) -> Iterator[tuple[np.ndarray, bool, np.ndarray]]:
         """(rows of the chunk, whether they are computed now, rows of the tail) for each pass."""
-        size, tail = self.plan.rows, self.plan.tail_rows
-        for start in range(0, len(self.rows), size):
-            chunk = np.arange(start, min(start + size, len(self.rows)))
+        tail = self.plan.tail_rows
+        for start, stop in self._cuts():
+            chunk = np.arange(start, stop)
             late = np.array([row for row in chunk.tolist() if self._has_late_wants(row)], np.int64)
             yield chunk, True, late[:tail]
             for first in range(tail, len(late), tail):
                 yield chunk, False, late[first : first + tail]
+
+    def _cuts(self) -> Iterator[tuple[int, int]]:
+        """Where chunks begin and end: no row is cut off from one behind it that it sees."""
+        rows = np.arange(len(self.rows))
+        seen = rows.copy()  # the last row of the batch that each row sees
+        for name in self.plan.until:
+            last = np.array([int(row.inputs[name]) for row in self.rows])
+            seen = np.maximum(seen, rows + last - self.flat.positions)
+        start = 0
+        while start < len(self.rows):
+            stop = min(start + self.plan.rows, len(self.rows))
+            reach = np.maximum.accumulate(seen[start:stop])
+            whole = np.flatnonzero(reach == rows[start:stop])
+            if not len(whole):
+                raise BackendError(
+                    f"a block of more than {self.plan.rows} rows that see one another",
+                    hint="Draft fewer tokens at a time.",
+                )
+            stop = start + int(whole[-1]) + 1
+            yield start, stop
+            start = stop
 
     def _has_late_wants(self, row: int) -> bool:
         late = self.compiled.late
@@ -250,36 +271,3 @@ class Run:
                 row = int(rows[place])
                 if nodes is None or nodes & self.plan.needs(self.rows[row].wants):
                     self.failed.add(int(self.flat.owner[row]))
-
-
-def records_of(value: Quantised, shape: tuple[int, ...]) -> np.ndarray:
-    """The words of quantised rows."""
-    width = shape[-1]
-    units = units_of(width)
-    q = np.asarray(value.q, np.int32).reshape(-1, width)
-    padded = np.zeros((len(q), 16 * units), np.int32)
-    padded[:, :width] = q
-    high = (padded + 128) >> 8
-    records = np.zeros((len(q), record_words(width)), np.uint32)
-    for plane, part in enumerate((high, padded - (high << 8))):
-        words = np.ascontiguousarray(part.astype(np.int8)).view(np.uint32)
-        records[:, plane * 4 * units : (plane + 1) * 4 * units] = words
-    sums = padded.reshape(len(q), units, 16).sum(axis=2, dtype=np.int32)
-    records[:, 8 * units : 9 * units] = sums.view(np.uint32)
-    records[:, -4] = np.asarray(value.e, np.int32).reshape(-1).view(np.uint32)
-    return records.reshape(-1)
-
-
-def quantised_of(words: np.ndarray, shape: tuple[int, ...]) -> Quantised:
-    """Quantised rows of these words."""
-    *lead, width = shape
-    units = units_of(width)
-    records = words.reshape(-1, record_words(width))
-    planes = [
-        np.ascontiguousarray(records[:, plane * 4 * units : (plane + 1) * 4 * units])
-        .view(np.int8)[:, :width].astype(np.int32)
-        for plane in range(2)
-    ]  # fmt: skip
-    q = planes[0] * 256 + planes[1]
-    e = records[:, -4].view(np.int32).reshape(lead).copy()
-    return Quantised(q.reshape(shape), e if lead else e[()])
