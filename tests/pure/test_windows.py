@@ -30,6 +30,7 @@ from cortiq.ir import Builder, ops
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
 from cortiq.numerics.sampling import Sampling
+from cortiq.runtime.place import place_split
 
 MODELS = ("tiny-gemma3", "tiny-mimo")
 WANTS = (Digest(), Draw(Sampling(temperature=0.9, frequency_penalty=0.2, seed=3)))
@@ -216,6 +217,26 @@ def test_a_state_with_all_rows_is_imported_without_those_behind_the_windows(back
     rows_there = {n: len(p.key_high) for n, p in state.export().slots.items()}
     assert rows_there == {n: LONG - kept_from(LONG, on.windows.get(n)) for n in left.slots}
     state.release()
+
+
+def test_a_chain_of_executables_gives_up_what_its_parts_do():
+    """A model cut in two, its halves on different backends where there are two."""
+    model, (expected, _) = "tiny-gemma3", whole("tiny-gemma3")
+    known, ids = loaded(model), text("tiny-gemma3")
+    one = CompileOptions(threads=1, extra={"poison": True})
+    parts = [(every_backend()[name](), one) for name in ("reference", FASTEST)]
+    cut = len(known.program.trunk.nodes) // 2
+    on = place_split(parts, known.program, known.weights, [cut])
+    assert on.windows == compiled(FASTEST, model).windows
+    assert on.state_bytes(9000) < compiled(FASTEST, model, full_windows=True).state_bytes(9000)
+    state = on.open(CONTEXT)
+    assert same(feed(on, state, ids[:300], WANTS), expected[:300])
+    moved = on.import_(state.export(), CONTEXT)
+    assert same(feed(on, moved, ids[300:], WANTS), expected[300:])
+    assert moved.rewind(LONG - 50) == LONG - 50
+    assert same(feed(on, moved, ids[-50:], WANTS), expected[-50:])
+    assert moved.rewind(LONG - 200) == 0
+    state.release(), moved.release()
 
 
 def test_states_that_lack_rows_are_refused_by_name():
