@@ -2,6 +2,7 @@
  *
  * A head's columns have nothing to do with each other: a worker takes a block of them, which lies
  * together and stays in the first-level cache, through all of the batch's rows. */
+#include "expect.h"
 #include "kernels.h"
 #include <string.h>
 
@@ -41,7 +42,8 @@ static int advance(const cortiq_recurrence *a, const cortiq_kernels *kernels, co
         expect(one.alpha + (int64_t)a->heads * decays, decays);
         expect(a->beta + number + a->heads, 1);
         expect(a->v + at + (int64_t)a->heads * a->columns, b->n);
-        expect(a->out + at + (int64_t)a->heads * a->columns, b->n);
+        float *out = a->out + at + (int64_t)a->heads * a->columns;
+        for (int j = 0; j < b->n; j += LINE) expect_write(out + j);
     }
     int fault = a->delta && kernels->faded(one.k, one.alpha, a->per_channel, faded, rows);
     return fault | kernels->recur(&one, a->v + at, a->out + at, b->state);
