@@ -132,16 +132,42 @@ def recalled_values(program: Program) -> dict[str, tuple[Recalled, ...]]:
 
 def last_keys(program: Program) -> dict[str, tuple[str, ...]]:
     """Inputs of each entry graph that say which key a row sees last, in place of its position."""
-    return {
-        entry: tuple(
-            dict.fromkeys(
-                node.inputs[1]
-                for node in graph.nodes
-                if isinstance(node.op, Attend) and node.op.until
-            )
-        )
-        for entry, graph in program.graphs.items()
-    }
+    return {entry: last_keys_of(graph) for entry, graph in program.graphs.items()}
+
+
+def last_keys_of(graph: Graph) -> tuple[str, ...]:
+    """Those inputs of one graph."""
+    attends = (n for n in graph.nodes if isinstance(n.op, Attend) and n.op.until)
+    return tuple(dict.fromkeys(node.inputs[1] for node in attends))
+
+
+def chunks_of(rows: Sequence[Row], names: Sequence[str], size: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of chunks of at most `size` rows; none cuts a row off from one that it sees.
+
+    Parameters
+    ----------
+    rows : of a batch, as `unseen_key` lets them pass. names : see `last_keys`.
+
+    Raises
+    ------
+    BackendError : more rows than that see one another.
+    """
+    number = np.arange(len(rows))
+    seen = number.copy()  # the last row of the batch that each row sees
+    for name in names:
+        ahead = [int(row.inputs[name]) - row.position for row in rows]
+        seen = np.maximum(seen, number + ahead)
+    start = 0
+    while start < len(rows):
+        stop = min(start + size, len(rows))
+        reach = np.maximum.accumulate(seen[start:stop])
+        whole = np.flatnonzero(reach == number[start:stop])
+        if not len(whole):
+            hint = "Draft fewer tokens at a time."
+            raise BackendError(f"a block of more than {size} rows that see one another", hint=hint)
+        stop = start + int(whole[-1]) + 1
+        yield start, stop
+        start = stop
 
 
 def unseen_key(names: Sequence[str], rows: Sequence[Row], stop: int) -> str | None:

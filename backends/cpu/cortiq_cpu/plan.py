@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cortiq.backend import Row, Want
-from cortiq.backend.admission import value_of
+from cortiq.backend.admission import last_keys_of, value_of
 from cortiq.ir import Graph, ops
 from cortiq_cpu.angles import Angles
 from cortiq_cpu.arena import Arena, Places, assign
@@ -103,7 +103,7 @@ class Plan:
         self.graph, self.layout, self.pool, self.weights = graph, layout, pool, weights
         for node in graph.nodes:
             weights.prepare(node)
-        self.always = always_known(graph)
+        self.always, self.until = always_known(graph), last_keys_of(graph)
         late = (row_bytes(t) for n, t in graph.values.items() if n not in self.always)
         tail_rows = min(TRUNK_ROWS, max(1, TAIL_BYTES // max(late, default=1)))
         self.sets = RowSet(TRUNK_ROWS, layout), RowSet(tail_rows, layout)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Batch, Draw, Named, Row, State, Top, Want
-from cortiq.backend.admission import value_of
+from cortiq.backend.admission import chunks_of, value_of
 from cortiq.backend.executable import Accepted
 from cortiq.ir import Type
 from cortiq.numerics.quantise import Quantised
@@ -52,8 +52,8 @@ class Run:
     def compute(self) -> set[State]:
         """Run all chunks."""
         size = self.plan.sets[0].capacity
-        for start in range(0, len(self.rows), size):
-            self._chunk(np.arange(start, min(start + size, len(self.rows))))
+        for start, stop in chunks_of(self.rows, self.plan.until, size):
+            self._chunk(np.arange(start, stop))
         return self.failed
 
     def _chunk(self, chunk: np.ndarray) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Row, Want
-from cortiq.backend.admission import value_of
+from cortiq.backend.admission import last_keys_of, value_of
 from cortiq.ir import Graph, ops
 from cortiq.numerics.attention import scoring
 from cortiq_wgpu.angles import Turns
@@ -64,7 +64,7 @@ class Plan:
         self.needs = lru_cache(maxsize=256)(self._needs)
         self.attends = [n.op for n in graph.nodes if isinstance(n.op, ops.Attend)]
         self.scoring = {op: scoring(op.scale, op.soft_cap) for op in self.attends}
-        self.until = tuple({n.inputs[1] for n in graph.nodes if getattr(n.op, "until", False)})
+        self.until = last_keys_of(graph)
         self.blocks = [n.op.block for n in graph.nodes if isinstance(n.op, ops.ChooseBlocks)]
 
     def _needs(self, wants: tuple[Want, ...]) -> frozenset[str]:

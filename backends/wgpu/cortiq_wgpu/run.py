@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Batch, Named, Row, Want
-from cortiq.backend.admission import value_of
+from cortiq.backend.admission import chunks_of, value_of
 from cortiq.backend.executable import Accepted
-from cortiq.errors import BackendError
 from cortiq_wgpu.batch import Flat, Records
 from cortiq_wgpu.lower import SIDE_VALUES
 from cortiq_wgpu.plan import Plan
@@ -87,33 +86,12 @@ class Run:
     def _chunks(self) -> Iterator[tuple[np.ndarray, bool, np.ndarray]]:
         """(rows of the chunk, whether they are computed now, rows of the tail) for each pass."""
         tail = self.plan.tail_rows
-        for start, stop in self._cuts():
+        for start, stop in chunks_of(self.rows, self.plan.until, self.plan.rows):
             chunk = np.arange(start, stop)
             late = np.array([row for row in chunk.tolist() if self._has_late_wants(row)], np.int64)
             yield chunk, True, late[:tail]
             for first in range(tail, len(late), tail):
                 yield chunk, False, late[first : first + tail]
-
-    def _cuts(self) -> Iterator[tuple[int, int]]:
-        """Where chunks begin and end: no row is cut off from one behind it that it sees."""
-        rows = np.arange(len(self.rows))
-        seen = rows.copy()  # the last row of the batch that each row sees
-        for name in self.plan.until:
-            last = np.array([int(row.inputs[name]) for row in self.rows])
-            seen = np.maximum(seen, rows + last - self.flat.positions)
-        start = 0
-        while start < len(self.rows):
-            stop = min(start + self.plan.rows, len(self.rows))
-            reach = np.maximum.accumulate(seen[start:stop])
-            whole = np.flatnonzero(reach == rows[start:stop])
-            if not len(whole):
-                raise BackendError(
-                    f"a block of more than {self.plan.rows} rows that see one another",
-                    hint="Draft fewer tokens at a time.",
-                )
-            stop = start + int(whole[-1]) + 1
-            yield start, stop
-            start = stop
 
     def _has_late_wants(self, row: int) -> bool:
         late = self.compiled.late
