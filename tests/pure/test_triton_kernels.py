@@ -30,8 +30,9 @@ FEW = [
     Tuning(few=4, rows=4, bn=64, bw=128, tile=2048),
 ]
 MANY = [
-    Tuning(few=0, bm=16, bn_many=32, bk=64, bm_blocks=16, bn_blocks=16, group=1),
-    Tuning(few=0, bm=64, bn_many=16, bk=32, bm_blocks=32, bn_blocks=64, group=4),
+    Tuning(few=0, some=0, bm=16, bn_many=32, bk=64, bm_blocks=16, bn_blocks=16, group=1),
+    Tuning(few=0, some=0, bm=64, bn_many=16, bk=32, bm_blocks=32, bn_blocks=64, group=4),
+    Tuning(few=0, bn_some=16),
 ]
 
 

@@ -12,7 +12,16 @@ import torch
 import triton.language as tl
 
 from cortiq.numerics.contract import F32
-from cortiq_triton.language import INTERPRETED, Tensor, ceil_div, device, kernel, launch, pow2
+from cortiq_triton.language import (
+    INTERPRETED,
+    LARGEST_TILE,
+    Tensor,
+    ceil_div,
+    device,
+    kernel,
+    launch,
+    pow2,
+)
 from cortiq_triton.rows import Rows, empty_rows, exponent_of, quantised
 from cortiq_triton.scalar import (
     fold,
@@ -118,9 +127,10 @@ def gated_rows(
 ) -> Rows:
     """The quantised rows of f(gate)·up."""
     count, n = gate.shape
-    rows, size = empty_rows((count,), n, gate.device), min(ROWS, pow2(count))
+    rows, width = empty_rows((count,), n, gate.device), max(64, pow2(n))
+    size = min(ROWS, pow2(count), LARGEST_TILE // width)
     launch(
         gate_quantise, (ceil_div(count, size),), gate, up, *rows[:4], faults, count, n,
-        rows.high.shape[-1], FUNCTION=function, ROWS=size, WIDTH=max(64, pow2(n)), warps=16,
+        rows.high.shape[-1], FUNCTION=function, ROWS=size, WIDTH=width, warps=16,
     )  # fmt: skip
     return rows

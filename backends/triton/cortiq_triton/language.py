@@ -36,6 +36,10 @@ if INTERPRETED:
     _without_overflow_checks()
 
 
+LARGEST_TILE = 1 << 20
+"""Elements that Triton lets a tensor of a program have."""
+
+
 def helpers_are_interpreted() -> bool:
     """Whether Triton's own functions agree: they do not if triton was imported before the variable
     was set.

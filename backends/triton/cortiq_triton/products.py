@@ -25,6 +25,7 @@ class Tuning:
     few : rows up to which weights are read as words, one program for `rows` of them.
     bn, bw, tile : weight rows, words and columns of such a program.
     bm, bn_many, bk, group : tiles of the tensor cores' product.
+    some : rows up to which tiles are `bn_some` columns wide: weights must reach all processors.
     bm_blocks, bn_blocks : the same for formats in blocks, which keep more sums in registers.
     """
 
@@ -39,6 +40,9 @@ class Tuning:
     bk: int = 128
     group: int = 8
     warps_many: int = 8
+    some: int = 64
+    bn_some: int = 32
+    warps_some: int = 4
     bm_blocks: int = 64
     bn_blocks: int = 64
     warps_blocks: int = 4
@@ -47,16 +51,10 @@ class Tuning:
 
 DEVICE_TUNING = Tuning()
 INTERPRETER_TUNING = Tuning(
-    few=2,
-    rows=2,
-    bn=4096,
-    bw=1 << 14,
-    tile=1024,
-    bm=64,
-    bn_many=1 << 12,
-    bm_blocks=64,
-    bn_blocks=1 << 12,
-)
+    some=0, few=2, rows=2, bn=1024, bw=256, tile=1024, bm=64, bn_many=4096, bm_blocks=64,
+    bn_blocks=4096,
+)  # fmt: skip
+"""Few programs of much work each, of at most `language.LARGEST_TILE` elements."""
 _tuning = [INTERPRETER_TUNING if INTERPRETED else DEVICE_TUNING]
 
 
@@ -185,17 +183,21 @@ def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: 
     )  # fmt: skip
 
 
-def _tile_sizes(sizes: Tuning, weight: Packed) -> tuple[int, int]:
-    return (sizes.bm_blocks, sizes.bn_blocks) if weight.block else (sizes.bm, sizes.bn_many)
+def _tile_sizes(sizes: Tuning, weight: Packed, rows: int) -> tuple[int, int, int]:
+    """Rows and columns of a tile, and warps of its program."""
+    if rows <= sizes.some:
+        return sizes.bm, sizes.bn_some, sizes.warps_some
+    if weight.block:
+        return sizes.bm_blocks, sizes.bn_blocks, sizes.warps_blocks
+    return sizes.bm, sizes.bn_many, sizes.warps_many
 
 
 def _many(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: Stack) -> None:
     sizes, (rows, n) = tuning(), out.shape
     heads = how.count if how.choice == HEADS else 1
     each = rows // heads
-    bm, bn = (
-        max(16, min(size, pow2(length))) for size, length in ((sizes.bm, each), (sizes.bn_many, n))
-    )
+    bm, bn, warps = _tile_sizes(sizes, weight, each)
+    bm, bn = max(16, min(bm, pow2(each))), max(16, min(bn, pow2(n)))
     grid = (ceil_div(each, bm) * ceil_div(n, bn), heads)
     planes = x.high, x.low, x.e
     chosen = how.choice == HEADS
@@ -206,7 +208,7 @@ def _many(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how:
             faults, each, n, weight.padded, plane, *how.cuts, heads, how.group, HEADS=chosen,
             **how.endings,
             PLANES=1 + (weight.kind == PLANES), BM=bm, BN=bn,
-            BK=min(sizes.bk, pow2(weight.padded)), GROUP=sizes.group, warps=sizes.warps_many,
+            BK=min(sizes.bk, pow2(weight.padded)), GROUP=sizes.group, warps=warps,
             stages=sizes.stages,
         )  # fmt: skip
         return
@@ -215,7 +217,7 @@ def _many(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how:
         *how.ending(out), out, faults, each, n, weight.padded, weight.blocks, *how.cuts, heads,
         how.group, HEADS=chosen, **how.endings,
         NIBBLES=weight.kind == NIBBLES, **block_constants(weight), BM=bm, BN=bn,
-        GROUP=sizes.group, warps=sizes.warps_blocks, stages=sizes.stages,
+        GROUP=sizes.group, warps=warps, stages=sizes.stages,
     )  # fmt: skip
 
 

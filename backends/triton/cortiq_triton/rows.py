@@ -11,6 +11,7 @@ from cortiq.numerics.contract import F32
 from cortiq.numerics.quantise import ZERO_ROW_EXPONENT
 from cortiq_triton.language import (
     INTERPRETED,
+    LARGEST_TILE,
     Tensor,
     ceil_div,
     constant,
@@ -257,8 +258,8 @@ def quantise_rows(x: torch.Tensor) -> Rows:
     """Rows (last axis) of x to 16-bit integers and an exponent."""
     rows, n = empty_rows(x.shape[:-1], x.shape[-1], x.device), x.shape[-1]
     padded, count = rows.high.shape[-1], rows.e.numel()
-    size = min(ROWS, pow2(count))
-    width = pow2(padded) if INTERPRETED else min(pow2(padded), 4096)
+    width = min(pow2(padded), 4096)
+    size = min(ROWS, pow2(count), LARGEST_TILE // width)
     launch(
         quantise, (ceil_div(count, size),), x, *rows[:4], count, n, padded, ROWS=size, WIDTH=width
     )

@@ -1,0 +1,153 @@
+"""Products for `benchmarks/gpu.py`: many rows, 32 and one, with several tilings each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from gpu_models import seconds_of
+
+from cortiq.numerics.layouts import LAYOUTS
+from cortiq.numerics.synthetic import synthetic_weight
+from cortiq_triton import products, weights
+from cortiq_triton.products import DEVICE_TUNING, PLAIN, Stack
+from cortiq_triton.rows import quantise_rows
+
+DEVICE = "cuda:0"
+GIGA = 1e9
+Known = dict[str, float]
+
+
+def weight_of(layout: str, rows: int, columns: int) -> weights.Packed:
+    """A weight of real codes, repeated over its rows: the host makes 64 of them."""
+    few = weights.pack(synthetic_weight(layout, "weight", 1, (64, columns)), "weight", DEVICE)
+    assert isinstance(few, weights.Packed)
+    whole = replace(few, height=rows)
+    for name in ("codes", "scale", "minimum", "sub_scales", "offsets"):
+        part = getattr(few, name)
+        if part is not None:
+            axis = int(name == "codes" and few.kind == weights.PLANES)
+            times = [1] * part.ndim
+            times[axis] = rows // 64
+            setattr(whole, name, part.repeat(times))
+    return whole
+
+
+def best(
+    tunings: list[products.Tuning], run: Callable[[], Any], times: int
+) -> tuple[float, products.Tuning]:
+    """The fastest of some tilings: seconds, and which."""
+    found = []
+    for tuning in tunings:
+        before = products.use_tuning(tuning)
+        try:
+            found.append((seconds_of(run, times), tuning))
+        except Exception as error:
+            print(f"  {tuning}: {type(error).__name__}: {str(error)[:120]}", flush=True)
+        finally:
+            products.use_tuning(before)
+    seconds, tuning = min(found, key=lambda pair: pair[0])
+    for each, which in found:
+        print(f"  {each * 1e6:9.1f} us  {changes(which)}", flush=True)
+    return seconds, tuning
+
+
+def changes(tuning: products.Tuning) -> str:
+    """What differs from the sizes in use."""
+    pairs = vars(tuning).items()
+    return ", ".join(f"{k}={v}" for k, v in pairs if getattr(DEVICE_TUNING, k) != v) or "as it is"
+
+
+def dense(known: Known) -> Iterator[tuple[str, str]]:
+    """Products of 2,048 rows, as useful int8 operations a second."""
+    k, n, m = 4096, 14336, 2048
+    for layout, steps in (("w8", 20), ("Q4_K", 5), ("Q8_0", 5)):
+        weight, x = weight_of(layout, n, k), quantise_rows(torch.randn(m, k, device=DEVICE))
+        faults = torch.zeros(m, dtype=torch.int32, device=DEVICE)
+        tunings = [
+            replace(DEVICE_TUNING, bm=bm, bn_many=bn, bk=bk, warps_many=warps, stages=stages)
+            for bm, bn, bk, warps, stages in (
+                (128, 128, 128, 8, 3), (128, 128, 64, 8, 4), (128, 256, 64, 8, 3),
+                (128, 64, 128, 4, 4), (64, 128, 128, 4, 4),
+            )
+        ]  # fmt: skip
+        if layout != "w8":
+            tunings = [
+                replace(DEVICE_TUNING, bm_blocks=bm, bn_blocks=bn, warps_blocks=warps)
+                for bm, bn, warps in ((64, 64, 4), (64, 128, 8), (64, 32, 4))
+            ]
+        print(f"product of {m} rows, {layout}:", flush=True)
+        how = Stack(PLAIN, n)
+
+        def run(w: Any = weight, q: Any = x, f: Any = faults, h: Stack = how) -> None:
+            products.product(w, q, m, f, h)
+
+        seconds, tuning = best(tunings, run, steps)
+        yield (
+            f"product {m} x {k} x {n}, {layout}",
+            f"{2 * m * n * k / seconds / 1e12:.0f} TOPS useful ({changes(tuning)})",
+        )
+
+
+def batched(known: Known) -> Iterator[tuple[str, str]]:
+    """Products of 32 rows, as bytes of weights a second: what decoding in a batch is bound by."""
+    for k, n in ((4096, 28672), (4096, 6144), (14336, 4096)):
+        copies = [weight_of("w8", n, k) for _ in range(4)]
+        x = quantise_rows(torch.randn(32, k, device=DEVICE))
+        faults = torch.zeros(32, dtype=torch.int32, device=DEVICE)
+        tunings = [
+            replace(DEVICE_TUNING, bn_some=bn, bk=bk, warps_some=warps, stages=stages)
+            for bn, bk, warps, stages in (
+                (32, 128, 4, 3), (16, 256, 4, 4), (32, 256, 4, 4), (64, 128, 4, 4),
+                (64, 256, 8, 3),
+            )
+        ]  # fmt: skip
+        print(f"32 rows, w8 {k} x {n}:", flush=True)
+        how = Stack(PLAIN, n)
+
+        def run(ws: Any = copies, q: Any = x, f: Any = faults, h: Stack = how) -> None:
+            for w in ws:
+                products.product(w, q, 32, f, h)
+
+        seconds, tuning = best(tunings, run, 10)
+        rate = sum(w.nbytes for w in copies) / seconds
+        share = rate / known.get("stream", float("nan"))
+        yield (
+            f"32 rows, w8 {k} x {n}",
+            f"{rate / GIGA:.0f} GB/s, {share:.0%} of the stream ({changes(tuning)})",
+        )
+
+
+def sparse(known: Known) -> Iterator[tuple[str, str]]:
+    """One row times weights that no cache holds, as bytes a second."""
+    k, n = 4096, 28672
+    for layout in ("w8", "w16", "Q8_0", "Q4_1", "Q4_0", "Q4_K", "Q6_K"):
+        copies = [weight_of(layout, n, k) for _ in range(4)]
+        x = quantise_rows(torch.randn(1, k, device=DEVICE))
+        faults = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+        tunings = [
+            replace(DEVICE_TUNING, bn=bn, bw=bw, tile=tile, warps=warps)
+            for bn, bw, tile, warps in (
+                (16, 128, 512, 4), (8, 256, 1024, 4), (4, 512, 2048, 4), (16, 256, 1024, 8),
+                (32, 64, 256, 4),
+            )
+        ]  # fmt: skip
+        print(f"one row, {layout}:", flush=True)
+        how = Stack(PLAIN, n)
+
+        def run(ws: Any = copies, q: Any = x, f: Any = faults, h: Stack = how) -> None:
+            for w in ws:
+                products.product(w, q, 1, f, h)
+
+        seconds, tuning = best(tunings, run, 10)
+        block = LAYOUTS[layout]
+        own = n * (block.row_bytes(k) if block.kind == "blocks" else k * (1 + (layout == "w16")))
+        held, file = sum(w.nbytes for w in copies) / seconds, own * len(copies) / seconds
+        share = file / known.get("stream", float("nan"))
+        yield (
+            f"one row, {layout}",
+            f"{held / GIGA:.0f} GB/s held, {file / GIGA:.0f} of the file's, {share:.0%} of the "
+            f"stream ({changes(tuning)})",
+        )
