@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from cortiq.backend.admission import (
+    chunks_of,
     drawn_token,
     groups_of,
     last_keys,
@@ -236,14 +237,14 @@ class BaseExecutable(ABC, Generic[S, P]):
         waiting = list(accepted)
         try:
             while waiting:
-                pieces = [sequence.cut(0, self._piece) for sequence in waiting]
+                pieces = [self._first_piece(batch, sequence) for sequence in waiting]
                 computed = self.compute(plan, batch, pieces)
                 for piece, answers in zip(pieces, computed, strict=True):
                     outcomes[piece.state] = _settled(batch.entry, piece, answers, brought)
                 waiting = [
-                    sequence.cut(self._piece, len(sequence.tokens))
-                    for sequence in waiting
-                    if len(sequence.tokens) > self._piece
+                    sequence.cut(len(piece.tokens), len(sequence.tokens))
+                    for sequence, piece in zip(waiting, pieces, strict=True)
+                    if len(sequence.tokens) > len(piece.tokens)
                     and outcomes[sequence.state].status is Status.COMPLETED
                 ]
         except BaseException:
@@ -254,6 +255,14 @@ class BaseExecutable(ABC, Generic[S, P]):
             if outcomes[sequence.state].status is Status.FAILED:
                 for index in sequence.indices:
                     brought[index] = {}
+
+    def _first_piece(self, batch: Batch, sequence: Accepted[S]) -> Accepted[S]:
+        """The rows that are computed next; those that see one another are together."""
+        names, stop = self.last_keys[batch.entry], self._piece
+        if names and len(sequence.tokens) > stop:
+            rows = batch.rows[sequence.indices.start : sequence.indices.stop]
+            stop = next(chunks_of(rows, names, stop))[1]
+        return sequence.cut(0, stop)
 
     def _plan(self, entry: str) -> P:
         if entry not in self.plans:
