@@ -40,7 +40,7 @@ def attend_rows(
         for start in range(segment.start, segment.stop, step):
             cut = slice(start, min(start + step, segment.stop))
             at = segment.positions[cut.start - segment.start : cut.stop - segment.start]
-            if op.until:
+            if op.until:  # an input of the batch: nothing that is under way has to be computed
                 at = np.array(position[cut]).tolist()
             whole = len(at) == len(q.e)
             part = q if whole else Rows(q.q[cut], q.e[cut])

@@ -101,6 +101,7 @@ def attend(
 ) -> mx.array:
     """One sequence: q [rows, heads, dim] over a cache's rows; float32 [rows, heads, dim].
 
+    positions : the last key that each row sees.
     shared : what layers of a batch have in common, by whatever it depends on.
     chosen : the blocks that each set of heads sees, int32 [rows, sets, n]; None for all.
     base : position of the first key and value, where a tile begins; no window reaches behind it.
@@ -108,8 +109,8 @@ def attend(
     rows, heads, _ = q.q.shape
     groups = keys.q.shape[1]
     each = heads // groups
-    first_key = 0 if how.window is None else max(0, positions[0] - how.window + 1)
-    tiles = range(first_key // TILE, positions[-1] // TILE + 1)
+    first_key = 0 if how.window is None else max(0, min(positions) - how.window + 1)
+    tiles = range(first_key // TILE, max(positions) // TILE + 1)
     key = (*positions, tiles, how.window, each)
     if key not in shared:
         shared[key] = _visible(positions, tiles, how.window, each)
