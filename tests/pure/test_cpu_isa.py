@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from cortiq.errors import BackendError
@@ -33,3 +35,16 @@ def test_a_set_that_does_not_run_here_is_refused_by_name(monkeypatch):
     with pytest.raises(BackendError, match="avx1024") as refused:
         native.Pool(1)
     assert "portable" in refused.value.hint
+
+
+def test_a_library_older_than_the_sources_of_a_checkout_is_refused(tmp_path):
+    library, sources = tmp_path / "_native.so", tmp_path / "native"
+    sources.mkdir()
+    for path, when in ((library, 1000), (sources / "args.h", 900), (sources / "run.c", 1100)):
+        path.write_text("")
+        os.utime(path, (when, when))
+    with pytest.raises(BackendError, match=r"before run\.c changed"):
+        native.refuse_older(library, sources)
+    os.utime(sources / "run.c", (1000, 1000))
+    native.refuse_older(library, sources)
+    native.refuse_older(library, tmp_path / "installed")  # no checkout: nothing to compare with

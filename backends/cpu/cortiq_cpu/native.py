@@ -45,12 +45,29 @@ def _path() -> Path:
     candidates = [Path(named)] if named else [folder / f"_native{s}" for s in EXTENSION_SUFFIXES]
     for candidate in candidates:
         if candidate.exists():
+            if named is None:
+                refuse_older(candidate, folder.parent / "native")
             return candidate
     raise BackendError(
         "the native kernels of cortiq-cpu were not built",
         where=str(candidates[0]),
         hint="Install a C compiler and reinstall cortiq-cpu, or use the reference backend.",
     )
+
+
+def refuse_older(library: Path, sources: Path) -> None:
+    """In a checkout: raise for a library that is older than the sources beside the package.
+
+    Arguments have the layout that the sources say; an older library would compute other things.
+    """
+    built = library.stat().st_mtime
+    newer = sorted(path.name for path in sources.glob("*.[ch]") if path.stat().st_mtime > built)
+    if newer:
+        raise BackendError(
+            f"the native kernels were built before {newer[0]} changed",
+            where=str(library),
+            hint="Build them again: pip install -e backends/cpu",
+        )
 
 
 @cache
