@@ -7,7 +7,7 @@
 #include <string.h>
 
 /* Floats of a cache line; blocks that are taken together, of one row and of many. */
-enum { LINE = 16, TOGETHER = 8, PAIR = 2 };
+enum { LINE = 16, TOGETHER = 16, PAIR = 2 };
 
 /* n columns of a head, from `from` on, of a segment's sequence. */
 typedef struct {
@@ -116,7 +116,8 @@ static void take_block(const cortiq_op *op, cortiq_worker *worker, int32_t numbe
 }
 
 /* With one row a sequence, blocks are taken some at a time: memory is read from front to back, and
- * the first of the next ones is where the workers are when each takes its turn. With many, two:
+ * the first of the next ones is where the workers are when each takes its turn. Keeping one
+ * row goes first, keeping many last: it fills what time is left. Of many rows, two blocks:
  * the lines of v and out beside those of a block, which a core may fetch too, are its own next. */
 static void recurrence_rows(const cortiq_op *op, cortiq_worker *worker)
 {
@@ -124,9 +125,11 @@ static void recurrence_rows(const cortiq_op *op, cortiq_worker *worker)
     int32_t blocks = (a->columns + CORTIQ_COLUMNS - 1) / CORTIQ_COLUMNS;
     int32_t start, stop, rows = *op->rows, total = *a->segment_count * a->heads * blocks;
     int32_t many = rows > *a->segment_count, turn = 1 + (worker->threads - 1) * TOGETHER;
-    while (cortiq_take(worker, total + (a->keep ? rows : 0), many ? PAIR : TOGETHER, &start, &stop))
-        for (int32_t i = start; i < stop; i++)
-            if (i >= total) keep_row(a, i - total);
-            else take_block(op, worker, i, many ? 0 : i + 1 < stop ? 1 : turn);
+    int32_t kept = a->keep ? rows : 0, before = many ? 0 : kept;
+    while (cortiq_take(worker, total + kept, many ? PAIR : TOGETHER, &start, &stop))
+        for (int32_t i = start - before; i < stop - before; i++)
+            if (i < 0) keep_row(a, i + before);
+            else if (i >= total) keep_row(a, i - total);
+            else take_block(op, worker, i, many ? 0 : i + 1 < stop - before ? 1 : turn);
 }
 CORTIQ_REGISTER(CORTIQ_GATED_DELTA, recurrence_rows)
