@@ -2,7 +2,6 @@
 #ifndef CONV_BODY_H
 #define CONV_BODY_H
 
-#include "expect.h"
 #include "scalar.h"
 
 /* Vectors of channels that go through the rows side by side. Of these rows the channels so far
@@ -39,8 +38,8 @@ INLINE void conv_span(const conv_rows *t, int taps, int span, int i, int count)
         for (int c = 0; c < span; c++) {
             int at = c * CQ_LANES;
             vf y = {0};
-            expect_write(x + ahead + at);
-            expect_write(x + below + at);
+            __builtin_prefetch(x + ahead + at, 1);
+            __builtin_prefetch(x + below + at, 1);
             for (int k = 0; k < taps; k++) {
                 seen[k][c] = k + 1 < taps ? seen[k + 1][c] : f_load_part(x + at, count);
                 y = y + w[k][c] * seen[k][c];

@@ -7,7 +7,7 @@
 #include <string.h>
 
 /* Floats of a cache line; blocks that are taken together, of one row and of many. */
-enum { LINE = 16, TOGETHER = 16, PAIR = 2 };
+enum { LINE = 16, TOGETHER = 16, FEW = 4 };
 
 /* n columns of a head, from `from` on, of a segment's sequence. */
 typedef struct {
@@ -117,7 +117,7 @@ static void take_block(const cortiq_op *op, cortiq_worker *worker, int32_t numbe
 
 /* With one row a sequence, blocks are taken some at a time: memory is read from front to back, and
  * the first of the next ones is where the workers are when each takes its turn. Keeping one
- * row goes first, keeping many last: it fills what time is left. Of many rows, two blocks:
+ * row goes first, keeping many last: it fills what time is left. Of many rows, few blocks:
  * the lines of v and out beside those of a block, which a core may fetch too, are its own next. */
 static void recurrence_rows(const cortiq_op *op, cortiq_worker *worker)
 {
@@ -126,7 +126,7 @@ static void recurrence_rows(const cortiq_op *op, cortiq_worker *worker)
     int32_t start, stop, rows = *op->rows, total = *a->segment_count * a->heads * blocks;
     int32_t many = rows > *a->segment_count, turn = 1 + (worker->threads - 1) * TOGETHER;
     int32_t kept = a->keep ? rows : 0, before = many ? 0 : kept;
-    while (cortiq_take(worker, total + kept, many ? PAIR : TOGETHER, &start, &stop))
+    while (cortiq_take(worker, total + kept, many ? FEW : TOGETHER, &start, &stop))
         for (int32_t i = start - before; i < stop - before; i++)
             if (i < 0) keep_row(a, i + before);
             else if (i >= total) keep_row(a, i - total);
