@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 
 import pytest
 from servers import one_file
@@ -13,7 +14,7 @@ from cortiq.formats import download as module
 from cortiq.formats import fetch, url
 from cortiq.formats.download import Remote, download
 
-CONTENT = bytes(os.urandom(1 << 10)) * 300
+CONTENT = random.Random(7).randbytes(1 << 10) * 300
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 SIZE = len(CONTENT)
 HALF = SIZE // 2
