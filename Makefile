@@ -10,6 +10,7 @@ PLUGINS := -e plugins/cortiq-torch -e plugins/cortiq-null -e plugins/cortiq-faul
 
 $(BIN)/cortiq: pyproject.toml backends/reference/pyproject.toml backends/cpu/pyproject.toml \
     backends/cpu/setup.py conformance/pyproject.toml
+	@echo "installing packages and building the C core: a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(PACKAGES)
 	@touch $@
@@ -22,6 +23,7 @@ demo: setup
 
 $(VENV)/.test: requirements-test.txt $(BIN)/cortiq plugins/*/pyproject.toml \
     backends/wgpu/pyproject.toml
+	@echo "installing the test tools: some minutes"
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet -r requirements-test.txt
 	$(BIN)/python -m pip install --quiet --no-deps $(PLUGINS)

@@ -6,7 +6,7 @@ import sys
 
 import cortiq
 
-QUESTIONS = ("Name a colour of the rainbow.", "And another one?", "Which of the two is warmer?")
+QUESTIONS = ("What is the capital of France?", "And of Germany?", "And of Italy?")
 
 with cortiq.load(sys.argv[1] if len(sys.argv) > 1 else "smollm2") as model:
     model.keep_prefixes()

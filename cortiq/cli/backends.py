@@ -34,7 +34,9 @@ def backends(as_json: bool) -> None:
     for problem in problems:
         click.echo(f"not loaded: {problem['plugin']}: {problem['problem']}")
     if not found:
-        click.echo("no backend is installed; pip install cortiq-reference brings one")
+        from cortiq.plugins.extras import install_command
+
+        click.echo(f"no backend is installed; {install_command('cortiq-reference')} brings one")
 
 
 def _facts(backend: Backend, plugins: Plugins) -> dict[str, Any]:

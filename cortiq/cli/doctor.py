@@ -122,7 +122,9 @@ def _print_problems(facts: dict[str, Any]) -> None:
     for problem in facts["problems"]:
         click.echo(f"not loaded: {problem['plugin']}: {problem['problem']}")
     if not facts["backends"]:
-        note("no backend is installed; pip install cortiq-reference brings one")
+        from cortiq.plugins.extras import install_command
+
+        note(f"no backend is installed; {install_command('cortiq-reference')} brings one")
 
 
 def _packages(extra: dict[str, Any]) -> str:

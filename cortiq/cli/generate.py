@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cortiq.cli.flags import options_of
-from cortiq.cli.inputs import MODEL, STDIN, argument_text, read_text, template_options, token_ids
+from cortiq.cli.inputs import (
+    MODEL,
+    STDIN,
+    argument_text,
+    template_options,
+    token_ids,
+    typed_text,
+)
 from cortiq.cli.render import byte_count, note, print_json, progress_bar
 from cortiq.errors import RequestError
 from cortiq.options import GenerateOptions, LoadOptions, resolve, select
@@ -26,8 +33,9 @@ IDS_HELP = "Token ids in place of a text; a model without a tokenizer prints ids
 @click.argument("model", type=MODEL)
 @click.option(
     "-p", "--prompt", metavar="TEXT",
-    help="The text to go on from; - reads stdin. It is raw text: the tokenizer's start token, no "
-    "chat template, special tokens not parsed. With --chat it is the user's message.",
+    help="The text to go on from; - reads stdin, but for one line break at its end. It is raw "
+    "text: the tokenizer's start token, no chat template, special tokens not parsed. "
+    "With --chat it is the user's message.",
 )  # fmt: skip
 @click.option("--ids", metavar="ID,ID,...", help=IDS_HELP)
 @click.option("--chat", is_flag=True, help="Answer as the model's chat template has it.")
@@ -174,7 +182,7 @@ def checked_prompt(prompt: str | None, ids: str | None) -> str | list[int]:
         if prompt is not None:
             raise RequestError("a prompt is a text or ids: give one of -p and --ids")
         return token_ids(ids or "")
-    text = read_text(STDIN) if prompt == STDIN else argument_text(prompt, "-p")
+    text = typed_text() if prompt == STDIN else argument_text(prompt, "-p")
     if not text:
         raise RequestError("the prompt is empty", where="-p")
     return text

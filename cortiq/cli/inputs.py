@@ -58,6 +58,12 @@ def read_text(place: str) -> str:
         raise RequestError(getattr(error, "strerror", None) or str(error), where=where) from None
 
 
+def typed_text() -> str:
+    """The text of stdin without the one line break that `echo` and editors end it with."""
+    text = read_text(STDIN)
+    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
+
+
 def _stdin() -> bytes:
     if sys.stdin is None:
         raise RequestError("is closed, there is nothing to read", where="stdin")

@@ -24,7 +24,9 @@ def kit_command(name: str, help_text: str) -> click.Command:
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     )
     def missing() -> None:
-        hint = "pip install 'cortiq[conformance]'"
+        from cortiq.plugins.extras import extra_command
+
+        hint = extra_command("conformance")
         raise CortiqError("the conformance kit is not installed", hint=hint)
 
     return missing

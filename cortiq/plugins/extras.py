@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import tomllib
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 CORE = "cortiq"
 _REQUIREMENT = re.compile(
@@ -32,8 +35,38 @@ class Extra:
 
     @property
     def command(self) -> str:
-        """What installs it."""
+        """What installs it: from the checkout that cortiq itself is run from, if it is."""
+        if any(folder_of(package) for package in self.missing):
+            return install_command(*self.missing)
         return f"pip install '{CORE}[{self.name}]'"
+
+
+def extra_command(name: str) -> str:
+    """What installs an extra, for the hint of an error."""
+    return next(
+        (extra.command for extra in extras() if extra.name == name), Extra(name, {}).command
+    )
+
+
+def install_command(*packages: str) -> str:
+    """What installs these packages: pip, from a checkout's folders where they are in one."""
+    parts = [f"-e {folder_of(p)}" if folder_of(p) else p for p in packages]
+    return f"pip install {' '.join(parts)}"
+
+
+def folder_of(package: str) -> str | None:
+    """Where a checkout that cortiq is run from holds a package of ours; None when none does.
+
+    It is said relative to the working folder where it lies under it.
+    """
+    root = Path(__file__).resolve().parents[2]
+    if not package.startswith(CORE) or not (root / "pyproject.toml").is_file():
+        return None
+    for file in (*root.glob("*/pyproject.toml"), *root.glob("*/*/pyproject.toml")):
+        if tomllib.loads(file.read_text("utf-8")).get("project", {}).get("name") == package:
+            near = file.parent.is_relative_to(Path.cwd())
+            return os.path.relpath(file.parent) if near else str(file.parent)
+    return None
 
 
 def extras() -> list[Extra]:

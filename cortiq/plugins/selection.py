@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cortiq.errors import BackendError, CortiqError
+from cortiq.plugins.extras import install_command
 from cortiq.plugins.loading import Plugins, default_plugins
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _best(plugins: Plugins) -> Backend:
     reasons += [f"{p.name}: {p.sentence}" for p in plugins.problems]
     raise BackendError(
         "no backend is available",
-        hint="\n  ".join(reasons) or "pip install cortiq-reference",
+        hint="\n  ".join(reasons) or install_command("cortiq-reference"),
     )
 
 

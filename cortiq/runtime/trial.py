@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cortiq.errors import CortiqError
 from cortiq.options import LoadOptions
 from cortiq.plugins import Plugins, availability
-from cortiq.plugins.extras import missing_requirements
+from cortiq.plugins.extras import install_command, missing_requirements
 from cortiq.plugins.selection import FALLBACK
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _devices_of(name: str, plugins: Plugins) -> list[Trial]:
     if reason is None:
         return [Trial(name, d.name, d.description, source) for d in devices]
     missing = missing_requirements(source.partition(" ")[0])
-    mend = f"pip install {' '.join(missing)}" if missing else None
+    mend = install_command(*missing) if missing else None
     return [Trial(name, None, "", source, works=False, problem=reason, mend=mend)]
 
 

@@ -234,6 +234,12 @@ def test_user_errors_exit_with_2_and_a_sentence(cli, arguments, message):
     assert message in err and "Traceback" not in err
 
 
+@pytest.mark.parametrize("stdin", [b"ab", b"ab\n", b"ab\r\n"])
+def test_one_line_break_at_the_end_of_stdin_is_no_part_of_the_prompt(cli, stdin):
+    assert cli("generate", "m", "-p", "-", "--json", stdin=stdin, prompt="ab")[0] == 0
+    assert cli("generate", "m", "-p", "-", "--json", stdin=b"ab\n\n", prompt="ab\n")[0] == 0
+
+
 def test_failed_sequence_exits_with_2(cli):
     code, _, err = cli("generate", "m", "-p", "ab", failing=[1])
     assert code == 2 and "error: position 1: the sequence met a value outside" in err

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -111,6 +112,21 @@ def test_extras_are_those_of_the_package(monkeypatch):
     assert (pretty.name, pretty.missing) == ("pretty", [])
     assert triton.missing == ["acme-triton"] and triton.command == "pip install 'cortiq[triton]'"
     assert missing_requirements("cortiq") == []
+
+
+def test_a_checkout_s_own_packages_are_installed_from_its_folders(monkeypatch):
+    from cortiq.plugins import extras as module
+
+    monkeypatch.chdir(Path(module.__file__).parents[2])
+    monkeypatch.setattr(module.metadata, "requires", lambda name: ["cortiq-wgpu; extra == 'w'"])
+    monkeypatch.setattr(module, "_version", lambda package: None)
+    (wgpu,) = extras()
+    assert wgpu.command == "pip install -e backends/wgpu"
+    assert module.install_command("cortiq-torch", "numba") == (
+        "pip install -e plugins/cortiq-torch numba"
+    )
+    monkeypatch.setattr(module, "__file__", "/nowhere/site-packages/cortiq/plugins/extras.py")
+    assert wgpu.command == "pip install 'cortiq[w]'"
 
 
 def test_the_page_and_the_object_say_the_same(monkeypatch):

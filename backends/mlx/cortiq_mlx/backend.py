@@ -21,9 +21,7 @@ from cortiq.numerics.layouts import Weight
 if TYPE_CHECKING:
     from cortiq_mlx.executable import MlxExecutable
 
-HINT = (
-    "pip install cortiq-mlx; on Linux 'cortiq-mlx[cpu]' or, with an NVIDIA GPU, 'cortiq-mlx[cuda]'"
-)
+HINT = "pip install mlx; on Linux 'mlx[cpu]' or, with an NVIDIA GPU, 'mlx[cuda]'"
 
 
 class MlxBackend(TakesKernels):
