@@ -103,10 +103,14 @@ def test_json_is_one_object_with_the_keys(cli):
     assert made["placement"] == {"scripted": 2} and len(made["digest"]) == 64
 
 
-def test_prompt_from_stdin_is_taken_as_it_is(cli):
-    code, _, _ = cli("generate", "m", "-p", "-", stdin="é \n".encode(), prompt="é \n")
-    assert code == 0
-    assert cli.model.executable.fed[:4] == list("é \n".encode())
+@pytest.mark.parametrize(
+    ("stdin", "prompt"),
+    [("é ", "é "), ("é \n", "é "), ("é \r\n", "é "), ("é \n\n", "é \n"), ("é\r", "é\r")],
+)
+def test_prompt_from_stdin_is_taken_as_it_is_but_for_a_line_break_at_its_end(cli, stdin, prompt):
+    code, _, _ = cli("generate", "m", "-p", "-", stdin=stdin.encode(), prompt=prompt)
+    data = list(prompt.encode())
+    assert code == 0 and cli.model.executable.fed[: len(data) + 1] == [*data, ord("h")]
 
 
 @pytest.mark.parametrize("ids", ["97,98", "97 98", " 97, 98,"])
@@ -232,12 +236,6 @@ def test_user_errors_exit_with_2_and_a_sentence(cli, arguments, message):
     code, out, err = cli(*arguments)
     assert (code, out) == (2, "")
     assert message in err and "Traceback" not in err
-
-
-@pytest.mark.parametrize("stdin", [b"ab", b"ab\n", b"ab\r\n"])
-def test_one_line_break_at_the_end_of_stdin_is_no_part_of_the_prompt(cli, stdin):
-    assert cli("generate", "m", "-p", "-", "--json", stdin=stdin, prompt="ab")[0] == 0
-    assert cli("generate", "m", "-p", "-", "--json", stdin=b"ab\n\n", prompt="ab\n")[0] == 0
 
 
 def test_failed_sequence_exits_with_2(cli):
