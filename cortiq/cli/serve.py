@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from importlib.util import find_spec
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from cortiq.serve.app import Service
 
 NEEDED = ("starlette", "uvicorn", "prometheus_client", "llguidance")
+
+CUT_OFF = 1
+"""Exit code where answers were cut off."""
 
 
 @click.command()
@@ -43,7 +47,9 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
         loaded = [stack.enter_context(load_model(name, options)) for name in models]
         if chosen.host not in LOCAL and chosen.api_key is None:
             note("anybody who reaches this address can use the models: --api-key sets a key")
-        serve_models(loaded, chosen, _tell)
+        cut = serve_models(loaded, chosen, _tell)
+    if cut:
+        raise click.exceptions.Exit(CUT_OFF)
 
 
 def _tell(url: str, service: Service) -> None:
@@ -51,4 +57,18 @@ def _tell(url: str, service: Service) -> None:
     for served in service.models.values():
         model = served.model
         note(f"{served.name} on {model.backend}:{model.device}, {served.fingerprint}")
-    note(f"serving on {url} (clients: {url}/v1)")
+    note(f"serving on {url} (clients: {url}/v1){_everywhere(service.options.host, url)}")
+
+
+def _everywhere(host: str, url: str) -> str:
+    """What to add where it listens on every address of this machine."""
+    port = url.rpartition(":")[2]
+    try:
+        everywhere = ip_address(host).is_unspecified
+    except ValueError:  # a name
+        everywhere = host == ""
+    if not everywhere:
+        return ""
+    return (
+        f"; it listens on all addresses of this machine: others reach it at its name, port {port}"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from cortiq.serve.asked import Asked
-from cortiq.serve.errors import ApiError, as_api_error
+from cortiq.serve.errors import ApiError, as_api_error, cut_off
 from cortiq.serve.job import Job, Update
 from cortiq.serve.replies import Choice, Head, usage
 
@@ -20,6 +21,8 @@ ALIVE_SECONDS = 5.0
 """A stream that has nothing to say sends a comment so often, for proxies and clients."""
 PROGRESS_SECONDS = 0.5
 """Least time between two comments about the prompt."""
+PARTING_SECONDS = 1.0
+"""How long a client may take to read that its stream was cut off."""
 Make = Callable[[int, Asked], Choice]
 
 
@@ -116,6 +119,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything."""
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        begun = False
 
         async def write(data: str, more: bool = True) -> None:
             async with asyncio.timeout(self.write_seconds):
@@ -123,7 +127,9 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": body, "more_body": more})
 
         async def stream() -> None:
+            nonlocal begun
             await send(start)
+            begun = True
             async for text in self.events():
                 await write(text)
             await write("", more=False)
@@ -132,6 +138,12 @@ class EventStream(Response):
             await unless_gone(receive, stream())
         except TimeoutError:
             raise ClientGone from None
+        except asyncio.CancelledError:
+            if begun:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(PARTING_SECONDS):
+                        await write(event(cut_off().as_dict()), more=False)
+            raise
         finally:
             self.over()
 
@@ -145,7 +157,7 @@ class EventStream(Response):
                 if text := self._texts(update):
                     yield text
         except ApiError as error:
-            yield f"data: {json.dumps(error.as_dict())}\n\n"
+            yield event(error.as_dict())
             return
         if self.asked.wanted.include_usage:
             yield self._event([], usage(self.asked, self.job))
@@ -171,4 +183,9 @@ class EventStream(Response):
         made = self.head.object(kind, choices)
         if self.asked.wanted.include_usage:
             made["usage"] = used
-        return f"data: {json.dumps(made, ensure_ascii=False, separators=(',', ':'))}\n\n"
+        return event(made)
+
+
+def event(made: Mapping[str, Any]) -> str:
+    """An object as an event of a stream."""
+    return f"data: {json.dumps(made, ensure_ascii=False, separators=(',', ':'))}\n\n"

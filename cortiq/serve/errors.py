@@ -43,6 +43,11 @@ def queue_full(waiting: int) -> ApiError:
     return ApiError(429, message, "queue_full")
 
 
+def cut_off() -> ApiError:
+    """An answer that the server's end cut short."""
+    return ApiError(503, "The server ends, and has cut this answer off.", "shutting_down")
+
+
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """A request that says something that cannot be (400)."""
     return ApiError(400, message, code, param)

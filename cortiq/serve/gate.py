@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cortiq.serve.answers import ClientGone
-from cortiq.serve.errors import ApiError, as_api_error
+from cortiq.serve.errors import ApiError, as_api_error, cut_off
 from cortiq.serve.logs import LOG
 from cortiq.serve.options import LOCAL, ServeOptions
 
@@ -33,17 +33,38 @@ class Gate:
     Parameters
     ----------
     observe : told of every request: path, status, seconds, and what its handler noted.
+
+    Attributes
+    ----------
+    running : the tasks of requests that are under way.
     """
 
     def __init__(self, inner: ASGIApp, options: ServeOptions, observe: Observe) -> None:
         self.inner, self.options, self.observe = inner, options, observe
         self.local = options.host in LOCAL
+        self.running: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self.inner(scope, receive, send)
             return
+        task = asyncio.current_task()
+        assert task is not None
+        self.running.add(task)
+        try:
+            await self._request(scope, receive, send)
+        finally:
+            self.running.discard(task)
+
+    def cut(self) -> int:
+        """Cut off what is under way, each with an error of ours; how many there were."""
+        cut = list(self.running)
+        for task in cut:
+            task.cancel()
+        return len(cut)
+
+    async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, status = time.perf_counter(), 0
         facts: dict[str, Any] = scope.setdefault("state", {}).setdefault("facts", {})
         headers = Headers(scope=scope)
@@ -62,9 +83,11 @@ class Gate:
             await self._serve(scope, headers, receive, told)
         except ClientGone:
             status = GONE
-        except asyncio.CancelledError:
-            facts["error"] = "cut off by shutdown"
-            raise
+        except asyncio.CancelledError:  # by `cut`; a task that ends well is no error of uvicorn's
+            known = cut_off()
+            facts["error"] = known.code
+            if status == 0:
+                await JSONResponse(known.as_dict(), known.status)(scope, receive, told)
         except Exception as error:
             response = error_response(error)
             facts["error"] = getattr(error, "code", None) or type(error).__name__

@@ -6,21 +6,27 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import h11
 import uvicorn
-from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cortiq.errors import RequestError
 from cortiq.serve.app import Service
+from cortiq.serve.gate import Gate
+from cortiq.serve.logs import LOG
 from cortiq.serve.options import ServeOptions
 
 KEEP_ALIVE_SECONDS = 15
 BACKLOG = 2048
 HEAD_BYTES = 64 << 10
 """Largest head of a request: its first line and headers."""
+TICK_SECONDS = 0.05
+"""How often the end looks at what is left."""
+LEAVE_SECONDS = 2.0
+"""How long clients may take to read what was sent them last."""
 
 
 def protocol(seconds: float) -> type[H11Protocol]:
@@ -64,6 +70,65 @@ def protocol(seconds: float) -> type[H11Protocol]:
     return Patient
 
 
+class Server(uvicorn.Server):
+    """Ends in order: answers under way may end, until it is time or somebody is impatient.
+
+    Parameters
+    ----------
+    seconds : that answers under way have after the first signal.
+
+    Attributes
+    ----------
+    cut : answers that were cut off.
+    """
+
+    def __init__(self, config: uvicorn.Config, gate: Gate, seconds: float) -> None:
+        super().__init__(config)
+        self.cut = 0
+        self._gate, self._seconds, self._impatient = gate, seconds, False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take a signal; a second Ctrl-C cuts off what is under way."""
+        if self.should_exit and sig == signal.SIGINT:
+            self._impatient = True
+            return
+        super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept nothing more, and end when nothing is under way."""
+        cutting = asyncio.ensure_future(self._cut_in_time())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cutting.cancel()
+
+    async def _cut_in_time(self) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._seconds
+        await asyncio.sleep(TICK_SECONDS)  # what has just come is at the gate by then
+        if self._gate.running and self._seconds:
+            LOG.info(
+                f"waiting for {answers(len(self._gate.running))}, at most {self._seconds:g} s; "
+                "Ctrl-C again cuts them off"
+            )
+        while self._gate.running and loop.time() < until and not self._impatient:
+            await asyncio.sleep(TICK_SECONDS)
+        self.cut = self._gate.cut()
+        if self.cut:
+            LOG.warning(f"cut off {answers(self.cut)}")
+        until = loop.time() + LEAVE_SECONDS
+        while self.server_state.connections and loop.time() < until:
+            await asyncio.sleep(TICK_SECONDS)
+        for connection in list(self.server_state.connections):  # whose clients do not read
+            if connection.transport is not None:
+                connection.transport.abort()
+
+
+def answers(count: int) -> str:
+    """A number of answers, in words."""
+    return "1 answer" if count == 1 else f"{count} answers"
+
+
 def listening(options: ServeOptions) -> socket.socket:
     """A socket at the options' address; RequestError where that cannot be."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
@@ -80,13 +145,15 @@ def listening(options: ServeOptions) -> socket.socket:
 
 
 def serve(
-    app: ASGIApp,
+    app: Gate,
     service: Service,
     options: ServeOptions,
     listener: socket.socket,
     ready: Callable[[], None] = lambda: None,
-) -> None:
+) -> int:
     """Serve until SIGTERM or SIGINT; then no more is accepted, and what is under way may end.
+
+    Returns how many answers were cut off.
 
     Parameters
     ----------
@@ -116,14 +183,15 @@ def serve(
         server_header=False,
         limit_concurrency=options.connections,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=int(options.drain_seconds),
         h11_max_incomplete_event_size=HEAD_BYTES,
         backlog=BACKLOG,
     )
     # Uvicorn raises again what it was ended with; that has been answered by then.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)
+    server = Server(config, app, options.drain_seconds)
     try:
-        uvicorn.Server(config).run([listener])
+        server.run([listener])
     finally:
-        service.stop()  # a second signal leaves at once; the models are closed next
+        service.stop()  # also where the loop ended badly; the models are closed next
+    return server.cut

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 
 from cortiq.engine.line import EngineOptions
@@ -23,12 +24,12 @@ def serve_models(
     models: Sequence[Model],
     options: ServeOptions,
     ready: Callable[[str, Service], None] = lambda url, service: None,
-) -> None:
-    """Serve models until the process is told to end.
+) -> int:
+    """Serve models until the process is told to end; how many answers that cut off.
 
     Parameters
     ----------
-    ready : called with the address when requests are accepted.
+    ready : called when requests are accepted, with an address that this machine reaches them at.
 
     Raises
     ------
@@ -41,8 +42,10 @@ def serve_models(
     service = Service(found, options, metrics)
     app = application(service)
     host, port = listener.getsockname()[:2]
+    if ip_address(host).is_unspecified:  # an address to listen on, not one to ask at
+        host = "::1" if ":" in host else "127.0.0.1"
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    serve(app, service, options, listener, lambda: ready(url, service))
+    return serve(app, service, options, listener, lambda: ready(url, service))
 
 
 def _served(model: Model, options: ServeOptions, metrics: Metrics) -> Served:

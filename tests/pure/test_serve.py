@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import signal
 import time
@@ -21,6 +22,8 @@ from cortiq.serve.served import served, unique
 
 OTHER = "synthetic:tiny-gemma3?seed=2"
 HELLO = [{"role": "user", "content": "hello"}]
+MANY = {"prompt": ["a"] * 32, "max_tokens": 490, "ignore_eos": True, "logprobs": 20}
+DEAF = {"model": TINY, "stream": True, **MANY}
 SEEDED = {"temperature": 2.0, "seed": 5, "presence_penalty": 2.0, "frequency_penalty": 2.0}
 
 
@@ -149,7 +152,57 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
         )
         with urllib.request.urlopen(request) as answer:
             answer.read(10)
-            other.process.send_signal(signal.SIGTERM)
-            time.sleep(0.3)
             other.process.send_signal(signal.SIGINT)
-            assert other.process.wait(30) == 0
+            while not any("waiting for 1 answer, at most 30 s" in line for line in other.lines):
+                time.sleep(0.02)
+            assert other.stop(signal.SIGINT) == 1
+            last = answer.read().decode().strip().rpartition("data: ")[2]
+        assert json.loads(last)["error"]["code"] == "shutting_down"
+        assert any("cut off 1 answer" in line for line in other.lines)
+        assert not any("Traceback" in line or "ASGI" in line for line in other.lines)
+
+
+def test_what_is_cut_off_before_it_began_to_answer_gets_an_error_of_ours(tmp_path):
+    """A whole answer, an embedding, and a body that is not there yet."""
+    with serving(tmp_path, "--context", "4096", "--drain-seconds", "0.5") as other:
+        long = {"model": TINY, "prompt": "a", "max_tokens": 4000, "ignore_eos": True, "n": 16}
+        texts = {"model": TINY, "input": ["a b " * 900] * 200}
+        asked = [
+            begin(other, "/v1/completions", json.dumps(long)),
+            begin(other, "/v1/embeddings", json.dumps(texts)),
+            begin(other, "/v1/completions", "{", more=9),
+        ]
+        time.sleep(0.5)
+        assert other.stop() == 1
+        for connection in asked:
+            answer = connection.getresponse()
+            made = json.loads(answer.read())
+            assert (answer.status, made["error"]["code"]) == (503, "shutting_down")
+        assert sum("error=shutting_down" in line for line in other.requests()) == 3
+        assert not any("Traceback" in line or "ASGI" in line for line in other.lines)
+
+
+def begin(server, path, body, more=0):
+    """A connection that has sent a request, but for some bytes at its end."""
+    made = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    made.putrequest("POST", path)
+    made.putheader("content-length", str(len(body) + more))
+    made.endheaders(body.encode())
+    return made
+
+
+def test_listening_everywhere_it_tells_an_address_that_can_be_asked(tmp_path):
+    with serving(tmp_path, "--host", "0.0.0.0") as other:
+        assert other.url == f"http://127.0.0.1:{other.port}"
+        assert any("listens on all addresses" in line for line in other.lines)
+        assert other.stop() == 0
+
+
+def test_who_does_not_read_does_not_hold_up_the_end(tmp_path):
+    """Megabytes that nobody takes: no word gets through, and the connection is dropped."""
+    with serving(tmp_path, "--drain-seconds", "2") as other:
+        deaf = begin(other, "/v1/completions", json.dumps(DEAF))
+        time.sleep(0.5)
+        assert other.stop() == 1
+        assert any("cut off 1 answer" in line for line in other.lines)
+        deaf.close()
