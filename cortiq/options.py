@@ -8,13 +8,13 @@ over the environment, which wins over the default.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from cortiq.errors import OptionError, RequestError, shown
+from cortiq.option_names import advice
 from cortiq.option_values import Spec, checked, described
 
 ENVIRONMENT_PREFIX = "CORTIQ_"
@@ -92,7 +92,8 @@ def resolve(
     known = specs(options)
     for name in given:
         if name not in known:
-            raise _unknown(name, list(known))
+            hint = advice(name, known, f"help(cortiq.{options.__name__})")
+            raise RequestError(f"there is no option {name!r}", hint=hint)
     values = {name: value for name, value in given.items() if value is not None}
     for name, spec in known.items():
         text = environment.get(environment_name(name), "")
@@ -104,12 +105,6 @@ def resolve(
 def select(options: type[OptionSet], given: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the given arguments that are options of this class."""
     return {name: value for name, value in given.items() if name in specs(options)}
-
-
-def _unknown(name: str, known: Sequence[str]) -> RequestError:
-    close = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known options: {', '.join(known)}"
-    return RequestError(f"there is no option {name!r}", hint=hint)
 
 
 def from_text(name: str, spec: Spec, text: str, where: str) -> Any:

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cortiq.errors import RequestError
+from cortiq.option_names import advice
 from cortiq.options import GenerateOptions, from_text, resolve, specs
 
 if TYPE_CHECKING:
@@ -41,10 +42,14 @@ def _reset(chat: Chat, argument: str) -> None:
 
 
 def _undo(chat: Chat, argument: str) -> None:
+    if not chat.talk.messages:
+        raise RequestError("nothing has been said yet", where="/undo")
     chat.say(f"forgotten: {chat.talk.undo()}")
 
 
 def _retry(chat: Chat, argument: str) -> None:
+    if not chat.talk.messages:
+        raise RequestError("nothing has been said yet", where="/retry")
     chat.answer(chat.talk.undo())
 
 
@@ -91,14 +96,22 @@ def _set(chat: Chat, argument: str) -> None:
     if name:
         known = specs(GenerateOptions)
         if name not in known:
-            near = get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"options: {', '.join(known)}"
+            hint = advice(name, known, "cortiq chat --help")
             raise RequestError(f"there is no option {name!r}", where="/set", hint=hint)
+        if not value.strip():
+            chat.say(f"{name} {_current(chat, name)}")
+            return
         changed = {**chat.talk.options, name: from_text(name, known[name], value.strip(), "/set")}
         resolve(GenerateOptions, changed)
         chat.talk.options = changed
     given = {name: value for name, value in chat.talk.options.items() if value is not None}
     chat.say(", ".join(f"{name} {value}" for name, value in given.items()) or "nothing is set")
+
+
+def _current(chat: Chat, name: str) -> str:
+    """What an option is now, for people."""
+    value = getattr(resolve(GenerateOptions, chat.talk.options), name)
+    return "is not set" if value is None else str(value)
 
 
 def _bye(chat: Chat, argument: str) -> None:

@@ -19,6 +19,7 @@ import click
 
 from cortiq.cli.kit import kit_command
 from cortiq.errors import BackendError, CortiqError, OptionError, RequestError
+from cortiq.option_names import SYNONYMS
 
 INTERRUPTED = 130
 NO_READER = 141
@@ -214,12 +215,28 @@ def _options() -> set[str]:
 
 
 def _misplaced(error: click.NoSuchOption) -> click.UsageError:
-    """The error, with the right place of an option that goes before the command."""
+    """The error, with the right place or name of an option."""
     name = error.option_name
-    if error.ctx is None or not any(name in parameter.opts for parameter in cli.params):
+    if error.ctx is None:
         return error
+    if not any(name in parameter.opts for parameter in cli.params):
+        return _misnamed(error, error.ctx)
     where = f"{name} goes before the command: cortiq {name} ... {error.ctx.info_name}"
     return click.UsageError(f"{error.message} {where}", error.ctx)
+
+
+def _misnamed(error: click.NoSuchOption, context: click.Context) -> click.UsageError:
+    """The error, with what an option of another program is called here."""
+    named = {str(p.name): p for p in context.command.params}
+    same = SYNONYMS.get(error.option_name.lstrip("-").replace("-", "_"), "")
+    option = named.get(same) or named.get(f"{same}s")  # `cortiq serve` takes several models
+    if option is None:
+        return error
+    hint = f"Did you mean {option.opts[0]}?"
+    if isinstance(option, click.Argument):
+        usage = f"{context.command_path} {option.make_metavar(context)}"
+        hint = f"The {same} is given without a flag: {usage} ..."
+    return click.UsageError(f"{error.message} {hint}", context)
 
 
 def _run(arguments: list[str]) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from cortiq.errors import FormatError, shown
 from cortiq.formats.strict_json import parse_object
+from cortiq.option_names import meant
 from cortiq.serve.errors import ApiError, invalid
 
 NO_EFFECT = frozenset({
@@ -106,8 +106,8 @@ class Fields:
         """Refuse fields that nobody read: what a client asks for is never left out silently."""
         for name in self.values:
             if name not in self._read and name not in NO_EFFECT:
-                near = difflib.get_close_matches(name, self._read, 1)
-                hint = f" Did you mean '{self.path(near[0])}'?" if near else ""
+                near = meant(name, self._read)
+                hint = f" Did you mean '{self.path(near)}'?" if near else ""
                 message = f"Unknown parameter: {shown(self.path(name))}.{hint}"
                 raise invalid(message, self.path(name), "unknown_parameter")
 

@@ -293,6 +293,10 @@ def test_note_is_in_the_json(cli):
     [
         (["generat", "m"], "Did you mean 'generate'?"),
         (["generate", "m", "--promt", "x"], "Did you mean '--prompt'?"),
+        (["generate", "m", "-p", "x", "--temp", "0"], "Did you mean --temperature?"),
+        (["generate", "m", "-p", "x", "--n-predict", "3"], "Did you mean --max-tokens?"),
+        (["generate", "-m", "smollm2", "-p", "x"], "without a flag: cortiq generate MODEL ..."),
+        (["serve", "--model", "smollm2"], "without a flag: cortiq serve "),
         (["conform", "--plugin", "x.py"], "before the command: cortiq --plugin ... conform"),
         (["--plugin", "nosuch.py", "backends"], "error: --plugin nosuch.py: there is no such file"),
     ],

@@ -223,6 +223,10 @@ def test_commands(monkeypatch, tmp_path):
     [
         ("/hlep", "did you mean /help?"),
         ("/set temprature 1", "did you mean 'temperature'?"),
+        ("/set temp 0.7", "did you mean 'temperature'?"),
+        ("/set xyzzy 0.7", "cortiq chat --help lists the options"),
+        ("/retry", "/retry: nothing has been said yet"),
+        ("/undo", "/undo: nothing has been said yet"),
         ("/set temperature hot", "not a finite number"),
         ("/save", "needs the name of a file"),
         ("/load /no/such", "No such file"),

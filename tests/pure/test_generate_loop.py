@@ -301,6 +301,8 @@ def test_backend_that_draws_no_token_of_the_vocabulary_is_named():
         ("ab", {"temperature": -1}, "temperature"),
         ("ab", {"max_tokens": 0}, "max_tokens"),
         ("ab", {"tempreature": 1}, "did you mean 'temperature'"),
+        ("ab", {"max_new_tokens": 1}, "did you mean 'max_tokens'"),
+        ("ab", {"xyzzy": 1}, r"help\(cortiq.GenerateOptions\) lists the options"),
     ],
 )
 def test_bad_request_is_refused_before_any_work(prompt, options, message):

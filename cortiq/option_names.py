@@ -1,0 +1,48 @@
+"""Names that options have elsewhere, and what is said of one that does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
+SYNONYMS: Mapping[str, str] = {
+    "temp": "temperature",
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "n": "max_tokens",
+    "c": "context",
+    "ctx": "context",
+    "n_ctx": "context",
+    "num_ctx": "context",
+    "ctx_size": "context",
+    "max_model_len": "context",
+    "repeat_penalty": "repetition_penalty",
+    "random_seed": "seed",
+    "stop_token_ids": "stop_ids",
+    "stop_sequences": "stop",
+    "n_threads": "threads",
+    "num_threads": "threads",
+    "n_gpu_layers": "backend",
+    "ngl": "backend",
+    "gpu_layers": "backend",
+    "model": "model",
+    "m": "model",
+}
+"""What llama.cpp, transformers, Ollama and vLLM call an option, and what it is called here."""
+
+
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """The option that is meant by a name: one that it has elsewhere, or the nearest."""
+    known = list(known)
+    same = SYNONYMS.get(name.lstrip("-").replace("-", "_").lower())
+    if same in known:
+        return same
+    return next(iter(get_close_matches(name, known, 1)), None)
+
+
+def advice(name: str, known: Iterable[str], where: str) -> str:
+    """The hint about an option that does not exist; `where` lists those that do."""
+    option = meant(name, known)
+    return f"did you mean {option!r}?" if option else f"{where} lists the options"
