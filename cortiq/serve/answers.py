@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from cortiq.serve.asked import Asked
 from cortiq.serve.errors import ApiError, as_api_error, cut_off
 from cortiq.serve.job import Job, Update
+from cortiq.serve.logs import LOG
 from cortiq.serve.replies import Choice, Head, usage
 
 ALIVE_SECONDS = 5.0
@@ -96,6 +97,10 @@ class EventStream(Response):
     ----------
     write_seconds : a client that does not read for so long is given up.
     over : called when nothing more will be sent, whyever.
+
+    Attributes
+    ----------
+    failed : what the log has of the error that ended it; empty while there is none.
     """
 
     media_type = "text/event-stream"
@@ -114,6 +119,7 @@ class EventStream(Response):
         self.asked, self.job, self.head = asked, job, head
         self.choices = [make(index, asked) for index in range(len(asked.requests))]
         self.write_seconds, self.over = write_seconds, over
+        self.failed: dict[str, str] = {}
         self._told = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,6 +152,7 @@ class EventStream(Response):
             raise
         finally:
             self.over()
+            scope["state"]["facts"].update(self.failed)
 
     async def events(self) -> AsyncIterator[str]:
         """The texts of the stream."""
@@ -157,6 +164,9 @@ class EventStream(Response):
                 if text := self._texts(update):
                     yield text
         except ApiError as error:
+            self.failed = error.facts
+            if error.status >= 500:
+                LOG.error("a request failed", exc_info=error)
             yield event(error.as_dict())
             return
         if self.asked.wanted.include_usage:

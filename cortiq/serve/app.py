@@ -11,7 +11,9 @@ from typing import TypeVar
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
+from starlette.types import Scope
 
+from cortiq.errors import shown
 from cortiq.serve.answers import EventStream, Make, unless_gone, whole
 from cortiq.serve.asked import Asked, read_chat, read_text
 from cortiq.serve.embeddings import read_embeddings
@@ -27,7 +29,12 @@ from cortiq.serve.replies import ChatChoice, Head, TextChoice
 from cortiq.serve.served import Served
 from cortiq.serve.wanted import model_name
 
-PATHS = ("/chat/completions", "/completions", "/embeddings", "/models", "/health", "/metrics")
+PLACES = (
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models",
+    "/health", "/metrics",
+)  # fmt: skip
+"""Paths that a client who is lost is told."""
+PATHS = tuple(path.removeprefix("/v1") for path in PLACES)
 """Paths that are counted, `/v1` aside."""
 READERS = 2
 """Threads that render templates and cut texts into tokens."""
@@ -204,6 +211,9 @@ def application(service: Service) -> Gate:
     )
 
 
-async def nowhere(scope: object, receive: object, send: object) -> None:
+async def nowhere(scope: Scope, receive: object, send: object) -> None:
     """Every other path."""
-    raise ApiError(404, "There is nothing at this path.", "not_found")
+    there = ", ".join(PLACES)
+    raise ApiError(
+        404, f"There is nothing at {shown(scope['path'])}; there are {there}.", "not_found"
+    )

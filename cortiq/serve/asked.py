@@ -11,7 +11,7 @@ from cortiq.engine.output import TokenLogprobs
 from cortiq.errors import RequestError
 from cortiq.runtime.chat import chat_ids
 from cortiq.runtime.request import Request, make_request
-from cortiq.serve.errors import invalid, too_long
+from cortiq.serve.errors import as_api_error, invalid, too_long
 from cortiq.serve.fields import Fields
 from cortiq.serve.forms import read_form
 from cortiq.serve.messages import NO_TOOLS, Tools, read_messages, read_tools
@@ -69,6 +69,7 @@ class Asked:
 
 def read_chat(served: Served, fields: Fields, answer_tokens: int) -> Asked:
     """A chat request. Everything that can be wrong with it is said here, before it is queued."""
+    fields.belongs("messages")
     newer, older = (
         fields.integer(name, 1, MOST_TOKENS) for name in ("max_completion_tokens", "max_tokens")
     )
@@ -112,6 +113,7 @@ def _opened(served: Served, ids: Sequence[int]) -> bool:
 
 def read_text(served: Served, fields: Fields) -> Asked:
     """A text request: one or several prompts, as texts or token ids."""
+    fields.belongs("prompt")
     max_tokens = fields.integer("max_tokens", 1, MOST_TOKENS) or TEXT_TOKENS
     wanted = read_wanted(fields, text_logprobs(fields), max_tokens)
     fields.refuse("suffix", "models go on from the end of a text")
@@ -161,7 +163,7 @@ def _requests(
         try:
             first = make_request(ids, wanted.options, model.program, model.eos_ids)
         except RequestError as error:
-            raise invalid(str(error), error.where) from None
+            raise as_api_error(error) from None
         first = replace(first, top_logprobs=wanted.top_logprobs, shown_ids=served.shown_ids)
         made += [replace(first, choice=choice) for choice in range(wanted.n)]
     return made

@@ -69,6 +69,7 @@ class Texts:
 def read_embeddings(served: Served, fields: Fields) -> Texts:
     """Texts or token ids, the pooling (`mean` or `last`, ours), and the encoding."""
     fields.text("model")
+    fields.belongs("input")
     prompts = read_prompts(fields, "input")
     encoding = fields.choice("encoding_format", ("float", "base64"), "float")
     options = EmbedOptions(

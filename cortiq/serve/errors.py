@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cortiq.errors import CortiqError, OptionError, RequestError, TokenizerError
@@ -14,12 +15,19 @@ class ApiError(Exception):
     ----------
     status : of HTTP. message : a sentence for people.
     code : for programs, such as `context_length_exceeded`. param : field of the request.
+    noted : what the log has of it besides; never a text that is to be computed.
     """
 
     def __init__(
-        self, status: int, message: str, code: str | None = None, param: str | None = None
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        noted: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
+        self.noted = dict(noted or {})
         self.status, self.message, self.code, self.param = status, message, code, param
 
     @property
@@ -27,6 +35,12 @@ class ApiError(Exception):
         """The `type` that OpenAI gives such errors."""
         kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
         return kinds.get(self.status, "server_error" if self.status >= 500 else INVALID)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the log has of it: the code, the field, and what else was noted."""
+        param = {} if self.param is None else {"param": self.param}
+        return {"error": self.code or self.kind, **param, **self.noted}
 
     def as_dict(self) -> dict[str, Any]:
         """The body of the answer."""
@@ -62,11 +76,21 @@ def too_long(prompt: int, context: int, param: str) -> ApiError:
     return ApiError(400, message, "context_length_exceeded", param)
 
 
+def one_line(error: BaseException) -> str:
+    """An error's sentence, and as another one what can be done about it."""
+    if not isinstance(error, CortiqError) or not error.hint:
+        return " ".join(str(error).split())
+    where = f"{error.where}: " if error.where else ""
+    said, hint = (" ".join(text.split()) for text in (f"{where}{error.what}", error.hint))
+    end = "" if said.endswith((".", "?", "!")) else "."
+    return f"{said}{end} {hint[:1].upper()}{hint[1:]}"
+
+
 def as_api_error(error: BaseException) -> ApiError:
     """An error of ours as a client gets it; what nobody expected says nothing of its insides."""
     if isinstance(error, ApiError):
         return error
-    said = " ".join(str(error).split())
+    said = one_line(error)
     if isinstance(error, OptionError):
         return invalid(said, error.option)
     if isinstance(error, RequestError):

@@ -8,13 +8,19 @@ from typing import Any
 from cortiq.errors import FormatError, shown
 from cortiq.formats.strict_json import parse_object
 from cortiq.option_names import meant
-from cortiq.serve.errors import ApiError, invalid
+from cortiq.serve.errors import ApiError, invalid, one_line
 
 NO_EFFECT = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention", "verbosity", "prediction",
 })  # fmt: skip
 """Fields that OpenAI has and that change nothing here."""
+MAIN = {
+    "messages": ("conversations", "/v1/chat/completions"),
+    "prompt": ("raw texts", "/v1/completions"),
+    "input": ("texts to embed", "/v1/embeddings"),
+}
+"""The field that says what is asked, what is in it, and its path."""
 Number = int | float
 
 
@@ -36,8 +42,10 @@ class Fields:
 
     def wrong(self, name: str, wanted: str) -> ApiError:
         """The error of a field that is not what it should be."""
-        given = shown(self.values.get(name))
-        return invalid(f"'{self.path(name)}' must be {wanted}, not {given}.", self.path(name))
+        path = self.path(name)
+        if name not in self.values:
+            return invalid(f"'{path}' is missing: it must be {wanted}.", path)
+        return invalid(f"'{path}' must be {wanted}, not {given(self.values[name])}.", path)
 
     def get(self, name: str, kinds: type | tuple[type, ...], wanted: str) -> Any:
         """A field of some type, None where it is missing or null."""
@@ -102,6 +110,13 @@ class Fields:
         if self.values.get(name) is not None:
             raise invalid(f"'{self.path(name)}' is not supported: {why}", self.path(name))
 
+    def belongs(self, own: str) -> None:
+        """Refuse the main field of another path, and say which: clients mix them up."""
+        for name, (what, path) in MAIN.items():
+            if name != own and self.values.get(name) is not None:
+                message = f"'{name}' is not of this path, which takes '{own}': {what} go to {path}."
+                raise invalid(message, name, "unknown_parameter")
+
     def close(self) -> None:
         """Refuse fields that nobody read: what a client asks for is never left out silently."""
         for name in self.values:
@@ -112,16 +127,23 @@ class Fields:
                 raise invalid(message, self.path(name), "unknown_parameter")
 
 
+def given(value: object) -> str:
+    """A value for a message; null by the name that it has in JSON."""
+    return "null" if value is None else shown(value)
+
+
 def read_body(data: bytes) -> Fields:
     """The object of a request's body."""
     try:
         return Fields(parse_object(data, "the body"))
     except FormatError as error:
-        raise invalid(f"We could not parse the JSON body of your request: {error}") from None
+        raise invalid(
+            f"We could not parse the JSON body of your request: {one_line(error)}"
+        ) from None
 
 
 def object_fields(value: object, where: str) -> Fields:
     """The fields of what has to be an object."""
     if not isinstance(value, dict):
-        raise invalid(f"'{where}' must be an object, not {shown(value)}.", where)
+        raise invalid(f"'{where}' must be an object, not {given(value)}.", where)
     return Fields(value, where)

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cortiq.errors import shown
 from cortiq.serve.answers import ClientGone
 from cortiq.serve.errors import ApiError, as_api_error, cut_off
 from cortiq.serve.logs import LOG
@@ -24,6 +25,8 @@ OPEN = ("/", "/page.js", "/page.css", "/health")
 """Paths that need no key: they tell nothing and compute nothing."""
 GONE = 499
 """Status in logs and counts of a request whose client went away."""
+MOST_NOTED = 80
+"""Characters of a client's word that the log and errors have."""
 Observe = Callable[[str, int, float, Mapping[str, Any]], None]
 
 
@@ -85,12 +88,12 @@ class Gate:
             status = GONE
         except asyncio.CancelledError:  # by `cut`; a task that ends well is no error of uvicorn's
             known = cut_off()
-            facts["error"] = known.code
+            facts.update(known.facts)
             if status == 0:
                 await JSONResponse(known.as_dict(), known.status)(scope, receive, told)
         except Exception as error:
-            response = error_response(error)
-            facts["error"] = getattr(error, "code", None) or type(error).__name__
+            known, response = error_response(error, scope)
+            facts.update(known.facts)
             if status == 0:
                 await response(scope, receive, told)
         finally:
@@ -114,7 +117,11 @@ class Gate:
         """
         name = urlsplit(f"//{headers.get('host', '')}").hostname
         if self.local and name not in LOCAL:
-            raise ApiError(403, f"The host {name!r} is not this server.", "wrong_host")
+            message = (
+                f"The host {shown(name or '')} is not this server, which listens on this machine "
+                f"only: ask at {', '.join(LOCAL)}, or start it with --host."
+            )
+            raise ApiError(403, message, "wrong_host", noted={"host": (name or "")[:MOST_NOTED]})
 
     def _check_origin(self, headers: Headers) -> None:
         """Web pages of others may not call, unless they were named."""
@@ -122,7 +129,12 @@ class Gate:
         if origin is None or origin in self.options.allow_origin:
             return
         if urlsplit(origin).netloc != headers.get("host"):
-            raise ApiError(403, "Pages of this origin may not call.", "wrong_origin")
+            message = (
+                f"Pages of {shown(origin)} may not call: where they should, start the server with "
+                "--allow-origin and that address."
+            )
+            noted = {"origin": origin[:MOST_NOTED], "hint": "--allow-origin lets its pages call"}
+            raise ApiError(403, message, "wrong_origin", noted=noted)
 
     def _check_key(self, headers: Headers) -> None:
         key = self.options.api_key
@@ -165,14 +177,27 @@ class Gate:
         LOG.info("request", extra={"facts": line})
 
 
-def error_response(error: Exception) -> Response:
-    """The answer to a request that cannot be served."""
+def error_response(error: Exception, scope: Scope) -> tuple[ApiError, Response]:
+    """An error as the log has it, and the answer to a request that cannot be served."""
+    headers = {}
     if isinstance(error, HTTPException):
-        error = ApiError(error.status_code, str(error.detail), NAMES.get(error.status_code))
+        headers = dict(error.headers or {})
+        error = _of_routing(error, scope)
     known = as_api_error(error)
     if known.status >= 500:
         LOG.error("a request failed", exc_info=error)
-    return JSONResponse(known.as_dict(), known.status, HEADERS.get(known.status))
+    headers |= HEADERS.get(known.status, {})
+    return known, JSONResponse(known.as_dict(), known.status, headers)
+
+
+def _of_routing(error: HTTPException, scope: Scope) -> ApiError:
+    """What Starlette has no more than a number for."""
+    said = str(error.detail)
+    if error.headers and "Allow" in error.headers:
+        said = (
+            f"{scope['path'][:MOST_NOTED]} takes {error.headers['Allow']}, not {scope['method']}."
+        )
+    return ApiError(error.status_code, said, NAMES.get(error.status_code))
 
 
 HEADERS = {

@@ -75,6 +75,8 @@ def _text(content: str | list[Any], fields: Fields) -> str:
     for index, part in enumerate(content):
         inner = object_fields(part, f"{fields.path('content')}[{index}]")
         kind = inner.text("type")
+        if kind is None:
+            raise inner.wrong("type", "text")
         if kind not in ("text", "refusal"):
             where = inner.path("type")
             raise invalid(f"'{where}': only text is supported, not {shown(kind)}.", where)

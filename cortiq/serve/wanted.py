@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cortiq.errors import shown
 from cortiq.options import GenerateOptions
 from cortiq.serve.errors import invalid
 from cortiq.serve.fields import Fields
@@ -128,5 +127,5 @@ def model_name(fields: Fields) -> str:
     """The model that a request names."""
     name = fields.text("model")
     if not name:
-        raise invalid(f"you must provide a model parameter, not {shown(name)}", "model")
+        raise fields.wrong("model", "the name of a model, as /v1/models lists them")
     return name

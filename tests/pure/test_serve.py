@@ -97,6 +97,17 @@ def test_errors_are_of_the_classes_that_clients_look_for(client, kind, code, par
     assert ask(client, max_completion_tokens=1).usage.completion_tokens == 1
 
 
+def test_who_asks_at_the_wrong_path_is_told_the_right_one(client, server):
+    before = len(server.requests())
+    with pytest.raises(openai.NotFoundError, match=r"'/v1/responses'; there are .*/v1/chat/compl"):
+        client.responses.create(model=TINY, input="hello")
+    with pytest.raises(openai.BadRequestError, match="raw texts go to /v1/completions"):
+        ask(client, extra_body={"prompt": "a"})
+    with pytest.raises(openai.BadRequestError, match="conversations go to /v1/chat/completions"):
+        client.completions.create(model=TINY, prompt="a", extra_body={"messages": HELLO})
+    assert "error=unknown_parameter param=messages" in server.request_after(before + 2)
+
+
 def test_models_are_served_side_by_side(client, server):
     assert [model.id for model in client.models.list()] == [TINY, OTHER]
     assert client.models.retrieve(OTHER).system_fingerprint not in (None, fingerprint(client))

@@ -48,6 +48,24 @@ def test_an_error_in_the_middle_is_an_event_and_nothing_says_done():
     assert json.loads(failed[6:])["error"]["code"] == "engine_error"
 
 
+def test_the_log_has_the_error_of_a_stream():
+    wanted = SimpleNamespace(n=1, top_logprobs=None, include_usage=False)
+    made = job(Update(0, error=BackendError("the device is gone")))
+    served = SimpleNamespace(name="m", fingerprint="c1-x")
+    asked = SimpleNamespace(served=served, wanted=wanted, requests=made.requests, echo=())
+    stream = EventStream(asked, made, Head("text_completion", "cmpl", asked), TextChoice, 1, print)
+    scope = {"state": {"facts": {}}}
+
+    async def receive():
+        await asyncio.sleep(60)
+
+    async def send(message):
+        pass
+
+    asyncio.run(stream(scope, receive, send))
+    assert scope["state"]["facts"] == {"error": "engine_error"}
+
+
 def test_the_end_is_said_once_and_usage_before_it():
     made = events(job(Update(0, "all"), Update(0, finish="length")), include_usage=True)
     assert made[-1] == "data: [DONE]" and made.count("data: [DONE]") == 1

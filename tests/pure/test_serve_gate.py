@@ -6,9 +6,10 @@ import asyncio
 import json
 
 import pytest
+from starlette.exceptions import HTTPException
 
 from cortiq.errors import BackendError
-from cortiq.serve.errors import ApiError
+from cortiq.serve.errors import ApiError, invalid
 from cortiq.serve.gate import Gate
 from cortiq.serve.options import ServeOptions
 
@@ -115,4 +116,25 @@ def test_a_browsers_question_before_the_question():
 def test_errors_inside_are_answers(error, status, code):
     made = Asked(fails=error)
     assert (made.status, made.code) == (status, code) and b"insides" not in made.body
-    assert made.seen[0][1] == status
+    assert made.seen[0][1] == status and made.seen[0][3] == {"error": code}
+
+
+def test_the_log_has_code_and_field_of_an_error_and_not_its_text():
+    made = Asked(fails=invalid("'top_p' must be a number, not 'a secret'.", "top_p"))
+    assert made.seen[0][3] == {"error": "invalid_request_error", "param": "top_p"}
+    method = Asked(fails=HTTPException(405, headers={"Allow": "POST"}), method="GET")
+    assert (
+        method.seen[0][3] == {"error": "method_not_allowed"} and method.headers["allow"] == "POST"
+    )
+    assert json.loads(method.body)["error"]["message"] == f"{CHAT} takes POST, not GET."
+
+
+def test_who_may_not_ask_is_told_why_and_so_is_the_log():
+    page = Asked({**HERE, "origin": FRIEND})
+    noted = {"origin": FRIEND, "hint": "--allow-origin lets its pages call"}
+    assert page.seen[0][3] == {"error": "wrong_origin", **noted}
+    assert FRIEND.encode() in page.body and b"--allow-origin" in page.body
+    host = Asked({"host": "rebound.example"})
+    assert host.seen[0][3] == {"error": "wrong_host", "host": "rebound.example"}
+    long = Asked({**HERE, "origin": "x" * 1000})
+    assert len(long.seen[0][3]["origin"]) == 80 and len(long.body) < 500

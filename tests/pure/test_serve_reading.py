@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cortiq.serve.errors import ApiError
+from cortiq.errors import OptionError, RequestError, TokenizerError
+from cortiq.serve.errors import ApiError, as_api_error
 from cortiq.serve.fields import Fields
 from cortiq.serve.messages import read_messages, read_tools
-from cortiq.serve.wanted import chat_logprobs, read_wanted
+from cortiq.serve.wanted import chat_logprobs, model_name, read_wanted
 from cortiq.tokenizer.stream import Detokenizer
 from cortiq.tokenizer.tokenizer import byte_tokenizer
 
@@ -81,6 +82,48 @@ def test_a_field_nobody_read_is_refused_by_its_name_and_the_nearest():
     with pytest.raises(ApiError, match="Did you mean 'top_logprobs'") as caught:
         fields.close()
     assert caught.value.param == "top_logprob"
+
+
+@pytest.mark.parametrize(
+    ("read", "given", "said"),
+    [
+        (model_name, {}, "'model' is missing: it must be the name of a model, as /v1/models lists"),
+        (model_name, {"model": ""}, "'model' must be the name of a model, .*not ''"),
+        (read_messages, {}, "'messages' is missing: it must be an array of at least one message"),
+        (read_messages, {"messages": None}, "must be an array of at least one message, not null"),
+        (read_messages, {"messages": [{"content": "a"}]}, r"'messages\[0\].role' is missing"),
+        (read_messages, {"messages": [None]}, r"'messages\[0\]' must be an object, not null"),
+        (read_messages, {"messages": [{"role": "user", "content": [{}]}]}, "type' is missing"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_said_to_be_missing(read, given, said):
+    with pytest.raises(ApiError, match=said) as caught:
+        read(Fields(given))
+    assert "None" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("own", "sent", "where"),
+    [("messages", "prompt", "/v1/completions"), ("prompt", "messages", "/v1/chat/completions"),
+     ("prompt", "input", "/v1/embeddings"), ("input", "messages", "/v1/chat/completions")],
+)  # fmt: skip
+def test_the_field_of_another_path_points_there(own, sent, where):
+    with pytest.raises(ApiError, match=f"go to {where}.$") as caught:
+        Fields({sent: "a"}).belongs(own)
+    assert (caught.value.status, caught.value.param) == (400, sent)
+    Fields({own: "a", sent: None}).belongs(own)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(TokenizerError("it is\na base model", where="m", hint="give it a\n raw text"),
+      "m: it is a base model. Give it a raw text"),
+     (OptionError("top_k", "must be 1", hint="or more"), "top_k must be 1. Or more"),
+     (RequestError("Too long!", hint="ask for less"), "Too long! Ask for less"),
+     (RequestError("it is empty", where="prompt"), "prompt: it is empty")],
+)  # fmt: skip
+def test_a_sentence_and_its_hint_are_two_sentences(error, said):
+    assert as_api_error(error).message == said
 
 
 def test_control_tokens_of_markers_are_part_of_the_text():
