@@ -72,7 +72,9 @@ def workspace(name: str, progress: Progress | None, *, keep: bool = False) -> It
         lock = (root / f".{name}.lock").open("wb")
     except OSError as error:
         hint = "set CORTIQ_CACHE to a folder that can be written"
-        raise DownloadError(f"cannot be written: {error}", where=str(root), hint=hint) from None
+        raise DownloadError(
+            f"cannot be written: {error.strerror or error}", where=str(root), hint=hint
+        ) from None
     with lock:
         _acquire(lock, name, progress)
         folder = root / f".{name}{PARTIAL}"

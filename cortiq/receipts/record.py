@@ -175,7 +175,9 @@ class Receipt:
         try:
             write_whole(target, [text.encode()])
         except OSError as error:
-            raise CortiqError(f"cannot be written: {error}", where=str(path)) from None
+            raise CortiqError(
+                f"cannot be written: {error.strerror or error}", where=str(path)
+            ) from None
 
 
 def writable(path: str | os.PathLike[str]) -> Path:

@@ -10,6 +10,7 @@ from cortiq.tokenizer.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
 EXAMPLE = "[{'role': 'user', 'content': 'Hello'}]"
 
 
@@ -49,12 +50,35 @@ def chat_ids(
 
 
 def check_messages(messages: object) -> list[Message]:
-    """The messages as a list; RequestError that shows one when they are anything else."""
+    """The messages as a template takes them; RequestError that shows what is none.
+
+    Each has a role, "developer" being "system", and a content, which only an answer may lack.
+    """
     if isinstance(messages, Iterable) and not isinstance(messages, (str, bytes, Mapping)):
         listed = list(messages)
         if listed and all(isinstance(message, Mapping) for message in listed):
-            return listed
+            return [_checked(message, number) for number, message in enumerate(listed)]
     given = "an empty list" if messages == [] else shown(messages)
     raise RequestError(
         f"a conversation is a list of messages, not {given}", hint=f"for example: {EXAMPLE}"
     )
+
+
+def _checked(message: Message, number: int) -> Message:
+    """A message whose role is known and that has a content."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        what = f"messages[{number}]: the role is {shown(role)}"
+        raise RequestError(what, hint=f"a role is one of {', '.join(ROLES)}")
+    if content is None and role != "assistant":
+        raise RequestError(f"messages[{number}] has no content", hint=f"for example: {EXAMPLE}")
+    if content is not None and not isinstance(content, (str, list, tuple)):
+        what = f"messages[{number}]: a content is a text or a list of parts, not {shown(content)}"
+        raise RequestError(what)
+    return as_template(message)
+
+
+def as_template(message: Message) -> dict[str, Any]:
+    """A message as templates know it: developers are "system", an answer without content is ""."""
+    made = {"content": "", **message} if message["role"] == "assistant" else dict(message)
+    return made | {"role": "system"} if made["role"] == "developer" else made

@@ -13,6 +13,7 @@ from cortiq.arguments import path_of
 from cortiq.atomic import write_whole
 from cortiq.errors import FormatError, RequestError, shown
 from cortiq.options import GenerateOptions, resolve
+from cortiq.runtime.chat import ROLES
 
 if TYPE_CHECKING:
     from cortiq.runtime.chat import Message
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 FORMAT = "cortiq-chat"
 VERSION = 1
 KEPT_SEQUENCES = 4
-ROLES = ("system", "user", "assistant", "tool")
 LEAST_ROOM = 4
 """An answer has room for `max_tokens`, or for the context divided by this, if that is less."""
 
@@ -176,7 +176,9 @@ class Conversation:
         try:
             write_whole(path_of(path, "save"), [text.encode("utf-8", "surrogatepass")])
         except OSError as error:
-            raise RequestError(f"cannot be written: {error}", where=str(path)) from None
+            raise RequestError(
+                f"cannot be written: {error.strerror or error}", where=str(path)
+            ) from None
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from what `save` wrote, also with another model; what was said before is gone.

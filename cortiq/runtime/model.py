@@ -42,8 +42,7 @@ class Model(KeepsPrefixes, Reads):
     Attributes
     ----------
     name : what it was loaded as. program : its graphs. tokenizer : text to ids and back.
-    executable : the compiled program.
-    backend, device : names of what computes it.
+    executable : the compiled program. backend, device : names of what computes it.
     options : how it was loaded. drafts : its drafters.
     """
 
@@ -60,10 +59,8 @@ class Model(KeepsPrefixes, Reads):
         self.program: Program = executable.program
         self.tokenizer: Tokenizer = source.tokenizer
         self.backend, self.device, self.options = backend, device, options
-        self.load_seconds = 0.0
         self._source, self.drafts = source, Drafts(self)
-        self._busy = threading.Lock()
-        self._closed = False
+        self.load_seconds, self._busy, self._closed = 0.0, threading.Lock(), False
 
     @property
     def placement(self) -> Mapping[str, str]:
@@ -274,13 +271,16 @@ class Model(KeepsPrefixes, Reads):
 
     @contextmanager
     def _working(self) -> Iterator[None]:
+        closed = RequestError("the model is closed", where=self.name)
         if self._closed:
-            raise RequestError("the model is closed", where=self.name)
+            raise closed
         if not self._busy.acquire(blocking=False):
             hint = "finish or close that stream first"
             raise RequestError("the model is busy with another stream", where=self.name, hint=hint)
         try:
             yield
+        except RequestError as error:  # perhaps because it was closed under way
+            raise (closed if self._closed else error) from error.__cause__
         finally:
             self._busy.release()
 

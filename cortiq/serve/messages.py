@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cortiq.errors import shown
+from cortiq.runtime.chat import ROLES, as_template
 from cortiq.serve.errors import invalid
 from cortiq.serve.fields import Fields, object_fields
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 MOST_TOOLS = 128
 
@@ -46,7 +46,7 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
 
 def _message(fields: Fields) -> dict[str, Any]:
     role = fields.choice("role", ROLES, "")
-    message: dict[str, Any] = {"role": "system" if role == "developer" else role}
+    message: dict[str, Any] = {"role": role}
     content = fields.get("content", (str, list), "a string or an array of parts")
     if content is not None:
         message["content"] = _text(content, fields)
@@ -64,7 +64,7 @@ def _message(fields: Fields) -> dict[str, Any]:
     for name in ("refusal", "audio", "function_call"):
         fields.refuse(name, "messages are texts and tool calls")
     fields.close()
-    return {"content": "", **message} if role == "assistant" else message
+    return as_template(message)
 
 
 def _text(content: str | list[Any], fields: Fields) -> str:

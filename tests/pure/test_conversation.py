@@ -229,6 +229,7 @@ def test_commands(monkeypatch, tmp_path):
         ("/undo", "/undo: nothing has been said yet"),
         ("/set temperature hot", "not a finite number"),
         ("/save", "needs the name of a file"),
+        ("/save /no/such/x.json", "/no/such/x.json: cannot be written: No such file"),
         ("/load /no/such", "No such file"),
         ("/more", "cut short"),
     ],

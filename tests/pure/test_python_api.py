@@ -70,6 +70,39 @@ def test_module_lists_and_documents_its_names():
     assert "help(cortiq.ScoreOptions)" in inspect.getdoc(cortiq.Model.score)
 
 
+def test_dir_shows_the_api_and_nothing_of_its_making():
+    shown = {name for name in dir(cortiq) if not name.startswith("__")}
+    assert shown == set(cortiq.__all__) - {"__version__"}
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": "user"}, r"messages\[1\] has no content"),
+        ({"content": "x"}, r"messages\[1\]: the role is None"),
+        ({"role": "usr", "content": "x"}, "a role is one of system, developer, user"),
+        ({"role": "user", "content": 5}, "a text or a list of parts, not 5"),
+    ],
+)
+def test_a_wrong_message_is_shown(model, message, words):
+    with pytest.raises(RequestError, match=words):
+        model.chat([{"role": "user", "content": "a"}, message])
+
+
+def test_several_texts_are_for_generate_many(model):
+    with pytest.raises(RequestError, match="generate_many takes several texts"):
+        model.generate(["a", "b"])
+
+
+def test_a_stream_says_that_its_model_was_closed():
+    model = cortiq.load(TINY)
+    stream = model.stream("abc", max_tokens=20, ignore_eos=True)
+    next(stream)
+    model.close()
+    with pytest.raises(RequestError, match="the model is closed"):
+        next(stream)
+
+
 def test_reprs_are_short_and_useful(model):
     made = model.generate("ab", max_tokens=100)
     assert repr(model) == f"<Model {TINY}: llama, context 128, on reference:cpu>"
