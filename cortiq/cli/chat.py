@@ -44,6 +44,7 @@ class Chat:
 
     def __init__(self, talk: Conversation, lines: Lines, *, stats: bool) -> None:
         self.talk, self.lines, self.stats, self.over = talk, lines, stats, False
+        self._held = ""
         self._screen = sys.stdout.isatty()
 
     def run(self) -> None:
@@ -74,8 +75,10 @@ class Chat:
     def answer(self, text: str | None) -> None:
         """Have a message answered, or the last answer gone on with; Ctrl-C stops it."""
         before = self.talk.left_out
+        if text is not None:
+            self._held = ""
         with _stopped_by_interrupt() as cancel, progress_bar() as bar:
-            calls: dict[str, Any] = {"cancel": cancel, "on_text": self._show(bar.stop)}
+            calls: dict[str, Any] = {"cancel": cancel, "on_text": self._show(bar.stop, cancel)}
             calls["progress"] = lambda done, rows: bar("Reading", done, rows)
             try:
                 made = self.talk.more(**calls) if text is None else self.talk.ask(text, **calls)
@@ -90,9 +93,15 @@ class Chat:
         if self.stats:
             self.say(f"[{summary(made)}]")
 
-    def _show(self, first: Any) -> Any:
+    def _show(self, first: Any, cancel: threading.Event) -> Any:
+        """Shows pieces; what still comes after Ctrl-C is held until the answer is gone on with."""
+
         def show(piece: str) -> None:
             first()
+            piece, self._held = self._held + piece, ""
+            if cancel.is_set():
+                self._held = piece
+                return
             click.echo(piece.translate(_UNPRINTABLE) if self._screen else piece, nl=False)
 
         return show

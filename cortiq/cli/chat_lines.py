@@ -62,7 +62,11 @@ class Terminal:
         from prompt_toolkit.completion import WordCompleter
         from prompt_toolkit.history import FileHistory, InMemoryHistory
         from prompt_toolkit.output.defaults import create_output
+        from prompt_toolkit.output.vt100 import Vt100_Output
 
+        output = create_output(always_prefer_tty=True)
+        if isinstance(output, Vt100_Output):
+            output.enable_cpr = False  # terminals that do not answer would be complained about
         if history is not None:
             history.parent.mkdir(parents=True, exist_ok=True)
             history.touch(0o600)
@@ -73,7 +77,7 @@ class Terminal:
             key_bindings=_bindings(),
             multiline=True,
             prompt_continuation=MORE,
-            output=create_output(always_prefer_tty=True),
+            output=output,
         )
 
     def line(self, prompt: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,6 +88,8 @@ def generate(
     wanted = with_heads(options, resolved.draft)
     with told_if_interrupted(receipt), load_model(model, wanted) as opened:
         kept = opened.load_prefix(prefix) if prefix is not None else []
+        if sys.stderr.isatty() and not chat and ids is None and opened.tokenizer.chat_templates:
+            note("this model has a chat template: --chat uses it")
         fed = _chat_ids(opened, given, system, variables) if chat else opened.ids(given)
         made = _generate(opened, fed, chosen, quiet=as_json)
         write_receipt(made)

@@ -28,7 +28,8 @@ def list(as_json: bool) -> None:
         print_json({"folder": str(models_folder()), "models": models, "unfinished": parts})
         return
     rows = [(n, byte_count(sizes[n]), str(path)) for n, path in list_cached().items()]
-    print_table(("model", "size", "path"), rows)
+    if rows:
+        print_table(("model", "size", "path"), rows, whole=True)
     for name, size in parts.items():
         note(f"unfinished: {name}, {byte_count(size)}")
     if not sizes:

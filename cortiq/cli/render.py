@@ -29,8 +29,15 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on stdout: drawn on a terminal; elsewhere lines with tabs, the headings first."""
+def print_table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], *, whole: bool = False
+) -> None:
+    """A table on stdout: drawn on a terminal; elsewhere lines with tabs, the headings first.
+
+    Parameters
+    ----------
+    whole : a row is one line, however narrow the terminal is: names can be copied from it.
+    """
     if not sys.stdout.isatty():
         for row in (headings, *rows):
             click.echo("\t".join(" ".join(cell.split()) for cell in row))
@@ -42,9 +49,14 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
         table.add_column(heading, overflow="fold")
-    for row in rows:
+    listed = list(rows)
+    for row in listed:
         table.add_row(*(Text(cell) for cell in row))
-    Console().print(table)
+    console = Console()
+    if whole:
+        needed = max(sum(len(cell) + 2 for cell in row) for row in (headings, *listed))
+        console.width = max(console.width, needed + sum(map(len, headings)))
+    console.print(table)
 
 
 class Bar:

@@ -20,6 +20,7 @@ from cortiq.formats.digest import file_sha256
 PART = ".part"
 """What is added to the name of a file that is not whole yet."""
 
+OFFLINE = "is this machine on the network? Behind a proxy, HTTPS_PROXY has to name it"
 PAUSES = (0.5, 2.0, 5.0, 10.0)
 """Seconds to wait after an attempt that brought nothing; after so many of them it is given up."""
 
@@ -99,6 +100,8 @@ def _receive_all(remote: Remote, part: Path, report: Report) -> None:
         failures = 0 if part.exists() and part.stat().st_size > before else failures + 1
         if failures > len(PAUSES):
             hint = "the same command goes on from what has arrived"
+            if not before and not isinstance(error, urllib.error.HTTPError):
+                hint = OFFLINE
             what = f"could not be fetched: {error}"
             raise DownloadError(what, where=remote.url, hint=hint) from error
         time.sleep(PAUSES[max(failures - 1, 0)])

@@ -169,6 +169,8 @@ def _known(name: str) -> KnownModel:
 def _not_found(name: str) -> ModelNotFoundError:
     near = difflib.get_close_matches(name, KNOWN_MODELS, n=3)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
+    if hub.is_name(f"{hub.PREFIX}{name}") and not name.endswith(".gguf"):
+        meant = f"did you mean {hub.PREFIX}{name}? "
     known = ", ".join(KNOWN_MODELS)
     hint = f"{meant}known names: {known}; or a GGUF file, a model folder, hf:ORGANISATION/NAME"
     return ModelNotFoundError("no known model, file or folder", where=name, hint=hint)

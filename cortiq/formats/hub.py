@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 
 from cortiq.errors import CortiqError, DownloadError, ModelNotFoundError, UnsupportedError
 from cortiq.formats.cache import Progress, models_folder, workspace
-from cortiq.formats.download import Remote, Report, download
+from cortiq.formats.download import OFFLINE, Remote, Report, download
 
 PREFIX = "hf:"
 
@@ -48,6 +48,11 @@ class Source(NamedTuple):
     def folder(self) -> Path:
         """Where it is kept; one name in the cache for every (repository, revision)."""
         return models_folder() / quote(self.name, safe="@")
+
+
+def is_name(name: str) -> bool:
+    """Whether it is a repository's name, with the prefix."""
+    return _NAME.fullmatch(name) is not None
 
 
 def parse(name: str) -> Source:
@@ -92,7 +97,8 @@ def pull(name: str, progress: Progress | None = None) -> Path:
             # huggingface_hub raises its own, its HTTP library's and built-in errors, and their
             # classes change between its versions.
             message = f"could not be fetched: {type(error).__name__}: {error}"
-            raise DownloadError(message, where=source.name) from error
+            hint = OFFLINE if re.search("connect|timeout", message, re.IGNORECASE) else ""
+            raise DownloadError(message, where=source.name, hint=hint) from error
         os.replace(folder, source.folder)
     return source.folder
 

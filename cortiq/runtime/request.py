@@ -198,7 +198,8 @@ def _as_id(token: int) -> int:
             return operator.index(token)
     except TypeError:
         pass
-    raise RequestError(f"{shown(token)} is not a token id", where="prompt")
+    hint = "generate_many takes several texts" if isinstance(token, str) else ""
+    raise RequestError(f"{shown(token)} is not a token id", where="prompt", hint=hint)
 
 
 def id_list(ids: Iterable[int]) -> list[int]:
@@ -207,13 +208,9 @@ def id_list(ids: Iterable[int]) -> list[int]:
         what = "a text or token ids are wanted"
         raise RequestError(f"{what}, not {shown(ids)}", where="prompt")
     try:
-        listed = list(ids)
+        return list(ids)
     except TypeError:  # an array of no dimensions says that it is iterable
         raise RequestError(f"{shown(ids)} are no token ids", where="prompt") from None
-    if listed and isinstance(listed[0], str):
-        hint = "generate_many takes several texts"
-        raise RequestError(f"{shown(listed[0])} is not a token id", where="prompt", hint=hint)
-    return listed
 
 
 def make_request(

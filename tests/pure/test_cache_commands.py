@@ -48,6 +48,17 @@ def test_an_empty_cache_says_what_there_could_be(tmp_path, monkeypatch):
     monkeypatch.setenv("CORTIQ_CACHE", str(tmp_path / "none"))
     done = CliRunner().invoke(list_command, [])
     assert "known ones: smollm2, gemma3-270m" in done.stderr and done.exit_code == 0
+    assert done.stdout == ""
+
+
+def test_a_path_is_one_line_of_a_narrow_terminal(monkeypatch, capsys):
+    from cortiq.cli.render import print_table
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    path = "/a/folder/" + "x" * 100
+    print_table(("model", "size", "path"), [("a-longer-name", "1 B", path)], whole=True)
+    assert path in capsys.readouterr().out
 
 
 def test_models_are_removed(cache):

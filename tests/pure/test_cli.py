@@ -238,6 +238,19 @@ def test_user_errors_exit_with_2_and_a_sentence(cli, arguments, message):
     assert message in err and "Traceback" not in err
 
 
+@pytest.mark.parametrize("template", ["{{ messages }}", None])
+def test_a_terminal_is_told_of_a_chat_template(cli, monkeypatch, template):
+    def load(*_, **__):
+        model = scripted_model("hello")
+        model.tokenizer.chat_templates = {"default": template} if template else {}
+        return model
+
+    monkeypatch.setattr("cortiq.cli.generate.load_model", load)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    _, _, err = cli("generate", "m", "-p", "ab")
+    assert ("--chat uses it" in err) == (template is not None)
+
+
 def test_failed_sequence_exits_with_2(cli):
     code, _, err = cli("generate", "m", "-p", "ab", failing=[1])
     assert code == 2 and "error: position 1: the sequence met a value outside" in err

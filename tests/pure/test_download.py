@@ -124,7 +124,9 @@ def test_a_part_of_another_file_that_was_longer_begins_again(server, tmp_path):
 def test_what_nobody_answers_is_a_sentence(tmp_path):
     with one_file(CONTENT) as gone:
         pass
-    with pytest.raises(DownloadError, match=r"could not be fetched: .*[Rr]efused"):
+    with pytest.raises(
+        DownloadError, match=r"could not be fetched: .*[Rr]efused.*\n.*on the network"
+    ):
         fetched(gone, tmp_path)
 
 

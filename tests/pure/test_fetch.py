@@ -295,6 +295,14 @@ def test_an_unknown_model_is_refused_with_what_is_known(name):
                 call(name)
 
 
+def test_a_bare_name_of_the_hub_is_told_its_prefix():
+    with pytest.raises(ModelNotFoundError, match="did you mean hf:org/Name-1B-it"):
+        fetch.resolve("org/Name-1B-it")
+    with pytest.raises(ModelNotFoundError) as caught:
+        fetch.resolve("models/x.gguf")
+    assert "did you mean" not in str(caught.value)
+
+
 def test_from_is_for_known_names(tmp_path):
     with pytest.raises(RequestError, match="--from"):
         fetch.pull("hf:a/b", source_dir=tmp_path)
