@@ -205,8 +205,7 @@ def _as_id(token: int) -> int:
 def id_list(ids: Iterable[int]) -> list[int]:
     """Ids as a list; bytes would pass for ids, and are a text that somebody forgot to decode."""
     if isinstance(ids, (bytes, bytearray)) or not isinstance(ids, Iterable):
-        what = "a text or token ids are wanted"
-        raise RequestError(f"{what}, not {shown(ids)}", where="prompt")
+        raise RequestError(f"a text or token ids are wanted, not {shown(ids)}", where="prompt")
     try:
         return list(ids)
     except TypeError:  # an array of no dimensions says that it is iterable

@@ -218,6 +218,31 @@ def test_commands(monkeypatch, tmp_path):
     assert len(done.stdout.splitlines()) >= 4
 
 
+def test_what_comes_after_an_interrupt_is_shown_by_more(model, capsys):
+    talk = Conversation(model, max_tokens=20, ignore_eos=True)
+    chat, generate = command.Chat(talk, None, stats=False), model.generate
+
+    def interrupted(ids, *, on_text, cancel, **options):
+        def show(piece):
+            if not talk.messages and not cancel.is_set():
+                cancel.set()
+            on_text(piece)
+
+        return generate(ids, on_text=show, cancel=cancel, **options)
+
+    model.generate = interrupted
+    chat.answer("Go on")
+    assert capsys.readouterr().out == "\n" and talk.last.finish_reason == "cancelled"
+    assert talk.messages[-1]["content"]
+    chat.answer(None)
+    assert capsys.readouterr().out == talk.messages[-1]["content"] + "\n"
+
+
+def test_set_without_a_value_shows_the_one_there_is(monkeypatch):
+    done = chatted(monkeypatch, "/set seed\n/set temperature\n")
+    assert done.exit_code == 0 and "seed is not set\ntemperature 0.0" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
