@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import cortiq
+from cortiq.plugins import default_plugins
 from cortiq.runtime.model import Model
 
 FOLDER = Path(__file__).parents[2] / "examples"
+QUICK = {"cpu", "reference", "torch"}
+"""Backends that the examples may choose from: the others have SmolLM2 in tests of their own."""
 SHOWN = {
     "hello.py": "Paris",
     "stream.py": "[cancelled]",
@@ -51,5 +55,8 @@ def test_example(name, smollm2_path, loaded, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", [name, str(smollm2_path)])
     monkeypatch.setattr(cortiq, "load", loaded, raising=False)
     monkeypatch.setattr(Model, "__exit__", lambda *_: None)
+    quick = {n: b for n, b in default_plugins().backends.items() if n in QUICK}
+    here = SimpleNamespace(backends=quick)
+    monkeypatch.setattr(cortiq.plugins, "default_plugins", lambda: here)
     runpy.run_path(str(FOLDER / name), run_name="__main__")
     assert SHOWN[name] in capsys.readouterr().out

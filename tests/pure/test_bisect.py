@@ -53,7 +53,7 @@ class WholeLayer(ReferenceBackend):
         executable = super().compile(program, weights, options)
         nodes = [node for graph in program.graphs.values() for node in graph.nodes]
         wrong = {n.outputs[0] for n in nodes if isinstance(n.op, layers.GatedMLP)}
-        for plan in executable._plans.values():
+        for plan in executable.plans.values():
             for at, step in enumerate(plan.steps):
                 if step.node.outputs and step.node.outputs[0] in wrong:
                     object.__setattr__(plan.steps[at], "kernel", off_by_one_ulp(step.kernel))

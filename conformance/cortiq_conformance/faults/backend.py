@@ -47,7 +47,7 @@ FAULTS: Mapping[str, Fault] = {
     "sink dropped": Fault("Attend sinks", "Attend"),
     "a stale row after rewind": Fault("rewind", "Attend"),
     "a fork that shares its parent's tail": Fault("fork", "Attend"),
-    "a tile counted from the chunk's start": Fault("chunks", "Attend"),
+    "a tile counted from the chunk's start": Fault("Attend block", "Attend"),
     "a row that sees its batch neighbour": Fault("batch", "Attend"),
     "a position-independent random key": Fault("Draw", "Draw"),
     "a mask that is a bias": Fault("Draw", "Draw"),
