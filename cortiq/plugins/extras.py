@@ -18,7 +18,7 @@ _EXTRA = re.compile(r"extra\s*==\s*['\"](?P<extra>[^'\"]+)['\"]")
 
 @dataclass(frozen=True)
 class Extra:
-    """A set of packages that `pip install 'cortiq[NAME]'` brings.
+    """A set of packages that `pip install 'cortiq[…]'` brings.
 
     Attributes
     ----------
