@@ -81,10 +81,6 @@ class MlxExecutable(BaseExecutable[MlxState, Plan]):
         total = mx.device_info().get("memory_size")
         return super().device_bytes() if total is None else int(total) - mx.get_active_memory()
 
-    def fits(self, state: MlxState, rows: int) -> bool:
-        """Whether a sequence may grow to this many rows."""
-        return self.state_bytes(rows) - state.nbytes() <= self.free_bytes()
-
     def refusal(self, plan: Plan, batch: Batch, sequence: Accepted[MlxState]) -> str | None:
         """Why a sequence's rows cannot be computed; None also has the angles of positions made."""
         with mx.stream(DEVICES[self.device]):

@@ -8,11 +8,12 @@ the thread that made them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from cortiq.backend import KVPlanes
+from cortiq.backend.stored import SlotStore
 from cortiq.backend.windows import Extent, kept_from
 from cortiq.ir import KVRows, Recurrent, Ring, Slot
 from cortiq_mlx.arithmetic import Rows
@@ -51,16 +52,17 @@ class Array:
         return other
 
 
-class Store:
-    """The arrays of a slot and how many rows it has had."""
+class Store(SlotStore):
+    """The arrays of a slot, how many rows it has had, and by how many it grows."""
 
     arrays: list[Array]
     length = 0
+    page = 1
 
-    def grow(self, rows: int, page: int) -> None:
+    def grow(self, rows: int) -> None:
         """Make room for this many rows, in whole pages."""
         for array in self.arrays:
-            array.grow(rows, page)
+            array.grow(rows, self.page)
 
     def kept(self) -> list[mx.array]:
         """What must be computed before a step has ended."""
@@ -70,7 +72,7 @@ class Store:
         """Memory held."""
         return sum(array.data.nbytes for array in self.arrays)
 
-    def copy(self) -> Store:
+    def copy(self) -> Self:
         """Another store with the same rows."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
@@ -91,18 +93,18 @@ class KVStore(Extent, Store):
     start : the row that lies first in memory; those up to `base` are not needed any more.
     """
 
-    def __init__(self, slot: KVRows, poison: bool, extent: Extent) -> None:
+    def __init__(self, slot: KVRows, page: int, poison: bool, extent: Extent) -> None:
         Extent.__init__(self, extent.window, extent.trims)
-        self.start = 0
+        self.page, self.start = page, 0
         fill, exponent = (127, 60) if poison else (None, None)
         self.arrays = []
         for dim in (slot.key_dim, slot.value_dim):
             self.arrays.append(Array((slot.heads, 2, dim), mx.int8, fill))
             self.arrays.append(Array((slot.heads,), mx.int8, exponent))
 
-    def grow(self, rows: int, page: int) -> None:
+    def grow(self, rows: int) -> None:
         """Make room for a sequence of this many rows, in whole pages."""
-        super().grow(self.room(rows), page)
+        super().grow(self.room(rows))
 
     def append(self, keys: Rows, values: Rows) -> None:
         """Write rows behind the last one."""
@@ -176,8 +178,8 @@ class RingStore(Store):
         its own: one that reads the others would have a step copy all of them before it writes.
     """
 
-    def __init__(self, slot: Ring, poison: bool) -> None:
-        self.slot, self.base = slot, 0
+    def __init__(self, slot: Ring, page: int, poison: bool) -> None:
+        self.slot, self.page, self.base = slot, page, 0
         self.arrays = [Array((slot.width,), mx.float32, 2.0**49 if poison else None)]
         self.last = mx.zeros((slot.length, slot.width))
 
@@ -222,7 +224,7 @@ class RingStore(Store):
 class RecurrentStore(Store):
     """The state of a `Recurrent` slot after `length` rows; the way back is from the start."""
 
-    def __init__(self, slot: Recurrent, poison: bool) -> None:
+    def __init__(self, slot: Recurrent) -> None:
         self.slot, self.arrays = slot, []
         self.state = mx.zeros(slot.shape)
 
@@ -253,11 +255,11 @@ class RecurrentStore(Store):
         self.state, self.length = mx.array(np.asarray(rows, np.float32)), length
 
 
-def open_store(slot: Slot, poison: bool, extent: Extent) -> Store:
+def open_store(slot: Slot, page: int, poison: bool, extent: Extent) -> Store:
     """An empty store for a slot; the extent says what windows a slot of rows is seen through."""
     if isinstance(slot, KVRows):
-        return KVStore(slot, poison, extent)
+        return KVStore(slot, page, poison, extent)
     if isinstance(slot, Ring):
-        return RingStore(slot, poison)
+        return RingStore(slot, page, poison)
     assert isinstance(slot, Recurrent)
-    return RecurrentStore(slot, poison)
+    return RecurrentStore(slot)
