@@ -5,10 +5,11 @@ Places depend on a request's steps only, so that nothing is allocated while batc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
+from cortiq.backend.stretches import Free
 from cortiq.ir import ops
 from cortiq_cpu.fuse import Wise
 from cortiq_cpu.lower import Lowered, Step
@@ -45,34 +46,6 @@ class Arena:
         return self._block[start : start + size]
 
 
-@dataclass
-class _Free:
-    """Free stretches (start, size), in ascending order, with neighbours joined."""
-
-    stretches: list[tuple[int, int]] = field(default_factory=list)
-    end: int = 0
-
-    def take(self, size: int) -> int:
-        """The start of the first stretch that is large enough, or new memory at the end."""
-        for index, (start, room) in enumerate(self.stretches):
-            if room >= size:
-                rest = [(start + size, room - size)] if room > size else []
-                self.stretches[index : index + 1] = rest
-                return start
-        start, self.end = self.end, self.end + size
-        return start
-
-    def give(self, start: int, size: int) -> None:
-        """Take back a stretch."""
-        joined: list[tuple[int, int]] = []
-        for place, room in sorted([*self.stretches, (start, size)]):
-            if joined and sum(joined[-1]) == place:
-                joined[-1] = (joined[-1][0], joined[-1][1] + room)
-            else:
-                joined.append((place, room))
-        self.stretches = joined
-
-
 @dataclass(frozen=True)
 class Places:
     """Offsets of values in an arena of `size` bytes."""
@@ -103,7 +76,7 @@ def assign(
         for step in group:
             for name in (*step.inputs, *step.outputs):
                 last[lowered.root(name)] = index
-    free = _Free()
+    free = Free()
     offsets: dict[str, int] = {}
     roots = {lowered.root(name) for name in kept}
     offsets.update((name, free.take(aligned(sizes[name]))) for name in first)

@@ -5,9 +5,10 @@ A value's place is given away once it has been read for the last time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 
+from cortiq.backend.stretches import Free
 from cortiq.ir import Type
 from cortiq_wgpu.lower import Lowered
 
@@ -34,34 +35,6 @@ def row_words(type_: Type) -> int:
     if type_.dtype == "q16":
         return prod(type_.shape[:-1]) * record_words(type_.shape[-1])
     return prod(type_.shape)
-
-
-@dataclass
-class Free:
-    """Free stretches of a block, (start, size), joined where they meet."""
-
-    stretches: list[tuple[int, int]] = field(default_factory=list)
-    end: int = 0
-
-    def take(self, size: int) -> int:
-        """The start of a stretch of this size, at the end if none is free."""
-        for index, (start, room) in enumerate(self.stretches):
-            if room >= size:
-                rest = [(start + size, room - size)] if room > size else []
-                self.stretches[index : index + 1] = rest
-                return start
-        start, self.end = self.end, self.end + size
-        return start
-
-    def give(self, start: int, size: int) -> None:
-        """Take a stretch back."""
-        joined: list[tuple[int, int]] = []
-        for place, room in sorted([*self.stretches, (start, size)]):
-            if joined and sum(joined[-1]) == place:
-                joined[-1] = (joined[-1][0], joined[-1][1] + room)
-            else:
-                joined.append((place, room))
-        self.stretches = joined
 
 
 @dataclass(frozen=True)
