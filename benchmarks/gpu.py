@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "backends/reference"))
 import torch
 import triton
 import triton.language as tl
+from gpu_golden import GOLDEN, MODEL, PROMPT, RUNS, name_of
 from gpu_models import Transformers, decode, ours, prefill_seconds, seconds_of
 from gpu_products import batched, dense, sparse
 
@@ -68,17 +69,26 @@ def ceilings(known: Known) -> Iterator[tuple[str, str]]:
     yield "cuBLAS bf16, 8192 cubed", f"{rate / 1e12:.0f} TFLOP/s"
 
 
+def judge(name: str, digests: set[str]) -> str:
+    """What the golden digests say about these."""
+    golden = json.loads(GOLDEN.read_text()).get(name) if GOLDEN.exists() else None
+    if golden is None:
+        return f"digest {', '.join(digests)}, and no golden one"
+    return "golden digest" if digests == {golden} else f"OTHER BITS: {', '.join(digests)}"
+
+
 def model(known: Known) -> Iterator[tuple[str, str]]:
     """Our figures of an 8B model."""
     torch.cuda.reset_peak_memory_stats()
     before, start = torch.cuda.memory_allocated(), time.perf_counter()
-    executable = ours("synthetic:llama3-8b?format=w8", DEVICE)
+    executable = ours(MODEL, DEVICE)
     held = torch.cuda.memory_allocated() - before
     yield "ours, w8: weights", f"{held / 2**30:.2f} GiB in {time.perf_counter() - start:.1f} s"
-    seconds = prefill_seconds(executable, 2048)
-    known["prefill"] = 2048 / seconds
-    yield "ours, w8: prefill of 2,048", f"{known['prefill']:.0f} tokens/s"
-    for sequences, context, steps in ((1, 128, 256), (1, 4096, 64), (32, 512, 64)):
+    seconds, digest = prefill_seconds(executable, PROMPT)
+    known["prefill"] = PROMPT / seconds
+    judged = judge(f"prompt of {PROMPT}", {digest})
+    yield f"ours, w8: prefill of {PROMPT}", f"{known['prefill']:.0f} tokens/s; {judged}"
+    for sequences, context, steps in RUNS:
         got = decode(executable, sequences, context, steps)
         known[f"decode {sequences} {context}"] = got["rate"]
         part = held / got["device"] / known.get("stream", float("nan"))
@@ -86,7 +96,7 @@ def model(known: Known) -> Iterator[tuple[str, str]]:
             f"ours, w8: decode, batch {sequences}, context {context}",
             f"{got['rate']:.1f} tokens/s; device {got['device'] * 1e6:.0f} us, wall minus device "
             f"{(got['wall'] - got['device']) * 1e6:.0f} us; weights at {part:.0%} of the stream; "
-            f"digest {got['digest']:032x}",
+            f"{judge(name_of(sequences, context, steps), got['digests'])}",
         )
     peak = torch.cuda.max_memory_allocated() - before
     yield "ours, w8: peak memory", f"{peak / 2**30:.2f} GiB, {peak / held - 1:.0%} over the weights"

@@ -11,17 +11,9 @@ from typing import Any
 
 import torch
 import triton.language as tl
+from gpu_golden import FIRST, LIMIT, WANTS, WARM, completed, prompt, text_of
 
-from cortiq.backend import (
-    Argmax,
-    Batch,
-    BatchResult,
-    CompileOptions,
-    Digest,
-    Drawn,
-    Row,
-    Status,
-)
+from cortiq.backend import Batch, CompileOptions, Drawn, Row
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
 from cortiq.numerics.layouts import W8, Weight
@@ -31,7 +23,6 @@ from cortiq_triton import draw, kernels, weights
 from cortiq_triton.executable import TritonExecutable
 from cortiq_triton.language import Tensor, ceil_div, kernel, launch, signed
 
-WANTS = (Argmax(), Digest("logits"))
 GEOMETRY = {
     "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
@@ -79,49 +70,34 @@ def ours(name: str, device: str) -> TritonExecutable:
     """A synthetic model on the device."""
     before, kernels.pack = kernels.pack, made_on_the_device
     try:
-        loaded = load_program(open_synthetic(name), context=8192)
+        loaded = load_program(open_synthetic(name), context=LIMIT)
         return TritonExecutable(loaded.program, loaded.weights, CompileOptions(), device)
     finally:
         kernels.pack = before
 
 
-def prompt(executable: Any, state: Any, length: int) -> None:
-    """Compute a prompt, whose last row draws a token."""
-    ids = [(7919 * i + 13) % min(32000, executable.vocabulary) for i in range(length)]
-    rows = [Row(state, i, t, WANTS if i == length - 1 else ()) for i, t in enumerate(ids)]
-    completed(executable.forward(Batch(rows)).result())
-
-
-def completed(result: BatchResult) -> BatchResult:
-    """A result, if all its sequences were computed."""
-    for outcome in result.outcomes.values():
-        if outcome.status is not Status.COMPLETED:
-            raise RuntimeError(f"{outcome.status.value}: {outcome.reason}")
-    return result
-
-
-def prefill_seconds(executable: Any, length: int, times: int = 3) -> float:
-    """Median seconds of a prompt of this length, its token read."""
+def prefill_seconds(executable: Any, length: int, times: int = 3) -> tuple[float, str]:
+    """Median seconds of a prompt of this length, its token read; its last row's digest."""
     found = []
     for _ in range(times + 1):
         state = executable.open(length + 8)
         torch.cuda.synchronize()
         start = time.perf_counter()
-        prompt(executable, state, length)
+        row = prompt(executable, state, 0, length)
         found.append(time.perf_counter() - start)
         state.release()
-    return median(found[1:])
+    return median(found[1:]), text_of(row)
 
 
-def decode(executable: Any, sequences: int, context: int, steps: int) -> dict[str, float]:
+def decode(executable: Any, sequences: int, context: int, steps: int) -> dict[str, Any]:
     """Wall seconds a step with one step ahead, and the device's by replaying its last graph."""
-    states = [executable.open(context + steps + 16) for _ in range(sequences)]
+    states = [executable.open(context + steps + WARM + 1) for _ in range(sequences)]
     for state in states:
-        prompt(executable, state, context)
+        prompt(executable, state, 0, context)
     position = context
-    ticket = executable.forward(Batch([Row(s, position, 5, WANTS) for s in states]))
-    for step in range(steps + 8):
-        if step == 8:
+    ticket = executable.forward(Batch([Row(s, position, FIRST, WANTS) for s in states]))
+    for step in range(steps + WARM):
+        if step == WARM:
             completed(ticket.result())
             torch.cuda.synchronize()
             start = time.perf_counter()
@@ -134,10 +110,10 @@ def decode(executable: Any, sequences: int, context: int, steps: int) -> dict[st
     wall = (time.perf_counter() - start) / steps
     shape = list(executable.decoder.shapes.values())[-1]
     device = seconds_of(shape.captured.replay, steps) if shape.captured else float("nan")
-    digest = "".join(f"{word:08x}" for word in last.rows[0][Digest("logits")])
+    digests = {text_of(row) for row in last.rows}
     for state in states:
         state.release()
-    return {"wall": wall, "device": device, "rate": sequences / wall, "digest": int(digest, 16)}
+    return {"wall": wall, "device": device, "rate": sequences / wall, "digests": digests}
 
 
 def seconds_of(run: Callable[[], Any], times: int) -> float:

@@ -7,7 +7,9 @@ endian. Scales keep activations sane: an element has a standard deviation of abo
 
 from __future__ import annotations
 
+import os
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from math import isqrt
 from typing import NamedTuple
 
@@ -23,6 +25,8 @@ from cortiq.numerics.philox import key_of_seed, philox
 CODES, LOW_PLANE, SCALES, MINIMA = range(4)
 """Streams of random bytes of a tensor."""
 BYTES_PER_COUNTER = 16
+COUNTERS = 1 << 15
+"""Counters that a thread computes at once: what its cache holds."""
 
 
 class BlockRecipe(NamedTuple):
@@ -59,11 +63,24 @@ def random_bytes(
 ) -> Bytes:
     """Bytes 0…count−1 of rows a…b−1 of a tensor's stream: uint8 [b−a, count]."""
     blocks = -(-count // BYTES_PER_COUNTER)
-    row = np.arange(*rows, dtype=np.uint32)[:, None]
+    words = np.empty((rows[1] - rows[0], blocks, 4), "<u4")
     column = np.arange(blocks, dtype=np.uint32)[None]
-    counter = (column, row, stream, zlib.crc32(name.encode()))
-    words = np.stack(philox(counter, key_of_seed(seed)), axis=-1).astype("<u4")
-    return words.reshape(rows[1] - rows[0], -1).view(np.uint8)[:, :count]
+
+    def make(start: int) -> None:
+        part = words[start : start + step]
+        row = np.arange(len(part), dtype=np.uint32)[:, None] + np.uint32(rows[0] + start)
+        counter = (column, row, stream, zlib.crc32(name.encode()))
+        for place, word in enumerate(philox(counter, key_of_seed(seed))):
+            part[..., place] = word
+
+    step = max(1, COUNTERS // max(1, blocks))
+    starts = range(0, len(words), step)
+    if len(starts) > 1:  # NumPy lets other threads run meanwhile
+        with ThreadPoolExecutor(os.cpu_count()) as workers:
+            list(workers.map(make, starts))
+    elif starts:
+        make(0)
+    return words.reshape(len(words), -1).view(np.uint8)[:, :count]
 
 
 def _unit(columns: int) -> int:
