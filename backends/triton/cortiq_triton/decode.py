@@ -199,13 +199,15 @@ class Decoder:
             shape = Shape(run, RowBuffer(self.owner.device))
             run.place(shape.buffer, sources, pages)
             run.launch()
+            packed = run.packed
             self.shapes[key] = shape
-            self._capture(shape)
+            self._capture(shape)  # names other memory `packed`, in which nothing is computed yet
         else:
             run.fill(shape.buffer, sources, pages)
             replay = shape.run.launch if shape.captured is None else shape.captured.replay
             replay()
-        answer, event = self._fetch(shape.run.packed)
+            packed = shape.run.packed
+        answer, event = self._fetch(packed)
         return Step(self.owner, accepted, batch.entry, wants, sources, answer, event)
 
     def _capture(self, shape: Shape) -> None:
