@@ -97,7 +97,8 @@ def load_program(
     config = read_config(family, checkpoint)
     program = _built(family, config, context, checkpoint)
     if sidecar is not None:
-        check_sidecar(checkpoint, config, sidecar, read_config(family, sidecar))
+        theirs = read_config(family, sidecar)
+        config = check_sidecar(checkpoint, config, sidecar, theirs)
         checkpoint = WithSidecar(checkpoint, sidecar)
     held = HeldTensors(checkpoint, family.NAMES, config.source)
     plan = find_plan(heads, config.num_hidden_layers, held.has)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -31,16 +31,21 @@ class MimoHead:
 
     widths: tuple[int, ...] = MIMO_WIDTHS
 
-    def holds(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Two KV heads with sinks, and an MLP: no experts."""
+    def problems(self, shapes: Mapping[str, tuple[int, ...]]) -> Sequence[str]:
+        """All but two KV heads with sinks, and an MLP: no experts."""
         names = [name.rpartition(".")[0] for name in shapes]
         values = [shape for name, shape in shapes.items() if "v_proj" in name]
         windowed = any(name.endswith(".sinks") for name in shapes) and values == [(8, 16)]
-        return windowed or (not values and all("block_sparse_moe" not in n for n in names))
+        held = windowed or (not values and all("block_sparse_moe" not in n for n in names))
+        return () if held else names
 
     def rows(self, name: str) -> int | None:
         """Those of a gate."""
         return self.widths[int(name.removeprefix(MIMO_PREFIX).partition(".")[0])]
+
+    def called(self, name: str) -> str:
+        """The same."""
+        return name
 
 
 HELD: Mapping[str, Held] = {"tiny-mimo": MimoHead()}

@@ -116,8 +116,11 @@ def config_from_gguf(
     tensors = tuple(source.tensor_names)
     values |= {name: bool(fnmatch.filter(tensors, t)) for name, t in keys.gguf_tensors.items()}
     values["source"] = "gguf"
-    if isinstance(values.get("num_hidden_layers"), int):  # with the layers that draft
-        values["num_hidden_layers"] -= given.get("nextn_predict_layers", 0)
+    layers, drafts = given.get("block_count"), given.get("nextn_predict_layers", 0)
+    if type(layers) is int and type(drafts) is int:  # blocks count the layers that draft
+        values["num_hidden_layers"] = layers - drafts
+        if drafts and layers <= drafts:
+            raise FormatError(f"has {layers} layers, of which {drafts} draft", where=where)
     config = construct(config_type, values, where=where)
     if "attention.value_length" not in keys.gguf:
         _check_value_length(given, config.head_width, where)

@@ -58,8 +58,8 @@ def _known(
     """Style, the rows it takes by default (empty: the last layer's), and the modules found.
 
     Qwen 3 Next and 3.5 write `mtp.fc`; DeepSeek V3 and GLM 4.5 write modules as layers after the
-    trunk's, whose default is what public servers do; MiMo V2 a list below `model.mtp`, and the
-    general module has its joining matrix there.
+    trunk's, whose default is what public servers do, and GGUF files hold every family's like that;
+    MiMo V2 has a list below `model.mtp`, and the general module has its joining matrix there.
     """
     if has("mtp.fc.weight"):
         norms = "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden"
@@ -67,8 +67,12 @@ def _known(
     if has("model.mtp.eh_proj.weight"):
         parts = (f"model.mtp.{part}" for part in ("enorm", "hnorm", "eh_proj", "norm"))
         yield CHAIN, "", (Module("model.mtp.layers.0", *parts),)
-    own = _modules("model.layers", layers, "shared_head.norm", has)
-    if own:
+    after = f"model.layers.{layers}.final_layernorm.weight"  # as GGUF files have MiMo's layers
+    norm = "final_layernorm" if has(after) else "shared_head.norm"
+    own = _modules("model.layers", layers, norm, has)
+    if own and has(after):
+        yield STACK, "", own
+    elif own:
         yield CASCADE if len(own) > 1 else CHAIN, "hidden", own
     own = _modules("model.mtp.layers", 0, "final_layernorm", has)
     if own:
@@ -83,7 +87,8 @@ def _modules(before: str, first: int, norm: str, has: Callable[[str], bool]) -> 
         if not has(f"{layer}.eh_proj.weight"):
             break
         parts = (f"{layer}.{part}" for part in ("enorm", "hnorm", "eh_proj", norm))
-        found.append(Module(layer, *parts))
+        own = (f"{layer}.{part}" for part in ("embed_tokens", "shared_head.head"))
+        found.append(Module(layer, *parts, *(x if has(f"{x}.weight") else "" for x in own)))
     return tuple(found)
 
 

@@ -11,7 +11,7 @@ module is written for every family at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -31,25 +31,33 @@ Shape = tuple[int, ...]
 class Held(Protocol):
     """What tensors there are for a draft head."""
 
-    def holds(self, shapes: Mapping[str, Shape]) -> bool:
-        """Whether there are tensors for weights of these canonical names and shapes."""
+    def problems(self, shapes: Mapping[str, Shape]) -> Sequence[str]:
+        """What is missing or misshapen of weights of these canonical names and shapes."""
         ...
 
     def rows(self, name: str) -> int | None:
         """Rows of a matrix by its canonical name; None where there is none, or any would do."""
         ...
 
+    def called(self, name: str) -> str:
+        """What a file calls the tensor of this canonical name."""
+        ...
+
 
 class Everything:
     """Tensors by formula: all there could be."""
 
-    def holds(self, shapes: object) -> bool:
-        """Always."""
-        return True
+    def problems(self, shapes: object) -> Sequence[str]:
+        """None."""
+        return ()
 
     def rows(self, name: str) -> int | None:
         """Any number would do."""
         return None
+
+    def called(self, name: str) -> str:
+        """The same."""
+        return name
 
 
 EVERYTHING: Held = Everything()
@@ -63,6 +71,7 @@ class Module:
     ----------
     layer : beginning of its block's names, as `model.layers.N` is of a trunk layer's.
     embedding_norm, hidden_norm, project, norm : without `.weight`.
+    table, head : its own embedding and output matrix, likewise; empty for the trunk's.
     """
 
     layer: str
@@ -70,6 +79,8 @@ class Module:
     hidden_norm: str
     project: str
     norm: str
+    table: str = ""
+    head: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,7 +159,8 @@ def _add_module(
         return b.add(last.op, x, name=f"{entry}.{name}", weights=weights)
 
     given = recall(b, position, width, source, entry)
-    embedded = b.add(table.op, token, name=f"{entry}.embed", weights=table.weights)
+    rows = dict.fromkeys(table.weights, f"{module.table}.weight") if module.table else table.weights
+    embedded = b.add(table.op, token, name=f"{entry}.embed", weights=rows)
     first = norm(embedded, "embed_norm", module.embedding_norm)
     second = norm(given, "given_norm", module.hidden_norm)
     x = b.add(ops.Concat(), first, second, name=f"{entry}.joined")
@@ -158,18 +170,22 @@ def _add_module(
         inputs = [Value(name, b.values[name]) for name in node.inputs]
         b.add_node(node.op, *inputs, name=node.name, weights=node.weights, slots=node.slots)
     x = norm(Value(f"{entry}.out", b.values[f"{entry}.out"]), "hidden", module.norm)
-    trunk_logits(b, trunk, entry, x)
+    trunk_logits(b, trunk, entry, x, module.head)
 
 
-def trunk_logits(b: Builder, trunk: Graph, entry: str, x: Value) -> None:
-    """The trunk's nodes from its last norm to its logits, again."""
+def trunk_logits(b: Builder, trunk: Graph, entry: str, x: Value, head: str = "") -> None:
+    """The trunk's nodes from its last norm to its logits, again; with another output matrix where
+    one is named.
+    """
     known = {"hidden": x}
     for node in trunk.nodes:
         if node.inputs and all(name in known for name in node.inputs):
             (out,) = node.outputs
             name = out if out == "logits" else f"{entry}.{out}"
             inputs = [known[n] for n in node.inputs]
-            known[out] = b.add(node.op, *inputs, name=name, weights=node.weights)
+            own = head and isinstance(node.op, Linear)
+            weights = {"weight": f"{head}.weight"} if own else node.weights
+            known[out] = b.add(node.op, *inputs, name=name, weights=weights)
 
 
 def _block(trunk: Graph, entry: str, module: Module, held: Held) -> Iterator[Node]:
@@ -178,9 +194,6 @@ def _block(trunk: Graph, entry: str, module: Module, held: Held) -> Iterator[Nod
     before = f"{entry}.input"
     for half in ("middle", "out"):
         found = _matching(halves[half], entry, module, held)
-        if found is None:
-            what = f"the draft module {module.layer} is like no layer of this model"
-            raise UnsupportedError(what, where=module.layer, hint=_lacking(halves[half], module))
         first = next(iter(found[0].inputs))
         for node in found:
             inputs = tuple(before if name == first else name for name in node.inputs)
@@ -212,15 +225,27 @@ def layer_count(trunk: Graph) -> int:
 
 def _matching(
     halves: list[tuple[int, list[Node]]], entry: str, module: Module, held: Held
-) -> list[Node] | None:
-    """The last half layer whose tensors the module has, renamed; one without a window first."""
-    fitting = []
+) -> list[Node]:
+    """The last half layer whose tensors the module has, renamed; one without a window first.
+
+    Raises
+    ------
+    UnsupportedError : there is none; what the one lacks that comes nearest.
+    """
+    found = []
     for layer, nodes in reversed(halves):
         renamed = [_renamed(node, layer, entry, module, held) for node in nodes]
-        if held.holds(_shapes(renamed)):
-            fitting.append(renamed)
-    plain = [nodes for nodes in fitting if not any(getattr(n.op, "window", None) for n in nodes)]
-    return next(iter([*plain, *fitting]), None)
+        windowed = any(getattr(node.op, "window", None) for node in nodes)
+        found.append((held.problems(_shapes(renamed)), windowed, layer, renamed))
+    problems, _, layer, nearest = min(found, key=lambda it: (len(it[0]), it[1]))
+    if not problems:
+        return nearest
+    joint = held.called(f"{module.project}.weight")
+    raise UnsupportedError(
+        "the draft module is like no layer of this model",
+        where=joint,
+        hint=f"for one like layer {layer}: {'; '.join(problems)}",
+    )
 
 
 def _renamed(node: Node, layer: int, entry: str, module: Module, held: Held) -> Node:
@@ -257,11 +282,3 @@ def _shapes(nodes: list[Node]) -> dict[str, Shape]:
         for node in nodes
         for role, shape in node.op.weight_shapes().items()
     }
-
-
-def _lacking(halves: list[tuple[int, list[Node]]], module: Module) -> str:
-    """What a module would need to be like the trunk's last layer."""
-    layer, nodes = halves[-1]
-    file = f"model.layers.{layer}."
-    names = [name.removeprefix(file) for node in nodes for name in node.weights.values()]
-    return f"one like layer {layer} has {', '.join(sorted(names))} below {module.layer}"

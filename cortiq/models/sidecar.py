@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from cortiq.errors import FormatError
@@ -14,6 +15,8 @@ SAME = (
     "vocab_size",
 )  # fmt: skip
 """What a sidecar's configuration must say as the model's does."""
+DRAFTS = "num_nextn_predict_layers"
+"""What it may say otherwise: the model's own file need not know of layers that draft."""
 
 
 class WithSidecar:
@@ -39,8 +42,10 @@ class WithSidecar:
         return (self._main if name in self._main else self._side).tensor(name)
 
 
-def check_sidecar(main: Checkpoint, ours: BaseConfig, side: Checkpoint, theirs: BaseConfig) -> None:
-    """Refuse a sidecar that was made for another model.
+def check_sidecar(
+    main: Checkpoint, ours: BaseConfig, side: Checkpoint, theirs: BaseConfig
+) -> BaseConfig:
+    """The model's configuration, with the layers that draft of its sidecar.
 
     Raises
     ------
@@ -55,3 +60,6 @@ def check_sidecar(main: Checkpoint, ours: BaseConfig, side: Checkpoint, theirs: 
                 where=place(side),
                 hint="move it away, or load with heads='off'",
             )
+    drafts: Any = max(getattr(config, DRAFTS, 0) for config in (ours, theirs))
+    changes: dict[str, Any] = {DRAFTS: drafts} if drafts else {}
+    return replace(ours, **changes)

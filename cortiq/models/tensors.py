@@ -19,6 +19,8 @@ from cortiq.models.registry import Checkpoint, place
 
 DRAFT_NAME = re.compile(r"(?:model\.)?mtp\.")
 """Tensors of draft heads, which no trunk needs."""
+COPIED = {"embed_tokens.weight": TABLE, "shared_head.head.weight": HEAD}
+"""What files repeat in a layer that drafts, and the trunk's tensor that it should be."""
 LAYER_NAME = re.compile(r"(?:model\.layers|blk)\.(\d{1,9})\.")
 
 
@@ -48,18 +50,18 @@ class HeldTensors:
         self.checkpoint, self.names, self.source = checkpoint, names, source
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor of this name."""
-        return self._file_name(name) in self.checkpoint
+        """Whether there is a tensor of this name that is no copy of the trunk's."""
+        return self.called(name) in self.checkpoint and not self._is_copy(name)
 
     def rows(self, name: str) -> int | None:
         """Rows of a matrix; None where it is not there."""
-        file_name = self._file_name(name)
+        file_name = self.called(name)
         if file_name not in self.checkpoint:
             return None
         return self.checkpoint.tensor(file_name).shape[0]
 
-    def holds(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether there are tensors for weights of these names and shapes."""
+    def problems(self, shapes: Mapping[str, tuple[int, ...]]) -> Sequence[str]:
+        """What is missing or misshapen of weights of these names and shapes."""
         try:
             pieces = [
                 piece
@@ -67,14 +69,25 @@ class HeldTensors:
                 for piece in _pieces(name, shapes, self.checkpoint, self.names, self.source)
             ]
         except (KeyError, AssertionError):
-            return False
-        return not any(True for p in pieces for _ in _tensor_problems(p, self.checkpoint))
+            return [f"{name} is missing" for name in shapes]
+        return [text for p in pieces for text in _tensor_problems(p, self.checkpoint)]
 
-    def _file_name(self, name: str) -> str:
-        try:
-            return self.names.in_file(name, self.source)
-        except KeyError:
-            return ""
+    def called(self, name: str) -> str:
+        """The tensor's name in the file; empty where no such file has it."""
+        return self.names.known(name, self.source) or ""
+
+    def _is_copy(self, name: str) -> bool:
+        """Whether a draft layer's own table or head is the trunk's again, by its ends."""
+        layer, _, end = name.partition(".")[2].partition(".")[2].partition(".")
+        trunk = COPIED.get(end) if layer.isdecimal() else None
+        if trunk is None:
+            return False
+        named = self.called(trunk)
+        pair = self.called(name), named if named in self.checkpoint else self.called(TABLE)
+        if not all(n in self.checkpoint for n in pair):
+            return False
+        one, other = (_ends(self.checkpoint.tensor(n)) for n in pair)
+        return one == other
 
 
 def _pieces(

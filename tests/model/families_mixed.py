@@ -24,6 +24,7 @@ def mimo_values(config):
     """Metadata of MiMo V2: windows and KV heads by layer."""
     local = [kind == "sliding_attention" for kind in config["layer_types"]]
     heads, rope = config["num_key_value_heads"], config[ROPE]
+    turned = rope["full_attention"]["partial_rotary_factor"]
     return {
         "attention.head_count_kv": [heads * (2 if window else 1) for window in local],
         "attention.sliding_window": config["sliding_window"],
@@ -34,7 +35,7 @@ def mimo_values(config):
         "expert_used_count": config["num_experts_per_tok"],
         "expert_feed_forward_length": config["moe_intermediate_size"],
         "expert_weights_scale": config["routed_scaling_factor"],
-        "rope.dimension_count": int(0.4 * config["head_dim"]),
+        "rope.dimension_count": int(turned * config["head_dim"]),
         "rope.freq_base": rope["full_attention"]["rope_theta"],
         "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],
     }

@@ -64,11 +64,8 @@ def permuted(rows: np.ndarray, heads: int) -> np.ndarray:
 
 def tensors_for_gguf(folder: Path, config: Config, how: GGUF) -> dict[str, np.ndarray]:
     """Tensors by GGUF name, through the package's own name map."""
-    import gguf
-
-    kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == how.architecture)
     layers = config.get("num_hidden_layers") or len(config["layers_block_type"])
-    names = gguf.get_tensor_name_map(kind, layers)
+    names = name_map(how.architecture, layers)
     tensors, experts = {}, {}
     for name, values in load_file(folder / "model.safetensors").items():
         if how.permuted and ".q_proj." in name:
@@ -93,6 +90,23 @@ def tensors_for_gguf(folder: Path, config: Config, how: GGUF) -> dict[str, np.nd
         stack = np.stack([parts[e] for e in range(len(parts))])
         tensors[next(name for name in found if name) + ".weight"] = stack
     return tensors
+
+
+def name_map(architecture: str, layers: int) -> Any:
+    """The package's name map, with tensors of draft layers for every architecture.
+
+    llama.cpp has them for all that have such layers; the package's release lags behind.
+    """
+    import gguf
+
+    kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(kind, layers)
+    for tensor, keys in names.block_mappings_cfg.items():
+        if tensor.name.startswith("NEXTN") or tensor.name == "LAYER_OUT_NORM":
+            for layer in range(layers):
+                found = tensor, gguf.TENSOR_NAMES[tensor].format(bid=layer)
+                names.mapping |= dict.fromkeys((key.format(bid=layer) for key in keys), found)
+    return names
 
 
 def rope_values(config: Config) -> dict[str, Any]:
