@@ -28,7 +28,7 @@ import torch
 import triton
 import triton.language as tl
 from gpu_golden import GOLDEN, MODEL, PROMPT, RUNS, name_of
-from gpu_models import Transformers, decode, ours, prefill_seconds, seconds_of
+from gpu_models import Transformers, decode, ours, prefill_kernels, prefill_seconds, seconds_of
 from gpu_products import batched, dense, sparse
 
 from cortiq_triton.language import Tensor, ceil_div, kernel, launch
@@ -69,6 +69,13 @@ def ceilings(known: Known) -> Iterator[tuple[str, str]]:
     yield "cuBLAS bf16, 8192 cubed", f"{rate / 1e12:.0f} TFLOP/s"
 
 
+def show(kernels: list[tuple[str, float, int]]) -> None:
+    """Where the device's time went: the longest kernels and all together."""
+    for name, microseconds, count in kernels[:14]:
+        print(f"  {microseconds:10.1f} us  {count:5} x  {name[:90]}", flush=True)
+    print(f"  {sum(each[1] for each in kernels):10.1f} us  together", flush=True)
+
+
 def judge(name: str, digests: set[str]) -> str:
     """What the golden digests say about these."""
     golden = json.loads(GOLDEN.read_text()).get(name) if GOLDEN.exists() else None
@@ -88,9 +95,11 @@ def model(known: Known) -> Iterator[tuple[str, str]]:
     known["prefill"] = PROMPT / seconds
     judged = judge(f"prompt of {PROMPT}", {digest})
     yield f"ours, w8: prefill of {PROMPT}", f"{known['prefill']:.0f} tokens/s; {judged}"
+    show(prefill_kernels(executable, PROMPT))
     for sequences, context, steps in RUNS:
         got = decode(executable, sequences, context, steps)
         known[f"decode {sequences} {context}"] = got["rate"]
+        show(got["kernels"])
         part = held / got["device"] / known.get("stream", float("nan"))
         yield (
             f"ours, w8: decode, batch {sequences}, context {context}",

@@ -89,6 +89,17 @@ def prefill_seconds(executable: Any, length: int, times: int = 3) -> tuple[float
     return median(found[1:]), text_of(row)
 
 
+def prefill_kernels(executable: Any, length: int) -> list[tuple[str, float, int]]:
+    """Kernels of a prompt, longest first."""
+
+    def run() -> None:
+        state = executable.open(length + 8)
+        prompt(executable, state, 0, length)
+        state.release()
+
+    return kernel_times(run)
+
+
 def decode(executable: Any, sequences: int, context: int, steps: int) -> dict[str, Any]:
     """Wall seconds a step with one step ahead, and the device's by replaying its last graph."""
     states = [executable.open(context + steps + WARM + 1) for _ in range(sequences)]
@@ -110,10 +121,17 @@ def decode(executable: Any, sequences: int, context: int, steps: int) -> dict[st
     wall = (time.perf_counter() - start) / steps
     shape = list(executable.decoder.shapes.values())[-1]
     device = seconds_of(shape.captured.replay, steps) if shape.captured else float("nan")
+    kernels = kernel_times(shape.captured.replay if shape.captured else shape.run.launch)
     digests = {text_of(row) for row in last.rows}
     for state in states:
         state.release()
-    return {"wall": wall, "device": device, "rate": sequences / wall, "digests": digests}
+    return {
+        "wall": wall,
+        "device": device,
+        "rate": sequences / wall,
+        "digests": digests,
+        "kernels": kernels,
+    }
 
 
 def seconds_of(run: Callable[[], Any], times: int) -> float:
@@ -127,6 +145,23 @@ def seconds_of(run: Callable[[], Any], times: int) -> float:
     last.record()
     torch.cuda.synchronize()
     return first.elapsed_time(last) / 1000 / times
+
+
+def kernel_times(run: Callable[[], Any], times: int = 3) -> list[tuple[str, float, int]]:
+    """Kernels of something, longest first: name, device microseconds and launches a run."""
+    from torch.profiler import ProfilerActivity, profile
+
+    run()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(times):
+            run()
+        torch.cuda.synchronize()
+    found = [
+        (event.key, event.self_device_time_total / times, event.count // times)
+        for event in seen.key_averages()
+    ]
+    return sorted(found, key=lambda each: -each[1])
 
 
 class Transformers:

@@ -69,8 +69,9 @@ def dense(known: Known) -> Iterator[tuple[str, str]]:
         tunings = [
             replace(DEVICE_TUNING, bm=bm, bn_many=bn, bk=bk, warps_many=warps, stages=stages)
             for bm, bn, bk, warps, stages in (
-                (128, 128, 128, 8, 3), (128, 128, 64, 8, 4), (128, 256, 64, 8, 3),
-                (128, 64, 128, 4, 4), (64, 128, 128, 4, 4),
+                (128, 128, 128, 8, 3), (128, 128, 64, 8, 5), (128, 256, 64, 8, 4),
+                (128, 256, 128, 8, 3), (256, 128, 64, 8, 4), (256, 128, 128, 16, 3),
+                (128, 256, 128, 16, 3), (128, 64, 128, 4, 4), (64, 128, 128, 4, 4),
             )
         ]  # fmt: skip
         if layout != "w8":

@@ -101,9 +101,11 @@ class Run:
         self.tail_faults = torch.zeros(len(self.tail), dtype=torch.int32, device=device)
         for name in self.plan.graph.inputs:
             self.values[name] = self._input(name)
-        for step in self._selected():
-            if self.tail or not step.late:
-                self._run(step)
+        steps = [step for step in self._selected() if self.tail or not step.late]
+        for step, spent in zip(steps, self._spent(steps), strict=True):
+            self._run(step)
+            for name in spent:
+                del self.values[name]
         if len(self.tail) == len(self.rows):
             self.faults |= self.tail_faults
         elif self.tail:
@@ -116,6 +118,16 @@ class Run:
             return self.plan.select(wanted)
         supplied = frozenset(name for row in self.rows for name in row.inputs)
         return self.plan.fused(wanted, supplied)
+
+    def _spent(self, steps: Sequence[Step]) -> list[list[str]]:
+        """For each step the values that nobody reads after it."""
+        seen = frozenset[str]().union(*self.wants)
+        spent: list[list[str]] = []
+        for step in reversed(steps):
+            names = dict.fromkeys((*step.node.inputs, *step.node.outputs))
+            spent.append([name for name in names if name not in seen and name != "position"])
+            seen |= names.keys()
+        return spent[::-1]
 
     def _run(self, step: Step) -> None:
         node, late = step.node, step.late
