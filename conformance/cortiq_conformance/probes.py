@@ -113,13 +113,13 @@ def through_quantise(width: int) -> Probe:
     return one(ops.MatMul(width, width), {"x": floats(width)}, weights, quantised=("x",))
 
 
-def logits(vocabulary: int) -> Probe:
-    """Rows that supply their logits: `logits` is `x` times 1."""
+def logits(vocabulary: int, factor: float = 1.0) -> Probe:
+    """Rows that supply their logits: `logits` is `x` times a factor."""
     b = Builder(context=CONTEXT)
     b.input("token")
     b.input("position")
     x = b.input("x", (vocabulary,), "f32")
-    b.add(ops.Scale(1.0), x, name="logits")
+    b.add(ops.Scale(factor), x, name="logits")
     return Probe(b.program(("logits",)), {}, {"x": floats(vocabulary)}, {"token": vocabulary})
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Argmax, Digest, Draw, Named, Top, Want
+from cortiq.backend.admission import value_of
 from cortiq.numerics import digest, sampling
 from cortiq.numerics.contract import F32
 from cortiq_conformance.oracle import Evaluation
@@ -24,7 +25,8 @@ def label(want: Want, index: int) -> str:
         return f"digest of {want.name}"
     if isinstance(want, Top):
         return f"top {want.count}"
-    return "argmax" if isinstance(want, Argmax) else f"draw {index}"
+    of = "" if want.name == "logits" else f" of {want.name}"
+    return f"argmax{of}" if isinstance(want, Argmax) else f"draw {index}{of}"
 
 
 def _arrays(want: Want, index: int, values: Sequence[Any]) -> Observations:
@@ -62,8 +64,7 @@ def expected(wants: Sequence[Want], evaluation: Evaluation, history: Sequence[in
 
 
 def _expected(want: Want, evaluation: Evaluation, row: int, history: Sequence[int]) -> Any:
-    named = isinstance(want, Named | Digest)
-    value = evaluation.values[want.name if named else "logits"][row]  # type: ignore[union-attr]
+    value = evaluation.values[value_of(want)][row]
     if isinstance(want, Named):
         return value
     if isinstance(want, Digest):
@@ -73,5 +74,6 @@ def _expected(want: Want, evaluation: Evaluation, row: int, history: Sequence[in
     if isinstance(want, Top):
         return (*sampling.top(value, want.count), sampling.log_sum_exp(value))
     assert isinstance(want, Draw)
-    position, choice = len(history), want.choice
-    return sampling.draw(value, want.sampling, history, position, choice, mask=want.mask)
+    position, choice = len(history) - 1 + want.ahead, want.choice
+    seen = history if want.history is None else want.history
+    return sampling.draw(value, want.sampling, seen, position, choice, mask=want.mask)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend.batch import Argmax, Batch, Digest, Draw, Drawn, Named, Row, Top, Want
+from cortiq.backend.batch import Argmax, Batch, Digest, Draw, Drawn, Row, Top, Want
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, Program
 from cortiq.ir.layers import Embedding
@@ -27,7 +27,7 @@ LARGEST_VOCABULARY = 2**31
 
 def value_of(want: Want) -> str:
     """Name of the value a want is computed from."""
-    return want.name if isinstance(want, Named | Digest) else "logits"
+    return "logits" if isinstance(want, Top) else want.name
 
 
 def groups_of(batch: Batch, owns: Callable[[Any], bool]) -> dict[Any, range]:
@@ -235,6 +235,8 @@ def _unanswerable(graph: Graph, want: Want) -> str | None:
     if isinstance(want, Digest) and type_.dtype != "f32":
         return f"{name!r} is {type_}; digests are of f32 values"
     width = type_.shape[-1] if type_.shape else 1
+    if isinstance(want, Argmax | Draw) and (type_.dtype != "f32" or len(type_.shape) != 1):
+        return f"{name!r} is {type_}; tokens are drawn from a row of f32 logits"
     if isinstance(want, Top) and not (type(want.count) is int and 1 <= want.count <= width):
         return f"the top {want.count} of {width} logits"
     return _undrawable(want, width) if isinstance(want, Draw) else None
@@ -242,7 +244,10 @@ def _unanswerable(graph: Graph, want: Want) -> str | None:
 
 def _undrawable(want: Draw, width: int) -> str | None:
     """Why nothing can be drawn from this many logits."""
-    unknown = [token for token in want.sampling.logit_bias if token >= width]
-    if unknown:
-        return f"logit_bias names token {unknown[0]} of {width}"
+    for what, ids in (("logit_bias", want.sampling.logit_bias), ("history", want.history or ())):
+        unknown = [token for token in ids if not 0 <= token < width]
+        if unknown:
+            return f"{what} names token {unknown[0]} of {width}"
+    if not (type(want.ahead) is int and 0 <= want.ahead < LARGEST_VOCABULARY):
+        return f"a token {want.ahead!r} positions ahead"
     return (mask_fault(want.mask, width) or None) if want.mask is not None else None

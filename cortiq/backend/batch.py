@@ -27,7 +27,12 @@ class Named:
 
 @dataclass(frozen=True)
 class Argmax:
-    """Wants the index of the largest logit, the lowest on ties: int."""
+    """Wants the index of the largest logit, the lowest on ties: int.
+
+    `name` is the value that has the logits: of all ids, or of the first ones of the vocabulary.
+    """
+
+    name: str = "logits"
 
 
 @dataclass(frozen=True)
@@ -35,14 +40,27 @@ class Draw:
     """Wants a token drawn from the row's logits (`numerics.sampling.draw`): int.
 
     The penalties' history is every id the sequence was fed up to and including this row. The
-    random numbers are those of (sampling.seed, choice, position + 1): the drawn token's position.
-    Ids outside the mask (`numerics.masks`; None allows all) do not exist for the draw; a mask that
-    allows nothing declines the sequence.
+    random numbers are those of (sampling.seed, choice, position + ahead): the drawn token's
+    position. Ids outside the mask (`numerics.masks`; None allows all) do not exist for the draw; a
+    mask that allows nothing declines the sequence.
+
+    A row of a draft head is for a token further ahead, and the ids before that are not its
+    sequence's. With `ahead` and `history` it draws with the very numbers that the trunk will, so
+    that the two mostly agree.
+
+    Attributes
+    ----------
+    name : the value drawn from: logits of all ids, or of the first ones of the vocabulary.
+    ahead : how far the drawn token's position lies after the row's.
+    history : what the penalties look at instead.
     """
 
     sampling: Sampling
     choice: int = 0
     mask: Mask | None = field(default=None, repr=False)
+    name: str = "logits"
+    ahead: int = 1
+    history: tuple[int, ...] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

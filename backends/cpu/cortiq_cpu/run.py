@@ -107,8 +107,11 @@ class Run:
         return np.stack([np.asarray(self.rows[row].inputs[name], np.int64) for row in rows])
 
     def _fill_draw(self, draw: Any, want: Draw, row: int) -> None:
-        history = self.flat.history(row, self.entry) if penalises(want) else None
-        position = int(self.flat.positions[row]) + 1
+        history: np.ndarray | None = None
+        if penalises(want):
+            own = want.history
+            history = self.flat.history(row, self.entry) if own is None else np.array(own, np.int32)
+        position = int(self.flat.positions[row]) + want.ahead
         self._alive.append(fill_draw(draw, want, history, position))
 
     def _run(self, number: int) -> None:

@@ -48,10 +48,10 @@ def _asks(want: Want, draws: list[Draw]) -> tuple[Ask, ...]:
     if isinstance(want, Digest):
         return (Ask("digest", want.name),)
     if isinstance(want, Draw):
-        return (Ask("draw", "logits", draws.index(want)),)
+        return (Ask("draw", want.name, draws.index(want)),)
     if isinstance(want, Top):
         return Ask("top", "logits", want.count), Ask("log_sum_exp", "logits")
-    return (Ask("argmax", "logits"),) if isinstance(want, Argmax) else ()
+    return (Ask("argmax", want.name),) if isinstance(want, Argmax) else ()
 
 
 KINDS = {

@@ -64,6 +64,8 @@ def answer(
         return _top(value, want.count)
     assert isinstance(want, Draw)
     faults = Faults(1)
-    seen = history() if tail.penalises(want.sampling) else ()
-    token = tail.draw(value, want, seen, position + 1, faults)
+    seen: Sequence[int] = ()
+    if tail.penalises(want.sampling):
+        seen = history() if want.history is None else want.history
+    token = tail.draw(value, want, seen, position + want.ahead, faults)
     return Answer([token], int, faults.seen() if faults.peaks else None)

@@ -10,8 +10,9 @@ from cortiq.numerics import digest, sampling
 
 
 def _draw(want: Draw, run: Any, at: int) -> int:
-    position, logits = run.rows[at].position + 1, run.row_of("logits", at)
-    history, choice, mask = run.history(at), want.choice, want.mask
+    position, logits = run.rows[at].position + want.ahead, run.row_of(want.name, at)
+    history = run.history(at) if want.history is None else want.history
+    choice, mask = want.choice, want.mask
     return sampling.draw(logits, want.sampling, history, position, choice, mask=mask)
 
 
@@ -25,7 +26,7 @@ Answers = Mapping[type, Callable[[Any, Any, int], Any]]
 
 WANTS: Answers = {
     Named: lambda want, run, at: run.row_of(want.name, at),
-    Argmax: lambda want, run, at: int(sampling.argmax(run.row_of("logits", at))),
+    Argmax: lambda want, run, at: int(sampling.argmax(run.row_of(want.name, at))),
     Draw: _draw,
     Top: _top,
     Digest: lambda want, run, at: digest.digest(run.row_of(want.name, at)),

@@ -66,9 +66,10 @@ class Answers:
         run = self.run
         for place, (at, want) in enumerate(asking):
             assert isinstance(want, Draw)
-            given = draw.draw_inputs(want, run.history(at), value.shape[1], str(value.device))
+            seen = run.history(at) if want.history is None else list(want.history)
+            given = draw.draw_inputs(want, seen, value.shape[1], str(value.device))
             fault = torch.zeros(1, dtype=torch.int32, device=value.device)
-            position = run.rows[at].position + 1
+            position = run.rows[at].position + want.ahead
             self.found[at][want] = draw.draw(value[place], want, position, given, fault)[0]
             self._note([at], fault)
 

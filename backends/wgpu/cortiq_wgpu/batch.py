@@ -133,12 +133,18 @@ class Records:
             if ask is not None and ask in self.run.compiled.tops:
                 record[TOPS] |= self.run.compiled.tops[ask]
             if isinstance(want, Draw) and ask is not None:
-                history = self.flat.history(row, self.run.entry) if penalises(want) else None
-                position = int(self.flat.positions[row]) + 1
+                history = self._history(want, row) if penalises(want) else None
+                position = int(self.flat.positions[row]) + want.ahead
                 places[ask.number] = extra.add(draw_block(want, history, position, extra.end))
         if places:
             count = 1 + max(ask.number for ask in self.run.compiled.answers if ask.kind == "draw")
             record[DRAWS] = extra.add(np.array([places.get(n, 0) for n in range(count)], np.uint32))
+
+    def _history(self, want: Draw, row: int) -> Sequence[int]:
+        """What the penalties of a draw look at."""
+        if want.history is not None:
+            return want.history
+        return self.flat.history(row, self.run.entry)
 
 
 class _Extra:

@@ -50,10 +50,10 @@ def _ask(want: Want, draws: list[Draw]) -> Ask | None:
     if isinstance(want, Digest):
         return Ask("digest", want.name)
     if isinstance(want, Draw):
-        return Ask("draw", "logits", draws.index(want))
+        return Ask("draw", want.name, draws.index(want))
     if isinstance(want, Top):
         return Ask("top", "logits", want.count)
-    return Ask("argmax", "logits") if isinstance(want, Argmax) else None
+    return Ask("argmax", want.name) if isinstance(want, Argmax) else None
 
 
 STAGES = {"argmax": "pick", "digest": "digest", "top": "top", "draw": "draw"}

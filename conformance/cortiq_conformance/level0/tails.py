@@ -57,6 +57,8 @@ def cases() -> Iterator[Case]:
     for what, sampling in CHAINS.items():
         yield _case("Draw", "Draw", what, partial(_draws, sampling))
     yield _case("Draw", "Draw", "three choices of one row", _choices)
+    yield _case("Draw", "Draw", "for another position, after other ids", _elsewhere)
+    yield _case("Draw", "Draw", "of another value than the logits", _of_another)
     for what, (sampling, ids) in MASKED.items():
         yield _case("Draw", "Draw", f"masked: {what}", partial(_masked, sampling, ids))
     yield _case("Top", "Top", "the largest 20", partial(_top, False, 20))
@@ -68,9 +70,11 @@ def _case(family: str, op: str, what: str, build: Callable[[Source], Scenario]) 
     return Case(f"level0/{family}[{what}]", 0, family, op, build)
 
 
-def rows(x: np.ndarray, wants: tuple[Want, ...], source: Source) -> Scenario:
-    """Rows that supply these logits; their ids repeat, so that penalties have a history."""
-    probe = logits(x.shape[1])
+def rows(x: np.ndarray, wants: tuple[Want, ...], source: Source, factor: float = 1.0) -> Scenario:
+    """Rows that supply `x`, their logits by this factor; their ids repeat, so that penalties have
+    a history.
+    """
+    probe = logits(x.shape[1], factor)
     tokens = source.integers(0, 12, len(x))
     return Scenario(probe.program, probe.weights, [Feed(tokens, {"x": x})], wants)
 
@@ -107,6 +111,23 @@ def _choices(source: Source) -> Scenario:
     x = np.repeat(source.floats(1, VOCABULARY), ROWS, axis=0)
     wants = tuple(Draw(Sampling(seed=9), choice) for choice in range(3))
     return rows(x, wants, source)
+
+
+def _elsewhere(source: Source) -> Scenario:
+    """As draft heads draw: for a token further on, after ids that are not their rows'."""
+    x = np.repeat(source.floats(1, VOCABULARY), ROWS, axis=0)
+    penalised = CHAINS["penalties"]
+    wants = (
+        Draw(Sampling(seed=9), ahead=0), Draw(Sampling(seed=9), ahead=3),
+        Draw(penalised, ahead=2), Draw(penalised, ahead=2, history=(4, 900, 4, 17)),
+    )  # fmt: skip
+    return rows(x, wants, source)
+
+
+def _of_another(source: Source) -> Scenario:
+    x = source.floats(ROWS, VOCABULARY, amplitude=2)
+    wants = (Argmax(), Argmax("x"), Draw(Sampling(seed=9)), Draw(Sampling(seed=9), name="x"))
+    return rows(x, wants, source, factor=-1.0)
 
 
 def _top(ties: bool, count: int, source: Source) -> Scenario:

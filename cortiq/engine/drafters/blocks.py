@@ -12,15 +12,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cortiq.backend import Argmax, Batch, Row, State, Want
-from cortiq.engine.drafters.heads import CHUNK_ROWS, LOGITS, drawn_draft, head_of
+from cortiq.backend import Batch, Draw, Named, Row, State, Want
+from cortiq.engine.drafters.heads import CHUNK_ROWS, draft_want, head_of
 from cortiq.engine.drafting import NOTHING, Draft, RowResult, Task
 from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.ir.heads import BLOCK, RECALLED, DraftHead
+from cortiq.numerics import sampling
 from cortiq.numerics.contract import F32
 from cortiq.runtime.blame import blamed_on, failure_hint, names_of
 from cortiq.runtime.sequence import check_outcome
+
+LOGITS = Named("logits")
 
 
 def block_head(program: Program) -> DraftHead:
@@ -38,6 +41,24 @@ def block_head(program: Program) -> DraftHead:
             hint="load it with heads='dflash:PATH'",
         )
     return head
+
+
+def block_want(task: Task, ids: Sequence[int]) -> Want:
+    """What every masked row is asked for: its own place's token, or its logits where what may be
+    drawn there depends on the drafts before it.
+    """
+    want = draft_want(task, ids, ahead=0)
+    apart = isinstance(want, Draw) and (want.history is not None or want.mask is not None)
+    return LOGITS if apart else want
+
+
+def drawn_draft(task: Task, row: RowResult, text: Sequence[int]) -> int:
+    """The draft after a text, drawn of a row's logits as the target will draw there."""
+    wanted = task.want_at(text)
+    if not isinstance(wanted, Draw):
+        return int(sampling.argmax(row[LOGITS]))
+    how, choice, mask = wanted.sampling, wanted.choice, wanted.mask
+    return sampling.draw(row[LOGITS], how, text, len(text), choice, mask=mask)
 
 
 class BlockDrafting:
@@ -63,8 +84,7 @@ class BlockDrafting:
         self._catch_up(ids, leave=CHUNK_ROWS)
         start = state.length(self.entry)
         end = stop + count
-        wanted = self.task.want_at(ids)
-        want: Want = wanted if isinstance(wanted, Argmax) else LOGITS
+        want = block_want(self.task, ids)
         tokens = [ids[-1], *[self.head.mask_token] * count]
         rows = [self._context(state, ids, p) for p in range(start, stop)]
         rows += [self._masked(state, stop + i, token, end, (want,) if i else ())
@@ -73,7 +93,7 @@ class BlockDrafting:
         self._rewind(state, stop)
         text = list(ids)
         for row in brought:
-            text.append(drawn_draft(self.task, want, row, text))
+            text.append(int(row[want]) if want != LOGITS else drawn_draft(self.task, row, text))
         return Draft(tuple(text[len(ids) :]))
 
     def _state(self) -> State:

@@ -9,6 +9,7 @@ that follow from its own ids: it can be forked, kept as a prefix and moved like 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
@@ -20,7 +21,6 @@ from cortiq.engine.policy.streak import Streak
 from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.ir.heads import CHAIN, RECALLED, SHORTLIST, DraftHead
-from cortiq.numerics import sampling
 from cortiq.numerics.contract import F32
 from cortiq.runtime.blame import blamed_on, failure_hint, names_of
 from cortiq.runtime.sequence import check_outcome
@@ -29,7 +29,6 @@ WARM: WeakSet[Executable] = WeakSet()
 """Executables that have been asked for all that drafting asks for."""
 CHUNK_ROWS = 256
 """Rows of a prompt that a module is fed at a time."""
-LOGITS, SHORT = Named("logits"), Named(SHORTLIST)
 
 
 def head_of(program: Program) -> DraftHead:
@@ -54,18 +53,23 @@ def final_rows(ids: int, fed: int, depth: int) -> int:
     return max(0, min(fed, ids - 1 - depth))
 
 
-def drawn_draft(task: Task, want: Want, row: RowResult, text: Sequence[int]) -> int:
-    """The draft after a text, drawn as the target will draw there, with its random numbers.
+def draft_want(task: Task, text: Sequence[int], ahead: int, short: bool = False) -> Want:
+    """What brings the draft after a text: what the target will be asked for there, of a head's row.
 
     Parameters
     ----------
-    row : what a head's row brought; `want` is what brings a greedy draft.
+    ahead : how far the draft's position, that after the text, lies after the row's.
+    short : whether the first ids of the vocabulary will do; for draws whose options name ids they
+        don't.
     """
     wanted = task.want_at(text)
     if not isinstance(wanted, Draw):
-        return int(np.argmax(row[want])) if want == SHORT else int(row[want])
-    how, choice, mask = wanted.sampling, wanted.choice, wanted.mask
-    return sampling.draw(row[LOGITS], how, text, len(text), choice, mask=mask)
+        return Argmax(SHORTLIST) if short else wanted
+    s = wanted.sampling
+    penalised = (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) != (1, 0, 0)
+    named = penalised or s.logit_bias or wanted.mask is not None
+    name = SHORTLIST if short and not named else wanted.name
+    return replace(wanted, name=name, ahead=ahead, history=tuple(text) if penalised else None)
 
 
 class HeadDrafting:
@@ -115,7 +119,8 @@ class HeadDrafting:
         """
         state, entry = self._state(), self.head.entries[0]
         before = state.length(entry)
-        self._feed(0, ids, state.length(), (self._want(ids), self._output), self._given(None))
+        stop = state.length()
+        self._feed(0, ids, stop, (self._want(ids, stop), self._output), self._given(None))
         self._rewind(entry, before)
         WARM.add(self.task.executable)
 
@@ -160,12 +165,14 @@ class HeadDrafting:
         """The draft after a text, and what the next row of a chain is given in place of the
         trunk's: its own output.
         """
-        rows, want = self._state().length(), self._want(text)
-        if self.head.style != CHAIN:
-            return self._drawn(want, self._feed(step, text, rows, (want,)), text), {}
+        chained = self.head.style == CHAIN
+        stop = self._state().length() + (step if chained else 0)
+        want = self._want(text, stop)
+        if not chained:
+            return int(self._feed(step, text, stop, (want,))[want]), {}
         # The output is asked for by the last one too: backends prepare for each set of wants.
-        row = self._feed(0, text, rows + step, (want, self._output), given)
-        return self._drawn(want, row, text), {} if last else self._given(row)
+        row = self._feed(0, text, stop, (want, self._output), given)
+        return int(row[want]), {} if last else self._given(row)
 
     def _feed(
         self,
@@ -193,15 +200,10 @@ class HeadDrafting:
         check_outcome(result.outcomes[state], stop - 1, failure_hint(executable))
         return result.rows[-1]
 
-    def _want(self, text: Sequence[int]) -> Want:
-        """What brings the draft after these ids: greedy ones are found by the backend."""
-        wanted = self.task.want_at(text)
-        if not isinstance(wanted, Argmax):
-            return LOGITS
-        return SHORT if self._streak is not None and not self._streak.full else wanted
-
-    def _drawn(self, want: Want, row: RowResult, text: Sequence[int]) -> int:
-        return drawn_draft(self.task, want, row, text)
+    def _want(self, text: Sequence[int], stop: int) -> Want:
+        """What brings the draft after these ids, of a row before `stop`."""
+        short = self._streak is not None and not self._streak.full
+        return draft_want(self.task, text, len(text) - stop + 1, short)
 
     def _forget_drafts(self, ids: int) -> None:
         """Keep final rows only."""

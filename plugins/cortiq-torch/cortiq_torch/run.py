@@ -147,7 +147,8 @@ class Run:
         if isinstance(want, Top):
             return (*sampling.top(value, want.count), sampling.log_sum_exp(value))
         assert isinstance(want, Draw)
-        position, history = self.rows[at].position + 1, self._history(at)
+        position = self.rows[at].position + want.ahead
+        history = self._history(at) if want.history is None else want.history
         return sampling.draw(value, want.sampling, history, position, want.choice, mask=want.mask)
 
     def _row(self, name: str, at: int) -> Any:
