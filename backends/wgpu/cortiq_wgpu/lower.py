@@ -88,6 +88,11 @@ class Lowered:
             name = self.aliases[name]
         return name
 
+    def gathered(self) -> set[str]:
+        """Values of the trunk that the tail reads."""
+        steps = (step for group in self.groups for step in group)
+        return {name for step in steps if isinstance(step.op, Gather) for name in step.inputs}
+
 
 def needed(graph: Graph, wanted: Iterable[str]) -> set[str]:
     """Names of the nodes that the wanted values, or any write of state, depend on."""

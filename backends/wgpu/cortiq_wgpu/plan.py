@@ -201,6 +201,8 @@ class Plan:
             if name in lowered.types and name not in SIDE_VALUES
         }
         kept = {*request.wanted, *request.supplied, *self.graph.inputs} - set(SIDE_VALUES)
+        if self.tail_rows < self.rows:  # the tail may be passed again, and reads these each time
+            kept |= lowered.gathered()
         places = assign(lowered, rows, kept)
         if 4 * max(places.numbers, places.records) <= self.pools.limit // 2 or self.rows <= 1:
             return places

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
 from cortiq.backend import Argmax, Digest, Draw, Top, Want
+from cortiq.ir import Builder, ops
 from cortiq.numerics.contract import F32
 from cortiq.numerics.masks import mask_of
 from cortiq.numerics.sampling import Sampling
+from cortiq.numerics.synthetic import synthetic_weight
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.drives import Feed
-from cortiq_conformance.probes import logits
+from cortiq_conformance.probes import Probe, floats, logits
 from cortiq_conformance.source import Source
 
 VOCABULARY = 1000
@@ -64,6 +67,7 @@ def cases() -> Iterator[Case]:
     yield _case("Top", "Top", "the largest 20", partial(_top, False, 20))
     yield _case("Top ties", "Top", "equal logits by id", partial(_top, True, 50))
     yield _case("Digest", "Digest", "logits and a value", _digests)
+    yield _case("Digest", "Digest", "many rows of wide logits", _wide)
 
 
 def _case(family: str, op: str, what: str, build: Callable[[Source], Scenario]) -> Case:
@@ -140,3 +144,37 @@ def _top(ties: bool, count: int, source: Source) -> Scenario:
 def _digests(source: Source) -> Scenario:
     x = source.spread(8, VOCABULARY)
     return replace(rows(x, (), source), wants=(Digest("logits"), Digest("x")))
+
+
+WIDTHS = (16, 8, 12, 20, 16, 40_000)
+"""Of what is stored, of what follows, and of the logits."""
+
+
+def _wide(source: Source) -> Scenario:
+    """More logits than a backend need hold at once, behind small values that no state needs.
+
+    What is fed to these values is stored: a backend that computes it once for all rows, and the
+    rest for some rows at a time, must find it whole each time.
+    """
+    b = Builder(context=256)
+    b.input("token")
+    b.input("position")
+    x = b.input("x", (1, WIDTHS[0]), "f32")
+    key = b.add(ops.Scale(2.0), x, name="key")
+    stored = b.add(ops.Quantise(), key, name="stored")
+    b.add_node(
+        ops.StoreKV(1, WIDTHS[0], WIDTHS[0]), stored, stored, name="store", slots={"kv": "kv"}
+    )
+    q = b.add(ops.Quantise(), b.add(ops.Reshape(WIDTHS[:1]), key, name="row"), name="q0")
+    weights = {}
+    for i, (width, height) in enumerate(pairwise(WIDTHS)):
+        weights[f"w{i}"] = synthetic_weight("w8", f"w{i}", 3, (height, width))
+        roles = {"weight": f"w{i}"}
+        if height == WIDTHS[-1]:
+            b.add(ops.MatMul(width, height), q, name="logits", weights=roles)
+        else:
+            y = b.add(ops.MatMul(width, height), q, name=f"y{i}", weights=roles)
+            q = b.add(ops.Quantise(), y, name=f"q{i + 1}")
+    program = b.program(("logits",)).with_layouts(dict.fromkeys(weights, "w8"))
+    scenario = Probe(program, weights, {"x": floats(1, WIDTHS[0])}).scenario(source, 130)
+    return replace(scenario, wants=(Digest("logits"),))
