@@ -55,4 +55,4 @@ def _scores(node: Node, hidden: str) -> bool:
 def first_rows(weight: Weight, count: int) -> Weight:
     """The first rows of a weight, as views made when they are looked at."""
     parts = LazyParts(lambda: weight.rows(0, count).parts)
-    return Weight(weight.layout, (count, weight.shape[1]), parts, weight.origin)
+    return Weight(weight.layout, (count, weight.shape[1]), parts, weight.origin, weight)

@@ -7,7 +7,7 @@ and tied tensors are views of it. `decode` gives the integers that the matmul is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -102,12 +102,14 @@ class Weight:
     parts : "float" and "blocks" layouts: {"raw": uint8 [N, row bytes]}; w8 and w8b256: {"codes":
         int8 [N, K], "scale": float32 [N, ⌈K/block⌉]}; w16: {"hi": int8, "lo": int8, "scale"}.
     origin : for messages: the number, in the whole weight, of the first row, or of every row.
+    whole : the weight that these are the first rows of, for backends that keep it and need no copy.
     """
 
     layout: Layout
     shape: tuple[int, int]
     parts: Mapping[str, npt.NDArray[Any]]
     origin: npt.NDArray[np.integer] | int = 0
+    whole: Weight | None = field(default=None, repr=False, compare=False)
 
     @staticmethod
     def from_bytes(layout: Layout, raw: Bytes, shape: tuple[int, int]) -> Weight:

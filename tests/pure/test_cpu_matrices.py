@@ -121,3 +121,29 @@ def test_embedding_rows(name):
         args = structs.EmbedArgs(matrix.address, ids.ctypes.data, out.ctypes.data)
         run(None, 2, structs.EMBED_ROWS, ctypes.c_int32(6), faults, args)
         assert_same_bits(out.reshape(6, width), embedding_rows(weight, ids))
+
+
+@pytest.mark.parametrize("isa", supported_isas())
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0", "w8", "w16", "f32"])
+def test_the_first_rows_are_a_matrix_over_the_same_panels(name, isa):
+    weight, count = random_weight(name if name != "f32" else "w8", 75, 256), 48
+    weight.parts.get("scale", np.zeros((75, 1)))[count:] = 2.0**40  # no fault of the first rows'
+    if name == "f32":
+        weight = Weight.from_floats(floats_of(weight))
+    whole = PackedMatrix(weight, "whole")
+    first, x = whole.first_rows(count), random_rows(5, 256)
+    assert first.data is whole.data and first.nbytes < whole.nbytes
+    given = records_of(x) if name != "f32" else np.ldexp(x.q, x.e[:, None]).astype(np.float32)
+    out, faults = np.zeros((5, count), np.float32), np.zeros(5, np.uint8)
+    multiply(isa, 1, first, given, out, faults)
+    flags = np.zeros(5, np.bool_)
+    part = weight.rows(0, count)
+    wanted = (
+        matmul(x, decode(part), flags) if name != "f32" else matmul_f32(given, floats(part), flags)
+    )
+    assert_same_bits(out, wanted)
+    assert np.array_equal(faults.astype(bool), flags)
+
+
+def floats_of(weight):
+    return (weight.parts["codes"] * weight.parts["scale"]).astype(np.float32)

@@ -77,7 +77,7 @@ def drafted(executable, drafter, want_at, count):
     return drafts, watched.seen[-len(drafts) :]
 
 
-KINDS = [("tiny-llama", "mtp", 0, 4), ("tiny-llama", "mtp", 50, 4), ("tiny-mimo", "mimo", 0, 3),
+KINDS = [("tiny-llama", "mtp", 0, 4), ("tiny-llama", "mtp", 48, 4), ("tiny-mimo", "mimo", 0, 3),
          ("tiny-llama", "dflash", 0, 3)]  # fmt: skip
 
 
@@ -141,3 +141,25 @@ def test_history_is_looked_at_only_where_it_counts():
     assert brought[own] == brought[given] and brought[other] == expected
     assert np.isfinite(brought[LOGITS]).all()
     state.release()
+
+
+@pytest.mark.parametrize("count", [48, 50])
+def test_a_shortlist_of_whole_panels_is_no_second_copy(count):
+    pytest.importorskip("cortiq_cpu")
+    from concurrent.futures import ThreadPoolExecutor
+
+    from cortiq.ir import primitives_of
+    from cortiq_cpu.weights import Weights
+
+    model = load_program(
+        open_synthetic("synthetic:tiny-llama"), heads="mtp", draft_vocabulary=count
+    )
+    name = next(name for name in model.weights if name.endswith(f"#{count}"))
+    whole = name.removesuffix(f"#{count}")
+    with ThreadPoolExecutor(1) as pool:
+        packed = Weights(model.weights, pool)
+        for graph in primitives_of(model.program).graphs.values():
+            for node in graph.nodes:
+                packed.prepare(node)
+    shared = packed._matrices[name].data is packed._matrices[whole].data
+    assert shared == (count == 48) and model.weights[name].whole is model.weights[whole]

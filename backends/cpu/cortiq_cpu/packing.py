@@ -7,6 +7,7 @@ scales their f16, so that a packed matrix takes about the bytes it has in the fi
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
@@ -77,6 +78,16 @@ class PackedMatrix:
             self._copy_floats(weight, name)
         else:
             self._pack(weight, name, pool)
+
+    def first_rows(self, count: int) -> PackedMatrix:
+        """The first rows of a matrix, whole panels, as one of its own over the same bytes."""
+        view = copy.copy(self)
+        view.height = count
+        view._struct = CMatrix(self._struct.layout, count, self.width, 1)
+        view.address = ctypes.addressof(view._struct)
+        view.nbytes = library().cortiq_matrix_init(view.address)
+        view._struct.data = self._struct.data
+        return view
 
     def _copy_floats(self, weight: Weight, name: str) -> None:
         rows = max(1, SLICE_BYTES // (4 * self.width))

@@ -14,7 +14,7 @@ from cortiq.numerics.contract import Floats
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.norms import checked_epsilon, offset_weight
 from cortiq.numerics.scaling import gain
-from cortiq_cpu.packing import PackedMatrix, aligned_floats
+from cortiq_cpu.packing import PANEL, PackedMatrix, aligned_floats
 
 TAP_BLOCK = 16
 """Channels whose taps lie together."""
@@ -55,9 +55,16 @@ class Weights:
                 self._prepare_vector(name, getattr(op, "offset", 0.0), form)
 
     def _pack(self, name: str, op: Op) -> None:
-        if name not in self._matrices:
-            *lead, _, _ = next(iter(op.weight_shapes().values()))
-            self._matrices[name] = PackedMatrix(self._source[name], name, prod(lead), self._pool)
+        if name in self._matrices:
+            return
+        weight = self._source[name]
+        whole = next((n for n, w in self._source.items() if w is weight.whole), None)
+        if whole is not None and weight.shape[0] % PANEL == 0:  # a panel's faults are all rows'
+            self._pack(whole, op)
+            self._matrices[name] = self._matrices[whole].first_rows(weight.shape[0])
+            return
+        *lead, _, _ = next(iter(op.weight_shapes().values()))
+        self._matrices[name] = PackedMatrix(weight, name, prod(lead), self._pool)
 
     def _prepare_vector(self, name: str, offset: float, form: str) -> None:
         values = floats(self._source[name], name).reshape(-1)
