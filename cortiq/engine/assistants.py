@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Several
 
 from cortiq.backend import Executable
 from cortiq.engine.accept import Committed
 from cortiq.engine.batch import Part, RowResult, Step
+from cortiq.engine.drafters.together import steps_of, together
 from cortiq.engine.drafting import NOTHING, Draft, FixedDepth, Round, Task
 from cortiq.engine.sequence import Sequence
 from cortiq.runtime.request import vocabulary_size
@@ -38,19 +39,28 @@ class Drafters:
         except Exception as error:
             self._give_up(sequence, error)
 
-    def propose(self, sequence: Sequence, depth: int) -> tuple[Draft, float]:
-        """A draft of at most `depth` ids of the vocabulary, and the seconds it took."""
+    def propose(self, depths: Mapping[Sequence, int]) -> dict[Sequence, tuple[Draft, float]]:
+        """For each sequence a draft of at most so many ids of the vocabulary, and its share of the
+        seconds that all of them took.
+        """
         started = self.clock()
+        going = [steps_of(s.drafting, s.ids, n) for s, n in depths.items() if s.drafting]
+        pairs = zip(depths.items(), together(going), strict=True)
+        drafts = {s: self._sound(s, made, depth) for (s, depth), made in pairs}
+        share = (self.clock() - started) / max(1, len(drafts))
+        return {sequence: (draft, share) for sequence, draft in drafts.items()}
+
+    def _sound(self, sequence: Sequence, draft: Draft | Exception, depth: int) -> Draft:
+        """What can be used of a draft: ids of the vocabulary, at most `depth`."""
         try:
-            assert sequence.drafting is not None
-            draft = sequence.drafting.propose(sequence.ids, depth)
+            if isinstance(draft, Exception):
+                raise draft
             ids = [int(token) for token in draft.ids[:depth]]
             sound = next((i for i, t in enumerate(ids) if not 0 <= t < self._vocabulary), len(ids))
-            draft = Draft(tuple(ids[:sound]), max(0, draft.extended - (len(draft.ids) - sound)))
+            return Draft(tuple(ids[:sound]), max(0, draft.extended - (len(draft.ids) - sound)))
         except Exception as error:
             self._give_up(sequence, error)
-            draft = NOTHING
-        return draft, self.clock() - started
+            return NOTHING
 
     def observe(self, part: Part, rows: Several[RowResult]) -> None:
         """Tell a sequence's drafter which rows of a batch were kept."""

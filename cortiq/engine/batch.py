@@ -129,21 +129,22 @@ def plan_parts(
     sequences: Iterable[Sequence],
     budget: int,
     under_way: Step | None,
-    propose: Callable[[Sequence, int], tuple[Draft, float]],
+    propose: Callable[[Mapping[Sequence, int]], Mapping[Sequence, tuple[Draft, float]]],
 ) -> list[Part]:
     """The parts of the next batch.
 
     Parameters
     ----------
     under_way : a batch that is not read yet: its sequences go on from what it draws.
-    propose : drafts, and the seconds it took.
+    propose : drafts of so many ids for some of them, and the seconds each took.
     """
     befores = {s: under_way.part_of(s) if under_way else None for s in sequences}
     found = {s: need for s, before in befores.items() if (need := need_of(s, before))}
-    divided = zip(found, shares(list(found.values()), budget), strict=True)
+    divided = dict(zip(found, shares(list(found.values()), budget), strict=True))
+    drafts = propose({s: share.depth for s, share in divided.items() if share.rows and share.depth})
     parts = [
-        _part(sequence, befores[sequence], share, propose)
-        for sequence, share in divided
+        _part(sequence, befores[sequence], share, *drafts.get(sequence, (NOTHING, 0.0)))
+        for sequence, share in divided.items()
         if share.rows
     ]
     return [part for part in parts if part is not None]
@@ -153,10 +154,13 @@ def _part(
     sequence: Sequence,
     before: Part | None,
     share: Share,
-    propose: Callable[[Sequence, int], tuple[Draft, float]],
+    draft: Draft,
+    seconds: float,
 ) -> Part | None:
-    """A sequence's rows; None where its masks raised, which ends it before the next step, or where
-    a draft head's fault cleared it."""
+    """A sequence's rows; None where its masks raised, which ends it before the next step.
+
+    Where a draft head's fault cleared it, its rows come first again.
+    """
     assert sequence.state is not None
     start = before.stop if before else sequence.fed
     if before is not None and before.draws:
@@ -165,9 +169,6 @@ def _part(
     tokens: list[int | Drawn] = list(sequence.ids[start : start + share.rows])
     if start + share.rows < len(sequence.ids):
         return Part(sequence, sequence.state, start, tokens, 0)
-    draft, seconds = propose(sequence, share.depth) if share.depth else (NOTHING, 0.0)
-    if sequence.fed < start:
-        return None  # the drafter failed, and the sequence with it: its rows come first
     try:
         draft = _permitted(sequence, draft)
         return Part(

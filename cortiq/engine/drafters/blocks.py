@@ -12,16 +12,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cortiq.backend import Batch, Draw, Named, Row, State, Want
-from cortiq.engine.drafters.heads import CHUNK_ROWS, draft_want, head_of
+from cortiq.backend import Draw, Named, Row, State, Want
+from cortiq.engine.drafters.heads import CHUNK_ROWS, OwnRows, draft_want, head_of
+from cortiq.engine.drafters.together import Feed, Steps
 from cortiq.engine.drafting import NOTHING, Draft, RowResult, Task
 from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.ir.heads import BLOCK, RECALLED, DraftHead
 from cortiq.numerics import sampling
 from cortiq.numerics.contract import F32
-from cortiq.runtime.blame import blamed_on, failure_hint, names_of
-from cortiq.runtime.sequence import check_outcome
 
 LOGITS = Named("logits")
 
@@ -61,27 +60,24 @@ def drawn_draft(task: Task, row: RowResult, text: Sequence[int]) -> int:
     return sampling.draw(row[LOGITS], how, text, len(text), choice, mask=mask)
 
 
-class BlockDrafting:
+class BlockDrafting(OwnRows):
     """One sequence of a block drafter."""
 
-    wants: tuple[Want, ...] = ()
-
     def __init__(self, head: DraftHead, task: Task) -> None:
-        self.head, self.task, (self.entry,) = head, task, head.entries
-        self._names = names_of(task.executable)
-        self._held: State | None = None
+        super().__init__(head, task)
+        (self.entry,) = head.entries
         graph = task.executable.program.graphs[self.entry]
         taps = [n for node in graph.nodes for n in node.outputs if n.startswith(RECALLED)]
         self._nothing = {n: np.zeros(graph.values[n].shape, F32) for n in taps}
 
-    def propose(self, ids: Sequence[int], count: int) -> Draft:
+    def steps(self, ids: Sequence[int], count: int) -> Steps[Draft]:
         """The drafts of one block, at most as many as it was made for."""
         state = self._state()
         stop, count = state.length(), min(count, self.head.deepest)
         room = min(state.limit, self.task.executable.program.context) - stop
         if room < count + 1 or stop != len(ids) - 1:
             return NOTHING
-        self._catch_up(ids, leave=CHUNK_ROWS)
+        yield from self._catch_up(ids, leave=CHUNK_ROWS)
         start = state.length(self.entry)
         end = stop + count
         want = block_want(self.task, ids)
@@ -89,29 +85,25 @@ class BlockDrafting:
         rows = [self._context(state, ids, p) for p in range(start, stop)]
         rows += [self._masked(state, stop + i, token, end, (want,) if i else ())
                  for i, token in enumerate(tokens)]  # fmt: skip
-        brought = self._feed(rows)[-count:]
-        self._rewind(state, stop)
+        brought = (yield Feed(self.task.executable, rows, self.entry))[-count:]
+        self._rewind(self.entry, stop)
         text = list(ids)
         for row in brought:
             text.append(int(row[want]) if want != LOGITS else drawn_draft(self.task, row, text))
         return Draft(tuple(text[len(ids) :]))
 
-    def _state(self) -> State:
-        """The target's sequence; in another one than before, rows may follow from other ids."""
-        state = self.task.state()
-        if state is not self._held:
-            self._held = state
-            self._rewind(state, min(state.length(), state.length(self.entry)))
-        return state
+    def _known(self, depth: int) -> int:
+        return self.task.state().length()
 
-    def _catch_up(self, ids: Sequence[int], leave: int = 0) -> None:
+    def _catch_up(self, ids: Sequence[int], leave: int = 0) -> Steps[None]:
         """Feed context rows, all or but the last `leave`."""
         state = self._state()
         stop = state.length()
         while state.length(self.entry) + leave < stop:
             start = state.length(self.entry)
             end = min(start + CHUNK_ROWS, stop)
-            self._feed([self._context(state, ids, p) for p in range(start, end)])
+            rows = [self._context(state, ids, p) for p in range(start, end)]
+            yield Feed(self.task.executable, rows, self.entry)
 
     def _context(self, state: State, ids: Sequence[int], position: int) -> Row:
         given = {"last": np.array(position, np.int32), "context": np.ones(1, F32)}
@@ -122,26 +114,6 @@ class BlockDrafting:
     ) -> Row:
         given = {"last": np.array(last, np.int32), "context": np.zeros(1, F32), **self._nothing}
         return Row(state, position, token, wants, given)
-
-    def _feed(self, rows: Sequence[Row]) -> Sequence[RowResult]:
-        executable, state = self.task.executable, rows[0].state
-        with blamed_on(self._names):
-            result = executable.forward(Batch(rows, self.entry)).result()
-        check_outcome(result.outcomes[state], rows[-1].position, failure_hint(executable))
-        return result.rows
-
-    def _rewind(self, state: State, length: int) -> None:
-        if length < state.length(self.entry):
-            with blamed_on(self._names):
-                state.rewind(length, self.entry)
-
-    def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
-        """Feed a prompt's context as it is read; later rows wait for the next draft."""
-        if position < len(self.task.prompt):
-            self._catch_up(ids)
-
-    def close(self) -> None:
-        """The rows belong to the target's sequence."""
 
 
 class BlockDrafter:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from cortiq.backend import Want
 from cortiq.engine.drafters.ngrams import NgramIndex
+from cortiq.engine.drafters.together import Steps, Stepwise, steps_of
 from cortiq.engine.drafting import (
     NOTHING,
     DepthPolicy,
@@ -31,7 +32,7 @@ EXTRA = 4
 """Depth kept for the lookup."""
 
 
-class CombinedDrafting:
+class CombinedDrafting(Stepwise):
     """One sequence of a drafter, and the index of its ids."""
 
     def __init__(self, chain: Drafting, extra: int) -> None:
@@ -40,7 +41,7 @@ class CombinedDrafting:
         self.index, self.gain = NgramIndex(), Gain()
         self._draft, self._start = NOTHING, 0
 
-    def propose(self, ids: Sequence[int], count: int) -> Draft:
+    def steps(self, ids: Sequence[int], count: int) -> Steps[Draft]:
         """A copy where one is under way, else the chain and what a lookup adds to it."""
         self.index.follow(ids)
         self._start = len(ids)
@@ -49,7 +50,7 @@ class CombinedDrafting:
             copied = self.index.continuation(match, count)
             self._draft = NOTHING
             return Draft(copied, extended=len(copied))
-        drafted = self.chain.propose(ids, max(1, count - self.extra))
+        drafted = yield from steps_of(self.chain, ids, max(1, count - self.extra))
         self._draft = self._lengthened(drafted, count - len(drafted.ids))
         return self._draft
 

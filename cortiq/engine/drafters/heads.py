@@ -15,15 +15,15 @@ from weakref import WeakSet
 
 import numpy as np
 
-from cortiq.backend import Argmax, Batch, Draw, Executable, Named, Row, State, Want
+from cortiq.backend import Argmax, Draw, Executable, Named, Row, State, Want
+from cortiq.engine.drafters.together import Feed, Steps, Stepwise, alone
 from cortiq.engine.drafting import Draft, RowResult, Task
 from cortiq.engine.policy.streak import Streak
 from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.ir.heads import CHAIN, RECALLED, SHORTLIST, DraftHead
 from cortiq.numerics.contract import F32
-from cortiq.runtime.blame import blamed_on, failure_hint, names_of
-from cortiq.runtime.sequence import check_outcome
+from cortiq.runtime.blame import blamed_on, names_of
 
 WARM: WeakSet[Executable] = WeakSet()
 """Executables that have been asked for all that drafting asks for."""
@@ -72,22 +72,61 @@ def draft_want(task: Task, text: Sequence[int], ahead: int, short: bool = False)
     return replace(wanted, name=name, ahead=ahead, history=tuple(text) if penalised else None)
 
 
-class HeadDrafting:
-    """One sequence of a draft head."""
+class OwnRows(Stepwise):
+    """One sequence of a drafter whose rows belong to the target's sequence."""
 
     wants: tuple[Want, ...] = ()
 
     def __init__(self, head: DraftHead, task: Task) -> None:
         self.head, self.task = head, task
-        self._names = names_of(task.executable)
         self._held: State | None = None
+
+    def _known(self, depth: int) -> int:
+        """Rows of a module that follow from what the trunk has been fed."""
+        fed = self.task.state().length()
+        return final_rows(fed, fed, depth)
+
+    def _state(self) -> State:
+        """The target's sequence; in another one than before, rows may follow from other ids."""
+        state = self.task.state()
+        if state is not self._held:
+            self._held = state
+            for depth, entry in enumerate(self.head.entries):
+                self._rewind(entry, self._known(depth))
+        return state
+
+    def _rewind(self, entry: str, length: int) -> None:
+        """Let an entry forget the rows from `length` on."""
+        state = self.task.state()
+        if length < state.length(entry):
+            with blamed_on(names_of(self.task.executable)):
+                state.rewind(length, entry)
+
+    def _catch_up(self, ids: Sequence[int], leave: int = 0) -> Steps[None]:
+        """Feed the rows that are final but the last `leave`."""
+        raise NotImplementedError
+
+    def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
+        """Go with a prompt as it is fed; later rows wait for the next draft."""
+        if position < len(self.task.prompt):
+            alone(self._catch_up(ids))
+
+    def close(self) -> None:
+        """The rows stay with the target's sequence."""
+
+
+class HeadDrafting(OwnRows):
+    """One sequence of a draft head."""
+
+    def __init__(self, head: DraftHead, task: Task) -> None:
+        super().__init__(head, task)
         short = task.executable.program.graphs[head.entries[0]].values.get(SHORTLIST)
         self._streak = Streak(short.shape[0]) if short else None
         self._seen = 0
 
-    def propose(self, ids: Sequence[int], count: int) -> Draft:
+    def steps(self, ids: Sequence[int], count: int) -> Steps[Draft]:
         """Drafts of the first module, and of those after it or the first one's chain."""
-        return Draft(tuple(self.drafts(ids, count)))
+        return Draft(tuple((yield from self._drafts(ids, count))))
 
     def drafts(self, ids: Sequence[int], count: int, forced: Sequence[int] = ()) -> list[int]:
         """The drafts after these ids.
@@ -96,33 +135,38 @@ class HeadDrafting:
         ----------
         forced : for probes, ids that later drafts go on from in place of those drafted.
         """
+        return alone(self._drafts(ids, count, forced))
+
+    def _drafts(
+        self, ids: Sequence[int], count: int, forced: Sequence[int] = ()
+    ) -> Steps[list[int]]:
         if self._streak is not None:
             self._streak = self._streak.after(ids[self._seen :])
             self._seen = len(ids)
-        self._catch_up(ids, leave=CHUNK_ROWS - 1)
+        yield from self._catch_up(ids, leave=CHUNK_ROWS - 1)
         if self.head.style == CHAIN and self.task.executable not in WARM:
-            self._warm(ids)
-        text, found = list(ids), []
+            yield from self._warm(ids)
+        text, found = list(ids), list[int]()
         given: Mapping[str, Any] = {}
         for step in range(count if self.head.style == CHAIN else min(count, self.head.deepest)):
-            token, given = self._draft(text, step, given, step + 1 == count)
+            token, given = yield from self._draft(text, step, given, step + 1 == count)
             found.append(token)
             text.append(forced[step] if step < len(forced) else token)
         self._forget_drafts(len(ids))
         return found
 
-    def _warm(self, ids: Sequence[int]) -> None:
+    def _warm(self, ids: Sequence[int]) -> Steps[None]:
         """Feed a row that supplies its hidden row, and forget it.
 
         Backends prepare for what they have not been asked for yet; that belongs in a sequence's
         first round, which no account of times counts, and not in the first one of two drafts.
         """
-        state, entry = self._state(), self.head.entries[0]
-        before = state.length(entry)
-        stop = state.length()
-        self._feed(0, ids, stop, (self._want(ids, stop), self._output), self._given(None))
-        self._rewind(entry, before)
         WARM.add(self.task.executable)
+        state, entry = self._state(), self.head.entries[0]
+        before, stop = state.length(entry), state.length()
+        wants = (self._want(ids, stop), self._output)
+        yield from self._feed(0, ids, stop, wants, self._given(None))
+        self._rewind(entry, before)
 
     @property
     def _output(self) -> Named:
@@ -135,7 +179,7 @@ class HeadDrafting:
         given = np.zeros(shape, F32) if row is None else np.asarray(row[self._output])
         return {RECALLED: given.reshape(shape)}
 
-    def _catch_up(self, ids: Sequence[int], leave: int = 0) -> None:
+    def _catch_up(self, ids: Sequence[int], leave: int = 0) -> Steps[None]:
         """Feed every module its final rows but the newest, which a draft begins with.
 
         Parameters
@@ -147,32 +191,21 @@ class HeadDrafting:
             stop = max(0, final_rows(len(ids), state.length(), depth) - 1)
             self._rewind(entry, stop)
             while state.length(entry) + leave < stop:
-                self._feed(depth, ids, min(state.length(entry) + CHUNK_ROWS, stop))
-
-    def _state(self) -> State:
-        """The target's sequence; in another one than before, rows may follow from other ids."""
-        state = self.task.state()
-        if state is not self._held:
-            self._held = state
-            for depth, entry in enumerate(self.head.entries):
-                sound = final_rows(state.length(), state.length(), depth)
-                self._rewind(entry, min(sound, state.length(entry)))
-        return state
+                yield from self._feed(depth, ids, min(state.length(entry) + CHUNK_ROWS, stop))
 
     def _draft(
         self, text: Sequence[int], step: int, given: Mapping[str, Any], last: bool
-    ) -> tuple[int, Mapping[str, Any]]:
+    ) -> Steps[tuple[int, Mapping[str, Any]]]:
         """The draft after a text, and what the next row of a chain is given in place of the
         trunk's: its own output.
         """
         chained = self.head.style == CHAIN
         stop = self._state().length() + (step if chained else 0)
         want = self._want(text, stop)
-        if not chained:
-            return int(self._feed(step, text, stop, (want,))[want]), {}
         # The output is asked for by the last one too: backends prepare for each set of wants.
-        row = self._feed(0, text, stop, (want, self._output), given)
-        return int(row[want]), {} if last else self._given(row)
+        wants = (want, self._output) if chained else (want,)
+        row = yield from self._feed(0 if chained else step, text, stop, wants, given)
+        return int(row[want]), self._given(row) if chained and not last else {}
 
     def _feed(
         self,
@@ -181,7 +214,7 @@ class HeadDrafting:
         stop: int,
         wants: tuple[Want, ...] = (),
         given: Mapping[str, Any] | None = None,
-    ) -> RowResult:
+    ) -> Steps[RowResult]:
         """Feed a module its next rows up to `stop`; what the last of them brought.
 
         Parameters
@@ -189,16 +222,14 @@ class HeadDrafting:
         text : known ids, and drafts behind them.
         given : what the last row supplies.
         """
-        executable, state, entry = self.task.executable, self._state(), self.head.entries[depth]
+        state, entry = self._state(), self.head.entries[depth]
         start = state.length(entry)
         rows = [
             Row(state, j, text[j + depth + 1], wants if j + 1 == stop else (), given or {})
             for j in range(start, stop)
         ]
-        with blamed_on(self._names):
-            result = executable.forward(Batch(rows, entry)).result()
-        check_outcome(result.outcomes[state], stop - 1, failure_hint(executable))
-        return result.rows[-1]
+        brought = yield Feed(self.task.executable, rows, entry)
+        return brought[-1]
 
     def _want(self, text: Sequence[int], stop: int) -> Want:
         """What brings the draft after these ids, of a row before `stop`."""
@@ -209,22 +240,7 @@ class HeadDrafting:
         """Keep final rows only."""
         state = self._state()
         for depth, entry in enumerate(self.head.entries):
-            final = final_rows(ids, state.length(), depth)
-            self._rewind(entry, min(final, state.length(entry)))
-
-    def _rewind(self, entry: str, length: int) -> None:
-        state = self.task.state()
-        if length < state.length(entry):
-            with blamed_on(self._names):
-                state.rewind(length, entry)
-
-    def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
-        """Prime the modules with a prompt as it is fed; later rows wait for the next draft."""
-        if position < len(self.task.prompt):
-            self._catch_up(ids)
-
-    def close(self) -> None:
-        """The rows belong to the target's sequence."""
+            self._rewind(entry, final_rows(ids, state.length(), depth))
 
 
 class HeadDrafter:

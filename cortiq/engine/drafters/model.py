@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cortiq.backend import Batch, Executable, Row, Want
+from cortiq.backend import Executable, Row, Want
 from cortiq.engine.drafters.ngrams import common_prefix
+from cortiq.engine.drafters.together import Feed, Steps, Stepwise
 from cortiq.engine.drafting import NOTHING, Draft, RowResult, Task
 from cortiq.errors import RequestError
-from cortiq.runtime.blame import blamed_on, failure_hint, names_of
+from cortiq.runtime.blame import blamed_on, names_of
 from cortiq.runtime.request import vocabulary_size
-from cortiq.runtime.sequence import check_outcome
 
 CHUNK_ROWS = 256
 """Rows of a prompt that the draft model is fed at a time."""
 
 
-class ModelDrafting:
+class ModelDrafting(Stepwise):
     """The draft model's sequence: it follows the target's, and goes back where that turned off.
 
     Attributes
@@ -45,17 +45,17 @@ class ModelDrafting:
             )
         self.fed: list[int] = []
 
-    def propose(self, ids: Sequence[int], count: int) -> Draft:
+    def steps(self, ids: Sequence[int], count: int) -> Steps[Draft]:
         """A chain of the draft model's own tokens: one row each, after what it has not seen yet."""
         count = min(count, self.limit - len(ids) + 1)
         if count < 1:
             return NOTHING
         self._go_back(ids)
         for start in range(len(self.fed), len(ids) - 1, CHUNK_ROWS):
-            self._feed(ids[start : min(start + CHUNK_ROWS, len(ids) - 1)])
+            yield from self._feed(ids[start : min(start + CHUNK_ROWS, len(ids) - 1)])
         text = list(ids)
         for _ in range(count):
-            text.append(self._drawn(text))
+            text.append((yield from self._drawn(text)))
         return Draft(tuple(text[len(ids) :]))
 
     def _go_back(self, ids: Sequence[int]) -> None:
@@ -66,20 +66,18 @@ class ModelDrafting:
                 same = self._state.rewind(same)
             del self.fed[same:]
 
-    def _drawn(self, ids: Sequence[int]) -> int:
+    def _drawn(self, ids: Sequence[int]) -> Steps[int]:
         want = self._want_at(ids)
-        brought = self._feed(ids[len(self.fed) :], (want,))
+        brought = yield from self._feed(ids[len(self.fed) :], (want,))
         return int(brought[want])
 
-    def _feed(self, ids: Sequence[int], wants: tuple[Want, ...] = ()) -> RowResult:
+    def _feed(self, ids: Sequence[int], wants: tuple[Want, ...] = ()) -> Steps[RowResult]:
         """Feed ids; what the last of them brought."""
         state, start, last = self._state, len(self.fed), len(ids) - 1
         rows = [Row(state, start + i, t, wants if i == last else ()) for i, t in enumerate(ids)]
-        with blamed_on(names_of(self.executable)):
-            result = self.executable.forward(Batch(rows)).result()
-        check_outcome(result.outcomes[state], start + last, failure_hint(self.executable))
+        brought = yield Feed(self.executable, rows)
         self.fed.extend(ids)
-        return result.rows[last]
+        return brought[last]
 
     def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
         """Nothing to do: what was committed is fed when drafts are next wanted."""
