@@ -9,6 +9,7 @@ import pytest
 
 import cortiq_mlx
 from cortiq.backend import CompileOptions, Declined
+from cortiq.backend.plan import SharedMatMul
 from cortiq.errors import BackendError
 from cortiq.ir import layers
 from cortiq_conformance import models
@@ -120,7 +121,7 @@ def test_query_key_and_value_are_one_product_and_their_heads_side_by_side():
     model = models.load("tiny-llama")
     executable = MlxBackend().compile(model.program, model.weights, CompileOptions())
     steps = executable.plans["trunk"].steps
-    shared = [step for step in steps if isinstance(step.node.op, fuse.SharedMatMul)]
+    shared = [step for step in steps if isinstance(step.node.op, SharedMatMul)]
     assert shared and all(len(step.node.outputs) in (2, 3) for step in shared)
     sides = [step.node for step in steps if isinstance(step.node.op, fuse.Beside)]
     joined = {(type(node.op.inner).__name__, len(node.outputs)) for node in sides}

@@ -10,11 +10,12 @@ import torch
 
 import cortiq_torch
 from cortiq.backend import CompileOptions, Declined
+from cortiq.backend.plan import SharedMatMul
 from cortiq.errors import BackendError
 from cortiq.ir import layers
 from cortiq_conformance import models
 from cortiq_conformance.runner import run
-from cortiq_torch import fuse, gate
+from cortiq_torch import gate
 from cortiq_torch.backend import TorchBackend
 
 FILES = sorted(Path(cortiq_torch.__file__).parent.glob("*.py"))
@@ -84,7 +85,7 @@ def test_query_key_and_value_are_one_product():
     model = models.load("tiny-llama")
     executable = TorchBackend().compile(model.program, model.weights, CompileOptions())
     steps = executable.plans["trunk"].steps
-    shared = [step for step in steps if isinstance(step.node.op, fuse.SharedMatMul)]
+    shared = [step for step in steps if isinstance(step.node.op, SharedMatMul)]
     assert shared and all(len(step.node.outputs) in (2, 3) for step in shared)
     executable.close()
 

@@ -12,7 +12,7 @@ from cortiq.ir import Program, Ring, Slot, primitives_of
 from cortiq.numerics.layouts import Weight
 from cortiq_mlx import custom
 from cortiq_mlx.library import DEVICES, description, mx, version
-from cortiq_mlx.plan import Plan
+from cortiq_mlx.plan import Plan, Weights
 from cortiq_mlx.run import Run
 from cortiq_mlx.state import MlxState
 from cortiq_mlx.trial import confirmed
@@ -41,10 +41,9 @@ class MlxExecutable(BaseExecutable[MlxState, Plan]):
         given: GivenKernels = NO_KERNELS,
     ) -> None:
         self.device, self.own = device, confirmed(device)
-        known: dict = {}
-        graphs = primitives_of(program).graphs
+        graphs, prepared = primitives_of(program).graphs, Weights(weights)
         with mx.stream(DEVICES[device]):
-            plans = {n: Plan(graph, weights, given, known) for n, graph in graphs.items()}
+            plans = {n: Plan(graph, prepared, given) for n, graph in graphs.items()}
         super().__init__(program, options, plans)
         nodes = [node for graph in program.graphs.values() for node in graph.nodes]
         theirs = {op: kernel.owner for op, kernel in given.items()}

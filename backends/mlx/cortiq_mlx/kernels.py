@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
+from cortiq.backend.plan import Kernels, SharedMatMul
 from cortiq.ir import Op, ops
 from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import Weight, floats
@@ -68,6 +70,11 @@ def _reshaped(x: Rows | mx.array, *shape: int) -> Rows | mx.array:
 def _see(faults: Faults, peak: mx.array) -> None:
     """Note what several of their rows saw for each of the call's rows."""
     faults.see(peak.reshape(faults.rows, -1))
+
+
+def _shared_matmul(call: Call, x: Rows | mx.array) -> tuple[mx.array, ...]:
+    whole = product(call.weights["weight"], x, call.faults)
+    return tuple(mx.split(whole, list(accumulate(call.op.widths))[:-1], axis=-1))
 
 
 def _head_matmul(call: Call, x: Rows | mx.array) -> mx.array:
@@ -164,12 +171,11 @@ def _route(call: Call, scores: mx.array) -> tuple[mx.array, mx.array]:
     return routed(scores, call.op.router, bias, mask, call.faults)
 
 
-Kernel = Callable[..., Any]
-
-KERNELS: Mapping[type[Op], Kernel] = {
+KERNELS: Kernels = {
     ops.EmbedRows: _embed_rows,
     ops.Quantise: lambda call, x: a.quantised(x),
     ops.MatMul: lambda call, x: product(call.weights["weight"], x, call.faults),
+    SharedMatMul: _shared_matmul,
     ops.HeadMatMul: _head_matmul,
     ops.ExpertMatMul: _expert_matmul,
     ops.Add: lambda call, x, y: snap(x + y, call.faults),

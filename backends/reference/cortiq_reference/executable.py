@@ -5,22 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, ClassVar
 
 from threadpoolctl import ThreadpoolController
 
 from cortiq.backend import Batch, CompileOptions
+from cortiq.backend.answers import ON_HOST, Answers
 from cortiq.backend.executable import Accepted, BaseExecutable, Brought
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
+from cortiq.backend.plan import Kernels, Plan, Prepared
 from cortiq.ir import Program, Recurrent, Ring, primitives_of
 from cortiq.numerics.layouts import Weight
-from cortiq_reference.kernels import KERNELS, Kernels
+from cortiq_reference.kernels import KERNELS, prepare
 from cortiq_reference.placement import REFERENCE, placement_of
-from cortiq_reference.plan import Plan
 from cortiq_reference.recurrent_store import COPIES
 from cortiq_reference.run import Run
 from cortiq_reference.state import ReferenceState
-from cortiq_reference.wants import WANTS, Answers
 
 ONE_THREAD = 1
 
@@ -38,7 +39,7 @@ class ReferenceExecutable(BaseExecutable[ReferenceState, Plan]):
     trims: ClassVar[bool] = True
     name: ClassVar[str] = REFERENCE
     kernels: ClassVar[Kernels] = KERNELS
-    answers: ClassVar[Answers] = WANTS
+    answers: ClassVar[Answers] = ON_HOST
     state_type: ClassVar[type[ReferenceState]] = ReferenceState
 
     def __init__(
@@ -54,7 +55,8 @@ class ReferenceExecutable(BaseExecutable[ReferenceState, Plan]):
         self._blas = ThreadpoolController().select(user_api="blas")
         self._pool = ThreadPoolExecutor(threads) if threads > ONE_THREAD else None
         graphs = primitives_of(program).graphs
-        plans = {name: Plan(g, weights, self._pool, kernels) for name, g in graphs.items()}
+        prepared = Prepared(weights, partial(prepare, pool=self._pool))
+        plans = {name: Plan(g, prepared.bound(g), kernels) for name, g in graphs.items()}
         super().__init__(program, options, plans)
         self.placement = placement_of(program, self.kernels, self.name, given)
 
@@ -84,16 +86,10 @@ class ReferenceExecutable(BaseExecutable[ReferenceState, Plan]):
         self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[ReferenceState]]
     ) -> list[list[Brought] | None]:
         """What the rows of each sequence bring, None for one with a fault."""
-        run = Run(plan, batch, accepted, self.answers)
+        run = Run(plan, batch, accepted)
+        run.answers = self.answers
         with self._blas.limit(limits=1):
-            run.compute()
-        brought: list[list[Brought]] = [
-            [run.wants_of(index) for index in sequence.indices] for sequence in accepted
-        ]
-        return [
-            None if run.failed(sequence.state) else answers
-            for sequence, answers in zip(accepted, brought, strict=True)
-        ]
+            return run.compute()
 
 
 def _slot_bytes(slot: Any, rows: int) -> int:

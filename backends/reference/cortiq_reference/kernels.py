@@ -2,51 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from cortiq.backend.plan import Kernels
+from cortiq.backend.walk import Call
 from cortiq.ir import Op, ops
 from cortiq.numerics import norms, recurrent, rope, route, scalar, scaling
 from cortiq.numerics.attention import scoring
 from cortiq.numerics.blocks import choose_blocks
-from cortiq.numerics.contract import Flags, Floats, Ints
+from cortiq.numerics.contract import Floats, Ints
 from cortiq.numerics.layouts import Weight, embedding_rows, floats
 from cortiq.numerics.quantise import Quantised, no_values, quantise_rows, recalled
 from cortiq_reference.attention import Geometry, attend
 from cortiq_reference.matrix import Matrix, Pool, Stack
-from cortiq_reference.state import ReferenceState
 
 QUERY_ROWS = 32
 """Query rows attended to at a time: bounds the scores held in memory."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Rows start…stop−1 of what a kernel is given belong to this sequence."""
-
-    state: ReferenceState
-    start: int
-    stop: int
-
-
-@dataclass
-class Call:
-    """What a kernel is called with besides its inputs.
-
-    Attributes
-    ----------
-    op : the primitive. weights : prepared by `prepare`, by role. slots : slot names by role.
-    segments : whose rows these are. faults : flags of the rows, or-ed in place.
-    """
-
-    op: Any
-    weights: Mapping[str, Any]
-    slots: Mapping[str, str]
-    segments: list[Segment] = field(default_factory=list)
-    faults: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
 
 
 def prepare(op: Op, role: str, weight: Weight, name: str, pool: Pool) -> Any:
@@ -124,7 +98,7 @@ def _store_kv(call: Call, keys: Quantised, values: Quantised | None = None) -> t
     if values is None:
         values = no_values(len(keys.q), call.op.heads)
     for segment in call.segments:
-        cut = slice(segment.start, segment.stop)
+        cut = segment.cut
         store = segment.state.kv(call.slots["kv"])
         store.append(Quantised(keys.q[cut], keys.e[cut]), Quantised(values.q[cut], values.e[cut]))
     return ()
@@ -150,7 +124,7 @@ def _choose_blocks(call: Call, q: Quantised, position: Ints) -> Ints:
     op = call.op
     out = np.zeros((len(q.q), op.heads, op.top), np.int32)
     for segment in call.segments:
-        cut = slice(segment.start, segment.stop)
+        cut = segment.cut
         keys, _ = segment.state.kv(call.slots["kv"]).read()
         part = Quantised(q.q[cut], q.e[cut])
         out[cut] = choose_blocks(part, keys, position[cut], op.block, op.top, op.local)
@@ -173,7 +147,7 @@ def _causal_conv(call: Call, x: Floats) -> Floats:
     out = np.empty_like(x)
     weight, bias = call.weights["weight"], call.weights.get("bias")
     for segment in call.segments:
-        cut = slice(segment.start, segment.stop)
+        cut = segment.cut
         store = segment.state.ring(call.slots["ring"])
         history = store.last()
         out[cut] = recurrent.causal_conv(history, x[cut], weight, bias, faults=call.faults[cut])
@@ -187,7 +161,7 @@ def _recurrent(step: recurrent.StepFunction) -> Callable[..., Floats]:
     def kernel(call: Call, *rows: Floats) -> Floats:
         outputs = []
         for segment in call.segments:
-            cut = slice(segment.start, segment.stop)
+            cut = segment.cut
             store = segment.state.recurrent(call.slots["state"])
             outputs.append(store.advance(step, tuple(x[cut] for x in rows), call.faults[cut]))
         return np.concatenate(outputs)
@@ -210,8 +184,6 @@ def _expert_gain(call: Call, x: Floats, index: Ints) -> Floats:
     factor = call.weights["weight"][index]
     return scalar.multiply(x, factor.reshape(*index.shape, *(1,) * (x.ndim - 2)), call.faults)
 
-
-Kernels = Mapping[type[Op], Callable[..., Any]]
 
 KERNELS: Kernels = {
     ops.EmbedRows: _embed_rows,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels, joint_owner
+from cortiq.backend.plan import Kernels
 from cortiq.ir import Graph, Node, Op, Program, expand
-from cortiq_reference.kernels import KERNELS, Kernels
+from cortiq_reference.kernels import KERNELS
 
 REFERENCE = "reference"
 

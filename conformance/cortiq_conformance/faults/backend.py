@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cortiq.backend import CompileOptions, Declined, Support, Versions
+from cortiq.backend.answers import ON_HOST, Answers
+from cortiq.backend.plan import Kernels
 from cortiq.errors import RequestError
 from cortiq.ir import Graph, Node, Program
 from cortiq.numerics.layouts import Weight
@@ -16,9 +18,8 @@ from cortiq_conformance.faults.roundings import WRONG_ROUNDINGS
 from cortiq_conformance.faults.tails import WRONG_ANSWERS, WRONG_STATES
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_reference.executable import ReferenceExecutable
-from cortiq_reference.kernels import KERNELS, Kernels
+from cortiq_reference.kernels import KERNELS
 from cortiq_reference.state import ReferenceState
-from cortiq_reference.wants import WANTS, Answers
 
 WRONG = {**WRONG_KERNELS, **WRONG_ROUNDINGS, **WRONG_RECURRENCES}
 STATES = {**WRONG_STATES, **WRONG_RECURRENT_STATES}
@@ -107,7 +108,7 @@ def _executable_type(fault: str) -> type[ReferenceExecutable]:
         """The reference's, with one part replaced."""
 
         kernels: ClassVar[Kernels] = {**KERNELS, **WRONG.get(fault, {})}
-        answers: ClassVar[Answers] = {**WANTS, **WRONG_ANSWERS.get(fault, {})}
+        answers: ClassVar[Answers] = {**ON_HOST, **WRONG_ANSWERS.get(fault, {})}
         state_type: ClassVar[type[ReferenceState]] = STATES.get(fault, ReferenceState)
 
     return FaultyExecutable

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from cortiq.backend.walk import Call
 from cortiq.ir import Op, ops
 from cortiq.numerics import attention, norms, route
 from cortiq.numerics.contract import F32, TILE, Floats, Ints, exp2_int, magnitude_bits, snap
 from cortiq.numerics.layouts import W16, Weight
 from cortiq.numerics.quantise import Quantised, quantise_rows
 from cortiq.numerics.sums import canonical_sum
-from cortiq_reference.kernels import KERNELS, Call
+from cortiq_reference.kernels import KERNELS
 from cortiq_reference.matrix import Matrix
 
 Kernel = Callable[..., Any]

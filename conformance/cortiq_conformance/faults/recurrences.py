@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from cortiq.backend.walk import Call
 from cortiq.ir import ops
 from cortiq.numerics import recurrent
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
 from cortiq_conformance.faults.kernels import Kernel, Wrong
-from cortiq_reference.kernels import KERNELS, Call
+from cortiq_reference.kernels import KERNELS
 from cortiq_reference.state import ReferenceState
 
 

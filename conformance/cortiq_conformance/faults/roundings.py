@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from cortiq.backend.walk import Call
 from cortiq.ir import ops
 from cortiq.numerics import norms
 from cortiq.numerics.contract import F32, Floats, Ints, exp2_int, snap
@@ -14,7 +15,7 @@ from cortiq.numerics.matmul import matmul
 from cortiq.numerics.quantise import Quantised
 from cortiq.numerics.sums import canonical_mean
 from cortiq_conformance.faults.kernels import Wrong
-from cortiq_reference.kernels import KERNELS, Call
+from cortiq_reference.kernels import KERNELS
 
 
 def _not_snapped(call: Call, a: Floats, b: Floats) -> Floats:

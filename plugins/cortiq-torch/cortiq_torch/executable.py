@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -11,10 +12,10 @@ import torch
 from cortiq.backend import Batch, CompileOptions
 from cortiq.backend.executable import Accepted, BaseExecutable, Brought
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
-from cortiq.ir import Node, Program, Ring, Slot, expand
+from cortiq.backend.plan import Plan, Prepared, joined
+from cortiq.ir import Node, Program, Ring, Slot, expand, ops
 from cortiq.numerics.layouts import Weight
-from cortiq_torch.kernels import LAYERS
-from cortiq_torch.plan import Plan
+from cortiq_torch.kernels import KERNELS, LAYERS, form, prepare
 from cortiq_torch.run import Run
 from cortiq_torch.state import TorchState
 
@@ -41,7 +42,10 @@ class TorchExecutable(BaseExecutable[TorchState, Plan]):
             return type(node.op) in whole
 
         graphs = {n: expand(g, layouts, is_claimed) for n, g in program.graphs.items()}
-        plans = {n: Plan(graph, weights, device, given) for n, graph in graphs.items()}
+        kernels = {**KERNELS, **LAYERS, **{op: kernel.function for op, kernel in given.items()}}
+        prepared = Prepared(weights, partial(prepare, device=device), form)
+        rewrite = list if ops.MatMul in given else joined
+        plans = {n: Plan(g, prepared.bound(g), kernels, rewrite) for n, g in graphs.items()}
         super().__init__(program, options, plans)
         nodes = [node for graph in program.graphs.values() for node in graph.nodes]
         theirs = {op: kernel.owner for op, kernel in given.items()}
@@ -80,16 +84,8 @@ class TorchExecutable(BaseExecutable[TorchState, Plan]):
         self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[TorchState]]
     ) -> list[list[Brought] | None]:
         """What the rows of each sequence bring, None for one with a fault."""
-        run = Run(plan, batch, accepted, self.device)
         with _threads(self.options.threads):
-            run.compute()
-        brought: list[list[Brought]] = [
-            [run.answers(index) for index in sequence.indices] for sequence in accepted
-        ]
-        return [
-            None if run.failed(sequence.state) else answers
-            for sequence, answers in zip(accepted, brought, strict=True)
-        ]
+            return Run(plan, batch, accepted, self.device).compute()
 
 
 def _free_memory(device: str) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from cortiq.backend.plan import Kernels, SharedMatMul
+from cortiq.backend.walk import Call
 from cortiq.ir import Op, layers, ops
 from cortiq.numerics.attention import scoring
 from cortiq.numerics.contract import F32
@@ -17,7 +19,6 @@ from cortiq.numerics.scaling import gain
 from cortiq_torch import arithmetic as a
 from cortiq_torch.arithmetic import Rows, snap
 from cortiq_torch.attention import Geometry, attend, choose_blocks
-from cortiq_torch.call import Call
 from cortiq_torch.matrices import Matrix, stacked
 from cortiq_torch.mixers import causal_conv, delta_step, recurrent, state_space_step
 from cortiq_torch.routing import combined, routed, softmax
@@ -25,6 +26,11 @@ from cortiq_torch.routing import combined, routed, softmax
 QUERY_ROWS = 64
 """Query rows attended to at a time: bounds the scores held in memory."""
 MATRICES = (ops.EmbedRows, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)
+
+
+def form(op: Op, role: str) -> Hashable:
+    """What `prepare` depends on besides the weight."""
+    return "matrix" if isinstance(op, MATRICES) else (op, role)
 
 
 def prepare(op: Op, role: str, weight: Weight, name: str, device: str) -> Any:
@@ -54,6 +60,11 @@ def product(matrix: Matrix, x: Rows | Tensor, faults: Tensor) -> Tensor:
     y = matrix.multiply(flat, flags)
     faults |= flags.reshape(len(faults), -1).any(dim=1)
     return y.reshape(*shape[:-1], -1)
+
+
+def _shared_matmul(call: Call, x: Rows | Tensor) -> tuple[Tensor, ...]:
+    whole = product(call.weights["weight"], x, call.faults)
+    return tuple(part.contiguous() for part in whole.split(call.op.widths, dim=-1))
 
 
 def _head_matmul(call: Call, x: Rows | Tensor) -> Tensor:
@@ -198,12 +209,11 @@ def _gated_mlp(call: Call, x: Tensor) -> Tensor:
     return linear("down", snap(gate * linear("up", x), call.faults))
 
 
-Kernel = Callable[..., Any]
-
-KERNELS: Mapping[type[Op], Kernel] = {
+KERNELS: Kernels = {
     ops.EmbedRows: _embed_rows,
     ops.Quantise: lambda call, x: a.quantised(x),
     ops.MatMul: _matmul,
+    SharedMatMul: _shared_matmul,
     ops.HeadMatMul: _head_matmul,
     ops.ExpertMatMul: _expert_matmul,
     ops.Add: lambda call, x, y: snap(x + y, call.faults),
@@ -253,5 +263,5 @@ OPTIONS = frozenset(
 )
 """Options that the kernels know, as `Op.options` names them."""
 
-LAYERS: Mapping[type[Op], Kernel] = {layers.GatedMLP: _gated_mlp}
+LAYERS: Kernels = {layers.GatedMLP: _gated_mlp}
 """Layers computed as a whole."""

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from cortiq.backend.walk import Call
 from cortiq_torch.arithmetic import canonical_sum, snap
-from cortiq_torch.call import Call
 
 Step = Callable[..., tuple[Tensor, Tensor]]
 """(state, *row, flag) → (state, output)."""

@@ -1,0 +1,253 @@
+"""One batch on its way through a plan, node by node: what is the same with every array library."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.backend.admission import value_of
+from cortiq.backend.answers import ON_HOST, Answers
+from cortiq.backend.batch import Batch, Row
+from cortiq.backend.executable import Accepted, Brought, S
+from cortiq.backend.plan import Plan, Step
+from cortiq.numerics.contract import OutOfDomainError
+from cortiq.numerics.quantise import Quantised
+
+
+@dataclass(frozen=True)
+class Segment(Generic[S]):
+    """Rows start…stop−1 of what a kernel is given are these positions of a sequence."""
+
+    state: S
+    start: int
+    stop: int
+    positions: Sequence[int]
+
+    @property
+    def cut(self) -> slice:
+        """Its rows."""
+        return slice(self.start, self.stop)
+
+
+@dataclass
+class Call:
+    """What a kernel is called with besides its inputs.
+
+    Attributes
+    ----------
+    op : the operator. weights : as they were prepared, by role. slots : names of slots, by role.
+    segments : whose rows these are. faults : a flag a row, or-ed in place.
+    """
+
+    op: Any
+    weights: Mapping[str, Any]
+    slots: Mapping[str, str]
+    segments: Sequence[Segment[Any]]
+    faults: Any
+
+
+@dataclass
+class Group:
+    """Rows of a batch that are computed together: all of them, or those that want late values.
+
+    Attributes
+    ----------
+    places : which rows, in ascending order. index : the same as an array, where not all.
+    segments : whose they are, numbered among these rows. faults : their flags. values : by name.
+    """
+
+    places: Sequence[int]
+    index: Any
+    segments: Sequence[Segment[Any]]
+    faults: Any
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+class Walk(ABC, Generic[S]):
+    """A batch whose rows are numbered among the accepted ones.
+
+    A backend says how its arrays are made and read. They are indexed by its arrays of int32, along
+    the first axis, as NumPy's are; quantised rows are a `NamedTuple` of q and e.
+
+    Attributes
+    ----------
+    rows, tokens : of the batch, in order. all : all rows. tail : those that want late values, which
+        nobody else has. answers : to what rows want.
+    """
+
+    answers: Answers = ON_HOST
+
+    def __init__(self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[S]]) -> None:
+        self.plan = plan
+        self.rows: list[Row] = [batch.rows[at] for s in accepted for at in s.indices]
+        self.tokens = [token for sequence in accepted for token in sequence.tokens]
+        self.supplied = {name for row in self.rows for name in row.inputs}
+        wants = [frozenset(value_of(want) for want in row.wants) for row in self.rows]
+        self.wanted = frozenset().union(*wants)
+        tail = [at for at, names in enumerate(wants) if not names <= plan.known]
+        self.late = [wants[at] - plan.known for at in tail]
+        self.mixed = len(set(self.late)) > 1
+        places, segments = range(len(self.rows)), _segments(batch, accepted)
+        self.all = self.tail = Group(places, None, segments, self.flags(len(places)))
+        if len(tail) < len(places):
+            index = self.array(np.array(tail, np.int32))
+            self.tail = Group(tail, index, _restricted(segments, tail), self.flags(len(tail)))
+
+    @abstractmethod
+    def array(self, host: npt.NDArray[Any]) -> Any:
+        """An array of the library with these values."""
+
+    @abstractmethod
+    def host(self, array: Any) -> Any:
+        """The values of an array, which NumPy owns."""
+
+    @abstractmethod
+    def quantised(self, q: npt.NDArray[Any], e: npt.NDArray[Any]) -> Any:
+        """Quantised rows as kernels take them."""
+
+    @abstractmethod
+    def snap(self, x: Any, faults: Any) -> Any:
+        """x [rows, ...] made canonical; rows with a value outside the domain are flagged."""
+
+    def flags(self, count: int) -> Any:
+        """A flag for each of so many rows, none set."""
+        return self.array(np.zeros(count, np.bool_))
+
+    def flag(self, faults: Any, index: Any, found: Any, concerned: Any = True) -> None:
+        """Set the flags of rows `index` of `faults` where `found` has them and `concerned` too."""
+        faults[index] |= found & concerned
+
+    def call(self, step: Step, group: Group, faults: Any) -> Call:
+        """What the step's kernel is called with."""
+        return Call(step.node.op, step.weights, step.node.slots, group.segments, faults)
+
+    def compute(self) -> list[list[Brought] | None]:
+        """Run every step that is needed; what each sequence brings, None for one with a fault."""
+        for name in self.plan.graph.inputs:
+            self.all.values[name] = self._input(name)
+        for step, used_up in self.plan.select(self.wanted):
+            self._run(step, self.tail if step.late else self.all)
+            for name in used_up:
+                self.all.values.pop(name, None)
+                self.tail.values.pop(name, None)
+        if self.late and self.tail is not self.all:
+            self.flag(self.all.faults, self.tail.index, self.tail.faults)
+        return self.brought()
+
+    def _run(self, step: Step, group: Group) -> None:
+        node = step.node
+        inputs = [self._value(name, group) for name in node.inputs]
+        mixed = step.late and self.mixed
+        faults = self.flags(len(group.places)) if mixed else group.faults
+        result = step.kernel(self.call(step, group, faults), *inputs)
+        outputs = result if len(node.outputs) != 1 else (result,)
+        for name, value in zip(node.outputs, outputs, strict=True):
+            given = name in self.supplied
+            group.values[name] = self._replaced(name, value, group, faults) if given else value
+        if mixed:
+            concerned = np.array([node.name in self.plan.needs(names) for names in self.late])
+            self.flag(group.faults, slice(None), faults, self.array(concerned))
+
+    def _value(self, name: str, group: Group) -> Any:
+        if name not in group.values:
+            group.values[name] = _picked(self.all.values[name], group.index)
+        return group.values[name]
+
+    def _input(self, name: str) -> Any:
+        if name == "token":
+            return self.array(np.array(self.tokens, np.int32))
+        if name == "position":
+            return self.array(np.array([row.position for row in self.rows], np.int32))
+        return self._supplied(name, [row.inputs[name] for row in self.rows], self.all.faults)
+
+    def _supplied(self, name: str, given: list[Any], faults: Any) -> Any:
+        """Values that rows bring, as a kernel would have left them."""
+        kind = self.plan.graph.values[name]
+        if kind.dtype == "q16":
+            return self.quantised(*(np.stack([getattr(v, part) for v in given]) for part in "qe"))
+        stacked = np.stack([np.asarray(value).reshape(kind.shape) for value in given])
+        if kind.dtype == "i32":
+            return self.array(stacked.astype(np.int32))
+        with np.errstate(over="ignore"):  # float64 beyond float32 is infinite, and so a fault
+            return self.snap(self.array(stacked.astype(np.float32)), faults)
+
+    def _replaced(self, name: str, value: Any, group: Group, faults: Any) -> Any:
+        """Values that rows supply themselves take the place of what the node computed."""
+        rows = [self.rows[at] for at in group.places]
+        given = [place for place, row in enumerate(rows) if name in row.inputs]
+        if not given:
+            return value
+        flags, index = self.flags(len(given)), self.array(np.array(given, np.int32))
+        new = self._supplied(name, [rows[place].inputs[name] for place in given], flags)
+        self.flag(faults, index, flags)
+        # Picking copies: the value may be a view of the node's input.
+        value = value[self.array(np.arange(len(rows), dtype=np.int32))]
+        value[index] = new
+        return value
+
+    def brought(self) -> list[list[Brought] | None]:
+        """What each sequence brings, once everything is computed; None for one with a fault."""
+        failed = self.host(self.all.faults)
+        return [None if failed[s.cut].any() else self._answers(s) for s in self.all.segments]
+
+    def _answers(self, segment: Segment[S]) -> list[Brought] | None:
+        try:
+            return [
+                {want: self.answers[type(want)](want, self, at) for want in self.rows[at].wants}
+                for at in range(segment.start, segment.stop)
+            ]
+        except OutOfDomainError:  # of a draw: adjusted logits left the domain
+            return None
+
+    def row(self, name: str, at: int) -> Any:
+        """Row `at` of a value, as the library has it."""
+        if name in self.all.values:
+            return _picked(self.all.values[name], at)
+        return _picked(self.tail.values[name], bisect_left(self.tail.places, at))
+
+    def row_of(self, name: str, at: int) -> Any:
+        """Row `at` of a value, on the host."""
+        value = self.row(name, at)
+        if isinstance(value, tuple):
+            return Quantised(self.host(value[0]).astype(np.int32), self.host(value[1]))
+        return self.host(value)
+
+    def history(self, at: int) -> list[int]:
+        """Every id the row's sequence was fed, up to and including the row."""
+        segment = next(s for s in self.all.segments if s.start <= at < s.stop)
+        before = segment.state.tokens[: segment.positions[0]]
+        return [*before, *self.tokens[segment.start : at + 1]]
+
+
+def _picked(value: Any, index: Any) -> Any:
+    """Rows of a value, quantised or not."""
+    if isinstance(value, tuple):
+        return type(value)(*(part[index] for part in value))
+    return value[index]
+
+
+def _segments(batch: Batch, accepted: Sequence[Accepted[S]]) -> list[Segment[S]]:
+    found, start = [], 0
+    for sequence in accepted:
+        positions = [batch.rows[at].position for at in sequence.indices]
+        found.append(Segment(sequence.state, start, start + len(positions), positions))
+        start += len(positions)
+    return found
+
+
+def _restricted(segments: Sequence[Segment[S]], rows: Sequence[int]) -> list[Segment[S]]:
+    """The segments of some of the rows, numbered among these."""
+    found, start = [], 0
+    for segment in segments:
+        kept = [at for at in rows if segment.start <= at < segment.stop]
+        if kept:
+            positions = [segment.positions[at - segment.start] for at in kept]
+            found.append(Segment(segment.state, start, start + len(kept), positions))
+            start += len(kept)
+    return found
