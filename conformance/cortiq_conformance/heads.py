@@ -32,8 +32,12 @@ BLOCKS = frozenset({"tiny-llama+dflash"})
 
 
 def graph_cases(names: Sequence[str] | None) -> Iterator[Case]:
-    """Cases of level 2: the values of the first and the last module."""
+    """Cases of level 2: the values of the first and the last module, and what the first drafts."""
     for name in models.chosen_headed(names):
+        if name not in BLOCKS:
+            case_id = f"level2/draft head[{name}, what it drafts]"
+            build = partial(_drawn, name)
+            yield Case(case_id, 2, "draft head", "Draw", build, model=name)
         for which in (0, -1) if name not in BLOCKS else ():
             what = "first" if which == 0 else "last"
             build = partial(_after_trunk, name, which)
@@ -87,11 +91,27 @@ class HeadScenario(GraphScenario):
 
 
 def _after_trunk(name: str, which: int, source: Source) -> HeadScenario:
+    program = models.load(name).program
+    entry = program.facts["draft_head"].entries[which]
+    wants = tuple(Digest(value) for value in layer_values(program.graphs[entry]))
+    return _module(name, entry, wants, source)
+
+
+def _drawn(name: str, source: Source) -> HeadScenario:
+    """Drafts with the numbers of the position after the next one, also after ids of a text."""
+    (entry, *_) = models.load(name).program.facts["draft_head"].entries
+    text = tuple(source.integers(0, 40, 30).tolist())
+    plain = Draw(CHAINS["every filter"], 1, ahead=2)
+    return _module(
+        name, entry, (Argmax(), plain, Draw(CHAINS[CHAIN], ahead=2, history=text)), source
+    )
+
+
+def _module(name: str, entry: str, wants: tuple[Want, ...], source: Source) -> HeadScenario:
+    """What a module's rows bring after the trunk's."""
     model = models.load(name)
     head = model.program.facts["draft_head"]
-    entry = head.entries[which]
     ids = source.integers(0, model.program.facts["vocab_size"], ROWS)
-    wants = tuple(Digest(value) for value in layer_values(model.program.graphs[entry]))
     # Modules of a stack and the first of others recall the trunk alone.
     feed = Feed(ids[head.entries.index(entry) + 1 :], {}, entry)
     return HeadScenario(
