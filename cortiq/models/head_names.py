@@ -63,7 +63,8 @@ def _known(
     """
     if has("mtp.fc.weight"):
         norms = "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden"
-        yield CHAIN, "hidden", (Module("mtp.layers.0", *norms, "mtp.fc", "mtp.norm"),)
+        table = "mtp.embed_tokens" if has("mtp.embed_tokens.weight") else ""
+        yield CHAIN, "hidden", (Module("mtp.layers.0", *norms, "mtp.fc", "mtp.norm", table),)
     if has("model.mtp.eh_proj.weight"):
         parts = (f"model.mtp.{part}" for part in ("enorm", "hnorm", "eh_proj", "norm"))
         yield CHAIN, "", (Module("model.mtp.layers.0", *parts),)

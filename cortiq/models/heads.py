@@ -191,6 +191,12 @@ def trunk_logits(b: Builder, trunk: Graph, entry: str, x: Value, head: str = "")
 def _block(trunk: Graph, entry: str, module: Module, held: Held) -> Iterator[Node]:
     """The nodes of a module's block, from `ENTRY.input` to `ENTRY.out`."""
     halves = _halves(trunk)
+    if not halves["middle"]:
+        what, joint = (
+            "draft modules of layers of one mixer each",
+            held.called(f"{module.project}.weight"),
+        )
+        raise UnsupportedError(what, where=joint, hint="load the model with heads='off'")
     before = f"{entry}.input"
     for half in ("middle", "out"):
         found = _matching(halves[half], entry, module, held)
@@ -216,6 +222,11 @@ def _halves(trunk: Graph) -> dict[str, list[tuple[int, list[Node]]]]:
             found[part].append((int(layer), nodes))
             nodes = []
     return found
+
+
+def has_halves(trunk: Graph) -> bool:
+    """Whether layers mix and then feed forward, as a module's block does."""
+    return bool(_halves(trunk)["middle"])
 
 
 def layer_count(trunk: Graph) -> int:

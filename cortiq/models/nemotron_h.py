@@ -29,18 +29,19 @@ GGUF = ("nemotron_h", "nemotron_h_moe")
 KEYS = Keys(
     harmless=frozenset({
         "chunk_size", "expand", "hidden_dropout", "mamba_ssm_cache_dtype",
-        "moe_shared_expert_overlap", "mtp_layers_block_type", "num_logits_to_keep",
+        "moe_shared_expert_overlap", "mtp_hybrid_override_pattern", "mtp_layers_block_type",
+        "num_logits_to_keep",
         "rescale_prenorm_residual", "residual_in_fp32", "time_step_floor", "time_step_max",
         "mamba_proj_bias", "time_step_limit", "use_mamba_kernels",
     }),
-    only={"attention_bias": False, "n_shared_experts": 1, "num_nextn_predict_layers": 0},
+    only={"attention_bias": False, "n_shared_experts": 1},
     gguf={
         **MAMBA_GGUF_KEYS, "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
         "expert_count": "n_routed_experts", "expert_feed_forward_length": "moe_intermediate_size",
         "expert_group_count": "n_group", "expert_group_used_count": "topk_group",
         "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
         "expert_weights_norm": "norm_topk_prob", "expert_weights_scale": "routed_scaling_factor",
-        "moe_latent_size": "moe_latent_size",
+        "moe_latent_size": "moe_latent_size", "nextn_predict_layers": "num_nextn_predict_layers",
     },
     gguf_only={
         "expert_gating_func": 2, "expert_shared_count": 1, "attention.layer_norm_epsilon": 1e-5,
@@ -108,6 +109,7 @@ class Config(BaseConfig):
     topk_group: int = 1
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
+    num_nextn_predict_layers: Amount = Amount(0)
 
     def __post_init__(self) -> None:
         """Count the layers; a number that says otherwise is an error."""
@@ -177,6 +179,7 @@ class GGUFConfig(MambaGGUF):
     topk_group: int = 1
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
+    num_nextn_predict_layers: Amount = Amount(0)
 
     def config(self, where: str) -> Config:
         """The same as a folder says it."""

@@ -15,6 +15,8 @@ from cortiq.models.qwen3_next import (
     GATE_UP,
     GGUF_KEYS,
     GGUF_NAMES,
+    HEAD_NOTES,
+    ONLY,
     LinearConfig,
     delta_net,
     gated_attention,
@@ -22,7 +24,7 @@ from cortiq.models.qwen3_next import (
 
 ARCHITECTURES = ("qwen3_5_text", "qwen35")
 GGUF = ("qwen35",)
-KEYS = Keys(gguf=GGUF_KEYS)
+KEYS = Keys(harmless=HEAD_NOTES, only=ONLY, gguf=GGUF_KEYS)
 NAMES = Names(gguf=GGUF_NAMES, fused=(GATE_UP,))
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cortiq.ir import Program
 from cortiq.ir.layers import MoE
 from cortiq.models import qwen3_5
-from cortiq.models.config import Keys
 from cortiq.models.parts import activation
 from cortiq.models.qwen2_moe import EXPERTS
-from cortiq.models.qwen3_next import GGUF_KEYS, LinearConfig
+from cortiq.models.qwen3_next import LinearConfig
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("qwen3_5_moe_text", "qwen35moe")
 GGUF = ("qwen35moe",)
-KEYS = Keys(aliases={"num_local_experts": "num_experts"}, gguf=GGUF_KEYS)
+KEYS = replace(qwen3_5.KEYS, aliases={"num_local_experts": "num_experts"})
 NAMES = qwen3_5.NAMES
 
 

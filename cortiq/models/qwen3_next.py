@@ -55,8 +55,18 @@ GGUF_NAMES: Mapping[str, str] = {
     "linear_attn.out_proj": "ssm_out",
 }
 GATE_UP = Fused("mlp.experts.gate_up_proj", ("mlp.experts.gate_proj", "mlp.experts.up_proj"))
+HEAD_NOTES = frozenset({
+    "mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings",
+})  # fmt: skip
+"""Keys about states, which are always float32, and about tensors that a file has or has not."""
+ONLY: Mapping[str, Any] = {
+    "attn_output_gate": True, "mlp_only_layers": [], "output_gate_type": "swish",
+    "use_sliding_window": False,
+}  # fmt: skip
 KEYS = Keys(
     aliases={"num_local_experts": "num_experts"},
+    harmless=HEAD_NOTES,
+    only=ONLY,
     gguf=GGUF_KEYS,
     gguf_tensors={"grouped_rows": "blk.*.ssm_in.weight"},
 )

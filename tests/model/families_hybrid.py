@@ -153,7 +153,9 @@ NEMOTRON_H = Family(
     sizes=(*SPACES, "n_routed_experts", "moe_intermediate_size",
            "moe_shared_expert_intermediate_size"),
     refused=[({"attention_bias": True}, "attention_bias")],
-    elsewhere=frozenset({"layers_block_type", "hybrid_override_pattern"}),
+    elsewhere=frozenset({
+        "layers_block_type", "hybrid_override_pattern", "num_nextn_predict_layers"
+    }),
     required=frozenset({"layers_block_type"}),
 )  # fmt: skip
 FIELDS = frozenset(field.name for field in dataclasses.fields(nemotron_h.Config))

@@ -11,11 +11,12 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("gguf")
 
+import checkpoints
 import numpy as np
 import safetensors.torch
 import torch
 from families_experts import DEEPSEEK_V3, GLM4_MOE
-from families_hybrid import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
+from families_hybrid import NEMOTRON_FILES, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from families_mixed import MIMO
 from family_harness import distance
 from gguf_files import write_gguf
@@ -257,6 +258,29 @@ def test_a_module_s_own_table_and_head_are_used(glm, tmp_path):
     finally:
         model.model.embed_tokens.weight.data, model.lm_head.weight.data = kept
     assert distance(ours, logits) < 1e-5
+
+
+def test_a_file_whose_layers_are_one_mixer_each_is_read_without_its_head(tmp_path):
+    """llama.cpp writes Nemotron H's head as one block that attends and has experts."""
+    family = next(f for f in NEMOTRON_FILES if f.title.endswith("moe"))
+    model = checkpoints.write(family.case("wide"), tmp_path / "hf")
+
+    def change(values, tensors):
+        values |= {"block_count": 5, "nextn_predict_layers": 1}
+        values["attention.head_count_kv"].append(max(values["attention.head_count_kv"]))
+        values["feed_forward_length"].append(max(values["feed_forward_length"]))
+        width = len(tensors["output_norm.weight"])
+        tensors["blk.4.nextn.eh_proj.weight"] = np.ones((width, 2 * width), np.float32)
+        tensors["blk.4.attn_norm.weight"] = tensors["blk.1.attn_norm.weight"]
+
+    write_gguf(tmp_path / "model.gguf", model.folder, family.gguf[0], change)
+    for heads in ("off", "auto"):
+        loaded = opened(tmp_path / "model.gguf", heads)
+        logits = evaluate(loaded.program, loaded.weights, model.tokens, ["logits"])["logits"]
+        assert distance(logits, model.logits) < 1e-5 and set(loaded.program.graphs) == {"trunk"}
+    with pytest.raises(CortiqError, match="of one mixer each") as raised:
+        opened(tmp_path / "model.gguf", "mtp")
+    assert "blk.4.nextn.eh_proj.weight" in str(raised.value)
 
 
 def test_a_file_s_head_drafts_and_changes_no_token(glm, tmp_path):
