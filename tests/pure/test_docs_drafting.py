@@ -7,7 +7,13 @@ from pathlib import Path
 
 import cortiq
 from cortiq.engine.drafters.kinds import OWN, usage
-from cortiq.engine.policy.trial import LOSING_ROUNDS, RECHECK, RECHECK_SOON, ZERO_ROUNDS
+from cortiq.engine.policy.trial import (
+    AFFORDED,
+    FIRST_REST,
+    LOSING_ROUNDS,
+    ZERO_AGAIN,
+    ZERO_ROUNDS,
+)
 from cortiq.plugins import load_plugins
 
 PAGE = (Path(__file__).parents[2] / "docs/drafting.md").read_text("utf-8")
@@ -29,7 +35,8 @@ def test_the_plugin_of_the_page_drafts(tmp_path, monkeypatch):
 def test_names_and_numbers_of_the_page_are_the_code_s():
     for kind in OWN.values():
         assert f"`{usage(kind)}`" in PAGE
-    assert (ZERO_ROUNDS, LOSING_ROUNDS, RECHECK_SOON, RECHECK) == (3, 4, 32, 128)
+    assert (ZERO_ROUNDS, ZERO_AGAIN, LOSING_ROUNDS) == (3, 2, 4)
+    assert (FIRST_REST, AFFORDED) == (32, 0.01)
 
 
 def test_the_acceptance_list_is_complete_and_its_tests_exist():

@@ -114,7 +114,7 @@ def test_three_rounds_without_an_accepted_draft_end_a_try():
     for generated, state in ((1, Trying(1)), (2, Trying(2)), (3, Timing(3))):
         trial = trial.after_round(generated, 1.0, 1)
         assert trial.state == state
-    assert 3 + rest_after(trial.monitor.rounds) == 35
+    assert 3 + rest_after(0) == 35
     lucky = Trial().after_round(1, 1.0, 1).after_round(3, 1.0, 2)
     assert lucky.state == Trying(2) and lucky.monitor.zeros == 0
     assert lucky.after_round(4, 1.0, 1).after_round(5, 1.0, 1).state == Trying(4)
@@ -154,10 +154,83 @@ def test_four_losing_rounds_end_a_decision_and_each_loss_doubles_the_rest():
         trial = trial.after_round(generated, 2.0, 1)
         assert trial.state == Decided(True)
     trial = trial.after_round(36, 2.0, 1)
-    assert trial.state == Decided(False, 36 + 128)
-    again = after_rounds(trial.begun(164), 3, 2.0, 1, 164)
-    assert again.state == Decided(False, 167 + 64)
-    assert rest_after(3, 20) == 1024
+    assert trial.state == Decided(False, 36 + 32)
+    again = after_rounds(trial.begun(68), 2, 2.0, 1, 68)
+    assert again.state == Decided(False, 70 + 64)
+    assert rest_after(20) == 1024
+
+
+def test_after_a_failure_two_empty_rounds_end_a_try_and_drafts_are_short():
+    trial = after_rounds(Trial().knowing(1.0), 3, 2.0, 1)
+    assert trial.state == Decided(False, 3 + 32) and not trial.doubted
+    trial = trial.begun(35)
+    assert trial.doubted
+    assert trial.after_round(36, 2.0, 1).state == Trying(1)
+    assert trial.after_round(36, 2.0, 1).after_round(37, 2.0, 1).state == Decided(False, 37 + 64)
+    held = trial.after_round(37, 2.0, 2)
+    assert not held.doubted
+    assert held.after_round(38, 2.0, 1).after_round(39, 2.0, 1).state == Decided(False, 39 + 64)
+
+
+def test_a_rest_is_as_long_as_the_cost_of_tries_asks_for():
+    """Lost tokens stay under their share if the next try costs twice what the last one did."""
+    cheap = after_rounds(Trial(afforded=0.1).knowing(1.0), 3, 2.0, 1)
+    assert cheap.lost == 3.0  # the first round pays for set-up: it is taken to cost as the others
+    assert cheap.state == Decided(False, 90)
+    dear = after_rounds(Trial(afforded=0.1).knowing(1.0), 3, 3.0, 1)
+    assert dear.lost == 6.0 and dear.state == Decided(False, 180)
+    dearest = after_rounds(Trial(afforded=0.001).knowing(1.0), 3, 4.0, 1)
+    assert dearest.state == Decided(False, 3 + 8 * 32)
+    again = after_rounds(dear.begun(180), 2, 4.0, 1, 180)
+    assert again.lost == 12.0 and again.state == Decided(False, 246)  # counts alone: 182 + 64
+    never = after_rounds(dear.begun(180), 2, 9.0, 1, 180)
+    assert never.lost == 22.0 and never.state == Decided(False, 540)
+    paid = after_rounds(dear.begun(180), 5, 2.0, 3, 180)
+    assert (paid.state, paid.lost, paid.since) == (Decided(True), 0.0, 195)
+    again = after_rounds(paid, 5, 2.0, 1, 195)
+    assert again.state == Decided(False, 200 + 32) and again.lost == 0.0  # it had earned more
+
+
+@pytest.mark.parametrize("round_cost", [1.2, 1.45, 2.0])
+@pytest.mark.parametrize("tokens", [200, 400, 1000, 3000])
+def test_a_useless_head_costs_less_than_three_tokens_in_a_hundred(round_cost, tokens):
+    """Rounds as measured: a draft, a second row, and rows to be caught up with before a try."""
+    policy, generated, seconds, fed = AdaptiveDepth(limits=Limits(start=1)), 0, 0.0, 0
+    while generated < tokens:
+        depth = policy.choose(generated, 10_000)
+        assert depth <= 1
+        wall = 1.0
+        if depth:
+            wall, fed = round_cost + 0.01 * (generated - fed), generated
+        policy.record(Round(
+            generated, 10 + generated, 10_000, asked=depth, proposed=depth, wall_seconds=wall,
+            rows=1 + depth,
+        ))  # fmt: skip
+        generated, seconds = generated + 1, seconds + wall
+    assert tokens / seconds > 0.97
+
+
+@pytest.mark.parametrize("useless", [10, 150, 700])
+def test_a_head_that_becomes_useful_is_found(useless):
+    policy = AdaptiveDepth(limits=Limits(start=1))
+    _, record = played(policy, lambda i: 0 if i < useless else 100, lambda k: 1 + 0.2 * k, 3000)
+    first = next(r for r in record if r.accepted)
+    assert first.generated < 3 * useless + 300
+    assert all(r.proposed for r in record if r.generated > first.generated + 60)
+
+
+def test_a_resting_policy_asks_and_tells_little():
+    """Noticing costs time as well: while it rests one plain token of sixteen is looked at."""
+    noticed = []
+    policy = AdaptiveDepth(publish=lambda company, account: noticed.append(account))
+    played(policy, lambda i: 0, steep, 40)
+    seen = len(noticed)
+    rest = policy.trial.state.until - 40
+    played_on = [Round(g, 10 + g, 10_000, wall_seconds=1.0) for g in range(40, 40 + rest - 1)]
+    for round_ in played_on:
+        assert policy.choose(round_.generated, round_.room) == 0
+        policy.record(round_)
+    assert len(noticed) - seen <= 1 + rest // 16
 
 
 def test_first_round_is_not_timed_and_the_second_sets_the_averages():
@@ -317,6 +390,15 @@ def test_times_of_a_crowd_are_no_prices_for_one_alone():
     assert policy.account.walls == learning.accounts[3].walls
     policy.record(Round(4, 41, 50, wall_seconds=1.0))
     assert policy.account.plain_runs == 1 and policy.account.hold == learning.accounts[3].hold
+
+
+def test_a_drafter_that_failed_last_begins_the_next_text_with_a_short_try():
+    learning = Learning()
+    played(learning(10), lambda i: 0, steep, 20)
+    depths, _ = played(learning(10), lambda i: 0, steep, 20)
+    assert all(depths[:2]) and not any(depths[2:])
+    played(learning(10), lambda i: 100, lambda k: 1 + 0.1 * k, 20)
+    assert learning(10).trial.losses == 0
 
 
 rounds = st.builds(

@@ -16,8 +16,10 @@ from cortiq.engine.policy.adaptive import Limits
 RAMP = 3
 """Ids drafted for every id that agrees beyond the shortest match: short ones are coincidences."""
 
-LIMITS = Limits(start=7, deepest=15, hold=(0.6, 0.9, 0.95, 0.97))
-"""A copy that goes on mostly keeps going on; the first id after a short match is doubtful."""
+LIMITS = Limits(start=7, deepest=15, hold=(0.6, 0.9, 0.95, 0.97), afforded=0.0)
+"""A copy that goes on mostly keeps going on; the first id after a short match is doubtful. Where
+nothing was copied nothing is drafted, so that tries need no purse: a copy is noticed soon.
+"""
 
 
 def trusted(length: int, count: int) -> int:

@@ -29,6 +29,7 @@ class Account:
     runs : rounds by depth; the first of a depth is not timed.
     plain_seconds, plain_runs : of a plain token; the first one is not timed.
     plain_position : where it was timed last.
+    losses : 1 where the last try of it failed.
     """
 
     hold: Hold
@@ -37,6 +38,7 @@ class Account:
     plain_seconds: float = 0.0
     plain_runs: int = 0
     plain_position: int = 0
+    losses: int = 0
 
     @classmethod
     def new(cls, deepest: int, hold: Hold = HOLD_PRIOR) -> Account:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from cortiq.engine.drafting import Round
 from cortiq.engine.policy.account import Account
 from cortiq.engine.policy.depth import HOLD_PRIOR, Hold, depth_by_walls
-from cortiq.engine.policy.trial import Decided, Monitor, Trial, Trying
+from cortiq.engine.policy.trial import AFFORDED, Decided, Monitor, Trial, Trying
 
 MORE, LESS = 0.75, 0.4
 """Shares of a round's drafts that hold above which depth grows, below which it shrinks."""
@@ -19,6 +19,10 @@ must not rule a depth out for ever.
 """
 DWELL = 6
 """Rounds that a depth chosen by price is kept."""
+SAMPLED = 16
+"""While a drafter rests one plain token of so many is timed: their price hardly moves, and noticing
+costs time too.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Limits:
     least, start, deepest : depths.
     enough : tokens a round that pay without a timed plain token; None: time one.
     hold : what is assumed of the drafter before it was seen.
+    afforded : share of a text that tries may cost (`Trial`).
     """
 
     least: int = 1
@@ -37,6 +42,7 @@ class Limits:
     deepest: int = 7
     enough: float | None = None
     hold: Hold = HOLD_PRIOR
+    afforded: float = AFFORDED
 
     def account(self) -> Account:
         """An account of a drafter that was not seen yet."""
@@ -77,24 +83,46 @@ class AdaptiveDepth:
         self._accounts = {k: account.for_prompt(prompt_tokens) for k, account in known.items()}
         self._company, self.publish = 0, publish
         self.account = self._accounts.get(0) or self.limits.account()
-        self.trial = Trial(monitor=Monitor(enough=self.limits.enough))
+        self.trial = Trial(
+            monitor=Monitor(enough=self.limits.enough),
+            losses=self.account.losses,
+            afforded=self.limits.afforded,
+        )
+        self._wakes = 0
         self.depth = self.limits.start
         self._share, self._dwell = SHARE_START, 0
         self._rounds, self._timed_at = 0, dict[int, int]()
 
     def choose(self, generated: int, room: int) -> int:
         """Depth of the next round, 0 for a plain token."""
-        self.trial = self.trial.begun(generated)
-        return max(0, min(self.depth, room - 1)) if self.trial.speculates else 0
+        if generated < self._wakes:
+            return 0
+        if self._wakes:
+            self._wakes, self.trial = 0, self.trial.begun(generated)
+        if not self.trial.speculates:
+            return 0
+        depth = min(self.depth, self.limits.start) if self.trial.doubted else self.depth
+        return max(0, min(depth, room - 1))
 
     def record(self, round_: Round) -> None:
         """Learn from a round; one that nothing was proposed in is a plain token."""
+        if round_.generated < self._wakes and round_.generated % SAMPLED:
+            return
         self._meet(company(round_.sequences))
         if round_.proposed:
             self._after_round(round_)
         else:
             self._after_plain(round_)
+        self._note_rest()
         self.publish(self._company, self.account)
+
+    def _note_rest(self) -> None:
+        """When a rest ends, and for later sequences whether the last try failed."""
+        state, failed = self.trial.state, min(1, self.trial.losses)
+        if isinstance(state, Decided) and not state.speculate:
+            self._wakes = state.until
+        if failed != self.account.losses:
+            self.account = replace(self.account, losses=failed)
 
     def _meet(self, now: int) -> None:
         """In another company prices are others; what holds is as it was, and a rest goes on."""
@@ -135,7 +163,8 @@ class AdaptiveDepth:
         trial = self.trial.knowing(self.account.plain_seconds)
         generated = round_.generated + round_.emitted
         if self._timed(round_):
-            self.trial = trial.after_round(generated, self._wall(round_), produced)
+            own = not others or self.account.plain_seconds > 0
+            self.trial = trial.after_round(generated, self._wall(round_), produced, own)
         if not round_.shortened:
             self._learn(round_, others)
 

@@ -11,14 +11,22 @@ from dataclasses import dataclass, replace
 
 FIRST_WEIGHT, WEIGHT = 1.0, 0.3
 MARGIN = 1.03
-"""A round must be worth this much more than the plain tokens of its time."""
+"""A round must be worth this much more than the plain tokens of its time to be decided for; it is
+kept as long as it is worth no less.
+"""
 ZERO_ROUNDS = 3
 """Rounds in a row without an accepted draft that end a try; good drafters show two."""
+ZERO_AGAIN = 2
+"""The same after a try that failed: less is believed then, and the next one may take longer."""
 TRIED_ROUNDS = 5
 LOSING_ROUNDS = 4
 PLAIN_TOKENS = 8
-FEW_ROUNDS, RECHECK_SOON, RECHECK = 6, 32, 128
-LONGEST_REST = 1024
+FIRST_REST, LONGEST_REST = 32, 1024
+"""Plain tokens before the next try; each failure doubles them."""
+AFFORDED = 0.01
+"""Share of the tokens since drafting last paid that tries may cost."""
+LONGEST_FACTOR = 8
+"""How many times the rest that counts alone give one may be that the cost of tries asks for."""
 NEVER = 1 << 62
 
 
@@ -34,6 +42,8 @@ class Monitor:
     rounds : since the averages began; the first pays for set-up and is not timed.
     losing : rounds in a row after which speculation did not pay.
     zeros : rounds in a row without an accepted draft.
+    counted, spent, brought : rounds of a try, their seconds and tokens, but for those whose
+        seconds are not what another one would take.
     enough : tokens a round that pay wherever plain ones were never timed; None: time them.
     """
 
@@ -43,12 +53,31 @@ class Monitor:
     rounds: int = 0
     losing: int = 0
     zeros: int = 0
+    counted: int = 0
+    spent: float = 0.0
+    brought: float = 0.0
     enough: float | None = None
 
-    def after(self, seconds: float, produced: float) -> Monitor:
-        """After a round that brought `produced` tokens in `seconds`."""
+    def anew(self) -> Monitor:
+        """At the beginning of another try: the averages are there until it has its own."""
+        return replace(self, rounds=0, zeros=0, counted=0, spent=0.0, brought=0.0)
+
+    def after(self, seconds: float, produced: float, counts: bool = False) -> Monitor:
+        """After a round that brought `produced` tokens in `seconds`.
+
+        Parameters
+        ----------
+        counts : whether this is what a try costs, set-up and other sequences' drafts left out.
+        """
         zeros = self.zeros + 1 if produced <= 1 else 0
         moved = replace(self, rounds=self.rounds + 1, zeros=zeros)
+        if counts:
+            moved = replace(
+                moved,
+                counted=self.counted + 1,
+                spent=self.spent + seconds,
+                brought=self.brought + produced,
+            )
         if moved.rounds == 1:
             return moved
         weight = FIRST_WEIGHT if moved.rounds == 2 else WEIGHT
@@ -58,11 +87,19 @@ class Monitor:
             tokens=self.tokens + weight * (produced - self.tokens),
         )
 
-    def pays(self) -> bool:
+    def pays(self, margin: float = MARGIN) -> bool:
         """Whether a round's tokens would take longer without it."""
         if self.plain_seconds > 0:
-            return self.tokens * self.plain_seconds > MARGIN * self.round_seconds
+            return self.tokens * self.plain_seconds > margin * self.round_seconds
         return self.enough is not None and self.tokens >= self.enough
+
+    @property
+    def loss(self) -> float:
+        """Plain tokens that the time of a try would have brought beyond its own."""
+        if self.plain_seconds <= 0 or not self.counted:
+            return 0.0
+        counted = self.spent / self.plain_seconds - self.brought
+        return max(0.0, counted * self.rounds / self.counted)
 
 
 @dataclass(frozen=True)
@@ -92,15 +129,24 @@ State = Trying | Timing | Decided
 
 @dataclass(frozen=True)
 class Trial:
-    """The state, its monitor, and how often in a row speculation was found not to pay.
+    """The state, its monitor, and what was lost by speculation that was found not to pay.
 
     Every such finding doubles the rest that follows: a text that nothing is right about is tried
-    ever more rarely.
+    ever more rarely. Where tries are dear, rests are longer still.
+
+    Attributes
+    ----------
+    losses, lost : such findings since speculation last paid, and the plain tokens they cost.
+    since : tokens generated when it last paid.
+    afforded : what share of the tokens since may be lost; 0: rests go by counts alone.
     """
 
     state: State = Trying()
     monitor: Monitor = Monitor()
     losses: int = 0
+    lost: float = 0.0
+    since: int = 0
+    afforded: float = 0.0
 
     @property
     def speculates(self) -> bool:
@@ -108,23 +154,38 @@ class Trial:
         state = self.state
         return isinstance(state, Trying) or (isinstance(state, Decided) and state.speculate)
 
+    @property
+    def doubted(self) -> bool:
+        """Whether the last try failed and nothing has held in this one: drafts shall be short."""
+        nothing_held = self.monitor.zeros == self.monitor.rounds
+        return isinstance(self.state, Trying) and self.losses > 0 and nothing_held
+
     def begun(self, generated: int) -> Trial:
         """At the top of the loop: a rest that is over becomes another try."""
         state = self.state
         if isinstance(state, Decided) and not state.speculate and generated >= state.until:
-            return replace(self, state=Trying(), monitor=replace(self.monitor, rounds=0, zeros=0))
+            return replace(self, state=Trying(), monitor=self.monitor.anew())
         return self
 
-    def after_round(self, generated: int, seconds: float, produced: float) -> Trial:
-        """After a speculative round; `generated` counts its tokens."""
-        trial = replace(self, monitor=self.monitor.after(seconds, produced))
+    def after_round(
+        self, generated: int, seconds: float, produced: float, own: bool = True
+    ) -> Trial:
+        """After a speculative round; `generated` counts its tokens.
+
+        Parameters
+        ----------
+        own : whether `seconds` are this sequence's and not, in part, for drafts of others.
+        """
+        first = self.monitor.rounds == 0 and not self.losses
+        monitor = self.monitor.after(seconds, produced, counts=own and not first)
+        trial = replace(self, monitor=monitor)
         if isinstance(self.state, Trying):
             return trial._tried(generated, self.state.rounds + 1)
         return trial._kept(generated)
 
     def _tried(self, generated: int, rounds: int) -> Trial:
         monitor = self.monitor
-        if monitor.zeros >= ZERO_ROUNDS:
+        if monitor.zeros >= (ZERO_AGAIN if self.losses else ZERO_ROUNDS):
             return self._without(generated)
         if rounds < TRIED_ROUNDS:
             return replace(self, state=Trying(rounds))
@@ -141,8 +202,8 @@ class Trial:
     def _kept(self, generated: int) -> Trial:
         """A round while speculation is decided on: four losing ones in a row end it."""
         monitor = self.monitor
-        if monitor.pays():
-            return replace(self, monitor=replace(monitor, losing=0), losses=0)
+        if monitor.pays(margin=1.0):
+            return self._paid(generated)
         trial = replace(self, monitor=replace(monitor, losing=monitor.losing + 1))
         return trial if trial.monitor.losing < LOSING_ROUNDS else trial._without(generated)
 
@@ -162,17 +223,31 @@ class Trial:
     def _by_pay(self, generated: int) -> Trial:
         if not self.monitor.pays():
             return self._rest(generated)
+        return replace(self._paid(generated), state=Decided(True))
+
+    def _paid(self, generated: int) -> Trial:
+        """What was lost before is made up for."""
         monitor = replace(self.monitor, losing=0)
-        return replace(self, state=Decided(True), monitor=monitor, losses=0)
+        return replace(self, monitor=monitor, losses=0, lost=0.0, since=generated)
 
     def _rest(self, generated: int) -> Trial:
         """Plain tokens until the next try."""
-        monitor = replace(self.monitor, losing=0)
-        until = generated + rest_after(self.monitor.rounds, self.losses)
-        return replace(self, state=Decided(False, until), monitor=monitor, losses=self.losses + 1)
+        loss = self.monitor.loss
+        least, lost = rest_after(self.losses), self.lost + loss
+        rest = least
+        if self.afforded:
+            # The next try has more rows to catch up with: it is taken to cost twice as much.
+            enough = self.since + int((lost + 2 * loss) / self.afforded) - generated
+            rest = max(least, min(enough, LONGEST_FACTOR * least))
+        return replace(
+            self,
+            state=Decided(False, generated + rest),
+            monitor=replace(self.monitor, losing=0),
+            losses=self.losses + 1,
+            lost=lost,
+        )
 
 
-def rest_after(rounds: int, losses: int = 0) -> int:
-    """Plain tokens before the next try: few when few rounds told, doubled by every loss before."""
-    rest = RECHECK_SOON if rounds < FEW_ROUNDS else RECHECK
-    return min(rest << losses, LONGEST_REST)
+def rest_after(losses: int) -> int:
+    """Plain tokens before the next try, after so many failures before the last one."""
+    return min(FIRST_REST << losses, LONGEST_REST)
