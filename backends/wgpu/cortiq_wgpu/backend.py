@@ -14,7 +14,7 @@ from cortiq.numerics.layouts import Weight
 if TYPE_CHECKING:
     from cortiq_wgpu.executable import WgpuExecutable
 
-EXTRA_OPTIONS = ("binding_bytes", "gpu_kernels", "portable_dot", "poison", "progress")
+EXTRA_OPTIONS = ("binding_bytes", "gpu_kernels", "portable_dot", "poison", "progress", "tuning")
 OPTIONS = frozenset({
     *scalar.ACTIVATIONS, "groups", "mask", "tau", "missing", "step", "sections", "blocks",
     "keys only", "until",

@@ -13,12 +13,18 @@ from cortiq_wgpu.angles import Turns
 from cortiq_wgpu.lower import Lowered, Step
 from cortiq_wgpu.places import Places, record_words, units_of
 from cortiq_wgpu.pools import Pools
+from cortiq_wgpu.tuning import Tuning
 from cortiq_wgpu.weights import Weights
 
 
 @dataclass(frozen=True)
 class Binder:
-    """Places of one request."""
+    """Places of one request.
+
+    Attributes
+    ----------
+    tuning : of the kernels for GPUs; None where those for processors are used.
+    """
 
     lowered: Lowered
     places: Places
@@ -27,7 +33,7 @@ class Binder:
     pools: Pools
     dot: str
     scoring: Mapping[ops.Attend, Scoring]
-    parallel: bool
+    tuning: Tuning | None
     rows: int
     context: int
 

@@ -15,6 +15,7 @@ from cortiq_wgpu.plan import Plan
 from cortiq_wgpu.pools import Pools
 from cortiq_wgpu.run import Run
 from cortiq_wgpu.state import WgpuState
+from cortiq_wgpu.tuning import Tuning
 from cortiq_wgpu.weights import Weights
 
 EARLY_POSITIONS = 1 << 13
@@ -57,10 +58,11 @@ class WgpuExecutable(BaseExecutable[WgpuState, Plan]):
         limit = min(limit, self.gpu.binding_bytes)
         self.pools = Pools(self.program, self.gpu, limit, bool(options.extra.get("poison")))
         parallel = bool(options.extra.get("gpu_kernels", not self.gpu.software))
+        tuning = Tuning(**options.extra.get("tuning", {})) if parallel else None
         weights = Weights(self._weights, self.gpu, limit, options.extra.get("progress"))
         weights.prepare(list(self._graphs.values()))
         self.plans = {
-            name: Plan(graph, weights, self.pools, self.gpu, parallel, self.program.context)
+            name: Plan(graph, weights, self.pools, self.gpu, tuning, self.program.context)
             for name, graph in self._graphs.items()
         }
         self._lost = False

@@ -10,7 +10,9 @@ from cortiq_wgpu.binder import Binder
 from cortiq_wgpu.lower import Step
 from cortiq_wgpu.packing import Matrix, Part
 from cortiq_wgpu.products import embed_kernel, product_kernel
-from cortiq_wgpu.streams import fast_kernel, tile_kernel
+from cortiq_wgpu.streams import fast_kernel, outputs_of
+from cortiq_wgpu.tiles import tile_kernel
+from cortiq_wgpu.tuning import TUNING
 from cortiq_wgpu.work import Grid, Work
 
 LANES = 64
@@ -18,9 +20,6 @@ MANY = 8
 """Rows that a lane takes where there are many."""
 FEW = 4
 """Rows that a workgroup of `fast_kernel` takes, unless there is one."""
-OUTPUTS = 4
-"""Outputs that a workgroup of `fast_kernel` has."""
-TILE_ROWS, TILE_OUTPUTS = 64, 128
 PLACES = ("scale", "minimum", "sub_scale", "offset", "high")
 
 
@@ -89,7 +88,7 @@ def _best(
 ) -> Work:
     """The product with a part of a matrix: for one row, and for more."""
     (lines, targets), form, inner = size, matrix.form, values["inner"]
-    beside = _beside(part)
+    beside, tuning = _beside(part), binder.tuning or TUNING
 
     def plain(rows: int) -> Work:
         text = product_kernel(form, binder.dot, rows, "one", targets=targets)
@@ -97,17 +96,19 @@ def _best(
         return Work(text, (values,), Grid(-(-lines // lanes), rows, inner), tail, beside)
 
     def fast(rows: int) -> Work:
-        text = fast_kernel(form, binder.dot, rows, targets)
-        return Work(text, (values,), Grid(-(-lines // OUTPUTS), rows, inner), tail, beside)
+        text = fast_kernel(form, binder.dot, rows, targets, tuning=tuning)
+        groups = -(-lines // outputs_of(form, tuning))
+        return Work(text, (values,), Grid(groups, rows, inner), tail, beside)
 
     if form.bits == 32:
         return plain(1)
-    if not binder.parallel:
+    if binder.tuning is None:
         return replace(plain(1), many=plain(MANY))
     many = plain(MANY)
     if form.bits == 8 and form.planes == 1 and not form.block:
-        grid = Grid(-(-lines // TILE_OUTPUTS), TILE_ROWS, inner)
-        many = Work(tile_kernel(binder.dot, targets), (values,), grid, tail, beside)
+        rows, outputs = tuning.tile
+        grid = Grid(-(-lines // outputs), rows, inner)
+        many = Work(tile_kernel(binder.dot, targets, tuning), (values,), grid, tail, beside)
     return replace(fast(1), some=fast(FEW), many=many)
 
 
@@ -141,9 +142,9 @@ def _stacked(
     values |= {"start": part.start, "stop": part.stop}
     lanes = 1 if matrix.form.bits == 32 else LANES
 
-    if binder.parallel and matrix.form.bits < 32:
-        text = fast_kernel(matrix.form, binder.dot, 1, 1, *how)
-        grid = Grid(-(-values["n"] // OUTPUTS), z=values["slots"])
+    if binder.tuning is not None and matrix.form.bits < 32:
+        text = fast_kernel(matrix.form, binder.dot, 1, 1, *how, binder.tuning)
+        grid = Grid(-(-values["n"] // outputs_of(matrix.form, binder.tuning)), z=values["slots"])
         return Work(text, (values,), grid, tail, _beside(part))
 
     def made(rows: int) -> Work:

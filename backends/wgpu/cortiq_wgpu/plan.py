@@ -23,6 +23,7 @@ from cortiq_wgpu.pools import Pools
 from cortiq_wgpu.requests import Compiled, Memory, Ready, Request
 from cortiq_wgpu.source import staged
 from cortiq_wgpu.stages import MAKERS
+from cortiq_wgpu.tuning import Tuning
 from cortiq_wgpu.wants import Ask, answering, asked_by
 from cortiq_wgpu.weights import Weights
 from cortiq_wgpu.wide import dispatches
@@ -44,20 +45,26 @@ class Plan:
     """An entry graph of primitives with its weights."""
 
     def __init__(
-        self, graph: Graph, weights: Weights, pools: Pools, gpu: Gpu, parallel: bool, context: int
+        self,
+        graph: Graph,
+        weights: Weights,
+        pools: Pools,
+        gpu: Gpu,
+        tuning: Tuning | None,
+        context: int,
     ) -> None:
         self.computed = frozenset(name for node in graph.nodes for name in node.outputs)
         there = self.computed | set(graph.inputs)
         self.graph = replace(graph, values={n: t for n, t in graph.values.items() if n in there})
         self.weights, self.pools, self.gpu = weights, pools, gpu
-        self.parallel, self.context = parallel, context
+        self.tuning, self.context = tuning, context
         self.always = always_known(self.graph)
         self.turns = Turns(graph.nodes)
         self.memory = Memory(gpu)
         late = (row_words(t) for n, t in self.graph.values.items() if n not in self.always)
         inner = (prod(t.shape[:-1]) for t in self.graph.values.values() if t.shape)
         most = max(1, MOST_GROUPS // max(inner, default=1))
-        self.rows = min(TRUNK_ROWS * (1 + parallel), most)
+        self.rows = min(TRUNK_ROWS * (1 + (tuning is not None)), most)
         room = max(1, TAIL_BYTES // (4 * max(late, default=1)))
         self.tail_rows = min(TRUNK_ROWS, self.rows, room)
         self._compiled: dict[Request, Compiled] = {}
@@ -109,7 +116,7 @@ class Plan:
             self.pools,
             self.gpu.dot,
             self.scoring,
-            self.parallel,
+            self.tuning,
             self.rows,
             self.context,
         )

@@ -1,71 +1,64 @@
-"""Texts of the products for GPUs: few rows, whose weights stream, and many, in tiles."""
+"""Texts of the products of a few rows for GPUs, whose weights stream."""
 
 from __future__ import annotations
 
 from cortiq_wgpu.packing import Form
 from cortiq_wgpu.products import code_parts, sub_offset, sub_scale, target_text
 from cortiq_wgpu.source import Kernel, kernel
+from cortiq_wgpu.tuning import TUNING, Tuning
 
 
-def tile_kernel(dot: str, targets: int) -> Kernel:
-    """The product of many rows with a matrix of bytes under a scale a line."""
-    cells = [(i, j) for i in range(4) for j in range(8)]
-    declared = " ".join(f"var h{i}{j} = 0; var l{i}{j} = 0;" for i, j in cells)
-    sums = []
-    for step in range(2):
-        at = f"(k0 + {step}u)"
-        sums.append("{")
-        sums.append(f"let h = highs[{at} * 16u + down]; let l = lows[{at} * 16u + down];")
-        sums.append(f"let c0 = columns[{at} * 32u + across];")
-        sums.append(f"let c1 = columns[{at} * 32u + 16u + across];")
-        for i, j in cells:
-            code, row = f"c{j // 4}.{'xyzw'[j % 4]}", "xyzw"[i]
-            sums.append(f"h{i}{j} += dot4(h.{row}, {code}); l{i}{j} += dot4(l.{row}, {code});")
-        sums.append("}")
-    finished = [
-        f"finish(row + {i}u, n + {j + 60 * (j // 4)}u, h{i}{j}, l{i}{j});" for i, j in cells
-    ]
-    parts = {
-        "TARGET": target_text(targets), "DECLARED": declared, "SUMS": "\n      ".join(sums),
-        "FINISHED": "\n  ".join(finished),
-    }  # fmt: skip
-    return kernel("tile", dot, parts)
+def _row_names(form: Form) -> tuple[str, ...]:
+    """Names of the sums of planes' products."""
+    return ("hh", "mid", "ll") if form.planes == 2 else ("hh", "ll")
 
 
-def _streamed_rows(form: Form) -> str:
-    """Sums over whole lines: a lane takes every 64th stretch of 16 columns."""
-    two = form.planes == 2
-    names = ("hh", "mid", "ll") if two else ("hh", "ll")
-    declared = "\n  ".join(f"var {name}: array<vec4i, ROWS>;" for name in names)
-    loads = "\n    ".join(
-        f"let {name}{k} = codes[(lines[{k}] * {form.planes}u + {plane}u) * units + u];"
+def _added(form: Form, rows: int, lines: int) -> str:
+    """A turn of the loop: a unit of every line, met by a unit of every row."""
+    texts = [
+        f"let {name}{k} = codes[line{k} + {plane}u * units + u];"
         for plane, name in enumerate("cd"[: form.planes])
-        for k in range(4)
-    )
+        for k in range(lines)
+    ]
+    for r in range(rows):
+        texts.append(f"let high{r} = q[record{r} + u]; let low{r} = q[record{r} + units + u];")
+        for k in range(lines):
+            texts.append(f"hh{r}_{k} += dot16(c{k}, high{r});")
+            last = "c"
+            if form.planes == 2:
+                texts.append(f"mid{r}_{k} += dot16(d{k}, high{r}) + dot16(c{k}, low{r});")
+                last = "d"
+            texts.append(f"ll{r}_{k} += dot16({last}{k}, low{r});")
+    return "\n    ".join(texts)
 
-    def dots(name: str, row: str) -> str:
-        return f"vec4i({', '.join(f'dot16({name}{k}, {row})' for k in range(4))})"
 
-    sums = [f"hh[r] += {dots('c', 'high')};"]
-    if two:
-        sums.append(f"mid[r] += {dots('d', 'high')} + {dots('c', 'low')};")
-    sums.append(f"ll[r] += {dots('d' if two else 'c', 'low')};")
-    totals = "\n    ".join(f"let t_{name} = total_of(lane, {name}[r]);" for name in names)
-    picked = ", ".join(f"t_{name}[lane % 4u]" for name in names)
-    rounded = f"round_{'three' if two else 'two'}_planes({picked})"
-    return f"""{declared}
-  for (var u = lane; u < units; u += LANES) {{
-    {loads}
-    for (var r = 0u; r < ROWS; r++) {{
-      let high = q[records[r] + u];
-      let low = q[records[r] + units + u];
-      {" ".join(sums)}
-    }}
-  }}
-  for (var r = 0u; r < ROWS; r++) {{
-    {totals}
-    y[r] = multiply({rounded}, from_bits(s[$scale + lines[lane % 4u]]));
-  }}"""
+def _streamed_rows(form: Form, rows: int, record: str, tuning: Tuning) -> dict[str, str]:
+    """What `stream.wgsl` is filled with: a lane takes every LANES-th unit of 16 columns."""
+    names, lines = _row_names(form), tuning.lines
+    loaded = [
+        f"let record{r} = ($q + {record.replace('row', f'min(first + {r}u, count - 1u)')}"
+        f" * $size) / 4u;"
+        for r in range(rows)
+    ]
+    loaded += [
+        f"let line{k} = (clamp(n0 + {k}u + shift, $start, $stop - 1u) - $start)"
+        f" * {form.planes}u * units;"
+        for k in range(lines)
+    ]
+    cells = [(r, k) for r in range(rows) for k in range(lines)]
+    loaded += [f"var {name}{r}_{k} = 0;" for name in names for r, k in cells]
+    put = [
+        f"parts[{(number * rows + r) * lines + k}u * STEP + lane] = {name}{r}_{k};"
+        for number, name in enumerate(names)
+        for r, k in cells
+    ]
+    totals = ", ".join(f"total_of({number * rows * lines}u + lane)" for number in range(len(names)))
+    return {
+        "LINES": str(lines), "LANES": str(tuning.lanes), "SUMS_EACH": str(len(names)),
+        "LOADED": "\n  ".join(loaded), "ADDED": _added(form, rows, lines),
+        "PUT": "\n  ".join(put),
+        "ROUNDED": f"round_{'three' if form.planes == 2 else 'two'}_planes({totals})",
+    }  # fmt: skip
 
 
 def _group_sums(form: Form) -> str:
@@ -139,15 +132,21 @@ def _streamed_blocks(form: Form) -> str:
 
 
 PLACES = {
-    "one": "let n0 = max($start, $base) - $base + group.x * 4u; let shift = $base;",
-    "heads": "let n0 = group.x * 4u; let shift = slot * $n;",
-    "experts": "let n0 = group.x * 4u; let shift = x[$index + first * $slots + slot] * $n;",
+    "one": "let n0 = max($start, $base) - $base + group.x * OUTPUTSu; let shift = $base;",
+    "heads": "let n0 = group.x * OUTPUTSu; let shift = slot * $n;",
+    "experts": "let n0 = group.x * OUTPUTSu; let shift = x[$index + first * $slots + slot] * $n;",
 }
 """Which line of a matrix, or of a stack of them, gives an output."""
 
 
 def fast_kernel(
-    form: Form, dot: str, rows: int, targets: int = 1, choice: str = "one", own_rows: bool = False
+    form: Form,
+    dot: str,
+    rows: int,
+    targets: int = 1,
+    choice: str = "one",
+    own_rows: bool = False,
+    tuning: Tuning = TUNING,
 ) -> Kernel:
     """The product of a few rows with a matrix, whose words are read side by side.
 
@@ -156,10 +155,14 @@ def fast_kernel(
     choice, own_rows : as for `product_kernel`; with experts, rows is 1.
     """
     record = "(row * $slots + slot)" if own_rows else "row"
-    parts = {"ROWS": str(rows), "TARGET": target_text(targets), **code_parts(form)}
-    parts |= {"PLACE": PLACES[choice], "RECORD": record}
+    place = PLACES[choice].replace("OUTPUTS", str(outputs_of(form, tuning)))
+    parts = {"ROWS": str(rows), "TARGET": target_text(targets), "PLACE": place, "RECORD": record}
     if not form.block:
-        text = {"SUMS": _streamed_rows(form), "FUNCTIONS": ""}
-        return kernel("fast", dot, parts | text, ("codes",))
-    text = {"SUMS": _streamed_blocks(form), "FUNCTIONS": _group_sums(form)}
+        return kernel("stream", dot, parts | _streamed_rows(form, rows, record, tuning))
+    text = {"SUMS": _streamed_blocks(form), "FUNCTIONS": _group_sums(form), **code_parts(form)}
     return kernel("fast", dot, parts | text, ("codes",))
+
+
+def outputs_of(form: Form, tuning: Tuning) -> int:
+    """Outputs of a workgroup of `fast_kernel`."""
+    return 4 if form.block else tuning.lines

@@ -1,0 +1,38 @@
+"""Sizes that decide how fast the kernels for GPUs are, and no bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Sizes of the products of w8 and w16, and of w8 with many rows.
+
+    Attributes
+    ----------
+    lanes, lines : of a workgroup when few rows meet a matrix.
+    rows, outputs : of a lane's part of a tile, multiples of 4; units : stretches of 16 columns that
+        a tile holds at a time: 1, 2 or 4.
+    """
+
+    lanes: int = 64
+    lines: int = 4
+    rows: int = 4
+    outputs: int = 8
+    units: int = 2
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and outputs of a workgroup's tile."""
+        return 16 * self.rows, 16 * self.outputs
+
+    @property
+    def tile_bytes(self) -> int:
+        """Workgroup memory of a tile, of which devices have 16,384 bytes at least."""
+        rows, outputs = self.tile
+        return 16 * self.units * (2 * rows + outputs + 3 * (8 // self.units))
+
+
+TUNING = Tuning()
+"""What is used where nothing else is asked for."""
