@@ -111,7 +111,30 @@ def test_progress_of_uploads_counts_every_byte():
 
 
 def test_products_for_gpus_give_the_same_bits():
-    assert fed(compiled(gpu_kernels=False)) == fed(compiled(gpu_kernels=True))
+    """Sixteen tokens are many rows: heads that share keys are computed side by side."""
+    tokens = (3, 1, 4, 1, 5, 9, 2, 6) * 2
+    assert fed(compiled(gpu_kernels=False), tokens) == fed(compiled(gpu_kernels=True), tokens)
+
+
+SIZES = ({"rows": 4, "outputs": 4, "units": 4}, {"lanes": 32, "lines": 8, "outputs": 4, "units": 1})
+
+
+@pytest.mark.parametrize("tuning", SIZES)
+def test_sizes_of_products_for_gpus_change_no_bit(tuning):
+    program, weights = products("w8")
+    x = np.random.default_rng(1).standard_normal((70, COLUMNS)).astype(np.float32)
+    brought = []
+    for backend, extra in (
+        (ReferenceBackend(), {}),
+        (WgpuBackend(), {"gpu_kernels": True, "tuning": tuning}),
+    ):
+        executable = backend.compile(program, weights, CompileOptions(extra=extra))
+        state, rows = executable.open(80), []
+        for start, stop in ((0, 3), (3, 70)):
+            batch = [Row(state, i, 0, (Named("y1"),), {"x": x[i]}) for i in range(start, stop)]
+            rows += executable.forward(Batch(batch)).result().rows
+        brought.append(np.stack([row[Named("y1")] for row in rows]))
+    np.testing.assert_array_equal(brought[1], brought[0])
 
 
 LAYOUTS = ("w8", "w16", "w8b256", "Q8_0", "Q4_1", "Q5_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")

@@ -1,8 +1,8 @@
 """Kernels from their parts: WGSL files, constants of the contract, parameters by name.
 
 A kernel's text says `$name` for a parameter of the op, a word of the buffer `p`, and `{{NAME}}` for
-what is written in when the kernel is made. Stages (`stage_*.wgsl`) are functions of a row; several
-of them, one after the other, make one kernel.
+what is written in when the kernel is made; lines between `//each` and `//end` are repeated. Stages
+(`stage_*.wgsl`) are functions of a row; several of them, one after the other, make one kernel.
 """
 
 from __future__ import annotations
@@ -107,7 +107,32 @@ class Kernel:
 def _filled(text: str, parts: Mapping[str, str]) -> str:
     for name, part in parts.items():
         text = text.replace("{{" + name + "}}", part)
-    return text
+    return "\n".join(_repeated(text.split("\n")))
+
+
+def _repeated(lines: Sequence[str]) -> list[str]:
+    """Lines between `//each NAME COUNT` and `//end` so many times, `#NAME` being the number.
+
+    Values in registers have names of their own then: an array may be put elsewhere.
+    """
+    done: list[str] = []
+    start = depth = 0
+    for place, line in enumerate(lines):
+        words = line.split()
+        if words[:1] == ["//each"]:
+            start, depth = (start, depth + 1) if depth else (place, 1)
+        elif words == ["//end"]:
+            depth -= 1
+            if not depth:
+                _, name, count = lines[start].split()
+                for number in range(int(count)):
+                    inner = (
+                        text.replace(f"#{name}", str(number)) for text in lines[start + 1 : place]
+                    )
+                    done += _repeated(list(inner))
+        elif not depth:
+            done.append(line)
+    return done
 
 
 def _numbered(text: str, start: int) -> tuple[str, tuple[str, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from cortiq.ir import Recurrent, Ring, ops
 from cortiq_wgpu.binder import Binder
@@ -49,15 +50,25 @@ def _spread(binder: Binder, step: Step) -> list[Work]:
     turns = 16 * (values["key_words"] + 17 * channels + 8)
     runs = max(1, MOST_TURNS // turns)
     parts = {"CHANNELS": str(channels), "CHOSEN": chosen, "RUNS": str(runs), "LAST": last}
-    text = kernel("attend", binder.dot, parts)
-    grid = Grid(op.heads, parts=True)
     assert step.node is not None
-    all_runs = -(-binder.context // 1024)
+    pool = step.node.slots["kv"]
+
+    def made(begin: int, heads: int) -> Work:
+        text = kernel("attend", binder.dot, {**parts, "HEADS": str(heads)})
+        grid = Grid(op.heads // heads, parts=True)
+        return Work(text, ({**values, "begin": begin},), grid, step.tail, pool=pool, begin=begin)
+
+    beside = _heads_beside(op, channels) if binder.tuning is not None else 1
     return [
-        Work(text, ({**values, "begin": begin},), grid, step.tail, pool=step.node.slots["kv"],
-             begin=begin)
-        for begin in range(0, all_runs, runs)
-    ]  # fmt: skip
+        replace(made(begin, 1), many=made(begin, beside) if beside > 1 else None)
+        for begin in range(0, -(-binder.context // 1024), runs)
+    ]
+
+
+def _heads_beside(op: ops.Attend, channels: int) -> int:
+    """Heads that share their keys, so many that a lane has registers for their outputs."""
+    group = op.heads // op.kv_heads
+    return max(n for n in range(1, 5) if group % n == 0 and (n == 1 or n * channels <= 8))
 
 
 def _choose(binder: Binder, step: Step) -> list[Work]:

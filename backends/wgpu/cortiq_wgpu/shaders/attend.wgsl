@@ -1,23 +1,23 @@
-// A row's head over one run of 16 tiles, or over all of them: 64 lanes are the keys of a tile, then
-// the channels. Writes total, its exponent, the output's exponent and the output per part.
+// HEADS heads of a row that share their keys, over one run of 16 tiles, or over all of them: 64 lanes
+// are the keys of a tile, then the channels. Writes total, its exponent, the output's exponent and the
+// output per head and part.
 
-@group(0) @binding(4) var<storage, read> q: array<u32>;
+@group(0) @binding(4) var<storage, read> q: array<vec4u>;
 @group(0) @binding(5) var<storage, read> pool: array<u32>;
 @group(0) @binding(6) var<storage, read_write> scratch: array<u32>;
 
 const NONE = -1048576;      // exponent of an empty state, below every real one
 const RUNS = {{RUNS}}u;  // runs that one dispatch goes through
-const CHANNELS = {{CHANNELS}}u;  // channels a lane
+const HEADS = {{HEADS}}u;
 
 struct State { value: f32, exponent: i32 }
 
-var<workgroup> peak: atomic<i32>;
-var<workgroup> top: atomic<i32>;
-var<workgroup> mass: atomic<i32>;
-var<workgroup> seen_keys: atomic<u32>;
-var<workgroup> weight_bytes: array<u32, 128>;  // high bytes of 64 weights, then low ones
-var<workgroup> high_words: array<u32, 16>;
-var<workgroup> low_words: array<u32, 16>;
+var<workgroup> peak: array<atomic<i32>, HEADS>;
+var<workgroup> top: array<atomic<i32>, HEADS>;
+var<workgroup> mass: array<atomic<i32>, HEADS>;
+var<workgroup> seen_keys: array<atomic<u32>, HEADS>;
+var<workgroup> weight_bytes: array<u32, 128u * HEADS>;  // high bytes of 64 weights, then low ones
+var<workgroup> weight_words: array<vec4u, 8u * HEADS>;  // the same, four to a word
 
 // 2^n, or 0 below -60.
 fn delta(n: i32) -> f32 { return select(exp2_int(max(n, -60)), 0.0, n < -60); }
@@ -28,41 +28,13 @@ fn combine(a: State, b: State) -> State {
   return State(add(left, multiply(b.value, delta(b.exponent - most))), most);
 }
 
-// RN(q.k) of a record and a lane's key.
-fn dot(record: u32, keys: u32) -> f32 {
-  let words = $key_words;
-  let low_plane = $key_units * 4u;
-  var high = 0;
-  var middle = 0;
-  var low = 0;
-  for (var i = 0u; i < words; i++) {
-    let qh = q[record + i];
-    let ql = q[record + low_plane + i];
-    let kh = pool[keys + i * 64u];
-    let kl = pool[keys + (words + i) * 64u];
-    high += dot4(qh, kh);
-    middle += dot4(qh, kl) + dot4(ql, kh);
-    low += dot4(ql, kl);
-  }
-  return round_three_planes(high, middle, low);
+fn dot16(a: vec4u, b: vec4u) -> i32 {
+  return dot4(a.x, b.x) + dot4(a.y, b.y) + dot4(a.z, b.z) + dot4(a.w, b.w);
 }
 
-// RN(sum of weight*v[channel]) over a tile.
-fn mixed(values: u32, c: u32) -> f32 {
-  let channels = $channels;
-  var high = 0;
-  var middle = 0;
-  var low = 0;
-  for (var k = 0u; k < 16u; k++) {
-    let vh = pool[values + k * channels + c];
-    let vl = pool[values + (16u + k) * channels + c];
-    let wh = high_words[k];
-    let wl = low_words[k];
-    high += dot4(wh, vh);
-    middle += dot4(wh, vl) + dot4(wl, vh);
-    low += dot4(wl, vl);
-  }
-  return round_three_planes(high, middle, low);
+// Four neighbouring words of a lane's key, or channel; beyond the last word q is zero.
+fn four_of(at: u32, step: u32) -> vec4u {
+  return vec4u(pool[at], pool[at + step], pool[at + 2u * step], pool[at + 3u * step]);
 }
 
 fn capped(s: f32) -> f32 {
@@ -77,15 +49,14 @@ fn is_chosen(row: u32, head: u32, key: u32) -> bool { {{CHOSEN}} }
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local: vec3u) {
   zero = m[0];
   let lane = local.x;
-  let head = group.x;
+  let head = group.x * HEADS;
   let row = group.y;
   let parts = m[8];
   let channels = $channels;
   let key_words = $key_words;
+  let fours = (key_words + 3u) / 4u;
   let block = 128u * key_words + 32u * channels + 128u;
   let kv_head = head / ($heads / $kv_heads);
-  let record = $q + (row * $heads + head) * $key_size;
-  let q_exponent = bitcast<i32>(q[record + $key_size - 4u]);
   let pages = about(row, 2u);
   let last = {{LAST}} + 1u;
   let first = select(0u, max(last, $window) - $window, $window > 0u);
@@ -94,94 +65,159 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
   let from_run = select($begin * 1024u, first / 1024u * 1024u + group.z * 1024u, one);
   let begin = max(from_run, first / 1024u * 1024u);
   let end = min(last, select(($begin + RUNS) * 1024u, begin + 1024u, one));
-  let at = ((row * $heads + head) * parts + group.z) * (channels + 3u);
-  var total = State(0.0, NONE);
-  var sums: array<State, CHANNELS>;
-  for (var c = 0u; c < CHANNELS; c++) { sums[c] = State(0.0, NONE); }
+  //each h {{HEADS}}
+  let record#h = ($q + (row * $heads + head + #hu) * $key_size) / 4u;
+  let q_exponent#h = bitcast<i32>(q[record#h + $key_size / 4u - 1u].x);
+  let at#h = ((row * $heads + head + #hu) * parts + group.z) * (channels + 3u);
+  var total#h = State(0.0, NONE);
+  //each c {{CHANNELS}}
+  var sum#h_#c = State(0.0, NONE);
+  //end
   if ($begin > 0u) {
-    total = State(from_bits(scratch[at]), bitcast<i32>(scratch[at + 1u]));
-    let exponent = bitcast<i32>(scratch[at + 2u]);
-    for (var c = 0u; c < CHANNELS; c++) {
-      let channel = lane + 64u * c;
-      if (channel < channels) { sums[c] = State(from_bits(scratch[at + 3u + channel]), exponent); }
-      else { sums[c].exponent = exponent; }
+    total#h = State(from_bits(scratch[at#h]), bitcast<i32>(scratch[at#h + 1u]));
+    let exponent = bitcast<i32>(scratch[at#h + 2u]);
+    //each c {{CHANNELS}}
+    sum#h_#c = State(0.0, exponent);
+    if (lane + 64u * #cu < channels) {
+      sum#h_#c.value = from_bits(scratch[at#h + 3u + lane + 64u * #cu]);
     }
+    //end
+  }
+  //end
+  if ($begin > 0u) {
     storageBarrier();
     workgroupBarrier();
   }
   for (var run = begin; run < end; run += 1024u) {
-    var l = State(0.0, NONE);
-    var o: array<State, CHANNELS>;
-    for (var c = 0u; c < CHANNELS; c++) { o[c] = State(0.0, NONE); }
+    //each h {{HEADS}}
+    var l#h = State(0.0, NONE);
+    //each c {{CHANNELS}}
+    var o#h_#c = State(0.0, NONE);
+    //end
+    //end
     for (var tile = max(run, first / 64u * 64u); tile < min(run + 1024u, last); tile += 64u) {
       let base = (m[pages + tile / 64u] * $kv_heads + kv_head) * block;
       let exponents = base + block - 128u;
       let key = tile + lane;
-      if (lane == 0u) {
-        atomicStore(&peak, NONE);
-        atomicStore(&top, NONE);
-        atomicStore(&mass, 0);
-        atomicStore(&seen_keys, 0u);
+      if (lane < HEADS) {
+        atomicStore(&peak[lane], NONE);
+        atomicStore(&top[lane], NONE);
+        atomicStore(&mass[lane], 0);
+        atomicStore(&seen_keys[lane], 0u);
       }
       workgroupBarrier();
-      let seen = key >= first && key < last && is_chosen(row, head, key);
-      var kappa = NONE;
-      var epsilon = NONE;
-      var fraction = 0.0;
-      if (seen) {
-        let e = q_exponent + bitcast<i32>(pool[exponents + lane]);
-        let scaled = multiply(multiply(dot(record, base + lane), from_bits($factor)), exp2_int(e));
-        let s = clamp(capped(scaled), -16384.0, 16384.0);
-        let whole = rint(s);
-        kappa = i32(whole);
-        fraction = exp2g(subtract(s, whole));
-        epsilon = kappa + bitcast<i32>(pool[exponents + 64u + lane]);
-        atomicMax(&peak, kappa);
-        atomicMax(&top, epsilon);
-        atomicOr(&seen_keys, 1u);
-      }
-      workgroupBarrier();
-      let K = atomicLoad(&peak);
-      let E = atomicLoad(&top);
-      var weight = 0;
-      if (seen) {
-        atomicAdd(&mass, i32(rint(multiply(fraction, delta(21 + kappa - K)))));
-        weight = i32(rint(multiply(fraction, delta(14 + epsilon - E))));
-      }
-      let carry = (weight + 128) >> 8u;
-      weight_bytes[lane] = (u32(carry) & 255u) << (8u * (lane % 4u));
-      weight_bytes[64u + lane] = (u32(weight) & 255u) << (8u * (lane % 4u));
-      workgroupBarrier();
-      let four = 64u * (lane / 16u) + 4u * (lane % 16u);
-      if (lane < 32u) {
-        let packed = weight_bytes[four] | weight_bytes[four + 1u] | weight_bytes[four + 2u]
-          | weight_bytes[four + 3u];
-        if (lane < 16u) { high_words[lane] = packed; } else { low_words[lane - 16u] = packed; }
-      }
-      workgroupBarrier();
-      if (atomicLoad(&seen_keys) != 0u) {
-        l = combine(l, State(round_int32(atomicLoad(&mass)), K));
-        for (var c = 0u; c < CHANNELS; c++) {
-          let channel = lane + 64u * c;
-          if (channel < channels) {
-            o[c] = combine(o[c], State(mixed(base + 128u * key_words, channel), E));
-          }
+      let there = key >= first && key < last;
+      var some = false;
+      //each h {{HEADS}}
+      let seen#h = there && is_chosen(row, head + #hu, key);
+      some = some || seen#h;
+      var kappa#h = NONE;
+      var epsilon#h = NONE;
+      var fraction#h = 0.0;
+      var high#h = 0;
+      var middle#h = 0;
+      var low#h = 0;
+      //end
+      if (some) {
+        for (var i = 0u; i < fours; i++) {
+          let kh = four_of(base + lane + i * 256u, 64u);
+          let kl = four_of(base + lane + (key_words + 4u * i) * 64u, 64u);
+          //each h {{HEADS}}
+          let qh#h = q[record#h + i];
+          let ql#h = q[record#h + $key_units + i];
+          high#h += dot16(qh#h, kh);
+          middle#h += dot16(qh#h, kl) + dot16(ql#h, kh);
+          low#h += dot16(ql#h, kl);
+          //end
         }
       }
+      //each h {{HEADS}}
+      if (seen#h) {
+        let e = q_exponent#h + bitcast<i32>(pool[exponents + lane]);
+        let rounded = round_three_planes(high#h, middle#h, low#h);
+        let scaled = multiply(multiply(rounded, from_bits($factor)), exp2_int(e));
+        let s = clamp(capped(scaled), -16384.0, 16384.0);
+        let whole = rint(s);
+        kappa#h = i32(whole);
+        fraction#h = exp2g(subtract(s, whole));
+        epsilon#h = kappa#h + bitcast<i32>(pool[exponents + 64u + lane]);
+        atomicMax(&peak[#h], kappa#h);
+        atomicMax(&top[#h], epsilon#h);
+        atomicOr(&seen_keys[#h], 1u);
+      }
+      //end
+      workgroupBarrier();
+      //each h {{HEADS}}
+      let K#h = atomicLoad(&peak[#h]);
+      let E#h = atomicLoad(&top[#h]);
+      var weight#h = 0;
+      if (seen#h) {
+        atomicAdd(&mass[#h], i32(rint(multiply(fraction#h, delta(21 + kappa#h - K#h)))));
+        weight#h = i32(rint(multiply(fraction#h, delta(14 + epsilon#h - E#h))));
+      }
+      let carry#h = (weight#h + 128) >> 8u;
+      weight_bytes[#hu * 128u + lane] = (u32(carry#h) & 255u) << (8u * (lane % 4u));
+      weight_bytes[#hu * 128u + 64u + lane] = (u32(weight#h) & 255u) << (8u * (lane % 4u));
+      //end
+      workgroupBarrier();
+      for (var word = lane; word < 32u * HEADS; word += 64u) {
+        let four = 4u * word;
+        weight_words[word / 4u][word % 4u] = weight_bytes[four] | weight_bytes[four + 1u]
+          | weight_bytes[four + 2u] | weight_bytes[four + 3u];
+      }
+      workgroupBarrier();
+      //each h {{HEADS}}
+      let any#h = atomicLoad(&seen_keys[#h]) != 0u;
+      if (any#h) { l#h = combine(l#h, State(round_int32(atomicLoad(&mass[#h])), K#h)); }
+      //end
+      //each c {{CHANNELS}}
+      let channel#c = lane + 64u * #cu;
+      if (channel#c < channels) {
+        let values = base + 128u * key_words + channel#c;
+        //each h {{HEADS}}
+        var high#h = 0;
+        var middle#h = 0;
+        var low#h = 0;
+        //end
+        for (var k = 0u; k < 4u; k++) {
+          let vh = four_of(values + 4u * k * channels, channels);
+          let vl = four_of(values + (16u + 4u * k) * channels, channels);
+          //each h {{HEADS}}
+          let wh#h = weight_words[#hu * 8u + k];
+          let wl#h = weight_words[#hu * 8u + 4u + k];
+          high#h += dot16(wh#h, vh);
+          middle#h += dot16(wh#h, vl) + dot16(wl#h, vh);
+          low#h += dot16(wl#h, vl);
+          //end
+        }
+        //each h {{HEADS}}
+        if (any#h) {
+          o#h_#c = combine(o#h_#c, State(round_three_planes(high#h, middle#h, low#h), E#h));
+        }
+        //end
+      }
+      //end
       workgroupBarrier();
     }
-    if (l.exponent != NONE) {
-      total = combine(total, l);
-      for (var c = 0u; c < CHANNELS; c++) { sums[c] = combine(sums[c], o[c]); }
+    //each h {{HEADS}}
+    if (l#h.exponent != NONE) {
+      total#h = combine(total#h, l#h);
+      //each c {{CHANNELS}}
+      sum#h_#c = combine(sum#h_#c, o#h_#c);
+      //end
     }
+    //end
   }
+  //each h {{HEADS}}
   if (lane == 0u) {
-    scratch[at] = bitcast<u32>(total.value);
-    scratch[at + 1u] = bitcast<u32>(total.exponent);
-    scratch[at + 2u] = bitcast<u32>(sums[0].exponent);
+    scratch[at#h] = bitcast<u32>(total#h.value);
+    scratch[at#h + 1u] = bitcast<u32>(total#h.exponent);
+    scratch[at#h + 2u] = bitcast<u32>(sum#h_0.exponent);
   }
-  for (var c = 0u; c < CHANNELS; c++) {
-    let channel = lane + 64u * c;
-    if (channel < channels) { scratch[at + 3u + channel] = bitcast<u32>(sums[c].value); }
+  //each c {{CHANNELS}}
+  if (lane + 64u * #cu < channels) {
+    scratch[at#h + 3u + lane + 64u * #cu] = bitcast<u32>(sum#h_#c.value);
   }
+  //end
+  //end
 }
