@@ -20,7 +20,7 @@ from cortiq.numerics.synthetic import synthetic_weight  # noqa: E402
 from cortiq_triton import products  # noqa: E402
 from cortiq_triton.products import PLAIN, Stack, Tuning  # noqa: E402
 from cortiq_triton.rows import quantise_rows  # noqa: E402
-from cortiq_triton.weights import join, pack  # noqa: E402
+from cortiq_triton.weights import first_rows, join, pack  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 ROOT = Path(__file__).parents[2]
@@ -108,6 +108,23 @@ def test_joined_weights_are_one_in_memory():
     assert (again == outputs[1]).all()
     storages = {part.codes.untyped_storage().data_ptr() for part in (*parts, whole)}
     assert len(storages) == 1
+
+
+@pytest.mark.parametrize("layout", ["w16", "w8", "Q4_1", "Q3_K"])
+def test_the_first_rows_are_a_weight_in_the_same_memory(layout):
+    """As a draft shortlist's: what lies behind them decides nothing, and is no fault of theirs."""
+    weight = synthetic_weight(layout, "weight", 1, (40, 256))
+    if "scale" in weight.parts:
+        weight.parts["scale"][19:] = 2.0**45
+    whole, x = pack(weight, "weight", "cpu"), np.random.default_rng(1).standard_normal((3, 256))
+    part, rows = first_rows(whole, 19), quantise_rows(torch.tensor(x.astype(np.float32)))
+    quantised = quantise.quantise_rows(x.astype(np.float32))
+    defined = matmul.matmul(quantised, decode(weight.rows(0, 19)))
+    for tuning in (FEW[0], MANY[0]):
+        faults = torch.zeros(3, dtype=torch.int32)
+        got = product(tuning, part, rows, faults)
+        assert (got.view(np.uint32) == defined.view(np.uint32)).all() and not faults.any()
+    assert part.codes.untyped_storage().data_ptr() == whole.codes.untyped_storage().data_ptr()
 
 
 def test_without_a_gpu_the_benchmark_says_so():

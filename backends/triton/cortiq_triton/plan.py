@@ -13,6 +13,7 @@ from cortiq_triton.attend import factors_of
 from cortiq_triton.fuse import Fuser
 from cortiq_triton.kernels import KERNELS, MATRICES, prepare
 from cortiq_triton.steps import Joined, Step
+from cortiq_triton.weights import first_rows
 
 
 class Prepared:
@@ -29,10 +30,18 @@ class Prepared:
             matrix = isinstance(node.op, MATRICES)
             key = (name, matrix, getattr(node.op, "offset", 0), getattr(node.op, "form", ""))
             if key not in self._done:
-                weight = self._weights[name]
-                self._done[key] = prepare(node.op, role, weight, name, self._device)
+                self._done[key] = self._made(node, role, name, key)
             found[role] = self._done[key]
         return found
+
+    def _made(self, node: Node, role: str, name: str, key: tuple[Any, ...]) -> Any:
+        """What is uploaded; the first rows of a matrix that is there are a part of that."""
+        weight = self._weights[name]
+        whole = next((n for n, w in self._weights.items() if w is weight.whole), None)
+        there = self._done.get((whole, *key[1:]))
+        if there is not None and isinstance(node.op, MATRICES):
+            return first_rows(there, weight.shape[0])
+        return prepare(node.op, role, weight, name, self._device)
 
 
 class Plan:

@@ -129,6 +129,19 @@ def join(parts: Sequence[Packed]) -> Packed:
     return whole
 
 
+def first_rows(whole: Packed | FloatMatrix, count: int) -> Packed | FloatMatrix:
+    """The first rows of a weight as one of its own, over the same memory."""
+    if isinstance(whole, FloatMatrix):
+        return FloatMatrix(count, whole.width, whole.values[:count])
+    part = replace(whole, height=count)
+    for name in ("codes", "scale", "minimum", "sub_scales", "offsets"):
+        array = getattr(whole, name)
+        if array is not None:
+            axis = int(name == "codes" and whole.kind == PLANES)
+            setattr(part, name, array.narrow(axis, 0, count))
+    return part
+
+
 def _packed(weight: Weight, name: str) -> Packed:
     """Some rows, on the host."""
     fields = unpack(weight, name)
