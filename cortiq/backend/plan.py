@@ -7,9 +7,8 @@ outputs, and a weight is whatever its kernel takes.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import groupby
 from typing import Any
 
 from cortiq.ir import Graph, Node, Op, ops
@@ -24,40 +23,36 @@ def needed(nodes: Iterable[Node], wanted: Iterable[str] = ()) -> set[str]:
     """Names of the nodes that the wanted values, or any write of state, depend on."""
     values, names = set(wanted), set()
     for node in reversed(list(nodes)):
-        writes = getattr(node.op, "writes_slots", False)
-        if writes or values.intersection(node.outputs):
+        if getattr(node.op, "writes_slots", False) or values.intersection(node.outputs):
             names.add(node.name)
             values.update(node.inputs)
     return names
 
 
+@dataclass
 class Prepared:
     """Weights as kernels take them.
 
-    Parameters
+    Attributes
     ----------
     prepare : makes of (op, role, weight, its name) what the kernel of `op` takes.
     form : of (op, role); nodes that name one weight and have the same form share what was made.
         So a table that is also the last matrix can be held once.
     """
 
-    def __init__(
-        self,
-        weights: Mapping[str, Weight],
-        prepare: Callable[[Op, str, Weight, str], Any],
-        form: Callable[[Op, str], Hashable] = lambda op, role: (op, role),
-    ) -> None:
-        self._weights, self._prepare, self._form = weights, prepare, form
-        self._made: dict[tuple[str, Hashable], Any] = {}
+    weights: Mapping[str, Weight]
+    prepare: Callable[[Op, str, Weight, str], Any]
+    form: Callable[[Op, str], Hashable] = lambda op, role: (op, role)
+    made: dict[tuple[str, Hashable], Any] = field(default_factory=dict)
 
     def of(self, node: Node) -> dict[str, Any]:
         """A node's weights by role."""
         found = {}
         for role, name in node.weights.items():
-            key = name, self._form(node.op, role)
-            if key not in self._made:
-                self._made[key] = self._prepare(node.op, role, self._weights[name], name)
-            found[role] = self._made[key]
+            key = name, self.form(node.op, role)
+            if key not in self.made:
+                self.made[key] = self.prepare(node.op, role, self.weights[name], name)
+            found[role] = self.made[key]
         return found
 
     def bound(self, graph: Graph) -> list[Bound]:
@@ -89,6 +84,8 @@ class Plan:
     Attributes
     ----------
     known : values that every row has: the graph's inputs, and what state depends on.
+    needs : of wanted values, the names of the nodes that they, or any write of state, depend on.
+    select : of wanted values, the steps in order, each with the values that nothing needs after it.
     """
 
     def __init__(
@@ -105,15 +102,11 @@ class Plan:
         self.steps = [Step(n, kernels[type(n.op)], w, False) for n, w in first]
         self.steps += [Step(n, kernels[type(n.op)], w, True) for n, w in late]
         self.known = {*graph.inputs, *(output for node, _ in first for output in node.outputs)}
-        self.needs = lru_cache(maxsize=256)(self._needs)
+        nodes = [step.node for step in self.steps]
+        self.needs = lru_cache(maxsize=256)(lambda wanted: frozenset(needed(nodes, wanted)))
         self.select = lru_cache(maxsize=256)(self._select)
 
-    def _needs(self, wanted: frozenset[str]) -> frozenset[str]:
-        """Names of the nodes that a row which wants these values depends on."""
-        return frozenset(needed((step.node for step in self.steps), wanted))
-
     def _select(self, wanted: frozenset[str]) -> tuple[tuple[Step, tuple[str, ...]], ...]:
-        """Steps that are needed, each with the values that nothing needs once it has run."""
         names, kept, chosen = self.needs(wanted), set(wanted), []
         for step in reversed(self.steps):
             if step.node.name in names:
@@ -137,19 +130,12 @@ def joined(nodes: Sequence[Bound]) -> list[Bound]:
     weight only. A prepared matrix has a `height`, `joins(other)` says whether both can be rows of
     one, and `joined(matrices)` is the one with all their rows.
     """
-    first: dict[object, int] = {}
-    for place, bound in enumerate(nodes):
-        first.setdefault(_key(bound), place)
+    groups: dict[object, list[Bound]] = {}
+    for node, weights in nodes:
+        key = node.inputs if isinstance(node.op, ops.MatMul) else node.name
+        groups.setdefault(key, []).append((node, weights))
     # Every product moves up to the first one of the same value, whose inputs are there.
-    moved, found = sorted(nodes, key=lambda bound: first[_key(bound)]), []
-    for _, group in groupby(moved, key=_key):
-        found += _as_one(list(group))
-    return found
-
-
-def _key(bound: Bound) -> object:
-    node, _ = bound
-    return node.inputs if isinstance(node.op, ops.MatMul) else node.name
+    return [bound for group in groups.values() for bound in _as_one(group)]
 
 
 def _as_one(group: list[Bound]) -> list[Bound]:

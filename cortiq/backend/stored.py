@@ -1,7 +1,7 @@
 """Sequences that keep a store for every slot: what no kind of store changes.
 
-A backend whose sequences are arrays of their own says what stores it has; one that shares memory
-between sequences keeps its own state.
+A backend whose sequences are arrays of their own says what stores it has (`StoredExecutable`); one
+that shares memory between sequences keeps its own state.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from cortiq.backend.executable import BaseExecutable, P
 from cortiq.backend.state import ExportedState
 from cortiq.errors import RequestError
+from cortiq.ir import Ring, Slot
 
 
 class SlotStore(ABC):
@@ -53,7 +55,7 @@ Held = tuple[dict[str, Any], list[int], dict[str, int]]
 """Stores by slot, ids, rows by entry graph."""
 
 
-class StoredState(ABC):
+class StoredState:
     """One sequence; see `cortiq.backend.State`.
 
     Attributes
@@ -70,13 +72,10 @@ class StoredState(ABC):
         self.owner, self._limit = owner, limit
         self.clear()
 
-    @abstractmethod
-    def new_stores(self) -> Mapping[str, SlotStore]:
-        """An empty store for every slot."""
-
     def clear(self) -> None:
         """Empty the sequence."""
-        self.stores = dict(self.new_stores())
+        slots = self.owner.program.slots.items()
+        self.stores = {name: self.owner.new_store(name, slot) for name, slot in slots}
         self.tokens: list[int] = []
         self.lengths = dict.fromkeys(self.owner.program.graphs, 0)
         self.alive = True
@@ -177,3 +176,32 @@ class StoredState(ABC):
         """Give the memory back."""
         self.stores, self.alive = {}, False
         self.owner.forget(self)
+
+
+T = TypeVar("T", bound=StoredState)
+
+
+class StoredExecutable(BaseExecutable[T, P]):
+    """An executable whose sequences keep a store for every slot."""
+
+    @abstractmethod
+    def new_store(self, name: str, slot: Slot) -> SlotStore:
+        """An empty store for the slot of this name."""
+
+    def held_bytes(self) -> int:
+        """Memory that all living sequences hold."""
+        return sum(state.nbytes() for state in self.states)
+
+    def state_bytes(self, rows: int) -> int:
+        """Memory one sequence of this many rows takes: whole pages, and what has one size."""
+        page = self.options.page_rows
+        return sum(
+            self.slot_bytes(slot, -(-self.extent(name).room(rows) // page) * page)
+            for name, slot in self.program.slots.items()
+        )
+
+    def slot_bytes(self, slot: Slot, rows: int) -> int:
+        """Memory of a slot; every row of a ring is kept, so that rewinding is exact."""
+        if isinstance(slot, Ring):
+            return slot.width * 4 * rows
+        return slot.bytes_per_row() * rows + slot.constant_bytes()

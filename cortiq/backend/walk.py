@@ -11,7 +11,7 @@ from typing import Any, Generic
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.backend.admission import value_of
+from cortiq.backend.admission import BY_ROW, value_of
 from cortiq.backend.answers import ON_HOST, Answers
 from cortiq.backend.batch import Batch, Row
 from cortiq.backend.executable import Accepted, Brought, S
@@ -160,10 +160,9 @@ class Walk(ABC, Generic[S]):
         return group.values[name]
 
     def _input(self, name: str) -> Any:
-        if name == "token":
-            return self.array(np.array(self.tokens, np.int32))
-        if name == "position":
-            return self.array(np.array([row.position for row in self.rows], np.int32))
+        if name in BY_ROW:
+            known = self.tokens if name == "token" else [row.position for row in self.rows]
+            return self.array(np.array(known, np.int32))
         return self._supplied(name, [row.inputs[name] for row in self.rows], self.all.faults)
 
     def _supplied(self, name: str, given: list[Any], faults: Any) -> Any:
@@ -227,9 +226,8 @@ class Walk(ABC, Generic[S]):
 
 def _picked(value: Any, index: Any) -> Any:
     """Rows of a value, quantised or not."""
-    if isinstance(value, tuple):
-        return type(value)(*(part[index] for part in value))
-    return value[index]
+    quantised = isinstance(value, tuple)
+    return value._make(part[index] for part in value) if quantised else value[index]
 
 
 def _segments(batch: Batch, accepted: Sequence[Accepted[S]]) -> list[Segment[S]]:

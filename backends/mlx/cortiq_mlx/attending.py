@@ -21,7 +21,7 @@ def store_rows(call: Call, keys: Rows, values: Rows | None = None) -> tuple:
         values = Rows(mx.zeros((*keys.e.shape, 0), mx.int16), exponents)
     for segment in call.segments:
         cut = segment.cut
-        store = segment.state.kv(call.slots["kv"])
+        store = segment.state.stores[call.slots["kv"]]
         store.append(Rows(keys.q[cut], keys.e[cut]), Rows(values.q[cut], values.e[cut]))
     return ()
 
@@ -34,7 +34,7 @@ def attend_rows(
     constants, sinks = call.weights["scoring"], call.weights.get("sinks")
     how = Geometry(constants, op.window, sinks, op.block)
     for segment in call.segments:
-        store = segment.state.kv(call.slots["kv"])
+        store = segment.state.stores[call.slots["kv"]]
         keys, values = store.read()
         step = max(1, SCORES // (op.heads * (segment.positions[-1] + 1)))
         for start in range(segment.start, segment.stop, step):
@@ -54,7 +54,7 @@ def choose_rows(call: Call, q: Rows, position: mx.array) -> mx.array:
     op, found = call.op, []
     for segment in call.segments:
         cut = segment.cut
-        keys, _ = segment.state.kv(call.slots["kv"]).read()
+        keys, _ = segment.state.stores[call.slots["kv"]].read()
         part, last = Rows(q.q[cut], q.e[cut]), segment.positions[-1]
         found.append(choose_blocks(part, keys, position[cut], last, op.block, op.top, op.local))
     return mx.concatenate(found)
@@ -64,7 +64,7 @@ def recall_rows(call: Call, position: mx.array) -> mx.array:
     """Key rows as floats, q·2^e: the products are exact. Rows past the last are supplied ones."""
     parts = []
     for segment in call.segments:
-        keys, _ = segment.state.kv(call.slots["kv"]).read()
+        keys, _ = segment.state.stores[call.slots["kv"]].read()
         there = [place for place in segment.positions if place < len(keys.e)]
         if there:
             at = mx.array(there)

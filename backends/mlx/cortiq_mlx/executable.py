@@ -6,22 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from cortiq.backend import Batch, CompileOptions
-from cortiq.backend.executable import Accepted, BaseExecutable, Brought
+from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
-from cortiq.ir import Program, Ring, Slot, primitives_of
+from cortiq.backend.stored import StoredExecutable
+from cortiq.ir import Program, Slot, primitives_of
 from cortiq.numerics.layouts import Weight
 from cortiq_mlx import custom
 from cortiq_mlx.library import DEVICES, description, mx, version
-from cortiq_mlx.plan import Plan, Weights
+from cortiq_mlx.plan import Plan, prepared
 from cortiq_mlx.run import Run
 from cortiq_mlx.state import MlxState
+from cortiq_mlx.stores import Store, open_store
 from cortiq_mlx.trial import confirmed
 
 EARLY_POSITIONS = 4096
 """Positions whose rotary angles are known when a sequence is opened; the rest when they come."""
 
 
-class MlxExecutable(BaseExecutable[MlxState, Plan]):
+class MlxExecutable(StoredExecutable[MlxState, Plan]):
     """A program on one device.
 
     Attributes
@@ -41,9 +43,9 @@ class MlxExecutable(BaseExecutable[MlxState, Plan]):
         given: GivenKernels = NO_KERNELS,
     ) -> None:
         self.device, self.own = device, confirmed(device)
-        graphs, prepared = primitives_of(program).graphs, Weights(weights)
+        graphs, known = primitives_of(program).graphs, prepared(weights)
         with mx.stream(DEVICES[device]):
-            plans = {n: Plan(graph, prepared, given) for n, graph in graphs.items()}
+            plans = {n: Plan(graph, known, given) for n, graph in graphs.items()}
         super().__init__(program, options, plans)
         nodes = [node for graph in program.graphs.values() for node in graph.nodes]
         theirs = {op: kernel.owner for op, kernel in given.items()}
@@ -61,17 +63,10 @@ class MlxExecutable(BaseExecutable[MlxState, Plan]):
             plan.angles.grow(min(limit, EARLY_POSITIONS))
         return MlxState(self, limit)
 
-    def state_bytes(self, rows: int) -> int:
-        """Memory one sequence of this many rows takes."""
-        page = self.options.page_rows
-        return sum(
-            _slot_bytes(slot, -(-self.extent(name).room(rows) // page) * page)
-            for name, slot in self.program.slots.items()
-        )
-
-    def held_bytes(self) -> int:
-        """Memory that all living sequences hold."""
-        return sum(state.nbytes() for state in self.states)
+    def new_store(self, name: str, slot: Slot) -> Store:
+        """An empty store for the slot of this name."""
+        page, poison = self.options.page_rows, bool(self.options.extra.get("poison"))
+        return open_store(slot, page, poison, self.extent(name))
 
     def device_bytes(self) -> int:
         """Memory the device has free; Apple's is the host's."""
@@ -95,10 +90,3 @@ class MlxExecutable(BaseExecutable[MlxState, Plan]):
         """What the rows of each sequence bring, None for one with a fault."""
         with mx.stream(DEVICES[self.device]), custom.using(self.own):
             return Run(plan, batch, accepted).compute()
-
-
-def _slot_bytes(slot: Slot, rows: int) -> int:
-    """Memory of a slot; every row of a ring is kept, so that rewinding is exact."""
-    if isinstance(slot, Ring):
-        return slot.width * 4 * rows
-    return slot.bytes_per_row() * rows + slot.constant_bytes()

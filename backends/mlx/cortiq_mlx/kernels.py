@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from itertools import accumulate
 from typing import Any
 
@@ -27,6 +27,11 @@ MATRICES = (*TABLES, ops.HeadMatMul, ops.ExpertMatMul)
 def stack_of(op: Op) -> int:
     """How many matrices of a stack the operator's weight holds."""
     return getattr(op, "heads", getattr(op, "experts", 1)) if isinstance(op, MATRICES) else 1
+
+
+def form(op: Op, role: str) -> Hashable:
+    """What `prepare` depends on besides the weight."""
+    return stack_of(op) if isinstance(op, MATRICES) else (op, role)
 
 
 def prepare(op: Op, role: str, weight: Weight, name: str) -> Any:

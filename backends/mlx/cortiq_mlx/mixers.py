@@ -22,7 +22,7 @@ def causal_conv(call: Call, x: mx.array) -> mx.array:
     weight, bias, parts = call.weights["weight"], call.weights.get("bias"), []
     for segment in call.segments:
         rows = x[segment.cut]
-        store = segment.state.ring(call.slots["ring"])
+        store = segment.state.stores[call.slots["ring"]]
         padded = mx.concatenate([store.last, rows])
         y = weight[:, 0] * padded[: len(rows)]
         for tap in range(1, call.op.kernel):
@@ -39,7 +39,7 @@ def recurrent(step: Step) -> Callable[..., mx.array]:
         rows: list[mx.array] = []
         peaks: list[mx.array] = []
         for segment in call.segments:
-            store = segment.state.recurrent(call.slots["state"])
+            store = segment.state.stores[call.slots["state"]]
             state = store.state
             for at in range(segment.start, segment.stop):
                 faults = Faults(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cortiq.backend import Row
@@ -14,16 +14,13 @@ from cortiq.numerics.attention import scoring
 from cortiq.numerics.layouts import Weight
 from cortiq_mlx.angles import Angles
 from cortiq_mlx.fuse import Beside, beside, together
-from cortiq_mlx.kernels import KERNELS, MATRICES, prepare, stack_of
+from cortiq_mlx.kernels import KERNELS, form, prepare
 from cortiq_mlx.library import mx
 from cortiq_mlx.matrices import Matrix
 
 
 class Weights(Prepared):
-    """Weights as kernels take them, nothing left lazy."""
-
-    def __init__(self, weights: Mapping[str, Weight]) -> None:
-        super().__init__(weights, _computed, _form)
+    """Weights as kernels take them."""
 
     def of(self, node: Node) -> dict[str, Any]:
         """A node's weights by role; attention has its constants among them."""
@@ -33,15 +30,16 @@ class Weights(Prepared):
         return found
 
 
-def _form(op: Op, role: str) -> Hashable:
-    return stack_of(op) if isinstance(op, MATRICES) else (op, role)
+def prepared(weights: Mapping[str, Weight]) -> Weights:
+    """Weights of a program, nothing left lazy."""
 
+    def computed(op: Op, role: str, weight: Weight, name: str) -> Any:
+        made = prepare(op, role, weight, name)
+        if not isinstance(made, Matrix):
+            mx.eval(made)
+        return made
 
-def _computed(op: Op, role: str, weight: Weight, name: str) -> Any:
-    made = prepare(op, role, weight, name)
-    if not isinstance(made, Matrix):
-        mx.eval(made)
-    return made
+    return Weights(weights, computed, form)
 
 
 class Plan(Steps):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from cortiq.backend import ExportedState
 from cortiq.backend.stored import StoredState
 from cortiq_mlx.library import mx
-from cortiq_mlx.stores import KVStore, RecurrentStore, RingStore, Store, open_store
 
 if TYPE_CHECKING:
     from cortiq_mlx.executable import MlxExecutable
@@ -19,15 +18,6 @@ class MlxState(StoredState):
 
     owner: MlxExecutable
 
-    def new_stores(self) -> dict[str, Store]:
-        """An empty store for every slot."""
-        owner = self.owner
-        page, poison = owner.options.page_rows, bool(owner.options.extra.get("poison"))
-        return {
-            name: open_store(slot, page, poison, owner.extent(name))
-            for name, slot in owner.program.slots.items()
-        }
-
     def kept(self) -> list[mx.array]:
         """Everything the stores hold."""
         return [array for store in self.stores.values() for array in store.kept()]
@@ -35,18 +25,6 @@ class MlxState(StoredState):
     def settle(self) -> None:
         """Compute what the stores hold: no lazy array may outlive a call."""
         mx.eval(self.kept())
-
-    def kv(self, name: str) -> KVStore:
-        """The store of a `KVRows` slot."""
-        return self.stores[name]
-
-    def ring(self, name: str) -> RingStore:
-        """The store of a `Ring` slot."""
-        return self.stores[name]
-
-    def recurrent(self, name: str) -> RecurrentStore:
-        """The store of a `Recurrent` slot."""
-        return self.stores[name]
 
     def clear(self) -> None:
         """Empty the sequence."""

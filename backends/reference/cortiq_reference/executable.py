@@ -6,27 +6,28 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from threadpoolctl import ThreadpoolController
 
 from cortiq.backend import Batch, CompileOptions
 from cortiq.backend.answers import ON_HOST, Answers
-from cortiq.backend.executable import Accepted, BaseExecutable, Brought
+from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.backend.plan import Kernels, Plan, Prepared
-from cortiq.ir import Program, Recurrent, Ring, primitives_of
+from cortiq.backend.stored import SlotStore, StoredExecutable, StoredState
+from cortiq.ir import Program, Recurrent, Slot, primitives_of
 from cortiq.numerics.layouts import Weight
 from cortiq_reference.kernels import KERNELS, prepare
 from cortiq_reference.placement import REFERENCE, placement_of
 from cortiq_reference.recurrent_store import COPIES
 from cortiq_reference.run import Run
-from cortiq_reference.state import ReferenceState
+from cortiq_reference.stores import open_store
 
 ONE_THREAD = 1
 
 
-class ReferenceExecutable(BaseExecutable[ReferenceState, Plan]):
+class ReferenceExecutable(StoredExecutable[StoredState, Plan]):
     """A program bound to its weights; see `cortiq.backend.Executable`.
 
     Attributes
@@ -40,7 +41,7 @@ class ReferenceExecutable(BaseExecutable[ReferenceState, Plan]):
     name: ClassVar[str] = REFERENCE
     kernels: ClassVar[Kernels] = KERNELS
     answers: ClassVar[Answers] = ON_HOST
-    state_type: ClassVar[type[ReferenceState]] = ReferenceState
+    state_type: ClassVar[type[StoredState]] = StoredState
 
     def __init__(
         self,
@@ -60,21 +61,19 @@ class ReferenceExecutable(BaseExecutable[ReferenceState, Plan]):
         super().__init__(program, options, plans)
         self.placement = placement_of(program, self.kernels, self.name, given)
 
-    def new_state(self, limit: int) -> ReferenceState:
+    def new_state(self, limit: int) -> StoredState:
         """An empty sequence of at most `limit` positions."""
         return self.state_type(self, limit)
 
-    def state_bytes(self, rows: int) -> int:
-        """Memory one sequence of this many rows takes."""
-        page = self.options.page_rows
-        return sum(
-            _slot_bytes(slot, -(-self.extent(name).room(rows) // page) * page)
-            for name, slot in self.program.slots.items()
-        )
+    def new_store(self, name: str, slot: Slot) -> SlotStore:
+        """An empty store for the slot of this name."""
+        page, poison = self.options.page_rows, bool(self.options.extra.get("poison"))
+        return open_store(slot, page, poison, self.extent(name))
 
-    def held_bytes(self) -> int:
-        """Memory that all living sequences hold."""
-        return sum(state.nbytes() for state in self.states)
+    def slot_bytes(self, slot: Slot, rows: int) -> int:
+        """Memory of a slot; there are marks beside a recurrent state."""
+        copies = COPIES if isinstance(slot, Recurrent) else 1
+        return copies * super().slot_bytes(slot, rows)
 
     def close(self) -> None:
         """Release threads and sequences."""
@@ -83,17 +82,10 @@ class ReferenceExecutable(BaseExecutable[ReferenceState, Plan]):
         super().close()
 
     def compute(
-        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[ReferenceState]]
+        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[StoredState]]
     ) -> list[list[Brought] | None]:
         """What the rows of each sequence bring, None for one with a fault."""
         run = Run(plan, batch, accepted)
         run.answers = self.answers
         with self._blas.limit(limits=1):
             return run.compute()
-
-
-def _slot_bytes(slot: Any, rows: int) -> int:
-    """Memory of a slot's store; a ring keeps all its rows."""
-    if isinstance(slot, Recurrent):
-        return COPIES * slot.constant_bytes()
-    return rows * (slot.width * 4 if isinstance(slot, Ring) else slot.bytes_per_row())

@@ -99,7 +99,7 @@ def _store_kv(call: Call, keys: Quantised, values: Quantised | None = None) -> t
         values = no_values(len(keys.q), call.op.heads)
     for segment in call.segments:
         cut = segment.cut
-        store = segment.state.kv(call.slots["kv"])
+        store = segment.state.stores[call.slots["kv"]]
         store.append(Quantised(keys.q[cut], keys.e[cut]), Quantised(values.q[cut], values.e[cut]))
     return ()
 
@@ -109,7 +109,7 @@ def _attend(call: Call, q: Quantised, position: Ints, chosen: Ints | None = None
     how = Geometry(scoring(op.scale, op.soft_cap), op.window, call.weights.get("sinks"), op.block)
     out = np.zeros((len(q.q), op.heads, op.value_dim), np.float32)
     for segment in call.segments:
-        store = segment.state.kv(call.slots["kv"])
+        store = segment.state.stores[call.slots["kv"]]
         keys, values = store.read()
         for start in range(segment.start, segment.stop, QUERY_ROWS):
             cut = slice(start, min(start + QUERY_ROWS, segment.stop))
@@ -125,7 +125,7 @@ def _choose_blocks(call: Call, q: Quantised, position: Ints) -> Ints:
     out = np.zeros((len(q.q), op.heads, op.top), np.int32)
     for segment in call.segments:
         cut = segment.cut
-        keys, _ = segment.state.kv(call.slots["kv"]).read()
+        keys, _ = segment.state.stores[call.slots["kv"]].read()
         part = Quantised(q.q[cut], q.e[cut])
         out[cut] = choose_blocks(part, keys, position[cut], op.block, op.top, op.local)
     return out
@@ -135,7 +135,7 @@ def _recall(call: Call, position: Ints) -> Floats:
     op = call.op
     out = np.zeros((len(position), op.heads, op.dim), np.float32)
     for segment in call.segments:
-        keys, _ = segment.state.kv(call.slots["kv"]).read()
+        keys, _ = segment.state.stores[call.slots["kv"]].read()
         there = np.arange(segment.start, segment.stop)
         there = there[position[there] < len(keys.q)]  # others are supplied by their rows
         at = position[there]
@@ -148,7 +148,7 @@ def _causal_conv(call: Call, x: Floats) -> Floats:
     weight, bias = call.weights["weight"], call.weights.get("bias")
     for segment in call.segments:
         cut = segment.cut
-        store = segment.state.ring(call.slots["ring"])
+        store = segment.state.stores[call.slots["ring"]]
         history = store.last()
         out[cut] = recurrent.causal_conv(history, x[cut], weight, bias, faults=call.faults[cut])
         store.append(x[cut])
@@ -162,7 +162,7 @@ def _recurrent(step: recurrent.StepFunction) -> Callable[..., Floats]:
         outputs = []
         for segment in call.segments:
             cut = segment.cut
-            store = segment.state.recurrent(call.slots["state"])
+            store = segment.state.stores[call.slots["state"]]
             outputs.append(store.advance(step, tuple(x[cut] for x in rows), call.faults[cut]))
         return np.concatenate(outputs)
 

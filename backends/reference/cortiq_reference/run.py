@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy.typing as npt
 
+from cortiq.backend.stored import StoredState
 from cortiq.backend.walk import Walk
 from cortiq.numerics.contract import Flags, Floats, Ints, snap
 from cortiq.numerics.quantise import Quantised
-from cortiq_reference.state import ReferenceState
 
 
-class Run(Walk[ReferenceState]):
+class Run(Walk[StoredState]):
     """A batch whose arrays are NumPy's."""
 
     def array(self, host: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from cortiq.backend import CompileOptions, Declined, Support, Versions
 from cortiq.backend.answers import ON_HOST, Answers
 from cortiq.backend.plan import Kernels
+from cortiq.backend.stored import StoredState
 from cortiq.errors import RequestError
 from cortiq.ir import Graph, Node, Program
 from cortiq.numerics.layouts import Weight
@@ -19,7 +20,6 @@ from cortiq_conformance.faults.tails import WRONG_ANSWERS, WRONG_STATES
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_reference.executable import ReferenceExecutable
 from cortiq_reference.kernels import KERNELS
-from cortiq_reference.state import ReferenceState
 
 WRONG = {**WRONG_KERNELS, **WRONG_ROUNDINGS, **WRONG_RECURRENCES}
 STATES = {**WRONG_STATES, **WRONG_RECURRENT_STATES}
@@ -109,6 +109,6 @@ def _executable_type(fault: str) -> type[ReferenceExecutable]:
 
         kernels: ClassVar[Kernels] = {**KERNELS, **WRONG.get(fault, {})}
         answers: ClassVar[Answers] = {**ON_HOST, **WRONG_ANSWERS.get(fault, {})}
-        state_type: ClassVar[type[ReferenceState]] = STATES.get(fault, ReferenceState)
+        state_type: ClassVar[type[StoredState]] = STATES.get(fault, StoredState)
 
     return FaultyExecutable

@@ -99,7 +99,7 @@ def _relative_tiles(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> 
     op, out = call.op, KERNELS[ops.Attend](call, q, position, *chosen)
     for segment in call.segments if not chosen else ():
         pad = -int(position[segment.start]) % TILE
-        keys, values = (_moved(r, pad) for r in segment.state.kv(call.slots["kv"]).read())
+        keys, values = (_moved(r, pad) for r in segment.state.stores[call.slots["kv"]].read())
         for row in range(segment.start, segment.stop if pad else segment.start):
             at = int(position[row])
             window = min(op.window or at + 1, at + 1)

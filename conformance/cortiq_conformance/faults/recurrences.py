@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from cortiq.backend.stored import StoredState
 from cortiq.backend.walk import Call
 from cortiq.ir import ops
 from cortiq.numerics import recurrent
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
 from cortiq_conformance.faults.kernels import Kernel, Wrong
 from cortiq_reference.kernels import KERNELS
-from cortiq_reference.state import ReferenceState
 
 
 def _stepped(step: recurrent.StepFunction) -> Kernel:
@@ -22,7 +22,7 @@ def _stepped(step: recurrent.StepFunction) -> Kernel:
         outputs = []
         for segment in call.segments:
             cut = slice(segment.start, segment.stop)
-            store = segment.state.recurrent(call.slots["state"])
+            store = segment.state.stores[call.slots["state"]]
             outputs.append(store.advance(step, tuple(x[cut] for x in rows), call.faults[cut]))
         return np.concatenate(outputs)
 
@@ -82,7 +82,7 @@ WRONG_RECURRENCES: dict[str, Wrong] = {
 """Wrong kernels by fault."""
 
 
-class KeptState(ReferenceState):
+class KeptState(StoredState):
     """A recurrent state that a rewind leaves as it is."""
 
     def rewind(self, length: int, entry: str = "trunk") -> int:
@@ -95,7 +95,7 @@ class KeptState(ReferenceState):
         return reached
 
 
-WRONG_RECURRENT_STATES: dict[str, type[ReferenceState]] = {
+WRONG_RECURRENT_STATES: dict[str, type[StoredState]] = {
     "a state that a rewind leaves as it is": KeptState,
 }
 """Wrong states by fault."""

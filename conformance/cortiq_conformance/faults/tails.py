@@ -10,16 +10,16 @@ from typing import Any, Self
 import numpy as np
 
 from cortiq.backend import Argmax, Draw, ExportedState, KVPlanes, Top
+from cortiq.backend.stored import StoredState
 from cortiq.numerics import sampling
 from cortiq.numerics.contract import TILE
 from cortiq.numerics.masks import allowed_ids
 from cortiq.numerics.quantise import Quantised
-from cortiq_reference.state import ReferenceState
 from cortiq_reference.stores import KVStore
 
 
 def _last_argmax(want: Argmax, run: Any, at: int) -> int:
-    logits = run.row_of("logits", at)
+    logits = run.row_of(want.name, at)
     return int(len(logits) - 1 - np.argmax(logits[::-1]))
 
 
@@ -66,7 +66,7 @@ class _StaleStore(KVStore):
         self.__class__ = KVStore  # type: ignore[assignment]
 
 
-class StaleState(ReferenceState):
+class StaleState(StoredState):
     """A stale row after rewind."""
 
     def rewind(self, length: int, entry: str = "trunk") -> int:
@@ -79,7 +79,7 @@ class StaleState(ReferenceState):
         return reached
 
 
-class SharedState(ReferenceState):
+class SharedState(StoredState):
     """A fork that shares its parent's tail."""
 
     def fork(self, length: int | None = None) -> Self:
@@ -88,12 +88,12 @@ class SharedState(ReferenceState):
         shared = {n: s for n, s in self.stores.items() if isinstance(s, KVStore)}
         for name, store in shared.items():
             mine = copy.copy(store)
-            mine.length = other.kv(name).length
+            mine.length = other.stores[name].length
             other.stores[name] = mine
         return other
 
 
-class SharedSnapshot(ReferenceState):
+class SharedSnapshot(StoredState):
     """A snapshot that holds the sequence's own memory: what is written later is in it."""
 
     def snapshot(self) -> Any:
@@ -103,7 +103,7 @@ class SharedSnapshot(ReferenceState):
         return {**stores, **shared}, tokens, lengths
 
 
-class FlatExport(ReferenceState):
+class FlatExport(StoredState):
     """An export whose rows have only their high planes."""
 
     def export(self) -> ExportedState:
@@ -118,7 +118,7 @@ class FlatExport(ReferenceState):
         return replace(exported, slots=flat)
 
 
-class HastyState(ReferenceState):
+class HastyState(StoredState):
     """Rows behind a window that are given up a tile too early, as a rewind finds out."""
 
     def advance(self, entry: str, tokens: list[int]) -> None:
@@ -130,7 +130,7 @@ class HastyState(ReferenceState):
                 store.k.data[at : at + TILE] = 0
 
 
-WRONG_STATES: dict[str, type[ReferenceState]] = {
+WRONG_STATES: dict[str, type[StoredState]] = {
     "a stale row after rewind": StaleState,
     "a fork that shares its parent's tail": SharedState,
     "a snapshot that goes on with its sequence": SharedSnapshot,

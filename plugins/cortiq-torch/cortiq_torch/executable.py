@@ -10,17 +10,18 @@ from typing import ClassVar
 import torch
 
 from cortiq.backend import Batch, CompileOptions
-from cortiq.backend.executable import Accepted, BaseExecutable, Brought
+from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.backend.plan import Plan, Prepared, joined
-from cortiq.ir import Node, Program, Ring, Slot, expand, ops
+from cortiq.backend.stored import StoredExecutable, StoredState
+from cortiq.ir import Node, Program, Slot, expand, ops
 from cortiq.numerics.layouts import Weight
 from cortiq_torch.kernels import KERNELS, LAYERS, form, prepare
 from cortiq_torch.run import Run
-from cortiq_torch.state import TorchState
+from cortiq_torch.stores import Store, open_store
 
 
-class TorchExecutable(BaseExecutable[TorchState, Plan]):
+class TorchExecutable(StoredExecutable[StoredState, Plan]):
     """A program on one device."""
 
     trims: ClassVar[bool] = True
@@ -60,28 +61,21 @@ class TorchExecutable(BaseExecutable[TorchState, Plan]):
             facts["cuda"] = str(torch.version.cuda)
         return facts
 
-    def new_state(self, limit: int) -> TorchState:
+    def new_state(self, limit: int) -> StoredState:
         """An empty sequence of at most `limit` positions."""
-        return TorchState(self, limit)
+        return StoredState(self, limit)
 
-    def state_bytes(self, rows: int) -> int:
-        """Memory one sequence of this many rows takes."""
-        page = self.options.page_rows
-        return sum(
-            _slot_bytes(slot, -(-self.extent(name).room(rows) // page) * page)
-            for name, slot in self.program.slots.items()
-        )
-
-    def held_bytes(self) -> int:
-        """Memory that all living sequences hold."""
-        return sum(state.nbytes() for state in self.states)
+    def new_store(self, name: str, slot: Slot) -> Store:
+        """An empty store for the slot of this name."""
+        page, poison = self.options.page_rows, bool(self.options.extra.get("poison"))
+        return open_store(slot, self.device, page, poison, self.extent(name))
 
     def device_bytes(self) -> int:
         """Memory the device has free."""
         return super().device_bytes() if self.device == "cpu" else _free_memory(self.device)
 
     def compute(
-        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[TorchState]]
+        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[StoredState]]
     ) -> list[list[Brought] | None]:
         """What the rows of each sequence bring, None for one with a fault."""
         with _threads(self.options.threads):
@@ -91,13 +85,6 @@ class TorchExecutable(BaseExecutable[TorchState, Plan]):
 def _free_memory(device: str) -> int:
     """Memory a GPU has free."""
     return torch.cuda.mem_get_info(device)[0]
-
-
-def _slot_bytes(slot: Slot, rows: int) -> int:
-    """Memory of a slot; every row of a ring is kept, so that rewinding is exact."""
-    if isinstance(slot, Ring):
-        return slot.width * 4 * rows
-    return slot.bytes_per_row() * rows + slot.constant_bytes()
 
 
 @contextmanager

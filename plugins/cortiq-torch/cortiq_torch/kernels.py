@@ -113,7 +113,7 @@ def _store_kv(call: Call, keys: Rows, values: Rows | None = None) -> tuple:
         values = Rows(nothing, torch.full_like(keys.e, ZERO_ROW_EXPONENT))
     for segment in call.segments:
         cut = segment.cut
-        store = segment.state.kv(call.slots["kv"])
+        store = segment.state.stores[call.slots["kv"]]
         store.append(Rows(keys.q[cut], keys.e[cut]), Rows(values.q[cut], values.e[cut]))
     return ()
 
@@ -123,7 +123,7 @@ def _attend(call: Call, q: Rows, position: Tensor, chosen: Tensor | None = None)
     how = Geometry(scoring(op.scale, op.soft_cap), op.window, call.weights.get("sinks"), op.block)
     out = torch.empty(len(q.q), op.heads, op.value_dim, device=q.q.device)
     for segment in call.segments:
-        store = segment.state.kv(call.slots["kv"])
+        store = segment.state.stores[call.slots["kv"]]
         keys, values = store.read()
         for start in range(segment.start, segment.stop, QUERY_ROWS):
             cut = slice(start, min(start + QUERY_ROWS, segment.stop))
@@ -139,7 +139,7 @@ def _choose_blocks(call: Call, q: Rows, position: Tensor) -> Tensor:
     op, found = call.op, []
     for segment in call.segments:
         cut = segment.cut
-        keys, _ = segment.state.kv(call.slots["kv"]).read()
+        keys, _ = segment.state.stores[call.slots["kv"]].read()
         part, last = Rows(q.q[cut], q.e[cut]), segment.positions[-1]
         found.append(choose_blocks(part, keys, position[cut], last, op.block, op.top, op.local))
     return torch.cat(found)
@@ -148,7 +148,7 @@ def _choose_blocks(call: Call, q: Rows, position: Tensor) -> Tensor:
 def _recall(call: Call, position: Tensor) -> Tensor:
     out = torch.zeros(len(position), call.op.heads, call.op.dim, device=position.device)
     for segment in call.segments:
-        keys, _ = segment.state.kv(call.slots["kv"]).read()
+        keys, _ = segment.state.stores[call.slots["kv"]].read()
         at = [p for p in segment.positions if p < len(keys.q)]  # others are supplied by their rows
         rows = keys.q[at] * a.exp2_int(keys.e[at].int())[..., None]
         out[segment.start : segment.start + len(at)] = rows

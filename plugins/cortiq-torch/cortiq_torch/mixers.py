@@ -22,7 +22,7 @@ def causal_conv(call: Call, x: Tensor) -> Tensor:
     out, weight, bias = torch.zeros_like(x), call.weights["weight"], call.weights.get("bias")
     for segment in call.segments:
         rows = x[segment.cut]
-        store = segment.state.ring(call.slots["ring"])
+        store = segment.state.stores[call.slots["ring"]]
         padded, y = torch.cat([store.last(), rows]), out[segment.cut]
         for tap in range(call.op.kernel):
             y = y + weight[:, tap] * padded[tap : tap + len(rows)]
@@ -37,7 +37,7 @@ def recurrent(step: Step) -> Callable[..., Tensor]:
     def kernel(call: Call, *inputs: Tensor) -> Tensor:
         rows: list[Tensor] = []
         for segment in call.segments:
-            store = segment.state.recurrent(call.slots["state"])
+            store = segment.state.stores[call.slots["state"]]
             state = store.state
             for at in range(segment.start, segment.stop):
                 flag = call.faults[at : at + 1]

@@ -12,16 +12,16 @@ from torch import Tensor
 from cortiq.backend import Batch
 from cortiq.backend.executable import Accepted
 from cortiq.backend.plan import Plan
+from cortiq.backend.stored import StoredState
 from cortiq.backend.walk import Walk
 from cortiq_torch.arithmetic import Rows, snap
-from cortiq_torch.state import TorchState
 
 
-class Run(Walk[TorchState]):
+class Run(Walk[StoredState]):
     """A batch on one device; rows are answered on the host."""
 
     def __init__(
-        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[TorchState]], device: str
+        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[StoredState]], device: str
     ) -> None:
         self.device = device
         super().__init__(plan, batch, accepted)
