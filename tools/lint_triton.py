@@ -83,7 +83,14 @@ class Recorder:
         self.launches: dict[Launch, None] = {}
 
     def __call__(
-        self, kernel: Any, grid: Any, *given: Any, warps: int = 4, stages: int = 3, **how: Any
+        self,
+        kernel: Any,
+        grid: Any,
+        *given: Any,
+        warps: int = 4,
+        stages: int = 3,
+        early: bool = False,
+        **how: Any,
     ) -> None:
         """Note a launch."""
         names, aligned = kernel.arg_names, []

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from cortiq_triton.executable import TritonExecutable
 
 MOST_ROWS = 256
-FEWEST_PAGES = 4
+FEWEST_PAGES = 16
+"""Tiles without keys cost little; another shape costs a capture."""
 WORDS = 6
 """Of a row's answer: fault flag, token, digest."""
 Key = tuple[Any, ...]

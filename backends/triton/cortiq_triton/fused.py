@@ -16,13 +16,14 @@ from cortiq_triton.language import (
     INTERPRETED,
     LARGEST_TILE,
     Tensor,
+    begin,
     ceil_div,
     device,
     kernel,
     launch,
     pow2,
 )
-from cortiq_triton.rows import Rows, empty_rows, exponent_of, quantised
+from cortiq_triton.rows import Rows, empty_rows, exponent_of, quantise_parts, quantised
 from cortiq_triton.scalar import (
     fold,
     inverse_root,
@@ -31,13 +32,21 @@ from cortiq_triton.scalar import (
     snapped,
     split_planes,
 )
-from cortiq_triton.sums import lanes_in_order
 
 ROWS = 64 if INTERPRETED else 1
 WIDEST_NORM = 8192
 """Columns up to which a row is normalised in registers."""
+FEW_ROWS = 2 if INTERPRETED else 128
+"""Rows up to which a gated row is for several programs."""
+PART = 1024
+"""Columns of such a program."""
 WIDEST = 32768
 """Columns up to which a gated row is quantised in registers."""
+
+
+def warps_of(width: int) -> int:
+    """Warps of a program that holds a row of so many columns: at most 16 elements a thread."""
+    return max(1, min(16, pow2(width) // 512))
 
 
 @device
@@ -71,20 +80,28 @@ def norm_quantise(
 ) -> None:  # fmt: skip
     """RMSNorm of rows x [M, n], quantised; with KEEP the normed rows too."""
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    i = tl.arange(0, CHUNKS)[:, None] * 256 + tl.arange(0, 256)[None, :]
-    inside = (m < M)[:, None, None] & (i < n)[None, :, :]
-    at = m.to(tl.int64)[:, None, None] * n + i[None, :, :]
-    value = tl.load(x + at, mask=inside, other=0.0)
-    mean = fold(lanes_in_order(value * value, ROWS, CHUNKS), ROWS) * one_over_n
-    y = value * inverse_root(mean + eps)[:, :, None]
+    i, lane = tl.arange(0, CHUNKS * 256), tl.arange(0, 256)
+    live, start = (m < M)[:, None], m.to(tl.int64)[:, None] * n
+    scale = tl.full((CHUNKS * 256,), 1.0, tl.float32)
     if WEIGHT:
-        y = y * tl.load(weight + i, mask=i < n, other=0.0)[None, :, :]
-    tl.store(faults + m[:, None, None] + i[None, :, :] * 0, 1, mask=inside & outside(y))
+        scale = tl.load(weight + i, mask=i < n, other=0.0)
+    begin()
+    inside = live & (i < n)[None, :]
+    value = tl.load(x + start + i[None, :], mask=inside, other=0.0)
+    lanes = tl.full((ROWS, 256), 0.0, tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        column = chunk * 256 + lane
+        term = tl.load(x + start + column[None, :], mask=live & (column < n)[None, :], other=0.0)
+        lanes += term * term
+    y = value * inverse_root(fold(lanes, ROWS) * one_over_n + eps)
+    if WEIGHT:
+        y = y * scale[None, :]
+    bad = tl.max((inside & outside(y)).to(tl.int32), 1)
+    tl.store(faults + m, 1, mask=(m < M) & (bad > 0))
     y = snapped(y)
     if KEEP:
-        tl.store(out + at, y, mask=inside)
-    flat = tl.reshape(y, (ROWS, CHUNKS * 256))
-    store_quantised(flat, m, M, high, low, exponent, sums, padded, ROWS, CHUNKS * 256)
+        tl.store(out + start + i[None, :], y, mask=inside)
+    store_quantised(y, m, M, high, low, exponent, sums, padded, ROWS, CHUNKS * 256)
 
 
 def normed_rows(
@@ -97,9 +114,27 @@ def normed_rows(
     launch(
         norm_quantise, (ceil_div(count, size),), x, x if weight is None else weight, out,
         *rows[:4], faults, count, n, rows.high.shape[-1], float(F32(1) / F32(n)), float(F32(eps)),
-        WEIGHT=weight is not None, KEEP=keep, ROWS=size, CHUNKS=pow2(ceil_div(n, 256)), warps=8,
+        WEIGHT=weight is not None, KEEP=keep, ROWS=size, CHUNKS=pow2(ceil_div(n, 256)),
+        warps=warps_of(n), early=True,
     )  # fmt: skip
     return out, rows
+
+
+@device
+def gated(
+    gate: Tensor, up: Tensor, faults: Tensor, m: Tensor, M: Tensor, i: Tensor, n: Tensor,
+    FUNCTION: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """snap(snap(f(gate))·up) at columns i of rows m, 0 outside; faults are flagged."""
+    inside = (m < M)[:, None] & (i < n)[None, :]
+    at = m.to(tl.int64)[:, None] * n + i[None, :]
+    g = tl.load(gate + at, mask=inside, other=0.0)
+    u = tl.load(up + at, mask=inside, other=0.0)
+    a = FUNCTION(g, g, 0.0, 0.0)
+    y = snapped(a) * u
+    bad = tl.max((inside & (outside(a) | outside(y))).to(tl.int32), 1)
+    tl.store(faults + m, 1, mask=(m < M) & (bad > 0))
+    return tl.where(inside, snapped(y), 0.0)
 
 
 @kernel
@@ -108,18 +143,26 @@ def gate_quantise(
     faults: Tensor, M: Tensor, n: Tensor, padded: Tensor, FUNCTION: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """snap(snap(f(gate))·up) of rows [M, n], quantised."""
+    """The gated rows [M, n], quantised: a program for whole rows."""
     m, i = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    inside = (m < M)[:, None] & (i < n)[None, :]
-    at = m.to(tl.int64)[:, None] * n + i[None, :]
-    g = tl.load(gate + at, mask=inside, other=0.0)
-    u = tl.load(up + at, mask=inside, other=0.0)
-    a = FUNCTION(g, g, 0.0, 0.0)
-    y = snapped(a) * u
-    bad = inside & (outside(a) | outside(y))
-    tl.store(faults + m[:, None] + i[None, :] * 0, 1, mask=bad)
-    y = tl.where(inside, snapped(y), 0.0)
+    begin()
+    y = gated(gate, up, faults, m, M, i, n, FUNCTION)
     store_quantised(y, m, M, high, low, exponent, sums, padded, ROWS, WIDTH)
+
+
+@kernel
+def gate_parts(
+    gate: Tensor, up: Tensor, out: Tensor, largest: Tensor, faults: Tensor, M: Tensor, n: Tensor,
+    FUNCTION: tl.constexpr, WIDTH: tl.constexpr,
+) -> None:  # fmt: skip
+    """The gated rows [M, n] as floats, and the bits of each part's largest magnitude."""
+    m = tl.program_id(1) + tl.arange(0, 1)
+    i = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    begin()
+    y = gated(gate, up, faults, m, M, i, n, FUNCTION)
+    tl.store(out + m.to(tl.int64)[:, None] * n + i[None, :], y, mask=(i < n)[None, :])
+    part = m * tl.num_programs(0) + tl.program_id(0)
+    tl.store(largest + part, tl.max(magnitude_bits(y), 1))
 
 
 def gated_rows(
@@ -127,10 +170,18 @@ def gated_rows(
 ) -> Rows:
     """The quantised rows of f(gate)·up."""
     count, n = gate.shape
+    if count <= FEW_ROWS and n > PART:
+        y, parts = torch.empty_like(gate), ceil_div(n, PART)
+        largest = torch.empty((count, parts), dtype=torch.int32, device=gate.device)
+        launch(
+            gate_parts, (parts, count), gate, up, y, largest, faults, count, n, FUNCTION=function,
+            WIDTH=PART, early=True,
+        )  # fmt: skip
+        return quantise_parts(y, largest)
     rows, width = empty_rows((count,), n, gate.device), max(64, pow2(n))
     size = min(ROWS, pow2(count), LARGEST_TILE // width)
     launch(
         gate_quantise, (ceil_div(count, size),), gate, up, *rows[:4], faults, count, n,
-        rows.high.shape[-1], FUNCTION=function, ROWS=size, WIDTH=width, warps=16,
+        rows.high.shape[-1], FUNCTION=function, ROWS=size, WIDTH=width, warps=16, early=True,
     )  # fmt: skip
     return rows

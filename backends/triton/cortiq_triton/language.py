@@ -10,10 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import cache
 from typing import Any, TypeAlias
 
+import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.target_info import cuda_capability_geq
 
 Tensor: TypeAlias = tl.tensor
 
@@ -62,6 +66,24 @@ def signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
+@triton.jit
+def _began() -> None:
+    if cuda_capability_geq(9, 0):
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+def _begun() -> None:
+    """Launches of the interpreter follow one another."""
+
+
+begin: Callable[[], None] = _begun if INTERPRETED else _began
+"""First thing of a kernel that is launched `early`: let the next early one come, then wait for the
+launches before this one. Before it such a kernel may read weights, and nothing that a launch
+writes. Every program of an early launch must call it: what comes later relies on its having waited.
+"""
+
+
 def ceil_div(n: int, d: int) -> int:
     """⌈n/d⌉."""
     return -(-n // d)
@@ -72,12 +94,29 @@ def pow2(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
+@cache
+def starts_early() -> bool:
+    """Whether the device knows early launches."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+
+
 def launch(
-    which: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, stages: int = 3, **how: Any
+    which: Any,
+    grid: tuple[int, ...],
+    *arguments: Any,
+    warps: int = 4,
+    stages: int = 3,
+    early: bool = False,
+    **how: Any,
 ) -> None:
-    """Run a kernel; `how` are its compile-time constants. An empty grid runs nothing."""
+    """Run a kernel; `how` are its compile-time constants. An empty grid runs nothing.
+
+    early : it may start while the launch before it ends (CUDA's programmatic dependent launch,
+        compute capability 9.0 and later); the kernel calls `begin`.
+    """
     if 0 in grid:
         return
     if not INTERPRETED:
         how |= {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
+        how |= {"launch_pdl": early and starts_early()}
     which[grid](*arguments, **how)

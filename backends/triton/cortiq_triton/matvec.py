@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from cortiq_triton.language import INTERPRETED, Tensor, device, kernel
+from cortiq_triton.language import INTERPRETED, Tensor, begin, device, kernel
 from cortiq_triton.scalar import (
     exp2_int,
     outside,
@@ -33,6 +33,24 @@ def dp4a_instruction(a: Tensor, b: Tensor) -> Tensor:
 
 
 dp4a = dp4a_emulated if INTERPRETED else dp4a_instruction
+
+
+@device
+def dp4a_onto_emulated(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
+    """total plus the dot of four signed bytes of two words each."""
+    return total + dp4a_emulated(a, b)
+
+
+@device
+def dp4a_onto_instruction(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
+    """The same in one instruction."""
+    return tl.inline_asm_elementwise(
+        "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, total], dtype=tl.int32, is_pure=True,
+        pack=1,
+    )  # fmt: skip
+
+
+dp4a_onto = dp4a_onto_emulated if INTERPRETED else dp4a_onto_instruction
 
 
 @device
@@ -113,6 +131,26 @@ def rows_of(
     return r, r // per, tl.max(first, 0)
 
 
+@device
+def quarters(words: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Every fourth word of the last axis, from 0, 1, 2 and 3 on: those of one 16-byte load."""
+    a: tl.constexpr = words.shape[0]
+    b: tl.constexpr = words.shape[1]
+    count: tl.constexpr = words.shape[2] // 4
+    even, odd = tl.split(tl.reshape(words, (a, b, count, 2, 2)))
+    w0, w2 = tl.split(even)
+    w1, w3 = tl.split(odd)
+    return w0, w1, w2, w3
+
+
+@device
+def words_dot(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
+    """total [RB, BN, BW/4] with the dots of words a [1, BN, BW] and b [RB, 1, BW] added."""
+    a0, a1, a2, a3 = quarters(a)
+    b0, b1, b2, b3 = quarters(b)
+    return dp4a_onto(a3, b3, dp4a_onto(a2, b2, dp4a_onto(a1, b1, dp4a_onto(a0, b0, total))))
+
+
 @kernel
 def matvec_rows(
     codes: Tensor, scale: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, index: Tensor, bias: Tensor,
@@ -121,33 +159,49 @@ def matvec_rows(
     CHOICE: tl.constexpr, PLANES: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr,
     PARTS: tl.constexpr, RB: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
 ) -> None:  # fmt: skip
-    """out [R, N] of codes with a scale a row; KW words a row, `plane` words from plane to plane."""
+    """out [R, N] of codes with a scale a row; KW words a row, `plane` words from plane to plane.
+
+    A program has the next words of its rows on the way while it multiplies; the first ones are
+    asked for before the launch that makes x has ended.
+    """
+    if CHOICE == 2:
+        begin()  # an earlier launch names the expert
     r, x, first = rows_of(index, R, per, count, N, CHOICE, RB)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
-    high = tl.full((RB, BN, BW), 0, tl.int32)
-    middle = tl.full((RB, BN, BW), 0, tl.int32)
-    low = tl.full((RB, BN, BW), 0, tl.int32)
-    at = (first + n).to(tl.int64)[:, None] * KW
+    high = tl.full((RB, BN, BW // 4), 0, tl.int32)
+    middle = tl.full((RB, BN, BW // 4), 0, tl.int32)
+    low = tl.full((RB, BN, BW // 4), 0, tl.int32)
+    words = codes + (first + n).to(tl.int64)[:, None] * KW
+    seen, word = (n < N)[:, None], tl.arange(0, BW)
+    c = tl.load(words + word[None, :], mask=seen & (word < KW)[None, :], other=0)
+    d = c
+    if PLANES == 2:
+        d = tl.load(words + plane + word[None, :], mask=seen & (word < KW)[None, :], other=0)
+    s = tl.load(scale + first + n, mask=n < N, other=0.0)
+    if CHOICE != 2:
+        begin()
     for start in range(0, KW, BW):
-        word = start + tl.arange(0, BW)
-        seen = (n < N)[:, None] & (word < KW)[None, :]
-        there = (r < R)[:, None] & (word < KW)[None, :]
-        c = tl.load(codes + at + word[None, :], mask=seen, other=0)[None]
-        q_at = x[:, None] * KW + word[None, :]
+        there = (r < R)[:, None] & (start + word < KW)[None, :]
+        q_at = x[:, None] * KW + (start + word)[None, :]
         hi = tl.load(qh + q_at, mask=there, other=0)[:, None]
         lo = tl.load(ql + q_at, mask=there, other=0)[:, None]
-        high += dp4a(c, hi)
+        ahead = start + BW + word
+        more = seen & (ahead < KW)[None, :]
+        c_next = tl.load(words + ahead[None, :], mask=more, other=0)
+        high = words_dot(c[None], hi, high)
         if PLANES == 2:
-            d = tl.load(codes + plane + at + word[None, :], mask=seen, other=0)[None]
-            middle += dp4a(d, hi) + dp4a(c, lo)
-            low += dp4a(d, lo)
+            d_next = tl.load(words + plane + ahead[None, :], mask=more, other=0)
+            middle = words_dot(c[None], lo, words_dot(d[None], hi, middle))
+            low = words_dot(d[None], lo, low)
+            d = d_next
         else:
-            low += dp4a(c, lo)
+            low = words_dot(c[None], lo, low)
+        c = c_next
     if PLANES == 2:
         dot = round_three_planes(tl.sum(high, 2), tl.sum(middle, 2), tl.sum(low, 2))
     else:
         dot = round_two_planes(tl.sum(high, 2), tl.sum(low, 2))
-    y = dot * tl.load(scale + first + n, mask=n < N, other=0.0)[None, :]
+    y = dot * s[None, :]
     y = y * exp2_int(tl.load(qe + x, mask=r < R, other=0))[:, None]
     inside = (r < R)[:, None] & (n < N)[None, :]
     end(

@@ -31,8 +31,8 @@ class Tuning:
 
     few: int = 8
     rows: int = 1
-    bn: int = 16
-    bw: int = 128
+    bn: int = 4
+    bw: int = 512
     tile: int = 512
     warps: int = 4
     bm: int = 128
@@ -171,7 +171,7 @@ def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: 
             matvec.matvec_rows, grid, words, weight.scale, *planes, index, *how.ending(out), out,
             faults, rows, n, kw, plane, *last, CHOICE=how.choice, **how.endings,
             PLANES=1 + (weight.kind == PLANES), RB=rb, BN=bn,
-            BW=min(sizes.bw, pow2(kw)), warps=sizes.warps,
+            BW=max(16, min(sizes.bw, pow2(kw))), warps=sizes.warps, early=True,
         )  # fmt: skip
         return
     tile = min(sizes.tile, max(256, pow2(weight.padded)))

@@ -13,6 +13,7 @@ from cortiq_triton.language import (
     INTERPRETED,
     LARGEST_TILE,
     Tensor,
+    begin,
     ceil_div,
     constant,
     device,
@@ -220,6 +221,7 @@ def quantise(
     """Rows of x [M, n] as planes [M, padded], exponents [M] and sums [M, padded/16]."""
     m, lane = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     largest = tl.full((ROWS, 1), 0, tl.int32)
+    begin()
     for start in range(0, n, WIDTH):
         inside = (m[:, None] < M) & (start + lane < n)[None, :]
         at = m[:, None].to(tl.int64) * n + (start + lane)[None, :]
@@ -245,6 +247,43 @@ def quantise(
         tl.store(sums + at, total, mask=there)
 
 
+@kernel
+def quantise_known(
+    x: Tensor, largest: Tensor, high: Tensor, low: Tensor, exponent: Tensor, sums: Tensor,
+    n: Tensor, padded: Tensor, parts: Tensor, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+) -> None:  # fmt: skip
+    """Part of a row of x [M, n] by the largest magnitudes of all its parts, [M, parts]."""
+    m, part = tl.program_id(1), tl.arange(0, PARTS)
+    begin()
+    most = tl.max(tl.load(largest + m * parts + part, mask=part < parts, other=0), 0)
+    e = exponent_of(most)
+    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    start = m.to(tl.int64)
+    value = tl.load(x + start * n + column, mask=column < n, other=0.0)
+    q = quantised(value, most, e)
+    q_high, q_low = split_planes(q)
+    tl.store(high + start * padded + column, q_high, mask=column < padded)
+    tl.store(low + start * padded + column, q_low, mask=column < padded)
+    group = tl.program_id(0) * (WIDTH // 16) + tl.arange(0, WIDTH // 16)
+    total = tl.sum(tl.reshape(q, (WIDTH // 16, 16)), 1)
+    tl.store(sums + start * (padded // 16) + group, total, mask=group < padded // 16)
+    if tl.program_id(0) == 0:
+        tl.store(exponent + m, e)
+
+
+def quantise_parts(x: torch.Tensor, largest: torch.Tensor) -> Rows:
+    """Quantised rows of x [M, n]; largest : int32 [M, parts], bits of their largest magnitudes."""
+    count, n = x.shape
+    rows, parts = empty_rows((count,), n, x.device), largest.shape[1]
+    padded = rows.high.shape[-1]
+    width = min(pow2(padded), 1024)
+    launch(
+        quantise_known, (ceil_div(padded, width), count), x, largest, *rows[:4], n, padded, parts,
+        WIDTH=width, PARTS=pow2(parts), early=True,
+    )  # fmt: skip
+    return rows
+
+
 def empty_rows(lead: tuple[int, ...], width: int, device: torch.device | str) -> Rows:
     """Room for quantised rows [*lead, width]."""
     padded = -(-width // PAD) * PAD
@@ -261,6 +300,7 @@ def quantise_rows(x: torch.Tensor) -> Rows:
     width = min(pow2(padded), 4096)
     size = min(ROWS, pow2(count), LARGEST_TILE // width)
     launch(
-        quantise, (ceil_div(count, size),), x, *rows[:4], count, n, padded, ROWS=size, WIDTH=width
-    )
+        quantise, (ceil_div(count, size),), x, *rows[:4], count, n, padded, ROWS=size, WIDTH=width,
+        early=True,
+    )  # fmt: skip
     return rows

@@ -28,6 +28,7 @@ class Run:
     Attributes
     ----------
     tail : rows that want a value which no state depends on; such values have only these rows.
+    supplied : values that some rows bring themselves.
     """
 
     def __init__(
@@ -48,11 +49,15 @@ class Run:
             stop = start + len(sequence.indices)
             self.segments.append(Segment(sequence.state, start, stop, position))
             start = stop
-        self.wants = [frozenset(value_of(want) for want in row.wants) for row in self.rows]
         known = plan.always | set(plan.graph.inputs)
-        self.late = [names - known for names in self.wants]
+        alike = {row.wants for row in self.rows}
+        names = {wants: frozenset(map(value_of, wants)) for wants in alike}
+        late = {wants: found - known for wants, found in names.items()}
+        self.wants = [names[row.wants] for row in self.rows]
+        self.late = [late[row.wants] for row in self.rows]
         self.tail = [at for at, names in enumerate(self.late) if names]
-        self.mixed = len({frozenset(self.late[at]) for at in self.tail}) > 1
+        self.mixed = len({self.late[at] for at in self.tail}) > 1
+        self.supplied = frozenset(name for row in self.rows for name in row.inputs)
         self.values: dict[str, Any] = {}
 
     def reach(self) -> None:
@@ -116,8 +121,7 @@ class Run:
         wanted = frozenset[str]().union(*self.wants)
         if self.mixed:
             return self.plan.select(wanted)
-        supplied = frozenset(name for row in self.rows for name in row.inputs)
-        return self.plan.fused(wanted, supplied)
+        return self.plan.fused(wanted, self.supplied)
 
     def _spent(self, steps: Sequence[Step]) -> list[list[str]]:
         """For each step the values that nobody reads after it."""
@@ -180,11 +184,12 @@ class Run:
 
     def _overridden(self, name: str, value: Any, late: bool, faults: torch.Tensor) -> Any:
         """Values that a row supplies itself take the place of what the node computed."""
+        if name not in self.supplied:
+            return value
         rows = self.tail if late else range(len(self.rows))
         given = {at: self.rows[index].inputs[name] for at, index in enumerate(rows)
                  if name in self.rows[index].inputs}  # fmt: skip
-        if given:
-            value = value.clone()  # it may be a view of the node's input
+        value = value.clone()  # it may be a view of the node's input
         for at, supplied in given.items():
             value[at] = self._supplied(name, [supplied], faults[at : at + 1])[0]
         return value

@@ -42,28 +42,3 @@ def add_in_order(y: Tensor, terms: Tensor, COUNT: tl.constexpr, SIZE: tl.constex
 def runs_of(terms: Tensor, SIZE: tl.constexpr) -> Tensor:
     """Runs of eight terms [SIZE, 8], each from +0 on: [SIZE]."""
     return add_in_order(tl.full((SIZE,), 0.0, tl.float32), terms, 8, SIZE)
-
-
-@device
-def sixteen_in_order(y: Tensor, terms: Tensor, SIZE: tl.constexpr) -> Tensor:
-    """The same of sixteen terms."""
-    halves = tl.permute(tl.reshape(terms, (SIZE, 2, 8)), (0, 2, 1))
-    first, second = tl.split(halves)
-    return eight_in_order(eight_in_order(y, first, SIZE), second, SIZE)
-
-
-@device
-def lanes_in_order(x: Tensor, ROWS: tl.constexpr, CHUNKS: tl.constexpr) -> Tensor:
-    """The 256 lanes of x [ROWS, CHUNKS, 256], chunks added in order: [ROWS, 256]."""
-    terms = tl.reshape(tl.permute(x, (0, 2, 1)), (ROWS * 256, CHUNKS))
-    y = tl.full((ROWS * 256,), 0.0, tl.float32)
-    if CHUNKS <= 8:
-        y = add_in_order(y, terms, CHUNKS, ROWS * 256)
-    elif CHUNKS == 16:
-        y = sixteen_in_order(y, terms, ROWS * 256)
-    else:
-        halves = tl.permute(tl.reshape(terms, (ROWS * 256, 2, 16)), (0, 2, 1))
-        first, second = tl.split(halves)
-        y = sixteen_in_order(y, first, ROWS * 256)
-        y = sixteen_in_order(y, second, ROWS * 256)
-    return tl.reshape(y, (ROWS, 256))
