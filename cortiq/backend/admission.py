@@ -42,17 +42,17 @@ def groups_of(batch: Batch, owns: Callable[[Any], bool]) -> dict[Any, range]:
     BackendError : a sequence is not the executable's, or its rows are no neighbours.
     """
     groups: dict[Any, range] = {}
+    start, last = 0, len(batch.rows) - 1
     for index, row in enumerate(batch.rows):
         state: Any = row.state
-        known = groups.get(state)
-        if known is None:
-            if not owns(state):
-                raise BackendError("a row belongs to a sequence that is released or not ours")
-            groups[state] = range(index, index + 1)
-        elif known.stop == index:
-            groups[state] = range(known.start, index + 1)
-        else:
+        if index < last and batch.rows[index + 1].state is state:
+            continue
+        if state in groups:
             raise BackendError("rows of one sequence must be neighbours in a batch")
+        if not owns(state):
+            raise BackendError("a row belongs to a sequence that is released or not ours")
+        groups[state] = range(start, index + 1)
+        start = index + 1
     return groups
 
 
@@ -71,6 +71,8 @@ def token_of(row: Row, drawn: Sequence[int | None]) -> int:
 
 def drawn_token(wants: Mapping[Want, Any]) -> int | None:
     """What a row drew, for rows of the next batch that go on from it."""
+    if not wants:
+        return None
     return next((v for want, v in wants.items() if isinstance(want, Draw | Argmax)), None)
 
 
@@ -92,17 +94,21 @@ def refusals(
 ) -> Iterator[str]:
     """Reasons not to compute the rows of one sequence, whose entry graph has seen `start` rows."""
     supplied = [name for name in graph.inputs if name not in BY_ROW]
+    answered: set[tuple[Want, ...]] = set()
     for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
         if row.position != start + place:
             yield f"positions must go on from {start} one by one"
         if not 0 <= token < vocabulary:
             yield f"token id {token} is out of range"
-        lacking = [name for name in supplied if name not in row.inputs]
-        if lacking:
-            yield f"rows lack the inputs {sorted(lacking)}"
-        given = row.inputs.items()
-        yield from (r for name, value in given if (r := _unfit(graph, name, value, context)))
-        yield from (r for want in row.wants if (r := _unanswerable(graph, want)))
+        if supplied or row.inputs:
+            lacking = [name for name in supplied if name not in row.inputs]
+            if lacking:
+                yield f"rows lack the inputs {sorted(lacking)}"
+            given = row.inputs.items()
+            yield from (r for name, value in given if (r := _unfit(graph, name, value, context)))
+        if row.wants not in answered:
+            answered.add(row.wants)
+            yield from (r for want in row.wants if (r := _unanswerable(graph, want)))
 
 
 @dataclass(frozen=True)
