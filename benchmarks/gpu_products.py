@@ -121,20 +121,28 @@ def batched(known: Known) -> Iterator[tuple[str, str]]:
         )
 
 
+def tunings_of_few(layout: str) -> list[products.Tuning]:
+    """Tilings of products of one row."""
+    if LAYOUTS[layout].block:
+        return [
+            replace(DEVICE_TUNING, bn_blocked=bn, span=span)
+            for bn, span in ((4, 32), (8, 32), (16, 32), (4, 64), (8, 64), (2, 128), (4, 128),
+                             (8, 128))
+        ]  # fmt: skip
+    return [
+        replace(DEVICE_TUNING, bn=bn, bw=bw, warps=warps)
+        for bn, bw, warps in ((16, 128, 4), (8, 256, 4), (4, 512, 4), (16, 256, 8), (32, 64, 4))
+    ]
+
+
 def sparse(known: Known) -> Iterator[tuple[str, str]]:
     """One row times weights that no cache holds, as bytes a second."""
     k, n = 4096, 28672
-    for layout in ("w8", "w16", "Q8_0", "Q4_1", "Q4_0", "Q4_K", "Q6_K"):
+    for layout in ("w8", "w16", "Q8_0", "Q4_1", "Q4_0", "Q4_K", "Q6_K", "Q5_K", "Q5_0"):
         copies = [weight_of(layout, n, k) for _ in range(4)]
         x = quantise_rows(torch.randn(1, k, device=DEVICE))
         faults = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-        tunings = [
-            replace(DEVICE_TUNING, bn=bn, bw=bw, tile=tile, warps=warps)
-            for bn, bw, tile, warps in (
-                (16, 128, 512, 4), (8, 256, 1024, 4), (4, 512, 2048, 4), (16, 256, 1024, 8),
-                (32, 64, 256, 4),
-            )
-        ]  # fmt: skip
+        tunings = tunings_of_few(layout)
         print(f"one row, {layout}:", flush=True)
         how = Stack(PLAIN, n)
 

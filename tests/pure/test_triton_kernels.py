@@ -26,8 +26,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 ROOT = Path(__file__).parents[2]
 CODED = [name for name, layout in LAYOUTS.items() if layout.kind in ("parts", "blocks")]
 FEW = [
-    Tuning(few=4, rows=1, bn=8, bw=32, tile=256),
-    Tuning(few=4, rows=4, bn=64, bw=128, tile=2048),
+    Tuning(few=4, rows=1, bn=8, bw=32, bn_blocked=4, span=32),
+    Tuning(few=4, rows=4, bn=64, bw=128, bn_blocked=32, span=128),
 ]
 MANY = [
     Tuning(few=0, some=0, bm=16, bn_many=32, bk=64, bm_blocks=16, bn_blocks=16, group=1),
@@ -71,7 +71,7 @@ def product(tuning, weight, x, faults):
         products.use_tuning(before)
 
 
-@pytest.mark.parametrize("layout", ["w8", "w16", "Q4_1", "Q3_K"])
+@pytest.mark.parametrize("layout", ["w8", "w16", "Q4_1", "Q3_K", "Q4_K"])
 def test_no_tiling_changes_a_bit(layout):
     columns = 2304 if layout.endswith("_K") else 2336
     weight = synthetic_weight(layout, "weight", 1, (16, columns))

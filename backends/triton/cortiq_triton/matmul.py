@@ -92,12 +92,11 @@ def codes_of(
     codes: Tensor, row: Tensor, seen: Tensor, start: Tensor, K: Tensor, HALF: tl.constexpr,
     NIBBLES: tl.constexpr,
 ) -> Tensor:  # fmt: skip
-    """32 columns of codes from start + 32·HALF on, [BN, 32]; of nibbles, HALF picks which."""
+    """32 columns of codes from start + 32·HALF on, [BN, 32]."""
     if NIBBLES:
-        packed = tile_of(codes, row, seen, start // 2 + tl.arange(0, 32), K // 2, K // 2)
-        if HALF == 0:
-            return packed & 15
-        return (packed >> 4) & 15
+        k = tl.arange(0, 32)
+        packed = tile_of(codes, row, seen, start // 2 + 16 * HALF + k % 16, K // 2, K // 2)
+        return tl.where((k < 16)[None, :], packed & 15, (packed >> 4) & 15)
     return tile_of(codes, row, seen, start + 32 * HALF + tl.arange(0, 32), K, K)
 
 
@@ -271,9 +270,9 @@ def gather_rows(
         y = tl.load(codes + token * n + k, mask=seen, other=0.0)
     else:
         if KIND == 1:
-            byte = k // 64 * 32 + k % 32
+            byte = k // 32 * 16 + k % 16
             packed = tl.load(codes + token * (padded // 2) + byte, mask=seen, other=0).to(tl.int32)
-            code = ((packed >> (k // 32 % 2 * 4)) & 15) - BIAS
+            code = ((packed >> (k // 16 % 2 * 4)) & 15) - BIAS
         else:
             code = tl.load(codes + token * padded + k, mask=seen, other=0).to(tl.int32)
             if KIND == 2:

@@ -12,7 +12,6 @@ from cortiq_triton.scalar import (
     round_two_planes,
     snapped,
 )
-from cortiq_triton.sums import add_in_order, runs_of
 
 
 @device
@@ -55,24 +54,29 @@ dp4a_onto = dp4a_onto_emulated if INTERPRETED else dp4a_onto_instruction
 
 @device
 def widened(half: Tensor) -> Tensor:
-    """f16 bits (int16) as float32, by integers; subnormals are mantissa·2⁻²⁴."""
+    """f16 bits (int16) as float32, by integers; a subnormal is 2⁻¹⁴·(1 + mantissa) − 2⁻¹⁴."""
     bits = half.to(tl.int32)
-    exponent, mantissa = (bits >> 10) & 31, bits & 1023
-    small = (mantissa.to(tl.float32) * 5.9604644775390625e-08).to(tl.int32, bitcast=True)
-    normal = ((exponent + 112) << 23) | (mantissa << 13)
-    sign = (bits >> 15) << 31
-    return (tl.where(exponent == 0, small, normal) | sign).to(tl.float32, bitcast=True)
+    magnitude = (bits & 0x7FFF) << 13
+    normal = magnitude + (112 << 23)
+    small = (magnitude + (113 << 23)).to(tl.float32, bitcast=True) - 6.103515625e-05
+    size = tl.where(magnitude < (1 << 23), small.to(tl.int32, bitcast=True), normal)
+    return (size | ((bits >> 15) << 31)).to(tl.float32, bitcast=True)
+
+
+@device
+def in_form(raw: Tensor, FORM: tl.constexpr) -> Tensor:
+    """Scales, float32, of what holds them."""
+    if FORM == 0:
+        return raw
+    if FORM == 1:
+        return widened(raw)
+    return (raw.to(tl.int32) << 16).to(tl.float32, bitcast=True)
 
 
 @device
 def load_scale(scale: Tensor, at: Tensor, mask: Tensor, FORM: tl.constexpr) -> Tensor:
     """Scales, float32, from the form in which they are stored; +0 outside."""
-    if FORM == 0:
-        return tl.load(scale + at, mask=mask, other=0.0)
-    raw = tl.load(scale + at, mask=mask, other=0)
-    if FORM == 1:
-        return widened(raw)
-    return (raw.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return in_form(tl.load(scale + at, mask=mask, other=0), FORM)
 
 
 @device
@@ -204,134 +208,6 @@ def matvec_rows(
     y = dot * s[None, :]
     y = y * exp2_int(tl.load(qe + x, mask=r < R, other=0))[:, None]
     inside = (r < R)[:, None] & (n < N)[None, :]
-    end(
-        y, r, n, inside, out, faults, bias, residual, R, N, group, cut, cut2, BIASED, RESIDUAL,
-        PARTS,
-    )  # fmt: skip
-
-
-@device
-def nibble_dots(
-    codes: Tensor, plane: Tensor, n: Tensor, seen: Tensor, x: Tensor, live: Tensor, start: Tensor,
-    KW: Tensor, SUB: tl.constexpr, TILE: tl.constexpr, RB: tl.constexpr, BN: tl.constexpr,
-) -> Tensor:  # fmt: skip
-    """`sub_dots` of packed nibbles: byte j of 32 holds elements j and j + 32 of 64."""
-    g, j = tl.arange(0, TILE // 64), tl.arange(0, 8)
-    word = (start // 2 + g * 8)[:, None] + j[None, :]
-    mask = seen[:, None, None] & (word < KW // 2)[None, :, :]
-    at = n[:, None, None] * (KW // 2) + word[None, :, :]
-    w = tl.load(codes + at, mask=mask, other=0)[None]
-    q = (start + g * 16)[:, None] + j[None, :]
-    there = live[:, None, None] & (q < KW)[None, :, :]
-    at = x[:, None, None] * KW + q[None, :, :]
-    early = tl.load(plane + at, mask=there, other=0)[:, None]
-    late = tl.load(plane + at + 8, mask=there, other=0)[:, None]
-    first, second = dp4a(w & 0x0F0F0F0F, early), dp4a((w >> 4) & 0x0F0F0F0F, late)
-    first = tl.sum(tl.reshape(first, (RB, BN, TILE // 64, 32 // SUB, SUB // 4)), 4)
-    second = tl.sum(tl.reshape(second, (RB, BN, TILE // 64, 32 // SUB, SUB // 4)), 4)
-    both = tl.permute(tl.join(first, second), (0, 1, 2, 4, 3))
-    return tl.reshape(both, (RB, BN, TILE // SUB))
-
-
-@device
-def byte_dots(
-    codes: Tensor, plane: Tensor, n: Tensor, seen: Tensor, x: Tensor, live: Tensor, start: Tensor,
-    KW: Tensor, SUB: tl.constexpr, TILE: tl.constexpr,
-) -> Tensor:  # fmt: skip
-    """`sub_dots` of codes of a byte each."""
-    s, j = tl.arange(0, TILE // SUB), tl.arange(0, SUB // 4)
-    word = (start + s * (SUB // 4))[:, None] + j[None, :]
-    mask = seen[:, None, None] & (word < KW)[None, :, :]
-    w = tl.load(codes + n[:, None, None] * KW + word[None, :, :], mask=mask, other=0)[None]
-    there = live[:, None, None] & (word < KW)[None, :, :]
-    q = tl.load(plane + x[:, None, None] * KW + word[None, :, :], mask=there, other=0)[:, None]
-    return tl.sum(dp4a(w, q), 3)
-
-
-@device
-def sub_dots(
-    codes: Tensor, plane: Tensor, n: Tensor, seen: Tensor, x: Tensor, live: Tensor, start: Tensor,
-    KW: Tensor, NIBBLES: tl.constexpr, SUB: tl.constexpr, TILE: tl.constexpr, RB: tl.constexpr,
-    BN: tl.constexpr,
-) -> Tensor:  # fmt: skip
-    """Σ code·q of each sub-block of TILE columns from word `start` on: int32 [RB, BN, TILE/SUB]."""
-    if NIBBLES:
-        found = nibble_dots(codes, plane, n, seen, x, live, start, KW, SUB, TILE, RB, BN)
-    else:
-        found = byte_dots(codes, plane, n, seen, x, live, start, KW, SUB, TILE)
-    return found
-
-
-@device
-def sub_sums(
-    qs: Tensor, x: Tensor, live: Tensor, start: Tensor, KW: Tensor, SUB: tl.constexpr,
-    TILE: tl.constexpr,
-) -> Tensor:  # fmt: skip
-    """Σq of each sub-block: int32 [RB, TILE/SUB]; qs holds those of 16 columns."""
-    s = start // 4 + tl.arange(0, TILE // SUB) * (SUB // 16)
-    there = live[:, None] & (s < KW // 4)[None, :]
-    at = x[:, None] * (KW // 4) + s[None, :]
-    total = tl.load(qs + at, mask=there, other=0)
-    if SUB == 32:
-        total += tl.load(qs + at + 1, mask=there, other=0)
-    return total
-
-
-@kernel
-def matvec_blocks(
-    codes: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor, offsets: Tensor, qh: Tensor,
-    ql: Tensor, qe: Tensor, qs: Tensor, index: Tensor, bias: Tensor, residual: Tensor, out: Tensor,
-    faults: Tensor, R: Tensor, N: Tensor, KW: Tensor, blocks: Tensor, cut: Tensor, cut2: Tensor,
-    per: Tensor, count: Tensor, group: Tensor, CHOICE: tl.constexpr, BIASED: tl.constexpr,
-    RESIDUAL: tl.constexpr, PARTS: tl.constexpr, NIBBLES: tl.constexpr, BLOCK: tl.constexpr,
-    SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
-    BIAS: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, RB: tl.constexpr,
-    BN: tl.constexpr, TILE: tl.constexpr,
-) -> None:  # fmt: skip
-    """out [R, N] of codes in blocks of 32 or 256; SUB columns are summed and may be SCALED."""
-    r, x, first = rows_of(index, R, per, count, N, CHOICE, RB)
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    at, live, seen = (first + n).to(tl.int64), r < R, n < N
-    y = tl.full((RB * BN,), 0.0, tl.float32)
-    run = tl.full((RB * BN,), 0.0, tl.float32)
-    for start in range(0, KW, TILE // 4):
-        hi = sub_dots(codes, qh, at, seen, x, live, start, KW, NIBBLES, SUB, TILE, RB, BN)
-        lo = sub_dots(codes, ql, at, seen, x, live, start, KW, NIBBLES, SUB, TILE, RB, BN)
-        s = start * 4 // SUB + tl.arange(0, TILE // SUB)
-        sub_at = at[:, None] * (KW * 4 // SUB) + s[None, :]
-        subs = seen[:, None] & (s < KW * 4 // SUB)[None, :]
-        sums = sub_sums(qs, x, live, start, KW, SUB, TILE)[:, None, :]
-        lo -= BIAS * sums
-        if SCALED:
-            factor = tl.load(sub_scales + sub_at, mask=subs, other=0).to(tl.int32)[None]
-            hi, lo = hi * factor, lo * factor
-        if BLOCK == 256:
-            hi = tl.sum(tl.reshape(hi, (RB, BN, TILE // 256, 256 // SUB)), 3)
-            lo = tl.sum(tl.reshape(lo, (RB, BN, TILE // 256, 256 // SUB)), 3)
-            dot = round_two_planes(hi, lo)
-        else:
-            dot = (hi * 256 + lo).to(tl.float32)
-        b = start * 4 // BLOCK + tl.arange(0, TILE // BLOCK)
-        block_at = at[:, None] * blocks + b[None, :]
-        known = seen[:, None] & (b < blocks)[None, :]
-        term = dot * load_scale(scale, block_at, known, FORM)[None]
-        if MINIMUM:
-            j = sums
-            if OFFSETS:
-                factor = tl.load(offsets + sub_at, mask=subs, other=0).to(tl.int32)[None]
-                j = tl.sum(tl.reshape(factor * sums, (RB, BN, TILE // BLOCK, BLOCK // SUB)), 3)
-            term = term + j.to(tl.float32) * load_scale(minimum, block_at, known, LOW_FORM)[None]
-        if BLOCK == 32:
-            runs = runs_of(tl.reshape(term, (RB * BN * (TILE // 256), 8)), RB * BN * (TILE // 256))
-            y = add_in_order(y, tl.reshape(runs, (RB * BN, TILE // 256)), TILE // 256, RB * BN)
-        else:
-            run = add_in_order(run, tl.reshape(term, (RB * BN, TILE // 256)), TILE // 256, RB * BN)
-            if (start * 4 + TILE) % 2048 == 0:
-                y = y + run
-                run = run * 0.0
-    y = tl.reshape(y + run, (RB, BN))
-    y = y * exp2_int(tl.load(qe + x, mask=live, other=0))[:, None]
-    inside = live[:, None] & seen[None, :]
     end(
         y, r, n, inside, out, faults, bias, residual, R, N, group, cut, cut2, BIASED, RESIDUAL,
         PARTS,

@@ -9,6 +9,7 @@ import torch
 
 from cortiq_triton import matmul, matvec
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
+from cortiq_triton.matvec_blocks import matvec_blocks
 from cortiq_triton.rows import Rows
 from cortiq_triton.weights import BYTES, NIBBLES, PLANES, FloatMatrix, Packed
 
@@ -23,7 +24,9 @@ class Tuning:
     Attributes
     ----------
     few : rows up to which weights are read as words, one program for `rows` of them.
-    bn, bw, tile : weight rows, words and columns of such a program.
+    bn, bw : weight rows and words of such a program.
+    bn_blocked, span : weight rows of a program for formats in blocks, and how many times 32 columns
+        of them it has at a time, one a lane: 32 or more.
     bm, bn_many, bk, group : tiles of the tensor cores' product.
     some : rows up to which tiles are `bn_some` columns wide: weights must reach all processors.
     bm_blocks, bn_blocks : the same for formats in blocks, which keep more sums in registers.
@@ -33,7 +36,8 @@ class Tuning:
     rows: int = 1
     bn: int = 4
     bw: int = 512
-    tile: int = 512
+    bn_blocked: int = 8
+    span: int = 32
     warps: int = 4
     bm: int = 128
     bn_many: int = 128
@@ -51,8 +55,8 @@ class Tuning:
 
 DEVICE_TUNING = Tuning()
 INTERPRETER_TUNING = Tuning(
-    some=0, few=2, rows=2, bn=1024, bw=256, tile=1024, bm=64, bn_many=4096, bm_blocks=64,
-    bn_blocks=4096,
+    some=0, few=2, rows=2, bn=1024, bw=256, bn_blocked=512, span=64, bm=64, bn_many=4096,
+    bm_blocks=64, bn_blocks=4096,
 )  # fmt: skip
 """Few programs of much work each, of at most `language.LARGEST_TILE` elements."""
 _tuning = [INTERPRETER_TUNING if INTERPRETED else DEVICE_TUNING]
@@ -174,12 +178,14 @@ def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: 
             BW=max(16, min(sizes.bw, pow2(kw))), warps=sizes.warps, early=True,
         )  # fmt: skip
         return
-    tile = min(sizes.tile, max(256, pow2(weight.padded)))
+    bn, span = min(sizes.bn_blocked, pow2(n)), sizes.span
+    units = weight.padded // 32
     launch(
-        matvec.matvec_blocks, grid, *_parts(weight, words), *planes, x.sums, index,
-        *how.ending(out), out, faults, rows, n, kw, weight.blocks, *last, CHOICE=how.choice,
-        **how.endings, NIBBLES=weight.kind == NIBBLES,
-        **block_constants(weight), RB=rb, BN=bn, TILE=tile, warps=sizes.warps,
+        matvec_blocks, (ceil_div(n, bn), rows), *_parts(weight, words), *planes, x.sums, index,
+        *how.ending(out), out, faults, rows, n, units, weight.blocks, *last, CHOICE=how.choice,
+        **how.endings, NIBBLES=weight.kind == NIBBLES, **block_constants(weight),
+        EVEN=units % span == 0, ONCE=units <= span, BN=bn, T=span, warps=max(1, span // 32),
+        early=True,
     )  # fmt: skip
 
 

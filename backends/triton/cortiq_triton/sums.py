@@ -42,3 +42,16 @@ def add_in_order(y: Tensor, terms: Tensor, COUNT: tl.constexpr, SIZE: tl.constex
 def runs_of(terms: Tensor, SIZE: tl.constexpr) -> Tensor:
     """Runs of eight terms [SIZE, 8], each from +0 on: [SIZE]."""
     return add_in_order(tl.full((SIZE,), 0.0, tl.float32), terms, 8, SIZE)
+
+
+@device
+def many_in_order(y: Tensor, terms: Tensor, COUNT: tl.constexpr, SIZE: tl.constexpr) -> Tensor:
+    """The same of terms [SIZE, COUNT], COUNT any power of two up to 64."""
+    if COUNT <= 8:
+        y = add_in_order(y, terms, COUNT, SIZE)
+    else:
+        halves = tl.permute(tl.reshape(terms, (SIZE, 2, COUNT // 2)), (0, 2, 1))
+        first, second = tl.split(halves)
+        y = many_in_order(y, first, COUNT // 2, SIZE)
+        y = many_in_order(y, second, COUNT // 2, SIZE)
+    return y

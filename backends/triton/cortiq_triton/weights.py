@@ -16,7 +16,7 @@ from cortiq.numerics.matmul import check_columns
 from cortiq_triton.rows import PAD
 
 BYTES, NIBBLES, PLANES = range(3)
-"""How codes lie: int8; two a byte, element j and j+32 of each 64; two int8 planes (w16)."""
+"""How codes lie: int8; two a byte, element j and j+16 of each 32; two int8 planes (w16)."""
 F32S, HALVES, UPPER = range(3)
 """How scales lie: float32; as f16 bits; as the upper half of float32."""
 OFFSET_CODES = {"Q4_0": 8, "Q4_1": 0, "Q4_K": 0, "Q2_K": 0, "Q3_K": 4}
@@ -175,7 +175,7 @@ def _codes(weight: Weight, fields: Fields, padded: int) -> tuple[int, int, torch
     bias = OFFSET_CODES.get(weight.layout.name)
     if bias is None:
         return BYTES, 0, torch.from_numpy(codes)
-    groups = (codes + np.int8(bias)).view(np.uint8).reshape(rows, -1, 2, PAD // 2)
+    groups = (codes + np.int8(bias)).view(np.uint8).reshape(rows, -1, 2, 16)
     packed = groups[:, :, 0] | (groups[:, :, 1] << np.uint8(4))
     return NIBBLES, bias, torch.from_numpy(packed.reshape(rows, -1).view(np.int8))
 

@@ -1,0 +1,272 @@
+"""Products of few rows with weights in blocks: a lane of a warp owns 32 columns of a weight row.
+
+A lane reads its 32 columns (16 bytes of nibbles, or 32 of codes) as words, meets them with the
+planes of x by dp4a, and has integers left. Only these, a few per 32 columns, change lanes: eight
+neighbours come together in one lane, which adds their terms in order.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from cortiq_triton.language import Tensor, begin, device, kernel
+from cortiq_triton.matvec import end, in_form, words_dot
+from cortiq_triton.scalar import exp2_int, round_two_planes
+from cortiq_triton.sums import add_in_order, many_in_order, runs_of
+
+
+@device
+def halves_of(words: Tensor, unit: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The first and the last 16 bytes of units of 32, words [.., T, 4] each."""
+    at = unit[None, :, None] * 8 + tl.arange(0, 4)[None, None, :]
+    return tl.load(words + at, mask=mask, other=0), tl.load(words + at + 4, mask=mask, other=0)
+
+
+@device
+def codes_at(
+    codes: Tensor, unit: Tensor, more: Tensor, NIBBLES: tl.constexpr
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Words of units, as they lie in memory; of nibbles, the same twice."""
+    if NIBBLES:
+        at = unit[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+        first = tl.load(codes + at, mask=more[None, :, None], other=0)
+        second = first
+    else:
+        first, second = halves_of(codes, unit, more[None, :, None])
+    return first, second
+
+
+@device
+def factors_at(
+    table: Tensor, unit: Tensor, more: Tensor, SUB: tl.constexpr
+) -> tuple[Tensor, Tensor]:
+    """Sub-scales or offsets of the first and the last 16 columns of units, [BN, T] each."""
+    if SUB == 32:
+        first = tl.load(table + unit[None, :], mask=more[None, :], other=0)
+        second = first
+    else:
+        at = table + unit[None, :] * 2
+        first = tl.load(at, mask=more[None, :], other=0)
+        second = tl.load(at + 1, mask=more[None, :], other=0)
+    return first, second
+
+
+@device
+def scales_at(
+    table: Tensor, row: Tensor, top: Tensor, last: Tensor, start: Tensor, units: Tensor,
+    blocks: Tensor, BLOCK: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """Scales of units, [BN, T]; of blocks of 256, one a block, [BN·T/8]."""
+    if BLOCK == 32:
+        block = start + tl.arange(0, T)
+        at, seen = row[:, None] * blocks + block[None, :], (block < blocks)[None, :]
+    else:
+        e = tl.arange(0, BN * T // 8)
+        block = start // 8 + e % (T // 8)
+        at = tl.minimum(top + e // (T // 8), last).to(tl.int64) * blocks + block
+        seen = block < blocks
+    return tl.load(table + at, mask=seen, other=0)
+
+
+@device
+def step_at(
+    codes: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor, offsets: Tensor,
+    row: Tensor, top: Tensor, last: Tensor, start: Tensor, units: Tensor, blocks: Tensor,
+    NIBBLES: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr,
+    MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr,
+    T: tl.constexpr,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """T units of BN rows from `start` on, as they lie in memory; words stand in for what is not.
+
+    Units past a row's end are zeros.
+    """
+    unit = start + tl.arange(0, T)
+    more = tl.full((T,), start, tl.int32) < units if EVEN else unit < units
+    first, second = codes_at(codes[:, None, None], unit, more, NIBBLES)
+    d = scales_at(scale, row, top, last, start, units, blocks, BLOCK, BN, T)
+    least = d
+    if MINIMUM:
+        least = scales_at(minimum, row, top, last, start, units, blocks, BLOCK, BN, T)
+    by, by_second, off, off_second = first, first, first, first
+    if SCALED:
+        by, by_second = factors_at(sub_scales[:, None], unit, more, SUB)
+    if OFFSETS:
+        off, off_second = factors_at(offsets[:, None], unit, more, SUB)
+    return first, second, d, least, by, by_second, off, off_second
+
+
+@device
+def half_sums(qs: Tensor, unit: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+    """Σq of the first and the last 16 columns of units, [1, T] each; 0 past the end."""
+    at = unit[:, None] * 2 + tl.arange(0, 2)[None, :]
+    first, second = tl.split(tl.load(qs + at, mask=inside[:, None], other=0))
+    return first[None, :], second[None, :]
+
+
+@device
+def plane_dots(
+    first: Tensor, second: Tensor, plane: Tensor, unit: Tensor, inside: Tensor, SUB: tl.constexpr,
+    BN: tl.constexpr, T: tl.constexpr,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Σ code·q of the first and the last 16 columns, [BN, T] each; if they share a factor, the
+    first is of all 32.
+    """
+    q_first, q_second = halves_of(plane, unit, inside[None, :, None])
+    nothing = tl.full((BN, T, 1), 0, tl.int32)
+    early = words_dot(first, q_first, nothing)
+    late = words_dot(second, q_second, early if SUB == 32 else nothing)
+    if SUB == 32:
+        early = late
+    return tl.reshape(early, (BN, T)), tl.reshape(late, (BN, T))
+
+
+@device
+def unit_sums(
+    first: Tensor, second: Tensor, by: Tensor, by_second: Tensor, off: Tensor, off_second: Tensor,
+    qh: Tensor, ql: Tensor, qs: Tensor, unit: Tensor, inside: Tensor, NIBBLES: tl.constexpr,
+    SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
+    BIAS: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Integers of units: Σ scale·code·q of both planes and Σ offset·q, int32 [BN, T] each."""
+    if NIBBLES:
+        first, second = first & 0x0F0F0F0F, (second >> 4) & 0x0F0F0F0F
+    hi, hi_second = plane_dots(first, second, qh, unit, inside, SUB, BN, T)
+    lo, lo_second = plane_dots(first, second, ql, unit, inside, SUB, BN, T)
+    j = hi
+    if BIAS or MINIMUM:
+        j, j_second = half_sums(qs, unit, inside)
+        if SUB == 32:
+            j += j_second
+    if BIAS:
+        lo -= BIAS * j
+        if SUB == 16:
+            lo_second -= BIAS * j_second
+    if SCALED:
+        hi, lo = hi * by.to(tl.int32), lo * by.to(tl.int32)
+        if SUB == 16:
+            hi += hi_second * by_second.to(tl.int32)
+            lo += lo_second * by_second.to(tl.int32)
+    if OFFSETS:
+        j = j * off.to(tl.int32)
+        if SUB == 16:
+            j += j_second * off_second.to(tl.int32)
+    elif MINIMUM:
+        j = j + hi * 0
+    return hi, lo, j
+
+
+@device
+def eights(parts: Tensor, SIZE: tl.constexpr) -> Tensor:
+    """Sums of eight neighbours of the last axis: [SIZE]."""
+    return add_in_order(tl.full((SIZE,), 0, parts.dtype), tl.reshape(parts, (SIZE, 8)), 8, SIZE)
+
+
+@device
+def terms_of(
+    hi: Tensor, lo: Tensor, j: Tensor, d: Tensor, least: Tensor, BLOCK: tl.constexpr,
+    MINIMUM: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, SIZE: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """t = RN(I)·d [+ RN(J)·least] of each block: [BN, T], or [SIZE] for blocks of 256."""
+    if BLOCK == 32:
+        dot = (hi * 256 + lo).to(tl.float32)
+    else:
+        dot = round_two_planes(eights(hi, SIZE), eights(lo, SIZE))
+    term = dot * in_form(d, FORM)
+    if MINIMUM:
+        if BLOCK == 256:
+            j = eights(j, SIZE)
+        term = term + j.to(tl.float32) * in_form(least, LOW_FORM)
+    return term
+
+
+@device
+def added(
+    y: Tensor, run: Tensor, term: Tensor, stop: Tensor, BLOCK: tl.constexpr, BN: tl.constexpr,
+    T: tl.constexpr,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """y and the run under way after the terms of T units that end at unit `stop`."""
+    COUNT: tl.constexpr = T if BLOCK == 32 else T // 8
+    if COUNT >= 8:
+        runs = runs_of(tl.reshape(term, (BN * COUNT // 8, 8)), BN * COUNT // 8)
+        y = many_in_order(y, tl.reshape(runs, (BN, COUNT // 8)), COUNT // 8, BN)
+    else:
+        run = add_in_order(run, tl.reshape(term, (BN, COUNT)), COUNT, BN)
+        if stop % 64 == 0:
+            y = y + run
+            run = run * 0.0
+    return y, run
+
+
+@device
+def first_row(index: Tensor, N: Tensor, count: Tensor, CHOICE: tl.constexpr) -> Tensor:
+    """The weight's first row for this program's row of the output, as in `rows_of`."""
+    r = tl.program_id(1)
+    first = r * 0
+    if CHOICE == 1:
+        first = r % count * N
+    elif CHOICE == 2:
+        begin()  # an earlier launch names the expert
+        first = tl.load(index + r) * N
+    return first
+
+
+@kernel
+def matvec_blocks(
+    codes: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor, offsets: Tensor, qh: Tensor,
+    ql: Tensor, qe: Tensor, qs: Tensor, index: Tensor, bias: Tensor, residual: Tensor, out: Tensor,
+    faults: Tensor, R: Tensor, N: Tensor, units: Tensor, blocks: Tensor, cut: Tensor, cut2: Tensor,
+    per: Tensor, count: Tensor, group: Tensor, CHOICE: tl.constexpr, BIASED: tl.constexpr,
+    RESIDUAL: tl.constexpr, PARTS: tl.constexpr, NIBBLES: tl.constexpr, BLOCK: tl.constexpr,
+    SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
+    BIAS: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, EVEN: tl.constexpr,
+    ONCE: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
+) -> None:  # fmt: skip
+    """A row of out [R, N] by BN weight rows of `units` times 32 columns, T units at a time.
+
+    Blocks have 32 or 256 columns; SUB columns (16 or 32) share an integer factor where there is
+    one. EVEN: units is a multiple of T; ONCE: at most T. The next units are on their way while
+    these are multiplied, the first ones before the launch that makes x has ended.
+    """
+    r, first = tl.program_id(1), first_row(index, N, count, CHOICE)
+    x, top = r // per, tl.program_id(0) * BN
+    n = top + tl.arange(0, BN)
+    row = (first + tl.minimum(n, N - 1)).to(tl.int64)
+    codes += row * (units * (4 if NIBBLES else 8))
+    if SCALED:
+        sub_scales += row * (units * (32 // SUB))
+    if OFFSETS:
+        offsets += row * (units * (32 // SUB))
+    now = step_at(
+        codes, scale, minimum, sub_scales, offsets, row, first + top, first + N - 1, 0, units,
+        blocks, NIBBLES, BLOCK, SUB, SCALED, MINIMUM, OFFSETS, EVEN, BN, T,
+    )  # fmt: skip
+    if CHOICE != 2:
+        begin()
+    qh, ql, qs = qh + x * units * 8, ql + x * units * 8, qs + x * units * 2
+    y = tl.full((BN,), 0.0, tl.float32)
+    run = tl.full((BN,), 0.0, tl.float32)
+    for start in range(0, units, T):
+        then = now
+        if not ONCE:
+            then = step_at(
+                codes, scale, minimum, sub_scales, offsets, row, first + top, first + N - 1,
+                start + T, units, blocks, NIBBLES, BLOCK, SUB, SCALED, MINIMUM, OFFSETS, EVEN, BN,
+                T,
+            )  # fmt: skip
+        unit = start + tl.arange(0, T)
+        inside = unit * 0 < 1 if EVEN else unit < units
+        w, w_second, d, least, by, by_second, off, off_second = now
+        hi, lo, j = unit_sums(
+            w, w_second, by, by_second, off, off_second, qh, ql, qs, unit, inside, NIBBLES, SUB,
+            SCALED, MINIMUM, OFFSETS, BIAS, BN, T,
+        )  # fmt: skip
+        term = terms_of(hi, lo, j, d, least, BLOCK, MINIMUM, FORM, LOW_FORM, BN * T // 8)
+        y, run = added(y, run, term, start + T, BLOCK, BN, T)
+        now = then
+    y = (y + run) * exp2_int(tl.load(qe + x))
+    rows = r + tl.arange(0, 1)
+    inside = (rows < R)[:, None] & (n < N)[None, :]
+    end(
+        y[None, :], rows, n, inside, out, faults, bias, residual, R, N, group, cut, cut2, BIASED,
+        RESIDUAL, PARTS,
+    )  # fmt: skip
