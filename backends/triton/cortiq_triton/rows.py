@@ -118,13 +118,9 @@ def norm(
 
 
 def normalised(
-    kind: int,
-    x: torch.Tensor,
-    faults: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
+    kind: int, x: torch.Tensor, faults: torch.Tensor, eps: float,
+    weight: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Norm of the last axis of x [rows, ..., n]."""
     out, n = torch.empty_like(x), x.shape[-1]
     count = x.numel() // n
@@ -299,8 +295,6 @@ def quantise_rows(x: torch.Tensor) -> Rows:
     padded, count = rows.high.shape[-1], rows.e.numel()
     width = min(pow2(padded), 4096)
     size = min(ROWS, pow2(count), LARGEST_TILE // width)
-    launch(
-        quantise, (ceil_div(count, size),), x, *rows[:4], count, n, padded, ROWS=size, WIDTH=width,
-        early=True,
-    )  # fmt: skip
+    grid = (ceil_div(count, size),)
+    launch(quantise, grid, x, *rows[:4], count, n, padded, ROWS=size, WIDTH=width, early=True)
     return rows
