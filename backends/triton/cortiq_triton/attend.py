@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -13,8 +14,18 @@ from cortiq_triton.call import Call
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
 from cortiq_triton.rows import Rows
 
-QUERIES = 64
-"""Queries of a program that streams over tiles."""
+
+@dataclass(frozen=True)
+class Stream:
+    """How tiles are streamed over: queries of a program, its warps, tiles on their way at once."""
+
+    queries: int = 64
+    warps: int = 4
+    stages: int = 2
+
+
+NARROW, WIDE, WIDEST = Stream(), Stream(warps=8), Stream(queries=16, stages=1)
+"""For keys and values of at most 128 columns, of at most 256, and of more."""
 FEW = 16
 """Queries of a program that computes one tile."""
 STREAM_ROWS = 16
@@ -60,12 +71,19 @@ def _geometry(op: Any, block: int) -> tuple[dict[str, Any], int, int]:
         "DK": op.key_dim,
         "DV": op.value_dim,
         "KP": max(32, pow2(op.key_dim)),
-        "VP": max(16, pow2(op.value_dim)),
+        "VP": max(32, pow2(op.value_dim)),
         "BM": block,
         "CAPPED": op.soft_cap is not None,
         "BLOCK": op.block,
     }
     return sizes, block // heads, op.kv_heads * ceil_div(each, heads)
+
+
+def stream_of(columns: int) -> Stream:
+    """How tiles with so many columns of keys or values are streamed over."""
+    if columns > 256:
+        return WIDEST
+    return WIDE if columns > 128 else NARROW
 
 
 def streams(call: Call) -> bool:
@@ -88,7 +106,8 @@ def attend(
     out = torch.empty((rows.count, op.heads, op.value_dim), device=rows.device)
     (_, offset), factors = call.slot("kv"), factors_of(op.scale, op.soft_cap)
     stream, window = streams(call), op.window or 0
-    sizes, each, programs = _geometry(op, QUERIES if stream else FEW)
+    how = stream_of(max(op.key_dim, op.value_dim))
+    sizes, each, programs = _geometry(op, how.queries if stream else FEW)
     sizes |= {"SETS": 1, "CHOSEN": 1}
     if chosen is not None:
         sizes |= {"SETS": chosen.shape[1], "CHOSEN": chosen.shape[2]}
@@ -99,8 +118,9 @@ def attend(
     sink = out if sinks is None else sinks
     if stream:
         launch(
-            attention.attend_stream, (len(blocks), programs), *queries, sink, listed, out,
-            call.faults, *at, SINK=sinks is not None, **sizes,
+            attention.attend_stream, (programs, len(blocks)), *queries, sink, listed, out,
+            call.faults, *at, SINK=sinks is not None, STAGES=how.stages,
+            warps=how.warps, **sizes,
         )  # fmt: skip
         return out
     most = rows.most_tiles(window)

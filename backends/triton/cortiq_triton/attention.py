@@ -9,124 +9,59 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from cortiq_triton.language import Tensor, constant, device, kernel
-from cortiq_triton.scalar import (
-    exp2_int,
-    exp2g,
-    inverse,
-    outside,
-    rint,
-    round_three_planes,
-    snapped,
-    split_planes,
-    tanh,
+from cortiq_triton.language import Tensor, device, kernel
+from cortiq_triton.scalar import exp2_int, inverse, outside, snapped
+from cortiq_triton.tile import (
+    MAGIC_BITS,
+    NONE,
+    combine,
+    empty,
+    factors,
+    page_of,
+    rescaling,
+    slot_of,
+    tile_exponents,
+    tile_scores,
+    tile_values,
+    tile_weights,
+    unseen_away,
+    weight_of,
 )
-
-NONE = constant(-(1 << 20))
-"""Exponent of an empty state, below every real one."""
-
-
-@device
-def delta(n: Tensor) -> Tensor:
-    """2ⁿ, or 0 below −60."""
-    return tl.where(n < -60, 0.0, exp2_int(tl.maximum(n, -60)))
-
-
-@device
-def combine(a: Tensor, m: Tensor, b: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """(a·2^m + b·2^n) at the larger exponent of the two, and that exponent."""
-    top = tl.maximum(m, n)
-    return a * delta(m - top) + b * delta(n - top), top
-
-
-@device
-def weight_of(score: Tensor) -> tuple[Tensor, Tensor]:
-    """(κ, g) with 2^s = g·2^κ, |s| clamped at 16384."""
-    s = tl.minimum(tl.maximum(score, -16384.0), 16384.0)
-    k = rint(s)
-    return k.to(tl.int32), exp2g(s - k)
-
-
-@device
-def dot_planes(
-    ah: Tensor, al: Tensor, bh: Tensor, bl: Tensor, M: tl.constexpr, N: tl.constexpr
-) -> Tensor:
-    """RN of the integer dots of (ah, al) and (bh, bl), [M, N]."""
-    nothing = tl.full((M, N), 0, tl.int32)
-    high = tl.dot(ah, bh, nothing, out_dtype=tl.int32)
-    middle = tl.dot(ah, bl, nothing, out_dtype=tl.int32)
-    middle = tl.dot(al, bh, middle, out_dtype=tl.int32)
-    return round_three_planes(high, middle, tl.dot(al, bl, nothing, out_dtype=tl.int32))
-
-
-@device
-def page_of(table: Tensor, sequence: Tensor, pages: Tensor, tile: Tensor, slot: Tensor) -> Tensor:
-    """Where a slot begins in the page that holds a tile."""
-    address = tl.load(table + sequence.to(tl.int64) * pages + tile) + slot
-    return tl.multiple_of(address.to(tl.pointer_type(tl.int8)), 16)
-
-
-@device
-def tile_states(
-    page: Tensor, tile: Tensor, g: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, position: Tensor,
-    window: Tensor, chosen: Tensor, at_chosen: Tensor, factor: Tensor, cap: Tensor,
-    inverse_cap: Tensor, log2_e: Tensor, G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-    KP: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr, CAPPED: tl.constexpr,
-    BLOCK: tl.constexpr, CHOSEN: tl.constexpr,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """RN(L), K, RN(O), E of one tile, [BM, 1] and [BM, VP]; zeros at NONE where nothing is seen."""
-    t, d, v = tl.arange(0, 64), tl.arange(0, KP), tl.arange(0, VP)
-    keys = page + (g * 64 + t)[:, None] * DK + d[None, :]
-    inside = (d < DK)[None, :] & (t >= 0)[:, None]
-    kh = tl.load(keys, mask=inside, other=0)
-    kl = tl.load(keys + G * 64 * DK, mask=inside, other=0)
-    exponents = page + 2 * G * 64 * (DK + DV) + g * 64 + t
-    ke = tl.load(exponents).to(tl.int32)
-    ve = tl.load(exponents + G * 64).to(tl.int32)
-    j = tile * 64 + t
-    seen = (j[None, :] <= position[:, None]) & (j[None, :] >= window[:, None])
-    if BLOCK > 0:
-        admitted = tl.full((BM, 64), 0, tl.int32)
-        for c in range(CHOSEN):
-            block = tl.load(chosen + at_chosen + c)
-            admitted |= (block[:, None] == (j // BLOCK)[None, :]).to(tl.int32)
-        seen = seen & (admitted > 0)
-    dots = dot_planes(qh, ql, tl.trans(kh), tl.trans(kl), BM, 64)
-    ke = tl.where(j <= tl.max(position, 0), ke, 0)  # rows not written yet hold anything
-    ve = tl.where(j <= tl.max(position, 0), ve, 0)
-    s = (dots * factor) * exp2_int(qe[:, None] + ke[None, :])
-    if CAPPED:
-        s = (cap * tanh(s * inverse_cap)) * log2_e
-    kappa, fraction = weight_of(s)
-    kappa = tl.where(seen, kappa, NONE)
-    epsilon = tl.where(seen, kappa + ve[None, :], NONE)
-    K, E = tl.max(kappa, 1)[:, None], tl.max(epsilon, 1)[:, None]
-    mass = rint(fraction * delta(21 + kappa - K)).to(tl.int32)
-    L = tl.sum(tl.where(seen, mass, 0), 1)[:, None]
-    w = rint(fraction * delta(14 + epsilon - E)).to(tl.int32)
-    wh, wl = split_planes(tl.where(seen, w, 0))
-    values = page + 2 * G * 64 * DK + (g * DV + v)[:, None] * 64 + t[None, :]
-    inside = (v < DV)[:, None] & (j <= tl.max(position, 0))[None, :]
-    vh = tl.load(values, mask=inside, other=0)
-    vl = tl.load(values + G * 64 * DV, mask=inside, other=0)
-    return L.to(tl.float32), K, dot_planes(wh, wl, tl.trans(vh), tl.trans(vl), BM, VP), E
 
 
 @device
 def queries_of(
-    blocks: Tensor, H: tl.constexpr, G: tl.constexpr, HB: tl.constexpr, BM: tl.constexpr
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Rows, heads and validity of a program's BM queries, and the head of the keys they meet."""
-    first, count = (
-        tl.load(blocks + 2 * tl.program_id(0)),
-        tl.load(blocks + 2 * tl.program_id(0) + 1),
-    )
+    blocks: Tensor, block: Tensor, part: Tensor, H: tl.constexpr, G: tl.constexpr,
+    HB: tl.constexpr, BM: tl.constexpr,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """First row, and rows, heads and validity of a program's BM queries, and their keys' head."""
+    first, count = tl.load(blocks + 2 * block), tl.load(blocks + 2 * block + 1)
     chunks = (H // G + HB - 1) // HB
-    g, chunk = tl.program_id(1) // chunks, tl.program_id(1) % chunks
+    g, chunk = part // chunks, part % chunks
     m = tl.arange(0, BM)
     within = chunk * HB + m % HB
     live = (m // HB < count) & (within < H // G)
-    return tl.where(live, first + m // HB, first), tl.where(live, g * (H // G) + within, 0), live, g
+    row = tl.where(live, first + m // HB, first)
+    return first, row, tl.where(live, g * (H // G) + within, 0), live, g
+
+
+@device
+def sight(
+    positions: Tensor, row: Tensor, live: Tensor, window: Tensor
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Positions of queries, which are their last keys, and their first keys; −1 and 0 if dead."""
+    position = tl.where(live, tl.load(positions + row), -1)
+    return position, tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
+
+
+@device
+def tiles_of(
+    position: Tensor, lowest: Tensor, live: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """First tile and end of those that queries see; first and end of those that all see whole."""
+    first, last = tl.min(tl.where(live, lowest, 2147483647), 0) // 64, tl.max(position, 0) // 64
+    begun = (tl.max(tl.where(live, lowest, 0), 0) + 63) // 64
+    return first, last + 1, begun, (tl.min(tl.where(live, position, 2147483646), 0) + 1) // 64
 
 
 @device
@@ -149,13 +84,41 @@ def result(
     SINK: tl.constexpr,
 ) -> Tensor:  # fmt: skip
     """(o·RN(1/l))·2^(N−M+7), with the head's sink in l; 0 where no key was seen. Not snapped."""
-    some = N > NONE
+    some = M > NONE
     if SINK:
         kappa, fraction = weight_of(tl.load(sink + head)[:, None] * log2_e)
-        total, M = combine(total, M, fraction * 2097152.0, kappa)
+        total, M = combine(total, M, fraction * 2097152.0, kappa - MAGIC_BITS)
     shift = N - M + 7
     power = tl.where(shift < -126, 0.0, exp2_int(tl.minimum(tl.maximum(shift, -126), 127)))
     return tl.where(some, (o * inverse(tl.where(some, total, 1.0))) * power, 0.0)
+
+
+@device
+def answer(
+    y: Tensor, out: Tensor, faults: Tensor, at: Tensor, row: Tensor, live: Tensor,
+    DV: tl.constexpr, FIRST: tl.constexpr, WIDTH: tl.constexpr,
+) -> None:  # fmt: skip
+    """Columns FIRST … of results y to out [R, H, DV], snapped, with faults."""
+    v = FIRST + tl.arange(0, WIDTH)
+    mask = live[:, None] & (v < DV)[None, :]
+    tl.store(out + at[:, None] * DV + v[None, :], snapped(y), mask=mask)
+    tl.store(faults + row[:, None] + v[None, :] * 0, 1, mask=mask & outside(y))
+
+
+@device
+def added_to(
+    out: Tensor, at: Tensor, live: Tensor, before: Tensor, o: Tensor, after: Tensor,
+    earlier: Tensor, later: Tensor, DV: tl.constexpr, FIRST: tl.constexpr, WIDTH: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """Columns of `earlier` runs' sums, kept in out, and of this run's, kept for `later` ones."""
+    v = FIRST + tl.arange(0, WIDTH)
+    mask = live[:, None] & (v < DV)[None, :]
+    place = out + at[:, None] * DV + v[None, :]
+    sums = (
+        tl.load(place, mask=mask & (v * 0 + earlier > 0)[None, :], other=0.0) * before + o * after
+    )
+    tl.store(place, sums, mask=mask & (v * 0 + later > 0)[None, :])
+    return sums
 
 
 @kernel
@@ -166,36 +129,57 @@ def attend_stream(
     log2_e: Tensor, H: tl.constexpr, G: tl.constexpr, HB: tl.constexpr, DK: tl.constexpr,
     DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr, SINK: tl.constexpr,
     CAPPED: tl.constexpr, BLOCK: tl.constexpr, SETS: tl.constexpr, CHOSEN: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Queries [R, H, DK] of one sequence a block to out [R, H, DV], tile after tile."""
-    row, head, live, g = queries_of(blocks, H, G, HB, BM)
-    sequence = tl.load(owners + tl.load(blocks + 2 * tl.program_id(0)))
-    position = tl.where(live, tl.load(positions + row), -1)
-    lowest = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
+    """Queries [R, H, DK] of one sequence a block to out [R, H, DV], tile after tile.
+
+    Values are multiplied a half of their columns at a time: three planes of sums of all of them
+    are more than a program has registers for. Sums of earlier runs wait in `out` for the same
+    reason.
+    """
+    block = tl.num_programs(1) - 1 - tl.program_id(1)  # long rows come last and begin first
+    first_row, row, head, live, g = queries_of(blocks, block, tl.program_id(0), H, G, HB, BM)
+    position, lowest = sight(positions, row, live, window)
+    first, last, begun, whole = tiles_of(position, lowest, live)
+    highest = tl.max(position, 0)
+    if BLOCK > 0:
+        whole = first
     high, low, exponent = load_queries(qh, ql, qe, row, head, live, stride, H, DK, KP)
-    at_chosen = (row * SETS + head * SETS // H) * CHOSEN
-    total, M = tl.full((BM, 1), 0.0, tl.float32), tl.full((BM, 1), NONE, tl.int32)
-    sums, N = tl.full((BM, VP), 0.0, tl.float32), tl.full((BM, 1), NONE, tl.int32)
-    last = tl.max(position, 0) // 64 + 1
-    first = tl.min(tl.where(live, lowest, 2147483647), 0) // 64
+    scale = factors(exponent, factor, KP)
+    blocks_of = chosen + (row * SETS + head * SETS // H) * CHOSEN
+    HALF: tl.constexpr = VP // 2
+    listed = table + tl.load(owners + first_row).to(tl.int64) * pages
+    at = (row * H + head).to(tl.int64)
+    (total, M), (o0, N), (o1, _) = empty(BM, 1), empty(BM, HALF), empty(BM, HALF)
     for run in range(first // 16 * 16, last, 16):
-        mass, mm = tl.full((BM, 1), 0.0, tl.float32), tl.full((BM, 1), NONE, tl.int32)
-        o, nn = tl.full((BM, VP), 0.0, tl.float32), tl.full((BM, 1), NONE, tl.int32)
-        for tile in range(tl.maximum(run, first), tl.minimum(run + 16, last)):
-            page = page_of(table, sequence, pages, tile, slot)
-            L, K, O, E = tile_states(  # noqa: E741
-                page, tile, g, high, low, exponent, position, lowest, chosen, at_chosen, factor,
-                cap, inverse_cap, log2_e, G, DK, DV, KP, VP, BM, CAPPED, BLOCK, CHOSEN,
-            )  # fmt: skip
+        start, stop = tl.maximum(run, first), tl.minimum(run + 16, last)
+        (mass, mm), (o0, nn), (o1, _) = empty(BM, 1), empty(BM, HALF), empty(BM, HALF)
+        address = tl.load(listed + start)
+        for tile in tl.range(start, stop, num_stages=STAGES):
+            page = slot_of(address, slot)
+            address = tl.load(listed + tl.minimum(tile + 1, last - 1))
+            ke, ve = tile_exponents(page, g, tile, highest, G, DK, DV)
+            kappa, fraction = tile_scores(
+                page, g, high, low, scale, ke, cap, inverse_cap, log2_e, G, DK, KP, BM, CAPPED
+            )
+            if (tile >= whole) | (tile < begun):
+                kappa = unseen_away(kappa, tile, position, lowest, blocks_of, BM, BLOCK, CHOSEN)
+            L, K, E, wh, wl = tile_weights(kappa, fraction, ve)
             mass, mm = combine(mass, mm, L, K)
-            o, nn = combine(o, nn, O, E)
+            before, after, nn = rescaling(nn, E, 16)
+            o0 = o0 * before + tile_values(page, g, wh, wl, G, DK, DV, 0, HALF, BM) * after
+            o1 = o1 * before + tile_values(page, g, wh, wl, G, DK, DV, HALF, HALF, BM) * after
         total, M = combine(total, M, mass, mm)
-        sums, N = combine(sums, N, o, nn)
-    y = result(total, M, sums, N, sink, head, log2_e, SINK)
-    v = tl.arange(0, VP)
-    mask = live[:, None] & (v < DV)[None, :]
-    tl.store(out + (row * H + head).to(tl.int64)[:, None] * DV + v[None, :], snapped(y), mask=mask)
-    tl.store(faults + row[:, None] + v[None, :] * 0, 1, mask=mask & outside(y))
+        before, after, N = rescaling(N, nn)
+        earlier, later = tl.maximum(run - first, 0), tl.maximum(last - stop, 0)
+        if earlier + later > 0:
+            o0 = added_to(out, at, live, before, o0, after, earlier, later, DV, 0, HALF)
+            o1 = added_to(out, at, live, before, o1, after, earlier, later, DV, HALF, HALF)
+            tl.debug_barrier()
+    o0 = result(total, M, o0, N, sink, head, log2_e, SINK)
+    o1 = result(total, M, o1, N, sink, head, log2_e, SINK)
+    answer(o0, out, faults, at, row, live, DV, 0, HALF)
+    answer(o1, out, faults, at, row, live, DV, HALF, HALF)
 
 
 @kernel
@@ -211,20 +195,24 @@ def attend_tiles(
 
     A query's tiles are numbered from its first visible one on.
     """
-    row, head, live, g = queries_of(blocks, H, G, HB, BM)
-    first_row = tl.load(blocks + 2 * tl.program_id(0))
-    position = tl.where(live, tl.load(positions + row), -1)
-    lowest = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
+    first_row, row, head, live, g = queries_of(
+        blocks, tl.program_id(0), tl.program_id(1), H, G, HB, BM
+    )
+    position, lowest = sight(positions, row, live, window)
     first = tl.min(tl.where(live, lowest, 2147483647), 0) // 64
-    tile = first + tl.program_id(2)
-    if tile * 64 <= tl.max(position, 0):
-        high, low, exponent = load_queries(qh, ql, qe, row, head, live, stride, H, DK, KP)
-        at_chosen = (row * SETS + head * SETS // H) * CHOSEN
+    tile, highest = first + tl.program_id(2), tl.max(position, 0)
+    if tile * 64 <= highest:
         page = page_of(table, tl.load(owners + first_row), pages, tile, slot)
-        L, K, O, E = tile_states(  # noqa: E741
-            page, tile, g, high, low, exponent, position, lowest, chosen, at_chosen, factor,
-            cap, inverse_cap, log2_e, G, DK, DV, KP, VP, BM, CAPPED, BLOCK, CHOSEN,
-        )  # fmt: skip
+        ke, ve = tile_exponents(page, g, tile, highest, G, DK, DV)
+        high, low, exponent = load_queries(qh, ql, qe, row, head, live, stride, H, DK, KP)
+        scale = factors(exponent, factor, KP)
+        kappa, fraction = tile_scores(
+            page, g, high, low, scale, ke, cap, inverse_cap, log2_e, G, DK, KP, BM, CAPPED
+        )
+        blocks_of = chosen + (row * SETS + head * SETS // H) * CHOSEN
+        kappa = unseen_away(kappa, tile, position, lowest, blocks_of, BM, BLOCK, CHOSEN)
+        L, K, E, wh, wl = tile_weights(kappa, fraction, ve)
+        O = tile_values(page, g, wh, wl, G, DK, DV, 0, VP, BM) * 65536.0  # noqa: E741
         mine = live & (tile >= lowest // 64) & (tile * 64 <= position)
         at = (row * H + head).to(tl.int64) * most + (tile - lowest // 64)
         v = tl.arange(0, VP)
@@ -248,12 +236,10 @@ def attend_merge(
     position = tl.load(positions + i // H, mask=live, other=-1)
     lowest = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
     first, last = lowest // 64, (position + 64) // 64
-    total, M = tl.full((BM, 1), 0.0, tl.float32), tl.full((BM, 1), NONE, tl.int32)
-    whole, N = tl.full((BM, VP), 0.0, tl.float32), tl.full((BM, 1), NONE, tl.int32)
+    (total, M), (whole, N) = empty(BM, 1), empty(BM, VP)
     start = tl.min(tl.where(live, first, 2147483647), 0)
     for run in range(start // 16, (tl.max(last, 0) + 15) // 16):
-        mass, mm = tl.full((BM, 1), 0.0, tl.float32), tl.full((BM, 1), NONE, tl.int32)
-        o, nn = tl.full((BM, VP), 0.0, tl.float32), tl.full((BM, 1), NONE, tl.int32)
+        (mass, mm), (o, nn) = empty(BM, 1), empty(BM, VP)
         for step in range(16):
             tile = run * 16 + step
             mine = live & (tile >= first) & (tile < last)

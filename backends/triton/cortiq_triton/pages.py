@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from cortiq_triton.attention import dot_planes, load_queries, page_of
+from cortiq_triton.attention import load_queries
 from cortiq_triton.language import Tensor, kernel
 from cortiq_triton.scalar import exp2_int, snapped
+from cortiq_triton.tile import dot_planes, page_of
 
 
 @kernel
@@ -100,7 +101,7 @@ def choose_blocks(
         j = tile * 64 + t
         seen = j <= position
         ke = tl.where(seen, tl.load(page + 128 * DK + t).to(tl.int32), 0)
-        dots = dot_planes(high, low, tl.trans(kh), tl.trans(kl), HP, 64)
+        dots = dot_planes(high, low, tl.trans(kh), tl.trans(kl), HP, 64, False)
         s = dots * exp2_int(exponent[:, None] + ke[None, :])
         s = tl.where(s == 0.0, 0.0, s)
         bits = s.to(tl.int32, bitcast=True)
