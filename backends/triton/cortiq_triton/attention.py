@@ -142,18 +142,20 @@ def attend_stream(
     position, lowest = sight(positions, row, live, window)
     first, last, begun, whole = tiles_of(position, lowest, live)
     highest = tl.max(position, 0)
-    if BLOCK > 0:
-        whole = first
     high, low, exponent = load_queries(qh, ql, qe, row, head, live, stride, H, DK, KP)
     scale = factors(exponent, factor, KP)
     blocks_of = chosen + (row * SETS + head * SETS // H) * CHOSEN
     HALF: tl.constexpr = VP // 2
     listed = table + tl.load(owners + first_row).to(tl.int64) * pages
     at = (row * H + head).to(tl.int64)
-    (total, M), (o0, N), (o1, _) = empty(BM, 1), empty(BM, HALF), empty(BM, HALF)
+    total, M = empty(BM, 1)
+    o0, N = empty(BM, HALF)
+    o1 = o0
     for run in range(first // 16 * 16, last, 16):
         start, stop = tl.maximum(run, first), tl.minimum(run + 16, last)
-        (mass, mm), (o0, nn), (o1, _) = empty(BM, 1), empty(BM, HALF), empty(BM, HALF)
+        mass, mm = empty(BM, 1)
+        o0, nn = empty(BM, HALF)
+        o1 = o0
         address = tl.load(listed + start)
         for tile in tl.range(start, stop, num_stages=STAGES):
             page = slot_of(address, slot)
@@ -162,7 +164,7 @@ def attend_stream(
             kappa, fraction = tile_scores(
                 page, g, high, low, scale, ke, cap, inverse_cap, log2_e, G, DK, KP, BM, CAPPED
             )
-            if (tile >= whole) | (tile < begun):
+            if (tile >= whole) | (tile < begun) | (BLOCK > 0):
                 kappa = unseen_away(kappa, tile, position, lowest, blocks_of, BM, BLOCK, CHOSEN)
             L, K, E, wh, wl = tile_weights(kappa, fraction, ve)
             mass, mm = combine(mass, mm, L, K)
@@ -236,10 +238,12 @@ def attend_merge(
     position = tl.load(positions + i // H, mask=live, other=-1)
     lowest = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
     first, last = lowest // 64, (position + 64) // 64
-    (total, M), (whole, N) = empty(BM, 1), empty(BM, VP)
+    total, M = empty(BM, 1)
+    whole, N = empty(BM, VP)
     start = tl.min(tl.where(live, first, 2147483647), 0)
     for run in range(start // 16, (tl.max(last, 0) + 15) // 16):
-        (mass, mm), (o, nn) = empty(BM, 1), empty(BM, VP)
+        mass, mm = empty(BM, 1)
+        o, nn = empty(BM, VP)
         for step in range(16):
             tile = run * 16 + step
             mine = live & (tile >= first) & (tile < last)
