@@ -128,13 +128,13 @@ def attend(
     numbers = torch.empty((rows.count, op.heads, most, 3), dtype=torch.int32, device=rows.device)
     launch(
         attention.attend_tiles, (len(blocks), programs, most), *queries, listed, sums, numbers,
-        *at, most, **sizes,
+        *at, most, early=True, **sizes,
     )  # fmt: skip
     queries_each = min(pow2(rows.count * op.heads), 64 if INTERPRETED else 1)
     launch(
         attention.attend_merge, (ceil_div(rows.count * op.heads, queries_each),), sums, numbers,
         position, sink, out, call.faults, rows.count, window, factors[3], most, H=op.heads,
-        DV=op.value_dim, VP=sizes["VP"], BM=queries_each, SINK=sinks is not None,
+        DV=op.value_dim, VP=sizes["VP"], BM=queries_each, SINK=sinks is not None, early=True,
     )  # fmt: skip
     return out
 

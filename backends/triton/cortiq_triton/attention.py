@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from cortiq_triton.language import Tensor, device, kernel
+from cortiq_triton.language import Tensor, begin, device, kernel
 from cortiq_triton.scalar import exp2_int, inverse, outside, snapped
 from cortiq_triton.tile import (
     MAGIC_BITS,
@@ -203,6 +203,7 @@ def attend_tiles(
     position, lowest = sight(positions, row, live, window)
     first = tl.min(tl.where(live, lowest, 2147483647), 0) // 64
     tile, highest = first + tl.program_id(2), tl.max(position, 0)
+    begin()
     if tile * 64 <= highest:
         page = page_of(table, tl.load(owners + first_row), pages, tile, slot)
         ke, ve = tile_exponents(page, g, tile, highest, G, DK, DV)
@@ -241,6 +242,7 @@ def attend_merge(
     total, M = empty(BM, 1)
     whole, N = empty(BM, VP)
     start = tl.min(tl.where(live, first, 2147483647), 0)
+    begin()
     for run in range(start // 16, (tl.max(last, 0) + 15) // 16):
         mass, mm = empty(BM, 1)
         o, nn = empty(BM, VP)

@@ -156,34 +156,49 @@ class Fuser:
         return self._replace(parts, inputs, kernel, step.weights)
 
     def _heads(self, step: Step) -> bool:
-        """Heads from their projection on: [norm], [turn], quantised; keys and values are stored."""
+        """Heads from their projection on: [norm], [turn], quantised; keys and values are stored.
+
+        Queries are made with their keys and values if the same rows are.
+        """
         if isinstance(step.node.op, ops.StoreKV) and step.node.op.value_dim:
-            chains = [self._chain(name) for name in step.node.inputs]
-            if all(chain is not None for chain in chains):
-                for chain, keys in zip(chains, (True, False), strict=True):
-                    assert chain is not None
-                    self._store(chain, step, keys)
-                self.gone.add(step.node.name)
-                return True
+            key, value = (self._chain(name) for name in step.node.inputs)
+            if key is not None and value is not None:
+                chains = {"key": key, "value": value}
+                query = self._queries_of(step)
+                if query is not None:
+                    chains = {"query": query} | chains
+                return self._into_attention(chains, step)
         if isinstance(step.node.op, ops.Attend):
-            chain = self._chain(step.node.inputs[0])
-            if chain is not None:
-                way, weights, shape = self._way(chain)
-
-                def kernel(call: Call, x: torch.Tensor) -> Rows:
-                    return heads.query_rows(call, way, x.reshape(len(x), *shape))
-
-                return self._replace(chain, chain[0].node.inputs, kernel, weights)
+            query = self._chain(step.node.inputs[0])
+            if query is not None and query[-1].node.name not in self.gone:
+                return self._into_attention({"query": query})
         return False
 
-    def _store(self, chain: list[Step], store: Step, keys: bool) -> None:
-        way, weights, shape = self._way(chain)
+    def _queries_of(self, store: Step) -> list[Step] | None:
+        """What makes the queries of the attention that first reads what is stored."""
+        for step in self.steps[self.steps.index(store) :]:
+            if isinstance(step.node.op, ops.Attend) and step.node.slots == store.node.slots:
+                chain = self._chain(step.node.inputs[0]) if step.late == store.late else None
+                known = {name for s in self.steps[: self.steps.index(store)]
+                         for name in s.node.outputs}  # fmt: skip
+                return chain if chain and chain[-1].node.outputs[0] in known else None
+        return None
 
-        def kernel(call: Call, x: torch.Tensor) -> tuple[()]:
-            heads.store_heads(call, way, x.reshape(len(x), *shape), keys)
-            return ()
+    def _into_attention(self, chains: dict[str, list[Step]], store: Step | None = None) -> bool:
+        found = {role: self._way(chain) for role, chain in chains.items()}
+        ways = {role: way for role, (way, _) in found.items()}
+        weights = {role: weight for role, (_, weight) in found.items() if weight is not None}
+        names = tuple(ways)
 
-        self._replace(chain, chain[0].node.inputs, kernel, weights, (), store.node.slots)
+        def kernel(call: Call, *given: torch.Tensor) -> Rows | tuple[()]:
+            return heads.into_attention(call, ways, dict(zip(names, given, strict=True)))
+
+        parts = [step for chain in chains.values() for step in chain]
+        slots = {} if store is None else store.node.slots
+        inputs = tuple(chain[0].node.inputs[0] for chain in chains.values())
+        outputs = chains["query"][-1].node.outputs if "query" in chains else ()
+        parts += [] if store is None else [store]
+        return self._replace(parts, inputs, kernel, weights, outputs, slots)
 
     def _chain(self, name: str) -> list[Step] | None:
         """What makes a value from a projection, from its Reshape to its Quantise."""
@@ -206,14 +221,14 @@ class Fuser:
             chain if len(op.shape) == 2 and op.shape[1] <= heads.WIDEST and len(late) == 1 else None
         )
 
-    def _way(self, chain: list[Step]) -> tuple[heads.Way, Mapping[str, Any], tuple[int, ...]]:
-        """What a chain does to its heads, the norm's weight, and the shape of the heads."""
+    def _way(self, chain: list[Step]) -> tuple[heads.Way, Any]:
+        """What a chain does to its heads, and the norm's weight or None."""
         found: dict[type[Op], Step] = {type(step.node.op): step for step in chain}
         norm, turn = found.get(ops.RMSNorm), found.get(ops.Rope)
         eps = None if norm is None else norm.node.op.eps  # type: ignore[attr-defined]
-        way = heads.Way(eps, None if turn is None else turn.node.op)
         shape = chain[0].node.op.shape  # type: ignore[attr-defined]
-        return way, {} if norm is None else norm.weights, shape
+        way = heads.Way(shape, eps, None if turn is None else turn.node.op)
+        return way, None if norm is None else norm.weights.get("weight")
 
     def _join(self) -> None:
         """Products of one row as one, where none of them was fused with what follows."""
