@@ -52,6 +52,7 @@ FAULTS: Mapping[str, Fault] = {
     "a row that sees its batch neighbour": Fault("batch", "Attend"),
     "a position-independent random key": Fault("Draw", "Draw"),
     "a mask that is a bias": Fault("Draw", "Draw"),
+    "a draft drawn for the next position": Fault("Draw", "Draw"),
     "all NaN": Fault("Multiply", "Multiply"),
     "all zero": Fault("Activation", "Activation"),
     "output never written": Fault("Bias", "Bias"),

@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from cortiq.backend import Argmax, Draw, ExportedState, KVPlanes, Top
+from cortiq.backend.answers import ON_HOST
 from cortiq.backend.stored import StoredState
 from cortiq.numerics import sampling
 from cortiq.numerics.contract import TILE
@@ -38,6 +39,11 @@ def _biased_mask(want: Draw, run: Any, at: int) -> int:
     return sampling.draw(logits, chain, history, position, want.choice)
 
 
+def _next_position(want: Draw, run: Any, at: int) -> int:
+    """As if every row were the trunk's."""
+    return ON_HOST[Draw](replace(want, ahead=1, history=None), run, at)
+
+
 def _last_top(want: Top, run: Any, at: int) -> tuple:
     logits = run.row_of("logits", at)
     ids, values = sampling.top(logits[::-1], want.count)
@@ -49,6 +55,7 @@ WRONG_ANSWERS: dict[str, dict[type, Callable[[Any, Any, int], Any]]] = {
     "a position-independent random key": {Draw: _fixed_key},
     "wrong tie-break in top-k": {Top: _last_top},
     "a mask that is a bias": {Draw: _biased_mask},
+    "a draft drawn for the next position": {Draw: _next_position},
 }
 """Wrong answers by fault."""
 
