@@ -191,6 +191,22 @@ def test_a_file_beside_the_model_is_the_head_inside_it(written, whole, tmp_path)
         opened(main)
 
 
+def test_a_stack_with_fused_projections_has_the_same_bits(tmp_path):
+    """MiMo V2.5 holds q, k and v of a layer as one tensor, in its draft layers too."""
+    mimo = Written("MiMoV2FlashConfig", tmp_path)
+
+    def fused(values, tensors):
+        for layer in range(5):
+            parts = [tensors.pop(f"blk.{layer}.attn_{part}.weight") for part in "qkv"]
+            tensors[f"blk.{layer}.attn_qkv.weight"] = np.concatenate(parts)
+
+    ids = [(11 * i + 5) % 96 for i in range(12)]
+    apart = opened(mimo.write(tmp_path / "apart.gguf"), layout="w16")
+    assert bits_of(apart, ids) == bits_of(
+        opened(mimo.write(tmp_path / "fused.gguf", fused), layout="w16"), ids
+    )
+
+
 def removed(name):
     return lambda values, tensors: tensors.pop(name)
 

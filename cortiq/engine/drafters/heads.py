@@ -44,7 +44,7 @@ def head_of(program: Program) -> DraftHead:
     raise RequestError(
         "the model was loaded without a draft head",
         where="draft",
-        hint="load it with heads='auto'; `cortiq inspect MODEL` shows whether its file has one",
+        hint="load it with heads='auto'; `cortiq inspect MODEL --heads auto` shows one",
     )
 
 
