@@ -22,6 +22,8 @@ from cortiq.ir.layers import GatedMLP, Linear
 
 LARGEST_PART = 128
 """Values of a kept row that share an exponent, at most."""
+MOST_TOLD = 6
+"""Tensors that an error names."""
 KEPT = "kept"
 """Name of the slot where a graph keeps the rows that a module recalls."""
 
@@ -251,11 +253,11 @@ def _matching(
     problems, _, layer, nearest = min(found, key=lambda it: (len(it[0]), it[1]))
     if not problems:
         return nearest
-    joint = held.called(f"{module.project}.weight")
+    told = "; ".join([*problems[:MOST_TOLD], *["…"] * (len(problems) > MOST_TOLD)])
     raise UnsupportedError(
         "the draft module is like no layer of this model",
-        where=joint,
-        hint=f"for one like layer {layer}: {'; '.join(problems)}",
+        where=held.called(f"{module.project}.weight"),
+        hint=f"for one like layer {layer}: {told}; heads='off' loads the model without it",
     )
 
 
