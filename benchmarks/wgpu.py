@@ -1,11 +1,16 @@
-"""Speed of the wgpu backend beside what its device reads: one command, one table.
+"""Speed of the wgpu backend beside what its device reads: one command, one table, JSON at the end.
 
-    python benchmarks/wgpu.py [--device NAME] [--model synthetic:llama3-8b] [--small] [--json FILE]
+    python benchmarks/wgpu.py [--device NAME] [--sweep] [--model synthetic:llama3-8b] [--small]
+                              [--beside triton] [--json FILE]
 
 `stream` is a kernel that only reads; `matvec` is one quantised row times w8 matrices of the model's
-shapes, so many that no cache holds them, as GB/s of weights and as a share of the stream. `decode`
-and `prefill` are the model's, through the same executable as `cortiq generate`. `--small` does the
-same with little memory and a tiny model: whether the command works, nothing else.
+shapes, so many that no cache holds them, as GB/s of weights and as a share of the stream; `tiles`
+is 512 rows times the same matrices, in 10¹² products of a 16-bit and an 8-bit number a second.
+`--sweep` tries other sizes of both kernels, prints what each gives, and uses the best for what
+follows: they change no bit, which is looked at. `decode` and `prefill` are the model's, through the
+same executable as `cortiq generate`; then every kind of dispatch of a step and of a chunk by
+itself, in milliseconds. A section that fails says why, and the others go on. `--small` does all of
+it with little memory and a tiny model: whether the command works, nothing else.
 """
 
 from __future__ import annotations
@@ -14,140 +19,187 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
-
-import numpy as np
 
 sys.path.pop(0)  # this folder, in which a file has the name of the library that is measured
 
-from cortiq.backend import CompileOptions
+from cortiq.backend import Argmax, Batch, CompileOptions, Row
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
-from cortiq.numerics.synthetic import synthetic_weight
-from cortiq.plugins import availability, default_plugins
+from cortiq.plugins import default_plugins
 from cortiq.runtime.bench import OwnRunner, Work, measure
 from cortiq_wgpu import opening
 from cortiq_wgpu.backend import WgpuBackend
-from cortiq_wgpu.device import Gpu
-from cortiq_wgpu.packing import Matrix, Uploader
-from cortiq_wgpu.places import record_words, units_of
-from cortiq_wgpu.source import Kernel
-from cortiq_wgpu.streams import fast_kernel
+from cortiq_wgpu.rates import Product, dispatch_seconds, stream_rate
+from cortiq_wgpu.tuning import TUNING, Tuning
 
-STREAM = """
-@group(0) @binding(0) var<storage, read> data: array<vec4u>;
-@group(0) @binding(1) var<storage, read_write> out: array<u32>;
-@compute @workgroup_size(256)
-fn main(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
-  let count = arrayLength(&data);
-  let step = groups.x * 256u;
-  var sum = vec4u(0u);
-  for (var i = id.x; i < count; i += 4u * step) {
-    sum += data[i] ^ data[min(i + step, count - 1u)] ^ data[min(i + 2u * step, count - 1u)]
-      ^ data[min(i + 3u * step, count - 1u)];
-  }
-  if (sum.x + sum.y + sum.z + sum.w == 0x12345678u) { out[0] = 1u; }
-}
-"""
 SHAPES = {
     "qkv": (6144, 4096),
     "o": (4096, 4096),
     "gate and up": (28672, 4096),
     "down": (4096, 14336),
 }
+STREAMS = [{"lanes": lanes, "lines": lines} for lanes in (32, 64, 128) for lines in (4, 8)]
+TILES = [
+    {"rows": rows, "outputs": outputs, "units": units}
+    for rows, outputs, units in ((4, 8, 2), (4, 8, 1), (8, 8, 2), (8, 8, 1), (8, 4, 2), (4, 4, 4))
+]
 GIB = 1 << 30
 
 
-def seconds(gpu: Gpu, work: Callable[[Any], None], repeats: int = 5) -> float:
-    """Median time of what `work` encodes into a compute pass, submission and wait included."""
-    probe = gpu.buffer(16)
-    spent = []
-    for _ in range(repeats + 1):
+@dataclass
+class Bench:
+    """What was asked for, and what has been found.
+
+    Attributes
+    ----------
+    tuning : sizes that are used. facts : by name, in order.
+    """
+
+    device: str | None
+    model: str
+    small: bool
+    sweep: bool
+    beside: str | None
+    tuning: Tuning = TUNING
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def say(self, name: str, value: Any) -> None:
+        """Keep and print a fact."""
+        self.facts[name] = value
+        text = f"{value:.3f}" if isinstance(value, float) else value
+        print(f"{name:56} {text}", flush=True)
+
+    def run(self) -> None:
+        """All sections, each by itself."""
+        self.gpu = opening.opened(self.device)
+        self.say("device", self.gpu.info["device"])
+        self.say("driver", self.gpu.info["description"])
+        for section in (self.stream, self.matvec, self.tiles, self.whole, self.other):
+            start = time.perf_counter()
+            try:
+                section()
+            except Exception as error:
+                traceback.print_exc()
+                self.say(f"{section.__name__} failed", f"{type(error).__name__}: {error}")
+            self.say(f"{section.__name__} took, seconds", time.perf_counter() - start)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """Matrices by name."""
+        return {"small": (256, 512)} if self.small else SHAPES
+
+    def stream(self) -> None:
+        """What the device reads."""
+        self.say("stream GB/s", stream_rate(self.gpu, 1 << 24 if self.small else 4 * GIB) / 1e9)
+
+    def matvec(self) -> None:
+        """One row times matrices."""
+        products = self._products(1, 1 << 20 if self.small else GIB)
+        if self.sweep:
+            self._best("matvec GB/s", STREAMS[:2] if self.small else STREAMS, products, 1e9)
+        for what, product in products.items():
+            rate = product.streamed(self.tuning) / 1e9
+            self.say(f"matvec {what} GB/s", rate)
+            if "stream GB/s" in self.facts:
+                share = 100 * rate / self.facts["stream GB/s"]
+                self.say(f"matvec {what} % of stream", share)
+
+    def tiles(self) -> None:
+        """Many rows times matrices."""
+        products = self._products(70 if self.small else 512, 1)
+        if self.sweep:
+            tried = TILES[-1:] if self.small else TILES
+            self._best("tiles T/s", tried, products, 1e12)
+        for what, product in products.items():
+            self.say(f"tiles {what} T/s", product.tiled(self.tuning) / 1e12)
+
+    def _products(self, rows: int, nbytes: int) -> dict[str, Product]:
+        shapes = self.shapes.items()
+        return {what: Product(self.gpu, *shape, rows, nbytes) for what, shape in shapes}
+
+    def _best(
+        self, what: str, tried: list[dict[str, int]], products: dict[str, Product], unit: float
+    ) -> None:
+        """Try sizes, keep those with the least time over all products, look at their bits."""
+        spent: dict[float, Tuning] = {}
+        bits: dict[str, bytes] = {}
+        for sizes in tried:
+            tuning = Tuning(**{**asdict(self.tuning), **sizes})
+            name = f"{what} with {' '.join(f'{n}={v}' for n, v in sizes.items())}"
+            try:
+                rates = {}
+                for key, product in products.items():
+                    rates[key] = (product.streamed if product.rows == 1 else product.tiled)(tuning)
+                    found = product.result().tobytes()
+                    if bits.setdefault(key, found) != found:
+                        raise RuntimeError(f"other bits for {key}")
+            except Exception as error:
+                self.say(name, f"failed: {type(error).__name__}: {error}")
+                continue
+            self.say(name, " ".join(f"{rate / unit:.1f}" for rate in rates.values()))
+            cost = sum(p.lines * p.width / rates[key] for key, p in products.items())
+            spent[cost] = tuning
+        self.tuning = spent[min(spent)]
+        self.say(f"best of {what}", str(self.tuning))
+
+    def whole(self) -> None:
+        """The model: decode, prefill, and what their dispatches take."""
+        decode = Work(64, 8, 1, 1) if self.small else Work(128, 128, 1, 2)
+        prefill = Work(70, 1, 1, 1) if self.small else Work(2048, 1, 1, 2)
+        extra = {"progress": shown, "tuning": asdict(self.tuning)}
+        options = CompileOptions(device=self.gpu.name, extra=extra)
+        executable, vocabulary = self._compiled(WgpuBackend(), options, prefill.limit + 1)
+        self._speeds("wgpu", executable, vocabulary, decode, prefill)
+        self._dispatches(executable, decode.limit, prefill.prompt_tokens)
+        executable.close()
+
+    def _compiled(self, backend: Any, options: CompileOptions, context: int) -> tuple[Any, int]:
         start = time.perf_counter()
-        encoder = gpu.device.create_command_encoder()
-        compute = encoder.begin_compute_pass()
-        work(compute)
-        compute.end()
-        gpu.device.queue.submit([encoder.finish()])
-        gpu.download(probe, 0, 4)
-        spent.append(time.perf_counter() - start)
-    return median(spent[1:])
+        loaded = load_program(open_synthetic(self.model), context=context)
+        executable = backend.compile(loaded.program, loaded.weights, options)
+        self.say(f"{backend.name} loaded, seconds", time.perf_counter() - start)
+        return executable, int(loaded.program.facts["vocab_size"])
 
+    def _speeds(
+        self, name: str, executable: Any, vocabulary: int, decode: Work, prefill: Work
+    ) -> None:
+        for what, work in (("decode", decode), ("prefill", prefill)):
+            runner = OwnRunner(executable, work)
+            speed = measure({"": runner}, work, vocabulary)[""].as_dict()[what]["median"]
+            runner.close()
+            self.say(f"{name} {what} tokens/s", float(speed))
 
-def dispatched(gpu: Gpu, kernel: Kernel, group: Any, groups: int, compute: Any) -> None:
-    """Encode one dispatch."""
-    compute.set_pipeline(gpu.pipeline(kernel)[0])
-    compute.set_bind_group(0, group)
-    compute.dispatch_workgroups(groups)
+    def _dispatches(self, executable: Any, context: int, prompt: int) -> None:
+        """What each kind of dispatch takes, in a step, and in a prompt's last chunk."""
+        plan = executable.plans["trunk"]
+        each = min(plan.rows, prompt)
+        for what, first, count in (("step", context - 1, 1), ("chunk", prompt - each, each)):
+            state = executable.open(first + count)
+            for start in range(0, first, plan.rows):
+                feed = range(start, min(start + plan.rows, first))
+                executable.forward(Batch([Row(state, i, 7 + i % 99) for i in feed])).result()
+            last = first + count - 1
+            rows = [Row(state, i, 7 + i % 99) for i in range(first, last)]
+            rows.append(Row(state, last, 7, (Argmax(),)))
+            executable.forward(Batch(rows)).result()
+            found = dispatch_seconds(plan, plan.request_of(rows), (count, 1), (first, last))
+            for kind, (times, spent) in sorted(found.items(), key=lambda item: -item[1][1]):
+                self.say(f"{what}: {times} x {kind}, ms", 1e3 * spent)
+            state.release()
 
-
-def stream_rate(gpu: Gpu, nbytes: int) -> float:
-    """Bytes a second that a kernel reads which does nothing else."""
-    each = min(nbytes, gpu.binding_bytes)
-    kernel, out = Kernel(STREAM, ()), gpu.buffer(16)
-    buffers = [gpu.buffer(each) for _ in range(max(1, nbytes // each))]
-    bound = [gpu.bound(kernel, {"data": buffer, "out": out}) for buffer in buffers]
-
-    def work(compute: Any) -> None:
-        for group in bound:
-            dispatched(gpu, kernel, group, 132 * 16, compute)
-
-    return each * len(buffers) / seconds(gpu, work)
-
-
-def matvec_rate(gpu: Gpu, shape: tuple[int, int], nbytes: int) -> float:
-    """Bytes of weights a second of a product of one row."""
-    height, width = shape
-    upload = Uploader(gpu, gpu.binding_bytes)
-    weight = synthetic_weight("w8", "w", 0, (min(height, 1024), width))
-    weight = weight.take(np.arange(height) % 1024)
-    copies: list[Matrix] = [
-        upload.matrix(weight, "w") for _ in range(max(1, nbytes // (height * width)))
-    ]
-    kernel = fast_kernel(copies[0].form, gpu.dot, 1, 1)
-    units = units_of(width)
-    values = {
-        "inner": 1, "start": 0, "stop": height, "base": 0, "units": units, "q": 0,
-        "size": record_words(width), "n": height, "groups": copies[0].groups, "slots": 1,
-        "first0": 0, "out0": 0, "width0": height, "scale": 0,
-    }  # fmt: skip
-    words = np.array(kernel.words((0, 0, 0), [values]), np.uint32)
-    header = np.array([0, 1, 1, 1, 16, 16, 16, 0] + [0] * 8, np.uint32)
-    shared = {
-        "p": gpu.uploaded(words), "m": gpu.uploaded(header), "x": gpu.buffer(4 * height),
-        "faults": gpu.buffer(16), "q": gpu.uploaded(np.full(record_words(width), 3, np.uint32)),
-    }  # fmt: skip
-    bound = [
-        gpu.bound(kernel, {**shared, "codes": m.parts[0].codes, "s": m.parts[0].side})
-        for m in copies
-    ]
-
-    def work(compute: Any) -> None:
-        for group in bound:
-            dispatched(gpu, kernel, group, -(-height // 4), compute)
-
-    return len(copies) * height * width / seconds(gpu, work)
-
-
-def model_speeds(
-    backend: Any, device: str | None, name: str, decode: Work, prefill: Work
-) -> dict[str, float]:
-    """Decode and prefill of a model, tokens a second."""
-    loaded = load_program(open_synthetic(name), context=prefill.limit + 1)
-    extra = {"progress": shown} if isinstance(backend, WgpuBackend) else {}
-    options = CompileOptions(device=device, extra=extra)
-    executable = backend.compile(loaded.program, loaded.weights, options)
-    vocabulary = int(loaded.program.facts["vocab_size"])
-    found = {}
-    for what, work in (("decode", decode), ("prefill", prefill)):
-        runner = OwnRunner(executable, work)
-        found[what] = measure({"": runner}, work, vocabulary)[""].as_dict()[what]["median"]
-        runner.close()
-    executable.close()
-    return found
+    def other(self) -> None:
+        """The same model on another backend."""
+        if self.beside is None:
+            return
+        backend = default_plugins().backends[self.beside]
+        decode, prefill = Work(128, 128, 1, 2), Work(2048, 1, 1, 2)
+        executable, vocabulary = self._compiled(backend, CompileOptions(), prefill.limit + 1)
+        self._speeds(self.beside, executable, vocabulary, decode, prefill)
+        executable.close()
 
 
 def shown(what: str, done: int, total: int) -> None:
@@ -155,48 +207,23 @@ def shown(what: str, done: int, total: int) -> None:
     print(f"\r{what}: {done / 1e9:.2f} of {total / 1e9:.2f} GB", end="", file=sys.stderr)
 
 
-def others() -> dict[str, Any]:
-    """Backends to measure beside this one: Triton, where it has a device."""
-    found = default_plugins().backends.get("triton")
-    return {"triton": found} if found is not None and availability(found)[1] is None else {}
-
-
-def measured(device: str | None, model: str, small: bool) -> dict[str, Any]:
-    """Everything, for the table."""
-    gpu = opening.opened(device)
-    size = 1 << 24 if small else 4 * GIB
-    rate = stream_rate(gpu, size)
-    facts: dict[str, Any] = {"device": gpu.info["device"], "driver": gpu.info["description"]}
-    facts["stream GB/s"] = rate / 1e9
-    shapes = {"small": (512, 512)} if small else SHAPES
-    for what, shape in shapes.items():
-        got = matvec_rate(gpu, shape, size // 4)
-        facts[f"matvec {what} GB/s"] = got / 1e9
-        facts[f"matvec {what} % of stream"] = 100 * got / rate
-    decode = Work(64, 8, 1, 1) if small else Work(128, 128, 1, 3)
-    prefill = Work(70, 1, 1, 1) if small else Work(2048, 1, 1, 3)
-    beside = {} if small else others()
-    for name, backend in {"wgpu": WgpuBackend(), **beside}.items():
-        where = gpu.name if name == "wgpu" else None
-        for what, speed in model_speeds(backend, where, model, decode, prefill).items():
-            facts[f"{name} {what} tokens/s"] = speed
-    return facts
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", help="an adapter's name or number")
     parser.add_argument("--model", default="synthetic:llama3-8b")
+    parser.add_argument("--sweep", action="store_true", help="try sizes of kernels, use the best")
+    parser.add_argument("--beside", help="another backend to measure the model on, triton say")
     parser.add_argument("--small", action="store_true", help="little memory, a tiny model")
     parser.add_argument("--json", type=Path, help="write the numbers here, too")
     given = parser.parse_args()
     model = "synthetic:tiny-llama?format=w8" if given.small else given.model
-    facts = measured(given.device, model, given.small)
-    for name, value in facts.items():
-        print(f"{name:32} {value if isinstance(value, str) else round(value, 2)}")
+    bench = Bench(given.device, model, given.small, given.sweep, given.beside)
+    bench.run()
+    text = json.dumps(bench.facts, indent=1)
+    print(text)
     if given.json:
-        given.json.write_text(json.dumps(facts, indent=2))
+        given.json.write_text(text)
 
 
 if __name__ == "__main__":

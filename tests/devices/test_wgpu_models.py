@@ -31,6 +31,7 @@ from cortiq_conformance import models
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_wgpu import adapters
 from cortiq_wgpu.backend import WgpuBackend
+from cortiq_wgpu.run import Run
 
 PROMPT = [17, 4, 99, 4, 203, 11, 58]
 WANTS = (
@@ -93,6 +94,37 @@ def test_numerics_is_not_called_while_a_batch_runs(name, monkeypatch):
     brought = last(executable, state)
     monkeypatch.undo()
     assert_same(brought, expected)
+
+
+def steps(executable):
+    """What steps bring, whose wants and sequences change."""
+    one, other = executable.open(20), executable.open(20)
+    turns = [
+        *3 * [((one, (Argmax(),)),)],
+        *2 * [((one, (Named("hidden"),)),)],
+        ((one, (Named("hidden"),)), (other, ())),
+        *2 * [((one, ()), (other, (Named("hidden"),)))],
+        *2 * [((other, (Argmax(), Digest("logits"))),)],
+    ]
+    brought = []
+    for turn, wanting in enumerate(turns):
+        rows = [Row(s, s.length(), (7 * turn + 3) % 50, wants) for s, wants in wanting]
+        brought += executable.forward(Batch(rows)).result().rows
+    return brought
+
+
+def test_commands_made_ahead_are_used_only_by_batches_like_the_last(monkeypatch):
+    model = models.load("tiny-lfm2")
+    reference = ReferenceBackend().compile(model.program, model.weights, CompileOptions())
+    executable = WgpuBackend().compile(model.program, model.weights, CompileOptions())
+    waited = []
+    encoded = Run._encoded
+    monkeypatch.setattr(
+        Run, "_encoded", lambda run, rows: (waited.append(run), encoded(run, rows))[1]
+    )
+    for mine, right in zip(steps(executable), steps(reference), strict=True):
+        assert_same(mine, right)
+    assert len(waited) == 10 + 5, "each turn encodes the next one, and five were unlike the last"
 
 
 def declined(program):

@@ -64,10 +64,16 @@ class Compiled:
 
 
 class Memory:
-    """Buffers that all requests of a plan share; they only grow."""
+    """Buffers that all requests of a plan share; they only grow.
+
+    Attributes
+    ----------
+    ahead : commands that see them and are not submitted yet, by what they are for.
+    """
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu, self.version = gpu, 0
+        self.ahead: dict[tuple, Any] = {}
         self.buffers: dict[str, Any] = {}
 
     def have(self, name: str, words: int) -> Any:
@@ -76,4 +82,5 @@ class Memory:
         if held is None or held.size < 4 * words:
             self.buffers[name] = self.gpu.buffer(max(4 * words, 1024))
             self.version += 1
+            self.ahead = {}
         return self.buffers[name]

@@ -40,15 +40,18 @@ class Copies:
 
 @dataclass
 class Pass:
-    """A command buffer under way.
+    """A command buffer, to be submitted or under way.
 
     Attributes
     ----------
-    rows : of the trunk, and of the tail. faults, answers, named : where these come back.
+    rows : of the trunk, and of the tail. compiled : whose dispatches these are. faults, answers,
+    named : where these come back.
     """
 
     rows: tuple[np.ndarray, np.ndarray]
-    copies: Copies
+    compiled: Compiled
+    copies: Copies = field(default_factory=Copies)
+    commands: Any = None
     readable: Any = None
     faults: slice = field(default_factory=lambda: slice(0, 0))
     answers: dict[Ask, tuple[slice, bool]] = field(default_factory=dict)
@@ -72,10 +75,13 @@ class Run:
         self.failed: set[int] = set()
         self.brought: list[dict[Want, Any]] = [{} for _ in self.rows]
         self._temporary: list[Any] = []
+        self.records: Records
 
     def compute(self) -> list[list[Mapping[Want, Any]] | None]:
         """What the rows of each sequence bring, None for one with a fault."""
         under_way = [self._submitted(*chunk) for chunk in self._chunks()]
+        if len(under_way) == 1 and len(self.rows) <= FEW_ROWS:
+            self._encode_ahead(under_way[0])
         for one in under_way:
             self._collect(one)
         found: list[list[Mapping[Want, Any]] | None] = []
@@ -98,10 +104,9 @@ class Run:
         return bool(late) and any(value_of(want) in late for want in self.rows[row].wants)
 
     def _submitted(self, chunk: np.ndarray, fresh: bool, late: np.ndarray) -> Pass:
-        """Upload the rows' records, encode, submit."""
-        trunk = chunk if fresh else chunk[:0]
-        one = Pass((trunk, late), Copies())
-        records = Records(self, chunk, late)
+        """Upload the rows' records, encode unless that was done ahead, submit."""
+        rows = (chunk if fresh else chunk[:0], late)
+        self.records = records = Records(self, chunk, late)
         device, memory = self.gpu.device, self.plan.memory
         version = memory.version
         words = records.words()
@@ -109,14 +114,40 @@ class Run:
         if memory.version != version:
             self.compiled = self.plan.compiled(self.request)
         device.queue.write_buffer(held, 0, words)
-        encoder = device.create_command_encoder()
-        encoder.clear_buffer(memory.buffers["faults"])
-        counts = len(trunk), len(late)
-        if fresh:
-            self._take_inputs(encoder, chunk)
-        self._encode(encoder, counts, records, one)
+        ahead, memory.ahead = memory.ahead, {}
+        one = ahead.get(self._key(rows)) or self._encoded(rows)
+        one.rows = rows
+        device.queue.submit([one.commands])
+        return one
+
+    def _key(self, rows: tuple[np.ndarray, np.ndarray]) -> tuple:
+        """What decides which commands a pass has."""
+        r = self.records
+        given = tuple(id(row) for row in self.rows if row.inputs)
+        named = tuple(
+            (place, want.name)
+            for place, row in enumerate(self.rows)
+            for want in row.wants
+            if isinstance(want, Named)
+        )
+        shape = len(rows[0]), tuple(rows[1].tolist()), r.segments, r.parts, r.longest, r.runs
+        return id(self.compiled), self.compiled.version, shape, named, given
+
+    def _encode_ahead(self, one: Pass) -> None:
+        """While the device computes: encode what the next batch needs if it is one like this."""
+        if not any(row.inputs for row in self.rows):
+            self.plan.memory.ahead = {self._key(one.rows): self._encoded(one.rows)}
+
+    def _encoded(self, rows: tuple[np.ndarray, np.ndarray]) -> Pass:
+        """The commands of a pass."""
+        one = Pass(rows, self.compiled)
+        encoder = self.gpu.device.create_command_encoder()
+        encoder.clear_buffer(self.plan.memory.buffers["faults"])
+        if len(rows[0]):
+            self._take_inputs(encoder, rows[0])
+        self._encode(encoder, (len(rows[0]), len(rows[1])), self.records, one)
         self._read_back(encoder, one)
-        device.queue.submit([encoder.finish()])
+        one.commands = encoder.finish()
         return one
 
     def _encode(self, encoder: Any, counts: tuple[int, int], records: Records, one: Pass) -> None:
