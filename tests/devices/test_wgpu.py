@@ -25,7 +25,7 @@ from cortiq_conformance.catalogue import cases
 from cortiq_conformance.report import Outcome
 from cortiq_conformance.runner import make_subject, run, run_case
 from cortiq_reference.backend import ReferenceBackend
-from cortiq_wgpu import adapters, gate
+from cortiq_wgpu import adapters, gate, rowwise
 from cortiq_wgpu.backend import WgpuBackend
 from cortiq_wgpu.device import DeviceLostError, Gpu
 
@@ -114,6 +114,17 @@ def test_products_for_gpus_give_the_same_bits():
     """Sixteen tokens are many rows: heads that share keys are computed side by side."""
     tokens = (3, 1, 4, 1, 5, 9, 2, 6) * 2
     assert fed(compiled(gpu_kernels=False), tokens) == fed(compiled(gpu_kernels=True), tokens)
+
+
+def test_rows_of_many_values_are_shared_out_to_workgroups(monkeypatch):
+    expected = fed(compiled("tiny-gemma3", gpu_kernels=False))
+    monkeypatch.setattr(rowwise, "MANY_VALUES", 64)
+    monkeypatch.setattr(rowwise, "EACH", 64)
+    executable = compiled("tiny-gemma3", gpu_kernels=True)
+    assert fed(executable) == expected
+    grids = [w.grid.x for c in executable.plans["trunk"]._compiled.values() for w in c.works
+             if w.label == "Activation Multiply"]  # fmt: skip
+    assert grids and min(grids) > 1
 
 
 SIZES = ({"rows": 4, "outputs": 4, "units": 4}, {"lanes": 32, "lines": 8, "outputs": 4, "units": 1})

@@ -8,8 +8,19 @@ from cortiq_wgpu.source import Stage, stage
 
 EACH = "for (var i = i0; i < last; i += width)"
 VALUE = "from_bits(x[from_ + i])"
+FOURS = "for (var i = i0; i < last; i += 4u * width)"
+FOUR = """//each u 4
+      let i#u = min(i + #uu * width, last - 1u);
+      let v#u = select(0.0, from_bits(x[from_ + i#u]), i + #uu * width < last);
+      //end"""
+"""Four values at a time, so that they are loaded together; those that are missing are +0."""
 SQUARES = f"""var sum = 0.0;
-    {EACH} {{ sum = add(sum, multiply({VALUE}, {VALUE})); }}
+    {FOURS} {{
+      {FOUR}
+      //each u 4
+      sum = add(sum, multiply(v#u, v#u));
+      //end
+    }}
     let total = fold(lane, width, sum);"""
 MEAN = f"""var plain = 0.0;
     {EACH} {{ plain = add(plain, {VALUE}); }}
@@ -40,16 +51,24 @@ def norm_stage(kind: str, parameters: frozenset[str]) -> Stage:
     if kind == "softmax":
         return stage("norm", KIND=kind, BODY=SOFTMAX)
     mean = "total" if kind == "l2" else "multiply(total, from_bits($inverse))"
-    value = VALUE
+    value = "v#u"
     if kind == "layer":
-        value = f"from_bits(canonical(subtract({VALUE}, mean), row))"
-    y = f"multiply({value}, r)"
-    if "weight" in parameters:
-        y = f"multiply({y}, from_bits(w[$weight + i]))"
-    if "bias" in parameters:
-        y = f"add({y}, from_bits(w[$bias + i]))"
+        value = "from_bits(canonical(subtract(v#u, mean), row))"
+    y, beside = f"multiply({value}, r)", ""
+    for role, function in (("weight", "multiply"), ("bias", "add")):
+        if role in parameters:
+            beside += f"let {role}#u = from_bits(w[${role} + i#u]);\n      "
+            y = f"{function}({y}, {role}#u)"
     sums = MEAN if kind == "layer" else SQUARES
     body = f"""{sums}
     {ROOT.format(mean=mean)}
-    {EACH} {{ x[to + i] = canonical({y}, row); }}"""
+    {FOURS} {{
+      {FOUR}
+      //each u 4
+      {beside}
+      //end
+      //each u 4
+      if (i + #uu * width < last) {{ x[to + i#u] = canonical({y}, row); }}
+      //end
+    }}"""
     return stage("norm", KIND=kind, BODY=body)

@@ -21,6 +21,7 @@ from cortiq_wgpu.lower import SIDE_VALUES, Admit, Lowered, Lowering, Step, alway
 from cortiq_wgpu.places import Places, assign, row_words
 from cortiq_wgpu.pools import Pools
 from cortiq_wgpu.requests import Compiled, Memory, Ready, Request
+from cortiq_wgpu.rowwise import stage_works
 from cortiq_wgpu.source import staged
 from cortiq_wgpu.stages import MAKERS
 from cortiq_wgpu.tuning import Tuning
@@ -157,17 +158,9 @@ class Plan:
     def _works(self, binder: Binder, group: tuple[Step, ...]) -> list[Work]:
         nodes = frozenset(step.node.name for step in group if step.node)
         outputs = tuple(name for step in group for name in step.outputs)
-        if group[0].wide:
-            made = dispatches(binder, group)
-        else:
-            bound = [pair for step in group for pair in MAKERS[type(step.op)](binder, step)]
-            kernel = staged(tuple(stage for stage, _ in bound), self.gpu.dot)
-            slots = {slot for step in group if step.node for slot in step.node.slots.values()}
-            values = tuple(values for _, values in bound)
-            pool = next(iter(slots), None)
-            made = [Work(kernel, values, Grid(), group[0].tail, pool=pool)]
+        made = (dispatches if group[0].wide else stage_works)(binder, group)
         label = " ".join(dict.fromkeys(type(step.op).__name__ for step in group))
-        return [replace(w, label=label, nodes=nodes, outputs=outputs) for w in made]
+        return [replace(w, label=w.label or label, nodes=nodes, outputs=outputs) for w in made]
 
     def _given(self, binder: Binder, group: tuple[Step, ...], solid: frozenset[str]) -> list[Work]:
         """What passes values that rows replace through `snap`, where they have been computed."""

@@ -191,7 +191,8 @@ def staged(stages: tuple[Stage, ...], dot: str) -> Kernel:
     library = source("rows") + source("argmax")
     main = (
         "\n@compute @workgroup_size(256)\nfn main(@builtin(workgroup_id) group: vec3u, "
-        "@builtin(local_invocation_id) local: vec3u) {\n  zero = m[0];\n" + calls + "\n}\n"
+        "@builtin(num_workgroups) groups: vec3u, @builtin(local_invocation_id) local: vec3u) {\n"
+        "  zero = m[0];\n  start = 256u * group.x;\n  span = 256u * groups.x;\n" + calls + "\n}\n"
     )
     text = _prelude(dot) + _numbered(library, 0)[0] + "".join(texts) + main
     return Kernel(text, tuple(parameters))

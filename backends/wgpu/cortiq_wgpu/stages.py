@@ -42,8 +42,9 @@ def _wise(binder: Binder, step: Step, expression: str, **values: int) -> Bound:
 
 def _pair(function: str) -> Maker:
     def make(binder: Binder, step: Step) -> Bound:
-        b = "from_bits(x[$y + row * $n + i])"
-        return _wise(binder, step, f"{function}({A}, {b})", y=binder.at(step.inputs[1]))
+        x, y = map(binder.at, step.inputs)
+        values = {"x": x, "y": y, "out": binder.at(step.outputs[0])}
+        return [(stage("pair", FUNCTION=function), {**values, "n": binder.size(step.outputs[0])})]
 
     return make
 

@@ -56,11 +56,15 @@ fn divide(a: f32, b: f32) -> f32 {
   var q = i32(fa / fb * select(8388608.0, 16777216.0, below));  // near ma*2^shift/mb
   var rest = bitcast<i32>((ma << shift) - u32(q) * mb);  // small, so exact modulo 2^32
   let divisor = i32(mb);
-  for (var k = 0; k < 12; k++) {
-    if (rest < 0) { rest += divisor; q -= 1; }
-    else if (rest >= divisor) { rest -= divisor; q += 1; }
-    else { break; }
-  }
+  let off = i32(f32(rest) / f32(divisor));  // by how many q is off, or one less or more
+  q += off;
+  rest -= off * divisor;
+  let less = rest < 0;
+  q -= select(0, 1, less);
+  rest += select(0, divisor, less);
+  let more = rest >= divisor;
+  q += select(0, 1, more);
+  rest -= select(0, divisor, more);
   q += select(0, 1, 2 * rest > divisor);  // no ties: 2*rest == divisor is impossible for 24 bits
   return bitcast<f32>(sign | u32((exponent << 23u) + (q - 0x800000)));
 }

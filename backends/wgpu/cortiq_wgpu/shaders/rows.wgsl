@@ -1,5 +1,5 @@
 // One row of a batch a workgroup of 256 lanes: stages one after the other, each the whole of a
-// primitive, with a barrier between them. What a stage leaves in x or q the next one reads.
+// primitive, with a barrier between them; or, where all are of single values, several workgroups. What a stage leaves in x or q the next one reads.
 
 @group(0) @binding(4) var<storage, read_write> q: array<u32>;             // quantised rows
 @group(0) @binding(5) var<storage, read> w: array<u32>;                   // vectors: f32
@@ -10,6 +10,9 @@ var<workgroup> lanes: array<f32, 256>;
 var<workgroup> words: array<u32, 256>;
 
 const LANES = 256u;
+
+var<private> start: u32;  // the first value of this workgroup, where several share a row
+var<private> span: u32;   // lanes of all of them
 
 // Each of `width` neighbouring lanes, a power of two, adds up to its group's first: lane i += lane
 // i+h for h = width/2, ..., 1. Lanes past a row hold +0, which changes no sum.

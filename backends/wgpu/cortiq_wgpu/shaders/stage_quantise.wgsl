@@ -10,8 +10,11 @@ fn stage(row: u32, lane: u32) {
     let record = $out + (row * $heads + head) * $size;
     var largest = 0u;
     if (head < $heads) {
-      for (var i = lane % width; i < n; i += width) {
-        largest = max(largest, x[from_ + i] & 0x7fffffffu);
+      for (var i = lane % width; i < n; i += 4u * width) {
+        //each u 4
+        let v#u = x[from_ + min(i + #uu * width, n - 1u)] & 0x7fffffffu;
+        //end
+        largest = max(largest, max(max(v0, v1), max(v2, v3)));
       }
     }
     largest = fold_max(lane, width, largest);
@@ -21,22 +24,26 @@ fn stage(row: u32, lane: u32) {
       let factor = exp2_int(-e);
       for (var unit = lane % width; unit < units; unit += width) {
         var sum = 0;
-        for (var k = 0u; k < 4u; k++) {
-          var high = 0u;
-          var low = 0u;
-          for (var j = 0u; j < 4u; j++) {
-            let i = unit * 16u + k * 4u + j;
-            if (i < n && !empty) {
-              let value = i32(rint(multiply(from_bits(x[from_ + i]), factor)));
-              let carry = (value + 128) >> 8u;
-              high |= (u32(carry) & 255u) << (8u * j);
-              low |= (u32(value) & 255u) << (8u * j);
-              sum += value;
-            }
-          }
-          q[record + unit * 4u + k] = high;
-          q[record + (units + unit) * 4u + k] = low;
-        }
+        //each k 4
+        //each j 4
+        let i#k_#j = unit * 16u + #ku * 4u + #ju;
+        let v#k_#j = select(x[from_ + min(i#k_#j, n - 1u)], 0u, empty || i#k_#j >= n);
+        //end
+        //end
+        //each k 4
+        var high#k = 0u;
+        var low#k = 0u;
+        //each j 4
+        let value#k_#j = i32(rint(multiply(from_bits(v#k_#j), factor)));
+        high#k |= (u32((value#k_#j + 128) >> 8u) & 255u) << (8u * #ju);
+        low#k |= (u32(value#k_#j) & 255u) << (8u * #ju);
+        sum += value#k_#j;
+        //end
+        //end
+        //each k 4
+        q[record + unit * 4u + #ku] = high#k;
+        q[record + (units + unit) * 4u + #ku] = low#k;
+        //end
         q[record + units * 8u + unit] = u32(sum);
       }
       if (lane % width == 0u) { q[record + $size - 4u] = u32(e); }
