@@ -22,9 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.backend import Batch, CompileOptions, Executable, Named, Row
+from cortiq.engine.drafters.blocks import BlockDrafter
 from cortiq.engine.drafters.heads import HeadDrafter
-from cortiq.engine.drafters.kinds import MTP
-from cortiq.engine.drafting import DepthPolicy, Speculation
+from cortiq.engine.drafters.kinds import DFLASH, MTP
+from cortiq.engine.drafters.turns import in_turns
+from cortiq.engine.drafting import Speculation
 from cortiq.engine.engine import Engine
 from cortiq.models import load_program
 from cortiq.models.bind import LoadedProgram
@@ -157,12 +159,16 @@ def generated(
     return tokens, wall, len(tokens) / rounds if rounds else 1.0
 
 
-def made(size: Size, layout: str, useful: bool, threads: int, positions: int) -> Executable:
-    """The trunk with a fitted head, or with that of the formula."""
+def made(
+    size: Size, layout: str, useful: bool, threads: int, positions: int, block: bool = False
+) -> Executable:
+    """The trunk with a fitted head, or with that of the formula; and a block drafter, by formula
+    too, beside it.
+    """
     from cortiq_cpu.backend import CpuBackend
 
     checkpoint = size.checkpoint(layout, seed=3)
-    loaded = load_program(checkpoint, heads="mtp")
+    loaded = load_program(checkpoint, heads="mtp,dflash" if block else "mtp")
     options = CompileOptions(threads=threads)
     weights = changed(loaded, quiet_attention(loaded), layout)
     loaded = replace(loaded, weights=weights)
@@ -223,7 +229,7 @@ def side_by_side(
 def compare(
     executable: Executable,
     size: Size,
-    policy: Callable[[], Callable[[int], DepthPolicy]],
+    way: Callable[[], Speculation],
     repeats: int,
     tokens: int,
     afresh: bool = False,
@@ -232,14 +238,13 @@ def compare(
 
     Parameters
     ----------
-    policy : makes what policies of sequences are made by; asked once, or for every text, which then
-        begins with nothing known.
+    way : makes a drafter that knows nothing yet; asked once, or for every text.
     afresh : whether it is asked for every text.
     """
-    found, known = Found([], [], []), policy()
+    found, known = Found([], [], []), way()
     for seed in range(repeats + 1):
         request = request_of(executable, size, 100 + seed, tokens, temperature=0.0)
-        speculation = Speculation(HeadDrafter(), policy() if afresh else known)
+        speculation = way() if afresh else known
         plain, drafted, each = side_by_side(executable, request, speculation)
         if seed:
             for numbers, number in zip((found.plain, found.drafted, found.each),
@@ -257,18 +262,25 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--tokens", type=int, nargs="+", default=[200])
     parser.add_argument("--layout", default="w8")
+    parser.add_argument("--block", action="store_true", help="a useless block drafter in turns")
     parser.add_argument("--afresh", action="store_true", help="every text learns from nothing")
     a = parser.parse_args()
     size = Size(a.layers, a.width, a.inner, a.vocabulary, heads=8, context=2048)
 
-    def policy() -> Callable[[int], DepthPolicy]:
-        return replace(MTP, extra=0).policies(a.depth or None)
+    def way() -> Speculation:
+        kinds = {MTP: HeadDrafter(), **({DFLASH: BlockDrafter()} if a.block else {})}
+        return in_turns(
+            [
+                Speculation(d, replace(k, extra=0).policies(a.depth or None, len(kinds)))
+                for k, d in kinds.items()
+            ]
+        )
 
     worst = 0
     for title, useful, least in (("fitted", True, 1.2), ("useless", False, 0.97)):
-        executable = made(size, a.layout, useful, a.threads, a.positions)
+        executable = made(size, a.layout, useful, a.threads, a.positions, a.block)
         for tokens in a.tokens:
-            found = compare(executable, size, policy, a.repeats, tokens, a.afresh)
+            found = compare(executable, size, way, a.repeats, tokens, a.afresh)
             print(
                 f"{title} head, {tokens} tokens: {mean(found.each):.2f} tokens a round, "
                 f"{found.ratio:.3f} of plain ({min(found.ratios):.3f} to {max(found.ratios):.3f}, "

@@ -162,7 +162,8 @@ class LoadOptions(OptionSet):
     threads: int = option(0, "Host threads; 0 is one per core.", int, least=0, most=1024)
     heads: str = option(
         "off", "Draft head to load beside the model: off, auto (its own, if it has one), mtp, mimo "
-        "(behind a colon, post or raw: which hidden rows it takes), or dflash:PATH.",
+        "(behind a colon, post or raw: which hidden rows it takes), dflash:PATH, or both with a "
+        "comma between.",
         metavar="NAME[:ARGUMENT]",
     )  # fmt: skip
     draft_vocabulary: int = option(
@@ -230,7 +231,8 @@ class GenerateOptions(OptionSet):
     )
     draft: str = option(
         "off", "Drafter of tokens to verify together; changes no token: off, auto, lookup, mtp, "
-        "mimo, dflash:PATH, model:PATH, or what a plugin brings.", metavar="NAME[:ARGUMENT]",
+        "mimo, dflash:PATH, model:PATH, what a plugin brings, or several with commas between.",
+        metavar="NAME[:ARGUMENT]",
     )  # fmt: skip
     draft_depth: int | None = option(
         None, "Tokens drafted at a time; without it as many as pay, none where none do.", int,

@@ -8,9 +8,8 @@ from functools import partial
 
 from cortiq.backend import Argmax, Digest, Draw, Want
 from cortiq.engine.drafters.blocks import BlockDrafter
-from cortiq.engine.drafters.heads import HeadDrafter, head_of
+from cortiq.engine.drafters.heads import HeadDrafter
 from cortiq.engine.drafting import FixedDepth, Speculation
-from cortiq.ir.heads import BLOCK
 from cortiq_conformance import models
 from cortiq_conformance import wants as want_arrays
 from cortiq_conformance.case import Case
@@ -127,7 +126,7 @@ class Headed:
 
     def __call__(self, work: Work) -> list[Stream]:
         """Run; see the class."""
-        block = head_of(work.executable.program).style == BLOCK
+        block = "block_drafter" in work.executable.program.facts
         drafter = BlockDrafter() if block else HeadDrafter()
         drafted = Speculation(drafter, lambda prompt_tokens: FixedDepth(self.depth))
         made = [work.engine.submit(request, speculation=drafted) for request in work.requests]

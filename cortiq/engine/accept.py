@@ -40,7 +40,7 @@ def commit(step: Step, part: Part, rows: Rows[RowResult], vocabulary: int) -> Co
     BackendError : a row drew no id of the vocabulary.
     """
     sequence, drafted = part.sequence, part.draft.ids
-    name = sequence.speculation.drafter.name if sequence.speculation else ""
+    name = part.drafter
     emitted = accepted = 0
     for place, index in enumerate(part.drawing):
         row = rows[index]

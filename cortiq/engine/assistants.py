@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Several
+from dataclasses import replace
 
 from cortiq.backend import Executable
 from cortiq.engine.accept import Committed
@@ -26,16 +27,18 @@ class Drafters:
         chosen = sequence.speculation
         if chosen is None or sequence.drafting or sequence.stats.drafts.error:
             return
-        task = Task(
-            sequence.request.prompt,
-            sequence.request.limit,
-            sequence.request.want_at,
-            self.executable,
-            sequence.held_state,
-        )
+        request = sequence.request
         try:
-            sequence.drafting = chosen.drafter.open(task)
-            sequence.policy = chosen.policy(len(sequence.request.prompt))
+            policy = chosen.policy(len(request.prompt))
+            task = Task(
+                request.prompt,
+                request.limit,
+                request.want_at,
+                self.executable,
+                sequence.held_state,
+                policy,
+            )
+            sequence.drafting, sequence.policy = chosen.drafter.open(task), policy
         except Exception as error:
             self._give_up(sequence, error)
 
@@ -57,7 +60,7 @@ class Drafters:
                 raise draft
             ids = [int(token) for token in draft.ids[:depth]]
             sound = next((i for i, t in enumerate(ids) if not 0 <= t < self._vocabulary), len(ids))
-            return Draft(tuple(ids[:sound]), max(0, draft.extended - (len(draft.ids) - sound)))
+            return replace(draft.cut(sound), ids=tuple(ids[:sound]))
         except Exception as error:
             self._give_up(sequence, error)
             return NOTHING
@@ -111,7 +114,7 @@ def record(step: Step, part: Part, got: Committed, now: float) -> None:
         wall_seconds=now - step.started,
         rows=len(step.rows),
         sequences=len(step.parts),
-        drafter=sequence.speculation.drafter.name if sequence.speculation else "",
+        drafter=part.drafter,
     )
     sequence.stats.drafts.add(round_)
     if sequence.policy is not None:

@@ -51,6 +51,12 @@ class Part:
         return self.start + len(self.tokens)
 
     @property
+    def drafter(self) -> str:
+        """Who drafted, or would have; empty where nobody does."""
+        speculation = self.sequence.speculation
+        return self.draft.drafter or (speculation.drafter.name if speculation else "")
+
+    @property
     def drawing(self) -> range:
         """Indices of the rows that draw."""
         end = self.first + len(self.tokens)
@@ -199,4 +205,4 @@ def _permitted(sequence: Sequence, draft: Draft) -> Draft:
     sound = 0
     while sound < len(ids) and request.allows([*sequence.ids, *ids[:sound]], ids[sound]):
         sound += 1
-    return Draft(ids[:sound], max(0, draft.extended - (len(ids) - sound)))
+    return draft.cut(sound)

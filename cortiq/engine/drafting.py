@@ -10,7 +10,7 @@ together.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from cortiq.backend import Executable, State, Want
@@ -28,10 +28,17 @@ class Draft:
     ids : in order; may be fewer than asked for, or none.
     extended : how many of the last ids another drafter added (a lookup that goes on where a chain
         ends); their fate says nothing about the chain.
+    drafter : who made it, where several take turns.
     """
 
     ids: tuple[int, ...] = ()
     extended: int = 0
+    drafter: str = ""
+
+    def cut(self, count: int) -> Draft:
+        """Its first `count` ids."""
+        lost = len(self.ids) - count
+        return replace(self, ids=self.ids[:count], extended=max(0, self.extended - lost))
 
 
 NOTHING = Draft()
@@ -50,6 +57,7 @@ class Task:
         model that asks for the same (same seed, same position: the same random numbers) draws what
         the target would draw wherever the two agree, sampled as well as greedy.
     executable : the target; a draft head is another entry graph of its program.
+    policy : what decides how deep it is drafted for; may be None outside an engine.
     state : the target's sequence now; the engine may move to another one (`fork`, a slot restored),
         so it is asked for every time. Rows of it past `len(ids) - 1` never exist in `propose`.
     """
@@ -59,6 +67,7 @@ class Task:
     want_at: Callable[[Sequence[int]], Want]
     executable: Executable
     state: Callable[[], State]
+    policy: DepthPolicy | None = None
 
 
 @dataclass(frozen=True)

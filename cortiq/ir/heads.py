@@ -23,7 +23,8 @@ STYLES = (CHAIN, CASCADE, STACK, BLOCK)
 
 @dataclass(frozen=True)
 class DraftHead(Described):
-    """The modules of a draft head; `Program.facts["draft_head"]`.
+    """The modules of a draft head, `Program.facts["draft_head"]`; or a block drafter,
+    `Program.facts["block_drafter"]`. A program may have both.
 
     Attributes
     ----------

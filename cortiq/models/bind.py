@@ -14,10 +14,10 @@ from cortiq.models.dflash import PREFIX, read_drafter, synthetic_drafter, with_d
 from cortiq.models.fixture_heads import held as held_by_fixture
 from cortiq.models.head_names import (
     AUTO,
-    DFLASH,
     OFF,
     asked_head,
     find_plan,
+    parted,
     synthetic_plan,
 )
 from cortiq.models.heads import HeadPlan, Held, has_halves, layer_count, with_heads
@@ -82,7 +82,7 @@ def load_program(
     heads : draft head to load beside the trunk: `off`, `auto` (the file's, if it has one), `mtp` or
         `mimo`; `:post` or `:raw` behind it for the trunk's rows that it takes.
     sidecar : the file beside the model's in which its draft head is looked for too.
-    drafter : a block drafter's folder, in place of a head (`models.dflash`).
+    drafter : a block drafter's folder, beside a head or in place of one (`models.dflash`).
     draft_vocabulary : ids that a draft head looks at (`models.shortlist`); 0 for all.
 
     Raises
@@ -132,10 +132,10 @@ def _load_synthetic(
         family = family_for(checkpoint)
         config = read_config(family, checkpoint)
         program = _built(family, config, context, checkpoint)
-    if heads != DFLASH:
-        plan = synthetic_plan(heads, layer_count(program.trunk))
-        program = _headed(program, plan, held_by_fixture(checkpoint.name), heads, checkpoint)
-    if heads == DFLASH:
+    heads, block = parted(heads)
+    plan = synthetic_plan(heads, layer_count(program.trunk))
+    program = _headed(program, plan, held_by_fixture(checkpoint.name), heads, checkpoint)
+    if block is not None:
         program = with_drafter(program, synthetic_drafter(program))
     matrices = matrix_names(program)
     weights = synthetic_weights(checkpoint, program, matrices, weight_format)

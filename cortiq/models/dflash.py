@@ -99,9 +99,10 @@ def with_drafter(program: Program, config: Config) -> Program:
     """The program with the drafter's entry, and a trunk that keeps the rows it taps."""
     sources = tuple(f"layers.{n}.out" for n in config.taps)
     head = DraftHead(BLOCK, (ENTRY,), ",".join(sources), config.block_size, config.mask_token)
-    b = Builder(context=program.context, facts={**program.facts, "draft_head": head})
+    b = Builder(context=program.context, facts={**program.facts, "block_drafter": head})
     b.weights.update(program.weights)
     b.slots.update(program.slots)
+    b.graphs.update(program.graphs)
     resume(b, program.trunk)
     for n, source in enumerate(sources):
         keep(b, Value(source, b.values[source]), f"trunk.{KEPT}.{n}")

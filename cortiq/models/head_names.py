@@ -14,6 +14,14 @@ NORMED, RAW = "post", "raw"
 MOST_MODULES = 16
 
 
+def parted(text: str) -> tuple[str, str | None]:
+    """The option `heads` as its draft head and its block drafter's folder, None without one."""
+    head, found, path = text.partition(DFLASH)
+    if not found or (head and not head.endswith(",")) or (path and path[0] != ":"):
+        return text, None
+    return head.removesuffix(",") or OFF, path[1:]
+
+
 def asked_head(text: str) -> tuple[str, str]:
     """What an option `heads` names: a head, and which rows it takes if it says so.
 
@@ -25,8 +33,8 @@ def asked_head(text: str) -> tuple[str, str]:
     known = name in (OFF, AUTO, MTP, MIMO) and (not colon or rows in (NORMED, RAW))
     if not known or (colon and name == OFF):
         hint = (
-            f"{OFF}, {AUTO}, {MTP}, {MIMO} or {DFLASH}:PATH; after the colon of a head {NORMED} or "
-            f"{RAW}, the rows it takes"
+            f"{OFF}, {AUTO}, {MTP}, {MIMO} or {DFLASH}:PATH, or a head,{DFLASH}:PATH; after the "
+            f"colon of a head {NORMED} or {RAW}, the rows it takes"
         )
         raise RequestError(f"there is no draft head {shown(text)}", where="heads", hint=hint)
     return name, rows

@@ -181,7 +181,8 @@ def trunk_logits(b: Builder, trunk: Graph, entry: str, x: Value, head: str = "")
     """
     known = {"hidden": x}
     for node in trunk.nodes:
-        if node.inputs and all(name in known for name in node.inputs):
+        keeps = node.name.startswith(f"trunk.{KEPT}")
+        if node.inputs and not keeps and all(name in known for name in node.inputs):
             (out,) = node.outputs
             name = out if out == "logits" else f"{entry}.{out}"
             inputs = [known[n] for n in node.inputs]

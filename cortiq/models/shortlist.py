@@ -8,7 +8,7 @@ drafted; the target verifies with all of its rows.
 from __future__ import annotations
 
 from cortiq.ir import Builder, Node, Program, Value
-from cortiq.ir.heads import BLOCK, SHORTLIST, DraftHead
+from cortiq.ir.heads import SHORTLIST, DraftHead
 from cortiq.ir.layers import Linear
 from cortiq.models.heads import resume
 from cortiq.models.weights import LazyParts
@@ -24,7 +24,7 @@ def with_shortlist(
     Block drafters score one row in all for each draft, and look at everything.
     """
     head = program.facts.get("draft_head")
-    if not isinstance(head, DraftHead) or head.style == BLOCK:
+    if not isinstance(head, DraftHead):
         return program, weights
     if not 0 < count < program.facts["vocab_size"]:
         return program, weights

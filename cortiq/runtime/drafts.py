@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cortiq.backend import Executable
 from cortiq.engine.drafters.kinds import (
     AUTO,
     OFF,
-    DrafterKind,
-    find_kind,
-    kind_for,
+    Named,
+    find_kinds,
     speculation,
 )
 from cortiq.engine.drafters.model import check_vocabularies
 from cortiq.engine.drafting import Speculation
 from cortiq.errors import RequestError
+from cortiq.models.head_names import DFLASH
 from cortiq.options import GenerateOptions
 from cortiq.plugins import default_plugins
 from cortiq.tokenizer.tokenizer import Tokenizer
@@ -49,9 +50,7 @@ class Drafts:
             return None
         key = options.draft, options.draft_depth
         if key not in self._made:
-            kind, argument = found
-            kind = kind_for(options.draft, kind, self)
-            self._made[key] = speculation(kind, argument, options.draft_depth, self)
+            self._made[key] = speculation(found, options.draft_depth, self)
         return self._made[key]
 
     def draft_model(self, name: str) -> Executable:
@@ -81,8 +80,8 @@ class Drafts:
         self._opened, self._made = {}, {}
 
 
-def drafter_of(options: GenerateOptions) -> tuple[DrafterKind, str] | None:
-    """The drafter that options name, and its argument; None for none. No model is needed.
+def drafter_of(options: GenerateOptions) -> Mapping[str, Named] | None:
+    """The drafters that options name, and their arguments; None for none. No model is needed.
 
     Raises
     ------
@@ -91,15 +90,21 @@ def drafter_of(options: GenerateOptions) -> tuple[DrafterKind, str] | None:
     if options.draft == OFF:
         _check_no_depth(options)
         return None
-    return find_kind(options.draft, default_plugins().drafters)
+    return find_kinds(options.draft, default_plugins().drafters)
 
 
 def heads_of(draft: str | None) -> str | None:
     """The draft head that a model must be loaded with to be drafted for like this, if any."""
-    if draft in (None, OFF, AUTO):
-        return AUTO if draft == AUTO else None
-    kind, argument = find_kind(str(draft), default_plugins().drafters)
-    return f"{kind.heads}:{argument}" if kind.heads and argument else kind.heads or None
+    if draft in (None, OFF):
+        return None
+    found = find_kinds(str(draft), default_plugins().drafters)
+    heads = {word: AUTO if word == AUTO else kind.heads for word, (kind, _) in found.items()}
+    needed = [
+        f"{name}:{found[word][1]}" if found[word][1] else name
+        for word, name in heads.items()
+        if name
+    ]
+    return ",".join(sorted(needed, key=lambda name: name.startswith(DFLASH))) or None
 
 
 def _check_no_depth(options: GenerateOptions) -> None:

@@ -14,6 +14,7 @@ from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.formats.fetch import resolve
 from cortiq.ir import Program
 from cortiq.models import load_program
+from cortiq.models.head_names import parted
 from cortiq.models.synthetic import PREFIX, open_synthetic
 from cortiq.numerics.layouts import Weight
 from cortiq.options import LoadOptions
@@ -96,13 +97,13 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
 
 def open_drafter(heads: str, progress: Progress | None = None) -> tuple[str, Any]:
     """The option `heads` without a block drafter, and that drafter's folder, opened."""
-    name, _, path = heads.partition(":")
-    if name != "dflash":
+    head, path = parted(heads)
+    if path is None:
         return heads, None
     if not path:
         raise RequestError("the folder of the block drafter is missing", where="heads",
                            hint="heads='dflash:PATH'")  # fmt: skip
-    return "off", open_checkpoint(resolve(path, progress=progress))
+    return head, open_checkpoint(resolve(path, progress=progress))
 
 
 def open_sidecar(checkpoint: Any, heads: str) -> Any:

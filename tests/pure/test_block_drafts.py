@@ -68,7 +68,7 @@ def test_a_block_is_the_formula_in_float64(drafter, executable, monkeypatch):
         kept = np.concatenate([values[n], np.zeros((6, 64))])
         shape = model.program.graphs["dflash"].values[f"recalled.{i}"].shape
         given[f"recalled.{i}"] = kept.reshape(-1, *shape)
-    mask = model.program.facts["draft_head"].mask_token
+    mask = model.program.facts["block_drafter"].mask_token
     tokens = [*IDS, *[mask] * 5]
     ours = evaluate(model.program, model.weights, tokens, ["logits"], "dflash", given)["logits"]
     assert np.abs(ours[-5:] - expected).max() < 1e-5 * np.abs(expected).max()
@@ -139,11 +139,11 @@ def test_what_was_loaded_and_what_is_asked_for_must_be_one(drafter):
         cortiq.load(
             "synthetic:tiny-llama", backend="cpu", threads=1, heads=f"dflash:{drafter[0]}"
         ) as model,
-        pytest.raises(RequestError, match="loaded with a block drafter"),
+        pytest.raises(RequestError, match="loaded without a draft head"),
     ):
         model.generate("text", draft="mtp")
     with (
         cortiq.load("synthetic:tiny-llama", backend="cpu", threads=1, heads="mtp") as model,
-        pytest.raises(RequestError, match="not with a block drafter"),
+        pytest.raises(RequestError, match="loaded without a block drafter"),
     ):
         model.generate("text", draft=f"dflash:{drafter[0]}")

@@ -11,7 +11,7 @@ from scripted import scripted_model
 
 import cortiq
 from cortiq.cli.generate import draft_lines
-from cortiq.engine.drafters.kinds import DrafterKind, find_kind, speculation
+from cortiq.engine.drafters.kinds import DrafterKind, find_kinds, speculation
 from cortiq.engine.drafters.scripted import ScriptedDrafter
 from cortiq.engine.drafting import FixedDepth, Speculation
 from cortiq.engine.engine import Engine
@@ -195,15 +195,15 @@ def test_walls_of_any_length_change_no_token(model, seed):
         for options in (GREEDY, SAMPLED):
             chosen = GenerateOptions(max_tokens=50, ignore_eos=True, **options)
             request = make_request(ids, chosen, model.program, ())
-            found = find_kind(draft)
+            found = find_kinds(draft)
             with Engine(model.executable, model.tokenizer, clock=clock) as engine:
-                drafted = speculation(*found, None, Drafts(model))
+                drafted = speculation(found, None, Drafts(model))
                 sequence = engine.submit(request, speculation=drafted, record=True)
                 engine.run()
             plain = model.generate(ids, max_tokens=50, ignore_eos=True, **options)
             assert tuple(sequence.output.token_ids) == plain.token_ids
             assert sequence.output.digest.hex() == plain.digest
-            policy = found[0].policies(None)(len(ids))
+            policy = found[draft][0].policies(None)(len(ids))
             for round_ in sequence.rounds:
                 if round_.room > 1 and round_.generated:  # not of the prompt's own step
                     assert policy.choose(round_.generated, round_.room) == round_.asked
@@ -215,7 +215,7 @@ def test_one_draft_model_serves_several_sequences(model):
     told = [{"max_tokens": n, "ignore_eos": True, "seed": n} for n in (5, 30, 24, 18)]
     prompts = [[3, 7, 9], [11, 12, 13, 14, 15], [1], [40, 2, 40, 2]]
     alone = [model.generate(p, **t).token_ids for p, t in zip(prompts, told, strict=True)]
-    drafted = speculation(*find_kind(f"model:{model.name}"), 3, Drafts(model))
+    drafted = speculation(find_kinds(f"model:{model.name}"), 3, Drafts(model))
     with Engine(model.executable, model.tokenizer) as engine:
         made = [
             engine.submit(
@@ -265,7 +265,8 @@ def test_a_plugin_s_drafter_is_found_by_its_name(tmp_path):
     file = tmp_path / "good.py"
     file.write_text(PLUGIN.format(returned="[DrafterKind('mine', 'a test', None, 'N')]"))
     found = load_plugins(entry_points=[], files=[file]).drafters
-    assert find_kind("mine:3", found) == (DrafterKind("mine", "a test", None, "N"), "3")
+    kind = DrafterKind("mine", "a test", None, "N")
+    assert find_kinds("mine:3", found) == {"mine:3": (kind, "3")}
 
 
 def test_stats_of_the_command_line_name_the_drafter(capsys):

@@ -16,9 +16,8 @@ from cortiq.backend import Draw, Named, Row, State, Want
 from cortiq.engine.drafters.heads import CHUNK_ROWS, OwnRows, draft_want, head_of
 from cortiq.engine.drafters.together import Feed, Steps
 from cortiq.engine.drafting import NOTHING, Draft, RowResult, Task
-from cortiq.errors import RequestError
 from cortiq.ir import Program
-from cortiq.ir.heads import BLOCK, RECALLED, DraftHead
+from cortiq.ir.heads import RECALLED, DraftHead
 from cortiq.numerics import sampling
 from cortiq.numerics.contract import F32
 
@@ -32,14 +31,7 @@ def block_head(program: Program) -> DraftHead:
     ------
     RequestError : it was compiled without one.
     """
-    head = head_of(program)
-    if head.style != BLOCK:
-        raise RequestError(
-            f"the model was loaded with a {head.style}, not with a block drafter",
-            where="draft",
-            hint="load it with heads='dflash:PATH'",
-        )
-    return head
+    return head_of(program, "block_drafter")
 
 
 def block_want(task: Task, ids: Sequence[int]) -> Want:

@@ -106,6 +106,11 @@ class WithExtra:
     policy: DepthPolicy
     extra: int = EXTRA
 
+    @property
+    def timing(self) -> bool:
+        """Whether plain tokens are to be timed now."""
+        return bool(getattr(self.policy, "timing", False))
+
     def choose(self, generated: int, room: int) -> int:
         """The chain's depth and the lookup's, cut to the room."""
         depth = self.policy.choose(generated, room)

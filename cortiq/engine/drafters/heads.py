@@ -31,21 +31,25 @@ CHUNK_ROWS = 256
 """Rows of a prompt that a module is fed at a time."""
 
 
-def head_of(program: Program) -> DraftHead:
-    """The draft head of a program.
+HINTS = {
+    "draft_head": "load it with heads='auto'; `cortiq inspect MODEL --heads auto` shows one",
+    "block_drafter": "load it with heads='dflash:PATH'",
+}
+"""How a model is loaded with what a fact of its program tells of."""
+
+
+def head_of(program: Program, fact: str = "draft_head") -> DraftHead:
+    """The draft head of a program, or its block drafter.
 
     Raises
     ------
     RequestError : it was compiled without one.
     """
-    head = program.facts.get("draft_head")
+    head = program.facts.get(fact)
     if isinstance(head, DraftHead):
         return head
-    raise RequestError(
-        "the model was loaded without a draft head",
-        where="draft",
-        hint="load it with heads='auto'; `cortiq inspect MODEL --heads auto` shows one",
-    )
+    what = fact.replace("_", " ")
+    raise RequestError(f"the model was loaded without a {what}", where="draft", hint=HINTS[fact])
 
 
 def final_rows(ids: int, fed: int, depth: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from cortiq.backend import Executable
@@ -13,10 +13,11 @@ from cortiq.engine.drafters.heads import HeadDrafter, head_of
 from cortiq.engine.drafters.lookup import LIMITS as LOOKUP_LIMITS
 from cortiq.engine.drafters.lookup import LookupDrafter
 from cortiq.engine.drafters.model import ModelDrafter
+from cortiq.engine.drafters.turns import in_turns
 from cortiq.engine.drafting import DepthPolicy, Drafter, FixedDepth, Speculation
 from cortiq.engine.policy.adaptive import Learning, Limits
 from cortiq.errors import RequestError, shown
-from cortiq.ir.heads import BLOCK, STACK
+from cortiq.ir.heads import STACK
 
 OFF, AUTO = "off", "auto"
 RESERVED = frozenset({OFF, AUTO})
@@ -65,11 +66,16 @@ class DrafterKind:
     extra: int = 0
     heads: str = ""
 
-    def policies(self, depth: int | None) -> Policies:
-        """Makes the policy of each sequence: always this depth, or one that learns and rests."""
+    def policies(self, depth: int | None, among: int = 1) -> Policies:
+        """Makes the policy of each sequence: always this depth, or one that learns and rests.
+
+        Parameters
+        ----------
+        among : drafters that share what tries may cost.
+        """
         if depth is not None:
             return lambda prompt_tokens: FixedDepth(depth)
-        learning = Learning(self.limits)
+        learning = Learning(replace(self.limits, afforded=self.limits.afforded / among))
         if not self.extra:
             return learning
         return lambda prompt_tokens: WithExtra(learning(prompt_tokens), self.extra)
@@ -85,9 +91,6 @@ def _model(target: Target, argument: str) -> Drafter:
 
 def _head(target: Target, argument: str) -> Drafter:
     head = head_of(target.executable.program)  # says now that there is none
-    if head.style == BLOCK:
-        raise RequestError("the model was loaded with a block drafter", where="draft",
-                           hint="draft with dflash:PATH, or load it with heads='mtp'")  # fmt: skip
     return CombinedDrafter(HeadDrafter("mimo" if head.style == STACK else "mtp"))
 
 
@@ -117,8 +120,12 @@ DFLASH = DrafterKind(
 OWN: Mapping[str, DrafterKind] = {k.name: k for k in (LOOKUP, MODEL, MTP, MIMO, DFLASH)}
 
 
-def find_kind(draft: str, others: Sequence[DrafterKind] = ()) -> tuple[DrafterKind, str]:
-    """The kind that a `--draft` other than `off` names, and its argument.
+Named = tuple[DrafterKind, str]
+"""A kind, and its argument."""
+
+
+def find_kinds(draft: str, others: Sequence[DrafterKind] = ()) -> dict[str, Named]:
+    """The kinds that a `--draft` other than `off` names, each by the words that name it.
 
     Parameters
     ----------
@@ -128,8 +135,18 @@ def find_kind(draft: str, others: Sequence[DrafterKind] = ()) -> tuple[DrafterKi
     ------
     RequestError : there is no such kind, or it takes an argument that is missing, or none.
     """
-    name, colon, argument = draft.partition(":")
     kinds = {**OWN, **{kind.name: kind for kind in others}}
+    words = list[str]()
+    for piece in draft.split(","):
+        if words and piece.partition(":")[0] not in {AUTO, *kinds}:
+            words[-1] += f",{piece}"  # of a path
+        else:
+            words.append(piece)
+    return {word: _find_kind(word, kinds) for word in words}
+
+
+def _find_kind(draft: str, kinds: Mapping[str, DrafterKind]) -> Named:
+    name, colon, argument = draft.partition(":")
     kind = LOOKUP if draft == AUTO else kinds.get(name)
     if kind is None:
         raise RequestError(
@@ -146,12 +163,18 @@ def find_kind(draft: str, others: Sequence[DrafterKind] = ()) -> tuple[DrafterKi
     return kind, argument
 
 
-def kind_for(draft: str, kind: DrafterKind, target: Target) -> DrafterKind:
-    """The kind; for `auto` that of the model's draft head, where it was loaded with one."""
-    head = target.executable.program.facts.get("draft_head")
-    if draft != AUTO or head is None:
-        return kind
-    return {STACK: MIMO, BLOCK: DFLASH}.get(head.style, MTP)
+def kinds_for(found: Mapping[str, Named], target: Target) -> list[Named]:
+    """The kinds; for `auto` those of the model's draft head and block drafter, where it was loaded
+    with them.
+    """
+    facts = target.executable.program.facts
+    own = [({STACK: MIMO}.get(facts["draft_head"].style, MTP), "")] if "draft_head" in facts else []
+    own += [(DFLASH, "")] if "block_drafter" in facts else []
+    chosen = list[Named]()
+    for word, kind in found.items():
+        wanted = own if word == AUTO and own else [kind]
+        chosen += [one for one in wanted if one[0] not in (known for known, _ in chosen)]
+    return chosen
 
 
 def usage(kind: DrafterKind) -> str:
@@ -159,6 +182,12 @@ def usage(kind: DrafterKind) -> str:
     return f"{kind.name}:{kind.argument}" if kind.argument else kind.name
 
 
-def speculation(kind: DrafterKind, argument: str, depth: int | None, target: Target) -> Speculation:
-    """How sequences of a model are drafted for."""
-    return Speculation(kind.make(target, argument), kind.policies(depth))
+def speculation(found: Mapping[str, Named], depth: int | None, target: Target) -> Speculation:
+    """How sequences of a model are drafted for; by several kinds in turns."""
+    several = kinds_for(found, target)
+    return in_turns(
+        [
+            Speculation(kind.make(target, argument), kind.policies(depth, len(several)))
+            for kind, argument in several
+        ]
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from cortiq.engine.drafting import Round
 from cortiq.engine.policy.account import Account
 from cortiq.engine.policy.depth import HOLD_PRIOR, Hold, depth_by_walls
-from cortiq.engine.policy.trial import AFFORDED, Decided, Monitor, Trial, Trying
+from cortiq.engine.policy.trial import AFFORDED, Decided, Monitor, Timing, Trial, Trying
 
 MORE, LESS = 0.75, 0.4
 """Shares of a round's drafts that hold above which depth grows, below which it shrinks."""
@@ -54,6 +54,12 @@ def company(sequences: int) -> int:
     return (sequences - 1).bit_length()
 
 
+def undisturbed(round_: Round, deepest: int = 7) -> bool:
+    """Whether a round's wall is that of tokens and drafts, and not of some prompt's rows."""
+    others = round_.rows - 1 - round_.proposed
+    return others <= (round_.sequences - 1) * (1 + deepest)
+
+
 class AdaptiveDepth:
     """Depth for one sequence (`drafting.DepthPolicy`), from accounts and the rounds it is told.
 
@@ -92,6 +98,11 @@ class AdaptiveDepth:
         self.depth = self.limits.start
         self._share, self._dwell = SHARE_START, 0
         self._rounds, self._timed_at = 0, dict[int, int]()
+
+    @property
+    def timing(self) -> bool:
+        """Whether plain tokens are to be timed now."""
+        return isinstance(self.trial.state, Timing)
 
     def choose(self, generated: int, room: int) -> int:
         """Depth of the next round, 0 for a plain token."""
@@ -135,11 +146,6 @@ class AdaptiveDepth:
         state = self.trial.state if resting else Trying()
         self.trial = replace(self.trial, state=state, monitor=Monitor(enough=self.limits.enough))
 
-    def _timed(self, round_: Round) -> bool:
-        """Whether its wall is that of tokens and drafts, and not of some prompt's rows."""
-        others = round_.rows - 1 - round_.proposed
-        return others <= (round_.sequences - 1) * (1 + self.limits.deepest)
-
     def _wall(self, round_: Round) -> float:
         """The time of a round if nobody else had drafted: drafted rows are taken to cost alike."""
         plain, drafted = self.account.plain_seconds, round_.rows - round_.sequences
@@ -162,7 +168,7 @@ class AdaptiveDepth:
         produced = (others + round_.emitted) / round_.sequences
         trial = self.trial.knowing(self.account.plain_seconds)
         generated = round_.generated + round_.emitted
-        if self._timed(round_):
+        if undisturbed(round_, self.limits.deepest):
             own = not others or self.account.plain_seconds > 0
             self.trial = trial.after_round(generated, self._wall(round_), produced, own)
         if not round_.shortened:
@@ -174,7 +180,7 @@ class AdaptiveDepth:
         if not own:
             return
         self.account = self.account.after_drafts(own, held)
-        if not round_.extended and self._timed(round_):
+        if not round_.extended and undisturbed(round_, self.limits.deepest):
             self.account = self.account.after_round(own, self._wall(round_))
             self._forget_stale(own)
         self._move(own, held, others)

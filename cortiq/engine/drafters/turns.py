@@ -1,0 +1,70 @@
+"""Several drafters for one text, in turns: `--draft mtp,dflash:PATH`.
+
+Each has an entry or a model of its own. One that has no turn computes nothing and catches up with
+the text when it has one again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cortiq.backend import Want
+from cortiq.engine.drafters.together import Steps, Stepwise, steps_of
+from cortiq.engine.drafting import Draft, Drafter, Drafting, RowResult, Speculation, Task
+from cortiq.engine.policy.turns import TakingTurns, Turning
+
+
+class TurnsDrafting(Stepwise):
+    """One sequence of several drafters; its policy knows whose turn it is."""
+
+    def __init__(
+        self, names: Sequence[str], draftings: Sequence[Drafting], policy: TakingTurns
+    ) -> None:
+        self.names, self.draftings, self.policy = names, draftings, policy
+        wants = dict.fromkeys(want for drafting in draftings for want in drafting.wants)
+        self.wants: tuple[Want, ...] = tuple(wants)
+
+    def steps(self, ids: Sequence[int], count: int) -> Steps[Draft]:
+        """A draft of whoever has the turn."""
+        at = self.policy.turns.at
+        draft = yield from steps_of(self.draftings[at], ids, count)
+        return replace(draft, drafter=self.names[at])
+
+    def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
+        """Tell whoever has the turn, and those who asked for more than ids."""
+        for at, drafting in enumerate(self.draftings):
+            if at == self.policy.turns.at or drafting.wants:
+                drafting.observe(position, rows, ids)
+
+    def close(self) -> None:
+        """Close them all."""
+        for drafting in self.draftings:
+            drafting.close()
+
+
+@dataclass(frozen=True)
+class TurnsDrafter:
+    """Several drafters; a sequence's policy is a `TakingTurns` over theirs."""
+
+    drafters: tuple[Drafter, ...]
+
+    @property
+    def name(self) -> str:
+        """All names."""
+        return ",".join(drafter.name for drafter in self.drafters)
+
+    def open(self, task: Task) -> TurnsDrafting:
+        """Begin on a sequence."""
+        policy = task.policy
+        assert isinstance(policy, TakingTurns)
+        names = [drafter.name for drafter in self.drafters]
+        return TurnsDrafting(names, [drafter.open(task) for drafter in self.drafters], policy)
+
+
+def in_turns(ways: Sequence[Speculation]) -> Speculation:
+    """One way to draft of several; of one, that one."""
+    if len(ways) == 1:
+        return ways[0]
+    drafter = TurnsDrafter(tuple(way.drafter for way in ways))
+    return Speculation(drafter, Turning([way.policy for way in ways]))

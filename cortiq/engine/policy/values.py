@@ -1,0 +1,80 @@
+"""What a round of one drafter would have brought beside a round of another, for recorded texts.
+
+Each side chooses its depth by how its own drafts held so far and has its own account of lookups,
+as in drafting; prices are given, in plain tokens. So two drafters can be compared on the same text
+without running either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cortiq.engine.drafters.ngrams import common_prefix, lookup_continuation
+from cortiq.engine.policy.depth import HOLD_PRIOR, Hold, hold_after, planned_depth
+from cortiq.engine.policy.gain import Gain
+
+REAL = 3
+"""Committed ids that a lookup behind drafts must agree with besides the drafts."""
+
+
+class Value(NamedTuple):
+    """What a round brings and takes, in tokens and plain tokens."""
+
+    tokens: int
+    cost: float
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a round could begin.
+
+    Attributes
+    ----------
+    ids : committed so far. after : what truly follows.
+    drafts : what the drafter says, at its deepest.
+    """
+
+    ids: Sequence[int]
+    after: Sequence[int]
+    drafts: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What rounds of a drafter cost, in plain tokens.
+
+    Attributes
+    ----------
+    cost : of verifying 1, 2, … drafts. draft, step : of drafting, once a round and once a draft.
+    hold : how drafts are taken to hold before any were seen.
+    """
+
+    cost: Sequence[float]
+    draft: float = 0.0
+    step: float = 0.0
+    hold: Hold = field(default=HOLD_PRIOR)
+
+    def round(self, depth: int, drafts: int) -> float:
+        """A round of `depth` own drafts, `drafts` with those that were looked up."""
+        at = max(1, min(drafts, len(self.cost)))
+        return self.cost[at - 1] + self.draft + self.step * depth
+
+
+def round_values(starts: Iterable[Start], prices: Prices) -> Iterator[Value]:
+    """The value of a round at each start, in order: what was learnt at one is known at the next."""
+    hold, gain, most = prices.hold, Gain(), len(prices.cost)
+    for start in starts:
+        depth, _ = planned_depth(prices.cost, hold, prices.draft, prices.step)
+        own = list(start.drafts[: max(1, min(depth, len(start.drafts)))])
+        depth, more = len(own), list[int]()
+        if gain.rest and depth < most:
+            gain = gain.rested()
+        elif depth < most:
+            more += lookup_continuation([*start.ids, *own], depth + REAL, most - depth)
+        kept = common_prefix([*own, *more], start.after)
+        if more:
+            gain = gain.after(depth + len(more), len(more), kept)
+        hold = hold_after(hold, depth, min(kept, depth))
+        yield Value(1 + kept, prices.round(depth, depth + len(more)))
