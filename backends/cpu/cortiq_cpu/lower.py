@@ -7,10 +7,10 @@ step. Reshapes are no steps: a value and its reshaped form share a buffer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cortiq.backend.plan import needed
 from cortiq.ir import Graph, Node, Type, ops
 
 TAIL = "@tail"
@@ -82,26 +82,16 @@ class Lowered:
         return name
 
 
-def needed(graph: Graph, wanted: Iterable[str]) -> set[str]:
-    """Names of the nodes that the wanted values, or any write of state, depend on."""
-    values, names = set(wanted), set()
-    for node in reversed(graph.nodes):
-        if getattr(node.op, "writes_slots", False) or values.intersection(node.outputs):
-            names.add(node.name)
-            values.update(node.inputs)
-    return names
-
-
 def always_known(graph: Graph) -> frozenset[str]:
     """Values that every row has, whatever it wants: inputs, and what state depends on."""
-    names = needed(graph, ())
+    names = needed(graph.nodes)
     values = {output for node in graph.nodes if node.name in names for output in node.outputs}
     return frozenset(values | set(graph.inputs))
 
 
 def lower(graph: Graph, wanted: frozenset[str]) -> Lowered:
     """Steps for rows that want these values."""
-    always, chosen = always_known(graph), needed(graph, wanted)
+    always, chosen = always_known(graph), needed(graph.nodes, wanted)
     nodes = [node for node in graph.nodes if node.name in chosen]
     aliases = {n.outputs[0]: n.inputs[0] for n in nodes if isinstance(n.op, ops.Reshape)}
     types = dict(graph.values)

@@ -12,6 +12,7 @@ import numpy as np
 
 from cortiq.backend import Row, Want
 from cortiq.backend.admission import last_keys_of, value_of
+from cortiq.backend.plan import needed
 from cortiq.ir import Graph, ops
 from cortiq_cpu.angles import Angles
 from cortiq_cpu.arena import Arena, Places, assign
@@ -19,7 +20,7 @@ from cortiq_cpu.bind import ops_of
 from cortiq_cpu.binder import Binder, row_bytes
 from cortiq_cpu.costs import label_of
 from cortiq_cpu.fuse import Fuser
-from cortiq_cpu.lower import Admit, Gather, Lowered, Step, always_known, lower, needed
+from cortiq_cpu.lower import Admit, Gather, Lowered, Step, always_known, lower
 from cortiq_cpu.native import Op, Pool, library, op_list
 from cortiq_cpu.profile import Label, moving
 from cortiq_cpu.rows import RowSet
@@ -135,7 +136,7 @@ class Plan:
 
     def _needs(self, wants: tuple[Want, ...]) -> frozenset[str]:
         """Names of the nodes that a row with these wants depends on."""
-        return frozenset(needed(self.graph, {value_of(want) for want in wants}))
+        return frozenset(needed(self.graph.nodes, {value_of(want) for want in wants}))
 
     def compiled(self, request: Request) -> Compiled:
         """The op lists of a request."""
