@@ -14,19 +14,17 @@ import numpy as np
 
 from cortiq.numerics.digest import INDEX_KEY, LANE_KEYS, MIX_MULTIPLIERS
 from cortiq.numerics.philox import KEY_INCREMENTS, MULTIPLIERS
-from stacks.base import ELEMENTWISE, MATMULS, Array, NotHereError, Stack
+from stacks.base import MATMULS, Array, NotHereError, Stack
 
 os.environ["MLX_ENABLE_TF32"] = "0"
 try:
     import mlx.core as mx
 
+    from cortiq_mlx.arithmetic import LARGEST, SMALLEST, exp2_int, magnitude_bits
     from stacks import mlx_products as products
-    from stacks import mlx_scalar as scalar
-    from stacks.mlx_scalar import exp2_int, magnitude_bits, snapped
+    from stacks.mlx_scalar import FUNCTIONS, snapped
 except ImportError as missing:
     raise NotHereError(str(missing)) from missing
-
-SMALLEST_BITS, LARGEST_BITS = (127 - 40) << 23, (127 + 50) << 23
 
 
 def upload(array: Array) -> mx.array:
@@ -53,16 +51,16 @@ def on_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
 def snap(x: mx.array) -> tuple[mx.array, mx.array]:
     """Canonical rows and a fault flag each."""
     size = magnitude_bits(x)
-    fault = size >= LARGEST_BITS
-    keep = mx.logical_and(size >= SMALLEST_BITS, mx.logical_not(fault))
+    fault = size >= LARGEST
+    keep = mx.logical_and(size >= SMALLEST, mx.logical_not(fault))
     return mx.where(keep, x, 0.0), fault.any(axis=1)
 
 
 def quantise_rows(x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     """Rows to two int8 planes and an exponent."""
     largest = magnitude_bits(x).max(axis=1)
-    empty = largest < SMALLEST_BITS
-    e = ((mx.maximum(largest, SMALLEST_BITS) + 0x20000) >> 23) - 141
+    empty = largest < SMALLEST
+    e = ((mx.maximum(largest, SMALLEST) + 0x20000) >> 23) - 141
     q = mx.round(x * exp2_int(-e)[:, None]).astype(mx.int32)
     q = mx.where(empty[:, None], 0, q)
     high = (q + 128) >> 8
@@ -151,7 +149,7 @@ def digest(x: mx.array) -> mx.array:
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    **{name: on_arrays(getattr(scalar, name)) for name in ELEMENTWISE},
+    **{name: on_arrays(function) for name, function in FUNCTIONS.items()},
     "snap": on_arrays(snap),
     "quantise_rows": on_arrays(quantise_rows),
     "canonical_sum": on_arrays(canonical_sum),

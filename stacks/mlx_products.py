@@ -8,15 +8,9 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from stacks.mlx_scalar import (
-    exp2_int,
-    exp2g,
-    round_int32,
-    round_three_planes,
-    round_two_planes,
-    snapped,
-    tanh,
-)
+from cortiq_mlx.arithmetic import exp2_int, tanh
+from cortiq_mlx.exact import portable_int32, portable_three_planes, portable_two_planes
+from stacks.mlx_scalar import exp2g, snapped
 
 SLICE = 1024
 NONE = -(1 << 20)
@@ -37,7 +31,7 @@ def dot_planes(a: tuple[mx.array, mx.array], b: tuple[mx.array, mx.array]) -> mx
     """RN of the integer matmul of (high, low) planes by (high, low) planes."""
     (ah, al), (bh, bl) = a, b
     middle = int_matmul(ah, bl) + int_matmul(al, bh)
-    return round_three_planes(int_matmul(ah, bh), middle, int_matmul(al, bl))
+    return portable_three_planes(int_matmul(ah, bh), middle, int_matmul(al, bl))
 
 
 def block_term(
@@ -48,14 +42,14 @@ def block_term(
     if len(codes) == 2:
         dot = dot_planes((high, low), (codes[0].T, codes[1].T))
     else:
-        dot = round_two_planes(int_matmul(high, codes[0].T), int_matmul(low, codes[0].T))
+        dot = portable_two_planes(int_matmul(high, codes[0].T), int_matmul(low, codes[0].T))
     term = dot * scale
     if offsets is None or minimum is None:
         return term
     q = high.astype(mx.int32) * 256 + low.astype(mx.int32)
     sums = q.reshape(len(q), -1, sub).sum(axis=2)
     j = (sums[:, None, :] * offsets[None]).sum(axis=2)
-    return term + round_int32(j) * minimum
+    return term + portable_int32(j) * minimum
 
 
 def matmul(
@@ -134,7 +128,7 @@ def tile_states(
     w = mx.round(fraction * delta(14 + epsilon - E)).astype(mx.int32)
     values = dot_planes(split(mx.where(seen, w, 0)), (v[0][0], v[0][1]))
     some = K > NONE
-    mass_state = mx.where(some, round_int32(L), 0.0), mx.where(some, K, NONE)
+    mass_state = mx.where(some, portable_int32(L), 0.0), mx.where(some, K, NONE)
     return mass_state, (mx.where(some, values, 0.0), mx.where(some, E, NONE))
 
 

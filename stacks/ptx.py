@@ -73,7 +73,7 @@ def elementwise() -> Iterator[Specimen]:
     for name, count in ELEMENTWISE.items():
         kind = "i32" if name in OF_INTEGERS else "fp32"
         arguments = f"a:*{kind} b:*{kind} c:*{kind} out:*fp32 n:i32"
-        constants = {"FUNCTION": getattr(triton_scalar, name), "BLOCK": 1024}
+        constants = {"FUNCTION": triton_scalar.function(name), "BLOCK": 1024}
         yield Specimen(name, maps[count], arguments, constants)
 
 

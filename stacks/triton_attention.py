@@ -5,8 +5,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stacks.triton_rows import split_planes
-from stacks.triton_scalar import Tensor, exp2_int, exp2g, rint, round_three_planes, snapped, tanh
+from cortiq_triton.language import Tensor
+from cortiq_triton.scalar import (
+    exp2_int,
+    exp2g,
+    rint,
+    round_three_planes,
+    snapped,
+    split_planes,
+    tanh,
+)
 
 NONE = tl.constexpr(-(1 << 20))
 """Exponent of an empty state, below every real one."""

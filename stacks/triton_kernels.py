@@ -155,7 +155,7 @@ def attention(
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    **{name: partial(elementwise, getattr(scalar, name)) for name in ELEMENTWISE},
+    **{name: partial(elementwise, scalar.function(name)) for name in ELEMENTWISE},
     "snap": snap,
     "quantise_rows": quantise_rows,
     "canonical_sum": canonical_sum,

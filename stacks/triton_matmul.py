@@ -5,7 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stacks.triton_scalar import Tensor, exp2_int, round_three_planes, round_two_planes, snapped
+from cortiq_triton.language import Tensor
+from cortiq_triton.scalar import exp2_int, round_three_planes, round_two_planes, snapped
 
 
 @triton.jit

@@ -10,16 +10,16 @@ import triton.language as tl
 
 from cortiq.numerics.digest import INDEX_KEY, LANE_KEYS, MIX_MULTIPLIERS
 from cortiq.numerics.philox import KEY_INCREMENTS, MULTIPLIERS
-from stacks.triton_scalar import SMALLEST, Tensor, exp2_int, rint, snapped
-
-SMALLEST_BITS = tl.constexpr((127 - 40) << 23)
-LARGEST_BITS = tl.constexpr((127 + 50) << 23)
-
-
-def signed(word: int) -> int:
-    """A 32-bit word as the int32 of the same bits."""
-    return word - (1 << 32) if word >> 31 else word
-
+from cortiq_triton.language import Tensor, signed
+from cortiq_triton.scalar import (
+    SMALLEST_BITS,
+    exp2_int,
+    magnitude_bits,
+    outside,
+    rint,
+    snapped,
+    split_planes,
+)
 
 M0, M1 = map(tl.constexpr, MULTIPLIERS)
 K0, K1 = map(tl.constexpr, KEY_INCREMENTS)
@@ -29,27 +29,12 @@ INDEX = tl.constexpr(signed(INDEX_KEY))
 
 
 @triton.jit
-def magnitude_bits(x: Tensor) -> Tensor:
-    """Bits of |x| as int32."""
-    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-
-
-@triton.jit
 def snap_rows(x: Tensor, out: Tensor, faults: Tensor, n: Tensor, WIDTH: tl.constexpr) -> None:
     """Canonical rows, and one fault flag a row."""
     row, i = tl.program_id(0), tl.arange(0, WIDTH)
     value = tl.load(x + row * n + i, mask=i < n, other=0.0)
-    fault = magnitude_bits(value) >= LARGEST_BITS
-    keep = (tl.abs(value) >= SMALLEST) & (fault == 0)
-    tl.store(out + row * n + i, tl.where(keep, value, 0.0), mask=i < n)
-    tl.store(faults + row, tl.max(fault.to(tl.int32), 0))
-
-
-@triton.jit
-def split_planes(q: Tensor) -> tuple[Tensor, Tensor]:
-    """An integer as two int8 planes, q = 256·high + low."""
-    high = (q + 128) >> 8
-    return high.to(tl.int8), (q - (high << 8)).to(tl.int8)
+    tl.store(out + row * n + i, snapped(value), mask=i < n)
+    tl.store(faults + row, tl.max(outside(value).to(tl.int32), 0))
 
 
 @triton.jit

@@ -1,4 +1,7 @@
-"""Runs a WGSL kernel once: compose the source, upload, dispatch, read back."""
+"""Runs a WGSL kernel once: compose the source, upload, dispatch, read back.
+
+The contract's constants and scalar functions are those of the wgpu backend.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from typing import Any
 import numpy as np
 import wgpu
 
-from cortiq.numerics import scalar
+from cortiq_wgpu.source import constants
+from cortiq_wgpu.source import source as of_backend
 from stacks.base import Array
 
 WIDEST = 32768
@@ -23,29 +27,6 @@ WIDEST = 32768
 def source(name: str) -> str:
     """The text of wgsl/NAME.wgsl."""
     return (files("stacks") / "wgsl" / f"{name}.wgsl").read_text("utf-8")
-
-
-def literal(value: np.float32) -> str:
-    """A float32 constant as its bit pattern, so that no decimal parser rounds it."""
-    return f"from_bits({np.float32(value).view(np.uint32):#010x}u)"
-
-
-def polynomial(name: str, coefficients: tuple[np.float32, ...]) -> str:
-    """Horner's rule for the coefficients, highest power first."""
-    first, *others = map(literal, coefficients)
-    steps = "\n".join(f"  y = add(multiply(y, x), {c});" for c in others)
-    return f"fn {name}(x: f32) -> f32 {{\n  var y = {first};\n{steps}\n  return y;\n}}"
-
-
-@cache
-def constants() -> str:
-    """The contract's constants and polynomials as WGSL functions."""
-    names = ("LOG2_E", "LN2_HIGH", "LN2_LOW", "GELU_SCALE", "GELU_CUBIC")
-    lines = [f"fn {n}() -> f32 {{ return {literal(getattr(scalar, n))}; }}" for n in names]
-    for name in ("exp", "exp2", "tanh", "log"):
-        table = getattr(scalar, f"{name.upper()}_POLYNOMIAL")
-        lines.append(polynomial(f"{name}_polynomial", table))
-    return "\n".join(lines)
 
 
 def words(array: Array) -> Array:
@@ -116,7 +97,8 @@ class Device:
         poison = [np.full(math.prod(shape), 77, np.uint32) for shape, _ in outputs.values()]
         buffers = [self.buffer(a) for a in (p, *inputs.values(), *poison)]
         kinds = ("read-only-storage",) * (1 + len(inputs)) + ("storage",) * len(outputs)
-        text = declarations(("p", *inputs), tuple(outputs)) + source("prelude") + constants() + body
+        functions = source("prelude") + constants() + of_backend("scalar")
+        text = declarations(("p", *inputs), tuple(outputs)) + functions + body
         pipeline, layout = self.pipeline(text, kinds)
         bound = [{"binding": i, "resource": {"buffer": b}} for i, b in enumerate(buffers)]
         encoder = self.device.create_command_encoder()

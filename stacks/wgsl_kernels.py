@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.numerics.digest import INDEX_KEY, LANE_KEYS, MIX_MULTIPLIERS
-from cortiq.numerics.philox import KEY_INCREMENTS, MULTIPLIERS
 from stacks.base import MATMULS, Array, NotHereError, Stack
 
 try:
@@ -58,7 +56,7 @@ def elementwise(device: Device, expression: str, *arrays: Array) -> Array:
     """Map an expression over flat arrays to float32."""
     n = arrays[0].size
     inputs = dict(zip("abc", arrays, strict=False))
-    body = source("scalar") + MAP.format(expression=expression)
+    body = MAP.format(expression=expression)
     (out,) = device.dispatch(body, (n,), inputs, {"out": (arrays[0].shape, F32)}, -(-n // 256))
     return out
 
@@ -111,26 +109,18 @@ def rope(device: Device, x: Array, cos: Array, sin: Array, *, half: bool) -> Arr
     return out
 
 
-def words(**values: int) -> str:
-    """Constants of 32 bits."""
-    return "".join(f"const {name} = {value:#x}u;\n" for name, value in values.items())
-
-
 def philox(device: Device, counters: Array, keys: Array) -> Array:
     """Four random words for each counter [n, 4] and key [n, 2]."""
-    (m0, m1), (k0, k1) = MULTIPLIERS, KEY_INCREMENTS
-    body = words(M0=m0, M1=m1, K0=k0, K1=k1) + source("philox")
     inputs, outputs = {"counters": counters, "keys": keys}, {"out": (counters.shape, np.uint32)}
-    (out,) = device.dispatch(body, (len(keys),), inputs, outputs, -(-len(keys) // 256))
+    groups = -(-len(keys) // 256)
+    (out,) = device.dispatch(source("philox"), (len(keys),), inputs, outputs, groups)
     return out
 
 
 def digest(device: Device, x: Array) -> Array:
     """The digest of x [n]: four words."""
-    lanes = {f"LANE{i}": key for i, key in enumerate(LANE_KEYS)}
-    first, second = MIX_MULTIPLIERS
-    body = words(INDEX_KEY=INDEX_KEY, MIX0=first, MIX1=second, **lanes) + source("digest")
-    (out,) = device.dispatch(body, (x.size,), {"x": x}, {"out": ((4,), np.uint32)}, 1)
+    outputs = {"out": ((4,), np.uint32)}
+    (out,) = device.dispatch(source("digest"), (x.size,), {"x": x}, outputs, 1)
     return out
 
 

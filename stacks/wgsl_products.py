@@ -56,6 +56,6 @@ def attention(
         "sink": sink,
     }
     parameters = (t, h, s, g, dk // 4, dv // 4, window, int(sink.size > 0), *factors)
-    body = source("scalar") + source("attention")
-    (out,) = device.dispatch(body, parameters, inputs, {"out": ((t, h, dv), F32)}, t * h)
+    outputs = {"out": ((t, h, dv), F32)}
+    (out,) = device.dispatch(source("attention"), parameters, inputs, outputs, t * h)
     return out
