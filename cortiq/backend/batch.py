@@ -167,4 +167,3 @@ class Ticket(Protocol):
 
     def result(self) -> BatchResult:
         """Wait for the batch and return what it brought."""
-        ...

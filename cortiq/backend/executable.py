@@ -46,7 +46,6 @@ class Compiled(Protocol):
     @property
     def graph(self) -> Graph:
         """The graph, whose values and inputs rows may name."""
-        ...
 
 
 class HeldState(State, Protocol):
@@ -63,19 +62,15 @@ class HeldState(State, Protocol):
 
     def grow(self, rows: int) -> bool:
         """Make room for this many rows in every slot: in all of them, or in none."""
-        ...
 
     def load(self, exported: ExportedState) -> None:
         """Become an exported sequence, which `check_exported` has let pass."""
-        ...
 
     def clear(self) -> None:
         """Empty the sequence."""
-        ...
 
     def advance(self, entry: str, tokens: list[int]) -> None:
         """Count rows that the slots now hold."""
-        ...
 
 
 S = TypeVar("S", bound=HeldState)

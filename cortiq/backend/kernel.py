@@ -38,14 +38,6 @@ GivenKernels = Mapping[type[Op], Kernel]
 NO_KERNELS: GivenKernels = MappingProxyType({})
 
 
-def joint_owner(owners: set[str], mixed: str) -> str:
-    """What `placement` says of a node whose parts these compute; `mixed` if backends share it."""
-    if len(owners) == 1:
-        return next(iter(owners))
-    given = any("/" in owner for owner in owners)
-    return "+".join(sorted(owners)) if given else mixed
-
-
 class TakesKernels:
     """Mixin of a backend that lets others replace its kernels.
 

@@ -85,12 +85,10 @@ class Executable(Protocol):
     @property
     def program(self) -> Program:
         """The program it was compiled from."""
-        ...
 
     @property
     def placement(self) -> Mapping[str, str]:
         """Which backend computes each node that was not decomposed further, by node name."""
-        ...
 
     @property
     def windows(self) -> Mapping[str, int]:
@@ -98,7 +96,6 @@ class Executable(Protocol):
 
         An executable that does not say keeps all rows.
         """
-        ...
 
     @property
     def asynchronous(self) -> bool:
@@ -108,31 +105,24 @@ class Executable(Protocol):
         device never waits for the host. Where `forward` computes at once that would only hold
         every token back by one step. An executable that does not say is taken as synchronous.
         """
-        ...
 
     def open(self, limit: int) -> State:
         """A new, empty sequence of at most `limit` positions."""
-        ...
 
     def import_(self, exported: ExportedState, limit: int) -> State:
         """A sequence that continues an exported one, once `check_exported` has let it pass."""
-        ...
 
     def forward(self, batch: Batch) -> Ticket:
         """Compute a batch: prefill chunk, decode step, verify, scoring and inspection alike."""
-        ...
 
     def state_bytes(self, rows: int) -> int:
         """Memory one sequence of this many rows takes."""
-        ...
 
     def free_bytes(self) -> int:
         """Memory left for sequences."""
-        ...
 
     def close(self) -> None:
         """Release weights and sequences."""
-        ...
 
 
 @runtime_checkable
@@ -152,17 +142,14 @@ class Backend(Protocol):
 
     def devices(self) -> Sequence[Device]:
         """Devices found; raises `BackendError` that says why when there are none."""
-        ...
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
         """Whether it executes this node: a layer as a whole, or a primitive.
 
         A declined layer is decomposed and asked again; a declined primitive goes to the reference.
         """
-        ...
 
     def compile(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
     ) -> Executable:
         """Make the program executable; every node of it was supported."""
-        ...

@@ -168,15 +168,12 @@ class State(Protocol):
     @property
     def limit(self) -> int:
         """Positions it may ever hold."""
-        ...
 
     def length(self, entry: str = "trunk") -> int:
         """Rows that the entry graph has seen."""
-        ...
 
     def reserve(self, rows: int) -> bool:
         """Make sure that `rows` more trunk rows fit in memory; all or nothing."""
-        ...
 
     def rewind(self, length: int, entry: str = "trunk") -> int:
         """Forget the rows of `entry` from `length` on.
@@ -184,24 +181,18 @@ class State(Protocol):
         Returns the length reached: `length`, or less where a slot cannot go back exactly; the
         caller then feeds the rows in between again. The bits are those of never having gone ahead.
         """
-        ...
 
     def snapshot(self) -> Snapshot:
         """A copy of everything the sequence holds."""
-        ...
 
     def restore(self, snapshot: Snapshot) -> None:
         """Become what the snapshot was taken of."""
-        ...
 
     def fork(self, length: int | None = None) -> State:
         """A second sequence that starts as this one, its trunk cut to `length` rows if given."""
-        ...
 
     def export(self) -> ExportedState:
         """The sequence in the canonical layout."""
-        ...
 
     def release(self) -> None:
         """Give its memory back; the state is unusable afterwards."""
-        ...

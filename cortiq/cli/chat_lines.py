@@ -32,7 +32,6 @@ class Lines(Protocol):
 
     def line(self, prompt: str) -> str | None:
         """The next one, None at the end; raises `Interrupted`."""
-        ...
 
 
 class Pipe:

@@ -64,23 +64,19 @@ class GGUFSource(Protocol):
     @property
     def config(self) -> Mapping[str, Any]:
         """The metadata."""
-        ...
 
     @property
     def architecture(self) -> str:
         """`general.architecture`, the prefix of the model's keys."""
-        ...
 
     @property
     def tensor_names(self) -> Iterable[str]:
         """All names."""
-        ...
 
     def __contains__(self, name: object) -> bool: ...
 
     def tensor(self, name: str) -> Any:
         """A tensor with `shape`, `type` and `raw`."""
-        ...
 
 
 def config_from_gguf(

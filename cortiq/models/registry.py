@@ -59,28 +59,23 @@ class Checkpoint(Protocol):
     @property
     def kind(self) -> str:
         """`gguf`, `huggingface` or `synthetic`."""
-        ...
 
     @property
     def config(self) -> Mapping[str, Any]:
         """Metadata of a GGUF file, or the object of config.json."""
-        ...
 
     @property
     def architecture(self) -> str:
         """GGUF's `general.architecture`, or `model_type`."""
-        ...
 
     @property
     def tensor_names(self) -> Iterable[str]:
         """All names."""
-        ...
 
     def __contains__(self, name: object) -> bool: ...
 
     def tensor(self, name: str) -> Any:
         """A tensor with `shape`, `type` and `raw`."""
-        ...
 
 
 def families(extra: Sequence[ModuleType] = ()) -> dict[str, ModuleType]:

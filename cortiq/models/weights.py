@@ -24,17 +24,14 @@ class Tensor(Protocol):
     @property
     def name(self) -> str:
         """In the file."""
-        ...
 
     @property
     def type(self) -> str:
         """Storage type as GGUF names it."""
-        ...
 
     @property
     def raw(self) -> npt.NDArray[np.uint8]:
         """Its bytes, rows in order; the last axis may be split."""
-        ...
 
 
 class LazyParts(Mapping[str, npt.NDArray[np.generic]]):

@@ -71,15 +71,12 @@ class Runner(Protocol):
 
     def prefill(self, prompt: Sequence[int]) -> None:
         """Feed the prompt to every sequence, new ones, and draw a token for each."""
-        ...
 
     def decode(self, steps: int) -> None:
         """Take greedy steps with every sequence."""
-        ...
 
     def close(self) -> None:
         """Give memory back."""
-        ...
 
 
 class OwnRunner:

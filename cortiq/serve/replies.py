@@ -62,15 +62,12 @@ class Choice(Protocol):
 
     def first(self) -> dict[str, Any] | None:
         """The chunk that opens the choice, if there is one."""
-        ...
 
     def chunk(self, update: Update) -> list[dict[str, Any]]:
         """Choices of the chunks that an update brings."""
-        ...
 
     def whole(self) -> dict[str, Any]:
         """The choice, when it has ended."""
-        ...
 
 
 @dataclass

@@ -25,15 +25,12 @@ class Vocabulary(Protocol):
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         """Ids of a text of valid Unicode, without BOS."""
-        ...
 
     def piece_bytes(self, token_id: int) -> bytes:
         """UTF-8 bytes, possibly a part of a character, that the id stands for."""
-        ...
 
     def find(self, text: str) -> int | None:
         """Id of the token written exactly like this, if there is one."""
-        ...
 
 
 class Tokenizer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cortiq.backend.kernel import NO_KERNELS, GivenKernels, joint_owner
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.backend.plan import Kernels
 from cortiq.ir import Graph, Node, Op, Program, expand
 from cortiq_reference.kernels import KERNELS
@@ -33,8 +33,16 @@ def placement_of(
             return owner(node.op)
         parts = expand(replace(graph, nodes=(node,)), layouts, lambda _: False).nodes
         found = {owner(part.op) for part in parts}
-        return joint_owner(found, REFERENCE)
+        return _joint(found)
 
     return {
         node.name: owners(node, graph) for graph in program.graphs.values() for node in graph.nodes
     }
+
+
+def _joint(owners: set[str]) -> str:
+    """Who computes a node whose parts these compute; the reference where backends share it."""
+    if len(owners) == 1:
+        return next(iter(owners))
+    given = any("/" in owner for owner in owners)
+    return "+".join(sorted(owners)) if given else REFERENCE
