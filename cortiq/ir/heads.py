@@ -50,5 +50,7 @@ class DraftHead(Described):
         return self.size - 1 if self.style == BLOCK else len(self.entries)
 
     def output(self, depth: int) -> str:
-        """A module's output before its last norm: what takes the place of a hidden row."""
-        return f"{self.entries[depth]}.out"
+        """What of a module takes the place of a hidden row: after its last norm where those rows
+        are after the trunk's, else before.
+        """
+        return f"{self.entries[depth]}.{'hidden' if self.source == 'hidden' else 'out'}"

@@ -116,7 +116,7 @@ def with_heads(program: Program, plan: HeadPlan, held: Held) -> Program:
         if plan.style == CASCADE and k + 1 < len(entries):
             source = f"{entry}.{KEPT}"
             keep(b, Value(head.output(k), b.values[head.output(k)]), source)
-        b.graph(entry, (head.output(k), f"{entry}.hidden", "logits"))
+        b.graph(entry, (f"{entry}.out", f"{entry}.hidden", "logits"))
     return b.program()
 
 

@@ -44,14 +44,14 @@ def test_the_head_of_a_folder_is_found_and_is_what_transformers_makes_of_it(writ
         rows = len(ids) - 1 - k
         graph = primitives_of(loaded.program).graphs[entry]
         given = {"recalled": hidden[:rows].reshape(-1, *graph.values["recalled"].shape)}
-        tokens, wants = ids[k + 1 :], ["logits", f"{entry}.out"]
+        tokens, wants = ids[k + 1 :], ["logits", f"{entry}.out", head.output(k)]
         ours = evaluate(loaded.program, loaded.weights, tokens, wants, entry, given)
         with torch.no_grad():
             out, logits = written.module(k, tokens, hidden[:rows])
         assert distance(ours[f"{entry}.out"], out) < 1e-5
         assert distance(ours["logits"], logits) < 1e-5
         if head.style == "cascade":
-            hidden = ours[f"{entry}.out"]
+            hidden = ours[head.output(k)]
 
 
 def test_the_trunk_is_the_same_with_and_without(written):

@@ -122,14 +122,14 @@ def test_the_head_of_a_file_is_what_transformers_makes_of_it(written, whole):
         rows = len(ids) - 1 - k
         graph = primitives_of(loaded.program).graphs[entry]
         given = {"recalled": hidden[:rows].reshape(-1, *graph.values["recalled"].shape)}
-        wants = ["logits", f"{entry}.out"]
+        wants = ["logits", f"{entry}.out", head.output(k)]
         ours = evaluate(loaded.program, loaded.weights, ids[k + 1 :], wants, entry, given)
         with torch.no_grad():
             out, logits = source.module(k, ids[k + 1 :], hidden[:rows])
         assert distance(ours[f"{entry}.out"], out) < 1e-5
         assert distance(ours["logits"], logits) < 1e-5
         if head.style == "cascade":
-            hidden = ours[f"{entry}.out"]
+            hidden = ours[head.output(k)]
 
 
 def bits_of(loaded, ids):

@@ -112,6 +112,18 @@ def test_stages_are_those_of_the_graph(executable):
     producer.close()
 
 
+@pytest.mark.parametrize(("heads", "name"), [("mtp", "mtp.hidden"), ("mtp:raw", "mtp.out")])
+def test_a_chain_goes_on_with_rows_of_the_kind_its_first_step_was_given(heads, name):
+    with cortiq.load("synthetic:tiny-llama", backend="cpu", threads=1, heads=heads) as model:
+        producer = by_step(model.executable)
+        source = model.program.facts["draft_head"].source
+        assert source == ("hidden" if heads == "mtp" else "layers.2.out")
+        first = producer.stages(IDS[-1], len(IDS) - 2)
+        second = producer.stages(int(first["logits"].argmax()), len(IDS) - 1)
+        assert (second["mtp.given"] == first[name]).all()
+        producer.close()
+
+
 def test_why_there_is_no_speculation_is_said(executable):
     assert speculation_blocker(executable.program) is None
     with cortiq.load("synthetic:tiny-mimo", backend="cpu", threads=1, heads="mimo") as model:
