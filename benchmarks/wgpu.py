@@ -42,7 +42,11 @@ SHAPES = {
     "gate and up": (28672, 4096),
     "down": (4096, 14336),
 }
-STREAMS = [{"lanes": lanes, "lines": lines} for lanes in (32, 64, 128) for lines in (4, 8)]
+STREAMS = [
+    {"lanes": lanes, "lines": lines, "turns": turns}
+    for lanes in (32, 64, 128)
+    for lines, turns in ((4, 1), (4, 2), (8, 1))
+]
 TILES = [
     {"rows": rows, "outputs": outputs, "units": units}
     for rows, outputs, units in ((4, 8, 2), (4, 8, 1), (8, 8, 2), (8, 8, 1), (8, 4, 2), (4, 4, 4))

@@ -127,7 +127,10 @@ def test_rows_of_many_values_are_shared_out_to_workgroups(monkeypatch):
     assert grids and min(grids) > 1
 
 
-SIZES = ({"rows": 4, "outputs": 4, "units": 4}, {"lanes": 32, "lines": 8, "outputs": 4, "units": 1})
+SIZES = (
+    {"rows": 4, "outputs": 4, "units": 4},
+    {"lanes": 32, "lines": 8, "turns": 2, "outputs": 4, "units": 1},
+)
 
 
 @pytest.mark.parametrize("tuning", SIZES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from cortiq_wgpu.packing import Form
 from cortiq_wgpu.products import code_parts, sub_offset, sub_scale, target_text
 from cortiq_wgpu.source import Kernel, kernel
@@ -13,22 +15,29 @@ def _row_names(form: Form) -> tuple[str, ...]:
     return ("hh", "mid", "ll") if form.planes == 2 else ("hh", "ll")
 
 
-def _added(form: Form, rows: int, lines: int) -> str:
-    """A turn of the loop: a unit of every line, met by a unit of every row."""
-    texts = [
-        f"let {name}{k} = codes[line{k} + {plane}u * units + u];"
+def _added(form: Form, rows: int, tuning: Tuning) -> str:
+    """A turn of the loop: units of every line, met by units of every row; zeros beyond the last."""
+    turns = range(tuning.turns)
+    texts = [f"let u{t} = min(u + {t}u * LANES, units - 1u);" for t in turns]
+    texts += [
+        f"let {name}{k}_{t} = codes[line{k} + {plane}u * units + u{t}];"
         for plane, name in enumerate("cd"[: form.planes])
-        for k in range(lines)
+        for k in range(tuning.lines)
+        for t in turns
     ]
-    for r in range(rows):
-        texts.append(f"let high{r} = q[record{r} + u]; let low{r} = q[record{r} + units + u];")
-        for k in range(lines):
-            texts.append(f"hh{r}_{k} += dot16(c{k}, high{r});")
-            last = "c"
-            if form.planes == 2:
-                texts.append(f"mid{r}_{k} += dot16(d{k}, high{r}) + dot16(c{k}, low{r});")
-                last = "d"
-            texts.append(f"ll{r}_{k} += dot16({last}{k}, low{r});")
+    for r, t in product(range(rows), turns):
+        for name, offset in (("high", ""), ("low", " + units")):
+            value = f"q[record{r}{offset} + u{t}]"
+            there = f"u + {t}u * LANES < units"
+            value = f"select(vec4u(0u), {value}, {there})" if t else value
+            texts.append(f"let {name}{r}_{t} = {value};")
+    for r, k, t in product(range(rows), range(tuning.lines), turns):
+        texts.append(f"hh{r}_{k} += dot16(c{k}_{t}, high{r}_{t});")
+        last = "d" if form.planes == 2 else "c"
+        if form.planes == 2:
+            both = f"dot16(d{k}_{t}, high{r}_{t}) + dot16(c{k}_{t}, low{r}_{t})"
+            texts.append(f"mid{r}_{k} += {both};")
+        texts.append(f"ll{r}_{k} += dot16({last}{k}_{t}, low{r}_{t});")
     return "\n    ".join(texts)
 
 
@@ -54,8 +63,9 @@ def _streamed_rows(form: Form, rows: int, record: str, tuning: Tuning) -> dict[s
     ]
     totals = ", ".join(f"total_of({number * rows * lines}u + lane)" for number in range(len(names)))
     return {
-        "LINES": str(lines), "LANES": str(tuning.lanes), "SUMS_EACH": str(len(names)),
-        "LOADED": "\n  ".join(loaded), "ADDED": _added(form, rows, lines),
+        "LINES": str(lines), "LANES": str(tuning.lanes), "TURNS": str(tuning.turns),
+        "SUMS_EACH": str(len(names)),
+        "LOADED": "\n  ".join(loaded), "ADDED": _added(form, rows, tuning),
         "PUT": "\n  ".join(put),
         "ROUNDED": f"round_{'three' if form.planes == 2 else 'two'}_planes({totals})",
     }  # fmt: skip

@@ -11,13 +11,15 @@ class Tuning:
 
     Attributes
     ----------
-    lanes, lines : of a workgroup when few rows meet a matrix.
+    lanes, lines : of a workgroup when few rows meet a matrix; turns : units of 16 columns that a
+        lane loads of each line at a time: 1 or 2.
     rows, outputs : of a lane's part of a tile, multiples of 4; units : stretches of 16 columns that
         a tile holds at a time: 1, 2 or 4.
     """
 
     lanes: int = 64
     lines: int = 4
+    turns: int = 1
     rows: int = 4
     outputs: int = 8
     units: int = 2

@@ -32,7 +32,7 @@ fn dot16(a: vec4u, b: vec4u) -> i32 {
   return dot4(a.x, b.x) + dot4(a.y, b.y) + dot4(a.z, b.z) + dot4(a.w, b.w);
 }
 
-// Four neighbouring words of a lane's key, or channel; beyond the last word q is zero.
+// Four neighbouring words of a lane's key, or channel. Beyond a key's last word q is zero.
 fn four_of(at: u32, step: u32) -> vec4u {
   return vec4u(pool[at], pool[at + step], pool[at + 2u * step], pool[at + 3u * step]);
 }
@@ -54,7 +54,6 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
   let parts = m[8];
   let channels = $channels;
   let key_words = $key_words;
-  let fours = (key_words + 3u) / 4u;
   let block = 128u * key_words + 32u * channels + 128u;
   let kv_head = head / ($heads / $kv_heads);
   let pages = about(row, 2u);
@@ -119,15 +118,19 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
       var low#h = 0;
       //end
       if (some) {
-        for (var i = 0u; i < fours; i++) {
-          let kh = four_of(base + lane + i * 256u, 64u);
-          let kl = four_of(base + lane + (key_words + 4u * i) * 64u, 64u);
+        for (var i = 0u; i < $key_units; i += 2u) {
+          //each u 2
+          let kh#u = four_of(base + lane + (i + #uu) * 256u, 64u);
+          let kl#u = four_of(base + lane + (key_words + 4u * (i + #uu)) * 64u, 64u);
+          //end
           //each h {{HEADS}}
-          let qh#h = q[record#h + i];
-          let ql#h = q[record#h + $key_units + i];
-          high#h += dot16(qh#h, kh);
-          middle#h += dot16(qh#h, kl) + dot16(ql#h, kh);
-          low#h += dot16(ql#h, kl);
+          //each u 2
+          let qh#h_#u = q[record#h + i + #uu];
+          let ql#h_#u = q[record#h + $key_units + i + #uu];
+          high#h += dot16(qh#h_#u, kh#u);
+          middle#h += dot16(qh#h_#u, kl#u) + dot16(ql#h_#u, kh#u);
+          low#h += dot16(ql#h_#u, kl#u);
+          //end
           //end
         }
       }
@@ -179,17 +182,19 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
         var middle#h = 0;
         var low#h = 0;
         //end
-        for (var k = 0u; k < 4u; k++) {
-          let vh = four_of(values + 4u * k * channels, channels);
-          let vl = four_of(values + (16u + 4u * k) * channels, channels);
-          //each h {{HEADS}}
-          let wh#h = weight_words[#hu * 8u + k];
-          let wl#h = weight_words[#hu * 8u + 4u + k];
-          high#h += dot16(wh#h, vh);
-          middle#h += dot16(wh#h, vl) + dot16(wl#h, vh);
-          low#h += dot16(wl#h, vl);
-          //end
-        }
+        //each k 4
+        let vh#k = four_of(values + 4u * #ku * channels, channels);
+        let vl#k = four_of(values + (16u + 4u * #ku) * channels, channels);
+        //end
+        //each h {{HEADS}}
+        //each k 4
+        let wh#h_#k = weight_words[#hu * 8u + #ku];
+        let wl#h_#k = weight_words[#hu * 8u + 4u + #ku];
+        high#h += dot16(wh#h_#k, vh#k);
+        middle#h += dot16(wh#h_#k, vl#k) + dot16(wl#h_#k, vh#k);
+        low#h += dot16(wl#h_#k, vl#k);
+        //end
+        //end
         //each h {{HEADS}}
         if (any#h) {
           o#h_#c = combine(o#h_#c, State(round_three_planes(high#h, middle#h, low#h), E#h));

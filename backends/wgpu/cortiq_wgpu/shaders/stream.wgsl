@@ -39,7 +39,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
   {{PLACE}}  // the first output, and how far its line is from it
   let units = $units;
   {{LOADED}}
-  for (var u = lane; u < units; u += LANES) {
+  for (var u = lane; u < units; u += {{TURNS}}u * LANES) {
     {{ADDED}}
   }
   {{PUT}}
