@@ -98,7 +98,7 @@ class Drafters:
                 sequence.stats.drafts.error = f"{type(error).__name__}: {error}"
 
 
-def record(step: Step, part: Part, got: Committed, now: float) -> None:
+def record(step: Step, part: Part, got: Committed, wall: float) -> None:
     """Note a step of a sequence that committed tokens: in its statistics, for its policy."""
     sequence = part.sequence
     round_ = Round(
@@ -111,7 +111,7 @@ def record(step: Step, part: Part, got: Committed, now: float) -> None:
         accepted=got.accepted,
         emitted=got.emitted,
         draft_seconds=part.draft_seconds,
-        wall_seconds=now - step.started,
+        wall_seconds=wall,
         rows=len(step.rows),
         sequences=len(step.parts),
         drafter=part.drafter,

@@ -85,7 +85,8 @@ class Round:
     accepted : how many of them held.
     emitted : tokens committed: accepted + 1, fewer where the text ended inside the round.
     draft_seconds : spent proposing.
-    wall_seconds : from before proposing to after the commit; the whole batch's.
+    wall_seconds : from before proposing, or from the commit before where this step ran ahead, to
+        after the commit; the whole batch's.
     rows, sequences : of the batch that the round rode in.
     drafter : name of the drafter; empty for a plain token without one.
     """
@@ -169,7 +170,9 @@ class DepthPolicy(Protocol):
     """Decides, for one sequence, how many ids to draft next.
 
     A pure function of its constructor's arguments and the rounds it was told, in order: the same
-    record replayed to a new one gives the same decisions. It looks at no clock.
+    record replayed to a new one gives the same decisions. It looks at no clock. One that rests may
+    have an attribute `wakes`: tokens generated before which it drafts nothing. Steps run ahead
+    until then; it may miss the first ones after.
     """
 
     def choose(self, generated: int, room: int) -> int:

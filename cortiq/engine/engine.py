@@ -52,11 +52,10 @@ class Engine:
     ) -> None:
         self.executable, self.tokenizer, self.options = executable, tokenizer, options
         self.prefixes, self.speculation, self.clock = prefixes, speculation, clock
-        self.steps = 0
+        self.steps, self._numbers, self._finished = 0, 0, 0.0
         self._places = Places(executable, prefixes)
         self._line = Line(self._places, options)
         self._under_way: Step | None = None
-        self._numbers = 0
         self._vocabulary = vocabulary_size(executable.program)
         self._drafters = Drafters(executable, clock)
         slots = [executable.program.slots[n] for n in executable.program.trunk.written_slots()]
@@ -211,9 +210,10 @@ class Engine:
             return
         counts = [self._commit(step, part, result) for part in step.parts]
         now = self.clock()
+        wall, self._finished = now - max(step.started, self._finished), now
         for part, got in zip(step.parts, counts, strict=True):
             if got.emitted:
-                record(step, part, got, now)
+                record(step, part, got, wall)
 
     def _lose(self, step: Step, error: Exception) -> None:
         """A batch that raised: nobody knows what its sequences hold now."""

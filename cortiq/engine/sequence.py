@@ -107,8 +107,13 @@ class Sequence:
 
     @property
     def needs_ids(self) -> bool:
-        """Whether its next step can only be planned when its ids are known."""
-        return self.drafting is not None or self.request.masks is not None
+        """Whether its next step can only be planned when its ids are known.
+
+        Not while its drafter rests: a step that runs ahead drafts nothing.
+        """
+        wakes = getattr(self.policy, "wakes", 0)
+        drafts = self.drafting is not None and self.generated + 1 >= wakes
+        return drafts or self.request.masks is not None
 
     @property
     def ready(self) -> bool:

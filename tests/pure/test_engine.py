@@ -26,6 +26,8 @@ from scripted import END, ScriptedExecutable
 from small_program import bound, small_program
 
 from cortiq.backend import CompileOptions
+from cortiq.engine.drafting import Speculation
+from cortiq.engine.policy.adaptive import Learning, Limits
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.roles import Mark, Role
 from cortiq.engine.schedule import Need, Share, shares, urgency
@@ -86,6 +88,35 @@ def test_batches_submitted_ahead_change_nothing(model):
     assert facts(drafted) == expected[0]
     assert device.most == 2 and device.pending == []
     cache.clear()
+
+
+class Timed:
+    """Computes; a batch takes a second, and a fifth more for every further row."""
+
+    def __init__(self, inner):
+        self.inner, self.seconds = inner, 0.0
+
+    def forward(self, batch):
+        self.seconds += 1 + 0.2 * (len(batch.rows) - 1)
+        return self.inner.forward(batch)
+
+
+@pytest.mark.parametrize("honest", [False, True])
+def test_steps_run_ahead_while_a_drafter_rests(honest):
+    on, wanted = executable("cpu", "tiny-llama"), request(prompt(3, 20), 120)
+    expected, device, ahead = alone(on, wanted), Deferred(on), []
+    device.inner = timed = Timed(on)
+    drafter = oracle([*wanted.prompt, *expected[0]], lambda place, i: not honest)
+    drafted = Speculation(drafter, Learning(Limits(start=1)))
+    with engine(device, clock=lambda: timed.seconds) as mine:
+        made = mine.submit(wanted, speculation=drafted, record=True)
+        while mine.step():
+            ahead.append(len(device.pending))
+    assert facts(made) == expected
+    assert ahead.count(1) > 90 if not honest else ahead.count(1) < 9
+    assert sum(r.wall_seconds for r in made.rounds) <= timed.seconds  # no second counts twice
+    plain = [r.wall_seconds for r in made.rounds if r.generated > 12 and not r.proposed]
+    assert all(seconds == pytest.approx(1.0) for seconds in plain)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -107,6 +107,11 @@ class WithExtra:
     extra: int = EXTRA
 
     @property
+    def wakes(self) -> int:
+        """As its policy's."""
+        return int(getattr(self.policy, "wakes", 0))
+
+    @property
     def timing(self) -> bool:
         """Whether plain tokens are to be timed now."""
         return bool(getattr(self.policy, "timing", False))

@@ -94,7 +94,7 @@ class AdaptiveDepth:
             losses=self.account.losses,
             afforded=self.limits.afforded,
         )
-        self._wakes = 0
+        self.wakes = 0
         self.depth = self.limits.start
         self._share, self._dwell = SHARE_START, 0
         self._rounds, self._timed_at = 0, dict[int, int]()
@@ -106,10 +106,10 @@ class AdaptiveDepth:
 
     def choose(self, generated: int, room: int) -> int:
         """Depth of the next round, 0 for a plain token."""
-        if generated < self._wakes:
+        if generated < self.wakes:
             return 0
-        if self._wakes:
-            self._wakes, self.trial = 0, self.trial.begun(generated)
+        self.trial = self.trial.begun(generated)
+        self.wakes = self.trial.wakes
         if not self.trial.speculates:
             return 0
         depth = min(self.depth, self.limits.start) if self.trial.doubted else self.depth
@@ -117,21 +117,20 @@ class AdaptiveDepth:
 
     def record(self, round_: Round) -> None:
         """Learn from a round; one that nothing was proposed in is a plain token."""
-        if round_.generated < self._wakes and round_.generated % SAMPLED:
+        if round_.generated < self.wakes and round_.generated % SAMPLED and not self.timing:
             return
         self._meet(company(round_.sequences))
         if round_.proposed:
             self._after_round(round_)
         else:
             self._after_plain(round_)
-        self._note_rest()
+        self.wakes = self.trial.wakes
+        self._note_failure()
         self.publish(self._company, self.account)
 
-    def _note_rest(self) -> None:
-        """When a rest ends, and for later sequences whether the last try failed."""
-        state, failed = self.trial.state, min(1, self.trial.losses)
-        if isinstance(state, Decided) and not state.speculate:
-            self._wakes = state.until
+    def _note_failure(self) -> None:
+        """For later sequences, whether the last try failed."""
+        failed = min(1, self.trial.losses)
         if failed != self.account.losses:
             self.account = replace(self.account, losses=failed)
 

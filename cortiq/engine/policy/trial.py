@@ -155,6 +155,14 @@ class Trial:
         return isinstance(state, Trying) or (isinstance(state, Decided) and state.speculate)
 
     @property
+    def wakes(self) -> int:
+        """Tokens generated before which no round is speculative."""
+        state = self.state
+        if isinstance(state, Timing):
+            return state.since + PLAIN_TOKENS
+        return state.until if isinstance(state, Decided) and not state.speculate else 0
+
+    @property
     def doubted(self) -> bool:
         """Whether the last try failed and nothing has held in this one: drafts shall be short."""
         nothing_held = self.monitor.zeros == self.monitor.rounds

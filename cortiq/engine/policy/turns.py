@@ -135,6 +135,11 @@ class TakingTurns:
         self.turns = Turns((Arm(),) * len(policies), first)
         self._company = 0
 
+    @property
+    def wakes(self) -> int:
+        """Tokens generated before which nobody drafts."""
+        return min(getattr(policy, "wakes", 0) for policy in self.policies)
+
     def choose(self, generated: int, room: int) -> int:
         """Depth of the next round of whoever has the turn, 0 where nobody wants to draft.
 
