@@ -32,6 +32,8 @@ from cortiq_wgpu.work import Grid, Work
 
 TRUNK_ROWS = 256
 """Rows of a chunk: enough for a weight to be read once for many of them."""
+FEW_ROWS = 8
+"""Up to so many rows a product reads its weights for a few at a time; on a GPU `Tuning.few`."""
 TAIL_BYTES = 16 << 20
 """Room for the widest value of the tail, usually logits: bounds the tail's rows."""
 MOST_GROUPS = 65535
@@ -65,6 +67,7 @@ class Plan:
         late = (row_words(t) for n, t in self.graph.values.items() if n not in self.always)
         inner = (prod(t.shape[:-1]) for t in self.graph.values.values() if t.shape)
         most = max(1, MOST_GROUPS // max(inner, default=1))
+        self.few = FEW_ROWS if tuning is None else tuning.few
         self.rows = min(TRUNK_ROWS * (1 + (tuning is not None)), most)
         room = max(1, TAIL_BYTES // (4 * max(late, default=1)))
         self.tail_rows = min(TRUNK_ROWS, self.rows, room)

@@ -16,7 +16,6 @@ from cortiq_wgpu.packing import Matrix, Part, Uploader
 from cortiq_wgpu.places import record_words, units_of
 from cortiq_wgpu.plan import Plan
 from cortiq_wgpu.requests import Request
-from cortiq_wgpu.run import FEW_ROWS
 from cortiq_wgpu.source import Kernel
 from cortiq_wgpu.streams import fast_kernel
 from cortiq_wgpu.tiles import tile_kernel
@@ -174,7 +173,7 @@ def dispatch_seconds(
     kinds: dict[str, list[Dispatch]] = {}
     for versions in plan.compiled(request).ready:
         count = rows[versions[0].work.tail]
-        ready = versions[(count > 1) + (count > FEW_ROWS)]
+        ready = versions[(count > 1) + (count > plan.few)]
         late = ready.work.begin and (parts > 1 or ready.work.begin > positions[1] // 1024)
         if count and not late:
             one = ready.pipeline, ready.group, ready.work.grid.groups(count, 1, parts)

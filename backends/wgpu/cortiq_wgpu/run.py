@@ -20,9 +20,6 @@ from cortiq_wgpu.state import WgpuState
 from cortiq_wgpu.wants import Ask, answer, asked_by
 from cortiq_wgpu.work import Work
 
-FEW_ROWS = 8
-"""Up to so many rows a product reads its weights for a few at a time."""
-
 
 @dataclass
 class Copies:
@@ -80,7 +77,7 @@ class Run:
     def compute(self) -> list[list[Mapping[Want, Any]] | None]:
         """What the rows of each sequence bring, None for one with a fault."""
         under_way = [self._submitted(*chunk) for chunk in self._chunks()]
-        if len(under_way) == 1 and len(self.rows) <= FEW_ROWS:
+        if len(under_way) == 1 and len(self.rows) <= self.plan.few:
             self._encode_ahead(under_way[0])
         for one in under_way:
             self._collect(one)
@@ -155,7 +152,7 @@ class Run:
         pipeline = None
         for versions in self.compiled.ready:
             rows = counts[versions[0].work.tail]
-            ready = versions[(rows > 1) + (rows > FEW_ROWS)]
+            ready = versions[(rows > 1) + (rows > self.plan.few)]
             work = ready.work
             if not rows or (work.begin and work.begin >= records.reach(work)):
                 continue

@@ -15,6 +15,7 @@ class Tuning:
         lane loads of each line at a time: 1 or 2.
     rows, outputs : of a lane's part of a tile, multiples of 4; units : stretches of 16 columns that
         a tile holds at a time: 1, 2 or 4.
+    few : rows that are few: up to so many read the weights four rows at a time.
     """
 
     lanes: int = 64
@@ -23,6 +24,7 @@ class Tuning:
     rows: int = 4
     outputs: int = 8
     units: int = 2
+    few: int = 32
 
     @property
     def tile(self) -> tuple[int, int]:
