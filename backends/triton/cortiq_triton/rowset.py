@@ -109,7 +109,8 @@ class RowSet:
                 for segment in self.segments
                 for first in range(segment.start, segment.stop, rows)
             ]
-            self._blocks[rows] = torch.tensor(found, dtype=torch.int32, device=self.device)
+            there = torch.tensor(found, dtype=torch.int32, pin_memory=self.device != "cpu")
+            self._blocks[rows] = there.to(self.device, non_blocking=True)
         return self._blocks[rows]
 
     def most_tiles(self, window: int) -> int:
