@@ -73,7 +73,7 @@ def changes(tuning: products.Tuning) -> str:
 def dense(known: Known) -> Iterator[tuple[str, str]]:
     """Products of 2,048 rows, as useful int8 operations a second."""
     k, n, m = 4096, 14336, 2048
-    for layout, steps in (("w8", 20), ("Q4_K", 5), ("Q8_0", 5)):
+    for layout in ("w8", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"):
         weight, x = weight_of(layout, n, k), quantise_rows(torch.randn(m, k, device=DEVICE))
         faults = torch.zeros(m, dtype=torch.int32, device=DEVICE)
         tunings = [
@@ -87,7 +87,15 @@ def dense(known: Known) -> Iterator[tuple[str, str]]:
         if layout != "w8":
             tunings = [
                 replace(DEVICE_TUNING, bm_blocks=bm, bn_blocks=bn, warps_blocks=warps)
-                for bm, bn, warps in ((64, 64, 4), (64, 128, 8), (64, 32, 4))
+                for bm, bn, warps in (
+                    (64, 64, 4),
+                    (32, 64, 4),
+                    (64, 128, 8),
+                    (32, 128, 8),
+                    (128, 64, 8),
+                    (32, 32, 2),
+                    (64, 32, 4),
+                )
             ]
         print(f"product of {m} rows, {layout}:", flush=True)
         how = Stack(PLAIN, n)
@@ -95,7 +103,7 @@ def dense(known: Known) -> Iterator[tuple[str, str]]:
         def run(w: Any = weight, q: Any = x, f: Any = faults, h: Stack = how) -> None:
             products.product(w, q, m, f, h)
 
-        seconds, tuning = best(tunings, run, steps)
+        seconds, tuning = best(tunings, run, 20 if layout == "w8" else 3)
         yield (
             f"product {m} x {k} x {n}, {layout}",
             f"{2 * m * n * k / seconds / 1e12:.0f} TOPS useful ({changes(tuning)})",
@@ -136,8 +144,8 @@ def tunings_of_few(layout: str) -> list[products.Tuning]:
     if LAYOUTS[layout].block:
         return [
             replace(DEVICE_TUNING, bn_blocked=bn, span=span)
-            for bn, span in ((4, 32), (8, 32), (16, 32), (4, 64), (8, 64), (2, 128), (4, 128),
-                             (8, 128))
+            for bn, span in ((2, 32), (4, 32), (8, 32), (2, 64), (4, 64), (1, 128), (2, 128),
+                             (4, 128))
         ]  # fmt: skip
     return [
         replace(DEVICE_TUNING, bn=bn, bw=bw, warps=warps)

@@ -9,6 +9,7 @@ import torch
 
 from cortiq_triton import matmul, matvec
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
+from cortiq_triton.matmul_blocks import matmul_blocks
 from cortiq_triton.matvec_blocks import matvec_blocks
 from cortiq_triton.rows import Rows
 from cortiq_triton.weights import BYTES, NIBBLES, PLANES, FloatMatrix, Packed
@@ -29,7 +30,7 @@ class Tuning:
         of them it has at a time, one a lane: 32 or more.
     bm, bn_many, bk, group : tiles of the tensor cores' product.
     some : rows up to which tiles are `bn_some` columns wide: weights must reach all processors.
-    bm_blocks, bn_blocks : the same for formats in blocks, which keep more sums in registers.
+    bm_blocks, bn_blocks : tiles of formats in blocks, which keep more sums in registers.
     """
 
     few: int = 8
@@ -38,7 +39,7 @@ class Tuning:
     programs: int = 0
     programs_gated: int = 1024
     bw: int = 512
-    bn_blocked: int = 8
+    bn_blocked: int = 4
     span: int = 32
     warps: int = 4
     bm: int = 128
@@ -215,10 +216,10 @@ def _few(
 
 def _tile_sizes(sizes: Tuning, weight: Packed, rows: int) -> tuple[int, int, int]:
     """Rows and columns of a tile, and warps of its program."""
-    if rows <= sizes.some:
-        return sizes.bm, sizes.bn_some, sizes.warps_some
     if weight.block:
         return sizes.bm_blocks, sizes.bn_blocks, sizes.warps_blocks
+    if rows <= sizes.some:
+        return sizes.bm, sizes.bn_some, sizes.warps_some
     return sizes.bm, sizes.bn_many, sizes.warps_many
 
 
@@ -243,12 +244,22 @@ def _many(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how:
         )  # fmt: skip
         return
     launch(
-        matmul.matmul_blocks, grid, *_parts(weight, weight.codes), *planes, x.sums,
-        *how.ending(out), out, faults, each, n, weight.padded, weight.blocks, *how.cuts, heads,
-        how.group, HEADS=chosen, **how.endings,
+        matmul_blocks, grid, *_parts(weight, weight.codes), *planes, _sums_across(weight, x),
+        *how.ending(out), out, faults, each, n, weight.padded, weight.blocks, rows, *how.cuts,
+        heads, how.group, HEADS=chosen, **how.endings,
         NIBBLES=weight.kind == NIBBLES, **block_constants(weight), BM=bm, BN=bn,
         GROUP=sizes.group, warps=warps, stages=sizes.stages,
     )  # fmt: skip
+
+
+def _sums_across(weight: Packed, x: Rows) -> torch.Tensor:
+    """Σq of 16 or 32 columns, int32 [K'/16 or K'/32, rows], if the format's minimum needs them."""
+    if weight.minimum is None:
+        return x.sums
+    sums = x.sums.reshape(-1, x.sums.shape[-1])
+    if weight.sub != 16:
+        sums = sums[:, ::2] + sums[:, 1::2]
+    return sums.t().contiguous()
 
 
 def _floats(
