@@ -17,8 +17,8 @@ from cortiq_triton.sums import add_in_order, many_in_order, runs_of
 
 @device
 def halves_of(words: Tensor, unit: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The first and the last 16 bytes of units of 32, words [.., T, 4] each."""
-    at = unit[None, :, None] * 8 + tl.arange(0, 4)[None, None, :]
+    """The first and the last 16 bytes of units of 32, words [T, .., 4] each."""
+    at = unit[:, None, None] * 8 + tl.arange(0, 4)[None, None, :]
     return tl.load(words + at, mask=mask, other=0), tl.load(words + at + 4, mask=mask, other=0)
 
 
@@ -28,11 +28,11 @@ def codes_at(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Words of units, as they lie in memory; of nibbles, the same twice."""
     if NIBBLES:
-        at = unit[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
-        first = tl.load(codes + at, mask=more[None, :, None], other=0)
+        at = unit[:, None, None] * 4 + tl.arange(0, 4)[None, None, :]
+        first = tl.load(codes + at, mask=more[:, None, None], other=0)
         second = first
     else:
-        first, second = halves_of(codes, unit, more[None, :, None])
+        first, second = halves_of(codes, unit, more[:, None, None])
     return first, second
 
 
@@ -40,14 +40,14 @@ def codes_at(
 def factors_at(
     table: Tensor, unit: Tensor, more: Tensor, SUB: tl.constexpr
 ) -> tuple[Tensor, Tensor]:
-    """Sub-scales or offsets of the first and the last 16 columns of units, [BN, T] each."""
+    """Sub-scales or offsets of the first and the last 16 columns of units, [T, BN] each."""
     if SUB == 32:
-        first = tl.load(table + unit[None, :], mask=more[None, :], other=0)
+        first = tl.load(table + unit[:, None], mask=more[:, None], other=0)
         second = first
     else:
-        at = table + unit[None, :] * 2
-        first = tl.load(at, mask=more[None, :], other=0)
-        second = tl.load(at + 1, mask=more[None, :], other=0)
+        at = table + unit[:, None] * 2
+        first = tl.load(at, mask=more[:, None], other=0)
+        second = tl.load(at + 1, mask=more[:, None], other=0)
     return first, second
 
 
@@ -56,10 +56,10 @@ def scales_at(
     table: Tensor, row: Tensor, top: Tensor, last: Tensor, start: Tensor, units: Tensor,
     blocks: Tensor, BLOCK: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
 ) -> Tensor:  # fmt: skip
-    """Scales of units, [BN, T]; of blocks of 256, one a block, [BN·T/8]."""
+    """Scales of units, [T, BN]; of blocks of 256, one a block, [BN·T/8]."""
     if BLOCK == 32:
         block = start + tl.arange(0, T)
-        at, seen = row[:, None] * blocks + block[None, :], (block < blocks)[None, :]
+        at, seen = row[None, :] * blocks + block[:, None], (block < blocks)[:, None]
     else:
         e = tl.arange(0, BN * T // 8)
         block = start // 8 + e % (T // 8)
@@ -82,25 +82,25 @@ def step_at(
     """
     unit = start + tl.arange(0, T)
     more = tl.full((T,), start, tl.int32) < units if EVEN else unit < units
-    first, second = codes_at(codes[:, None, None], unit, more, NIBBLES)
+    first, second = codes_at(codes[None, :, None], unit, more, NIBBLES)
     d = scales_at(scale, row, top, last, start, units, blocks, BLOCK, BN, T)
     least = d
     if MINIMUM:
         least = scales_at(minimum, row, top, last, start, units, blocks, BLOCK, BN, T)
     by, by_second, off, off_second = first, first, first, first
     if SCALED:
-        by, by_second = factors_at(sub_scales[:, None], unit, more, SUB)
+        by, by_second = factors_at(sub_scales[None, :], unit, more, SUB)
     if OFFSETS:
-        off, off_second = factors_at(offsets[:, None], unit, more, SUB)
+        off, off_second = factors_at(offsets[None, :], unit, more, SUB)
     return first, second, d, least, by, by_second, off, off_second
 
 
 @device
 def half_sums(qs: Tensor, unit: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-    """Σq of the first and the last 16 columns of units, [1, T] each; 0 past the end."""
+    """Σq of the first and the last 16 columns of units, [T, 1] each; 0 past the end."""
     at = unit[:, None] * 2 + tl.arange(0, 2)[None, :]
     first, second = tl.split(tl.load(qs + at, mask=inside[:, None], other=0))
-    return first[None, :], second[None, :]
+    return first[:, None], second[:, None]
 
 
 @device
@@ -108,16 +108,16 @@ def plane_dots(
     first: Tensor, second: Tensor, plane: Tensor, unit: Tensor, inside: Tensor, SUB: tl.constexpr,
     BN: tl.constexpr, T: tl.constexpr,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Σ code·q of the first and the last 16 columns, [BN, T] each; if they share a factor, the
+    """Σ code·q of the first and the last 16 columns, [T, BN] each; if they share a factor, the
     first is of all 32.
     """
-    q_first, q_second = halves_of(plane, unit, inside[None, :, None])
-    nothing = tl.full((BN, T, 1), 0, tl.int32)
+    q_first, q_second = halves_of(plane, unit, inside[:, None, None])
+    nothing = tl.full((T, BN, 1), 0, tl.int32)
     early = words_dot(first, q_first, nothing)
     late = words_dot(second, q_second, early if SUB == 32 else nothing)
     if SUB == 32:
         early = late
-    return tl.reshape(early, (BN, T)), tl.reshape(late, (BN, T))
+    return tl.reshape(early, (T, BN)), tl.reshape(late, (T, BN))
 
 
 @device
@@ -127,7 +127,7 @@ def unit_sums(
     SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
     BIAS: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Integers of units: Σ scale·code·q of both planes and Σ offset·q, int32 [BN, T] each."""
+    """Integers of units: Σ scale·code·q of both planes and Σ offset·q, int32 [T, BN] each."""
     if NIBBLES:
         first, second = first & 0x0F0F0F0F, (second >> 4) & 0x0F0F0F0F
     hi, hi_second = plane_dots(first, second, qh, unit, inside, SUB, BN, T)
@@ -157,8 +157,9 @@ def unit_sums(
 
 @device
 def eights(parts: Tensor, SIZE: tl.constexpr) -> Tensor:
-    """Sums of eight neighbours of the last axis: [SIZE]."""
-    return add_in_order(tl.full((SIZE,), 0, parts.dtype), tl.reshape(parts, (SIZE, 8)), 8, SIZE)
+    """Sums of eight neighbours of the first axis of [T, BN]: [SIZE]."""
+    parts = tl.reshape(tl.trans(parts), (SIZE, 8))
+    return add_in_order(tl.full((SIZE,), 0, parts.dtype), parts, 8, SIZE)
 
 
 @device
@@ -176,7 +177,7 @@ def terms_of(
         if BLOCK == 256:
             j = eights(j, SIZE)
         term = term + j.to(tl.float32) * in_form(least, LOW_FORM)
-    return term
+    return tl.trans(term) if BLOCK == 32 else term
 
 
 @device
