@@ -61,7 +61,7 @@ def widened(half: Tensor) -> Tensor:
     normal = magnitude + (112 << 23)
     small = (magnitude + (113 << 23)).to(tl.float32, bitcast=True) - 6.103515625e-05
     size = tl.where(magnitude < (1 << 23), small.to(tl.int32, bitcast=True), normal)
-    return (size | ((bits >> 15) << 31)).to(tl.float32, bitcast=True)
+    return (size | (bits & -0x80000000)).to(tl.float32, bitcast=True)
 
 
 @device

@@ -9,10 +9,29 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from cortiq_triton.language import Tensor, begin, device, kernel
+from cortiq_triton.language import INTERPRETED, Tensor, begin, device, kernel
 from cortiq_triton.matvec import end, in_form, words_dot
 from cortiq_triton.scalar import exp2_int, round_two_planes
 from cortiq_triton.sums import add_in_order, many_in_order, runs_of
+
+
+@device
+def as_it_is(x: Tensor) -> Tensor:
+    """x, for the interpreter."""
+    return x
+
+
+@device
+def alone_instruction(x: Tensor) -> Tensor:
+    """x, about which the compiler knows nothing: what is loaded there is loaded one by one, each
+    value by the lane that needs it, instead of many by one lane that hands them on.
+    """
+    return tl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+alone = as_it_is if INTERPRETED else alone_instruction
 
 
 @device
@@ -42,7 +61,7 @@ def factors_at(
 ) -> tuple[Tensor, Tensor]:
     """Sub-scales or offsets of the first and the last 16 columns of units, [T, BN] each."""
     if SUB == 32:
-        first = tl.load(table + unit[:, None], mask=more[:, None], other=0)
+        first = tl.load(table + alone(unit)[:, None], mask=more[:, None], other=0)
         second = first
     else:
         at = table + unit[:, None] * 2
@@ -59,7 +78,8 @@ def scales_at(
     """Scales of units, [T, BN]; of blocks of 256, one a block, [BN·T/8]."""
     if BLOCK == 32:
         block = start + tl.arange(0, T)
-        at, seen = row[None, :] * blocks + block[:, None], (block < blocks)[:, None]
+        at = row[None, :] * blocks + alone(block)[:, None]
+        seen = (block < blocks)[:, None]
     else:
         e = tl.arange(0, BN * T // 8)
         block = start // 8 + e % (T // 8)
