@@ -189,6 +189,44 @@ def words_at(words: Tensor, n: Tensor, N: Tensor, word: Tensor, KW: Tensor) -> T
     return tl.load(words + n.to(tl.int64)[:, None] * KW + word[None, :], mask=mask, other=0)
 
 
+@device
+def rows_dot(
+    words: Tensor, plane: Tensor, c: Tensor, d: Tensor, qh: Tensor, ql: Tensor, x: Tensor,
+    r: Tensor, R: Tensor, at: Tensor, N: Tensor, KW: Tensor, PLANES: tl.constexpr,
+    GATED: tl.constexpr, RB: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """RN(Σ code·q) of the rows from `at` on, whose first words are c and d, and the first words of
+    the program's next rows.
+    """
+    word = tl.arange(0, BW)
+    high = tl.full((RB, BN, BW // 4), 0, tl.int32)
+    middle = tl.full((RB, BN, BW // 4), 0, tl.int32)
+    low = tl.full((RB, BN, BW // 4), 0, tl.int32)
+    for start in range(0, KW, BW):
+        there = (r < R)[:, None] & (start + word < KW)[None, :]
+        q_at = x[:, None] * KW + (start + word)[None, :]
+        hi = tl.load(qh + q_at, mask=there, other=0)[:, None]
+        lo = tl.load(ql + q_at, mask=there, other=0)[:, None]
+        last = start + BW >= KW
+        ahead = rows_at(tl.where(last, at + tl.num_programs(0) * BN, at), N, BN, GATED)
+        word_ahead = tl.where(last, 0, start + BW) + word
+        c_next = words_at(words, ahead, N, word_ahead, KW)
+        high = words_dot(c[None], hi, high)
+        if PLANES == 2:
+            d_next = words_at(words + plane, ahead, N, word_ahead, KW)
+            middle = words_dot(c[None], lo, words_dot(d[None], hi, middle))
+            low = words_dot(d[None], lo, low)
+            d = d_next
+        else:
+            low = words_dot(c[None], lo, low)
+        c = c_next
+    if PLANES == 2:
+        dot = round_three_planes(tl.sum(high, 2), tl.sum(middle, 2), tl.sum(low, 2))
+    else:
+        dot = round_two_planes(tl.sum(high, 2), tl.sum(low, 2))
+    return dot, c, d
+
+
 @kernel
 def matvec_rows(
     codes: Tensor, scale: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, index: Tensor, bias: Tensor,
@@ -223,31 +261,9 @@ def matvec_rows(
     for at in range(tl.program_id(0) * BN, N, tl.num_programs(0) * BN):
         n = rows_at(at, N, BN, GATED)
         s = tl.load(scale + first + n, mask=n < N, other=0.0)
-        high = tl.full((RB, BN, BW // 4), 0, tl.int32)
-        middle = tl.full((RB, BN, BW // 4), 0, tl.int32)
-        low = tl.full((RB, BN, BW // 4), 0, tl.int32)
-        for start in range(0, KW, BW):
-            there = (r < R)[:, None] & (start + word < KW)[None, :]
-            q_at = x[:, None] * KW + (start + word)[None, :]
-            hi = tl.load(qh + q_at, mask=there, other=0)[:, None]
-            lo = tl.load(ql + q_at, mask=there, other=0)[:, None]
-            last = start + BW >= KW
-            ahead = rows_at(tl.where(last, at + tl.num_programs(0) * BN, at), N, BN, GATED)
-            word_ahead = tl.where(last, 0, start + BW) + word
-            c_next = words_at(words, ahead, N, word_ahead, KW)
-            high = words_dot(c[None], hi, high)
-            if PLANES == 2:
-                d_next = words_at(words + plane, ahead, N, word_ahead, KW)
-                middle = words_dot(c[None], lo, words_dot(d[None], hi, middle))
-                low = words_dot(d[None], lo, low)
-                d = d_next
-            else:
-                low = words_dot(c[None], lo, low)
-            c = c_next
-        if PLANES == 2:
-            dot = round_three_planes(tl.sum(high, 2), tl.sum(middle, 2), tl.sum(low, 2))
-        else:
-            dot = round_two_planes(tl.sum(high, 2), tl.sum(low, 2))
+        dot, c, d = rows_dot(
+            words, plane, c, d, qh, ql, x, r, R, at, N, KW, PLANES, GATED, RB, BN, BW
+        )  # fmt: skip
         y = (dot * s[None, :]) * power
         if GATED:
             f = at // 2 + tl.arange(0, BN // 2)
