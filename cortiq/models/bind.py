@@ -20,7 +20,7 @@ from cortiq.models.head_names import (
     parted,
     synthetic_plan,
 )
-from cortiq.models.heads import HeadPlan, Held, has_halves, layer_count, with_heads
+from cortiq.models.heads import HeadPlan, Held, is_like, layer_count, with_heads
 from cortiq.models.pieces import cut
 from cortiq.models.registry import Checkpoint, family_for, family_name, place, read_config
 from cortiq.models.shortlist import with_shortlist
@@ -187,7 +187,7 @@ def _headed(
 ) -> Program:
     """The program with the draft head that was found; an error where one was asked for by name."""
     name, _ = asked_head(heads)
-    if plan is not None and (name != AUTO or has_halves(program.trunk)):
+    if plan is not None and (name != AUTO or is_like(program.trunk, plan.modules[0])):
         return with_heads(program, plan, held)
     if name in (OFF, AUTO):
         return program

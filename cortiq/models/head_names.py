@@ -65,14 +65,19 @@ def _known(
 ) -> Iterator[tuple[str, str, tuple[Module, ...]]]:
     """Style, the rows it takes by default (empty: the last layer's), and the modules found.
 
-    Qwen 3 Next and 3.5 write `mtp.fc`; DeepSeek V3 and GLM 4.5 write modules as layers after the
-    trunk's, whose default is what public servers do, and GGUF files hold every family's like that;
-    MiMo V2 has a list below `model.mtp`, and the general module has its joining matrix there.
+    Qwen 3 Next and 3.5 write `mtp.fc`, Nemotron H two layers, each half a block; DeepSeek V3 and
+    GLM 4.5 write modules as layers after the trunk's, whose default is what public servers do, and
+    GGUF files hold every family's like that; MiMo V2 has a list below `model.mtp`, and the general
+    module has its joining matrix there.
     """
     if has("mtp.fc.weight"):
         norms = "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden"
         table = "mtp.embed_tokens" if has("mtp.embed_tokens.weight") else ""
         yield CHAIN, "hidden", (Module("mtp.layers.0", *norms, "mtp.fc", "mtp.norm", table),)
+    if has("mtp.layers.1.final_layernorm.weight"):
+        one, two = "mtp.layers.0", "mtp.layers.1"
+        ends = f"{one}.enorm", f"{one}.hnorm", f"{one}.eh_proj", f"{two}.final_layernorm", "", ""
+        yield CHAIN, "hidden", (Module(one, *ends, two),)
     if has("model.mtp.eh_proj.weight"):
         parts = (f"model.mtp.{part}" for part in ("enorm", "hnorm", "eh_proj", "norm"))
         yield CHAIN, "", (Module("model.mtp.layers.0", *parts),)

@@ -74,6 +74,7 @@ class Module:
     layer : beginning of its block's names, as `model.layers.N` is of a trunk layer's.
     embedding_norm, hidden_norm, project, norm : without `.weight`.
     table, head : its own embedding and output matrix, likewise; empty for the trunk's.
+    second : beginning of the names of its block's second half, where a layer is a half.
     """
 
     layer: str
@@ -83,6 +84,7 @@ class Module:
     norm: str
     table: str = ""
     head: str = ""
+    second: str = ""
 
 
 @dataclass(frozen=True)
@@ -194,20 +196,23 @@ def trunk_logits(b: Builder, trunk: Graph, entry: str, x: Value, head: str = "")
 def _block(trunk: Graph, entry: str, module: Module, held: Held) -> Iterator[Node]:
     """The nodes of a module's block, from `ENTRY.input` to `ENTRY.out`."""
     halves = _halves(trunk)
-    if not halves["middle"]:
+    if not is_like(trunk, module):
         what, joint = (
             "draft modules of layers of one mixer each",
             held.called(f"{module.project}.weight"),
         )
         raise UnsupportedError(what, where=joint, hint="load the model with heads='off'")
     before = f"{entry}.input"
-    for half in ("middle", "out"):
-        found = _matching(halves[half], entry, module, held)
+    places = [("middle", entry, module.layer), ("out", entry, module.layer)]
+    if module.second:
+        places = [("out", f"{entry}.first", module.layer), ("out", entry, module.second)]
+    for half, named, prefix in places:
+        found = _matching(halves[half], named, prefix, module, held)
         first = next(iter(found[0].inputs))
         for node in found:
             inputs = tuple(before if name == first else name for name in node.inputs)
             yield replace(node, inputs=inputs)
-        before = f"{entry}.{half}"
+        before = f"{named}.{half}"
 
 
 def _halves(trunk: Graph) -> dict[str, list[tuple[int, list[Node]]]]:
@@ -227,9 +232,9 @@ def _halves(trunk: Graph) -> dict[str, list[tuple[int, list[Node]]]]:
     return found
 
 
-def has_halves(trunk: Graph) -> bool:
-    """Whether layers mix and then feed forward, as a module's block does."""
-    return bool(_halves(trunk)["middle"])
+def is_like(trunk: Graph, module: Module) -> bool:
+    """Whether a module's block has its halves in one layer, or in two, as the trunk has."""
+    return bool(_halves(trunk)["middle"]) != bool(module.second)
 
 
 def layer_count(trunk: Graph) -> int:
@@ -238,7 +243,7 @@ def layer_count(trunk: Graph) -> int:
 
 
 def _matching(
-    halves: list[tuple[int, list[Node]]], entry: str, module: Module, held: Held
+    halves: list[tuple[int, list[Node]]], entry: str, prefix: str, module: Module, held: Held
 ) -> list[Node]:
     """The last half layer whose tensors the module has, renamed; one without a window first.
 
@@ -248,7 +253,7 @@ def _matching(
     """
     found = []
     for layer, nodes in reversed(halves):
-        renamed = [_renamed(node, layer, entry, module, held) for node in nodes]
+        renamed = [_renamed(node, layer, entry, prefix, held) for node in nodes]
         windowed = any(getattr(node.op, "window", None) for node in nodes)
         found.append((held.problems(_shapes(renamed)), windowed, layer, renamed))
     problems, _, layer, nearest = min(found, key=lambda it: (len(it[0]), it[1]))
@@ -262,7 +267,7 @@ def _matching(
     )
 
 
-def _renamed(node: Node, layer: int, entry: str, module: Module, held: Held) -> Node:
+def _renamed(node: Node, layer: int, entry: str, prefix: str, held: Held) -> Node:
     """A layer's node as the module's: its names, and an MLP of its width."""
     here, file = f"layers.{layer}.", f"model.layers.{layer}."
 
@@ -270,7 +275,7 @@ def _renamed(node: Node, layer: int, entry: str, module: Module, held: Held) -> 
         return f"{entry}.{name.removeprefix(here)}" if name.startswith(here) else name
 
     weights = {
-        role: f"{module.layer}.{name.removeprefix(file)}" if name.startswith(file) else name
+        role: f"{prefix}.{name.removeprefix(file)}" if name.startswith(file) else name
         for role, name in node.weights.items()
     }
     return Node(
