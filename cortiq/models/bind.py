@@ -20,7 +20,8 @@ from cortiq.models.head_names import (
     parted,
     synthetic_plan,
 )
-from cortiq.models.heads import HeadPlan, Held, is_like, layer_count, with_heads
+from cortiq.models.heads import HeadPlan, is_like, layer_count, with_heads
+from cortiq.models.held import Held
 from cortiq.models.pieces import cut
 from cortiq.models.registry import Checkpoint, family_for, family_name, place, read_config
 from cortiq.models.shortlist import with_shortlist

@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from cortiq.models.heads import EVERYTHING, Held
+from cortiq.models.held import EVERYTHING, Held
 from cortiq.models.patterns import pattern
 from cortiq.numerics.contract import F32, Floats
 

@@ -11,14 +11,14 @@ module is written for every family at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from cortiq.errors import UnsupportedError
 from cortiq.ir import Builder, Graph, Node, Op, Program, Value, ops
 from cortiq.ir.heads import CASCADE, CHAIN, RECALLED, DraftHead
 from cortiq.ir.layers import GatedMLP, Linear
+from cortiq.models.held import Held, Shape
 
 LARGEST_PART = 128
 """Values of a kept row that share an exponent, at most."""
@@ -26,43 +26,6 @@ MOST_TOLD = 6
 """Tensors that an error names."""
 KEPT = "kept"
 """Name of the slot where a graph keeps the rows that a module recalls."""
-
-Shape = tuple[int, ...]
-
-
-class Held(Protocol):
-    """What tensors there are for a draft head."""
-
-    def problems(self, shapes: Mapping[str, Shape]) -> Sequence[str]:
-        """What is missing or misshapen of weights of these canonical names and shapes."""
-        ...
-
-    def rows(self, name: str) -> int | None:
-        """Rows of a matrix by its canonical name; None where there is none, or any would do."""
-        ...
-
-    def called(self, name: str) -> str:
-        """What a file calls the tensor of this canonical name."""
-        ...
-
-
-class Everything:
-    """Tensors by formula: all there could be."""
-
-    def problems(self, shapes: object) -> Sequence[str]:
-        """None."""
-        return ()
-
-    def rows(self, name: str) -> int | None:
-        """Any number would do."""
-        return None
-
-    def called(self, name: str) -> str:
-        """The same."""
-        return name
-
-
-EVERYTHING: Held = Everything()
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def find_tensors(
 
 
 class HeldTensors:
-    """The tensors of a checkpoint, by the canonical names of weights (`models.heads.Held`)."""
+    """The tensors of a checkpoint, by the canonical names of weights (`models.held.Held`)."""
 
     def __init__(self, checkpoint: Checkpoint, names: Names, source: str) -> None:
         self.checkpoint, self.names, self.source = checkpoint, names, source
