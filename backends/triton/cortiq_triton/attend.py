@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cortiq.numerics.attention import LOG2_E_F32, scoring
-from cortiq_triton import attention, pages
+from cortiq_triton import attention, pages, spans
 from cortiq_triton.call import Call
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
 from cortiq_triton.rows import Rows
@@ -27,7 +27,20 @@ class Stream:
 NARROW, WIDE, WIDEST = Stream(), Stream(warps=8), Stream(queries=16, stages=1)
 """For keys and values of at most 128 columns, of at most 256, and of more."""
 FEW = 16
-"""Queries of a program that computes one tile."""
+"""Queries of a program that computes a span of tiles."""
+
+
+@dataclass
+class Spans:
+    """How tiles are spread: programs aimed at, tiles up to which one does all, warps, stages."""
+
+    programs: int = 1024
+    serial: int = 2
+    warps: int = 4
+    stages: int = 2
+
+
+SPANS = Spans()
 STREAM_ROWS = 16
 """Rows of a sequence from which its tiles are streamed."""
 
@@ -123,18 +136,17 @@ def attend(
             warps=how.warps, **sizes,
         )  # fmt: skip
         return out
-    most = rows.most_tiles(window)
+    most = rows.most_tiles(window) + (16 if window else 0)
     sums = torch.empty((rows.count, op.heads, most, op.value_dim), device=rows.device)
-    numbers = torch.empty((rows.count, op.heads, most, 3), dtype=torch.int32, device=rows.device)
+    numbers = torch.empty((rows.count, op.heads, most, 4), dtype=torch.int32, device=rows.device)
+    counters = call.shared.counters.of(len(blocks) * programs * (most // 16 + 2))
+    splits = min(most, max(1, SPANS.programs // (len(blocks) * programs)))
+    rows_each = max(min(each, s.stop - s.start) for s in rows.segments)
     launch(
-        attention.attend_tiles, (len(blocks), programs, most), *queries, listed, sums, numbers,
-        *at, most, early=True, **sizes,
-    )  # fmt: skip
-    queries_each = min(pow2(rows.count * op.heads), 64 if INTERPRETED else 1)
-    launch(
-        attention.attend_merge, (ceil_div(rows.count * op.heads, queries_each),), sums, numbers,
-        position, sink, out, call.faults, rows.count, window, factors[3], most, H=op.heads,
-        DV=op.value_dim, VP=sizes["VP"], BM=queries_each, SINK=sinks is not None, early=True,
+        spans.attend_spans, (programs, len(blocks), splits), *queries, sink, listed, out,
+        call.faults, sums, numbers, counters, *at, most, SINK=sinks is not None,
+        MQ=min(FEW, pow2(rows_each * sizes["HB"])), SERIAL=SPANS.serial, STAGES=SPANS.stages,
+        warps=SPANS.warps, early=True, **sizes,
     )  # fmt: skip
     return out
 

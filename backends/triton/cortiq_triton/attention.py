@@ -1,15 +1,14 @@
 """Attention over pages of 64 keys: int8 tensor-core dots, integer exponents, base 2.
 
 A page is a tile of the contract. `attend_stream` walks over a query's tiles in order, for prompts;
-`attend_tiles` computes tiles in parallel and `attend_merge` adds them in order, for decoding: the
-same bits.
+`spans.attend_spans` computes tiles in parallel and adds them in order, for decoding: the same bits.
 """
 
 from __future__ import annotations
 
 import triton.language as tl
 
-from cortiq_triton.language import Tensor, begin, device, kernel
+from cortiq_triton.language import Tensor, device, kernel
 from cortiq_triton.scalar import exp2_int, inverse, outside, snapped
 from cortiq_triton.tile import (
     MAGIC_BITS,
@@ -17,7 +16,6 @@ from cortiq_triton.tile import (
     combine,
     empty,
     factors,
-    page_of,
     rescaling,
     slot_of,
     tile_exponents,
@@ -182,87 +180,3 @@ def attend_stream(
     o1 = result(total, M, o1, N, sink, head, log2_e, SINK)
     answer(o0, out, faults, at, row, live, DV, 0, HALF)
     answer(o1, out, faults, at, row, live, DV, HALF, HALF)
-
-
-@kernel
-def attend_tiles(
-    qh: Tensor, ql: Tensor, qe: Tensor, table: Tensor, owners: Tensor, positions: Tensor,
-    blocks: Tensor, chosen: Tensor, sums: Tensor, numbers: Tensor, stride: Tensor, pages: Tensor,
-    slot: Tensor, window: Tensor, factor: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor,
-    most: Tensor, H: tl.constexpr, G: tl.constexpr, HB: tl.constexpr, DK: tl.constexpr,
-    DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr, CAPPED: tl.constexpr,
-    BLOCK: tl.constexpr, SETS: tl.constexpr, CHOSEN: tl.constexpr,
-) -> None:  # fmt: skip
-    """One tile of a block of queries: RN(O) [R, H, most, DV], and [R, H, most, 3] of L, K, E.
-
-    A query's tiles are numbered from its first visible one on.
-    """
-    first_row, row, head, live, g = queries_of(
-        blocks, tl.program_id(0), tl.program_id(1), H, G, HB, BM
-    )
-    position, lowest = sight(positions, row, live, window)
-    first = tl.min(tl.where(live, lowest, 2147483647), 0) // 64
-    tile, highest = first + tl.program_id(2), tl.max(position, 0)
-    begin()
-    if tile * 64 <= highest:
-        page = page_of(table, tl.load(owners + first_row), pages, tile, slot)
-        ke, ve = tile_exponents(page, g, tile, highest, G, DK, DV)
-        high, low, exponent = load_queries(qh, ql, qe, row, head, live, stride, H, DK, KP)
-        scale = factors(exponent, factor, KP)
-        kappa, fraction = tile_scores(
-            page, g, high, low, scale, ke, cap, inverse_cap, log2_e, G, DK, KP, BM, CAPPED
-        )
-        blocks_of = chosen + (row * SETS + head * SETS // H) * CHOSEN
-        kappa = unseen_away(kappa, tile, position, lowest, blocks_of, BM, BLOCK, CHOSEN)
-        L, K, E, wh, wl = tile_weights(kappa, fraction, ve)
-        O = tile_values(page, g, wh, wl, G, DK, DV, 0, VP, BM) * 65536.0  # noqa: E741
-        mine = live & (tile >= lowest // 64) & (tile * 64 <= position)
-        at = (row * H + head).to(tl.int64) * most + (tile - lowest // 64)
-        v = tl.arange(0, VP)
-        mask = mine[:, None] & (v < DV)[None, :]
-        tl.store(sums + at[:, None] * DV + v[None, :], O, mask=mask)
-        numbers_at = numbers + at[:, None] * 3
-        tl.store(numbers_at, L.to(tl.int32, bitcast=True), mask=mine[:, None])
-        tl.store(numbers_at + 1, K, mask=mine[:, None])
-        tl.store(numbers_at + 2, E, mask=mine[:, None])
-
-
-@kernel
-def attend_merge(
-    sums: Tensor, numbers: Tensor, positions: Tensor, sink: Tensor, out: Tensor, faults: Tensor,
-    rows: Tensor, window: Tensor, log2_e: Tensor, most: Tensor, H: tl.constexpr, DV: tl.constexpr,
-    VP: tl.constexpr, BM: tl.constexpr, SINK: tl.constexpr,
-) -> None:  # fmt: skip
-    """BM queries (row, head) of one row each: their tiles added in order, out [R, H, DV]."""
-    i = tl.program_id(0) * BM + tl.arange(0, BM)
-    live, v = i < rows * H, tl.arange(0, VP)
-    position = tl.load(positions + i // H, mask=live, other=-1)
-    lowest = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
-    first, last = lowest // 64, (position + 64) // 64
-    total, M = empty(BM, 1)
-    whole, N = empty(BM, VP)
-    start = tl.min(tl.where(live, first, 2147483647), 0)
-    begin()
-    for run in range(start // 16, (tl.max(last, 0) + 15) // 16):
-        mass, mm = empty(BM, 1)
-        o, nn = empty(BM, VP)
-        for step in range(16):
-            tile = run * 16 + step
-            mine = live & (tile >= first) & (tile < last)
-            at = i.to(tl.int64) * most + (tile - first)
-            O = tl.load(  # noqa: E741
-                sums + at[:, None] * DV + v[None, :],
-                mask=mine[:, None] & (v < DV)[None, :], other=0.0,
-            )  # fmt: skip
-            numbers_at = numbers + at[:, None] * 3
-            L = tl.load(numbers_at, mask=mine[:, None], other=0).to(tl.float32, bitcast=True)
-            K = tl.load(numbers_at + 1, mask=mine[:, None], other=NONE)
-            E = tl.load(numbers_at + 2, mask=mine[:, None], other=NONE)
-            mass, mm = combine(mass, mm, L, K)
-            o, nn = combine(o, nn, O, E)
-        total, M = combine(total, M, mass, mm)
-        whole, N = combine(whole, N, o, nn)
-    y = result(total, M, whole, N, sink, i % H, log2_e, SINK)
-    mask = live[:, None] & (v < DV)[None, :]
-    tl.store(out + i.to(tl.int64)[:, None] * DV + v[None, :], snapped(y), mask=mask)
-    tl.store(faults + (i // H)[:, None] + v[None, :] * 0, 1, mask=mask & outside(y))

@@ -14,6 +14,21 @@ from cortiq_triton.rotary import Angles
 from cortiq_triton.rowset import RowSet
 
 
+class Counters:
+    """Zeros on a device, which launches leave as they find them; where they are never changes."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._kept: list[torch.Tensor] = []
+
+    def of(self, count: int) -> torch.Tensor:
+        """At least so many: int32, 0 between launches."""
+        if not self._kept or len(self._kept[-1]) < count:
+            size = max(1 << 14, 1 << (count - 1).bit_length())
+            self._kept.append(torch.zeros(size, dtype=torch.int32, device=self._device))
+        return self._kept[-1]
+
+
 @dataclass(frozen=True)
 class Shared:
     """What all calls of an executable have in common."""
@@ -22,6 +37,7 @@ class Shared:
     layout: Layout
     angles: Angles
     device: str
+    counters: Counters
 
 
 @dataclass

@@ -14,7 +14,7 @@ from cortiq.backend.windows import windows_of
 from cortiq.ir import Program, expand
 from cortiq.numerics.contract import TILE
 from cortiq.numerics.layouts import Weight
-from cortiq_triton.call import Shared
+from cortiq_triton.call import Counters, Shared
 from cortiq_triton.decode import Decoder, Step
 from cortiq_triton.memory import Layout, Pool
 from cortiq_triton.plan import Plan, Prepared
@@ -53,7 +53,7 @@ class TritonExecutable(BaseExecutable[TritonState, Plan]):
         self.views = windows_of(program)
         self.graphs = bool(options.extra.get("graphs", device != "cpu"))
         self._settling = False
-        self.shared = Shared(program, self.layout, Angles(device), device)
+        self.shared = Shared(program, self.layout, Angles(device), device, Counters(device))
         nodes = [node for graph in program.graphs.values() for node in graph.nodes]
         self.decoder = Decoder(self)
         self.placement = dict.fromkeys((node.name for node in nodes), "triton")
