@@ -50,7 +50,7 @@ def compiled(*arguments, tool="tools/lint_triton.py"):
 def test_what_decoding_launches_compiles_for_gpus_and_its_ptx_is_clean():
     code, said = compiled("--models", "tiny-llama", "--layouts", "", "--targets", "90")
     assert code == 0, said
-    for name in ("matvec_rows", "matmul_rows", "attend_tiles", "norm_quantise", "gate_quantise"):
+    for name in ("matvec_rows", "matmul_rows", "attend_spans", "norm_quantise", "gate_quantise"):
         assert f"sm_90 {name}(" in said
     assert said.count(": clean") > 25
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from cortiq.ir import Graph, Node, Op, ops
-from cortiq_triton import fused, heads, products, wise
+from cortiq_triton import fused, into, products, wise
 from cortiq_triton.call import Call
 from cortiq_triton.products import PLAIN, Stack
 from cortiq_triton.rows import Rows, quantise_parts
@@ -210,13 +210,15 @@ class Fuser:
         return False
 
     def _queries_of(self, store: Step) -> list[Step] | None:
-        """What makes the queries of the attention that first reads what is stored."""
-        for step in self.steps[self.steps.index(store) :]:
+        """What makes the queries of the attention that reads what is stored first, if what they
+        are made of is known before.
+        """
+        at = self.steps.index(store)
+        known = {name for step in self.steps[:at] for name in step.node.outputs}
+        for step in self.steps[at:]:
             if isinstance(step.node.op, ops.Attend) and step.node.slots == store.node.slots:
                 chain = self._chain(step.node.inputs[0]) if step.late == store.late else None
-                known = {name for s in self.steps[: self.steps.index(store)]
-                         for name in s.node.outputs}  # fmt: skip
-                return chain if chain and chain[-1].node.outputs[0] in known else None
+                return chain if chain and chain[0].node.inputs[0] in known else None
         return None
 
     def _into_attention(self, chains: dict[str, list[Step]], store: Step | None = None) -> bool:
@@ -226,7 +228,7 @@ class Fuser:
         names = tuple(ways)
 
         def kernel(call: Call, *given: torch.Tensor) -> Rows | tuple[()]:
-            return heads.into_attention(call, ways, dict(zip(names, given, strict=True)))
+            return into.into_attention(call, ways, dict(zip(names, given, strict=True)))
 
         parts = [step for chain in chains.values() for step in chain]
         slots = {} if store is None else store.node.slots
@@ -253,16 +255,16 @@ class Fuser:
         op: Any = chain[0].node.op
         late = {step.late for step in chain}
         return (
-            chain if len(op.shape) == 2 and op.shape[1] <= heads.WIDEST and len(late) == 1 else None
+            chain if len(op.shape) == 2 and op.shape[1] <= into.WIDEST and len(late) == 1 else None
         )
 
-    def _way(self, chain: list[Step]) -> tuple[heads.Way, Any]:
+    def _way(self, chain: list[Step]) -> tuple[into.Way, Any]:
         """What a chain does to its heads, and the norm's weight or None."""
         found: dict[type[Op], Step] = {type(step.node.op): step for step in chain}
         norm, turn = found.get(ops.RMSNorm), found.get(ops.Rope)
         eps = None if norm is None else norm.node.op.eps  # type: ignore[attr-defined]
         shape = chain[0].node.op.shape  # type: ignore[attr-defined]
-        way = heads.Way(shape, eps, None if turn is None else turn.node.op)
+        way = into.Way(shape, eps, None if turn is None else turn.node.op)
         return way, None if norm is None else norm.weights.get("weight")
 
     def _join(self) -> None:

@@ -4,44 +4,23 @@ values go straight into the cache.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-import torch
 import triton.language as tl
 
-from cortiq.numerics.contract import F32
-from cortiq_triton.call import Call
-from cortiq_triton.language import (
-    INTERPRETED,
-    Tensor,
-    begin,
-    ceil_div,
-    constant,
-    device,
-    kernel,
-    launch,
-    pow2,
-)
-from cortiq_triton.rows import Rows, empty_rows, exponent_of, quantised
+from cortiq_triton.language import Tensor, begin, constant, device, kernel
+from cortiq_triton.rows import exponent_of, quantised
 from cortiq_triton.scalar import inverse_root, magnitude_bits, outside, snapped, split_planes
 
-ROWS = 64 if INTERPRETED else 32
-"""Rows of a program, which computes one head of them."""
-FEW_ROWS = 64
-"""Rows up to which a program computes one of them, by one warp."""
-WIDEST = 256
-"""Columns of a head up to which its norm is one chunk of lanes."""
-NORMED, WEIGHTED, TURNED, HALVES = map(constant, (1, 2, 4, 8))
-"""Bits of what happens to heads: an RMSNorm, with a weight; a turn, of pairs half a head apart."""
+NORMED, WEIGHTED, TURNED, HALVES, WHOLE = map(constant, (1, 2, 4, 8, 16))
+"""Bits of what happens to heads: an RMSNorm, with a weight; a turn, of pairs that are half of what
+is turned apart, which is the whole head.
+"""
 
 
 @device
 def head_root(
-    value: Tensor, one_over_n: Tensor, eps: Tensor, RB: tl.constexpr, DP: tl.constexpr
+    lanes: Tensor, one_over_n: Tensor, eps: Tensor, RB: tl.constexpr, DP: tl.constexpr
 ) -> Tensor:
-    """RN(1/RN(√(mean + eps))) of heads [RB, DP], DP ≤ 256 a power of two: [RB, 1]."""
-    lanes = value * value
+    """RN(1/RN(√(mean + eps))) of squares [RB, DP], DP ≤ 256 a power of two: [RB, 1]."""
     for step in tl.static_range(8):
         if DP >> (step + 1) > 0:
             halves = tl.permute(tl.reshape(lanes, (RB, 2, DP >> (step + 1))), (0, 2, 1))
@@ -97,7 +76,7 @@ def head_values(
     if WAY & TURNED:
         other = tl.load(base + partner[None, :], mask=inside, other=0.0)
     if WAY & NORMED:
-        root = head_root(y, one_over_n, eps, RB, DP)
+        root = head_root(y * y, one_over_n, eps, RB, DP)
         y = normed(y, root, weight, i, width, WAY)
         tl.store(flags, 1, mask=inside & outside(y))
         y = snapped(y)
@@ -113,69 +92,99 @@ def head_values(
 
 
 @device
-def planes_of(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Planes [RB, DP] and exponents [RB] of quantised rows."""
-    largest = tl.max(magnitude_bits(y), 1)[:, None]
-    e = exponent_of(largest)
-    high, low = split_planes(quantised(y, largest, e))
-    return high, low, tl.max(e, 1)
+def head_halves(
+    x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, faults: Tensor, r: Tensor, live: Tensor,
+    position: Tensor, head: Tensor, heads: tl.constexpr, one_over_n: Tensor, eps: Tensor,
+    WAY: tl.constexpr, RB: tl.constexpr, HALF: tl.constexpr,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The same for heads of 2·HALF columns of which all are turned: both halves, [RB, HALF]."""
+    i = tl.arange(0, HALF)
+    mask, flags = live[:, None] & (i >= 0)[None, :], faults + r[:, None] + i[None, :] * 0
+    angle = position.to(tl.int64)[:, None] * HALF + i[None, :]
+    c, s = tl.load(cos + angle, mask=mask, other=0.0), tl.load(sin + angle, mask=mask, other=0.0)
+    begin()
+    place = x + (r.to(tl.int64) * heads + head)[:, None] * (2 * HALF) + i[None, :]
+    a, b = tl.load(place, mask=mask, other=0.0), tl.load(place + HALF, mask=mask, other=0.0)
+    if WAY & NORMED:
+        root = head_root(a * a + b * b, one_over_n, eps, RB, HALF)
+        a = normed(a, root, weight, i, 2 * HALF, WAY)
+        b = normed(b, root, weight, i + HALF, 2 * HALF, WAY)
+        tl.store(flags, 1, mask=mask & (outside(a) | outside(b)))
+        a, b = snapped(a), snapped(b)
+    first, second = a * c - b * s, b * c + a * s
+    tl.store(flags, 1, mask=mask & (outside(first) | outside(second)))
+    return snapped(first), snapped(second)
 
 
 @device
-def store_query(
-    y: Tensor, high: Tensor, low: Tensor, exponent: Tensor, at: Tensor, live: Tensor,
-    padded: Tensor, KP: tl.constexpr,
-) -> None:  # fmt: skip
-    """Heads y [RB, KP], which are rows `at` of the planes, quantised."""
-    i = tl.arange(0, KP)
-    q_high, q_low, e = planes_of(y)
-    mask, place = live[:, None] & (i < padded)[None, :], at[:, None] * padded + i[None, :]
-    tl.store(high + place, q_high, mask=mask)
-    tl.store(low + place, q_low, mask=mask)
-    tl.store(exponent + at, e, mask=live)
+def store_planes(
+    y: Tensor, largest: Tensor, place: Tensor, plane: Tensor, mask: Tensor, ACROSS: tl.constexpr
+) -> None:
+    """Columns of quantised rows y to a plane and the next, `plane` bytes further.
+
+    ACROSS: as columns by rows, so that what is stored side by side is of neighbouring rows.
+    """
+    high, low = split_planes(quantised(y, largest, exponent_of(largest)))
+    if ACROSS:
+        high, low = tl.trans(high), tl.trans(low)
+    tl.store(place, high, mask=mask)
+    tl.store(place + plane, low, mask=mask)
 
 
 @device
-def store_key(
-    y: Tensor, page: Tensor, t: Tensor, g: Tensor, live: Tensor, G: tl.constexpr,
-    DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr,
-) -> None:  # fmt: skip
-    """Keys y [RB, KP] of head g to places t [RB] of their pages."""
-    i = tl.arange(0, KP)
-    k_high, k_low, e = planes_of(y)
-    mask, place = live[:, None] & (i < DK)[None, :], (page + (g * 64 + t) * DK)[:, None] + i
-    tl.store(place, k_high, mask=mask)
-    tl.store(place + G * 64 * DK, k_low, mask=mask)
-    tl.store(page + 2 * G * 64 * (DK + DV) + g * 64 + t, e.to(tl.int8), mask=live)
+def largest_of(y: Tensor) -> Tensor:
+    """Bits of the largest magnitudes of rows y [RB, n]: [RB, 1]."""
+    return tl.max(magnitude_bits(y), 1)[:, None]
 
 
 @device
-def store_value(
-    y: Tensor, page: Tensor, t: Tensor, g: Tensor, live: Tensor, G: tl.constexpr,
-    DK: tl.constexpr, DV: tl.constexpr, VP: tl.constexpr,
+def store_head(
+    x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, faults: Tensor, r: Tensor, live: Tensor,
+    position: Tensor, head: Tensor, pairs: Tensor, one_over_n: Tensor, eps: Tensor, place: Tensor,
+    plane: Tensor, exponent: Tensor, padded: Tensor, heads: tl.constexpr, width: tl.constexpr,
+    WAY: tl.constexpr, RB: tl.constexpr, DP: tl.constexpr, ACROSS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Values y [RB, VP] of head g; planes of them are columns by positions, stored along these."""
-    v = tl.arange(0, VP)[:, None]
-    v_high, v_low, e = planes_of(y)
-    mask, place = (v < DV) & live[None, :], (page + 2 * G * 64 * DK + t)[None, :]
-    place = place + (g * DV + v) * 64
-    tl.store(place, tl.trans(v_high), mask=mask)
-    tl.store(place + G * 64 * DV, tl.trans(v_low), mask=mask)
-    tl.store(page + 2 * G * 64 * (DK + DV) + (G + g) * 64 + t, e.to(tl.int8), mask=live)
+    """A head of rows, quantised: planes from `place` [RB] on, columns 64 bytes apart if ACROSS."""
+    if WAY & WHOLE:
+        HALF: tl.constexpr = DP // 2
+        first, second = head_halves(
+            x, weight, cos, sin, faults, r, live, position, head, heads, one_over_n, eps, WAY, RB,
+            HALF,
+        )  # fmt: skip
+        largest = tl.maximum(largest_of(first), largest_of(second))
+        i = tl.arange(0, HALF)
+        at, mask = place[:, None] + i[None, :], live[:, None] & (i >= 0)[None, :]
+        store_planes(first, largest, at, plane, mask, False)
+        store_planes(second, largest, at + HALF, plane, mask, False)
+    else:
+        y = head_values(
+            x, weight, cos, sin, faults, r, live, position, head, heads, width, pairs, one_over_n,
+            eps, WAY, RB, DP,
+        )  # fmt: skip
+        largest, j = largest_of(y), tl.arange(0, DP)
+        if ACROSS:
+            there, filled = place[None, :] + j[:, None] * 64, (j < padded)[:, None] & live[None, :]
+            store_planes(y, largest, there, plane, filled, ACROSS)
+        else:
+            there, filled = place[:, None] + j[None, :], live[:, None] & (j < padded)[None, :]
+            store_planes(y, largest, there, plane, filled, ACROSS)
+    e = exponent_of(largest).to(exponent.dtype.element_ty)
+    tl.store(exponent[:, None], e, mask=live[:, None])
 
 
 @kernel
 def head_rows(
     xq: Tensor, xk: Tensor, xv: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, cq: Tensor, sq: Tensor,
     ck: Tensor, sk: Tensor, cv: Tensor, sv: Tensor, positions: Tensor, owners: Tensor,
-    table: Tensor, high: Tensor, low: Tensor, exponent: Tensor, faults: Tensor, R: Tensor,
-    q_pairs: Tensor, k_pairs: Tensor, v_pairs: Tensor, padded: Tensor, pages: Tensor, slot: Tensor,
+    table: Tensor, high: Tensor, exponent: Tensor, faults: Tensor, R: Tensor, q_pairs: Tensor,
+    k_pairs: Tensor, v_pairs: Tensor, padded: Tensor, plane: Tensor, pages: Tensor, slot: Tensor,
     k_over_n: Tensor, v_over_n: Tensor, q_eps: Tensor, k_eps: Tensor, v_eps: Tensor,
     H: tl.constexpr, G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, Q_WAY: tl.constexpr,
     K_WAY: tl.constexpr, V_WAY: tl.constexpr, RB: tl.constexpr, KP: tl.constexpr,
     VP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Head h of RB rows: of the H queries to planes [R, H, padded], of G keys or values to pages.
+    """Head h of RB rows: of the H queries to planes [R, H, padded], of G keys or values to pages,
+    in which columns of values are rows of their planes. `plane` is where low planes begin.
 
     Where rows go is read before the launches that make them have ended.
     """
@@ -183,99 +192,27 @@ def head_rows(
     live = r < R
     position = tl.load(positions + r, mask=live, other=0)
     if h < H:
-        y = head_values(
-            xq, wq, cq, sq, faults, r, live, position, h, H, DK, q_pairs, k_over_n, q_eps, Q_WAY,
-            RB, KP,
+        at = r.to(tl.int64) * H + h
+        store_head(
+            xq, wq, cq, sq, faults, r, live, position, h, q_pairs, k_over_n, q_eps,
+            high + at * padded, plane, exponent + at, padded, H, DK, Q_WAY, RB, KP, False,
         )  # fmt: skip
-        store_query(y, high, low, exponent, r.to(tl.int64) * H + h, live, padded, KP)
     elif G > 0:
         sequence = tl.load(owners + r, mask=live, other=0).to(tl.int64)
-        address = tl.load(table + sequence * pages + position // 64, mask=live, other=0) + slot
-        page, t = address.to(tl.pointer_type(tl.int8)), position % 64
+        address = tl.load(table + sequence * pages + position // 64, mask=live, other=0)
+        page = tl.multiple_of((address + slot).to(tl.pointer_type(tl.int8)), 16)
+        t, numbers = position % 64, 2 * G * 64 * (DK + DV)
         if h < H + G:
-            k = head_values(
-                xk, wk, ck, sk, faults, r, live, position, h - H, G, DK, k_pairs, k_over_n, k_eps,
-                K_WAY, RB, KP,
+            g = h - H
+            store_head(
+                xk, wk, ck, sk, faults, r, live, position, g, k_pairs, k_over_n, k_eps,
+                page + (g * 64 + t) * DK, G * 64 * DK, page + numbers + g * 64 + t, DK, G, DK,
+                K_WAY, RB, KP, False,
             )  # fmt: skip
-            store_key(k, page, t, h - H, live, G, DK, DV, KP)
         else:
-            v = head_values(
-                xv, wv, cv, sv, faults, r, live, position, h - H - G, G, DV, v_pairs, v_over_n,
-                v_eps, V_WAY, RB, VP,
+            n = h - H - G
+            store_head(
+                xv, wv, cv, sv, faults, r, live, position, n, v_pairs, v_over_n, v_eps,
+                page + 2 * G * 64 * DK + n * DV * 64 + t, G * 64 * DV,
+                page + numbers + (G + n) * 64 + t, DV, G, DV, V_WAY, RB, VP, True,
             )  # fmt: skip
-            store_value(v, page, t, h - H - G, live, G, DK, DV, VP)
-
-
-@dataclass(frozen=True)
-class Way:
-    """What happens to heads before they are quantised.
-
-    Attributes
-    ----------
-    shape : heads and their width. norm : eps of an RMSNorm, or None.
-    turn : a `Rope` without sections, or None.
-    """
-
-    shape: tuple[int, ...]
-    norm: float | None
-    turn: Any
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Arguments of a kind of heads; `weight` and the angles stand in as x where there are none."""
-
-    x: torch.Tensor
-    weight: torch.Tensor
-    cos: torch.Tensor
-    sin: torch.Tensor
-    pairs: int
-    eps: float
-    bits: int
-
-
-def _part(call: Call, way: Way | None, x: torch.Tensor, role: str) -> _Part:
-    x = x.contiguous()
-    if way is None:
-        return _Part(x, x, x, x, 1, 0.0, 0)
-    weight, cos, sin, pairs = call.weights.get(role), x, x, 1
-    if way.turn is not None:
-        cos, sin, _ = call.shared.angles.of(way.turn)
-        pairs = cos.shape[1]
-    bits = (way.norm is not None) + 2 * (weight is not None) + 4 * (way.turn is not None)
-    bits += 8 * (way.turn is not None and way.turn.pairing == "half")
-    eps = float(F32(way.norm or 0))
-    return _Part(x, x if weight is None else weight, cos, sin, pairs, eps, bits)
-
-
-def into_attention(
-    call: Call, ways: dict[str, Way], given: dict[str, torch.Tensor]
-) -> Rows | tuple[()]:
-    """Heads of "query", "key" and "value", or of some of these: quantised queries (their sums are
-    not there), keys and values in the cache.
-    """
-    x = next(iter(given.values()))
-    q, k, v = (_part(call, ways.get(n), given.get(n, x), n) for n in ("query", "key", "value"))
-    count, at = len(x), call.rows
-    (heads, width), (groups, value_width) = (
-        ways[name].shape if name in ways else (0, 0) for name in ("query", "value")
-    )
-    offset = call.slot("kv")[1] if groups else 0
-    key_width = ways["key"].shape[1] if groups else width
-    out = empty_rows((count, heads), key_width, x.device)
-    padded, each = out.high.shape[-1], ROWS if INTERPRETED or count > FEW_ROWS else 1
-    each = min(each, pow2(count))
-    launch(
-        head_rows, (heads + 2 * groups, ceil_div(count, each)), q.x, k.x, v.x, q.weight, k.weight,
-        v.weight, q.cos, q.sin, k.cos, k.sin, v.cos, v.sin, at.positions, at.owners, at.table,
-        *out[:3], call.faults, count, q.pairs, k.pairs, v.pairs, padded, at.pages, offset,
-        _inverse(key_width), _inverse(value_width), q.eps, k.eps, v.eps, H=heads, G=groups,
-        DK=key_width, DV=value_width, Q_WAY=q.bits, K_WAY=k.bits, V_WAY=v.bits, RB=each,
-        KP=max(16, padded, pow2(key_width)), VP=max(16, pow2(max(1, value_width))),
-        warps=1 if each == 1 else 4, early=True,
-    )  # fmt: skip
-    return out if heads else ()
-
-
-def _inverse(n: int) -> float:
-    return float(F32(1) / F32(max(1, n)))

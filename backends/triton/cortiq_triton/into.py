@@ -1,0 +1,99 @@
+"""Launches of heads on their way into attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cortiq.numerics.contract import F32
+from cortiq_triton.call import Call
+from cortiq_triton.heads import head_rows
+from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
+from cortiq_triton.rows import Rows, empty_rows
+
+ROWS = 64 if INTERPRETED else 32
+"""Rows of a program, which computes one head of them."""
+FEW_ROWS = 64
+"""Rows up to which a program computes one of them, by one warp."""
+WIDEST = 256
+"""Columns of a head up to which its norm is one chunk of lanes."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What happens to heads before they are quantised.
+
+    Attributes
+    ----------
+    shape : heads and their width. norm : eps of an RMSNorm, or None.
+    turn : a `Rope` without sections, or None.
+    """
+
+    shape: tuple[int, ...]
+    norm: float | None
+    turn: Any
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Arguments of a kind of heads; `weight` and the angles stand in as x where there are none."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    pairs: int
+    eps: float
+    bits: int
+
+
+def _part(call: Call, way: Way | None, x: torch.Tensor, role: str) -> _Part:
+    x = x.contiguous()
+    if way is None:
+        return _Part(x, x, x, x, 1, 0.0, 0)
+    weight, cos, sin, pairs = call.weights.get(role), x, x, 1
+    if way.turn is not None:
+        cos, sin, _ = call.shared.angles.of(way.turn)
+        pairs = cos.shape[1]
+    bits = (way.norm is not None) + 2 * (weight is not None) + 4 * (way.turn is not None)
+    if way.turn is not None and way.turn.pairing == "half":
+        whole = way.shape[1] == 2 * pairs in (64, 128, 256) and role != "value"
+        bits += 8 + 16 * whole
+    eps = float(F32(way.norm or 0))
+    return _Part(x, x if weight is None else weight, cos, sin, pairs, eps, bits)
+
+
+def into_attention(
+    call: Call, ways: dict[str, Way], given: dict[str, torch.Tensor]
+) -> Rows | tuple[()]:
+    """Heads of "query", "key" and "value", or of some of these: quantised queries (their sums are
+    not there), keys and values in the cache.
+    """
+    x = next(iter(given.values()))
+    q, k, v = (_part(call, ways.get(n), given.get(n, x), n) for n in ("query", "key", "value"))
+    count, at = len(x), call.rows
+    (heads, width), (groups, value_width) = (
+        ways[name].shape if name in ways else (0, 0) for name in ("query", "value")
+    )
+    offset = call.slot("kv")[1] if groups else 0
+    key_width = ways["key"].shape[1] if groups else width
+    out = empty_rows((count, heads), key_width, x.device)
+    padded, each = out.high.shape[-1], ROWS if INTERPRETED or count > FEW_ROWS else 1
+    each = min(each, pow2(count))
+    launch(
+        head_rows, (heads + 2 * groups, ceil_div(count, each)), q.x, k.x, v.x, q.weight, k.weight,
+        v.weight, q.cos, q.sin, k.cos, k.sin, v.cos, v.sin, at.positions, at.owners, at.table,
+        out.high, out.e, call.faults, count, q.pairs, k.pairs, v.pairs, padded,
+        out.low.data_ptr() - out.high.data_ptr(), at.pages, offset,
+        _inverse(key_width), _inverse(value_width), q.eps, k.eps, v.eps, H=heads, G=groups,
+        DK=key_width, DV=value_width, Q_WAY=q.bits, K_WAY=k.bits, V_WAY=v.bits, RB=each,
+        KP=max(16, padded, pow2(key_width)), VP=max(16, pow2(max(1, value_width))),
+        warps=1 if each == 1 else 4, early=True,
+    )  # fmt: skip
+    return out if heads else ()
+
+
+def _inverse(n: int) -> float:
+    return float(F32(1) / F32(max(1, n)))
