@@ -8,9 +8,10 @@ shapes, so many that no cache holds them, as GB/s of weights and as a share of t
 is 512 rows times the same matrices, in 10¹² products of a 16-bit and an 8-bit number a second.
 `--sweep` tries other sizes of both kernels, prints what each gives, and uses the best for what
 follows: they change no bit, which is looked at. `decode` and `prefill` are the model's, through the
-same executable as `cortiq generate`; then every kind of dispatch of a step and of a chunk by
-itself, in milliseconds. A section that fails says why, and the others go on. `--small` does all of
-it with little memory and a tiny model: whether the command works, nothing else.
+same executable as `cortiq generate`, their bits held against the CPU backend's; then every kind of
+dispatch of a step and of a chunk by itself, in milliseconds. A section that fails says why, and the
+others go on. `--small` does all of it with little memory and a tiny model: whether the command
+works, nothing else.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.pop(0)  # this folder, in which a file has the name of the library that is measured
+sys.path.append(sys.path.pop(0))  # last: here a file has the name of the library that is measured
 
-from cortiq.backend import Argmax, Batch, CompileOptions, Row
+import gpu_golden as golden
+
+from cortiq.backend import Argmax, Batch, CompileOptions, Drawn, Row
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
 from cortiq.plugins import default_plugins
@@ -158,8 +161,32 @@ class Bench:
         options = CompileOptions(device=self.gpu.name, extra=extra)
         executable, vocabulary = self._compiled(WgpuBackend(), options, prefill.limit + 1)
         self._speeds("wgpu", executable, vocabulary, decode, prefill)
+        self._bits(executable)
         self._dispatches(executable, decode.limit, prefill.prompt_tokens)
         executable.close()
+
+    def _bits(self, executable: Any) -> None:
+        """Whether a long prompt, and steps after a short one, end in the CPU backend's bits."""
+        known = json.loads(golden.GOLDEN.read_text())
+        if known["model"] != self.model:
+            self.say("bits", f"no golden digests of {self.model}")
+            return
+        state = executable.open(golden.PROMPT)
+        _, context, count = golden.RUNS[0]
+        golden.prompt(executable, state, 0, context)
+        fork = state.fork()
+        for position in range(context, context + count + golden.WARM + 1):
+            token = golden.FIRST if position == context else Drawn(0)
+            batch = Batch([Row(fork, position, token, golden.WANTS)])
+            row = golden.completed(executable.forward(batch).result()).rows[0]
+        fork.release()
+        found = {golden.name_of(1, context, count): golden.text_of(row)}
+        row = golden.prompt(executable, state, context, golden.PROMPT)
+        found[f"prompt of {golden.PROMPT}"] = golden.text_of(row)
+        state.release()
+        for name, digest in found.items():
+            same = digest == known[name]
+            self.say(f"bits, {name}", "as on the CPU" if same else f"OTHER BITS: {digest}")
 
     def _compiled(self, backend: Any, options: CompileOptions, context: int) -> tuple[Any, int]:
         start = time.perf_counter()
@@ -215,7 +242,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", help="an adapter's name or number")
-    parser.add_argument("--model", default="synthetic:llama3-8b")
+    parser.add_argument("--model", default=golden.MODEL)
     parser.add_argument("--sweep", action="store_true", help="try sizes of kernels, use the best")
     parser.add_argument("--beside", help="another backend to measure the model on, triton say")
     parser.add_argument("--small", action="store_true", help="little memory, a tiny model")

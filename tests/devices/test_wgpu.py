@@ -20,10 +20,11 @@ from cortiq.errors import BackendError
 from cortiq.ir import Builder, ops
 from cortiq.numerics.synthetic import synthetic_weight
 from cortiq.plugins import find_backend
-from cortiq_conformance import models
+from cortiq_conformance import models, probes
 from cortiq_conformance.catalogue import cases
 from cortiq_conformance.report import Outcome
 from cortiq_conformance.runner import make_subject, run, run_case
+from cortiq_conformance.source import Source
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_wgpu import adapters, gate, rowwise
 from cortiq_wgpu.backend import WgpuBackend
@@ -116,15 +117,46 @@ def test_products_for_gpus_give_the_same_bits():
     assert fed(compiled(gpu_kernels=False), tokens) == fed(compiled(gpu_kernels=True), tokens)
 
 
-def test_rows_of_many_values_are_shared_out_to_workgroups(monkeypatch):
-    expected = fed(compiled("tiny-gemma3", gpu_kernels=False))
-    monkeypatch.setattr(rowwise, "MANY_VALUES", 64)
-    monkeypatch.setattr(rowwise, "EACH", 64)
-    executable = compiled("tiny-gemma3", gpu_kernels=True)
-    assert fed(executable) == expected
-    grids = [w.grid.x for c in executable.plans["trunk"]._compiled.values() for w in c.works
-             if w.label == "Activation Multiply"]  # fmt: skip
-    assert grids and min(grids) > 1
+def brought_by(backend, probe, feed, **extra):
+    """What rows of a probe bring, and the labels and widths of the dispatches."""
+    options = CompileOptions(extra=extra)
+    executable = backend.compile(probe.program, probe.weights, options)
+    state, wants = executable.open(len(feed.tokens)), (Named(probes.OUTPUT),)
+    rows = [
+        Row(state, i, int(t), wants, {n: v[i] for n, v in feed.inputs.items()})
+        for i, t in enumerate(feed.tokens)
+    ]
+    found = executable.forward(Batch(rows)).result().rows
+    works = executable.plans["trunk"]._compiled.values() if extra else ()
+    widths = {w.label: w.grid.x for c in works for w in c.works}
+    return np.stack([row[wants[0]] for row in found]), widths
+
+
+def wide_values():
+    """x·silu(x) of 2,500 values."""
+    b = Builder(context=100)
+    b.input("token")
+    b.input("position")
+    x = b.input("x", (2500,), "f32")
+    b.add(ops.Multiply(), b.add(ops.Activation("silu"), x, name="a"), x, name=probes.OUTPUT)
+    return probes.Probe(b.program((probes.OUTPUT,)), {}, {"x": probes.floats(2500)})
+
+
+@pytest.mark.parametrize(
+    ("probe", "label"),
+    [
+        (wide_values(), "Activation Multiply"),
+        (probes.attend(ops.Attend(9, 3, 32, 64, 0.2)), "Merge"),
+    ],
+)
+def test_rows_of_many_values_are_shared_out_to_workgroups(probe, label, monkeypatch):
+    monkeypatch.setattr(rowwise, "MANY_VALUES", 2500)
+    monkeypatch.setattr(rowwise, "MERGED", 9 * 64)
+    feed = probe.feed(Source("shared out"), 3)
+    expected, _ = brought_by(ReferenceBackend(), probe, feed)
+    found, widths = brought_by(WgpuBackend(), probe, feed, gpu_kernels=True)
+    assert widths[label] == 3
+    np.testing.assert_array_equal(found, expected)
 
 
 SIZES = (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from cortiq.ir import ops
 from cortiq_wgpu.binder import Binder
-from cortiq_wgpu.lower import Step
+from cortiq_wgpu.lower import Merge, Step
 from cortiq_wgpu.source import staged
-from cortiq_wgpu.stages import MAKERS
+from cortiq_wgpu.stages import LANES, MAKERS
 from cortiq_wgpu.work import Grid, Work
 
 SINGLE = (
@@ -17,23 +19,25 @@ MANY_VALUES = 8192
 """Values of a row that are worth a dispatch of their own on a GPU."""
 EACH = 1024
 """Values of a workgroup there."""
+MERGED = 1024
+"""Outputs of all heads that are worth it, each the end of many operations; a lane has one."""
 
 
 def stage_works(binder: Binder, group: tuple[Step, ...]) -> list[Work]:
-    """The dispatches of some stages: those of many single values that come first, and the rest."""
-    first = 0
-    if binder.tuning is not None and isinstance(group[0].op, SINGLE):
-        n = binder.size(group[0].outputs[0])
-        while n >= MANY_VALUES and first < len(group) and _is_single(binder, group[first], n):
-            first += 1
-        width = -(-n // EACH)
-    parts = [(group[:first], width)] if first else []
-    parts += [(group[first:], 1)] if first < len(group) else []
-    return [_dispatch(binder, *part) for part in parts]
+    """The dispatches of some stages: those of many single values have one of their own."""
+    works: list[Work] = []
+    for groups, steps in groupby(group, lambda step: _workgroups(binder, step)):
+        works.append(_dispatch(binder, tuple(steps), groups))
+    return works
 
 
-def _is_single(binder: Binder, step: Step, n: int) -> bool:
-    return isinstance(step.op, SINGLE) and binder.size(step.outputs[0]) == n
+def _workgroups(binder: Binder, step: Step) -> int:
+    """How many share a row of this stage."""
+    if binder.tuning is not None and isinstance(step.op, (*SINGLE, Merge)):
+        n = binder.size(step.outputs[0])
+        least, each = (MERGED, LANES) if isinstance(step.op, Merge) else (MANY_VALUES, EACH)
+        return -(-n // each) if n >= least else 1
+    return 1
 
 
 def _dispatch(binder: Binder, group: tuple[Step, ...], width: int) -> Work:

@@ -13,7 +13,7 @@ fn combine(a: State, b: State) -> State {
 fn stage(row: u32, lane: u32) {
   let channels = $channels;
   let parts = m[8];
-  for (var k = lane; k < $heads * channels; k += LANES) {
+  for (var k = start + lane; k < $heads * channels; k += span) {
     let head = k / channels;
     let c = k % channels;
     let first = (row * $heads + head) * parts * (channels + 3u);
