@@ -16,19 +16,9 @@ from cortiq.ir import Graph, Node, Op, ops
 from cortiq_triton import fused, into, products, wise
 from cortiq_triton.call import Call
 from cortiq_triton.products import PLAIN, Stack
-from cortiq_triton.rows import Rows, quantise_parts
+from cortiq_triton.rows import Rows
 from cortiq_triton.steps import Fused, Joined, Step
 from cortiq_triton.weights import Packed
-
-
-def joint_product(call: Call, x: Rows, heights: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-    """Rows times a weight that is several matrices: the outputs of each."""
-    weight, lead = call.weights["weight"], tuple(x.e.shape)
-    count, each = x.e.numel(), max(1, x.e.numel() // max(1, lead[0]))
-    how = Stack(PLAIN, weight.height, group=each, parts=heights)
-    flat = products.product(weight, x, count, call.faults, how).view(-1)
-    cut = flat.split([count * height for height in heights])
-    return tuple(part.view(*lead, height) for part, height in zip(cut, heights, strict=True))
 
 
 class Fuser:
@@ -137,31 +127,6 @@ class Fuser:
             return fused.gated_rows(function, gate, up, call.faults)
 
         return self._replace([step, times, quantise], (step.node.inputs[0], other), kernel, {})
-
-    def _gated(
-        self, first: Node, outputs: tuple[str, ...], weight: Any, names: Sequence[str]
-    ) -> bool:
-        """A joint product of gates and ups with the gate that alone reads them."""
-        last = next((s for s in self.made.values() if s.node.inputs == outputs), None)
-        of = last.node.op.of if last is not None and isinstance(last.node.op, Fused) else ()
-        if last is None or not of or not isinstance(of[0], ops.Activation):
-            return False
-        if any(name in self.exposed or self.uses[name] != 1 for name in outputs):
-            return False
-        function, half = wise.ACTIVATIONS[of[0].function], weight.height // 2
-
-        def kernel(call: Call, x: Rows) -> Rows:
-            w, faults = call.weights["weight"], call.faults
-            found = products.gated_product(function, w, x, x.e.numel(), faults)
-            if found is not None:
-                return quantise_parts(*found)
-            gate, up = joint_product(call, x, (half, half))
-            return fused.gated_rows(function, gate, up, faults)
-
-        self.gone |= set(names)
-        node = Node(last.node.name, Fused((*of,)), first.inputs, last.node.outputs)
-        self.made[last.node.name] = Step(node, kernel, {"weight": weight}, last.late)
-        return True
 
     def _product(self, step: Step) -> bool:
         """A product with the bias, and then the residual, that are added to it."""
@@ -281,12 +246,17 @@ class Fuser:
             heights = tuple(part.node.op.out_width for part in group)  # type: ignore[attr-defined]
 
             def kernel(call: Call, x: Rows, heights: tuple[int, ...] = heights) -> Any:
-                return joint_product(call, x, heights)
+                weight, lead = call.weights["weight"], tuple(x.e.shape)
+                count, each = x.e.numel(), max(1, x.e.numel() // max(1, lead[0]))
+                how = Stack(PLAIN, weight.height, group=each, parts=heights)
+                flat = products.product(weight, x, count, call.faults, how).view(-1)
+                cut = flat.split([count * height for height in heights])
+                return tuple(
+                    part.view(*lead, height) for part, height in zip(cut, heights, strict=True)
+                )
 
             outputs = tuple(output for part in group for output in part.node.outputs)
             first = group[0].node
-            if self._gated(first, outputs, whole, names):
-                continue
             node = Node(first.name, Fused(tuple(p.node.op for p in group)), first.inputs, outputs)
             self.gone |= set(names[1:])
             self.made[first.name] = Step(node, kernel, {"weight": whole}, group[0].late)

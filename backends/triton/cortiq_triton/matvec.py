@@ -7,7 +7,6 @@ import triton.language as tl
 from cortiq_triton.language import INTERPRETED, Tensor, begin, device, kernel
 from cortiq_triton.scalar import (
     exp2_int,
-    magnitude_bits,
     outside,
     round_three_planes,
     round_two_planes,
@@ -156,64 +155,46 @@ def words_dot(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
     return dp4a_onto(a3, b3, dp4a_onto(a2, b2, dp4a_onto(a1, b1, dp4a_onto(a0, b0, total))))
 
 
-@device
-def rows_at(at: Tensor, N: Tensor, BN: tl.constexpr, GATED: tl.constexpr) -> Tensor:
-    """The weight's rows of the block that begins at `at`; half of them N/2 later, if gated."""
-    j = tl.arange(0, BN)
-    if GATED:
-        return at // 2 + j % (BN // 2) + j // (BN // 2) * (N // 2)
-    return at + j
+@kernel
+def matvec_rows(
+    codes: Tensor, scale: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, index: Tensor, bias: Tensor,
+    residual: Tensor, out: Tensor, faults: Tensor, R: Tensor, N: Tensor, KW: Tensor,
+    plane: Tensor, cut: Tensor, cut2: Tensor, per: Tensor, count: Tensor, group: Tensor,
+    CHOICE: tl.constexpr, PLANES: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr,
+    PARTS: tl.constexpr, RB: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
+) -> None:  # fmt: skip
+    """out [R, N] of codes with a scale a row; KW words a row, `plane` words from plane to plane.
 
-
-@device
-def end_gated(
-    y: Tensor, r: Tensor, R: Tensor, f: Tensor, width: Tensor, out: Tensor, faults: Tensor,
-    FUNCTION: tl.constexpr, RB: tl.constexpr, HALF: tl.constexpr,
-) -> Tensor:  # fmt: skip
-    """Store snap(snap(f(gate))·up) of gates and then ups y [RB, 2·HALF]; bits of the largest."""
-    g, u = tl.split(tl.permute(tl.reshape(y, (RB, 2, HALF)), (0, 2, 1)))
-    a = FUNCTION(snapped(g), snapped(g), 0.0, 0.0)
-    z = snapped(a) * snapped(u)
-    inside = (r < R)[:, None] & (f < width)[None, :]
-    bad = outside(g) | outside(u) | outside(a) | outside(z)
-    tl.store(faults + r[:, None] + f[None, :] * 0, 1, mask=inside & bad)
-    z = snapped(z)
-    tl.store(out + r.to(tl.int64)[:, None] * width + f[None, :], z, mask=inside)
-    return tl.max(tl.where(inside, magnitude_bits(z), 0), 1)
-
-
-@device
-def words_at(words: Tensor, n: Tensor, N: Tensor, word: Tensor, KW: Tensor) -> Tensor:
-    """Words of rows n of a plane, [BN, BW]; 0 outside."""
-    mask = (n < N)[:, None] & (word < KW)[None, :]
-    return tl.load(words + n.to(tl.int64)[:, None] * KW + word[None, :], mask=mask, other=0)
-
-
-@device
-def rows_dot(
-    words: Tensor, plane: Tensor, c: Tensor, d: Tensor, qh: Tensor, ql: Tensor, x: Tensor,
-    r: Tensor, R: Tensor, at: Tensor, N: Tensor, KW: Tensor, PLANES: tl.constexpr,
-    GATED: tl.constexpr, RB: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """RN(Σ code·q) of the rows from `at` on, whose first words are c and d, and the first words of
-    the program's next rows.
+    A program has the next words of its rows on the way while it multiplies; the first ones are
+    asked for before the launch that makes x has ended.
     """
-    word = tl.arange(0, BW)
+    if CHOICE == 2:
+        begin()  # an earlier launch names the expert
+    r, x, first = rows_of(index, R, per, count, N, CHOICE, RB)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
     high = tl.full((RB, BN, BW // 4), 0, tl.int32)
     middle = tl.full((RB, BN, BW // 4), 0, tl.int32)
     low = tl.full((RB, BN, BW // 4), 0, tl.int32)
+    words = codes + (first + n).to(tl.int64)[:, None] * KW
+    seen, word = (n < N)[:, None], tl.arange(0, BW)
+    c = tl.load(words + word[None, :], mask=seen & (word < KW)[None, :], other=0)
+    d = c
+    if PLANES == 2:
+        d = tl.load(words + plane + word[None, :], mask=seen & (word < KW)[None, :], other=0)
+    s = tl.load(scale + first + n, mask=n < N, other=0.0)
+    if CHOICE != 2:
+        begin()
     for start in range(0, KW, BW):
         there = (r < R)[:, None] & (start + word < KW)[None, :]
         q_at = x[:, None] * KW + (start + word)[None, :]
         hi = tl.load(qh + q_at, mask=there, other=0)[:, None]
         lo = tl.load(ql + q_at, mask=there, other=0)[:, None]
-        last = start + BW >= KW
-        ahead = rows_at(tl.where(last, at + tl.num_programs(0) * BN, at), N, BN, GATED)
-        word_ahead = tl.where(last, 0, start + BW) + word
-        c_next = words_at(words, ahead, N, word_ahead, KW)
+        ahead = start + BW + word
+        more = seen & (ahead < KW)[None, :]
+        c_next = tl.load(words + ahead[None, :], mask=more, other=0)
         high = words_dot(c[None], hi, high)
         if PLANES == 2:
-            d_next = words_at(words + plane, ahead, N, word_ahead, KW)
+            d_next = tl.load(words + plane + ahead[None, :], mask=more, other=0)
             middle = words_dot(c[None], lo, words_dot(d[None], hi, middle))
             low = words_dot(d[None], lo, low)
             d = d_next
@@ -224,56 +205,10 @@ def rows_dot(
         dot = round_three_planes(tl.sum(high, 2), tl.sum(middle, 2), tl.sum(low, 2))
     else:
         dot = round_two_planes(tl.sum(high, 2), tl.sum(low, 2))
-    return dot, c, d
-
-
-@kernel
-def matvec_rows(
-    codes: Tensor, scale: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, index: Tensor, bias: Tensor,
-    residual: Tensor, out: Tensor, faults: Tensor, largest: Tensor, R: Tensor, N: Tensor,
-    KW: Tensor, plane: Tensor, cut: Tensor, cut2: Tensor, per: Tensor, count: Tensor,
-    group: Tensor, CHOICE: tl.constexpr, PLANES: tl.constexpr, BIASED: tl.constexpr,
-    RESIDUAL: tl.constexpr, PARTS: tl.constexpr, GATED: tl.constexpr, FUNCTION: tl.constexpr,
-    RB: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
-) -> None:  # fmt: skip
-    """out [R, N] of codes with a scale a row; KW words a row, `plane` words from plane to plane.
-
-    GATED: the first half of the rows are gates, FUNCTION of which the other half are multiplied
-    with: out [R, N/2], and `largest` [R, programs] has the bits of the largest magnitudes.
-
-    A program takes every so many blocks of BN rows. The next words are on their way while these
-    are multiplied, those of its next block too; the first ones are asked for before the launch
-    that makes x has ended.
-    """
-    if CHOICE == 2:
-        begin()  # an earlier launch names the expert
-    r, x, first = rows_of(index, R, per, count, N, CHOICE, RB)
-    words, word = codes + first.to(tl.int64) * KW, tl.arange(0, BW)
-    n = rows_at(tl.program_id(0) * BN, N, BN, GATED)
-    most = tl.full((RB,), 0, tl.int32)
-    c = words_at(words, n, N, word, KW)
-    d = c
-    if PLANES == 2:
-        d = words_at(words + plane, n, N, word, KW)
-    if CHOICE != 2:
-        begin()
-    power = exp2_int(tl.load(qe + x, mask=r < R, other=0))[:, None]
-    for at in range(tl.program_id(0) * BN, N, tl.num_programs(0) * BN):
-        n = rows_at(at, N, BN, GATED)
-        s = tl.load(scale + first + n, mask=n < N, other=0.0)
-        dot, c, d = rows_dot(
-            words, plane, c, d, qh, ql, x, r, R, at, N, KW, PLANES, GATED, RB, BN, BW
-        )  # fmt: skip
-        y = (dot * s[None, :]) * power
-        if GATED:
-            f = at // 2 + tl.arange(0, BN // 2)
-            part = end_gated(y, r, R, f, N // 2, out, faults, FUNCTION, RB, BN // 2)
-            most = tl.maximum(most, part)
-        else:
-            inside = (r < R)[:, None] & (n < N)[None, :]
-            end(
-                y, r, n, inside, out, faults, bias, residual, R, N, group, cut, cut2, BIASED,
-                RESIDUAL, PARTS,
-            )  # fmt: skip
-    if GATED:
-        tl.store(largest + r * tl.num_programs(0) + tl.program_id(0), most, mask=r < R)
+    y = dot * s[None, :]
+    y = y * exp2_int(tl.load(qe + x, mask=r < R, other=0))[:, None]
+    inside = (r < R)[:, None] & (n < N)[None, :]
+    end(
+        y, r, n, inside, out, faults, bias, residual, R, N, group, cut, cut2, BIASED, RESIDUAL,
+        PARTS,
+    )  # fmt: skip

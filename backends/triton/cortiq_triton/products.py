@@ -35,13 +35,11 @@ class Tuning:
 
     few: int = 8
     rows: int = 1
-    bn: int = 4
-    programs: int = 0
-    programs_gated: int = 1024
+    bn: int = 2
     bw: int = 512
     bn_blocked: int = 4
     span: int = 32
-    warps: int = 4
+    warps: int = 1
     bm: int = 128
     bn_many: int = 128
     bk: int = 128
@@ -163,44 +161,22 @@ def product(
     return out
 
 
-def gated_product(
-    function: Any, weight: Packed, x: Rows, rows: int, faults: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """f(gate)·up of few rows [rows, height/2], gates before ups in the weight, and the bits of
-    largest magnitudes, int32 [rows, parts]; None where another kernel is for such rows.
-    """
-    sizes, n = tuning(), weight.height
-    bn = min(sizes.bn, n & -n)
-    if weight.block or rows > sizes.few or bn < 2:
-        return None
-    out = torch.empty((rows, n // 2), dtype=torch.float32, device=faults.device)
-    parts = min(n // bn, sizes.programs_gated)
-    largest = torch.empty((rows, parts), dtype=torch.int32, device=faults.device)
-    _few(weight, x, out, faults, Stack(PLAIN, n), (function, largest))
-    return out, largest
-
-
-def _few(
-    weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: Stack,
-    gated: tuple[Any, torch.Tensor] | None = None,
-) -> None:  # fmt: skip
-    sizes, rows, n = tuning(), len(out), how.height
+def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: Stack) -> None:
+    sizes, (rows, n) = tuning(), out.shape
     rb = 1 if how.choice else min(sizes.rows, pow2(rows))
-    bn = min(sizes.bn, pow2(n) if gated is None else n & -n)
+    bn = min(sizes.bn, pow2(n))
+    grid = (ceil_div(n, bn), ceil_div(rows, rb))
     planes = x.high.view(torch.int32), x.low.view(torch.int32), x.e
     index = x.e if how.index is None else how.index
     words, kw = weight.words, weight.padded // 4
     last = (*how.cuts, how.per, how.count, how.group)
     if not weight.block:
         plane = weight.plane // 4
-        function, largest = gated or (None, x.e)
-        programs = min(ceil_div(n, bn), sizes.programs or n)
-        grid = (programs if gated is None else largest.shape[1], ceil_div(rows, rb))
         launch(
             matvec.matvec_rows, grid, words, weight.scale, *planes, index, *how.ending(out), out,
-            faults, largest, rows, n, kw, plane, *last, CHOICE=how.choice, **how.endings,
-            PLANES=1 + (weight.kind == PLANES), GATED=gated is not None, FUNCTION=function, RB=rb,
-            BN=bn, BW=max(16, min(sizes.bw, pow2(kw))), warps=sizes.warps, early=True,
+            faults, rows, n, kw, plane, *last, CHOICE=how.choice, **how.endings,
+            PLANES=1 + (weight.kind == PLANES), RB=rb, BN=bn,
+            BW=max(16, min(sizes.bw, pow2(kw))), warps=sizes.warps, early=True,
         )  # fmt: skip
         return
     bn, span = min(sizes.bn_blocked, pow2(n)), sizes.span
