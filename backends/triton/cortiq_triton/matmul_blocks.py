@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from cortiq_triton.language import INTERPRETED, Tensor, device, kernel
-from cortiq_triton.matmul import tile_of, tile_rows
+from cortiq_triton.matmul import tile_rows
 from cortiq_triton.matvec import end, in_form
 from cortiq_triton.scalar import exp2_int, round_two_planes
 
@@ -40,19 +40,23 @@ nibbles = nibbles_emulated if INTERPRETED else nibbles_of_words
 
 
 @device
+def tile_at(plane: Tensor, row: Tensor, column: Tensor, width: Tensor) -> Tensor:
+    """int8 [rows, columns] of a plane of rows of `width`: all are inside."""
+    return tl.load(plane + row[:, None] * width + column[None, :])
+
+
+@device
 def codes_of(
-    codes: Tensor, row: Tensor, seen: Tensor, start: Tensor, K: Tensor, NIBBLES: tl.constexpr,
-    BIAS: tl.constexpr,
-) -> Tensor:  # fmt: skip
+    codes: Tensor, row: Tensor, start: Tensor, K: Tensor, NIBBLES: tl.constexpr, BIAS: tl.constexpr
+) -> Tensor:
     """32 columns of codes from `start` on, int8 [BN, 32]."""
     k = tl.arange(0, 32)
     if NIBBLES:
-        packed = tile_of(codes, row, seen, start // 2 + k % 16, K // 2, K // 2)
-        shift = (k // 16 * 4).to(tl.int8)
-        shift = tl.broadcast_to(shift[None, :], packed.shape)
+        packed = tile_at(codes, row, start // 2 + k % 16, K // 2)
+        shift = tl.broadcast_to((k // 16 * 4).to(tl.int8)[None, :], packed.shape)
         found = nibbles(packed, shift, BIAS)
     else:
-        found = tile_of(codes, row, seen, start + k, K, K)
+        found = tile_at(codes, row, start + k, K)
     return found
 
 
@@ -74,22 +78,9 @@ kept = kept_emulated if INTERPRETED else kept_words
 
 
 @device
-def down(table: Tensor, row: Tensor, seen: Tensor, at: Tensor, width: Tensor) -> Tensor:
-    """Column `at` of a table of `width` columns: [BN]."""
-    return tl.load(table + row * width + at, mask=seen & (row * 0 + at < width), other=0)
-
-
-@device
-def factors_at(
-    table: Tensor, row: Tensor, seen: Tensor, start: Tensor, K: Tensor, SUB: tl.constexpr
-) -> tuple[Tensor, Tensor]:
-    """Sub-scales or offsets of the first and the last 16 of 32 columns: int32 [BN, 1] each."""
-    at = start // SUB
-    first = down(table, row, seen, at, K // SUB).to(tl.int32)[:, None]
-    second = first
-    if SUB == 16:
-        second = down(table, row, seen, at + 1, K // SUB).to(tl.int32)[:, None]
-    return first, second
+def down(table: Tensor, row: Tensor, at: Tensor, width: Tensor) -> Tensor:
+    """Column `at` of a table of `width` columns: [BN, 1]."""
+    return tl.load(table + row * width + at)[:, None]
 
 
 @device
@@ -118,40 +109,46 @@ def step_dots(
 
 @device
 def offset_sums(
-    offsets: Tensor, sums: Tensor, row: Tensor, seen: Tensor, m: Tensor, live: Tensor,
-    block: Tensor, rows: Tensor, subs: Tensor, SUB: tl.constexpr, BN: tl.constexpr,
-    BM: tl.constexpr,
+    offsets: Tensor, sums: Tensor, row: Tensor, x: Tensor, block: Tensor, rows: Tensor,
+    subs: Tensor, width: Tensor, SUB: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 ) -> Tensor:  # fmt: skip
-    """RN(Σ offset·q) over a block of 256, [BN, BM]; sums, int32 [subs, rows], of SUB columns."""
+    """Σ offset·Σq over a block of 256, int32 [BN, BM].
+
+    sums : int8 [3, rows, width], the planes of Σq of SUB columns. A dot of 32 has room for offsets
+    of other blocks, which are zeros.
+    """
+    COUNT: tl.constexpr = 256 // SUB
+    at = block * COUNT // 32 * 32 + tl.arange(0, 32)
+    own = (at // COUNT == block)[None, :]
+    o = tl.load(offsets + row[:, None] * subs + at[None, :], mask=own, other=0)
     j = tl.full((BN, BM), 0, tl.int32)
-    for part in tl.static_range(256 // SUB):
-        at = block * (256 // SUB) + part
-        total = tl.load(sums + at * rows + m, mask=live, other=0)
-        factor = tl.load(offsets + row * subs + at, mask=seen, other=0).to(tl.int32)
-        j += factor[:, None] * total[None, :]
-    return j.to(tl.float32)
+    for plane in tl.static_range(3):
+        q = tile_at(sums, plane * rows + x, at, width)
+        j = tl.dot(o, tl.trans(q), j * 256, out_dtype=tl.int32)
+    return j
 
 
 @device
 def block_term(
     hi: Tensor, lo: Tensor, scale: Tensor, minimum: Tensor, offsets: Tensor, sums: Tensor,
-    row: Tensor, seen: Tensor, m: Tensor, live: Tensor, block: Tensor, blocks: Tensor,
-    rows: Tensor, subs: Tensor, BLOCK: tl.constexpr, SUB: tl.constexpr, MINIMUM: tl.constexpr,
-    OFFSETS: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, BN: tl.constexpr,
-    BM: tl.constexpr,
+    row: Tensor, x: Tensor, m: Tensor, block: Tensor, blocks: Tensor, rows: Tensor, subs: Tensor,
+    width: Tensor, BLOCK: tl.constexpr, SUB: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
+    FORM: tl.constexpr, LOW_FORM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 ) -> Tensor:  # fmt: skip
-    """t = RN(I)·scale [+ RN(J)·minimum] of one block, [BN, BM]."""
+    """t = RN(I)·scale [+ RN(J)·minimum] of one block, [BN, BM].
+
+    sums without offsets : float32 [blocks, rows], RN(Σq) of a block.
+    """
     dot = (hi * 256 + lo).to(tl.float32) if BLOCK == 32 else round_two_planes(hi, lo)
-    term = dot * in_form(down(scale, row, seen, block, blocks), FORM)[:, None]
+    term = dot * in_form(down(scale, row, block, blocks), FORM)
     if MINIMUM:
-        least = in_form(down(minimum, row, seen, block, blocks), LOW_FORM)[:, None]
+        least = in_form(down(minimum, row, block, blocks), LOW_FORM)
         if OFFSETS:
-            j = offset_sums(
-                offsets, sums, row, seen, m, live, block, rows, subs, SUB, BN, BM
-            )  # fmt: skip
+            j = offset_sums(offsets, sums, row, x, block, rows, subs, width, SUB, BN, BM)
+            term = term + j.to(tl.float32) * least
         else:
-            j = tl.load(sums + block * rows + m, mask=live, other=0).to(tl.float32)[None, :]
-        term = term + j * least
+            j = tl.load(sums + block * rows + m, mask=m < rows, other=0.0)
+            term = term + j[None, :] * least
     return term
 
 
@@ -159,8 +156,8 @@ def block_term(
 def matmul_blocks(
     codes: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor, offsets: Tensor, qh: Tensor,
     ql: Tensor, qe: Tensor, sums: Tensor, bias: Tensor, residual: Tensor, out: Tensor,
-    faults: Tensor, M: Tensor, N: Tensor, K: Tensor, blocks: Tensor, rows: Tensor, cut: Tensor,
-    cut2: Tensor, heads: Tensor, group: Tensor, HEADS: tl.constexpr, BIASED: tl.constexpr,
+    faults: Tensor, M: Tensor, N: Tensor, K: Tensor, blocks: Tensor, subs: Tensor,
+    rows: Tensor, width: Tensor, cut: Tensor, cut2: Tensor, heads: Tensor, group: Tensor, HEADS: tl.constexpr, BIASED: tl.constexpr,
     RESIDUAL: tl.constexpr, PARTS: tl.constexpr, NIBBLES: tl.constexpr, BLOCK: tl.constexpr,
     SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
     BIAS: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, BM: tl.constexpr,
@@ -171,30 +168,44 @@ def matmul_blocks(
     live, seen = m < M, n < N
     if HEADS:
         m = m * heads + tl.program_id(1)
-    row, x = (first + n).to(tl.int64), m.to(tl.int64)
+    row = (first + tl.minimum(n, N - 1)).to(tl.int64)
+    x = tl.minimum(m, rows - 1).to(tl.int64)
     y = tl.full((BN, BM), 0.0, tl.float32)
     run = tl.full((BN, BM), 0.0, tl.float32)
     hi = tl.full((BN, BM), 0, tl.int32)
     lo = tl.full((BN, BM), 0, tl.int32)
-    for start in range(0, K, 32):
-        k, block, last = start + tl.arange(0, 32), start // BLOCK, start + 32
-        by = (hi, hi)
-        if SCALED:
-            by = factors_at(sub_scales, row, seen, start, K, SUB)
-        c = codes_of(codes, row, seen, start, K, NIBBLES, BIAS)
-        q_high = tl.trans(tile_of(qh, x, live, k, K, K))
-        q_low = tl.trans(tile_of(ql, x, live, k, K, K))
-        hi, lo = step_dots(c, q_high, q_low, hi, lo, by[0], by[1], SUB, SCALED, BN, BM)
-        if (BLOCK == 32) | (last % BLOCK == 0) | (last >= K):
+    for pair in range(0, K, 64):
+        for half in tl.static_range(2):
+            start = pair + 32 * half
+            by, by_second = hi, hi
+            if SCALED:
+                by = down(sub_scales, row, start // SUB, subs).to(tl.int32)
+                if SUB == 16:
+                    by_second = down(sub_scales, row, start // SUB + 1, subs).to(tl.int32)
+            c, k = codes_of(codes, row, start, K, NIBBLES, BIAS), start + tl.arange(0, 32)
+            q_high, q_low = tl.trans(tile_at(qh, x, k, K)), tl.trans(tile_at(ql, x, k, K))
+            hi, lo = step_dots(c, q_high, q_low, hi, lo, by, by_second, SUB, SCALED, BN, BM)
+            if BLOCK == 32:
+                run = run + block_term(
+                    hi, lo, scale, minimum, offsets, sums, row, x, m, start // BLOCK, blocks, rows,
+                    subs, width, BLOCK, SUB, MINIMUM, OFFSETS, FORM, LOW_FORM, BN, BM,
+                )  # fmt: skip
+                hi = tl.full((BN, BM), 0, tl.int32)
+                lo = tl.full((BN, BM), 0, tl.int32)
+        if BLOCK == 32:
+            if (pair % 256 == 192) | (pair + 64 >= K):
+                y = y + run
+                run = tl.full((BN, BM), 0.0, tl.float32)
+        elif (pair % 256 == 192) | (pair + 64 >= K):
             run = run + block_term(
-                hi, lo, scale, minimum, offsets, sums, row, seen, m, live, block, blocks, rows,
-                K // SUB, BLOCK, SUB, MINIMUM, OFFSETS, FORM, LOW_FORM, BN, BM,
+                hi, lo, scale, minimum, offsets, sums, row, x, m, pair // BLOCK, blocks, rows,
+                subs, width, BLOCK, SUB, MINIMUM, OFFSETS, FORM, LOW_FORM, BN, BM,
             )  # fmt: skip
             hi = tl.full((BN, BM), 0, tl.int32)
             lo = tl.full((BN, BM), 0, tl.int32)
-        if (last % (8 * BLOCK) == 0) | (last >= K):
-            y = y + run
-            run = tl.full((BN, BM), 0.0, tl.float32)
+            if (pair % 2048 == 1984) | (pair + 64 >= K):
+                y = y + run
+                run = tl.full((BN, BM), 0.0, tl.float32)
     y = tl.trans(y) * exp2_int(tl.load(qe + m, mask=live, other=0))[:, None]
     end(
         y, m, n, live[:, None] & seen[None, :], out, faults, bias, residual, M, N, group, cut,

@@ -219,23 +219,31 @@ def _many(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how:
             stages=sizes.stages,
         )  # fmt: skip
         return
+    sums = _sums_across(weight, x)
     launch(
-        matmul_blocks, grid, *_parts(weight, weight.codes), *planes, _sums_across(weight, x),
-        *how.ending(out), out, faults, each, n, weight.padded, weight.blocks, rows, *how.cuts,
-        heads, how.group, HEADS=chosen, **how.endings,
+        matmul_blocks, grid, *_parts(weight, weight.codes), *planes, sums,
+        *how.ending(out), out, faults, each, n, weight.padded, weight.blocks,
+        weight.padded // (weight.sub or 32), rows, sums.shape[-1], *how.cuts, heads, how.group,
+        HEADS=chosen, **how.endings,
         NIBBLES=weight.kind == NIBBLES, **block_constants(weight), BM=bm, BN=bn,
         GROUP=sizes.group, warps=warps, stages=sizes.stages,
     )  # fmt: skip
 
 
 def _sums_across(weight: Packed, x: Rows) -> torch.Tensor:
-    """Σq of 16 or 32 columns, int32 [K'/16 or K'/32, rows], if the format's minimum needs them."""
+    """Σq as `matmul_blocks` wants them for the minima of a format; x.sums for one without."""
     if weight.minimum is None:
         return x.sums
     sums = x.sums.reshape(-1, x.sums.shape[-1])
     if weight.sub != 16:
         sums = sums[:, ::2] + sums[:, 1::2]
-    return sums.t().contiguous()
+    if weight.offsets is None:
+        return sums.t().to(torch.float32, memory_format=torch.contiguous_format)
+    high = (sums + 32896) >> 16  # what is left fits two planes: -32896 to 32639
+    rest = sums - (high << 16)
+    middle = (rest + 128) >> 8
+    planes = torch.stack((high, middle, rest - (middle << 8))).to(torch.int8)
+    return torch.nn.functional.pad(planes, (0, -planes.shape[-1] % 32))
 
 
 def _floats(
