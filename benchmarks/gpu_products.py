@@ -73,7 +73,7 @@ def changes(tuning: products.Tuning) -> str:
 def dense(known: Known) -> Iterator[tuple[str, str]]:
     """Products of 2,048 rows, as useful int8 operations a second."""
     k, n, m = 4096, 14336, 2048
-    for layout in ("w8", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"):
+    for layout in ("w8", "Q4_K", "Q8_0", "Q4_1", "Q6_K", "Q4_0"):
         weight, x = weight_of(layout, n, k), quantise_rows(torch.randn(m, k, device=DEVICE))
         faults = torch.zeros(m, dtype=torch.int32, device=DEVICE)
         tunings = [
@@ -87,15 +87,7 @@ def dense(known: Known) -> Iterator[tuple[str, str]]:
         if layout != "w8":
             tunings = [
                 replace(DEVICE_TUNING, bm_blocks=bm, bn_blocks=bn, warps_blocks=warps)
-                for bm, bn, warps in (
-                    (64, 64, 4),
-                    (32, 64, 4),
-                    (64, 128, 8),
-                    (32, 128, 8),
-                    (128, 64, 8),
-                    (32, 32, 2),
-                    (64, 32, 4),
-                )
+                for bm, bn, warps in ((64, 64, 4), (32, 64, 4), (64, 128, 8), (32, 128, 8))
             ]
         print(f"product of {m} rows, {layout}:", flush=True)
         how = Stack(PLAIN, n)
@@ -143,10 +135,9 @@ def tunings_of_few(layout: str) -> list[products.Tuning]:
     """Tilings of products of one row."""
     if LAYOUTS[layout].block:
         return [
-            replace(DEVICE_TUNING, bn_blocked=bn, span=span)
-            for bn, span in ((2, 32), (4, 32), (8, 32), (2, 64), (4, 64), (1, 128), (2, 128),
-                             (4, 128))
-        ]  # fmt: skip
+            replace(DEVICE_TUNING, bn_blocked=bn, span=span, span_wide=span)
+            for bn, span in ((4, 32), (4, 64), (2, 64), (8, 32))
+        ]
     return [
         replace(DEVICE_TUNING, bn=bn, bw=bw, warps=warps)
         for bn, bw, warps in ((16, 128, 4), (8, 256, 4), (4, 512, 4), (16, 256, 8), (32, 64, 4))
@@ -156,7 +147,7 @@ def tunings_of_few(layout: str) -> list[products.Tuning]:
 def sparse(known: Known) -> Iterator[tuple[str, str]]:
     """One row times weights that no cache holds, as bytes a second."""
     k, n = 4096, 28672
-    for layout in ("w8", "w16", "Q8_0", "Q4_1", "Q4_0", "Q4_K", "Q6_K", "Q5_K", "Q5_0"):
+    for layout in ("w8", "w16", "Q4_K", "Q6_K", "Q5_K", "Q5_0", "Q8_0", "Q4_1", "Q4_0"):
         copies = [weight_of(layout, n, k) for _ in range(4)]
         x = quantise_rows(torch.randn(1, k, device=DEVICE))
         faults = torch.zeros(1, dtype=torch.int32, device=DEVICE)

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 ROOT = Path(__file__).parents[2]
 CODED = [name for name, layout in LAYOUTS.items() if layout.kind in ("parts", "blocks")]
 FEW = [
-    Tuning(few=4, rows=1, bn=8, bw=32, bn_blocked=4, span=32),
-    Tuning(few=4, rows=4, bn=64, bw=128, bn_blocked=32, span=128),
+    Tuning(few=4, rows=1, bn=8, bw=32, bn_blocked=4, span=32, span_wide=32),
+    Tuning(few=4, rows=4, bn=64, bw=128, bn_blocked=32, span=128, span_wide=64),
 ]
 MANY = [
     Tuning(few=0, some=0, bm=16, bn_many=32, bk=64, bm_blocks=16, bn_blocks=16, group=1),

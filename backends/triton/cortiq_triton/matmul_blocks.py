@@ -6,12 +6,15 @@ rows and uses each many times.
 
 from __future__ import annotations
 
+import torch
 import triton.language as tl
 
 from cortiq_triton.language import INTERPRETED, Tensor, device, kernel
 from cortiq_triton.matmul import tile_rows
 from cortiq_triton.matvec import end, in_form
+from cortiq_triton.rows import Rows
 from cortiq_triton.scalar import exp2_int, round_two_planes
+from cortiq_triton.weights import Packed
 
 
 @device
@@ -132,8 +135,9 @@ def offset_sums(
 def block_term(
     hi: Tensor, lo: Tensor, scale: Tensor, minimum: Tensor, offsets: Tensor, sums: Tensor,
     row: Tensor, x: Tensor, m: Tensor, block: Tensor, blocks: Tensor, rows: Tensor, subs: Tensor,
-    width: Tensor, BLOCK: tl.constexpr, SUB: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
-    FORM: tl.constexpr, LOW_FORM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+    width: Tensor, BLOCK: tl.constexpr, SUB: tl.constexpr, MINIMUM: tl.constexpr,
+    OFFSETS: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, BN: tl.constexpr,
+    BM: tl.constexpr,
 ) -> Tensor:  # fmt: skip
     """t = RN(I)·scale [+ RN(J)·minimum] of one block, [BN, BM].
 
@@ -157,8 +161,9 @@ def matmul_blocks(
     codes: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor, offsets: Tensor, qh: Tensor,
     ql: Tensor, qe: Tensor, sums: Tensor, bias: Tensor, residual: Tensor, out: Tensor,
     faults: Tensor, M: Tensor, N: Tensor, K: Tensor, blocks: Tensor, subs: Tensor,
-    rows: Tensor, width: Tensor, cut: Tensor, cut2: Tensor, heads: Tensor, group: Tensor, HEADS: tl.constexpr, BIASED: tl.constexpr,
-    RESIDUAL: tl.constexpr, PARTS: tl.constexpr, NIBBLES: tl.constexpr, BLOCK: tl.constexpr,
+    rows: Tensor, width: Tensor, cut: Tensor, cut2: Tensor, heads: Tensor, group: Tensor,
+    HEADS: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr,
+    NIBBLES: tl.constexpr, BLOCK: tl.constexpr,
     SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
     BIAS: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, GROUP: tl.constexpr,
@@ -211,3 +216,19 @@ def matmul_blocks(
         y, m, n, live[:, None] & seen[None, :], out, faults, bias, residual, M, N, group, cut,
         cut2, BIASED, RESIDUAL, PARTS,
     )  # fmt: skip
+
+
+def sums_across(weight: Packed, x: Rows) -> torch.Tensor:
+    """Σq as `matmul_blocks` wants them for the minima of a format; x.sums for one without."""
+    if weight.minimum is None:
+        return x.sums
+    sums = x.sums.reshape(-1, x.sums.shape[-1])
+    if weight.sub != 16:
+        sums = sums[:, ::2] + sums[:, 1::2]
+    if weight.offsets is None:
+        return sums.t().to(torch.float32, memory_format=torch.contiguous_format)
+    high = (sums + 32896) >> 16  # what is left fits two planes: -32896 to 32639
+    rest = sums - (high << 16)
+    middle = (rest + 128) >> 8
+    planes = torch.stack((high, middle, rest - (middle << 8))).to(torch.int8)
+    return torch.nn.functional.pad(planes, (0, -planes.shape[-1] % 32))

@@ -9,7 +9,7 @@ import torch
 
 from cortiq_triton import matmul, matvec
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
-from cortiq_triton.matmul_blocks import matmul_blocks
+from cortiq_triton.matmul_blocks import matmul_blocks, sums_across
 from cortiq_triton.matvec_blocks import matvec_blocks
 from cortiq_triton.rows import Rows
 from cortiq_triton.weights import BYTES, NIBBLES, PLANES, FloatMatrix, Packed
@@ -26,8 +26,8 @@ class Tuning:
     ----------
     few : rows up to which weights are read as words, one program for `rows` of them.
     bn, bw : weight rows and words of such a program.
-    bn_blocked, span : weight rows of a program for formats in blocks, and how many times 32 columns
-        of them it has at a time, one a lane: 32 or more.
+    bn_blocked, span, span_wide : weight rows of a program for formats in blocks, and how many times
+        32 columns of them it has at a time, one a lane: 32 or more; span_wide for blocks of 256.
     bm, bn_many, bk, group : tiles of the tensor cores' product.
     some : rows up to which tiles are `bn_some` columns wide: weights must reach all processors.
     bm_blocks, bn_blocks : tiles of formats in blocks, which keep more sums in registers.
@@ -39,6 +39,7 @@ class Tuning:
     bw: int = 512
     bn_blocked: int = 4
     span: int = 32
+    span_wide: int = 64
     warps: int = 1
     bm: int = 128
     bn_many: int = 128
@@ -179,7 +180,7 @@ def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: 
             BW=max(16, min(sizes.bw, pow2(kw))), warps=sizes.warps, early=True,
         )  # fmt: skip
         return
-    bn, span = min(sizes.bn_blocked, pow2(n)), sizes.span
+    bn, span = min(sizes.bn_blocked, pow2(n)), sizes.span if weight.block == 32 else sizes.span_wide
     units = weight.padded // 32
     launch(
         matvec_blocks, (ceil_div(n, bn), rows), *_parts(weight, words), *planes, x.sums, index,
@@ -219,7 +220,7 @@ def _many(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how:
             stages=sizes.stages,
         )  # fmt: skip
         return
-    sums = _sums_across(weight, x)
+    sums = sums_across(weight, x)
     launch(
         matmul_blocks, grid, *_parts(weight, weight.codes), *planes, sums,
         *how.ending(out), out, faults, each, n, weight.padded, weight.blocks,
@@ -228,22 +229,6 @@ def _many(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how:
         NIBBLES=weight.kind == NIBBLES, **block_constants(weight), BM=bm, BN=bn,
         GROUP=sizes.group, warps=warps, stages=sizes.stages,
     )  # fmt: skip
-
-
-def _sums_across(weight: Packed, x: Rows) -> torch.Tensor:
-    """Σq as `matmul_blocks` wants them for the minima of a format; x.sums for one without."""
-    if weight.minimum is None:
-        return x.sums
-    sums = x.sums.reshape(-1, x.sums.shape[-1])
-    if weight.sub != 16:
-        sums = sums[:, ::2] + sums[:, 1::2]
-    if weight.offsets is None:
-        return sums.t().to(torch.float32, memory_format=torch.contiguous_format)
-    high = (sums + 32896) >> 16  # what is left fits two planes: -32896 to 32639
-    rest = sums - (high << 16)
-    middle = (rest + 128) >> 8
-    planes = torch.stack((high, middle, rest - (middle << 8))).to(torch.int8)
-    return torch.nn.functional.pad(planes, (0, -planes.shape[-1] % 32))
 
 
 def _floats(
