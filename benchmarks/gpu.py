@@ -108,7 +108,8 @@ def model(known: Known) -> Iterator[tuple[str, str]]:
         yield (
             f"ours, w8: decode, batch {sequences}, context {context}",
             f"{got['rate']:.1f} tokens/s; device {got['device'] * 1e6:.0f} us, wall minus device "
-            f"{(got['wall'] - got['device']) * 1e6:.0f} us; weights and rows read at {part:.0%} of the stream; "
+            f"{(got['wall'] - got['device']) * 1e6:.0f} us; weights and rows "
+            f"read at {part:.0%} of the stream; "
             f"{judge(name_of(sequences, context, steps), got['digests'])}",
         )
     peak = torch.cuda.max_memory_allocated() - before
