@@ -234,7 +234,7 @@ def test_drafters_in_turns_change_no_token(model, folder, way, depth):
         assert (made.token_ids, made.digest) == (plain.token_ids, plain.digest)
         assert made.fingerprint == plain.fingerprint and not made.stats.drafts.error
         if depth and not draft.endswith("lookup"):
-            assert set(made.stats.drafts.drafters) == {"mtp+lookup", "dflash+lookup"}
+            assert set(made.stats.drafts.drafters) >= {"mtp+lookup", "dflash+lookup"}
 
 
 @pytest.mark.parametrize("backend", backends())
@@ -244,7 +244,25 @@ def test_turns_change_no_token_on_any_backend(folder, backend):
         plain = loaded.generate("to be", **told)
         made = loaded.generate("to be", draft="auto", draft_depth=2, **told)
     assert (made.token_ids, made.digest) == (plain.token_ids, plain.digest)
-    assert set(made.stats.drafts.drafters) == {"mtp+lookup", "dflash+lookup"}
+    assert set(made.stats.drafts.drafters) >= {"mtp+lookup", "dflash+lookup"}
+
+
+def test_auto_notices_copies_while_a_useless_head_rests():
+    """The head of the formula knows nothing of the text, which repeats itself."""
+    options = GenerateOptions(max_tokens=150, ignore_eos=True)
+    with cortiq.load("synthetic:tiny-llama", backend="cpu", threads=1, heads="mtp") as loaded:
+        ids, ticks = loaded.ids("to be or not"), count()
+        plain = loaded.generate(ids, max_tokens=150, ignore_eos=True)
+        assert len(set(plain.token_ids[-60:])) < 12
+        drafted = speculation(find_kinds("auto"), None, Drafts(loaded))
+        with Engine(
+            loaded.executable, loaded.tokenizer, clock=lambda: float(next(ticks))
+        ) as engine:
+            request = make_request(ids, options, loaded.program, ())
+            sequence = engine.submit(request, speculation=drafted)
+            engine.run()
+    assert tuple(sequence.output.token_ids) == plain.token_ids
+    assert sequence.stats.drafts.drafters["lookup"].accepted > 60
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -165,14 +165,14 @@ def _find_kind(draft: str, kinds: Mapping[str, DrafterKind]) -> Named:
 
 def kinds_for(found: Mapping[str, Named], target: Target) -> list[Named]:
     """The kinds; for `auto` those of the model's draft head and block drafter, where it was loaded
-    with them.
+    with them, and lookups of their own: copies shall be noticed while a useless head rests.
     """
     facts = target.executable.program.facts
     own = [({STACK: MIMO}.get(facts["draft_head"].style, MTP), "")] if "draft_head" in facts else []
     own += [(DFLASH, "")] if "block_drafter" in facts else []
     chosen = list[Named]()
     for word, kind in found.items():
-        wanted = own if word == AUTO and own else [kind]
+        wanted = [*own, kind] if word == AUTO else [kind]
         chosen += [one for one in wanted if one[0] not in (known for known, _ in chosen)]
     return chosen
 
