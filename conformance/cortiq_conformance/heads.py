@@ -9,7 +9,8 @@ from functools import partial
 from cortiq.backend import Argmax, Digest, Draw, Want
 from cortiq.engine.drafters.blocks import BlockDrafter
 from cortiq.engine.drafters.heads import HeadDrafter
-from cortiq.engine.drafting import FixedDepth, Speculation
+from cortiq.engine.drafters.turns import in_turns
+from cortiq.engine.drafting import Drafter, FixedDepth, Speculation
 from cortiq_conformance import models
 from cortiq_conformance import wants as want_arrays
 from cortiq_conformance.case import Case
@@ -26,8 +27,8 @@ from cortiq_conformance.wants import Observations
 ROWS = 70
 DEPTHS = (1, 3, 5)
 CHAIN = "penalties"
-BLOCKS = frozenset({"tiny-llama+dflash"})
-"""Models with a block drafter: its entry takes rows of two kinds."""
+BLOCKS = frozenset({"tiny-llama+dflash", "tiny-llama+mtp,dflash"})
+"""Models with a block drafter, whose entry takes rows of two kinds."""
 
 
 def graph_cases(names: Sequence[str] | None) -> Iterator[Case]:
@@ -120,15 +121,17 @@ def _module(name: str, entry: str, wants: tuple[Want, ...], source: Source) -> H
 
 @dataclass(frozen=True)
 class Headed:
-    """All prompts at once, drafted for by the model's own head."""
+    """All prompts at once, drafted for by the model's own head, its block drafter, or in turns."""
 
     depth: int
 
     def __call__(self, work: Work) -> list[Stream]:
         """Run; see the class."""
-        block = "block_drafter" in work.executable.program.facts
-        drafter = BlockDrafter() if block else HeadDrafter()
-        drafted = Speculation(drafter, lambda prompt_tokens: FixedDepth(self.depth))
+        facts, ways = work.executable.program.facts, list[Drafter]()
+        ways += [HeadDrafter()] if "draft_head" in facts else []
+        ways += [BlockDrafter()] if "block_drafter" in facts else []
+        policy = partial(lambda depth, prompt_tokens: FixedDepth(depth), self.depth)
+        drafted = in_turns([Speculation(drafter, policy) for drafter in ways])
         made = [work.engine.submit(request, speculation=drafted) for request in work.requests]
         work.engine.run()
         for one in made:

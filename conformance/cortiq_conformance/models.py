@@ -36,8 +36,9 @@ HEADED: Mapping[str, str] = {
     "tiny-lfm2+mtp": "w16",
     "tiny-mimo+mimo": "f32",
     "tiny-llama+dflash": "w16",
+    "tiny-llama+mtp,dflash": "w8",
 }
-"""Tiny models with a draft head, which stands behind the plus."""
+"""Tiny models with a draft head, a block drafter or both, which stand behind the plus."""
 FORMULA: Mapping[str, str] = {**TINY, **MINI, **HEADED}
 REAL = ("smollm2", "gemma3-270m")
 TINY_PROMPTS = {"5 tokens": 5, "70 tokens": 70, "33 tokens": 33}
