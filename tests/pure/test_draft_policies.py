@@ -147,7 +147,7 @@ def test_known_plain_time_decides_at_once_and_a_proxy_where_it_is_given():
 
 
 def test_four_losing_rounds_end_a_decision_and_each_loss_doubles_the_rest():
-    trial = after_rounds(Trial().knowing(1.0), 8, 2.0, 4)
+    trial = after_rounds(Trial(afforded=1.0).knowing(1.0), 8, 2.0, 4)
     assert trial.state == Decided(True)
     trial = replace(trial, monitor=replace(trial.monitor, tokens=1.0))
     for generated in (33, 34, 35):
@@ -161,7 +161,7 @@ def test_four_losing_rounds_end_a_decision_and_each_loss_doubles_the_rest():
 
 
 def test_after_a_failure_two_empty_rounds_end_a_try_and_drafts_are_short():
-    trial = after_rounds(Trial().knowing(1.0), 3, 2.0, 1)
+    trial = after_rounds(Trial(afforded=1.0).knowing(1.0), 3, 2.0, 1)
     assert trial.state == Decided(False, 3 + 32) and not trial.doubted
     trial = trial.begun(35)
     assert trial.doubted
@@ -399,6 +399,21 @@ def test_a_drafter_that_failed_last_begins_the_next_text_with_a_short_try():
     assert all(depths[:2]) and not any(depths[2:])
     played(learning(10), lambda i: 100, lambda k: 1 + 0.1 * k, 20)
     assert learning(10).trial.losses == 0
+
+
+def test_an_unlucky_try_says_little_of_a_drafter_whose_record_is_good():
+    """Its next try is soon and has three rounds; one whose record is bad waits until it can pay."""
+
+    def unlucky(record):
+        learning = Learning(Limits(start=1))
+        played(learning(10), record, lambda k: 1 + 0.45 * k, 300)
+        policy = learning(10)
+        depths, _ = played(policy, lambda i: 0, lambda k: 1 + 0.45 * k, 10)
+        return policy.trial.wakes, sum(depth > 0 for depth in depths)
+
+    assert unlucky(lambda i: i % 6 > 0) == (3 + 32, 3)
+    wakes, tried = unlucky(lambda i: 0)
+    assert wakes > 150 and tried == 2
 
 
 rounds = st.builds(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cortiq.engine.policy.depth import HOLD_PRIOR, Hold, hold_after
+from cortiq.engine.policy.depth import HOLD_PRIOR, Hold, expected_tokens, hold_after
 
 WALL_WEIGHT = 0.2
 FAR_PROMPT, FAR_FACTOR = 1024, 2
@@ -85,6 +85,12 @@ class Account:
         other = 1 if depth > 1 else 2
         walls[other - 1] = self.plain_seconds + max(0.0, slope) * other
         return tuple(walls)
+
+    def promises(self, margin: float) -> bool:
+        """Whether, by what held and what rounds took, some depth is better than plain tokens."""
+        pairs = zip(self.walls, expected_tokens(self.hold), strict=True)
+        rates = [tokens * self.plain_seconds / wall for wall, tokens in pairs if wall > 0]
+        return max(rates, default=0.0) > margin
 
     def for_prompt(self, tokens: int) -> Account:
         """The account for a sequence of this prompt: without a plain time taken too near."""

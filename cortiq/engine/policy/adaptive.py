@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from cortiq.engine.drafting import Round
 from cortiq.engine.policy.account import Account
 from cortiq.engine.policy.depth import HOLD_PRIOR, Hold, depth_by_walls
-from cortiq.engine.policy.trial import AFFORDED, Decided, Monitor, Timing, Trial, Trying
+from cortiq.engine.policy.trial import AFFORDED, MARGIN, Decided, Monitor, Timing, Trial, Trying
 
 MORE, LESS = 0.75, 0.4
 """Shares of a round's drafts that hold above which depth grows, below which it shrinks."""
@@ -92,7 +92,7 @@ class AdaptiveDepth:
         self.trial = Trial(
             monitor=Monitor(enough=self.limits.enough),
             losses=self.account.losses,
-            afforded=self.limits.afforded,
+            afforded=self._afforded(),
         )
         self.wakes = 0
         self.depth = self.limits.start
@@ -160,12 +160,18 @@ class AdaptiveDepth:
         generated = round_.generated + round_.emitted
         self.account = account
         if account.plain_seconds:
-            self.trial = self.trial.after_plain(generated, account.plain_seconds)
+            trial = replace(self.trial, afforded=self._afforded())
+            self.trial = trial.after_plain(generated, account.plain_seconds)
+
+    def _afforded(self) -> float:
+        """What tries may cost: one that fails says little of a drafter whose record is good."""
+        return 0.0 if self.account.promises(MARGIN) else self.limits.afforded
 
     def _after_round(self, round_: Round) -> None:
         others = round_.sequences - 1
         produced = (others + round_.emitted) / round_.sequences
         trial = self.trial.knowing(self.account.plain_seconds)
+        trial = replace(trial, afforded=self._afforded())
         generated = round_.generated + round_.emitted
         if undisturbed(round_, self.limits.deepest):
             own = not others or self.account.plain_seconds > 0

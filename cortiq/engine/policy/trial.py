@@ -138,7 +138,8 @@ class Trial:
     ----------
     losses, lost : such findings since speculation last paid, and the plain tokens they cost.
     since : tokens generated when it last paid.
-    afforded : what share of the tokens since may be lost; 0: rests go by counts alone.
+    afforded : what share of the tokens since may be lost; 0: nothing says that much will be, and
+        rests go by counts alone.
     """
 
     state: State = Trying()
@@ -166,7 +167,8 @@ class Trial:
     def doubted(self) -> bool:
         """Whether the last try failed and nothing has held in this one: drafts shall be short."""
         nothing_held = self.monitor.zeros == self.monitor.rounds
-        return isinstance(self.state, Trying) and self.losses > 0 and nothing_held
+        failed = self.losses > 0 and self.afforded > 0
+        return isinstance(self.state, Trying) and failed and nothing_held
 
     def begun(self, generated: int) -> Trial:
         """At the top of the loop: a rest that is over becomes another try."""
@@ -193,7 +195,7 @@ class Trial:
 
     def _tried(self, generated: int, rounds: int) -> Trial:
         monitor = self.monitor
-        if monitor.zeros >= (ZERO_AGAIN if self.losses else ZERO_ROUNDS):
+        if monitor.zeros >= (ZERO_AGAIN if self.losses and self.afforded else ZERO_ROUNDS):
             return self._without(generated)
         if rounds < TRIED_ROUNDS:
             return replace(self, state=Trying(rounds))
