@@ -12,7 +12,7 @@ from cortiq.numerics.attention import LOG2_E_F32, scoring
 from cortiq_triton import attention, pages, spans
 from cortiq_triton.call import Call
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
-from cortiq_triton.rows import Rows
+from cortiq_triton.rows import Rows, quantise_parts
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,23 @@ def attend(
     call: Call, q: Rows, position: torch.Tensor, chosen: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Attention of all rows over their sequences' keys."""
-    op, rows = call.op, call.rows
+    return attended(call, call.op, q, position, chosen)[0]
+
+
+def attended_rows(
+    call: Call, op: Any, q: Rows, position: torch.Tensor, chosen: torch.Tensor | None = None
+) -> Rows:
+    """The quantised rows of all heads' results side by side."""
+    out, largest = attended(call, op, q, position, chosen)
+    return quantise_parts(out.view(len(out), -1), largest)
+
+
+def attended(
+    call: Call, op: Any, q: Rows, position: torch.Tensor, chosen: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Results [rows, heads, columns], and bits of each head's largest magnitude."""
+    rows = call.rows
+    largest = torch.empty((rows.count, op.heads), dtype=torch.int32, device=rows.device)
     out = torch.empty((rows.count, op.heads, op.value_dim), device=rows.device)
     (_, offset), factors = call.slot("kv"), factors_of(op.scale, op.soft_cap)
     stream, window = streams(call), op.window or 0
@@ -132,10 +148,10 @@ def attend(
     if stream:
         launch(
             attention.attend_stream, (programs, len(blocks)), *queries, sink, listed, out,
-            call.faults, *at, SINK=sinks is not None, STAGES=how.stages,
+            largest, call.faults, *at, SINK=sinks is not None, STAGES=how.stages,
             warps=how.warps, **sizes,
         )  # fmt: skip
-        return out
+        return out, largest
     most = rows.most_tiles(window) + (16 if window else 0)
     sums = torch.empty((rows.count, op.heads, most, op.value_dim), device=rows.device)
     numbers = torch.empty((rows.count, op.heads, most, 4), dtype=torch.int32, device=rows.device)
@@ -144,11 +160,11 @@ def attend(
     rows_each = max(min(each, s.stop - s.start) for s in rows.segments)
     launch(
         spans.attend_spans, (programs, len(blocks), splits), *queries, sink, listed, out,
-        call.faults, sums, numbers, counters, *at, most, SINK=sinks is not None,
+        largest, call.faults, sums, numbers, counters, *at, most, SINK=sinks is not None,
         MQ=min(FEW, pow2(rows_each * sizes["HB"])), SERIAL=SPANS.serial, STAGES=SPANS.stages,
         warps=SPANS.warps, early=True, **sizes,
     )  # fmt: skip
-    return out
+    return out, largest
 
 
 def choose_blocks(call: Call, q: Rows, position: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from cortiq_triton.language import Tensor, device, kernel
-from cortiq_triton.scalar import exp2_int, inverse, outside, snapped
+from cortiq_triton.scalar import exp2_int, inverse, magnitude_bits, outside, snapped
 from cortiq_triton.tile import (
     MAGIC_BITS,
     NONE,
@@ -95,12 +95,14 @@ def result(
 def answer(
     y: Tensor, out: Tensor, faults: Tensor, at: Tensor, row: Tensor, live: Tensor,
     DV: tl.constexpr, FIRST: tl.constexpr, WIDTH: tl.constexpr,
-) -> None:  # fmt: skip
-    """Columns FIRST … of results y to out [R, H, DV], snapped, with faults."""
+) -> Tensor:  # fmt: skip
+    """Columns FIRST … of results y to out [R, H, DV], snapped, with faults: bits of the largest."""
     v = FIRST + tl.arange(0, WIDTH)
     mask = live[:, None] & (v < DV)[None, :]
-    tl.store(out + at[:, None] * DV + v[None, :], snapped(y), mask=mask)
     tl.store(faults + row[:, None] + v[None, :] * 0, 1, mask=mask & outside(y))
+    y = snapped(y)
+    tl.store(out + at[:, None] * DV + v[None, :], y, mask=mask)
+    return tl.max(magnitude_bits(y), 1)
 
 
 @device
@@ -122,30 +124,29 @@ def added_to(
 @kernel
 def attend_stream(
     qh: Tensor, ql: Tensor, qe: Tensor, table: Tensor, owners: Tensor, positions: Tensor,
-    blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, faults: Tensor, stride: Tensor,
-    pages: Tensor, slot: Tensor, window: Tensor, factor: Tensor, cap: Tensor, inverse_cap: Tensor,
-    log2_e: Tensor, H: tl.constexpr, G: tl.constexpr, HB: tl.constexpr, DK: tl.constexpr,
-    DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr, SINK: tl.constexpr,
-    CAPPED: tl.constexpr, BLOCK: tl.constexpr, SETS: tl.constexpr, CHOSEN: tl.constexpr,
-    STAGES: tl.constexpr,
+    blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor, faults: Tensor,
+    stride: Tensor, pages: Tensor, slot: Tensor, window: Tensor, factor: Tensor, cap: Tensor,
+    inverse_cap: Tensor, log2_e: Tensor, H: tl.constexpr, G: tl.constexpr, HB: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
+    SINK: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr, SETS: tl.constexpr,
+    CHOSEN: tl.constexpr, STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Queries [R, H, DK] of one sequence a block to out [R, H, DV], tile after tile.
 
-    Values are multiplied a half of their columns at a time: three planes of sums of all of them
-    are more than a program has registers for. Sums of earlier runs wait in `out` for the same
-    reason.
+    largest : int32 [R, H], bits of the largest magnitudes. Values are multiplied a half of their
+    columns at a time: sums of three planes of all are more than a program has registers for, and
+    sums of earlier runs wait in `out`.
     """
     block = tl.num_programs(1) - 1 - tl.program_id(1)  # long rows come last and begin first
     first_row, row, head, live, g = queries_of(blocks, block, tl.program_id(0), H, G, HB, BM)
     position, lowest = sight(positions, row, live, window)
     first, last, begun, whole = tiles_of(position, lowest, live)
-    highest = tl.max(position, 0)
     high, low, exponent = load_queries(qh, ql, qe, row, head, live, stride, H, DK, KP)
     scale = factors(exponent, factor, KP)
     blocks_of = chosen + (row * SETS + head * SETS // H) * CHOSEN
     HALF: tl.constexpr = VP // 2
     listed = table + tl.load(owners + first_row).to(tl.int64) * pages
-    at = (row * H + head).to(tl.int64)
+    at, highest = (row * H + head).to(tl.int64), tl.max(position, 0)
     total, M = empty(BM, 1)
     o0, N = empty(BM, HALF)
     o1 = o0
@@ -178,5 +179,6 @@ def attend_stream(
             tl.debug_barrier()
     o0 = result(total, M, o0, N, sink, head, log2_e, SINK)
     o1 = result(total, M, o1, N, sink, head, log2_e, SINK)
-    answer(o0, out, faults, at, row, live, DV, 0, HALF)
-    answer(o1, out, faults, at, row, live, DV, HALF, HALF)
+    most = answer(o0, out, faults, at, row, live, DV, 0, HALF)
+    most = tl.maximum(most, answer(o1, out, faults, at, row, live, DV, HALF, HALF))
+    tl.store(largest + at, most, mask=live)

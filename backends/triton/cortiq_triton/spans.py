@@ -99,8 +99,8 @@ def is_last(counter: Tensor, expected: Tensor) -> Tensor:
 @kernel
 def attend_spans(
     qh: Tensor, ql: Tensor, qe: Tensor, table: Tensor, owners: Tensor, positions: Tensor,
-    blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, faults: Tensor, sums: Tensor,
-    numbers: Tensor, counters: Tensor, stride: Tensor, pages: Tensor, slot: Tensor,
+    blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor, faults: Tensor,
+    sums: Tensor, numbers: Tensor, counters: Tensor, stride: Tensor, pages: Tensor, slot: Tensor,
     window: Tensor, factor: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor,
     most: Tensor, H: tl.constexpr, G: tl.constexpr, HB: tl.constexpr, DK: tl.constexpr,
     DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr, MQ: tl.constexpr,
@@ -146,22 +146,25 @@ def attend_spans(
                 o = o * before + O * after
             if (start == first) & (stop == last):
                 y = result(mass, M, o, N, sink, head, log2_e, SINK)
-                answer(y, out, faults, (row * H + head).to(tl.int64), row, live, DV, 0, VP)
+                place = (row * H + head).to(tl.int64)
+                bits = answer(y, out, faults, place, row, live, DV, 0, VP)
+                tl.store(largest + place, bits, mask=live)
             else:
                 if length == 16:
                     store_state(sums, numbers, at + span - base, live, mass, M, o, N, DV, VP)
                 add_up(
-                    blocks, block, part, sink, out, faults, sums, numbers, counter, span, first,
-                    last, length, most, log2_e, H, G, HB, DV, VP, MQ, SINK,
+                    blocks, block, part, sink, out, largest, faults, sums, numbers, counter, span,
+                    first, last, length, most, log2_e, H, G, HB, DV, VP, MQ, SINK,
                 )  # fmt: skip
 
 
 @device
 def add_up(
-    blocks: Tensor, block: Tensor, part: Tensor, sink: Tensor, out: Tensor, faults: Tensor,
-    sums: Tensor, numbers: Tensor, counter: Tensor, span: Tensor, first: Tensor, last: Tensor,
-    length: Tensor, most: Tensor, log2_e: Tensor, H: tl.constexpr, G: tl.constexpr,
-    HB: tl.constexpr, DV: tl.constexpr, VP: tl.constexpr, MQ: tl.constexpr, SINK: tl.constexpr,
+    blocks: Tensor, block: Tensor, part: Tensor, sink: Tensor, out: Tensor, largest: Tensor,
+    faults: Tensor, sums: Tensor, numbers: Tensor, counter: Tensor, span: Tensor,
+    first: Tensor, last: Tensor, length: Tensor, most: Tensor, log2_e: Tensor, H: tl.constexpr,
+    G: tl.constexpr, HB: tl.constexpr, DV: tl.constexpr, VP: tl.constexpr, MQ: tl.constexpr,
+    SINK: tl.constexpr,
 ) -> None:  # fmt: skip
     """After a span's states are stored: its run's if no other span is missing, then all runs."""
     _, row, head, live, _ = queries_of(blocks, block, part, H, G, HB, MQ)
@@ -185,4 +188,6 @@ def add_up(
                 mass, M, o, N = added_states(sums, numbers, at, live, runs, 16, DV, VP, MQ)
         if complete:
             y = result(mass, M, o, N, sink, head, log2_e, SINK)
-            answer(y, out, faults, (row * H + head).to(tl.int64), row, live, DV, 0, VP)
+            place = (row * H + head).to(tl.int64)
+            bits = answer(y, out, faults, place, row, live, DV, 0, VP)
+            tl.store(largest + place, bits, mask=live)
