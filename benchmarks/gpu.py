@@ -3,9 +3,10 @@
     python benchmarks/gpu.py [--seconds 440] [--only SECTION,SECTION] [--json FILE]
 
 Sections: ceilings (copies, a stream that only reads, cuBLAS bf16), products (int8 TOPS and weights
-read as GB/s, for several tilings), conformance, model (`synthetic:llama3-8b` in w8), transformers
-(bf16, static cache, CUDA graphs). A section that fails says why and the others go on; what begins
-after the time given is left out and said to be.
+read as GB/s, for several tilings), attention (with several settings), conformance, model
+(`synthetic:llama3-8b` in w8), transformers (bf16, static cache, CUDA graphs). A
+section that fails says why and the others go on; what begins after the time given is left out and
+said to be.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "backends/reference"))
 import torch
 import triton
 import triton.language as tl
+from gpu_attention import attention
 from gpu_golden import GOLDEN, MODEL, PROMPT, RUNS, name_of
 from gpu_models import Transformers, decode, ours, prefill_kernels, prefill_seconds, seconds_of
 from gpu_products import batched, dense, sparse
@@ -165,6 +167,7 @@ SECTIONS: dict[str, Callable[[Known], Iterator[tuple[str, str]]]] = {
     "dense": dense,
     "sparse": sparse,
     "batched": batched,
+    "attention": attention,
     "transformers": transformers,
 }
 

@@ -32,7 +32,9 @@ FEW = 16
 
 @dataclass
 class Spans:
-    """How tiles are spread: programs aimed at, tiles up to which one does all, warps, stages."""
+    """How tiles are spread: programs aimed at, tiles up to which one does all (at most 16), its
+    warps, tiles on their way at once.
+    """
 
     programs: int = 1024
     serial: int = 2
@@ -160,8 +162,9 @@ def attended(
     rows_each = max(min(each, s.stop - s.start) for s in rows.segments)
     launch(
         spans.attend_spans, (programs, len(blocks), splits), *queries, sink, listed, out,
-        largest, call.faults, sums, numbers, counters, *at, most, SINK=sinks is not None,
-        MQ=min(FEW, pow2(rows_each * sizes["HB"])), SERIAL=SPANS.serial, STAGES=SPANS.stages,
+        largest, call.faults, sums, numbers, counters, *at, most,
+        SPANS.serial, SINK=sinks is not None,
+        MQ=min(FEW, pow2(rows_each * sizes["HB"])), STAGES=SPANS.stages,
         warps=SPANS.warps, early=True, **sizes,
     )  # fmt: skip
     return out, largest

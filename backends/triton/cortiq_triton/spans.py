@@ -34,9 +34,9 @@ from cortiq_triton.tile import (
 
 
 @device
-def span_of(tiles: Tensor, programs: Tensor, SERIAL: tl.constexpr) -> Tensor:
+def span_of(tiles: Tensor, programs: Tensor, serial: Tensor) -> Tensor:
     """Tiles of a span: a power of two, at most a run, that few programs need no second of."""
-    length = tl.where(tiles <= SERIAL, 16, 1)
+    length = tl.where(tiles <= serial, 16, 1)
     for _ in tl.static_range(4):
         length = tl.where((length < 16) & (length * programs < tiles), length * 2, length)
     return length
@@ -102,10 +102,10 @@ def attend_spans(
     blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor, faults: Tensor,
     sums: Tensor, numbers: Tensor, counters: Tensor, stride: Tensor, pages: Tensor, slot: Tensor,
     window: Tensor, factor: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor,
-    most: Tensor, H: tl.constexpr, G: tl.constexpr, HB: tl.constexpr, DK: tl.constexpr,
-    DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr, MQ: tl.constexpr,
-    SINK: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr, SETS: tl.constexpr,
-    CHOSEN: tl.constexpr, SERIAL: tl.constexpr, STAGES: tl.constexpr,
+    most: Tensor, serial: Tensor, H: tl.constexpr, G: tl.constexpr, HB: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
+    MQ: tl.constexpr, SINK: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+    SETS: tl.constexpr, CHOSEN: tl.constexpr, STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Queries [R, H, DK] of one sequence a block, of which the first MQ live, to out [R, H, DV].
 
@@ -117,7 +117,7 @@ def attend_spans(
     position, lowest = sight(positions, row, live, window)
     first, last, _, _ = tiles_of(position, lowest, live)
     highest, base = tl.max(position, 0), first // 16 * 16
-    length = span_of(last - base, tl.num_programs(2), SERIAL)
+    length = span_of(last - base, tl.num_programs(2), serial)
     listed = table + tl.load(owners + first_row).to(tl.int64) * pages
     at = (row * H + head).to(tl.int64) * most
     counter = counters + (block * tl.num_programs(0) + part) * (most // 16 + 2)
