@@ -18,24 +18,26 @@ from cortiq_triton.weights import Packed
 
 
 @device
-def nibbles_emulated(packed: Tensor, shift: Tensor, BIAS: tl.constexpr) -> Tensor:
-    """The nibbles of bytes from bit `shift` on, less BIAS: int8."""
-    return ((packed >> shift) & 15) - BIAS
+def nibbles_emulated(packed: Tensor, late: Tensor, BIAS: tl.constexpr) -> Tensor:
+    """A nibble of each byte, less BIAS: int8; the high one where `late` has all bits, not none."""
+    return (((packed & ~late) | ((packed >> 4) & late)) & 15) - BIAS
 
 
 @device
-def nibbles_of_words(packed: Tensor, shift: Tensor, BIAS: tl.constexpr) -> Tensor:
+def nibbles_of_words(packed: Tensor, late: Tensor, BIAS: tl.constexpr) -> Tensor:
     """The same, four at a time; no byte borrows of its neighbour."""
+    TAKE: tl.constexpr = (
+        "{.reg .b32 a, b; shr.u32 a, $1, 4; and.b32 a, a, $2; not.b32 b, $2; and.b32 b, b, $1;"
+        "or.b32 a, a, b; and.b32 $0, a, 0x0F0F0F0F;"
+    )
     if BIAS == 0:
         return tl.inline_asm_elementwise(
-            "{.reg .b32 s; and.b32 s, $2, 7; shr.u32 $0, $1, s; and.b32 $0, $0, 0x0F0F0F0F;}",
-            "=r,r,r", [packed, shift], dtype=tl.int8, is_pure=True, pack=4,
-        )  # fmt: skip
-    TAKE: tl.constexpr = "0x78787878" if BIAS == 8 else "0x7C7C7C7C"
+            TAKE + "}", "=r,r,r", [packed, late], dtype=tl.int8, is_pure=True, pack=4
+        )
+    LESS: tl.constexpr = "0x78787878" if BIAS == 8 else "0x7C7C7C7C"
     return tl.inline_asm_elementwise(
-        "{.reg .b32 s; and.b32 s, $2, 7; shr.u32 $0, $1, s; and.b32 $0, $0, 0x0F0F0F0F;"
-        "add.u32 $0, $0, " + TAKE + "; xor.b32 $0, $0, 0x80808080;}",
-        "=r,r,r", [packed, shift], dtype=tl.int8, is_pure=True, pack=4,
+        TAKE + "add.u32 $0, $0, " + LESS + "; xor.b32 $0, $0, 0x80808080;}", "=r,r,r",
+        [packed, late], dtype=tl.int8, is_pure=True, pack=4,
     )  # fmt: skip
 
 
@@ -56,8 +58,8 @@ def codes_of(
     k = tl.arange(0, 32)
     if NIBBLES:
         packed = tile_at(codes, row, start // 2 + k % 16, K // 2)
-        shift = tl.broadcast_to((k // 16 * 4).to(tl.int8)[None, :], packed.shape)
-        found = nibbles(packed, shift, BIAS)
+        late = tl.broadcast_to((0 - k // 16).to(tl.int8)[None, :], packed.shape)
+        found = nibbles(packed, late, BIAS)
     else:
         found = tile_at(codes, row, start + k, K)
     return found
