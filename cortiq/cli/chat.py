@@ -16,7 +16,7 @@ import click
 from cortiq.cli.chat_commands import COMMANDS, run_command, summary
 from cortiq.cli.chat_lines import Interrupted, Lines, Pipe, Terminal, read_message
 from cortiq.cli.flags import options_of
-from cortiq.cli.generate import check_options, load_model
+from cortiq.cli.generate import check_options, load_model, with_heads
 from cortiq.cli.inputs import MODEL, argument_text, template_options
 from cortiq.cli.render import note, progress_bar
 from cortiq.errors import CortiqError
@@ -170,7 +170,7 @@ def chat(
     check_options(resolved)
     given = {name: value for name, value in chosen.items() if value is not None}
     given["max_tokens"] = resolved.max_tokens
-    with load_model(model, options) as opened:
+    with load_model(model, with_heads(options, resolved.draft)) as opened:
         talk = Conversation(opened, system=system, template_options=variables, **given)
         if saved is not None:
             talk.load(saved)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cortiq.cli.flags import options_of
-from cortiq.cli.generate import load_model
+from cortiq.cli.generate import load_model, with_heads
 from cortiq.cli.render import note
 from cortiq.errors import CortiqError
 from cortiq.options import LoadOptions, resolve, select
@@ -43,6 +43,7 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
 
     chosen = resolve(ServeOptions, select(ServeOptions, options))
     set_up(chosen.log_format)
+    options = with_heads(options, chosen.draft)
     with ExitStack() as stack:
         loaded = [stack.enter_context(load_model(name, options)) for name in models]
         if chosen.host not in LOCAL and chosen.api_key is None:

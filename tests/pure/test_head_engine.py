@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -124,6 +125,30 @@ def test_the_command_line_loads_the_head_that_it_drafts_with(draft):
     assert made.stdout == plain.stdout
     named = "lookup" if draft == "auto" else f"{draft}+lookup"
     assert f"drafted by {named}" in made.stderr
+
+
+def test_the_server_and_a_chat_load_the_head_that_they_draft_with(monkeypatch):
+    pytest.importorskip("starlette")
+    loaded = []
+
+    def seen(models, options, ready):
+        loaded.extend("draft_head" in model.program.facts for model in models)
+
+    monkeypatch.setattr("cortiq.serve.start.serve_models", seen)
+    monkeypatch.setattr("cortiq.serve.logs.set_up", lambda form: None)
+    words = ["synthetic:tiny-llama", "-b", "cpu", "--threads", "1"]
+    for draft in ("mtp", "lookup"):
+        made = CliRunner().invoke(cli, ["serve", *words, "--draft", draft])
+        assert made.exit_code == 0, made.output
+    assert loaded == [True, False]
+
+    def refused(name, options):
+        loaded.append(options["heads"])
+        raise RequestError("enough")
+
+    monkeypatch.setattr(import_module("cortiq.cli.chat"), "load_model", refused)
+    made = CliRunner().invoke(cli, ["chat", *words, "--draft", "mtp"], input="hello\n")
+    assert "enough" in str(made.exception) and loaded[2:] == ["mtp"]
 
 
 def test_a_model_without_a_head_says_so():
