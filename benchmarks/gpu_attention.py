@@ -27,11 +27,13 @@ PAGE = GROUPS * TILE * (4 * WIDTH + 2)
 REPEATS = 16
 CACHE = 1 << 28
 """Bytes of keys and values after which the first are no longer in the device's cache."""
+CAPTURED = 64
+"""Pages that a captured step has room for, though it may read fewer."""
 STREAMS = [Stream(64, 4, 2), Stream(64, 4, 3), Stream(128, 8, 2), Stream(64, 4, 1)]
 SPANS = [
     Spans(programs, serial, warps, stages)
     for programs, serial, warps, stages in (
-        (1024, 2, 4, 2), (1024, 4, 4, 2), (1024, 1, 4, 2), (512, 2, 4, 2), (2048, 2, 4, 2),
+        (1024, 2, 4, 2), (1024, 4, 4, 2), (1024, 1, 4, 2), (256, 2, 4, 2), (2048, 2, 4, 2),
         (512, 16, 4, 2), (1024, 2, 2, 2), (1024, 2, 8, 2), (1024, 2, 4, 3), (512, 16, 4, 3),
     )
 ]  # fmt: skip
@@ -43,7 +45,9 @@ def rows_of(sequences: int, context: int, count: int) -> RowSet:
     each = -(-context // TILE)
     pages = torch.randint(-99, 99, (sequences, each, PAGE), dtype=torch.int8, device=DEVICE)
     pages[..., -2 * GROUPS * TILE :] = torch.randint(-18, -14, (2 * GROUPS * TILE,)).to(pages)
-    table = pages.data_ptr() + PAGE * torch.arange(sequences * each, device=DEVICE)
+    width = max(each, CAPTURED)
+    table = torch.zeros(sequences, width, dtype=torch.int64, device=DEVICE)
+    table[:, :each] = pages.data_ptr() + PAGE * torch.arange(sequences * each).view(-1, each)
     whole = torch.arange(sequences, device=DEVICE, dtype=torch.int32)
     start = context - count
     segments: list[Any] = [
@@ -51,8 +55,8 @@ def rows_of(sequences: int, context: int, count: int) -> RowSet:
         for i in range(sequences)
     ]
     positions = torch.arange(start, context, device=DEVICE, dtype=torch.int32).repeat(sequences)
-    owners, last = whole.repeat_interleave(count), context - 1
-    rows = (positions, owners, table, each, table, whole * count, (whole + 1) * count, last)
+    owners, last = whole.repeat_interleave(count), width * TILE - 1
+    rows = (positions, owners, table, width, table, whole * count, (whole + 1) * count, last)
     return RowSet(DEVICE, segments, *rows)
 
 
