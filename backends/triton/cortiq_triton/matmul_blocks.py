@@ -134,28 +134,50 @@ def offset_sums(
 
 
 @device
+def scales_at(
+    scale: Tensor, minimum: Tensor, sums: Tensor, row: Tensor, m: Tensor, block: Tensor,
+    blocks: Tensor, rows: Tensor, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Scale and minimum of a block as they lie in memory, [BN, 1], and RN(Σq), [1, BM], of sums
+    float32 [blocks, rows]; what a format has not is the scale.
+    """
+    d = down(scale, row, block, blocks)
+    least, j = d, d
+    if MINIMUM:
+        least = down(minimum, row, block, blocks)
+        if not OFFSETS:
+            j = tl.load(sums + block * rows + m, mask=m < rows, other=0.0)[None, :]
+    return d, least, j
+
+
+@device
 def block_term(
+    hi: Tensor, lo: Tensor, d: Tensor, least: Tensor, j: Tensor, BLOCK: tl.constexpr,
+    MINIMUM: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """t = RN(I)·d [+ j·least] of one block, [BN, BM]."""
+    dot = (hi * 256 + lo).to(tl.float32) if BLOCK == 32 else round_two_planes(hi, lo)
+    term = dot * in_form(d, FORM)
+    if MINIMUM:
+        term = term + j * in_form(least, LOW_FORM)
+    return term
+
+
+@device
+def wide_term(
     hi: Tensor, lo: Tensor, scale: Tensor, minimum: Tensor, offsets: Tensor, sums: Tensor,
     row: Tensor, x: Tensor, m: Tensor, block: Tensor, blocks: Tensor, rows: Tensor, subs: Tensor,
-    width: Tensor, BLOCK: tl.constexpr, SUB: tl.constexpr, MINIMUM: tl.constexpr,
-    OFFSETS: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, BN: tl.constexpr,
-    BM: tl.constexpr,
+    width: Tensor, SUB: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
+    FORM: tl.constexpr, LOW_FORM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 ) -> Tensor:  # fmt: skip
-    """t = RN(I)·scale [+ RN(J)·minimum] of one block, [BN, BM].
-
-    sums without offsets : float32 [blocks, rows], RN(Σq) of a block.
-    """
-    dot = (hi * 256 + lo).to(tl.float32) if BLOCK == 32 else round_two_planes(hi, lo)
-    term = dot * in_form(down(scale, row, block, blocks), FORM)
-    if MINIMUM:
-        least = in_form(down(minimum, row, block, blocks), LOW_FORM)
-        if OFFSETS:
-            j = offset_sums(offsets, sums, row, x, block, rows, subs, width, SUB, BN, BM)
-            term = term + j.to(tl.float32) * least
-        else:
-            j = tl.load(sums + block * rows + m, mask=m < rows, other=0.0)
-            term = term + j[None, :] * least
-    return term
+    """`block_term` of a block of 256, with its scales."""
+    d, least, j = scales_at(
+        scale, minimum, sums, row, m, block, blocks, rows, MINIMUM, OFFSETS
+    )  # fmt: skip
+    if OFFSETS:
+        found = offset_sums(offsets, sums, row, x, block, rows, subs, width, SUB, BN, BM)
+        j = found.to(tl.float32)
+    return block_term(hi, lo, d, least, j, 256, MINIMUM, FORM, LOW_FORM)
 
 
 @kernel
@@ -189,14 +211,15 @@ def matmul_blocks(
                 by = down(sub_scales, row, start // SUB, subs).to(tl.int32)
                 if SUB == 16:
                     by_second = down(sub_scales, row, start // SUB + 1, subs).to(tl.int32)
+            if BLOCK == 32:  # asked for before the dots, which take as long
+                d, least, j = scales_at(
+                    scale, minimum, sums, row, m, start // 32, blocks, rows, MINIMUM, OFFSETS
+                )  # fmt: skip
             c, k = codes_of(codes, row, start, K, NIBBLES, BIAS), start + tl.arange(0, 32)
             q_high, q_low = tl.trans(tile_at(qh, x, k, K)), tl.trans(tile_at(ql, x, k, K))
             hi, lo = step_dots(c, q_high, q_low, hi, lo, by, by_second, SUB, SCALED, BN, BM)
             if BLOCK == 32:
-                run = run + block_term(
-                    hi, lo, scale, minimum, offsets, sums, row, x, m, start // BLOCK, blocks, rows,
-                    subs, width, BLOCK, SUB, MINIMUM, OFFSETS, FORM, LOW_FORM, BN, BM,
-                )  # fmt: skip
+                run = run + block_term(hi, lo, d, least, j, BLOCK, MINIMUM, FORM, LOW_FORM)
                 hi = tl.full((BN, BM), 0, tl.int32)
                 lo = tl.full((BN, BM), 0, tl.int32)
         if BLOCK == 32:
@@ -204,9 +227,9 @@ def matmul_blocks(
                 y = y + run
                 run = tl.full((BN, BM), 0.0, tl.float32)
         elif (pair % 256 == 192) | (pair + 64 >= K):
-            run = run + block_term(
-                hi, lo, scale, minimum, offsets, sums, row, x, m, pair // BLOCK, blocks, rows,
-                subs, width, BLOCK, SUB, MINIMUM, OFFSETS, FORM, LOW_FORM, BN, BM,
+            run = run + wide_term(
+                hi, lo, scale, minimum, offsets, sums, row, x, m, pair // 256, blocks, rows, subs,
+                width, SUB, MINIMUM, OFFSETS, FORM, LOW_FORM, BN, BM,
             )  # fmt: skip
             hi = tl.full((BN, BM), 0, tl.int32)
             lo = tl.full((BN, BM), 0, tl.int32)
