@@ -77,11 +77,12 @@ def dense(known: Known) -> Iterator[tuple[str, str]]:
         weight, x = weight_of(layout, n, k), quantise_rows(torch.randn(m, k, device=DEVICE))
         faults = torch.zeros(m, dtype=torch.int32, device=DEVICE)
         tunings = [
-            replace(DEVICE_TUNING, bm=bm, bn_many=bn, bk=bk, warps_many=warps, stages=stages)
-            for bm, bn, bk, warps, stages in (
-                (128, 128, 128, 8, 3), (128, 128, 64, 8, 5), (128, 256, 64, 8, 4),
-                (128, 256, 128, 8, 3), (256, 128, 64, 8, 4), (256, 128, 128, 16, 3),
-                (128, 256, 128, 16, 3), (128, 64, 128, 4, 4), (64, 128, 128, 4, 4),
+            replace(
+                DEVICE_TUNING, bm=bm, bn_many=bn, bk=bk, warps_many=8, stages=stages, group=group
+            )
+            for bm, bn, bk, stages, group in (
+                (128, 128, 128, 3, 8), (128, 128, 128, 4, 8), (128, 128, 64, 6, 8),
+                (64, 256, 128, 3, 8), (128, 128, 128, 3, 16), (128, 128, 128, 3, 4),
             )
         ]  # fmt: skip
         if layout != "w8":
