@@ -172,7 +172,8 @@ class DepthPolicy(Protocol):
     A pure function of its constructor's arguments and the rounds it was told, in order: the same
     record replayed to a new one gives the same decisions. It looks at no clock. One that rests may
     have an attribute `wakes`: tokens generated before which it drafts nothing. Steps run ahead
-    until then; it may miss the first ones after.
+    until then; it may miss the first ones after. While an attribute `timing` is true, others that
+    draft in turns with it draft nothing, so that it sees plain tokens.
     """
 
     def choose(self, generated: int, room: int) -> int:
