@@ -73,7 +73,7 @@ def changes(tuning: products.Tuning) -> str:
 def dense(known: Known) -> Iterator[tuple[str, str]]:
     """Products of 2,048 rows, as useful int8 operations a second."""
     k, n, m = 4096, 14336, 2048
-    for layout in ("w8", "Q4_K", "Q8_0", "Q4_1", "Q6_K", "Q4_0"):
+    for layout in ("w8", "Q4_K", "Q8_0", "Q4_1", "Q6_K"):
         weight, x = weight_of(layout, n, k), quantise_rows(torch.randn(m, k, device=DEVICE))
         faults = torch.zeros(m, dtype=torch.int32, device=DEVICE)
         tunings = [
@@ -87,9 +87,14 @@ def dense(known: Known) -> Iterator[tuple[str, str]]:
         ]  # fmt: skip
         if layout != "w8":
             tunings = [
-                replace(DEVICE_TUNING, bm_blocks=bm, bn_blocks=bn, warps_blocks=warps)
-                for bm, bn, warps in ((64, 64, 4), (32, 64, 4), (64, 128, 8), (32, 128, 8))
-            ]
+                replace(
+                    DEVICE_TUNING, bm_blocks=bm, bn_blocks=bn, warps_blocks=warps, turn=turn,
+                    stages_blocks=stages,
+                )
+                for bm, bn, warps, turn, stages in (
+                    (64, 64, 4, 2, 3), (64, 64, 4, 4, 2), (32, 64, 4, 4, 2), (64, 128, 8, 4, 2),
+                )
+            ]  # fmt: skip
         print(f"product of {m} rows, {layout}:", flush=True)
         how = Stack(PLAIN, n)
 

@@ -31,7 +31,7 @@ FEW = [
 ]
 MANY = [
     Tuning(few=0, some=0, bm=16, bn_many=32, bk=64, bm_blocks=16, bn_blocks=16, group=1),
-    Tuning(few=0, some=0, bm=64, bn_many=16, bk=32, bm_blocks=32, bn_blocks=64, group=4),
+    Tuning(few=0, some=0, bm=64, bn_many=16, bk=32, bm_blocks=32, bn_blocks=64, turn=4, group=4),
     Tuning(few=0, bn_some=16),
 ]
 

@@ -190,22 +190,21 @@ def matmul_blocks(
     NIBBLES: tl.constexpr, BLOCK: tl.constexpr,
     SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
     BIAS: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, GROUP: tl.constexpr,
+    BN: tl.constexpr, TURN: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
     """out [M, N] of codes in blocks of 32 or 256 columns; constants as in `matvec_blocks`."""
     m, n, first = tile_rows(scale, M, N, heads, HEADS, BM, BN, GROUP)
     live, seen = m < M, n < N
     if HEADS:
         m = m * heads + tl.program_id(1)
-    row = (first + tl.minimum(n, N - 1)).to(tl.int64)
-    x = tl.minimum(m, rows - 1).to(tl.int64)
+    row, x = (first + tl.minimum(n, N - 1)).to(tl.int64), tl.minimum(m, rows - 1).to(tl.int64)
     y = tl.full((BN, BM), 0.0, tl.float32)
     run = tl.full((BN, BM), 0.0, tl.float32)
     hi = tl.full((BN, BM), 0, tl.int32)
     lo = tl.full((BN, BM), 0, tl.int32)
-    for pair in range(0, K, 64):
-        for half in tl.static_range(2):
-            start = pair + 32 * half
+    for turn in range(0, K, 32 * TURN):
+        for step in tl.static_range(TURN):
+            start = turn + 32 * step
             by, by_second = hi, hi
             if SCALED:
                 by = down(sub_scales, row, start // SUB, subs).to(tl.int32)
@@ -222,18 +221,19 @@ def matmul_blocks(
                 run = run + block_term(hi, lo, d, least, j, BLOCK, MINIMUM, FORM, LOW_FORM)
                 hi = tl.full((BN, BM), 0, tl.int32)
                 lo = tl.full((BN, BM), 0, tl.int32)
+        stop = turn + 32 * TURN
         if BLOCK == 32:
-            if (pair % 256 == 192) | (pair + 64 >= K):
+            if (stop % 256 == 0) | (stop >= K):
                 y = y + run
                 run = tl.full((BN, BM), 0.0, tl.float32)
-        elif (pair % 256 == 192) | (pair + 64 >= K):
+        elif (stop % 256 == 0) | (stop >= K):
             run = run + wide_term(
-                hi, lo, scale, minimum, offsets, sums, row, x, m, pair // 256, blocks, rows, subs,
+                hi, lo, scale, minimum, offsets, sums, row, x, m, turn // 256, blocks, rows, subs,
                 width, SUB, MINIMUM, OFFSETS, FORM, LOW_FORM, BN, BM,
             )  # fmt: skip
             hi = tl.full((BN, BM), 0, tl.int32)
             lo = tl.full((BN, BM), 0, tl.int32)
-            if (pair % 2048 == 1984) | (pair + 64 >= K):
+            if (stop % 2048 == 0) | (stop >= K):
                 y = y + run
                 run = tl.full((BN, BM), 0.0, tl.float32)
     y = tl.trans(y) * exp2_int(tl.load(qe + m, mask=live, other=0))[:, None]

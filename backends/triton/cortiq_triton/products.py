@@ -30,7 +30,8 @@ class Tuning:
         32 columns of them it has at a time, one a lane: 32 or more; span_wide for blocks of 256.
     bm, bn_many, bk, group : tiles of the tensor cores' product.
     some : rows up to which tiles are `bn_some` columns wide: weights must reach all processors.
-    bm_blocks, bn_blocks : tiles of formats in blocks, which keep more sums in registers.
+    bm_blocks, bn_blocks : tiles of formats in blocks, which keep more sums in registers; `turn`
+        times 32 columns a turn of their loop, 2, 4 or 8.
     """
 
     few: int = 8
@@ -52,6 +53,8 @@ class Tuning:
     bm_blocks: int = 64
     bn_blocks: int = 64
     warps_blocks: int = 4
+    turn: int = 2
+    stages_blocks: int = 3
     stages: int = 3
 
 
@@ -220,14 +223,14 @@ def _many(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how:
             stages=sizes.stages,
         )  # fmt: skip
         return
-    sums = sums_across(weight, x)
+    sums, turn = sums_across(weight, x), sizes.turn if weight.padded % (32 * sizes.turn) == 0 else 2
     launch(
         matmul_blocks, grid, *_parts(weight, weight.codes), *planes, sums,
         *how.ending(out), out, faults, each, n, weight.padded, weight.blocks,
         weight.padded // (weight.sub or 32), rows, sums.shape[-1], *how.cuts, heads, how.group,
         HEADS=chosen, **how.endings,
         NIBBLES=weight.kind == NIBBLES, **block_constants(weight), BM=bm, BN=bn,
-        GROUP=sizes.group, warps=warps, stages=sizes.stages,
+        TURN=turn, GROUP=sizes.group, warps=warps, stages=sizes.stages_blocks,
     )  # fmt: skip
 
 
