@@ -29,7 +29,13 @@ CACHE = 1 << 28
 """Bytes of keys and values after which the first are no longer in the device's cache."""
 CAPTURED = 64
 """Pages that a captured step has room for, though it may read fewer."""
-STREAMS = [Stream(64, 4, 2), Stream(64, 4, 3), Stream(128, 8, 2), Stream(64, 4, 1)]
+STREAMS = [
+    Stream(64, 4, 2),
+    Stream(64, 4, 3),
+    Stream(128, 8, 2),
+    Stream(64, 4, 1),
+    Stream(64, 4, 1, 168),
+]
 SPANS = [
     Spans(programs, serial, warps, stages)
     for programs, serial, warps, stages in (

@@ -17,11 +17,14 @@ from cortiq_triton.rows import Rows, quantise_parts
 
 @dataclass(frozen=True)
 class Stream:
-    """How tiles are streamed over: queries of a program, its warps, tiles on their way at once."""
+    """How tiles are streamed over: queries of a program, its warps, tiles on their way at once,
+    registers of a thread at most (0: as the compiler likes).
+    """
 
     queries: int = 64
     warps: int = 4
     stages: int = 2
+    registers: int = 0
 
 
 NARROW, WIDE, WIDEST = Stream(), Stream(warps=8), Stream(queries=16, stages=1)
@@ -148,10 +151,11 @@ def attended(
     at = (q.high.shape[-1], rows.pages, offset, window, *factors)
     sink = out if sinks is None else sinks
     if stream:
+        limit = {"maxnreg": how.registers} if how.registers and not INTERPRETED else {}
         launch(
             attention.attend_stream, (programs, len(blocks)), *queries, sink, listed, out,
             largest, call.faults, *at, SINK=sinks is not None, STAGES=how.stages,
-            warps=how.warps, **sizes,
+            warps=how.warps, **limit, **sizes,
         )  # fmt: skip
         return out, largest
     most = rows.most_tiles(window) + (16 if window else 0)
