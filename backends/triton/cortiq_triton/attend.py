@@ -151,7 +151,8 @@ def attended(
     at = (q.high.shape[-1], rows.pages, offset, window, *factors)
     sink = out if sinks is None else sinks
     if stream:
-        limit = {"maxnreg": how.registers} if how.registers and not INTERPRETED else {}
+        limited = how.registers and not INTERPRETED
+        limit: dict[str, Any] = {"maxnreg": how.registers} if limited else {}
         launch(
             attention.attend_stream, (programs, len(blocks)), *queries, sink, listed, out,
             largest, call.faults, *at, SINK=sinks is not None, STAGES=how.stages,
