@@ -39,7 +39,7 @@ class Spans:
     warps, tiles on their way at once.
     """
 
-    programs: int = 1024
+    programs: int = 256
     serial: int = 2
     warps: int = 4
     stages: int = 2

@@ -100,6 +100,15 @@ def starts_early() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 
 
+@cache
+def shared_memory() -> int:
+    """Bytes of shared memory that a program may have."""
+    if INTERPRETED or not torch.cuda.is_available():
+        return 227 << 10
+    device = torch.cuda.current_device()
+    return int(triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"])
+
+
 def launch(
     which: Any,
     grid: tuple[int, ...],

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cortiq_triton import matmul, matvec
-from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
+from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2, shared_memory
 from cortiq_triton.matmul_blocks import matmul_blocks, sums_across
 from cortiq_triton.matvec_blocks import matvec_blocks
 from cortiq_triton.rows import Rows
@@ -29,19 +29,20 @@ class Tuning:
     bn_blocked, span, span_wide : weight rows of a program for formats in blocks, and how many times
         32 columns of them it has at a time, one a lane: 32 or more; span_wide for blocks of 256.
     bm, bn_many, bk, group : tiles of the tensor cores' product.
-    some : rows up to which tiles are `bn_some` columns wide: weights must reach all processors.
+    some : rows up to which tiles are `bn_some` columns wide and `bk_some` deep: weights must reach
+        all processors.
     bm_blocks, bn_blocks : tiles of formats in blocks, which keep more sums in registers; `turn`
         times 32 columns a turn of their loop, 2, 4 or 8.
     """
 
     few: int = 8
     rows: int = 1
-    bn: int = 2
+    bn: int = 4
     bw: int = 512
     bn_blocked: int = 4
     span: int = 32
     span_wide: int = 64
-    warps: int = 1
+    warps: int = 4
     bm: int = 128
     bn_many: int = 128
     bk: int = 128
@@ -49,6 +50,7 @@ class Tuning:
     warps_many: int = 8
     some: int = 64
     bn_some: int = 32
+    bk_some: int = 256
     warps_some: int = 4
     bm_blocks: int = 64
     bn_blocks: int = 64
@@ -56,6 +58,7 @@ class Tuning:
     turn: int = 2
     stages_blocks: int = 3
     stages: int = 3
+    stages_some: int = 4
 
 
 DEVICE_TUNING = Tuning()
@@ -194,6 +197,11 @@ def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: 
     )  # fmt: skip
 
 
+def stages_that_fit(wanted: int, nbytes: int) -> int:
+    """Steps of a loop on their way at once, each with so many bytes in shared memory."""
+    return max(1, min(wanted, shared_memory() // nbytes))
+
+
 def _tile_sizes(sizes: Tuning, weight: Packed, rows: int) -> tuple[int, int, int]:
     """Rows and columns of a tile, and warps of its program."""
     if weight.block:
@@ -213,14 +221,14 @@ def _many(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how:
     planes = x.high, x.low, x.e
     chosen = how.choice == HEADS
     if not weight.block:
-        plane = weight.plane
+        count, few = 1 + (weight.kind == PLANES), each <= sizes.some
+        bk = min(sizes.bk_some if few else sizes.bk, pow2(weight.padded))
+        stages = sizes.stages_some if few else sizes.stages
         launch(
             matmul.matmul_rows, grid, weight.codes, weight.scale, *planes, *how.ending(out), out,
-            faults, each, n, weight.padded, plane, *how.cuts, heads, how.group, HEADS=chosen,
-            **how.endings,
-            PLANES=1 + (weight.kind == PLANES), BM=bm, BN=bn,
-            BK=min(sizes.bk, pow2(weight.padded)), GROUP=sizes.group, warps=warps,
-            stages=sizes.stages,
+            faults, each, n, weight.padded, weight.plane, *how.cuts, heads, how.group,
+            HEADS=chosen, **how.endings, PLANES=count, BM=bm, BN=bn, BK=bk, GROUP=sizes.group,
+            warps=warps, stages=stages_that_fit(stages, bk * (2 * bm + count * bn)),
         )  # fmt: skip
         return
     sums, turn = sums_across(weight, x), sizes.turn if weight.padded % (32 * sizes.turn) == 0 else 2
