@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -104,6 +104,19 @@ def stream_of(columns: int) -> Stream:
     return WIDE if columns > 128 else NARROW
 
 
+def spans_of(columns: int) -> Spans:
+    """How tiles with so many columns are spread: SPANS, with more warps and room for wide ones."""
+    if columns <= 128:
+        return SPANS
+    stages = 1 if columns > 256 else SPANS.stages
+    return replace(SPANS, warps=max(8, SPANS.warps), stages=stages)
+
+
+def ahead_of(values: int, warps: int) -> int:
+    """States of so many values that a program asks for at once: up to 8, in 64 registers."""
+    return max(1, min(8, 64 * 32 * warps // values))
+
+
 def streams(call: Call) -> bool:
     """Whether the tiles of each query are walked through one after the other."""
     return any(s.stop - s.start >= STREAM_ROWS for s in call.rows.segments)
@@ -163,14 +176,15 @@ def attended(
     sums = torch.empty((rows.count, op.heads, most, op.value_dim), device=rows.device)
     numbers = torch.empty((rows.count, op.heads, most, 4), dtype=torch.int32, device=rows.device)
     counters = call.shared.counters.of(len(blocks) * programs * (most // 16 + 2))
-    splits = min(most, max(1, SPANS.programs // (len(blocks) * programs)))
+    spread = spans_of(max(op.key_dim, op.value_dim))
+    splits = min(most, max(1, spread.programs // (len(blocks) * programs)))
     rows_each = max(min(each, s.stop - s.start) for s in rows.segments)
+    alive = min(FEW, pow2(rows_each * sizes["HB"]))
     launch(
         spans.attend_spans, (programs, len(blocks), splits), *queries, sink, listed, out,
-        largest, call.faults, sums, numbers, counters, *at, most,
-        SPANS.serial, SINK=sinks is not None,
-        MQ=min(FEW, pow2(rows_each * sizes["HB"])), STAGES=SPANS.stages,
-        warps=SPANS.warps, early=True, **sizes,
+        largest, call.faults, sums, numbers, counters, *at, most, spread.serial,
+        SINK=sinks is not None, MQ=alive, STAGES=spread.stages,
+        AHEAD=ahead_of(alive * sizes["VP"], spread.warps), warps=spread.warps, early=True, **sizes,
     )  # fmt: skip
     return out, largest
 

@@ -60,14 +60,14 @@ def store_state(
 @device
 def added_states(
     sums: Tensor, numbers: Tensor, at: Tensor, live: Tensor, count: Tensor, step: tl.constexpr,
-    DV: tl.constexpr, VP: tl.constexpr, MQ: tl.constexpr,
+    DV: tl.constexpr, VP: tl.constexpr, MQ: tl.constexpr, AHEAD: tl.constexpr,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The states at `count` places, `step` apart, one after the other. Eight are on their way."""
+    """The states at `count` places, `step` apart, in order; AHEAD are asked for at once."""
     mass, M = empty(MQ, 1)
     o, N = empty(MQ, VP)
     v = tl.arange(0, VP)
-    for first in range(0, count, 8):
-        for i in tl.static_range(8):
+    for first in range(0, count, AHEAD):
+        for i in tl.static_range(AHEAD):
             there = (live & (at * 0 + (first + i) < count))[:, None]
             place = (at + (first + i) * step)[:, None]
             mask = there & (v < DV)[None, :]
@@ -104,8 +104,8 @@ def attend_spans(
     window: Tensor, factor: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor,
     most: Tensor, serial: Tensor, H: tl.constexpr, G: tl.constexpr, HB: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
-    MQ: tl.constexpr, SINK: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
-    SETS: tl.constexpr, CHOSEN: tl.constexpr, STAGES: tl.constexpr,
+    MQ: tl.constexpr, AHEAD: tl.constexpr, SINK: tl.constexpr, CAPPED: tl.constexpr,
+    BLOCK: tl.constexpr, SETS: tl.constexpr, CHOSEN: tl.constexpr, STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Queries [R, H, DK] of one sequence a block, of which the first MQ live, to out [R, H, DV].
 
@@ -154,7 +154,7 @@ def attend_spans(
                     store_state(sums, numbers, at + span - base, live, mass, M, o, N, DV, VP)
                 add_up(
                     blocks, block, part, sink, out, largest, faults, sums, numbers, counter, span,
-                    first, last, length, most, log2_e, H, G, HB, DV, VP, MQ, SINK,
+                    first, last, length, most, log2_e, H, G, HB, DV, VP, MQ, AHEAD, SINK,
                 )  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def add_up(
     faults: Tensor, sums: Tensor, numbers: Tensor, counter: Tensor, span: Tensor,
     first: Tensor, last: Tensor, length: Tensor, most: Tensor, log2_e: Tensor, H: tl.constexpr,
     G: tl.constexpr, HB: tl.constexpr, DV: tl.constexpr, VP: tl.constexpr, MQ: tl.constexpr,
-    SINK: tl.constexpr,
+    AHEAD: tl.constexpr, SINK: tl.constexpr,
 ) -> None:  # fmt: skip
     """After a span's states are stored: its run's if no other span is missing, then all runs."""
     _, row, head, live, _ = queries_of(blocks, block, part, H, G, HB, MQ)
@@ -176,7 +176,7 @@ def add_up(
     if is_last(counter + 1 + (run - base) // 16, spans):
         mass, M, o, N = added_states(
             sums, numbers, at + start - base, live, tl.where(length < 16, stop - start, 0), 1,
-            DV, VP, MQ,
+            DV, VP, MQ, AHEAD,
         )  # fmt: skip
         complete = runs == 1
         if runs > 1:
@@ -185,7 +185,7 @@ def add_up(
                 store_state(sums, numbers, at + run - base, live, mass, M, o, N, DV, VP)
             complete = is_last(counter, runs)
             if complete:
-                mass, M, o, N = added_states(sums, numbers, at, live, runs, 16, DV, VP, MQ)
+                mass, M, o, N = added_states(sums, numbers, at, live, runs, 16, DV, VP, MQ, AHEAD)
         if complete:
             y = result(mass, M, o, N, sink, head, log2_e, SINK)
             place = (row * H + head).to(tl.int64)
