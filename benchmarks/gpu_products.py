@@ -141,7 +141,7 @@ def tunings_of_few(layout: str) -> list[products.Tuning]:
     """Tilings of products of one row."""
     if LAYOUTS[layout].block:
         return [
-            replace(DEVICE_TUNING, bn_blocked=bn, span=span, span_wide=span)
+            replace(DEVICE_TUNING, bn_blocked=bn, bn_bytes=bn, span=span, span_wide=span)
             for bn, span in ((4, 32), (4, 64), (2, 64), (8, 32))
         ]
     return [

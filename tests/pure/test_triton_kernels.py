@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 ROOT = Path(__file__).parents[2]
 CODED = [name for name, layout in LAYOUTS.items() if layout.kind in ("parts", "blocks")]
 FEW = [
-    Tuning(few=4, rows=1, bn=8, bw=32, bn_blocked=4, span=32, span_wide=32),
+    Tuning(few=4, rows=1, bn=8, bw=32, bn_blocked=4, bn_bytes=4, span=32, span_wide=32),
     Tuning(few=4, rows=4, bn=64, bw=128, bn_blocked=32, span=128, span_wide=64),
 ]
 MANY = [

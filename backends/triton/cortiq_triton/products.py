@@ -26,8 +26,9 @@ class Tuning:
     ----------
     few : rows up to which weights are read as words, one program for `rows` of them.
     bn, bw : weight rows and words of such a program.
-    bn_blocked, span, span_wide : weight rows of a program for formats in blocks, and how many times
-        32 columns of them it has at a time, one a lane: 32 or more; span_wide for blocks of 256.
+    bn_blocked, span : weight rows of a program for formats in blocks, and how many times 32 columns
+        of them it has at a time, one a lane: 32 or more; span_wide for blocks of 256 and for codes
+        of a byte. bn_bytes : rows of formats with blocks of 32 and codes of a byte.
     bm, bn_many, bk, group : tiles of the tensor cores' product.
     some : rows up to which tiles are `bn_some` columns wide and `bk_some` deep: weights must reach
         all processors.
@@ -40,6 +41,7 @@ class Tuning:
     bn: int = 4
     bw: int = 512
     bn_blocked: int = 4
+    bn_bytes: int = 2
     span: int = 32
     span_wide: int = 64
     warps: int = 4
@@ -63,8 +65,8 @@ class Tuning:
 
 DEVICE_TUNING = Tuning()
 INTERPRETER_TUNING = Tuning(
-    some=0, few=2, rows=2, bn=1024, bw=256, bn_blocked=512, span=64, bm=64, bn_many=4096,
-    bm_blocks=64, bn_blocks=4096,
+    some=0, few=2, rows=2, bn=1024, bw=256, bn_blocked=512, bn_bytes=512, span=64, bm=64,
+    bn_many=4096, bm_blocks=64, bn_blocks=4096,
 )  # fmt: skip
 """Few programs of much work each, of at most `language.LARGEST_TILE` elements."""
 _tuning = [INTERPRETER_TUNING if INTERPRETED else DEVICE_TUNING]
@@ -186,7 +188,8 @@ def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: 
             BW=max(16, min(sizes.bw, pow2(kw))), warps=sizes.warps, early=True,
         )  # fmt: skip
         return
-    bn, span = min(sizes.bn_blocked, pow2(n)), sizes.span if weight.block == 32 else sizes.span_wide
+    bn, span = _span_sizes(sizes, weight)
+    bn = min(bn, pow2(n))
     units = weight.padded // 32
     launch(
         matvec_blocks, (ceil_div(n, bn), rows), *_parts(weight, words), *planes, x.sums, index,
@@ -200,6 +203,13 @@ def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: 
 def stages_that_fit(wanted: int, nbytes: int) -> int:
     """Steps of a loop on their way at once, each with so many bytes in shared memory."""
     return max(1, min(wanted, shared_memory() // nbytes))
+
+
+def _span_sizes(sizes: Tuning, weight: Packed) -> tuple[int, int]:
+    """Weight rows of a program and times 32 columns, of formats in blocks."""
+    if weight.block == 32 and weight.kind == BYTES:
+        return sizes.bn_bytes, sizes.span_wide
+    return sizes.bn_blocked, sizes.span if weight.block == 32 else sizes.span_wide
 
 
 def _tile_sizes(sizes: Tuning, weight: Packed, rows: int) -> tuple[int, int, int]:
