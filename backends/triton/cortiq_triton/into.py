@@ -13,8 +13,8 @@ from cortiq_triton.heads import head_rows
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
 from cortiq_triton.rows import Rows, empty_rows
 
-ROWS = 64 if INTERPRETED else 32
-"""Rows of a program, which computes one head of them."""
+ROWS = 64 if INTERPRETED else 16
+"""Rows of a program, which computes one head of them: 96 registers a thread, 32 rows take 221."""
 FEW_ROWS = 64
 """Rows up to which a program computes one of them, by one warp."""
 WIDEST = 256
