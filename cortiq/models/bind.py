@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from types import ModuleType
@@ -149,7 +150,11 @@ def _load_synthetic(
 
 def _drafted(program: Program, drafter: Checkpoint | None) -> Program:
     """The program with the entry of a block drafter, if there is one."""
-    return program if drafter is None else with_drafter(program, read_drafter(drafter, program))
+    if drafter is None:
+        return program
+    config = read_drafter(drafter, program)
+    with _said_of(drafter):
+        return with_drafter(program, config)
 
 
 def drafter_weights(
@@ -208,10 +213,17 @@ def _with_layouts(program: Program, weights: Mapping[str, Weight]) -> Program:
 def _built(
     family: ModuleType, config: BaseConfig, context: int | None, checkpoint: Checkpoint
 ) -> Program:
-    """The family's program; what is wrong with its configuration is said of the model's file."""
+    """The family's program."""
     declared = _context(context, config)
-    try:
+    with _said_of(checkpoint):
         return family.build(config, declared)
+
+
+@contextmanager
+def _said_of(checkpoint: Checkpoint) -> Iterator[None]:
+    """What is wrong with a configuration is said of its file."""
+    try:
+        yield
     except (FormatError, GraphError, UnsupportedError) as error:
         inside = "" if error.where is None else f": {error.where}"
         where = f"{place(checkpoint)}{inside}"

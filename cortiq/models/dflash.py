@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cortiq.errors import FormatError
+from cortiq.errors import FormatError, shown
 from cortiq.ir import Builder, Graph, Program, Value, ops
 from cortiq.ir.heads import BLOCK, RECALLED, DraftHead
 from cortiq.ir.layers import Embedding, GatedMLP, Linear, Residual, RMSNorm
@@ -27,6 +27,8 @@ from cortiq.models.rope import rope_table
 
 ENTRY, PREFIX = "dflash", "dflash."
 """Its entry graph, and what stands before its tensors' names in a program."""
+SMALLEST = 2
+"""Rows of a block at least."""
 KEYS = Keys(
     harmless=frozenset({"num_target_layers", "max_window_layers", "use_sliding_window", "auto_map"})
 )
@@ -48,7 +50,8 @@ class Config(BaseConfig):
     @property
     def taps(self) -> tuple[int, ...]:
         """Layers of the trunk whose outputs the drafter reads."""
-        return tuple(self.dflash_config.get("target_layer_ids", ()))
+        named = self.dflash_config.get("target_layer_ids", ())
+        return tuple(named) if isinstance(named, (list, tuple)) else ()
 
     @property
     def mask_token(self) -> int:
@@ -68,7 +71,9 @@ def read_drafter(side: Checkpoint, program: Program) -> Config:
     layers = program.facts["layers"]
     sound = all(type(n) is int and 0 <= n < layers for n in config.taps) and config.taps
     if not sound:
-        raise FormatError(f"taps the layers {list(config.taps)} of {layers}", where=where)
+        named = config.dflash_config.get("target_layer_ids")
+        hint = f"dflash_config.target_layer_ids lists layers of the model, from 0 to {layers - 1}"
+        raise FormatError(f"taps the layers {shown(named)} of {layers}", where=where, hint=hint)
     facts = {"hidden_size": "width", "vocab_size": "vocab_size"}
     for key, fact in facts.items():
         if getattr(config, key) != program.facts[fact]:
@@ -76,9 +81,14 @@ def read_drafter(side: Checkpoint, program: Program) -> Config:
                 f"is a drafter of another model: its {key} is {getattr(config, key)}, "
                 f"the model's {program.facts[fact]}",
                 where=where,
+                hint="draft with it for the model that it was made for",
             )
+    if config.block_size < SMALLEST:
+        what = f"block_size is {config.block_size}: a block holds the last token and what it drafts"
+        raise FormatError(what, where=where, hint=f"{SMALLEST} is the least")
     if not (type(config.mask_token) is int and 0 <= config.mask_token < config.vocab_size):
-        raise FormatError(f"its mask token is {config.mask_token!r}", where=where)
+        hint = f"dflash_config.mask_token_id is one of the {config.vocab_size} ids"
+        raise FormatError(f"its mask token is {shown(config.mask_token)}", where=where, hint=hint)
     return config
 
 

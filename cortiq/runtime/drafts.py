@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os.path import realpath
 from typing import TYPE_CHECKING
 
 from cortiq.backend import Executable
@@ -16,8 +17,8 @@ from cortiq.engine.drafters.kinds import (
 from cortiq.engine.drafters.model import check_vocabularies
 from cortiq.engine.drafting import Speculation
 from cortiq.errors import RequestError
-from cortiq.models.head_names import DFLASH
-from cortiq.options import GenerateOptions
+from cortiq.models.head_names import DFLASH, parted
+from cortiq.options import GenerateOptions, LoadOptions
 from cortiq.plugins import default_plugins
 from cortiq.tokenizer.tokenizer import Tokenizer
 
@@ -48,6 +49,7 @@ class Drafts:
         found = drafter_of(options)
         if found is None:
             return None
+        _check_block(found, self._model.options)
         key = options.draft, options.draft_depth
         if key not in self._made:
             self._made[key] = speculation(found, options.draft_depth, self)
@@ -93,18 +95,31 @@ def drafter_of(options: GenerateOptions) -> Mapping[str, Named] | None:
     return find_kinds(options.draft, default_plugins().drafters)
 
 
+def _check_block(found: Mapping[str, Named], options: LoadOptions) -> None:
+    """Refuse another block drafter than the one that the model was loaded with."""
+    loaded = parted(options.heads)[1]
+    for kind, path in found.values():
+        if kind.heads == DFLASH and loaded and realpath(path) != realpath(loaded):
+            raise RequestError(
+                f"the model was loaded with the block drafter {loaded}, not {path}",
+                where="draft",
+                hint=f"draft with {DFLASH}:{loaded}, or load it with heads='{DFLASH}:{path}'",
+            )
+
+
 def heads_of(draft: str | None) -> str | None:
     """The draft head that a model must be loaded with to be drafted for like this, if any."""
     if draft in (None, OFF):
         return None
     found = find_kinds(str(draft), default_plugins().drafters)
-    heads = {word: AUTO if word == AUTO else kind.heads for word, (kind, _) in found.items()}
-    needed = [
-        f"{name}:{found[word][1]}" if found[word][1] else name
-        for word, name in heads.items()
-        if name
-    ]
-    return ",".join(sorted(needed, key=lambda name: name.startswith(DFLASH))) or None
+    blocks = [f"{DFLASH}:{path}" for kind, path in found.values() if kind.heads == DFLASH]
+    heads = {AUTO if word == AUTO else kind.heads: kind for word, (kind, _) in found.items()}
+    named = [name for name in heads if name not in ("", AUTO, DFLASH)]
+    if len(named) > 1:
+        what = f"a model is loaded with one draft head, not with {' and '.join(named)}"
+        raise RequestError(what, where="draft", hint=f"draft with one of them, or with {AUTO}")
+    own = named or [AUTO] * (AUTO in heads)
+    return ",".join([*own, *blocks[:1]]) or None
 
 
 def _check_no_depth(options: GenerateOptions) -> None:

@@ -15,7 +15,7 @@ from cortiq.backend import Argmax, Batch, CompileOptions, Named, Row, Status
 from cortiq.cli.main import cli
 from cortiq.engine.drafters.blocks import BlockDrafter
 from cortiq.engine.drafting import Task
-from cortiq.errors import FormatError, RequestError
+from cortiq.errors import FormatError, GraphError, RequestError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
@@ -117,12 +117,17 @@ def test_a_block_that_is_not_whole_is_declined(executable):
         ({"dflash_config": {"target_layer_ids": [0, 2]}}, "its mask token is -1"),
         ({"num_hidden_layers": 3}, "lacks layers.2.input_layernorm.weight"),
         ({"intermediate_size": 48}, "should be"),
+        ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": 1}}, "taps the layers 1 of 3"),
+        ({"block_size": 1}, "block_size is 1: a block holds the last token"),
+        ({"num_attention_heads": 3}, "block: dflash.layers.0.attend: 2 KV heads for 3 heads"),
+        ({"rope_theta": "x"}, "block: config: the rope parameter rope_theta is 'x'"),
     ],
 )
 def test_a_drafter_of_another_model_is_an_error(tmp_path, changes, sentence):
     write_drafter(tmp_path / "block", **changes)
-    with pytest.raises(FormatError, match=sentence):
+    with pytest.raises((FormatError, GraphError), match=sentence) as said:
         loaded(tmp_path / "block")
+    assert str(tmp_path) in str(said.value.where)
 
 
 def test_the_command_line_drafts_with_a_folder(drafter):
@@ -135,15 +140,17 @@ def test_the_command_line_drafts_with_a_folder(drafter):
 
 
 def test_what_was_loaded_and_what_is_asked_for_must_be_one(drafter):
-    with (
-        cortiq.load(
-            "synthetic:tiny-llama", backend="cpu", threads=1, heads=f"dflash:{drafter[0]}"
-        ) as model,
-        pytest.raises(RequestError, match="loaded without a draft head"),
-    ):
-        model.generate("text", draft="mtp")
-    with (
-        cortiq.load("synthetic:tiny-llama", backend="cpu", threads=1, heads="mtp") as model,
-        pytest.raises(RequestError, match="loaded without a block drafter"),
-    ):
-        model.generate("text", draft=f"dflash:{drafter[0]}")
+    path = f"dflash:{drafter[0]}"
+    wrong = {
+        path: {
+            "mtp": "loaded without a draft head",
+            "dflash:/else": f"block drafter {drafter[0]}, not /else",
+        },
+        "mtp": {path: "loaded without a block drafter", "mimo": "draft head mtp, not mimo"},
+        "mimo": {"mtp": "draft head mimo, not mtp"},
+    }
+    for heads, asked in wrong.items():
+        with cortiq.load("synthetic:tiny-llama", backend="cpu", threads=1, heads=heads) as model:
+            for draft, sentence in asked.items():
+                with pytest.raises(RequestError, match=sentence):
+                    model.generate("text", draft=draft)

@@ -313,13 +313,18 @@ def test_lists_name_drafters_and_what_they_must_be_loaded_with():
     assert list(find_kinds("mtp,dflash:/a,b/c")) == ["mtp", "dflash:/a,b/c"]
     assert list(find_kinds("dflash:x,lookup")) == ["dflash:x", "lookup"]
     assert heads_of("mtp,dflash:x") == heads_of("dflash:x,mtp") == "mtp,dflash:x"
-    assert heads_of("auto,dflash:x") == "auto,dflash:x"
+    assert heads_of("auto,dflash:x") == "auto,dflash:x" and heads_of("auto,mtp") == "mtp"
+    assert list(find_kinds("mtp, lookup,mtp")) == ["mtp", "lookup"]
     assert heads_of("lookup,model:y") is None and heads_of("auto") == "auto"
     assert parted("auto,dflash:/a,b") == ("auto", "/a,b")
     assert parted("dflash:p") == ("off", "p") and parted("mtp:raw") == ("mtp:raw", None)
     for draft, sentence in (
-        ("mtp,nothing", "no drafter 'mtp,nothing'"),
+        ("mtp,nothing", "no drafter 'nothing'"),
         ("mtp,dflash", "takes an"),
+        ("mtp,off", "off stands alone"),
+        ("auto:3", "auto takes no argument"),
+        ("dflash:x,dflash:y", "dflash:x and dflash:y are two drafters of one kind"),
+        ("mtp,mimo", "one draft head, not with mtp and mimo"),
     ):
         with pytest.raises(RequestError, match=sentence):
-            find_kinds(draft)
+            heads_of(draft)

@@ -89,9 +89,21 @@ def _model(target: Target, argument: str) -> Drafter:
     return CombinedDrafter(ModelDrafter(target.draft_model(argument)))
 
 
-def _head(target: Target, argument: str) -> Drafter:
+def _mtp(target: Target, argument: str) -> Drafter:
+    return _head(target, "mtp")
+
+
+def _mimo(target: Target, argument: str) -> Drafter:
+    return _head(target, "mimo")
+
+
+def _head(target: Target, asked: str) -> Drafter:
     head = head_of(target.executable.program)  # says now that there is none
-    return CombinedDrafter(HeadDrafter("mimo" if head.style == STACK else "mtp"))
+    name = "mimo" if head.style == STACK else "mtp"
+    if name != asked:
+        what = f"the model was loaded with the draft head {name}, not {asked}"
+        raise RequestError(what, where="draft", hint=f"draft with {name}, or with {AUTO}")
+    return CombinedDrafter(HeadDrafter(name))
 
 
 def _block(target: Target, argument: str) -> Drafter:
@@ -106,11 +118,11 @@ MODEL = DrafterKind(
     "model", "a smaller model of the same tokens, and lookups", _model, "PATH", extra=EXTRA
 )
 MTP = DrafterKind(
-    "mtp", "the draft head in the model's file, and lookups", _head, limits=Limits(start=1),
+    "mtp", "the draft head in the model's file, and lookups", _mtp, limits=Limits(start=1),
     extra=EXTRA, heads="mtp",
 )  # fmt: skip
 MIMO = DrafterKind(
-    "mimo", "MiMo's three draft layers, and lookups", _head, limits=Limits(deepest=3, start=1),
+    "mimo", "MiMo's three draft layers, and lookups", _mimo, limits=Limits(deepest=3, start=1),
     extra=EXTRA, heads="mimo",
 )  # fmt: skip
 DFLASH = DrafterKind(
@@ -138,27 +150,43 @@ def find_kinds(draft: str, others: Sequence[DrafterKind] = ()) -> dict[str, Name
     kinds = {**OWN, **{kind.name: kind for kind in others}}
     words = list[str]()
     for piece in draft.split(","):
-        if words and piece.partition(":")[0] not in {AUTO, *kinds}:
+        name = piece.strip()
+        if name.partition(":")[0] in {AUTO, *kinds}:
+            words.append(name)
+        elif words and ":" in words[-1]:
             words[-1] += f",{piece}"  # of a path
         else:
-            words.append(piece)
-    return {word: _find_kind(word, kinds) for word in words}
+            words.append(name)
+    found = {word: _find_kind(word, kinds) for word in words}
+    _check_once(found)
+    return found
+
+
+def _check_once(found: Mapping[str, Named]) -> None:
+    """Refuse a kind with two arguments: statistics and turns know drafters by their kinds."""
+    words = dict[str, str]()
+    for word, (kind, argument) in found.items():
+        before = words.setdefault(kind.name, word)
+        if argument and before != word:
+            what = f"{before} and {word} are two drafters of one kind"
+            raise RequestError(what, where="draft", hint=f"draft with one {kind.name} at a time")
 
 
 def _find_kind(draft: str, kinds: Mapping[str, DrafterKind]) -> Named:
     name, colon, argument = draft.partition(":")
-    kind = LOOKUP if draft == AUTO else kinds.get(name)
+    kind = LOOKUP if name == AUTO else kinds.get(name)
     if kind is None:
+        alone = f"the drafter {OFF} stands alone: it is none"
         raise RequestError(
-            f"there is no drafter {shown(name)}",
+            alone if name == OFF else f"there is no drafter {shown(name)}",
             where="draft",
             hint=", ".join([OFF, AUTO, *map(usage, kinds.values())]),
         )
     if bool(kind.argument) != bool(argument) or (colon and not argument):
         raise RequestError(
-            f"the drafter {kind.name} takes {'an' if kind.argument else 'no'} argument",
+            f"the drafter {name} takes {'an' if kind.argument else 'no'} argument",
             where="draft",
-            hint=usage(kind),
+            hint=AUTO if name == AUTO else usage(kind),
         )
     return kind, argument
 
