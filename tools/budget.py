@@ -24,7 +24,7 @@ PACKAGES = ("cortiq", "backends", "conformance", "plugins", "stacks", "tools")
 SKIPPED = {"tests", ".venv", "build", "dist"}
 MAX_FILE, MAX_FILE_MEDIAN, MAX_FUNCTION = 300, 130, 60
 MAX_FUNCTION_MEDIAN, MAX_FUNCTION_DECILE = 8, 25
-MAX_TOKENS_PER_LINE, MAX_CORE, MAX_FAMILY = 9.0, 23_470, 220
+MAX_TOKENS_PER_LINE, MAX_CORE, MAX_FAMILY = 9.0, 23_540, 220
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

@@ -34,6 +34,8 @@ class MimoHead:
     def problems(self, shapes: Mapping[str, tuple[int, ...]]) -> Sequence[str]:
         """All but two KV heads with sinks, and an MLP: no experts."""
         names = [name.rpartition(".")[0] for name in shapes]
+        if any(name.startswith(MTP_PREFIX) for name in names):
+            return names
         values = [shape for name, shape in shapes.items() if "v_proj" in name]
         windowed = any(name.endswith(".sinks") for name in shapes) and values == [(8, 16)]
         held = windowed or (not values and all("block_sparse_moe" not in n for n in names))
@@ -41,6 +43,8 @@ class MimoHead:
 
     def rows(self, name: str) -> int | None:
         """Those of a gate."""
+        if not name.startswith(MIMO_PREFIX):
+            return None
         return self.widths[int(name.removeprefix(MIMO_PREFIX).partition(".")[0])]
 
     def called(self, name: str) -> str:

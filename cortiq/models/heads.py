@@ -24,6 +24,7 @@ LARGEST_PART = 128
 """Values of a kept row that share an exponent, at most."""
 MOST_TOLD = 6
 """Tensors that an error names."""
+WITHOUT = "load the model with heads='off'"
 KEPT = "kept"
 """Name of the slot where a graph keeps the rows that a module recalls."""
 
@@ -66,6 +67,10 @@ def with_heads(program: Program, plan: HeadPlan, held: Held) -> Program:
     ------
     UnsupportedError : a module's block is no layer of the trunk.
     """
+    others = [name for name in program.graphs if name != "trunk"]
+    if others:
+        what = f"a draft head beside the entry {others[0]} that the program has of its own"
+        raise UnsupportedError(what, where="heads", hint=WITHOUT)
     chained = plan.style == CHAIN
     entries = ("mtp",) if chained else tuple(f"mtp.{k}" for k in range(len(plan.modules)))
     head = DraftHead(plan.style, entries, plan.source)
@@ -134,6 +139,10 @@ def _add_module(
     project = {"weight": f"{module.project}.weight"}
     x = b.add(Linear(2 * width, width), x, name=f"{entry}.input", weights=project)
     for node in _block(trunk, entry, module, held):
+        absent = next((name for name in node.inputs if name not in b.values), None)
+        if absent is not None:
+            what, joint = f"draft modules of layers that take {absent}", f"{module.project}.weight"
+            raise UnsupportedError(what, where=held.called(joint), hint=WITHOUT)
         inputs = [Value(name, b.values[name]) for name in node.inputs]
         b.add_node(node.op, *inputs, name=node.name, weights=node.weights, slots=node.slots)
     x = norm(Value(f"{entry}.out", b.values[f"{entry}.out"]), "hidden", module.norm)
@@ -164,7 +173,7 @@ def _block(trunk: Graph, entry: str, module: Module, held: Held) -> Iterator[Nod
             "draft modules of layers of one mixer each",
             held.called(f"{module.project}.weight"),
         )
-        raise UnsupportedError(what, where=joint, hint="load the model with heads='off'")
+        raise UnsupportedError(what, where=joint, hint=WITHOUT)
     before = f"{entry}.input"
     places = [("middle", entry, module.layer), ("out", entry, module.layer)]
     if module.second:

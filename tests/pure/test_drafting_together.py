@@ -16,7 +16,7 @@ from cortiq.engine.drafters.combined import CombinedDrafter
 from cortiq.engine.drafters.heads import HeadDrafter
 from cortiq.engine.drafters.model import ModelDrafter
 from cortiq.engine.drafters.scripted import ScriptedDrafter
-from cortiq.engine.drafters.together import Feed, alone, together
+from cortiq.engine.drafters.together import Feed, Stepwise, alone, together
 from cortiq.engine.drafting import FixedDepth, Speculation
 from cortiq.engine.engine import Engine
 from cortiq.errors import BackendError, DeclinedError
@@ -164,3 +164,54 @@ def test_a_drafter_without_steps_is_asked_at_once_and_its_error_is_its_own():
     plain = run(compiled(), None, range(4))
     assert [facts(one) for one in made] == [facts(one) for one in plain]
     assert any("odd" in one.stats.drafts.error for one in made)
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_prompts_of_one_token_are_drafted_for(kind):
+    """Nothing was fed yet when their first draft is asked for."""
+    heads, make = DRAFTERS[kind]
+    executable = compiled(heads)
+    request = make_request([7], GenerateOptions(max_tokens=12, seed=0), executable.program, ())
+    made = {}
+    for drafter in (None, make(executable)):
+        way = Speculation(drafter, lambda prompt_tokens: FixedDepth(3)) if drafter else None
+        with Engine(executable, TOKENIZER) as engine:
+            made[drafter] = [engine.submit(request, speculation=way) for _ in range(2)]
+            engine.run()
+    plain, drafted = made.values()
+    assert [facts(one) for one in drafted] == [facts(one) for one in plain]
+    assert all(not o.stats.drafts.error and o.stats.drafts.drafted for o in drafted)
+
+
+class Careless:
+    """A drafter whose steps yield what they should not."""
+
+    name = "careless"
+
+    def __init__(self, yields):
+        self.yields = yields
+
+    def open(self, task):
+        drafting = Steady()
+        drafting.yields = self.yields
+        return drafting
+
+
+class Steady(Stepwise):
+    wants = ()
+
+    def steps(self, ids, count):
+        yield self.yields
+
+    def observe(self, position, rows, ids):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("yields", [None, [], Feed(None, ())])
+def test_a_drafter_that_yields_no_rows_ends_its_own_drafting_only(yields):
+    made, plain = run(compiled(), Careless(yields), range(2)), run(compiled(), None, range(2))
+    assert [facts(one) for one in made] == [facts(one) for one in plain]
+    assert all("a drafter wants rows computed" in one.stats.drafts.error for one in made)

@@ -17,7 +17,7 @@ from cortiq.engine.drafters.heads import HeadDrafter
 from cortiq.engine.drafting import FixedDepth, Speculation
 from cortiq.engine.engine import Engine
 from cortiq.engine.prefixes import PrefixCache
-from cortiq.errors import RequestError
+from cortiq.errors import RequestError, UnsupportedError
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
 from cortiq.numerics.layouts import Weight
@@ -159,6 +159,13 @@ def test_a_model_without_a_head_says_so():
         model.generate("text", draft="mtp")
     with pytest.raises(RequestError, match="there is no draft head 'nothing'"):
         cortiq.load("synthetic:tiny-llama", heads="nothing")
+    for name, sentence in (
+        ("tiny-mimo", "like no layer of this model"),
+        ("tiny-mtp", "a draft head beside the entry mtp"),
+        ("mini-gemma4_text", "draft modules of layers that take per_layer"),
+    ):
+        with pytest.raises(UnsupportedError, match=sentence):
+            cortiq.load(f"synthetic:{name}", backend="cpu", heads="mtp")
 
 
 def test_neither_fingerprint_nor_digest_knows_of_a_head():

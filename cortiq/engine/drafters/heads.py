@@ -144,6 +144,8 @@ class HeadDrafting(OwnRows):
     def _drafts(
         self, ids: Sequence[int], count: int, forced: Sequence[int] = ()
     ) -> Steps[list[int]]:
+        if not self._state().length():
+            return []  # before a prompt of one token: a head drafts from the trunk's rows
         if self._streak is not None:
             self._streak = self._streak.after(ids[self._seen :])
             self._seen = len(ids)

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from cortiq.backend import Batch, Executable, Row
 from cortiq.engine.drafting import Draft, Drafting, RowResult
+from cortiq.errors import shown
 from cortiq.runtime.blame import blamed_on, failure_hint, names_of
 from cortiq.runtime.sequence import check_outcome
 
@@ -82,8 +83,13 @@ def together(several: Sequence[Steps[T]]) -> list[T | Exception]:
 
 def _next(steps: Steps[T], answer: Sequence[RowResult] | Exception | None) -> Feed:
     if isinstance(answer, Exception):
-        return steps.throw(answer)
-    return next(steps) if answer is None else steps.send(answer)
+        feed = steps.throw(answer)
+    else:
+        feed = next(steps) if answer is None else steps.send(answer)
+    if not isinstance(feed, Feed) or not feed.rows:
+        steps.close()
+        raise TypeError(f"a drafter wants rows computed, and yields {shown(feed)}")
+    return feed
 
 
 def _batches(feeds: Mapping[int, Feed]) -> Iterator[dict[int, Feed]]:
