@@ -38,7 +38,9 @@ class Drafters:
                 sequence.held_state,
                 policy,
             )
-            sequence.drafting, sequence.policy = chosen.drafter.open(task), policy
+            opened = chosen.drafter.open(task)
+            opened.wants, opened.propose, opened.observe, opened.close  # noqa: B018 raises if not
+            sequence.drafting, sequence.policy = opened, policy
         except Exception as error:
             self._give_up(sequence, error)
 

@@ -129,8 +129,10 @@ def _exported(
     for name, slot in program.slots.items():
         names |= {f"{name}/{p}" for p in PLANES} if isinstance(slot, KVRows) else {name}
     if names != set(arrays):
-        odd = sorted(names ^ set(arrays))
-        raise RequestError(f"has not this model's slots: {odd[0]!r}", where=where)
+        absent, over = sorted(names - set(arrays)), sorted(set(arrays) - names)
+        what = f"lacks {absent[0]!r} of" if absent else f"holds {over[0]!r}, which is none of"
+        hint = "load the model with the heads it was saved with, or save the prefix again"
+        raise RequestError(f"{what} this model's slots", where=where, hint=hint)
     try:
         lengths = json.loads(metadata.get("lengths", ""))
     except ValueError:

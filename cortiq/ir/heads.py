@@ -20,6 +20,11 @@ SHORTLIST = "shortlist"
 CHAIN, CASCADE, STACK, BLOCK = "chain", "cascade", "stack", "block"
 STYLES = (CHAIN, CASCADE, STACK, BLOCK)
 
+HEAD_FACTS = "draft_head", "block_drafter"
+"""Facts of a program that are a `DraftHead`."""
+KEPT_ROWS = "trunk.kept"
+"""Slot, and start of the nodes, with which a trunk keeps rows for what drafts."""
+
 
 @dataclass(frozen=True)
 class DraftHead(Described):

@@ -17,10 +17,10 @@ from typing import Any
 
 from cortiq.errors import FormatError, shown
 from cortiq.ir import Builder, Graph, Program, Value, ops
-from cortiq.ir.heads import BLOCK, RECALLED, DraftHead
+from cortiq.ir.heads import BLOCK, KEPT_ROWS, RECALLED, DraftHead
 from cortiq.ir.layers import Embedding, GatedMLP, Linear, Residual, RMSNorm
 from cortiq.models.config import BaseConfig, Keys, config_from_json
-from cortiq.models.heads import KEPT, keep, part_shape, resume, trunk_logits
+from cortiq.models.heads import keep, part_shape, resume, trunk_logits
 from cortiq.models.parts import activation
 from cortiq.models.registry import Checkpoint, place
 from cortiq.models.rope import rope_table
@@ -115,7 +115,7 @@ def with_drafter(program: Program, config: Config) -> Program:
     b.graphs.update(program.graphs)
     resume(b, program.trunk)
     for n, source in enumerate(sources):
-        keep(b, Value(source, b.values[source]), f"trunk.{KEPT}.{n}")
+        keep(b, Value(source, b.values[source]), f"{KEPT_ROWS}.{n}")
     b.graph("trunk", program.trunk.outputs)
     _entry(b, program.trunk, config)
     b.graph(ENTRY, (f"{ENTRY}.hidden", "logits"))
@@ -152,7 +152,7 @@ def _tapped(b: Builder, position: Value, config: Config) -> Value:
     """W·[tapped rows of the position]."""
     width, rows = config.hidden_size, []
     for n in range(len(config.taps)):
-        slot, shape = f"trunk.{KEPT}.{n}", part_shape(width)
+        slot, shape = f"{KEPT_ROWS}.{n}", part_shape(width)
         parts = b.add(ops.Recall(*shape), position, name=f"{RECALLED}.{n}", slots={"kv": slot})
         rows.append(b.add(ops.Reshape((width,)), parts, name=f"{ENTRY}.tap.{n}"))
     joined = b.add(ops.Concat(), *rows, name=f"{ENTRY}.taps") if len(rows) > 1 else rows[0]

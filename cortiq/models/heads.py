@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from cortiq.errors import UnsupportedError
 from cortiq.ir import Builder, Graph, Node, Op, Program, Value, ops
-from cortiq.ir.heads import CASCADE, CHAIN, RECALLED, DraftHead
+from cortiq.ir.heads import CASCADE, CHAIN, KEPT_ROWS, RECALLED, DraftHead
 from cortiq.ir.layers import GatedMLP, Linear
 from cortiq.models.held import Held, Shape
 
@@ -78,9 +78,9 @@ def with_heads(program: Program, plan: HeadPlan, held: Held) -> Program:
     b.weights.update(program.weights)
     b.slots.update(program.slots)
     resume(b, program.trunk)
-    keep(b, Value(plan.source, b.values[plan.source]), f"trunk.{KEPT}")
+    keep(b, Value(plan.source, b.values[plan.source]), KEPT_ROWS)
     b.graph("trunk", program.trunk.outputs)
-    source = f"trunk.{KEPT}"
+    source = KEPT_ROWS
     for k, (entry, module) in enumerate(zip(entries, plan.modules, strict=True)):
         _add_module(b, program.trunk, entry, module, source, held)
         if plan.style == CASCADE and k + 1 < len(entries):
@@ -155,7 +155,7 @@ def trunk_logits(b: Builder, trunk: Graph, entry: str, x: Value, head: str = "")
     """
     known = {"hidden": x}
     for node in trunk.nodes:
-        keeps = node.name.startswith(f"trunk.{KEPT}")
+        keeps = node.name.startswith(KEPT_ROWS)
         if node.inputs and not keeps and all(name in known for name in node.inputs):
             (out,) = node.outputs
             name = out if out == "logits" else f"{entry}.{out}"

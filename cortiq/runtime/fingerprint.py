@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from cortiq.ir import Program
+from cortiq.ir.heads import HEAD_FACTS, KEPT_ROWS, RECALLED
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.rope import RopeTable
 from cortiq.options import GenerateOptions, specs
@@ -38,6 +40,14 @@ def model_facts(program: Program, model_hash: str) -> dict[str, Any]:
         "context": program.context,
         "rope": sorted({repr(table) for table in _rope_tables(program)}),
     }
+
+
+def node_counts(program: Program, placement: Mapping[str, str]) -> dict[str, int]:
+    """How many nodes each backend computes, but for those of what drafts."""
+    heads = [program.facts[fact] for fact in HEAD_FACTS if fact in program.facts]
+    entries = [f"{entry}." for head in heads for entry in head.entries]
+    drafts = (*entries, KEPT_ROWS, RECALLED) if heads else ()
+    return dict(Counter(home for node, home in placement.items() if not node.startswith(drafts)))
 
 
 def _rope_tables(program: Program) -> list[RopeTable]:

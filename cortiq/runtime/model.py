@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +19,7 @@ from cortiq.receipts.record import Receipt, receipt_of
 from cortiq.receipts.replay import Verification, verify_on
 from cortiq.runtime.chat import Message, chat_ids
 from cortiq.runtime.drafts import Drafts
-from cortiq.runtime.fingerprint import drawing_facts, fingerprint, model_facts
+from cortiq.runtime.fingerprint import drawing_facts, fingerprint, model_facts, node_counts
 from cortiq.runtime.generate import Generation, Identity, Stream, note_of, serve_all, steps
 from cortiq.runtime.prefixes import KeepsPrefixes
 from cortiq.runtime.reading import Reads
@@ -203,7 +202,7 @@ class Model(KeepsPrefixes, Reads):
             finish_reason=output.finish_reason,
             backend=self.backend,
             device=self.device,
-            placement=dict(Counter(self.placement.values())),
+            placement=node_counts(self.program, self.placement),
             seed=request.sampling.seed if options.temperature > 0 else None,
             contract=CONTRACT_VERSION,
             digest=output.digest.hex(),

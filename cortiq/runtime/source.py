@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,11 +69,17 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         checkpoint: Any = open_synthetic(name)
     else:
         checkpoint = open_checkpoint(resolve(name, progress=progress))
-    try:
+    with ExitStack() as opened:
+        opened.callback(checkpoint.close)
         heads, drafter = open_drafter(options.heads, progress)
+        if drafter is not None:
+            opened.callback(drafter.close)
+        sidecar = open_sidecar(checkpoint, heads)
+        if sidecar is not None:
+            opened.callback(sidecar.close)
         loaded = load_program(
             checkpoint,
-            sidecar=open_sidecar(checkpoint, heads),
+            sidecar=sidecar,
             drafter=drafter,
             context=options.context,
             weight_format=options.weight_format,
@@ -81,16 +88,14 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
             draft_vocabulary=options.draft_vocabulary,
         )
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, loaded.program)
-    except BaseException:
-        checkpoint.close()
-        raise
+        close = opened.pop_all().close
     return Source(
         loaded.program,
         loaded.weights,
         tokenizer,
         checkpoint.eos_token_ids,
         checkpoint.model_hash,
-        checkpoint.close,
+        close,
         getattr(loaded.config, "max_position_embeddings", 0),
     )
 
@@ -117,7 +122,7 @@ def open_sidecar(checkpoint: Any, heads: str) -> Any:
     path = path.resolve()
     suffix = path.suffix if path.is_file() else ""
     beside = path.with_name(f"{path.name.removesuffix(suffix)}.mtp{suffix}")
-    return open_checkpoint(beside) if beside.exists() else None
+    return open_checkpoint(beside) if os.path.lexists(beside) else None
 
 
 def open_tokenizer(source: Mapping[str, Any] | Path | str, program: Program) -> Tokenizer:

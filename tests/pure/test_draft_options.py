@@ -279,3 +279,30 @@ def test_stats_of_the_command_line_name_the_drafter(capsys):
     told = capsys.readouterr().err
     assert exit.value.code == 0 and "drafted by lookup: " in told
     assert "steps without a draft: " in told
+
+
+def test_kinds_that_make_no_drafter_are_a_sentence():
+    """A plugin's `make` may raise what it likes, or return anything."""
+    with cortiq.load("synthetic:tiny-mimo", backend="cpu", threads=1) as opened:
+        for make, reason in (
+            (lambda target, n: int(n), "ValueError"),
+            (lambda target, n: None, "open"),
+        ):
+            kind = DrafterKind("mine", "a test", make, "N")
+            with pytest.raises(RequestError, match=f"drafter mine makes none for 'x': .*{reason}"):
+                speculation({"mine:x": (kind, "x")}, 3, Drafts(opened))
+
+
+def test_a_drafting_that_lacks_a_part_ends_itself_only():
+    class Partly:
+        name = "partly"
+
+        def open(self, task):
+            return object()
+
+    with cortiq.load("synthetic:tiny-mimo", backend="cpu", threads=1) as opened:
+        request = make_request([5, 6], GenerateOptions(max_tokens=5, seed=0), opened.program, ())
+        with Engine(opened.executable, opened.tokenizer) as engine:
+            one = engine.submit(request, speculation=Speculation(Partly()))
+            engine.run()
+    assert one.error is None and one.generated == 5 and "wants" in one.stats.drafts.error

@@ -177,3 +177,5 @@ def test_neither_fingerprint_nor_digest_knows_of_a_head():
         two = headed.generate("text", max_tokens=8, draft="mtp", draft_depth=2)
         assert (one.fingerprint, one.digest) == (two.fingerprint, two.digest)
         assert bare.fingerprint == headed.fingerprint
+        assert one.placement == two.placement
+        assert one.receipt().stated["placement"] == two.receipt().stated["placement"]

@@ -206,3 +206,16 @@ def test_limits_of_a_cache_are_positive_integers(wrong):
         pytest.raises(RequestError, match="an integer of at least 1"),
     ):
         model.keep_prefixes(**wrong)
+
+
+def test_a_prefix_of_a_model_with_other_heads_is_an_error_either_way(tmp_path):
+    """What a head needs of the prompt is not in a file that was saved without one."""
+    ids, file = list(range(3, 40)), tmp_path / "kept"
+    for saved, loaded, sentence in (("off", "mtp", "lacks"), ("mtp", "off", "holds")):
+        with cortiq.load("synthetic:tiny-llama", backend="cpu", threads=1, heads=saved) as model:
+            model.save_prefix(ids, file)
+        with (
+            cortiq.load("synthetic:tiny-llama", backend="cpu", threads=1, heads=loaded) as model,
+            pytest.raises(RequestError, match=f"{sentence} 'mtp.kv/"),
+        ):
+            model.load_prefix(file)

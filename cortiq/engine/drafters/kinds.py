@@ -16,7 +16,7 @@ from cortiq.engine.drafters.model import ModelDrafter
 from cortiq.engine.drafters.turns import in_turns
 from cortiq.engine.drafting import DepthPolicy, Drafter, FixedDepth, Speculation
 from cortiq.engine.policy.adaptive import Learning, Limits
-from cortiq.errors import RequestError, shown
+from cortiq.errors import CortiqError, RequestError, shown
 from cortiq.ir.heads import STACK
 
 OFF, AUTO = "off", "auto"
@@ -215,7 +215,21 @@ def speculation(found: Mapping[str, Named], depth: int | None, target: Target) -
     several = kinds_for(found, target)
     return in_turns(
         [
-            Speculation(kind.make(target, argument), kind.policies(depth, len(several)))
+            Speculation(_made(kind, target, argument), kind.policies(depth, len(several)))
             for kind, argument in several
         ]
     )
+
+
+def _made(kind: DrafterKind, target: Target, argument: str) -> Drafter:
+    """The drafter of a kind, which may be a plugin's; RequestError where it makes none."""
+    try:
+        drafter = kind.make(target, argument)
+        drafter.open, drafter.name  # noqa: B018 raises where it is no drafter
+    except CortiqError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        what = f"the drafter {kind.name} makes none for {shown(argument)}: {reason}"
+        raise RequestError(what, where="draft", hint=usage(kind)) from error
+    return drafter
