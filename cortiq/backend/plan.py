@@ -29,6 +29,13 @@ def needed(nodes: Iterable[Node], wanted: Iterable[str] = ()) -> set[str]:
     return names
 
 
+def always_known(graph: Graph) -> frozenset[str]:
+    """Values that every row has, whatever it wants: inputs, and what state depends on."""
+    names = needed(graph.nodes)
+    values = {output for node in graph.nodes if node.name in names for output in node.outputs}
+    return frozenset(values | set(graph.inputs))
+
+
 @dataclass
 class Prepared:
     """Weights as kernels take them.

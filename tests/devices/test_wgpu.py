@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import adapter
 import numpy as np
 import pytest
 
@@ -34,16 +35,7 @@ FILES = sorted(Path(cortiq_wgpu.__file__).parent.glob("*.py"))
 SEAM = {"backend", "ir", "numerics", "errors", "hookspecs"}
 
 
-def why_not():
-    """Why nothing here can run; empty if it can."""
-    try:
-        adapters.found()
-    except BackendError as error:
-        return str(error)
-    return ""
-
-
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is an adapter")
+pytestmark = adapter.needed
 
 
 @pytest.mark.parametrize("level", [0, 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 
+import adapter
 import numpy as np
 import pytest
 
@@ -14,23 +15,14 @@ from cortiq.backend import Batch, CompileOptions, Named, Row
 from cortiq.errors import BackendError
 from cortiq.ir import Builder, ops
 from cortiq_reference.backend import ReferenceBackend
-from cortiq_wgpu import adapters, plan, wide
+from cortiq_wgpu import plan, wide
 from cortiq_wgpu.backend import WgpuBackend
 
 HEADS, WIDTH, LENGTH, CHUNK = 2, 8, 2200, 700
 WANT = Named("y")
 
 
-def why_not():
-    """Why nothing here can run; empty if it can."""
-    try:
-        adapters.found()
-    except BackendError as error:
-        return str(error)
-    return ""
-
-
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is an adapter")
+pytestmark = adapter.needed
 
 
 def program():

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+import adapter
 import numpy as np
 import pytest
 
 os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.mkdtemp())  # software Vulkan asks for one
 
-from cortiq.errors import BackendError
 from cortiq.numerics.contract import round_to_f32
 from cortiq_wgpu import adapters
 from cortiq_wgpu.device import Gpu
@@ -28,16 +28,7 @@ F32 = np.float32
 COUNT = 4096
 
 
-def why_not():
-    """Why nothing here can run; empty if it can."""
-    try:
-        adapters.found()
-    except BackendError as error:
-        return str(error)
-    return ""
-
-
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is an adapter")
+pytestmark = adapter.needed
 
 MAIN = """
 @group(0) @binding(4) var<storage, read> a: array<f32>;

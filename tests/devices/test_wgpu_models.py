@@ -7,6 +7,7 @@ import sys
 import tempfile
 from types import FunctionType
 
+import adapter
 import numpy as np
 import pytest
 
@@ -23,13 +24,11 @@ from cortiq.backend import (
     Supported,
     Top,
 )
-from cortiq.errors import BackendError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
 from cortiq.numerics.sampling import Sampling
 from cortiq_conformance import models
 from cortiq_reference.backend import ReferenceBackend
-from cortiq_wgpu import adapters
 from cortiq_wgpu.backend import WgpuBackend
 from cortiq_wgpu.run import Run
 
@@ -43,16 +42,7 @@ WANTS = (
 )
 
 
-def why_not():
-    """Why nothing here can run; empty if it can."""
-    try:
-        adapters.found()
-    except BackendError as error:
-        return str(error)
-    return ""
-
-
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is an adapter")
+pytestmark = adapter.needed
 
 
 def last(executable, state, tokens=PROMPT):

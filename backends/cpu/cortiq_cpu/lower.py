@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cortiq.backend.plan import needed
+from cortiq.backend.plan import always_known, needed
 from cortiq.ir import Graph, Node, Type, ops
 
 TAIL = "@tail"
@@ -80,13 +80,6 @@ class Lowered:
         while name in self.aliases:
             name = self.aliases[name]
         return name
-
-
-def always_known(graph: Graph) -> frozenset[str]:
-    """Values that every row has, whatever it wants: inputs, and what state depends on."""
-    names = needed(graph.nodes)
-    values = {output for node in graph.nodes if node.name in names for output in node.outputs}
-    return frozenset(values | set(graph.inputs))
 
 
 def lower(graph: Graph, wanted: frozenset[str]) -> Lowered:

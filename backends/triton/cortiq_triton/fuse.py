@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
+from cortiq.backend.plan import Step
 from cortiq.ir import Node, ops
 from cortiq_triton import fused, products, wise
 from cortiq_triton.call import Call
 from cortiq_triton.fuse_attention import AttentionFuser
 from cortiq_triton.products import PLAIN, Stack
 from cortiq_triton.rows import Rows
-from cortiq_triton.steps import Fused, Step
+from cortiq_triton.steps import Fused
 from cortiq_triton.weights import Packed
 
 

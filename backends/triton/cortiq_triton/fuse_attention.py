@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
+from cortiq.backend.plan import Step
 from cortiq.ir import Op, ops
 from cortiq_triton import into
 from cortiq_triton.attend import attended_rows
 from cortiq_triton.call import Call
 from cortiq_triton.fusing import Fusing
 from cortiq_triton.rows import Rows
-from cortiq_triton.steps import Step
 
 
 class AttentionFuser(Fusing):

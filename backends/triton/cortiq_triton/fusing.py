@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from cortiq.backend.plan import Step
 from cortiq.ir import Graph, Node, Op
-from cortiq_triton.steps import Fused, Joined, Step
+from cortiq_triton.steps import Fused, Joined
 
 
 class Fusing:

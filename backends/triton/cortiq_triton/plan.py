@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from cortiq.backend.plan import Step, needed
 from cortiq.ir import Graph, Node, ops
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.rope import RopeTable
 from cortiq_triton.attend import factors_of
 from cortiq_triton.fuse import Fuser
 from cortiq_triton.kernels import KERNELS, MATRICES, prepare
-from cortiq_triton.steps import Joined, Step
+from cortiq_triton.steps import Joined
 from cortiq_triton.weights import first_rows
 
 
@@ -56,7 +57,7 @@ class Plan:
 
     def __init__(self, graph: Graph, prepared: Prepared, fuses: bool = True) -> None:
         self.graph = graph
-        for_state = _needed(graph.nodes, ())
+        for_state = needed(graph.nodes)
         self.steps = [
             Step(node, KERNELS[type(node.op)], prepared.of(node), node.name not in for_state)
             for node in graph.nodes
@@ -74,7 +75,7 @@ class Plan:
 
     def _needs(self, wanted: frozenset[str]) -> frozenset[str]:
         """Names of the nodes that a row which wants these values depends on."""
-        return frozenset(_needed([step.node for step in self.steps], wanted))
+        return frozenset(needed([step.node for step in self.steps], wanted))
 
     def _fused(self, wanted: frozenset[str], supplied: frozenset[str]) -> list[Step]:
         """Steps for rows that all want these values and supply those, fused where they can be."""
@@ -85,16 +86,5 @@ class Plan:
 
     def select(self, wanted: frozenset[str]) -> list[Step]:
         """Steps that a batch needs, in order."""
-        needed = self.needs(wanted)
-        return [step for step in self.steps if step.node.name in needed]
-
-
-def _needed(nodes: Iterable[Node], wanted: Iterable[str]) -> set[str]:
-    """Names of the nodes that the wanted values, or any write of state, depend on."""
-    values, names = set(wanted), set()
-    for node in reversed(list(nodes)):
-        writes = getattr(node.op, "writes_slots", False)
-        if writes or values.intersection(node.outputs):
-            names.add(node.name)
-            values.update(node.inputs)
-    return names
+        names = self.needs(wanted)
+        return [step for step in self.steps if step.node.name in names]

@@ -11,6 +11,7 @@ import torch
 from cortiq.backend import Batch, Row, Want
 from cortiq.backend.admission import value_of
 from cortiq.backend.executable import Accepted
+from cortiq.backend.plan import Step
 from cortiq.numerics.contract import TILE
 from cortiq_triton import wise
 from cortiq_triton.answers import Answers, packed, resolve
@@ -19,7 +20,6 @@ from cortiq_triton.plan import Plan
 from cortiq_triton.rows import Rows, empty_rows
 from cortiq_triton.rowset import RowBuffer, Segment, arrays, row_sets
 from cortiq_triton.state import TritonState
-from cortiq_triton.steps import Step
 
 
 class Run:

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cortiq.ir import Node, Op, ops
+from cortiq.backend.plan import Step
+from cortiq.ir import Op, ops
 from cortiq_triton.weights import Packed, join
-
-
-@dataclass(frozen=True)
-class Step:
-    """A node with its kernel and prepared weights.
-
-    `late`: no state depends on it, so that only rows that want a value of it are computed.
-    """
-
-    node: Node
-    kernel: Callable[..., Any]
-    weights: Mapping[str, Any]
-    late: bool
 
 
 @dataclass(frozen=True)

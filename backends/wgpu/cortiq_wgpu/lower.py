@@ -5,10 +5,11 @@ one dispatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cortiq.backend.plan import needed
 from cortiq.ir import Graph, Node, Type, ops
 
 TAIL = "@tail"
@@ -94,23 +95,6 @@ class Lowered:
         return {name for step in steps if isinstance(step.op, Gather) for name in step.inputs}
 
 
-def needed(graph: Graph, wanted: Iterable[str]) -> set[str]:
-    """Names of the nodes that the wanted values, or any write of state, depend on."""
-    values, names = set(wanted), set()
-    for node in reversed(graph.nodes):
-        if getattr(node.op, "writes_slots", False) or values.intersection(node.outputs):
-            names.add(node.name)
-            values.update(node.inputs)
-    return names
-
-
-def always_known(graph: Graph) -> frozenset[str]:
-    """Values that every row has, whatever it wants: inputs, and what state depends on."""
-    names = needed(graph, ())
-    values = {output for node in graph.nodes if node.name in names for output in node.outputs}
-    return frozenset(values | set(graph.inputs))
-
-
 @dataclass
 class Lowering:
     """Steps of one request.
@@ -132,7 +116,7 @@ class Lowering:
 
     def lowered(self, wanted: frozenset[str]) -> Lowered:
         """Steps for rows that want these values."""
-        chosen = needed(self.graph, wanted)
+        chosen = needed(self.graph.nodes, wanted)
         nodes = [node for node in self.graph.nodes if node.name in chosen]
         self.types = dict(self.graph.values)
         self.aliases = {n.outputs[0]: n.inputs[0] for n in nodes if isinstance(n.op, ops.Reshape)}

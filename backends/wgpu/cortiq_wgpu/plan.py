@@ -12,12 +12,13 @@ import numpy as np
 
 from cortiq.backend import Row, Want
 from cortiq.backend.admission import last_keys_of, value_of
+from cortiq.backend.plan import always_known, needed
 from cortiq.ir import Graph, ops
 from cortiq.numerics.attention import scoring
 from cortiq_wgpu.angles import Turns
 from cortiq_wgpu.binder import Binder
 from cortiq_wgpu.device import SLICE, Gpu
-from cortiq_wgpu.lower import SIDE_VALUES, Admit, Lowered, Lowering, Step, always_known, needed
+from cortiq_wgpu.lower import SIDE_VALUES, Admit, Lowered, Lowering, Step
 from cortiq_wgpu.places import Places, assign, row_words
 from cortiq_wgpu.pools import Pools
 from cortiq_wgpu.requests import Compiled, Memory, Ready, Request
@@ -80,7 +81,7 @@ class Plan:
 
     def _needs(self, wants: tuple[Want, ...]) -> frozenset[str]:
         """Names of the nodes that a row with these wants depends on."""
-        return frozenset(needed(self.graph, {value_of(want) for want in wants}))
+        return frozenset(needed(self.graph.nodes, {value_of(want) for want in wants}))
 
     def request_of(self, rows: Sequence[Row]) -> Request:
         """What these rows ask for."""
