@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from cortiq.backend import Backend, CompileOptions, Declined, Executable
+from cortiq.backend.seam import compiled_on, support_of
 from cortiq.ir import Graph, Node, Program, expand, primitives_of
 from cortiq.numerics.layouts import Weight
 from cortiq_conformance.requirements import of_node, unmet
@@ -86,7 +87,7 @@ class Subject:
             for node in graph.nodes:
                 if node.name in supported:
                     continue
-                answer = self.backend.supports(node, graph, program)
+                answer = support_of(self.backend, node, graph, program)
                 if isinstance(answer, Declined) and not node.op.primitive:
                     self.decomposed.setdefault(node.op.kind, answer.reason)
                     layers.add(node.name)
@@ -111,7 +112,7 @@ class Subject:
         """An executable of the program, closed at the end."""
         placed = self.place(primitives_of(program) if decomposed else program)
         chosen = CompileOptions(device=self.device, **options)
-        executable = self.backend.compile(placed, weights, chosen)
+        executable = compiled_on(self.backend, placed, weights, chosen)
         self._count(placed, executable)
         try:
             yield executable

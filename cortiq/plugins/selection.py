@@ -67,8 +67,10 @@ def fallback_backend(plugins: Plugins | None = None) -> Backend:
 
 def availability(backend: Backend) -> tuple[Sequence[Device], str | None]:
     """Devices of a backend, and why there are none (`None` if there are)."""
+    from cortiq.backend.seam import devices_of  # numpy, which `cortiq --help` must not need
+
     try:
-        devices = backend.devices()
+        devices = devices_of(backend)
     except CortiqError as error:
         return (), str(error)
     except Exception as error:  # a backend may raise anything at all
