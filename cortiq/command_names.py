@@ -24,3 +24,5 @@ COMMANDS = {
 """Our own commands, each in the module and under the attribute of its name."""
 KIT = ("conform", "replay", "bisect", "matrix", "new-backend")
 """Those of them that the conformance kit brings."""
+KIT_PACKAGE = "cortiq_conformance"
+"""Where these are; as a plugin the package brings the very same ones."""

@@ -149,7 +149,7 @@ def parse_bias(pairs: Sequence[str]) -> dict[int, float]:
 class LoadOptions(OptionSet):
     """How a model is opened and compiled."""
 
-    backend: str | Backend | None = option(
+    backend: str | Backend | None = option(  # noqa: RUF009 - as every other field
         None, "Backend, and its device after a colon; without it the best available.",
         metavar="NAME[:DEVICE]", instead=("a backend", ("devices", "supports", "compile")),
     )  # fmt: skip

@@ -34,7 +34,9 @@ STATE = ("length", "reserve", "rewind", "snapshot", "restore", "fork", "export",
 
 def breach(backend: str, call: str, returned: str, wanted: str) -> BackendError:
     """Return the error of a backend whose call returned something else than is wanted."""
-    return BackendError(f"{call} of the backend {backend!r} returned {returned}; it returns {wanted}")
+    return BackendError(
+        f"{call} of the backend {backend!r} returned {returned}; it returns {wanted}"
+    )
 
 
 def devices_of(backend: Backend) -> Sequence[Device]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from cortiq import hookspecs
-from cortiq.command_names import COMMANDS
+from cortiq.command_names import COMMANDS, KIT, KIT_PACKAGE
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -196,6 +196,12 @@ def check_commands(found: Sequence[Any]) -> list[click.Command]:
     for command in found:
         if not isinstance(command, click.Command) or not command.name:
             raise BrokenPluginError(f"{_an(command)} is not a click command with a name")
-        if command.name in COMMANDS:
+        if command.name in COMMANDS and not _of_the_kit(command):
             raise BrokenPluginError(f"brings the command {command.name!r}, which cortiq has itself")
     return list(found)
+
+
+def _of_the_kit(command: click.Command) -> bool:
+    """Whether it is the very command that cortiq runs under this name."""
+    home = getattr(command.callback, "__module__", "").partition(".")[0]
+    return command.name in KIT and home == KIT_PACKAGE

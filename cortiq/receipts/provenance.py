@@ -69,7 +69,8 @@ def _about(name: str, executable: Executable) -> dict[str, str]:
     from cortiq.plugins import default_plugins
 
     plugins = default_plugins()
-    maker = type(plugins.backends.get(name) or getattr(executable, "inner", executable))
+    known: Any = plugins.backends.get(name)
+    maker = type(known or getattr(executable, "inner", executable))
     facts = {
         "distribution": _name(plugins.sources.get(plugins.brought_by.get(name, ""), "")),
         "sources": source_hash(maker.__module__.partition(".")[0]),

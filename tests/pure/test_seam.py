@@ -287,7 +287,7 @@ def test_a_backend_itself_can_be_given_instead_of_its_name():
     [
         (ReferenceBackend, BackendError, "ReferenceBackend is a class"),
         (Returning(versions=Versions(contract=99)), BackendError, "contract version 99"),
-        (Returning(devices=lambda: []), BackendError, "it found no device"),
+        (Returning(devices=list), BackendError, "it found no device"),
         (7, OptionError, "backend must be a text or a backend, not 7"),
     ],
 )
