@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 STANDS_ON = {
-    "silu": "sigmoid",
-    "gelu_tanh": "sigmoid",
-    "gelu": "exp",
-    "sigmoid": "exp",
-    "tanh": "exp",
-    "softplus": "exp",
-    "relu2": "relu",
-    "SoftCap": "tanh",
+    "silu": ("sigmoid",),
+    "gelu_tanh": ("sigmoid",),
+    "gelu": ("exp",),
+    "sigmoid": ("exp",),
+    "tanh": ("exp",),
+    "softplus": ("exp", "relu"),
+    "relu2": ("relu",),
+    "SoftCap": ("tanh",),
 }
 """Functions that are computed from another one, by the definitions of `cortiq.numerics.scalar`."""
 
@@ -23,13 +23,10 @@ def name_of(case_id: str, family: str) -> str:
     return what if family == "Activation" else family
 
 
-def stands_on(name: str) -> list[str]:
+def stands_on(name: str) -> set[str]:
     """Return everything that a function is computed from."""
-    found = []
-    while name in STANDS_ON:
-        name = STANDS_ON[name]
-        found.append(name)
-    return found
+    direct = STANDS_ON.get(name, ())
+    return set(direct).union(*map(stands_on, direct))
 
 
 def causes_of(names: Iterable[str]) -> list[str]:

@@ -49,5 +49,6 @@ class JsonFile:
                 made = json.dumps(result.as_dict(), ensure_ascii=False)
                 self._texts[result.case.id] = made
         results = ",\n  ".join(self._texts[result.case.id] for result in report.results)
-        head = json.dumps(facts, indent=1, ensure_ascii=False).removesuffix("\n}")
+        indent = None if facts["cut_short"] == UNFINISHED else 1  # without, it is written faster
+        head = json.dumps(facts, indent=indent, ensure_ascii=False).removesuffix("}").rstrip()
         return f'{head},\n "results": [\n  {results}\n ]\n}}\n'

@@ -214,12 +214,15 @@ class Report:
         return {r.case.op if r.case.family in dubious else r.case.family for r in found}
 
     def causes(self) -> list[str]:
-        """Functions that failed among the foundations, without those that stand on another one."""
+        """Functions that failed among the foundations, without those that stand on another one.
+
+        There are none where one of them failed in another way than by some bits.
+        """
         failed = [r for r in self.results if r.outcome in (Outcome.DIFFERENT, Outcome.ERROR)]
         found = [r for r in failed if (r.case.level, r.case.stage) == FOUNDATIONS]
-        if any(result.dubious for result in found):
-            return []
-        return causes_of(name_of(r.case.id, r.case.family) for r in found)
+        named = [(name_of(r.case.id, r.case.family), r.dubious) for r in found]
+        causes = causes_of(name for name, _ in named)
+        return [] if any(dubious for name, dubious in named if name in causes) else causes
 
     def replay_command(self, result: CaseResult) -> str:
         """What runs a result's case again."""
