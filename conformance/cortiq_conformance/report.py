@@ -16,6 +16,7 @@ from cortiq_conformance.case import Case
 from cortiq_conformance.causes import causes_of, name_of
 from cortiq_conformance.compare import Divergence
 from cortiq_conformance.coverage import Table, by_owner, still_others, table_of
+from cortiq_conformance.reasons import Reasons
 from cortiq_conformance.requirements import sentence
 from cortiq_conformance.subject import Account, Covered
 
@@ -76,24 +77,6 @@ class CaseResult:
             "model": case.model, "digest": self.digest, "excused": self.excused,
             "divergence": self.divergence.as_dict() if self.divergence else None,
         }  # fmt: skip
-
-
-@dataclass
-class Reasons:
-    """Reasons by name, each of the first case in the list that has one."""
-
-    found: dict[str, tuple[int, str]] = field(default_factory=dict)
-
-    def note(self, at: int, reasons: Mapping[str, str]) -> None:
-        """Add those of case `at`."""
-        for name, reason in reasons.items():
-            if name not in self.found or at < self.found[name][0]:
-                self.found[name] = at, reason
-
-    def by_name(self) -> dict[str, str]:
-        """The reasons, in the order of their cases."""
-        order = sorted(self.found, key=lambda name: (self.found[name][0], name))
-        return {name: self.found[name][1] for name in order}
 
 
 @dataclass
@@ -192,9 +175,14 @@ class Report:
             self.requirements.setdefault(name, Counter())[result.outcome.value] += 1
 
     def settle(self, order: Mapping[str, int]) -> None:
-        """Put the results into the order of the list, places by id; nothing is under way now."""
+        """Put the results, and what is under way, into the order of the list, places by id."""
         self.results.sort(key=lambda result: order[result.case.id])
-        self.running = []
+        self.running.sort(key=order.__getitem__)
+
+    @property
+    def declined(self) -> dict[str, str]:
+        """Requirements that were declined, with the reason."""
+        return self.declines.by_name()
 
     @property
     def decomposed(self) -> dict[str, str]:
@@ -254,7 +242,7 @@ class Report:
 
     def requirement_rows(self) -> list[dict[str, Any]]:
         """A row for each requirement: name, sentence, counts by outcome, why it was declined."""
-        declined = self.declines.by_name()
+        declined = self.declined
         return [
             {
                 "name": name,
