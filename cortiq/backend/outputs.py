@@ -53,6 +53,12 @@ def check_outputs(
     BackendError : names the node, the operator, the kernel, and what is wrong.
     """
     names = step.node.outputs
+    if type(outputs) is tuple and len(outputs) == len(names):
+        for name, output in zip(names, outputs, strict=True):
+            if not _fits(output, values[name], rows, specimens):
+                break
+        else:
+            return
     if not isinstance(outputs, tuple | list) or len(outputs) != len(names):
         count = len(outputs) if isinstance(outputs, tuple | list) else type(outputs).__name__
         raise kernel_error(step, f"returned {count}; it returns a tuple of {len(names)} outputs")
@@ -63,6 +69,19 @@ def check_outputs(
         else:
             dtype = specimens.f32 if kind.dtype == "f32" else specimens.i32
             _check(step, name, output, (rows, *kind.shape), dtype)
+
+
+def _fits(output: Any, kind: Type, rows: int, specimens: Specimens) -> bool:
+    """Whether an output is right at first sight: this is what every node of a batch costs."""
+    shape, dtype = kind
+    try:
+        if dtype == "f32":
+            return output.dtype == specimens.f32 and output.shape == (rows, *shape)
+        if dtype == "i32":
+            return output.dtype == specimens.i32 and output.shape == (rows, *shape)
+    except AttributeError:
+        pass
+    return False
 
 
 def _check_quantised(
