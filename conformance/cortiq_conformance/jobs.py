@@ -30,13 +30,13 @@ class Work:
 
     Attributes
     ----------
-    backend : the name asked for, None for the best available.
+    backend : its name, and that of a device after a colon.
     files : files that are plugins.
     levels, profile, models, only : which cases are listed.
     use_golden, out : how one is run.
     """
 
-    backend: str | None
+    backend: str
     files: tuple[str | Path, ...]
     levels: tuple[int, ...]
     profile: str

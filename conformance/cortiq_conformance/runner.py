@@ -6,7 +6,9 @@ import itertools
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from cortiq.backend import Backend
@@ -25,6 +27,8 @@ from cortiq_conformance.source import Source
 from cortiq_conformance.subject import DeclinedNodesError, Subject
 from cortiq_conformance.wants import Observations
 
+Watch = Callable[[Report, bool], None]
+"""Called with a report as it stands, and whether the run is over."""
 FEWEST_DISTINCT = 2
 """Distinct live values below which a comparison proves nothing."""
 
@@ -42,7 +46,7 @@ def run(
     stop_early: bool = False,
     expectations: str | Path | None = None,
     progress: Callable[[CaseResult], None] | None = None,
-    watch: Callable[[Report, bool], None] | None = None,
+    watch: Watch | None = None,
     jobs: int = 1,
 ) -> Report:
     """Run the cases on a backend.
@@ -68,34 +72,40 @@ def run(
     ------
     RequestError : `jobs` with a backend that has no name to be found by.
     """
-    subject = make_subject(backend)
+    subject, levels = make_subject(backend), tuple(levels)
     known = read_expectations(expectations) if expectations is not None else {}
     listed = select(cases(levels, profile, models), only)
     report = _report(subject, listed)
     report.allow_declined, report.required = allow_declined, profile == "full" or models is not None
+    running: Here | Workers = Here(subject, listed, use_golden=use_golden, out=out)
     if jobs > 1:
-        name, chosen = _name(backend), tuple(models) if models is not None else None
-        how = (tuple(levels), profile, chosen, only, use_golden, out)
-        running: Here | Workers = Workers(Work(name, used_files(), *how), listed, jobs)
-    else:
-        running = Here(subject, listed, use_golden=use_golden, out=out)
+        chosen = tuple(models) if models is not None else None
+        how = (levels, profile, chosen, only, use_golden, out)
+        running = Workers(Work(_spec(backend, subject), used_files(), *how), listed, jobs)
+    with _noted(report, listed, watch), running:
+        for places in _stretches(listed, stop_early):
+            for at, result, account in running.ran(places, partial(_begin, report, listed, watch)):
+                report.running.remove(result.case.id)
+                noted = settled(result, known)
+                report.note(noted, account, at)
+                if progress:
+                    progress(noted)
+            if stop_early and report.failed_results():
+                break
+    return report
 
-    def begun(at: int) -> None:
-        report.running.append(listed[at].id)
-        if watch:
-            watch(report, False)
 
+def _begin(report: Report, listed: Sequence[Case], watch: Watch | None, at: int) -> None:
+    report.running.append(listed[at].id)
+    if watch:
+        watch(report, False)
+
+
+@contextmanager
+def _noted(report: Report, listed: Sequence[Case], watch: Watch | None) -> Iterator[None]:
+    """Have a report say why it was cut short, if it was, and be watched a last time."""
     try:
-        with running:
-            for places in _stretches(listed, stop_early):
-                for at, result, account in running.ran(places, begun):
-                    report.running.remove(result.case.id)
-                    noted = settled(result, known)
-                    report.note(noted, account, at)
-                    if progress:
-                        progress(noted)
-                if stop_early and report.failed_results():
-                    break
+        yield
         if len(report.results) < len(listed):
             report.cut_short = "stopped after the first stage with a failure"
     except BaseException as error:
@@ -105,7 +115,6 @@ def run(
         report.settle({case.id: at for at, case in enumerate(listed)})
         if watch:
             watch(report, True)
-    return report
 
 
 def _report(subject: Subject, listed: Sequence[Case]) -> Report:
@@ -121,9 +130,10 @@ def _report(subject: Subject, listed: Sequence[Case]) -> Report:
     )
 
 
-def _name(backend: Backend | str | None) -> str | None:
+def _spec(backend: Backend | str | None, subject: Subject) -> str:
+    """The name by which other processes find the very backend that this one has found."""
     if backend is None or isinstance(backend, str):
-        return backend
+        return f"{subject.name}:{subject.device}" if subject.device else subject.name
     what = f"several processes find a backend by its name, not by {shown(backend)}"
     raise RequestError(what, where="jobs", hint="a plugin brings it: docs/plugins.md")
 
