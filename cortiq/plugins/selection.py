@@ -93,7 +93,7 @@ def availability(backend: Backend) -> tuple[Sequence[Device], str | None]:
         devices = devices_of(backend)
     except CortiqError as error:
         return (), str(error)
-    except Exception as error:  # a backend may raise anything at all
+    except (Exception, SystemExit) as error:  # a backend may raise anything at all
         return (), f"looking for devices failed: {type(error).__name__}: {error}"
     return (devices, None) if devices else ((), "it found no device")
 

@@ -135,6 +135,16 @@ def test_a_compile_that_returns_none_is_a_sentence_and_doctor_tries_the_others(w
     assert made["reference"].works is True
 
 
+@pytest.mark.parametrize("what", ["devices(self)", "compile(self, program, weights, options)"])
+def test_a_backend_that_exits_ends_neither_doctor_nor_a_program(what, wrong_file):
+    path = wrong_file(f"{what}: raise SystemExit(3)")
+    made = {t.backend: t for t in trials(load_plugins(only=["reference"], files=[path]))}
+    assert made["wrong"].works is False and "SystemExit: 3" in made["wrong"].problem
+    assert made["reference"].works is True
+    with pytest.raises(BackendError, match="SystemExit: 3"):
+        cortiq.load(MODEL, backend="wrong")
+
+
 def test_doctor_goes_on_where_a_backend_finds_one_device_twice(wrong_file):
     wrong_file(DEVICES["twice"][0])
     done = CliRunner().invoke(doctor, ["--no-trial", "--json"])
