@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cortiq.backend import Backend, CompileOptions, Executable
+from cortiq.backend.seam import compiled_on
 from cortiq.errors import GraphError
 from cortiq.ir import Program
 from cortiq.numerics.layouts import Weight
@@ -78,7 +79,7 @@ def place_split(
     if len(placing.parts) == 1:
         (part,) = placing.parts
         with blamed_on(part[0].name):
-            return part[0].compile(placing.placed, weights, part[1])
+            return compiled_on(part[0], placing.placed, weights, part[1])
     return _compile_chain(placing, weights)
 
 
@@ -123,7 +124,7 @@ def _compile_chain(placing: Placing, weights: Mapping[str, Weight]) -> Executabl
             mine = {name: weights[name] for name in program.weights}
             share = _share_of_memory(placing.placed, program, options)
             with blamed_on(backend.name):
-                executables.append(backend.compile(program, mine, share))
+                executables.append(compiled_on(backend, program, mine, share))
     except BaseException:
         for executable in executables:
             executable.close()

@@ -490,7 +490,10 @@ def test_plugin_file_that_does_not_load_is_named(tmp_path):
     done = run("--plugin", str(file), "shout")
     assert done.returncode == 2
     assert done.stderr.startswith("error: --plugin broken: ") and "nothing_of_this" in done.stderr
-    assert run("--plugin", str(file), "backends").returncode == 0
+    for command in (["backends"], ["list"], ["doctor", "--no-trial"]):
+        done = run("--plugin", str(file), *command)
+        assert (done.returncode, done.stdout) == (2, ""), done.stdout
+        assert done.stderr.startswith("error: --plugin broken: ")
 
 
 def test_families_are_listed():
