@@ -119,13 +119,16 @@ def _noted(report: Report, listed: Sequence[Case], watch: Watch | None) -> Itera
 
 def _report(subject: Subject, listed: Sequence[Case]) -> Report:
     """An empty report on the cases."""
+    devices = {device.name: device for device in devices_of(subject.backend)}
+    name = subject.device or next(iter(devices))
+    versions = {"device": devices[name].description} if name in devices else {}
     return Report(
         subject.name,
-        subject.device or devices_of(subject.backend)[0].name,
+        name,
         [],
         list_hash(listed),
         plugin=subject.plugin,
-        versions={"backend": subject.source} if subject.source else {},
+        versions=versions | ({"backend": subject.source} if subject.source else {}),
         asked=len(listed),
     )
 
