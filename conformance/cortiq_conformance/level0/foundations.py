@@ -22,7 +22,10 @@ def cases() -> Iterator[Case]:
     """Foundations of level 0."""
     for width in (256, 512, 2048):
         yield _case("canonical_sum", "RMSNorm", f"squares of powers of two, {width}",
-                    partial(_sums, width))  # fmt: skip
+                    partial(_sums, width, width))  # fmt: skip
+    for filled in (700, 1000):
+        yield _case("canonical_sum", "RMSNorm", f"{filled} squares of powers of two in 1024",
+                    partial(_sums, 1024, filled))  # fmt: skip
     for name, build in QUANTISED.items():
         yield _case("Quantise", "Quantise", name, build)
     for function in scalar.ACTIVATIONS:
@@ -40,12 +43,17 @@ def _case(family: str, op: str, what: str, build: object) -> Case:
     return Case(f"level0/{family}[{what}]", 0, family, op, build, STAGE)  # type: ignore[arg-type]
 
 
-def _sums(width: int, source: Source) -> Scenario:
-    """Only the order of the sum is rounded: squares, 1/width and the last products are exact."""
+def _sums(width: int, filled: int, source: Source) -> Scenario:
+    """Only the order of the sum is rounded: squares, 1/width and the last products are exact.
+
+    Values from `filled` on are zero.
+    """
     exponents = source.integers(-12, 13, 48, width)
     signs = source.integers(0, 2, 48, width).astype(F32) * F32(2) - F32(1)
+    x = exp2_int(exponents) * signs
+    x[:, filled:] = 0
     norm = ops.RMSNorm(width, 2.0**-40, weighted=False)
-    return one(norm, {"x": floats(width)}).given(x=exp2_int(exponents) * signs)
+    return one(norm, {"x": floats(width)}).given(x=x)
 
 
 def _ties(source: Source) -> Scenario:
