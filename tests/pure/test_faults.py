@@ -6,7 +6,7 @@ import pytest
 
 from cortiq.errors import RequestError
 from cortiq_conformance.faults import FAULTS, FaultyBackend
-from cortiq_conformance.faults.backend import DECLINES, DELEGATES
+from cortiq_conformance.faults.table import DECLINES, DELEGATES
 from cortiq_conformance.report import Outcome
 from cortiq_conformance.runner import run
 from cortiq_conformance.source import Source

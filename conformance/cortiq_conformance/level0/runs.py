@@ -10,14 +10,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from cortiq.backend import Named, Top
 from cortiq.ir import ops
+from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.layouts import LAYOUTS
 from cortiq.numerics.route import Router
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.level0 import elementwise, matrices, recurrences, scaling
+from cortiq_conformance.level0.foundations import in_few_lanes
 from cortiq_conformance.level0.tails import rows as of_logits
-from cortiq_conformance.materials import MATRIX_LAYOUTS, typical
+from cortiq_conformance.materials import MATRIX_LAYOUTS, uneven
 from cortiq_conformance.probes import Probe
 from cortiq_conformance.source import Source
 
@@ -84,7 +88,7 @@ def _several(probe: Probe, source: Source, counts: tuple[int, ...] = ROWS) -> Sc
 
 
 def _matmul(layout: str, runs: int, source: Source) -> Scenario:
-    weight = typical(source, layout, OUTPUTS, _columns(layout, runs))
+    weight = uneven(source, layout, OUTPUTS, _columns(layout, runs))
     return _several(matrices.matmul(weight), source)
 
 
@@ -98,28 +102,35 @@ def _sums(runs: int) -> Mapping[tuple[str, str], Callable[[Source], Scenario]]:
     count = TERMS[runs]
     delta, space = ops.DeltaRule(1, count, 3), ops.StateSpace(1, 3, count)
     return {
-        ("RMSNorm", f"width {count}"): lambda s: elementwise.rms_norm(s, count).scenario(s, 6),
-        ("LayerNorm", f"width {count}"): lambda s: elementwise.layer_norm(
-            s, count, True
-        ).scenario(s, 6),
+        ("RMSNorm", f"width {count}"): lambda s: elementwise.rms_norm(s, count).scenario(s, 24),
+        ("LayerNorm", f"width {count}"): lambda s: elementwise.layer_norm(s, count, True).scenario(
+            s, 24
+        ),
         ("L2Norm", f"width {count}"): partial(scaling.normed, ops.L2Norm(count, 1e-6)),
         ("Softmax", f"width {count}"): partial(scaling.normed, ops.Softmax(count)),
         ("Route", f"{count} experts"): partial(_many_experts, count),
         ("Top", f"{count} logits"): partial(_logits, count),
-        ("DeltaRule", f"keys of {count}"): lambda s: recurrences.delta_rule(delta).scenario(s, 6),
+        ("DeltaRule", f"keys of {count}"): lambda s: recurrences.delta_rule(delta).scenario(s, 24),
         ("StateSpace", f"a state of {count}"): lambda s: recurrences.state_space(space).scenario(
-            s, 6
+            s, 24
         ),
     }
 
 
 def _many_experts(count: int, source: Source) -> Scenario:
     probe = matrices.route(source, Router(3), False, experts=count)
-    return replace(probe.scenario(source, 6), wants=(Named("y.0"), Named("y.1")))
+    return replace(probe.given(x=_below_zero(count, source)), wants=(Named("y.0"), Named("y.1")))
+
+
+def _below_zero(count: int, source: Source) -> Floats:
+    """Rows whose largest value is 0 and whose exponentials have a sum of 1 to 3."""
+    x = in_few_lanes(np.abs(source.floats(24, count)) * F32(-1.5) - F32(1), count, -60.0)
+    x[np.arange(24), source.integers(0, count, 24)] = 0
+    return x
 
 
 def _logits(count: int, source: Source) -> Scenario:
-    return of_logits(source.floats(8, count, amplitude=2), (Top(5),), source)
+    return of_logits(_below_zero(count, source), (Top(5),), source)
 
 
 def _experts(chosen: int) -> Mapping[tuple[str, str], Callable[[Source], Scenario]]:

@@ -95,6 +95,7 @@ def _clamp(op: ops.Clamp, source: Source) -> Scenario:
 
 
 def normed(op: ops.L2Norm | ops.Softmax, source: Source) -> Scenario:
+    """Rows of small, plain and large values."""
     x = np.concatenate([source.floats(24, op.width, amplitude=a) for a in (0.01, 1.0, 40.0)])
     return one(op, {"x": floats(op.width)}).given(x=x)
 
