@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -82,7 +83,11 @@ class Imported:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def expected(self) -> Observations:
-        """By definition."""
+        """By definition; computed once."""
+        return dict(self._definition)
+
+    @cached_property
+    def _definition(self) -> Observations:
         oracle = Oracle(self.probe.program, self.probe.weights)
         oracle.tokens, oracle.lengths = [0] * self.feed.start, {"trunk": self.feed.start}
         oracle.slots |= {name: _copied(slot) for name, slot in self.before.items()}

@@ -21,10 +21,12 @@ from cortiq_conformance.source import Source
 
 KEYS = {3: 2048 + 2 * 64 + 10, 4: 3072 + 3 * 64 + 7}
 """Rows before the first that is fed, by runs of tiles; as many tiles meet in the last run."""
-STEPS = (1, 1, 30)
+STEPS = (1, 1, 17)
 """Rows fed at a time: backends have kernels for one and for many."""
 WINDOWS = {3: 2000, 4: 3000}
 """Windows over so many runs, whose first and last key are inside a tile."""
+FEW = (1, 5)
+"""Rows that choose blocks."""
 FORTY = ops.ChooseBlocks(2, DIM, 16, 40)
 """Forty blocks of a sequence, from every run of its tiles."""
 MADE: Mapping[str, tuple[str, Callable[[int, Source], Probe]]] = {
@@ -66,7 +68,8 @@ def _imported(
     source: Source,
 ) -> Imported:
     probe = make(runs, source)
-    return _continued(probe, keys, STEPS, source, options)
+    steps = FEW if CHOSEN in probe.program.trunk.outputs else STEPS
+    return _continued(probe, keys, steps, source, options)
 
 
 def _continued(
@@ -87,7 +90,7 @@ def _continued(
 
 def _choosing(keys: int, source: Source) -> Imported:
     probe = block_attention(FORTY)
-    return replace(_continued(probe, keys, STEPS, source), wants=(Named(CHOSEN),))
+    return replace(_continued(probe, keys, FEW, source), wants=(Named(CHOSEN),))
 
 
 def _across(source: Source) -> Imported:
