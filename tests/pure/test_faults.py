@@ -171,7 +171,7 @@ def test_delegating_behind_the_back_is_found_for_every_primitive():
 @pytest.mark.parametrize(
     ("fault", "level", "only", "op"),
     [
-        ("reordered canonical_sum", 1, "level1/Attention[", "RMSNorm"),
+        ("weight times root first", 1, "level1/Attention[", "RMSNorm"),
         ("window off by one", 2, "tiny-gemma3, 70 tokens, whole", "Attend"),
         ("planes swapped", 2, "tiny-llama, 70 tokens, whole", "MatMul"),
         ("reordered canonical_sum", 3, "stream[tiny-lfm2", "RMSNorm"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cortiq.backend import Top
@@ -28,12 +28,26 @@ class Ordered:
     order : name in `cortiq_conformance.orders`.
     fault : what finds them in another order.
     kernels, answers : wrong ones, for another order.
+    more : families that find one of the wrong orders only, by `WAYS`.
     """
 
     order: str
     fault: Fault
     kernels: Callable[[Fold], Wrong] = lambda fold: {}
     answers: Callable[[Fold], Answers] = lambda fold: {}
+    more: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def faults(self) -> dict[str, Fault]:
+        """A fault for each way."""
+        return {
+            way: replace(
+                self.fault,
+                families=self.fault.families + self.more.get(way, ()),
+                order=self.order,
+                fewest=wrong.fewest,
+            )
+            for way, wrong in WAYS.items()
+        }
 
 
 def _families(op: str, layouts: tuple[str, ...]) -> tuple[str, ...]:
@@ -85,6 +99,7 @@ ORDERED: Mapping[str, Ordered] = {
     "lanes of a log-sum-exp": Ordered(
         "lanes of a sum", Fault(("Top",), "Top"),
         answers=lambda fold: {Top: sums.top_summed(sums.lanes(fold))},
+        more={"added from the last": ("Top ties",)},
     ),
     **dict(_by_blocks("blocks of a run", "blocks")),
     **dict(_by_blocks("runs of blocks", "runs")),
@@ -119,9 +134,9 @@ ORDERED: Mapping[str, Ordered] = {
 def faults() -> dict[str, Fault]:
     """The faults, by name."""
     return {
-        f"{what} {way}": one.fault.in_order(one.order, wrong.fewest)
+        f"{what} {way}": fault
         for what, one in ORDERED.items()
-        for way, wrong in WAYS.items()
+        for way, fault in one.faults().items()
     }
 
 

@@ -54,6 +54,8 @@ def cases() -> Iterator[Case]:
         yield replace(_case("unused memory", "Attend", what, build), stage=STAGE)
     what = "100, across the end of a run of tiles"
     yield _case("Attend window", "Attend", what, _across)
+    build = partial(_imported, MADE["Attend sinks"][1], 2, 1024 + 70, {})
+    yield _case("Attend sinks", "Attend", "2 runs of tiles", build)
 
 
 def _case(family: str, op: str, what: str, build: Callable[[Source], Imported]) -> Case:
