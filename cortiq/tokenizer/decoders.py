@@ -11,14 +11,16 @@ next byte is known. `ByteFallback` there shows U+FFFD for every byte of such a r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import codecs
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cortiq.errors import UnsupportedError
+from cortiq.tokenizer.cost import MOST_GROWTH, MOST_STEPS, flattened, growth_of
 from cortiq.tokenizer.decode_base import WHOLE, Edges, Place, Sink, literal_of
 from cortiq.tokenizer.decode_steps import MAKERS
 
-__all__ = ["Chain", "decoder_steps"]
+__all__ = ["ByteStream", "Chain", "PieceStream", "decoder_steps"]
 
 
 class Chain:
@@ -61,6 +63,50 @@ class Chain:
         return text
 
 
+class PieceStream:
+    """Decodes ids one by one.
+
+    Parameters
+    ----------
+    piece_of : the piece of an id, None for an id without one, which leaves no trace.
+    chain : new.
+    """
+
+    def __init__(self, piece_of: Callable[[int], str | None], chain: Chain) -> None:
+        self._piece_of, self._chain = piece_of, chain
+        self.finish = chain.finish
+
+    def add(self, token_id: int) -> str:
+        """The text that is certain with this id."""
+        piece = self._piece_of(token_id)
+        return "" if piece is None else self._chain.add(piece)
+
+
+class ByteStream:
+    """Decodes ids whose pieces are bytes, which together are UTF-8.
+
+    Parameters
+    ----------
+    bytes_of : the bytes of an id.
+    leading_space : take a space away from the beginning of the first piece.
+    """
+
+    def __init__(self, bytes_of: Callable[[int], bytes], leading_space: bool = False) -> None:
+        self._bytes_of, self._strips = bytes_of, leading_space
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token_id: int) -> str:
+        """The characters that this id completes, possibly none."""
+        piece = self._bytes_of(token_id)
+        if self._strips:
+            piece, self._strips = piece.removeprefix(b" "), False
+        return self._characters.decode(piece)
+
+    def finish(self) -> str:
+        """U+FFFD for a character that never became complete, else nothing."""
+        return self._characters.decode(b"", final=True)
+
+
 def decoder_steps(decoder: Mapping[str, Any] | None, where: str) -> list[Mapping[str, Any]]:
     """The steps of a decoder as the library writes it, sequences flattened.
 
@@ -70,12 +116,9 @@ def decoder_steps(decoder: Mapping[str, Any] | None, where: str) -> list[Mapping
     """
     if decoder is None:
         return [{"type": "Spaced"}]
-    steps, pending = [], [decoder]
-    while pending:
-        step = pending.pop(0)
-        if step["type"] == "Sequence":
-            pending = [*step["decoders"], *pending]
-            continue
+    steps: list[Mapping[str, Any]] = []
+    growth = 1.0
+    for step in flattened(decoder, "decoders"):
         if step["type"] not in MAKERS:
             raise UnsupportedError(f"decoder {step['type']} is not supported", where=where)
         replaces = step["type"] == "Replace"
@@ -83,5 +126,11 @@ def decoder_steps(decoder: Mapping[str, Any] | None, where: str) -> list[Mapping
         if not sought:
             what = f"the decoder {step['type']} looks for what is no text, or for an empty one"
             raise UnsupportedError(what, where=where, hint="patterns are supported that are a text")
+        growth *= growth_of(step) or 1 if replaces else 1
         steps.append(step)
+    if len(steps) > MOST_STEPS or growth > MOST_GROWTH:
+        what = f"{len(steps)} decoders make {growth:.3g} bytes of one"
+        raise UnsupportedError(
+            what, where=where, hint=f"{MOST_STEPS} and {MOST_GROWTH} are allowed"
+        )
     return steps

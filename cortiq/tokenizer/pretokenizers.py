@@ -7,11 +7,18 @@ model families, as GGUF readers name them.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from cortiq.errors import UnsupportedError
 
-__all__ = ["PRE_TOKENIZERS", "PreTokenizer", "pre_tokenizer"]
+__all__ = [
+    "PRE_TOKENIZERS",
+    "PUBLISHED_PATTERNS",
+    "PreTokenizer",
+    "plain_pattern",
+    "pre_tokenizer",
+]
 
 
 @dataclass(frozen=True)
@@ -162,3 +169,30 @@ def pre_tokenizer(name: str) -> PreTokenizer:
             where="tokenizer.ggml.pre",
             hint=f"Supported: {', '.join(sorted(PRE_TOKENIZERS))}.",
         ) from None
+
+
+def plain_pattern(pattern: object) -> str:
+    """A pattern with its characters written out, as files write them in several ways."""
+    text = re.sub(r"\\x\{([0-9A-Fa-f]{1,6})\}", lambda m: chr(int(m[1], 16)), str(pattern))
+    for escape, character in ((r"\r", "\r"), (r"\n", "\n"), (r"\"", '"')):
+        text = text.replace(escape, character)
+    return text.replace(_CONTRACTION, _ANY_CASE)
+
+
+_ANY_CASE = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_OTHERS = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+",
+    " ?[^(\\s|[.,!?…。，、।۔،])]+",
+    r"\p{N}{1,3}", r"\d", r"\d{1,3}", r"\s+", r"\n", " {2,}", r"\s{2,}|[\n\r\t]", r"[\n\r\t]",
+    r"\A▁",
+)  # fmt: skip
+
+PUBLISHED_PATTERNS = frozenset(
+    plain_pattern(pattern)
+    for pattern in (
+        *_OTHERS,
+        *(stage for definition in PRE_TOKENIZERS.values() for stage in definition.stages),
+    )
+)
+"""Patterns whose time on any text is known to be proportional to its length."""

@@ -1,0 +1,50 @@
+"""The child process of `engines.ChildEngine`: answers one question a line, within its limits."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+from cortiq.tokenizer.engines import build, describe
+
+__all__ = ["main"]
+
+MEMORY = 1 << 30
+PER_FILE_BYTE, PER_TEXT_BYTE = 64, 256
+
+
+def main() -> None:
+    """Build the tokenizer of the first line; encode the texts of all others."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    engine: Any = None
+    base = MEMORY
+    answer: dict[str, Any]
+    for line in sys.stdin.buffer:
+        asked = json.loads(line)
+        # The default action of SIGPROF ends the process, whatever it is in.
+        signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
+        try:
+            _limit_memory(base + (PER_TEXT_BYTE if engine else PER_FILE_BYTE) * len(line))
+            if engine is None:
+                base += PER_FILE_BYTE * len(line)
+                engine = build(asked["file"])
+                answer = {"answer": describe(engine)}
+            else:
+                engine.encode_special_tokens = not asked["parse_special"]
+                answer = {"answer": engine.encode(asked["text"], add_special_tokens=False).ids}
+        except BaseException as error:  # Rust's panics are no Exception
+            answer = {"error": str(error)}
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _limit_memory(size: int) -> None:
+    """Limit the address space; macOS knows no limit of memory that is kept."""
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
