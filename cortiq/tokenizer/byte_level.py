@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
@@ -75,9 +75,11 @@ class ByteLevelEncoder:
     ) -> None:
         self._engine = _build(vocabulary, merges, pre_tokenizer)
         self._missing = missing_bytes(vocabulary)
+        self._normalized = _nfc() if pre_tokenizer.nfc else str
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, which holds no special token any more."""
+        text = self._normalized(text)
         refuse_missing_bytes(text, self._missing)
         with library_errors("the text cannot be encoded"):
             return encoded(self._engine, text)
@@ -125,6 +127,14 @@ def refuse_missing_bytes(text: str, missing: frozenset[int]) -> None:
             f"the vocabulary has no token for byte {names} of the text",
             hint="Remove the character, or use a model whose vocabulary covers all bytes.",
         )
+
+
+def _nfc() -> Callable[[str], str]:
+    """The library's normalization: Python's may know another version of Unicode."""
+    from tokenizers.normalizers import NFC
+
+    normalized: Callable[[str], str] = NFC().normalize_str
+    return normalized
 
 
 def _build(
