@@ -50,7 +50,7 @@ def piece_bytes(piece: str) -> bytes:
     try:
         return bytes([table[character] for character in piece])
     except KeyError:
-        return piece.encode("utf-8")
+        return piece.encode("utf-8", "surrogateescape")  # as bytes that are no characters come
 
 
 class ByteLevelEncoder:

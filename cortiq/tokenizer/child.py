@@ -21,6 +21,7 @@ def main() -> None:
     """Build the tokenizer of the first line; encode the texts of all others."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it decides
     engine: Any = None
     base = MEMORY
     answer: dict[str, Any]

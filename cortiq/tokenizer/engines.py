@@ -14,12 +14,13 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cortiq.errors import TokenizerError, UnsupportedError
 from cortiq.tokenizer.byte_level import encoded, library_errors
-from cortiq.tokenizer.cost import part_of_unknown_cost
+from cortiq.tokenizer.cost import part_of_unknown_cost, refuse_growth
 
 if TYPE_CHECKING:
     import tokenizers
@@ -50,6 +51,7 @@ def open_engine(text: str, described: Mapping[str, Any], where: str) -> Engine:
     ----------
     text, described : the file, and the JSON object in it.
     """
+    refuse_growth(described, where)
     unknown = part_of_unknown_cost(described)
     return ChildEngine(text, unknown, where) if unknown else LocalEngine(text, where)
 
@@ -154,22 +156,29 @@ class ChildEngine:
             line = process.stdout.readline()
         except OSError:  # it ended before it had read all
             line = b""
+        except BaseException:  # nobody waits for the answer any more
+            self._stop(process)
+            raise
         if line.endswith(b"\n"):
             answer = json.loads(line)
             if "error" in answer:
                 raise TokenizerError(f"{what}: {answer['error']}", where=self._where)
             return answer["answer"]
-        _end(process)
-        self._process = None
+        self._stop(process)
         slow = process.returncode == -signal.SIGPROF
         limit = f"{seconds:.3g} s of processor time" if slow else "the memory that it gets"
         hint = f"the cost of {self._why} cannot be told from the file, so that it has limits"
         raise TokenizerError(f"{what}: it takes more than {limit}", where=self._where, hint=hint)
 
+    def _stop(self, process: subprocess.Popen[bytes]) -> None:
+        _end(process)
+        self._process = None
+
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe:
-            pipe.close()
     process.kill()
     process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe:
+            with suppress(OSError):  # what it did not read
+                pipe.close()

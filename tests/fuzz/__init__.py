@@ -1,0 +1,1 @@
+"""Fuzzers: each module runs for a number of cases or seconds, and says which case failed."""
