@@ -13,9 +13,6 @@ from cortiq.tokenizer.engines import build, describe
 
 __all__ = ["main"]
 
-MEMORY = 1 << 30
-PER_FILE_BYTE, PER_TEXT_BYTE = 64, 256
-
 
 def main() -> None:
     """Build the tokenizer of the first line; encode the texts of all others."""
@@ -23,16 +20,14 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it decides
     engine: Any = None
-    base = MEMORY
     answer: dict[str, Any]
     for line in sys.stdin.buffer:
         asked = json.loads(line)
         # The default action of SIGPROF ends the process, whatever it is in.
         signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
         try:
-            _limit_memory(base + (PER_TEXT_BYTE if engine else PER_FILE_BYTE) * len(line))
+            _limit_memory(asked["memory"])
             if engine is None:
-                base += PER_FILE_BYTE * len(line)
                 engine = build(asked["file"])
                 answer = {"answer": describe(engine)}
             else:

@@ -29,6 +29,9 @@ __all__ = ["ChildEngine", "Engine", "LocalEngine", "build", "describe", "open_en
 
 LOAD_SECONDS = 30.0
 ENCODE_SECONDS, SECONDS_PER_CHARACTER = 2.0, 20e-6
+MEMORY, PER_FILE_CHARACTER, PER_TEXT_CHARACTER = 1 << 30, 64, 256
+"""Bytes of address space; an interpreter with the library takes a third of the first."""
+
 _START = "import sys; sys.path[:] = {path!r}; from cortiq.tokenizer.child import main; main()"
 
 
@@ -120,6 +123,7 @@ class ChildEngine:
             what = f"{why} may take any time, which cannot be limited on {sys.platform}"
             raise UnsupportedError(what, where=where, hint="use the model on Linux or macOS")
         self._text, self._why, self._where = text, why, where
+        self._memory = MEMORY + PER_FILE_CHARACTER * len(text)
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
         with self._lock:
@@ -131,8 +135,9 @@ class ChildEngine:
         with self._lock:
             if self._process is None:
                 self._start()
-            asked = {"text": text, "parse_special": parse_special}
-            ids: list[int] = self._ask("the text cannot be encoded", asked, seconds)
+            asked = {"text": text, "parse_special": parse_special, "seconds": seconds}
+            asked["memory"] = self._memory + PER_TEXT_CHARACTER * len(text)
+            ids: list[int] = self._ask("the text cannot be encoded", asked)
         return ids
 
     def _start(self) -> dict[str, Any]:
@@ -143,15 +148,16 @@ class ChildEngine:
             stderr=subprocess.DEVNULL,
         )
         weakref.finalize(self, _end, process)
-        answer: dict[str, Any] = self._ask("not a tokenizer", {"file": self._text}, LOAD_SECONDS)
+        asked = {"file": self._text, "seconds": LOAD_SECONDS, "memory": self._memory}
+        answer: dict[str, Any] = self._ask("not a tokenizer", asked)
         return answer
 
-    def _ask(self, what: str, asked: Mapping[str, Any], seconds: float) -> Any:
+    def _ask(self, what: str, asked: Mapping[str, Any]) -> Any:
         """The child's answer to a question; `what` to say where there is none."""
         process = self._process
         assert process and process.stdin and process.stdout
         try:
-            process.stdin.write(json.dumps({**asked, "seconds": seconds}).encode() + b"\n")
+            process.stdin.write(json.dumps(asked).encode() + b"\n")
             process.stdin.flush()
             line = process.stdout.readline()
         except OSError:  # it ended before it had read all
@@ -165,8 +171,9 @@ class ChildEngine:
                 raise TokenizerError(f"{what}: {answer['error']}", where=self._where)
             return answer["answer"]
         self._stop(process)
-        slow = process.returncode == -signal.SIGPROF
-        limit = f"{seconds:.3g} s of processor time" if slow else "the memory that it gets"
+        limit = f"{asked['memory'] >> 20} MiB of memory"
+        if process.returncode == -signal.SIGPROF:
+            limit = f"{asked['seconds']:.3g} s of processor time"
         hint = f"the cost of {self._why} cannot be told from the file, so that it has limits"
         raise TokenizerError(f"{what}: it takes more than {limit}", where=self._where, hint=hint)
 
