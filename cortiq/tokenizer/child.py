@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Build the tokenizer of the first line; encode the texts of all others."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it decides
     engine: Any = None

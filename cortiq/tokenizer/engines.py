@@ -30,7 +30,7 @@ __all__ = ["ChildEngine", "Engine", "LocalEngine", "build", "describe", "open_en
 LOAD_SECONDS = 30.0
 ENCODE_SECONDS, SECONDS_PER_CHARACTER = 2.0, 20e-6
 MEMORY, PER_FILE_CHARACTER, PER_TEXT_CHARACTER = 1 << 30, 64, 256
-"""Bytes of address space; an interpreter with the library takes a third of the first."""
+"""Bytes of address space that a child may use."""
 
 _START = "import sys; sys.path[:] = {path!r}; from cortiq.tokenizer.child import main; main()"
 
