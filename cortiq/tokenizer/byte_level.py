@@ -17,6 +17,7 @@ __all__ = [
     "ByteLevelEncoder",
     "byte_alphabet",
     "encoded",
+    "in_one_line",
     "library_errors",
     "missing_bytes",
     "piece_bytes",
@@ -107,7 +108,12 @@ def library_errors(what: str, where: str | None = None) -> Iterator[None]:
         foreign = type(error) is Exception or type(error).__name__ == "PanicException"
         if not foreign and not isinstance(error, (ValueError, OverflowError)):
             raise
-        raise TokenizerError(f"{what}: {error}", where=where) from error
+        raise TokenizerError(f"{what}: {in_one_line(error)}", where=where) from error
+
+
+def in_one_line(error: BaseException) -> str:
+    """What the library says, which may hold as much of a file as it likes, in 300 characters."""
+    return " ".join(str(error)[:1000].split())[:300]
 
 
 def missing_bytes(vocabulary: Container[str]) -> frozenset[int]:

@@ -9,6 +9,7 @@ import signal
 import sys
 from typing import Any
 
+from cortiq.tokenizer.byte_level import in_one_line
 from cortiq.tokenizer.engines import build, describe
 
 __all__ = ["main"]
@@ -34,7 +35,7 @@ def main() -> None:
                 engine.encode_special_tokens = not asked["parse_special"]
                 answer = {"answer": engine.encode(asked["text"], add_special_tokens=False).ids}
         except BaseException as error:  # Rust's panics are no Exception
-            answer = {"error": str(error)}
+            answer = {"error": in_one_line(error)}
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
         sys.stdout.buffer.flush()

@@ -188,6 +188,15 @@ def test_the_largest_id_is_named(tmp_path):
         Tokenizer.from_folder(write(tmp_path, described(model=model)))
 
 
+@pytest.mark.parametrize("step", [replacing("a", "b"), replacing(EXPONENTIAL, "b", "Regex")])
+def test_what_the_library_says_is_short(tmp_path, step):
+    model = described()["model"] | {"merges": [["a", "no\n" * 5000]]}
+    with pytest.raises(TokenizerError, match="not a tokenizer") as caught:
+        Tokenizer.from_folder(write(tmp_path, described(model=model, normalizer=step)))
+    assert len(caught.value.what) < 400
+    assert "\n" not in caught.value.what
+
+
 def test_made_up_files():
     command = [sys.executable, "-m", "tests.fuzz.tokenizers", "--count", "50"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
