@@ -7,8 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from cortiq.formats import fetch
+
+settings.register_profile("any-machine", deadline=None)  # no test measures time
+settings.load_profile("any-machine")
 
 # Triton reads this once, when it is first imported, and torch and transformers import it too: set
 # in a test's own module it would count only where that test happens to come first in its worker.

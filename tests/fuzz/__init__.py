@@ -1,1 +1,7 @@
-"""Fuzzers: each module runs for a number of cases or seconds, and says which case failed."""
+"""Fuzzers: `make fuzz` runs them all; in the folder `tests`, `python -m fuzz.NAME` runs one."""
+
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / "pure")]

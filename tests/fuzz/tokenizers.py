@@ -4,7 +4,7 @@ Each case runs in a child of this process with a limit of memory and of processo
 leave nothing on stderr. A text is encoded as the library encodes it; ids are decoded as the library
 decodes them, whole or one by one.
 
-    python -m tests.fuzz.tokenizers --seconds 60
+    python -m fuzz.tokenizers --seconds 60   (in the folder `tests`)
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import pytest
+from work import HANG_SECONDS
 
 from cortiq.errors import DownloadError, ModelNotFoundError
 from cortiq.formats import fetch, hub
@@ -138,7 +139,7 @@ def pull(server: Hub, name: str, tmp_path: Path) -> subprocess.CompletedProcess[
     environment |= {"NO_PROXY": "127.0.0.1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", program, name]
     return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=60
+        command, env=environment, capture_output=True, text=True, check=False, timeout=HANG_SECONDS
     )
 
 

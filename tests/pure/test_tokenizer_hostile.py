@@ -28,7 +28,7 @@ from cortiq.tokenizer.cost import part_of_unknown_cost
 from cortiq.tokenizer.engines import ChildEngine, LocalEngine
 from cortiq.tokenizer.from_folder import LARGEST_ID, leading_id
 
-ROOT = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 EXPONENTIAL = "(a+)+$"
 BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}
 WORD_PIECE = {"type": "WordPiece", "vocab": VOCABULARY, "unk_token": "a"}
@@ -198,7 +198,7 @@ def test_what_the_library_says_is_short(tmp_path, step):
 
 
 def test_made_up_files():
-    command = [sys.executable, "-m", "tests.fuzz.tokenizers", "--count", "50"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "fuzz.tokenizers", "--count", "50"]
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 failed" in done.stdout
