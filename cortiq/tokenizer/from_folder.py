@@ -13,7 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cortiq.errors import FormatError, NoTokenizerError, TokenizerError, UnsupportedError
+from cortiq.errors import (
+    FormatError,
+    NoTokenizerError,
+    TokenizerError,
+    UnsupportedError,
+    shown,
+)
 from cortiq.formats.strict_json import parse_object, read_bytes, read_optional, read_text
 from cortiq.tokenizer.byte_level import missing_bytes, refuse_missing_bytes
 from cortiq.tokenizer.cost import flattened
@@ -158,12 +164,25 @@ def leading_id(processor: Mapping[str, Any] | None, where: str) -> int | None:
             if texts != ["A"]:
                 what = f"the post-processor's template has the text {len(texts)} times, not once"
                 raise UnsupportedError(what, where=where)
-            name = pieces[0].get("SpecialToken", {}).get("id")
-            ids = step["special_tokens"][name]["ids"] if name else []
+            ids = _ids_before_text(step, where)
         else:
             ids = [step["cls"][1]] if "cls" in step else []
         first = ids[0] if ids else first  # a later step puts it in front of an earlier one's
     return first
+
+
+def _ids_before_text(template: Mapping[str, Any], where: str) -> list[int]:
+    """The ids of the first token with ids that a template puts before the text."""
+    for piece in template["single"]:
+        name = piece.get("SpecialToken", {}).get("id")
+        if name is None:
+            break
+        if name not in template["special_tokens"]:
+            what = f"the post-processor's template has no ids for {shown(name)}"
+            raise TokenizerError(what, where=where)
+        if ids := template["special_tokens"][name]["ids"]:
+            return list(ids)
+    return []
 
 
 def _content(token: object) -> str:

@@ -155,6 +155,7 @@ TEMPLATES = [
     template(["A"], []),
     template(["x", "A"], [3, 4]),
     template(["x", "x", "A", "x"], [5]),
+    template(["x", "A", "x"], []),
 ]
 # The library cannot have two templates.
 PROCESSORS = st.lists(st.sampled_from([BYTE_LEVEL, BERT, ROBERTA]), max_size=3)
@@ -169,6 +170,12 @@ def test_the_first_id_is_the_post_processors(steps, flat):
     found = leading_id(engines.describe(engine)["post_processor"], "file")
     assert [found][: found is not None] == expected
     assert engine.encode("", add_special_tokens=True).ids == []  # taken out: never run again
+
+
+def test_a_template_of_an_unknown_token_is_an_error(tmp_path):
+    broken = template(["x", "A"], [1]) | {"special_tokens": {}}
+    with pytest.raises(TokenizerError, match="no ids for 'x'"):
+        Tokenizer.from_folder(write(tmp_path, described(post_processor=broken)))
 
 
 def test_post_processors_of_many_ids_are_never_run(tmp_path):
