@@ -40,7 +40,8 @@ class Grammars:
     def _tokens(self) -> LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        return LLTokenizer(TokenizerWrapper(_Wrapped(self.tokenizer)), eos_token=self.eos_ids)
+        wrapped = _Wrapped(self.tokenizer, self.vocabulary)
+        return LLTokenizer(TokenizerWrapper(wrapped), eos_token=self.eos_ids)
 
     def compiled(self, grammar: str, param: str) -> LLMatcher:
         """A grammar, at its beginning; ApiError (400) where it is none, or asks for what the
@@ -103,10 +104,9 @@ def _call_schema(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Wrapped:
-    """A tokenizer as the grammar library takes them."""
+    """A tokenizer as the grammar library takes them, with as many ids as the model has."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        size = tokenizer.vocab_size
+    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
         self._tokenizer = tokenizer
         self.eos_token_id, self.bos_token_id = tokenizer.eos_id, None
         self.tokens = [tokenizer.token_bytes(token) for token in range(size)]

@@ -56,6 +56,18 @@ def masks(grammars, schema=PERSON, **more):
     return GrammarMasks(grammars, matcher, 2, **more)
 
 
+@pytest.mark.parametrize("size", [258, 300, VOCABULARY, 400])
+def test_masks_are_of_the_models_ids_whatever_the_tokenizer_has(size):
+    grammars = Grammars(byte_tokenizer(size), VOCABULARY, [EOS])
+    text = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    mask = masks(grammars, text | {"additionalProperties": False})([1, 2, *b'{"a":"'])
+    allowed = allowed_ids(mask, VOCABULARY).tolist()
+    assert {*b"xyz"} <= {*allowed}
+    assert max(allowed) < min(size, VOCABULARY)
+    assert len(mask) * 8 >= VOCABULARY
+    assert grammars._tokens.vocab_size == VOCABULARY  # tables are no longer, whatever a file says
+
+
 def walk(made, seed, ids=(1, 2)):
     """Ids drawn at random among those allowed, to the end."""
     draw, ids = random.Random(seed), list(ids)
