@@ -82,13 +82,6 @@ class Schema:
         branches = (branch.get("properties") for branch in self._branches())
         return frozenset(name for held in branches if isinstance(held, Mapping) for name in held)
 
-    def required(self) -> frozenset[str]:
-        """Return the names that every value must have, whichever alternative it follows."""
-        needed = [branch.get("required") for branch in self._branches()]
-        sets = [{n for n in names if isinstance(n, str)} if isinstance(names, list) else set()
-                for names in needed]  # fmt: skip
-        return frozenset(set.intersection(*sets)) if sets else frozenset()
-
     def _branches(self) -> list[Mapping[str, Any]]:
         return list(_branches(self.value, self.root, frozenset(), [MOST_STEPS]))
 

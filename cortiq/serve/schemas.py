@@ -36,7 +36,7 @@ def _moved(value: Any, pointer: str, own: str | None) -> Any:
         return [_moved(item, pointer, own) for item in value]
     if not isinstance(value, Mapping):
         return value
-    made = {}
+    made: dict[str, Any] = {}
     for word, inner in value.items():
         if word == "$ref" and isinstance(inner, str):
             made[word] = _reference(inner, pointer, own)
