@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortiq.dialects.dialect import ToolCall, ToolDialect
+from cortiq.dialects.dialect import ToolCall, ToolDialect, Unfinished
 from cortiq.dialects.registry import OWN, dialect_of
 from cortiq.dialects.splitter import Said, Splitter, Thought
 from cortiq.dialects.thinking import HARMONY, TAGS, thinking_of
@@ -132,6 +132,23 @@ def test_types_of_arguments_come_from_the_schema():
     text = WRITTEN["qwen_xml"].replace("Bern", "3012")
     (call,) = split(text, dialect=DIALECTS["qwen_xml"])
     assert call.arguments == {"city": "3012", "days": 3}
+
+
+def test_a_plugins_closing_marker_inside_an_argument():
+    """`parse` says that the call goes on; at the end of the answer what was opened is text."""
+
+    def parse(text):
+        if text.count("'") % 2:
+            raise Unfinished("inside a string")
+        return [ToolCall("now", {"a": text})]
+
+    mine = ToolDialect("mine", lambda template: True, "<<", ">>", parse)
+    assert split("a <<'>>'>> b", (5,), dialect=mine) == [
+        Said("a "), ToolCall("now", {"a": "'>>'"}), Said(" b"),
+    ]  # fmt: skip
+    assert split("a <<'>> b <<c>>", dialect=mine) == [
+        Said("a <<'>> b "), ToolCall("now", {"a": "c"}),
+    ]  # fmt: skip
 
 
 def test_gemmas_values_are_read_whole():
