@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from cortiq.dialects.dialect import Read, ToolCall, Tools, Unfinished
 
+FENCE = "```(?:json)?"
 NOTHING = re.compile("")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
@@ -123,11 +124,12 @@ def calls_of(value: object) -> list[ToolCall]:
 def object_reader(opens: str, closes: str) -> Read:
     """Return the reader of a dialect whose calls are JSON objects, or lists of them, after `opens`.
 
-    Several may stand in one block, with commas, semicolons, line breaks or markers between them.
+    Several may stand in one block, with commas, semicolons, line breaks or markers between them,
+    and in a fence of code.
     """
     marks = "|".join(re.escape(mark) for mark in (opens, closes) if mark)
-    between = re.compile(rf"(?:[\s,;]|{marks})*")
-    closing = re.compile(rf"[\s,;]*{re.escape(closes)}") if closes else NOTHING
+    between = re.compile(rf"(?:[\s,;]|{FENCE}{f'|{marks}' if marks else ''})*")
+    closing = re.compile(rf"(?:[\s,;]|{FENCE})*{re.escape(closes)}") if closes else NOTHING
 
     def read(text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
         calls: list[ToolCall] = []
@@ -154,7 +156,10 @@ def named_reader(
 
     def calls_in(text: str, at: int) -> Iterator[tuple[ToolCall, int]]:
         while found := head.match(text, at):
-            value, at = decode(text, found.end(), closes)
+            at = found.end()
+            value = None
+            if not (closes and text.startswith(closes, at)):
+                value, at = decode(text, at, closes)
             name = next(group for group in found.groups() if group)
             at = skip(tail, text, at)
             yield ToolCall(name, arguments_of(value)), at

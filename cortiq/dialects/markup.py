@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from cortiq.dialects.dialect import ToolCall, Tools, Unfinished
-from cortiq.dialects.json_text import ending, skip
+from cortiq.dialects.dialect import Read, ToolCall, Tools, Unfinished
+from cortiq.dialects.json_text import ending, object_reader, skip
 from cortiq.dialects.schema import Schema
 
 _SPACES = re.compile(r"\s*")
@@ -43,6 +43,10 @@ class Markup:
     @cached_property
     def _head(self) -> re.Pattern[str]:
         return re.compile(self.head)
+
+    @cached_property
+    def _objects(self) -> Read:
+        return object_reader(self.opens, self.closes)
 
     @cached_property
     def _key(self) -> re.Pattern[str]:
@@ -86,7 +90,12 @@ class Markup:
         return re.compile(rf"(?:\s*{re.escape(self.close)})+(?=\s*(?:{'|'.join(behind)}))")
 
     def read(self, text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
-        """Read a block (`dialect.Read`): as it should be, else at the end of an answer loosely."""
+        """Read a block (`dialect.Read`): as it should be, else at the end of an answer loosely.
+
+        Models that were trained on several dialects write JSON objects between the same markers.
+        """
+        if text.startswith(self.opens) and text[len(self.opens) :].lstrip().startswith("{"):
+            return self._objects(text, tools, final)
         try:
             return self._read(text, tools, final, loosely=False)
         except ValueError:

@@ -41,7 +41,7 @@ class Splitter:
     """Cuts an answer into parts; what they are does not depend on the pieces it comes in.
 
     A call inside a thinking block is thinking. What looks like a call and cannot be parsed is text.
-    An answer that is one JSON object naming an offered tool is a call too.
+    An answer that is nothing but JSON objects of offered tools is calls too, without any marker.
 
     Parameters
     ----------

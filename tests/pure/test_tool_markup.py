@@ -63,7 +63,7 @@ def test_every_dialect_has_its_ways():
 
 
 @pytest.mark.parametrize(("name", "way"), CASES)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_calls_that_are_written_are_read(name, way, data):
     """And nothing but white space is left of them; with words before, where an answer may have."""
@@ -82,7 +82,7 @@ def test_calls_that_are_written_are_read(name, way, data):
 
 
 @pytest.mark.parametrize(("name", "way"), CASES)
-@settings(max_examples=2, deadline=None, phases=[Phase.generate])
+@settings(max_examples=3, deadline=None, phases=[Phase.generate])
 @given(data=st.data())
 def test_pieces_decide_nothing_at_any_split_point(name, way, data):
     calls = data.draw(some_calls(words))[:2]
@@ -94,7 +94,7 @@ def test_pieces_decide_nothing_at_any_split_point(name, way, data):
 
 
 @pytest.mark.parametrize(("name", "way"), CASES)
-@settings(max_examples=2, deadline=None, phases=[Phase.generate])
+@settings(max_examples=3, deadline=None, phases=[Phase.generate])
 @given(data=st.data())
 def test_an_answer_that_is_cut_off_gives_whole_calls_or_text(name, way, data):
     calls = data.draw(some_calls(plain if name in MARKED else words))[:2]
@@ -106,7 +106,7 @@ def test_an_answer_that_is_cut_off_gives_whole_calls_or_text(name, way, data):
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_what_is_no_call_loses_no_letter(name, data):
     """Broken markup: pieces of a call left out, doubled or mixed up."""
@@ -140,6 +140,21 @@ def test_tags_inside_values_are_text(name, value):
     text = WRITERS[name]["as it should"](calls)
     assert calls_of(parts(name, [text])) == calls
     assert parts(name, text) == parts(name, [text])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("harmony", "<|channel|>commentary to=functions.now json<|message|><|call|>"),
+     ("kimi", "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|><|tool_call_end|>"),
+     ("hermes", '<tool_call>{"name": "now"}</tool_call>'),
+     ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>'),
+     ("qwen_xml", "<tool_call>\n<function=now>\n</function>\n</tool_call>"),
+     ("glm", "<tool_call>now</tool_call>"),
+     ("pythonic", "<|tool_call_start|>[now()]<|tool_call_end|>"),
+     ("gemma", "<|tool_call>call:now{}<tool_call|>"), ("mistral", "[TOOL_CALLS]now[ARGS]{}")],
+)  # fmt: skip
+def test_calls_without_arguments(name, text):
+    assert parts(name, [text]) == [ToolCall("now", {})] == parts(name, text)
 
 
 AMBIGUOUS = [

@@ -113,6 +113,7 @@ WRITERS = {
             "<tool_call>", lambda n, a: json.dumps({"type": "function", "function": {
                 "name": n, "arguments": json.dumps(a)}}), "</tool_call>"),
         "a bracket forgotten": each("<tool_call>", lambda *c: as_json(*c)[:-1], "</tool_call>"),
+        "in a fence": each("<tool_call>\n```json\n", as_json, "\n```\n</tool_call>"),
         "no markers": lambda calls: "\n".join(as_json(*call) for call in calls),
         "no opening": lambda calls: "\n".join(as_json(*call) + "\n</tool_call>" for call in calls),
     },
@@ -123,6 +124,7 @@ WRITERS = {
         "no opening": each("", qwen, "\n</tool_call>"),
         "never closed": block("<tool_call>\n", qwen, ""),
         "closed twice": each("<tool_call>", qwen, "</tool_call></tool_call>"),
+        "as Hermes": each("<tool_call>\n", as_json, "\n</tool_call>"),
         "values closed twice": each("<tool_call>\n", lambda *call: qwen(*call).replace(
             "\n</parameter>", "\n</parameter>\n</parameter>"), "\n</tool_call>"),
         "values not closed": each("<tool_call>\n", lambda *call: qwen(*call).replace(
@@ -134,6 +136,7 @@ WRITERS = {
         "as it should": each("<tool_call>", glm, "</tool_call>"),
         "values not opened": each(
             "<tool_call>", lambda *c: glm(*c).replace("\n<arg_value>", ""), "</tool_call>"),
+        "as Hermes": each("<tool_call>\n", as_json, "\n</tool_call>"),
         "keys not closed": each(
             "<tool_call>", lambda *c: glm(*c).replace("</arg_key>", ""), "</tool_call>"),
         "closed twice": each("<tool_call>", glm, "</tool_call></tool_call>"),
