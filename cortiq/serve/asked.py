@@ -98,7 +98,8 @@ def read_chat(served: Served, fields: Fields, answer_tokens: int) -> Asked:
 
 def _template_options(fields: Fields) -> dict[str, Any]:
     """Variables of the template: `chat_template_kwargs`, and OpenAI's `reasoning_effort`."""
-    options = dict(fields.object("chat_template_kwargs") or {})
+    given = fields.fields("chat_template_kwargs")
+    options = given.values if given else {}
     effort = fields.text("reasoning_effort")
     return options if effort is None else {"reasoning_effort": effort, **options}
 

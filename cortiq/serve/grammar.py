@@ -12,8 +12,10 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from cortiq.errors import shown
 from cortiq.numerics.masks import Mask, mask_of
 from cortiq.serve.errors import invalid
+from cortiq.serve.schemas import moved, of_objects
 from cortiq.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ class Grammars:
         schemas : JSON schemas of the arguments, by name of the tool.
         wrap : text around the call's object.
         """
-        calls = [_call_schema(name, schema) for name, schema in schemas.items()]
+        calls = [_call_schema(*each, number) for number, each in enumerate(schemas.items())]
         before, after = (self._literal(text) for text in wrap)
         return f"start: {before} call {after}\ncall: %json {json.dumps({'anyOf': calls, **SPACES})}"
 
@@ -92,12 +94,16 @@ class Grammars:
         return " ".join(parts)
 
 
-def _call_schema(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a call of one tool."""
-    arguments = dict(schema) or {"type": "object"}
+def _call_schema(name: str, schema: Mapping[str, Any], number: int = 0) -> dict[str, Any]:
+    """The schema of a call of one tool, at place `number` of the calls there are."""
+    arguments = of_objects(schema)
+    if arguments is None:
+        message = f"'tools': the parameters of {shown(name)} are of no object: no call has such."
+        raise invalid(message, "tools", "invalid_schema")
+    pointer = f"#/anyOf/{number}/properties/arguments"
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, "arguments": arguments},
+        "properties": {"name": {"const": name}, "arguments": moved(arguments, pointer)},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }

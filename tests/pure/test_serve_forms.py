@@ -184,3 +184,95 @@ def test_the_clients_own_helpers(client):
         done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
         (call,) = stream.get_final_completion().choices[0].message.tool_calls
     assert call.function.parsed_arguments == json.loads(done[0].arguments)
+
+
+PLACES = {
+    "$defs": {"$ref": "#/$defs/Part", "$defs": {"Part": True}},
+    "definitions": {"$ref": "#/definitions/Part", "definitions": {"Part": True}},
+    "escaped": {"$ref": "#/$defs/a~1b~0c", "$defs": {"a/b~c": True}},
+    "elsewhere": {"$ref": "#/properties/other", "properties": {"other": True}},
+    "own address": {
+        "$id": "http://e.org/s", "$ref": "http://e.org/s#/$defs/Part", "$defs": {"Part": True},
+    },
+}  # fmt: skip
+PART = {
+    "type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"],
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+def accepts(grammars, schemas, text):
+    """Whether a forced call of these tools may be this text."""
+    matcher = grammars.compiled(grammars.of_calls(schemas, ("", "")), "here")
+    made = GrammarMasks(grammars, matcher, 0)
+    ids = list(text.encode())
+    return all(i in allowed_ids(made(ids[:n]), VOCABULARY) for n, i in enumerate([*ids, EOS]))
+
+
+def called(name, **arguments):
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("position", [0, 1])
+def test_references_of_a_forced_tool_point_into_its_own_parameters(grammars, place, position):
+    """Wherever its definitions are, and whichever of the tools it is."""
+    words = json.loads(json.dumps(PLACES[place]).replace("true", json.dumps(PART)))
+    reference, inner = {"$ref": words.pop("$ref")}, words.pop("properties", {})
+    properties = {**inner, "a": reference, "enum": {"enum": [{"$ref": "#"}]}}
+    schema = {"type": "object", "properties": properties, "required": ["a"], **words}
+    other = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    tools = {"f": schema, "g": other} if position == 0 else {"g": other, "f": schema}
+    assert accepts(grammars, tools, called("f", a={"x": True}))
+    assert not accepts(grammars, tools, called("f", a={"x": 1}))
+    assert not accepts(grammars, tools, called("f", a=1))
+    assert accepts(grammars, tools, called("g", a=1))
+    if place != "elsewhere":
+        assert accepts(grammars, tools, called("f", a={"x": True}, enum={"$ref": "#"}))
+
+
+def test_the_root_of_a_forced_tools_parameters_is_its_own(grammars):
+    node = {
+        "type": "object", "required": ["v"], "additionalProperties": False,
+        "properties": {"v": {"type": "boolean"}, "next": {"$ref": "#"}},
+    }  # fmt: skip
+    tree = {"v": True, "next": {"v": False, "next": {"v": True}}}
+    assert accepts(grammars, {"f": node}, called("f", **tree))
+    wrapper = {"name": "f", "arguments": {"v": True}}
+    assert not accepts(grammars, {"f": node}, called("f", v=True, next=wrapper))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{}, {"description": "d"}, {"properties": {"a": {"type": "integer"}}}, {"type": ["object"]},
+     {"type": ["object", "null"]}, {"$ref": "#/$defs/A", "$defs": {"A": {"type": "object"}}},
+     {"anyOf": [{"type": "object"}, {"type": "integer"}]},
+     {"$ref": "#/$defs/A", "$defs": {"A": {"type": "object", "properties": {
+         "b": {"$ref": "#/$defs/A"}}}}}],
+)  # fmt: skip
+def test_arguments_of_a_forced_call_are_an_object(grammars, schema):
+    assert accepts(grammars, {"f": schema}, called("f", a=1))
+    for value in ("null", "1", "[]", '"a"'):
+        assert not accepts(grammars, {"f": schema}, f'{{"name": "f", "arguments": {value}}}')
+
+
+def test_a_tool_whose_arguments_are_no_object_cannot_be_forced(grammars):
+    for schema in ({"type": "integer"}, {"enum": [1]}, {"allOf": [{"type": "string"}]}):
+        with pytest.raises(ApiError, match="of no object"):
+            grammars.of_calls({"f": schema}, ("", ""))
+
+
+class Inner(pydantic.BaseModel):
+    kind: Literal["cat", "dog"]
+    mother: Inner | None
+
+
+class Outer(pydantic.BaseModel):
+    inner: Inner
+
+
+def test_nested_models_of_the_client_can_be_forced(client):
+    tool = openai.pydantic_function_tool(Outer)
+    made = ask(client, tools=[tool], tool_choice="required").choices[0]
+    (call,) = made.message.tool_calls
+    assert Outer.model_validate_json(call.function.arguments)
