@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from cortiq.backend import Backend, CompileOptions, Declined, Executable
+from cortiq.backend.compiling import CheckedWeights, compile_checked
 from cortiq.ir import Graph, Node, Program, expand, primitives_of
 from cortiq.numerics.layouts import Weight
 from cortiq_conformance.requirements import of_node, unmet
@@ -111,7 +112,8 @@ class Subject:
         """An executable of the program, closed at the end."""
         placed = self.place(primitives_of(program) if decomposed else program)
         chosen = CompileOptions(device=self.device, **options)
-        executable = self.backend.compile(placed, weights, chosen)
+        checked = CheckedWeights(placed, weights)
+        executable = compile_checked(self.backend, placed, checked, chosen)
         self._count(placed, executable)
         try:
             yield executable

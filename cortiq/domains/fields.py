@@ -143,14 +143,11 @@ def violations(described: Any, name: str = "") -> Iterator[Violation]:
     name : of the object, which the names of its fields are put behind.
     """
     prefix = f"{name}." if name else ""
-    found = False
-    for option, domain in domains_of(type(described)).items():  # type: ignore[arg-type]
-        for violation in domain.violations(getattr(described, option), f"{prefix}{option}"):
-            found = True
-            yield violation
-    if found:
-        return
-    for relation in getattr(described, "relations", ()):
+    options = domains_of(type(described)).items()  # type: ignore[arg-type]
+    outside = [(o, d) for o, d in options if not d.admits(getattr(described, o))]
+    for option, domain in outside:
+        yield from domain.violations(getattr(described, option), f"{prefix}{option}")
+    for relation in () if outside else getattr(described, "relations", ()):
         if not relation.holds(described):
             values = (f"{prefix}{o} is {shown(getattr(described, o))}" for o in relation.options)
             yield Violation(", ".join(values), f"it must hold that {relation.text}")

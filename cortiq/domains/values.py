@@ -17,6 +17,10 @@ MAX_COUNT = 2**31 - 1
 """Largest integer of an option: kernels hold them as int32."""
 
 
+FLOAT32_LIMIT = 2.0**127
+"""Well below the largest float32."""
+
+
 class Violation(NamedTuple):
     """Options that are outside their domain, as `name is value`, and the domain in words."""
 
@@ -60,7 +64,7 @@ class Integer(Domain):
 
     def admits(self, value: Any) -> bool:
         """Return whether it is such an integer; `True` is none."""
-        whole = isinstance(value, Integral) and not isinstance(value, bool)
+        whole = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
         return whole and self.least <= value <= self.most and int(value) % self.multiple == 0
 
 
@@ -94,7 +98,9 @@ class Real(Domain):
 
     def admits(self, value: Any) -> bool:
         """Return whether it is such a number, and stays one when it is rounded."""
-        if isinstance(value, bool) or not isinstance(value, RealNumber):
+        if type(value) is not float and (
+            isinstance(value, bool) or not isinstance(value, RealNumber)
+        ):
             return False
         try:
             number = float(value)
@@ -102,9 +108,12 @@ class Real(Domain):
             return False
         if number == 0 and self.zero:
             return math.copysign(1, number) > 0
-        with np.errstate(over="ignore", under="ignore"):
-            rounded = float(np.float32(number)) if self.single else number
-        return self._holds(number) and self._holds(rounded)
+        if not self._holds(number):
+            return False
+        # Beyond float32 NumPy would warn, and no bound of a number that is rounded lies there.
+        return not self.single or (
+            abs(number) < FLOAT32_LIMIT and self._holds(float(np.float32(number)))
+        )
 
     def _holds(self, number: float) -> bool:
         size = abs(number) if self.signed else number

@@ -24,8 +24,7 @@ def verify(program: Program) -> None:
     graphs = [replace(graph, name=entry) for entry, graph in program.graphs.items()]
     findings = [f for graph in graphs for rule in RULES for f in rule(graph, program)]
     findings += _declarations(program)
-    # What layers make of their options is only known, and worth a look, where those are right.
-    findings = findings or [f for g in primitives_of(program).graphs.values() for f in _options(g)]
+    findings = findings or list(_decomposition(program))
     if findings:
         lines = "\n  ".join(f"{where}: {what}" for where, what in findings)
         raise GraphError(f"the program breaks the rules of the IR:\n  {lines}")
@@ -40,11 +39,15 @@ def _declarations(program: Program) -> Iterator[Finding]:
         yield "program", str(violation)
 
 
+def _decomposition(program: Program) -> Iterator[Finding]:
+    """Yield what the builder refuses of what layers make of their options."""
+    try:
+        primitives_of(program)
+    except GraphError as error:
+        yield error.where or "program", error.what
+
+
 def _options_in_domain(graph: Graph, program: Program) -> Iterator[Finding]:
-    yield from _options(graph)
-
-
-def _options(graph: Graph) -> Iterator[Finding]:
     for node in graph.nodes:
         for violation in violations_of(node.op):
             yield node.name, str(violation)

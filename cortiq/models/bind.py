@@ -30,7 +30,8 @@ from cortiq.models.sidecar import WithSidecar, check_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
 from cortiq.models.tensors import HeldTensors, find_tensors
 from cortiq.models.weights import matrix_weight, raw_weight, vector_weight
-from cortiq.numerics.layouts import Weight, check_finite
+from cortiq.numerics.layouts import Weight
+from cortiq.numerics.soundness import check_finite
 
 DEFAULT_WEIGHT_FORMAT = "w16"
 """Layout that float matrices of a checkpoint are converted to, unless another is asked for."""
