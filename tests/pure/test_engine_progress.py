@@ -202,6 +202,20 @@ def test_the_most_urgent_does_not_get_back_the_place_that_was_taken_from_it():
         mine.run()
 
 
+@pytest.mark.parametrize("priority", [0, 1])
+def test_a_prompt_is_fed_though_decoding_sequences_fill_every_batch(priority):
+    on = Memory(90)
+    with engine(on, batch_rows=2, sequences=4) as mine:
+        old = mine.submit(request([5] * 12, 3))
+        for _ in range(12 * (3 * PATIENCE + 8)):
+            while len(mine.waiting) + len(mine.running) < 4:
+                mine.submit(request([5], 5), priority=priority)  # decodes from its first row on
+            step(mine)
+        assert old.done and tuple(old.output.token_ids) == text(old.request)
+        for one in [*mine.waiting, *mine.running]:
+            one.cancel()
+
+
 def test_a_loss_is_made_up_for_before_the_next():
     on = Memory(64)
     with engine(on, batch_rows=4) as mine:
