@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from cortiq.backend import Backend, CompileOptions, Declined, Executable
-from cortiq.backend.seam import compiled_on, support_of
+from cortiq.backend.compiling import CheckedWeights, compile_checked
+from cortiq.backend.seam import support_of
 from cortiq.ir import Graph, Node, Program, expand, primitives_of
 from cortiq.numerics.layouts import Weight
 from cortiq_conformance.requirements import of_node, unmet
@@ -142,7 +143,8 @@ class Subject:
         """An executable of the program, closed at the end."""
         placed = self.place(primitives_of(program) if decomposed else program)
         chosen = CompileOptions(device=self.device, **options)
-        executable = compiled_on(self.backend, placed, weights, chosen)
+        checked = CheckedWeights(placed, weights)
+        executable = compile_checked(self.backend, placed, checked, chosen)
         self._count(placed, executable)
         try:
             yield executable

@@ -114,7 +114,7 @@ def _print_placement(source: Source, chosen: LoadOptions) -> None:
 
 
 def _check(source: Source) -> None:
-    from cortiq.numerics.layouts import check_finite
+    from cortiq.numerics.soundness import check_finite
 
     total = len(source.weights)
     with progress_bar() as bar:

@@ -111,10 +111,10 @@ def test_attention_is_its_formula(name):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"output_gate": True, "value_dim": 4}, "a gate of 8 on a value head of 4"),
+        ({"output_gate": True, "value_dim": 4}, "value_dim is 4; .* a gate is as wide"),
         ({"output_gate": True, "qk_norm": QKNorm(EPS, full_width=True)}, "queries and their gates"),
-        ({"biased": ("q", "w")}, "biases of"),
-        ({"kv_heads": 4}, "4 KV heads for 6 heads"),
+        ({"biased": ("q", "w")}, "biased is .*each of which is one of q, k, v"),
+        ({"kv_heads": 4}, "kv_heads is 4, .*heads is 6; .* kv_heads divides heads"),
     ],
 )
 def test_attention_that_cannot_be_is_refused(options, words):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import fields
 from importlib import import_module
 from math import isclose
 from pathlib import Path
 
 import pytest
 
-from cortiq.errors import FormatError, UnsupportedError
+from cortiq.errors import CortiqError, FormatError, UnsupportedError
+from cortiq.ir import verify
 from cortiq.models import gemma3, lfm2, llama, mixtral
 from cortiq.models.config import config_from_json
 from cortiq.models.gguf_config import config_from_gguf
 from cortiq.models.registry import OWN, architecture_of, describe_families, families, family_for
 from cortiq.models.rope import rope_table
+from cortiq.models.synthetic_configs import CONFIGS
 from cortiq.numerics.rope_scaling import Linear, Llama3
 
 SMOLLM2 = {
@@ -262,3 +265,32 @@ def test_a_family_only_describes(family):
     imports = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     imports |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     assert imports <= allowed
+
+
+@pytest.mark.parametrize("name", [n for n, c in CONFIGS.items() if "model_type" in c])
+def test_no_window_of_published_configurations_is_read_two_ways(name):
+    """A window of 0 is none, as those who write it mean it, or refused with its name."""
+    family = families()[CONFIGS[name]["model_type"]]
+    if "sliding_window" not in {f.name for f in fields(family.Config)}:
+        return
+    given = {**CONFIGS[name], "sliding_window": 0}
+    try:
+        config = config_from_json(family.Config, family.KEYS, given, where="config.json")
+        program = family.build(config, 64)
+    except CortiqError as error:
+        assert "sliding_window" in str(error)
+        return
+    verify(program)
+    windows = {getattr(node.op, "window", None) for node in program.trunk.nodes}
+    assert windows == {None}
+
+
+@pytest.mark.parametrize("name", ["mini-qwen2", "mini-phi3", "mini-qwen3_moe", "mini-smollm3"])
+def test_a_window_that_is_not_in_use_may_be_0(name):
+    family = families()[CONFIGS[name]["model_type"]]
+    known = {f.name for f in fields(family.Config)}
+    off = {key: value for key, value in {"use_sliding_window": False}.items() if key in known}
+    given = {k: v for k, v in CONFIGS[name].items() if k != "layer_types"}
+    given = {**given, **off, "sliding_window": 0}
+    config = config_from_json(family.Config, family.KEYS, given, where="config.json")
+    verify(family.build(config, 64))

@@ -274,15 +274,15 @@ def test_faults_flag_the_row():
     ("options", "message"),
     [
         ({"top_k": 33}, "top_k = 33 of 32 experts"),
-        ({"top_k": 0}, "top_k = 0"),
-        ({"top_k": 1, "kind": "hash"}, "kinds: softmax, sigmoid"),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"top_k": 1, "kind": "hash"}, "kind is 'hash'; it takes one of softmax, sigmoid"),
         ({"top_k": 1, "denominator_floor": -1.0}, "denominator_floor"),
         ({"top_k": 1, "routed_scaling": float("nan")}, "routed_scaling"),
-        ({"top_k": 1, "groups": 2, "kept_groups": 3}, "3 of 2 groups"),
+        ({"top_k": 1, "groups": 2, "kept_groups": 3}, "kept_groups is 3, groups is 2"),
         ({"top_k": 1, "groups": 5}, "32 experts in 5 groups"),
         ({"top_k": 9, "groups": 4}, "top_k = 9 of 8 experts"),
-        ({"top_k": 1, "group_score": "mean"}, "group scores: max, top2"),
-        ({"top_k": 1, "tau": 0.0}, "tau = 0.0"),
+        ({"top_k": 1, "group_score": "mean"}, "group_score is 'mean'; it takes one of max, top2"),
+        ({"top_k": 1, "tau": 0.0}, "tau is 0.0"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):
