@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -146,6 +147,11 @@ class Tokenizer:
                 f"token id {token_id} is out of range; the tokenizer has {self.vocab_size} ids"
             )
         return self._vocabulary.piece_bytes(token_id)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Most bytes that a token stands for, at least 1."""
+        return max((len(self.token_bytes(i)) for i in range(self.vocab_size)), default=1) or 1
 
     def token_id(self, text: str) -> int | None:
         """Id of the token whose own text is `text`, control tokens included, or None."""

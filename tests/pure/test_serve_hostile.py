@@ -196,6 +196,46 @@ def test_other_pages_and_names_may_not_ask(server):
     assert send(server, SHORT, Origin=f"http://{own}", Host=own)[0] == 200
 
 
+def nested(levels):
+    return json.loads("[" * levels + "]" * levels)
+
+
+@pytest.mark.parametrize("levels", [120, 400, 900])
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda deep: {"metadata": deep}, lambda deep: {"chat_template_kwargs": {"a": deep}},
+        lambda deep: {"response_format": {"type": "json_schema", "json_schema": {"schema": {
+            "enum": deep}}}},
+        lambda deep: {"tools": [{"type": "function", "function": {
+            "name": "a", "parameters": {"enum": deep}}}], "tool_choice": "required"},
+        lambda deep: {"messages": [{"role": "user", "content": deep}]}, lambda deep: {"x": deep},
+    ],
+)  # fmt: skip
+def test_values_in_values_without_end_are_a_bad_request(server, place, levels):
+    status, made = send(server, {**SHORT, **place(nested(levels))})
+    assert status == 400 and "nested" in made["error"]["message"]
+    status, made = send(server, {**SHORT, **place(nested(60))})
+    assert status in (200, 400) and "nested" not in str(made)
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_cut_into_tokens(server):
+    """Its size is said in bytes: nobody has counted its tokens."""
+    for path, field in ((CHAT, "messages"), ("/v1/completions", "prompt"),
+                        ("/v1/embeddings", "input")):  # fmt: skip
+        text = "x" * 40_000
+        value = [{"role": "user", "content": text}] if field == "messages" else text
+        status, made = send(server, {"model": TINY, field: value}, path)
+        assert (status, made["error"]["code"]) == (400, "context_length_exceeded")
+        assert "bytes" in made["error"]["message"] and made["error"]["param"] == field
+
+
+def test_more_messages_than_the_context_has_tokens_are_not_looked_at(server):
+    status, made = send(server, {**SHORT, "messages": [0] * 4097})
+    assert (status, made["error"]["code"]) == (400, "context_length_exceeded")
+    assert "4097 messages" in made["error"]["message"]
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner,
