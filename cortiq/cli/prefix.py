@@ -38,15 +38,20 @@ def save(model: str, file: str, prompt: str | None, ids: str | None, **options: 
 @prefix.command()
 @click.argument("model", type=MODEL)
 @click.argument("file")
+@click.option("--check", is_flag=True, help="Compute it again too, and compare every bit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, every id in it.")
 @options_of(LoadOptions)
-def load(model: str, file: str, as_json: bool, **options: Any) -> None:
-    """Check that FILE can be gone on from: the model, the contract, every value, this backend."""
+def load(model: str, file: str, check: bool, as_json: bool, **options: Any) -> None:
+    """Check that FILE can be gone on from: the model, the contract, every value, this backend.
+
+    That its values are what the model computes of its tokens is believed without --check.
+    """
     with load_model(model, options) as opened:
-        ids = opened.load_prefix(file)
+        ids = opened.load_prefix(file, check=check)
         text = "" if opened.tokenizer.absent else opened.tokenizer.decode(ids)
         where = f"{opened.backend}:{opened.device}"
     if as_json:
         print_json({"tokens": len(ids), "token_ids": ids, "text": text, "backend": where})
         return
-    click.echo(f"{len(ids)} tokens, loaded on {where}")
+    same = ", the same as computed again" if check else ""
+    click.echo(f"{len(ids)} tokens, loaded on {where}{same}")
