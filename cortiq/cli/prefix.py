@@ -9,7 +9,7 @@ import click
 from cortiq.cli.flags import options_of
 from cortiq.cli.generate import checked_prompt, load_model
 from cortiq.cli.inputs import MODEL
-from cortiq.cli.render import print_json
+from cortiq.cli.render import echo, print_json
 from cortiq.options import LoadOptions
 
 
@@ -32,7 +32,7 @@ def save(model: str, file: str, prompt: str | None, ids: str | None, **options: 
     given = checked_prompt(prompt, ids)
     with load_model(model, options) as opened:
         tokens = opened.save_prefix(given, file)
-    click.echo(f"{tokens} tokens in {file}")
+    echo(f"{tokens} tokens in {file}")
 
 
 @prefix.command()
@@ -54,4 +54,4 @@ def load(model: str, file: str, check: bool, as_json: bool, **options: Any) -> N
         print_json({"tokens": len(ids), "token_ids": ids, "text": text, "backend": where})
         return
     same = ", the same as computed again" if check else ""
-    click.echo(f"{len(ids)} tokens, loaded on {where}{same}")
+    echo(f"{len(ids)} tokens, loaded on {where}{same}")

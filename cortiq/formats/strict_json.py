@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cortiq.errors import FormatError
+from cortiq.formats.lfs import LONGEST, refuse_pointer
 
 MOST_BYTES = 64 << 20
 """Largest JSON or text file that is read; the largest tokenizer.json known has 35 MB."""
@@ -74,7 +75,9 @@ def read_bytes(path: Path) -> bytes:
         size = path.stat().st_size
         if size > MOST_BYTES:
             raise FormatError(f"has {size} bytes, more than {MOST_BYTES}", where=str(path))
-        return path.read_bytes()
+        data = path.read_bytes()
+        refuse_pointer(path, data[:LONGEST])
+        return data
     except OSError as error:
         raise FormatError(f"cannot be read: {error}", where=str(path)) from None
 
