@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Scope
 
 from cortiq.errors import shown
-from cortiq.serve.answers import EventStream, Make, unless_gone, whole
+from cortiq.serve.answers import ClientGone, EventStream, Make, unless_gone, whole
 from cortiq.serve.asked import Asked, read_chat, read_text
 from cortiq.serve.embeddings import read_embeddings
 from cortiq.serve.errors import ApiError, as_api_error, too_deep
@@ -90,7 +91,10 @@ class Service:
         return await unless_gone(request.receive, wait())
 
     async def body(self, request: HttpRequest) -> Fields:
-        """The request's object; ApiError when it is too big, too slow, or none."""
+        """The request's object; ApiError when it is too big, too slow, or none.
+
+        ClientGone when the client goes away before all of it has come.
+        """
         most, data = self.options.body_bytes, bytearray()
         length = request.headers.get("content-length", "0")
         parts = request.stream()
@@ -102,6 +106,8 @@ class Service:
                     data += part
                     if len(data) > most:
                         raise too_big(most)
+        except ClientDisconnect:
+            raise ClientGone from None
         except TimeoutError:
             raise ApiError(408, "The body did not come in time.", "body_timeout") from None
         except ApiError:
@@ -200,7 +206,7 @@ async def drop(parts: AsyncIterator[bytes]) -> None:
     One whose connection is closed while it sends would not look at the answer.
     """
     count = 0
-    with contextlib.suppress(TimeoutError):
+    with contextlib.suppress(TimeoutError, ClientDisconnect):
         async with asyncio.timeout(DROP_SECONDS):
             async for part in parts:
                 count += len(part)

@@ -150,6 +150,24 @@ def test_who_sends_slowly_is_cut_off_and_nobody_else_waits(server):
                 pass
 
 
+def test_who_goes_away_in_the_middle_of_a_body_is_no_error_of_the_server(server):
+    before = len(server.requests())
+    with raw(server, post(b'{"model"', length=100)):
+        pass
+    assert "status=499" in server.request_after(before)
+    check_alive(server)
+
+
+def test_nonsense_behind_a_request_is_no_error_of_the_server(server):
+    """The connection is closed over it while the answer is on its way."""
+    for _ in range(5):
+        with raw(server, post(SHORT), b"\0\1nonsense\r\n\r\n") as connection:
+            while connection.recv(1 << 16):
+                pass
+    check_alive(server)
+    assert [line for line in server.lines if " error " in line] == []
+
+
 def test_who_stops_reading_is_given_up_with_its_work(server):
     before = len(server.requests())
     connection = socket.socket()
