@@ -12,6 +12,30 @@ def shown(value: object, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+MOST_LINES, MOST_LINE = 5, 2000
+"""Lines of an error's sentence, and of its hint; characters of a line."""
+CONTROL = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
+"""What a terminal would obey, as Python's `repr` writes it."""
+
+
+def printable(text: str) -> str:
+    """Return a text in which files and models have nothing to say to a terminal."""
+    return text.translate(CONTROL)
+
+
+def printable_json(text: str) -> str:
+    """Return JSON of the same value without the control characters that JSON may hold."""
+    return text.translate({n: f"\\u{n:04x}" for n in range(127, 160)})
+
+
+def brief(text: str, most: int = MOST_LINES) -> str:
+    """Return a text that somebody else may have chosen: printable, of a few lines."""
+    lines = printable(text).split("\n")
+    if len(lines) > most:
+        lines = [*lines[: most - 2], f"... ({len(lines)} lines)", lines[-1]]
+    return "\n".join(f"{x[: MOST_LINE - 3]}..." if len(x) > MOST_LINE else x for x in lines)
+
+
 class CortiqError(Exception):
     """Base of all errors a user can cause; the command line prints it and exits with `exit_code`.
 
@@ -20,6 +44,8 @@ class CortiqError(Exception):
     what : the sentence that says what is wrong.
     where : file, tensor, option or layer it concerns, if there is one.
     hint : what the reader can do about it.
+
+    Names and texts of files are in all three: the message is made of them in their `brief` form.
     """
 
     exit_code = 2
@@ -29,8 +55,9 @@ class CortiqError(Exception):
         super().__init__(self._sentence())
 
     def _sentence(self) -> str:
-        text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text}\n  {self.hint}" if self.hint else text
+        where = brief((self.where or "").replace("\n", "\\n"))
+        text = f"{where}: {brief(self.what)}" if where else brief(self.what)
+        return f"{text}\n  {brief(self.hint)}" if self.hint else text
 
 
 class FormatError(CortiqError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cortiq.errors import RequestError, TokenizerError, shown
@@ -21,6 +21,7 @@ def chat_ids(
     options: Mapping[str, Any] | None,
     where: str,
     tools: Sequence[Mapping[str, Any]] = (),
+    check: Callable[[str], None] = lambda text: None,
 ) -> list[int]:
     """Token ids of a conversation; see `Model.chat_ids`.
 
@@ -28,6 +29,7 @@ def chat_ids(
     ----------
     where : the model, for messages about it.
     tools : JSON schemas of functions that the answer may call.
+    check : called with the rendered text before it is cut into tokens.
     """
     from cortiq.tokenizer.template import render
 
@@ -47,6 +49,7 @@ def chat_ids(
         bos_token=tokenizer.bos_token,
         eos_token=tokenizer.eos_token,
     )
+    check(text)
     return tokenizer.encode(text, add_bos=False, parse_special=True)
 
 

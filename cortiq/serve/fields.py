@@ -25,6 +25,8 @@ MAIN = {
 }
 """The field that says what is asked, what is in it, and its path."""
 Number = int | float
+MOST_LEVELS = 100
+"""Levels of a request's body; what reads it may take a call for each."""
 
 
 class Fields:
@@ -143,7 +145,7 @@ def given(value: object) -> str:
 def read_body(data: bytes) -> Fields:
     """The object of a request's body."""
     try:
-        return Fields(parse_object(data, "the body"))
+        return Fields(parse_object(data, "the body", MOST_LEVELS))
     except FormatError as error:
         raise invalid(
             f"We could not parse the JSON body of your request: {one_line(error)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -167,6 +168,11 @@ class Tokenizer:
         if token_id < 0:
             raise TokenizerError(f"token id {token_id} is negative")
         return token_id < self.vocab_size
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Most bytes that a token stands for, at least 1."""
+        return max((len(self.token_bytes(i)) for i in range(self.vocab_size)), default=1) or 1
 
     def token_id(self, text: str) -> int | None:
         """Id of the token whose own text is `text`, control tokens included, or None."""

@@ -83,6 +83,23 @@ LFM2 = {
 }  # fmt: skip
 
 
+OLD_DRAWING = {
+    "bad_words_ids": None, "begin_suppress_tokens": None, "decoder_start_token_id": None,
+    "diversity_penalty": 0.0, "do_sample": False, "early_stopping": False,
+    "encoder_no_repeat_ngram_size": 0, "exponential_decay_length_penalty": None,
+    "forced_bos_token_id": None, "forced_eos_token_id": None, "length_penalty": 1.0,
+    "max_length": 20, "min_length": 0, "no_repeat_ngram_size": 0, "num_beam_groups": 1,
+    "num_beams": 1, "num_return_sequences": 1, "output_scores": False, "prefix": None,
+    "remove_invalid_values": False, "repetition_penalty": 1.0, "return_dict_in_generate": False,
+    "sep_token_id": None, "suppress_tokens": None, "task_specific_params": None,
+    "temperature": 1.0, "top_k": 50, "top_p": 1.0, "typical_p": 1.0,
+    "finetuning_task": None, "tf_legacy_loss": False, "torchscript": False,
+    "tokenizer_class": None, "pruned_heads": {}, "tie_encoder_decoder": False,
+    "cross_attention_hidden_size": None, "use_bfloat16": False, "add_cross_attention": False,
+}  # fmt: skip
+"""What `PretrainedConfig.to_dict` of transformers 4.30 gives beside what version 5 does."""
+
+
 def read(family, config):
     return config_from_json(family.Config, family.KEYS, config, where="config.json")
 
@@ -148,9 +165,67 @@ def test_gemma3_layer_types_must_name_every_layer():
         read(gemma3, GEMMA | {"layer_types": ["full_attention"] * 25}).windows()
 
 
-def test_remote_code_and_other_unknown_keys_are_refused_by_name():
-    with pytest.raises(UnsupportedError, match=r"auto_map, residual_multiplier"):
-        read(llama, SMOLLM2 | {"residual_multiplier": 0.2, "auto_map": {"A": "b.C"}})
+def test_unknown_keys_are_refused_by_name():
+    with pytest.raises(UnsupportedError, match=r": a_surprise, residual_multiplier\n"):
+        read(llama, SMOLLM2 | {"residual_multiplier": 0.2, "a_surprise": 1, "auto_map": {}})
+
+
+def test_what_transformers_writes_into_every_file_refuses_none():
+    """Its common fields, how a text is drawn (version 4 writes that too), and notes of tools."""
+    transformers = pytest.importorskip("transformers")
+    common = transformers.PretrainedConfig().to_dict()
+    drawing = {key: value for key, value in OLD_DRAWING.items() if key not in common}
+    notes = {"unsloth_fixed": True, "unsloth_version": "2025.1", "auto_map": {"A": "b.C"}}
+    plain = read(llama, SMOLLM2)
+    assert read(llama, {**common, **drawing, **notes, **SMOLLM2}) == plain
+    known = transformers.GenerationConfig().to_dict()
+    assert len(OLD_DRAWING.keys() & {*known, *vars(transformers.GenerationConfig())}) > 25
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"pruned_heads": {"0": [1]}}, {"tie_encoder_decoder": True}, {"add_cross_attention": True}],
+)
+def test_common_fields_that_change_the_graph_are_refused(changes):
+    with pytest.raises(UnsupportedError, match=next(iter(changes))):
+        read(llama, SMOLLM2 | changes)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "rope"),
+    [
+        ({}, {"rope_type": "default"}),
+        ({"rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scale_linear": 4.0, "rope.scaling.type": "none"}, {"rope_type": "default"}),
+        ({"rope.scaling.factor": 0.0}, {"rope_type": "default"}),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 1.0},
+         {"rope_type": "yarn", "factor": 4.0}),
+    ],
+)  # fmt: skip
+def test_gguf_scaling_is_read_as_llama_cpp_reads_it(metadata, rope):
+    """A factor without a type is linear; 0 is no factor; `none` scales nothing."""
+    made = from_gguf(llama, "llama", GGUF_LLAMA | metadata).rope_parameters
+    kept = ("rope_type", "factor", "attention_factor")
+    assert {key: made[key] for key in kept if key in made} == rope
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"rope.scaling.type": "su"}, "rope.scaling.type 'su'"),
+        ({"rope.scaling.type": "longrope"}, "rope_factors_long"),
+        ({"rope.scaling.factor": 4.0, "rope.scale_linear": 2.0}, "differ"),
+        ({"rope.scaling.attn_factor": 1.5}, "attn_factor = 1.5 beside linear"),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 1.5},
+         "attn_factor = 1.5 beside yarn"),
+        ({"rope.scaling.factor": 4.0, "rope.scaling.yarn_beta_fast": 32.0}, "beta_fast = 32.0"),
+        ({"rope.scaling.factor": 4.0, "rope.scaling.yarn_ext_factor": 1.0}, "yarn_ext_factor"),
+    ],
+)  # fmt: skip
+def test_gguf_scaling_that_would_be_left_out_is_refused(metadata, words):
+    with pytest.raises((UnsupportedError, FormatError), match=words):
+        from_gguf(llama, "llama", GGUF_LLAMA | metadata)
 
 
 def test_two_values_of_one_thing_are_refused():

@@ -115,6 +115,44 @@ def test_what_cannot_be_enforced_is_refused(grammars, schema):
     assert caught.value.status == 400
 
 
+LOOPS = [
+    {"$ref": "#"}, {"allOf": [{"$ref": "#"}]},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    {"$id": "http://x", "$ref": "http://x"}, {"$ref": "#/nowhere"}, {"$ref": 3},
+    {"type": "string", "minLength": 2, "maxLength": 1}, {"enum": []},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", LOOPS, ids=json.dumps)
+def test_schemas_that_no_text_has_are_said_before_anything_is_drawn(grammars, schema):
+    with pytest.raises(ApiError, match="cannot be followed") as caught:
+        masks(grammars, schema)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_schema")
+
+
+def test_a_schema_that_ends_nowhere_in_its_middle_is_the_requests_fault(grammars):
+    """Found when the answer comes to it: the answer ends, with an error of the request."""
+    loop = {"$ref": "#/$defs/loop"}
+    schema = {"type": "object", "properties": {"a": loop}, "required": ["a"],
+              "$defs": {"loop": loop}}  # fmt: skip
+    made = masks(grammars, schema)
+    ids = [1, 2, *b'{"a":']
+    for end in range(2, len(ids) + 1):
+        mask = made(ids[:end])
+        if made.fault:
+            break
+    assert made.fault == "no text has this form" and allowed_ids(mask, VOCABULARY).tolist() == [EOS]
+
+
+def test_a_schema_has_a_size(grammars):
+    """The library would take minutes, and memory, for what is far larger."""
+    schema = {"enum": [f"{n:08}" for n in range(10_000)]}
+    with pytest.raises(ApiError, match="characters, more than 65536") as caught:
+        masks(grammars, schema)
+    assert caught.value.code == "invalid_schema"
+
+
 def ask(client, **more):
     given = {
         "model": TINY, "messages": [{"role": "user", "content": "now"}], "temperature": 2.0,
