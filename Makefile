@@ -56,8 +56,8 @@ slow: setup-test
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 fuzz: setup-test
-	cd tests && set -e; for fuzzer in fuzz/[a-z]*.py; do \
-	    ../$(BIN)/python -m fuzz.$$(basename $$fuzzer .py) --seconds $(SECONDS); done
+	cd tests && set -e; for fuzzer in files graphs http templates tokenizers; do \
+	    ../$(BIN)/python -m fuzz.$$fuzzer --seconds $(SECONDS); done
 
 mutants: setup-test
 	$(BIN)/python tools/mutants.py

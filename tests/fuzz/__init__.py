@@ -1,4 +1,4 @@
-"""Fuzzers: seconds in the suite, minutes with `make fuzz`; `python -m fuzz.NAME` in `tests` runs one.
+"""Fuzzers: seconds of them in the suite, minutes with `make fuzz`; in `tests`, `python -m fuzz.NAME`.
 
 A finding is printed with what makes it again, such as `--seed S --first ROUND`.
 """
