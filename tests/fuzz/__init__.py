@@ -1,4 +1,4 @@
-"""Fuzzers: seconds of them in the suite, minutes with `make fuzz`; in `tests`, `python -m fuzz.NAME`.
+"""Fuzzers: seconds of them in the suite, minutes by `make fuzz`; in `tests`: `python -m fuzz.NAME`.
 
 A finding is printed with what makes it again, such as `--seed S --first ROUND`.
 """
