@@ -193,7 +193,7 @@ def _attend(call: _Call, q: Quantised, position: Ints, chosen: Ints | None = Non
     return attention.attend(
         q, keys, values, position, op.scale, window=op.window or 0, soft_cap=op.soft_cap,
         sinks=_vector(call, "sinks"), faults=call.faults,
-        blocks=None if chosen is None else attention.Blocks(op.block, chosen),
+        blocks=None if chosen is None else attention.ChosenBlocks(op.block, chosen),
     )  # fmt: skip
 
 

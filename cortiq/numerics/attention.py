@@ -49,7 +49,7 @@ ATTENTION_TYPICAL_ERROR = 3e-4
 """Error for normal q, k, v with scores of standard deviation 1, relative to the row's largest."""
 
 
-class Scoring(NamedTuple):
+class ScoreConstants(NamedTuple):
     """Host constants of a layer: `factor` c, `cap` C (0: none) and `inverse_cap` RN(1/C)."""
 
     factor: np.float32
@@ -57,7 +57,7 @@ class Scoring(NamedTuple):
     inverse_cap: np.float32 = F32(0)
 
 
-class Partial(NamedTuple):
+class PartialAttention(NamedTuple):
     """What some keys contribute, per head: the denominator total·2^(peak−21) and the numerator
     output·2^(output_peak−14).
 
@@ -71,14 +71,14 @@ class Partial(NamedTuple):
     output_peak: Ints
 
 
-class Blocks(NamedTuple):
+class ChosenBlocks(NamedTuple):
     """Keys j of the blocks j // size in `chosen`; others are not visible."""
 
     size: int
     chosen: npt.NDArray[np.integer]
 
 
-def scoring(scale: float, soft_cap: float | None = None) -> Scoring:
+def scoring(scale: float, soft_cap: float | None = None) -> ScoreConstants:
     """Constants of a layer: c = RN(scale·log₂ e), the product in float64; with a cap c = RN(scale).
 
     Raises
@@ -88,11 +88,11 @@ def scoring(scale: float, soft_cap: float | None = None) -> Scoring:
     if not SCALE.admits(scale):
         raise UnsupportedError(f"a softmax scale of {scale}; it is {SCALE.text()}")
     if soft_cap is None:
-        return Scoring(F32(scale * LOG2_E))
+        return ScoreConstants(F32(scale * LOG2_E))
     if not SOFT_CAP.admits(soft_cap):
         raise UnsupportedError(f"a soft cap of {soft_cap}; it is {SOFT_CAP.text()}")
     cap = F32(soft_cap)
-    return Scoring(F32(scale), cap, F32(1) / cap)
+    return ScoreConstants(F32(scale), cap, F32(1) / cap)
 
 
 def power(n: Ints, lowest: int = FORGET) -> Floats:
@@ -101,7 +101,7 @@ def power(n: Ints, lowest: int = FORGET) -> Floats:
     return np.where(n < lowest, F32(0), exp2_int(np.maximum(n, lowest)))
 
 
-def score(q: Quantised, keys: Quantised, constants: Scoring) -> Floats:
+def score(q: Quantised, keys: Quantised, constants: ScoreConstants) -> Floats:
     """Base-2 scores of queries against keys, float32 [heads, keys], clamped to ±16384.
 
     s = RN(RN(I)·c)·2^(eq+ek), I = Σ q·k the exact integer; with a soft cap C then
@@ -124,7 +124,9 @@ def split_score(s: Floats) -> tuple[Floats, Ints]:
     return exp2_fraction(s - whole), whole.astype(np.int32)
 
 
-def tile(q: Quantised, keys: Quantised, values: Quantised, constants: Scoring) -> Partial:
+def tile(
+    q: Quantised, keys: Quantised, values: Quantised, constants: ScoreConstants
+) -> PartialAttention:
     """Contribution of one tile's visible keys (1 to 64 of them), by integer sums only.
 
     K = max κ; E = max(κ + ev); total = RN(Σ rint(g·2^(21+κ−K)));
@@ -141,10 +143,10 @@ def tile(q: Quantised, keys: Quantised, values: Quantised, constants: Scoring) -
     output_peak = scaled.max(axis=1)
     w = np.rint(g * power(WEIGHT_BITS + scaled - output_peak[:, None])).astype(np.int64)
     output = w @ values.q.astype(np.int64)
-    return Partial(round_to_f32(total), peak, round_to_f32(output), output_peak)
+    return PartialAttention(round_to_f32(total), peak, round_to_f32(output), output_peak)
 
 
-def merge(before: Partial | None, after: Partial) -> Partial:
+def merge(before: PartialAttention | None, after: PartialAttention) -> PartialAttention:
     """Add a later contribution to an earlier one; None is the empty state.
 
     M' = max(M, K); l = RN(l·δ(M−M')) + RN(L·δ(K−M')); the output likewise with its own peaks.
@@ -156,10 +158,10 @@ def merge(before: Partial | None, after: Partial) -> Partial:
     total = before.total * power(before.peak - peak) + after.total * power(after.peak - peak)
     kept = before.output * power(before.output_peak - output_peak)[:, None]
     added = after.output * power(after.output_peak - output_peak)[:, None]
-    return Partial(total, peak, kept + added, output_peak)
+    return PartialAttention(total, peak, kept + added, output_peak)
 
 
-def add_sinks(state: Partial, sinks: Floats) -> Partial:
+def add_sinks(state: PartialAttention, sinks: Floats) -> PartialAttention:
     """Add a learned logit per head to the denominator, after all keys.
 
     s = RN(sink·RN(log₂ e)), clamped to ±16384; L = g·2²¹ with peak κ, merged into the total only.
@@ -172,7 +174,7 @@ def add_sinks(state: Partial, sinks: Floats) -> Partial:
     return state._replace(total=total, peak=peak)
 
 
-def normalise(state: Partial) -> Floats:
+def normalise(state: PartialAttention) -> Floats:
     """RN(RN(output·RN(1/total))·2^(N−M+7)), float32 [heads, Dv], not yet snapped.
 
     2^n below n = −126 is 0 here: the result is far below 2⁻⁴⁰ anyway.
@@ -202,14 +204,14 @@ def attend_keys(
     keys: Quantised,
     values: Quantised,
     position: int,
-    constants: Scoring,
+    constants: ScoreConstants,
     window: int = 0,
-    blocks: Blocks | None = None,
-) -> Partial | None:
+    blocks: ChosenBlocks | None = None,
+) -> PartialAttention | None:
     """All visible keys for the query heads [heads, Dk] of one KV head; None if there are none."""
-    state: Partial | None = None
+    state: PartialAttention | None = None
     for run in visible_tiles(position, window):
-        partial: Partial | None = None
+        partial: PartialAttention | None = None
         for start, stop in run:
             seen = np.arange(start, stop)
             if blocks is not None:
@@ -232,7 +234,7 @@ def attend(
     window: int = 0,
     soft_cap: float | None = None,
     sinks: Floats | None = None,
-    blocks: Blocks | None = None,
+    blocks: ChosenBlocks | None = None,
     faults: Flags | None = None,
 ) -> Floats:
     """Causal attention of rows of one sequence: float32 [rows, H, Dv].
@@ -263,7 +265,7 @@ def attend(
             int(positions[row]),
             constants,
             window,
-            blocks and Blocks(blocks.size, blocks.chosen[row, part * sets // parts]),
+            blocks and ChosenBlocks(blocks.size, blocks.chosen[row, part * sets // parts]),
         )
         if state is None:
             continue

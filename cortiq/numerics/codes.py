@@ -1,6 +1,6 @@
 """Weights as integers under float scales: what a layout's bytes mean to the matmul.
 
-`Fields` is a layout unpacked but not yet multiplied out (small codes, integer sub-scales), which
+`UnpackedWeight` is a layout unpacked but not yet multiplied out (small codes, integer sub-scales), which
 backends repack from; `Codes` is the form in which `matmul` is defined.
 """
 
@@ -17,7 +17,7 @@ from cortiq.numerics.contract import F32, Floats, Ints
 Bytes = npt.NDArray[np.uint8]
 
 
-class Fields(NamedTuple):
+class UnpackedWeight(NamedTuple):
     """An unpacked weight [N, K]; `block` elements along K share one float scale.
 
     codes : int8 or int16 [N, K]; scale : float32 [N, ⌈K/block⌉].
@@ -82,7 +82,7 @@ class Codes(NamedTuple):
         )
 
 
-def fold(fields: Fields) -> Codes:
+def fold(fields: UnpackedWeight) -> Codes:
     """Multiply the integer sub-scales into the codes: exact, and int16 holds every layout's."""
     codes = fields.codes.astype(np.int16, copy=False)
     if fields.sub_scales is not None:

@@ -1,6 +1,6 @@
 """GGUF K-quants: 256 elements under one f16 scale, with integer sub-scales: Q2_K … Q6_K.
 
-Each function takes the raw blocks, uint8 [N, blocks, bytes of a block], and returns `Fields`; the
+Each function takes the raw blocks, uint8 [N, blocks, bytes of a block], and returns `UnpackedWeight`; the
 element is d·sub_scale·code, or d·sub_scale·code − dmin·offset (`minimum` is −dmin: negation is
 exact, so adding it rounds like subtracting dmin). Source of the layouts: ggml's `ggml-common.h`.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.numerics.codes import Bytes, Fields, half_to_float
+from cortiq.numerics.codes import Bytes, UnpackedWeight, half_to_float
 from cortiq.numerics.contract import Floats
 
 BLOCK = 256
@@ -54,10 +54,10 @@ def _scales_and_offsets(packed: Bytes) -> tuple[Bytes, Bytes]:
     )
 
 
-def q2_k(blocks: Bytes) -> Fields:
+def q2_k(blocks: Bytes) -> UnpackedWeight:
     """84 bytes: 16 (scale | offset << 4), 64 bytes of 2-bit codes, d f16, dmin f16; sub 16."""
     packed, codes = blocks[..., 0:16], _bit_planes(blocks[..., 16:80], run=32, width=2)
-    return Fields(
+    return UnpackedWeight(
         _rows(codes),
         _halves(blocks, 80),
         BLOCK,
@@ -75,7 +75,7 @@ def _signed_scales(packed: Bytes) -> npt.NDArray[np.int8]:
     return (low | (high << 4)).view(np.int8) - np.int8(32)
 
 
-def q3_k(blocks: Bytes) -> Fields:
+def q3_k(blocks: Bytes) -> UnpackedWeight:
     """110 bytes: 256 third bits, 64 bytes of 2-bit codes, 12 bytes of scales, d f16; sub 16.
 
     code = low bits − 4 where the third bit is 0, low bits where it is 1.
@@ -84,13 +84,15 @@ def q3_k(blocks: Bytes) -> Fields:
     low = _bit_planes(blocks[..., 32:96], run=32, width=2)
     codes = (low | (third << 2)).view(np.int8) - np.int8(4)
     scales = _signed_scales(blocks[..., 96:108])
-    return Fields(_rows(codes), _halves(blocks, 108), BLOCK, sub_scales=_rows(scales), sub=16)
+    return UnpackedWeight(
+        _rows(codes), _halves(blocks, 108), BLOCK, sub_scales=_rows(scales), sub=16
+    )
 
 
-def _with_offsets(blocks: Bytes, codes: Bytes) -> Fields:
+def _with_offsets(blocks: Bytes, codes: Bytes) -> UnpackedWeight:
     """Q4_K and Q5_K: d f16, dmin f16, 12 bytes of scales and offsets, sub-blocks of 32."""
     scales, offsets = _scales_and_offsets(blocks[..., 4 : 4 + SCALE_BYTES])
-    return Fields(
+    return UnpackedWeight(
         _rows(codes),
         _halves(blocks, 0),
         BLOCK,
@@ -101,19 +103,19 @@ def _with_offsets(blocks: Bytes, codes: Bytes) -> Fields:
     )
 
 
-def q4_k(blocks: Bytes) -> Fields:
+def q4_k(blocks: Bytes) -> UnpackedWeight:
     """144 bytes: d, dmin, 12 bytes of scales and offsets, 128 bytes of nibbles in runs of 32."""
     return _with_offsets(blocks, _bit_planes(blocks[..., 16:144], run=32, width=4))
 
 
-def q5_k(blocks: Bytes) -> Fields:
+def q5_k(blocks: Bytes) -> UnpackedWeight:
     """176 bytes: as Q4_K, with 256 fifth bits between the scales and the nibbles."""
     fifth = _bit_planes(blocks[..., 16:48], run=32, width=1)
     low = _bit_planes(blocks[..., 48:176], run=32, width=4)
     return _with_offsets(blocks, low | (fifth << np.uint8(4)))
 
 
-def q6_k(blocks: Bytes) -> Fields:
+def q6_k(blocks: Bytes) -> UnpackedWeight:
     """210 bytes: 128 of nibbles, 64 of upper bit pairs, 16 int8 scales, d f16; sub 16.
 
     code = nibble + 16·upper − 32.
@@ -122,4 +124,6 @@ def q6_k(blocks: Bytes) -> Fields:
     upper = _bit_planes(blocks[..., 128:192], run=32, width=2)
     codes = (low | (upper << 4)).view(np.int8) - np.int8(32)
     scales = blocks[..., 192:208].view(np.int8)
-    return Fields(_rows(codes), _halves(blocks, 208), BLOCK, sub_scales=_rows(scales), sub=16)
+    return UnpackedWeight(
+        _rows(codes), _halves(blocks, 208), BLOCK, sub_scales=_rows(scales), sub=16
+    )

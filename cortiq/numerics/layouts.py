@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from cortiq.errors import FormatError, RequestError
 from cortiq.numerics import blockquants, kquants
-from cortiq.numerics.codes import Bytes, Codes, Fields, bfloat_to_float, fold, half_to_float
+from cortiq.numerics.codes import Bytes, Codes, UnpackedWeight, bfloat_to_float, fold, half_to_float
 from cortiq.numerics.contract import (
     F32,
     LARGEST_BITS,
@@ -40,7 +40,7 @@ class Layout:
     block : elements of a row that share one float scale; 0 means the whole row, or a float layout.
     block_bytes : bytes of one block; for float layouts those of one element; 0 for "parts".
     ggml_type : the type number in GGUF files, or None.
-    unpack : raw blocks [N, blocks, block_bytes] to `Fields`, for "blocks".
+    unpack : raw blocks [N, blocks, block_bytes] to `UnpackedWeight`, for "blocks".
     words : type of the values, or of a block's scales: a key of `WORDS`.
     scales_at : bytes of a block at which its scales, and minima, lie.
     """
@@ -50,7 +50,7 @@ class Layout:
     block: int
     block_bytes: int
     ggml_type: int | None = None
-    unpack: Callable[[Bytes], Fields] | None = None
+    unpack: Callable[[Bytes], UnpackedWeight] | None = None
     words: str = "f32"
     scales_at: tuple[int, ...] = ()
 
@@ -75,7 +75,7 @@ of 2⁵⁰ or more, an infinity or a NaN."""
 
 
 def _blocks(
-    name: str, ggml_type: int, size: int, unpack: Callable[[Bytes], Fields], *scales_at: int
+    name: str, ggml_type: int, size: int, unpack: Callable[[Bytes], UnpackedWeight], *scales_at: int
 ) -> Layout:
     block = kquants.BLOCK if name.endswith("_K") else blockquants.BLOCK
     words = "e8m0" if name == "MXFP4" else "f16"
@@ -198,7 +198,7 @@ def canonical_weights(values: Floats, weight: Weight, name: str) -> Floats:
     return snap(values)
 
 
-def _raw_fields(weight: Weight) -> Fields:
+def _raw_fields(weight: Weight) -> UnpackedWeight:
     """Codes and scales as the layout stores them, scales not yet checked."""
     layout, parts = weight.layout, weight.parts
     if layout.kind == "float":
@@ -209,10 +209,10 @@ def _raw_fields(weight: Weight) -> Fields:
         return layout.unpack(blocks)
     block = layout.block or weight.shape[1]
     codes = from_planes(parts["hi"], parts["lo"]) if layout is W16 else parts["codes"]
-    return Fields(codes, parts["scale"], block)
+    return UnpackedWeight(codes, parts["scale"], block)
 
 
-def unpack(weight: Weight, name: str = "weight") -> Fields:
+def unpack(weight: Weight, name: str = "weight") -> UnpackedWeight:
     """Small codes, integer sub-scales and canonical float scales: what backends repack from.
 
     Scales of magnitude below 2⁻⁴⁰ are +0; one that is not finite, or 2⁵⁰ or more, is a

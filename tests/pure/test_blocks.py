@@ -11,7 +11,7 @@ from chains import ONE_THREAD, REFERENCE, partial_by_name, same
 from cortiq.backend import Named
 from cortiq.ir import ops
 from cortiq.ir.op import Type, TypeMismatchError
-from cortiq.numerics.attention import Blocks, attend
+from cortiq.numerics.attention import ChosenBlocks, attend
 from cortiq.numerics.blocks import choose_blocks
 from cortiq.numerics.ideal_mixers import attention_ideal, dequantise_ideal
 from cortiq.numerics.quantise import quantise_rows
@@ -75,12 +75,14 @@ def test_attention_to_every_block_is_attention_and_hidden_keys_are_never_read():
     q, k, v = (coded(ROWS, n, DIM, seed=s) for n, s in ((4, 2), (2, 3), (2, 4)))
     plain = attend(q, k, v, POSITIONS, 0.3)
     every = np.broadcast_to(np.arange(12), (ROWS, 1, 12))
-    assert attend(q, k, v, POSITIONS, 0.3, blocks=Blocks(8, every)).tobytes() == plain.tobytes()
+    assert (
+        attend(q, k, v, POSITIONS, 0.3, blocks=ChosenBlocks(8, every)).tobytes() == plain.tobytes()
+    )
     few = np.broadcast_to([3, 5], (ROWS, 1, 2))
-    seen = attend(q, k, v, POSITIONS, 0.3, blocks=Blocks(8, few))
+    seen = attend(q, k, v, POSITIONS, 0.3, blocks=ChosenBlocks(8, few))
     hidden = ~np.isin(POSITIONS // 8, [3, 5])
     v.q[hidden], k.q[hidden] = 9999, -9999
-    assert attend(q, k, v, POSITIONS, 0.3, blocks=Blocks(8, few)).tobytes() == seen.tobytes()
+    assert attend(q, k, v, POSITIONS, 0.3, blocks=ChosenBlocks(8, few)).tobytes() == seen.tobytes()
     assert not seen[:24].any()
     assert seen[24:].any(axis=-1).all()
 
@@ -88,7 +90,7 @@ def test_attention_to_every_block_is_attention_and_hidden_keys_are_never_read():
 def test_one_block_is_attention_over_that_block_alone():
     q, k, v = (coded(ROWS, 1, DIM, seed=s) for s in (2, 3, 4))
     chosen = np.full((ROWS, 1, 1), 2)
-    ours = attend(q, k, v, POSITIONS, 0.3, blocks=Blocks(16, chosen))[60:]
+    ours = attend(q, k, v, POSITIONS, 0.3, blocks=ChosenBlocks(16, chosen))[60:]
     cut = slice(32, 48)
     alone, bound = attention_ideal(
         type(q)(q.q[60:], q.e[60:]), type(k)(k.q[cut], k.e[cut]), type(v)(v.q[cut], v.e[cut]),

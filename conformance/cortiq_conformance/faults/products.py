@@ -10,7 +10,7 @@ import numpy as np
 from cortiq.backend.walk import Call
 from cortiq.ir import Op, ops
 from cortiq.numerics import attention
-from cortiq.numerics.attention import Blocks, Partial, Scoring, merge
+from cortiq.numerics.attention import ChosenBlocks, PartialAttention, ScoreConstants, merge
 from cortiq.numerics.codes import Codes
 from cortiq.numerics.contract import F32, RUN_BLOCKS, Flags, Floats, Ints, exp2_int, round_to_f32
 from cortiq.numerics.layouts import decode
@@ -118,10 +118,10 @@ def _runs(
     keys: Quantised,
     values: Quantised,
     position: int,
-    constants: Scoring,
+    constants: ScoreConstants,
     window: int = 0,
-    blocks: Blocks | None = None,
-) -> list[Partial]:
+    blocks: ChosenBlocks | None = None,
+) -> list[PartialAttention]:
     """As `attend_keys`, but a partial sum for every run."""
     found = []
     for run in attention.visible_tiles(position, window):
@@ -137,7 +137,7 @@ def _rows(rows: Quantised, cut: slice) -> Quantised:
     return Quantised(rows.q[cut], rows.e[cut])
 
 
-def _from_the_sink(runs: list[Partial], sinks: Floats) -> Partial:
+def _from_the_sink(runs: list[PartialAttention], sinks: Floats) -> PartialAttention:
     """As `add_sinks`, but runs are added to the sink instead of the sink to them."""
     s = np.clip(sinks * attention.LOG2_E_F32, -attention.SCORE_LIMIT, attention.SCORE_LIMIT)
     gain, peak = attention.split_score(s)
