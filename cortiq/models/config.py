@@ -102,7 +102,7 @@ class BaseConfig:
 AnyConfig = TypeVar("AnyConfig", bound=BaseConfig)
 
 
-def in_form_of(
+def convert_config(
     config_type: type[AnyConfig], given: BaseConfig, where: str, **values: Any
 ) -> AnyConfig:
     """A configuration of another type: the fields that both have, and `values`."""

@@ -22,7 +22,7 @@ from cortiq.ir.layers import Embedding, GatedMLP, Linear, Residual, RMSNorm
 from cortiq.models.config import BaseConfig, Keys, config_from_json
 from cortiq.models.heads import keep, part_shape, resume, trunk_logits
 from cortiq.models.parts import activation
-from cortiq.models.registry import Checkpoint, place
+from cortiq.models.registry import OpenCheckpoint, location_of
 from cortiq.models.rope import rope_table
 
 ENTRY, PREFIX = "dflash", "dflash."
@@ -57,14 +57,14 @@ class Config(BaseConfig):
         return self.dflash_config.get("mask_token_id", -1)
 
 
-def read_drafter(side: Checkpoint, program: Program) -> Config:
+def read_drafter(side: OpenCheckpoint, program: Program) -> Config:
     """The configuration of a drafter that fits a trunk.
 
     Raises
     ------
     FormatError : it was made for another model, or says nothing of taps and mask.
     """
-    where = place(side)
+    where = location_of(side)
     config = config_from_json(Config, KEYS, side.config, where=where)
     layers = program.facts["layers"]
     sound = all(type(n) is int and 0 <= n < layers for n in config.taps) and config.taps

@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from cortiq.models.held import EVERYTHING, Held
+from cortiq.models.held import EVERYTHING, HeadTensors
 from cortiq.models.patterns import pattern
 from cortiq.numerics.contract import F32, Floats
 
@@ -38,8 +38,8 @@ class MimoHead:
             return names
         values = [shape for name, shape in shapes.items() if "v_proj" in name]
         windowed = any(name.endswith(".sinks") for name in shapes) and values == [(8, 16)]
-        held = windowed or (not values and all("block_sparse_moe" not in n for n in names))
-        return () if held else names
+        head_tensors = windowed or (not values and all("block_sparse_moe" not in n for n in names))
+        return () if head_tensors else names
 
     def rows(self, name: str) -> int | None:
         """Those of a gate."""
@@ -52,11 +52,11 @@ class MimoHead:
         return name
 
 
-HELD: Mapping[str, Held] = {"tiny-mimo": MimoHead()}
+HELD: Mapping[str, HeadTensors] = {"tiny-mimo": MimoHead()}
 """What the fixtures have tensors of; others have any."""
 
 
-def held(name: str) -> Held:
+def head_tensors(name: str) -> HeadTensors:
     """What there is for the draft head of a synthetic model."""
     return HELD.get(name, EVERYTHING)
 

@@ -20,19 +20,19 @@ from cortiq.ir.layers import (
 )
 from cortiq.ir.ops import Add, Gain
 from cortiq.models import gemma4_gguf
-from cortiq.models.config import Amount, BaseConfig, Keys, in_form_of
+from cortiq.models.config import Amount, BaseConfig, Keys, convert_config
 from cortiq.models.layer_kinds import GLOBAL, LOCAL, layer_list
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MLP, Decoder, activation, named
-from cortiq.models.pieces import Fused
+from cortiq.models.pieces import FusedTensor
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("gemma4_text", "gemma4")
 GGUF = ("gemma4",)
 KEYS = Keys(gguf=gemma4_gguf.KEYS, gguf_tensors=gemma4_gguf.TENSORS)
-JOINT = Fused("experts.gate_up_proj", ("experts.gate_proj", "experts.up_proj"), bare=True)
-DOWN = Fused("experts.down_proj", ("experts.down_proj",), bare=True)
+JOINT = FusedTensor("experts.gate_up_proj", ("experts.gate_proj", "experts.up_proj"), bare=True)
+DOWN = FusedTensor("experts.down_proj", ("experts.down_proj",), bare=True)
 NAMES = Names(
     gguf=gemma4_gguf.NAMES,
     fused=(JOINT, DOWN),
@@ -144,11 +144,11 @@ class GGUFConfig(gemma4_gguf.GGUFFields):
 
     def config(self, where: str) -> Config:
         """The same as a folder says it."""
-        return in_form_of(Config, self, where, **self.in_folders_form())
+        return convert_config(Config, self, where, **self.in_folders_form())
 
 
 @dataclass
-class Layers:
+class LayerBuilder:
     """The layers under construction."""
 
     config: Config
@@ -242,7 +242,7 @@ def build(config: Config, context: int) -> Program:
     config.check()
     width, dim = config.hidden_size, config.hidden_size_per_layer_input
     decoder = Decoder(config, context, family="gemma4", eps=config.rms_norm_eps)
-    layers = Layers(config, decoder)
+    layers = LayerBuilder(config, decoder)
     x = decoder.embed(math.sqrt(width))
     if dim:
         inputs = PerLayerInputs(

@@ -8,7 +8,7 @@ from typing import Any
 
 from cortiq.errors import FormatError
 from cortiq.models.config import Amount, BaseConfig, check_derived
-from cortiq.models.layer_kinds import GLOBAL, LOCAL, by_layer, the_only
+from cortiq.models.layer_kinds import GLOBAL, LOCAL, by_layer, single_count
 
 KEYS: Mapping[str, str] = {
     "attention.key_length": "global_head_dim",
@@ -106,12 +106,12 @@ class GGUFFields(BaseConfig):
         if not self.enable_moe_block and any(experts):
             raise FormatError("says how many experts it has, and holds none", where="config")
         widths = by_layer(self.intermediate_size, count, "feed_forward_length")
-        narrow = the_only(widths[:first], "feed_forward_length")
-        shared = the_only(widths[first:], "feed_forward_length")
+        narrow = single_count(widths[:first], "feed_forward_length")
+        shared = single_count(widths[first:], "feed_forward_length")
         return {
             "layer_types": tuple(LOCAL if window else GLOBAL for window in local),
-            "num_key_value_heads": the_only(own or whole, "head_count_kv"),
-            "num_global_key_value_heads": the_only(whole, "head_count_kv"),
+            "num_key_value_heads": single_count(own or whole, "head_count_kv"),
+            "num_global_key_value_heads": single_count(whole, "head_count_kv"),
             "attention_k_eq_v": isinstance(self.num_key_value_heads, tuple),
             "intermediate_size": narrow,
             "use_double_wide_mlp": shared not in (None, narrow),

@@ -127,8 +127,8 @@ def _factor(given: Mapping[str, Any], where: str) -> float:
 def _longrope(given: Mapping[str, Any], source: GGUFSource, where: str) -> dict[str, Any]:
     """Return longrope's factors; the amplitude is what the converter computed, 1 if it did not."""
     return {
-        "short_factor": [shortest(f) for f in _vector(source, SHORT_FACTORS, where)],
-        "long_factor": [shortest(f) for f in _vector(source, LONG_FACTORS, where)],
+        "short_factor": [shortest_decimals(f) for f in _vector(source, SHORT_FACTORS, where)],
+        "long_factor": [shortest_decimals(f) for f in _vector(source, LONG_FACTORS, where)],
         "attention_factor": given.get(ATTENTION_FACTOR, 1.0),
     }
 
@@ -143,7 +143,7 @@ def _vector(source: GGUFSource, name: str, where: str) -> tuple[float, ...]:
     return struct.unpack(f"<{tensor.shape[0]}f", tensor.raw.tobytes())
 
 
-def shortest(value: Any) -> Any:
+def shortest_decimals(value: Any) -> Any:
     """Return float32 numbers as the shortest decimal that gives them, and arrays as lists.
 
     1e-05 was 1e-05 before a converter rounded it to float32; RoPE reads decimals, so that a GGUF

@@ -12,7 +12,7 @@ from cortiq.models.config import BaseConfig, Keys
 from cortiq.models.layer_kinds import layer_list
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder
-from cortiq.models.pieces import Fused
+from cortiq.models.pieces import FusedTensor
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
@@ -35,7 +35,7 @@ NAMES = Names(
         "mlp.router": "ffn_gate_inp",
         **{f"mlp.experts.{role}_proj_bias": f"ffn_{role}_exps.bias" for role in ROLES},
     },
-    fused=tuple(Fused(name, (name,), (name,), bare=True) for name in STACKS),
+    fused=tuple(FusedTensor(name, (name,), (name,), bare=True) for name in STACKS),
 )
 EXPERTS: Mapping[str, str] = {
     "router": "router.weight", "router_bias": "router.bias",

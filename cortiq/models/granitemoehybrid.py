@@ -9,11 +9,11 @@ from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
 from cortiq.ir.layers import GatedMLP, Mamba2, MoE
 from cortiq.models import granite
-from cortiq.models.config import Amount, BaseConfig, Keys, in_form_of, is_number
-from cortiq.models.layer_kinds import GLOBAL, by_layer, layer_list, the_only
+from cortiq.models.config import Amount, BaseConfig, Keys, convert_config, is_number
+from cortiq.models.layer_kinds import GLOBAL, by_layer, layer_list, single_count
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation, attention
-from cortiq.models.pieces import Fused
+from cortiq.models.pieces import FusedTensor
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
@@ -47,11 +47,11 @@ OLD_KINDS: Mapping[str, str] = {"mamba": LINEAR, "attention": GLOBAL}
 MIXTURE, SHARED, ALONE = "block_sparse_moe", "block_sparse_moe.shared", "shared_mlp"
 
 
-def _joint(tensor: str, block: str) -> tuple[Fused, Fused]:
+def _joint(tensor: str, block: str) -> tuple[FusedTensor, FusedTensor]:
     """Gate and up in one matrix, and the one after them."""
     return (
-        Fused(f"{tensor}.input_linear", (f"{block}.gate", f"{block}.up")),
-        Fused(f"{tensor}.output_linear", (f"{block}.down",)),
+        FusedTensor(f"{tensor}.input_linear", (f"{block}.gate", f"{block}.up")),
+        FusedTensor(f"{tensor}.output_linear", (f"{block}.down",)),
     )
 
 
@@ -157,7 +157,7 @@ class MambaGGUF(BaseConfig):
     def heads(self) -> int | None:
         """KV heads of the layers that attend."""
         heads = by_layer(self.num_key_value_heads, self.num_hidden_layers, "head_count_kv")
-        return the_only(heads, "head_count_kv")
+        return single_count(heads, "head_count_kv")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +183,7 @@ class GGUFConfig(MambaGGUF):
             message = f"{self.mamba_heads} Mamba heads share {self.inner_size} values"
             raise FormatError(message, where=where)
         shared = self.shared_intermediate_size or self.intermediate_size
-        return in_form_of(
+        return convert_config(
             Config, self, where, num_key_value_heads=self.heads(),
             num_experts_per_tok=self.num_experts_per_tok or 1, shared_intermediate_size=shared,
             layer_types=tuple(GLOBAL if attends else LINEAR for attends in self.attending()),

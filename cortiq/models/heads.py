@@ -18,7 +18,7 @@ from cortiq.errors import UnsupportedError
 from cortiq.ir import Builder, Graph, Node, Op, Program, Value, ops
 from cortiq.ir.heads import CASCADE, CHAIN, KEPT_ROWS, RECALLED, DraftHead
 from cortiq.ir.layers import GatedMLP, Linear
-from cortiq.models.held import Held, Shape
+from cortiq.models.held import HeadTensors, Shape
 
 LARGEST_PART = 128
 """Values of a kept row that share an exponent, at most."""
@@ -30,7 +30,7 @@ KEPT = "kept"
 
 
 @dataclass(frozen=True)
-class Module:
+class HeadModule:
     """Canonical tensor names of one module.
 
     Attributes
@@ -57,10 +57,10 @@ class HeadPlan:
 
     style: str
     source: str
-    modules: tuple[Module, ...]
+    modules: tuple[HeadModule, ...]
 
 
-def with_heads(program: Program, plan: HeadPlan, held: Held) -> Program:
+def with_heads(program: Program, plan: HeadPlan, held: HeadTensors) -> Program:
     """The program with a draft head: its modules as entries, and a trunk that keeps their rows.
 
     Raises
@@ -118,7 +118,7 @@ def recall(b: Builder, position: Value, width: int, slot: str, entry: str) -> Va
 
 
 def _add_module(
-    b: Builder, trunk: Graph, entry: str, module: Module, source: str, held: Held
+    b: Builder, trunk: Graph, entry: str, module: HeadModule, source: str, held: HeadTensors
 ) -> None:
     """One module, up to its logits."""
     token, position = b.input("token"), b.input("position")
@@ -165,7 +165,7 @@ def trunk_logits(b: Builder, trunk: Graph, entry: str, x: Value, head: str = "")
             known[out] = b.add(node.op, *inputs, name=name, weights=weights)
 
 
-def _block(trunk: Graph, entry: str, module: Module, held: Held) -> Iterator[Node]:
+def _block(trunk: Graph, entry: str, module: HeadModule, held: HeadTensors) -> Iterator[Node]:
     """The nodes of a module's block, from `ENTRY.input` to `ENTRY.out`."""
     halves = _halves(trunk)
     if not is_like(trunk, module):
@@ -204,7 +204,7 @@ def _halves(trunk: Graph) -> dict[str, list[tuple[int, list[Node]]]]:
     return found
 
 
-def is_like(trunk: Graph, module: Module) -> bool:
+def is_like(trunk: Graph, module: HeadModule) -> bool:
     """Whether a module's block has its halves in one layer, or in two, as the trunk has."""
     return bool(_halves(trunk)["middle"]) != bool(module.second)
 
@@ -215,7 +215,11 @@ def layer_count(trunk: Graph) -> int:
 
 
 def _matching(
-    halves: list[tuple[int, list[Node]]], entry: str, prefix: str, module: Module, held: Held
+    halves: list[tuple[int, list[Node]]],
+    entry: str,
+    prefix: str,
+    module: HeadModule,
+    held: HeadTensors,
 ) -> list[Node]:
     """The last half layer whose tensors the module has, renamed; one without a window first.
 
@@ -239,7 +243,7 @@ def _matching(
     )
 
 
-def _renamed(node: Node, layer: int, entry: str, prefix: str, held: Held) -> Node:
+def _renamed(node: Node, layer: int, entry: str, prefix: str, held: HeadTensors) -> Node:
     """A layer's node as the module's: its names, and an MLP of its width."""
     here, file = f"layers.{layer}.", f"model.layers.{layer}."
 
@@ -260,7 +264,7 @@ def _renamed(node: Node, layer: int, entry: str, prefix: str, held: Held) -> Nod
     )
 
 
-def _of_width(op: Op, weights: Mapping[str, str], held: Held) -> Op:
+def _of_width(op: Op, weights: Mapping[str, str], held: HeadTensors) -> Op:
     """A gated MLP as wide as its gate has rows; another operator as it is."""
     gate = held.rows(weights["gate"]) if isinstance(op, GatedMLP) else None
     return replace(op, inner=gate) if gate and isinstance(op, GatedMLP) else op

@@ -8,7 +8,7 @@ from typing import Protocol
 Shape = tuple[int, ...]
 
 
-class Held(Protocol):
+class HeadTensors(Protocol):
     """What tensors there are for a draft head."""
 
     def problems(self, shapes: Mapping[str, Shape]) -> Sequence[str]:
@@ -24,7 +24,7 @@ class Held(Protocol):
         ...
 
 
-class Everything:
+class SyntheticTensors:
     """Tensors by formula: all there could be."""
 
     def problems(self, shapes: object) -> Sequence[str]:
@@ -40,4 +40,4 @@ class Everything:
         return name
 
 
-EVERYTHING: Held = Everything()
+EVERYTHING: HeadTensors = SyntheticTensors()

@@ -9,14 +9,14 @@ from typing import Any
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
 from cortiq.ir.layers import KDA, MoE
-from cortiq.models.config import Amount, Keys, check_derived, in_form_of
+from cortiq.models.config import Amount, Keys, check_derived, convert_config
 from cortiq.models.granitemoehybrid import decay_form
 from cortiq.models.layer_kinds import GLOBAL, by_layer, layer_list, sparse_layers
 from cortiq.models.mixtral import EXPERTS
 from cortiq.models.mla import JOINT, LATENT_GGUF, LatentConfig, latent_attention, names_of
 from cortiq.models.names import Names
 from cortiq.models.parts import MLP, MOE, Decoder, activation, gated_mlp
-from cortiq.models.pieces import Fused
+from cortiq.models.pieces import FusedTensor
 from cortiq.models.qwen3_next import LINEAR
 from cortiq.numerics.route import Router
 
@@ -47,7 +47,7 @@ NAMES = Names(
     # transformers writes the matrices of dense layers under the name of experts
     fused=(
         JOINT,
-        *(Fused(f"{SPARSE}.{m}_proj", (f"mlp.{m}_proj",)) for m in ("gate", "up", "down")),
+        *(FusedTensor(f"{SPARSE}.{m}_proj", (f"mlp.{m}_proj",)) for m in ("gate", "up", "down")),
     ),
     joined={"self_attn.conv1d": tuple(f"self_attn.{part}_conv1d" for part in "qkv")},
     gguf={
@@ -225,7 +225,7 @@ class GGUFConfig(LatentConfig):
             slot_width=(self.slot_width, self.kv_lora_rank + self.qk_rope_head_dim),
             value_length=(self.value_length, self.kv_lora_rank),
         )
-        return in_form_of(
+        return convert_config(
             Config, self, where, num_key_value_heads=self.num_attention_heads,
             qk_nope_head_dim=self.qk_head_dim - self.qk_rope_head_dim,
             layer_types=tuple(GLOBAL if count else LINEAR for count in heads),

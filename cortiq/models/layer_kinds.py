@@ -74,7 +74,7 @@ def by_layer(values: Any, count: int, name: str) -> tuple[Any, ...]:
     return values[:count]
 
 
-def the_only(values: Iterable[int], name: str) -> int | None:
+def single_count(values: Iterable[int], name: str) -> int | None:
     """The one count above 0 in a list by layer, `None` if there is none.
 
     Raises

@@ -9,19 +9,19 @@ from typing import Any, ClassVar
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
 from cortiq.ir.layers import Attention, MoE
-from cortiq.models.config import Amount, BaseConfig, Keys, in_form_of
+from cortiq.models.config import Amount, BaseConfig, Keys, convert_config
 from cortiq.models.layer_kinds import (
     GLOBAL,
     LOCAL,
     by_layer,
     layer_ropes,
+    single_count,
     sparse_layers,
-    the_only,
     windows,
 )
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MOE, Decoder, activation, attention, gated_mlp
-from cortiq.models.pieces import Fused
+from cortiq.models.pieces import FusedTensor
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.route import Router
 
@@ -45,7 +45,7 @@ KEYS = Keys(
     },
     gguf_only={"expert_gating_func": 2},
 )
-QKV = Fused("self_attn.qkv_proj", tuple(f"self_attn.{part}_proj" for part in "qkv"))
+QKV = FusedTensor("self_attn.qkv_proj", tuple(f"self_attn.{part}_proj" for part in "qkv"))
 NAMES = Names(
     gguf={"self_attn.attention_sink_bias": "attn_sinks.weight", "self_attn.qkv_proj": "attn_qkv"},
     fused=(QKV,),
@@ -132,8 +132,10 @@ class GGUFConfig(BaseConfig):
         count = self.num_hidden_layers
         local = by_layer(self.sliding_window_pattern, count, "sliding_window_pattern")
         heads = by_layer(self.num_key_value_heads, count, "head_count_kv")
-        whole = the_only((h for h, w in zip(heads, local, strict=True) if not w), "head_count_kv")
-        own = the_only((h for h, w in zip(heads, local, strict=True) if w), "head_count_kv")
+        whole = single_count(
+            (h for h, w in zip(heads, local, strict=True) if not w), "head_count_kv"
+        )
+        own = single_count((h for h, w in zip(heads, local, strict=True) if w), "head_count_kv")
         whole = whole or (own or 0) // 2
         if own not in (None, 2 * whole):
             message = f"has {own} KV heads in layers with a window, {whole} in others"
@@ -143,7 +145,7 @@ class GGUFConfig(BaseConfig):
             raise UnsupportedError(message, where=where)
         turned = {"partial_rotary_factor": self.rope_dimension_count / self.head_width}
         ropes = {GLOBAL: self.rope_theta, LOCAL: self.swa_rope_theta}
-        return in_form_of(
+        return convert_config(
             Config, self, where, num_key_value_heads=whole,
             layer_types=tuple(LOCAL if w else GLOBAL for w in local),
             rope_parameters={k: {"rope_type": "default", "rope_theta": theta, **turned}

@@ -16,7 +16,7 @@ from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.layer_kinds import GLOBAL, layer_list, sparse_layers
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MOE, Decoder, attention
-from cortiq.models.pieces import Fused
+from cortiq.models.pieces import FusedTensor
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
@@ -25,15 +25,15 @@ GGUF: tuple[str, ...] = ()
 KEYS = Keys(only={"hidden_act": "silu"})
 
 
-def _joint(block: str, bare: bool = False) -> Fused:
+def _joint(block: str, bare: bool = False) -> FusedTensor:
     parts = (f"{block}.gate_proj", f"{block}.up_proj")
-    return Fused(f"{block}.gate_up_proj", parts, bare=bare)
+    return FusedTensor(f"{block}.gate_up_proj", parts, bare=bare)
 
 
 NAMES = Names(
     fused=(
         _joint("mlp"), _joint("mlp.shared_experts"), _joint("mlp.experts", bare=True),
-        Fused("mlp.experts.down_proj", ("mlp.experts.down_proj",), bare=True),
+        FusedTensor("mlp.experts.down_proj", ("mlp.experts.down_proj",), bare=True),
     ),
     unread=r"model\.layers\.\d+\.self_attn\.indexer\..*",
 )  # fmt: skip

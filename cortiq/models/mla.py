@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from cortiq.errors import FormatError
 from cortiq.ir.layers import LatentAttention
 from cortiq.models.config import BaseConfig
-from cortiq.models.pieces import Fused
+from cortiq.models.pieces import FusedTensor
 from cortiq.models.rope import yarn_scale
 from cortiq.numerics.rope import RopeTable
 
 EPS = 1e-6
 """Of the norms of latents, whatever the others of the model have."""
 
-JOINT = Fused("self_attn.kv_b_proj", ("self_attn.k_b", "self_attn.v_b"), swapped=("self_attn.k_b",))
+JOINT = FusedTensor(
+    "self_attn.kv_b_proj", ("self_attn.k_b", "self_attn.v_b"), swapped=("self_attn.k_b",)
+)
 """Every head's rows of keys and of values; the absorbed form takes those of keys transposed."""
 
 LATENT: Mapping[str, str] = {

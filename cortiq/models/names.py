@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cortiq.models.pieces import Fused
+from cortiq.models.pieces import FusedTensor
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
@@ -68,7 +68,7 @@ class Names:
     """
 
     gguf: Mapping[str, str] = field(default_factory=dict)
-    fused: tuple[Fused, ...] = ()
+    fused: tuple[FusedTensor, ...] = ()
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     folder: Mapping[str, str] = field(default_factory=dict)
     unread: str = ""

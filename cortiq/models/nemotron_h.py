@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cortiq.errors import FormatError
 from cortiq.ir import Op, Program
 from cortiq.ir.layers import MLP, Mamba2, MoE
-from cortiq.models.config import Amount, BaseConfig, Keys, in_form_of
+from cortiq.models.config import Amount, BaseConfig, Keys, convert_config
 from cortiq.models.granitemoehybrid import (
     LINEAR,
     MAMBA,
@@ -18,7 +18,7 @@ from cortiq.models.granitemoehybrid import (
     MambaGGUF,
     decay_form,
 )
-from cortiq.models.layer_kinds import GLOBAL, by_layer, layer_list, the_only
+from cortiq.models.layer_kinds import GLOBAL, by_layer, layer_list, single_count
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MOE, Decoder, activation, attention
 from cortiq.models.parts import MLP as MLP_TENSORS
@@ -193,9 +193,9 @@ class GGUFConfig(MambaGGUF):
             GLOBAL if attends else feeds if width else LINEAR
             for attends, width in zip(self.attending(), widths, strict=True)
         )
-        return in_form_of(
+        return convert_config(
             Config, self, where, num_key_value_heads=self.heads(), layers_block_type=kinds,
-            intermediate_size=the_only(widths, "feed_forward_length") or 1,
+            intermediate_size=single_count(widths, "feed_forward_length") or 1,
             n_routed_experts=self.n_routed_experts or 1, mamba_num_heads=heads,
             mamba_head_dim=self.inner_size // heads, ssm_state_size=self.state_size,
         )  # fmt: skip

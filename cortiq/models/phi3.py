@@ -9,7 +9,7 @@ from cortiq.ir.layers import Attention, GatedMLP
 from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation
-from cortiq.models.pieces import Fused
+from cortiq.models.pieces import FusedTensor
 from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("phi3",)
@@ -23,8 +23,10 @@ KEYS = Keys(
 NAMES = Names(
     gguf={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
     fused=(
-        Fused("self_attn.qkv_proj", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
-        Fused("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj")),
+        FusedTensor(
+            "self_attn.qkv_proj", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        ),
+        FusedTensor("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj")),
     ),
 )
 OLD_LONGROPE = ("su", "yarn")

@@ -1,7 +1,7 @@
 """Weights that are only part of a tensor in the file, or lie in it the other way round.
 
 A file may hold q, k and v as one matrix, gate and up as another, or a head's key and value matrices
-as one; `Fused` says so once for a family, and every weight is then a `Piece` of the tensor.
+as one; `FusedTensor` says so once for a family, and every weight is then a `TensorPiece` of the tensor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LAYER_PREFIX = "model.layers."
 
 
 @dataclass(frozen=True)
-class Fused:
+class FusedTensor:
     """A tensor of the file that holds several weights, one after the other.
 
     Matrices lie one below the other; of a stack [heads or experts, rows, columns], those of every
@@ -47,7 +47,7 @@ class Fused:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """What a weight takes of a tensor.
 
     Attributes
@@ -73,7 +73,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Cut:
+class PieceView:
     """A piece, with what is read of a tensor: `raw` has an axis more, of bytes, and may have gaps.
 
     Attributes
@@ -87,14 +87,14 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Dequantised:
+class DequantisedPiece:
     """A piece of a quantised tensor that crosses its blocks: floats, made when they are asked for.
 
     Blocks run along the rows of the file; a matrix that lies the other way round has no codes.
     """
 
     source: Any
-    piece: Piece
+    piece: TensorPiece
     type = "F32"
 
     @property
@@ -104,7 +104,7 @@ class Dequantised:
 
     @property
     def raw(self) -> npt.NDArray[np.uint8]:
-        """The floats' bytes, as `Cut.raw`."""
+        """The floats' bytes, as `PieceView.raw`."""
         rows, columns = prod(self.piece.shape[:-1]), self.piece.shape[-1]
         weight = Weight.from_bytes(LAYOUTS[self.source.type], self.source.raw, (rows, columns))
         values = embedding_rows(weight, np.arange(rows), name=self.name)
@@ -112,7 +112,9 @@ class Dequantised:
         return np.ascontiguousarray(part, "<f4").view(np.uint8)
 
 
-def piece_of(fused: Fused, part: str, shapes: Mapping[str, tuple[int, ...]], tensor: str) -> Piece:
+def locate_piece(
+    fused: FusedTensor, part: str, shapes: Mapping[str, tuple[int, ...]], tensor: str
+) -> TensorPiece:
     """Where the weight `part` lies in a tensor of the file.
 
     Parameters
@@ -127,7 +129,7 @@ def piece_of(fused: Fused, part: str, shapes: Mapping[str, tuple[int, ...]], ten
     whole[axis] = sum(sizes)
     size = stored[part][axis]
     swapped = part in fused.swapped and len(whole) > 1
-    return Piece(tensor, tuple(whole), axis, start, start + size, swapped)
+    return TensorPiece(tensor, tuple(whole), axis, start, start + size, swapped)
 
 
 def _stored(shape: tuple[int, ...], swapped: bool) -> tuple[int, ...]:
@@ -135,7 +137,7 @@ def _stored(shape: tuple[int, ...], swapped: bool) -> tuple[int, ...]:
     return (*shape[:-2], shape[-1], shape[-2]) if swapped and len(shape) > 1 else shape
 
 
-def cut(tensor: Any, piece: Piece) -> Any:
+def read_piece(tensor: Any, piece: TensorPiece) -> Any:
     """The piece of a tensor; nothing is copied or computed yet."""
     if piece.is_whole:
         return tensor
@@ -143,13 +145,13 @@ def cut(tensor: Any, piece: Piece) -> Any:
     if layout.kind == "float":
         raw = tensor.raw.reshape(*piece.shape, layout.block_bytes)
     elif piece.swapped or piece.axis == len(piece.shape) - 1:
-        return Dequantised(tensor, piece)
+        return DequantisedPiece(tensor, piece)
     else:
         raw = tensor.raw.reshape(*piece.shape[:-1], 1, -1)
-    return Cut(tensor.name, tensor.type, _taken(raw, piece))
+    return PieceView(tensor.name, tensor.type, _taken(raw, piece))
 
 
-def _taken(values: npt.NDArray[Any], piece: Piece) -> npt.NDArray[Any]:
+def _taken(values: npt.NDArray[Any], piece: TensorPiece) -> npt.NDArray[Any]:
     """The slice of [..., elements or bytes], its matrices turned."""
     values = values[(slice(None),) * piece.axis + (slice(piece.start, piece.stop),)]
     return values.swapaxes(-2, -3) if piece.swapped else values
@@ -165,7 +167,7 @@ def split_name(name: str) -> tuple[str, str, str]:
     return prefix, stem, suffix
 
 
-def fused_of(table: Sequence[Fused], name: str) -> tuple[Fused, str, str] | None:
+def fused_of(table: Sequence[FusedTensor], name: str) -> tuple[FusedTensor, str, str] | None:
     """The entry that has the weight of a canonical name, and the name's other two parts.
 
     Returns

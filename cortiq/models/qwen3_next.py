@@ -13,7 +13,7 @@ from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.layer_kinds import GLOBAL, is_stepped_sparse, layer_list
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation, norm_offset
-from cortiq.models.pieces import Fused
+from cortiq.models.pieces import FusedTensor
 from cortiq.models.qwen2_moe import EXPERTS, SHARED_EXPERT
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
@@ -54,7 +54,7 @@ GGUF_NAMES: Mapping[str, str] = {
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
 }
-GATE_UP = Fused("mlp.experts.gate_up_proj", ("mlp.experts.gate_proj", "mlp.experts.up_proj"))
+GATE_UP = FusedTensor("mlp.experts.gate_up_proj", ("mlp.experts.gate_proj", "mlp.experts.up_proj"))
 HEAD_NOTES = frozenset({
     "mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings",
 })  # fmt: skip

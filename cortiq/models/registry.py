@@ -53,7 +53,7 @@ EXPERTS = "+experts"
 """Added to a GGUF architecture whose file holds experts: Mixtral's is `llama`."""
 
 
-class Checkpoint(Protocol):
+class OpenCheckpoint(Protocol):
     """What is read of an open model, as `cortiq.formats.open_checkpoint` returns it."""
 
     @property
@@ -128,14 +128,14 @@ def family_name(family: ModuleType) -> str:
     return family.__name__.rpartition(".")[2]
 
 
-def architecture_of(checkpoint: Checkpoint) -> str:
+def architecture_of(checkpoint: OpenCheckpoint) -> str:
     """What the registry looks up; GGUF files with experts have `+experts` added."""
     name = checkpoint.architecture
     experts = checkpoint.config.get(f"{name}.expert_count") if checkpoint.kind == "gguf" else None
     return name + EXPERTS if isinstance(experts, int) and experts else name
 
 
-def family_for(checkpoint: Checkpoint, extra: Sequence[ModuleType] = ()) -> ModuleType:
+def family_for(checkpoint: OpenCheckpoint, extra: Sequence[ModuleType] = ()) -> ModuleType:
     """The family that reads a checkpoint; `UnsupportedError` names those that are alike."""
     known = families(extra)
     name = architecture_of(checkpoint)
@@ -146,27 +146,27 @@ def family_for(checkpoint: Checkpoint, extra: Sequence[ModuleType] = ()) -> Modu
         near = difflib.get_close_matches(name, known, n=3)
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         hint = f"{meant}`cortiq inspect --families` lists the {len(known)} there are"
-        raise UnsupportedError(message, where=place(checkpoint), hint=hint)
+        raise UnsupportedError(message, where=location_of(checkpoint), hint=hint)
     if checkpoint.kind == "gguf" and name not in gguf_architectures(known[name]):
         message = f"GGUF files of the architecture {name!r} are not supported"
         raise UnsupportedError(
-            message, where=place(checkpoint), hint="take the Hugging Face folder"
+            message, where=location_of(checkpoint), hint="take the Hugging Face folder"
         )
     return known[name]
 
 
-def place(checkpoint: Checkpoint) -> str:
+def location_of(checkpoint: OpenCheckpoint) -> str:
     """The file or name of a checkpoint, for messages."""
     return str(getattr(checkpoint, "path", checkpoint.architecture))
 
 
-def read_config(family: ModuleType, checkpoint: Checkpoint) -> BaseConfig:
+def read_config(family: ModuleType, checkpoint: OpenCheckpoint) -> BaseConfig:
     """The checkpoint's configuration, every key of it known by name.
 
     A family whose GGUF files say things otherwise than its folders has a `GGUFConfig` of what they
     say, with a method `config` that makes a `Config` of it.
     """
-    where = place(checkpoint)
+    where = location_of(checkpoint)
     if checkpoint.kind == "gguf":
         stored = getattr(family, "GGUFConfig", family.Config)
         config = config_from_gguf(stored, family.KEYS, checkpoint, where=where)

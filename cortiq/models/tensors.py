@@ -14,8 +14,8 @@ from cortiq.models.config import BaseConfig
 from cortiq.models.gguf_rope import ROPE_TENSORS
 from cortiq.models.names import IGNORED, Names
 from cortiq.models.parts import HEAD, TABLE
-from cortiq.models.pieces import Piece, fused_of, piece_of, split_name
-from cortiq.models.registry import Checkpoint, place
+from cortiq.models.pieces import TensorPiece, fused_of, locate_piece, split_name
+from cortiq.models.registry import OpenCheckpoint, location_of
 
 DRAFT_NAME = re.compile(r"(?:model\.)?mtp\.")
 """Tensors of draft heads, which no trunk needs."""
@@ -25,8 +25,8 @@ LAYER_NAME = re.compile(r"(?:model\.layers|blk)\.(\d{1,9})\.")
 
 
 def find_tensors(
-    program: Program, checkpoint: Checkpoint, family: ModuleType, config: BaseConfig
-) -> dict[str, list[Piece]]:
+    program: Program, checkpoint: OpenCheckpoint, family: ModuleType, config: BaseConfig
+) -> dict[str, list[TensorPiece]]:
     """Tensors of the file, or what of them, for each weight; `FormatError` lists every problem."""
     shapes = {name: spec.shape for name, spec in program.weights.items()}
     places = {
@@ -39,14 +39,14 @@ def find_tensors(
     if problems:
         lines = "\n  ".join(problems)
         message = f"does not hold the tensors of its architecture:\n  {lines}"
-        raise FormatError(message, where=place(checkpoint))
+        raise FormatError(message, where=location_of(checkpoint))
     return places
 
 
-class HeldTensors:
+class CheckpointTensors:
     """The tensors of a checkpoint, by the canonical names of weights (`models.held.Held`)."""
 
-    def __init__(self, checkpoint: Checkpoint, names: Names, source: str) -> None:
+    def __init__(self, checkpoint: OpenCheckpoint, names: Names, source: str) -> None:
         self.checkpoint, self.names, self.source = checkpoint, names, source
 
     def has(self, name: str) -> bool:
@@ -93,10 +93,10 @@ class HeldTensors:
 def _pieces(
     name: str,
     shapes: Mapping[str, tuple[int, ...]],
-    checkpoint: Checkpoint,
+    checkpoint: OpenCheckpoint,
     names: Names,
     source: str,
-) -> list[Piece]:
+) -> list[TensorPiece]:
     """The tensor of a weight; one an expert where the file holds a stack in pieces; a part of one
     that holds several; several that are joined.
     """
@@ -105,32 +105,34 @@ def _pieces(
     if whole is None:  # this kind of file never has it as a tensor of its own
         return [piece] if piece else _joined_pieces(name, shape, names, source)
     if whole in checkpoint and (piece is None or piece.tensor != whole):
-        return [Piece(whole, shape)]
+        return [TensorPiece(whole, shape)]
     if len(shape) == 3 and names.of_expert(name, 0, source) in checkpoint:
         experts = range(shape[0])
-        return [Piece(names.of_expert(name, e, source), shape[1:]) for e in experts]
+        return [TensorPiece(names.of_expert(name, e, source), shape[1:]) for e in experts]
     if piece is not None:
         return [piece]
     if joined := _joined_pieces(name, shape, names, source):
         return joined
-    return [Piece(whole, shape)]
+    return [TensorPiece(whole, shape)]
 
 
-def _joined_pieces(name: str, shape: tuple[int, ...], names: Names, source: str) -> list[Piece]:
+def _joined_pieces(
+    name: str, shape: tuple[int, ...], names: Names, source: str
+) -> list[TensorPiece]:
     """The tensors that hold the rows of a weight one after the other, if the family has such."""
     prefix, stem, suffix = split_name(name)
     tensors = names.joined.get(stem, ())
     own = [names.in_file(f"{prefix}{tensor}.{suffix}", source) for tensor in tensors]
-    return [Piece(tensor, (shape[0] // len(own), *shape[1:])) for tensor in own]
+    return [TensorPiece(tensor, (shape[0] // len(own), *shape[1:])) for tensor in own]
 
 
 def _fused_piece(
     name: str,
     shapes: Mapping[str, tuple[int, ...]],
-    checkpoint: Checkpoint,
+    checkpoint: OpenCheckpoint,
     names: Names,
     source: str,
-) -> Piece | None:
+) -> TensorPiece | None:
     """The part of a tensor that holds several weights, if the family has such a one, and unless the
     file has others of these weights by themselves.
     """
@@ -145,10 +147,10 @@ def _fused_piece(
         return None
     parts = {part: shapes[f"{prefix}{part}.{suffix}"] for part in fused.parts}
     part = name.removeprefix(prefix).removesuffix(f".{suffix}")
-    return piece_of(fused, part, parts, tensor)
+    return locate_piece(fused, part, parts, tensor)
 
 
-def _tensor_problems(piece: Piece, checkpoint: Checkpoint) -> Iterator[str]:
+def _tensor_problems(piece: TensorPiece, checkpoint: OpenCheckpoint) -> Iterator[str]:
     tensor, shape = piece.tensor, list(piece.shape)
     if tensor not in checkpoint:
         yield f"{tensor} {shape} is missing"
@@ -164,8 +166,8 @@ def _tensor_problems(piece: Piece, checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _left_over(
-    places: Mapping[str, Sequence[Piece]],
-    checkpoint: Checkpoint,
+    places: Mapping[str, Sequence[TensorPiece]],
+    checkpoint: OpenCheckpoint,
     config: BaseConfig,
     names: Names,
 ) -> Iterator[str]:
@@ -181,7 +183,7 @@ def _left_over(
             yield f"{tensor} belongs to nothing in the graph"
 
 
-def _of_draft_head(tensor: str, checkpoint: Checkpoint, config: BaseConfig) -> bool:
+def _of_draft_head(tensor: str, checkpoint: OpenCheckpoint, config: BaseConfig) -> bool:
     """Whether a tensor belongs to a layer after the trunk's that drafts tokens: one with the
     matrix that joins an embedding and a hidden state.
     """
@@ -193,7 +195,7 @@ def _of_draft_head(tensor: str, checkpoint: Checkpoint, config: BaseConfig) -> b
     return any(f"{layer[0]}{end}eh_proj.weight" in checkpoint for end in ("", "nextn."))
 
 
-def _untied(checkpoint: Checkpoint, config: BaseConfig, table_name: str) -> Iterator[str]:
+def _untied(checkpoint: OpenCheckpoint, config: BaseConfig, table_name: str) -> Iterator[str]:
     """A head of its own in a file that says the head is the table: some files hold the copy.
 
     Only the ends of the two are compared, so that nothing long is read at load.

@@ -18,7 +18,7 @@ FORMATS = ("w16", "w8", "w8b256", "f32")
 """Layouts that float matrices can be converted to."""
 
 
-class Tensor(Protocol):
+class StoredTensor(Protocol):
     """A tensor in the file's own codes: `formats.checkpoint.RawTensor`."""
 
     @property
@@ -61,7 +61,7 @@ class LazyParts(Mapping[str, npt.NDArray[np.generic]]):
 
 
 def _converted(
-    tensors: Sequence[Tensor], size: tuple[int, int], layout: str
+    tensors: Sequence[StoredTensor], size: tuple[int, int], layout: str
 ) -> dict[str, npt.NDArray[np.generic]]:
     """Parts of float tensors of a size in a layout, the rows of all one after the other."""
     done = [convert(raw_weight(t, size), layout, t.name).parts for t in tensors]
@@ -70,7 +70,7 @@ def _converted(
     return {key: np.concatenate([parts[key] for parts in done]) for key in done[0]}
 
 
-def matrix_weight(tensors: Sequence[Tensor], shape: tuple[int, ...], layout: str) -> Weight:
+def matrix_weight(tensors: Sequence[StoredTensor], shape: tuple[int, ...], layout: str) -> Weight:
     """A matrix, or a stack of them as one tensor or several, as a `Weight` of E·N rows.
 
     Block layouts stay in the file's codes and are not copied; F32, F16 and BF16 become `layout`.
@@ -100,7 +100,7 @@ def _stacked(weights: Sequence[Weight]) -> Weight:
     return Weight.from_bytes(weights[0].layout, raw, (rows, weights[0].shape[1]))
 
 
-def vector_weight(tensors: Sequence[Tensor], shape: tuple[int, ...]) -> Weight:
+def vector_weight(tensors: Sequence[StoredTensor], shape: tuple[int, ...]) -> Weight:
     """A norm, bias or other small float tensor as a float32 `Weight` (1, n), or (N, K) taps.
 
     The rows of several tensors of one size lie one after the other.
@@ -113,7 +113,7 @@ def vector_weight(tensors: Sequence[Tensor], shape: tuple[int, ...]) -> Weight:
     return Weight.from_floats(np.concatenate(parts))
 
 
-def _float_weight(tensor: Tensor, size: tuple[int, int]) -> Weight:
+def _float_weight(tensor: StoredTensor, size: tuple[int, int]) -> Weight:
     """A tensor that the file holds as floats, in float32."""
     weight = raw_weight(tensor, size)
     if weight.layout.kind != "float":

@@ -15,7 +15,7 @@ from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.formats.fetch import resolve
 from cortiq.ir import Program
 from cortiq.models import load_program
-from cortiq.models.head_names import parted
+from cortiq.models.head_names import split_heads_option
 from cortiq.models.synthetic import PREFIX, open_synthetic
 from cortiq.numerics.layouts import Weight
 from cortiq.options import LoadOptions
@@ -102,7 +102,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
 
 def open_drafter(heads: str, progress: Progress | None = None) -> tuple[str, Any]:
     """The option `heads` without a block drafter, and that drafter's folder, opened."""
-    head, path = parted(heads)
+    head, path = split_heads_option(heads)
     if path is None:
         return heads, None
     if not path:
