@@ -22,18 +22,18 @@ class ToolCall:
     arguments: Mapping[str, Any]
 
 
-class Unfinished(ValueError):
+class UnfinishedCall(ValueError):
     """A call that goes on behind the closing marker that was found: the marker is part of it."""
 
 
 Tools = Mapping[str, Mapping[str, Any]]
 """JSON schema of each offered tool's arguments, by its name."""
 
-Read = Callable[[str, Tools, bool], tuple[list[ToolCall], int]]
+CallReader = Callable[[str, Tools, bool], tuple[list[ToolCall], int]]
 """Reads calls from a text that begins with an opening marker: the calls, and where they end.
 
 The text reaches to a closing marker, or (the flag `final`) to the end of the answer. ValueError
-where there is no call: the opening marker is text then. `Unfinished` where the closing marker is
+where there is no call: the opening marker is text then. `UnfinishedCall` where the closing marker is
 part of the call: it is asked again at the next one.
 """
 
@@ -50,9 +50,9 @@ class ToolDialect:
         and where `at_end` is set the end of the text closes them too (a marker that ends an answer
         is not part of the text).
     parse : the calls in what stands between the markers; ValueError where there are none, and then
-        the whole of it is text. `Unfinished` where the closing marker is part of a call.
+        the whole of it is text. `UnfinishedCall` where the closing marker is part of a call.
     inner : further markers that calls are written with.
-    texts : whether arguments are texts whose types only the tool's schema tells (`typed`).
+    texts : whether arguments are texts whose types only the tool's schema tells (`coerce_arguments`).
     wrap : text around a call's JSON object `{"name": …, "arguments": …}` where a call can be forced
         by a grammar; None where the dialect does not write calls as such an object.
     read : reads irregular calls too; used instead of `parse` where it is there.
@@ -71,19 +71,19 @@ class ToolDialect:
     inner: tuple[str, ...] = ()
     texts: bool = False
     wrap: tuple[str, str] | None = None
-    read: Read | None = None
+    read: CallReader | None = None
     openings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     bare: tuple[str, ...] = ()
 
     def calls(self, text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
-        """Read calls from a text that begins with an opening marker; see `Read`."""
+        """Read calls from a text that begins with an opening marker; see `CallReader`."""
         made, end = self._read(text, tools, final)
         if not made:
             raise ValueError("no call")
         if not text.startswith(self.opens) and any(call.name not in tools for call in made):
             raise ValueError("no offered tool")
         if self.texts:
-            made = [typed(call, tools.get(call.name, {})) for call in made]
+            made = [coerce_arguments(call, tools.get(call.name, {})) for call in made]
         return made, end
 
     def _read(self, text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
@@ -99,7 +99,7 @@ WORDS = {"true": True, "false": False, "null": None, "none": None}
 """What models write for JSON's words, in Python's spelling too."""
 
 
-def typed(call: ToolCall, schema: Mapping[str, Any]) -> ToolCall:
+def coerce_arguments(call: ToolCall, schema: Mapping[str, Any]) -> ToolCall:
     """Return a call whose arguments were texts, with the values that the tool's schema expects.
 
     A text stays one unless the schema forbids strings there; then it is read as JSON, and stays a

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from cortiq.dialects.dialect import Read, ToolCall, Tools, Unfinished
+from cortiq.dialects.dialect import CallReader, ToolCall, Tools, UnfinishedCall
 
 FENCE = "```(?:json)?"
 NOTHING = re.compile("")
@@ -60,7 +60,7 @@ def decode(text: str, at: int = 0, closes: str = "") -> tuple[Any, int]:
         if closes and text.startswith(closes, end) and error.msg.startswith("Expecting ','"):
             value = _DECODER.decode(text[at:end] + _missing(text, at, end))
         elif error.msg.startswith("Unterminated") or not text[end:].strip():
-            raise Unfinished("the text ends inside a value") from None
+            raise UnfinishedCall("the text ends inside a value") from None
         else:
             raise
     except RecursionError:
@@ -121,7 +121,7 @@ def calls_of(value: object) -> list[ToolCall]:
     return [call_of(item) for item in values]
 
 
-def object_reader(opens: str, closes: str) -> Read:
+def object_reader(opens: str, closes: str) -> CallReader:
     """Return the reader of a dialect whose calls are JSON objects, or lists of them, after `opens`.
 
     Several may stand in one block, with commas, semicolons, line breaks or markers between them,
@@ -145,7 +145,7 @@ def object_reader(opens: str, closes: str) -> Read:
 
 def named_reader(
     opens: str, head: re.Pattern[str], tail: re.Pattern[str], closes: str, closing: re.Pattern[str]
-) -> Read:
+) -> CallReader:
     """Return the reader of a dialect that writes a name, then its arguments as a JSON object.
 
     Parameters

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from cortiq.dialects.dialect import Read, ToolCall, Tools, Unfinished
+from cortiq.dialects.dialect import CallReader, ToolCall, Tools, UnfinishedCall
 from cortiq.dialects.json_text import ending, object_reader, skip
 from cortiq.dialects.schema import Schema
 
@@ -20,7 +20,7 @@ _SPACES = re.compile(r"\s*")
 
 
 @dataclass(frozen=True)
-class Markup:
+class MarkupReader:
     """The elements of a dialect.
 
     Attributes
@@ -45,7 +45,7 @@ class Markup:
         return re.compile(self.head)
 
     @cached_property
-    def _objects(self) -> Read:
+    def _objects(self) -> CallReader:
         return object_reader(self.opens, self.closes)
 
     @cached_property
@@ -136,7 +136,7 @@ class Markup:
             return made, at
         if loosely and made and after == len(text) and schema.names() <= made.keys():
             return made, at  # nothing that was cut off could have been an argument
-        raise Unfinished("the call does not end")
+        raise UnfinishedCall("the call does not end")
 
     def _value(
         self, text: str, at: int, open_keys: frozenset[str], loosely: bool
@@ -162,7 +162,7 @@ class Markup:
                 text, start, again
             ):
                 return self._plain(text[at:start]), again.end()
-        raise Unfinished("the value does not end")
+        raise UnfinishedCall("the value does not end")
 
     def _twice(self, text: str, start: int, again: re.Match[str]) -> bool:
         """Whether the tag at `start` closes a value though it is there again behind it.

@@ -6,26 +6,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cortiq.dialects.dialect import Read, ToolCall, ToolDialect, Tools, Unfinished
+from cortiq.dialects.dialect import CallReader, ToolCall, ToolDialect, Tools, UnfinishedCall
 from cortiq.dialects.json_text import object_reader
 from cortiq.dialects.thinking import Thinking
 
 
 @dataclass(frozen=True)
-class Said:
+class AnswerText:
     """A piece of the answer's text."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Thought:
+class ThinkingText:
     """A piece of thinking."""
 
     text: str
 
 
-Part = Said | Thought | ToolCall
+AnswerPart = AnswerText | ThinkingText | ToolCall
 
 MOST_READ = 1 << 24
 """Characters of one answer that are read as calls, those read again counted again: an answer that
@@ -37,7 +37,7 @@ BARE = ("{", "[{")
 _OBJECTS = object_reader("", "")
 
 
-class Splitter:
+class AnswerSplitter:
     """Cuts an answer into parts; what they are does not depend on the pieces it comes in.
 
     A call inside a thinking block is thinking. What looks like a call and cannot be parsed is text.
@@ -63,23 +63,23 @@ class Splitter:
         self._held = ""
         self._looked = self._read = 0
 
-    def feed(self, piece: str) -> list[Part]:
+    def feed(self, piece: str) -> list[AnswerPart]:
         """Take a piece; the parts that are now certain."""
         self._held += piece
         return list(self._run(final=False))
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[AnswerPart]:
         """The end of the answer; the parts that were still held back."""
         return list(self._run(final=True))
 
-    def _run(self, final: bool) -> Iterator[Part]:
+    def _run(self, final: bool) -> Iterator[AnswerPart]:
         while True:
             before, held = self._state, self._held
             yield from self._state(final)
             if self._state == before and self._held == held:
                 return
 
-    def _start(self, final: bool) -> Iterator[Part]:
+    def _start(self, final: bool) -> Iterator[AnswerPart]:
         """Before anything was said: a thinking block may open, or an object that is a call."""
         text = self._held.lstrip()
         opens = self.thinking.opens if self.thinking else ""
@@ -94,37 +94,37 @@ class Splitter:
         elif final or (text and not any(mark.startswith(packed) for mark in (opens, *bare))):
             self._state = self._say
 
-    def _open(self, final: bool) -> Iterator[Part]:
+    def _open(self, final: bool) -> Iterator[AnswerPart]:
         """Newlines after the opening marker are no part of the thinking."""
         self._held = self._held.lstrip("\n")
         if self._held:
             self._state = self._think
         yield from ()
 
-    def _think(self, final: bool) -> Iterator[Part]:
+    def _think(self, final: bool) -> Iterator[AnswerPart]:
         assert self.thinking is not None
         inside, found, after = self._cut((self.thinking.closes,), final)
         if inside:
-            yield Thought(inside)
+            yield ThinkingText(inside)
         if found:
             self._held, self._state = after, self._after
         else:
             self._held = after
 
-    def _after(self, final: bool) -> Iterator[Part]:
+    def _after(self, final: bool) -> Iterator[AnswerPart]:
         """Between thinking and answer: newlines there belong to neither."""
         self._held = self._held.lstrip("\n")
         if self._held or final:
             self._state = self._start
         yield from ()
 
-    def _say(self, final: bool) -> Iterator[Part]:
+    def _say(self, final: bool) -> Iterator[AnswerPart]:
         thinking, dialect = self.thinking, self.dialect
         openings = (dialect.opens, *dialect.openings) if dialect else ()
         frames = (thinking.opens, *thinking.frames) if thinking and thinking.frames else ()
         text, found, after = self._cut((*openings, *frames), final)
         if text:
-            yield Said(text)
+            yield AnswerText(text)
         self._held = after
         if found and found in openings:
             self._held, self._opening = found + after, found
@@ -132,7 +132,7 @@ class Splitter:
         elif thinking and found == thinking.opens:
             self._state = self._open
 
-    def _call(self, final: bool) -> Iterator[Part]:
+    def _call(self, final: bool) -> Iterator[AnswerPart]:
         """From a call's opening marker on; nothing comes out before one that closes it."""
         dialect, opening = self.dialect, self._opening
         assert dialect is not None
@@ -147,7 +147,7 @@ class Splitter:
             at, mark = min(hits) if hits else (len(self._held), "")
             try:
                 calls, end = self._calls(self._held[: at + len(mark)], self.tools, not hits)
-            except Unfinished:
+            except UnfinishedCall:
                 if not hits:
                     break
                 self._looked = at + len(mark)
@@ -158,9 +158,9 @@ class Splitter:
             yield from calls
         else:
             self._held, self._state = self._held[len(opening) :], self._say
-            yield Said(opening)
+            yield AnswerText(opening)
 
-    def _called(self, final: bool) -> Iterator[Part]:
+    def _called(self, final: bool) -> Iterator[AnswerPart]:
         """After calls: closing markers that stand there again are no text."""
         text = self._held.lstrip()
         closes = self.dialect.closes if self.dialect else ""
@@ -170,7 +170,7 @@ class Splitter:
             self._state = self._say
         yield from ()
 
-    def _bare(self, final: bool) -> Iterator[Part]:
+    def _bare(self, final: bool) -> Iterator[AnswerPart]:
         """An answer that began as calls without a marker do: calls if all of it is, else text."""
         if not final:
             return
@@ -181,7 +181,7 @@ class Splitter:
             self._held = ""
             yield from calls
 
-    def _whole(self, read: Read, text: str) -> list[ToolCall]:
+    def _whole(self, read: CallReader, text: str) -> list[ToolCall]:
         """The calls of offered tools that all of a text is; none where it is not."""
         try:
             calls, end = read(text, self.tools, True)
