@@ -22,11 +22,11 @@ from cortiq.engine.sequence import Sequence as Running
 from cortiq.errors import NoTokenizerError
 from cortiq.numerics.sampling import Sampling
 from cortiq.runtime.request import Request
-from cortiq.tokenizer.absent import AbsentTokenizer
+from cortiq.tokenizer.absent import MissingTokenizer
 from cortiq_conformance.drives import Bench, StoppedError
 from cortiq_conformance.schedules import Stream
 
-IDS_ONLY = AbsentTokenizer(NoTokenizerError("streams of ids have no text"))
+IDS_ONLY = MissingTokenizer(NoTokenizerError("streams of ids have no text"))
 CHUNK = 16
 ROWS = 48
 """Rows of a batch: prompts and drafts have to share them."""

@@ -21,7 +21,7 @@ from cortiq.numerics.layouts import Weight
 from cortiq.options import LoadOptions
 from cortiq.plugins import default_plugins
 from cortiq.runtime.request import vocabulary_size
-from cortiq.tokenizer.absent import AbsentTokenizer
+from cortiq.tokenizer.absent import MissingTokenizer
 from cortiq.tokenizer.tokenizer import Tokenizer, byte_tokenizer
 
 
@@ -131,7 +131,7 @@ def open_tokenizer(source: Mapping[str, Any] | Path | str, program: Program) -> 
     Parameters
     ----------
     source : GGUF metadata, a folder with tokenizer.json, or "bytes" for synthetic models. One
-        that has no tokenizer at all gives an `AbsentTokenizer`.
+        that has no tokenizer at all gives an `MissingTokenizer`.
     """
     if source == "bytes":
         return byte_tokenizer(vocabulary_size(program))
@@ -140,4 +140,4 @@ def open_tokenizer(source: Mapping[str, Any] | Path | str, program: Program) -> 
             return Tokenizer.from_folder(source)
         return Tokenizer.from_gguf(source)  # type: ignore[arg-type]
     except NoTokenizerError as reason:
-        return AbsentTokenizer(reason)
+        return MissingTokenizer(reason)

@@ -8,7 +8,7 @@ from cortiq.errors import NoTokenizerError
 from cortiq.tokenizer.special import SpecialTokens
 from cortiq.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["AbsentTokenizer"]
+__all__ = ["MissingTokenizer"]
 
 
 class _NoPieces:
@@ -35,7 +35,7 @@ class _NoPieces:
         raise self.reason
 
 
-class AbsentTokenizer(Tokenizer):
+class MissingTokenizer(Tokenizer):
     """Knows no token and no text; every question about them raises the reason.
 
     Parameters

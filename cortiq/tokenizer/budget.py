@@ -11,7 +11,7 @@ __all__ = [
     "CHARACTERS_PER_UNIT",
     "INTEGER_BITS",
     "VIEWS",
-    "Budget",
+    "RenderBudget",
     "BudgetError",
     "depth",
     "measure",
@@ -31,7 +31,7 @@ class BudgetError(Exception):
     """The template wants more steps, memory or time than it gets."""
 
 
-class Budget:
+class RenderBudget:
     """What a rendering may still use.
 
     Parameters

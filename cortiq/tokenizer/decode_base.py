@@ -6,26 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MIDDLE", "WHOLE", "Edges", "Place", "Sink", "Step", "literal_of"]
+__all__ = ["MIDDLE", "WHOLE", "TextEdges", "StepPosition", "TextSink", "DecodeStep", "literal_of"]
 
 _REGEX_SIGNS = frozenset("\\^$.|?*+()[]{}")
 
 
 @dataclass(frozen=True)
-class Edges:
+class TextEdges:
     """Whether the pieces begin and end the text, or lie inside one."""
 
     first: bool = True
     last: bool = True
 
 
-WHOLE, MIDDLE = Edges(), Edges(first=False, last=False)
+WHOLE, MIDDLE = TextEdges(), TextEdges(first=False, last=False)
 
 
-class Step:
+class DecodeStep:
     """Passes tokens on as they are: parts of a token, its end, and the end of the text."""
 
-    after: Step
+    after: DecodeStep
 
     def part(self, text: str) -> None:
         """Take a part of a token."""
@@ -40,7 +40,7 @@ class Step:
         self.after.close()
 
 
-class Sink(Step):
+class TextSink(DecodeStep):
     """Keeps the text that came out."""
 
     def __init__(self) -> None:
@@ -58,10 +58,10 @@ class Sink(Step):
 
 
 @dataclass(frozen=True)
-class Place:
+class StepPosition:
     """A step's place: edges of the text, and whether all tokens are one already (`joined`)."""
 
-    edges: Edges
+    edges: TextEdges
     joined: bool
     errors: str
 

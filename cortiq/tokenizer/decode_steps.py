@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cortiq.tokenizer.byte_level import piece_bytes
-from cortiq.tokenizer.decode_base import Place, Step, literal_of
+from cortiq.tokenizer.decode_base import DecodeStep, StepPosition, literal_of
 
 __all__ = ["MAKERS"]
 
@@ -22,7 +22,7 @@ _CLEANUP = (
 )
 
 
-class _Gather(Step):
+class _Gather(DecodeStep):
     """Waits for the end of a token, and hands it to `turn` whole."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class _Gather(Step):
         self.after.end()
 
 
-class _Fuse(Step):
+class _Fuse(DecodeStep):
     """Makes one token of all."""
 
     def end(self) -> None:
@@ -97,7 +97,7 @@ class _ByteFallback(_Gather):
         self.after.close()
 
 
-class _Replace(Step):
+class _Replace(DecodeStep):
     """Replaces a text inside every token, also where it lies across two parts."""
 
     def __init__(self, old: str, new: str) -> None:
@@ -115,7 +115,7 @@ class _Replace(Step):
         self.after.end()
 
 
-class _Strip(Step):
+class _Strip(DecodeStep):
     """Cuts up to `start` characters `content` off a token's beginning, `stop` off its end."""
 
     def __init__(self, content: str, start: int, stop: int) -> None:
@@ -137,7 +137,7 @@ class _Strip(Step):
         self.after.end()
 
 
-class _Metaspace(Step):
+class _Metaspace(DecodeStep):
     """Writes the sign as a space; in the first token it is left out, unless never put there."""
 
     def __init__(self, sign: str, leaves_out: bool) -> None:
@@ -215,7 +215,7 @@ class _Suffix(_Gather):
         self.after.close()
 
 
-class _Spaced(Step):
+class _Spaced(DecodeStep):
     """Joins tokens by spaces: what the library does where a file has no decoder."""
 
     def __init__(self, first: bool) -> None:
@@ -233,12 +233,12 @@ class _Spaced(Step):
         self.after.end()
 
 
-def _strip(step: Mapping[str, Any], place: Place) -> Step:
+def _strip(step: Mapping[str, Any], place: StepPosition) -> DecodeStep:
     begun, unending = (place.joined and not e for e in (place.edges.first, place.edges.last))
     return _Strip(step["content"], 0 if begun else step["start"], 0 if unending else step["stop"])
 
 
-MAKERS: dict[str, Callable[[Mapping[str, Any], Place], Step]] = {
+MAKERS: dict[str, Callable[[Mapping[str, Any], StepPosition], DecodeStep]] = {
     "BPEDecoder": lambda step, place: _Suffix(step["suffix"], place.last),
     "ByteFallback": lambda step, place: _ByteFallback(place.errors),
     "ByteLevel": lambda step, place: _ByteLevel(place.errors),

@@ -17,13 +17,13 @@ from typing import Any
 
 from cortiq.errors import UnsupportedError
 from cortiq.tokenizer.cost import MOST_GROWTH, MOST_STEPS, flattened, growth_of
-from cortiq.tokenizer.decode_base import WHOLE, Edges, Place, Sink, literal_of
+from cortiq.tokenizer.decode_base import WHOLE, StepPosition, TextEdges, TextSink, literal_of
 from cortiq.tokenizer.decode_steps import MAKERS
 
-__all__ = ["ByteStream", "Chain", "PieceStream", "decoder_steps"]
+__all__ = ["ByteStream", "DecoderChain", "PieceStream", "decoder_steps"]
 
 
-class Chain:
+class DecoderChain:
     """Decodes pieces one by one.
 
     Parameters
@@ -34,13 +34,13 @@ class Chain:
     """
 
     def __init__(
-        self, steps: Sequence[Mapping[str, Any]], edges: Edges = WHOLE, errors: str = "replace"
+        self, steps: Sequence[Mapping[str, Any]], edges: TextEdges = WHOLE, errors: str = "replace"
     ) -> None:
         made, joined = [], False
         for step in steps:
-            made.append(MAKERS[step["type"]](step, Place(edges, joined, errors)))
+            made.append(MAKERS[step["type"]](step, StepPosition(edges, joined, errors)))
             joined = joined or step["type"] in ("Fuse", "ByteLevel")
-        self._sink = Sink()
+        self._sink = TextSink()
         for before, after in zip(made, [*made[1:], self._sink], strict=True):
             before.after = after
         self._head = made[0] if made else self._sink
@@ -72,7 +72,7 @@ class PieceStream:
     chain : new.
     """
 
-    def __init__(self, piece_of: Callable[[int], str | None], chain: Chain) -> None:
+    def __init__(self, piece_of: Callable[[int], str | None], chain: DecoderChain) -> None:
         self._piece_of, self._chain = piece_of, chain
         self.finish = chain.finish
 

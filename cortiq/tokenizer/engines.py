@@ -25,7 +25,7 @@ from cortiq.tokenizer.cost import part_of_unknown_cost, refuse_growth
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["ChildEngine", "Engine", "LocalEngine", "build", "describe", "open_engine"]
+__all__ = ["ChildEncoder", "TextEncoder", "LocalEncoder", "build", "describe", "open_encoder"]
 
 LOAD_SECONDS = 30.0
 ENCODE_SECONDS, SECONDS_PER_CHARACTER = 2.0, 20e-6
@@ -35,7 +35,7 @@ MEMORY, PER_FILE_CHARACTER, PER_TEXT_CHARACTER = 1 << 30, 64, 256
 _START = "import sys; sys.path[:] = {path!r}; from cortiq.tokenizer.child import main; main()"
 
 
-class Engine(Protocol):
+class TextEncoder(Protocol):
     """Turns text into ids.
 
     `description`: what `describe` says of the tokenizer.
@@ -47,7 +47,7 @@ class Engine(Protocol):
         """Ids of a text, without those that a post-processor adds."""
 
 
-def open_engine(text: str, described: Mapping[str, Any], where: str) -> Engine:
+def open_encoder(text: str, described: Mapping[str, Any], where: str) -> TextEncoder:
     """The engine of a tokenizer.json.
 
     Parameters
@@ -56,7 +56,7 @@ def open_engine(text: str, described: Mapping[str, Any], where: str) -> Engine:
     """
     refuse_growth(described, where)
     unknown = part_of_unknown_cost(described)
-    return ChildEngine(text, unknown, where) if unknown else LocalEngine(text, where)
+    return ChildEncoder(text, unknown, where) if unknown else LocalEncoder(text, where)
 
 
 def build(text: str) -> tokenizers.Tokenizer:
@@ -92,7 +92,7 @@ def _state(part: Any) -> Any:
     return None if part is None else json.loads(part.__getstate__())
 
 
-class LocalEngine:
+class LocalEncoder:
     """An engine in this process."""
 
     def __init__(self, text: str, where: str) -> None:
@@ -109,7 +109,7 @@ class LocalEngine:
             return list(encoded(self._engine, text))
 
 
-class ChildEngine:
+class ChildEncoder:
     """An engine in a child process, which is started again after it was ended.
 
     Parameters

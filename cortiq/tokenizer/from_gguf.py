@@ -18,7 +18,7 @@ from cortiq.tokenizer.char_level import CharLevelEncoder
 from cortiq.tokenizer.decoders import ByteStream
 from cortiq.tokenizer.pretokenizers import pre_tokenizer
 from cortiq.tokenizer.score_merge import SPACE, ScoreEncoder
-from cortiq.tokenizer.special import CutTable, SpecialTokens, TokenType, find_end_tokens
+from cortiq.tokenizer.special import SpecialTokens, SpecialTokenSplitter, TokenType, find_end_tokens
 
 __all__ = ["load_gguf"]
 
@@ -64,7 +64,7 @@ class _GGUFVocabulary:
         self._tokens = tokens
         self._encode_text = encode_text
         self._plain_bytes = plain_bytes
-        self._cuts = CutTable(tokens.of(TokenType.USER_DEFINED), tokens.of(*_HIDDEN))
+        self._cuts = SpecialTokenSplitter(tokens.of(TokenType.USER_DEFINED), tokens.of(*_HIDDEN))
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         ids: list[int] = []

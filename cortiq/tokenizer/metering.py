@@ -11,7 +11,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.visitor import NodeTransformer
 
-from cortiq.tokenizer.budget import CHARACTERS_PER_UNIT, Budget
+from cortiq.tokenizer.budget import CHARACTERS_PER_UNIT, RenderBudget
 from cortiq.tokenizer.operators import cost_of_comparison
 
 __all__ = ["inserted_filters", "metered", "refuse_underscore"]
@@ -23,7 +23,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def inserted_filters(budget: Budget) -> dict[str, Callable[..., Any]]:
+def inserted_filters(budget: RenderBudget) -> dict[str, Callable[..., Any]]:
     """Return the filters that `metered` puts in; Jinja never computes them when it compiles."""
 
     @pass_context

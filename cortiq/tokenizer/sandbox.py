@@ -24,7 +24,7 @@ from jinja2.tests import TESTS
 from jinja2.utils import Cycler, Joiner, Namespace
 
 from cortiq.tokenizer import costs
-from cortiq.tokenizer.budget import Budget, measure
+from cortiq.tokenizer.budget import RenderBudget, measure
 from cortiq.tokenizer.metering import inserted_filters, metered, refuse_underscore
 from cortiq.tokenizer.operators import cost_of_format, cost_of_operator
 
@@ -70,7 +70,7 @@ class GenerationTag(Extension):
 class Formatting:
     """A text's `format` method: Jinja's safe one, with its cost paid before."""
 
-    def __init__(self, budget: Budget, text: str, function: Callable[..., str]) -> None:
+    def __init__(self, budget: RenderBudget, text: str, function: Callable[..., str]) -> None:
         self._budget, self._text, self._function = budget, text, function
         self._mapped = getattr(function, "__name__", "") == "format_map"
 
@@ -85,7 +85,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: RenderBudget) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,

@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = ["END_OF_TURN_TEXTS", "CutTable", "SpecialTokens", "TokenType", "find_end_tokens"]
+__all__ = [
+    "END_OF_TURN_TEXTS",
+    "SpecialTokenSplitter",
+    "SpecialTokens",
+    "TokenType",
+    "find_end_tokens",
+]
 
 # Texts of control tokens that end an answer in public model families. Files often name only one
 # end token, while chat models also emit these.
@@ -74,7 +80,7 @@ def find_end_tokens(named: Iterable[int | None], control: Mapping[str, int]) -> 
     return tuple(dict.fromkeys(found))
 
 
-class CutTable:
+class SpecialTokenSplitter:
     """Cuts token texts out of a raw text, before anything else looks at it.
 
     Longest text first (in bytes), each over the whole of what is still uncut, from left to right.

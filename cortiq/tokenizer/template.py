@@ -84,11 +84,11 @@ def _run(source: str, variables: dict[str, Any], now: datetime | None) -> str:
     from jinja2 import Template
     from jinja2.exceptions import TemplateError
 
-    from cortiq.tokenizer.budget import Budget, BudgetError, measure
+    from cortiq.tokenizer.budget import BudgetError, RenderBudget, measure
 
     code = _compile(source)
     size = measure(variables, 1 << 40)
-    environment = _environment(Budget(BASE_UNITS + UNITS_PER_INPUT_UNIT * size, SECONDS), now)
+    environment = _environment(RenderBudget(BASE_UNITS + UNITS_PER_INPUT_UNIT * size, SECONDS), now)
     template = Template.from_code(environment, code, environment.make_globals(None))
     try:
         return "".join(template.root_render_func(template.new_context(variables)))
@@ -105,12 +105,12 @@ def _run(source: str, variables: dict[str, Any], now: datetime | None) -> str:
 def _compile(source: str) -> CodeType:
     from jinja2 import TemplateSyntaxError
 
-    from cortiq.tokenizer.budget import Budget
+    from cortiq.tokenizer.budget import RenderBudget
 
     if len(source) > MAX_SOURCE:
         raise TokenizerError(f"the chat template is longer than {MAX_SOURCE} characters")
     try:
-        return _environment(Budget(BASE_UNITS, SECONDS), None).compile(source)
+        return _environment(RenderBudget(BASE_UNITS, SECONDS), None).compile(source)
     except TemplateSyntaxError as error:
         raise _failure(error.message or "syntax error", error.lineno) from error
     except Exception as error:  # nesting too deep for the parser or for Python's compiler

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer as Engine
 from cortiq.errors import TokenizerError, UnsupportedError
 from cortiq.tokenizer import Tokenizer, engines
 from cortiq.tokenizer.cost import part_of_unknown_cost
-from cortiq.tokenizer.engines import ChildEngine, LocalEngine
+from cortiq.tokenizer.engines import ChildEncoder, LocalEncoder
 from cortiq.tokenizer.from_folder import LARGEST_ID, leading_id
 
 TESTS = Path(__file__).parents[1]
@@ -106,7 +106,7 @@ def test_what_is_published_works_in_this_process(tmp_path):
     file = described(normalizer=normalizer, pre_tokenizer=sequence("pretokenizers", steps))
     assert part_of_unknown_cost(file) == ""
     text = json.dumps(file)
-    assert isinstance(engines.open_engine(text, file, "file"), LocalEngine)
+    assert isinstance(engines.open_encoder(text, file, "file"), LocalEncoder)
 
 
 def test_a_child_gives_the_same_ids_and_outlives_what_fails_in_it(monkeypatch, capfd):
@@ -117,7 +117,7 @@ def test_a_child_gives_the_same_ids_and_outlives_what_fails_in_it(monkeypatch, c
         added_tokens=[added(1499, "<s>", special=True)],
     )
     text = json.dumps(file)
-    child, library = ChildEngine(text, "it", "file"), Engine.from_str(text)
+    child, library = ChildEncoder(text, "it", "file"), Engine.from_str(text)
     described_here = json.loads(json.dumps(engines.describe(engines.build(text))))
     assert child.description == described_here
 
@@ -141,7 +141,7 @@ def test_a_child_gives_the_same_ids_and_outlives_what_fails_in_it(monkeypatch, c
 def test_a_child_has_so_much_memory(monkeypatch):
     monkeypatch.setattr(engines, "MEMORY", 1 << 29)
     text = json.dumps(described(normalizer=replacing("a", "a" * 10**5)))
-    child = ChildEngine(text, "it", "file")
+    child = ChildEncoder(text, "it", "file")
     assert len(child.encode("aa", False)) == 2 * 10**5
     with pytest.raises(TokenizerError, match="MiB of memory"):
         child.encode("a" * 10**4, False)
