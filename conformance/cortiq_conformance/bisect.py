@@ -20,11 +20,11 @@ from cortiq.numerics.contract import F32
 from cortiq.numerics.quantise import Quantised
 from cortiq_conformance import models
 from cortiq_conformance.compare import Divergence, first_difference
-from cortiq_conformance.drives import Bench, Feed, advance
+from cortiq_conformance.drives import ProgramUnderTest, SequenceInput, advance
 from cortiq_conformance.graphs import layer_values
 from cortiq_conformance.models import LoadedModel
 from cortiq_conformance.runner import make_subject
-from cortiq_conformance.source import Source
+from cortiq_conformance.source import CaseData
 from cortiq_conformance.subject import Subject
 from cortiq_conformance.wants import Observations
 
@@ -79,7 +79,7 @@ def ids_of(model: str, prompt: str | None, count: int) -> np.ndarray:
     """
     if prompt is None:
         vocabulary = models.load(model).program.facts["vocab_size"]
-        return Source(f"bisect {model}").integers(0, vocabulary, count)
+        return CaseData(f"bisect {model}").integers(0, vocabulary, count)
     from cortiq.options import LoadOptions
     from cortiq.runtime.source import open_source
 
@@ -163,8 +163,8 @@ class _Search:
 
     def _observed(self, subject: Subject, wants: Sequence[Want], decomposed: bool) -> Observations:
         program, weights = self.model.program, self.model.weights
-        bench = Bench(subject, program, weights, decomposed, {"threads": 0})
-        feed, rows = Feed(self.ids), []
+        bench = ProgramUnderTest(subject, program, weights, decomposed, {"threads": 0})
+        feed, rows = SequenceInput(self.ids), []
         with bench.compiled() as executable:
             state, step = executable.open(len(feed)), self.chunk or len(feed)
             for start in range(0, len(feed), step):

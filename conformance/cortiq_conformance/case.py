@@ -16,11 +16,17 @@ from cortiq.ir import Program, primitives_of
 from cortiq.numerics.layouts import Weight, floats
 from cortiq_conformance import wants as want_arrays
 from cortiq_conformance.compare import Divergence, first_difference
-from cortiq_conformance.drives import Answer, Bench, Chunks, Drive, Feed
+from cortiq_conformance.drives import (
+    ChunkedDrive,
+    Drive,
+    ProgramUnderTest,
+    SequenceInput,
+    SequenceOutcome,
+)
 from cortiq_conformance.explain import explained
 from cortiq_conformance.flush import flush_to_zero
 from cortiq_conformance.oracle import Oracle
-from cortiq_conformance.source import Source
+from cortiq_conformance.source import CaseData
 from cortiq_conformance.subject import Subject
 from cortiq_conformance.wants import Observations
 
@@ -68,7 +74,7 @@ class Case:
     level: int
     family: str
     op: str
-    build: Callable[[Source], Check] = field(repr=False, compare=False)
+    build: Callable[[CaseData], Check] = field(repr=False, compare=False)
     stage: int = 1
     model: str | None = None
 
@@ -86,9 +92,9 @@ class Scenario:
 
     program: Program
     weights: Mapping[str, Weight]
-    feeds: Sequence[Feed]
+    feeds: Sequence[SequenceInput]
     wants: Sequence[Want] = (Named("y"),)
-    drive: Drive = field(default_factory=Chunks)
+    drive: Drive = field(default_factory=ChunkedDrive)
     decomposed: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     flush: bool = False
@@ -101,7 +107,7 @@ class Scenario:
     def _definition(self) -> Observations:
         return self._labelled([self._expected(feed) for feed in self.feeds])
 
-    def _expected(self, feed: Feed) -> tuple[int, Observations]:
+    def _expected(self, feed: SequenceInput) -> tuple[int, Observations]:
         oracle = Oracle(self.program, self.weights)
         evaluation = oracle.feed(feed.tokens, feed.inputs, feed.entry)
         if evaluation.faults.any():
@@ -111,7 +117,7 @@ class Scenario:
 
     def observe(self, subject: Subject) -> Observations:
         """On the backend, driven as the scenario says."""
-        bench = Bench(subject, self.program, self.weights, self.decomposed, self.options)
+        bench = ProgramUnderTest(subject, self.program, self.weights, self.decomposed, self.options)
         with flush_to_zero() if self.flush else nullcontext():
             answers = self.drive.run(bench, self.feeds, self.wants)
         return self._labelled([self._observed(answer) for answer in answers])
@@ -128,7 +134,7 @@ class Scenario:
                 found |= _weight(name, weight)
         return found
 
-    def _observed(self, answer: Answer) -> tuple[int, Observations]:
+    def _observed(self, answer: SequenceOutcome) -> tuple[int, Observations]:
         found = {} if answer.status else want_arrays.observed(self.wants, answer.rows)
         return answer.status, found
 

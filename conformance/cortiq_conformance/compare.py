@@ -70,15 +70,15 @@ class Divergence:
 
     def _where(self) -> str:
         """Rows that differ, if they are several."""
-        shown = [f"{a}" if a == b else f"{a}-{b}" for a, b in self.rows[:MOST_STRETCHES]]
+        format_number = [f"{a}" if a == b else f"{a}-{b}" for a, b in self.rows[:MOST_STRETCHES]]
         more = sum(b - a + 1 for a, b in self.rows[MOST_STRETCHES:])
-        shown += [f"{more} more"] if more else []
-        if shown in ([], [str(self.row)]):
+        format_number += [f"{more} more"] if more else []
+        if format_number in ([], [str(self.row)]):
             return ""
         return (
-            f" in rows {', '.join(shown[:-1])} and {shown[-1]}"
-            if shown[1:]
-            else (f" in rows {shown[0]}")
+            f" in rows {', '.join(format_number[:-1])} and {format_number[-1]}"
+            if format_number[1:]
+            else (f" in rows {format_number[0]}")
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Divergence:
         return asdict(self)
 
 
-def stretches(places: np.ndarray) -> tuple[tuple[int, int], ...]:
+def contiguous_ranges(places: np.ndarray) -> tuple[tuple[int, int], ...]:
     """Return first and last of each stretch of ascending places that are neighbours."""
     cuts = np.flatnonzero(np.diff(places) > 1) + 1
     return tuple((int(part[0]), int(part[-1])) for part in np.split(places, cuts) if len(part))
@@ -118,7 +118,7 @@ def digest_of(found: Observations) -> str:
     return state.hexdigest()[:32]
 
 
-def ordered(words: np.ndarray) -> np.ndarray:
+def ordered_bits(words: np.ndarray) -> np.ndarray:
     """Float bits as integers ordered like the numbers, int64."""
     signed = np.ascontiguousarray(words).view(np.int32).astype(np.int64)
     return np.where(signed < 0, -(signed & 0x7FFFFFFF), signed)
@@ -163,7 +163,11 @@ def _difference(name: str, wanted: np.ndarray, got: np.ndarray, level: int, op: 
     where = np.argwhere(a != b)
     at = tuple(int(i) for i in where[0])
     floating = wanted.dtype == F32
-    ulps = int(abs(ordered(a[at].reshape(1)) - ordered(b[at].reshape(1)))[0]) if floating else None
+    ulps = (
+        int(abs(ordered_bits(a[at].reshape(1)) - ordered_bits(b[at].reshape(1)))[0])
+        if floating
+        else None
+    )
     message = _outcome(name, wanted, got) if name.endswith("outcome") else ""
     dead = _dead(got) if floating else ""
     remarks = [dead, _unsnapped(wanted[a != b], got[a != b]) if floating else ""]
@@ -172,9 +176,9 @@ def _difference(name: str, wanted: np.ndarray, got: np.ndarray, level: int, op: 
         remarks.append(f"only row {at[0]} of {len(wanted)} differs")
     return Divergence(
         level, op, name, at[0], at[1:], f"0x{int(a[at]):08x}", f"0x{int(b[at]):08x}",
-        shown(wanted[at]), shown(got[at]), ulps, len(where), wanted.size,
+        format_number(wanted[at]), format_number(got[at]), ulps, len(where), wanted.size,
         "; ".join(filter(None, remarks)), message, bool(dead or message),
-        stretches(rows),
+        contiguous_ranges(rows),
     )  # fmt: skip
 
 
@@ -185,7 +189,7 @@ def _outcome(name: str, wanted: np.ndarray, got: np.ndarray) -> str:
     return f"{name}: the sequence {there}{why}, expected {expected}"
 
 
-def shown(value: Any) -> str:
+def format_number(value: Any) -> str:
     """A number as a report shows it."""
     return f"{float(value):.9g}" if isinstance(value, np.floating) else str(int(value))
 

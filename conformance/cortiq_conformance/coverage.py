@@ -10,7 +10,7 @@ Table = dict[str, dict[str, list[str]]]
 """By operator and type of its first input, the layouts of weights."""
 
 
-def table_of(covered: Iterable[Covered]) -> Table:
+def merged_table(covered: Iterable[Covered]) -> Table:
     """Return what was computed, whoever did it."""
     table: Table = {}
     for op, dtype, layout in sorted({entry[:3] for entry in covered}):
@@ -23,7 +23,7 @@ def by_owner(covered: Iterable[Covered]) -> dict[str, Table]:
     """Return what each one computed that `placement` names."""
     entries = list(covered)
     owners = sorted({entry[3] for entry in entries})
-    return {owner: table_of(e for e in entries if e[3] == owner) for owner in owners}
+    return {owner: merged_table(e for e in entries if e[3] == owner) for owner in owners}
 
 
 def still_others(backend: str, covered: Iterable[Covered]) -> dict[str, Table]:
@@ -40,7 +40,7 @@ def _is_own(backend: str, owner: str) -> bool:
     return any(part.partition("/")[0] == backend for part in owner.split("+"))
 
 
-def listed(table: Table) -> list[str]:
+def table_lines(table: Table) -> list[str]:
     """Return a table as texts, one for each operator: `MatMul: f32 × f32; q16 × w8`."""
     found = []
     for op, kinds in table.items():
@@ -49,8 +49,8 @@ def listed(table: Table) -> list[str]:
     return found
 
 
-def briefly(table: Table, whole: Mapping[str, Mapping[str, list[str]]]) -> str:
+def summarise(table: Table, whole: Mapping[str, Mapping[str, list[str]]]) -> str:
     """Return the operators of a table in one line, with types where it has not all of `whole`."""
-    texts = listed({op: kinds for op, kinds in table.items() if kinds != whole[op]})
+    texts = table_lines({op: kinds for op, kinds in table.items() if kinds != whole[op]})
     partly = {text.partition(":")[0]: text.partition(": ")[2] for text in texts}
     return ", ".join(f"{op} ({partly[op]})" if op in partly else op for op in table)

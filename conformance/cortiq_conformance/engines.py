@@ -23,8 +23,8 @@ from cortiq.errors import NoTokenizerError
 from cortiq.numerics.sampling import Sampling
 from cortiq.runtime.request import Request
 from cortiq.tokenizer.absent import MissingTokenizer
-from cortiq_conformance.drives import Bench, StoppedError
-from cortiq_conformance.schedules import Stream
+from cortiq_conformance.drives import ProgramUnderTest, StoppedError
+from cortiq_conformance.schedules import GeneratedStream
 
 IDS_ONLY = MissingTokenizer(NoTokenizerError("streams of ids have no text"))
 CHUNK = 16
@@ -44,16 +44,16 @@ def request_of(prompt: Iterable[int], steps: int, choose: Want) -> Request:
     )  # fmt: skip
 
 
-def stream_of(sequence: Running) -> Stream:
+def stream_of(sequence: Running) -> GeneratedStream:
     """Tokens and digests of a sequence that has ended."""
     if sequence.error is not None:
         raise StoppedError(str(sequence.error)) from sequence.error
     trace = sequence.output.trace
-    return Stream([row.token_id for row in trace], [row.digest for row in trace])
+    return GeneratedStream([row.token_id for row in trace], [row.digest for row in trace])
 
 
 @dataclass
-class Work:
+class EngineRun:
     """An engine with its kept prefixes, and the requests that a case is about."""
 
     executable: Executable
@@ -61,7 +61,7 @@ class Work:
     cache: PrefixCache
     requests: list[Request]
 
-    def alone(self) -> list[Stream]:
+    def alone(self) -> list[GeneratedStream]:
         """The streams one after the other, nothing kept and nothing drafted."""
         with Engine(self.executable, IDS_ONLY) as plain:
             made = []
@@ -72,31 +72,31 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Engined:
+class EngineSchedule:
     """Runs the prompts through an engine; `play` says how."""
 
     family: str
-    play: Callable[[Work], list[Stream]]
+    play: Callable[[EngineRun], list[GeneratedStream]]
 
     def run(
-        self, bench: Bench, prompts: Sequence[np.ndarray], steps: int, choose: Want
-    ) -> list[Stream]:
+        self, bench: ProgramUnderTest, prompts: Sequence[np.ndarray], steps: int, choose: Want
+    ) -> list[GeneratedStream]:
         """A stream for each prompt."""
         requests = [request_of(prompt, steps, choose) for prompt in prompts]
         with self._work(bench, requests) as work:
             return self.play(work)
 
     @contextmanager
-    def _work(self, bench: Bench, requests: list[Request]) -> Iterator[Work]:
+    def _work(self, bench: ProgramUnderTest, requests: list[Request]) -> Iterator[EngineRun]:
         with bench.compiled() as executable:
             cache = PrefixCache(executable, 6)
             options = EngineOptions(batch_rows=ROWS)
             with Engine(executable, IDS_ONLY, options=options, prefixes=cache) as engine:
-                yield Work(executable, engine, cache, requests)
+                yield EngineRun(executable, engine, cache, requests)
             cache.clear()
 
 
-def mixed(work: Work) -> list[Stream]:
+def mixed(work: EngineRun) -> list[GeneratedStream]:
     """Sixteen at once, joined at different steps; those asked about are spread among them."""
     made = []
     for number in range(16):
@@ -112,7 +112,7 @@ def mixed(work: Work) -> list[Stream]:
     return [stream_of(one) for one in made[: len(work.requests)]]
 
 
-class Scripted:
+class OracleDrafter:
     """A drafter that knows what comes, and how honest it is to be."""
 
     name = "scripted"
@@ -120,14 +120,14 @@ class Scripted:
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
 
-    def open(self, task: Task) -> ScriptedDrafting:
+    def open(self, task: Task) -> OracleDrafting:
         """Begin on a sequence."""
-        return ScriptedDrafting(self.answer)
+        return OracleDrafting(self.answer)
 
 
 @dataclass
-class ScriptedDrafting:
-    """A `Scripted` at work."""
+class OracleDrafting:
+    """A `OracleDrafter` at work."""
 
     answer: Answer
     wants: tuple[Want, ...] = ()
@@ -144,7 +144,7 @@ class ScriptedDrafting:
 
 
 @dataclass(frozen=True)
-class Drafted:
+class DraftedSchedule:
     """All prompts at once, each with drafts that are right until the n-th of a round.
 
     Parameters
@@ -157,14 +157,14 @@ class Drafted:
     depth: int
     ends: bool = False
 
-    def __call__(self, work: Work) -> list[Stream]:
+    def __call__(self, work: EngineRun) -> list[GeneratedStream]:
         """Run; see the class."""
         known = work.alone()
         made = [self._begin(work, *pair) for pair in zip(work.requests, known, strict=True)]
         work.engine.run()
         return [stream_of(one) if not self.ends else self._go_on(work, one) for one in made]
 
-    def _begin(self, work: Work, request: Request, known: Stream) -> Running:
+    def _begin(self, work: EngineRun, request: Request, known: GeneratedStream) -> Running:
         truth = [*request.prompt, *known.tokens]
 
         def answer(ids: Sequence[int], count: int) -> list[int]:
@@ -173,21 +173,21 @@ class Drafted:
 
         if self.ends:
             request = replace(request, end_ids=frozenset(known.tokens[3:9:2]))
-        drafted = Speculation(Scripted(answer), lambda prompt_tokens: FixedDepth(self.depth))
+        drafted = Speculation(OracleDrafter(answer), lambda prompt_tokens: FixedDepth(self.depth))
         return work.engine.submit(request, speculation=drafted)
 
     @staticmethod
-    def _go_on(work: Work, ended: Running) -> Stream:
+    def _go_on(work: EngineRun, ended: Running) -> GeneratedStream:
         begun, more = stream_of(ended), ended.room
         request = replace(ended.request, prompt=tuple(ended.ids), max_tokens=more)
         after = work.engine.submit(replace(request, end_ids=frozenset()))
         work.engine.run()
         rest = stream_of(after)
-        return Stream(begun.tokens + rest.tokens, begun.digests + rest.digests)
+        return GeneratedStream(begun.tokens + rest.tokens, begun.digests + rest.digests)
 
 
 @dataclass(frozen=True)
-class Fuzz:
+class FuzzDrafts:
     """Drafts of any length and any ids, most of them right.
 
     Parameters
@@ -211,19 +211,19 @@ def _word(position: int, place: int) -> int:
     return (position * 2654435761 + place * 40503 + 12345) % 2147483647 >> 4
 
 
-def fuzzed(work: Work) -> list[Stream]:
+def fuzzed(work: EngineRun) -> list[GeneratedStream]:
     """All prompts at once, with drafts of any kind."""
     vocabulary = work.executable.program.trunk.values["logits"].shape[0]
     made = []
     for request, known in zip(work.requests, work.alone(), strict=True):
-        fuzz = Fuzz([*request.prompt, *known.tokens], vocabulary)
-        drafted = Speculation(Scripted(fuzz), lambda prompt_tokens: FixedDepth(6))
+        fuzz = FuzzDrafts([*request.prompt, *known.tokens], vocabulary)
+        drafted = Speculation(OracleDrafter(fuzz), lambda prompt_tokens: FixedDepth(6))
         made.append(work.engine.submit(request, speculation=drafted))
     work.engine.run()
     return [stream_of(one) for one in made]
 
 
-def kept(work: Work) -> list[Stream]:
+def kept(work: EngineRun) -> list[GeneratedStream]:
     """Every prompt after others that begin like it, go on after it, or are itself."""
     made = []
     for request in work.requests:
@@ -239,7 +239,7 @@ def kept(work: Work) -> list[Stream]:
     return [stream_of(one) for one in made]
 
 
-def cancelled(work: Work) -> list[Stream]:
+def cancelled(work: EngineRun) -> list[GeneratedStream]:
     """Every stream is cancelled twice on its way, and begun again from what was kept."""
     made = []
     for request in work.requests:
@@ -253,7 +253,7 @@ def cancelled(work: Work) -> list[Stream]:
     return [stream_of(one) for one in made]
 
 
-def preempted(work: Work) -> list[Stream]:
+def preempted(work: EngineRun) -> list[GeneratedStream]:
     """Sequences lose their rows again and again: some of them, or all and their place."""
     made = [work.engine.submit(request) for request in work.requests]
     for number in range(8):
@@ -267,14 +267,16 @@ def preempted(work: Work) -> list[Stream]:
 
 
 ENGINED = {
-    "sixteen in an engine": Engined("engine batch", mixed),
-    "drafts that are right": Engined("drafts", Drafted(8, 5)),
-    "drafts that are wrong": Engined("drafts", Drafted(0, 3)),
-    "drafts right until the second": Engined("drafts", Drafted(2, 4)),
-    "drafts of any kind": Engined("drafts", fuzzed),
-    "ended inside a round and continued": Engined("drafts", Drafted(8, 5, ends=True)),
-    "from kept prefixes": Engined("reuse", kept),
-    "cancelled and begun again": Engined("cancel", cancelled),
-    "that lose their places": Engined("preemption", preempted),
+    "sixteen in an engine": EngineSchedule("engine batch", mixed),
+    "drafts that are right": EngineSchedule("drafts", DraftedSchedule(8, 5)),
+    "drafts that are wrong": EngineSchedule("drafts", DraftedSchedule(0, 3)),
+    "drafts right until the second": EngineSchedule("drafts", DraftedSchedule(2, 4)),
+    "drafts of any kind": EngineSchedule("drafts", fuzzed),
+    "ended inside a round and continued": EngineSchedule(
+        "drafts", DraftedSchedule(8, 5, ends=True)
+    ),
+    "from kept prefixes": EngineSchedule("reuse", kept),
+    "cancelled and begun again": EngineSchedule("cancel", cancelled),
+    "that lose their places": EngineSchedule("preemption", preempted),
 }
 """By description, as `schedules.SCHEDULES`."""

@@ -26,10 +26,10 @@ from typing import Any
 from cortiq.errors import FormatError
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq_conformance.catalogue import cases
-from cortiq_conformance.report import CaseResult, Outcome
+from cortiq_conformance.report import CaseOutcome, CaseResult
 
 FILE = "conformance.toml"
-TABLES = {"expect_different": Outcome.DIFFERENT, "expect_declined": Outcome.DECLINED}
+TABLES = {"expect_different": CaseOutcome.DIFFERENT, "expect_declined": CaseOutcome.DECLINED}
 KEYS = {"case", "reason", "until"}
 
 
@@ -37,7 +37,7 @@ KEYS = {"case", "reason", "until"}
 class Expectation:
     """What a case is known to come to, and why."""
 
-    outcome: Outcome
+    outcome: CaseOutcome
     reason: str
 
 
@@ -108,15 +108,15 @@ def _check_until(until: Any, where: str) -> None:
         raise FormatError(message, where=where, hint="Remove it, and see what the case says.")
 
 
-def settled(result: CaseResult, expectations: Expectations) -> CaseResult:
+def apply_expectation(result: CaseResult, expectations: Expectations) -> CaseResult:
     """The result, excused where it is the expected failure, an error where it is none any more."""
     expected = expectations.get(result.case.id)
-    if expected is None or result.outcome is Outcome.NOT_RUN:
+    if expected is None or result.outcome is CaseOutcome.NOT_RUN:
         return result
     if result.outcome is expected.outcome:
         return replace(result, excused=expected.reason)
-    if result.outcome is Outcome.SAME:
+    if result.outcome is CaseOutcome.SAME:
         reason = f"is the same, but {FILE} expects it {expected.outcome.value}: remove its lines"
-        return replace(result, outcome=Outcome.ERROR, reason=reason)
+        return replace(result, outcome=CaseOutcome.ERROR, reason=reason)
     reason = f"{result.reason} ({FILE} expects it {expected.outcome.value})"
     return replace(result, reason=reason)

@@ -10,19 +10,19 @@ from cortiq.backend import Digest
 from cortiq.ir import Graph
 from cortiq_conformance import models
 from cortiq_conformance.case import Case, Scenario
-from cortiq_conformance.drives import Chunks, Drive, Feed
-from cortiq_conformance.source import Source
+from cortiq_conformance.drives import ChunkedDrive, Drive, SequenceInput
+from cortiq_conformance.source import CaseData
 from cortiq_conformance.subject import Subject
 from cortiq_conformance.wants import Observations
 
-FULL_DRIVES: dict[str, Drive] = {"chunks of 7": Chunks(7), "chunks of 64": Chunks(64)}
+FULL_DRIVES: dict[str, Drive] = {"chunks of 7": ChunkedDrive(7), "chunks of 64": ChunkedDrive(64)}
 
 
 def cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
     """All cases of level 2; the real models only in the full profile."""
     tiny, real = models.chosen(names)
     for name in tiny:
-        yield _case(name, "70 tokens", "whole", Chunks())
+        yield _case(name, "70 tokens", "whole", ChunkedDrive())
         for what, drive in FULL_DRIVES.items():
             yield _case(name, "70 tokens", what, drive)
     if "tiny-mtp" in tiny:
@@ -30,11 +30,11 @@ def cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
         name = "level2/second entry[tiny-mtp, its draft head]"
         yield Case(name, 2, "second entry", "", build, model="tiny-mtp")
     for name in models.chosen_mini(names):
-        yield _case(name, "70 tokens", "whole", Chunks())
-        yield _case(name, "70 tokens", "chunks of 7", Chunks(7))
+        yield _case(name, "70 tokens", "whole", ChunkedDrive())
+        yield _case(name, "70 tokens", "chunks of 7", ChunkedDrive(7))
     for name in real if profile == "full" or names is not None else ():
         title = models.prompts(name)[-1]
-        yield _case(name, title, "whole", Chunks())
+        yield _case(name, title, "whole", ChunkedDrive())
         for what, drive in FULL_DRIVES.items() if profile == "full" else ():
             yield _case(name, title, what, drive)
 
@@ -78,22 +78,22 @@ def layer_values(graph: Graph) -> list[str]:
     return list(dict.fromkeys([*outs, *graph.outputs]))
 
 
-def _build(name: str, title: str, drive: Drive, source: Source) -> GraphScenario:
+def _build(name: str, title: str, drive: Drive, source: CaseData) -> GraphScenario:
     model = models.load(name)
     wants = tuple(Digest(value) for value in layer_values(model.program.trunk))
-    feeds = [Feed(models.prompt(name, title))]
+    feeds = [SequenceInput(models.prompt(name, title))]
     return GraphScenario(
         model.program, model.weights, feeds, wants, drive, facts=model.facts,
         options={"threads": 1 if name in models.FORMULA else 0}, real=name not in models.FORMULA,
     )  # fmt: skip
 
 
-def _second_entry(name: str, source: Source) -> GraphScenario:
+def _second_entry(name: str, source: CaseData) -> GraphScenario:
     """The draft head alone, on hidden states that the rows supply."""
     model = models.load(name)
     graph = model.program.graphs["mtp"]
     ids = source.integers(0, model.program.facts["vocab_size"], 40)
     hidden = source.floats(40, *graph.values["hidden"].shape)
-    feed = Feed(ids, {"hidden": hidden}, "mtp")
+    feed = SequenceInput(ids, {"hidden": hidden}, "mtp")
     wants = tuple(Digest(value) for value in layer_values(graph))
     return GraphScenario(model.program, model.weights, [feed], wants, facts=model.facts)

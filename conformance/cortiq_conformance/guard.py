@@ -59,13 +59,13 @@ def _definitions(op: str) -> set[CodeType]:
     return {function.__code__ for function in (*DEFINITIONS.get(op, ()), *named, *helpers)}
 
 
-class Guard:
+class CallCounter:
     """Counts calls in this thread and in threads started while it is entered."""
 
     def __init__(self) -> None:
         self._codes: Counter[CodeType] = Counter()
 
-    def __enter__(self) -> Guard:
+    def __enter__(self) -> CallCounter:
         self._before = sys.getprofile()
         threading.setprofile(self._seen)
         sys.setprofile(self._seen)

@@ -17,10 +17,10 @@ from cortiq.numerics.quantise import Quantised, no_values, planes, quantise_rows
 from cortiq_conformance import wants as want_arrays
 from cortiq_conformance.case import Scenario
 from cortiq_conformance.compare import Divergence
-from cortiq_conformance.drives import Bench, Feed, advance
+from cortiq_conformance.drives import ProgramUnderTest, SequenceInput, advance
 from cortiq_conformance.oracle import Oracle
 from cortiq_conformance.probes import Probe
-from cortiq_conformance.source import Source
+from cortiq_conformance.source import CaseData
 from cortiq_conformance.subject import Subject
 from cortiq_conformance.wants import Observations
 
@@ -49,7 +49,7 @@ def behind_window(state: ExportedState, windows: Mapping[str, int]) -> ExportedS
     return replace(state, slots=slots)
 
 
-def rows_before(probe: Probe, source: Source, count: int) -> Slots:
+def rows_before(probe: Probe, source: CaseData, count: int) -> Slots:
     """Random key and value rows for `count` positions of every slot of the program."""
     found = {}
     for name, slot in probe.program.slots.items():
@@ -65,7 +65,7 @@ def rows_before(probe: Probe, source: Source, count: int) -> Slots:
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportScenario:
     """Imports a sequence, and feeds it the rows of `feed`, which begin at `feed.start`.
 
     Attributes
@@ -76,7 +76,7 @@ class Imported:
     """
 
     probe: Probe
-    feed: Feed
+    feed: SequenceInput
     before: Slots = field(default_factory=dict)
     steps: Sequence[int] = ()
     wants: Sequence[Want] = (Named("y"),)
@@ -96,7 +96,9 @@ class Imported:
 
     def observe(self, subject: Subject) -> Observations:
         """On the backend."""
-        bench = Bench(subject, self.probe.program, self.probe.weights, options=self.options)
+        bench = ProgramUnderTest(
+            subject, self.probe.program, self.probe.weights, options=self.options
+        )
         start, count = self.feed.start, len(self.feed)
         ends = np.cumsum([0, *(self.steps or [count])]).tolist()
         rows = []

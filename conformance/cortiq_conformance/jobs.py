@@ -15,17 +15,17 @@ from typing import Any
 
 from cortiq.errors import BackendError, CortiqError
 from cortiq_conformance.case import Case
-from cortiq_conformance.report import CaseResult, Outcome
-from cortiq_conformance.subject import Account, Subject
+from cortiq_conformance.report import CaseOutcome, CaseResult
+from cortiq_conformance.subject import CompileCounts, Subject
 
 PATIENCE = 10.0
 """Seconds in which a process that is told to end must have ended."""
-Ran = tuple[int, CaseResult, Account]
+Ran = tuple[int, CaseResult, CompileCounts]
 """Place of a case in the list, its result, and what its programs counted."""
 
 
 @dataclass(frozen=True)
-class Work:
+class RunSpec:
     """What a process needs to know to run cases of a list; it can be sent to one.
 
     Attributes
@@ -46,7 +46,7 @@ class Work:
     out: str | Path | None
 
 
-class Here:
+class InProcessRunner:
     """Cases run by this process, one after the other."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Here:
         self.subject, self.listed = subject, listed
         self.use_golden, self.out = use_golden, out
 
-    def __enter__(self) -> Here:
+    def __enter__(self) -> InProcessRunner:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -82,18 +82,18 @@ class _Worker:
     at: int | None = None
 
 
-class Workers:
+class WorkerPool:
     """Cases run by several processes: whoever is free takes the next of the list.
 
     A process that dies makes its case an error, and another one takes its place.
     """
 
-    def __init__(self, work: Work, listed: Sequence[Case], count: int) -> None:
+    def __init__(self, work: RunSpec, listed: Sequence[Case], count: int) -> None:
         self.work, self.listed, self.count = work, listed, count
         self._context = multiprocessing.get_context("spawn")  # devices survive no fork
         self._workers: list[_Worker] = []
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -109,7 +109,7 @@ class Workers:
         self._workers = []
 
     def ran(self, places: Sequence[int], begun: Callable[[int], None]) -> Iterator[Ran]:
-        """Run the cases at these places of the list, yielded as they end; see `Here.ran`."""
+        """Run the cases at these places of the list, yielded as they end; see `InProcessRunner.ran`."""
         waiting, under_way = deque(places), 0
         while waiting or under_way:
             while len(self._workers) < min(self.count, under_way + len(waiting)):
@@ -161,14 +161,18 @@ class Workers:
         self._workers.remove(worker)
         worker.connection.close()
         worker.process.join()
-        how = ended(worker.process.exitcode)
+        how = describe_exit(worker.process.exitcode)
         if worker.at is None:
             raise BackendError(f"ended before its first case: {how}", where="a process of --jobs")
         reason = f"the process that ran it died: {how}"
-        return worker.at, CaseResult(self.listed[worker.at], Outcome.ERROR, reason), Account()
+        return (
+            worker.at,
+            CaseResult(self.listed[worker.at], CaseOutcome.ERROR, reason),
+            CompileCounts(),
+        )
 
 
-def ended(code: int | None) -> str:
+def describe_exit(code: int | None) -> str:
     """Return how a process ended, by its exit code."""
     if code is None or code >= 0:
         return f"exit code {code}"
@@ -178,8 +182,8 @@ def ended(code: int | None) -> str:
         return f"signal {-code}"
 
 
-def serve(connection: Connection, work: Work) -> None:
-    """Run cases as their places come, until nobody sends any more: a process of `Workers`.
+def serve(connection: Connection, work: RunSpec) -> None:
+    """Run cases as their places come, until nobody sends any more: a process of `WorkerPool`.
 
     An interrupt is for the process that has the list; it ends this one.
     """

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from cortiq_conformance.report import CaseResult, Outcome, Report
+from cortiq_conformance.report import CaseOutcome, CaseResult, Report
 
 ELEMENTS = {
-    Outcome.DIFFERENT: "failure",
-    Outcome.ERROR: "error",
-    Outcome.DECLINED: "failure",
-    Outcome.NOT_RUN: "skipped",
+    CaseOutcome.DIFFERENT: "failure",
+    CaseOutcome.ERROR: "error",
+    CaseOutcome.DECLINED: "failure",
+    CaseOutcome.NOT_RUN: "skipped",
 }
 
 
@@ -54,7 +54,7 @@ def _case(result: CaseResult, allow_declined: bool) -> ElementTree.Element:
 
 def _kind(result: CaseResult, allow_declined: bool) -> str:
     """The element that says what became of a case; none if it passed."""
-    if result.outcome is Outcome.SAME:
+    if result.outcome is CaseOutcome.SAME:
         return ""
-    allowed = result.outcome is Outcome.DECLINED and allow_declined
+    allowed = result.outcome is CaseOutcome.DECLINED and allow_declined
     return "skipped" if allowed or result.excused else ELEMENTS[result.outcome]

@@ -35,12 +35,12 @@ from cortiq.numerics.layouts import LAYOUTS, Weight
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.route import Router
 from cortiq_conformance.case import Case, Scenario
-from cortiq_conformance.drives import Chunks, Drive, Together
+from cortiq_conformance.drives import BatchedDrive, ChunkedDrive, Drive
 from cortiq_conformance.layer_options import OPTIONS
 from cortiq_conformance.materials import MATRIX_LAYOUTS, typical
-from cortiq_conformance.moves import Export, Fork, Rewind, Snapshot
+from cortiq_conformance.moves import ExportDrive, ForkDrive, RewindDrive, SnapshotDrive
 from cortiq_conformance.probes import CONTEXT, OUTPUT, Probe, bound, vector
-from cortiq_conformance.source import Source
+from cortiq_conformance.source import CaseData
 
 EPS = 1e-6
 ROWS = 70
@@ -48,13 +48,13 @@ ROWS = 70
 GEOMETRIES = 4
 
 DRIVES: dict[str, Drive] = {
-    "chunks of 1": Chunks(1),
-    "chunks of 7": Chunks(7),
-    "batch": Together(64),
-    "rewind": Rewind(37),
-    "snapshot": Snapshot(37),
-    "fork": Fork(37),
-    "export": Export(37),
+    "chunks of 1": ChunkedDrive(1),
+    "chunks of 7": ChunkedDrive(7),
+    "batch": BatchedDrive(64),
+    "rewind": RewindDrive(37),
+    "snapshot": SnapshotDrive(37),
+    "fork": ForkDrive(37),
+    "export": ExportDrive(37),
 }
 STATEFUL = ("Attention", "LatentAttention", "ShortConv", "GatedDeltaNet", "KDA", "Mamba2")
 TURNS = 200
@@ -65,7 +65,7 @@ class _Dice:
     """Choices of a geometry, from its name."""
 
     def __init__(self, name: str) -> None:
-        self._source = Source(f"geometry of {name}")
+        self._source = CaseData(f"geometry of {name}")
 
     def one_of(self, *choices: object) -> object:
         """One of them."""
@@ -193,7 +193,7 @@ def cases() -> Iterator[Case]:
 def _case(kind: str, op: Op, layout: str, decomposed: bool) -> Case:
     twin = ", as its decomposition" if decomposed else ""
     name = f"level1/{kind}[{_geometry(op)}, {layout}{twin}]"
-    build = partial(scenario, op, layout, decomposed, Chunks())
+    build = partial(scenario, op, layout, decomposed, ChunkedDrive())
     return Case(name, 1, kind, kind, build)
 
 
@@ -217,7 +217,7 @@ def _is_matrix(role: str, shape: tuple[int, ...]) -> bool:
     return len(shape) > 1 and role != "conv" and not role.endswith("_bias")
 
 
-def weights_of(op: Op, layout: str, source: Source) -> dict[str, Weight]:
+def weights_of(op: Op, layout: str, source: CaseData) -> dict[str, Weight]:
     """Random weights by role: matrices in the layout, gains around 1, others around 0."""
     found = {}
     for role, shape in op.weight_shapes().items():
@@ -253,7 +253,7 @@ def _inputs(op: Op) -> dict[str, Type]:
     return found
 
 
-def layer_probe(op: Op, layout: str, source: Source) -> Probe:
+def layer_probe(op: Op, layout: str, source: CaseData) -> Probe:
     """A program of one layer."""
     b, weights, inputs = Builder(context=CONTEXT), weights_of(op, layout, source), _inputs(op)
     token, position = b.input("token"), b.input("position")
@@ -276,10 +276,10 @@ def _vocabulary(op: Op) -> int:
     return op.vocab if isinstance(op, Embedding) else 2
 
 
-def scenario(op: Op, layout: str, decomposed: bool, drive: Drive, source: Source) -> Scenario:
+def scenario(op: Op, layout: str, decomposed: bool, drive: Drive, source: CaseData) -> Scenario:
     """Rows of a layer, driven as asked."""
     probe = layer_probe(op, layout, source)
-    many = isinstance(drive, Together)
+    many = isinstance(drive, BatchedDrive)
     feeds = [probe.feed(source, rows) for rows in ((ROWS, 30, 66) if many else (ROWS,))]
     found = Scenario(probe.program, probe.weights, feeds, drive=drive)
     return replace(found, decomposed=decomposed)

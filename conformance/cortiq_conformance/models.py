@@ -16,7 +16,7 @@ from cortiq.models import synthetic_configs as families
 from cortiq.numerics.layouts import Weight
 from cortiq.plugins import default_plugins
 from cortiq_conformance.case import NotRunError
-from cortiq_conformance.source import Source
+from cortiq_conformance.source import CaseData
 
 TINY: Mapping[str, str] = {
     "tiny-llama": "w16",
@@ -119,5 +119,5 @@ def prompt(name: str, title: str) -> np.ndarray:
     if name in _real_prompts():
         return np.array(_real_prompts()[name][title], np.int32)
     vocabulary = load(name).program.facts["vocab_size"]
-    ids = Source(f"prompt {title} of {name}").integers(0, vocabulary, TINY_PROMPTS[title])
+    ids = CaseData(f"prompt {title} of {name}").integers(0, vocabulary, TINY_PROMPTS[title])
     return ids.astype(np.int32)

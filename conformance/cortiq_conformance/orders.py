@@ -17,7 +17,7 @@ from cortiq.numerics.contract import LANES, RUN_BLOCKS, RUN_TILES, TILE
 from cortiq.numerics.layouts import LAYOUTS
 
 
-class Sum(NamedTuple):
+class SumSite(NamedTuple):
     """What adds terms: an operator, the layout of its weight, the positions of rows in a case."""
 
     op: Any
@@ -25,7 +25,7 @@ class Sum(NamedTuple):
     positions: range
 
 
-Count = Callable[[Sum], Iterable[int]]
+Count = Callable[[SumSite], Iterable[int]]
 """How many terms each of the sums has, as far as they differ."""
 
 
@@ -34,30 +34,30 @@ def _lanes(terms: int) -> int:
     return -(-terms // LANES)
 
 
-def _blocks(found: Sum) -> int:
+def _blocks(found: SumSite) -> int:
     """Blocks of a product's row; 0 where it is not added by blocks."""
     layout = LAYOUTS.get(found.layout)
     return -(-found.op.in_width // layout.block) if layout and layout.block else 0
 
 
-def _inside_runs(found: Sum) -> Iterator[int]:
+def _inside_runs(found: SumSite) -> Iterator[int]:
     blocks = _blocks(found)
     yield min(blocks, RUN_BLOCKS)
     yield blocks % RUN_BLOCKS
 
 
-def _tiles(found: Sum) -> Iterator[Counter[int]]:
+def _tiles(found: SumSite) -> Iterator[Counter[int]]:
     """For each position its visible tiles, counted by run."""
     for position in found.positions:
         first = first_visible(position, found.op.window or 0)
         yield Counter(i // RUN_TILES for i in range(first // TILE, position // TILE + 1))
 
 
-def _sinks(found: Sum) -> Iterator[int]:
+def _sinks(found: SumSite) -> Iterator[int]:
     return (len(runs) + 1 for runs in _tiles(found) if found.op.sinks)
 
 
-def _chosen(found: Sum) -> tuple[int]:
+def _chosen(found: SumSite) -> tuple[int]:
     return (found.op.router.top_k,)
 
 
@@ -96,7 +96,7 @@ ORDERS: Mapping[str, Mapping[str, Count]] = {
 """By order and operator: how many terms meet. `Top` is no operator but what rows can ask for."""
 
 
-def meeting(
+def terms_meeting(
     order: str, program: Program, wants: Iterable[Want], positions: range
 ) -> dict[tuple[str, str], set[int]]:
     """How many terms meet in an order, by operator and layout of its weight."""
@@ -107,17 +107,19 @@ def meeting(
     return found
 
 
-def _sums(program: Program, wants: Iterable[Want], positions: range) -> Iterator[tuple[str, Sum]]:
+def _sums(
+    program: Program, wants: Iterable[Want], positions: range
+) -> Iterator[tuple[str, SumSite]]:
     primitives = primitives_of(program)
     for graph in primitives.graphs.values():
         for node in graph.nodes:
             terms = graph.values[node.inputs[0]].shape
             op = terms[0] if node.op.kind == "CombineExperts" else node.op
-            yield node.op.kind, Sum(op, _layout(node, program), positions)
+            yield node.op.kind, SumSite(op, _layout(node, program), positions)
     for want in wants:
         if isinstance(want, Top):
             (width,) = primitives.trunk.values["logits"].shape
-            yield "Top", Sum(width, "", positions)
+            yield "Top", SumSite(width, "", positions)
 
 
 def _layout(node: Node, program: Program) -> str:

@@ -13,19 +13,25 @@ from typing import Any
 import jinja2
 
 from cortiq.errors import FormatError
-from cortiq_conformance.report import Outcome
+from cortiq_conformance.report import CaseOutcome
 
 Facts = Mapping[str, Any]
 """A report as `Report.as_dict` gives it."""
 NEEDED = {"backend", "device", "passed", "kit", "contract", "case_list", "results", "versions"}
-ORDER = (Outcome.DIFFERENT, Outcome.ERROR, Outcome.DECLINED, Outcome.NOT_RUN, Outcome.SAME)
+ORDER = (
+    CaseOutcome.DIFFERENT,
+    CaseOutcome.ERROR,
+    CaseOutcome.DECLINED,
+    CaseOutcome.NOT_RUN,
+    CaseOutcome.SAME,
+)
 """The worst first: it gives a cell its colour."""
 COLOURS = {
-    Outcome.SAME: "same",
-    Outcome.DIFFERENT: "different",
-    Outcome.ERROR: "different",
-    Outcome.DECLINED: "declined",
-    Outcome.NOT_RUN: "missing",
+    CaseOutcome.SAME: "same",
+    CaseOutcome.DIFFERENT: "different",
+    CaseOutcome.ERROR: "different",
+    CaseOutcome.DECLINED: "declined",
+    CaseOutcome.NOT_RUN: "missing",
 }
 
 
@@ -91,13 +97,13 @@ def _cell(facts: Facts, level: int, model: str) -> Cell:
     there += [f"{expected} expected to fail"] if expected else []
     colours = [COLOURS[o] for o in ORDER if counts[o.value]] or ["declined"]
     colour = "declined" if expected and colours[0] == "same" else colours[0]
-    reasons = [r["reason"] for r in mine if r["outcome"] != Outcome.SAME.value]
+    reasons = [r["reason"] for r in mine if r["outcome"] != CaseOutcome.SAME.value]
     return Cell(colour, ", ".join(there), reasons[0] if reasons else "")
 
 
 def _failing(facts: Facts) -> list[Facts]:
     """What is not the same, the lowest level first."""
-    return [r for r in facts["results"] if r["outcome"] != Outcome.SAME.value]
+    return [r for r in facts["results"] if r["outcome"] != CaseOutcome.SAME.value]
 
 
 def _requirement_rows(facts: Facts) -> list[tuple[str, str, Cell]]:
@@ -105,7 +111,7 @@ def _requirement_rows(facts: Facts) -> list[tuple[str, str, Cell]]:
     rows = []
     for row in facts.get("requirements", ()):
         counts = row["counts"]
-        worst = next((o for o in ORDER if counts.get(o.value)), Outcome.NOT_RUN)
+        worst = next((o for o in ORDER if counts.get(o.value)), CaseOutcome.NOT_RUN)
         text = ", ".join(f"{counts[o.value]} {o.value}" for o in ORDER if counts.get(o.value))
         rows.append((row["name"], row["sentence"], Cell(COLOURS[worst], text, row["declined"])))
     return rows

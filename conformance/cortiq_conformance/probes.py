@@ -11,8 +11,8 @@ import numpy as np
 from cortiq.ir import Builder, Op, Program, Type, Value, ops
 from cortiq.numerics.layouts import W8, Weight
 from cortiq_conformance.case import Scenario
-from cortiq_conformance.drives import Feed
-from cortiq_conformance.source import Source
+from cortiq_conformance.drives import SequenceInput
+from cortiq_conformance.source import CaseData
 
 CONTEXT = 4096
 TOKEN = Type((), "i32")
@@ -33,27 +33,29 @@ class Probe:
     inputs: Mapping[str, Type]
     limits: Mapping[str, int] = field(default_factory=dict)
 
-    def feed(self, source: Source, rows: int, amplitude: float = 1.0) -> Feed:
+    def feed(self, source: CaseData, rows: int, amplitude: float = 1.0) -> SequenceInput:
         """Random rows."""
         given = {n: self._random(source, n, t, rows, amplitude) for n, t in self.inputs.items()}
-        return Feed(source.integers(0, self.limits.get("token", 2), rows), given)
+        return SequenceInput(source.integers(0, self.limits.get("token", 2), rows), given)
 
     def _random(
-        self, source: Source, name: str, kind: Type, rows: int, amplitude: float
+        self, source: CaseData, name: str, kind: Type, rows: int, amplitude: float
     ) -> np.ndarray:
         if kind.dtype == "f32":
             return source.floats(rows, *kind.shape, amplitude=amplitude)
         chosen = [source.permutation(self.limits[name])[: prod(kind.shape)] for _ in range(rows)]
         return np.sort(np.array(chosen, np.int32), axis=1).reshape(rows, *kind.shape)
 
-    def scenario(self, source: Source, rows: int = 8, amplitude: float = 1.0) -> Scenario:
+    def scenario(self, source: CaseData, rows: int = 8, amplitude: float = 1.0) -> Scenario:
         """One sequence of random rows."""
         return Scenario(self.program, self.weights, [self.feed(source, rows, amplitude)])
 
     def given(self, **inputs: np.ndarray) -> Scenario:
         """One sequence of these rows."""
         count = len(next(iter(inputs.values())))
-        return Scenario(self.program, self.weights, [Feed(np.zeros(count, np.int32), inputs)])
+        return Scenario(
+            self.program, self.weights, [SequenceInput(np.zeros(count, np.int32), inputs)]
+        )
 
 
 def bound(program: Program, weights: Mapping[str, Weight]) -> Program:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from cortiq_conformance.case import Case
-from cortiq_conformance.report import CaseResult, Outcome
+from cortiq_conformance.report import CaseOutcome, CaseResult
 
 SECONDS = 10.0
 """Between two lines where stderr is no terminal."""
@@ -31,7 +31,7 @@ class Progress:
         """One more case."""
         level = result.case.level
         self._done[level] += 1
-        self._failed += result.outcome is not Outcome.SAME
+        self._failed += result.outcome is not CaseOutcome.SAME
         if self._moves:
             self._say(f"\r\x1b[K{sum(self._done.values())} {result.case.id[:100]}")
         elif self._done[level] == self._totals[level] or self._clock() - self._said >= SECONDS:

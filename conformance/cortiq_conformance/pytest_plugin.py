@@ -47,7 +47,7 @@ def conformance(
     """
     from cortiq_conformance import KIT_VERSION
     from cortiq_conformance.catalogue import cases, list_hash
-    from cortiq_conformance.expectations import read, settled
+    from cortiq_conformance.expectations import apply_expectation, read
     from cortiq_conformance.runner import make_subject, run_case, select
 
     listed = select(cases(levels, profile, models), None)
@@ -67,7 +67,7 @@ def conformance(
     def test_conformance(case: Any, request: pytest.FixtureRequest) -> None:
         out = request.config.getoption(OUT, None)
         ran = run_case(case, subject(), use_golden=use_golden, out=out)
-        result = settled(ran, known)
+        result = apply_expectation(ran, known)
         # The fixture `record_property` would warn of the default kind of JUnit XML at every case.
         outcome = (PROPERTY, f"{case.level} {result.outcome.value}")
         request.node.user_properties.extend([outcome, (LIST, whole)])
@@ -89,18 +89,18 @@ def _found_beside(file: str) -> Path | None:
 
 
 def _report(result: Any, allow_declined: bool) -> None:
-    from cortiq_conformance.report import Outcome
+    from cortiq_conformance.report import CaseOutcome
 
     message = f"{result.outcome.value}: {result.reason}"
     if result.replay:
         message += f"\n  replay: cortiq replay {shlex.quote(result.replay)}"
-    if result.outcome is Outcome.NOT_RUN:
+    if result.outcome is CaseOutcome.NOT_RUN:
         pytest.skip(message)
     if result.excused:
         pytest.xfail(f"{message} (expected: {result.excused})")
-    if result.outcome is Outcome.DECLINED and allow_declined:
+    if result.outcome is CaseOutcome.DECLINED and allow_declined:
         pytest.xfail(message)
-    if result.outcome is not Outcome.SAME:
+    if result.outcome is not CaseOutcome.SAME:
         pytest.fail(message, pytrace=False)
 
 

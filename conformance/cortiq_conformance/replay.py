@@ -21,7 +21,7 @@ from cortiq_conformance.catalogue import cases
 from cortiq_conformance.compare import Divergence, digest_of
 from cortiq_conformance.report import CaseResult
 from cortiq_conformance.runner import make_subject, run_case
-from cortiq_conformance.source import Source
+from cortiq_conformance.source import CaseData
 from cortiq_conformance.subject import Subject
 from cortiq_conformance.wants import Observations
 
@@ -30,7 +30,7 @@ NEEDED = {"case", "backend", "device", "kit", "expected_digest"}
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayFile:
     """What a replay file holds.
 
     Attributes
@@ -73,7 +73,7 @@ def save(
     return path
 
 
-def load(path: str | Path) -> Replay:
+def load(path: str | Path) -> ReplayFile:
     """Read a replay file; `FormatError` if it is none."""
     try:
         with np.load(path, allow_pickle=False) as stored:
@@ -89,7 +89,7 @@ def load(path: str | Path) -> Replay:
         # NumPy's own words are about its parameters: nothing that would help here.
         hint = "`cortiq conform --out DIRECTORY` writes them"
         raise FormatError("is no replay file, or damaged", where=str(path), hint=hint) from None
-    return Replay(facts, **parts)
+    return ReplayFile(facts, **parts)
 
 
 def _facts(text: str) -> dict[str, Any]:
@@ -111,14 +111,14 @@ def replay(path: str | Path, backend: Any = None, out: str | Path | None = None)
     name, device = stored.facts["backend"], stored.facts["device"]
     chosen = backend or (f"{name}:{device}" if device else name)
     subject, case = _subject(chosen, path, stored), find(stored.facts["case"])
-    expected = case.build(Source(case.id)).expected()
+    expected = case.build(CaseData(case.id)).expected()
     if digest_of(expected) != stored.facts["expected_digest"]:
         message = f"this kit ({KIT_VERSION}) expects other bits of {case.id!r}"
         raise RequestError(message, where=str(path), hint=f"it is of kit {stored.facts['kit']}")
     return run_case(case, subject, use_golden=False, out=out)
 
 
-def _subject(chosen: Any, path: str | Path, stored: Replay) -> Subject:
+def _subject(chosen: Any, path: str | Path, stored: ReplayFile) -> Subject:
     """The backend to replay on; when it is gone, the error says which plugin file brought it."""
     try:
         return make_subject(chosen)

@@ -15,10 +15,10 @@ from cortiq_conformance import KIT_VERSION
 from cortiq_conformance.case import Case
 from cortiq_conformance.causes import causes_of, name_of
 from cortiq_conformance.compare import Divergence
-from cortiq_conformance.coverage import Table, by_owner, still_others, table_of
+from cortiq_conformance.coverage import Table, by_owner, merged_table, still_others
 from cortiq_conformance.reasons import Reasons
 from cortiq_conformance.requirements import sentence
-from cortiq_conformance.subject import Account, Covered
+from cortiq_conformance.subject import CompileCounts, Covered
 
 FOUNDATIONS = (0, 0)
 """Level and stage of what everything else stands on."""
@@ -26,7 +26,7 @@ MOST_ULPS = 64
 """Another order of operations moves a result by fewer; a wrong formula by more."""
 
 
-class Outcome(StrEnum):
+class CaseOutcome(StrEnum):
     """What became of a case."""
 
     SAME = "same"
@@ -50,7 +50,7 @@ class CaseResult:
     """
 
     case: Case
-    outcome: Outcome
+    outcome: CaseOutcome
     reason: str = ""
     divergence: Divergence | None = None
     live: int = 0
@@ -64,7 +64,7 @@ class CaseResult:
     def dubious(self) -> bool:
         """Whether the failure is not the kind that its family stands for: an error, or far off."""
         if self.divergence is None:
-            return self.outcome is Outcome.ERROR
+            return self.outcome is CaseOutcome.ERROR
         return self.divergence.dubious or (self.divergence.ulps or 0) > MOST_ULPS
 
     def as_dict(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Report:
     running: list[str] = field(default_factory=list)
     cut_short: str = ""
 
-    def count(self, outcome: Outcome, level: int | None = None) -> int:
+    def count(self, outcome: CaseOutcome, level: int | None = None) -> int:
         """Cases with this outcome."""
         found = (r for r in self.results if level is None or r.case.level == level)
         return sum(result.outcome is outcome for result in found)
@@ -131,17 +131,22 @@ class Report:
         elif not self.results:
             yield "no case was asked for"
         for level in self.levels:
-            if not self.count(Outcome.SAME, level):
+            if not self.count(CaseOutcome.SAME, level):
                 yield f"level {level}: nothing was computed and found the same"
-        for outcome in (Outcome.DIFFERENT, Outcome.ERROR, Outcome.DECLINED, Outcome.NOT_RUN):
+        for outcome in (
+            CaseOutcome.DIFFERENT,
+            CaseOutcome.ERROR,
+            CaseOutcome.DECLINED,
+            CaseOutcome.NOT_RUN,
+        ):
             counting = sum(result.outcome is outcome for result in self.failed_results())
             if counting:
                 yield f"{counting} cases: {outcome.value}"
 
-    def _counts_against(self, outcome: Outcome) -> bool:
-        if outcome is Outcome.DECLINED:
+    def _counts_against(self, outcome: CaseOutcome) -> bool:
+        if outcome is CaseOutcome.DECLINED:
             return not self.allow_declined
-        return self.required if outcome is Outcome.NOT_RUN else True
+        return self.required if outcome is CaseOutcome.NOT_RUN else True
 
     @property
     def passed(self) -> bool:
@@ -153,7 +158,9 @@ class Report:
         return [
             r
             for r in self.results
-            if r.outcome is not Outcome.SAME and self._counts_against(r.outcome) and not r.excused
+            if r.outcome is not CaseOutcome.SAME
+            and self._counts_against(r.outcome)
+            and not r.excused
         ]
 
     @property
@@ -161,7 +168,7 @@ class Report:
         """Failures that `conformance.toml` expects."""
         return sum(bool(result.excused) for result in self.results)
 
-    def note(self, result: CaseResult, account: Account, at: int) -> None:
+    def note(self, result: CaseResult, account: CompileCounts, at: int) -> None:
         """Add the result of case `at`, and what its programs counted.
 
         The order in which results come changes nothing but their own: see `settle`.
@@ -195,7 +202,9 @@ class Report:
         A foundation is seen through an operator. That operator is named instead where the
         difference is not one that the foundation would make.
         """
-        failed = [r for r in self.results if r.outcome in (Outcome.DIFFERENT, Outcome.ERROR)]
+        failed = [
+            r for r in self.results if r.outcome in (CaseOutcome.DIFFERENT, CaseOutcome.ERROR)
+        ]
         first = min(((r.case.level, r.case.stage) for r in failed), default=None)
         found = [r for r in failed if (r.case.level, r.case.stage) == first]
         dubious = {r.case.family for r in found if r.dubious} if first == FOUNDATIONS else set()
@@ -206,7 +215,9 @@ class Report:
 
         There are none where one of them failed in another way than by some bits.
         """
-        failed = [r for r in self.results if r.outcome in (Outcome.DIFFERENT, Outcome.ERROR)]
+        failed = [
+            r for r in self.results if r.outcome in (CaseOutcome.DIFFERENT, CaseOutcome.ERROR)
+        ]
         found = [r for r in failed if (r.case.level, r.case.stage) == FOUNDATIONS]
         named = [(name_of(r.case.id, r.case.family), r.dubious) for r in found]
         causes = causes_of(name for name, _ in named)
@@ -219,7 +230,7 @@ class Report:
 
     def summary(self) -> str:
         """The last line."""
-        counts = ", ".join(f"{self.count(outcome)} {outcome.value}" for outcome in Outcome)
+        counts = ", ".join(f"{self.count(outcome)} {outcome.value}" for outcome in CaseOutcome)
         total = sum(self.computed.values())
         own = self.computed.get(self.backend, 0)
         excused = f", {self.excused} of them expected" if self.excused else ""
@@ -234,7 +245,7 @@ class Report:
 
     def coverage(self) -> Table:
         """By operator and type of its first input, the weight layouts it was computed with."""
-        return table_of(self.covered)
+        return merged_table(self.covered)
 
     def still_others(self) -> dict[str, Table]:
         """By whoever computed it, what no kernel of the backend did."""
@@ -264,7 +275,7 @@ class Report:
             "failures": list(self.failures()), "kit": KIT_VERSION, "contract": CONTRACT_VERSION,
             "cases": len(self.results), "case_list": self.case_list_hash,
             "listed": self.asked, "cut_short": self.cut_short, "running": list(self.running),
-            "counts": {outcome.value: self.count(outcome) for outcome in Outcome},
+            "counts": {outcome.value: self.count(outcome) for outcome in CaseOutcome},
             "blamed": sorted(self.blamed()), "causes": self.causes(),
             "computed_by": dict(sorted(self.computed.items())), "coverage": self.coverage(),
             "coverage_by": by_owner(self.covered), "still_others": self.still_others(),

@@ -14,7 +14,7 @@ from cortiq_conformance import golden
 from cortiq_conformance.case import Case, NotRunError
 from cortiq_conformance.catalogue import LEVELS, cases
 from cortiq_conformance.compare import digest_of
-from cortiq_conformance.source import Source
+from cortiq_conformance.source import CaseData
 
 
 def rewrite(levels: Iterable[int] = LEVELS) -> str:
@@ -56,7 +56,7 @@ def _level(level: int) -> str:
 def _entry(case: Case) -> dict[str, Any] | None:
     """A case's entry; None where it cannot be computed here."""
     try:
-        check = case.build(Source(case.id))
+        check = case.build(CaseData(case.id))
     except NotRunError:
         return None
     expected = check.expected()

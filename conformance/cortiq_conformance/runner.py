@@ -19,11 +19,11 @@ from cortiq_conformance import golden
 from cortiq_conformance.case import Case, Check, NotRunError
 from cortiq_conformance.catalogue import LEVELS, cases, list_hash
 from cortiq_conformance.compare import Divergence, digest_of, first_difference, live_elements
+from cortiq_conformance.expectations import apply_expectation
 from cortiq_conformance.expectations import read as read_expectations
-from cortiq_conformance.expectations import settled
-from cortiq_conformance.jobs import Here, Work, Workers
-from cortiq_conformance.report import CaseResult, Outcome, Report
-from cortiq_conformance.source import Source
+from cortiq_conformance.jobs import InProcessRunner, RunSpec, WorkerPool
+from cortiq_conformance.report import CaseOutcome, CaseResult, Report
+from cortiq_conformance.source import CaseData
 from cortiq_conformance.subject import DeclinedNodesError, Subject
 from cortiq_conformance.wants import Observations
 
@@ -77,16 +77,18 @@ def run(
     listed = select(cases(levels, profile, models), only)
     report = _report(subject, listed)
     report.allow_declined, report.required = allow_declined, profile == "full" or models is not None
-    running: Here | Workers = Here(subject, listed, use_golden=use_golden, out=out)
+    running: InProcessRunner | WorkerPool = InProcessRunner(
+        subject, listed, use_golden=use_golden, out=out
+    )
     if jobs > 1:
         chosen = tuple(models) if models is not None else None
         how = (levels, profile, chosen, only, use_golden, out)
-        running = Workers(Work(_spec(backend, subject), used_files(), *how), listed, jobs)
+        running = WorkerPool(RunSpec(_spec(backend, subject), used_files(), *how), listed, jobs)
     with _noted(report, listed, watch), running:
         for places in _stretches(listed, stop_early):
             for at, result, account in running.ran(places, partial(_begin, report, listed, watch)):
                 report.running.remove(result.case.id)
-                noted = settled(result, known)
+                noted = apply_expectation(result, known)
                 report.note(noted, account, at)
                 if progress:
                     progress(noted)
@@ -189,11 +191,11 @@ def run_case(
     try:
         result = _run(case, subject, use_golden, out)
     except NotRunError as reason:
-        result = CaseResult(case, Outcome.NOT_RUN, str(reason))
+        result = CaseResult(case, CaseOutcome.NOT_RUN, str(reason))
     except DeclinedNodesError as declined:
-        result = CaseResult(case, Outcome.DECLINED, str(declined))
+        result = CaseResult(case, CaseOutcome.DECLINED, str(declined))
     except (Exception, SystemExit) as error:  # a backend may raise anything at all
-        result = CaseResult(case, Outcome.ERROR, _described(error))
+        result = CaseResult(case, CaseOutcome.ERROR, _described(error))
     return replace(result, seconds=time.perf_counter() - start)
 
 
@@ -205,7 +207,7 @@ def _described(error: BaseException) -> str:
 
 
 def _run(case: Case, subject: Subject, use_golden: bool, out: str | Path | None) -> CaseResult:
-    check = case.build(Source(case.id))
+    check = case.build(CaseData(case.id))
     known = golden.entry(case, check) if use_golden else None
     got = check.observe(subject)
     digest = digest_of(got)
@@ -214,7 +216,7 @@ def _run(case: Case, subject: Subject, use_golden: bool, out: str | Path | None)
     expected = check.expected()
     if known is not None and known["digest"] != digest_of(expected):
         reason = "the definition gives other bits here than the golden digest: this machine's "
-        return CaseResult(case, Outcome.ERROR, reason + "NumPy, or an outdated golden file")
+        return CaseResult(case, CaseOutcome.ERROR, reason + "NumPy, or an outdated golden file")
     difference = first_difference(expected, got, case.level, case.op)
     if difference is None:
         return replace(_live(case, expected, False), digest=digest)
@@ -226,7 +228,7 @@ def _run(case: Case, subject: Subject, use_golden: bool, out: str | Path | None)
 
         replay = str(save(Path(out), case, subject, found, arrays))
     reason = found.sentence()
-    return CaseResult(case, Outcome.DIFFERENT, reason, found, replay=replay, digest=digest)
+    return CaseResult(case, CaseOutcome.DIFFERENT, reason, found, replay=replay, digest=digest)
 
 
 def _live(case: Case, expected: Observations, by_golden: bool) -> CaseResult:
@@ -234,8 +236,8 @@ def _live(case: Case, expected: Observations, by_golden: bool) -> CaseResult:
     live, distinct = live_elements(expected)
     if distinct < FEWEST_DISTINCT:
         reason = f"proves nothing: {live} live elements, {distinct} distinct"
-        return CaseResult(case, Outcome.ERROR, reason, live=live)
-    return CaseResult(case, Outcome.SAME, live=live, golden=by_golden)
+        return CaseResult(case, CaseOutcome.ERROR, reason, live=live)
+    return CaseResult(case, CaseOutcome.SAME, live=live, golden=by_golden)
 
 
 def _localised(check: Check, subject: Subject, found: Divergence) -> Divergence:

@@ -15,7 +15,7 @@ STREAM_TAG = 0x434F4E46
 """Last counter word: keeps these words apart from every other use of Philox."""
 
 
-class Source:
+class CaseData:
     """Arrays in the order they are asked for; the same id gives the same bits on every machine."""
 
     def __init__(self, name: str) -> None:

@@ -34,7 +34,7 @@ Covered = tuple[str, str, str, str]
 
 
 @dataclass
-class Account:
+class CompileCounts:
     """What compiling the programs of a case counted.
 
     Attributes
@@ -65,7 +65,7 @@ class Subject:
 
     Attributes
     ----------
-    computed, covered, required, declined, decomposed : see `Account`, whose they become.
+    computed, covered, required, declined, decomposed : see `CompileCounts`, whose they become.
     plugin, source : the file that brings the backend, if `--plugin` named one; file, or
         distribution and version.
     """
@@ -89,9 +89,11 @@ class Subject:
         self.required: set[str] = set()
         self.declined: dict[str, str] = {}
 
-    def account(self) -> Account:
+    def account(self) -> CompileCounts:
         """Return what was counted since the last `begin`."""
-        return Account(self.computed, self.covered, self.required, self.declined, self.decomposed)
+        return CompileCounts(
+            self.computed, self.covered, self.required, self.declined, self.decomposed
+        )
 
     def apart(self) -> Subject:
         """The same backend, counted apart: for runs that look for a cause."""

@@ -19,7 +19,7 @@ from cortiq.runtime.place import declined_nodes, place
 from cortiq_conformance.drives import advance
 from cortiq_conformance.level0.blocks import CHOICES, CHOSEN, block_attention
 from cortiq_conformance.oracle import Oracle
-from cortiq_conformance.source import Source
+from cortiq_conformance.source import CaseData
 from cortiq_reference.ideal import evaluate
 
 ROWS, HEADS, DIM = 90, 2, 8
@@ -102,7 +102,7 @@ def test_one_block_is_attention_over_that_block_alone():
 @pytest.mark.parametrize("name", CHOICES)
 def test_the_float64_twin_chooses_and_attends_alike(name):
     probe = block_attention(CHOICES[name])
-    feed = probe.feed(Source(name), ROWS, 1.5)
+    feed = probe.feed(CaseData(name), ROWS, 1.5)
     exact = evaluate(probe.program, {}, feed.tokens, ["y", CHOSEN], inputs=feed.inputs)
     ours = Oracle(probe.program, probe.weights).feed(feed.tokens, feed.inputs).values
     assert np.array_equal(ours[CHOSEN], exact[CHOSEN])
@@ -126,7 +126,7 @@ def test_geometries_that_do_not_fit_are_refused(op, inputs):
 def test_blocks_cross_a_cut_between_backends():
     """The choice on the fallback, attention on another: blocks are integers that rows supply."""
     probe = block_attention(CHOICES["4 of 16 keys, the last one among them"])
-    feed = probe.feed(Source("cut"), ROWS)
+    feed = probe.feed(CaseData("cut"), ROWS)
     backend = partial_by_name(lambda node: node.slots.get("kv") != "index")
     chain = place(backend, probe.program, {}, ONE_THREAD, fallback=REFERENCE)
     assert set(declined_nodes(chain)) == {"store_index", CHOSEN}

@@ -27,7 +27,7 @@ from cortiq.ir.op import Op, TypeMismatchError, inferred, violations_of
 from cortiq.numerics import rope_scaling
 from cortiq.numerics.rope import RopeTable, Sections
 from cortiq_conformance.case import Scenario
-from cortiq_conformance.source import Source
+from cortiq_conformance.source import CaseData
 from cortiq_conformance.subject import Subject
 from cortiq_conformance.wants import Named
 from cortiq_cpu.backend import CpuBackend
@@ -134,7 +134,7 @@ def test_every_operator_has_a_specimen_with_each_of_its_records():
 
 @cache
 def probe(op):
-    return probe_of(op, Source(op.describe()))
+    return probe_of(op, CaseData(op.describe()))
 
 
 def with_op(op, other):
@@ -202,8 +202,8 @@ def observed(case, backend):
 @pytest.mark.parametrize("op", [op for op in PRIMITIVES if fields(op)], ids=Op.describe)
 def test_at_the_borders_the_reference_and_cpu_agree(op):
     for other in borders(op):
-        made = probe_of(other, Source(other.describe()))
-        feed = made.feed(Source("rows"), ROWS)
+        made = probe_of(other, CaseData(other.describe()))
+        feed = made.feed(CaseData("rows"), ROWS)
         if "last" in feed.inputs:
             feed.inputs["last"][:] = ROWS - 1
         wants = tuple(map(Named, made.program.trunk.outputs))

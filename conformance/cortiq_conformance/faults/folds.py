@@ -35,17 +35,20 @@ def in_pairs(add: Callable[[T, T], T], terms: Sequence[T]) -> T:
     return terms[0]
 
 
-class Way(NamedTuple):
+class WrongOrder(NamedTuple):
     """A wrong order, and the fewest terms by which it differs from the right one."""
 
     fold: Fold
     fewest: int
 
 
-WAYS = {"added from the last": Way(from_the_last, 3), "added in pairs": Way(in_pairs, 4)}
+WAYS = {
+    "added from the last": WrongOrder(from_the_last, 3),
+    "added in pairs": WrongOrder(in_pairs, 4),
+}
 
 
-class Part(NamedTuple):
+class ReplacedFunction(NamedTuple):
     """A function of a module or class that computes a part of a kernel, and what replaces it."""
 
     owner: Any
@@ -53,7 +56,7 @@ class Part(NamedTuple):
     wrong: Callable[..., Any]
 
 
-def with_parts(kernel: Kernel, *parts: Part) -> Kernel:
+def with_replaced(kernel: Kernel, *parts: ReplacedFunction) -> Kernel:
     """The kernel, with parts of it replaced while it runs."""
 
     def wrong(call: Call, *inputs: Any) -> Any:

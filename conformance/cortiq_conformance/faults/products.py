@@ -16,7 +16,7 @@ from cortiq.numerics.contract import F32, RUN_BLOCKS, Flags, Floats, Ints, exp2_
 from cortiq.numerics.layouts import decode
 from cortiq.numerics.matmul import block_dot, block_offset_dot, block_term, finish
 from cortiq.numerics.quantise import Quantised
-from cortiq_conformance.faults.folds import Fold, Part, in_order, with_parts
+from cortiq_conformance.faults.folds import Fold, ReplacedFunction, in_order, with_replaced
 from cortiq_conformance.faults.kernels import Kernel, Wrong
 from cortiq_reference import attention as of_reference
 from cortiq_reference.kernels import KERNELS
@@ -33,7 +33,7 @@ def _multiplying(kind: type[Op], total: Any) -> Kernel:
             return MULTIPLY(self, x, faults)
         return finish(total(x.q, decode(self.weight, self.name))[None], x.e, faults)
 
-    return with_parts(KERNELS[kind], Part(Matrix, "multiply", wrong))
+    return with_replaced(KERNELS[kind], ReplacedFunction(Matrix, "multiply", wrong))
 
 
 def product(kind: type[Op], blocks: Fold = in_order, runs: Fold = in_order) -> Kernel:
@@ -110,7 +110,7 @@ def attend(tiles: Fold = in_order, runs: Fold = in_order, flat: bool = False) ->
     """Attention that adds tiles of a run, or runs, in another order, or all tiles without runs."""
     parts = {"tiles": staticmethod(tiles), "runs": staticmethod(runs), "flat": flat}
     wrong = type("Collected", (_Collected,), parts)
-    return with_parts(KERNELS[ops.Attend], Part(of_reference, "Sums", wrong))
+    return with_replaced(KERNELS[ops.Attend], ReplacedFunction(of_reference, "Sums", wrong))
 
 
 def _runs(
@@ -153,9 +153,9 @@ def _sinks_first(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Flo
     if not op.sinks or op.window or chosen:
         return KERNELS[ops.Attend](call, q, position, *chosen)
     parts = (
-        Part(attention, "attend_keys", _runs), Part(attention, "add_sinks", _from_the_sink),
+        ReplacedFunction(attention, "attend_keys", _runs), ReplacedFunction(attention, "add_sinks", _from_the_sink),
     )  # fmt: skip
-    return with_parts(_by_definition, *parts)(call, q, position)
+    return with_replaced(_by_definition, *parts)(call, q, position)
 
 
 def _by_definition(call: Call, q: Quantised, position: Ints) -> Floats:

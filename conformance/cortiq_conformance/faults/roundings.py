@@ -15,7 +15,7 @@ from cortiq.numerics.layouts import W16, decode
 from cortiq.numerics.matmul import matmul
 from cortiq.numerics.quantise import Quantised
 from cortiq.numerics.sums import canonical_mean
-from cortiq_conformance.faults.folds import Part, with_parts
+from cortiq_conformance.faults.folds import ReplacedFunction, with_replaced
 from cortiq_conformance.faults.kernels import Wrong
 from cortiq_reference import kernels
 from cortiq_reference.kernels import KERNELS
@@ -95,8 +95,8 @@ WRONG_ROUNDINGS: dict[str, Wrong] = {
     "the other rotary pairs": {ops.Rope: _other_pairs},
     "a rotary table of 4096 positions": {ops.Rope: _short_table},
     "the last of equal blocks": {
-        ops.ChooseBlocks: with_parts(
-            KERNELS[ops.ChooseBlocks], Part(kernels, "choose_blocks", _highest_block)
+        ops.ChooseBlocks: with_replaced(
+            KERNELS[ops.ChooseBlocks], ReplacedFunction(kernels, "choose_blocks", _highest_block)
         )
     },
     "a variance of moments": {ops.LayerNorm: _moments},

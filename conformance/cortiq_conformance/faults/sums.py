@@ -14,7 +14,13 @@ from cortiq.ir import Op, ops
 from cortiq.numerics import matmul, norms, recurrent, route, sampling, scalar
 from cortiq.numerics.contract import F32, LANES, Flags, Floats, snap
 from cortiq.numerics.sums import canonical_sum
-from cortiq_conformance.faults.folds import Fold, Part, in_order, in_pairs, with_parts
+from cortiq_conformance.faults.folds import (
+    Fold,
+    ReplacedFunction,
+    in_order,
+    in_pairs,
+    with_replaced,
+)
 from cortiq_conformance.faults.kernels import Kernel, Wrong
 from cortiq_reference.kernels import KERNELS
 
@@ -67,10 +73,10 @@ SUMMING: dict[type[Op], Any] = {
 def summed(kind: type[Op], total: Sum) -> Kernel:
     """The kernel of an operator with another canonical sum."""
     module = SUMMING[kind]
-    parts = [Part(module, "canonical_sum", total)]
+    parts = [ReplacedFunction(module, "canonical_sum", total)]
     if module is norms:
-        parts.append(Part(norms, "canonical_mean", _mean(total)))
-    return with_parts(KERNELS[kind], *parts)
+        parts.append(ReplacedFunction(norms, "canonical_mean", _mean(total)))
+    return with_replaced(KERNELS[kind], *parts)
 
 
 def all_summed(total: Sum) -> Wrong:
@@ -80,7 +86,7 @@ def all_summed(total: Sum) -> Wrong:
 
 def top_summed(total: Sum) -> Callable[[Any, Any, int], Any]:
     """The answer to `Top` with another canonical sum."""
-    return with_parts(ON_HOST[Top], Part(sampling, "canonical_sum", total))
+    return with_replaced(ON_HOST[Top], ReplacedFunction(sampling, "canonical_sum", total))
 
 
 def conv(fold: Fold) -> Kernel:
@@ -98,7 +104,7 @@ def conv(fold: Fold) -> Kernel:
         terms += [] if bias is None else [np.broadcast_to(bias, x.shape)]
         return snap(fold(np.add, terms), faults)
 
-    return with_parts(KERNELS[ops.CausalConv], Part(recurrent, "causal_conv", wrong))
+    return with_replaced(KERNELS[ops.CausalConv], ReplacedFunction(recurrent, "causal_conv", wrong))
 
 
 def combined(fold: Fold) -> Kernel:
@@ -119,7 +125,7 @@ def renormalised(fold: Fold) -> Kernel:
         empty = total == 0
         return np.where(empty, F32(0), weights / np.where(empty, F32(1), total))
 
-    return with_parts(KERNELS[ops.Route], Part(route, "renormalised", wrong))
+    return with_replaced(KERNELS[ops.Route], ReplacedFunction(route, "renormalised", wrong))
 
 
 def trimmed(fold: Fold) -> Kernel:
@@ -136,7 +142,7 @@ def trimmed(fold: Fold) -> Kernel:
         enough = (F32(tau) * fold(np.add, [weights[..., d] for d in columns]))[..., None]
         return np.where((enough == 0) | (before < enough), weights, F32(0))
 
-    return with_parts(KERNELS[ops.Route], Part(route, "trimmed", wrong))
+    return with_replaced(KERNELS[ops.Route], ReplacedFunction(route, "trimmed", wrong))
 
 
 def by_score(call: Call, scores: Floats) -> Any:
@@ -155,7 +161,9 @@ def by_score(call: Call, scores: Floats) -> Any:
     right = route.softmax
     if call.op.router.kind != "softmax_topk":
         return KERNELS[ops.Route](call, scores)
-    return with_parts(KERNELS[ops.Route], Part(route, "softmax", wrong))(call, scores)
+    return with_replaced(KERNELS[ops.Route], ReplacedFunction(route, "softmax", wrong))(
+        call, scores
+    )
 
 
 def polynomial(fold: Fold) -> Kernel:
@@ -168,7 +176,7 @@ def polynomial(fold: Fold) -> Kernel:
             power = power * x
         return fold(np.add, terms[::-1])
 
-    return with_parts(KERNELS[ops.Activation], Part(scalar, "horner", wrong))
+    return with_replaced(KERNELS[ops.Activation], ReplacedFunction(scalar, "horner", wrong))
 
 
 WRONG_SUMS: dict[str, Wrong] = {

@@ -11,7 +11,7 @@ from cortiq.ir import Builder, ops
 from cortiq.numerics.contract import F32
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.probes import CONTEXT, OUTPUT, Probe, floats
-from cortiq_conformance.source import Source
+from cortiq_conformance.source import CaseData
 
 ROWS = 150
 CHOSEN = "chosen"
@@ -33,7 +33,7 @@ def cases() -> Iterator[Case]:
         yield _case("Attend blocks", what, build)
 
 
-def _case(family: str, what: str, build: Callable[[Source], Scenario]) -> Case:
+def _case(family: str, what: str, build: Callable[[CaseData], Scenario]) -> Case:
     op = family.partition(" ")[0]
     return Case(f"level0/{family}[{what}]", 0, family, op, build)
 
@@ -69,12 +69,12 @@ def block_attention(op: ops.ChooseBlocks, kv_heads: int = 2, heads: int = 4) -> 
     return Probe(b.program((OUTPUT, CHOSEN)), {}, shapes)
 
 
-def _typical(op: ops.ChooseBlocks, kv_heads: int, wanted: str, source: Source) -> Scenario:
+def _typical(op: ops.ChooseBlocks, kv_heads: int, wanted: str, source: CaseData) -> Scenario:
     probe = block_attention(op, kv_heads)
     return replace(probe.scenario(source, ROWS, 2.0), wants=(Named(wanted),))
 
 
-def _ties(source: Source) -> Scenario:
+def _ties(source: CaseData) -> Scenario:
     """Whole numbers, of which many blocks have the same largest product."""
     probe = block_attention(ops.ChooseBlocks(2, DIM, 16, 3))
     scenario = probe.scenario(source, ROWS)
@@ -87,12 +87,12 @@ def _ties(source: Source) -> Scenario:
     return replace(scenario, feeds=[feed], wants=(Named(CHOSEN),))
 
 
-def sparse(source: Source) -> Probe:
+def sparse(source: CaseData) -> Probe:
     """The small program of the state cases."""
     return block_attention(FOUR)
 
 
-def choosing(source: Source) -> Probe:
+def choosing(source: CaseData) -> Probe:
     """As `sparse`, its blocks being the output."""
     probe = sparse(source)
     graph = replace(probe.program.trunk, outputs=(CHOSEN,))

@@ -13,12 +13,12 @@ from cortiq.backend.windows import windows_of
 from cortiq_conformance import wants as want_arrays
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.compare import Divergence
-from cortiq_conformance.drives import Bench, Feed, advance
+from cortiq_conformance.drives import ProgramUnderTest, SequenceInput, advance
 from cortiq_conformance.imported import behind_window, planes_of
 from cortiq_conformance.level0.states import CUT, OPERATORS, STAGE, probes
 from cortiq_conformance.oracle import Oracle
 from cortiq_conformance.probes import Probe
-from cortiq_conformance.source import Source
+from cortiq_conformance.source import CaseData
 from cortiq_conformance.subject import Subject
 from cortiq_conformance.wants import Observations
 
@@ -34,20 +34,20 @@ def cases() -> Iterator[Case]:
         yield Case(name, 0, "export", op, partial(_build, probe), STAGE)
 
 
-def _build(make: Callable[[Source], Probe], source: Source) -> Canonical:
+def _build(make: Callable[[CaseData], Probe], source: CaseData) -> ExportScenario:
     probe = make(source)
-    return Canonical(probe, probe.feed(source, ROWS))
+    return ExportScenario(probe, probe.feed(source, ROWS))
 
 
 @dataclass(frozen=True)
-class Canonical:
+class ExportScenario:
     """Feeds `cut` rows and exports; imports what the definitions export, and goes on.
 
     Rows behind the window, if there is one, are not looked at, and not there in what is imported.
     """
 
     probe: Probe
-    feed: Feed
+    feed: SequenceInput
     cut: int = CUT
 
     def _defined(self) -> tuple[ExportedState, Observations]:
@@ -70,7 +70,7 @@ class Canonical:
 
     def observe(self, subject: Subject) -> Observations:
         """On the backend."""
-        bench = Bench(subject, self.probe.program, self.probe.weights)
+        bench = ProgramUnderTest(subject, self.probe.program, self.probe.weights)
         given, _ = self._defined()
         with bench.compiled() as executable:
             end = len(self.feed)

@@ -9,10 +9,10 @@ from functools import partial
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.rope_scaling import Linear
 from cortiq_conformance.case import Case
-from cortiq_conformance.imported import Imported
+from cortiq_conformance.imported import ImportScenario
 from cortiq_conformance.level0.sequences import TABLE, rope
 from cortiq_conformance.probes import Probe
-from cortiq_conformance.source import Source
+from cortiq_conformance.source import CaseData
 
 POSITIONS = 1 << 17
 ROWS = 8
@@ -30,6 +30,6 @@ def cases() -> Iterator[Case]:
         yield Case(name, 0, "Rope", "Rope", partial(_build, probe))
 
 
-def _build(probe: Probe, source: Source) -> Imported:
+def _build(probe: Probe, source: CaseData) -> ImportScenario:
     long = replace(probe, program=replace(probe.program, context=POSITIONS))
-    return Imported(long, replace(long.feed(source, ROWS), start=POSITIONS - ROWS))
+    return ImportScenario(long, replace(long.feed(source, ROWS), start=POSITIONS - ROWS))

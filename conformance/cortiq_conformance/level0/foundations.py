@@ -12,7 +12,7 @@ from cortiq.numerics import scalar
 from cortiq.numerics.contract import F32, LANES, Flags, Floats, exp2_int
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.probes import floats, one, through_quantise
-from cortiq_conformance.source import Source, edges, every_bfloat16
+from cortiq_conformance.source import CaseData, edges, every_bfloat16
 
 STAGE = 0
 WIDTH = 256
@@ -45,7 +45,7 @@ def _case(family: str, op: str, what: str, build: object) -> Case:
     return Case(f"level0/{family}[{what}]", 0, family, op, build, STAGE)  # type: ignore[arg-type]
 
 
-def _sums(width: int, source: Source) -> Scenario:
+def _sums(width: int, source: CaseData) -> Scenario:
     """Only the order of the sum is rounded: squares, 1/width and the last products are exact."""
     exponents = source.integers(-12, 13, 48, width)
     signs = source.integers(0, 2, 48, width).astype(F32) * F32(2) - F32(1)
@@ -63,14 +63,14 @@ def in_few_lanes(values: Floats, filled: int, other: float = 0.0) -> Floats:
     return np.where(kept, values, F32(other))
 
 
-def _few_lanes(filled: int, source: Source) -> Scenario:
+def _few_lanes(filled: int, source: CaseData) -> Scenario:
     """Squares of 12 bits and the division by the width are exact."""
     x = source.integers(1, 1 << 12, 48, 1024).astype(F32) * exp2_int(source.integers(-6, 7, 48, 1))
     norm = ops.RMSNorm(1024, 2.0**-40, weighted=False)
     return one(norm, {"x": floats(1024)}).given(x=in_few_lanes(x, filled))
 
 
-def _ties(source: Source) -> Scenario:
+def _ties(source: CaseData) -> Scenario:
     """The first element fixes the exponent; the others lie halfway between two integers."""
     rows = 24
     exponent = source.integers(-50, 30, rows)
@@ -80,7 +80,7 @@ def _ties(source: Source) -> Scenario:
     return through_quantise(WIDTH).given(x=np.where(np.abs(x) < 2.0**-40, F32(0), x))
 
 
-def _thresholds(source: Source) -> Scenario:
+def _thresholds(source: CaseData) -> Scenario:
     """Row maxima around the mantissa at which the exponent grows, at every exponent."""
     exponents = np.arange(-39, 49, dtype=np.int32)
     steps = np.array([0x7DFFFE, 0x7DFFFF, 0x7E0000, 0x7E0001], np.int32)
@@ -92,7 +92,7 @@ def _thresholds(source: Source) -> Scenario:
     return through_quantise(WIDTH).given(x=np.where(np.abs(x) < 2.0**-40, F32(0), x))
 
 
-def _extremes(source: Source) -> Scenario:
+def _extremes(source: CaseData) -> Scenario:
     """Rows of zeros among live ones, values next to 2⁻⁴⁰ and to 2⁵⁰, one lone value."""
     x = source.floats(6, WIDTH)
     x[1] = 0
@@ -111,7 +111,7 @@ QUANTISED = {
 }
 
 
-def _elementwise(op: ops.Activation | ops.SoftCap, whole: bool, source: Source) -> Scenario:
+def _elementwise(op: ops.Activation | ops.SoftCap, whole: bool, source: CaseData) -> Scenario:
     """Values in rows of 256; those that leave the domain by definition are left out."""
     if whole:
         values = every_bfloat16()

@@ -12,9 +12,9 @@ from cortiq.ir import Op, Type, ops
 from cortiq.numerics.contract import F32
 from cortiq.numerics.scalar import sigmoid
 from cortiq_conformance.case import Case, Scenario
-from cortiq_conformance.drives import Feed
+from cortiq_conformance.drives import SequenceInput
 from cortiq_conformance.probes import Probe, floats, one
-from cortiq_conformance.source import Source
+from cortiq_conformance.source import CaseData
 
 ROWS = 40
 NEAR_ONE = F32(4)
@@ -35,7 +35,7 @@ def cases() -> Iterator[Case]:
         yield _case(what, f"states that decay to nothing, {what}", partial(_forgotten, probe))
 
 
-def _case(op: str, what: str, build: Callable[[Source], Scenario]) -> Case:
+def _case(op: str, what: str, build: Callable[[CaseData], Scenario]) -> Case:
     return Case(f"level0/{op}[{what}]", 0, op, op, build)
 
 
@@ -54,10 +54,10 @@ STATE_SPACES = {
 }
 
 
-class Recurrence(Probe):
+class RecurrentProbe(Probe):
     """A probe whose rows are like those of models: unit keys, decays below 1, positive steps."""
 
-    def feed(self, source: Source, rows: int, amplitude: float = 1.0) -> Feed:
+    def feed(self, source: CaseData, rows: int, amplitude: float = 1.0) -> SequenceInput:
         """Rows that keep a state alive."""
         feed = super().feed(source, rows, amplitude)
         inputs = dict(feed.inputs)
@@ -67,15 +67,15 @@ class Recurrence(Probe):
         for name, shift in (("alpha", NEAR_ONE), ("beta", F32(0)), ("delta", F32(0))):
             if name in inputs:
                 inputs[name] = sigmoid(inputs[name] + shift)
-        return Feed(feed.tokens, inputs)
+        return SequenceInput(feed.tokens, inputs)
 
 
-def _probe(op: Op, inputs: Mapping[str, Type]) -> Recurrence:
+def _probe(op: Op, inputs: Mapping[str, Type]) -> RecurrentProbe:
     plain = one(op, inputs)
-    return Recurrence(plain.program, plain.weights, plain.inputs, plain.limits)
+    return RecurrentProbe(plain.program, plain.weights, plain.inputs, plain.limits)
 
 
-def delta_rule(op: ops.DeltaRule, channels: bool = False) -> Recurrence:
+def delta_rule(op: ops.DeltaRule, channels: bool = False) -> RecurrentProbe:
     """A delta rule over rows that supply everything."""
     keys, decay = floats(op.groups, op.key_dim), (op.heads, op.key_dim)
     return _probe(op, {
@@ -84,7 +84,7 @@ def delta_rule(op: ops.DeltaRule, channels: bool = False) -> Recurrence:
     })  # fmt: skip
 
 
-def state_space(op: ops.StateSpace) -> Recurrence:
+def state_space(op: ops.StateSpace) -> RecurrentProbe:
     """A state space over rows that supply everything."""
     shared, numbers = floats(op.groups, op.state_dim), floats(op.heads)
     return _probe(op, {
@@ -93,24 +93,24 @@ def state_space(op: ops.StateSpace) -> Recurrence:
     })  # fmt: skip
 
 
-PROBES: Mapping[str, Callable[[], Recurrence]] = {
+PROBES: Mapping[str, Callable[[], RecurrentProbe]] = {
     "DeltaRule": lambda: delta_rule(ops.DeltaRule(4, 8, 6, 2)),
     "StateSpace": lambda: state_space(ops.StateSpace(4, 6, 8, 2)),
 }
 """A small program of each kind."""
 
 
-def _typical(make: Callable[[], Recurrence], source: Source) -> Scenario:
+def _typical(make: Callable[[], RecurrentProbe], source: CaseData) -> Scenario:
     return make().scenario(source, ROWS)
 
 
-def _changed(probe: Recurrence, source: Source, **inputs: np.ndarray) -> Scenario:
+def _changed(probe: RecurrentProbe, source: CaseData, **inputs: np.ndarray) -> Scenario:
     scenario = probe.scenario(source, ROWS)
     (feed,) = scenario.feeds
-    return replace(scenario, feeds=[Feed(feed.tokens, {**feed.inputs, **inputs})])
+    return replace(scenario, feeds=[SequenceInput(feed.tokens, {**feed.inputs, **inputs})])
 
 
-def _spread(make: Callable[[], Recurrence], source: Source) -> Scenario:
+def _spread(make: Callable[[], RecurrentProbe], source: CaseData) -> Scenario:
     """Values of every size, whose products run through many exponents."""
     probe = make()
     spread = {
@@ -121,7 +121,7 @@ def _spread(make: Callable[[], Recurrence], source: Source) -> Scenario:
     return _changed(probe, source, **spread)
 
 
-def _forgotten(make: Callable[[], Recurrence], source: Source) -> Scenario:
+def _forgotten(make: Callable[[], RecurrentProbe], source: CaseData) -> Scenario:
     """Nothing is written from the third row on, and every row keeps a hundredth."""
     probe = make()
     quiet: dict[str, np.ndarray] = {}

@@ -14,13 +14,13 @@ from cortiq.numerics.contract import F32
 from cortiq.numerics.route import Router
 from cortiq_conformance.case import Case, NotRunError, Scenario
 from cortiq_conformance.compare import Divergence
-from cortiq_conformance.drives import Feed, Together
+from cortiq_conformance.drives import BatchedDrive, SequenceInput
 from cortiq_conformance.flush import available
-from cortiq_conformance.guard import Guard
+from cortiq_conformance.guard import CallCounter
 from cortiq_conformance.level0 import blocks, elementwise, matrices, recurrences, scaling, sequences
 from cortiq_conformance.materials import extreme, typical
 from cortiq_conformance.probes import Probe, floats, one, through_quantise
-from cortiq_conformance.source import Source
+from cortiq_conformance.source import CaseData
 from cortiq_conformance.subject import Subject
 from cortiq_conformance.wants import Observations
 
@@ -29,7 +29,7 @@ DELEGATED = "delegation behind the back (the reference ran, and placement names 
 """Label of a value that is 1 where a node said to be the backend's own was delegated."""
 BAD_VALUES = (float("nan"), float("inf"), float("-inf"), 2.0**50)
 
-PROBES: dict[str, Callable[[Source], Probe]] = {
+PROBES: dict[str, Callable[[CaseData], Probe]] = {
     "Add": lambda s: elementwise.binary(ops.Add(), 64),
     "Multiply": lambda s: elementwise.binary(ops.Multiply(), 64),
     "Scale": lambda s: one(ops.Scale(0.3), {"x": floats(64)}),
@@ -87,32 +87,32 @@ def _wants(op: str) -> tuple[Named, ...]:
     return tuple(map(Named, names))
 
 
-def _planted(make: Callable[[Source], Probe], op: str, source: Source) -> Scenario:
+def _planted(make: Callable[[CaseData], Probe], op: str, source: CaseData) -> Scenario:
     """Four bad values, each in a sequence of its own; the sequences between them are sound."""
     probe = make(source)
     feeds = [probe.feed(source, 3)]
     for bad in BAD_VALUES:
         feeds += [_spoilt(probe.feed(source, 3), bad, source), probe.feed(source, 3)]
-    return Scenario(probe.program, probe.weights, feeds, _wants(op), Together())
+    return Scenario(probe.program, probe.weights, feeds, _wants(op), BatchedDrive())
 
 
-def _spoilt(feed: Feed, bad: float, source: Source) -> Feed:
+def _spoilt(feed: SequenceInput, bad: float, source: CaseData) -> SequenceInput:
     inputs = {name: array.copy() for name, array in feed.inputs.items()}
     for array in inputs.values():
         if array.dtype == F32:
             array[1].reshape(-1)[int(source.integers(0, array[1].size, 1)[0])] = F32(bad)
             break
-    return Feed(feed.tokens, inputs)
+    return SequenceInput(feed.tokens, inputs)
 
 
-def _flushed(make: Callable[[Source], Probe], op: str, source: Source) -> Scenario:
+def _flushed(make: Callable[[CaseData], Probe], op: str, source: CaseData) -> Scenario:
     reason = available()
     if reason:
         raise NotRunError(reason)
     return replace(_edge(make, op, source), flush=True)
 
 
-def _edge(make: Callable[[Source], Probe], op: str, source: Source) -> Scenario:
+def _edge(make: Callable[[CaseData], Probe], op: str, source: CaseData) -> Scenario:
     """−0, and values around 2⁻⁴⁰: without snap, products and differences would be subnormal."""
     probe = make(source)
     feed = probe.feed(source, 16)
@@ -122,12 +122,12 @@ def _edge(make: Callable[[Source], Probe], op: str, source: Source) -> Scenario:
             small = source.spread(*array.shape, low=-40, high=-18)
             chosen = source.integers(0, 3, *array.shape)
             inputs[name] = np.where(chosen == 0, small, np.where(chosen == 1, F32(-0.0), array))
-    feeds = [Feed(feed.tokens, inputs)]
+    feeds = [SequenceInput(feed.tokens, inputs)]
     return Scenario(probe.program, probe.weights, feeds, _wants(op))
 
 
 @dataclass(frozen=True)
-class Placement:
+class PlacementScenario:
     """Runs a program under a guard that sees calls into the reference and the contract."""
 
     scenario: Scenario
@@ -149,7 +149,7 @@ class Placement:
 
     def _watch(self, watched: _Watched) -> tuple[Observations, Mapping[str, int]]:
         """The values, and who else computed the operator if the backend claims it."""
-        with Guard() as guard:
+        with CallCounter() as guard:
             values = self.scenario.observe(watched)
         return values, guard.calls(self.op) if watched.claimed else {}
 
@@ -184,7 +184,7 @@ class _Watched(Subject):
         self.claimed |= self.name in owners and self.name != "reference"
 
 
-def _placed(make: Callable[[Source], Probe], op: str, source: Source) -> Placement:
+def _placed(make: Callable[[CaseData], Probe], op: str, source: CaseData) -> PlacementScenario:
     probe = make(source)
     scenario = replace(probe.scenario(source, 4), wants=_wants(op))
-    return Placement(scenario, op)
+    return PlacementScenario(scenario, op)

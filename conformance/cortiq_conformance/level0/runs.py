@@ -23,7 +23,7 @@ from cortiq_conformance.level0.foundations import in_few_lanes
 from cortiq_conformance.level0.tails import rows as of_logits
 from cortiq_conformance.materials import MATRIX_LAYOUTS, uneven
 from cortiq_conformance.probes import Probe
-from cortiq_conformance.source import Source
+from cortiq_conformance.source import CaseData
 
 BLOCKS = {3: 8 + 8 + 3, 4: 8 + 8 + 8 + 4}
 """Blocks of a product's row, by the number of its runs; as many meet in the last run."""
@@ -32,7 +32,7 @@ TERMS = {3: 600, 4: 900}
 ROWS = (1, 3, 67)
 """Rows that a product is given at a time: backends have kernels for few and for many."""
 OUTPUTS = 10
-STACKS: Mapping[str, Callable[[Source, str, int], Probe]] = {
+STACKS: Mapping[str, Callable[[CaseData, str, int], Probe]] = {
     "HeadMatMul": lambda s, layout, least: matrices.head_matmul(s, layout, least, OUTPUTS),
     "ExpertMatMul": lambda s, layout, least: matrices.expert_matmul(s, layout, True, least, 6),
 }
@@ -53,7 +53,7 @@ def cases() -> Iterator[Case]:
         yield _case("Route", "Route", what, partial(_everything, chosen))
 
 
-def _case(family: str, op: str, what: str, build: Callable[[Source], Scenario]) -> Case:
+def _case(family: str, op: str, what: str, build: Callable[[CaseData], Scenario]) -> Case:
     return Case(f"level0/{family}[{what}]", 0, family, op, build)
 
 
@@ -81,23 +81,23 @@ def _products(runs: int) -> Iterator[Case]:
             yield Case(f"level0/{op}[{layout}, {runs} runs]", 0, f"{op}[{layout}]", op, build)
 
 
-def _several(probe: Probe, source: Source, counts: tuple[int, ...] = ROWS) -> Scenario:
+def _several(probe: Probe, source: CaseData, counts: tuple[int, ...] = ROWS) -> Scenario:
     """Sequences of so many rows."""
     feeds = [probe.feed(source, count, 100.0) for count in counts]
     return Scenario(probe.program, probe.weights, feeds)
 
 
-def _matmul(layout: str, runs: int, source: Source) -> Scenario:
+def _matmul(layout: str, runs: int, source: CaseData) -> Scenario:
     weight = uneven(source, layout, OUTPUTS, _columns(layout, runs))
     return _several(matrices.matmul(weight), source)
 
 
-def _stack(op: str, layout: str, runs: int, source: Source) -> Scenario:
+def _stack(op: str, layout: str, runs: int, source: CaseData) -> Scenario:
     probe = STACKS[op](source, layout, _columns(layout, runs))
     return _several(probe, source, (1, 20))
 
 
-def _sums(runs: int) -> Mapping[tuple[str, str], Callable[[Source], Scenario]]:
+def _sums(runs: int) -> Mapping[tuple[str, str], Callable[[CaseData], Scenario]]:
     """Operators that take a canonical sum, each over so many terms."""
     count = TERMS[runs]
     delta, space = ops.DeltaRule(1, count, 3), ops.StateSpace(1, 3, count)
@@ -115,29 +115,29 @@ def _sums(runs: int) -> Mapping[tuple[str, str], Callable[[Source], Scenario]]:
     }
 
 
-def _layer_norm(count: int, source: Source) -> Scenario:
+def _layer_norm(count: int, source: CaseData) -> Scenario:
     """Where a value is zero, the result shows the mean."""
     probe = elementwise.layer_norm(source, count, False)
     return probe.given(x=in_few_lanes(source.floats(24, count, amplitude=2), count))
 
 
-def _many_experts(count: int, source: Source) -> Scenario:
+def _many_experts(count: int, source: CaseData) -> Scenario:
     probe = matrices.route(source, Router(3), False, experts=count)
     return replace(probe.given(x=_below_zero(count, source)), wants=(Named("y.0"), Named("y.1")))
 
 
-def _below_zero(count: int, source: Source) -> Floats:
+def _below_zero(count: int, source: CaseData) -> Floats:
     """Rows whose largest value is 0 and whose exponentials have a sum of 1 to 3."""
     x = in_few_lanes(np.abs(source.floats(24, count)) * F32(-1.5) - F32(1), count, -60.0)
     x[np.arange(24), source.integers(0, count, 24)] = 0
     return x
 
 
-def _logits(count: int, source: Source) -> Scenario:
+def _logits(count: int, source: CaseData) -> Scenario:
     return of_logits(_below_zero(count, source), (Top(5),), source)
 
 
-def _experts(chosen: int) -> Mapping[tuple[str, str], Callable[[Source], Scenario]]:
+def _experts(chosen: int) -> Mapping[tuple[str, str], Callable[[CaseData], Scenario]]:
     """What is added expert by expert, for so many of them and for twice as many."""
     return {
         (op, f"{what}, {count} experts"): partial(make, count)
@@ -150,24 +150,24 @@ def _experts(chosen: int) -> Mapping[tuple[str, str], Callable[[Source], Scenari
     }
 
 
-def _combined(count: int, source: Source) -> Scenario:
+def _combined(count: int, source: CaseData) -> Scenario:
     return matrices.combine(source, count).scenario(source, 8)
 
 
-def _routed(router: Router, amplitude: float, source: Source) -> Scenario:
+def _routed(router: Router, amplitude: float, source: CaseData) -> Scenario:
     probe = matrices.route(source, router, False)
     return replace(probe.scenario(source, 40, amplitude), wants=(Named("y.0"), Named("y.1")))
 
 
-def _renormalised(count: int, source: Source) -> Scenario:
+def _renormalised(count: int, source: CaseData) -> Scenario:
     return _routed(Router(count, "sigmoid", renormalise=True), 3.0, source)
 
 
-def _of_the_chosen(count: int, source: Source) -> Scenario:
+def _of_the_chosen(count: int, source: CaseData) -> Scenario:
     return _routed(Router(count, "softmax_topk"), 3.0, source)
 
 
-def _everything(chosen: int, source: Source) -> Scenario:
+def _everything(chosen: int, source: CaseData) -> Scenario:
     """A prefix that holds all of the weight: one expert has it but for some 2^-25 of each other.
 
     Which of them are left out is decided by how their weights round when they are added.

@@ -16,9 +16,9 @@ from cortiq.numerics.masks import mask_of
 from cortiq.numerics.sampling import Sampling
 from cortiq.numerics.synthetic import synthetic_weight
 from cortiq_conformance.case import Case, Scenario
-from cortiq_conformance.drives import Feed
+from cortiq_conformance.drives import SequenceInput
 from cortiq_conformance.probes import Probe, floats, logits
-from cortiq_conformance.source import Source
+from cortiq_conformance.source import CaseData
 
 VOCABULARY = 1000
 ROWS = 24
@@ -73,20 +73,20 @@ def cases() -> Iterator[Case]:
     yield _case("Digest", "Digest", "many rows of wide logits", _wide)
 
 
-def _case(family: str, op: str, what: str, build: Callable[[Source], Scenario]) -> Case:
+def _case(family: str, op: str, what: str, build: Callable[[CaseData], Scenario]) -> Case:
     return Case(f"level0/{family}[{what}]", 0, family, op, build)
 
 
-def rows(x: np.ndarray, wants: tuple[Want, ...], source: Source, factor: float = 1.0) -> Scenario:
+def rows(x: np.ndarray, wants: tuple[Want, ...], source: CaseData, factor: float = 1.0) -> Scenario:
     """Rows that supply `x`, their logits by this factor; their ids repeat, so that penalties have
     a history.
     """
     probe = logits(x.shape[1], factor)
     tokens = source.integers(0, 12, len(x))
-    return Scenario(probe.program, probe.weights, [Feed(tokens, {"x": x})], wants)
+    return Scenario(probe.program, probe.weights, [SequenceInput(tokens, {"x": x})], wants)
 
 
-def _argmax_ties(source: Source) -> Scenario:
+def _argmax_ties(source: CaseData) -> Scenario:
     """The largest value several times in each row, zeros of both signs among them."""
     x = source.floats(ROWS, VOCABULARY)
     for row in range(ROWS):
@@ -96,31 +96,31 @@ def _argmax_ties(source: Source) -> Scenario:
     return rows(x, (Argmax(),), source)
 
 
-ARGMAXES: dict[str, Callable[[Source], Scenario]] = {
+ARGMAXES: dict[str, Callable[[CaseData], Scenario]] = {
     "the lowest index wins a tie": _argmax_ties,
 }
 
 
-def _draws(sampling: Sampling, source: Source) -> Scenario:
+def _draws(sampling: Sampling, source: CaseData) -> Scenario:
     x = source.floats(ROWS, VOCABULARY, amplitude=2)
     return rows(x, (Draw(sampling),), source)
 
 
-def _masked(sampling: Sampling, ids: Sequence[int], source: Source) -> Scenario:
+def _masked(sampling: Sampling, ids: Sequence[int], source: CaseData) -> Scenario:
     x = source.floats(ROWS, VOCABULARY, amplitude=2)
     banned = np.setdiff1d(np.arange(VOCABULARY), ids)
     x[::2, banned] = np.nextafter(F32(2.0**50), F32(0))
     return rows(x, (Draw(sampling, mask=mask_of(ids, VOCABULARY)),), source)
 
 
-def _choices(source: Source) -> Scenario:
+def _choices(source: CaseData) -> Scenario:
     """One distribution at every position: only position and choice tell the draws apart."""
     x = np.repeat(source.floats(1, VOCABULARY), ROWS, axis=0)
     wants = tuple(Draw(Sampling(seed=9), choice) for choice in range(3))
     return rows(x, wants, source)
 
 
-def _elsewhere(source: Source) -> Scenario:
+def _elsewhere(source: CaseData) -> Scenario:
     """As draft heads draw: for a token further on, after ids that are not their rows'."""
     x = np.repeat(source.floats(1, VOCABULARY), ROWS, axis=0)
     penalised = CHAINS["penalties"]
@@ -131,20 +131,20 @@ def _elsewhere(source: Source) -> Scenario:
     return rows(x, wants, source)
 
 
-def _of_another(source: Source) -> Scenario:
+def _of_another(source: CaseData) -> Scenario:
     x = source.floats(ROWS, VOCABULARY, amplitude=2)
     wants = (Argmax(), Argmax("x"), Draw(Sampling(seed=9)), Draw(Sampling(seed=9), name="x"))
     return rows(x, wants, source, factor=-1.0)
 
 
-def _top(ties: bool, count: int, source: Source) -> Scenario:
+def _top(ties: bool, count: int, source: CaseData) -> Scenario:
     x = source.floats(8, VOCABULARY, amplitude=2)
     if ties:
         x = source.integers(-3, 4, 8, VOCABULARY).astype(F32)
     return rows(x, (Top(count),), source)
 
 
-def _digests(source: Source) -> Scenario:
+def _digests(source: CaseData) -> Scenario:
     x = source.spread(8, VOCABULARY)
     return replace(rows(x, (), source), wants=(Digest("logits"), Digest("x")))
 
@@ -153,7 +153,7 @@ WIDTHS = (16, 8, 12, 20, 16, 40_000)
 """Of what is stored, of what follows, and of the logits."""
 
 
-def _wide(source: Source) -> Scenario:
+def _wide(source: CaseData) -> Scenario:
     """More logits than a backend need hold at once, behind small values that no state needs.
 
     What is fed to these values is stored: a backend that computes it once for all rows, and the
