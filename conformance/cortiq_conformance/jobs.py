@@ -109,7 +109,7 @@ class WorkerPool:
         self._workers = []
 
     def ran(self, places: Sequence[int], begun: Callable[[int], None]) -> Iterator[Ran]:
-        """Run the cases at these places of the list, yielded as they end; see `InProcessRunner.ran`."""
+        """Run the cases at these places of the list; yield results as they end."""
         waiting, under_way = deque(places), 0
         while waiting or under_way:
             while len(self._workers) < min(self.count, under_way + len(waiting)):

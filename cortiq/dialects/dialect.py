@@ -22,7 +22,7 @@ class ToolCall:
     arguments: Mapping[str, Any]
 
 
-class UnfinishedCall(ValueError):
+class Unfinished(ValueError):
     """A call that goes on behind the closing marker that was found: the marker is part of it."""
 
 
@@ -33,7 +33,7 @@ CallReader = Callable[[str, Tools, bool], tuple[list[ToolCall], int]]
 """Reads calls from a text that begins with an opening marker: the calls, and where they end.
 
 The text reaches to a closing marker, or (the flag `final`) to the end of the answer. ValueError
-where there is no call: the opening marker is text then. `UnfinishedCall` where the closing marker is
+where there is no call: the opening marker is text then. `Unfinished` where the closing marker is
 part of the call: it is asked again at the next one.
 """
 
@@ -50,9 +50,9 @@ class ToolDialect:
         and where `at_end` is set the end of the text closes them too (a marker that ends an answer
         is not part of the text).
     parse : the calls in what stands between the markers; ValueError where there are none, and then
-        the whole of it is text. `UnfinishedCall` where the closing marker is part of a call.
+        the whole of it is text. `Unfinished` where the closing marker is part of a call.
     inner : further markers that calls are written with.
-    texts : whether arguments are texts whose types only the tool's schema tells (`coerce_arguments`).
+    texts : whether arguments are texts, typed by the tool's schema only (`coerce_arguments`).
     wrap : text around a call's JSON object `{"name": …, "arguments": …}` where a call can be forced
         by a grammar; None where the dialect does not write calls as such an object.
     read : reads irregular calls too; used instead of `parse` where it is there.

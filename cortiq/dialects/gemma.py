@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from cortiq.dialects.dialect import ToolCall, ToolDialect, Tools, UnfinishedCall
+from cortiq.dialects.dialect import ToolCall, ToolDialect, Tools, Unfinished
 from cortiq.dialects.json_text import ending, read_json
 
 OPENS, CLOSES, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
@@ -28,7 +28,7 @@ def read(text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
             at = end
     except ValueError:
         if text.count(QUOTE) % 2 and not final:
-            raise UnfinishedCall("the text ends inside a string") from None
+            raise Unfinished("the text ends inside a string") from None
         raise
     return calls, ending(text, end, CLOSING, final)
 

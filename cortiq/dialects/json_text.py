@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from cortiq.dialects.dialect import CallReader, ToolCall, Tools, UnfinishedCall
+from cortiq.dialects.dialect import CallReader, ToolCall, Tools, Unfinished
 
 FENCE = "```(?:json)?"
 NOTHING = re.compile("")
@@ -60,7 +60,7 @@ def decode(text: str, at: int = 0, closes: str = "") -> tuple[Any, int]:
         if closes and text.startswith(closes, end) and error.msg.startswith("Expecting ','"):
             value = _DECODER.decode(text[at:end] + _missing(text, at, end))
         elif error.msg.startswith("Unterminated") or not text[end:].strip():
-            raise UnfinishedCall("the text ends inside a value") from None
+            raise Unfinished("the text ends inside a value") from None
         else:
             raise
     except RecursionError:

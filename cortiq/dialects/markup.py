@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from cortiq.dialects.dialect import CallReader, ToolCall, Tools, UnfinishedCall
+from cortiq.dialects.dialect import CallReader, ToolCall, Tools, Unfinished
 from cortiq.dialects.json_text import ending, object_reader, skip
 from cortiq.dialects.schema import Schema
 
@@ -136,7 +136,7 @@ class MarkupReader:
             return made, at
         if loosely and made and after == len(text) and schema.names() <= made.keys():
             return made, at  # nothing that was cut off could have been an argument
-        raise UnfinishedCall("the call does not end")
+        raise Unfinished("the call does not end")
 
     def _value(
         self, text: str, at: int, open_keys: frozenset[str], loosely: bool
@@ -162,7 +162,7 @@ class MarkupReader:
                 text, start, again
             ):
                 return self._plain(text[at:start]), again.end()
-        raise UnfinishedCall("the value does not end")
+        raise Unfinished("the value does not end")
 
     def _twice(self, text: str, start: int, again: re.Match[str]) -> bool:
         """Whether the tag at `start` closes a value though it is there again behind it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 
-from cortiq.dialects.dialect import ToolCall, ToolDialect, Tools, UnfinishedCall
+from cortiq.dialects.dialect import ToolCall, ToolDialect, Tools, Unfinished
 from cortiq.dialects.json_text import object_reader, read_json
 
 OPENS, CLOSES = "<|tool_call_start|>", "<|tool_call_end|>"
@@ -24,7 +24,7 @@ def parse(text: str) -> list[ToolCall]:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, RecursionError, MemoryError):
-        raise UnfinishedCall("no Python expression") from None
+        raise Unfinished("no Python expression") from None
     nodes = tree.elts if isinstance(tree, ast.List) else [tree]
     return [_call(node) for node in nodes]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cortiq.dialects.dialect import CallReader, ToolCall, ToolDialect, Tools, UnfinishedCall
+from cortiq.dialects.dialect import CallReader, ToolCall, ToolDialect, Tools, Unfinished
 from cortiq.dialects.json_text import object_reader
 from cortiq.dialects.thinking import Thinking
 
@@ -147,7 +147,7 @@ class AnswerSplitter:
             at, mark = min(hits) if hits else (len(self._held), "")
             try:
                 calls, end = self._calls(self._held[: at + len(mark)], self.tools, not hits)
-            except UnfinishedCall:
+            except Unfinished:
                 if not hits:
                     break
                 self._looked = at + len(mark)

@@ -1,7 +1,7 @@
 """Weights that are only part of a tensor in the file, or lie in it the other way round.
 
 A file may hold q, k and v as one matrix, gate and up as another, or a head's key and value matrices
-as one; `FusedTensor` says so once for a family, and every weight is then a `TensorPiece` of the tensor.
+as one. `FusedTensor` declares this once for a family; every weight is then a `TensorPiece` of it.
 """
 
 from __future__ import annotations

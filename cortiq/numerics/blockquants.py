@@ -1,6 +1,6 @@
 """GGUF layouts with one scale per 32 elements: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, MXFP4.
 
-Each function takes the raw blocks, uint8 [N, blocks, bytes of a block], and returns `UnpackedWeight`.
+Each function takes raw blocks, uint8 [N, blocks, bytes of a block], and returns `UnpackedWeight`.
 Source of the layouts: ggml's `ggml-common.h` (block_q4_0 and its neighbours) and, for MXFP4, the
 OCP Microscaling Formats specification 1.0.
 """

@@ -1,7 +1,7 @@
 """Weights as integers under float scales: what a layout's bytes mean to the matmul.
 
-`UnpackedWeight` is a layout unpacked but not yet multiplied out (small codes, integer sub-scales), which
-backends repack from; `Codes` is the form in which `matmul` is defined.
+`UnpackedWeight` is a layout unpacked but not yet multiplied out (small codes, integer sub-scales);
+backends repack from it. `Codes` is the form in which `matmul` is defined.
 """
 
 from __future__ import annotations

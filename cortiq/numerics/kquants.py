@@ -1,7 +1,7 @@
 """GGUF K-quants: 256 elements under one f16 scale, with integer sub-scales: Q2_K … Q6_K.
 
-Each function takes the raw blocks, uint8 [N, blocks, bytes of a block], and returns `UnpackedWeight`; the
-element is d·sub_scale·code, or d·sub_scale·code − dmin·offset (`minimum` is −dmin: negation is
+Each function takes raw blocks, uint8 [N, blocks, bytes of a block], and returns `UnpackedWeight`.
+An element is d·sub_scale·code, or d·sub_scale·code − dmin·offset (`minimum` is −dmin: negation is
 exact, so adding it rounds like subtracting dmin). Source of the layouts: ggml's `ggml-common.h`.
 """
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortiq.dialects.dialect import ToolCall, ToolDialect, UnfinishedCall
+from cortiq.dialects.dialect import ToolCall, ToolDialect, Unfinished
 from cortiq.dialects.registry import OWN, dialect_of
 from cortiq.dialects.splitter import AnswerSplitter, AnswerText, ThinkingText
 from cortiq.dialects.thinking import HARMONY, TAGS, thinking_of
@@ -139,7 +139,7 @@ def test_a_plugins_closing_marker_inside_an_argument():
 
     def parse(text):
         if text.count("'") % 2:
-            raise UnfinishedCall("inside a string")
+            raise Unfinished("inside a string")
         return [ToolCall("now", {"a": text})]
 
     mine = ToolDialect("mine", lambda template: True, "<<", ">>", parse)

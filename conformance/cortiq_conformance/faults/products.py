@@ -153,8 +153,9 @@ def _sinks_first(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Flo
     if not op.sinks or op.window or chosen:
         return KERNELS[ops.Attend](call, q, position, *chosen)
     parts = (
-        ReplacedFunction(attention, "attend_keys", _runs), ReplacedFunction(attention, "add_sinks", _from_the_sink),
-    )  # fmt: skip
+        ReplacedFunction(attention, "attend_keys", _runs),
+        ReplacedFunction(attention, "add_sinks", _from_the_sink),
+    )
     return with_replaced(_by_definition, *parts)(call, q, position)
 
 
