@@ -19,14 +19,14 @@ from cortiq.ir import Graph, Node, primitives_of
 from cortiq.numerics.contract import F32
 from cortiq.numerics.quantise import Quantised
 from cortiq_conformance import models
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.compare import Divergence, first_difference
 from cortiq_conformance.drives import ProgramUnderTest, SequenceInput, advance
 from cortiq_conformance.graphs import layer_values
 from cortiq_conformance.models import LoadedModel
+from cortiq_conformance.outputs import Observations
 from cortiq_conformance.runner import make_subject
-from cortiq_conformance.source import CaseData
 from cortiq_conformance.subject import Subject
-from cortiq_conformance.wants import Observations
 
 LEVEL = 2
 

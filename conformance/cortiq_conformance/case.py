@@ -14,7 +14,8 @@ import numpy as np
 from cortiq.backend import Named, Want
 from cortiq.ir import Program, primitives_of
 from cortiq.numerics.layouts import Weight, floats
-from cortiq_conformance import wants as want_arrays
+from cortiq_conformance import outputs
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.compare import Divergence, first_difference
 from cortiq_conformance.drives import (
     ChunkedDrive,
@@ -25,10 +26,9 @@ from cortiq_conformance.drives import (
 )
 from cortiq_conformance.explain import explained
 from cortiq_conformance.flush import flush_to_zero
-from cortiq_conformance.oracle import Oracle
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.oracle import OracleSequence
+from cortiq_conformance.outputs import Observations
 from cortiq_conformance.subject import Subject
-from cortiq_conformance.wants import Observations
 
 MOST_WEIGHTS = 1 << 18
 """Elements of weights that a replay file holds at most; those of models are in their files."""
@@ -108,12 +108,12 @@ class Scenario:
         return self._labelled([self._expected(feed) for feed in self.feeds])
 
     def _expected(self, feed: SequenceInput) -> tuple[int, Observations]:
-        oracle = Oracle(self.program, self.weights)
+        oracle = OracleSequence(self.program, self.weights)
         evaluation = oracle.feed(feed.tokens, feed.inputs, feed.entry)
         if evaluation.faults.any():
             return 2, {}
         ids = [int(token) for token in feed.tokens]
-        return 0, want_arrays.expected(self.wants, evaluation, ids)
+        return 0, outputs.expected(self.wants, evaluation, ids)
 
     def observe(self, subject: Subject) -> Observations:
         """On the backend, driven as the scenario says."""
@@ -135,7 +135,7 @@ class Scenario:
         return found
 
     def _observed(self, answer: SequenceOutcome) -> tuple[int, Observations]:
-        found = {} if answer.status else want_arrays.observed(self.wants, answer.rows)
+        found = {} if answer.status else outputs.observed(self.wants, answer.rows)
         return answer.status, found
 
     def _labelled(self, answers: Sequence[tuple[int, Observations]]) -> Observations:

@@ -10,7 +10,7 @@ import numpy as np
 
 from cortiq.backend import Status
 from cortiq.numerics.contract import F32, SMALLEST_EXPONENT
-from cortiq_conformance.wants import Observations
+from cortiq_conformance.outputs import Observations
 
 MOST_STRETCHES = 8
 """Stretches of differing rows that a sentence names; a report holds all."""

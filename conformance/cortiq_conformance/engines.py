@@ -22,7 +22,7 @@ from cortiq.engine.sequence import Sequence as Running
 from cortiq.errors import NoTokenizerError
 from cortiq.numerics.sampling import Sampling
 from cortiq.runtime.request import Request
-from cortiq.tokenizer.absent import MissingTokenizer
+from cortiq.tokenizer.missing import MissingTokenizer
 from cortiq_conformance.drives import ProgramUnderTest, StoppedError
 from cortiq_conformance.schedules import GeneratedStream
 

@@ -10,10 +10,10 @@ from cortiq.backend import Digest
 from cortiq.ir import Graph
 from cortiq_conformance import models
 from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import ChunkedDrive, Drive, SequenceInput
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.outputs import Observations
 from cortiq_conformance.subject import Subject
-from cortiq_conformance.wants import Observations
 
 FULL_DRIVES: dict[str, Drive] = {"chunks of 7": ChunkedDrive(7), "chunks of 64": ChunkedDrive(64)}
 

@@ -11,18 +11,17 @@ from cortiq.engine.drafters.blocks import BlockDrafter
 from cortiq.engine.drafters.heads import HeadDrafter
 from cortiq.engine.drafters.turns import in_turns
 from cortiq.engine.drafting import Drafter, FixedDepth, Speculation
-from cortiq_conformance import models
-from cortiq_conformance import wants as want_arrays
+from cortiq_conformance import models, outputs
 from cortiq_conformance.case import Case
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import ProgramUnderTest, SequenceInput, SequenceOutcome, advance
 from cortiq_conformance.engines import EngineRun, EngineSchedule, stream_of
 from cortiq_conformance.graphs import GraphScenario, layer_values
 from cortiq_conformance.level0.tails import CHAINS
-from cortiq_conformance.oracle import Oracle
+from cortiq_conformance.oracle import OracleSequence
+from cortiq_conformance.outputs import Observations
 from cortiq_conformance.schedules import GeneratedStream
-from cortiq_conformance.source import CaseData
 from cortiq_conformance.streams import StreamScenario
-from cortiq_conformance.wants import Observations
 
 ROWS = 70
 DEPTHS = (1, 3, 5)
@@ -85,11 +84,11 @@ class HeadScenario(GraphScenario):
     """A module's values, after `drive.trunk`."""
 
     def _expected(self, feed: SequenceInput) -> tuple[int, Observations]:
-        oracle = Oracle(self.program, self.weights)
+        oracle = OracleSequence(self.program, self.weights)
         assert isinstance(self.drive, AfterTrunkDrive)
         oracle.feed(self.drive.trunk.tokens)
         evaluation = oracle.feed(feed.tokens, feed.inputs, feed.entry)
-        return 0, want_arrays.expected(self.wants, evaluation, feed.tokens.tolist())
+        return 0, outputs.expected(self.wants, evaluation, feed.tokens.tolist())
 
 
 def _after_trunk(name: str, which: int, source: CaseData) -> HeadScenario:

@@ -13,12 +13,12 @@ from cortiq.ir import Op
 from cortiq.ir.layers import Attention, GatedMLP, LatentAttention, Linear
 from cortiq.numerics.rope import RopeTable
 from cortiq_conformance.case import Case, Check
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import ChunkedDrive
-from cortiq_conformance.imported import ImportScenario, rows_before
+from cortiq_conformance.import_scenario import ImportScenario, rows_before
 from cortiq_conformance.layers import layer_probe, scenario
 from cortiq_conformance.level0.long import KEYS, STEPS
 from cortiq_conformance.level0.runs import BLOCKS
-from cortiq_conformance.source import CaseData
 
 TABLE = RopeTable(10000.0, 16)
 PRODUCTS: tuple[tuple[Op, str], ...] = (

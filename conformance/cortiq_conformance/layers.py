@@ -35,12 +35,12 @@ from cortiq.numerics.layouts import LAYOUTS, Weight
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.route import Router
 from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.case_weights import MATRIX_LAYOUTS, typical
 from cortiq_conformance.drives import BatchedDrive, ChunkedDrive, Drive
 from cortiq_conformance.layer_options import OPTIONS
-from cortiq_conformance.materials import MATRIX_LAYOUTS, typical
-from cortiq_conformance.moves import ExportDrive, ForkDrive, RewindDrive, SnapshotDrive
-from cortiq_conformance.probes import CONTEXT, OUTPUT, Probe, bound, vector
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.probes import CONTEXT, OUTPUT, ProbeProgram, bound, vector
+from cortiq_conformance.state_drives import ExportDrive, ForkDrive, RewindDrive, SnapshotDrive
 
 EPS = 1e-6
 ROWS = 70
@@ -253,7 +253,7 @@ def _inputs(op: Op) -> dict[str, Type]:
     return found
 
 
-def layer_probe(op: Op, layout: str, source: CaseData) -> Probe:
+def layer_probe(op: Op, layout: str, source: CaseData) -> ProbeProgram:
     """A program of one layer."""
     b, weights, inputs = Builder(context=CONTEXT), weights_of(op, layout, source), _inputs(op)
     token, position = b.input("token"), b.input("position")
@@ -266,7 +266,7 @@ def layer_probe(op: Op, layout: str, source: CaseData) -> Probe:
     slots = {role: role for role in op.slot_kinds()}
     b.add(op, *taken, name=OUTPUT, weights=roles, slots=slots)
     limits = {"token": _vocabulary(op), "turns": TURNS}
-    return Probe(bound(b.program((OUTPUT,)), weights), weights, inputs, limits)
+    return ProbeProgram(bound(b.program((OUTPUT,)), weights), weights, inputs, limits)
 
 
 def _vocabulary(op: Op) -> int:

@@ -16,7 +16,7 @@ from cortiq.models import synthetic_configs as families
 from cortiq.numerics.layouts import Weight
 from cortiq.plugins import default_plugins
 from cortiq_conformance.case import NotRunError
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.case_data import CaseData
 
 TINY: Mapping[str, str] = {
     "tiny-llama": "w16",

@@ -48,7 +48,7 @@ class _Call:
     roles: Mapping[str, str] = field(default_factory=dict)
 
 
-class Oracle:
+class OracleSequence:
     """One sequence of a program; `feed` continues it."""
 
     def __init__(self, program: Program, weights: Mapping[str, Weight]) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 from cortiq.ir import Builder, Op, Program, Type, Value, ops
 from cortiq.numerics.layouts import W8, Weight
 from cortiq_conformance.case import Scenario
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import SequenceInput
-from cortiq_conformance.source import CaseData
 
 CONTEXT = 4096
 TOKEN = Type((), "i32")
@@ -20,7 +20,7 @@ OUTPUT = "y"
 
 
 @dataclass(frozen=True)
-class Probe:
+class ProbeProgram:
     """A program with its weights, and the types of the extra inputs that a row supplies.
 
     Attributes
@@ -70,7 +70,7 @@ def one(
     weights: Mapping[str, Weight] | None = None,
     quantised: tuple[str, ...] = (),
     limits: Mapping[str, int] | None = None,
-) -> Probe:
+) -> ProbeProgram:
     """A program of one node, `y`; inputs named in `quantised` pass through Quantise.
 
     Inputs named `token` and `position` are the row's own.
@@ -83,7 +83,7 @@ def one(
     outputs = b.add_node(op, *taken, name=OUTPUT, weights=roles, slots=slots)
     program = b.program(tuple(value.name for value in outputs))
     extra = {n: t for n, t in inputs.items() if n not in known}
-    return Probe(bound(program, weights), weights, extra, limits or {})
+    return ProbeProgram(bound(program, weights), weights, extra, limits or {})
 
 
 def _input(b: Builder, known: Mapping[str, Value], name: str, kind: Type, quantised: bool) -> Value:
@@ -109,23 +109,25 @@ def identity(width: int) -> Weight:
     return Weight(W8, (width, width), {"codes": codes, "scale": np.ones((width, 1), np.float32)})
 
 
-def through_quantise(width: int) -> Probe:
+def through_quantise(width: int) -> ProbeProgram:
     """Quantise seen through a product with the identity, which gives q·2^e exactly."""
     weights = {"weight": identity(width)}
     return one(ops.MatMul(width, width), {"x": floats(width)}, weights, quantised=("x",))
 
 
-def logits(vocabulary: int, factor: float = 1.0) -> Probe:
+def logits(vocabulary: int, factor: float = 1.0) -> ProbeProgram:
     """Rows that supply their logits: `logits` is `x` times a factor."""
     b = Builder(context=CONTEXT)
     b.input("token")
     b.input("position")
     x = b.input("x", (vocabulary,), "f32")
     b.add(ops.Scale(factor), x, name="logits")
-    return Probe(b.program(("logits",)), {}, {"x": floats(vocabulary)}, {"token": vocabulary})
+    return ProbeProgram(
+        b.program(("logits",)), {}, {"x": floats(vocabulary)}, {"token": vocabulary}
+    )
 
 
-def attend(op: ops.Attend, sinks: np.ndarray | None = None) -> Probe:
+def attend(op: ops.Attend, sinks: np.ndarray | None = None) -> ProbeProgram:
     """Attention over rows that supply q, k and v."""
     b = Builder(context=CONTEXT)
     b.input("token")
@@ -142,4 +144,4 @@ def attend(op: ops.Attend, sinks: np.ndarray | None = None) -> Probe:
     weights = {} if sinks is None else {"sinks": vector(sinks)}
     roles = {role: role for role in weights}
     b.add(op, q, position, name=OUTPUT, weights=roles, slots={"kv": "kv"})
-    return Probe(bound(b.program((OUTPUT,)), weights), weights, shapes)
+    return ProbeProgram(bound(b.program((OUTPUT,)), weights), weights, shapes)

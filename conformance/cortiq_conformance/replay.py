@@ -17,13 +17,13 @@ from cortiq.errors import CortiqError, FormatError, RequestError
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq_conformance import KIT_VERSION
 from cortiq_conformance.case import Case
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.catalogue import cases
 from cortiq_conformance.compare import Divergence, digest_of
+from cortiq_conformance.outputs import Observations
 from cortiq_conformance.report import CaseResult
 from cortiq_conformance.runner import make_subject, run_case
-from cortiq_conformance.source import CaseData
 from cortiq_conformance.subject import Subject
-from cortiq_conformance.wants import Observations
 
 NEEDED = {"case", "backend", "device", "kit", "expected_digest"}
 """Facts without which a case cannot be run again."""

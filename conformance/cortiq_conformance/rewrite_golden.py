@@ -12,9 +12,9 @@ from cortiq.errors import RequestError
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq_conformance import golden
 from cortiq_conformance.case import Case, NotRunError
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.catalogue import LEVELS, cases
 from cortiq_conformance.compare import digest_of
-from cortiq_conformance.source import CaseData
 
 
 def rewrite(levels: Iterable[int] = LEVELS) -> str:

@@ -17,15 +17,15 @@ from cortiq.errors import CortiqError, RequestError, shown
 from cortiq.plugins import default_plugins, used_files
 from cortiq_conformance import golden
 from cortiq_conformance.case import Case, Check, NotRunError
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.catalogue import LEVELS, cases, list_hash
 from cortiq_conformance.compare import Divergence, digest_of, first_difference, live_elements
 from cortiq_conformance.expectations import apply_expectation
 from cortiq_conformance.expectations import read as read_expectations
-from cortiq_conformance.jobs import InProcessRunner, RunSpec, WorkerPool
+from cortiq_conformance.outputs import Observations
 from cortiq_conformance.report import CaseOutcome, CaseResult, Report
-from cortiq_conformance.source import CaseData
 from cortiq_conformance.subject import DeclinedNodesError, Subject
-from cortiq_conformance.wants import Observations
+from cortiq_conformance.workers import InProcessRunner, RunSpec, WorkerPool
 
 Watch = Callable[[Report, bool], None]
 """Called with a report as it stands, and whether the run is over."""

@@ -13,17 +13,17 @@ from cortiq.backend import Argmax, Draw, Named, Want
 from cortiq.numerics import digest, sampling
 from cortiq_conformance import models
 from cortiq_conformance.case import Case
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.compare import Divergence
 from cortiq_conformance.drives import ChunkedDrive, ProgramUnderTest, SequenceInput
 from cortiq_conformance.engines import ENGINED
 from cortiq_conformance.graphs import GraphScenario, reference
 from cortiq_conformance.level0.tails import CHAINS
-from cortiq_conformance.oracle import Oracle
+from cortiq_conformance.oracle import OracleSequence
+from cortiq_conformance.outputs import Observations
 from cortiq_conformance.schedules import ALONE, GeneratedStream, Schedule
 from cortiq_conformance.schedules import SCHEDULES as DRIVEN
-from cortiq_conformance.source import CaseData
 from cortiq_conformance.subject import Subject
-from cortiq_conformance.wants import Observations
 
 STEPS = 24
 """Tokens of a stream."""
@@ -155,7 +155,7 @@ def _build(
 def _defined(name: str, title: str, choose: Want) -> GeneratedStream:
     """A stream by the definitions of `cortiq.numerics`."""
     model = models.load(name)
-    oracle, stream = Oracle(model.program, model.weights), GeneratedStream()
+    oracle, stream = OracleSequence(model.program, model.weights), GeneratedStream()
     rows: np.ndarray = models.prompt(name, title)
     while len(stream.tokens) < STEPS:
         logits = oracle.feed(rows).values["logits"][-1]

@@ -21,13 +21,13 @@ from cortiq.models.head_names import (
     split_heads_option,
     synthetic_plan,
 )
+from cortiq.models.head_tensors import HeadTensors
 from cortiq.models.heads import HeadPlan, is_like, layer_count, with_heads
-from cortiq.models.held import HeadTensors
-from cortiq.models.pieces import read_piece
 from cortiq.models.registry import OpenCheckpoint, family_for, family_name, location_of, read_config
 from cortiq.models.shortlist import with_shortlist
 from cortiq.models.sidecar import WithSidecar, check_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
+from cortiq.models.tensor_pieces import read_piece
 from cortiq.models.tensors import CheckpointTensors, find_tensors
 from cortiq.models.weights import matrix_weight, raw_weight, vector_weight
 from cortiq.numerics.layouts import Weight

@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from cortiq.models.held import EVERYTHING, HeadTensors
+from cortiq.models.head_tensors import SYNTHETIC_TENSORS, HeadTensors
 from cortiq.models.patterns import pattern
 from cortiq.numerics.contract import F32, Floats
 
@@ -58,7 +58,7 @@ HELD: Mapping[str, HeadTensors] = {"tiny-mimo": MimoHead()}
 
 def head_tensors(name: str) -> HeadTensors:
     """What there is for the draft head of a synthetic model."""
-    return HELD.get(name, EVERYTHING)
+    return HELD.get(name, SYNTHETIC_TENSORS)
 
 
 def mimo_head_values(name: str, shape: tuple[int, ...]) -> Floats:

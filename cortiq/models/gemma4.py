@@ -24,8 +24,8 @@ from cortiq.models.config import Amount, BaseConfig, Keys, convert_config
 from cortiq.models.layer_kinds import GLOBAL, LOCAL, layer_list
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MLP, Decoder, activation, named
-from cortiq.models.pieces import FusedTensor
 from cortiq.models.rope import rope_table
+from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("gemma4_text", "gemma4")

@@ -12,8 +12,8 @@ from cortiq.models.config import BaseConfig, Keys
 from cortiq.models.layer_kinds import layer_list
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder
-from cortiq.models.pieces import FusedTensor
 from cortiq.models.rope import rope_table
+from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("gpt_oss", "gpt-oss")

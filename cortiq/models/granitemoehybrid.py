@@ -13,8 +13,8 @@ from cortiq.models.config import Amount, BaseConfig, Keys, convert_config, is_nu
 from cortiq.models.layer_kinds import GLOBAL, by_layer, layer_list, single_count
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation, attention
-from cortiq.models.pieces import FusedTensor
 from cortiq.models.rope import rope_table
+from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("granitemoehybrid", "granitehybrid")

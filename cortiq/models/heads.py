@@ -18,7 +18,7 @@ from cortiq.errors import UnsupportedError
 from cortiq.ir import Builder, Graph, Node, Op, Program, Value, ops
 from cortiq.ir.heads import CASCADE, CHAIN, KEPT_ROWS, RECALLED, DraftHead
 from cortiq.ir.layers import GatedMLP, Linear
-from cortiq.models.held import HeadTensors, Shape
+from cortiq.models.head_tensors import HeadTensors, Shape
 
 LARGEST_PART = 128
 """Values of a kept row that share an exponent, at most."""

@@ -16,8 +16,8 @@ from cortiq.models.mixtral import EXPERTS
 from cortiq.models.mla import JOINT, LATENT_GGUF, LatentConfig, latent_attention, names_of
 from cortiq.models.names import Names
 from cortiq.models.parts import MLP, MOE, Decoder, activation, gated_mlp
-from cortiq.models.pieces import FusedTensor
 from cortiq.models.qwen3_next import LINEAR
+from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("kimi_linear", "kimi-linear")

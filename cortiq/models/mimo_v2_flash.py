@@ -21,7 +21,7 @@ from cortiq.models.layer_kinds import (
 )
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MOE, Decoder, activation, attention, gated_mlp
-from cortiq.models.pieces import FusedTensor
+from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.route import Router
 

@@ -16,8 +16,8 @@ from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.layer_kinds import GLOBAL, layer_list, sparse_layers
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MOE, Decoder, attention
-from cortiq.models.pieces import FusedTensor
 from cortiq.models.rope import rope_table
+from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("minimax_m3_vl_text",)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from cortiq.errors import FormatError
 from cortiq.ir.layers import LatentAttention
 from cortiq.models.config import BaseConfig
-from cortiq.models.pieces import FusedTensor
 from cortiq.models.rope import yarn_scale
+from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.rope import RopeTable
 
 EPS = 1e-6

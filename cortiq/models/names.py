@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cortiq.models.pieces import FusedTensor
+from cortiq.models.tensor_pieces import FusedTensor
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")

@@ -9,8 +9,8 @@ from cortiq.ir.layers import Attention, GatedMLP
 from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation
-from cortiq.models.pieces import FusedTensor
 from cortiq.models.rope import rope_table
+from cortiq.models.tensor_pieces import FusedTensor
 
 ARCHITECTURES = ("phi3",)
 KEYS = Keys(

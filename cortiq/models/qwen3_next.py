@@ -13,9 +13,9 @@ from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.layer_kinds import GLOBAL, is_stepped_sparse, layer_list
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation, norm_offset
-from cortiq.models.pieces import FusedTensor
 from cortiq.models.qwen2_moe import EXPERTS, SHARED_EXPERT
 from cortiq.models.rope import rope_table
+from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("qwen3_next", "qwen3next")

@@ -14,8 +14,8 @@ from cortiq.models.config import BaseConfig
 from cortiq.models.gguf_rope import ROPE_TENSORS
 from cortiq.models.names import IGNORED, Names
 from cortiq.models.parts import HEAD, TABLE
-from cortiq.models.pieces import TensorPiece, fused_of, locate_piece, split_name
 from cortiq.models.registry import OpenCheckpoint, location_of
+from cortiq.models.tensor_pieces import TensorPiece, fused_of, locate_piece, split_name
 
 DRAFT_NAME = re.compile(r"(?:model\.)?mtp\.")
 """Tensors of draft heads, which no trunk needs."""
@@ -44,7 +44,7 @@ def find_tensors(
 
 
 class CheckpointTensors:
-    """The tensors of a checkpoint, by the canonical names of weights (`models.held.Held`)."""
+    """Tensors of a checkpoint, by the canonical names of weights (`HeadTensors`)."""
 
     def __init__(self, checkpoint: OpenCheckpoint, names: Names, source: str) -> None:
         self.checkpoint, self.names, self.source = checkpoint, names, source

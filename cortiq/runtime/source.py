@@ -21,7 +21,7 @@ from cortiq.numerics.layouts import Weight
 from cortiq.options import LoadOptions
 from cortiq.plugins import default_plugins
 from cortiq.runtime.request import vocabulary_size
-from cortiq.tokenizer.absent import MissingTokenizer
+from cortiq.tokenizer.missing import MissingTokenizer
 from cortiq.tokenizer.tokenizer import Tokenizer, byte_tokenizer
 
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cortiq.errors import UnsupportedError
-from cortiq.tokenizer.cost import MOST_GROWTH, MOST_STEPS, flattened, growth_of
 from cortiq.tokenizer.decode_base import WHOLE, StepPosition, TextEdges, TextSink, literal_of
 from cortiq.tokenizer.decode_steps import MAKERS
+from cortiq.tokenizer.encoding_cost import MOST_GROWTH, MOST_STEPS, flattened, growth_of
 
 __all__ = ["ByteStream", "DecoderChain", "PieceStream", "decoder_steps"]
 

@@ -22,11 +22,11 @@ from cortiq.errors import (
 )
 from cortiq.formats.strict_json import parse_object, read_bytes, read_optional, read_text
 from cortiq.tokenizer.byte_level import missing_bytes, refuse_missing_bytes
-from cortiq.tokenizer.cost import flattened
 from cortiq.tokenizer.decode_base import MIDDLE, TextEdges
 from cortiq.tokenizer.decoders import DecoderChain, PieceStream, decoder_steps
-from cortiq.tokenizer.engines import TextEncoder, open_encoder
-from cortiq.tokenizer.special import SpecialTokens, find_end_tokens
+from cortiq.tokenizer.encoders import TextEncoder, open_encoder
+from cortiq.tokenizer.encoding_cost import flattened
+from cortiq.tokenizer.special_tokens import SpecialTokens, find_end_tokens
 
 __all__ = ["load_folder"]
 

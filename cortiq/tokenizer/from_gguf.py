@@ -18,7 +18,12 @@ from cortiq.tokenizer.char_level import CharLevelEncoder
 from cortiq.tokenizer.decoders import ByteStream
 from cortiq.tokenizer.pretokenizers import pre_tokenizer
 from cortiq.tokenizer.score_merge import SPACE, ScoreEncoder
-from cortiq.tokenizer.special import SpecialTokens, SpecialTokenSplitter, TokenType, find_end_tokens
+from cortiq.tokenizer.special_tokens import (
+    SpecialTokens,
+    SpecialTokenSplitter,
+    TokenType,
+    find_end_tokens,
+)
 
 __all__ = ["load_gguf"]
 

@@ -17,7 +17,7 @@ MAX_SOURCE = 1 << 18
 """Characters of a template's source."""
 
 BASE_UNITS = 1_000_000
-"""Steps, or groups of 16 characters, that any template may use; see `budget.Budget`."""
+"""Steps, or groups of 16 characters, that any template may use; see `RenderBudget`."""
 
 UNITS_PER_INPUT_UNIT = 64
 """Further units for each unit of messages and tools: long conversations need longer work."""
@@ -84,7 +84,7 @@ def _run(source: str, variables: dict[str, Any], now: datetime | None) -> str:
     from jinja2 import Template
     from jinja2.exceptions import TemplateError
 
-    from cortiq.tokenizer.budget import BudgetError, RenderBudget, measure
+    from cortiq.tokenizer.render_budget import BudgetError, RenderBudget, measure
 
     code = _compile(source)
     size = measure(variables, 1 << 40)
@@ -105,7 +105,7 @@ def _run(source: str, variables: dict[str, Any], now: datetime | None) -> str:
 def _compile(source: str) -> CodeType:
     from jinja2 import TemplateSyntaxError
 
-    from cortiq.tokenizer.budget import RenderBudget
+    from cortiq.tokenizer.render_budget import RenderBudget
 
     if len(source) > MAX_SOURCE:
         raise TokenizerError(f"the chat template is longer than {MAX_SOURCE} characters")
@@ -120,7 +120,7 @@ def _compile(source: str) -> CodeType:
 def _environment(budget: Any, now: datetime | None) -> Any:
     from jinja2.exceptions import TemplateError
 
-    from cortiq.tokenizer.sandbox import TemplateEnvironment
+    from cortiq.tokenizer.template_sandbox import TemplateEnvironment
 
     def raise_exception(message: Any) -> None:
         raise TemplateError(message if isinstance(message, str) else str(message))

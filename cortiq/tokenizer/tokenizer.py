@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from cortiq.arguments import path_of
 from cortiq.errors import NoTokenizerError, TokenizerError, shown
 from cortiq.tokenizer.decoders import ByteStream
-from cortiq.tokenizer.special import SpecialTokens
+from cortiq.tokenizer.special_tokens import SpecialTokens
 
 __all__ = ["TextStream", "Tokenizer", "Vocabulary", "byte_tokenizer"]
 

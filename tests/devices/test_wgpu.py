@@ -22,10 +22,10 @@ from cortiq.ir import Builder, ops
 from cortiq.numerics.synthetic import synthetic_weight
 from cortiq.plugins import find_backend
 from cortiq_conformance import models, probes
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.catalogue import cases
 from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import make_subject, run, run_case
-from cortiq_conformance.source import CaseData
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_wgpu import adapters, gate, rowwise
 from cortiq_wgpu.backend import WgpuBackend
@@ -131,7 +131,7 @@ def wide_values():
     b.input("position")
     x = b.input("x", (2500,), "f32")
     b.add(ops.Multiply(), b.add(ops.Activation("silu"), x, name="a"), x, name=probes.OUTPUT)
-    return probes.Probe(b.program((probes.OUTPUT,)), {}, {"x": probes.floats(2500)})
+    return probes.ProbeProgram(b.program((probes.OUTPUT,)), {}, {"x": probes.floats(2500)})
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from cortiq.numerics.blocks import choose_blocks
 from cortiq.numerics.ideal_mixers import attention_ideal, dequantise_ideal
 from cortiq.numerics.quantise import quantise_rows
 from cortiq.runtime.place import declined_nodes, place
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import advance
 from cortiq_conformance.level0.blocks import CHOICES, CHOSEN, block_attention
-from cortiq_conformance.oracle import Oracle
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.oracle import OracleSequence
 from cortiq_reference.ideal import evaluate
 
 ROWS, HEADS, DIM = 90, 2, 8
@@ -104,7 +104,7 @@ def test_the_float64_twin_chooses_and_attends_alike(name):
     probe = block_attention(CHOICES[name])
     feed = probe.feed(CaseData(name), ROWS, 1.5)
     exact = evaluate(probe.program, {}, feed.tokens, ["y", CHOSEN], inputs=feed.inputs)
-    ours = Oracle(probe.program, probe.weights).feed(feed.tokens, feed.inputs).values
+    ours = OracleSequence(probe.program, probe.weights).feed(feed.tokens, feed.inputs).values
     assert np.array_equal(ours[CHOSEN], exact[CHOSEN])
     np.testing.assert_allclose(ours["y"], exact["y"], atol=1e-3 * np.abs(exact["y"]).max())
 

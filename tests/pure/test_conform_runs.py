@@ -22,10 +22,10 @@ from cortiq.plugins import use_files
 from cortiq_conformance.causes import stands_on
 from cortiq_conformance.cli import conform
 from cortiq_conformance.compare import Divergence, contiguous_ranges, first_difference
-from cortiq_conformance.jobs import RunSpec, WorkerPool, describe_exit
 from cortiq_conformance.json_file import JsonFile
 from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import run
+from cortiq_conformance.workers import RunSpec, WorkerPool, describe_exit
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_reference.kernels import KERNELS
 

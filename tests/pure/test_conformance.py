@@ -15,6 +15,7 @@ from cortiq.errors import FormatError, RequestError
 from cortiq.ir import ops
 from cortiq_conformance import golden, models, rewrite_golden
 from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.catalogue import cases, list_hash
 from cortiq_conformance.cli import conform
 from cortiq_conformance.faults import FaultyBackend
@@ -24,7 +25,6 @@ from cortiq_conformance.probes import floats, one
 from cortiq_conformance.replay import load, replay
 from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import run, run_case
-from cortiq_conformance.source import CaseData
 from cortiq_conformance.subject import Subject
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_reference.executable import ReferenceExecutable

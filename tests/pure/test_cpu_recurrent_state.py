@@ -9,10 +9,10 @@ pytest.importorskip("cortiq_cpu")
 from sequences import same
 
 from cortiq.backend import CompileOptions
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import SequenceInput, advance
 from cortiq_conformance.level0.recurrences import PROBES
-from cortiq_conformance.source import CaseData
-from cortiq_conformance.wants import Named
+from cortiq_conformance.outputs import Named
 from cortiq_cpu.backend import CpuBackend
 from cortiq_reference.backend import ReferenceBackend
 

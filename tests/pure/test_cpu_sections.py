@@ -12,9 +12,9 @@ from cortiq.errors import BackendError
 from cortiq.ir import Type, ops
 from cortiq.ir.layers import Attention
 from cortiq.numerics.rope import RopeTable, Sections
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.layers import layer_probe
 from cortiq_conformance.probes import OUTPUT, one
-from cortiq_conformance.source import CaseData
 from cortiq_reference.backend import ReferenceBackend
 
 pytest.importorskip("cortiq_cpu")

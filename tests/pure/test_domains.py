@@ -27,9 +27,9 @@ from cortiq.ir.op import Op, TypeMismatchError, inferred, violations_of
 from cortiq.numerics import rope_scaling
 from cortiq.numerics.rope import RopeTable, Sections
 from cortiq_conformance.case import Scenario
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.outputs import Named
 from cortiq_conformance.subject import Subject
-from cortiq_conformance.wants import Named
 from cortiq_cpu.backend import CpuBackend
 from cortiq_reference.backend import ReferenceBackend
 

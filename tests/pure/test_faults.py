@@ -10,13 +10,13 @@ import pytest
 from cortiq.errors import RequestError
 from cortiq.ir import primitives_of
 from cortiq_conformance import catalogue
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.catalogue import cases
 from cortiq_conformance.faults import FAULTS, FaultyBackend
 from cortiq_conformance.faults.table import ANSWERS, DECLINES, DELEGATES, STATES, WRONG
-from cortiq_conformance.orders import ORDERS, terms_meeting
 from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import run
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.summation_orders import ORDERS, terms_meeting
 
 COMPUTING = [fault for fault in FAULTS if fault not in (DECLINES, DELEGATES)]
 ORDERED = [fault for fault in FAULTS if FAULTS[fault].order]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from cortiq_conformance.case import Scenario
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.layer_options import KIMI, NET, OPTIONS, SPACE
 from cortiq_conformance.layers import layer_probe
-from cortiq_conformance.source import CaseData
 from cortiq_reference.ideal import evaluate
 
 ROWS, TOLERANCE = 40, 2e-3

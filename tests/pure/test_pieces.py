@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cortiq.errors import FormatError
-from cortiq.models.pieces import FusedTensor, fused_of, locate_piece, read_piece
+from cortiq.models.tensor_pieces import FusedTensor, fused_of, locate_piece, read_piece
 from cortiq.models.weights import matrix_weight, vector_weight
 from cortiq.numerics.codes import half_to_float
 from cortiq.numerics.layouts import LAYOUTS, Weight, embedding_rows, floats

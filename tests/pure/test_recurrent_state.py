@@ -12,10 +12,10 @@ from small_program import CONTEXT, VOCABULARY, bound, small_program
 from cortiq.backend import CompileOptions, Declined, Digest
 from cortiq.errors import RequestError
 from cortiq.runtime.place import declined_nodes, place
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import SequenceInput, advance
 from cortiq_conformance.level0.recurrences import PROBES
-from cortiq_conformance.source import CaseData
-from cortiq_conformance.wants import Named
+from cortiq_conformance.outputs import Named
 
 ROWS = 200
 WANTS = (Named("y"),)

@@ -14,7 +14,7 @@ class Fault:
     families : of the cases that differ in the first stage that can see it.
     op : the operator that the report names.
     stage : that stage of level 0.
-    order : of `cortiq_conformance.orders`, if the fault is another order of these terms.
+    order : of `cortiq_conformance.summation_orders`, if the fault is another order of these terms.
     fewest : terms that have to meet in it; where fewer do, no bit differs.
     """
 

@@ -9,12 +9,12 @@ from typing import Any
 from cortiq.backend import Top
 from cortiq.ir import ops
 from cortiq.numerics.layouts import LAYOUTS
+from cortiq_conformance.case_weights import CODE_LAYOUTS
 from cortiq_conformance.faults import products, sums
 from cortiq_conformance.faults.fault import Fault
 from cortiq_conformance.faults.folds import WAYS, Fold
 from cortiq_conformance.faults.kernels import Wrong
 from cortiq_conformance.level0.runs import STACK_LAYOUTS
-from cortiq_conformance.materials import CODE_LAYOUTS
 
 Answers = dict[type, Callable[[Any, Any, int], Any]]
 
@@ -25,7 +25,7 @@ class OrderedTerms:
 
     Attributes
     ----------
-    order : name in `cortiq_conformance.orders`.
+    order : name in `cortiq_conformance.summation_orders`.
     fault : what finds them in another order.
     kernels, answers : wrong ones, for another order.
     more : families that find one of the wrong orders only, by `WAYS`.

@@ -10,8 +10,8 @@ from cortiq.backend import Named
 from cortiq.ir import Builder, ops
 from cortiq.numerics.contract import F32
 from cortiq_conformance.case import Case, Scenario
-from cortiq_conformance.probes import CONTEXT, OUTPUT, Probe, floats
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.probes import CONTEXT, OUTPUT, ProbeProgram, floats
 
 ROWS = 150
 CHOSEN = "chosen"
@@ -47,7 +47,7 @@ CHOICES = {
 }
 
 
-def block_attention(op: ops.ChooseBlocks, kv_heads: int = 2, heads: int = 4) -> Probe:
+def block_attention(op: ops.ChooseBlocks, kv_heads: int = 2, heads: int = 4) -> ProbeProgram:
     """Rows that supply q, k and v, and the query and key that choose blocks."""
     b = Builder(context=CONTEXT)
     b.input("token")
@@ -66,7 +66,7 @@ def block_attention(op: ops.ChooseBlocks, kv_heads: int = 2, heads: int = 4) -> 
     chosen = b.add(op, coded["index_q"], position, name=CHOSEN, slots={"kv": "index"})
     attend = ops.Attend(heads, kv_heads, DIM, DIM, DIM**-0.5, block=op.block)
     b.add(attend, coded["q"], position, chosen, name=OUTPUT, slots={"kv": "kv"})
-    return Probe(b.program((OUTPUT, CHOSEN)), {}, shapes)
+    return ProbeProgram(b.program((OUTPUT, CHOSEN)), {}, shapes)
 
 
 def _typical(op: ops.ChooseBlocks, kv_heads: int, wanted: str, source: CaseData) -> Scenario:
@@ -87,12 +87,12 @@ def _ties(source: CaseData) -> Scenario:
     return replace(scenario, feeds=[feed], wants=(Named(CHOSEN),))
 
 
-def sparse(source: CaseData) -> Probe:
+def sparse(source: CaseData) -> ProbeProgram:
     """The small program of the state cases."""
     return block_attention(FOUR)
 
 
-def choosing(source: CaseData) -> Probe:
+def choosing(source: CaseData) -> ProbeProgram:
     """As `sparse`, its blocks being the output."""
     probe = sparse(source)
     graph = replace(probe.program.trunk, outputs=(CHOSEN,))

@@ -11,9 +11,9 @@ from cortiq.ir import ops
 from cortiq.numerics import scalar
 from cortiq.numerics.contract import F32, Flags, Floats
 from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.case_data import CaseData, edges, ladder
 from cortiq_conformance.level0.foundations import in_rows
-from cortiq_conformance.probes import Probe, floats, one, vector
-from cortiq_conformance.source import CaseData, edges, ladder
+from cortiq_conformance.probes import ProbeProgram, floats, one, vector
 
 WIDTH = 256
 NORM_WIDTHS = (1, 3, 64, 255, 256, 257, 576, 640, 2048)
@@ -76,7 +76,7 @@ def _binary(op: ops.Add | ops.Multiply, pairs: Callable, source: CaseData) -> Sc
     return binary(op).given(a=in_rows(a[kept]), b=in_rows(b[kept]))
 
 
-def binary(op: ops.Add | ops.Multiply, width: int = WIDTH) -> Probe:
+def binary(op: ops.Add | ops.Multiply, width: int = WIDTH) -> ProbeProgram:
     """a and b to y."""
     return one(op, {"a": floats(width), "b": floats(width)})
 
@@ -88,7 +88,7 @@ def _scale(factor: float, source: CaseData) -> Scenario:
     return one(ops.Scale(factor), {"x": floats(WIDTH)}).given(x=in_rows(values[~faults]))
 
 
-def bias(source: CaseData) -> Probe:
+def bias(source: CaseData) -> ProbeProgram:
     """x plus a bias."""
     weights = {"bias": vector(source.floats(WIDTH))}
     return one(ops.Bias(WIDTH), {"x": floats(WIDTH)}, weights)
@@ -101,7 +101,7 @@ def _bias(source: CaseData) -> Scenario:
     )
 
 
-def rms_norm(source: CaseData, width: int, **options: object) -> Probe:
+def rms_norm(source: CaseData, width: int, **options: object) -> ProbeProgram:
     """RMSNorm with random gains."""
     op = ops.RMSNorm(width, EPS, **options)  # type: ignore[arg-type]
     weights = {"weight": vector(F32(1) + source.floats(width) * F32(0.25))} if op.weighted else {}
@@ -127,7 +127,7 @@ def _rms_extremes(source: CaseData) -> Scenario:
     return rms_norm(source, 576).given(x=np.where(np.abs(x) < 2.0**-40, F32(0), x))
 
 
-def layer_norm(source: CaseData, width: int, biased: bool) -> Probe:
+def layer_norm(source: CaseData, width: int, biased: bool) -> ProbeProgram:
     """LayerNorm with random gain and bias."""
     weights = {"weight": vector(F32(1) + source.floats(width) * F32(0.25))}
     if biased:

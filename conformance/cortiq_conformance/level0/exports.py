@@ -10,17 +10,17 @@ import numpy as np
 
 from cortiq.backend import ExportedState, KVPlanes, Named
 from cortiq.backend.windows import windows_of
-from cortiq_conformance import wants as want_arrays
+from cortiq_conformance import outputs
 from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.compare import Divergence
 from cortiq_conformance.drives import ProgramUnderTest, SequenceInput, advance
-from cortiq_conformance.imported import behind_window, planes_of
+from cortiq_conformance.import_scenario import behind_window, planes_of
 from cortiq_conformance.level0.states import CUT, OPERATORS, STAGE, probes
-from cortiq_conformance.oracle import Oracle
-from cortiq_conformance.probes import Probe
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.oracle import OracleSequence
+from cortiq_conformance.outputs import Observations
+from cortiq_conformance.probes import ProbeProgram
 from cortiq_conformance.subject import Subject
-from cortiq_conformance.wants import Observations
 
 WANTS = (Named("y"),)
 ROWS = 100
@@ -34,7 +34,7 @@ def cases() -> Iterator[Case]:
         yield Case(name, 0, "export", op, partial(_build, probe), STAGE)
 
 
-def _build(make: Callable[[CaseData], Probe], source: CaseData) -> ExportScenario:
+def _build(make: Callable[[CaseData], ProbeProgram], source: CaseData) -> ExportScenario:
     probe = make(source)
     return ExportScenario(probe, probe.feed(source, ROWS))
 
@@ -46,19 +46,19 @@ class ExportScenario:
     Rows behind the window, if there is one, are not looked at, and not there in what is imported.
     """
 
-    probe: Probe
+    probe: ProbeProgram
     feed: SequenceInput
     cut: int = CUT
 
     def _defined(self) -> tuple[ExportedState, Observations]:
-        oracle = Oracle(self.probe.program, self.probe.weights)
+        oracle = OracleSequence(self.probe.program, self.probe.weights)
         start, rest = self.feed.cut(0, self.cut), self.feed.cut(self.cut, len(self.feed))
         oracle.feed(start.tokens, start.inputs)
         slots = {name: planes_of(value) for name, value in oracle.slots.items()}
         lengths = {"trunk": self.cut}
         state = self._kept(ExportedState(lengths, start.tokens.astype(np.int32), slots))
         evaluation = oracle.feed(rest.tokens, rest.inputs)
-        return state, want_arrays.expected(WANTS, evaluation, oracle.tokens)
+        return state, outputs.expected(WANTS, evaluation, oracle.tokens)
 
     def _kept(self, state: ExportedState) -> ExportedState:
         return behind_window(state, windows_of(self.probe.program))
@@ -79,7 +79,7 @@ class ExportScenario:
             found = _arrays(self._kept(state.export()))
             moved = executable.import_(given, end)
             rows = advance(executable, moved, self.feed, (self.cut, end), WANTS)
-        return {**found, **want_arrays.observed(WANTS, rows)}
+        return {**found, **outputs.observed(WANTS, rows)}
 
     def inputs(self) -> Observations:
         """What is fed, before and after the export."""

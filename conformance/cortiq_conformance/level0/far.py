@@ -9,14 +9,14 @@ from functools import partial
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.rope_scaling import Linear
 from cortiq_conformance.case import Case
-from cortiq_conformance.imported import ImportScenario
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.import_scenario import ImportScenario
 from cortiq_conformance.level0.sequences import TABLE, rope
-from cortiq_conformance.probes import Probe
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.probes import ProbeProgram
 
 POSITIONS = 1 << 17
 ROWS = 8
-PROBES: Mapping[str, Probe] = {
+PROBES: Mapping[str, ProbeProgram] = {
     "pairs of halves": rope(TABLE),
     "interleaved pairs": rope(RopeTable(1e6, 64), "interleaved", heads=2, width=64),
     "scaled linearly": rope(RopeTable(500000.0, 16, Linear(4.0))),
@@ -30,6 +30,6 @@ def cases() -> Iterator[Case]:
         yield Case(name, 0, "Rope", "Rope", partial(_build, probe))
 
 
-def _build(probe: Probe, source: CaseData) -> ImportScenario:
+def _build(probe: ProbeProgram, source: CaseData) -> ImportScenario:
     long = replace(probe, program=replace(probe.program, context=POSITIONS))
     return ImportScenario(long, replace(long.feed(source, ROWS), start=POSITIONS - ROWS))

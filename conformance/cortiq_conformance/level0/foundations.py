@@ -11,8 +11,8 @@ from cortiq.ir import ops
 from cortiq.numerics import scalar
 from cortiq.numerics.contract import F32, LANES, Flags, Floats, exp2_int
 from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.case_data import CaseData, edges, every_bfloat16
 from cortiq_conformance.probes import floats, one, through_quantise
-from cortiq_conformance.source import CaseData, edges, every_bfloat16
 
 STAGE = 0
 WIDTH = 256

@@ -12,12 +12,12 @@ import numpy as np
 from cortiq.backend import Named
 from cortiq.ir import ops
 from cortiq_conformance.case import Case
-from cortiq_conformance.imported import ImportScenario, rows_before
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.import_scenario import ImportScenario, rows_before
 from cortiq_conformance.level0.blocks import CHOSEN, DIM, block_attention
 from cortiq_conformance.level0.sequences import attention, sink_values, until
 from cortiq_conformance.level0.states import STAGE
-from cortiq_conformance.probes import OUTPUT, Probe
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.probes import OUTPUT, ProbeProgram
 
 KEYS = {3: 2048 + 2 * 64 + 10, 4: 3072 + 3 * 64 + 7}
 """Rows before the first that is fed, by runs of tiles; as many tiles meet in the last run."""
@@ -29,7 +29,7 @@ FEW = (1, 5)
 """Rows that choose blocks."""
 FORTY = ops.ChooseBlocks(2, DIM, 16, 40)
 """Forty blocks of a sequence, from every run of its tiles."""
-MADE: Mapping[str, tuple[str, Callable[[int, CaseData], Probe]]] = {
+MADE: Mapping[str, tuple[str, Callable[[int, CaseData], ProbeProgram]]] = {
     "Attend": ("", lambda runs, s: attention((6, 1, 8, 12) if runs == 4 else (4, 2, 16, 16))),
     "Attend window": ("", lambda runs, s: attention((2, 1, 8, 8), window=WINDOWS[runs])),
     "Attend sinks": ("", lambda runs, s: attention(sinks=sink_values(s, 4))),
@@ -63,7 +63,7 @@ def _case(family: str, op: str, what: str, build: Callable[[CaseData], ImportSce
 
 
 def _imported(
-    make: Callable[[int, CaseData], Probe],
+    make: Callable[[int, CaseData], ProbeProgram],
     runs: int,
     keys: int,
     options: Mapping[str, Any],
@@ -75,7 +75,7 @@ def _imported(
 
 
 def _continued(
-    probe: Probe,
+    probe: ProbeProgram,
     keys: int,
     steps: tuple[int, ...],
     source: CaseData,

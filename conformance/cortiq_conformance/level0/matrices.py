@@ -14,10 +14,10 @@ from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import LAYOUTS, Weight
 from cortiq.numerics.route import Router
 from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.case_weights import MATRIX_LAYOUTS, extreme, typical
 from cortiq_conformance.drives import SequenceInput
-from cortiq_conformance.materials import MATRIX_LAYOUTS, extreme, typical
-from cortiq_conformance.probes import TOKEN, Probe, floats, one, vector
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.probes import TOKEN, ProbeProgram, floats, one, vector
 
 EXPERTS, TOP = 6, 3
 
@@ -56,7 +56,7 @@ def _case(op: str, layout: str, what: str, build: Callable[[CaseData], Scenario]
     return Case(f"level0/{op}[{layout}, {what}]", 0, f"{op}[{layout}]", op, build)
 
 
-def matmul(weight: Weight) -> Probe:
+def matmul(weight: Weight) -> ProbeProgram:
     """x times a weight."""
     rows, columns = weight.shape
     quantised = () if weight.layout.kind == "float" else ("x",)
@@ -98,7 +98,7 @@ MATMULS: dict[str, Callable[[str, CaseData], Scenario]] = {
 }
 
 
-def embed(weight: Weight) -> Probe:
+def embed(weight: Weight) -> ProbeProgram:
     """Rows of a table."""
     op = ops.EmbedRows(*weight.shape)
     return one(op, {"token": TOKEN}, {"table": weight}, limits={"token": weight.shape[0]})
@@ -120,12 +120,12 @@ def _missing(source: CaseData) -> Scenario:
     return Scenario(probe.program, weight_map(probe), [SequenceInput(tokens)])
 
 
-def weight_map(probe: Probe) -> dict[str, Weight]:
+def weight_map(probe: ProbeProgram) -> dict[str, Weight]:
     """The weights of a probe."""
     return dict(probe.weights)
 
 
-def head_matmul(source: CaseData, layout: str, least: int = 64, height: int = 20) -> Probe:
+def head_matmul(source: CaseData, layout: str, least: int = 64, height: int = 20) -> ProbeProgram:
     """Three heads of their own matrix, of at least so many columns."""
     columns = _columns(layout, least)
     op, weight = ops.HeadMatMul(3, columns, height), typical(source, layout, 3 * height, columns)
@@ -139,7 +139,7 @@ def _heads(layout: str, source: CaseData) -> Scenario:
 
 def expert_matmul(
     source: CaseData, layout: str, shared: bool, least: int = 64, height: int = 24
-) -> Probe:
+) -> ProbeProgram:
     """Three of six experts a row, of at least so many columns."""
     columns = _columns(layout, least)
     op = ops.ExpertMatMul(EXPERTS, columns, height)
@@ -179,7 +179,7 @@ LIMITED = {
 
 def route(
     source: CaseData, router: Router, biased: bool, masked: bool = False, experts: int = 32
-) -> Probe:
+) -> ProbeProgram:
     """Scores to indices and weights."""
     op = ops.Route(experts, router, biased, masked)
     weights = {"bias": vector(source.floats(experts, amplitude=0.1))} if biased else {}
@@ -199,7 +199,7 @@ def _route(
     return replace(probe.given(x=x), wants=(Named("y.0"), Named("y.1")))
 
 
-def combine(source: CaseData, count: int = TOP) -> Probe:
+def combine(source: CaseData, count: int = TOP) -> ProbeProgram:
     """Weights and outputs to their sum."""
     return one(ops.CombineExperts(), {"weight": floats(count), "output": floats(count, 48)})
 

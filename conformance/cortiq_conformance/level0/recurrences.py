@@ -12,9 +12,9 @@ from cortiq.ir import Op, Type, ops
 from cortiq.numerics.contract import F32
 from cortiq.numerics.scalar import sigmoid
 from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import SequenceInput
-from cortiq_conformance.probes import Probe, floats, one
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.probes import ProbeProgram, floats, one
 
 ROWS = 40
 NEAR_ONE = F32(4)
@@ -54,7 +54,7 @@ STATE_SPACES = {
 }
 
 
-class RecurrentProbe(Probe):
+class RecurrentProbe(ProbeProgram):
     """A probe whose rows are like those of models: unit keys, decays below 1, positive steps."""
 
     def feed(self, source: CaseData, rows: int, amplitude: float = 1.0) -> SequenceInput:

@@ -12,24 +12,24 @@ from cortiq.backend import Executable, Named
 from cortiq.ir import Program, ops
 from cortiq.numerics.contract import F32
 from cortiq.numerics.route import Router
+from cortiq_conformance.call_counter import CallCounter
 from cortiq_conformance.case import Case, NotRunError, Scenario
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.case_weights import extreme, typical
 from cortiq_conformance.compare import Divergence
 from cortiq_conformance.drives import BatchedDrive, SequenceInput
 from cortiq_conformance.flush import available
-from cortiq_conformance.guard import CallCounter
 from cortiq_conformance.level0 import blocks, elementwise, matrices, recurrences, scaling, sequences
-from cortiq_conformance.materials import extreme, typical
-from cortiq_conformance.probes import Probe, floats, one, through_quantise
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.outputs import Observations
+from cortiq_conformance.probes import ProbeProgram, floats, one, through_quantise
 from cortiq_conformance.subject import Subject
-from cortiq_conformance.wants import Observations
 
 STAGE = 3
 DELEGATED = "delegation behind the back (the reference ran, and placement names the backend)"
 """Label of a value that is 1 where a node said to be the backend's own was delegated."""
 BAD_VALUES = (float("nan"), float("inf"), float("-inf"), 2.0**50)
 
-PROBES: dict[str, Callable[[CaseData], Probe]] = {
+PROBES: dict[str, Callable[[CaseData], ProbeProgram]] = {
     "Add": lambda s: elementwise.binary(ops.Add(), 64),
     "Multiply": lambda s: elementwise.binary(ops.Multiply(), 64),
     "Scale": lambda s: one(ops.Scale(0.3), {"x": floats(64)}),
@@ -87,7 +87,7 @@ def _wants(op: str) -> tuple[Named, ...]:
     return tuple(map(Named, names))
 
 
-def _planted(make: Callable[[CaseData], Probe], op: str, source: CaseData) -> Scenario:
+def _planted(make: Callable[[CaseData], ProbeProgram], op: str, source: CaseData) -> Scenario:
     """Four bad values, each in a sequence of its own; the sequences between them are sound."""
     probe = make(source)
     feeds = [probe.feed(source, 3)]
@@ -105,14 +105,14 @@ def _spoilt(feed: SequenceInput, bad: float, source: CaseData) -> SequenceInput:
     return SequenceInput(feed.tokens, inputs)
 
 
-def _flushed(make: Callable[[CaseData], Probe], op: str, source: CaseData) -> Scenario:
+def _flushed(make: Callable[[CaseData], ProbeProgram], op: str, source: CaseData) -> Scenario:
     reason = available()
     if reason:
         raise NotRunError(reason)
     return replace(_edge(make, op, source), flush=True)
 
 
-def _edge(make: Callable[[CaseData], Probe], op: str, source: CaseData) -> Scenario:
+def _edge(make: Callable[[CaseData], ProbeProgram], op: str, source: CaseData) -> Scenario:
     """−0, and values around 2⁻⁴⁰: without snap, products and differences would be subnormal."""
     probe = make(source)
     feed = probe.feed(source, 16)
@@ -184,7 +184,9 @@ class _Watched(Subject):
         self.claimed |= self.name in owners and self.name != "reference"
 
 
-def _placed(make: Callable[[CaseData], Probe], op: str, source: CaseData) -> PlacementScenario:
+def _placed(
+    make: Callable[[CaseData], ProbeProgram], op: str, source: CaseData
+) -> PlacementScenario:
     probe = make(source)
     scenario = replace(probe.scenario(source, 4), wants=_wants(op))
     return PlacementScenario(scenario, op)

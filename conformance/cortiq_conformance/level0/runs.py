@@ -18,12 +18,12 @@ from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.layouts import LAYOUTS
 from cortiq.numerics.route import Router
 from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.case_weights import MATRIX_LAYOUTS, uneven
 from cortiq_conformance.level0 import elementwise, matrices, recurrences, scaling
 from cortiq_conformance.level0.foundations import in_few_lanes
 from cortiq_conformance.level0.tails import rows as of_logits
-from cortiq_conformance.materials import MATRIX_LAYOUTS, uneven
-from cortiq_conformance.probes import Probe
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.probes import ProbeProgram
 
 BLOCKS = {3: 8 + 8 + 3, 4: 8 + 8 + 8 + 4}
 """Blocks of a product's row, by the number of its runs; as many meet in the last run."""
@@ -32,7 +32,7 @@ TERMS = {3: 600, 4: 900}
 ROWS = (1, 3, 67)
 """Rows that a product is given at a time: backends have kernels for few and for many."""
 OUTPUTS = 10
-STACKS: Mapping[str, Callable[[CaseData, str, int], Probe]] = {
+STACKS: Mapping[str, Callable[[CaseData, str, int], ProbeProgram]] = {
     "HeadMatMul": lambda s, layout, least: matrices.head_matmul(s, layout, least, OUTPUTS),
     "ExpertMatMul": lambda s, layout, least: matrices.expert_matmul(s, layout, True, least, 6),
 }
@@ -81,7 +81,7 @@ def _products(runs: int) -> Iterator[Case]:
             yield Case(f"level0/{op}[{layout}, {runs} runs]", 0, f"{op}[{layout}]", op, build)
 
 
-def _several(probe: Probe, source: CaseData, counts: tuple[int, ...] = ROWS) -> Scenario:
+def _several(probe: ProbeProgram, source: CaseData, counts: tuple[int, ...] = ROWS) -> Scenario:
     """Sequences of so many rows."""
     feeds = [probe.feed(source, count, 100.0) for count in counts]
     return Scenario(probe.program, probe.weights, feeds)

@@ -11,9 +11,9 @@ from cortiq.ir import Type, ops
 from cortiq.numerics import scaling
 from cortiq.numerics.contract import F32, Flags
 from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.case_data import CaseData, edges
 from cortiq_conformance.level0.foundations import in_rows
-from cortiq_conformance.probes import Probe, floats, one, vector
-from cortiq_conformance.source import CaseData, edges
+from cortiq_conformance.probes import ProbeProgram, floats, one, vector
 
 WIDTH = 256
 EXPERTS, TOP = 6, 3
@@ -43,17 +43,17 @@ def _case(family: str, what: str, build: Callable[[CaseData], Scenario]) -> Case
     return Case(f"level0/{family}[{what}]", 0, family, family, build)
 
 
-def _random(make: Callable[[CaseData], Probe], source: CaseData) -> Scenario:
+def _random(make: Callable[[CaseData], ProbeProgram], source: CaseData) -> Scenario:
     return make(source).scenario(source, 24, amplitude=3.0)
 
 
-def gain(source: CaseData, width: int, per: str, shape: tuple[int, ...]) -> Probe:
+def gain(source: CaseData, width: int, per: str, shape: tuple[int, ...]) -> ProbeProgram:
     """Values times gains around 1."""
     weights = {"weight": vector(F32(1) + source.floats(width) * F32(0.5))}
     return one(ops.Gain(width, per), {"x": floats(*shape)}, weights)
 
 
-GAINS: dict[str, Callable[[CaseData], Probe]] = {
+GAINS: dict[str, Callable[[CaseData], ProbeProgram]] = {
     "value": lambda s: gain(s, 65, "value", (3, 65)),
     "head": lambda s: gain(s, 5, "head", (5, 48)),
     "all": lambda s: gain(s, 1, "all", (70,)),
@@ -67,7 +67,7 @@ def _formed(form: str, source: CaseData) -> Scenario:
     return one(ops.Gain(64, "head", form), {"x": floats(64, 4)}, weights).scenario(source)
 
 
-def scale_rows(source: CaseData) -> Probe:
+def scale_rows(source: CaseData) -> ProbeProgram:
     """Four heads, each times a number of its own."""
     return one(ops.ScaleRows(), {"x": floats(4, 40), "factor": floats(4, 1)})
 
@@ -104,21 +104,21 @@ def _index() -> Type:
     return Type((TOP,), "i32")
 
 
-def expert_gain(source: CaseData, *width: int) -> Probe:
+def expert_gain(source: CaseData, *width: int) -> ProbeProgram:
     """Three of six experts, each times its gain."""
     inputs = {"x": floats(TOP, *width), "index": _index()}
     weights = {"weight": vector(F32(1) + source.floats(EXPERTS) * F32(0.5))}
     return one(ops.ExpertGain(EXPERTS), inputs, weights, limits={"index": EXPERTS})
 
 
-def expert_bias(source: CaseData) -> Probe:
+def expert_bias(source: CaseData) -> ProbeProgram:
     """Three of six experts, each plus its bias."""
     inputs = {"x": floats(TOP, 40), "index": _index()}
     weights = {"bias": vector(source.floats(EXPERTS, 40))}
     return one(ops.ExpertBias(EXPERTS, 40), inputs, weights, limits={"index": EXPERTS})
 
 
-EXPERT_PROBES: dict[str, Callable[[CaseData], Probe]] = {
+EXPERT_PROBES: dict[str, Callable[[CaseData], ProbeProgram]] = {
     "ExpertGain, of weights": expert_gain,
     "ExpertGain, of outputs": lambda s: expert_gain(s, 40),
     "ExpertBias, of outputs": expert_bias,

@@ -13,10 +13,10 @@ from cortiq.numerics.contract import F32
 from cortiq.numerics.rope import RopeTable, Sections
 from cortiq.numerics.rope_scaling import Linear
 from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import SequenceInput
-from cortiq_conformance.probes import CONTEXT, OUTPUT, Probe, attend, floats, one, vector
+from cortiq_conformance.probes import CONTEXT, OUTPUT, ProbeProgram, attend, floats, one, vector
 from cortiq_conformance.probes import TOKEN as POSITION
-from cortiq_conformance.source import CaseData
 
 TABLE = RopeTable(10000.0, 16)
 WINDOWS = (1, 5, 63, 64, 65, 100)
@@ -59,7 +59,9 @@ def _described(geometry: tuple[int, int, int, int]) -> str:
     return f"{heads} heads on {kv_heads}, keys of {key_dim}, values of {value_dim}"
 
 
-def rope(table: RopeTable = TABLE, pairing: str = "half", heads: int = 3, width: int = 16) -> Probe:
+def rope(
+    table: RopeTable = TABLE, pairing: str = "half", heads: int = 3, width: int = 16
+) -> ProbeProgram:
     """Heads turned by their row's position."""
     inputs = {"x": floats(heads, width), "position": POSITION}
     return one(ops.Rope(table, pairing), inputs)
@@ -87,7 +89,7 @@ ROTATIONS: dict[str, Callable[[CaseData], Scenario]] = {
 STORED = ((1, 1), (3, 5), (2, 64), (1, 300))
 
 
-def recall(heads: int = 2, dim: int = 8) -> Probe:
+def recall(heads: int = 2, dim: int = 8) -> ProbeProgram:
     """Rows that are stored, and recalled at their own positions."""
     b = Builder(context=CONTEXT)
     b.input("token")
@@ -95,7 +97,7 @@ def recall(heads: int = 2, dim: int = 8) -> Probe:
     x = b.add(ops.Quantise(), b.input("x", shape.shape, "f32"), name="x.quantised")
     b.add_node(ops.StoreKV(heads, dim, 0), x, name="store", slots={"kv": "kv"})
     b.add(ops.Recall(heads, dim), position, name=OUTPUT, slots={"kv": "kv"})
-    return Probe(b.program((OUTPUT,)), {}, {"x": shape})
+    return ProbeProgram(b.program((OUTPUT,)), {}, {"x": shape})
 
 
 def _recalled(heads: int, dim: int, source: CaseData) -> Scenario:
@@ -111,7 +113,7 @@ def attention(
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,
     scale: float | None = None,
-) -> Probe:
+) -> ProbeProgram:
     """An Attend over rows that supply q, k and v."""
     factor = geometry[2] ** -0.5 if scale is None else scale
     op = ops.Attend(*geometry, factor, window, soft_cap, sinks is not None)
@@ -148,7 +150,7 @@ def _window(window: int, source: CaseData) -> Scenario:
 BLOCKS = ((0, 5), (60, 7), (1, 130), (100, 16))
 
 
-def until() -> Probe:
+def until() -> ProbeProgram:
     """An Attend whose rows supply the last key that they see, as `last`."""
     b = Builder(context=CONTEXT)
     b.input("token")
@@ -160,7 +162,7 @@ def until() -> Probe:
     b.add_node(ops.StoreKV(2, 8, 8), k, v, name="store", slots={"kv": "kv"})
     op = ops.Attend(4, 2, 8, 8, 8**-0.5, until=True)
     b.add(op, q, last, name=OUTPUT, slots={"kv": "kv"})
-    return Probe(b.program((OUTPUT,)), {}, shapes)
+    return ProbeProgram(b.program((OUTPUT,)), {}, shapes)
 
 
 def _in_block(rows: int, size: int, source: CaseData) -> Scenario:
@@ -187,7 +189,7 @@ def _capped(cap: float, source: CaseData) -> Scenario:
     return attention((4, 2, 16, 16), soft_cap=cap).scenario(source, 80, amplitude=3.0)
 
 
-def conv(source: CaseData, kernel: int = 3, biased: bool = False) -> Probe:
+def conv(source: CaseData, kernel: int = 3, biased: bool = False) -> ProbeProgram:
     """A causal convolution of 32 channels."""
     weights = {"weight": vector(source.floats(32, kernel))}
     if biased:

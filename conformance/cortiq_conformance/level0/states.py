@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import partial
 
 from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import BatchedDrive, ChunkedDrive, Drive
 from cortiq_conformance.level0.blocks import sparse
 from cortiq_conformance.level0.recurrences import PROBES
 from cortiq_conformance.level0.sequences import attention, conv
-from cortiq_conformance.moves import ExportDrive, ForkDrive, RewindDrive, SnapshotDrive
-from cortiq_conformance.probes import Probe
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.probes import ProbeProgram
+from cortiq_conformance.state_drives import ExportDrive, ForkDrive, RewindDrive, SnapshotDrive
 
 STAGE = 2
 CUT, ROWS = 64, 150
@@ -31,7 +31,7 @@ DRIVES: dict[str, dict[str, Drive]] = {
 """By family and description."""
 
 
-def probes() -> dict[str, Callable[[CaseData], Probe]]:
+def probes() -> dict[str, Callable[[CaseData], ProbeProgram]]:
     """A program for each kind of slot."""
     return {
         "attention": lambda source: attention((2, 1, 8, 8)),
@@ -63,7 +63,7 @@ def cases() -> Iterator[Case]:
 
 
 def _scenario(
-    make: Callable[[CaseData], Probe], drive: Drive, family: str, source: CaseData
+    make: Callable[[CaseData], ProbeProgram], drive: Drive, family: str, source: CaseData
 ) -> Scenario:
     probe = make(source)
     counts = (ROWS, 90, 64) if family == "batch" else (ROWS,)
@@ -71,7 +71,7 @@ def _scenario(
     return Scenario(probe.program, probe.weights, feeds, drive=drive)
 
 
-def _poisoned(make: Callable[[CaseData], Probe], source: CaseData) -> Scenario:
+def _poisoned(make: Callable[[CaseData], ProbeProgram], source: CaseData) -> Scenario:
     probe = make(source)
     options = {"page_rows": 48, "extra": {"poison": True}}
     return replace(probe.scenario(source, 100), options=options)

@@ -16,9 +16,9 @@ from cortiq.numerics.masks import mask_of
 from cortiq.numerics.sampling import Sampling
 from cortiq.numerics.synthetic import synthetic_weight
 from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import SequenceInput
-from cortiq_conformance.probes import Probe, floats, logits
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.probes import ProbeProgram, floats, logits
 
 VOCABULARY = 1000
 ROWS = 24
@@ -179,5 +179,5 @@ def _wide(source: CaseData) -> Scenario:
             y = b.add(ops.MatMul(width, height), q, name=f"y{i}", weights=roles)
             q = b.add(ops.Quantise(), y, name=f"q{i + 1}")
     program = b.program(("logits",)).with_layouts(dict.fromkeys(weights, "w8"))
-    scenario = Probe(program, weights, {"x": floats(1, WIDTHS[0])}).scenario(source, 130)
+    scenario = ProbeProgram(program, weights, {"x": floats(1, WIDTHS[0])}).scenario(source, 130)
     return replace(scenario, wants=(Digest("logits"),))

@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any
 
 from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import ChunkedDrive, Drive
 from cortiq_conformance.level0 import states
 from cortiq_conformance.level0.exports import ExportScenario
 from cortiq_conformance.level0.sequences import attention
-from cortiq_conformance.moves import ExportDrive, ForkDrive, RewindDrive, SnapshotDrive
-from cortiq_conformance.probes import Probe
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.probes import ProbeProgram
+from cortiq_conformance.state_drives import ExportDrive, ForkDrive, RewindDrive, SnapshotDrive
 
 STAGE = states.STAGE + 1
 """What goes wrong without windows too is found there."""
@@ -46,7 +46,7 @@ def cases() -> Iterator[Case]:
     yield Case(name, 0, "windows", "Attend", _canonical, STAGE)
 
 
-def _probe() -> Probe:
+def _probe() -> ProbeProgram:
     return attention((2, 1, 8, 8), window=WINDOW)
 
 

@@ -2,7 +2,7 @@
 
 Chat templates come with model files. Jinja2's immutable sandbox keeps them away from Python's
 internals; on top of it everything that can grow or repeat is charged to a budget before it happens:
-loop turns, calls, filters, tests, operators and comparisons by their `costs`, and every value made
+loop turns, calls, filters, tests, operators and comparisons by their `template_costs`, and every value made
 by its size, so that nothing larger than the budget exists. What has no cost cannot be used, and
 says so.
 """
@@ -23,10 +23,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.tests import TESTS
 from jinja2.utils import Cycler, Joiner, Namespace
 
-from cortiq.tokenizer import costs
-from cortiq.tokenizer.budget import RenderBudget, measure
-from cortiq.tokenizer.metering import inserted_filters, metered, refuse_underscore
-from cortiq.tokenizer.operators import cost_of_format, cost_of_operator
+from cortiq.tokenizer import template_costs as costs
+from cortiq.tokenizer.operator_costs import cost_of_format, cost_of_operator
+from cortiq.tokenizer.render_budget import RenderBudget, measure
+from cortiq.tokenizer.template_metering import inserted_filters, metered, refuse_underscore
 
 __all__ = ["TemplateEnvironment"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2.exceptions import SecurityError
 
-from cortiq.tokenizer.budget import CHARACTERS_PER_UNIT, INTEGER_BITS, BudgetError, measure
+from cortiq.tokenizer.render_budget import CHARACTERS_PER_UNIT, INTEGER_BITS, BudgetError, measure
 
 _WIDEST = 1000
 """Widest field of a formatted text."""

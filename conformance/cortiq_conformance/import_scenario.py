@@ -14,15 +14,15 @@ from cortiq.backend import ExportedState, KVPlanes, Named, Want
 from cortiq.backend.windows import kept_from, windows_of
 from cortiq.ir import KVRows
 from cortiq.numerics.quantise import Quantised, no_values, planes, quantise_rows
-from cortiq_conformance import wants as want_arrays
+from cortiq_conformance import outputs
 from cortiq_conformance.case import Scenario
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.compare import Divergence
 from cortiq_conformance.drives import ProgramUnderTest, SequenceInput, advance
-from cortiq_conformance.oracle import Oracle
-from cortiq_conformance.probes import Probe
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.oracle import OracleSequence
+from cortiq_conformance.outputs import Observations
+from cortiq_conformance.probes import ProbeProgram
 from cortiq_conformance.subject import Subject
-from cortiq_conformance.wants import Observations
 
 Slots = Mapping[str, Any]
 """What a sequence holds, by slot, as the oracle keeps it: key and value rows, or an array."""
@@ -49,7 +49,7 @@ def behind_window(state: ExportedState, windows: Mapping[str, int]) -> ExportedS
     return replace(state, slots=slots)
 
 
-def rows_before(probe: Probe, source: CaseData, count: int) -> Slots:
+def rows_before(probe: ProbeProgram, source: CaseData, count: int) -> Slots:
     """Random key and value rows for `count` positions of every slot of the program."""
     found = {}
     for name, slot in probe.program.slots.items():
@@ -75,7 +75,7 @@ class ImportScenario:
     options : of compilation.
     """
 
-    probe: Probe
+    probe: ProbeProgram
     feed: SequenceInput
     before: Slots = field(default_factory=dict)
     steps: Sequence[int] = ()
@@ -88,11 +88,11 @@ class ImportScenario:
 
     @cached_property
     def _definition(self) -> Observations:
-        oracle = Oracle(self.probe.program, self.probe.weights)
+        oracle = OracleSequence(self.probe.program, self.probe.weights)
         oracle.tokens, oracle.lengths = [0] * self.feed.start, {"trunk": self.feed.start}
         oracle.slots |= {name: _copied(slot) for name, slot in self.before.items()}
         evaluation = oracle.feed(self.feed.tokens, self.feed.inputs)
-        return want_arrays.expected(self.wants, evaluation, oracle.tokens)
+        return outputs.expected(self.wants, evaluation, oracle.tokens)
 
     def observe(self, subject: Subject) -> Observations:
         """On the backend."""
@@ -106,7 +106,7 @@ class ImportScenario:
             state = executable.import_(self._exported(), start + count)
             for span in pairwise(ends):
                 rows += advance(executable, state, self.feed, span, self.wants)
-        return want_arrays.observed(self.wants, rows)
+        return outputs.observed(self.wants, rows)
 
     def _exported(self) -> ExportedState:
         """The sequence up to the first row, without rows that no window reaches."""

@@ -40,4 +40,4 @@ class SyntheticTensors:
         return name
 
 
-EVERYTHING: HeadTensors = SyntheticTensors()
+SYNTHETIC_TENSORS: HeadTensors = SyntheticTensors()

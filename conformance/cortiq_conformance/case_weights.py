@@ -7,7 +7,7 @@ import numpy as np
 from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import LAYOUTS, W16, Layout, Weight
 from cortiq.numerics.synthetic import BLOCK_RECIPES, synthetic_weight
-from cortiq_conformance.source import CaseData
+from cortiq_conformance.case_data import CaseData
 
 BLOCK_LAYOUTS = tuple(BLOCK_RECIPES)
 OUR_LAYOUTS = ("w8", "w16", "w8b256")

@@ -1,6 +1,6 @@
 """The `tokenizers` library at work: in this process, or in one that can be ended.
 
-What a tokenizer.json asks for is done here where its cost is known (`cost`). Everything else - a
+What a tokenizer.json asks for is done here where its cost is known (`encoding_cost`). Everything else - a
 pattern that may backtrack without end, a normalizer that grows the text, a model of another kind -
 is done by a child process with limits of memory and of processor time, whose panics reach nobody's
 terminal. The ids are the same.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cortiq.errors import TokenizerError, UnsupportedError
 from cortiq.tokenizer.byte_level import encoded, library_errors
-from cortiq.tokenizer.cost import part_of_unknown_cost, refuse_growth
+from cortiq.tokenizer.encoding_cost import part_of_unknown_cost, refuse_growth
 
 if TYPE_CHECKING:
     import tokenizers
@@ -32,7 +32,9 @@ ENCODE_SECONDS, SECONDS_PER_CHARACTER = 2.0, 20e-6
 MEMORY, PER_FILE_CHARACTER, PER_TEXT_CHARACTER = 1 << 30, 64, 256
 """Bytes of address space that a child may use."""
 
-_START = "import sys; sys.path[:] = {path!r}; from cortiq.tokenizer.child import main; main()"
+_START = (
+    "import sys; sys.path[:] = {path!r}; from cortiq.tokenizer.encoder_process import main; main()"
+)
 
 
 class TextEncoder(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from cortiq.errors import NoTokenizerError
-from cortiq.tokenizer.special import SpecialTokens
+from cortiq.tokenizer.special_tokens import SpecialTokens
 from cortiq.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["MissingTokenizer"]

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cortiq.tokenizer.budget import CHARACTERS_PER_UNIT, VIEWS, BudgetError, depth, measure
-from cortiq.tokenizer.operators import (
+from cortiq.tokenizer.operator_costs import (
     cost_of_comparison,
     cost_of_percent,
     number,
     shallow,
     units,
 )
+from cortiq.tokenizer.render_budget import CHARACTERS_PER_UNIT, VIEWS, BudgetError, depth, measure
 
 __all__ = ["FILTERS", "GATHERS", "MAKES_LISTS", "METHODS", "PASSES", "TESTS", "Cost"]
 

@@ -11,8 +11,8 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.visitor import NodeTransformer
 
-from cortiq.tokenizer.budget import CHARACTERS_PER_UNIT, RenderBudget
-from cortiq.tokenizer.operators import cost_of_comparison
+from cortiq.tokenizer.operator_costs import cost_of_comparison
+from cortiq.tokenizer.render_budget import CHARACTERS_PER_UNIT, RenderBudget
 
 __all__ = ["inserted_filters", "metered", "refuse_underscore"]
 
