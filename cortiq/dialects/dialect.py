@@ -1,4 +1,4 @@
-"""What a tool dialect is, and how texts become the values that a tool expects."""
+"""Tool dialects, and the conversion of text arguments to the types of a tool's schema."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ToolCall:
 
 
 class Unfinished(ValueError):
-    """A call that goes on behind the closing marker that was found: the marker is part of it."""
+    """A call that continues behind the closing marker that was found: the marker is part of it."""
 
 
 Tools = Mapping[str, Mapping[str, Any]]

@@ -80,7 +80,7 @@ def read_json(text: str) -> Any:
 
 
 def _missing(text: str, at: int, stop: int) -> str:
-    """The brackets that are open at `stop`, closed."""
+    """Return the closing brackets that are still missing at `stop`."""
     opened = []
     for token in _TOKEN.finditer(text, at, stop):
         if token[0] in _ENDS:

@@ -1,4 +1,4 @@
-"""Tells the parts of an answer apart while it streams: thinking, tool calls, and text."""
+"""Split a streamed answer into thinking, tool calls and text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OBJECTS = object_reader("", "")
 
 
 class AnswerSplitter:
-    """Cuts an answer into parts; what they are does not depend on the pieces it comes in.
+    """Splits an answer into parts; the parts do not depend on how the text is chunked.
 
     A call inside a thinking block is thinking. What looks like a call and cannot be parsed is text.
     An answer that is nothing but JSON objects of offered tools is calls too, without any marker.
@@ -64,12 +64,12 @@ class AnswerSplitter:
         self._looked = self._read = 0
 
     def feed(self, piece: str) -> list[AnswerPart]:
-        """Take a piece; the parts that are now certain."""
+        """Take a piece of text and return the parts that are now certain."""
         self._held += piece
         return list(self._run(final=False))
 
     def finish(self) -> list[AnswerPart]:
-        """The end of the answer; the parts that were still held back."""
+        """End the answer and return the parts that were still held back."""
         return list(self._run(final=True))
 
     def _run(self, final: bool) -> Iterator[AnswerPart]:
@@ -80,7 +80,7 @@ class AnswerSplitter:
                 return
 
     def _start(self, final: bool) -> Iterator[AnswerPart]:
-        """Before anything was said: a thinking block may open, or an object that is a call."""
+        """Read the start of an answer: a thinking block, or an object that is a call."""
         text = self._held.lstrip()
         opens = self.thinking.opens if self.thinking else ""
         if opens and text.startswith(opens):
@@ -95,7 +95,7 @@ class AnswerSplitter:
             self._state = self._say
 
     def _open(self, final: bool) -> Iterator[AnswerPart]:
-        """Newlines after the opening marker are no part of the thinking."""
+        """Skip newlines after the opening marker of a thinking block."""
         self._held = self._held.lstrip("\n")
         if self._held:
             self._state = self._think
@@ -112,7 +112,7 @@ class AnswerSplitter:
             self._held = after
 
     def _after(self, final: bool) -> Iterator[AnswerPart]:
-        """Between thinking and answer: newlines there belong to neither."""
+        """Skip newlines between thinking and answer."""
         self._held = self._held.lstrip("\n")
         if self._held or final:
             self._state = self._start
@@ -133,7 +133,7 @@ class AnswerSplitter:
             self._state = self._open
 
     def _call(self, final: bool) -> Iterator[AnswerPart]:
-        """From a call's opening marker on; nothing comes out before one that closes it."""
+        """Read a call from its opening marker on; yield nothing before a marker closes it."""
         dialect, opening = self.dialect, self._opening
         assert dialect is not None
         ends = dialect.openings.get(opening, (dialect.closes,))
@@ -161,7 +161,7 @@ class AnswerSplitter:
             yield AnswerText(opening)
 
     def _called(self, final: bool) -> Iterator[AnswerPart]:
-        """After calls: closing markers that stand there again are no text."""
+        """Skip closing markers that are repeated after calls."""
         text = self._held.lstrip()
         closes = self.dialect.closes if self.dialect else ""
         if closes and text.startswith(closes):
@@ -171,7 +171,7 @@ class AnswerSplitter:
         yield from ()
 
     def _bare(self, final: bool) -> Iterator[AnswerPart]:
-        """An answer that began as calls without a marker do: calls if all of it is, else text."""
+        """Read an answer that begins like calls without a marker: as calls if all of it is."""
         if not final:
             return
         self._state = self._say
@@ -182,7 +182,7 @@ class AnswerSplitter:
             yield from calls
 
     def _whole(self, read: CallReader, text: str) -> list[ToolCall]:
-        """The calls of offered tools that all of a text is; none where it is not."""
+        """Return the calls of offered tools that make up a whole text; none otherwise."""
         try:
             calls, end = read(text, self.tools, True)
         except (ValueError, RecursionError, TypeError):
@@ -191,15 +191,15 @@ class AnswerSplitter:
         return calls if known and not text[end:].strip() else []
 
     def _calls(self, text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
-        """Calls that begin a text, and where they end."""
+        """Return the calls that begin a text, and where they end."""
         self._read += len(text)
         if self.dialect is None or self._read > MOST_READ:
             raise ValueError("no calls")
         return self.dialect.calls(text, tools, final)
 
     def _cut(self, markers: tuple[str, ...], final: bool) -> tuple[str, str, str]:
-        """Text before the first marker, that marker, and what follows; without one, the text that
-        cannot belong to a marker, nothing, and what has to wait.
+        """Return the text before the first marker, that marker, and the rest. Without a marker: the
+        text that cannot belong to one, nothing, and the text that has to wait.
         """
         text = self._held
         hits = [(at, -len(m), m) for m in markers if m and (at := text.find(m)) >= 0]
@@ -214,6 +214,6 @@ class AnswerSplitter:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Length of the longest end of `text` that begins `marker`."""
+    """Return the length of the longest suffix of `text` that is a prefix of `marker`."""
     longest = min(len(marker) - 1, len(text))
     return next((n for n in range(longest, 0, -1) if marker.startswith(text[-n:])), 0)

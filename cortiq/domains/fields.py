@@ -44,7 +44,7 @@ class InstanceOf(Domain):
         return not any(self.violations(value, ""))
 
     def violations(self, value: Any, name: str) -> Iterator[Violation]:
-        """Yield what is wrong inside, or that it is no such object."""
+        """Yield the violations inside, or that the value is no such object."""
         if not isinstance(value, self.type):
             yield Violation(f"{name} is {shown(value)}", f"it takes {self.text()}")
         else:
@@ -78,7 +78,7 @@ class AnyOf(Domain):
 
 @dataclass(frozen=True)
 class Relation:
-    """What fields of one class must be to each other.
+    """A condition between fields of one class.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""The protocol of decoders' steps, and where in a text they stand."""
+"""The protocol of decoder steps, and their position in a text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DecodeStep:
 
 
 class TextSink(DecodeStep):
-    """Keeps the text that came out."""
+    """Collects the decoded text."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -59,7 +59,7 @@ class TextSink(DecodeStep):
 
 @dataclass(frozen=True)
 class StepPosition:
-    """A step's place: edges of the text, and whether all tokens are one already (`joined`)."""
+    """A step's position: edges of the text, and whether all tokens are joined already."""
 
     edges: TextEdges
     joined: bool
@@ -77,7 +77,7 @@ class StepPosition:
 
 
 def literal_of(pattern: Mapping[str, Any]) -> str | None:
-    """The text that a pattern of the library matches, or None where it may match several."""
+    """Return the text that one of the library's patterns matches; None if it matches several."""
     text = pattern.get("String", pattern.get("Regex"))
     if not isinstance(text, str) or ("Regex" in pattern and _REGEX_SIGNS.intersection(text)):
         return None

@@ -23,7 +23,7 @@ _CLEANUP = (
 
 
 class _Gather(DecodeStep):
-    """Waits for the end of a token, and hands it to `turn` whole."""
+    """Buffers a token until it is complete, and passes it to `turn` whole."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -45,7 +45,7 @@ class _Gather(DecodeStep):
 
 
 class _Fuse(DecodeStep):
-    """Makes one token of all."""
+    """Joins all tokens into one."""
 
     def end(self) -> None:
         pass
@@ -56,7 +56,7 @@ class _Fuse(DecodeStep):
 
 
 class _ByteLevel(_Gather):
-    """All tokens become one of bytes, shown as far as they are whole characters."""
+    """Joins all tokens into one of bytes, shown as far as they form whole characters."""
 
     def __init__(self, errors: str) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class _ByteLevel(_Gather):
 
 
 class _ByteFallback(_Gather):
-    """Tokens called `<0xXX>` that follow each other become one of characters."""
+    """Joins consecutive tokens called `<0xXX>` into characters."""
 
     def __init__(self, errors: str) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class _WordPiece(_Gather):
 
 
 class _CTC(_Gather):
-    """Leaves out padding and tokens that say again what the one before said."""
+    """Drops padding and tokens that repeat the previous one."""
 
     def __init__(self, pad: str, delimiter: str, cleanup: bool) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ MAKERS: dict[str, Callable[[Mapping[str, Any], StepPosition], DecodeStep]] = {
 
 
 def _partial_suffix(text: str, pattern: str) -> int:
-    """Length of the longest end of `text` that begins `pattern`, but is not all of it."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `pattern`."""
     for length in range(min(len(pattern) - 1, len(text)), 0, -1):
         if text.endswith(pattern[:length]):
             return length

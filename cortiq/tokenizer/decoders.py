@@ -52,7 +52,7 @@ class DecoderChain:
         return self._taken()
 
     def finish(self) -> str:
-        """The rest of the text."""
+        """Return the rest of the text."""
         self._head.close()
         return self._taken()
 
@@ -77,7 +77,7 @@ class PieceStream:
         self.finish = chain.finish
 
     def add(self, token_id: int) -> str:
-        """The text that is certain with this id."""
+        """Return the text that is final after this id."""
         piece = self._piece_of(token_id)
         return "" if piece is None else self._chain.add(piece)
 
@@ -96,19 +96,19 @@ class ByteStream:
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token_id: int) -> str:
-        """The characters that this id completes, possibly none."""
+        """Return the characters that this id completes, possibly none."""
         piece = self._bytes_of(token_id)
         if self._strips:
             piece, self._strips = piece.removeprefix(b" "), False
         return self._characters.decode(piece)
 
     def finish(self) -> str:
-        """U+FFFD for a character that never became complete, else nothing."""
+        """Return U+FFFD for a character that never became complete, else nothing."""
         return self._characters.decode(b"", final=True)
 
 
 def decoder_steps(decoder: Mapping[str, Any] | None, where: str) -> list[Mapping[str, Any]]:
-    """The steps of a decoder as the library writes it, sequences flattened.
+    """Return the steps of a decoder as the library writes it, sequences flattened.
 
     Raises
     ------

@@ -42,6 +42,6 @@ def main() -> None:
 
 
 def _limit_memory(size: int) -> None:
-    """Limit the address space; macOS knows no limit of memory that is kept."""
+    """Limit the address space; macOS cannot limit resident memory."""
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))

@@ -59,7 +59,7 @@ class _FolderVocabulary:
         return self._engine.encode(text, parse_special)
 
     def stream(self, continuation: bool) -> PieceStream:
-        """Decodes ids one by one; a hole in the numbering is no token."""
+        """Open a stream that decodes ids; a gap in the numbering is no token."""
         chain = DecoderChain(self._steps, TextEdges(first=not continuation))
         return PieceStream(self._pieces.get, chain)
 
@@ -79,12 +79,12 @@ class _FolderVocabulary:
         return self._ids.get(text)
 
     def begins_with(self, token_id: int) -> bool:
-        """Whether the post-processor puts this token in front of a text."""
+        """Return whether the post-processor puts this token in front of a text."""
         return self._first == token_id
 
 
 def load_folder(path: Path) -> tuple[_FolderVocabulary, SpecialTokens, dict[str, str]]:
-    """Vocabulary, special tokens and chat templates of a model folder."""
+    """Load vocabulary, special tokens and chat templates of a model folder."""
     file = path / "tokenizer.json"
     vocabulary = _FolderVocabulary(_open_engine(file), str(file))
     settings = {**_json(path / "special_tokens_map.json"), **_json(path / "tokenizer_config.json")}
@@ -150,7 +150,7 @@ def _templates(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def leading_id(processor: Mapping[str, Any] | None, where: str) -> int | None:
-    """The id that a post-processor puts in front of every text.
+    """Return the id that a post-processor puts in front of every text.
 
     Raises
     ------
@@ -172,7 +172,7 @@ def leading_id(processor: Mapping[str, Any] | None, where: str) -> int | None:
 
 
 def _ids_before_text(template: Mapping[str, Any], where: str) -> list[int]:
-    """The ids of the first token with ids that a template puts before the text."""
+    """Return the ids of the first token with ids that a template puts before the text."""
     for piece in template["single"]:
         name = piece.get("SpecialToken", {}).get("id")
         if name is None:

@@ -42,14 +42,14 @@ class _Tokens:
             self._of_type[kind][text] = token
 
     def of(self, *kinds: int) -> dict[str, int]:
-        """Text -> id of the tokens of these types."""
+        """Return text -> id of the tokens of these types."""
         merged: dict[str, int] = {}
         for kind in kinds:
             merged |= self._of_type[kind]
         return merged
 
     def but(self, *kinds: int) -> dict[str, int]:
-        """Text -> id of the tokens of all other types."""
+        """Return text -> id of the tokens of all other types."""
         return self.of(*(self._of_type.keys() - {*kinds}))
 
 
@@ -108,7 +108,7 @@ class _GGUFVocabulary:
 def load_gguf(
     metadata: Mapping[str, Any],
 ) -> tuple[_GGUFVocabulary, SpecialTokens, dict[str, str]]:
-    """Vocabulary, special tokens and chat templates of a GGUF file's metadata."""
+    """Load vocabulary, special tokens and chat templates from a GGUF file's metadata."""
     model = metadata.get(_PREFIX + "model")
     if model is None:
         message = "the file has no tokenizer: give token ids instead of text"
@@ -167,7 +167,7 @@ def _char_level(metadata: Mapping[str, Any], tokens: _Tokens) -> tuple[_GGUFVoca
 
 
 def _spaced_bytes(text: str) -> bytes:
-    """Bytes of a piece in which a space is written ▁."""
+    """Return the bytes of a piece in which a space is written ▁."""
     return text.replace(SPACE, " ").encode("utf-8")
 
 

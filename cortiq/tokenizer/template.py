@@ -47,7 +47,7 @@ def render(
     eos_token: str = "",
     now: datetime | None = None,
 ) -> str:
-    """The prompt that `template` makes of `messages`.
+    """Return the prompt that `template` makes of `messages`.
 
     Encode it with `add_bos=False, parse_special=True`: a template writes its own BOS.
 
@@ -158,7 +158,7 @@ def _tojson(
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates expect it: no None, and reasoning under the names they read."""
+    """Return a message as templates expect it: no None, reasoning under the names they read."""
     if not isinstance(message, Mapping):
         raise TokenizerError(f"a message must be a mapping with 'role', not {message!r}")
     given = {key: value for key, value in message.items() if value is not None}
@@ -170,7 +170,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """A copy out of exact JSON types: objects with methods have no business in a sandbox."""
+    """Copy a value into exact JSON types: objects with methods must not enter a sandbox."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, str):
@@ -184,7 +184,7 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def _stopped(message: str, traceback: TracebackType | None) -> TokenizerError:
-    """The error at the innermost line of the template that the traceback went through."""
+    """Return the error with the innermost template line of the traceback."""
     line = None
     while traceback is not None:
         template = traceback.tb_frame.f_globals.get("__jinja_template__")
