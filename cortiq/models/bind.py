@@ -1,4 +1,4 @@
-"""From a checkpoint to a program with its weights: every tensor found, checked and named."""
+"""Bind a checkpoint to a program: find, check and name every tensor."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _load_synthetic(
 
 
 def _drafted(program: Program, drafter: OpenCheckpoint | None) -> Program:
-    """The program with the entry of a block drafter, if there is one."""
+    """Return the program with the entry of a block drafter, if there is one."""
     if drafter is None:
         return program
     config = read_drafter(drafter, program)
@@ -161,7 +161,7 @@ def _drafted(program: Program, drafter: OpenCheckpoint | None) -> Program:
 def drafter_weights(
     program: Program, drafter: OpenCheckpoint | None, weight_format: str | None
 ) -> dict[str, Weight]:
-    """The weights that a block drafter's own file holds.
+    """Return the weights that a block drafter's own file holds.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def _headed(
     heads: str,
     checkpoint: OpenCheckpoint,
 ) -> Program:
-    """The program with the draft head that was found; an error where one was asked for by name."""
+    """Return the program with the draft head; raise if one was asked for by name and not found."""
     name, _ = parse_head_option(heads)
     if plan is not None and (name != AUTO or is_like(program.trunk, plan.modules[0])):
         return with_heads(program, plan, head_tensors)
@@ -208,7 +208,7 @@ def _headed(
 
 
 def _with_layouts(program: Program, weights: Mapping[str, Weight]) -> Program:
-    """The program with every layout filled in, and verified."""
+    """Fill in every layout of a program, and verify it."""
     program = program.with_layouts({name: layout_name(w) for name, w in weights.items()})
     verify(program)
     return program
@@ -217,7 +217,7 @@ def _with_layouts(program: Program, weights: Mapping[str, Weight]) -> Program:
 def _built(
     family: ModuleType, config: BaseConfig, context: int | None, checkpoint: OpenCheckpoint
 ) -> Program:
-    """The family's program."""
+    """Build the family's program."""
     declared = _context(context, config)
     with _said_of(checkpoint):
         return family.build(config, declared)
@@ -225,7 +225,7 @@ def _built(
 
 @contextmanager
 def _said_of(checkpoint: OpenCheckpoint) -> Iterator[None]:
-    """What is wrong with a configuration is said of its file."""
+    """Attribute errors about a configuration to its file."""
     try:
         yield
     except (FormatError, GraphError, UnsupportedError) as error:
@@ -245,12 +245,12 @@ def _context(context: int | None, config: BaseConfig) -> int:
 
 
 def layout_name(weight: Weight) -> str:
-    """The layout as `WeightSpec` names it: every float layout is `f32`."""
+    """Return the layout as `WeightSpec` names it: `f32` for every float layout."""
     return "f32" if weight.layout.kind == "float" else weight.layout.name
 
 
 def matrix_names(program: Program) -> set[str]:
-    """Weights that meet quantised rows or are looked up by token."""
+    """Return the weights that multiply quantised rows or are looked up by token."""
     nodes = (n for g in primitives_of(program).graphs.values() for n in g.nodes)
     return {w for n in nodes if n.op.kind in MATRIX_OPERATORS for w in n.weights.values()}
 

@@ -1,4 +1,4 @@
-"""Gemma 4 as GGUF files say it: the part of the family that reads their metadata."""
+"""Gemma 4's GGUF metadata."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ UNTURNED = 1e29
 
 @dataclass(frozen=True, kw_only=True)
 class GGUFFields(BaseConfig):
-    """What a file says; heads and widths may be lists by layer. Where KV heads are, layers without
-    a window have no values but their keys.
+    """Fields of GGUF files; heads and widths may be lists by layer. KV heads of layers without a
+    window use their keys as values.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class GGUFFields(BaseConfig):
     rope_theta_swa: float = 10000.0
 
     def in_folders_form(self) -> dict[str, Any]:
-        """Fields of `gemma4.Config` that a folder says otherwise."""
+        """Return the fields of `gemma4.Config` that a folder writes differently."""
         count, first = self.num_hidden_layers, self.num_hidden_layers - self.num_kv_shared_layers
         local = by_layer(self.sliding_window_pattern, count, "sliding_window_pattern")
         heads = by_layer(self.num_key_value_heads, count, "head_count_kv")
@@ -120,7 +120,7 @@ class GGUFFields(BaseConfig):
         }
 
     def _global_rope(self) -> dict[str, Any]:
-        """Of layers without a window: the first pairs turn, the others have a huge divisor."""
+        """Return the rope of layers without a window: only the first pairs turn."""
         given = {**self.rope_parameters, "rope_theta": self.rope_theta}
         given["partial_rotary_factor"] = 1.0
         factors = given.get("factors", ())

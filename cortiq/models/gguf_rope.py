@@ -37,11 +37,11 @@ ROPE_TENSORS: Mapping[str, frozenset[str]] = {
 
 
 class GGUFSource(Protocol):
-    """What is read of an open checkpoint."""
+    """The part of an open checkpoint that is read."""
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The metadata."""
+        """Metadata."""
 
     @property
     def architecture(self) -> str:
@@ -49,12 +49,12 @@ class GGUFSource(Protocol):
 
     @property
     def tensor_names(self) -> Iterable[str]:
-        """All names."""
+        """Names of all tensors."""
 
     def __contains__(self, name: object) -> bool: ...
 
     def tensor(self, name: str) -> Any:
-        """A tensor with `shape`, `type` and `raw`."""
+        """Return a tensor with `shape`, `type` and `raw`."""
 
 
 def gguf_rope(
@@ -144,7 +144,7 @@ def _vector(source: GGUFSource, name: str, where: str) -> tuple[float, ...]:
 
 
 def shortest_decimals(value: Any) -> Any:
-    """Return float32 numbers as the shortest decimal that gives them, and arrays as lists.
+    """Return float32 numbers as their shortest decimals, and arrays as lists.
 
     1e-05 was 1e-05 before a converter rounded it to float32; RoPE reads decimals, so that a GGUF
     file and the folder it came from have the same tables.

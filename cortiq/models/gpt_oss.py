@@ -71,7 +71,7 @@ class Config(BaseConfig):
     default_theta: ClassVar[float] = 150000.0
 
     def windows(self) -> tuple[int | None, ...]:
-        """The window of every layer, `None` where it sees everything."""
+        """Return the window of every layer, `None` for full attention."""
         layers = self.num_hidden_layers
         kinds = (KINDS * layers)[:layers]
         if self.layer_types is not None:
@@ -80,7 +80,7 @@ class Config(BaseConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     width, apart = config.hidden_size, config.source == "gguf"
     decoder = Decoder(config, context, family="gpt_oss", eps=config.rms_norm_eps)
     rope = dict(config.rope_parameters)

@@ -1,4 +1,4 @@
-"""Where files have draft heads, and how their tensors are called: one table for all families."""
+"""Places and tensor names of draft heads in files: one table for all families."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_MODULES = 16
 
 
 def split_heads_option(text: str) -> tuple[str, str | None]:
-    """The option `heads` as its draft head and its block drafter's folder, None without one."""
+    """Split the option `heads` into a draft head and a block drafter's folder or None."""
     head, found, path = text.partition(DFLASH)
     if not found or (head and not head.endswith(",")) or (path and path[0] != ":"):
         return text, None
@@ -23,7 +23,7 @@ def split_heads_option(text: str) -> tuple[str, str | None]:
 
 
 def parse_head_option(text: str) -> tuple[str, str]:
-    """What an option `heads` names: a head, and which rows it takes if it says so.
+    """Parse the option `heads`: a draft head, and the rows it takes if given.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def parse_head_option(text: str) -> tuple[str, str]:
 
 
 def find_plan(text: str, layers: int, has: Callable[[str], bool]) -> HeadPlan | None:
-    """The draft head of a file, if it has the one that is asked for.
+    """Find the draft head of a file, if it has the one that is asked for.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def find_plan(text: str, layers: int, has: Callable[[str], bool]) -> HeadPlan | 
 def _known(
     layers: int, has: Callable[[str], bool]
 ) -> Iterator[tuple[str, str, tuple[HeadModule, ...]]]:
-    """Style, the rows it takes by default (empty: the last layer's), and the modules found.
+    """Yield each style, the rows it takes by default (empty: the last layer's), and its modules.
 
     Qwen 3 Next and 3.5 write `mtp.fc`, Nemotron H two layers, each half a block; DeepSeek V3 and
     GLM 4.5 write modules as layers after the trunk's, whose default is what public servers do, and
@@ -96,7 +96,7 @@ def _known(
 def _modules(
     before: str, first: int, norm: str, has: Callable[[str], bool]
 ) -> tuple[HeadModule, ...]:
-    """Modules `BEFORE.N`, from N = first on, each with all of its tensors below."""
+    """Return the modules `BEFORE.N`, from N = first on, each with all of its tensors."""
     found = []
     for n in range(first, first + MOST_MODULES):
         layer = f"{before}.{n}"
@@ -109,7 +109,7 @@ def _modules(
 
 
 def synthetic_plan(text: str, layers: int) -> HeadPlan | None:
-    """A draft head for a model by formula: a chain, or for `mimo` three modules."""
+    """Return the draft head of a formula model: a chain, or for `mimo` three modules."""
     name, _ = parse_head_option(text)
     first = "model.mtp.layers.{}.eh_proj.weight" if name == MIMO else "mtp.fc.weight"
     there = {first.format(k) for k in range(3)}

@@ -1,4 +1,4 @@
-"""What tensors there are for a draft head: of a file, or by formula."""
+"""Tensors that are available for a draft head: of a file, or by formula."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ Shape = tuple[int, ...]
 
 
 class HeadTensors(Protocol):
-    """What tensors there are for a draft head."""
+    """Tensors that are available for a draft head."""
 
     def problems(self, shapes: Mapping[str, Shape]) -> Sequence[str]:
-        """What is missing or misshapen of weights of these canonical names and shapes."""
+        """Return the missing or misshapen weights among these canonical names and shapes."""
         ...
 
     def rows(self, name: str) -> int | None:
-        """Rows of a matrix by its canonical name; None where there is none, or any would do."""
+        """Return the rows of a matrix by its canonical name; None if absent or arbitrary."""
         ...
 
     def called(self, name: str) -> str:
-        """What a file calls the tensor of this canonical name."""
+        """Return the file's name for the tensor of this canonical name."""
         ...
 
 
 class SyntheticTensors:
-    """Tensors by formula: all there could be."""
+    """Tensors by formula: every name and shape exists."""
 
     def problems(self, shapes: object) -> Sequence[str]:
-        """None."""
+        """Return no problem."""
         return ()
 
     def rows(self, name: str) -> int | None:
-        """Any number would do."""
+        """Return None: any number of rows fits."""
         return None
 
     def called(self, name: str) -> str:
-        """The same."""
+        """Return the canonical name."""
         return name
 
 

@@ -108,7 +108,7 @@ class Config(LatentConfig):
     routed_scaling_factor: float = 2.446
 
     def size(self, key: str, default: int) -> int:
-        """A number of the delta layers, by its key of `linear_attn_config`.
+        """Return a number of the delta layers, by its key of `linear_attn_config`.
 
         Raises
         ------
@@ -122,7 +122,7 @@ class Config(LatentConfig):
         return inner or new or default
 
     def kinds(self) -> tuple[str, ...]:
-        """What mixes each layer: every fourth but the first attends, where no list says otherwise.
+        """Return each layer's mixer; without a list every fourth has attention.
 
         Raises
         ------
@@ -149,7 +149,7 @@ class Config(LatentConfig):
         return tuple(kind for _, kind in sorted(pairs))
 
     def sparse(self) -> tuple[bool, ...]:
-        """Which layers have experts: all but the first, where nothing says otherwise.
+        """Return whether each layer has experts: all but the first by default.
 
         Raises
         ------
@@ -165,7 +165,7 @@ class Config(LatentConfig):
         return found
 
     def delta(self) -> KDA:
-        """The mixer of most layers: both low ranks are the width of a head."""
+        """Return the mixer of most layers; both low ranks are the width of a head."""
         dim = self.size("head_dim", 128)
         return KDA(
             width=self.hidden_size, heads=self.size("num_heads", 32), key_dim=dim, value_dim=dim,
@@ -174,7 +174,7 @@ class Config(LatentConfig):
         )  # fmt: skip
 
     def experts(self) -> MoE:
-        """Experts in groups, chosen with a bias, and one for every token."""
+        """Return the experts: grouped, chosen with a bias, and a shared one."""
         router = Router(
             self.num_experts_per_token, "sigmoid", renormalise=self.moe_renormalize,
             denominator_floor=FLOOR, routed_scaling=self.routed_scaling_factor,
@@ -189,7 +189,7 @@ class Config(LatentConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GGUFConfig(LatentConfig):
-    """What GGUF files say: layers with KV heads have latent attention.
+    """Fields of GGUF files; layers with KV heads have latent attention.
 
     Attributes
     ----------
@@ -215,7 +215,7 @@ class GGUFConfig(LatentConfig):
     routed_scaling_factor: float = 2.446
 
     def config(self, where: str) -> Config:
-        """The same as a folder says it."""
+        """Return the configuration in a folder's form."""
         heads = by_layer(self.num_key_value_heads, self.num_hidden_layers, "head_count_kv")
         if self.qk_head_dim <= self.qk_rope_head_dim:
             message = f"keys of {self.qk_head_dim}, of which {self.qk_rope_head_dim} turn"
@@ -234,7 +234,7 @@ class GGUFConfig(LatentConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk: nothing is rotated."""
+    """Build the trunk; nothing is rotated."""
     decoder = Decoder(config, context, family="kimi_linear", eps=config.rms_norm_eps)
     attend, names, delta = latent_attention(config, None), names_of(config), config.delta()
     mlp, experts = gated_mlp(config, config.hidden_act), config.experts()

@@ -71,13 +71,13 @@ class Config(BaseConfig):
     default_theta: ClassVar[float] = 5000000.0
 
     def check(self, turned: int) -> None:
-        """Raise for two rotary widths."""
+        """Raise if two rotary widths are given."""
         if turned != self.rotary_dim:
             message = f"rotary_dim is {self.rotary_dim}, but the rope parameters turn {turned}"
             raise FormatError(message, where="config")
 
     def indexers(self, context: int) -> list[Indexer | None]:
-        """What chooses blocks in each layer."""
+        """Return each layer's indexer, which chooses blocks."""
         layers = self.num_hidden_layers
         kinds = layer_list(self.layer_types or (GLOBAL,) * layers, layers, (GLOBAL, SPARSE))
         if SPARSE in kinds:
@@ -106,13 +106,13 @@ class Config(BaseConfig):
                 raise UnsupportedError(what, where="config")
 
     def routed(self) -> tuple[bool, ...]:
-        """Which layers have experts: all by default."""
+        """Return whether each layer has experts: all by default."""
         layers = self.num_hidden_layers
         return sparse_layers(self.mlp_layer_types or ("sparse",) * layers, layers)
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     rope = rope_table(config, context)
     config.check(rope.dim)
     width, eps = config.hidden_size, config.rms_norm_eps

@@ -1,4 +1,4 @@
-"""Multi-head latent attention as checkpoints have it: names, the joint matrix, YaRN's scale."""
+"""Multi-head latent attention in checkpoints: names, the joint matrix, YaRN's scale."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class LatentConfig(BaseConfig):
 def latent_attention(
     config: LatentConfig, rope: RopeTable | None, pairing: str = "interleaved"
 ) -> LatentAttention:
-    """A layer's attention.
+    """Return a layer's attention.
 
     Raises
     ------
@@ -93,6 +93,6 @@ def latent_attention(
 
 
 def names_of(config: LatentConfig) -> dict[str, str]:
-    """Roles of `LatentAttention` to tensor names: queries are compressed or they are not."""
+    """Return tensor names by role of `LatentAttention`, with or without compressed queries."""
     query = "q_b_proj.weight" if config.q_lora_rank else "q_proj.weight"
     return {**LATENT, "q": query}

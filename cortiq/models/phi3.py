@@ -44,7 +44,7 @@ class Config(BaseConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     width = config.hidden_size
     decoder = Decoder(config, context, family="phi3", eps=config.rms_norm_eps)
     rope = dict(config.rope_parameters)

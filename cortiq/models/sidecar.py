@@ -1,4 +1,4 @@
-"""A draft head in a file beside the model's: the two as one checkpoint, if they fit together."""
+"""A draft head in a file beside the model's: both read as one checkpoint, if they fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DRAFTS = "num_nextn_predict_layers"
 
 
 class WithSidecar:
-    """A checkpoint, and behind it the tensors that only its sidecar has."""
+    """A checkpoint followed by the tensors that only its sidecar has."""
 
     def __init__(self, main: OpenCheckpoint, side: OpenCheckpoint) -> None:
         self._main, self._side = main, side
@@ -38,14 +38,14 @@ class WithSidecar:
         yield from (name for name in self._side.tensor_names if name not in self._main)
 
     def tensor(self, name: str) -> Any:
-        """The model's tensor, or the sidecar's."""
+        """Return the model's tensor, or the sidecar's."""
         return (self._main if name in self._main else self._side).tensor(name)
 
 
 def check_sidecar(
     main: OpenCheckpoint, ours: BaseConfig, side: OpenCheckpoint, theirs: BaseConfig
 ) -> BaseConfig:
-    """The model's configuration, with the layers that draft of its sidecar.
+    """Return the model's configuration, with the draft layers of its sidecar.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Weights that are only part of a tensor in the file, or lie in it the other way round.
+"""Weights that are only part of a file's tensor, or transposed in it.
 
 A file may hold q, k and v as one matrix, gate and up as another, or a head's key and value matrices
 as one. `FusedTensor` declares this once for a family; every weight is then a `TensorPiece` of it.
@@ -48,7 +48,7 @@ class FusedTensor:
 
 @dataclass(frozen=True)
 class TensorPiece:
-    """What a weight takes of a tensor.
+    """The part of a tensor that makes a weight.
 
     Attributes
     ----------
@@ -67,14 +67,14 @@ class TensorPiece:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the weight is the tensor as it is."""
+        """Whether the weight is the whole tensor."""
         stop = self.shape[self.axis] if self.stop is None else self.stop
         return not self.swapped and (self.start, stop) == (0, self.shape[self.axis])
 
 
 @dataclass(frozen=True)
 class PieceView:
-    """A piece, with what is read of a tensor: `raw` has an axis more, of bytes, and may have gaps.
+    """A piece of a tensor that was read: `raw` has one more axis, of bytes, and may have gaps.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class PieceView:
 
 @dataclass(frozen=True)
 class DequantisedPiece:
-    """A piece of a quantised tensor that crosses its blocks: floats, made when they are asked for.
+    """A piece of a quantised tensor that crosses blocks: floats, computed on demand.
 
     Blocks run along the rows of the file; a matrix that lies the other way round has no codes.
     """
@@ -99,7 +99,7 @@ class DequantisedPiece:
 
     @property
     def name(self) -> str:
-        """Of the tensor."""
+        """The tensor's name."""
         return self.source.name
 
     @property
@@ -115,7 +115,7 @@ class DequantisedPiece:
 def locate_piece(
     fused: FusedTensor, part: str, shapes: Mapping[str, tuple[int, ...]], tensor: str
 ) -> TensorPiece:
-    """Where the weight `part` lies in a tensor of the file.
+    """Return the place of the weight `part` in a tensor of the file.
 
     Parameters
     ----------
@@ -133,12 +133,12 @@ def locate_piece(
 
 
 def _stored(shape: tuple[int, ...], swapped: bool) -> tuple[int, ...]:
-    """A weight's shape in the file."""
+    """Return a weight's shape in the file."""
     return (*shape[:-2], shape[-1], shape[-2]) if swapped and len(shape) > 1 else shape
 
 
 def read_piece(tensor: Any, piece: TensorPiece) -> Any:
-    """The piece of a tensor; nothing is copied or computed yet."""
+    """Return the piece of a tensor as a view; nothing is copied or computed yet."""
     if piece.is_whole:
         return tensor
     layout = LAYOUTS[tensor.type]
@@ -152,13 +152,13 @@ def read_piece(tensor: Any, piece: TensorPiece) -> Any:
 
 
 def _taken(values: npt.NDArray[Any], piece: TensorPiece) -> npt.NDArray[Any]:
-    """The slice of [..., elements or bytes], its matrices turned."""
+    """Return the slice of [..., elements or bytes], with its matrices transposed if swapped."""
     values = values[(slice(None),) * piece.axis + (slice(piece.start, piece.stop),)]
     return values.swapaxes(-2, -3) if piece.swapped else values
 
 
 def split_name(name: str) -> tuple[str, str, str]:
-    """A canonical name's layer (`model.layers.3.`, or nothing), stem and suffix (`weight`)."""
+    """Split a canonical name: layer (`model.layers.3.` or empty), stem, suffix (`weight`)."""
     stem, _, suffix = name.rpartition(".")
     prefix = ""
     if stem.startswith(LAYER_PREFIX):
@@ -168,7 +168,7 @@ def split_name(name: str) -> tuple[str, str, str]:
 
 
 def fused_of(table: Sequence[FusedTensor], name: str) -> tuple[FusedTensor, str, str] | None:
-    """The entry that has the weight of a canonical name, and the name's other two parts.
+    """Return the entry that has the weight of a canonical name, and the name's other parts.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Which tensors of a file make each weight: missing, misshapen and left over ones, all by name."""
+"""Find the tensors of every weight; report missing, misshapen and unused ones by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYER_NAME = re.compile(r"(?:model\.layers|blk)\.(\d{1,9})\.")
 def find_tensors(
     program: Program, checkpoint: OpenCheckpoint, family: ModuleType, config: BaseConfig
 ) -> dict[str, list[TensorPiece]]:
-    """Tensors of the file, or what of them, for each weight; `FormatError` lists every problem."""
+    """Find the tensors, or parts of them, of each weight; `FormatError` lists every problem."""
     shapes = {name: spec.shape for name, spec in program.weights.items()}
     places = {
         name: _pieces(name, shapes, checkpoint, family.NAMES, config.source) for name in shapes
@@ -50,18 +50,18 @@ class CheckpointTensors:
         self.checkpoint, self.names, self.source = checkpoint, names, source
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor of this name that is no copy of the trunk's."""
+        """Return whether there is a tensor of this name that is not a copy of the trunk's."""
         return self.called(name) in self.checkpoint and not self._is_copy(name)
 
     def rows(self, name: str) -> int | None:
-        """Rows of a matrix; None where it is not there."""
+        """Return the rows of a matrix; None if it does not exist."""
         file_name = self.called(name)
         if file_name not in self.checkpoint:
             return None
         return self.checkpoint.tensor(file_name).shape[0]
 
     def problems(self, shapes: Mapping[str, tuple[int, ...]]) -> Sequence[str]:
-        """What is missing or misshapen of weights of these names and shapes."""
+        """Return the missing or misshapen weights among these names and shapes."""
         try:
             pieces = [
                 piece
@@ -73,11 +73,11 @@ class CheckpointTensors:
         return [text for p in pieces for text in _tensor_problems(p, self.checkpoint)]
 
     def called(self, name: str) -> str:
-        """The tensor's name in the file; empty where no such file has it."""
+        """Return the tensor's name in the file; empty if no such file has it."""
         return self.names.known(name, self.source) or ""
 
     def _is_copy(self, name: str) -> bool:
-        """Whether a draft layer's own table or head is the trunk's again, by its ends."""
+        """Return whether a draft layer's table or head repeats the trunk's, by its ends."""
         layer, _, end = name.partition(".")[2].partition(".")[2].partition(".")
         trunk = COPIED.get(end) if layer.isdecimal() else None
         if trunk is None:
@@ -97,9 +97,7 @@ def _pieces(
     names: Names,
     source: str,
 ) -> list[TensorPiece]:
-    """The tensor of a weight; one an expert where the file holds a stack in pieces; a part of one
-    that holds several; several that are joined.
-    """
+    """Return a weight's tensors: one; one an expert; part of a fused one; or several joined."""
     shape, piece = shapes[name], _fused_piece(name, shapes, checkpoint, names, source)
     whole = names.known(name, source)
     if whole is None:  # this kind of file never has it as a tensor of its own
@@ -119,7 +117,7 @@ def _pieces(
 def _joined_pieces(
     name: str, shape: tuple[int, ...], names: Names, source: str
 ) -> list[TensorPiece]:
-    """The tensors that hold the rows of a weight one after the other, if the family has such."""
+    """Return the tensors whose rows are joined into a weight, if the family has such."""
     prefix, stem, suffix = split_name(name)
     tensors = names.joined.get(stem, ())
     own = [names.in_file(f"{prefix}{tensor}.{suffix}", source) for tensor in tensors]
@@ -133,9 +131,7 @@ def _fused_piece(
     names: Names,
     source: str,
 ) -> TensorPiece | None:
-    """The part of a tensor that holds several weights, if the family has such a one, and unless the
-    file has others of these weights by themselves.
-    """
+    """Return the part of a fused tensor, if the family has one and the file no separate ones."""
     found = fused_of(names.fused, name)
     if found is None:
         return None
@@ -184,8 +180,8 @@ def _left_over(
 
 
 def _of_draft_head(tensor: str, checkpoint: OpenCheckpoint, config: BaseConfig) -> bool:
-    """Whether a tensor belongs to a layer after the trunk's that drafts tokens: one with the
-    matrix that joins an embedding and a hidden state.
+    """Return whether a tensor belongs to a draft layer after the trunk's: one with the matrix that
+    joins an embedding and a hidden state.
     """
     layer = LAYER_NAME.match(tensor)
     drafts = int(getattr(config, "num_nextn_predict_layers", 0) or 0)
@@ -196,7 +192,7 @@ def _of_draft_head(tensor: str, checkpoint: OpenCheckpoint, config: BaseConfig) 
 
 
 def _untied(checkpoint: OpenCheckpoint, config: BaseConfig, table_name: str) -> Iterator[str]:
-    """A head of its own in a file that says the head is the table: some files hold the copy.
+    """Yield a separate head in a file that declares tied embeddings: some hold the copy.
 
     Only the ends of the two are compared, so that nothing long is read at load.
     """
