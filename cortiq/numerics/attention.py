@@ -58,7 +58,7 @@ class ScoreConstants(NamedTuple):
 
 
 class PartialAttention(NamedTuple):
-    """What some keys contribute, per head: the denominator total·2^(peak−21) and the numerator
+    """Contribution of some keys, per head: the denominator total·2^(peak−21) and the numerator
     output·2^(output_peak−14).
 
     total float32 [heads], peak int32 [heads]; output float32 [heads, Dv], output_peak int32
@@ -79,7 +79,8 @@ class ChosenBlocks(NamedTuple):
 
 
 def scoring(scale: float, soft_cap: float | None = None) -> ScoreConstants:
-    """Constants of a layer: c = RN(scale·log₂ e), the product in float64; with a cap c = RN(scale).
+    """Return a layer's constants: c = RN(scale·log₂ e), the product in float64; with a cap, c =
+    RN(scale).
 
     Raises
     ------
@@ -96,13 +97,13 @@ def scoring(scale: float, soft_cap: float | None = None) -> ScoreConstants:
 
 
 def power(n: Ints, lowest: int = FORGET) -> Floats:
-    """δ(n): 2^n, or 0 where n < lowest."""
+    """Return δ(n): 2^n, or 0 for n < lowest."""
     n = np.asarray(n, np.int32)
     return np.where(n < lowest, F32(0), exp2_int(np.maximum(n, lowest)))
 
 
 def score(q: Quantised, keys: Quantised, constants: ScoreConstants) -> Floats:
-    """Base-2 scores of queries against keys, float32 [heads, keys], clamped to ±16384.
+    """Return base-2 scores of queries against keys, float32 [heads, keys], clamped to ±16384.
 
     s = RN(RN(I)·c)·2^(eq+ek), I = Σ q·k the exact integer; with a soft cap C then
     s = RN(RN(C·tanh(RN(s·RN(1/C))))·RN(log₂ e)).
@@ -119,7 +120,7 @@ def score(q: Quantised, keys: Quantised, constants: ScoreConstants) -> Floats:
 
 
 def split_score(s: Floats) -> tuple[Floats, Ints]:
-    """2^s = g·2^κ: κ = rint(s), g = exp2_fraction(s − κ)."""
+    """Split 2^s = g·2^κ: κ = rint(s), g = exp2_fraction(s − κ)."""
     whole = np.rint(s)
     return exp2_fraction(s - whole), whole.astype(np.int32)
 
@@ -127,7 +128,7 @@ def split_score(s: Floats) -> tuple[Floats, Ints]:
 def tile(
     q: Quantised, keys: Quantised, values: Quantised, constants: ScoreConstants
 ) -> PartialAttention:
-    """Contribution of one tile's visible keys (1 to 64 of them), by integer sums only.
+    """Return the contribution of one tile's visible keys (1 to 64), by integer sums only.
 
     K = max κ; E = max(κ + ev); total = RN(Σ rint(g·2^(21+κ−K)));
     w = rint(g·2^(14+κ+ev−E)); output = RN(Σ w·v). Exponents below −60 give 0.
@@ -175,7 +176,7 @@ def add_sinks(state: PartialAttention, sinks: Floats) -> PartialAttention:
 
 
 def normalise(state: PartialAttention) -> Floats:
-    """RN(RN(output·RN(1/total))·2^(N−M+7)), float32 [heads, Dv], not yet snapped.
+    """Return RN(RN(output·RN(1/total))·2^(N−M+7)), float32 [heads, Dv], not yet snapped.
 
     2^n below n = −126 is 0 here: the result is far below 2⁻⁴⁰ anyway.
     """
@@ -185,12 +186,12 @@ def normalise(state: PartialAttention) -> Floats:
 
 
 def first_visible(position: int, window: int) -> int:
-    """First key that a query at `position` sees: max(0, position − window + 1); 0 = no window."""
+    """Return the first key visible at `position`: max(0, position − window + 1); 0 = no window."""
     return max(0, position - window + 1) if window else 0
 
 
 def visible_tiles(position: int, window: int) -> list[list[tuple[int, int]]]:
-    """Ranges [start, stop) of visible keys, one a tile, grouped by run; only tiles with keys."""
+    """Return ranges [start, stop) of visible keys, one a tile, grouped by run, none empty."""
     first = first_visible(position, window)
     runs: dict[int, list[tuple[int, int]]] = {}
     for index in range(first // TILE, position // TILE + 1):
@@ -208,7 +209,7 @@ def attend_keys(
     window: int = 0,
     blocks: ChosenBlocks | None = None,
 ) -> PartialAttention | None:
-    """All visible keys for the query heads [heads, Dk] of one KV head; None if there are none."""
+    """Attend to all visible keys for the query heads [heads, Dk] of a KV head; None for none."""
     state: PartialAttention | None = None
     for run in visible_tiles(position, window):
         partial: PartialAttention | None = None
@@ -237,7 +238,7 @@ def attend(
     blocks: ChosenBlocks | None = None,
     faults: Flags | None = None,
 ) -> Floats:
-    """Causal attention of rows of one sequence: float32 [rows, H, Dv].
+    """Compute causal attention of one sequence's rows: float32 [rows, H, Dv].
 
     Row i sees keys max(0, p−window+1) … p, p = positions[i]; whatever else the cache holds is not
     read. Query head h uses KV head h // (H/KV). A row that sees no key (p < 0) is +0. With
