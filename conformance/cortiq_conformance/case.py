@@ -1,4 +1,4 @@
-"""Cases: an id that is a sentence, cheap to list, and a scenario that is built when it is run."""
+"""Cases: an id that is a sentence, cheap to list, and a scenario built when it is run."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ class NotRunError(Exception):
 
 
 class Check(Protocol):
-    """What a case does once it is built."""
+    """The part of a case that is built to run it."""
 
     def expected(self) -> Observations:
-        """By definition."""
+        """Return the result by definition."""
         ...
 
     def observe(self, subject: Subject) -> Observations:
-        """On the backend."""
+        """Return the backend's result."""
         ...
 
     def inputs(self) -> Observations:
-        """What the backend is given, by name, for replay files."""
+        """Return the backend's inputs by name, for replay files."""
         ...
 
     def localise(self, subject: Subject, found: Divergence) -> Divergence:
-        """The first divergence inside, given the one that was seen."""
+        """Return the first divergence inside, given the one that was seen."""
         ...
 
 
@@ -80,7 +80,7 @@ class Case:
 
 
 def _weight(name: str, weight: Weight) -> Observations:
-    """A weight as floats, or as the parts of its codes."""
+    """Return a weight as floats, or as the parts of its codes."""
     if weight.layout.kind == "float":
         return {f"weight {name}": floats(weight, name)}
     return {f"weight {name}, {part}": array for part, array in weight.parts.items()}
@@ -88,7 +88,7 @@ def _weight(name: str, weight: Weight) -> Observations:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A program, what it is fed, what is wanted of every row, and how it is driven."""
+    """A program, its inputs, the wants of every row, and the drive that runs it."""
 
     program: Program
     weights: Mapping[str, Weight]
@@ -100,7 +100,7 @@ class Scenario:
     flush: bool = False
 
     def expected(self) -> Observations:
-        """By the definitions of `cortiq.numerics`; computed once."""
+        """Evaluate the definitions of `cortiq.numerics`; the result is kept."""
         return dict(self._definition)
 
     @cached_property
@@ -116,14 +116,14 @@ class Scenario:
         return 0, outputs.expected(self.wants, evaluation, ids)
 
     def observe(self, subject: Subject) -> Observations:
-        """On the backend, driven as the scenario says."""
+        """Run the backend with the scenario's drive."""
         bench = ProgramUnderTest(subject, self.program, self.weights, self.decomposed, self.options)
         with flush_to_zero() if self.flush else nullcontext():
             answers = self.drive.run(bench, self.feeds, self.wants)
         return self._labelled([self._observed(answer) for answer in answers])
 
     def inputs(self) -> Observations:
-        """Tokens and extra inputs of each sequence; weights too if they are small."""
+        """Return tokens and extra inputs of each sequence; weights too if they are small."""
         found: Observations = {}
         for index, feed in enumerate(self.feeds):
             prefix = f"sequence {index}: " if len(self.feeds) > 1 else ""
@@ -147,7 +147,7 @@ class Scenario:
         return found
 
     def localise(self, subject: Subject, found: Divergence) -> Divergence:
-        """Compare every value of the primitives, in order, driven in the same way.
+        """Compare every value of the primitives, in order, with the same drive.
 
         At level 0 there is one operator: say what the difference looks like.
         """

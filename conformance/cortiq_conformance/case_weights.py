@@ -23,13 +23,13 @@ EXPONENT_SCALES = (80, 100, 127, 160, 90, 110, 127)
 
 
 def typical(source: CaseData, layout: str, rows: int, columns: int) -> Weight:
-    """Random codes whose products stay near the size of the rows."""
+    """Make random codes whose products stay near the size of the rows."""
     seed = int(source.words(1)[0])
     return synthetic_weight(layout, "weight", seed, (rows, columns))
 
 
 def uneven(source: CaseData, layout: str, rows: int, columns: int) -> Weight:
-    """As `typical`, with other powers of two for blocks whose scales are such: their sums round."""
+    """Make weights as `typical`, with varying powers of two as block scales: their sums round."""
     weight = typical(source, layout, rows, columns)
     if layout != "MXFP4":
         return weight
@@ -41,7 +41,7 @@ def uneven(source: CaseData, layout: str, rows: int, columns: int) -> Weight:
 
 
 def extreme(source: CaseData, layout: str, columns: int) -> Weight:
-    """Rows of every extreme code byte, then rows of every kind of scale."""
+    """Make rows of every extreme code byte, then rows of every kind of scale."""
     kind = LAYOUTS[layout]
     rows = len(CODE_BYTES) + len(HALF_SCALES)
     weight = typical(source, layout, rows, columns)

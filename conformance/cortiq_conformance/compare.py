@@ -1,4 +1,4 @@
-"""Bit patterns compared: what is live, where the first difference is, and how far it is off."""
+"""Compare bit patterns: live elements, the first difference, and its size."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Divergence:
     rows: tuple[tuple[int, int], ...] = ()
 
     def remarked(self, remark: str) -> Divergence:
-        """With one more remark."""
+        """Return the divergence with one more remark."""
         return replace(self, remark=f"{self.remark}; {remark}" if self.remark else remark)
 
     def sentence(self) -> str:
-        """The divergence in one line."""
+        """Describe the divergence in one line."""
         where = f"row {self.row}" + (f", element {list(self.element)}" if self.element else "")
         distance = "" if self.ulps is None else f", {self.ulps} ulp"
         text = (
@@ -69,7 +69,7 @@ class Divergence:
         return f"{text}; {self.remark}" if self.remark else text
 
     def _where(self) -> str:
-        """Rows that differ, if they are several."""
+        """Return the rows that differ, if there are several."""
         format_number = [f"{a}" if a == b else f"{a}-{b}" for a, b in self.rows[:MOST_STRETCHES]]
         more = sum(b - a + 1 for a, b in self.rows[MOST_STRETCHES:])
         format_number += [f"{more} more"] if more else []
@@ -82,18 +82,18 @@ class Divergence:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the divergence for JSON."""
         return asdict(self)
 
 
 def contiguous_ranges(places: np.ndarray) -> tuple[tuple[int, int], ...]:
-    """Return first and last of each stretch of ascending places that are neighbours."""
+    """Return the first and last of each run of consecutive places in ascending order."""
     cuts = np.flatnonzero(np.diff(places) > 1) + 1
     return tuple((int(part[0]), int(part[-1])) for part in np.split(places, cuts) if len(part))
 
 
 def live_elements(found: Observations) -> tuple[int, int]:
-    """Non-zero finite elements, and distinct bit patterns among them; statuses aside."""
+    """Count non-zero finite elements, and distinct bit patterns among them; statuses excluded."""
     patterns = []
     for name, array in found.items():
         if name.endswith("outcome"):
@@ -108,7 +108,7 @@ def live_elements(found: Observations) -> tuple[int, int]:
 
 
 def digest_of(found: Observations) -> str:
-    """SHA-256 over labels, types, shapes and bits: 32 hexadecimal digits."""
+    """Return the SHA-256 over labels, types, shapes and bits: 32 hexadecimal digits."""
     state = hashlib.sha256()
     for name in sorted(found):
         array = np.ascontiguousarray(found[name])
@@ -119,20 +119,20 @@ def digest_of(found: Observations) -> str:
 
 
 def ordered_bits(words: np.ndarray) -> np.ndarray:
-    """Float bits as integers ordered like the numbers, int64."""
+    """Return float bits as integers ordered like the numbers, int64."""
     signed = np.ascontiguousarray(words).view(np.int32).astype(np.int64)
     return np.where(signed < 0, -(signed & 0x7FFFFFFF), signed)
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether type, shape and every bit agree."""
+    """Return whether type, shape and every bit agree."""
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def first_difference(
     expected: Observations, got: Observations, level: int, op: str
 ) -> Divergence | None:
-    """The first label and element that differ, in the order of `expected`."""
+    """Return the first label and element that differ, in the order of `expected`."""
     for name, wanted in expected.items():
         there = got.get(name)
         if there is None or (there.shape, there.dtype) != (wanted.shape, wanted.dtype):
@@ -190,7 +190,7 @@ def _outcome(name: str, wanted: np.ndarray, got: np.ndarray) -> str:
 
 
 def format_number(value: Any) -> str:
-    """A number as a report shows it."""
+    """Format a number as reports show it."""
     return f"{float(value):.9g}" if isinstance(value, np.floating) else str(int(value))
 
 
@@ -205,7 +205,7 @@ def _dead(got: np.ndarray) -> str:
 
 
 def _unsnapped(wanted: np.ndarray, got: np.ndarray) -> str:
-    """What differing values look like that are zero by the contract and small, or −0."""
+    """Describe differing values that are small or −0 where the contract gives zero."""
     small = (np.abs(got) < F32(2.0**SMALLEST_EXPONENT)) & (got.view(np.uint32) != 0)
     if (small & (wanted == 0)).all():
         return "every wrong value is below 2^-40, or -0, where 0 is right: not snapped?"

@@ -1,4 +1,4 @@
-"""What was computed, and by whose kernel: operators, types of their inputs, layouts of weights."""
+"""Coverage: operators computed, by kernel owner, input types and layouts of weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Table = dict[str, dict[str, list[str]]]
 
 
 def merged_table(covered: Iterable[Covered]) -> Table:
-    """Return what was computed, whoever did it."""
+    """Return everything that was computed, by any owner."""
     table: Table = {}
     for op, dtype, layout in sorted({entry[:3] for entry in covered}):
         layouts = table.setdefault(op, {}).setdefault(dtype, [])
@@ -20,7 +20,7 @@ def merged_table(covered: Iterable[Covered]) -> Table:
 
 
 def by_owner(covered: Iterable[Covered]) -> dict[str, Table]:
-    """Return what each one computed that `placement` names."""
+    """Return the operators computed by each owner that `placement` names."""
     entries = list(covered)
     owners = sorted({entry[3] for entry in entries})
     return {owner: merged_table(e for e in entries if e[3] == owner) for owner in owners}
@@ -50,7 +50,7 @@ def table_lines(table: Table) -> list[str]:
 
 
 def summarise(table: Table, whole: Mapping[str, Mapping[str, list[str]]]) -> str:
-    """Return the operators of a table in one line, with types where it has not all of `whole`."""
+    """Return a table's operators in one line, with types where not all of `whole` are covered."""
     texts = table_lines({op: kinds for op, kinds in table.items() if kinds != whole[op]})
     partly = {text.partition(":")[0]: text.partition(": ")[2] for text in texts}
     return ", ".join(f"{op} ({partly[op]})" if op in partly else op for op in table)

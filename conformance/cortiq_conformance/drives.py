@@ -18,7 +18,7 @@ STATUS_CODES = {Status.COMPLETED: 0, Status.DECLINED: 1, Status.FAILED: 2}
 
 @dataclass(frozen=True)
 class SequenceInput:
-    """What one sequence is fed: ids, and extra inputs with a row for each of them.
+    """Input of one sequence: ids, and extra inputs with a row for each of them.
 
     Attributes
     ----------
@@ -34,19 +34,19 @@ class SequenceInput:
         return len(self.tokens)
 
     def cut(self, start: int, stop: int) -> SequenceInput:
-        """Rows start…stop−1."""
+        """Return rows start…stop−1."""
         inputs = {name: array[start:stop] for name, array in self.inputs.items()}
         return SequenceInput(self.tokens[start:stop], inputs, self.entry, self.start + start)
 
     def detour(self) -> SequenceInput:
-        """Other rows of the same kind: these in reverse."""
+        """Return other rows of the same kind: these in reverse."""
         inputs = {name: array[::-1] for name, array in self.inputs.items()}
         return SequenceInput(self.tokens[::-1], inputs, self.entry, self.start)
 
 
 @dataclass
 class SequenceOutcome:
-    """What a sequence brought: its rows, or why there are none."""
+    """Outcome of one sequence: its rows, or why there are none."""
 
     rows: list[Mapping[Want, Any]] = field(default_factory=list)
     status: int = 0
@@ -64,7 +64,7 @@ class ProgramUnderTest:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def compiled(self, **options: Any) -> Any:
-        """A compiled executable, as a context manager."""
+        """Compile an executable, as a context manager."""
         chosen = {"threads": 1, **self.options, **options}
         return self.subject.compiled(
             self.program, self.weights, decomposed=self.decomposed, **chosen
@@ -74,7 +74,7 @@ class ProgramUnderTest:
 def rows_of(
     state: State, feed: SequenceInput, start: int, stop: int, wants: Sequence[Want]
 ) -> list[Row]:
-    """Rows start…stop−1 of a feed."""
+    """Return rows start…stop−1 of an input."""
     return [
         Row(
             state, feed.start + i, int(feed.tokens[i]), tuple(wants),
@@ -85,7 +85,7 @@ def rows_of(
 
 
 class StoppedError(Exception):
-    """A sequence was declined or failed where it should have gone on."""
+    """A sequence was declined or failed where it should have continued."""
 
 
 def advance(
@@ -110,7 +110,7 @@ class Drive(Protocol):
     def run(
         self, bench: ProgramUnderTest, feeds: Sequence[SequenceInput], wants: Sequence[Want]
     ) -> list[SequenceOutcome]:
-        """An answer for each feed."""
+        """Return an outcome for each input."""
         ...
 
 
@@ -123,7 +123,7 @@ class ChunkedDrive:
     def run(
         self, bench: ProgramUnderTest, feeds: Sequence[SequenceInput], wants: Sequence[Want]
     ) -> list[SequenceOutcome]:
-        """One sequence after the other."""
+        """Run one sequence after the other."""
         with bench.compiled() as executable:
             return [self._one(executable, feed, wants) for feed in feeds]
 
@@ -153,7 +153,7 @@ class BatchedDrive:
     def run(
         self, bench: ProgramUnderTest, feeds: Sequence[SequenceInput], wants: Sequence[Want]
     ) -> list[SequenceOutcome]:
-        """Batches until the longest sequence has ended."""
+        """Run batches until the longest sequence has ended."""
         with bench.compiled() as executable:
             states = [executable.open(len(feed)) for feed in feeds]
             answers = [SequenceOutcome() for _ in feeds]

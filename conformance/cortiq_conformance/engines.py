@@ -1,4 +1,4 @@
-"""The engine as a way to generate streams: batches, drafts, kept prefixes, lost places, cancels.
+"""Generate streams with the engine: batches, drafts, kept prefixes, lost places, cancels.
 
 It runs on the backend under test through the seam, and must give the streams of the definitions.
 """
@@ -35,7 +35,7 @@ Answer = Callable[[Sequence[int], int], Sequence[int]]
 
 
 def request_of(prompt: Iterable[int], steps: int, choose: Want) -> Request:
-    """What generates a stream; a row about each token is kept."""
+    """Return the request that generates a stream; a row about each token is kept."""
     greedy = not isinstance(choose, Draw)
     sampling = choose.sampling if isinstance(choose, Draw) else Sampling(temperature=0.0)
     return Request(
@@ -45,7 +45,7 @@ def request_of(prompt: Iterable[int], steps: int, choose: Want) -> Request:
 
 
 def stream_of(sequence: Running) -> GeneratedStream:
-    """Tokens and digests of a sequence that has ended."""
+    """Return the tokens and digests of a sequence that has ended."""
     if sequence.error is not None:
         raise StoppedError(str(sequence.error)) from sequence.error
     trace = sequence.output.trace
@@ -54,7 +54,7 @@ def stream_of(sequence: Running) -> GeneratedStream:
 
 @dataclass
 class EngineRun:
-    """An engine with its kept prefixes, and the requests that a case is about."""
+    """An engine with its prefix cache, and the requests that a case is about."""
 
     executable: Executable
     engine: Engine
@@ -62,7 +62,7 @@ class EngineRun:
     requests: list[Request]
 
     def alone(self) -> list[GeneratedStream]:
-        """The streams one after the other, nothing kept and nothing drafted."""
+        """Generate the streams one after the other, without prefixes or drafts."""
         with Engine(self.executable, IDS_ONLY) as plain:
             made = []
             for request in self.requests:
@@ -81,7 +81,7 @@ class EngineSchedule:
     def run(
         self, bench: ProgramUnderTest, prompts: Sequence[np.ndarray], steps: int, choose: Want
     ) -> list[GeneratedStream]:
-        """A stream for each prompt."""
+        """Generate a stream for each prompt."""
         requests = [request_of(prompt, steps, choose) for prompt in prompts]
         with self._work(bench, requests) as work:
             return self.play(work)
@@ -97,7 +97,7 @@ class EngineSchedule:
 
 
 def mixed(work: EngineRun) -> list[GeneratedStream]:
-    """Sixteen at once, joined at different steps; those asked about are spread among them."""
+    """Run sixteen requests at once, joined at different steps, the case's spread among them."""
     made = []
     for number in range(16):
         request = work.requests[number % len(work.requests)]
@@ -113,7 +113,7 @@ def mixed(work: EngineRun) -> list[GeneratedStream]:
 
 
 class OracleDrafter:
-    """A drafter that knows what comes, and how honest it is to be."""
+    """A drafter that knows the next tokens; a script says how honest it is."""
 
     name = "scripted"
 
@@ -121,26 +121,26 @@ class OracleDrafter:
         self.answer = answer
 
     def open(self, task: Task) -> OracleDrafting:
-        """Begin on a sequence."""
+        """Open a session on a sequence."""
         return OracleDrafting(self.answer)
 
 
 @dataclass
 class OracleDrafting:
-    """A `OracleDrafter` at work."""
+    """A session of `OracleDrafter`."""
 
     answer: Answer
     wants: tuple[Want, ...] = ()
 
     def propose(self, ids: Sequence[int], count: int) -> Draft:
-        """What the script says."""
+        """Propose the script's tokens."""
         return Draft(tuple(int(token) for token in self.answer(ids, count)))
 
     def observe(self, position: int, rows: Sequence[Any], ids: Sequence[int]) -> None:
-        """Nothing is learnt."""
+        """Ignore the accepted tokens."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the session holds no resources."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class FuzzDrafts:
     vocabulary: int
 
     def __call__(self, ids: Sequence[int], count: int) -> list[int]:
-        """The draft after `ids`."""
+        """Return the draft after `ids`."""
         right = self.truth[len(ids) : len(ids) + count]
         words = [_word(len(ids), place) for place in range(len(right) + 1)]
         drafted = [t if w % 4 else w % self.vocabulary for t, w in zip(right, words, strict=False)]
@@ -207,12 +207,12 @@ class FuzzDrafts:
 
 
 def _word(position: int, place: int) -> int:
-    """Some number that nobody expects: a step of a multiplicative generator."""
+    """Return an arbitrary number: a step of a multiplicative generator."""
     return (position * 2654435761 + place * 40503 + 12345) % 2147483647 >> 4
 
 
 def fuzzed(work: EngineRun) -> list[GeneratedStream]:
-    """All prompts at once, with drafts of any kind."""
+    """Run all prompts at once, with drafts of any kind."""
     vocabulary = work.executable.program.trunk.values["logits"].shape[0]
     made = []
     for request, known in zip(work.requests, work.alone(), strict=True):
@@ -224,7 +224,7 @@ def fuzzed(work: EngineRun) -> list[GeneratedStream]:
 
 
 def kept(work: EngineRun) -> list[GeneratedStream]:
-    """Every prompt after others that begin like it, go on after it, or are itself."""
+    """Run every prompt after others that share its beginning, continue it, or equal it."""
     made = []
     for request in work.requests:
         half = len(request.prompt) // 2
@@ -240,7 +240,7 @@ def kept(work: EngineRun) -> list[GeneratedStream]:
 
 
 def cancelled(work: EngineRun) -> list[GeneratedStream]:
-    """Every stream is cancelled twice on its way, and begun again from what was kept."""
+    """Cancel every stream twice, and restart it from the prefix cache."""
     made = []
     for request in work.requests:
         for steps in (2, 9):
@@ -254,7 +254,7 @@ def cancelled(work: EngineRun) -> list[GeneratedStream]:
 
 
 def preempted(work: EngineRun) -> list[GeneratedStream]:
-    """Sequences lose their rows again and again: some of them, or all and their place."""
+    """Preempt sequences repeatedly: some of their rows, or all of them."""
     made = [work.engine.submit(request) for request in work.requests]
     for number in range(8):
         for _ in range(3):

@@ -35,7 +35,7 @@ KEYS = {"case", "reason", "until"}
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a case is known to come to, and why."""
+    """The known outcome of a case, and the reason."""
 
     outcome: CaseOutcome
     reason: str
@@ -45,7 +45,7 @@ Expectations = Mapping[str, Expectation]
 
 
 def read(path: str | Path) -> Expectations:
-    """The expectations of a file, by the id of their case.
+    """Read the expectations of a file, by case id.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def _check_until(until: Any, where: str) -> None:
 
 
 def apply_expectation(result: CaseResult, expectations: Expectations) -> CaseResult:
-    """The result, excused where it is the expected failure, an error where it is none any more."""
+    """Excuse a result that fails as expected; turn an unexpected pass into an error."""
     expected = expectations.get(result.case.id)
     if expected is None or result.outcome is CaseOutcome.NOT_RUN:
         return result

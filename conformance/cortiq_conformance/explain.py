@@ -1,4 +1,4 @@
-"""What a difference at level 0 looks like: operands of the wrong element, rows that see others."""
+"""Explain a difference at level 0: operands of the wrong element, rows that see others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_ROWS = 256
 
 
 def explained(scenario: Scenario, subject: Subject, found: Divergence) -> Divergence:
-    """The divergence with operands, or with the remark that rows see their batch neighbours."""
+    """Return the divergence with operands, or with the remark that rows see their neighbours."""
     if _rows_alone_are_right(scenario, subject):
         remark = "fed one row at a time every row is right: a row sees its neighbours in the batch"
         return replace(found.remarked(remark), dubious=True)
@@ -55,6 +55,6 @@ def _operand(name: str, value: np.floating) -> str:
 
 
 def feed_of(scenario: Scenario, label: str) -> SequenceInput:
-    """What the sequence was fed whose value has this label."""
+    """Return the input of the sequence whose value has this label."""
     prefix, _, _ = label.rpartition(": ")
     return scenario.feeds[int(prefix.removeprefix("sequence ")) if prefix else 0]

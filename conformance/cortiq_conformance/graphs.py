@@ -19,7 +19,7 @@ FULL_DRIVES: dict[str, Drive] = {"chunks of 7": ChunkedDrive(7), "chunks of 64":
 
 
 def cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
-    """All cases of level 2; the real models only in the full profile."""
+    """Yield all cases of level 2; the real models only in the full profile."""
     tiny, real = models.chosen(names)
     for name in tiny:
         yield _case(name, "70 tokens", "whole", ChunkedDrive())
@@ -47,7 +47,7 @@ def _case(name: str, title: str, what: str, drive: Drive) -> Case:
 
 @dataclass(frozen=True)
 class GraphScenario(Scenario):
-    """A scenario on a model; that of a real one is expected to be what the reference gives.
+    """A scenario on a model; a real model's expected values are the reference's.
 
     The definitions of `cortiq.numerics` are too slow for a real model; levels 0 to 2 on tiny
     models hold the reference to them.
@@ -57,23 +57,23 @@ class GraphScenario(Scenario):
     real: bool = False
 
     def expected(self) -> Observations:
-        """By definition, or by the reference."""
+        """Return the result by definition, or the reference's."""
         return self.observe(reference()) if self.real else super().expected()
 
     def golden_facts(self, expected: Observations) -> Mapping[str, str]:
-        """What a golden entry carries besides the digest."""
+        """Return the facts of a golden entry besides the digest."""
         return self.facts
 
 
 def reference() -> Subject:
-    """The reference, as a subject."""
+    """Return the reference, as a subject."""
     from cortiq_reference.backend import ReferenceBackend
 
     return Subject(ReferenceBackend())
 
 
 def layer_values(graph: Graph) -> list[str]:
-    """The value after every layer, the last hidden state and the logits."""
+    """Return the values after every layer, the last hidden state and the logits."""
     outs = [o for node in graph.nodes for o in node.outputs if o.endswith(".out")]
     return list(dict.fromkeys([*outs, *graph.outputs]))
 
@@ -89,7 +89,7 @@ def _build(name: str, title: str, drive: Drive, source: CaseData) -> GraphScenar
 
 
 def _second_entry(name: str, source: CaseData) -> GraphScenario:
-    """The draft head alone, on hidden states that the rows supply."""
+    """Return a case of the draft head alone, on hidden states that the rows supply."""
     model = models.load(name)
     graph = model.program.graphs["mtp"]
     ids = source.integers(0, model.program.facts["vocab_size"], 40)

@@ -31,7 +31,7 @@ BLOCKS = frozenset({"tiny-llama+dflash", "tiny-llama+mtp,dflash"})
 
 
 def graph_cases(names: Sequence[str] | None) -> Iterator[Case]:
-    """Cases of level 2: the values of the first and the last module, and what the first drafts."""
+    """Yield cases of level 2: values of the first and last module, and the first one's drafts."""
     for name in models.chosen_headed(names):
         if name not in BLOCKS:
             case_id = f"level2/draft head[{name}, what it drafts]"
@@ -45,7 +45,7 @@ def graph_cases(names: Sequence[str] | None) -> Iterator[Case]:
 
 
 def stream_cases(level: int, names: Sequence[str] | None) -> Iterator[Case]:
-    """Cases of level 3, or of level 4: streams drafted for at several depths."""
+    """Yield the cases of level 3, or of level 4: streams drafted for at several depths."""
     choose: Want = Argmax() if level == 3 else Draw(CHAINS[CHAIN])
     family = "draft head" if level == 3 else "sampled draft head"
     for name in models.chosen_headed(names):
@@ -57,7 +57,7 @@ def stream_cases(level: int, names: Sequence[str] | None) -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class AfterTrunkDrive:
-    """The trunk's rows, and then those of a module that recalls them, in chunks."""
+    """Runs the trunk's rows, and then those of a module that recalls them, in chunks."""
 
     trunk: SequenceInput
     rows: int = 33
@@ -65,7 +65,7 @@ class AfterTrunkDrive:
     def run(
         self, bench: ProgramUnderTest, feeds: Sequence[SequenceInput], wants: Sequence[Want]
     ) -> list[SequenceOutcome]:
-        """An answer for each feed of the module."""
+        """Return an outcome for each input of the module."""
         with bench.compiled() as executable:
             answers = []
             for feed in feeds:
@@ -99,7 +99,7 @@ def _after_trunk(name: str, which: int, source: CaseData) -> HeadScenario:
 
 
 def _drawn(name: str, source: CaseData) -> HeadScenario:
-    """Drafts with the numbers of the position after the next one, also after ids of a text."""
+    """Draw drafts with the numbers of the position after the next one, also after a text's ids."""
     (entry, *_) = models.load(name).program.facts["draft_head"].entries
     text = tuple(source.integers(0, 40, 30).tolist())
     plain = Draw(CHAINS["every filter"], 1, ahead=2)
@@ -109,7 +109,7 @@ def _drawn(name: str, source: CaseData) -> HeadScenario:
 
 
 def _module(name: str, entry: str, wants: tuple[Want, ...], source: CaseData) -> HeadScenario:
-    """What a module's rows bring after the trunk's."""
+    """Return the scenario of a module's rows after the trunk's."""
     model = models.load(name)
     head = model.program.facts["draft_head"]
     ids = source.integers(0, model.program.facts["vocab_size"], ROWS)

@@ -1,4 +1,4 @@
-"""Sequences imported as if they had been fed, and then fed a few rows: long contexts, cheaply."""
+"""Sequences imported instead of fed, and then continued: long contexts, cheaply."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Slots = Mapping[str, Any]
 
 
 def planes_of(slot: Any) -> KVPlanes | np.ndarray:
-    """A slot of the oracle in the canonical layout."""
+    """Return a slot of the oracle in the canonical layout."""
     if isinstance(slot, np.ndarray):
         return slot
     keys, values = slot
@@ -38,7 +38,7 @@ def planes_of(slot: Any) -> KVPlanes | np.ndarray:
 
 
 def behind_window(state: ExportedState, windows: Mapping[str, int]) -> ExportedState:
-    """The state without rows that no window reaches: they need not be there."""
+    """Return the state without rows that no window reaches, which need not exist."""
     length = state.lengths["trunk"]
     slots = {
         name: slot.last(length - kept_from(length, windows.get(name)))
@@ -50,7 +50,7 @@ def behind_window(state: ExportedState, windows: Mapping[str, int]) -> ExportedS
 
 
 def rows_before(probe: ProbeProgram, source: CaseData, count: int) -> Slots:
-    """Random key and value rows for `count` positions of every slot of the program."""
+    """Return random key and value rows for `count` positions of every slot of the program."""
     found = {}
     for name, slot in probe.program.slots.items():
         assert isinstance(slot, KVRows)
@@ -83,7 +83,7 @@ class ImportScenario:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def expected(self) -> Observations:
-        """By definition; computed once."""
+        """Return the result by definition; it is kept."""
         return dict(self._definition)
 
     @cached_property
@@ -95,7 +95,7 @@ class ImportScenario:
         return outputs.expected(self.wants, evaluation, oracle.tokens)
 
     def observe(self, subject: Subject) -> Observations:
-        """On the backend."""
+        """Return the backend's result."""
         bench = ProgramUnderTest(
             subject, self.probe.program, self.probe.weights, options=self.options
         )
@@ -109,14 +109,14 @@ class ImportScenario:
         return outputs.observed(self.wants, rows)
 
     def _exported(self) -> ExportedState:
-        """The sequence up to the first row, without rows that no window reaches."""
+        """Return the sequence up to the first row, without rows that no window reaches."""
         start = self.feed.start
         slots = {name: planes_of(slot) for name, slot in self.before.items()}
         state = ExportedState({"trunk": start}, np.zeros(start, np.int32), slots)
         return behind_window(state, windows_of(self.probe.program))
 
     def inputs(self) -> Observations:
-        """The rows fed, and what was there before them."""
+        """Return the rows fed, and the state before them."""
         found = Scenario(self.probe.program, self.probe.weights, [self.feed]).inputs()
         for name, slot in self.before.items():
             keys, values = slot
@@ -125,10 +125,10 @@ class ImportScenario:
         return found
 
     def localise(self, subject: Subject, found: Divergence) -> Divergence:
-        """There is one operator, and its values were compared."""
+        """Return the divergence: there is one operator, and its values were compared."""
         return found
 
 
 def _copied(slot: Any) -> Any:
-    """A slot that the oracle may append to."""
+    """Copy a slot, so that the oracle may append to it."""
     return [Quantised(rows.q, rows.e) for rows in slot]

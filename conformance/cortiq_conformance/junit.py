@@ -15,7 +15,7 @@ ELEMENTS = {
 
 
 def junit(report: Report) -> str:
-    """One test suite; a case's class is its level and family. Declined is never passed."""
+    """Return one test suite; a case's class is its level and family. Declined is never passed."""
     facts = report.as_dict()
     kinds = [_kind(result, report.allow_declined) for result in report.results]
     suite = ElementTree.Element(
@@ -53,7 +53,7 @@ def _case(result: CaseResult, allow_declined: bool) -> ElementTree.Element:
 
 
 def _kind(result: CaseResult, allow_declined: bool) -> str:
-    """The element that says what became of a case; none if it passed."""
+    """Return the element for a case's outcome; none if it passed."""
     if result.outcome is CaseOutcome.SAME:
         return ""
     allowed = result.outcome is CaseOutcome.DECLINED and allow_declined

@@ -40,7 +40,7 @@ ATTENTION: tuple[Op, ...] = (
 
 
 def cases() -> Iterator[Case]:
-    """Cases of level 1 in which three and four runs meet."""
+    """Yield the cases of level 1 in which three and four runs meet."""
     for op, layout in PRODUCTS:
         build = partial(scenario, op, layout, False, ChunkedDrive())
         yield _case(op, f"{layout}, several runs", build)

@@ -62,21 +62,21 @@ TURNS = 200
 
 
 class _Dice:
-    """Choices of a geometry, from its name."""
+    """Random choices of a geometry, seeded by its name."""
 
     def __init__(self, name: str) -> None:
         self._source = CaseData(f"geometry of {name}")
 
     def one_of(self, *choices: object) -> object:
-        """One of them."""
+        """Return one of the choices."""
         return choices[int(self._source.integers(0, len(choices), 1)[0])]
 
     def number(self, *choices: int) -> int:
-        """One of these numbers."""
+        """Return one of these numbers."""
         return int(self.one_of(*choices))  # type: ignore[call-overload]
 
     def flip(self) -> bool:
-        """Yes or no."""
+        """Return true or false."""
         return bool(self.one_of(False, True))
 
 
@@ -170,7 +170,7 @@ LAYERS: dict[str, Callable[[_Dice], Op]] = {
 
 
 def cases() -> Iterator[Case]:
-    """All cases of level 1."""
+    """Yield all cases of level 1."""
     for kind, draw in LAYERS.items():
         seen = set()
         for number in range(GEOMETRIES):
@@ -198,12 +198,12 @@ def _case(kind: str, op: Op, layout: str, decomposed: bool) -> Case:
 
 
 def _geometry(op: Op) -> str:
-    """The operator's own description, without its name."""
+    """Return the operator's description without its name."""
     return op.describe().partition("(")[2][:-1]
 
 
 def _layout(op: Op, number: int) -> str:
-    """A layout whose blocks divide every row of the layer's matrices; another one each time."""
+    """Return a layout whose blocks divide every row of the layer's matrices; it varies."""
     columns = [shape[-1] for role, shape in op.weight_shapes().items() if _is_matrix(role, shape)]
     fitting = [
         name
@@ -218,7 +218,7 @@ def _is_matrix(role: str, shape: tuple[int, ...]) -> bool:
 
 
 def weights_of(op: Op, layout: str, source: CaseData) -> dict[str, Weight]:
-    """Random weights by role: matrices in the layout, gains around 1, others around 0."""
+    """Return random weights by role: matrices in the layout, gains around 1, others around 0."""
     found = {}
     for role, shape in op.weight_shapes().items():
         rows = int(np.prod(shape[:-1]))
@@ -234,7 +234,7 @@ def weights_of(op: Op, layout: str, source: CaseData) -> dict[str, Weight]:
 
 
 def _inputs(op: Op) -> dict[str, Type]:
-    """What a row supplies besides its token and position, in the layer's order."""
+    """Return a row's inputs besides token and position, in the layer's order."""
     if isinstance(op, Embedding):
         return {}
     if isinstance(op, Rope):
@@ -254,7 +254,7 @@ def _inputs(op: Op) -> dict[str, Type]:
 
 
 def layer_probe(op: Op, layout: str, source: CaseData) -> ProbeProgram:
-    """A program of one layer."""
+    """Build a program of one layer."""
     b, weights, inputs = Builder(context=CONTEXT), weights_of(op, layout, source), _inputs(op)
     token, position = b.input("token"), b.input("position")
     taken = [b.input(name, kind.shape, kind.dtype) for name, kind in inputs.items()]
@@ -270,14 +270,14 @@ def layer_probe(op: Op, layout: str, source: CaseData) -> ProbeProgram:
 
 
 def _vocabulary(op: Op) -> int:
-    """One past the largest token; per-layer tables lack the last few."""
+    """Return one past the largest token; per-layer tables lack the last few."""
     if isinstance(op, PerLayerInputs):
         return op.vocab + 5
     return op.vocab if isinstance(op, Embedding) else 2
 
 
 def scenario(op: Op, layout: str, decomposed: bool, drive: Drive, source: CaseData) -> Scenario:
-    """Rows of a layer, driven as asked."""
+    """Return a scenario of a layer's rows with this drive."""
     probe = layer_probe(op, layout, source)
     many = isinstance(drive, BatchedDrive)
     feeds = [probe.feed(source, rows) for rows in ((ROWS, 30, 66) if many else (ROWS,))]

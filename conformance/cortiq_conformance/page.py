@@ -1,4 +1,4 @@
-"""Reports as one static page: backends × levels × models, with everything that is behind a cell."""
+"""Reports as one static page: backends × levels × models, with the details of every cell."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Cell:
 
 
 def read_reports(paths: Iterable[str | Path]) -> list[Facts]:
-    """Reports that `conform --json` wrote; `FormatError` for what is none."""
+    """Read reports of `conform --json`; `FormatError` for any other file."""
     found: list[Facts] = []
     for path in paths:
         try:
@@ -64,7 +64,7 @@ def write_page(reports: Sequence[Facts], path: str | Path) -> None:
 
 
 def page(reports: Sequence[Facts]) -> str:
-    """The page's text."""
+    """Return the page's text."""
     template = files("cortiq_conformance") / "page.html"
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -81,13 +81,13 @@ def page(reports: Sequence[Facts]) -> str:
 
 
 def _columns(reports: Sequence[Facts]) -> list[tuple[int, str]]:
-    """Levels, and from level 2 on each of their models."""
+    """Return levels, and from level 2 on each of their models."""
     found = {(r["level"], r.get("model") or "") for facts in reports for r in facts["results"]}
     return sorted(found)
 
 
 def _cell(facts: Facts, level: int, model: str) -> Cell:
-    """What the cases of a level and model came to."""
+    """Summarise the outcomes of a level and model."""
     mine = [r for r in facts["results"] if r["level"] == level and (r.get("model") or "") == model]
     if not mine:
         return Cell("missing", "not run")
@@ -102,12 +102,12 @@ def _cell(facts: Facts, level: int, model: str) -> Cell:
 
 
 def _failing(facts: Facts) -> list[Facts]:
-    """What is not the same, the lowest level first."""
+    """Return the results that are not the same, lowest level first."""
     return [r for r in facts["results"] if r["outcome"] != CaseOutcome.SAME.value]
 
 
 def _requirement_rows(facts: Facts) -> list[tuple[str, str, Cell]]:
-    """Name, sentence and outcome of each requirement."""
+    """Return name, sentence and outcome of each requirement."""
     rows = []
     for row in facts.get("requirements", ()):
         counts = row["counts"]

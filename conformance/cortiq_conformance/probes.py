@@ -34,7 +34,7 @@ class ProbeProgram:
     limits: Mapping[str, int] = field(default_factory=dict)
 
     def feed(self, source: CaseData, rows: int, amplitude: float = 1.0) -> SequenceInput:
-        """Random rows."""
+        """Return random rows."""
         given = {n: self._random(source, n, t, rows, amplitude) for n, t in self.inputs.items()}
         return SequenceInput(source.integers(0, self.limits.get("token", 2), rows), given)
 
@@ -47,11 +47,11 @@ class ProbeProgram:
         return np.sort(np.array(chosen, np.int32), axis=1).reshape(rows, *kind.shape)
 
     def scenario(self, source: CaseData, rows: int = 8, amplitude: float = 1.0) -> Scenario:
-        """One sequence of random rows."""
+        """Return a scenario of one sequence of random rows."""
         return Scenario(self.program, self.weights, [self.feed(source, rows, amplitude)])
 
     def given(self, **inputs: np.ndarray) -> Scenario:
-        """One sequence of these rows."""
+        """Return a scenario of one sequence of these rows."""
         count = len(next(iter(inputs.values())))
         return Scenario(
             self.program, self.weights, [SequenceInput(np.zeros(count, np.int32), inputs)]
@@ -59,7 +59,7 @@ class ProbeProgram:
 
 
 def bound(program: Program, weights: Mapping[str, Weight]) -> Program:
-    """The program with the layouts of these weights."""
+    """Return the program with the layouts of these weights."""
     names = {n: "f32" if w.layout.kind == "float" else w.layout.name for n, w in weights.items()}
     return program.with_layouts(names)
 
@@ -71,7 +71,7 @@ def one(
     quantised: tuple[str, ...] = (),
     limits: Mapping[str, int] | None = None,
 ) -> ProbeProgram:
-    """A program of one node, `y`; inputs named in `quantised` pass through Quantise.
+    """Build a program of one node, `y`; inputs named in `quantised` pass through Quantise.
 
     Inputs named `token` and `position` are the row's own.
     """
@@ -94,29 +94,29 @@ def _input(b: Builder, known: Mapping[str, Value], name: str, kind: Type, quanti
 
 
 def floats(*shape: int) -> Type:
-    """An f32 type."""
+    """Return an f32 type."""
     return Type(shape)
 
 
 def vector(values: np.ndarray) -> Weight:
-    """A norm, bias or other vector, or a matrix of floats, as a weight."""
+    """Return a norm, bias or other vector, or a matrix of floats, as a weight."""
     return Weight.from_floats(values if values.ndim == 2 else values[None])
 
 
 def identity(width: int) -> Weight:
-    """The identity matrix in w8: codes 1 under scales of 1."""
+    """Return the identity matrix in w8: codes 1 under scales of 1."""
     codes = np.eye(width, dtype=np.int8)
     return Weight(W8, (width, width), {"codes": codes, "scale": np.ones((width, 1), np.float32)})
 
 
 def through_quantise(width: int) -> ProbeProgram:
-    """Quantise seen through a product with the identity, which gives q·2^e exactly."""
+    """Build a probe of Quantise through a product with the identity: exactly q·2^e."""
     weights = {"weight": identity(width)}
     return one(ops.MatMul(width, width), {"x": floats(width)}, weights, quantised=("x",))
 
 
 def logits(vocabulary: int, factor: float = 1.0) -> ProbeProgram:
-    """Rows that supply their logits: `logits` is `x` times a factor."""
+    """Build a probe whose rows supply their logits: `logits` is `x` times a factor."""
     b = Builder(context=CONTEXT)
     b.input("token")
     b.input("position")
@@ -128,7 +128,7 @@ def logits(vocabulary: int, factor: float = 1.0) -> ProbeProgram:
 
 
 def attend(op: ops.Attend, sinks: np.ndarray | None = None) -> ProbeProgram:
-    """Attention over rows that supply q, k and v."""
+    """Build attention whose rows supply q, k and v."""
     b = Builder(context=CONTEXT)
     b.input("token")
     position = b.input("position")

@@ -1,4 +1,4 @@
-"""What is under way, on stderr: a line that moves on a terminal, a line now and then elsewhere."""
+"""Progress on stderr: a moving line on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS = 10.0
 
 
 class Progress:
-    """Counts results against the cases that were listed; entered and left around a run."""
+    """Counts results against the listed cases, as a context manager around a run."""
 
     def __init__(self, listed: Iterable[Case], clock: Callable[[], float] = time.monotonic) -> None:
         self._totals = Counter(case.level for case in listed)
@@ -28,7 +28,7 @@ class Progress:
         return self
 
     def step(self, result: CaseResult) -> None:
-        """One more case."""
+        """Count one more case."""
         level = result.case.level
         self._done[level] += 1
         self._failed += result.outcome is not CaseOutcome.SAME

@@ -1,4 +1,4 @@
-"""Conformance as tests in somebody else's repository.
+"""Conformance as tests in another repository.
 
 A whole test file::
 
@@ -39,7 +39,7 @@ def conformance(
     use_golden: bool = True,
     expectations: str | Path | None = None,
 ) -> Callable[..., None]:
-    """A test that runs every case; arguments as for `cortiq_conformance.run`.
+    """Make a test that runs every case; arguments as for `cortiq_conformance.run`.
 
     A declined case fails, or is reported as an expected failure with `allow_declined`; a case that
     cannot be run here is skipped with its reason. `expectations` is another file than the
@@ -77,7 +77,7 @@ def conformance(
 
 
 def _found_beside(file: str) -> Path | None:
-    """The expectations of the repository that a test file lies in."""
+    """Find the expectations of the repository that a test file lies in."""
     from cortiq_conformance.expectations import FILE
 
     for folder in Path(file).resolve().parents:
@@ -105,7 +105,7 @@ def _report(result: Any, allow_declined: bool) -> None:
 
 
 class _Tally:
-    """Counts outcomes by level, whichever process the tests ran in."""
+    """Counts outcomes by level, across the processes that run the tests."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, list[str]] = {}
@@ -122,16 +122,16 @@ class _Tally:
                     self.lists.add(str(value))
 
     def empty_levels(self) -> list[str]:
-        """Levels of which cases ran and none was the same."""
+        """Return the levels that ran cases of which none was the same."""
         return [level for level, found in self.outcomes.items() if "same" not in found]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """A level in which nothing was computed fails the session."""
+        """Fail the session for a level in which nothing was computed."""
         if self.empty_levels() and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """One line: the kit, and outcomes counted apart."""
+        """Write one line: the kit, and outcomes counted apart."""
         if not self.outcomes:
             return
         found = [outcome for outcomes in self.outcomes.values() for outcome in outcomes]
@@ -146,7 +146,7 @@ class _Tally:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where replay files go."""
+    """Add the option for the folder of replay files."""
     group = parser.getgroup("cortiq", "conformance of a cortiq backend")
     what = "folder for a replay file of each difference (cortiq replay FILE)"
     group.addoption(OUT, metavar="DIR", help=what)

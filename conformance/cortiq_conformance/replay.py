@@ -31,7 +31,7 @@ NEEDED = {"case", "backend", "device", "kit", "expected_digest"}
 
 @dataclass(frozen=True)
 class ReplayFile:
-    """What a replay file holds.
+    """Contents of a replay file.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ def save(
 
 
 def load(path: str | Path) -> ReplayFile:
-    """Read a replay file; `FormatError` if it is none."""
+    """Read a replay file; `FormatError` for any other file."""
     try:
         with np.load(path, allow_pickle=False) as stored:
             facts = _facts(str(stored["facts"]))
@@ -93,7 +93,7 @@ def load(path: str | Path) -> ReplayFile:
 
 
 def _facts(text: str) -> dict[str, Any]:
-    """The facts of a replay file; ValueError where one that a replay needs is missing."""
+    """Read the facts of a replay file; ValueError if one that a replay needs is missing."""
     facts = json.loads(text)
     if not isinstance(facts, dict) or not facts.keys() >= NEEDED:
         raise ValueError("facts are missing")
@@ -119,7 +119,7 @@ def replay(path: str | Path, backend: Any = None, out: str | Path | None = None)
 
 
 def _subject(chosen: Any, path: str | Path, stored: ReplayFile) -> Subject:
-    """The backend to replay on; when it is gone, the error says which plugin file brought it."""
+    """Return the backend to replay on; if it is missing, the error names its plugin file."""
     try:
         return make_subject(chosen)
     except CortiqError as error:
@@ -131,7 +131,7 @@ def _subject(chosen: Any, path: str | Path, stored: ReplayFile) -> Subject:
 
 
 def find(case_id: str) -> Case:
-    """The case with this id, of any level and profile."""
+    """Find the case with this id, of any level and profile."""
     for case in cases(profile="full"):
         if case.id == case_id:
             return case

@@ -1,4 +1,4 @@
-"""What a run found: five outcomes counted apart, who computed, what was covered."""
+"""The report of a run: five outcomes counted apart, owners of kernels, coverage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_ULPS = 64
 
 
 class CaseOutcome(StrEnum):
-    """What became of a case."""
+    """Outcome of a case."""
 
     SAME = "same"
     DIFFERENT = "different"
@@ -62,13 +62,13 @@ class CaseResult:
 
     @property
     def dubious(self) -> bool:
-        """Whether the failure is not the kind that its family stands for: an error, or far off."""
+        """Whether the failure is untypical of its family: an error, or far off."""
         if self.divergence is None:
             return self.outcome is CaseOutcome.ERROR
         return self.divergence.dubious or (self.divergence.ulps or 0) > MOST_ULPS
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the result for JSON."""
         case = self.case
         return {
             "id": case.id, "level": case.level, "family": case.family, "op": case.op,
@@ -115,7 +115,7 @@ class Report:
     cut_short: str = ""
 
     def count(self, outcome: CaseOutcome, level: int | None = None) -> int:
-        """Cases with this outcome."""
+        """Count the cases with this outcome."""
         found = (r for r in self.results if level is None or r.case.level == level)
         return sum(result.outcome is outcome for result in found)
 
@@ -125,7 +125,7 @@ class Report:
         return sorted({result.case.level for result in self.results})
 
     def failures(self) -> Iterator[str]:
-        """Why the run did not pass, a sentence each."""
+        """Yield the reasons why the run did not pass, a sentence each."""
         if self.cut_short:
             yield f"cut short: {self.cut_short}"
         elif not self.results:
@@ -154,7 +154,7 @@ class Report:
         return not any(True for _ in self.failures())
 
     def failed_results(self) -> list[CaseResult]:
-        """Results that count against the backend."""
+        """Return the results that count against the backend."""
         return [
             r
             for r in self.results
@@ -182,22 +182,22 @@ class Report:
             self.requirements.setdefault(name, Counter())[result.outcome.value] += 1
 
     def settle(self, order: Mapping[str, int]) -> None:
-        """Put the results, and what is under way, into the order of the list, places by id."""
+        """Sort the results, and what is running, into the order of the list."""
         self.results.sort(key=lambda result: order[result.case.id])
         self.running.sort(key=order.__getitem__)
 
     @property
     def declined(self) -> dict[str, str]:
-        """Requirements that were declined, with the reason."""
+        """Return the requirements that were declined, with the reason."""
         return self.declines.by_name()
 
     @property
     def decomposed(self) -> dict[str, str]:
-        """Layers that were declined as a whole, with the reason."""
+        """Return the layers that were declined as a whole, with the reason."""
         return self.parts.by_name()
 
     def blamed(self) -> set[str]:
-        """Families that failed at the lowest level and stage: what later failures follow from.
+        """Return families that failed at the lowest level and stage, which cause later failures.
 
         A foundation is seen through an operator. That operator is named instead where the
         difference is not one that the foundation would make.
@@ -211,7 +211,7 @@ class Report:
         return {r.case.op if r.case.family in dubious else r.case.family for r in found}
 
     def causes(self) -> list[str]:
-        """Functions that failed among the foundations, without those that stand on another one.
+        """Return failed functions of the foundations that depend on no other failed one.
 
         There are none where one of them failed in another way than by some bits.
         """
@@ -224,12 +224,12 @@ class Report:
         return [] if any(dubious for name, dubious in named if name in causes) else causes
 
     def replay_command(self, result: CaseResult) -> str:
-        """What runs a result's case again."""
+        """Return the command that runs a result's case again."""
         plugin = f" --plugin {shlex.quote(self.plugin)}" if self.plugin else ""
         return f"cortiq{plugin} replay {shlex.quote(result.replay or '')}"
 
     def summary(self) -> str:
-        """The last line."""
+        """Return the last line of the report."""
         counts = ", ".join(f"{self.count(outcome)} {outcome.value}" for outcome in CaseOutcome)
         total = sum(self.computed.values())
         own = self.computed.get(self.backend, 0)
@@ -244,15 +244,15 @@ class Report:
         )
 
     def coverage(self) -> Table:
-        """By operator and type of its first input, the weight layouts it was computed with."""
+        """Return the covered weight layouts by operator and type of its first input."""
         return merged_table(self.covered)
 
     def still_others(self) -> dict[str, Table]:
-        """By whoever computed it, what no kernel of the backend did."""
+        """Return the operators computed by no kernel of the backend, by owner."""
         return still_others(self.backend, self.covered)
 
     def requirement_rows(self) -> list[dict[str, Any]]:
-        """A row for each requirement: name, sentence, counts by outcome, why it was declined."""
+        """Return each requirement's name, sentence, counts by outcome, and reason if declined."""
         declined = self.declined
         return [
             {
@@ -265,11 +265,11 @@ class Report:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: everything needed to judge the report without the machine."""
+        """Return the report for JSON: everything needed to judge it without the machine."""
         return {**self.facts(), "results": [result.as_dict() for result in self.results]}
 
     def facts(self) -> dict[str, Any]:
-        """For JSON: all but the results."""
+        """Return the report for JSON without the results."""
         return {
             "backend": self.backend, "device": self.device, "passed": self.passed,
             "failures": list(self.failures()), "kit": KIT_VERSION, "contract": CONTRACT_VERSION,
@@ -286,7 +286,7 @@ class Report:
 
 
 def machine_versions() -> dict[str, str]:
-    """Python, NumPy, processor."""
+    """Return the versions of Python and NumPy, and the processor."""
     import numpy as np
 
     return {

@@ -18,7 +18,7 @@ from cortiq_conformance.compare import digest_of
 
 
 def rewrite(levels: Iterable[int] = LEVELS) -> str:
-    """Write the digests of every case of these levels; a sentence about what was done.
+    """Write the digests of every case of these levels; return a summary sentence.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def _level(level: int) -> str:
 
 
 def _entry(case: Case) -> dict[str, Any] | None:
-    """A case's entry; None where it cannot be computed here."""
+    """Return a case's entry; None if it cannot be computed here."""
     try:
         check = case.build(CaseData(case.id))
     except NotRunError:

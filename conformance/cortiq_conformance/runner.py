@@ -1,4 +1,4 @@
-"""Running cases: each one built, observed on the backend, and held against what is expected."""
+"""Run cases: build each, observe it on the backend, and compare it with what is expected."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _begin(report: Report, listed: Sequence[Case], watch: Watch | None, at: int)
 
 @contextmanager
 def _noted(report: Report, listed: Sequence[Case], watch: Watch | None) -> Iterator[None]:
-    """Have a report say why it was cut short, if it was, and be watched a last time."""
+    """Record in a report why it was cut short, if it was, and notify its watcher."""
     try:
         yield
         if len(report.results) < len(listed):
@@ -120,7 +120,7 @@ def _noted(report: Report, listed: Sequence[Case], watch: Watch | None) -> Itera
 
 
 def _report(subject: Subject, listed: Sequence[Case]) -> Report:
-    """An empty report on the cases."""
+    """Return an empty report on the cases."""
     devices = {device.name: device for device in devices_of(subject.backend)}
     name = subject.device or next(iter(devices))
     versions = {"device": devices[name].description} if name in devices else {}
@@ -136,7 +136,7 @@ def _report(subject: Subject, listed: Sequence[Case]) -> Report:
 
 
 def _spec(backend: Backend | str | None, subject: Subject) -> str:
-    """The name by which other processes find the very backend that this one has found."""
+    """Return the name by which other processes find the same backend."""
     if backend is None or isinstance(backend, str):
         return f"{subject.name}:{subject.device}" if subject.device else subject.name
     what = f"several processes find a backend by its name, not by {shown(backend)}"
@@ -144,7 +144,7 @@ def _spec(backend: Backend | str | None, subject: Subject) -> str:
 
 
 def _stretches(listed: Sequence[Case], by_stage: bool) -> Iterator[list[int]]:
-    """Places of cases that may run together: all, or those of a stage."""
+    """Yield places of cases that may run together: all, or those of a stage."""
     if not by_stage:
         yield list(range(len(listed)))
         return
@@ -154,7 +154,7 @@ def _stretches(listed: Sequence[Case], by_stage: bool) -> Iterator[list[int]]:
 
 
 def make_subject(backend: Backend | str | None) -> Subject:
-    """The backend under test, found by name if it is not given."""
+    """Make the backend under test, found by name if it is not given."""
     if backend is None or isinstance(backend, str):
         from cortiq.plugins import find_backend
 
@@ -164,19 +164,19 @@ def make_subject(backend: Backend | str | None) -> Subject:
 
 
 def _source(name: str) -> str:
-    """What brings a backend: a distribution with its version, or a file."""
+    """Return a backend's origin: a distribution with its version, or a file."""
     plugins = default_plugins()
     return plugins.sources.get(plugins.brought_by.get(name, ""), "")
 
 
 def _plugin_file(name: str) -> str | None:
-    """The file that brings a backend, if a file does."""
+    """Return the file that registers a backend, if a file does."""
     source = _source(name)
     return source if source.endswith(".py") else None
 
 
 def select(listed: Iterable[Case], only: str | None) -> list[Case]:
-    """Cases whose id contains `only`, whatever its capitals; in order of level and stage."""
+    """Return the cases whose id contains `only`, case-insensitively, by level and stage."""
     wanted = (only or "").casefold()
     found = (case for case in listed if wanted in case.id.casefold())
     return sorted(found, key=lambda case: (case.level, case.stage))
@@ -185,7 +185,7 @@ def select(listed: Iterable[Case], only: str | None) -> list[Case]:
 def run_case(
     case: Case, subject: Subject, *, use_golden: bool = True, out: str | Path | None = None
 ) -> CaseResult:
-    """Run one case; whatever the backend raises is an outcome."""
+    """Run one case; any exception of the backend is an outcome."""
     start = time.perf_counter()
     subject.begin()
     try:
@@ -232,7 +232,7 @@ def _run(case: Case, subject: Subject, use_golden: bool, out: str | Path | None)
 
 
 def _live(case: Case, expected: Observations, by_golden: bool) -> CaseResult:
-    """Same, if what was compared could have been different."""
+    """Return the outcome "same" if the compared values could have differed."""
     live, distinct = live_elements(expected)
     if distinct < FEWEST_DISTINCT:
         reason = f"proves nothing: {live} live elements, {distinct} distinct"
@@ -241,7 +241,7 @@ def _live(case: Case, expected: Observations, by_golden: bool) -> CaseResult:
 
 
 def _localised(check: Check, subject: Subject, found: Divergence) -> Divergence:
-    """The first divergence inside, or what was seen where the backend cannot show more.
+    """Return the first divergence inside, or the one seen if the backend cannot show more.
 
     What is computed to find it counts nowhere.
     """

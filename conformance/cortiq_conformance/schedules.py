@@ -1,4 +1,4 @@
-"""Ways to generate the same streams: chunked prompts, batches, detours, chains on the device."""
+"""Ways to generate the same streams: chunked prompts, batches, detours, device-side chains."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ class Schedule(Protocol):
 
     @property
     def family(self) -> str:
-        """Of its cases."""
+        """The property that its cases test."""
         ...
 
     def run(
         self, bench: ProgramUnderTest, prompts: Sequence[np.ndarray], steps: int, choose: Want
     ) -> list[GeneratedStream]:
-        """A stream for each prompt."""
+        """Generate a stream for each prompt."""
         ...
 
 
 @dataclass
 class RunningSequence:
-    """A sequence under way on an executable."""
+    """A running sequence on an executable."""
 
     executable: Executable
     state: State
     ids: list[int] = field(default_factory=list)
 
     def feed(self, ids: Ids, wants: tuple[Want, ...] = ()) -> Mapping[Want, Any]:
-        """Feed ids; the last row's wants."""
+        """Feed ids; return the last row's outputs."""
         result = self.executable.forward(Batch(self.rows(ids, wants))).result()
         outcome = result.outcomes[self.state]
         if outcome.status is not Status.COMPLETED:
@@ -69,7 +69,7 @@ class RunningSequence:
         return result.rows[-1]
 
     def rows(self, ids: Ids, wants: tuple[Want, ...]) -> list[Row]:
-        """Rows for these ids; the last one wants something."""
+        """Return rows for these ids; only the last one has wants."""
         start, last = len(self.ids), len(ids) - 1
         return [
             Row(self.state, start + i, int(token), wants if i == last else ())
@@ -82,7 +82,7 @@ Move = Callable[[RunningSequence, ProgramUnderTest, ExitStack], None]
 
 
 def rewound(running: RunningSequence, bench: ProgramUnderTest, stack: ExitStack) -> None:
-    """Go ahead with other rows and rewind."""
+    """Advance with other rows and rewind."""
     length, kept = len(running.ids), list(running.ids)
     running.feed(DETOUR)
     reached = running.state.rewind(length)
@@ -92,7 +92,7 @@ def rewound(running: RunningSequence, bench: ProgramUnderTest, stack: ExitStack)
 
 
 def restored(running: RunningSequence, bench: ProgramUnderTest, stack: ExitStack) -> None:
-    """Take a snapshot, go ahead with other rows, restore."""
+    """Take a snapshot, advance with other rows, restore."""
     kept, snapshot = list(running.ids), running.state.snapshot()
     running.feed(DETOUR)
     running.state.restore(snapshot)
@@ -100,7 +100,7 @@ def restored(running: RunningSequence, bench: ProgramUnderTest, stack: ExitStack
 
 
 def forked(running: RunningSequence, bench: ProgramUnderTest, stack: ExitStack) -> None:
-    """Fork, let the parent go ahead with other rows, go on with the fork."""
+    """Fork, advance the parent with other rows, continue with the fork."""
     kept, child = list(running.ids), running.state.fork()
     running.feed(DETOUR)
     running.state, running.ids = child, kept
@@ -115,7 +115,9 @@ def exported(running: RunningSequence, bench: ProgramUnderTest, stack: ExitStack
 
 @dataclass(frozen=True)
 class SequentialSchedule:
-    """One prompt after the other, its rows in chunks (0: all at once), with detours or none."""
+    """Runs one prompt after the other, its rows in chunks (0: all at once), with or without
+    detours.
+    """
 
     family: str
     chunk: int = 0
@@ -125,7 +127,7 @@ class SequentialSchedule:
     def run(
         self, bench: ProgramUnderTest, prompts: Sequence[np.ndarray], steps: int, choose: Want
     ) -> list[GeneratedStream]:
-        """Step by step, driven from the host."""
+        """Generate step by step, driven from the host."""
         with ExitStack() as stack:
             executable = stack.enter_context(bench.compiled())
             return [self._one(executable, p, steps, choose, bench, stack) for p in prompts]
@@ -155,7 +157,7 @@ class SequentialSchedule:
 
 @dataclass(frozen=True)
 class StaggeredSchedule:
-    """All prompts in the same batches; each starts a step after the one before it."""
+    """Runs all prompts in the same batches; each starts a step after the one before it."""
 
     family: str = "batch"
     chunk: int = 16
@@ -163,7 +165,7 @@ class StaggeredSchedule:
     def run(
         self, bench: ProgramUnderTest, prompts: Sequence[np.ndarray], steps: int, choose: Want
     ) -> list[GeneratedStream]:
-        """Prompt chunks of some ride with decode steps of others."""
+        """Batch prompt chunks of some sequences with decode steps of others."""
         streams = [GeneratedStream() for _ in prompts]
         with bench.compiled() as executable:
             running = [
@@ -205,14 +207,14 @@ class StaggeredSchedule:
 
 @dataclass(frozen=True)
 class ChainedSchedule:
-    """Decode steps that take the token drawn on the device, some of them under way at once."""
+    """Runs decode steps on tokens drawn on the device, several of them in flight."""
 
     family: str = "drawn"
 
     def run(
         self, bench: ProgramUnderTest, prompts: Sequence[np.ndarray], steps: int, choose: Want
     ) -> list[GeneratedStream]:
-        """One prompt after the other."""
+        """Generate one prompt's stream after the other."""
         with bench.compiled() as executable:
             return [self._one(executable, prompt, steps, choose) for prompt in prompts]
 

@@ -1,4 +1,4 @@
-"""Drives that go back, branch off, or move a sequence, and must end where a straight run ends."""
+"""Drives that rewind, fork or move a sequence, and must end like a straight run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Brought = list[Mapping[Want, Any]]
 
 @dataclass(frozen=True)
 class _Cut:
-    """Runs each feed to `at`, does what the subclass does, and goes on."""
+    """Runs each input to `at`, does the subclass's detour, and continues."""
 
     at: int
     ahead: int = 16
@@ -22,7 +22,7 @@ class _Cut:
     def run(
         self, bench: ProgramUnderTest, feeds: Sequence[SequenceInput], wants: Sequence[Want]
     ) -> list[SequenceOutcome]:
-        """Each sequence alone."""
+        """Run each sequence alone."""
         answers = []
         with bench.compiled() as executable:
             for feed in feeds:
@@ -48,7 +48,7 @@ class _Cut:
 
 
 class RewindDrive(_Cut):
-    """Goes ahead with other rows, rewinds, and takes the right ones."""
+    """Advances with other rows, rewinds, and takes the right ones."""
 
     def _rest(
         self,
@@ -66,7 +66,7 @@ class RewindDrive(_Cut):
 
 
 class SnapshotDrive(_Cut):
-    """Takes a snapshot, goes ahead with other rows, restores."""
+    """Takes a snapshot, advances with other rows, restores."""
 
     def _rest(
         self,
@@ -83,7 +83,7 @@ class SnapshotDrive(_Cut):
 
 
 class ForkDrive(_Cut):
-    """Forks; the parent goes ahead with other rows first, then the fork with the right ones.
+    """Forks; the parent advances with other rows, then the fork with the right ones.
 
     The parent then goes on too: a fork that shares its tail with its parent spoils one of them.
     """

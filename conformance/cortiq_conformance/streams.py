@@ -39,7 +39,7 @@ ENGINE_CHAINS = ("penalties",)
 
 
 def greedy_cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
-    """All cases of level 3."""
+    """Yield all cases of level 3."""
     tiny, real = models.chosen(names)
     for name in tiny:
         every = profile == "full" or names is not None or name in EVERY_SCHEDULE
@@ -53,7 +53,7 @@ def greedy_cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
 
 
 def sampled_cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
-    """All cases of level 4."""
+    """Yield all cases of level 4."""
     tiny, real = models.chosen(names)
     for name in tiny if profile == "full" else [n for n in tiny if n == SAMPLED_MODEL]:
         for chain in CHAINS:
@@ -92,30 +92,30 @@ class StreamScenario:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def prompts(self) -> list[np.ndarray]:
-        """Ids of the prompts."""
+        """Return the ids of the prompts."""
         return [models.prompt(self.name, title) for title in self.titles]
 
     def expected(self) -> Observations:
-        """By definition, token by token; by the reference for a real model."""
+        """Return the stream by definition, token by token; the reference's for a real model."""
         define = _defined if self.name in models.FORMULA else _referred
         return self._labelled([define(self.name, title, self.choose) for title in self.titles])
 
     def golden_facts(self, expected: Observations) -> Mapping[str, Any]:
-        """What a golden entry carries besides the digest; the tokens once a model."""
+        """Return the facts of a golden entry besides the digest; the tokens once a model."""
         if self.schedule is not SCHEDULES[ALONE]:
             return self.facts
         tokens = {title: expected[f"{title}: tokens"].tolist() for title in self.titles}
         return {**self.facts, "tokens": tokens}
 
     def observe(self, subject: Subject) -> Observations:
-        """On the backend."""
+        """Return the backend's stream."""
         model = models.load(self.name)
         threads = {"threads": 1 if self.name in models.FORMULA else 0}
         bench = ProgramUnderTest(subject, model.program, model.weights, options=threads)
         return self._labelled(self.schedule.run(bench, self.prompts(), STEPS, self.choose))
 
     def inputs(self) -> Observations:
-        """Ids of the prompts."""
+        """Return the ids of the prompts."""
         return dict(zip(self.titles, self.prompts(), strict=True))
 
     def _labelled(self, streams: Sequence[GeneratedStream]) -> Observations:
@@ -153,7 +153,7 @@ def _build(
 
 @cache
 def _defined(name: str, title: str, choose: Want) -> GeneratedStream:
-    """A stream by the definitions of `cortiq.numerics`."""
+    """Generate a stream by the definitions of `cortiq.numerics`."""
     model = models.load(name)
     oracle, stream = OracleSequence(model.program, model.weights), GeneratedStream()
     rows: np.ndarray = models.prompt(name, title)
@@ -167,7 +167,7 @@ def _defined(name: str, title: str, choose: Want) -> GeneratedStream:
 
 @cache
 def _referred(name: str, title: str, choose: Want) -> GeneratedStream:
-    """A stream by the reference."""
+    """Generate a stream on the reference."""
     model = models.load(name)
     bench = ProgramUnderTest(reference(), model.program, model.weights)
     (stream,) = SCHEDULES[ALONE].run(bench, [models.prompt(name, title)], STEPS, choose)

@@ -1,4 +1,4 @@
-"""Orders that the contract writes, and how many terms meet in each of them in a program.
+"""Summation orders that the contract defines, and how many terms each adds in a program.
 
 A sum of two terms has one order. Taken from the last to the first it differs where three meet, and
 taken in pairs where four do: only cases in which they meet tell a wrong order from the right one.
@@ -18,7 +18,7 @@ from cortiq.numerics.layouts import LAYOUTS
 
 
 class SumSite(NamedTuple):
-    """What adds terms: an operator, the layout of its weight, the positions of rows in a case."""
+    """A place that adds terms: an operator, its weight's layout, the positions of a case's rows."""
 
     op: Any
     layout: str
@@ -30,12 +30,12 @@ Count = Callable[[SumSite], Iterable[int]]
 
 
 def _lanes(terms: int) -> int:
-    """Terms of the longest lane of a canonical sum."""
+    """Return the number of terms in the longest lane of a canonical sum."""
     return -(-terms // LANES)
 
 
 def _blocks(found: SumSite) -> int:
-    """Blocks of a product's row; 0 where it is not added by blocks."""
+    """Return the number of blocks of a product's row; 0 if it is not added by blocks."""
     layout = LAYOUTS.get(found.layout)
     return -(-found.op.in_width // layout.block) if layout and layout.block else 0
 
@@ -47,7 +47,7 @@ def _inside_runs(found: SumSite) -> Iterator[int]:
 
 
 def _tiles(found: SumSite) -> Iterator[Counter[int]]:
-    """For each position its visible tiles, counted by run."""
+    """Yield the visible tiles of each position, counted by run."""
     for position in found.positions:
         first = first_visible(position, found.op.window or 0)
         yield Counter(i // RUN_TILES for i in range(first // TILE, position // TILE + 1))
@@ -99,7 +99,7 @@ ORDERS: Mapping[str, Mapping[str, Count]] = {
 def terms_meeting(
     order: str, program: Program, wants: Iterable[Want], positions: range
 ) -> dict[tuple[str, str], set[int]]:
-    """How many terms meet in an order, by operator and layout of its weight."""
+    """Return the number of terms that meet in an order, by operator and weight layout."""
     found: dict[tuple[str, str], set[int]] = {}
     for kind, one in _sums(program, wants, positions):
         if kind in ORDERS[order]:

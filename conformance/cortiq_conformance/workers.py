@@ -1,4 +1,4 @@
-"""Who runs the cases: this process, or several that take them from one list."""
+"""Run the cases in this process, or in several that take them from one list."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Ran = tuple[int, CaseResult, CompileCounts]
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What a process needs to know to run cases of a list; it can be sent to one.
+    """Everything a process needs to run cases of a list; it can be pickled.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class RunSpec:
 
 
 class InProcessRunner:
-    """Cases run by this process, one after the other."""
+    """Runs cases in this process, one after the other."""
 
     def __init__(
         self, subject: Subject, listed: Sequence[Case], *, use_golden: bool, out: str | Path | None
@@ -74,7 +74,7 @@ class InProcessRunner:
 
 @dataclass(eq=False)
 class _Worker:
-    """A process that runs cases, and the place of the one it has."""
+    """A process that runs cases, and the place of its current one."""
 
     process: SpawnProcess
     connection: Connection
@@ -83,7 +83,7 @@ class _Worker:
 
 
 class WorkerPool:
-    """Cases run by several processes: whoever is free takes the next of the list.
+    """Runs cases in several processes; an idle one takes the next of the list.
 
     A process that dies makes its case an error, and another one takes its place.
     """
@@ -137,12 +137,12 @@ class WorkerPool:
             worker.connection.send(at)
 
     def _heard(self, under_way: int) -> list[_Worker]:
-        """Wait until some process has something to say, or has died."""
+        """Wait until a process has sent something, or has died."""
         by_connection = {w.connection: w for w in self._workers if w.at is not None or not w.ready}
         return [by_connection[c] for c in wait(list(by_connection))]  # type: ignore[index]
 
     def _read(self, worker: _Worker) -> Ran | None:
-        """Return a result, if the process has one; that of its death is an error of its case."""
+        """Return a process's result, if any; its death is an error of its case."""
         try:
             message: Any = worker.connection.recv()
         except (EOFError, OSError):
@@ -173,7 +173,7 @@ class WorkerPool:
 
 
 def describe_exit(code: int | None) -> str:
-    """Return how a process ended, by its exit code."""
+    """Describe how a process ended, by its exit code."""
     if code is None or code >= 0:
         return f"exit code {code}"
     try:
@@ -183,7 +183,7 @@ def describe_exit(code: int | None) -> str:
 
 
 def serve(connection: Connection, work: RunSpec) -> None:
-    """Run cases as their places come, until nobody sends any more: a process of `WorkerPool`.
+    """Run cases as their places arrive, until the pool closes the connection.
 
     An interrupt is for the process that has the list; it ends this one.
     """

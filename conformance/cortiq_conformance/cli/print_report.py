@@ -1,4 +1,4 @@
-"""A report on the terminal: what failed, where to look first, who computed what."""
+"""Print a report on the terminal: failures, where to look first, who computed each operator."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def print_report(report: Report) -> None:
 
 
 def _print_blame(report: Report) -> None:
-    """Print what to look at first: functions that others stand on, before what stands on them."""
+    """Print where to look first: functions before those that depend on them."""
     blamed, causes = sorted(report.blamed()), report.causes()
     if not blamed:
         return

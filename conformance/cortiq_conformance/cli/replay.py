@@ -1,4 +1,4 @@
-"""`cortiq replay`: a failed case again."""
+"""`cortiq replay`: run a failed case again."""
 
 from __future__ import annotations
 

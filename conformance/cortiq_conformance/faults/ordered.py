@@ -1,4 +1,4 @@
-"""Every order of the contract, and for each two faults: taken from the last, and in pairs."""
+"""Every summation order of the contract, with two faults each: from the last, and in pairs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OrderedTerms:
     more: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def faults(self) -> dict[str, Fault]:
-        """A fault for each way."""
+        """Return a fault for each wrong order."""
         return {
             way: replace(
                 self.fault,
@@ -51,12 +51,12 @@ class OrderedTerms:
 
 
 def _families(op: str, layouts: tuple[str, ...]) -> tuple[str, ...]:
-    """Families of products whose rows have several blocks."""
+    """Return the families of products whose rows have several blocks."""
     return tuple(f"{op}[{name}]" for name in layouts if LAYOUTS[name].block)
 
 
 def _summed(kind: type, op: str, family: str = "") -> OrderedTerms:
-    """A canonical sum of one operator."""
+    """Return the fault of an operator's canonical sum."""
     fault = Fault((family or op,), op)
     return OrderedTerms(
         "lanes of a sum", fault, lambda fold: {kind: sums.summed(kind, sums.lanes(fold))}
@@ -132,7 +132,7 @@ ORDERED: Mapping[str, OrderedTerms] = {
 
 
 def faults() -> dict[str, Fault]:
-    """The faults, by name."""
+    """Return the faults, by name."""
     return {
         f"{what} {way}": fault
         for what, one in ORDERED.items()

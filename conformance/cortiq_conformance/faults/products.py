@@ -26,7 +26,7 @@ MULTIPLY, SUMS = Matrix.multiply, of_reference.Sums
 
 
 def _multiplying(kind: type[Op], total: Any) -> Kernel:
-    """The kernel of a product; `total` makes of a row's integers and codes the sum over blocks."""
+    """Return the kernel of a product; `total` sums a row's integers and codes over blocks."""
 
     def wrong(self: Matrix, x: Quantised | Floats, faults: Flags) -> Floats:
         if not isinstance(x, Quantised):
@@ -37,7 +37,7 @@ def _multiplying(kind: type[Op], total: Any) -> Kernel:
 
 
 def product(kind: type[Op], blocks: Fold = in_order, runs: Fold = in_order) -> Kernel:
-    """A product that adds blocks of a run, or runs, in another order."""
+    """Return a product that adds blocks of a run, or runs, in another order."""
 
     def total(q: Ints, codes: Codes) -> Floats:
         terms = [block_term(q, codes, b) for b in range(codes.scale.shape[1])]
@@ -48,12 +48,12 @@ def product(kind: type[Op], blocks: Fold = in_order, runs: Fold = in_order) -> K
 
 
 def _without_runs(q: Ints, codes: Codes) -> Floats:
-    """Every block is added to all before it."""
+    """Add every block to the sum of all before it."""
     return reduce(np.add, [block_term(q, codes, b) for b in range(codes.scale.shape[1])])
 
 
 def _minima_last(q: Ints, codes: Codes) -> Floats:
-    """In a run first the scaled sums are added, and then the minima."""
+    """Add a run's scaled sums first, and then its minima."""
     total = np.zeros((len(q), len(codes.codes)), F32)
     for start in range(0, codes.scale.shape[1], RUN_BLOCKS):
         run = range(start, min(start + RUN_BLOCKS, codes.scale.shape[1]))
@@ -66,7 +66,7 @@ def _minima_last(q: Ints, codes: Codes) -> Floats:
 
 
 class _Collected(SUMS):  # type: ignore[misc,valid-type]
-    """Sums that keep what is added, and add it up when they are asked for."""
+    """Sums that collect their terms, and add them when the total is asked for."""
 
     tiles: Fold = staticmethod(in_order)
     runs: Fold = staticmethod(in_order)
@@ -107,7 +107,7 @@ def _merged(a: Any, b: Any) -> Any:
 
 
 def attend(tiles: Fold = in_order, runs: Fold = in_order, flat: bool = False) -> Kernel:
-    """Attention that adds tiles of a run, or runs, in another order, or all tiles without runs."""
+    """Return attention that adds tiles of a run, or runs, in another order, or without runs."""
     parts = {"tiles": staticmethod(tiles), "runs": staticmethod(runs), "flat": flat}
     wrong = type("Collected", (_Collected,), parts)
     return with_replaced(KERNELS[ops.Attend], ReplacedFunction(of_reference, "Sums", wrong))
@@ -122,7 +122,7 @@ def _runs(
     window: int = 0,
     blocks: ChosenBlocks | None = None,
 ) -> list[PartialAttention]:
-    """As `attend_keys`, but a partial sum for every run."""
+    """Compute `attend_keys` with a partial sum for every run."""
     found = []
     for run in attention.visible_tiles(position, window):
         parts = [
@@ -138,7 +138,7 @@ def _rows(rows: Quantised, cut: slice) -> Quantised:
 
 
 def _from_the_sink(runs: list[PartialAttention], sinks: Floats) -> PartialAttention:
-    """As `add_sinks`, but runs are added to the sink instead of the sink to them."""
+    """Compute `add_sinks` with runs added to the sink instead of the sink to them."""
     s = np.clip(sinks * attention.LOG2_E_F32, -attention.SCORE_LIMIT, attention.SCORE_LIMIT)
     gain, peak = attention.split_score(s)
     nothing = runs[0]._replace(
@@ -148,7 +148,7 @@ def _from_the_sink(runs: list[PartialAttention], sinks: Floats) -> PartialAttent
 
 
 def _sinks_first(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Floats:
-    """Attention that begins with the sink, where all keys are there."""
+    """Compute attention that begins with the sink, where all keys are visible."""
     op = call.op
     if not op.sinks or op.window or chosen:
         return KERNELS[ops.Attend](call, q, position, *chosen)

@@ -28,7 +28,7 @@ Sum = Callable[..., Floats]
 
 
 def _chunks(x: Floats, axis: int) -> list[Floats]:
-    """What the lanes of a sum add, in order: [..., 256] each, zero past the end."""
+    """Return the terms of a sum's lanes in order: [..., 256] each, zero past the end."""
     x = np.moveaxis(np.asarray(x, F32), axis, -1)
     missing = np.zeros((*x.shape[:-1], -x.shape[-1] % LANES), F32)
     whole = np.concatenate([x, missing], axis=-1)
@@ -36,12 +36,12 @@ def _chunks(x: Floats, axis: int) -> list[Floats]:
 
 
 def lanes(fold: Fold) -> Sum:
-    """`canonical_sum` whose lanes add their terms in another order."""
+    """Return a `canonical_sum` whose lanes add their terms in another order."""
     return lambda x, axis=-1: canonical_sum(fold(np.add, _chunks(x, axis)))
 
 
 def neighbours(x: Floats, axis: int = -1) -> Floats:
-    """`canonical_sum` whose lanes are added two neighbours at a time."""
+    """Return a `canonical_sum` whose lanes are added two neighbours at a time."""
     total = in_order(np.add, _chunks(x, axis))
     while total.shape[-1] > 1:
         total = total[..., ::2] + total[..., 1::2]
@@ -53,7 +53,7 @@ def _mean(total: Sum) -> Callable[[Floats], Floats]:
 
 
 def one_after_the_other(x: Floats, axis: int = -1) -> Floats:
-    """A float sum from left to right."""
+    """Sum floats from left to right."""
     return np.take(np.cumsum(x, axis=axis, dtype=F32), -1, axis=axis)
 
 
@@ -71,7 +71,7 @@ SUMMING: dict[type[Op], Any] = {
 
 
 def summed(kind: type[Op], total: Sum) -> Kernel:
-    """The kernel of an operator with another canonical sum."""
+    """Return an operator's kernel with another canonical sum."""
     module = SUMMING[kind]
     parts = [ReplacedFunction(module, "canonical_sum", total)]
     if module is norms:
@@ -80,17 +80,17 @@ def summed(kind: type[Op], total: Sum) -> Kernel:
 
 
 def all_summed(total: Sum) -> Wrong:
-    """Every operator with another canonical sum."""
+    """Return every operator with another canonical sum."""
     return {kind: summed(kind, total) for kind in SUMMING}
 
 
 def top_summed(total: Sum) -> Callable[[Any, Any, int], Any]:
-    """The answer to `Top` with another canonical sum."""
+    """Return the answer to `Top` with another canonical sum."""
     return with_replaced(ON_HOST[Top], ReplacedFunction(sampling, "canonical_sum", total))
 
 
 def conv(fold: Fold) -> Kernel:
-    """A convolution whose taps and bias are added in another order."""
+    """Return a convolution whose taps and bias are added in another order."""
 
     def wrong(
         history: Floats,
@@ -108,7 +108,7 @@ def conv(fold: Fold) -> Kernel:
 
 
 def combined(fold: Fold) -> Kernel:
-    """Outputs of experts added in another order."""
+    """Return the outputs of experts added in another order."""
 
     def wrong(call: Call, weights: Floats, outputs: Floats) -> Floats:
         terms = [weights[:, i, None] * outputs[:, i] for i in range(outputs.shape[1])]
@@ -118,7 +118,7 @@ def combined(fold: Fold) -> Kernel:
 
 
 def renormalised(fold: Fold) -> Kernel:
-    """Weights of experts divided by a sum that is taken in another order."""
+    """Return the weights of experts divided by a sum that is taken in another order."""
 
     def wrong(weights: Floats, floor: float) -> Floats:
         total = (fold(np.add, list(np.moveaxis(weights, -1, 0))) + F32(floor))[..., None]
@@ -129,7 +129,7 @@ def renormalised(fold: Fold) -> Kernel:
 
 
 def trimmed(fold: Fold) -> Kernel:
-    """A prefix of the chosen experts whose weight is summed in another order."""
+    """Return a prefix of the chosen experts whose weight is summed in another order."""
 
     def wrong(weights: Floats, keys: Floats, tau: float) -> Floats:
         columns = range(weights.shape[-1])
@@ -146,7 +146,7 @@ def trimmed(fold: Fold) -> Kernel:
 
 
 def by_score(call: Call, scores: Floats) -> Any:
-    """The softmax of the chosen experts summed in the order of their scores."""
+    """Return the softmax of the chosen experts summed in the order of their scores."""
 
     def wrong(
         x: Floats, allowed: Flags | bool | None = None, faults: Flags | None = None
@@ -167,7 +167,7 @@ def by_score(call: Call, scores: Floats) -> Any:
 
 
 def polynomial(fold: Fold) -> Kernel:
-    """Activations whose polynomials add their terms in another order than Horner's."""
+    """Return activations whose polynomials add their terms in another order than Horner's."""
 
     def wrong(x: Floats, coefficients: tuple[np.float32, ...]) -> Floats:
         power, terms = np.ones_like(x), []

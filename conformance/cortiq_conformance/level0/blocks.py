@@ -20,7 +20,7 @@ DIM = 8
 
 
 def cases() -> Iterator[Case]:
-    """Block cases of level 0."""
+    """Yield block cases of level 0."""
     for what, op in CHOICES.items():
         yield _case("ChooseBlocks", what, partial(_typical, op, 2, CHOSEN))
         yield _case("Attend blocks", what, partial(_typical, op, 2, OUTPUT))
@@ -48,7 +48,7 @@ CHOICES = {
 
 
 def block_attention(op: ops.ChooseBlocks, kv_heads: int = 2, heads: int = 4) -> ProbeProgram:
-    """Rows that supply q, k and v, and the query and key that choose blocks."""
+    """Build a probe whose rows supply q, k, v and the query and key that choose blocks."""
     b = Builder(context=CONTEXT)
     b.input("token")
     position = b.input("position")
@@ -75,7 +75,7 @@ def _typical(op: ops.ChooseBlocks, kv_heads: int, wanted: str, source: CaseData)
 
 
 def _ties(source: CaseData) -> Scenario:
-    """Whole numbers, of which many blocks have the same largest product."""
+    """Return integers for which many blocks share the largest product."""
     probe = block_attention(ops.ChooseBlocks(2, DIM, 16, 3))
     scenario = probe.scenario(source, ROWS)
     (feed,) = scenario.feeds
@@ -88,12 +88,12 @@ def _ties(source: CaseData) -> Scenario:
 
 
 def sparse(source: CaseData) -> ProbeProgram:
-    """The small program of the state cases."""
+    """Return the small program of the state cases."""
     return block_attention(FOUR)
 
 
 def choosing(source: CaseData) -> ProbeProgram:
-    """As `sparse`, its blocks being the output."""
+    """Return `sparse` with its blocks as the output."""
     probe = sparse(source)
     graph = replace(probe.program.trunk, outputs=(CHOSEN,))
     return replace(probe, program=replace(probe.program, graphs={"trunk": graph}))

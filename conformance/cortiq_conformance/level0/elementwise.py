@@ -21,7 +21,7 @@ EPS = 1e-6
 
 
 def cases() -> Iterator[Case]:
-    """Elementwise cases of level 0."""
+    """Yield elementwise cases of level 0."""
     for op in (ops.Add(), ops.Multiply()):
         for what, pairs in PAIRS.items():
             yield _case(op.kind, what, partial(_binary, op, pairs))
@@ -53,7 +53,7 @@ def _edge_pairs(source: CaseData) -> tuple[Floats, Floats]:
 
 
 def _cancelling(source: CaseData) -> tuple[Floats, Floats]:
-    """Neighbours and halfway cases: b is −a moved by a few ulps, or about 2⁻²⁴ of a."""
+    """Return neighbours and halfway cases: b is −a moved by a few ulps, or about 2⁻²⁴ of a."""
     a = source.spread(4096, low=-30, high=40)
     near = (a.view(np.int32) + source.integers(-3, 4, a.size)).view(F32)
     tiny = a * F32(2.0**-24) * source.integers(1, 6, a.size).astype(F32)
@@ -77,7 +77,7 @@ def _binary(op: ops.Add | ops.Multiply, pairs: Callable, source: CaseData) -> Sc
 
 
 def binary(op: ops.Add | ops.Multiply, width: int = WIDTH) -> ProbeProgram:
-    """a and b to y."""
+    """Build a probe of a and b to y."""
     return one(op, {"a": floats(width), "b": floats(width)})
 
 
@@ -89,7 +89,7 @@ def _scale(factor: float, source: CaseData) -> Scenario:
 
 
 def bias(source: CaseData) -> ProbeProgram:
-    """x plus a bias."""
+    """Build a probe of x plus a bias."""
     weights = {"bias": vector(source.floats(WIDTH))}
     return one(ops.Bias(WIDTH), {"x": floats(WIDTH)}, weights)
 
@@ -102,7 +102,7 @@ def _bias(source: CaseData) -> Scenario:
 
 
 def rms_norm(source: CaseData, width: int, **options: object) -> ProbeProgram:
-    """RMSNorm with random gains."""
+    """Build a probe of RMSNorm with random gains."""
     op = ops.RMSNorm(width, EPS, **options)  # type: ignore[arg-type]
     weights = {"weight": vector(F32(1) + source.floats(width) * F32(0.25))} if op.weighted else {}
     return one(op, {"x": floats(width)}, weights)
@@ -128,7 +128,7 @@ def _rms_extremes(source: CaseData) -> Scenario:
 
 
 def layer_norm(source: CaseData, width: int, biased: bool) -> ProbeProgram:
-    """LayerNorm with random gain and bias."""
+    """Build a probe of LayerNorm with random gain and bias."""
     weights = {"weight": vector(F32(1) + source.floats(width) * F32(0.25))}
     if biased:
         weights["bias"] = vector(source.floats(width))

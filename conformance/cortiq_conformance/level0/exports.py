@@ -1,4 +1,4 @@
-"""The canonical layout of a sequence: what is exported, byte for byte, and going on from it."""
+"""The canonical layout of a sequence: exported byte for byte, and continued from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = 100
 
 
 def cases() -> Iterator[Case]:
-    """A case for each kind of slot."""
+    """Yield a case for each kind of slot."""
     for slot, probe in probes().items():
         op = OPERATORS[slot]
         name = f"level0/export[{slot}, the canonical layout out and in]"
@@ -41,7 +41,7 @@ def _build(make: Callable[[CaseData], ProbeProgram], source: CaseData) -> Export
 
 @dataclass(frozen=True)
 class ExportScenario:
-    """Feeds `cut` rows and exports; imports what the definitions export, and goes on.
+    """Feeds `cut` rows and exports; imports the export by definition, and continues.
 
     Rows behind the window, if there is one, are not looked at, and not there in what is imported.
     """
@@ -64,12 +64,12 @@ class ExportScenario:
         return behind_window(state, windows_of(self.probe.program))
 
     def expected(self) -> Observations:
-        """The layout, and the rows after an import."""
+        """Return the layout, and the rows after an import."""
         state, after = self._defined()
         return {**_arrays(state), **after}
 
     def observe(self, subject: Subject) -> Observations:
-        """On the backend."""
+        """Return the backend's result."""
         bench = ProgramUnderTest(subject, self.probe.program, self.probe.weights)
         given, _ = self._defined()
         with bench.compiled() as executable:
@@ -82,16 +82,16 @@ class ExportScenario:
         return {**found, **outputs.observed(WANTS, rows)}
 
     def inputs(self) -> Observations:
-        """What is fed, before and after the export."""
+        """Return the inputs before and after the export."""
         return Scenario(self.probe.program, self.probe.weights, [self.feed]).inputs()
 
     def localise(self, subject: Subject, found: Divergence) -> Divergence:
-        """The array's name says where."""
+        """Return the divergence: the array's name gives the place."""
         return found
 
 
 def _arrays(state: ExportedState) -> Observations:
-    """Every part of an exported state; its planes widened to int32."""
+    """Return every part of an exported state, with planes widened to int32."""
     found: Observations = {"ids": np.asarray(state.tokens, np.int32)}
     found |= {f"rows of {n}": np.array([c], np.int32) for n, c in state.lengths.items()}
     for name, slot in state.slots.items():

@@ -24,7 +24,7 @@ PROBES: Mapping[str, ProbeProgram] = {
 
 
 def cases() -> Iterator[Case]:
-    """Rotations at positions 131,064 to 131,071."""
+    """Yield rotations at positions 131,064 to 131,071."""
     for what, probe in PROBES.items():
         name = f"level0/Rope[{what}, the last {ROWS} of {POSITIONS} positions]"
         yield Case(name, 0, "Rope", "Rope", partial(_build, probe))

@@ -1,4 +1,4 @@
-"""What everything else stands on: the order of float sums, the quantiser, the scalar functions."""
+"""Foundations of all other cases: the order of float sums, the quantiser, scalar functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FEW_LANES = (5, 102, 240)
 
 
 def cases() -> Iterator[Case]:
-    """Foundations of level 0."""
+    """Yield the foundations of level 0."""
     for width in (256, 512, 2048):
         yield _case("canonical_sum", "RMSNorm", f"squares of powers of two, {width}",
                     partial(_sums, width))  # fmt: skip
@@ -46,7 +46,7 @@ def _case(family: str, op: str, what: str, build: object) -> Case:
 
 
 def _sums(width: int, source: CaseData) -> Scenario:
-    """Only the order of the sum is rounded: squares, 1/width and the last products are exact."""
+    """Return inputs for which only the order of the sum rounds; squares and products are exact."""
     exponents = source.integers(-12, 13, 48, width)
     signs = source.integers(0, 2, 48, width).astype(F32) * F32(2) - F32(1)
     norm = ops.RMSNorm(width, 2.0**-40, weighted=False)
@@ -54,7 +54,7 @@ def _sums(width: int, source: CaseData) -> Scenario:
 
 
 def in_few_lanes(values: Floats, filled: int, other: float = 0.0) -> Floats:
-    """Values in three lanes of a canonical sum of so many terms, `other` everywhere else.
+    """Return values in three lanes of a canonical sum of so many terms, `other` elsewhere.
 
     A sum over all lanes hides how a lane was added: its error is a small part of the whole.
     """
@@ -64,14 +64,14 @@ def in_few_lanes(values: Floats, filled: int, other: float = 0.0) -> Floats:
 
 
 def _few_lanes(filled: int, source: CaseData) -> Scenario:
-    """Squares of 12 bits and the division by the width are exact."""
+    """Return inputs whose squares have 12 bits and whose division by the width is exact."""
     x = source.integers(1, 1 << 12, 48, 1024).astype(F32) * exp2_int(source.integers(-6, 7, 48, 1))
     norm = ops.RMSNorm(1024, 2.0**-40, weighted=False)
     return one(norm, {"x": floats(1024)}).given(x=in_few_lanes(x, filled))
 
 
 def _ties(source: CaseData) -> Scenario:
-    """The first element fixes the exponent; the others lie halfway between two integers."""
+    """Return rows whose first element fixes the exponent; the others lie between integers."""
     rows = 24
     exponent = source.integers(-50, 30, rows)
     whole = source.integers(-16000, 16000, rows, WIDTH).astype(F32)
@@ -81,7 +81,7 @@ def _ties(source: CaseData) -> Scenario:
 
 
 def _thresholds(source: CaseData) -> Scenario:
-    """Row maxima around the mantissa at which the exponent grows, at every exponent."""
+    """Return row maxima around the mantissa at which the exponent grows, at every exponent."""
     exponents = np.arange(-39, 49, dtype=np.int32)
     steps = np.array([0x7DFFFE, 0x7DFFFF, 0x7E0000, 0x7E0001], np.int32)
     bits = (((exponents + 127) << np.int32(23))[:, None] + steps).reshape(-1)
@@ -93,7 +93,7 @@ def _thresholds(source: CaseData) -> Scenario:
 
 
 def _extremes(source: CaseData) -> Scenario:
-    """Rows of zeros among live ones, values next to 2⁻⁴⁰ and to 2⁵⁰, one lone value."""
+    """Return rows of zeros among live ones, values next to 2⁻⁴⁰ and to 2⁵⁰, one lone value."""
     x = source.floats(6, WIDTH)
     x[1] = 0
     x[2] = source.spread(WIDTH, low=-40, high=-38)
@@ -112,7 +112,7 @@ QUANTISED = {
 
 
 def _elementwise(op: ops.Activation | ops.SoftCap, whole: bool, source: CaseData) -> Scenario:
-    """Values in rows of 256; those that leave the domain by definition are left out."""
+    """Return values in rows of 256, without those that leave the domain by definition."""
     if whole:
         values = every_bfloat16()
     else:
@@ -132,6 +132,6 @@ def _leaves(op: ops.Activation | ops.SoftCap, values: Floats) -> Flags:
 
 
 def in_rows(values: Floats, width: int = WIDTH) -> Floats:
-    """The values in rows of `width`, the last one filled up with the first ones again."""
+    """Return the values in rows of `width`; the last is filled up with the first values."""
     rows = -(-len(values) // width)
     return np.resize(values, rows * width).reshape(rows, width)

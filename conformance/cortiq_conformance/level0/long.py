@@ -1,4 +1,4 @@
-"""Attention over three and four runs of tiles, in sequences that are imported up to their end."""
+"""Attention over three and four runs of tiles, in sequences imported up to their end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PAGED: Mapping[str, Any] = {"page_rows": 64, "extra": {"poison": True}}
 
 
 def cases() -> Iterator[Case]:
-    """Cases of attention beyond a run of tiles."""
+    """Yield the cases of attention beyond a run of tiles."""
     for runs, keys in KEYS.items():
         for family, (more, make) in MADE.items():
             what = f"{runs} runs of tiles{more}"
@@ -81,7 +81,7 @@ def _continued(
     source: CaseData,
     options: Mapping[str, Any] | None = None,
 ) -> ImportScenario:
-    """So many rows of the probe behind those that are imported."""
+    """Return rows of the probe that follow the imported ones."""
     feed = replace(probe.feed(source, sum(steps)), start=keys)
     if "last" in probe.program.trunk.inputs:
         last = np.repeat(keys + np.cumsum(steps) - 1, steps).astype(np.int32)
@@ -96,5 +96,5 @@ def _choosing(keys: int, source: CaseData) -> ImportScenario:
 
 
 def _across(source: CaseData) -> ImportScenario:
-    """Rows whose windows begin in one run and end in the next."""
+    """Return rows whose windows begin in one run and end in the next."""
     return _continued(attention((2, 1, 8, 8), window=100), 1000, (1, 60, 70), source)

@@ -23,7 +23,7 @@ EXPERTS, TOP = 6, 3
 
 
 def cases() -> Iterator[Case]:
-    """Matrix cases of level 0."""
+    """Yield matrix cases of level 0."""
     for layout in MATRIX_LAYOUTS:
         for what, build in MATMULS.items():
             yield _case("MatMul", layout, what, partial(build, layout))
@@ -57,7 +57,7 @@ def _case(op: str, layout: str, what: str, build: Callable[[CaseData], Scenario]
 
 
 def matmul(weight: Weight) -> ProbeProgram:
-    """x times a weight."""
+    """Build a probe of x times a weight."""
     rows, columns = weight.shape
     quantised = () if weight.layout.kind == "float" else ("x",)
     weights = {"weight": weight}
@@ -85,7 +85,7 @@ def _extreme(layout: str, source: CaseData) -> Scenario:
 
 
 def _odd_blocks(layout: str, source: CaseData) -> Scenario:
-    """A number of blocks that fills no run, and a width that fills no tile."""
+    """Return a number of blocks that fills no run, and a width that fills no tile."""
     block = LAYOUTS[layout].block or 37
     weight = typical(source, layout, 19, block * 11)
     return matmul(weight).scenario(source, 3, amplitude=100.0)
@@ -99,7 +99,7 @@ MATMULS: dict[str, Callable[[str, CaseData], Scenario]] = {
 
 
 def embed(weight: Weight) -> ProbeProgram:
-    """Rows of a table."""
+    """Build a probe of a table's rows."""
     op = ops.EmbedRows(*weight.shape)
     return one(op, {"token": TOKEN}, {"table": weight}, limits={"token": weight.shape[0]})
 
@@ -112,7 +112,7 @@ def _embed(layout: str, source: CaseData) -> Scenario:
 
 
 def _missing(source: CaseData) -> Scenario:
-    """Every other id is past the table, and gives zeros."""
+    """Return ids of which every other one is past the table and gives zeros."""
     weight = typical(source, "w8", 20, 64)
     op = ops.EmbedRows(*weight.shape, missing=True)
     probe = one(op, {"token": TOKEN}, {"table": weight}, limits={"token": 40})
@@ -121,12 +121,12 @@ def _missing(source: CaseData) -> Scenario:
 
 
 def weight_map(probe: ProbeProgram) -> dict[str, Weight]:
-    """The weights of a probe."""
+    """Return the weights of a probe."""
     return dict(probe.weights)
 
 
 def head_matmul(source: CaseData, layout: str, least: int = 64, height: int = 20) -> ProbeProgram:
-    """Three heads of their own matrix, of at least so many columns."""
+    """Build a probe of three heads with their own matrices of at least so many columns."""
     columns = _columns(layout, least)
     op, weight = ops.HeadMatMul(3, columns, height), typical(source, layout, 3 * height, columns)
     quantised = () if layout == "f32" else ("x",)
@@ -140,7 +140,7 @@ def _heads(layout: str, source: CaseData) -> Scenario:
 def expert_matmul(
     source: CaseData, layout: str, shared: bool, least: int = 64, height: int = 24
 ) -> ProbeProgram:
-    """Three of six experts a row, of at least so many columns."""
+    """Build a probe of three of six experts a row, of at least so many columns."""
     columns = _columns(layout, least)
     op = ops.ExpertMatMul(EXPERTS, columns, height)
     weight = typical(source, layout, EXPERTS * height, columns)
@@ -180,7 +180,7 @@ LIMITED = {
 def route(
     source: CaseData, router: Router, biased: bool, masked: bool = False, experts: int = 32
 ) -> ProbeProgram:
-    """Scores to indices and weights."""
+    """Build a probe of scores to indices and weights."""
     op = ops.Route(experts, router, biased, masked)
     weights = {"bias": vector(source.floats(experts, amplitude=0.1))} if biased else {}
     if masked:
@@ -191,7 +191,7 @@ def route(
 def _route(
     router: Router, biased: bool, source: CaseData, ties: bool = False, masked: bool = False
 ) -> Scenario:
-    """Indices are compared through the weights and as they are."""
+    """Return a case that compares indices through the weights and directly."""
     probe = route(source, router, biased, masked)
     x = source.floats(40, 32, amplitude=3)
     if ties:
@@ -200,7 +200,7 @@ def _route(
 
 
 def combine(source: CaseData, count: int = TOP) -> ProbeProgram:
-    """Weights and outputs to their sum."""
+    """Build a probe of weights and outputs to their sum."""
     return one(ops.CombineExperts(), {"weight": floats(count), "output": floats(count, 48)})
 
 

@@ -22,7 +22,7 @@ NEAR_ONE = F32(4)
 
 
 def cases() -> Iterator[Case]:
-    """Recurrent cases of level 0."""
+    """Yield recurrent cases of level 0."""
     for what, op in DELTA_RULES.items():
         for decay in ("a head", "a channel"):
             make = partial(delta_rule, op, decay == "a channel")
@@ -55,10 +55,10 @@ STATE_SPACES = {
 
 
 class RecurrentProbe(ProbeProgram):
-    """A probe whose rows are like those of models: unit keys, decays below 1, positive steps."""
+    """A probe with rows like those of models: unit keys, decays below 1, positive steps."""
 
     def feed(self, source: CaseData, rows: int, amplitude: float = 1.0) -> SequenceInput:
-        """Rows that keep a state alive."""
+        """Return rows that keep a state alive."""
         feed = super().feed(source, rows, amplitude)
         inputs = dict(feed.inputs)
         for name in inputs.keys() & {"q", "k", "b", "c"}:
@@ -76,7 +76,7 @@ def _probe(op: Op, inputs: Mapping[str, Type]) -> RecurrentProbe:
 
 
 def delta_rule(op: ops.DeltaRule, channels: bool = False) -> RecurrentProbe:
-    """A delta rule over rows that supply everything."""
+    """Build a delta rule whose rows supply everything."""
     keys, decay = floats(op.groups, op.key_dim), (op.heads, op.key_dim)
     return _probe(op, {
         "q": keys, "k": keys, "v": floats(op.heads, op.value_dim),
@@ -85,7 +85,7 @@ def delta_rule(op: ops.DeltaRule, channels: bool = False) -> RecurrentProbe:
 
 
 def state_space(op: ops.StateSpace) -> RecurrentProbe:
-    """A state space over rows that supply everything."""
+    """Build a state space whose rows supply everything."""
     shared, numbers = floats(op.groups, op.state_dim), floats(op.heads)
     return _probe(op, {
         "x": floats(op.heads, op.head_dim), "b": shared, "c": shared, "alpha": numbers,
@@ -111,7 +111,7 @@ def _changed(probe: RecurrentProbe, source: CaseData, **inputs: np.ndarray) -> S
 
 
 def _spread(make: Callable[[], RecurrentProbe], source: CaseData) -> Scenario:
-    """Values of every size, whose products run through many exponents."""
+    """Return the values of every size, whose products run through many exponents."""
     probe = make()
     spread = {
         name: source.spread(ROWS, *kind.shape, low=-20, high=8)
@@ -122,7 +122,7 @@ def _spread(make: Callable[[], RecurrentProbe], source: CaseData) -> Scenario:
 
 
 def _forgotten(make: Callable[[], RecurrentProbe], source: CaseData) -> Scenario:
-    """Nothing is written from the third row on, and every row keeps a hundredth."""
+    """Return rows that write nothing from the third on and keep a hundredth each."""
     probe = make()
     quiet: dict[str, np.ndarray] = {}
     for name in probe.inputs.keys() & {"beta", "delta"}:

@@ -68,7 +68,7 @@ PROBES: dict[str, Callable[[CaseData], ProbeProgram]] = {
 
 
 def cases() -> Iterator[Case]:
-    """Robustness cases of level 0."""
+    """Yield robustness cases of level 0."""
     for op, probe in PROBES.items():
         if op != "EmbedRows":
             yield _case("planted NaN", op, f"{op}, in the second of three sequences",
@@ -88,7 +88,7 @@ def _wants(op: str) -> tuple[Named, ...]:
 
 
 def _planted(make: Callable[[CaseData], ProbeProgram], op: str, source: CaseData) -> Scenario:
-    """Four bad values, each in a sequence of its own; the sequences between them are sound."""
+    """Return four bad values in separate sequences, with sound sequences between them."""
     probe = make(source)
     feeds = [probe.feed(source, 3)]
     for bad in BAD_VALUES:
@@ -113,7 +113,7 @@ def _flushed(make: Callable[[CaseData], ProbeProgram], op: str, source: CaseData
 
 
 def _edge(make: Callable[[CaseData], ProbeProgram], op: str, source: CaseData) -> Scenario:
-    """−0, and values around 2⁻⁴⁰: without snap, products and differences would be subnormal."""
+    """Return −0 and values around 2⁻⁴⁰, whose unsnapped products would be subnormal."""
     probe = make(source)
     feed = probe.feed(source, 16)
     inputs = dict(feed.inputs)
@@ -128,18 +128,18 @@ def _edge(make: Callable[[CaseData], ProbeProgram], op: str, source: CaseData) -
 
 @dataclass(frozen=True)
 class PlacementScenario:
-    """Runs a program under a guard that sees calls into the reference and the contract."""
+    """Runs a program with a counter of calls into the reference and the contract."""
 
     scenario: Scenario
     op: str
 
     def expected(self) -> Observations:
-        """No function of the reference computes what the backend says it computes itself."""
+        """Return no calls: the backend computes what it claims to compute."""
         values = self.scenario.expected()
         return {**values, DELEGATED: np.zeros(1, np.int32)}
 
     def observe(self, subject: Subject) -> Observations:
-        """The values, and whether a node said to be the backend's own was delegated."""
+        """Return the values, and whether a node claimed by the backend was delegated."""
         watched = _Watched(subject, self.op)
         values, called = self._watch(watched)
         subject.computed.update(watched.computed)
@@ -148,17 +148,17 @@ class PlacementScenario:
         return {**values, DELEGATED: np.array([bool(called)], np.int32)}
 
     def _watch(self, watched: _Watched) -> tuple[Observations, Mapping[str, int]]:
-        """The values, and who else computed the operator if the backend claims it."""
+        """Return the values, and who else computed the operator if the backend claims it."""
         with CallCounter() as guard:
             values = self.scenario.observe(watched)
         return values, guard.calls(self.op) if watched.claimed else {}
 
     def inputs(self) -> Observations:
-        """Those of the scenario."""
+        """Return the scenario's inputs."""
         return self.scenario.inputs()
 
     def localise(self, subject: Subject, found: Divergence) -> Divergence:
-        """Which functions computed what `placement` says the backend computes."""
+        """Return the functions that computed nodes claimed by the backend."""
         if found.value != DELEGATED:
             return self.scenario.localise(subject, found)
         _, called = self._watch(_Watched(subject, self.op))

@@ -1,4 +1,4 @@
-"""Three and four runs of a written order, the last one ragged, under few outputs.
+"""Three and four runs of a written order, the last one short, under few outputs.
 
 Two terms have one order: a + b is b + a. Only where three meet does a sum tell in which order it
 was taken, and only four can be added in pairs.
@@ -41,7 +41,7 @@ STACK_LAYOUTS = ("Q4_K", "Q4_1", "f32")
 
 
 def cases() -> Iterator[Case]:
-    """Cases of products, sums and experts in which three and four runs meet."""
+    """Yield the cases of products, sums and experts in which three and four runs meet."""
     for runs in (3, 4):
         yield from _products(runs)
         for (op, what), make in _sums(runs).items():
@@ -58,12 +58,12 @@ def _case(family: str, op: str, what: str, build: Callable[[CaseData], Scenario]
 
 
 def adds_floats(layout: str) -> bool:
-    """Whether products with the layout do; where a row is one block, sums are integers."""
+    """Return whether products with the layout add floats; one block a row adds integers."""
     return LAYOUTS[layout].kind == "float" or LAYOUTS[layout].block > 0
 
 
 def _columns(layout: str, runs: int) -> int:
-    """Columns that make so many runs; the last block is short where it may be."""
+    """Return the columns that make so many runs; the last block is short if possible."""
     kind = LAYOUTS[layout]
     if kind.kind == "float":
         return TERMS[runs]
@@ -82,7 +82,7 @@ def _products(runs: int) -> Iterator[Case]:
 
 
 def _several(probe: ProbeProgram, source: CaseData, counts: tuple[int, ...] = ROWS) -> Scenario:
-    """Sequences of so many rows."""
+    """Return sequences of so many rows."""
     feeds = [probe.feed(source, count, 100.0) for count in counts]
     return Scenario(probe.program, probe.weights, feeds)
 
@@ -98,7 +98,7 @@ def _stack(op: str, layout: str, runs: int, source: CaseData) -> Scenario:
 
 
 def _sums(runs: int) -> Mapping[tuple[str, str], Callable[[CaseData], Scenario]]:
-    """Operators that take a canonical sum, each over so many terms."""
+    """Return the operators that take a canonical sum, each over so many terms."""
     count = TERMS[runs]
     delta, space = ops.DeltaRule(1, count, 3), ops.StateSpace(1, 3, count)
     return {
@@ -116,7 +116,7 @@ def _sums(runs: int) -> Mapping[tuple[str, str], Callable[[CaseData], Scenario]]
 
 
 def _layer_norm(count: int, source: CaseData) -> Scenario:
-    """Where a value is zero, the result shows the mean."""
+    """Return rows of LayerNorm with zeros, at which the result shows the mean."""
     probe = elementwise.layer_norm(source, count, False)
     return probe.given(x=in_few_lanes(source.floats(24, count, amplitude=2), count))
 
@@ -127,7 +127,7 @@ def _many_experts(count: int, source: CaseData) -> Scenario:
 
 
 def _below_zero(count: int, source: CaseData) -> Floats:
-    """Rows whose largest value is 0 and whose exponentials have a sum of 1 to 3."""
+    """Return rows whose largest value is 0 and whose exponentials sum to 1 to 3."""
     x = in_few_lanes(np.abs(source.floats(24, count)) * F32(-1.5) - F32(1), count, -60.0)
     x[np.arange(24), source.integers(0, count, 24)] = 0
     return x
@@ -138,7 +138,7 @@ def _logits(count: int, source: CaseData) -> Scenario:
 
 
 def _experts(chosen: int) -> Mapping[tuple[str, str], Callable[[CaseData], Scenario]]:
-    """What is added expert by expert, for so many of them and for twice as many."""
+    """Return the cases summed expert by expert, for so many of them and for twice as many."""
     return {
         (op, f"{what}, {count} experts"): partial(make, count)
         for count in (chosen, 2 * chosen)
@@ -168,7 +168,7 @@ def _of_the_chosen(count: int, source: CaseData) -> Scenario:
 
 
 def _everything(chosen: int, source: CaseData) -> Scenario:
-    """A prefix that holds all of the weight: one expert has it but for some 2^-25 of each other.
+    """Return scores whose prefix holds all weight: one expert's, but for some 2^-25 of each other.
 
     Which of them are left out is decided by how their weights round when they are added.
     """

@@ -21,7 +21,7 @@ NORM_WIDTHS = (1, 3, 64, 128, 256, 257, 640)
 
 
 def cases() -> Iterator[Case]:
-    """Scaling cases of level 0."""
+    """Yield scaling cases of level 0."""
     for per, probe in GAINS.items():
         yield _case("Gain", f"per {per}", partial(_random, probe))
     for form in ("exp", "negative_exp"):
@@ -48,7 +48,7 @@ def _random(make: Callable[[CaseData], ProbeProgram], source: CaseData) -> Scena
 
 
 def gain(source: CaseData, width: int, per: str, shape: tuple[int, ...]) -> ProbeProgram:
-    """Values times gains around 1."""
+    """Build a probe of values times gains around 1."""
     weights = {"weight": vector(F32(1) + source.floats(width) * F32(0.5))}
     return one(ops.Gain(width, per), {"x": floats(*shape)}, weights)
 
@@ -61,14 +61,14 @@ GAINS: dict[str, Callable[[CaseData], ProbeProgram]] = {
 
 
 def _formed(form: str, source: CaseData) -> Scenario:
-    """Gains that the file holds as logarithms, from e^-9 to e^5."""
+    """Return gains that the file holds as logarithms, from e^-9 to e^5."""
     logarithms = source.floats(64, amplitude=2) * F32(1.75) - F32(2)
     weights = {"weight": vector(logarithms)}
     return one(ops.Gain(64, "head", form), {"x": floats(64, 4)}, weights).scenario(source)
 
 
 def scale_rows(source: CaseData) -> ProbeProgram:
-    """Four heads, each times a number of its own."""
+    """Build a probe of four heads, each times a number of its own."""
     return one(ops.ScaleRows(), {"x": floats(4, 40), "factor": floats(4, 1)})
 
 
@@ -87,7 +87,7 @@ CLAMPS = {
 
 
 def _clamp(op: ops.Clamp, source: CaseData) -> Scenario:
-    """Values on both sides of the bounds, on them, and next to them."""
+    """Return values on both sides of the bounds, on them, and next to them."""
     bounds = np.array([b for b in (op.low, op.high) if b], F32)
     near = (bounds.view(np.int32)[:, None] + np.arange(-3, 4, dtype=np.int32)).view(F32).ravel()
     values = np.concatenate([near, edges(), source.spread(4096)])
@@ -95,7 +95,7 @@ def _clamp(op: ops.Clamp, source: CaseData) -> Scenario:
 
 
 def normed(op: ops.L2Norm | ops.Softmax, source: CaseData) -> Scenario:
-    """Rows of small, plain and large values."""
+    """Return rows of small, plain and large values."""
     x = np.concatenate([source.floats(24, op.width, amplitude=a) for a in (0.01, 1.0, 40.0)])
     return one(op, {"x": floats(op.width)}).given(x=x)
 
@@ -105,14 +105,14 @@ def _index() -> Type:
 
 
 def expert_gain(source: CaseData, *width: int) -> ProbeProgram:
-    """Three of six experts, each times its gain."""
+    """Build a probe of three of six experts, each times its gain."""
     inputs = {"x": floats(TOP, *width), "index": _index()}
     weights = {"weight": vector(F32(1) + source.floats(EXPERTS) * F32(0.5))}
     return one(ops.ExpertGain(EXPERTS), inputs, weights, limits={"index": EXPERTS})
 
 
 def expert_bias(source: CaseData) -> ProbeProgram:
-    """Three of six experts, each plus its bias."""
+    """Build a probe of three of six experts, each plus its bias."""
     inputs = {"x": floats(TOP, 40), "index": _index()}
     weights = {"bias": vector(source.floats(EXPERTS, 40))}
     return one(ops.ExpertBias(EXPERTS, 40), inputs, weights, limits={"index": EXPERTS})

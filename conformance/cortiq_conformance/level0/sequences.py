@@ -24,7 +24,7 @@ GEOMETRIES = ((4, 2, 16, 16), (6, 1, 8, 12), (3, 3, 32, 8))
 
 
 def cases() -> Iterator[Case]:
-    """Sequence primitives of level 0."""
+    """Yield sequence primitives of level 0."""
     for what, build in ROTATIONS.items():
         yield _case("Rope", "Rope", what, build)
     for geometry in GEOMETRIES:
@@ -62,13 +62,13 @@ def _described(geometry: tuple[int, int, int, int]) -> str:
 def rope(
     table: RopeTable = TABLE, pairing: str = "half", heads: int = 3, width: int = 16
 ) -> ProbeProgram:
-    """Heads turned by their row's position."""
+    """Build a probe of heads turned by their row's position."""
     inputs = {"x": floats(heads, width), "position": POSITION}
     return one(ops.Rope(table, pairing), inputs)
 
 
 def _sections(sections: Sections, source: CaseData) -> Scenario:
-    """Heads turned by three positions that the row supplies."""
+    """Return heads turned by three positions that the row supplies."""
     op = ops.Rope(TABLE, sections=sections)
     inputs = {"x": floats(3, 16), "positions": Type((3,), "i32")}
     return one(op, inputs, limits={"positions": 4096}).scenario(source, 40)
@@ -90,7 +90,7 @@ STORED = ((1, 1), (3, 5), (2, 64), (1, 300))
 
 
 def recall(heads: int = 2, dim: int = 8) -> ProbeProgram:
-    """Rows that are stored, and recalled at their own positions."""
+    """Build a probe of rows that are stored and recalled at their own positions."""
     b = Builder(context=CONTEXT)
     b.input("token")
     position, shape = b.input("position"), floats(heads, dim)
@@ -101,7 +101,7 @@ def recall(heads: int = 2, dim: int = 8) -> ProbeProgram:
 
 
 def _recalled(heads: int, dim: int, source: CaseData) -> Scenario:
-    """Rows of all magnitudes, more than a tile of them."""
+    """Return rows of all magnitudes, more than a tile of them."""
     rows = source.spread(130, heads, dim, low=-44, high=48)
     return recall(heads, dim).given(x=rows)
 
@@ -114,7 +114,7 @@ def attention(
     sinks: np.ndarray | None = None,
     scale: float | None = None,
 ) -> ProbeProgram:
-    """An Attend over rows that supply q, k and v."""
+    """Build an Attend whose rows supply q, k and v."""
     factor = geometry[2] ** -0.5 if scale is None else scale
     op = ops.Attend(*geometry, factor, window, soft_cap, sinks is not None)
     return attend(op, sinks)
@@ -139,7 +139,7 @@ def _ladders(source: CaseData) -> Scenario:
 
 
 def _clamped(source: CaseData) -> Scenario:
-    """Scores of some ten thousand, beyond ±16384 in part; far weights are forgotten."""
+    """Return scores of some ten thousand, partly beyond ±16384; far weights vanish."""
     return attention((2, 2, 8, 8), scale=1.0).scenario(source, 100, amplitude=60.0)
 
 
@@ -151,7 +151,7 @@ BLOCKS = ((0, 5), (60, 7), (1, 130), (100, 16))
 
 
 def until() -> ProbeProgram:
-    """An Attend whose rows supply the last key that they see, as `last`."""
+    """Build an Attend whose rows supply the last key they see, as `last`."""
     b = Builder(context=CONTEXT)
     b.input("token")
     b.input("position")
@@ -166,7 +166,7 @@ def until() -> ProbeProgram:
 
 
 def _in_block(rows: int, size: int, source: CaseData) -> Scenario:
-    """Rows that see what is before them, and behind them a block whose rows see one another."""
+    """Return rows that see everything before them, then a block whose rows see one another."""
     probe = until()
     feed = probe.feed(source, rows + size, 2.0)
     ends = np.minimum(np.arange(rows + size), rows - 1)
@@ -176,7 +176,7 @@ def _in_block(rows: int, size: int, source: CaseData) -> Scenario:
 
 
 def sink_values(source: CaseData, heads: int) -> np.ndarray:
-    """Logits that take a share of every row."""
+    """Return sink logits that take a share of every row."""
     return source.floats(heads) + F32(2)
 
 
@@ -190,7 +190,7 @@ def _capped(cap: float, source: CaseData) -> Scenario:
 
 
 def conv(source: CaseData, kernel: int = 3, biased: bool = False) -> ProbeProgram:
-    """A causal convolution of 32 channels."""
+    """Build a causal convolution of 32 channels."""
     weights = {"weight": vector(source.floats(32, kernel))}
     if biased:
         weights["bias"] = vector(source.floats(32))

@@ -1,4 +1,4 @@
-"""The same rows in chunks, batches, after going back, branching off, moving: the same bits."""
+"""Rows in chunks, batches, after rewinds, forks and moves: bits must not change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DRIVES: dict[str, dict[str, Drive]] = {
 
 
 def probes() -> dict[str, Callable[[CaseData], ProbeProgram]]:
-    """A program for each kind of slot."""
+    """Return a program for each kind of slot."""
     return {
         "attention": lambda source: attention((2, 1, 8, 8)),
         "convolution": lambda source: conv(source),
@@ -51,7 +51,7 @@ OPERATORS = {
 
 
 def cases() -> Iterator[Case]:
-    """State cases of level 0."""
+    """Yield state cases of level 0."""
     for slot, probe in probes().items():
         op = OPERATORS[slot]
         for family, drives in DRIVES.items():

@@ -1,4 +1,4 @@
-"""What is computed where the logits are: argmax, draws, the largest logits, digests."""
+"""Computations on logits: argmax, draws, the largest logits, digests."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ MASKED: dict[str, tuple[Sampling, Sequence[int]]] = {
 
 
 def cases() -> Iterator[Case]:
-    """Tails of level 0."""
+    """Yield the tails of level 0."""
     for what, build in ARGMAXES.items():
         yield _case("Argmax", "Argmax", what, build)
     for what, sampling in CHAINS.items():
@@ -78,8 +78,8 @@ def _case(family: str, op: str, what: str, build: Callable[[CaseData], Scenario]
 
 
 def rows(x: np.ndarray, wants: tuple[Want, ...], source: CaseData, factor: float = 1.0) -> Scenario:
-    """Rows that supply `x`, their logits by this factor; their ids repeat, so that penalties have
-    a history.
+    """Return rows that supply `x`, with logits by this factor; ids repeat, so that penalties have a
+    history.
     """
     probe = logits(x.shape[1], factor)
     tokens = source.integers(0, 12, len(x))
@@ -87,7 +87,7 @@ def rows(x: np.ndarray, wants: tuple[Want, ...], source: CaseData, factor: float
 
 
 def _argmax_ties(source: CaseData) -> Scenario:
-    """The largest value several times in each row, zeros of both signs among them."""
+    """Return rows with the largest value several times, zeros of both signs among them."""
     x = source.floats(ROWS, VOCABULARY)
     for row in range(ROWS):
         x[row, source.permutation(VOCABULARY)[:5]] = 7
@@ -114,14 +114,14 @@ def _masked(sampling: Sampling, ids: Sequence[int], source: CaseData) -> Scenari
 
 
 def _choices(source: CaseData) -> Scenario:
-    """One distribution at every position: only position and choice tell the draws apart."""
+    """Return one distribution for all positions: only position and choice tell draws apart."""
     x = np.repeat(source.floats(1, VOCABULARY), ROWS, axis=0)
     wants = tuple(Draw(Sampling(seed=9), choice) for choice in range(3))
     return rows(x, wants, source)
 
 
 def _elsewhere(source: CaseData) -> Scenario:
-    """As draft heads draw: for a token further on, after ids that are not their rows'."""
+    """Draw as draft heads do: for a token further on, after ids that are not their rows'."""
     x = np.repeat(source.floats(1, VOCABULARY), ROWS, axis=0)
     penalised = CHAINS["penalties"]
     wants = (
@@ -154,7 +154,7 @@ WIDTHS = (16, 8, 12, 20, 16, 40_000)
 
 
 def _wide(source: CaseData) -> Scenario:
-    """More logits than a backend need hold at once, behind small values that no state needs.
+    """Return more logits than a backend need hold at once, behind small values.
 
     What is fed to these values is stored: a backend that computes it once for all rows, and the
     rest for some rows at a time, must find it whole each time.

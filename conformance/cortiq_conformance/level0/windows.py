@@ -1,4 +1,4 @@
-"""Rows behind a window, which a backend may give up: the same bits as if it kept them all."""
+"""Rows behind a window, which a backend may free without changing a bit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WAYS: dict[str, tuple[Drive, Options]] = {
 
 
 def cases() -> Iterator[Case]:
-    """Cases of windows in level 0."""
+    """Yield the cases of windows in level 0."""
     for what, (drive, options) in WAYS.items():
         build = partial(_scenario, drive, options)
         yield Case(f"level0/windows[{what}]", 0, "windows", "Attend", build, STAGE)
