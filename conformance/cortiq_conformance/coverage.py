@@ -26,7 +26,7 @@ def by_owner(covered: Iterable[Covered]) -> dict[str, Table]:
     return {owner: merged_table(e for e in entries if e[3] == owner) for owner in owners}
 
 
-def still_others(backend: str, covered: Iterable[Covered]) -> dict[str, Table]:
+def computed_by_others(backend: str, covered: Iterable[Covered]) -> dict[str, Table]:
     """Return what others computed, and no kernel of the backend did, by the others' names.
 
     Kernels that were given to the backend are its own here (`BACKEND/KERNEL`).

@@ -15,7 +15,7 @@ from cortiq_conformance import KIT_VERSION
 from cortiq_conformance.case import Case
 from cortiq_conformance.causes import causes_of, name_of
 from cortiq_conformance.compare import Divergence
-from cortiq_conformance.coverage import Table, by_owner, merged_table, still_others
+from cortiq_conformance.coverage import Table, by_owner, computed_by_others, merged_table
 from cortiq_conformance.reasons import Reasons
 from cortiq_conformance.requirements import sentence
 from cortiq_conformance.subject import CompileCounts, Covered
@@ -247,9 +247,9 @@ class Report:
         """Return the covered weight layouts by operator and type of its first input."""
         return merged_table(self.covered)
 
-    def still_others(self) -> dict[str, Table]:
+    def computed_by_others(self) -> dict[str, Table]:
         """Return the operators computed by no kernel of the backend, by owner."""
-        return still_others(self.backend, self.covered)
+        return computed_by_others(self.backend, self.covered)
 
     def requirement_rows(self) -> list[dict[str, Any]]:
         """Return each requirement's name, sentence, counts by outcome, and reason if declined."""
@@ -278,7 +278,8 @@ class Report:
             "counts": {outcome.value: self.count(outcome) for outcome in CaseOutcome},
             "blamed": sorted(self.blamed()), "causes": self.causes(),
             "computed_by": dict(sorted(self.computed.items())), "coverage": self.coverage(),
-            "coverage_by": by_owner(self.covered), "still_others": self.still_others(),
+            "coverage_by": by_owner(self.covered),
+            "still_others": self.computed_by_others(),
             "versions": {**machine_versions(), **self.versions},
             "allow_declined": self.allow_declined, "excused": self.excused,
             "requirements": self.requirement_rows(), "decomposed": self.decomposed,

@@ -229,13 +229,13 @@ def test_what_is_still_anothers_is_said_by_operator_and_layout():
     backend = with_kernel(ops.RMSNorm, KERNELS[ops.RMSNorm])
     report = run(backend, levels=(0,), only="Norm")
     assert report.passed
-    (owner, table), *rest = report.still_others().items()
+    (owner, table), *rest = report.computed_by_others().items()
     assert owner == "reference" and not rest
     assert "LayerNorm" in table and "RMSNorm" not in table
     facts = report.as_dict()
     assert set(facts["coverage_by"]) == {"reference", "acme/own"}
     assert set(facts["coverage_by"]["acme/own"]) == {"RMSNorm"}
-    assert facts["still_others"] == report.still_others()
+    assert facts["still_others"] == report.computed_by_others()
 
 
 def test_an_operator_of_which_another_computes_a_part_has_that_part_listed(monkeypatch):
@@ -244,7 +244,7 @@ def test_an_operator_of_which_another_computes_a_part_has_that_part_listed(monke
     report.backend = "acme"
     report.covered.update({(op, t, layout, "acme"): 1 for op, t, layout, _ in mine})
     report.covered[("MatMul", "q16", "w8", "reference")] += 1
-    assert report.still_others()["reference"]["MatMul"] == {"q16": ["w8"]}
+    assert report.computed_by_others()["reference"]["MatMul"] == {"q16": ["w8"]}
     from cortiq_conformance.cli.print_report import print_report
 
     lines = []

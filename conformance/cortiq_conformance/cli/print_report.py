@@ -26,7 +26,7 @@ def print_report(report: Report) -> None:
         click.echo(f"computed {text}")
     for kind, reason in report.decomposed.items():
         click.echo(f"as its parts {kind}: {reason}")
-    for owner, table in report.still_others().items():
+    for owner, table in report.computed_by_others().items():
         click.echo(f"still the {owner}'s: {summarise(table, report.coverage())}")
     for owner, count in sorted(report.computed.items()):
         click.echo(f"nodes computed by {owner}: {count}")
