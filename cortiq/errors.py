@@ -59,7 +59,7 @@ class CortiqError(Exception):
         where = brief((self.where or "").replace("\n", "\\n"))
         what = brief(self.what, self.most_lines)
         text = f"{where}: {what}" if where else what
-        return f"{text}\n  {brief(self.hint)}" if self.hint else text
+        return f"{text}\n  {brief(self.hint, self.most_lines)}" if self.hint else text
 
 
 class FormatError(CortiqError):
