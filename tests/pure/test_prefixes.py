@@ -209,11 +209,11 @@ def test_kept_states_make_room_for_requests():
     assert free.free_bytes() == 4 * free.state_bytes(64) + 1000
 
 
-def embeddings(ids):
+def embeddings(ids, name="tiny-llama"):
     """The rows that the model's own table has for these ids."""
     from cortiq.numerics.layouts import embedding_rows
 
-    model = loaded("tiny-llama")
+    model = loaded(name)
     (name,) = [n for n in model.weights if "embed_tokens" in n]
     return np.ascontiguousarray(embedding_rows(model.weights[name], np.array(ids, np.int32)))
 
@@ -236,6 +236,32 @@ def test_embedding_prompts_never_meet_kept_prefixes(backend):
     assert facts(after) == alone(on, request([*a, 7], 6))
     assert facts(first) == alone(on, request(a, 4))
     cache.clear()
+
+
+@pytest.mark.parametrize("first", ["ended", "running"])
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-lfm2"])
+def test_t35_embedding_prompts_are_no_prefix_of_anybody_and_have_none(model, first):
+    """Either one first, whether it has ended, has a mark or still runs: nothing is reused."""
+    on = executable(name=model)
+    a, b = prompt(1, 40), prompt(2, 40)
+    foreign = request(a, 6, embeddings=embeddings(b, model), marks=marks_of(a))
+    same_ids, longer = (request(ids, 6, marks=marks_of(a)) for ids in (a, [*a, 7, 8, 9]))
+    source = alone(on, request(b, 6))
+    assert alone(on, foreign) == source != alone(on, same_ids)
+    for before, after in ((foreign, same_ids), (foreign, longer), (longer, foreign)):
+        cache = PrefixCache(on, 10)
+        with engine(on, prefixes=cache) as mine:
+            earlier = mine.submit(before)
+            mine.step()
+            if first == "ended":
+                mine.run()
+                assert earlier.done and bool(len(cache)) is (before is longer)
+            later = mine.submit(after)
+            mine.run()
+        assert later.stats.reused_tokens == 0
+        for made in (earlier, later):
+            assert facts(made) == (source if made.request is foreign else alone(on, made.request))
+        cache.clear()
 
 
 def test_embeddings_that_fit_no_prompt_are_refused():
