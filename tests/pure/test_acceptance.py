@@ -63,16 +63,21 @@ def served(model: Model, ids, speculation, max_tokens, **options):
 def test_t10_hidden_states_of_a_text_are_the_same_every_time(ties):
     from sequences import completed, rows
 
-    def states():
-        state = ties.executable.open(8)
-        found = completed(ties.executable, rows(state, [1, 7, 11, 19], (Named("hidden"),)))
+    def states(model, ids):
+        state = model.executable.open(8)
+        found = completed(model.executable, rows(state, ids, (Named("hidden"),)))
         state.release()
         return np.array([row[Named("hidden")] for row in found])
 
-    one = states()
+    ids = [1, 7, 11, 19]
+    other = states(ties, ids[::-1])
+    one = states(ties, ids)
     assert one.shape == (4, 8) and np.isfinite(one).all()
-    assert np.array_equal(one.view(np.uint32), states().view(np.uint32))
-    ties.logits([1, 7, 11])
+    assert np.array_equal(one.view(np.uint32), states(ties, ids).view(np.uint32))
+    with cortiq.load(ties.name, backend=ties.backend, threads=1) as fresh:
+        assert np.array_equal(one.view(np.uint32), states(fresh, ids).view(np.uint32))
+        assert np.array_equal(other.view(np.uint32), states(fresh, ids[::-1]).view(np.uint32))
+        np.testing.assert_array_equal(ties.logits(ids), fresh.logits(ids))
 
 
 def test_t10_hidden_states_are_those_after_the_norm(ties, mimo):
@@ -111,6 +116,18 @@ def test_t23_speculative_is_plain_greedy_through_exact_ties(ties, depth):
     drafted = ties.generate("abcdef", draft=f"model:{ties.name}", draft_depth=depth, **told)
     assert drafted.token_ids == plain.token_ids and drafted.digest == plain.digest
     assert 0 < drafted.stats.drafts.accepted <= drafted.stats.drafts.drafted
+
+
+def test_t23_a_draft_that_ties_with_the_token_is_not_the_token(ties):
+    """Ids 97 apart have the same logits, bit for bit; the lower one is drawn, the other refused."""
+    plain = served(ties, [97, 98, 99], None, 24)
+    truth, made = plain.ids, slice(3, None)
+    twins = truth[:3] + [t + 97 if i % 3 and t < 97 else t for i, t in enumerate(truth[made])]
+    assert twins != truth
+    drafter = ScriptedDrafter(lambda ids, count: twins[len(ids) : len(ids) + count])
+    sequence = served(ties, [97, 98, 99], Speculation(drafter, lambda tokens: FixedDepth(3)), 24)
+    assert sequence.ids == truth and sequence.output.digest == plain.output.digest
+    assert 0 < sequence.stats.drafts.accepted < sequence.stats.drafts.drafted
 
 
 def test_t24_where_all_logits_are_equal_drafts_and_target_take_the_same_one():

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from sequences import feed
 from small_program import bound
 
+import cortiq
 from cortiq.backend import CompileOptions
 from cortiq.engine import keys
 from cortiq.engine.keys import RollingKey, fold
@@ -262,6 +263,48 @@ def test_t35_embedding_prompts_are_no_prefix_of_anybody_and_have_none(model, fir
         for made in (earlier, later):
             assert facts(made) == (source if made.request is foreign else alone(on, made.request))
         cache.clear()
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma3", "tiny-mimo"])
+@pytest.mark.parametrize("backend", backends())
+def test_embeddings_through_a_model_are_the_rows_they_are(backend, name):
+    """Rows of a text give that text's bits whatever the labels say, with prefixes, drafted, in
+    streams; of other rows they give others; and what the caller does to the array later is his.
+    """
+    with cortiq.load(f"synthetic:{name}", backend=backend, threads=1, context=128) as model:
+        model.keep_prefixes(4)
+        told = {"max_tokens": 6, "ignore_eos": True, "chunk_rows": 7}
+        a, b = ([(k * i + 3) % 60 for i in range(20)] for k in (7, 11))
+        rows, expected = model.token_embeddings(b), model.generate(b, **told)
+        assert rows.dtype == np.float32 and rows.shape[0] == 20
+        labelled = model.generate(a, **told)
+        for draft in ("off", "lookup"):
+            made = model.generate(a, embeddings=rows, draft=draft, **told)
+            assert (made.token_ids, made.digest) == (expected.token_ids, expected.digest)
+            assert made.digest != labelled.digest and made.stats.reused_tokens == 0
+            assert made.prompt_ids == tuple(a)
+        with pytest.raises(RequestError, match="embeddings or masks"):
+            made.receipt()
+        stream = model.stream(a, embeddings=rows, **told)
+        kept, rows[:] = rows.copy(), 1.0
+        "".join(stream)
+        assert stream.generation.digest == expected.digest
+        other = kept.copy()
+        other[4] = kept[5]
+        assert model.generate(a, embeddings=other, **told).digest != expected.digest
+        assert model.generate(a, **told).digest == labelled.digest
+        double = model.generate(a, embeddings=kept.astype(np.float64), **told)
+        assert double.digest == expected.digest
+        far = kept.astype(np.float64)
+        far[0, 0] = 1e300
+        for wrong, words in (
+            (kept[:-1], "19, "), (kept[:, :-1], "the embeddings are"), (kept.tolist(), "an array"),
+            (kept.astype(int), "an array"), (far, "not finite"), ("hello", "an array"),
+        ):  # fmt: skip
+            with pytest.raises(RequestError, match=words):
+                model.stream(a, embeddings=wrong, **told)
+        with pytest.raises(RequestError, match="the prompt is empty"):
+            model.token_embeddings([])
 
 
 def test_embeddings_that_fit_no_prompt_are_refused():
