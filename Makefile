@@ -6,7 +6,7 @@ PACKAGES := -e . -e backends/reference -e backends/cpu -e conformance
 PLUGINS := -e plugins/cortiq-torch -e plugins/cortiq-null -e plugins/cortiq-faulty \
     -e backends/mlx -e backends/wgpu -e backends/triton
 
-.PHONY: demo test mutants lint setup setup-test wheels site clean
+.PHONY: demo test slow mutants lint setup setup-test wheels site clean
 
 $(BIN)/cortiq: pyproject.toml backends/reference/pyproject.toml backends/cpu/pyproject.toml \
     backends/cpu/setup.py conformance/pyproject.toml
@@ -53,6 +53,11 @@ wheels: setup
 	    $(BIN)/python -m build --no-isolation --outdir dist $$folder >dist/log || \
 	    { cat dist/log; exit 1; }; done
 	$(BIN)/python tools/check_wheels.py dist
+
+# What takes minutes, lm-evaluation-harness among it; its packages are many.
+slow: setup-test
+	$(BIN)/python -m pip install --quiet 'lm-eval>=0.4.9'
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 # Each test of docs/acceptance.md on broken code, which it must notice: some minutes.
 mutants: setup-test
