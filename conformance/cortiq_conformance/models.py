@@ -42,8 +42,8 @@ HEADED: Mapping[str, str] = {
 }
 """Tiny models with a draft head, a block drafter or both, which stand behind the plus.
 
-Two have recurrent states in their trunks (a delta rule, a state space), which hold no rows that could be
-dropped where drafts do not hold.
+Two have recurrent states in their trunks (a delta rule, a state space), which hold no rows that
+could be dropped where drafts do not hold.
 """
 FORMULA: Mapping[str, str] = {**TINY, **MINI, **HEADED}
 REAL = ("smollm2", "gemma3-270m")
