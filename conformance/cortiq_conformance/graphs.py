@@ -12,10 +12,14 @@ from cortiq_conformance import models
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import ChunkedDrive, Drive, SequenceInput
+from cortiq_conformance.loops import LOOPED, looped
 from cortiq_conformance.outputs import Observations
 from cortiq_conformance.subject import Subject
 
 FULL_DRIVES: dict[str, Drive] = {"chunks of 7": ChunkedDrive(7), "chunks of 64": ChunkedDrive(64)}
+LOOP_DRIVES: dict[str, Drive] = {
+    "whole": ChunkedDrive(), "chunks of 7": ChunkedDrive(7), "row by row": ChunkedDrive(1)
+}  # fmt: skip
 
 
 def cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
@@ -32,6 +36,11 @@ def cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
     for name in models.chosen_mini(names):
         yield _case(name, "70 tokens", "whole", ChunkedDrive())
         yield _case(name, "70 tokens", "chunks of 7", ChunkedDrive(7))
+    for name in LOOPED if names is None else [name for name in LOOPED if name in names]:
+        for what, drive in LOOP_DRIVES.items():
+            build = partial(_looped, name, drive)
+            case_id = f"level2/loop[{name}, its layers twice, {what}]"
+            yield Case(case_id, 2, "loop", "", build, model=name)
     for name in real if profile == "full" or names is not None else ():
         title = models.prompts(name)[-1]
         yield _case(name, title, "whole", ChunkedDrive())
@@ -86,6 +95,16 @@ def _build(name: str, title: str, drive: Drive, source: CaseData) -> GraphScenar
         model.program, model.weights, feeds, wants, drive, facts=model.facts,
         options={"threads": 1 if name in models.FORMULA else 0}, real=name not in models.FORMULA,
     )  # fmt: skip
+
+
+def _looped(name: str, drive: Drive, source: CaseData) -> GraphScenario:
+    """Return a case with every layer twice: both passes give the definitions' digests."""
+    model = models.load(name)
+    program = looped(model.program)
+    wants = tuple(Digest(value) for value in layer_values(program.trunk))
+    feeds = [SequenceInput(models.prompt(name, "70 tokens"))]
+    weights = {weight: model.weights[weight] for weight in program.weights}
+    return GraphScenario(program, weights, feeds, wants, drive, facts=model.facts)
 
 
 def _second_entry(name: str, source: CaseData) -> GraphScenario:
