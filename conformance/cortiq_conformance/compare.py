@@ -70,15 +70,15 @@ class Divergence:
 
     def _where(self) -> str:
         """Return the rows that differ, if there are several."""
-        format_number = [f"{a}" if a == b else f"{a}-{b}" for a, b in self.rows[:MOST_STRETCHES]]
+        ranges = [f"{a}" if a == b else f"{a}-{b}" for a, b in self.rows[:MOST_STRETCHES]]
         more = sum(b - a + 1 for a, b in self.rows[MOST_STRETCHES:])
-        format_number += [f"{more} more"] if more else []
-        if format_number in ([], [str(self.row)]):
+        ranges += [f"{more} more"] if more else []
+        if ranges in ([], [str(self.row)]):
             return ""
         return (
-            f" in rows {', '.join(format_number[:-1])} and {format_number[-1]}"
-            if format_number[1:]
-            else (f" in rows {format_number[0]}")
+            f" in rows {', '.join(ranges[:-1])} and {ranges[-1]}"
+            if ranges[1:]
+            else (f" in rows {ranges[0]}")
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -176,7 +176,7 @@ def _left_over(
         unread = IGNORED.fullmatch(tensor) or re.fullmatch(names.unread, tensor)
         unread = unread or DRAFT_NAME.match(tensor)
         if tensor not in used and not unread and not _of_draft_head(tensor, checkpoint, config):
-            yield f"{tensor} belongs to nothing in the graph"
+            yield f"{tensor} is not used by the graph"
 
 
 def _of_draft_head(tensor: str, checkpoint: OpenCheckpoint, config: BaseConfig) -> bool:

@@ -207,7 +207,7 @@ class Tokenizer:
     def _require_bos(self) -> int:
         if self.bos_id is None:
             raise TokenizerError(
-                "BOS was asked for, but the tokenizer has none", hint="Encode with add_bos=False."
+                "BOS was requested, but the tokenizer has none", hint="Encode with add_bos=False."
             )
         return self.bos_id
 
