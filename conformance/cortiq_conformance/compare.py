@@ -27,7 +27,7 @@ class Divergence:
     expected_bits, got_bits : as hexadecimal; `ulps` is their distance for floats.
     differing, compared : elements of this value.
     rows : the rows that differ, as (first, last) of each stretch.
-    remark : what the whole array looks like, where that says more.
+    remark : a description of the whole array, if it helps.
     message : the sentence, where there are no two elements to show.
     dubious : whether it looks otherwise than the family of the case would: blame the operator.
     """

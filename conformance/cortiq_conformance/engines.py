@@ -149,7 +149,7 @@ class DraftedSchedule:
 
     Parameters
     ----------
-    right : how many ids of a draft are right. depth : ids of a draft.
+    right : number of right ids in a draft. depth : ids of a draft.
     ends : the text ends at a token inside a round, and another request goes on from there.
     """
 

@@ -92,7 +92,7 @@ class Report:
     parts : layers that were declined as a whole and computed as their parts.
     required : whether a case that could not be run fails the run.
     plugin : the file that brings the backend, if one does.
-    asked : how many cases were listed.
+    asked : number of listed cases.
     running : ids of cases under way.
     cut_short : why not every case ran; empty if all did.
     """

@@ -26,7 +26,7 @@ class SumSite(NamedTuple):
 
 
 Count = Callable[[SumSite], Iterable[int]]
-"""How many terms each of the sums has, as far as they differ."""
+"""Number of terms of each of the sums, where they differ."""
 
 
 def _lanes(terms: int) -> int:

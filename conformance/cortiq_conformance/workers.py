@@ -32,8 +32,8 @@ class RunSpec:
     ----------
     backend : its name, and that of a device after a colon.
     files : files that are plugins.
-    levels, profile, models, only : which cases are listed.
-    use_golden, out : how one is run.
+    levels, profile, models, only : select the cases.
+    use_golden, out : options of a run.
     """
 
     backend: str

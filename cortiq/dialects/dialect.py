@@ -59,7 +59,7 @@ class ToolDialect:
     openings : further markers that calls begin with where models leave `opens` out, each with the
         markers that may end such a call. Only calls of offered tools count behind them. `opens` is
         among them where other markers than `closes` end its calls too.
-    bare : how an answer begins that may be a call without any marker.
+    bare : beginnings of answers that may be calls without a marker.
     """
 
     name: str
@@ -96,7 +96,7 @@ class ToolDialect:
 
 
 WORDS = {"true": True, "false": False, "null": None, "none": None}
-"""What models write for JSON's words, in Python's spelling too."""
+"""Spellings of JSON's words by models, Python's included."""
 
 
 def coerce_arguments(call: ToolCall, schema: Mapping[str, Any]) -> ToolCall:

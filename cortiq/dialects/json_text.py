@@ -16,7 +16,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _ENDS = {"{": "}", "[": "]"}
 _KEYS = frozenset({"id", "type", "index", "name", "arguments", "parameters"})
-"""What an object that is a call may have: any other key would be an argument that gets lost."""
+"""Keys that a call object may have: any other key would be an argument that is lost."""
 
 
 def _no_constant(word: str) -> NoReturn:

@@ -12,7 +12,7 @@ from cortiq.ir.graph import Graph, Node, Program
 from cortiq.ir.op import TypeMismatchError, inferred, violations_of
 
 Finding = tuple[str, str]
-"""Where, and what is wrong."""
+"""The place and the fault."""
 
 DTYPES = ("f32", "i32", "q16")
 AXIS = CONTEXT = Integer(1, MAX_COUNT)

@@ -49,7 +49,7 @@ class LoadedProgram:
     program : its graphs, with the layout of every weight.
     weights : by canonical name; block layouts are views of the file, float matrices are converted
         when they are first looked at.
-    checkpoint : what it was read from.
+    checkpoint : its source.
     family : name of the family.
     config : the family's configuration; `None` for fixtures.
     tensors : the tensors of the file that each weight was made of.

@@ -20,7 +20,7 @@ from cortiq.models.tensor_pieces import TensorPiece, fused_of, locate_piece, spl
 DRAFT_NAME = re.compile(r"(?:model\.)?mtp\.")
 """Tensors of draft heads, which no trunk needs."""
 COPIED = {"embed_tokens.weight": TABLE, "shared_head.head.weight": HEAD}
-"""What files repeat in a layer that drafts, and the trunk's tensor that it should be."""
+"""Tensors that files repeat in a draft layer, with the trunk's tensor they should equal."""
 LAYER_NAME = re.compile(r"(?:model\.layers|blk)\.(\d{1,9})\.")
 
 

@@ -61,7 +61,7 @@ class ByteLevelEncoder:
     ----------
     vocabulary : piece -> id, of the tokens that text may become.
     merges : pairs of pieces, first merged first.
-    pre_tokenizer : how text is cut into words before merging.
+    pre_tokenizer : splits text into words before merging.
 
     Raises
     ------

@@ -29,7 +29,7 @@ class DecoderChain:
     Parameters
     ----------
     steps : of `decoder_steps`.
-    edges : what of the text the pieces are; a text that goes on after another is no beginning.
+    edges : the part of the text that the pieces form; a continuation is no beginning.
     errors : of Python's UTF-8 decoder, for bytes that are no characters.
     """
 

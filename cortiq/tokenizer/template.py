@@ -58,7 +58,7 @@ def render(
     add_generation_prompt : end with the header of the assistant's turn.
     tools : JSON schemas of functions; templates see none rather than an empty list.
     options : further variables (`enable_thinking`, `documents`, ...).
-    now : what `strftime_now` shows; the current time if None.
+    now : the time of `strftime_now`; the current time if None.
 
     Raises
     ------

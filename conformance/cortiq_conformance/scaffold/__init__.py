@@ -24,7 +24,7 @@ PLACES = {
     "tests/test_conformance.py.txt": "tests/test_conformance.py",
     "tests/test_backend.py.txt": "tests/test_backend.py",
 }
-"""Where each template goes."""
+"""Path of each template in the package."""
 
 
 def write_backend(name: str, parent: Path) -> list[Path]:
