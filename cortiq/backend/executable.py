@@ -187,6 +187,10 @@ class BaseExecutable(ABC, Generic[S, P]):
             raise
         return state
 
+    def settle(self) -> None:
+        """Wait for what is under way: nothing, where `forward` returns when all is computed."""
+        return
+
     def forget(self, state: S) -> None:
         """Drop a released sequence."""
         self.states = [known for known in self.states if known is not state]

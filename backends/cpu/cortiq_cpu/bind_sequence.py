@@ -12,7 +12,6 @@ from cortiq_cpu.arguments import Kind, address
 from cortiq_cpu.binder import Binder, Bound, fields
 from cortiq_cpu.fuse import Attention, Heads, Part
 from cortiq_cpu.lower import Step
-from cortiq_cpu.recurrents import Recurrences
 
 F32 = np.float32
 PAIRINGS = ("half", "interleaved")
@@ -109,11 +108,11 @@ def bind_conv(b: Binder, step: Step) -> Bound:
     """CAUSAL_CONV."""
     node = step.nodes[0]
     op: ops.CausalConv = node.op  # type: ignore[assignment]
-    number = b.layout.ring_numbers[node.slots["ring"]]
+    number = b.layout.fixed_numbers[node.slots["ring"]]
     args = arguments.Conv(
         x=b.at(step.inputs[0]), out=b.at(step.outputs[0]),
         weight=b.weights.taps(node.weights["weight"]), bias=b.vector(node, "bias"),
-        rings=b.rows.rings[number].ctypes.data,
+        rings=b.rows.fixed[number].ctypes.data,
         capacities=b.rows.ring_capacities[number].ctypes.data,
         segments=address(b.rows.segments), segment_count=address(b.rows.segment_count),
         x_stride=op.width, out_stride=op.width, width=op.width, taps=op.kernel,
@@ -124,12 +123,11 @@ def bind_conv(b: Binder, step: Step) -> Bound:
 def bind_recurrence(b: Binder, step: Step) -> Bound:
     """GATED_DELTA: the delta rule, or the state-space step, where q, k and v are C, B and x."""
     slot = step.nodes[0].slots["state"]
-    number, layout = b.layout.ring_numbers[slot], b.layout.rings[slot]
-    assert isinstance(layout, Recurrences)
+    number, layout = b.layout.fixed_numbers[slot], b.layout.recurrences[slot]
     first, second, third, *rest = step.inputs
     names = step.inputs if layout.delta else (third, second, first, *rest)
     args = layout.args()
     args.q, args.k, args.v, args.alpha, args.beta = (b.at(name) for name in names)
-    args.out, args.states = b.at(step.outputs[0]), b.rows.rings[number].ctypes.data
+    args.out, args.states = b.at(step.outputs[0]), b.rows.fixed[number].ctypes.data
     args.segments, args.segment_count = address(b.rows.segments), address(b.rows.segment_count)
     return [(Kind.GATED_DELTA, args)]

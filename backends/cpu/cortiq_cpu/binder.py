@@ -96,7 +96,7 @@ class Binder:
 
     def kv(self, slot: str) -> arguments.KV:
         """The rows of a slot, for the sequences of this set."""
-        number, layout = self.layout.kv_numbers[slot], self.layout.kv[slot]
+        number, layout = self.layout.kv_numbers[slot], self.layout.rows[slot]
         geometry = layout.slot
         return arguments.KV(
             pages=self.rows.pages[number].ctypes.data,

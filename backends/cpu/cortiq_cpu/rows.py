@@ -25,7 +25,7 @@ class RowSet:
     tokens, positions : int32. faults : uint8, or-ed by the ops.
     source : int32, for the tail's rows where they are in the chunk.
     segments : `SEGMENT`. pages : addresses of page tables, uint64 [KV slots, capacity].
-    rings, ring_capacities : of every ring slot, uint64 and int32 [ring slots, capacity].
+    fixed, ring_capacities : of every ring and state, uint64 and int32 [slots, capacity].
     """
 
     def __init__(self, capacity: int, layout: StateLayout) -> None:
@@ -35,8 +35,8 @@ class RowSet:
         self.faults = np.zeros(capacity, np.uint8)
         self.segments = np.zeros(capacity, SEGMENT)
         self.pages = np.zeros((len(layout.kv), capacity), np.uint64)
-        self.rings = np.zeros((len(layout.rings), capacity), np.uint64)
-        self.ring_capacities = np.zeros((len(layout.rings), capacity), np.int32)
+        self.fixed = np.zeros((len(layout.fixed), capacity), np.uint64)
+        self.ring_capacities = np.tile(layout.ring_capacities[:, None], capacity)
 
     def fill(self, tokens: np.ndarray, positions: np.ndarray, stretches: Sequence[Stretch]) -> None:
         """Become these rows, none of them at fault."""
@@ -47,8 +47,7 @@ class RowSet:
         for index, (state, start, stop, position) in enumerate(stretches):
             self.segments[index] = (start, stop, position)
             self.pages[:, index] = state.table_addresses
-            self.rings[:, index] = state.ring_addresses
-            self.ring_capacities[:, index] = state.ring_capacities
+            self.fixed[:, index] = state.fixed_addresses
 
 
 class Flat:

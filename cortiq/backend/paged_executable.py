@@ -1,0 +1,100 @@
+"""An executable whose sequences are in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from cortiq.backend.batch import Batch, Row
+from cortiq.backend.executable import Accepted, BaseExecutable, Compiled
+from cortiq.backend.extents import RingExtent
+from cortiq.backend.paged import PagedState, SlotExtent
+from cortiq.backend.paged_memory import PagedMemory
+from cortiq.backend.pages import PagePool
+from cortiq.backend.protocol import CompileOptions
+from cortiq.ir import KVRows, Program, Ring, Slot
+
+EARLY_POSITIONS = 1 << 13
+"""Positions that rotary tables are made for when a sequence is opened; others when it grows."""
+
+
+class PreparedPlan(Compiled, Protocol):
+    """An entry graph whose rotary tables have to be made in time."""
+
+    def prepare(self, positions: int) -> None:
+        """Precompute tables for so many positions."""
+
+    def reach(self, rows: Sequence[Row]) -> int:
+        """Positions that tables must have for what rows supply."""
+
+
+T = TypeVar("T", bound=PagedState)
+P = TypeVar("P", bound=PreparedPlan)
+
+
+class PagedExecutable(BaseExecutable[T, P]):
+    """An executable whose sequences share pages.
+
+    Attributes
+    ----------
+    state_type : of its sequences.
+    layout : where slots lie in pages. memory : whose pages these are. pages : those in use.
+    """
+
+    state_type: ClassVar[type[PagedState]] = PagedState
+
+    def __init__(
+        self,
+        program: Program,
+        options: CompileOptions,
+        plans: Mapping[str, P],
+        memory: PagedMemory,
+    ) -> None:
+        super().__init__(program, options, plans)
+        self.use_memory(memory)
+
+    def use_memory(self, memory: PagedMemory) -> None:
+        """Take pages from this memory from now on."""
+        self.memory, self.layout, self.pages = memory, memory.layout, PagePool(memory)
+
+    def new_state(self, limit: int) -> Any:
+        """An empty sequence of at most `limit` positions."""
+        self.prepare(min(limit, EARLY_POSITIONS))
+        return self.state_type(self, limit)
+
+    def new_extent(self, name: str, slot: Slot) -> SlotExtent:
+        """How far an empty slot is written, and how far back it can go."""
+        if isinstance(slot, KVRows):
+            return self.extent(name)
+        if isinstance(slot, Ring):
+            return RingExtent(window=slot.length)
+        return self.memory.recurrent_extent()
+
+    def prepare(self, positions: int) -> None:
+        """Precompute tables for so many positions."""
+        for plan in self.plans.values():
+            plan.prepare(positions)
+
+    def state_bytes(self, rows: int) -> int:
+        """Memory one sequence of this many rows takes."""
+        return self.layout.nbytes(rows)
+
+    def held_bytes(self) -> int:
+        """Memory that sequences and snapshots hold; a page that several share counts once."""
+        return self.pages.nbytes
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether sequences may take so many bytes more."""
+        return nbytes <= 0 or nbytes <= self.free_bytes()
+
+    def make_room(self, state: T, start: int, stop: int) -> bool:
+        """Whether rows can be written: there is memory, and no other sequence shares the pages."""
+        return state.grow(stop, start)
+
+    def refusal(self, plan: P, batch: Batch, sequence: Accepted[T]) -> str | None:
+        """Why a sequence's rows cannot be computed; None also has tables of positions made."""
+        reason = super().refusal(plan, batch, sequence)
+        if reason is None:
+            indices = sequence.indices
+            plan.prepare(plan.reach(batch.rows[indices.start : indices.stop]))
+        return reason
