@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from cortiq.backend.batch import Batch, Row
@@ -11,8 +11,7 @@ from cortiq.backend.extents import RingExtent
 from cortiq.backend.paged import PagedState, SlotExtent
 from cortiq.backend.paged_memory import PagedMemory
 from cortiq.backend.pages import PagePool
-from cortiq.backend.protocol import CompileOptions
-from cortiq.ir import KVRows, Program, Ring, Slot
+from cortiq.ir import KVRows, Ring, Slot
 
 EARLY_POSITIONS = 1 << 13
 """Positions that rotary tables are made for when a sequence is opened; others when it grows."""
@@ -43,18 +42,8 @@ class PagedExecutable(BaseExecutable[T, P]):
 
     state_type: ClassVar[type[PagedState]] = PagedState
 
-    def __init__(
-        self,
-        program: Program,
-        options: CompileOptions,
-        plans: Mapping[str, P],
-        memory: PagedMemory,
-    ) -> None:
-        super().__init__(program, options, plans)
-        self.use_memory(memory)
-
     def use_memory(self, memory: PagedMemory) -> None:
-        """Take pages from this memory from now on."""
+        """Take pages from this memory from now on: before the first sequence is opened."""
         self.memory, self.layout, self.pages = memory, memory.layout, PagePool(memory)
 
     def new_state(self, limit: int) -> Any:

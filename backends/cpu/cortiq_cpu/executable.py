@@ -55,7 +55,8 @@ class CpuExecutable(PagedExecutable[CpuState, Plan]):
         with ThreadPoolExecutor(threads) as packers:
             packed = Weights(weights, packers)
             plans = {n: Plan(g, packed, layout, self.pool) for n, g in graphs.items()}
-        super().__init__(program, options, plans, CpuMemory(layout, self.pool, poison))
+        super().__init__(program, options, plans)
+        self.use_memory(CpuMemory(layout, self.pool, poison))
         for plan in plans.values():
             if plan.angles.supplied:  # Rows may be anywhere in the context from the first one on.
                 plan.prepare(min(program.context, EARLY_POSITIONS))

@@ -9,7 +9,7 @@ import numpy as np
 
 from cortiq.backend import Draw
 from cortiq.backend.executable import Accepted
-from cortiq_wgpu.state import WgpuState
+from cortiq.backend.paged import PagedState
 from cortiq_wgpu.wants import asked_by, draw_block, penalises
 from cortiq_wgpu.work import SEGMENTS, Work
 
@@ -28,7 +28,7 @@ class Flat:
     spans : first row and end of each sequence. owner : the sequence's number, by row.
     """
 
-    def __init__(self, accepted: Sequence[Accepted[WgpuState]], entry: str) -> None:
+    def __init__(self, accepted: Sequence[Accepted[PagedState]], entry: str) -> None:
         self.states = [one.state for one in accepted]
         self.indices = [index for one in accepted for index in one.indices]
         counts = [len(one.tokens) for one in accepted]
@@ -104,7 +104,8 @@ class Records:
     def _tables(self, extra: _Extra) -> dict[int, int]:
         """Where the pages of each sequence are listed."""
         owners = np.unique(self.flat.owner[self.chunk]).tolist()
-        return {o: extra.add(np.array(self.flat.states[o].pages, np.uint32)) for o in owners}
+        tables = {o: [p.data for t in self.flat.states[o].tables for p in t.pages] for o in owners}
+        return {o: extra.add(np.array(pages, np.uint32)) for o, pages in tables.items()}
 
     def _fill(
         self, rows: np.ndarray, records: np.ndarray, tables: dict[int, int], extra: _Extra
@@ -113,9 +114,10 @@ class Records:
         if not len(rows):
             return
         owners = flat.owner[rows]
+        blocks = [0 if state.block is None else state.block.data for state in flat.states]
         records[:, TOKEN], records[:, POSITION] = flat.tokens[rows], flat.positions[rows]
         records[:, PAGES] = [tables[owner] for owner in owners.tolist()]
-        records[:, BLOCK] = [max(0, flat.states[owner].block) for owner in owners.tolist()]
+        records[:, BLOCK] = [blocks[owner] for owner in owners.tolist()]
         records[:, SOURCE] = rows - self.chunk[0]
         supplied = {
             name: np.stack([np.asarray(self.run.rows[r].inputs[name], np.int64) for r in rows])

@@ -11,12 +11,12 @@ import numpy as np
 from cortiq.backend import Batch, Named, Row, Want
 from cortiq.backend.admission import chunks_of, value_of
 from cortiq.backend.executable import Accepted
+from cortiq.backend.paged import PagedState
 from cortiq_wgpu.batch import Flat, Records
 from cortiq_wgpu.lower import SIDE_VALUES
 from cortiq_wgpu.plan import Plan
 from cortiq_wgpu.records import quantised_of, records_of
 from cortiq_wgpu.requests import Compiled
-from cortiq_wgpu.state import WgpuState
 from cortiq_wgpu.wants import Ask, answer, asked_by
 from cortiq_wgpu.work import Work
 
@@ -63,7 +63,7 @@ class Run:
     flat : the rows of all accepted sequences, which all other row numbers count in.
     """
 
-    def __init__(self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[WgpuState]]) -> None:
+    def __init__(self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[PagedState]]) -> None:
         self.plan, self.gpu, self.entry = plan, plan.gpu, batch.entry
         self.flat = Flat(accepted, batch.entry)
         self.rows: list[Row] = [batch.rows[index] for index in self.flat.indices]
