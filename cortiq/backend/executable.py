@@ -211,7 +211,7 @@ class BaseExecutable(ABC, Generic[S, P]):
         plan = self._plan(batch.entry)
         outcomes: dict[State, Outcome] = {}
         accepted: list[Accepted[S]] = []
-        for state, indices in groups_of(batch, self._owns).items():
+        for state, indices in groups_of(batch, self.owns).items():
             tokens = [token_of(batch.rows[index], self.drawn) for index in indices]
             sequence = Accepted(state, indices, tokens)
             reason = self.refusal(plan, batch, sequence)
@@ -269,7 +269,8 @@ class BaseExecutable(ABC, Generic[S, P]):
             raise RequestError(f"no entry graph is named {entry!r}", hint=f"There are {there}")
         return self.plans[entry]
 
-    def _owns(self, state: Any) -> bool:
+    def owns(self, state: Any) -> bool:
+        """Whether a state is a living sequence of this executable."""
         return any(state is known for known in self.states) and state.alive
 
 

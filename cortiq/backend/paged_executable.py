@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -17,18 +18,15 @@ EARLY_POSITIONS = 1 << 13
 """Positions that rotary tables are made for when a sequence is opened; others when it grows."""
 
 
-class PreparedPlan(Compiled, Protocol):
+class PositionedPlan(Compiled, Protocol):
     """An entry graph whose rotary tables have to be made in time."""
-
-    def prepare(self, positions: int) -> None:
-        """Precompute tables for so many positions."""
 
     def reach(self, rows: Sequence[Row]) -> int:
         """Positions that tables must have for what rows supply."""
 
 
 T = TypeVar("T", bound=PagedState)
-P = TypeVar("P", bound=PreparedPlan)
+P = TypeVar("P", bound=PositionedPlan)
 
 
 class PagedExecutable(BaseExecutable[T, P]):
@@ -59,10 +57,9 @@ class PagedExecutable(BaseExecutable[T, P]):
             return RingExtent(window=slot.length)
         return self.memory.recurrent_extent()
 
+    @abstractmethod
     def prepare(self, positions: int) -> None:
         """Precompute tables for so many positions."""
-        for plan in self.plans.values():
-            plan.prepare(positions)
 
     def state_bytes(self, rows: int) -> int:
         """Memory one sequence of this many rows takes."""
@@ -85,5 +82,5 @@ class PagedExecutable(BaseExecutable[T, P]):
         reason = super().refusal(plan, batch, sequence)
         if reason is None:
             indices = sequence.indices
-            plan.prepare(plan.reach(batch.rows[indices.start : indices.stop]))
+            self.prepare(plan.reach(batch.rows[indices.start : indices.stop]))
         return reason

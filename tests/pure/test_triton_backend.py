@@ -245,7 +245,7 @@ def test_without_memory_to_grow_a_batch_is_declined_and_smaller_ones_are_compute
 ):
     executable = llama()
     first, second = executable.open(200), executable.open(200)
-    monkeypatch.setattr(memory.Pool, "_fresh", no_room)
+    monkeypatch.setattr(memory.TritonMemory, "_fresh", no_room)
     long = Batch([Row(first, i, 1) for i in range(70)])
     outcome = executable.forward(long).result().outcomes[first]
     assert outcome.status is Status.DECLINED and "no room for 70 rows" in outcome.reason
@@ -260,7 +260,7 @@ def test_without_memory_to_grow_a_batch_is_declined_and_smaller_ones_are_compute
 
 
 def test_a_memory_limit_is_kept_to_by_whole_pages(llama):
-    page = llama().layout.page
+    page = llama().layout.page_bytes
     executable = llama(memory_limit=page + page // 2)
     state = executable.open(200)
     assert state.reserve(64) and not state.reserve(65)

@@ -71,6 +71,11 @@ class CpuExecutable(PagedExecutable[CpuState, Plan]):
         """What a receipt states: the instruction set, and the hash of the native core."""
         return {"isa": self.pool.isa, "native": library_hash()}
 
+    def prepare(self, positions: int) -> None:
+        """Precompute rotary tables for so many positions."""
+        for plan in self.plans.values():
+            plan.prepare(positions)
+
     def fits(self, nbytes: int) -> bool:
         """Whether sequences may take so many bytes more; spare memory is freed if needed."""
         if nbytes + self.memory.spare_bytes > self.free_bytes():

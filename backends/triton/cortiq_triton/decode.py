@@ -188,8 +188,7 @@ class Decoder:
         self, plan: Plan, batch: Batch, accepted: Sequence[Going], sources: Sequence[int]
     ) -> Step:
         run = Run(plan, batch, accepted, self.owner.shared, self.drawn)
-        run.reach()
-        pages = max(FEWEST_PAGES, pow2(max(len(s.state.pages) for s in accepted)))
+        pages = max(FEWEST_PAGES, pow2(max(len(s.state.page_addresses) for s in accepted)))
         wants = batch.rows[0].wants
         key = (batch.entry, len(accepted), pages, wants, self.owner.shared.angles.version)
         if self.version != key[-1]:  # tables of angles were made anew: old graphs read old ones

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
+from cortiq.backend import Row
 from cortiq.backend.plan import Step, needed
 from cortiq.ir import Graph, Node, ops
 from cortiq.numerics.layouts import Weight
@@ -83,6 +86,11 @@ class Plan:
         if self.joined is None:
             return steps
         return Fuser(steps, wanted | supplied, self.joined, self.graph).fuse()
+
+    def reach(self, rows: Sequence[Row]) -> int:
+        """Positions that tables must have for what rows supply."""
+        given = (int(np.max(row.inputs[name])) for name in self.supplied for row in rows)
+        return max(given, default=-1) + 1
 
     def select(self, wanted: frozenset[str]) -> list[Step]:
         """Steps that a batch needs, in order."""

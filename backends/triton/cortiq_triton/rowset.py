@@ -134,14 +134,14 @@ def arrays(
         stop = segment.position + segment.stop - segment.start
         positions[segment.start : segment.stop] = np.arange(segment.position, stop)
     states = [segment.state for segment in segments]
-    width = pages or max(1, *(len(state.pages) for state in states))
+    width = pages or max(1, *(len(state.page_addresses) for state in states))
     table = np.zeros((len(states), width), np.int64)
     for number, state in enumerate(states):
-        table[number, : len(state.pages)] = [page.address for page in state.pages]
+        table[number, : len(state.page_addresses)] = state.page_addresses
     late = np.array(tail, np.int32)
     return {
         "table": table,
-        "fixed": np.array([state.fixed.data_ptr() for state in states], np.int64),
+        "fixed": np.array([state.block_address for state in states], np.int64),
         "tokens": np.array(tokens, np.int32),
         "sources": np.array(sources, np.int32),
         "positions": positions,

@@ -60,13 +60,6 @@ class Run:
         self.supplied = frozenset(name for row in self.rows for name in row.inputs)
         self.values: dict[str, Any] = {}
 
-    def reach(self) -> None:
-        """Know the angles of all positions."""
-        last = max(segment.position + segment.stop - segment.start for segment in self.segments)
-        given = [row.inputs[name] for name in self.plan.supplied for row in self.rows]
-        last = max([last, *(int(np.max(positions)) + 1 for positions in given)])
-        self.shared.angles.reach(self.plan.tables, last)
-
     def fill(self, buffer: RowBuffer, sources: Sequence[int], pages: int = 0) -> dict[str, Any]:
         """Write what is known of the rows to the device."""
         parts = arrays(self.segments, self.tokens, sources, self.tail, pages)
@@ -87,7 +80,6 @@ class Run:
 
     def compute(self) -> None:
         """Run every step that is needed."""
-        self.reach()
         self.place(RowBuffer(self.shared.device))
         self._steps()
 

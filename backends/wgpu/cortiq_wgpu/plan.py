@@ -274,10 +274,6 @@ class Plan:
         """Blocks that a row may have to score."""
         return max((last // block + 1 for block in self.blocks), default=0)
 
-    def prepare(self, positions: int) -> None:
-        """Precompute rotary tables for so many positions."""
-        self.turns.grow(positions)
-
     def reach(self, rows: Sequence[Row]) -> int:
         """How many positions must be known for those that rows supply."""
         given = [int(np.max(row.inputs[n])) for n in self.turns.supplied for row in rows]
