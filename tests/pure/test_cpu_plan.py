@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from cortiq.backend.lower import Gather, lower
 from cortiq.errors import BackendError
 from cortiq.ir import ops, primitives_of
 from cortiq.models import load_program
@@ -15,7 +16,6 @@ pytest.importorskip("cortiq_cpu")
 from cortiq_cpu import native
 from cortiq_cpu.arena import REPLACING, assign
 from cortiq_cpu.fuse import Attention, Fuser, Heads, NormChain, Wise
-from cortiq_cpu.lower import Gather, lower
 
 try:
     native.library()
@@ -63,7 +63,7 @@ def test_living_values_never_share_memory(graph, wanted):
     }
     sizes = {name: 64 * (1 + len(name) % 3) for name in names}
     kept = {*wanted, *(n for s in tail if isinstance(s.op, Gather) for n in s.inputs)}
-    places = assign(lowered, [[s] for s in steps], sizes, kept, [])
+    places = assign(lowered, steps, sizes, kept, [])
     living: dict[str, int] = {}
     for index, step in enumerate(steps):
         read = {lowered.root(n) for n in step.inputs}

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from cortiq.backend.lower import Lowered
 from cortiq.ir import Node, Type
 from cortiq_cpu import arguments
 from cortiq_cpu.angles import Angles
 from cortiq_cpu.arena import Arena, Places
 from cortiq_cpu.arguments import Kind, address
-from cortiq_cpu.lower import Lowered
 from cortiq_cpu.native import Op, library
 from cortiq_cpu.rows import RowSet
 from cortiq_cpu.state_layout import StateLayout

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cortiq.backend.lower import Lowered, Step, joined_products
 from cortiq.ir import Node, ops
-from cortiq_cpu.lower import Lowered, Step
 
 NORMS = (ops.RMSNorm, ops.LayerNorm)
 WISE = (ops.Add, ops.Multiply, ops.Scale, ops.Bias, ops.Activation, ops.SoftCap)
@@ -85,14 +85,14 @@ class Fuser:
         self.lowered = lowered
         self.solid = {lowered.root(name) for name in solid}
         self.exposed = {lowered.root(name) for name in exposed} | self.solid
-        steps = (*lowered.trunk, *lowered.tail)
+        steps = (*joined_products(lowered.trunk), *joined_products(lowered.tail))
         self.uses = Counter(lowered.root(n) for step in steps for n in step.inputs)
         self.done: list[Step] = []
 
     def fuse(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
         """The joined steps."""
         self.done = []
-        for step in steps:
+        for step in joined_products(steps):
             joined = next(
                 (j for j in JOINS if isinstance(step.op, j.takes) and j.join(self, step)), None
             )

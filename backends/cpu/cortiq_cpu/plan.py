@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cortiq.backend import Row, Want
-from cortiq.backend.admission import last_keys_of, value_of
-from cortiq.backend.plan import needed
+from cortiq.backend.admission import BY_ROW, last_keys_of, value_of
+from cortiq.backend.lower import Admit, Lowered, Step, lower
+from cortiq.backend.plan import always_known, needed
 from cortiq.ir import Graph, ops
 from cortiq_cpu.angles import Angles
 from cortiq_cpu.arena import Arena, Places, assign
@@ -20,7 +21,6 @@ from cortiq_cpu.bind import ops_of
 from cortiq_cpu.binder import Binder, row_bytes
 from cortiq_cpu.costs import label_of
 from cortiq_cpu.fuse import Fuser
-from cortiq_cpu.lower import Admit, Gather, Lowered, Step, always_known, lower
 from cortiq_cpu.native import Op, Pool, library, op_list
 from cortiq_cpu.profile import Label, moving
 from cortiq_cpu.rows import RowSet
@@ -36,8 +36,6 @@ LONG = 1 << 16
 """Positions up to which few queries' keys are spread over threads."""
 MOST_COMPILED = 64
 """Op lists kept; the oldest goes first."""
-SIDE_VALUES = ("token", "position")
-"""Inputs that live in the row sets, not in the arena."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ class Plan:
         """What these rows ask for."""
         kinds = {row.wants for row in rows if row.wants}
         asked = [pair for wants in kinds for pair in asked_by(wants)]
-        wanted = frozenset(value_of(want) for want, _ in asked) - set(SIDE_VALUES)
+        wanted = frozenset(value_of(want) for want, _ in asked) - set(BY_ROW)
         asks = frozenset(ask for _, group in asked for ask in group)
         given = frozenset(name for row in rows if row.inputs for name in row.inputs)
         late = {frozenset(value_of(want) for want in wants) - self.always for wants in kinds}
@@ -196,13 +194,12 @@ class Plan:
         made = {name for step in trunk for name in step.outputs} | set(self.graph.inputs)
         for name, type_ in lowered.types.items():
             rows = self.sets[lowered.root(name) not in made]
-            if name not in SIDE_VALUES:
+            if name not in BY_ROW:
                 sizes[name] = rows.capacity * row_bytes(type_)
-        gathered = {name for step in tail if isinstance(step.op, Gather) for name in step.inputs}
+        gathered = lowered.gathered()
         kept = {*request.wanted, *request.supplied, *gathered, *self.graph.inputs}
-        groups = [[step] for step in (*trunk, *tail)]
-        first = [name for name in self.graph.inputs if name not in SIDE_VALUES]
-        return assign(lowered, groups, sizes, kept - set(SIDE_VALUES), first)
+        first = [name for name in self.graph.inputs if name not in BY_ROW]
+        return assign(lowered, (*trunk, *tail), sizes, kept - set(BY_ROW), first)
 
     def _binder(self, lowered: Lowered, places: Places, number: int) -> Binder:
         shared = (self.angles, self.layout, self.weights, self.workspace)

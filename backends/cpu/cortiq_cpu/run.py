@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Batch, Draw, Named, Row, State, Top, Want
-from cortiq.backend.admission import chunks_of, value_of
+from cortiq.backend.admission import BY_ROW, chunks_of, value_of
 from cortiq.backend.executable import Accepted
 from cortiq.ir import Type
 from cortiq.numerics.quantise import Quantised
 from cortiq_cpu.native import Op, library
-from cortiq_cpu.plan import SIDE_VALUES, Plan
+from cortiq_cpu.plan import Plan
 from cortiq_cpu.profile import Label, Profile
 from cortiq_cpu.rows import Flat
 from cortiq_cpu.wants import Ask, asked_by, fill_draw, penalises
@@ -135,7 +135,7 @@ class Run:
     def _take_inputs(self) -> None:
         """Write what rows supply for the graph's inputs; ops pass it through `snap`."""
         for name in self.plan.graph.inputs:
-            if name not in SIDE_VALUES:
+            if name not in BY_ROW:
                 for place, row in enumerate(self.which[0].tolist()):
                     self._put(name, place, self.rows[row].inputs[name])
 
@@ -206,7 +206,7 @@ class Run:
 
     def _named(self, name: str, row: int, place: int) -> Any:
         """A copy of a row's value, in the shape of one row."""
-        if name in SIDE_VALUES:
+        if name in BY_ROW:
             source = self.flat.tokens if name == "token" else self.flat.positions
             return source[row]
         type_ = self.plan.graph.values[name]

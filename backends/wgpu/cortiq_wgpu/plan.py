@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Row, Want
-from cortiq.backend.admission import last_keys_of, value_of
+from cortiq.backend.admission import BY_ROW, last_keys_of, value_of
+from cortiq.backend.lower import Admit, Step, lower
 from cortiq.backend.plan import always_known, needed
 from cortiq.ir import Graph, ops
 from cortiq.numerics.attention import scoring
 from cortiq_wgpu.angles import Turns
 from cortiq_wgpu.binder import Binder
 from cortiq_wgpu.device import SLICE, Gpu
-from cortiq_wgpu.lower import SIDE_VALUES, Admit, Lowered, Lowering, Step
+from cortiq_wgpu.lower import Grouped, Grouping, is_wide
 from cortiq_wgpu.places import Places, assign, row_words
 from cortiq_wgpu.pools import Pools
 from cortiq_wgpu.requests import Compiled, Memory, Ready, Request
@@ -87,7 +88,7 @@ class Plan:
         """What these rows ask for."""
         kinds = {row.wants for row in rows if row.wants}
         asked = [pair for wants in kinds for pair in asked_by(wants)]
-        wanted = frozenset(value_of(want) for want, _ in asked) - set(SIDE_VALUES)
+        wanted = frozenset(value_of(want) for want, _ in asked) - set(BY_ROW)
         asks = frozenset(ask for _, ask in asked if ask is not None)
         given = frozenset(name for row in rows if row.inputs for name in row.inputs)
         late = {frozenset(value_of(want) for want in wants) - self.always for wants in kinds}
@@ -110,8 +111,8 @@ class Plan:
 
     def _compile(self, request: Request) -> Compiled:
         solid = request.supplied
-        lowering = Lowering(self.graph, self.always, solid, request.mixed, self._together)
-        lowered = lowering.lowered(request.wanted)
+        steps = lower(self.graph, request.wanted)
+        lowered = Grouping(steps, solid, request.mixed, self._together).grouped()
         places = self._places(lowered, request)
         binder = Binder(
             lowered,
@@ -162,7 +163,7 @@ class Plan:
     def _works(self, binder: Binder, group: tuple[Step, ...]) -> list[Work]:
         nodes = frozenset(step.node.name for step in group if step.node)
         outputs = tuple(name for step in group for name in step.outputs)
-        made = (dispatches if group[0].wide else stage_works)(binder, group)
+        made = (dispatches if is_wide(group[0]) else stage_works)(binder, group)
         label = " ".join(dict.fromkeys(type(step.op).__name__ for step in group))
         return [replace(w, label=w.label or label, nodes=nodes, outputs=outputs) for w in made]
 
@@ -190,7 +191,7 @@ class Plan:
                 start += self.tail_rows
         return regions
 
-    def _places(self, lowered: Lowered, request: Request) -> Places:
+    def _places(self, lowered: Grouped, request: Request) -> Places:
         late = {
             name for group in lowered.groups for step in group if step.tail
             for name in step.outputs
@@ -202,9 +203,9 @@ class Plan:
         rows = {
             name: self.tail_rows if name in late else self.rows
             for name in roots
-            if name in lowered.types and name not in SIDE_VALUES
+            if name in lowered.types and name not in BY_ROW
         }
-        kept = {*request.wanted, *request.supplied, *self.graph.inputs} - set(SIDE_VALUES)
+        kept = {*request.wanted, *request.supplied, *self.graph.inputs} - set(BY_ROW)
         if self.tail_rows < self.rows:  # the tail may be passed again, and reads these each time
             kept |= lowered.gathered()
         places = assign(lowered, rows, kept)
@@ -294,4 +295,4 @@ class Plan:
     @property
     def inputs(self) -> Mapping[str, Any]:
         """Types of the inputs that rows supply."""
-        return {n: self.graph.values[n] for n in self.graph.inputs if n not in SIDE_VALUES}
+        return {n: self.graph.values[n] for n in self.graph.inputs if n not in BY_ROW}

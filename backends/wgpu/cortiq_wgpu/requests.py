@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from cortiq.backend.lower import Lowered
 from cortiq_wgpu.device import Gpu
-from cortiq_wgpu.lower import Lowered
 from cortiq_wgpu.places import Places
 from cortiq_wgpu.wants import Ask
 from cortiq_wgpu.work import Work

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Batch, Named, Row, Want
-from cortiq.backend.admission import chunks_of, value_of
+from cortiq.backend.admission import BY_ROW, chunks_of, value_of
 from cortiq.backend.executable import Accepted
 from cortiq.backend.paged import PagedState
 from cortiq_wgpu.batch import Flat, Records
-from cortiq_wgpu.lower import SIDE_VALUES
 from cortiq_wgpu.plan import Plan
 from cortiq_wgpu.records import quantised_of, records_of
 from cortiq_wgpu.requests import Compiled
@@ -232,7 +231,7 @@ class Run:
             start += words
 
     def _read_value(self, one: Pass, name: str, row: int, place: int) -> None:
-        if name in SIDE_VALUES or not self.plan.words_of(name):
+        if name in BY_ROW or not self.plan.words_of(name):
             return
         buffer = "q" if self.plan.graph.values[name].dtype == "q16" else "x"
         words = self.plan.words_of(name)
@@ -259,7 +258,7 @@ class Run:
 
     def _named(self, name: str, row: int, one: Pass, words: np.ndarray) -> Any:
         """A row's value, in the shape of one row."""
-        if name in SIDE_VALUES:
+        if name in BY_ROW:
             source = self.flat.tokens if name == "token" else self.flat.positions
             return np.int32(source[row])
         type_ = self.plan.graph.values[name]

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from cortiq.backend.extents import ring_rows
+from cortiq.backend.lower import Step
 from cortiq.ir import Recurrent, Ring, ops
 from cortiq_wgpu.binder import Binder
-from cortiq_wgpu.lower import Spread, Step
+from cortiq_wgpu.lower import Spread
 from cortiq_wgpu.matrices import embed_rows, matrix_products, stack_products
 from cortiq_wgpu.source import bits, kernel, stage, staged
 from cortiq_wgpu.work import NONE, SEGMENTS, Grid, Work
