@@ -23,7 +23,7 @@ def bind_rope(b: Binder, step: Step) -> Bound:
     """ROPE."""
     op: ops.Rope = step.op  # type: ignore[assignment]
     heads, width = b.shape(step.nodes[0].inputs[0])
-    cos, sin = b.angles.rows(step.nodes[0], b.rows)
+    cos, sin = b.angles.place(step.nodes[0], b.rows)
     args = arguments.Rope(
         x=b.at(step.inputs[0]), out=b.at(step.outputs[0]), cos=cos, sin=sin,
         x_stride=heads * width, out_stride=heads * width, heads=heads, width=width,
@@ -45,7 +45,7 @@ def _part(b: Binder, part: Part) -> arguments.HeadsPart:
         args.weight = b.vector(part.norm, "weight")
     if part.rope is not None:
         op = fields(part.rope)
-        args.cos, args.sin = b.angles.rows(part.rope, b.rows)
+        args.cos, args.sin = b.angles.place(part.rope, b.rows)
         args.pairs, args.interleaved = op.table.dim // 2, PAIRINGS.index(op.pairing)
     return args
 

@@ -59,7 +59,7 @@ class CpuExecutable(PagedExecutable[CpuState, Plan]):
         self.use_memory(CpuMemory(layout, self.pool, poison))
         for plan in plans.values():
             if plan.angles.supplied:  # Rows may be anywhere in the context from the first one on.
-                plan.prepare(min(program.context, EARLY_POSITIONS))
+                plan.angles.grow(min(program.context, EARLY_POSITIONS))
         self.placement = dict.fromkeys(
             (node.name for graph in program.graphs.values() for node in graph.nodes), "cpu"
         )
@@ -74,7 +74,7 @@ class CpuExecutable(PagedExecutable[CpuState, Plan]):
     def prepare(self, positions: int) -> None:
         """Precompute rotary tables for so many positions."""
         for plan in self.plans.values():
-            plan.prepare(positions)
+            plan.angles.grow(positions)
 
     def fits(self, nbytes: int) -> bool:
         """Whether sequences may take so many bytes more; spare memory is freed if needed."""
@@ -91,15 +91,10 @@ class CpuExecutable(PagedExecutable[CpuState, Plan]):
         self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[CpuState]]
     ) -> list[Sequence[Brought] | None]:
         """What the rows of each sequence bring, None for one with a fault."""
-        recording = self.profile is not None and self.profile.recording
-        brought: list[Brought] = [{} for _ in batch.rows]
         for s in accepted:
             s.state.turn(batch.entry, s.state.length(batch.entry) + len(s.tokens))
-        failed = Run(plan, batch, accepted, brought, self.profile if recording else None).compute()
-        return [
-            None if s.state in failed else brought[s.indices.start : s.indices.stop]
-            for s in accepted
-        ]
+        recording = self.profile is not None and self.profile.recording
+        return Run(plan, batch, accepted, self.profile if recording else None).compute()
 
 
 def _cores() -> int:

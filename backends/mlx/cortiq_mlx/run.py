@@ -78,7 +78,7 @@ class Run(Walk[MlxState]):
                 positions = np.stack([np.asarray(row.inputs[name]) for row in rows])
             else:
                 positions = np.array([row.position for row in rows])
-            pair = self.plan.angles.rows(op, positions)
+            pair = self.plan.angles.rows(op.table, op.sections, positions)
             cos, sin = (mx.array(part)[:, None] for part in pair)
             self._shared[key] = cos, sin
         return self._shared[key]

@@ -78,7 +78,7 @@ class WgpuExecutable(PagedExecutable[PagedState, Plan]):
     def prepare(self, positions: int) -> None:
         """Precompute rotary tables for so many positions."""
         for plan in self.plans.values():
-            plan.turns.grow(positions)
+            plan.angles.grow(positions)
 
     def device_bytes(self) -> int:
         """Memory left: WebGPU does not say what a device has, so what buffers can hold."""

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from cortiq.backend import Row, Want
-from cortiq.backend.admission import BY_ROW, last_keys_of, value_of
+from cortiq.backend.admission import BY_ROW
 from cortiq.backend.lower import Admit, Step, lower
-from cortiq.backend.plan import always_known, needed
+from cortiq.backend.requests import Ask, Request, RequestPlan
 from cortiq.ir import Graph, ops
 from cortiq.numerics.attention import scoring
-from cortiq_wgpu.angles import Turns
+from cortiq_wgpu.angles import Angles
 from cortiq_wgpu.binder import Binder
 from cortiq_wgpu.device import SLICE, Gpu
 from cortiq_wgpu.lower import Grouped, Grouping, is_wide
 from cortiq_wgpu.places import Places, assign, row_words
 from cortiq_wgpu.pools import Pools
-from cortiq_wgpu.requests import Compiled, Memory, Ready, Request
+from cortiq_wgpu.requests import Compiled, Memory, Ready
 from cortiq_wgpu.rowwise import stage_works
 from cortiq_wgpu.source import staged
 from cortiq_wgpu.stages import MAKERS
 from cortiq_wgpu.tuning import Tuning
-from cortiq_wgpu.wants import Ask, answering, asked_by
+from cortiq_wgpu.wants import answering, words_of
 from cortiq_wgpu.weights import Weights
 from cortiq_wgpu.wide import dispatches
 from cortiq_wgpu.work import Grid, Work
@@ -40,14 +38,15 @@ TAIL_BYTES = 16 << 20
 """Room for the widest value of the tail, usually logits: bounds the tail's rows."""
 MOST_GROUPS = 65535
 """Workgroups in one direction that every device has."""
-MOST_COMPILED = 32
-"""Requests kept; the oldest goes first."""
 SCRATCH_BYTES = 1 << 24
 """Attention's runs of keys are computed side by side while their sums fit."""
 
 
-class Plan:
+class Plan(RequestPlan[Compiled]):
     """An entry graph of primitives with its weights."""
+
+    most_compiled: ClassVar[int] = 32
+    angles: Angles
 
     def __init__(
         self,
@@ -58,13 +57,10 @@ class Plan:
         tuning: Tuning | None,
         context: int,
     ) -> None:
-        self.computed = frozenset(name for node in graph.nodes for name in node.outputs)
-        there = self.computed | set(graph.inputs)
-        self.graph = replace(graph, values={n: t for n, t in graph.values.items() if n in there})
+        super().__init__(graph)
         self.weights, self.pools, self.gpu = weights, pools, gpu
         self.tuning, self.context = tuning, context
-        self.always = always_known(self.graph)
-        self.turns = Turns(graph.nodes)
+        self.angles = Angles(graph.nodes)
         self.memory = Memory(gpu)
         late = (row_words(t) for n, t in self.graph.values.items() if n not in self.always)
         inner = (prod(t.shape[:-1]) for t in self.graph.values.values() if t.shape)
@@ -73,35 +69,13 @@ class Plan:
         self.rows = min(TRUNK_ROWS * (1 + (tuning is not None)), most)
         room = max(1, TAIL_BYTES // (4 * max(late, default=1)))
         self.tail_rows = min(TRUNK_ROWS, self.rows, room)
-        self._compiled: dict[Request, Compiled] = {}
-        self.needs = lru_cache(maxsize=256)(self._needs)
         self.attends = [n.op for n in graph.nodes if isinstance(n.op, ops.Attend)]
         self.scoring = {op: scoring(op.scale, op.soft_cap) for op in self.attends}
-        self.until = last_keys_of(graph)
         self.blocks = [n.op.block for n in graph.nodes if isinstance(n.op, ops.ChooseBlocks)]
-
-    def _needs(self, wants: tuple[Want, ...]) -> frozenset[str]:
-        """Names of the nodes that a row with these wants depends on."""
-        return frozenset(needed(self.graph.nodes, {value_of(want) for want in wants}))
-
-    def request_of(self, rows: Sequence[Row]) -> Request:
-        """What these rows ask for."""
-        kinds = {row.wants for row in rows if row.wants}
-        asked = [pair for wants in kinds for pair in asked_by(wants)]
-        wanted = frozenset(value_of(want) for want, _ in asked) - set(BY_ROW)
-        asks = frozenset(ask for _, ask in asked if ask is not None)
-        given = frozenset(name for row in rows if row.inputs for name in row.inputs)
-        late = {frozenset(value_of(want) for want in wants) - self.always for wants in kinds}
-        mixed = len(late - {frozenset()}) > 1
-        return Request(wanted, asks, given & self.computed, mixed)
 
     def compiled(self, request: Request) -> Compiled:
         """The dispatches of a request, bound to the buffers that there are now."""
-        found = self._compiled.get(request)
-        if found is None:
-            if len(self._compiled) == MOST_COMPILED:
-                del self._compiled[next(iter(self._compiled))]
-            found = self._compiled[request] = self._compile(request)
+        found = super().compiled(request)
         if found.version != self._version():
             self._bind(found)
         return found
@@ -109,7 +83,8 @@ class Plan:
     def _version(self) -> tuple[int, int]:
         return self.pools.version, self.memory.version
 
-    def _compile(self, request: Request) -> Compiled:
+    def compile(self, request: Request) -> Compiled:
+        """Make the dispatches of a request."""
         solid = request.supplied
         steps = lower(self.graph, request.wanted)
         lowered = Grouping(steps, solid, request.mixed, self._together).grouped()
@@ -118,7 +93,7 @@ class Plan:
             lowered,
             places,
             self.weights,
-            self.turns,
+            self.angles,
             self.pools,
             self.gpu.dot,
             self.scoring,
@@ -137,7 +112,7 @@ class Plan:
         for ask in sorted(request.asks):
             tail = ask.value in late
             rows = self.tail_rows if tail else self.rows
-            answers[ask], end = end, end + rows * ask.words
+            answers[ask], end = end, end + rows * words_of(ask)
             work = end
             if ask.kind == "draw":
                 end += 3 * rows * binder.size(ask.value)
@@ -227,7 +202,7 @@ class Plan:
             if work.tail:
                 base = next(bases)[0] if mixed else compiled.regions[1][0]
             for one in filter(None, (work, work.some, work.many)):
-                common = (base, int(work.tail), self.turns.words)
+                common = (base, int(work.tail), self.angles.words)
                 mine = one.kernel.words(common, one.values)
                 slices.append((one, 4 * len(words), 4 * len(mine)))
                 words += mine
@@ -274,11 +249,6 @@ class Plan:
     def choices_for(self, last: int) -> int:
         """Blocks that a row may have to score."""
         return max((last // block + 1 for block in self.blocks), default=0)
-
-    def reach(self, rows: Sequence[Row]) -> int:
-        """How many positions must be known for those that rows supply."""
-        given = [int(np.max(row.inputs[n])) for n in self.turns.supplied for row in rows]
-        return max(given, default=-1) + 1
 
     def words_of(self, name: str) -> int:
         """Words of a row's value."""

@@ -201,7 +201,7 @@ def _rope(binder: Binder, step: Step) -> Bound:
     values = {
         "x": binder.at(step.inputs[0]), "out": binder.at(step.outputs[0]), "heads": heads,
         "n": width, "pairs": step.op.table.dim // 2, "half": int(step.op.pairing == "half"),
-        "angles": binder.turns.place(step.op, step.inputs[1].removesuffix("@tail")),
+        "angles": binder.angles.place(step.op, step.inputs[1].removesuffix("@tail")),
     }  # fmt: skip
     return [(stage("rope"), values)]
 
