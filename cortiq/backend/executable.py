@@ -55,10 +55,12 @@ class HeldState(State, Protocol):
     ----------
     owner : the executable it belongs to.
     alive : whether it can be used; not any more once it was released.
+    tokens : the ids fed.
     """
 
     owner: Any
     alive: bool
+    tokens: list[int]
 
     def grow(self, rows: int) -> bool:
         """Make room for this many rows in every slot: in all of them, or in none."""

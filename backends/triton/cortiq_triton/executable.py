@@ -17,7 +17,7 @@ from cortiq.numerics.layouts import Weight
 from cortiq_triton.call import Counters, Shared
 from cortiq_triton.decode import Decoder, Step
 from cortiq_triton.memory import TritonMemory
-from cortiq_triton.plan import Plan, Prepared
+from cortiq_triton.plan import Plan, weights_of
 from cortiq_triton.rotary import Angles
 from cortiq_triton.run import Run
 from cortiq_triton.state import TritonState
@@ -42,7 +42,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         self.device = device
         layouts = {weight: spec.layout for weight, spec in program.weights.items()}
         graphs = {n: expand(g, layouts, lambda node: False) for n, g in program.graphs.items()}
-        prepared = Prepared(weights, device)
+        prepared = weights_of(weights, device)
         fuses = bool(options.extra.get("fuse", True))
         plans = {n: Plan(graph, prepared, fuses) for n, graph in graphs.items()}
         super().__init__(program, options, plans)
@@ -103,11 +103,4 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[TritonState]]
     ) -> list[Sequence[Brought] | None]:
         """What the rows of each sequence bring, None for one with a fault."""
-        run = Run(plan, batch, accepted, self.shared)
-        run.compute()
-        brought = run.brought()
-        found: list[Sequence[Brought] | None] = []
-        for segment in run.segments:
-            rows = [row for row in brought[segment.start : segment.stop] if row is not None]
-            found.append(rows if len(rows) == segment.stop - segment.start else None)
-        return found
+        return Run(plan, batch, accepted, self.shared).compute()
