@@ -141,8 +141,12 @@ def _copy_of(name: str, always: frozenset[str], lowered: Lowered) -> str:
     return name + TAIL
 
 
-def joined_products(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The steps, with matrix products over the same row as one, where the first stood."""
+def joined_products(lowered: Lowered) -> Lowered:
+    """The same, with matrix products over the same row as one step, where the first stood."""
+    return replace(lowered, trunk=_joined(lowered.trunk), tail=_joined(lowered.tail))
+
+
+def _joined(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     first: dict[str, int] = {}
     joined: list[Step] = []
     for step in steps:

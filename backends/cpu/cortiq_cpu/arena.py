@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cortiq.backend.arena import Free, place
+from cortiq.backend.fuse import Wise
 from cortiq.backend.lower import Lowered, Step
 from cortiq.ir import ops
-from cortiq_cpu.fuse import Wise
 
 LINE = 64
 """Alignment of a value, in bytes."""

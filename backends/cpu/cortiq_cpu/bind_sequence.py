@@ -6,12 +6,12 @@ import ctypes
 
 import numpy as np
 
+from cortiq.backend.fuse import Attention, Heads, Part
 from cortiq.backend.lower import Step
 from cortiq.ir import ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import Kind, address
 from cortiq_cpu.binder import Binder, Bound, fields
-from cortiq_cpu.fuse import Attention, Heads, Part
 
 F32 = np.float32
 PAIRINGS = ("half", "interleaved")

@@ -19,11 +19,11 @@ from math import prod
 
 import numpy as np
 
+from cortiq.backend.fuse import Attention, Heads
 from cortiq.backend.lower import Step
 from cortiq.ir import Node, ops
 from cortiq.numerics.contract import TILE
 from cortiq_cpu.binder import FLOAT_BYTES, Binder, fields, row_bytes
-from cortiq_cpu.fuse import Attention, Heads
 from cortiq_cpu.profile import Cost, Label, moving
 from cortiq_cpu.recurrents import Recurrences
 from cortiq_cpu.rows import RowSet

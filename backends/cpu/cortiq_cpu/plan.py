@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cortiq.backend.admission import BY_ROW
-from cortiq.backend.lower import Admit, Lowered, Step, lower
+from cortiq.backend.lower import Admit, Lowered, Step, joined_products, lower
 from cortiq.backend.requests import Ask, Request, RequestPlan
 from cortiq.ir import Graph, ops
 from cortiq_cpu.angles import Angles
@@ -18,7 +18,7 @@ from cortiq_cpu.arena import Arena, Places, assign
 from cortiq_cpu.bind import ops_of
 from cortiq_cpu.binder import Binder, row_bytes
 from cortiq_cpu.costs import label_of
-from cortiq_cpu.fuse import Fuser
+from cortiq_cpu.fuse import fuser
 from cortiq_cpu.native import Op, Pool, library, op_list
 from cortiq_cpu.profile import Label, moving
 from cortiq_cpu.rows import RowSet
@@ -99,12 +99,10 @@ class Plan(RequestPlan[Compiled]):
 
     def compile(self, request: Request) -> Compiled:
         """Make the op lists of a request."""
-        lowered = lower(self.graph, request.wanted)
-        fuser = Fuser(lowered, request.wanted, request.supplied)
-        trunk = fuser.fuse(lowered.trunk)
-        if request.mixed:
-            fuser = Fuser(lowered, request.wanted, frozenset(lowered.types))
-        tail = fuser.fuse(lowered.tail)
+        lowered = joined_products(lower(self.graph, request.wanted))
+        trunk = fuser(lowered, request.wanted, request.supplied).fuse(lowered.trunk)
+        apart = frozenset(lowered.types) if request.mixed else request.supplied
+        tail = fuser(lowered, request.wanted, apart).fuse(lowered.tail)
         places = self._places(lowered, trunk, tail, request)
         if places.size > self.arena.size:
             # Op lists hold addresses: those of the smaller block are made anew when needed.
