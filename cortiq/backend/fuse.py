@@ -102,6 +102,7 @@ class Fuser:
     patterns : those of the backend, see `cortiq.backend.patterns`.
     exposed : names that must exist as values when the batch is done.
     solid : names whose rows may be replaced in between: nothing is joined across them.
+    takes_part : whether the backend's kernels compute these heads on their way into attention.
     """
 
     def __init__(
@@ -110,8 +111,9 @@ class Fuser:
         lowered: Lowered,
         exposed: Iterable[str],
         solid: Iterable[str],
+        takes_part: Callable[[Part], bool] = lambda part: True,
     ) -> None:
-        self.patterns, self.lowered = patterns, lowered
+        self.patterns, self.lowered, self.takes_part = patterns, lowered, takes_part
         self.solid = {lowered.root(name) for name in solid}
         self.exposed = {lowered.root(name) for name in exposed} | self.solid
         steps = (*lowered.trunk, *lowered.tail)

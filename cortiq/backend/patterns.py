@@ -111,7 +111,7 @@ def _part(fuser: Fuser, record: str, target: str, dim: int) -> tuple[Part, list[
         places.append(norm)
         chain = fuser.done[norm].op
         part = replace(part, norm=chain.norm, x=chain.x)
-    return part, places
+    return (part, places) if fuser.takes_part(part) else None
 
 
 def _norm_alone(op: NormChain, dim: int) -> bool:

@@ -13,7 +13,7 @@ from cortiq.backend.rotary import reach, supplied_positions, turns_of
 from cortiq.ir import Graph, Op, ops
 from cortiq.numerics.layouts import Weight
 from cortiq_triton.attend import factors_of
-from cortiq_triton.fuse import Fuser
+from cortiq_triton.fuse import Launches
 from cortiq_triton.kernels import KERNELS, MATRICES, prepare
 from cortiq_triton.steps import Joined
 from cortiq_triton.weights import first_rows
@@ -65,7 +65,7 @@ class Plan(Steps):
         if self.joined is None:
             return chosen
         steps = [step for step, _ in chosen]
-        fused = Fuser(steps, wanted | supplied, self.joined, self.graph).fuse()
+        fused = Launches(steps, self.graph, wanted | supplied, supplied).fuse(self.joined)
         return used_up(fused, wanted)
 
     def reach(self, rows: Sequence[Row]) -> int:
