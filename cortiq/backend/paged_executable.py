@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -20,6 +19,9 @@ EARLY_POSITIONS = 1 << 13
 
 class PositionedPlan(Compiled, Protocol):
     """An entry graph whose rotary tables have to be made in time."""
+
+    def prepare(self, positions: int) -> None:
+        """Precompute rotary tables for so many positions."""
 
     def reach(self, rows: Sequence[Row]) -> int:
         """Positions that tables must have for what rows supply."""
@@ -57,9 +59,10 @@ class PagedExecutable(BaseExecutable[T, P]):
             return RingExtent(window=slot.length)
         return self.memory.recurrent_extent()
 
-    @abstractmethod
     def prepare(self, positions: int) -> None:
-        """Precompute tables for so many positions."""
+        """Precompute rotary tables for so many positions."""
+        for plan in self.plans.values():
+            plan.prepare(positions)
 
     def state_bytes(self, rows: int) -> int:
         """Memory one sequence of this many rows takes."""

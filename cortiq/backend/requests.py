@@ -120,6 +120,10 @@ class RequestPlan(ABC, Generic[C]):
     def _needs(self, wants: tuple[Want, ...]) -> frozenset[str]:
         return frozenset(needed(self.graph.nodes, {value_of(want) for want in wants}))
 
+    def prepare(self, positions: int) -> None:
+        """Precompute rotary tables for so many positions."""
+        self.angles.grow(positions)
+
     def reach(self, rows: Sequence[Row]) -> int:
         """Positions that rotary tables must have for what rows supply."""
         return reach(rows, self.angles.supplied)

@@ -59,7 +59,7 @@ class CpuExecutable(PagedExecutable[CpuState, Plan]):
         self.use_memory(CpuMemory(layout, self.pool, poison))
         for plan in plans.values():
             if plan.angles.supplied:  # Rows may be anywhere in the context from the first one on.
-                plan.angles.grow(min(program.context, EARLY_POSITIONS))
+                plan.prepare(min(program.context, EARLY_POSITIONS))
         self.placement = dict.fromkeys(
             (node.name for graph in program.graphs.values() for node in graph.nodes), "cpu"
         )
@@ -70,11 +70,6 @@ class CpuExecutable(PagedExecutable[CpuState, Plan]):
     def provenance(self) -> Mapping[str, str]:
         """What a receipt states: the instruction set, and the hash of the native core."""
         return {"isa": self.pool.isa, "native": library_hash()}
-
-    def prepare(self, positions: int) -> None:
-        """Precompute rotary tables for so many positions."""
-        for plan in self.plans.values():
-            plan.angles.grow(positions)
 
     def fits(self, nbytes: int) -> bool:
         """Whether sequences may take so many bytes more; spare memory is freed if needed."""

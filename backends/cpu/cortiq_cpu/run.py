@@ -13,11 +13,10 @@ from cortiq.backend.admission import BY_ROW, chunks_of, value_of
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.flat import FlatRun
 from cortiq.backend.requests import Ask, asked_by
-from cortiq.ir import Type
-from cortiq.numerics.quantise import Quantised
-from cortiq_cpu.native import Op, library
+from cortiq_cpu.native import Op
 from cortiq_cpu.plan import Compiled, Plan
 from cortiq_cpu.profile import Label, Profile
+from cortiq_cpu.records import read_records, write_records
 from cortiq_cpu.state import CpuState
 from cortiq_cpu.wants import fill_draw, parts_of
 
@@ -126,7 +125,7 @@ class Run(FlatRun[Plan]):
         type_ = self.plan.graph.values[name]
         buffer = self.compiled.row(name, place)
         if type_.dtype == "q16":
-            _write_records(buffer, value, type_.shape[-1])
+            write_records(buffer, value, type_.shape[-1])
         else:
             dtype = np.int32 if type_.dtype == "i32" else np.float32
             with np.errstate(over="ignore"):  # beyond float32 is infinite, and so a fault
@@ -174,33 +173,7 @@ class Run(FlatRun[Plan]):
         type_ = self.plan.graph.values[name]
         buffer = self.compiled.row(name, place)
         if type_.dtype == "q16":
-            return _read_records(buffer, type_)
+            return read_records(buffer, type_.shape)
         dtype = np.int32 if type_.dtype == "i32" else np.float32
         value = buffer.view(dtype).reshape(type_.shape).copy()
         return value if type_.shape else value[()]
-
-
-def _records(buffer: np.ndarray, width: int) -> np.ndarray:
-    """A buffer's records, one a line: uint8 [records, bytes]."""
-    return buffer.reshape(-1, library().cortiq_record_bytes(width))
-
-
-def _exponents(records: np.ndarray, width: int) -> np.ndarray:
-    at = library().cortiq_record_exponent_at(width)
-    return records[:, at : at + 4].view(np.int32)[:, 0]
-
-
-def _write_records(buffer: np.ndarray, value: Quantised, width: int) -> None:
-    records = _records(buffer, width)
-    records[:] = 0
-    records[:, : 2 * width].view(np.int16)[:] = np.asarray(value.q).reshape(-1, width)
-    _exponents(records, width)[:] = np.asarray(value.e).reshape(-1)
-    for record in records:
-        library().cortiq_record_finish(record.ctypes.data, width)
-
-
-def _read_records(buffer: np.ndarray, type_: Type) -> Quantised:
-    *lead, width = type_.shape
-    records = _records(buffer, width)
-    q = records[:, : 2 * width].view(np.int16).astype(np.int32)
-    return Quantised(q.reshape(type_.shape), _exponents(records, width).reshape(lead).copy()[()])

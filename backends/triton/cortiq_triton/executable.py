@@ -44,12 +44,13 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         graphs = {n: expand(g, layouts, lambda node: False) for n, g in program.graphs.items()}
         prepared = weights_of(weights, device)
         fuses = bool(options.extra.get("fuse", True))
-        plans = {n: Plan(graph, prepared, fuses) for n, graph in graphs.items()}
+        angles = Angles(device)
+        plans = {n: Plan(graph, prepared, angles, fuses) for n, graph in graphs.items()}
         super().__init__(program, options, plans)
         self.use_memory(TritonMemory(program, device, bool(options.extra.get("poison"))))
         self.graphs = bool(options.extra.get("graphs", device != "cpu"))
         self._settling = False
-        self.shared = Shared(program, self.layout, Angles(device), device, Counters(device))
+        self.shared = Shared(program, self.layout, angles, device, Counters(device))
         nodes = [node for graph in program.graphs.values() for node in graph.nodes]
         self.decoder = Decoder(self)
         self.placement = dict.fromkeys((node.name for node in nodes), "triton")
@@ -62,11 +63,6 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
             return facts | {"device": "Triton's interpreter"}
         name = torch.cuda.get_device_name(self.device)
         return facts | {"device": name, "cuda": str(torch.version.cuda)}
-
-    def prepare(self, positions: int) -> None:
-        """Precompute rotary tables for so many positions."""
-        tables = {table for plan in self.plans.values() for table in plan.tables}
-        self.shared.angles.reach(tables, positions)
 
     def device_bytes(self) -> int:
         """Memory the device has free, with what torch and the pool keep for later."""

@@ -15,6 +15,7 @@ from cortiq.numerics.layouts import Weight
 from cortiq_triton.attend import factors_of
 from cortiq_triton.fuse import Launches
 from cortiq_triton.kernels import KERNELS, MATRICES, prepare
+from cortiq_triton.rotary import Angles
 from cortiq_triton.steps import Joined
 from cortiq_triton.weights import first_rows
 
@@ -46,13 +47,15 @@ class Plan(Steps):
     tables : rotary tables of its nodes. supplied : inputs that are positions of other axes.
     """
 
-    def __init__(self, graph: Graph, prepared: Prepared, fuses: bool = True) -> None:
+    def __init__(
+        self, graph: Graph, prepared: Prepared, angles: Angles, fuses: bool = True
+    ) -> None:
         super().__init__(graph, prepared.bound(graph), KERNELS)
         self.joined = Joined(self.steps) if fuses else None
         for node in graph.nodes:
             if isinstance(node.op, ops.Attend):
                 factors_of(node.op.scale, node.op.soft_cap)
-        turns = turns_of(graph.nodes)
+        turns, self.angles = turns_of(graph.nodes), angles
         self.tables = {turn.table for turn in turns}
         self.supplied = supplied_positions(turns)
         self.fused = lru_cache(maxsize=256)(self._fused)
@@ -67,6 +70,10 @@ class Plan(Steps):
         steps = [step for step, _ in chosen]
         fused = Launches(steps, self.graph, wanted | supplied, supplied).fuse(self.joined)
         return used_up(fused, wanted)
+
+    def prepare(self, positions: int) -> None:
+        """Precompute rotary tables for so many positions."""
+        self.angles.reach(self.tables, positions)
 
     def reach(self, rows: Sequence[Row]) -> int:
         """Positions that tables must have for what rows supply."""

@@ -75,11 +75,6 @@ class WgpuExecutable(PagedExecutable[PagedState, Plan]):
         self._reopen()
         return super().open(limit)
 
-    def prepare(self, positions: int) -> None:
-        """Precompute rotary tables for so many positions."""
-        for plan in self.plans.values():
-            plan.angles.grow(positions)
-
     def device_bytes(self) -> int:
         """Memory left: WebGPU does not say what a device has, so what buffers can hold."""
         return self.pools.left_bytes()
