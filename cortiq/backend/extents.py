@@ -1,4 +1,4 @@
-"""How far back rings and recurrent states can go."""
+"""Extents of rings and recurrent states: rows written, and how far back they can go."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cortiq.ir import Ring
 
 
 def ring_rows(slot: Ring) -> int:
-    """Rows that a ring keeps: those that the next row looks at, and as many as it can go back."""
+    """Count the rows that a ring keeps: those that the next row sees, and as many to go back."""
     return slot.length + ROLLBACK_ROWS
 
 
@@ -24,7 +24,7 @@ class RecurrentExtent:
         self.length = length
 
     def reaches(self, length: int) -> bool:
-        """Whether the slot can become what it was at this length, which is not 0."""
+        """Check whether the slot can become what it was at this length, which is not 0."""
         return length >= self.length
 
     def rewind(self, length: int) -> int:
@@ -55,7 +55,7 @@ class RingExtent(RecurrentExtent):
         self.floor = max(self.floor, length - self.window - ROLLBACK_ROWS)
 
     def reaches(self, length: int) -> bool:
-        """Whether all is there that the row at position `length` looks at."""
+        """Check whether all is there that the row at position `length` looks at."""
         return length >= self.length or max(0, length - self.window) >= self.floor
 
     def rewind(self, length: int) -> int:

@@ -45,7 +45,7 @@ class FlatRows:
         self.starts = np.cumsum([0, *counts])
 
     def stretches(self, rows: Integers) -> list[Stretch]:
-        """Neighbouring rows of one sequence, for ascending `rows`; places count from the first."""
+        """Group ascending `rows` by neighbours of one sequence; places count from the first."""
         if len(rows) == 1:
             row = int(rows[0])
             return [(self.states[self.owner[row]], 0, 1, int(self.positions[row]))]
@@ -58,7 +58,7 @@ class FlatRows:
         ]
 
     def history(self, row: int) -> npt.NDArray[np.int32]:
-        """Every id the row's sequence was fed, up to and including the row."""
+        """Return every id the row's sequence was fed, up to and including the row."""
         number = int(self.owner[row])
         state, start = self.states[number], int(self.starts[number])
         before = state.tokens[: state.length(self.entry)]
@@ -86,18 +86,18 @@ class FlatRun(Generic[P]):
         self.brought: list[dict[Want, Any]] = [{} for _ in self.rows]
 
     def has_late_wants(self, row: int) -> bool:
-        """Whether the tail has to compute something for a row."""
+        """Check whether the tail has to compute something for a row."""
         late = self.compiled.late
         return bool(late) and any(value_of(want) in late for want in self.rows[row].wants)
 
     def supplied_positions(self, rows: Integers) -> dict[str, Integers]:
-        """Positions of other axes that rows supply, by input: [rows, axes]."""
+        """Stack the positions of other axes that rows supply, by input: [rows, axes]."""
         given = [self.rows[row].inputs for row in rows.tolist()]
         names = self.plan.angles.supplied
         return {n: np.stack([np.asarray(inputs[n], np.int64) for inputs in given]) for n in names}
 
     def history(self, want: Draw, row: int) -> npt.NDArray[np.int32] | None:
-        """What the penalties of a draw look at; None where there are none."""
+        """Return the ids that a draw's penalties look at; None where there are no penalties."""
         if not penalises(want):
             return None
         return self.flat.history(row) if want.history is None else np.array(want.history, np.int32)
@@ -117,11 +117,11 @@ class FlatRun(Generic[P]):
                 self.failed.add(int(self.flat.owner[row]))
 
     def by_row(self, name: str, row: int) -> np.int32:
-        """A row's token or position."""
+        """Return a row's token or position."""
         return (self.flat.tokens if name == "token" else self.flat.positions)[row]
 
     def outcome(self) -> list[Sequence[Brought] | None]:
-        """What the rows of each sequence bring, None for one with a fault."""
+        """Return what the rows of each sequence bring, None for one with a fault."""
         spans = enumerate(pairwise(self.flat.starts.tolist()))
         brought: list[Mapping[Want, Any]] = [*self.brought]
         return [None if n in self.failed else brought[start:stop] for n, (start, stop) in spans]

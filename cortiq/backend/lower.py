@@ -49,12 +49,12 @@ class Step:
 
     @property
     def node(self) -> Node | None:
-        """The node, where there is one."""
+        """Return the node, where there is one."""
         return self.nodes[0] if self.nodes else None
 
     @property
     def label(self) -> str:
-        """The operator, and the role of what it computes, for profiles."""
+        """Name the operator, and the role of what it computes, for profiles."""
         return " ".join([type(self.op).__name__, *dict.fromkeys(map(_role, self.nodes))])
 
 
@@ -80,18 +80,18 @@ class Lowered:
     aliases: dict[str, str]
 
     def root(self, name: str) -> str:
-        """The value whose memory holds this one."""
+        """Return the value whose memory holds this one."""
         while name in self.aliases:
             name = self.aliases[name]
         return name
 
     def gathered(self) -> set[str]:
-        """Values of the trunk that the tail reads."""
+        """Return the values of the trunk that the tail reads."""
         return {name for s in self.tail if isinstance(s.op, Gather) for name in s.inputs}
 
 
 def lower(graph: Graph, wanted: frozenset[str]) -> Lowered:
-    """Steps for rows that want these values, in the order of the graph."""
+    """Lower a graph for rows that want these values, in its order."""
     always, chosen = always_known(graph), needed(graph.nodes, wanted)
     nodes = [node for node in graph.nodes if node.name in chosen]
     aliases = {n.outputs[0]: n.inputs[0] for n in nodes if isinstance(n.op, ops.Reshape)}
@@ -113,7 +113,7 @@ def _is_late(node: Node, always: frozenset[str]) -> bool:
 
 
 def _gathered(steps: list[Step], always: frozenset[str], lowered: Lowered) -> list[Step]:
-    """The tail's steps, reading copies of what the trunk computed."""
+    """Let the tail's steps read copies of what the trunk computed."""
     done: list[Step] = []
     known: set[str] = set()
     for step in steps:
@@ -130,7 +130,7 @@ def _gathered(steps: list[Step], always: frozenset[str], lowered: Lowered) -> li
 
 
 def _copy_of(name: str, always: frozenset[str], lowered: Lowered) -> str:
-    """The value that a step of the tail reads instead; token and position are known everywhere."""
+    """Name the value that a step of the tail reads instead; by-row inputs are known everywhere."""
     root = lowered.root(name)
     if name in BY_ROW or root not in always:
         return name
@@ -142,7 +142,7 @@ def _copy_of(name: str, always: frozenset[str], lowered: Lowered) -> str:
 
 
 def joined_products(lowered: Lowered) -> Lowered:
-    """The same, with matrix products over the same row as one step, where the first stood."""
+    """Make matrix products over the same row one step, where the first stood."""
     return replace(lowered, trunk=_joined(lowered.trunk), tail=_joined(lowered.tail))
 
 

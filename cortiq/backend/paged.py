@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from copy import copy
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -25,7 +25,7 @@ SlotExtent = Extent | RecurrentExtent
 
 
 class PagedSnapshot:
-    """What a sequence held; its pages are given back when nobody refers to it any more."""
+    """A copy of a sequence; its pages are given back when nobody refers to it any more."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class PagedState(SequenceState):
             self.locate()
 
     def nbytes(self) -> int:
-        """Memory held, shared pages included."""
+        """Return the bytes held, shared pages included."""
         block = self.owner.layout.block.page_bytes if self.block is not None else 0
         return sum(table.nbytes for table in self.tables) + block
 
@@ -163,18 +163,18 @@ class PagedState(SequenceState):
         return reached
 
     def _used(self) -> int:
-        """Number after the last page that holds rows."""
+        """Return the number after the last page that holds rows."""
         return self.owner.layout.page_stop(max(self.lengths.values(), default=0))
 
     def snapshot(self) -> PagedSnapshot:
-        """Everything the sequence holds; it shares pages until one of both writes to them."""
+        """Copy everything the sequence holds; pages are shared until one of both writes to them."""
         self.owner.settle()
         used, pool = self._used(), self.owner.pages
         block = None if self.block is None else pool.new(self.owner.layout.block, self.block)
         runs = [table.share(used) for table in self.tables]
         self._provide()
         self._shared = max(self._shared, used)
-        extents = {name: copy(extent) for name, extent in self.extents.items()}
+        extents = {name: replace(extent) for name, extent in self.extents.items()}
         return PagedSnapshot(pool, runs, block, extents, (list(self.tokens), dict(self.lengths)))
 
     def restore(self, snapshot: PagedSnapshot) -> None:
@@ -203,7 +203,7 @@ class PagedState(SequenceState):
         stop = self.owner.layout.page_stop(rows)
         self._shared = max(self._shared, stop)
         self.tokens, self.lengths = list(other.tokens), dict(other.lengths)
-        self.extents = {name: copy(extent) for name, extent in other.extents.items()}
+        self.extents = {name: replace(extent) for name, extent in other.extents.items()}
         self.owner.prepare(rows)
         self._provide(stop)
 
@@ -212,7 +212,7 @@ class PagedState(SequenceState):
         self.become(other.snapshot(), taken=True)
 
     def fork(self, length: int | None = None) -> Self:
-        """A second sequence that starts as this one, cut to `length` rows if given."""
+        """Open a second sequence that starts as this one, cut to `length` rows if given."""
         self.owner.settle()
         used = self._used()
         lacking = sum(table.lacking(self._reach, table.used(used)) for table in self.tables)
@@ -222,14 +222,14 @@ class PagedState(SequenceState):
         return super().fork(length)
 
     def _pages_of(self, name: str, base: int) -> tuple[list[Page], int]:
-        """A slot's pages from row `base` on, and the rows before that one in the first."""
+        """Return a slot's pages from row `base` on, and the rows before that one in the first."""
         layout = self.owner.layout
         table = self.tables[layout.group_of[name]]
         number, skipped = divmod(base, layout.page_rows)
         return table.pages[max(0, number - table.first) :], skipped
 
     def export_slot(self, name: str) -> Any:
-        """What a slot holds, in the canonical layout."""
+        """Return a slot in the canonical layout."""
         slot, memory = self.owner.program.slots[name], self.owner.memory
         extent: Any = self.extents[name]
         if isinstance(slot, KVRows):
@@ -257,7 +257,7 @@ class PagedState(SequenceState):
         super().load(exported)
 
     def _first_page(self, group: PageGroup) -> int:
-        """Number of the page of the first row that some slot of the group has."""
+        """Return the number of the page of the first row that some slot of the group has."""
         layout = self.owner.layout
         if group.most is None:
             return 0

@@ -24,7 +24,7 @@ class PositionedPlan(Compiled, Protocol):
         """Precompute rotary tables for so many positions."""
 
     def reach(self, rows: Sequence[Row]) -> int:
-        """Positions that tables must have for what rows supply."""
+        """Return how many positions tables must have for what rows supply."""
 
 
 T = TypeVar("T", bound=PagedState)
@@ -52,7 +52,7 @@ class PagedExecutable(BaseExecutable[T, P]):
         return self.state_type(self, limit)
 
     def new_extent(self, name: str, slot: Slot) -> SlotExtent:
-        """How far an empty slot is written, and how far back it can go."""
+        """Return the extent of an empty slot."""
         if isinstance(slot, KVRows):
             return self.extent(name)
         if isinstance(slot, Ring):
@@ -65,23 +65,23 @@ class PagedExecutable(BaseExecutable[T, P]):
             plan.prepare(positions)
 
     def state_bytes(self, rows: int) -> int:
-        """Memory one sequence of this many rows takes."""
+        """Return the bytes of one sequence of this many rows."""
         return self.layout.nbytes(rows)
 
     def held_bytes(self) -> int:
-        """Memory that sequences and snapshots hold; a page that several share counts once."""
+        """Return the bytes that sequences and snapshots hold; a shared page counts once."""
         return self.pages.nbytes
 
     def fits(self, nbytes: int) -> bool:
-        """Whether sequences may take so many bytes more."""
+        """Check whether sequences may take so many bytes more."""
         return nbytes <= 0 or nbytes <= self.free_bytes()
 
     def make_room(self, state: T, start: int, stop: int) -> bool:
-        """Whether rows can be written: there is memory, and no other sequence shares the pages."""
+        """Have memory for rows, in pages that no other sequence shares; return whether there is."""
         return state.grow(stop, start)
 
     def refusal(self, plan: P, batch: Batch, sequence: Accepted[T]) -> str | None:
-        """Why a sequence's rows cannot be computed; None also has tables of positions made."""
+        """Say why a sequence's rows cannot be computed; where they can, make their tables."""
         reason = super().refusal(plan, batch, sequence)
         if reason is None:
             indices = sequence.indices

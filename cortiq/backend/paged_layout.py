@@ -1,4 +1,4 @@
-"""Where the slots of a program lie: rows of keys and values in pages, the rest in one block."""
+"""The layout of a program's slots: rows of keys and values in pages, the rest in one block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cortiq.numerics.contract import TILE
 
 
 class PagedLayout:
-    """Where the slots of a program lie.
+    """The places of a program's slots.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class PagedLayout:
         return replace(group, page_bytes=group.page_bytes + nbytes)
 
     def _most_pages(self, window: int | None) -> int | None:
-        """Pages that hold every run of rows that is ever needed, wherever a tile begins it."""
+        """Count the pages that hold every run of rows ever needed, wherever a tile begins it."""
         if window is None:
             return None
         return -(-(most_rows(window) + self.page_rows - TILE) // self.page_rows)
@@ -72,11 +72,11 @@ class PagedLayout:
         return sum(group.page_bytes for group in self.groups)
 
     def page_stop(self, rows: int) -> int:
-        """Number of the first page that so many rows do not need."""
+        """Return the number of the first page that so many rows do not need."""
         return -(-rows // self.page_rows)
 
     def nbytes(self, rows: int) -> int:
-        """Memory of a sequence of this many rows."""
+        """Return the bytes of a sequence of this many rows."""
         stop = self.page_stop(rows)
         counts = [stop if g.most is None else min(stop, g.most) for g in self.groups]
         pages = sum(n * g.page_bytes for n, g in zip(counts, self.groups, strict=True))

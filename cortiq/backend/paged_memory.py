@@ -1,4 +1,4 @@
-"""What a backend says of the memory that its sequences take."""
+"""Memory of sequences, as a backend describes it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PagedMemory(ABC):
 
     @abstractmethod
     def allocate(self, group: PageGroup) -> Any:
-        """Memory of a page; `MemoryError` where the device has none left."""
+        """Return memory of a page; raise `MemoryError` where the device has none left."""
 
     @abstractmethod
     def copy(self, group: PageGroup, source: Any, target: Any) -> None:
@@ -36,7 +36,7 @@ class PagedMemory(ABC):
 
     @abstractmethod
     def read_page(self, name: str, page: Any) -> KVPlanes:
-        """All rows of a slot in a page."""
+        """Return all rows of a slot in a page."""
 
     @abstractmethod
     def write_page(self, name: str, page: Any, rows: KVPlanes) -> None:
@@ -44,7 +44,7 @@ class PagedMemory(ABC):
 
     @abstractmethod
     def read(self, name: str, block: Any) -> Floats:
-        """A ring, or a recurrent state."""
+        """Return a ring, or a recurrent state."""
 
     @abstractmethod
     def write(self, name: str, block: Any, values: Floats, length: int) -> None:
@@ -59,7 +59,7 @@ class PagedMemory(ABC):
         return
 
     def recurrent_extent(self) -> RecurrentExtent:
-        """How far back a recurrent state can go."""
+        """Return the extent of an empty recurrent state."""
         return RecurrentExtent()
 
     def rewind(self, name: str, block: Any, extent: Any) -> None:

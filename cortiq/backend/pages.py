@@ -40,7 +40,7 @@ class PageMemory(Protocol):
     """Memory that pages are taken from; what a page's data is, only it knows."""
 
     def allocate(self, group: PageGroup) -> Any:
-        """Memory of a page; `MemoryError` where the device has none left."""
+        """Return memory of a page; raise `MemoryError` where the device has none left."""
 
     def free(self, group: PageGroup, data: Any) -> None:
         """Take a page's memory back."""
@@ -75,7 +75,7 @@ class PagePool:
         self.nbytes = 0
 
     def new(self, group: PageGroup, source: Page | None = None) -> Page:
-        """A page of a group, with what another one holds if given."""
+        """Return a page of a group, with what another one holds if given."""
         page = Page(group, self.memory.allocate(group))
         if source is not None:
             self.memory.copy(group, source.data, page.data)
@@ -84,20 +84,20 @@ class PagePool:
         return page
 
     def reuse(self, page: Page) -> Page:
-        """A page whose rows nobody needs, for others."""
+        """Return a page whose rows nobody needs, for others."""
         self.memory.spoil(page.group, page.data)
         return page
 
     @staticmethod
     def incref(pages: Iterable[Page]) -> list[Page]:
-        """The same pages for one more holder."""
+        """Count one more holder of each page, and return them."""
         held = list(pages)
         for page in held:
             page.users += 1
         return held
 
     def decref(self, pages: Iterable[Page]) -> None:
-        """Pages that a holder needs no more; those nobody needs are freed."""
+        """Count one holder less of each page; free those that nobody needs."""
         for page in pages:
             page.users -= 1
             if page.users == 0:
@@ -138,7 +138,7 @@ class PageTable:
         return (len(self.pages) + len(self.spare)) * self.group.page_bytes
 
     def _need(self, stop: int, held: int, shared: list[bool]) -> tuple[int, int]:
-        """Pages to add so that rows before page `stop` can be written, and to have in spare.
+        """Count pages to add so that rows before page `stop` can be written, and to have in spare.
 
         Parameters
         ----------
@@ -149,13 +149,13 @@ class PageTable:
         return added, sum(shared[: coming - added])
 
     def lacking(self, stop: int, sharing: int = 0) -> int:
-        """Bytes that `provide` takes; the first `sharing` pages are going to be shared."""
+        """Return the bytes that `provide` takes; the first `sharing` pages will be shared."""
         shared = [i < sharing or page.users > 1 for i, page in enumerate(self.pages)]
         added, spare = self._need(stop, self.end, shared)
         return max(0, added + spare - len(self.spare)) * self.group.page_bytes
 
     def lacking_after(self, run: PageRun, stop: int) -> int:
-        """Bytes that `become` and then `provide` take."""
+        """Return the bytes that `become` and then `provide` take."""
         first, pages = run
         added, spare = self._need(stop, first + len(pages), [True] * len(pages))
         mine = len(self.spare) + sum(page.users == 1 for page in self.pages)
@@ -175,7 +175,7 @@ class PageTable:
         return self.spare.pop() if self.spare else self._pool.new(self.group)
 
     def turn(self, stop: int) -> bool:
-        """Let the oldest pages become those up to page `stop`; whether any did."""
+        """Let the oldest pages become those up to page `stop`; return whether any did."""
         turned = self.end < stop
         while self.end < stop:
             oldest = self.pages.pop(0)
@@ -195,11 +195,11 @@ class PageTable:
                 self._pool.decref([page])
 
     def used(self, stop: int) -> int:
-        """Pages before number `stop`."""
+        """Count the pages before number `stop`."""
         return max(0, min(stop, self.end) - self.first)
 
     def share(self, stop: int) -> PageRun:
-        """The pages before number `stop`, for one more holder."""
+        """Return the pages before number `stop`, for one more holder."""
         return self.first, self._pool.incref(self.pages[: self.used(stop)])
 
     def become(self, run: PageRun) -> None:

@@ -16,19 +16,19 @@ Floats = npt.NDArray[np.float32]
 SMALLEST_BITS = (127 - 40) << 23
 """Bits of 2⁻⁴⁰."""
 POISON = 2.0**49
-"""What unused rows of rings hold: it would show if it were read."""
+"""Fills unused rows of rings: it would show if it were read."""
 PARTS = tuple(field.name for field in fields(KVPlanes))
 
 
 def planes_of(high_low: npt.NDArray[np.int16]) -> tuple[npt.NDArray, npt.NDArray]:
-    """Both int8 planes of 16-bit integers."""
+    """Split 16-bit integers into int8 planes."""
     wide = high_low.astype(np.int32)
     high = (wide + 128) >> 8
     return high.astype(np.int8), (wide - (high << 8)).astype(np.int8)
 
 
 def no_rows(slot: KVRows) -> KVPlanes:
-    """Planes of a slot without rows."""
+    """Return the planes of a slot without rows."""
     shapes = [(0, slot.heads, width) for width in (slot.key_dim, slot.value_dim)]
     return KVPlanes(
         *(np.zeros(part, np.int8) for whole in shapes for part in (whole, whole, whole[:2]))
@@ -36,14 +36,14 @@ def no_rows(slot: KVRows) -> KVPlanes:
 
 
 def joined(slot: KVRows, pages: Sequence[KVPlanes], skipped: int, rows: int) -> KVPlanes:
-    """Rows of neighbouring pages; so many before them in the first page are left out."""
+    """Join rows of neighbouring pages; so many before them in the first page are left out."""
     known = [no_rows(slot), *pages]
     parts = (np.concatenate([getattr(page, name) for page in known]) for name in PARTS)
     return KVPlanes(*(np.ascontiguousarray(part[skipped : skipped + rows]) for part in parts))
 
 
 def paged(planes: KVPlanes, skipped: int, page_rows: int) -> Iterator[KVPlanes]:
-    """Rows as whole pages: zeros stand before them in the first, and after them in the last."""
+    """Cut rows into whole pages: zeros stand before the first row, and after the last."""
     count = len(planes.key_high)
     behind = -(count + skipped) % page_rows
     parts = []
@@ -56,7 +56,7 @@ def paged(planes: KVPlanes, skipped: int, page_rows: int) -> Iterator[KVPlanes]:
 
 
 def last_rows(slot: Ring, ring: Floats | None, length: int) -> Floats:
-    """The `slot.length` rows of a ring before position `length`; zero where there were none."""
+    """Return the `slot.length` rows of a ring before position `length`; zero where none were."""
     window = np.zeros((slot.length, slot.width), np.float32)
     kept = min(slot.length, length)
     if kept and ring is not None:
@@ -65,7 +65,7 @@ def last_rows(slot: Ring, ring: Floats | None, length: int) -> Floats:
 
 
 def ring_of(slot: Ring, rows: Floats, length: int) -> Floats:
-    """The ring whose last rows before position `length` are these."""
+    """Make the ring whose last rows before position `length` are these."""
     ring = np.full((ring_rows(slot), slot.width), POISON, np.float32)
     kept = min(slot.length, length)
     if kept:
@@ -74,7 +74,7 @@ def ring_of(slot: Ring, rows: Floats, length: int) -> Floats:
 
 
 def snapped(values: Floats) -> Floats:
-    """Values below 2⁻⁴⁰ as zero."""
+    """Replace values below 2⁻⁴⁰ by zero."""
     values = np.ascontiguousarray(values)
     small = (values.view(np.int32) & np.int32(0x7FFFFFFF)) < SMALLEST_BITS
     return np.where(small, np.float32(0), values)

@@ -1,4 +1,4 @@
-"""What the rows of a batch ask for together: which lists of kernels a compiled backend needs."""
+"""Requests of the rows of a batch: they decide which kernels a compiled backend needs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Ask(NamedTuple):
 
 @lru_cache(maxsize=128)  # masks have kilobytes, and every row may have its own
 def asked_by(wants: tuple[Want, ...]) -> tuple[tuple[Want, Ask | None], ...]:
-    """What has to be computed for each want of a row; named values are only looked up.
+    """Pair each want of a row with what has to be computed; named values are only looked up.
 
     The draws of one row are numbered, since a kernel draws once from each row.
     """
@@ -57,7 +57,7 @@ def _ask(want: Want, draws: list[Draw]) -> Ask | None:
 
 
 class Request(NamedTuple):
-    """What rows ask for.
+    """Everything that the rows of a batch ask for.
 
     Attributes
     ----------
@@ -96,10 +96,10 @@ class RequestPlan(ABC, Generic[C]):
 
     @abstractmethod
     def compile(self, request: Request) -> C:
-        """Make what computes a request."""
+        """Make the kernels of a request."""
 
     def compiled(self, request: Request) -> C:
-        """What computes a request."""
+        """Return the kernels of a request, made if they are not there."""
         if request not in self._compiled:
             if len(self._compiled) == self.most_compiled:
                 del self._compiled[next(iter(self._compiled))]
@@ -107,7 +107,7 @@ class RequestPlan(ABC, Generic[C]):
         return self._compiled[request]
 
     def request_of(self, rows: Sequence[Row]) -> Request:
-        """What these rows ask for."""
+        """Collect the requests of rows."""
         kinds = {row.wants for row in rows if row.wants}
         asked = [pair for wants in kinds for pair in asked_by(wants)]
         wanted = frozenset(value_of(want) for want, _ in asked) - set(BY_ROW)
@@ -125,12 +125,12 @@ class RequestPlan(ABC, Generic[C]):
         self.angles.grow(positions)
 
     def reach(self, rows: Sequence[Row]) -> int:
-        """Positions that rotary tables must have for what rows supply."""
+        """Return how many positions rotary tables must have for what rows supply."""
         return reach(rows, self.angles.supplied)
 
 
 def penalises(want: Draw) -> bool:
-    """Whether the draw looks at the history."""
+    """Check whether the draw looks at the history."""
     s = want.sampling
     return s.repetition_penalty != 1 or s.presence_penalty != 0 or s.frequency_penalty != 0
 
@@ -159,7 +159,7 @@ class DrawNumbers(NamedTuple):
 
 
 def draw_numbers(want: Draw, history: npt.NDArray[np.int32] | None, position: int) -> DrawNumbers:
-    """The numbers of a draw.
+    """Convert a draw to numbers.
 
     Parameters
     ----------

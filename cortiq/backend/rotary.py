@@ -21,7 +21,7 @@ Pair = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 
 
 class Turn(NamedTuple):
-    """What turns heads: a table, the axis of each pair, and the input that holds the position."""
+    """A rotation of heads: a table, the axis of each pair, and the input that has the position."""
 
     table: RopeTable
     sections: Sections | None
@@ -29,23 +29,23 @@ class Turn(NamedTuple):
 
     @classmethod
     def of(cls, node: Node) -> Turn:
-        """That of a `Rope`."""
+        """Return the rotation of a `Rope`."""
         op: ops.Rope = node.op  # type: ignore[assignment]
         return cls(op.table, op.sections, node.inputs[1])
 
 
 def turns_of(nodes: Iterable[Node]) -> list[Turn]:
-    """The different rotations of a graph, in its order."""
+    """List the different rotations of a graph, in its order."""
     return list(dict.fromkeys(Turn.of(node) for node in nodes if isinstance(node.op, ops.Rope)))
 
 
 def supplied_positions(turns: Iterable[Turn]) -> tuple[str, ...]:
-    """Inputs whose positions, one for each axis, rows supply."""
+    """List the inputs whose positions, one for each axis, rows supply."""
     return tuple(sorted({turn.position for turn in turns if turn.sections is not None}))
 
 
 def reach(rows: Sequence[Row], supplied: Sequence[str]) -> int:
-    """How many positions tables must have for those that rows supply."""
+    """Return how many positions tables must have for those that rows supply."""
     given = (int(np.max(row.inputs[name])) for name in supplied for row in rows)
     return max(given, default=-1) + 1
 
@@ -76,7 +76,7 @@ class RotaryTables:
     def rows(
         self, table: RopeTable, sections: Sections | None, positions: npt.NDArray[np.integer]
     ) -> Pair:
-        """Cosines and sines of rows, float32 [rows, pairs].
+        """Look up cosines and sines of rows, float32 [rows, pairs].
 
         Parameters
         ----------

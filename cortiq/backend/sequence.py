@@ -40,7 +40,7 @@ class SequenceState(ABC):
 
     @abstractmethod
     def go_back(self, length: int, entry: str) -> int:
-        """Forget rows of the slots that `entry` writes; the length reached."""
+        """Forget rows of the slots that `entry` writes; return the length reached."""
 
     @abstractmethod
     def start_as(self, other: Self) -> None:
@@ -48,7 +48,7 @@ class SequenceState(ABC):
 
     @abstractmethod
     def snapshot(self) -> Any:
-        """A copy of everything the sequence holds."""
+        """Copy everything the sequence holds."""
 
     @abstractmethod
     def grow(self, rows: int) -> bool:
@@ -56,7 +56,7 @@ class SequenceState(ABC):
 
     @abstractmethod
     def export_slot(self, name: str) -> Any:
-        """What a slot holds, in the canonical layout."""
+        """Return a slot in the canonical layout."""
 
     @abstractmethod
     def load_slot(self, name: str, given: Any, length: int) -> None:
@@ -68,7 +68,7 @@ class SequenceState(ABC):
         return self._limit
 
     def length(self, entry: str = "trunk") -> int:
-        """Rows that the entry graph has seen."""
+        """Return the number of rows that the entry graph has seen."""
         return self.lengths[entry]
 
     def reserve(self, rows: int) -> bool:
@@ -92,7 +92,7 @@ class SequenceState(ABC):
         return reached
 
     def fork(self, length: int | None = None) -> Self:
-        """A second sequence that starts as this one, cut to `length` rows if given."""
+        """Open a second sequence that starts as this one, cut to `length` rows if given."""
         other = self.owner.open(self._limit)
         try:
             other.start_as(self)
@@ -104,7 +104,7 @@ class SequenceState(ABC):
         return other
 
     def export(self) -> ExportedState:
-        """The sequence in the canonical layout."""
+        """Return the sequence in the canonical layout."""
         self.owner.settle()
         slots = {name: self.export_slot(name) for name in self.owner.program.slots}
         return ExportedState(dict(self.lengths), np.array(self.tokens, np.int32), slots)

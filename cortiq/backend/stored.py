@@ -124,7 +124,7 @@ class StoredState(SequenceState):
         return {name: store.copy() for name, store in stores.items()}
 
     def export_slot(self, name: str) -> Any:
-        """What a store holds, in the canonical layout."""
+        """Return a store's contents in the canonical layout."""
         return self.stores[name].export()
 
     def load_slot(self, name: str, given: Any, length: int) -> None:

@@ -1,4 +1,4 @@
-"""What backends say alike of the nodes, options and devices that they do not have."""
+"""Refusals that backends word alike: of nodes, options and devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POSITIONED = (ops.Rope, ops.Attend, ops.ChooseBlocks, ops.Recall)
 
 
 def no_kernel(op: Op, kernels: Collection[type[Op]], options: frozenset[str]) -> str:
-    """Why a primitive is declined: it has no kernel, or none with its options; empty if it has."""
+    """Say why a primitive has no kernel, or none with its options; empty if it has one."""
     if type(op) not in kernels:
         return f"no kernel for {op.kind}"
     unknown = sorted(op.options() - options)
@@ -21,8 +21,8 @@ def no_kernel(op: Op, kernels: Collection[type[Op]], options: frozenset[str]) ->
 
 
 def unplaced(node: Node, graph: Graph) -> str:
-    """Why a primitive is declined where the host has to know tokens and positions before a batch
-    runs; empty if it knows them.
+    """Say why a primitive is declined where the host has to know tokens and positions before a
+    batch runs; empty if it knows them.
     """
     op = node.op
     if isinstance(op, ops.EmbedRows) and node.inputs != ("token",):
@@ -38,7 +38,7 @@ def unplaced(node: Node, graph: Graph) -> str:
 def supported_within(
     node: Node, graph: Graph, program: Program, refusal: Callable[[Node, Graph, Program], str]
 ) -> Support:
-    """A primitive that is not refused, or a layer of such."""
+    """Support a primitive that is not refused, or a layer of such."""
     parts = (refusal(part, graph, program) for part in primitives_within(node, graph, program))
     reason = next(filter(None, parts), "")
     return Declined(reason) if reason else Supported()
@@ -53,7 +53,7 @@ def check_extra(backend: str, options: CompileOptions, known: Sequence[str]) -> 
 
 
 def device_named(backend: str, options: CompileOptions, devices: Sequence[Device]) -> str:
-    """The name of the device that is asked for, or of the first."""
+    """Return the name of the device that is asked for, or of the first."""
     names = [device.name for device in devices]
     device = options.device or names[0]
     if device not in names:

@@ -1,4 +1,4 @@
-"""What native ops compute at once."""
+"""Patterns that native ops compute at once."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ NATIVE = tuple(
 
 
 def fuser(lowered: Lowered, exposed: frozenset[str], solid: frozenset[str]) -> Fuser:
-    """Joins the steps of one request; see `cortiq.backend.fuse.Fuser`."""
+    """Make what joins the steps of one request; see `cortiq.backend.fuse.Fuser`."""
     return Fuser(NATIVE, lowered, exposed, solid)

@@ -22,7 +22,7 @@ SPARE = 1
 """Released blocks that the next sequences take: fresh memory costs more than a short prompt."""
 
 
-class Chunk:
+class AlignedBytes:
     """Bytes at a multiple of 64, and the address of the first."""
 
     __slots__ = ("address", "bytes")
@@ -46,31 +46,31 @@ class CpuMemory(PagedMemory):
 
     def __init__(self, layout: StateLayout, pool: Pool, poison: bool) -> None:
         self.layout, self._pool, self._poison = layout, pool, poison
-        self.spare: list[Chunk] = []
+        self.spare: list[AlignedBytes] = []
 
     @property
     def spare_bytes(self) -> int:
-        """Memory that waits for sequences."""
+        """Return the bytes that wait for sequences."""
         return len(self.spare) * self.layout.block.page_bytes
 
-    def allocate(self, group: PageGroup) -> Chunk:
-        """Memory of a page or block."""
+    def allocate(self, group: PageGroup) -> AlignedBytes:
+        """Return memory of a page or block."""
         if group == self.layout.block and self.spare:
             return self.spare.pop()
-        chunk = Chunk(group.page_bytes)
+        chunk = AlignedBytes(group.page_bytes)
         self.spoil(group, chunk)
         return chunk
 
-    def free(self, group: PageGroup, data: Chunk) -> None:
+    def free(self, group: PageGroup, data: AlignedBytes) -> None:
         """Keep a block for the next sequence."""
         if group == self.layout.block and len(self.spare) < SPARE:
             self.spare.append(data)
 
-    def copy(self, group: PageGroup, source: Chunk, target: Chunk) -> None:
+    def copy(self, group: PageGroup, source: AlignedBytes, target: AlignedBytes) -> None:
         """Copy what a page or block holds into another of its group."""
         target.bytes[:] = source.bytes
 
-    def spoil(self, group: PageGroup, data: Chunk) -> None:
+    def spoil(self, group: PageGroup, data: AlignedBytes) -> None:
         """In tests, fill memory with what would show if it were read."""
         if not self._poison:
             return
@@ -80,19 +80,19 @@ class CpuMemory(PagedMemory):
         if group == self.layout.block:
             data.bytes.view(np.float32)[:] = POISON
 
-    def _rows(self, name: str, page: Chunk) -> Bytes:
+    def _rows(self, name: str, page: AlignedBytes) -> Bytes:
         start = self.layout.offsets[name]
         return page.bytes[start : start + self.layout.rows[name].page_bytes]
 
-    def read_page(self, name: str, page: Chunk) -> KVPlanes:
-        """All rows of a slot in a page."""
+    def read_page(self, name: str, page: AlignedBytes) -> KVPlanes:
+        """Return all rows of a slot in a page."""
         return self.layout.rows[name].read(self._rows(name, page))
 
-    def write_page(self, name: str, page: Chunk, rows: KVPlanes) -> None:
+    def write_page(self, name: str, page: AlignedBytes, rows: KVPlanes) -> None:
         """Replace all rows of a slot in a page."""
         self.layout.rows[name].write(self._rows(name, page), rows)
 
-    def _floats(self, name: str, block: Chunk) -> Floats:
+    def _floats(self, name: str, block: AlignedBytes) -> Floats:
         slot, start = self.layout.fixed[name], self.layout.offsets[name]
         if isinstance(slot, Ring):
             shape: tuple[int, ...] = ring_rows(slot), slot.width
@@ -101,12 +101,12 @@ class CpuMemory(PagedMemory):
         stop = start + 4 * int(np.prod(shape))
         return block.bytes[start:stop].view(np.float32).reshape(shape)
 
-    def read(self, name: str, block: Chunk) -> Floats:
-        """A ring, or a recurrent state."""
+    def read(self, name: str, block: AlignedBytes) -> Floats:
+        """Return a ring, or a recurrent state."""
         data, recurrence = self._floats(name, block), self.layout.recurrences.get(name)
         return data if recurrence is None else recurrence.read(data)
 
-    def write(self, name: str, block: Chunk, values: Floats, length: int) -> None:
+    def write(self, name: str, block: AlignedBytes, values: Floats, length: int) -> None:
         """Replace a ring or a recurrent state by that of a sequence of so many rows."""
         data, recurrence = self._floats(name, block), self.layout.recurrences.get(name)
         if recurrence is None:
@@ -115,9 +115,9 @@ class CpuMemory(PagedMemory):
             recurrence.write(data, values, length)
 
     def recurrent_extent(self) -> MarkedExtent:
-        """How far back a recurrent state can go."""
+        """Return the extent of an empty recurrent state."""
         return MarkedExtent()
 
-    def rewind(self, name: str, block: Chunk, extent: Any) -> None:
+    def rewind(self, name: str, block: AlignedBytes, extent: Any) -> None:
         """Bring a recurrent state back to where its extent is now."""
         self.layout.recurrences[name].rewind(self._floats(name, block), extent, self._pool)

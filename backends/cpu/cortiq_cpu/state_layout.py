@@ -1,4 +1,4 @@
-"""Where the slots of a program lie in native memory: rows in pages, rings and states in a block."""
+"""The layout of slots in native memory: rows in pages, rings and states in a block."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ WORDS = 4
 
 
 def parts_of(ask: Ask | None) -> tuple[Ask, ...]:
-    """What answers one ask: the largest logits come with the logarithm of their sum."""
+    """List the ops that answer one ask: the largest logits need the logarithm of their sum."""
     if ask is None:
         return ()
     return (ask, Ask("log_sum_exp", ask.value)) if ask.kind == "top" else (ask,)

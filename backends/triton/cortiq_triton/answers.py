@@ -91,7 +91,7 @@ class Answers:
         return run.pick(value, torch.tensor(rows, device=run.shared.device))
 
     def read(self) -> list[Sequence[Brought] | None]:
-        """What each sequence brings, on the host; None for one with a fault."""
+        """Bring to the host what each sequence brings; None for one with a fault."""
         flags = self.run.all.faults.cpu().numpy() != 0
         brought: list[Sequence[Brought] | None] = []
         for segment in self.run.segments:

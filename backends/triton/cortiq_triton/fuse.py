@@ -157,13 +157,13 @@ class Launches:
         return launches.heads(ways), weights, inputs, op.store.slots if op.store else {}
 
     def _source(self, name: str) -> str:
-        """What heads are views of; they themselves where rows may have replaced them."""
+        """Name the value that heads are views of; themselves where rows may have replaced them."""
         while name in self.views and name not in self.exposed:
             name = self.lowered.aliases[name]
         return name
 
     def _way(self, part: Part) -> into.Way:
-        """What happens to heads."""
+        """Describe the way of heads into attention."""
         norm, turn = part.norm, part.rope
         eps = None if norm is None else norm.op.eps  # type: ignore[attr-defined]
         shape = self.lowered.types[part.x].shape

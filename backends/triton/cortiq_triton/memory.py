@@ -44,7 +44,7 @@ def fixed_shape(slot: Any) -> tuple[int, ...]:
     return (ring_rows(slot), slot.width) if isinstance(slot, Ring) else slot.shape
 
 
-class Chunk:
+class DeviceBytes:
     """Memory of a page or block, and where it lies."""
 
     __slots__ = ("address", "memory")
@@ -64,14 +64,14 @@ class TritonMemory(PagedMemory):
     def __init__(self, program: Program, device: str, poison: bool) -> None:
         self.layout = PagedLayout(program, slot_bytes)
         self._device, self._poison = device, poison
-        self.spare: list[Chunk] = []
+        self.spare: list[DeviceBytes] = []
 
-    def allocate(self, group: PageGroup) -> Chunk:
-        """Memory of a page or block."""
+    def allocate(self, group: PageGroup) -> DeviceBytes:
+        """Return memory of a page or block."""
         if self.spare and group != self.layout.block:
             return self.spare.pop()
         try:
-            return Chunk(self._fresh(group.page_bytes))
+            return DeviceBytes(self._fresh(group.page_bytes))
         except torch.OutOfMemoryError as error:
             raise NoMemoryError() from error
 
@@ -79,16 +79,16 @@ class TritonMemory(PagedMemory):
         memory = torch.empty(size, dtype=torch.int8, device=self._device)
         return memory.fill_(POISON) if self._poison else memory
 
-    def free(self, group: PageGroup, data: Chunk) -> None:
+    def free(self, group: PageGroup, data: DeviceBytes) -> None:
         """Keep a page for whoever needs one."""
         if group != self.layout.block:
             self.spare.append(data)
 
-    def copy(self, group: PageGroup, source: Chunk, target: Chunk) -> None:
+    def copy(self, group: PageGroup, source: DeviceBytes, target: DeviceBytes) -> None:
         """Copy what a page or block holds into another of its group."""
         target.memory.copy_(source.memory)
 
-    def _part(self, name: str, slot: Slot, chunk: Chunk) -> torch.Tensor:
+    def _part(self, name: str, slot: Slot, chunk: DeviceBytes) -> torch.Tensor:
         start = self.layout.offsets[name]
         return chunk.memory[start : start + slot_bytes(name, slot)]
 
@@ -105,13 +105,13 @@ class TritonMemory(PagedMemory):
             exponents.view(2, heads, TILE).permute(0, 2, 1),
         )
 
-    def read_page(self, name: str, page: Chunk) -> KVPlanes:
-        """All rows of a slot in a page."""
+    def read_page(self, name: str, page: DeviceBytes) -> KVPlanes:
+        """Return all rows of a slot in a page."""
         slot = self.layout.kv[name]
         k, v, e = (x.numpy() for x in self._views(slot, self._part(name, slot, page).cpu()))
         return KVPlanes(k[0], k[1], e[0], v[0], v[1], e[1])
 
-    def write_page(self, name: str, page: Chunk, rows: KVPlanes) -> None:
+    def write_page(self, name: str, page: DeviceBytes, rows: KVPlanes) -> None:
         """Replace all rows of a slot in a page."""
         slot = self.layout.kv[name]
         there = self._part(name, slot, page)
@@ -125,19 +125,19 @@ class TritonMemory(PagedMemory):
             view.copy_(torch.from_numpy(np.stack(parts)))
         there.copy_(host)
 
-    def _floats(self, name: str, block: Chunk) -> torch.Tensor:
+    def _floats(self, name: str, block: DeviceBytes) -> torch.Tensor:
         slot = self.layout.fixed[name]
         shape = fixed_shape(slot)
         return self._part(name, slot, block)[: 4 * prod(shape)].view(torch.float32).view(shape)
 
-    def read(self, name: str, block: Chunk) -> Floats:
-        """A ring, or a recurrent state."""
+    def read(self, name: str, block: DeviceBytes) -> Floats:
+        """Return a ring, or a recurrent state."""
         return self._floats(name, block).cpu().numpy().copy()
 
-    def write(self, name: str, block: Chunk, values: Floats, length: int) -> None:
+    def write(self, name: str, block: DeviceBytes, values: Floats, length: int) -> None:
         """Replace a ring or a recurrent state."""
         self._floats(name, block).copy_(torch.from_numpy(values))
 
-    def rewind(self, name: str, block: Chunk, extent: Any) -> None:
+    def rewind(self, name: str, block: DeviceBytes, extent: Any) -> None:
         """Bring a recurrent state back to before the first row."""
         self._floats(name, block).zero_()

@@ -93,7 +93,7 @@ class Run(Walk[TritonState]):
         return self.plan.fused(self.wanted, frozenset(self.supplied))
 
     def call(self, step: Step, group: Group, faults: torch.Tensor) -> Any:
-        """What the step's kernel is called with."""
+        """Make the call of a step's kernel."""
         rows = self.row_sets[group is not self.all]
         return Call(step.node.op, step.weights, step.node.slots, rows, faults, self.shared)
 

@@ -14,7 +14,7 @@ from cortiq_triton.weights import Packed, join
 
 @dataclass(frozen=True)
 class Fused(Op):
-    """What replaces several primitives."""
+    """Stands for several primitives."""
 
     name: str
 

@@ -72,12 +72,12 @@ class Pools(PagedMemory):
         yield from (self.layout.fixed if whole else self.layout.kv).items()
 
     def left_bytes(self) -> int:
-        """What there can be beyond what sequences hold, in buffers that kernels see."""
+        """Return the bytes there can be beyond those in use, in buffers that kernels see."""
         shelves = self._shelves.items()
         return sum((s.most - s.capacity + len(s.free)) * g.page_bytes for g, s in shelves)
 
     def allocate(self, group: PageGroup) -> int:
-        """The number of a page or block."""
+        """Return the number of a page or block."""
         shelf = self._shelves[group]
         if not shelf.free:
             if shelf.capacity >= shelf.most:
@@ -125,7 +125,7 @@ class Pools(PagedMemory):
         self.gpu.upload(self.buffers[name], 4 * number * unit_words(self.slots[name]), words)
 
     def read_page(self, name: str, page: int) -> KVPlanes:
-        """All rows of a slot in a page."""
+        """Return all rows of a slot in a page."""
         return layout.planes_of(self.layout.kv[name], self._read(name, page))
 
     def write_page(self, name: str, page: int, rows: KVPlanes) -> None:
@@ -133,7 +133,7 @@ class Pools(PagedMemory):
         self._write(name, page, layout.words_of(self.layout.kv[name], rows))
 
     def read(self, name: str, block: int) -> Floats:
-        """A ring, or a recurrent state."""
+        """Return a ring, or a recurrent state."""
         slot: Any = self.layout.fixed[name]
         shape = (ring_rows(slot), slot.width) if isinstance(slot, Ring) else slot.shape
         return self._read(name, block)[: prod(shape)].view(np.float32).reshape(shape)

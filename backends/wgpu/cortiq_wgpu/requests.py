@@ -1,4 +1,4 @@
-"""What has been made of a request: dispatches, places, buffers."""
+"""Compiled requests: dispatches, places, buffers."""
 
 from __future__ import annotations
 

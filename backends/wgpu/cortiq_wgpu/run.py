@@ -68,7 +68,7 @@ class Run(FlatRun[Plan]):
         self.records: Records
 
     def compute(self) -> list[Sequence[Brought] | None]:
-        """What the rows of each sequence bring, None for one with a fault."""
+        """Compute the batch; return what each sequence brings, None for one with a fault."""
         under_way = [self._submitted(*chunk) for chunk in self._chunks()]
         if len(under_way) == 1 and len(self.rows) <= self.plan.few:
             self._encode_ahead(under_way[0])
