@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from cortiq.backend.paged import PagedState
-
-if TYPE_CHECKING:
-    from cortiq_cpu.executable import CpuExecutable
+from cortiq_cpu.state_layout import StateLayout
 
 
 class CpuState(PagedState):
@@ -21,11 +17,9 @@ class CpuState(PagedState):
     fixed_addresses : of each ring and recurrent state.
     """
 
-    owner: CpuExecutable
-
     def locate(self) -> None:
         """Note the addresses of all pages."""
-        layout = self.owner.layout
+        layout: StateLayout = self.owner.layout
         stop = max((table.end for table in self.tables), default=0)
         starts = np.zeros((len(self.tables), stop), np.uint64)
         for row, table in zip(starts, self.tables, strict=True):

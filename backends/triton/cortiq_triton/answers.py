@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +13,11 @@ import triton.language as tl
 from cortiq.backend import Argmax, Digest, Draw, Named, Top, Want
 from cortiq.backend.admission import value_of
 from cortiq.backend.executable import Brought
+from cortiq.backend.walk import Walk
 from cortiq.numerics.quantise import Quantised
 from cortiq_triton import draw, tail
 from cortiq_triton.language import Tensor, kernel, launch, pow2
 from cortiq_triton.rows import Rows
-
-if TYPE_CHECKING:
-    from cortiq_triton.run import Run
 
 
 class Answers:
@@ -31,7 +29,7 @@ class Answers:
     whole : for the first want of each kind, the tensor of all rows that ask for it.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Walk[Any]) -> None:
         self.run = run
         self.found: list[dict[Want, Any]] = [{} for _ in run.rows]
         self.whole: dict[Want, Any] = {}
@@ -88,7 +86,7 @@ class Answers:
             rows = [bisect_left(group.places, at) for at in rows]
         if rows == list(range(len(value.e if isinstance(value, Rows) else value))):
             return value
-        return run.pick(value, torch.tensor(rows, device=run.shared.device))
+        return run.pick(value, torch.tensor(rows, device=run.all.faults.device))
 
     def read(self) -> list[Sequence[Brought] | None]:
         """Bring to the host what each sequence brings; None for one with a fault."""
@@ -146,7 +144,7 @@ def resolve(
     return out
 
 
-def packed(run: Run, answers: Answers) -> torch.Tensor:
+def packed(run: Walk[Any], answers: Answers) -> torch.Tensor:
     """Fault flag, argmax and digest of each row: int32 [rows, 6]; −1 and 0 where nobody asks."""
     out = torch.zeros((len(run.rows), 6), dtype=torch.int32, device=run.all.faults.device)
     out[:, 1] = -1

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from cortiq.backend.paged import PagedState
-
-if TYPE_CHECKING:
-    from cortiq_triton.executable import TritonExecutable
 
 UNKNOWN = -1
 """A token that was drawn on the device and is not known to the host yet."""
@@ -22,8 +17,6 @@ class TritonState(PagedState):
     ----------
     page_addresses : int64, of the pages that all slots share. block_address : of the block, or 0.
     """
-
-    owner: TritonExecutable
 
     def locate(self) -> None:
         """Note the addresses of pages and block."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cortiq.backend import Draw
+from cortiq.backend.flat import FlatRun
 from cortiq.backend.requests import asked_by
+from cortiq_wgpu.plan import Plan
 from cortiq_wgpu.wants import draw_block
 from cortiq_wgpu.work import SEGMENTS, Work
-
-if TYPE_CHECKING:
-    from cortiq_wgpu.run import Run
 
 HEADER = 16
 TOKEN, POSITION, PAGES, BLOCK, BEGIN, END, SOURCE, DRAWS, TOPS = range(9)
@@ -26,7 +25,7 @@ class Records:
     segments : stretches of neighbouring rows of one sequence. parts : of attention's keys.
     """
 
-    def __init__(self, run: Run, chunk: np.ndarray, late: np.ndarray) -> None:
+    def __init__(self, run: FlatRun[Plan], chunk: np.ndarray, late: np.ndarray) -> None:
         self.run, self.chunk, self.late = run, chunk, late
         self.flat, self.plan = run.flat, run.plan
         positions = self.flat.positions[chunk]
