@@ -74,6 +74,11 @@ class PagePool:
         self.counts: Counter[int] = Counter()
         self.nbytes = 0
 
+    @property
+    def count(self) -> int:
+        """Count all pages and blocks."""
+        return self.counts.total()
+
     def new(self, group: PageGroup, source: Page | None = None) -> Page:
         """Return a page of a group, with what another one holds if given."""
         page = Page(group, self.memory.allocate(group))

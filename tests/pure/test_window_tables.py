@@ -125,7 +125,7 @@ def test_pages_take_turns(seed):
         walk.go()
     for table in walk.tables:
         table.clear()
-    assert (walk.pages.counts.total(), walk.pages.nbytes) == (0, 0)
+    assert (walk.pages.count, walk.pages.nbytes) == (0, 0)
 
 
 def test_a_sequence_alone_takes_its_limit_and_no_more():
