@@ -273,7 +273,7 @@ class BaseExecutable(ABC, Generic[S, P]):
 
     def owns(self, state: Any) -> bool:
         """Whether a state is a living sequence of this executable."""
-        return any(state is known for known in self.states) and state.alive
+        return getattr(state, "owner", None) is self and state.alive
 
 
 def _settled(

@@ -13,13 +13,13 @@ from typing import Any, Self
 import numpy as np
 
 from cortiq.backend import planes
-from cortiq.backend.extents import RecurrentExtent, RingExtent
+from cortiq.backend.extents import RecurrentExtent
 from cortiq.backend.pages import NoMemoryError, Page, PageGroup, PagePool, PageRun, PageTable
 from cortiq.backend.sequence import SequenceState
 from cortiq.backend.state import ExportedState, KVPlanes
 from cortiq.backend.windows import Extent
 from cortiq.errors import RequestError
-from cortiq.ir import KVRows, Ring
+from cortiq.ir import KVRows, Recurrent, Ring
 
 SlotExtent = Extent | RecurrentExtent
 
@@ -32,7 +32,7 @@ class PagedSnapshot:
         pool: PagePool,
         runs: list[PageRun],
         block: Page | None,
-        extents: dict[str, SlotExtent],
+        extents: list[SlotExtent],
         counted: tuple[list[int], dict[str, int]],
     ) -> None:
         self.pool, self.runs, self.block, self.extents = pool, runs, block, extents
@@ -50,7 +50,7 @@ class PagedState(SequenceState):
     Attributes
     ----------
     tables : the pages of each group. block : rings and recurrent states; None before there is room.
-    extents : how far each slot is written, and how far back it can go.
+    extents : how far slots are written, and how far back they can go; see `owner.extent_of`.
     """
 
     tables: Sequence[PageTable] = ()
@@ -62,8 +62,7 @@ class PagedState(SequenceState):
         layout = self.owner.layout
         self.tables = [PageTable(self.owner.pages, group) for group in layout.groups]
         self._reach = self._shared = 0
-        slots = self.owner.program.slots.items()
-        self.extents: dict[str, SlotExtent] = {n: self.owner.new_extent(n, s) for n, s in slots}
+        self.extents: list[SlotExtent] = self.owner.new_extents()
         self.locate()
 
     def drop(self) -> None:
@@ -73,6 +72,9 @@ class PagedState(SequenceState):
         if self.block is not None:
             self.owner.pages.decref([self.block])
             self.block = None
+
+    def _extent(self, name: str) -> Any:
+        return self.extents[self.owner.extent_of[name]]
 
     def locate(self) -> None:
         """Note where pages lie: called whenever these are others."""
@@ -110,7 +112,7 @@ class PagedState(SequenceState):
         self.block = self.owner.pages.new(self.owner.layout.block)
         for name, slot in self.owner.layout.fixed.items():
             if not isinstance(slot, Ring):
-                self.owner.memory.rewind(name, self.block.data, self.extents[name])
+                self.owner.memory.rewind(name, self.block.data, self._extent(name))
 
     def _provide(self, stop: int = 0) -> None:
         """Have what pages up to this number take, or those there was room for before."""
@@ -142,19 +144,19 @@ class PagedState(SequenceState):
     def advance(self, entry: str, tokens: list[int]) -> None:
         """Count rows that the slots now hold."""
         super().advance(entry, tokens)
-        for name in self.owner.written[entry]:
-            self.extents[name].written(self.lengths[entry])
+        for number in self.owner.extents_of[entry]:
+            self.extents[number].written(self.lengths[entry])
 
     def go_back(self, length: int, entry: str) -> int:
         """Forget rows of the slots that `entry` writes: all, where one cannot go back exactly."""
-        names = self.owner.written[entry]
-        reached = length if all(self.extents[n].reaches(length) for n in names) else 0
+        extents = [self.extents[number] for number in self.owner.extents_of[entry]]
+        reached = length if all(extent.reaches(length) for extent in extents) else 0
         if reached < self.lengths[entry]:
-            for name in names:
-                extent = self.extents[name]
+            for extent in extents:
                 extent.rewind(reached)
-                if self.block is not None and not isinstance(extent, Extent | RingExtent):
-                    self.owner.memory.rewind(name, self.block.data, extent)
+            for name in self.owner.written[entry]:
+                if self.block is not None and isinstance(self.owner.program.slots[name], Recurrent):
+                    self.owner.memory.rewind(name, self.block.data, self._extent(name))
         if reached == 0:
             for table in self.tables:
                 if table.first and table.group.entry == entry:
@@ -174,7 +176,7 @@ class PagedState(SequenceState):
         runs = [table.share(used) for table in self.tables]
         self._provide()
         self._shared = max(self._shared, used)
-        extents = {name: replace(extent) for name, extent in self.extents.items()}
+        extents = [replace(extent) for extent in self.extents]
         return PagedSnapshot(pool, runs, block, extents, (list(self.tokens), dict(self.lengths)))
 
     def restore(self, snapshot: PagedSnapshot) -> None:
@@ -203,7 +205,7 @@ class PagedState(SequenceState):
         stop = self.owner.layout.page_stop(rows)
         self._shared = max(self._shared, stop)
         self.tokens, self.lengths = list(other.tokens), dict(other.lengths)
-        self.extents = {name: replace(extent) for name, extent in other.extents.items()}
+        self.extents = [replace(extent) for extent in other.extents]
         self.owner.prepare(rows)
         self._provide(stop)
 
@@ -231,7 +233,7 @@ class PagedState(SequenceState):
     def export_slot(self, name: str) -> Any:
         """Return a slot in the canonical layout."""
         slot, memory = self.owner.program.slots[name], self.owner.memory
-        extent: Any = self.extents[name]
+        extent = self._extent(name)
         if isinstance(slot, KVRows):
             rows = extent.length - extent.base
             pages, skipped = self._pages_of(name, extent.base)
@@ -245,13 +247,15 @@ class PagedState(SequenceState):
 
     def load(self, exported: ExportedState) -> None:
         """Become an exported sequence, which `cortiq.backend.check_exported` let pass."""
-        slots: Any = exported.slots
-        for entry, names in self.owner.written.items():
-            length = exported.lengths[entry]
+        slots, owner = exported.slots, self.owner
+        for entry, names in owner.written.items():
+            length, bases = exported.lengths[entry], dict.fromkeys(owner.extents_of[entry], 0)
             for name in names:
-                extent, given = self.extents[name], slots[name]
+                number, given = owner.extent_of[name], slots[name]
                 base = given.base(length) if isinstance(given, KVPlanes) else 0
-                extent.begin(length, base)
+                bases[number] = max(base, bases[number])
+            for number, base in bases.items():
+                self.extents[number].begin(length, base)
         for table in self.tables:
             table.first = self._first_page(table.group)
         super().load(exported)
@@ -261,13 +265,13 @@ class PagedState(SequenceState):
         layout = self.owner.layout
         if group.most is None:
             return 0
-        bases = (self.extents[n] for n, number in layout.group_of.items() if number == group.number)
-        return min(extent.base for extent in bases) // layout.page_rows  # type: ignore[union-attr]
+        names = (name for name, number in layout.group_of.items() if number == group.number)
+        return min(self._extent(name).base for name in names) // layout.page_rows
 
     def load_slot(self, name: str, given: Any, length: int) -> None:
         """Let a slot, which has room, hold what was exported of a sequence of `length` rows."""
         slot, memory = self.owner.program.slots[name], self.owner.memory
-        extent: Any = self.extents[name]
+        extent = self._extent(name)
         if isinstance(slot, KVRows):
             pages, skipped = self._pages_of(name, extent.base)
             rows = given.last(extent.length - extent.base)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from cortiq.backend.batch import Batch, Row
@@ -38,6 +39,7 @@ class PagedExecutable(BaseExecutable[T, P]):
     ----------
     state_type : of its sequences.
     layout : where slots lie in pages. memory : whose pages these are. pages : those in use.
+    extent_of : number of each slot's extent. extents_of : those of the slots that an entry writes.
     """
 
     state_type: ClassVar[type[PagedState]] = PagedState
@@ -45,13 +47,31 @@ class PagedExecutable(BaseExecutable[T, P]):
     def use_memory(self, memory: PagedMemory) -> None:
         """Take pages from this memory from now on: before the first sequence is opened."""
         self.memory, self.layout, self.pages = memory, memory.layout, PagePool(memory)
+        self._prepared = 0
+        self.extent_of: dict[str, int] = {}
+        self.extents_of: dict[str, list[int]] = {}
+        self._extents: list[SlotExtent] = []
+        known = {name for names in self.written.values() for name in names}
+        unwritten = [name for name in self.program.slots if name not in known]
+        for entry, names in {**self.written, "": unwritten}.items():
+            first = len(self._extents)
+            for name in names:
+                extent = self._new_extent(name, self.program.slots[name])
+                if extent not in self._extents[first:]:
+                    self._extents.append(extent)
+                self.extent_of[name] = self._extents.index(extent, first)
+            self.extents_of[entry] = list(range(first, len(self._extents)))
+
+    def new_extents(self) -> list[SlotExtent]:
+        """Return the extents of an empty sequence; slots that go back alike have one together."""
+        return [replace(extent) for extent in self._extents]
 
     def new_state(self, limit: int) -> Any:
         """An empty sequence of at most `limit` positions."""
         self.prepare(min(limit, EARLY_POSITIONS))
         return self.state_type(self, limit)
 
-    def new_extent(self, name: str, slot: Slot) -> SlotExtent:
+    def _new_extent(self, name: str, slot: Slot) -> SlotExtent:
         """Return the extent of an empty slot."""
         if isinstance(slot, KVRows):
             return self.extent(name)
@@ -61,8 +81,10 @@ class PagedExecutable(BaseExecutable[T, P]):
 
     def prepare(self, positions: int) -> None:
         """Precompute rotary tables for so many positions."""
-        for plan in self.plans.values():
-            plan.prepare(positions)
+        if positions > self._prepared:
+            for plan in self.plans.values():
+                plan.prepare(positions)
+            self._prepared = positions
 
     def state_bytes(self, rows: int) -> int:
         """Return the bytes of one sequence of this many rows."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +20,18 @@ from cortiq.numerics.contract import OutOfDomainError
 from cortiq.numerics.quantise import Quantised
 
 
-@dataclass(frozen=True)
-class Segment(Generic[S]):
+class Segment(NamedTuple, Generic[S]):
     """Rows start…stop−1 of what a kernel is given are these positions of a sequence."""
 
     state: S
     start: int
     stop: int
     positions: Sequence[int]
+
+    @property
+    def position(self) -> int:
+        """The first of them."""
+        return self.positions[0]
 
     @property
     def cut(self) -> slice:

@@ -18,7 +18,7 @@ from cortiq_triton.answers import Answers, packed, resolve
 from cortiq_triton.call import Call, Shared
 from cortiq_triton.plan import Plan
 from cortiq_triton.rows import Rows, empty_rows
-from cortiq_triton.rowset import RowBuffer, RowSet, Segment, arrays, row_sets
+from cortiq_triton.rowset import RowBuffer, RowSet, arrays, row_sets
 from cortiq_triton.state import TritonState
 
 
@@ -44,11 +44,10 @@ class Run(Walk[TritonState]):
     ) -> None:
         super().__init__(plan, batch, accepted)
         self.shared, self.drawn = shared, drawn
-        self._parts = [Segment(s.state, s.start, s.stop, s.positions[0]) for s in self.segments]
 
     def fill(self, buffer: RowBuffer, sources: Sequence[int], pages: int = 0) -> dict[str, Any]:
         """Upload row metadata; with `pages`, pad page tables to so many."""
-        parts = arrays(self._parts, self.tokens, sources, self.tail_places, pages)
+        parts = arrays(self.segments, self.tokens, sources, self.tail_places, pages)
         buffer.fill(parts)
         return parts
 
@@ -59,7 +58,7 @@ class Run(Walk[TritonState]):
         parts = self.fill(buffer, sources, pages)
         self.there, last = buffer.views(parts), pages * TILE - 1 if pages else None
         known = (self.tail_places, parts, self.there, self.shared.device, last)
-        self.row_sets = row_sets(self._parts, *known)
+        self.row_sets = row_sets(self.segments, *known)
         self.ids, self.tail_rows = self.there["tokens"], self.there["tail"].long()
 
     def compute(self) -> list[Sequence[Brought] | None]:  # type: ignore[override]
