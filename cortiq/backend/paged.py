@@ -191,7 +191,11 @@ class PagedState(SequenceState):
         opens = snapshot.block is not None and self._lacks_block()
         if rows > self._limit or not self.owner.fits(lacking + opens * layout.block.page_bytes):
             raise NoMemoryError()
-        self.become(snapshot)
+        try:
+            self.become(snapshot)
+        except MemoryError:
+            self.clear()
+            raise
 
     def become(self, other: PagedSnapshot, taken: bool = False) -> None:
         """Hold what a snapshot holds; `taken` says that nobody needs the snapshot after this."""
