@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any
 
 import numpy as np
 
 from cortiq.backend.extents import RecurrentExtent
 from cortiq.backend.paged_layout import PagedLayout
-from cortiq.backend.pages import PageGroup
+from cortiq.backend.pages import PageMemory
 from cortiq.backend.planes import Floats
 from cortiq.backend.state import KVPlanes
 
 
-class PagedMemory(ABC):
-    """A device's memory of sequences; see also `cortiq.backend.pages.PageMemory`.
+class PagedMemory(PageMemory):
+    """A device's memory of sequences, in pages and in a block for each.
 
     Rings are arrays [`ring_rows(slot)`, width], recurrent states have the slot's shape.
 
@@ -25,14 +25,6 @@ class PagedMemory(ABC):
     """
 
     layout: PagedLayout
-
-    @abstractmethod
-    def allocate(self, group: PageGroup) -> Any:
-        """Return memory of a page; raise `MemoryError` where the device has none left."""
-
-    @abstractmethod
-    def copy(self, group: PageGroup, source: Any, target: Any) -> None:
-        """Copy what a page or block holds into another of its group."""
 
     @abstractmethod
     def read_page(self, name: str, page: Any) -> KVPlanes:
@@ -49,14 +41,6 @@ class PagedMemory(ABC):
     @abstractmethod
     def write(self, name: str, block: Any, values: Floats, length: int) -> None:
         """Replace a ring or a recurrent state by that of a sequence of so many rows."""
-
-    def free(self, group: PageGroup, data: Any) -> None:
-        """Take memory back: nothing, where nobody refers to it any more."""
-        return
-
-    def spoil(self, group: PageGroup, data: Any) -> None:
-        """In tests, fill a page whose rows nobody needs with what would show if it were read."""
-        return
 
     def recurrent_extent(self) -> RecurrentExtent:
         """Return the extent of an empty recurrent state."""

@@ -4,10 +4,11 @@ writes; and the page table of a sequence, in which pages behind a window are use
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from cortiq.errors import RequestError
 
@@ -36,20 +37,24 @@ class PageGroup:
     page_bytes: int = 0
 
 
-class PageMemory(Protocol):
+class PageMemory(ABC):
     """Memory that pages are taken from; what a page's data is, only it knows."""
 
+    @abstractmethod
     def allocate(self, group: PageGroup) -> Any:
         """Return memory of a page; raise `MemoryError` where the device has none left."""
 
-    def free(self, group: PageGroup, data: Any) -> None:
-        """Take a page's memory back."""
-
+    @abstractmethod
     def copy(self, group: PageGroup, source: Any, target: Any) -> None:
         """Copy what a page holds into another of its group."""
 
+    def free(self, group: PageGroup, data: Any) -> None:
+        """Take memory back: nothing, where nobody refers to it any more."""
+        return
+
     def spoil(self, group: PageGroup, data: Any) -> None:
         """In tests, fill a page whose rows nobody needs with what would show if it were read."""
+        return
 
 
 class Page:

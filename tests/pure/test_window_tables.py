@@ -7,12 +7,12 @@ import random
 import numpy as np
 import pytest
 
-from cortiq.backend.pages import PageGroup, PagePool, PageTable
+from cortiq.backend.pages import PageGroup, PageMemory, PagePool, PageTable
 
 BYTES, MOST, REACH = 10, 4, 30
 
 
-class Arrays:
+class Arrays(PageMemory):
     """Pages are arrays of the host."""
 
     def allocate(self, group):
