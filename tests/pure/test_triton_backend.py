@@ -121,6 +121,19 @@ def test_nothing_is_fused_across_what_a_row_asks_for_or_supplies():
     executable.close()
 
 
+def test_heads_that_rows_supply_are_read_in_place_of_what_they_are_views_of():
+    model = models.load("tiny-llama")
+    executable = TritonBackend().compile(model.program, model.weights, CompileOptions())
+    plan = executable.plans["trunk"]
+    nodes = [step.node for step in plan.steps]
+    views = [node.outputs[0] for node in nodes if isinstance(node.op, ops.Reshape)]
+    assert len(views) > 6
+    for view in views:
+        pairs = plan.fused(frozenset({"logits"}), frozenset({view}))
+        assert view in {name for step, _ in pairs for name in step.node.inputs}, view
+    executable.close()
+
+
 def forbidden(*arguments, **options):
     raise AssertionError("a function of cortiq.numerics was called while a batch ran")
 
