@@ -6,7 +6,7 @@ PACKAGES := -e . -e backends/reference -e backends/cpu -e conformance
 PLUGINS := -e plugins/cortiq-torch -e plugins/cortiq-null -e plugins/cortiq-faulty \
     -e backends/mlx -e backends/wgpu -e backends/triton
 
-.PHONY: demo test lint setup setup-test wheels site clean
+.PHONY: demo test quick slow fuzz mutants sanitize lint setup setup-test wheels site clean
 
 $(BIN)/cortiq: pyproject.toml backends/reference/pyproject.toml backends/cpu/pyproject.toml \
     backends/cpu/setup.py conformance/pyproject.toml
@@ -43,6 +43,28 @@ lint: setup-test
 
 test: setup-test lint
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The linters on the files that differ from $(BASE), and the tests nearest to them: a minute.
+BASE ?= HEAD
+quick: setup-test
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/quick.py --base $(BASE)
+
+# What takes minutes of processor time: slow tests, fuzzers (SECONDS each), broken copies of the
+# code that the tests must notice, and the native core under sanitizers.
+SECONDS ?= 60
+slow: setup-test
+	$(BIN)/python -m pip install --quiet 'lm-eval>=0.4.9'
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+
+fuzz: setup-test
+	cd tests && set -e; for fuzzer in files graphs http templates tokenizers; do \
+	    ../$(BIN)/python -m fuzz.$$fuzzer --seconds $(SECONDS); done
+
+mutants: setup-test
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tests/mutants.py
+
+sanitize: setup-test
+	$(BIN)/python tools/sanitize.py
 
 # A source distribution and a wheel of each distribution, the wheel made from the source one; then
 # the wheels are installed into a fresh environment and used. About a minute.

@@ -17,18 +17,18 @@ import os
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+from native_core import build  # noqa: E402
+
 PACKAGES = (".", "backends/reference", "backends/cpu", "conformance")
 KERNEL_TESTS = tuple(f"tests/pure/test_cpu_{n}.py" for n in ("matmul", "matrices", "attention"))
 LAYOUTS = ("Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K", "w8", "w16")
 MODELS = ("smollm2", "gemma3-270m")
-FLAGS = ("-O3", "-std=c11", "-ffp-contract=off", "-fno-fast-math", "-fno-math-errno", "-pthread")
-FLAGS += ("-fPIC", "-fvisibility=hidden")
 
 
 def run(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -40,23 +40,6 @@ def run(arguments: list[str], environment: dict[str, str]) -> subprocess.Complet
     tail = (done.stdout + done.stderr).strip().splitlines()[-60:]
     print("\n".join(tail), flush=True)
     return done
-
-
-def build(folder: Path) -> Path:
-    """The native core, built into `folder` as backends/cpu/setup.py does, without setuptools."""
-    sources = [p for p in (ROOT / "backends/cpu/native").glob("*.c") if p.name != "module.c"]
-    compiler = os.environ.get("CC", "cc").split()
-
-    def compiled(source: Path) -> str:
-        target = folder / f"{source.stem}.o"
-        subprocess.run([*compiler, *FLAGS, "-c", str(source), "-o", str(target)], check=True)
-        return str(target)
-
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as workers:
-        objects = list(workers.map(compiled, sources))
-    library = folder / "_native.so"
-    subprocess.run([*compiler, "-shared", "-pthread", "-o", str(library), *objects], check=True)
-    return library
 
 
 def environment_of(library: Path, isa: str) -> dict[str, str]:

@@ -73,5 +73,5 @@ def cortiq_tool_dialects() -> Sequence[ToolDialect]:
 
 @hookspec
 def cortiq_commands() -> Sequence[click.Command]:
-    """Commands added to `cortiq`."""
+    """Commands added to `cortiq`, none of them with the name of one of its own."""
     raise NotImplementedError

@@ -30,6 +30,7 @@ class Spec:
     bits : whether a value can change a logit or a token.
     ends : whether a value can change where a text ends.
     metavar : how `--help` names the value.
+    instead : an object that Python may give in place of the text: what it is, and its methods.
     """
 
     help: str
@@ -43,6 +44,7 @@ class Spec:
     bits: bool = False
     ends: bool = False
     metavar: str | None = None
+    instead: tuple[str, tuple[str, ...]] | None = None
 
 
 def checked(name: str, spec: Spec, value: Any) -> Any:
@@ -71,6 +73,8 @@ def _checked_one(name: str, spec: Spec, value: Any) -> Any:
     if spec.type is int and not isinstance(value, bool):
         with contextlib.suppress(TypeError):  # NumPy arrays have __index__ too, and refuse
             value = operator.index(value)
+    if spec.instead is not None and all(hasattr(value, name) for name in spec.instead[1]):
+        return value
     if type(value) is not spec.type or not _allowed(spec, value):
         raise OptionError(name, f"must be {described(spec)}, not {shown(value)}")
     return value
@@ -100,4 +104,5 @@ def described(spec: Spec) -> str:
     kind = {int: "an integer", float: "a finite number", bool: "true or false", str: "a text"}
     limits = (("above", spec.above), ("of at least", spec.least), ("at most", spec.most))
     bounds = [f"{word} {_plain(limit)}" for word, limit in limits if limit is not None]
-    return " ".join([kind[spec.type], " and ".join(bounds)]).strip()
+    instead = f"or {spec.instead[0]}" if spec.instead else ""
+    return " ".join(filter(None, [kind[spec.type], " and ".join(bounds), instead]))

@@ -11,11 +11,14 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cortiq.errors import OptionError, RequestError, shown
 from cortiq.option_names import advice
 from cortiq.option_values import Spec, checked, described
+
+if TYPE_CHECKING:
+    from cortiq.backend import Backend
 
 ENVIRONMENT_PREFIX = "CORTIQ_"
 TRUE_WORDS = ("1", "true", "yes", "on")
@@ -146,9 +149,9 @@ def parse_bias(pairs: Sequence[str]) -> dict[int, float]:
 class LoadOptions(OptionSet):
     """How a model is opened and compiled."""
 
-    backend: str | None = option(
+    backend: str | Backend | None = option(  # noqa: RUF009 - as every other field
         None, "Backend, and its device after a colon; without it the best available.",
-        metavar="NAME[:DEVICE]",
+        metavar="NAME[:DEVICE]", instead=("a backend", ("devices", "supports", "compile")),
     )  # fmt: skip
     device: str | None = option(None, "Device of the backend.", metavar="NAME")
     context: int | None = option(

@@ -20,7 +20,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGES = ("cortiq", "backends", "conformance", "plugins", "stacks", "tools")
+PACKAGES = ("cortiq", "backends", "conformance", "plugins", "tools")
 SKIPPED = {"tests", ".venv", "build", "dist"}
 MAX_FILE, MAX_FILE_MEDIAN, MAX_FUNCTION = 300, 130, 60
 MAX_FUNCTION_MEDIAN, MAX_FUNCTION_DECILE = 8, 25

@@ -1,5 +1,5 @@
-"""`python tools/lint_triton.py`: what the Triton backend launches, compiled for GPUs that need not
-be here, and its PTX linted as `python -m stacks.ptx` lints the stack's.
+"""`python tools/lint_triton.py`: compile what the Triton backend launches for GPUs that need not be
+here, and lint the PTX.
 
 Batches of small models are walked through with every launch recorded instead of run: what a value
 holds does not matter, only which kernels meet which types and compile-time constants. Exit 1 if a
@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "backends/triton"))
 os.environ["TRITON_INTERPRET"] = "0"  # interpreted kernels cannot be compiled
 
+import ptx
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -32,7 +33,6 @@ from cortiq.numerics.sampling import Sampling
 from cortiq.numerics.synthetic import synthetic_weight
 from cortiq_triton import executable, language, products, weights
 from cortiq_triton.rows import quantise_rows
-from stacks import ptx
 
 MODELS = {
     "tiny-llama": "w8", "tiny-gemma3": "Q8_0", "tiny-mixtral": "w16", "tiny-lfm2": "Q4_1",

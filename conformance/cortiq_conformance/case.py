@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import Any, Protocol
 
@@ -93,7 +94,11 @@ class Scenario:
     flush: bool = False
 
     def expected(self) -> Observations:
-        """By the definitions of `cortiq.numerics`."""
+        """By the definitions of `cortiq.numerics`; computed once."""
+        return dict(self._definition)
+
+    @cached_property
+    def _definition(self) -> Observations:
         return self._labelled([self._expected(feed) for feed in self.feeds])
 
     def _expected(self, feed: Feed) -> tuple[int, Observations]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
-from cortiq_conformance import graphs, heads, layers, streams
+from cortiq_conformance import graphs, heads, layer_runs, layers, streams
 from cortiq_conformance.case import Case
 from cortiq_conformance.level0 import (
     blocks,
@@ -13,9 +13,11 @@ from cortiq_conformance.level0 import (
     exports,
     far,
     foundations,
+    long,
     matrices,
     recurrences,
     robustness,
+    runs,
     scaling,
     sequences,
     states,
@@ -32,6 +34,8 @@ LEVEL0 = (
     recurrences,
     blocks,
     far,
+    runs,
+    long,
     tails,
     states,
     exports,
@@ -59,6 +63,7 @@ def cases(
             yield from module.cases()
     if 1 in wanted:
         yield from layers.cases()
+        yield from layer_runs.cases()
     if 2 in wanted:
         yield from graphs.cases(profile, models)
         yield from heads.graph_cases(models)

@@ -12,6 +12,9 @@ from cortiq.backend import Status
 from cortiq.numerics.contract import F32, SMALLEST_EXPONENT
 from cortiq_conformance.wants import Observations
 
+MOST_STRETCHES = 8
+"""Stretches of differing rows that a sentence names; a report holds all."""
+
 
 @dataclass(frozen=True)
 class Divergence:
@@ -23,6 +26,7 @@ class Divergence:
     value : name of the value; row, element : where in it.
     expected_bits, got_bits : as hexadecimal; `ulps` is their distance for floats.
     differing, compared : elements of this value.
+    rows : the rows that differ, as (first, last) of each stretch.
     remark : what the whole array looks like, where that says more.
     message : the sentence, where there are no two elements to show.
     dubious : whether it looks otherwise than the family of the case would: blame the operator.
@@ -43,6 +47,7 @@ class Divergence:
     remark: str = ""
     message: str = ""
     dubious: bool = False
+    rows: tuple[tuple[int, int], ...] = ()
 
     def remarked(self, remark: str) -> Divergence:
         """With one more remark."""
@@ -58,14 +63,33 @@ class Divergence:
             else (
                 f"{self.op}: {self.value} differs first at {where}: expected {self.expected} "
                 f"({self.expected_bits}), got {self.got} ({self.got_bits}){distance}; "
-                f"{self.differing} of {self.compared} differ"
+                f"{self.differing} of {self.compared} differ{self._where()}"
             )
         )
         return f"{text}; {self.remark}" if self.remark else text
 
+    def _where(self) -> str:
+        """Rows that differ, if they are several."""
+        shown = [f"{a}" if a == b else f"{a}-{b}" for a, b in self.rows[:MOST_STRETCHES]]
+        more = sum(b - a + 1 for a, b in self.rows[MOST_STRETCHES:])
+        shown += [f"{more} more"] if more else []
+        if shown in ([], [str(self.row)]):
+            return ""
+        return (
+            f" in rows {', '.join(shown[:-1])} and {shown[-1]}"
+            if shown[1:]
+            else (f" in rows {shown[0]}")
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
+
+
+def stretches(places: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """Return first and last of each stretch of ascending places that are neighbours."""
+    cuts = np.flatnonzero(np.diff(places) > 1) + 1
+    return tuple((int(part[0]), int(part[-1])) for part in np.split(places, cuts) if len(part))
 
 
 def live_elements(found: Observations) -> tuple[int, int]:
@@ -110,8 +134,9 @@ def first_difference(
 ) -> Divergence | None:
     """The first label and element that differ, in the order of `expected`."""
     for name, wanted in expected.items():
-        if name not in got or got[name].shape != wanted.shape:
-            return _shapeless(name, wanted, got.get(name), level, op)
+        there = got.get(name)
+        if there is None or (there.shape, there.dtype) != (wanted.shape, wanted.dtype):
+            return _shapeless(name, wanted, there, level, op)
         if not same_bits(wanted, got[name]):
             return _difference(name, wanted, got[name], level, op)
     return None
@@ -120,8 +145,13 @@ def first_difference(
 def _shapeless(
     name: str, wanted: np.ndarray, got: np.ndarray | None, level: int, op: str
 ) -> Divergence:
-    there = "is missing" if got is None else f"has shape {list(got.shape[1:])}"
-    expected = str(list(wanted.shape[1:]))
+    there, expected = "is missing", str(list(wanted.shape[1:]))
+    if got is not None and got.dtype != wanted.dtype:
+        there, expected = f"is {got.dtype}", str(wanted.dtype)
+    elif got is not None and got.shape[1:] == wanted.shape[1:]:
+        there, expected = f"has {len(got)} rows", str(len(wanted))
+    elif got is not None:
+        there = f"has shape {list(got.shape[1:])}"
     return Divergence(
         level, op, name, 0, (), "-", "-", expected, there, None, wanted.size, wanted.size,
         message=f"{name} {there}, expected {expected}", dubious=True,
@@ -137,12 +167,14 @@ def _difference(name: str, wanted: np.ndarray, got: np.ndarray, level: int, op: 
     message = _outcome(name, wanted, got) if name.endswith("outcome") else ""
     dead = _dead(got) if floating else ""
     remarks = [dead, _unsnapped(wanted[a != b], got[a != b]) if floating else ""]
-    if not dead and len(wanted) > 1 and len(np.unique(where[:, 0])) == 1:
+    rows = np.unique(where[:, 0])
+    if not dead and len(wanted) > 1 and len(rows) == 1:
         remarks.append(f"only row {at[0]} of {len(wanted)} differs")
     return Divergence(
         level, op, name, at[0], at[1:], f"0x{int(a[at]):08x}", f"0x{int(b[at]):08x}",
         shown(wanted[at]), shown(got[at]), ulps, len(where), wanted.size,
         "; ".join(filter(None, remarks)), message, bool(dead or message),
+        stretches(rows),
     )  # fmt: skip
 
 

@@ -18,11 +18,17 @@ STATUS_CODES = {Status.COMPLETED: 0, Status.DECLINED: 1, Status.FAILED: 2}
 
 @dataclass(frozen=True)
 class Feed:
-    """What one sequence is fed: ids, and extra inputs with a row for each of them."""
+    """What one sequence is fed: ids, and extra inputs with a row for each of them.
+
+    Attributes
+    ----------
+    start : position of the first row.
+    """
 
     tokens: np.ndarray
     inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
     entry: str = "trunk"
+    start: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -30,12 +36,12 @@ class Feed:
     def cut(self, start: int, stop: int) -> Feed:
         """Rows start…stop−1."""
         inputs = {name: array[start:stop] for name, array in self.inputs.items()}
-        return Feed(self.tokens[start:stop], inputs, self.entry)
+        return Feed(self.tokens[start:stop], inputs, self.entry, self.start + start)
 
     def detour(self) -> Feed:
         """Other rows of the same kind: these in reverse."""
         inputs = {name: array[::-1] for name, array in self.inputs.items()}
-        return Feed(self.tokens[::-1], inputs, self.entry)
+        return Feed(self.tokens[::-1], inputs, self.entry, self.start)
 
 
 @dataclass
@@ -69,7 +75,7 @@ def rows_of(state: State, feed: Feed, start: int, stop: int, wants: Sequence[Wan
     """Rows start…stop−1 of a feed."""
     return [
         Row(
-            state, i, int(feed.tokens[i]), tuple(wants),
+            state, feed.start + i, int(feed.tokens[i]), tuple(wants),
             {name: array[i] for name, array in feed.inputs.items()},
         )
         for i in range(start, stop)

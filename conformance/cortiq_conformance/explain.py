@@ -37,7 +37,7 @@ def _rows_alone_are_right(scenario: Scenario, subject: Subject) -> bool:
     if scenario.drive != Chunks() or not 1 < rows <= MOST_ROWS:
         return False
     alone = replace(scenario, drive=Chunks(1))
-    return first_difference(alone.expected(), alone.observe(subject), 0, "") is None
+    return first_difference(scenario.expected(), alone.observe(subject), 0, "") is None
 
 
 def _operands(scenario: Scenario, found: Divergence) -> Iterator[str]:

@@ -183,7 +183,7 @@ def cases() -> Iterator[Case]:
         if kind in STATEFUL:
             for what, drive in DRIVES.items():
                 family = f"{kind} {what.partition(' of ')[0]}"
-                build = partial(_scenario, op, layout, False, drive)
+                build = partial(scenario, op, layout, False, drive)
                 name = f"level1/{family}[{what}, {_geometry(op)}]"
                 yield Case(name, 1, family, kind, build, stage=2)
     for number, op in enumerate(OPTIONS):
@@ -193,7 +193,7 @@ def cases() -> Iterator[Case]:
 def _case(kind: str, op: Op, layout: str, decomposed: bool) -> Case:
     twin = ", as its decomposition" if decomposed else ""
     name = f"level1/{kind}[{_geometry(op)}, {layout}{twin}]"
-    build = partial(_scenario, op, layout, decomposed, Chunks())
+    build = partial(scenario, op, layout, decomposed, Chunks())
     return Case(name, 1, kind, kind, build)
 
 
@@ -276,9 +276,10 @@ def _vocabulary(op: Op) -> int:
     return op.vocab if isinstance(op, Embedding) else 2
 
 
-def _scenario(op: Op, layout: str, decomposed: bool, drive: Drive, source: Source) -> Scenario:
+def scenario(op: Op, layout: str, decomposed: bool, drive: Drive, source: Source) -> Scenario:
+    """Rows of a layer, driven as asked."""
     probe = layer_probe(op, layout, source)
     many = isinstance(drive, Together)
     feeds = [probe.feed(source, rows) for rows in ((ROWS, 30, 66) if many else (ROWS,))]
-    scenario = Scenario(probe.program, probe.weights, feeds, drive=drive)
-    return replace(scenario, decomposed=decomposed)
+    found = Scenario(probe.program, probe.weights, feeds, drive=drive)
+    return replace(found, decomposed=decomposed)

@@ -28,6 +28,18 @@ def typical(source: Source, layout: str, rows: int, columns: int) -> Weight:
     return synthetic_weight(layout, "weight", seed, (rows, columns))
 
 
+def uneven(source: Source, layout: str, rows: int, columns: int) -> Weight:
+    """As `typical`, with other powers of two for blocks whose scales are such: their sums round."""
+    weight = typical(source, layout, rows, columns)
+    if layout != "MXFP4":
+        return weight
+    blocks = weight.parts["raw"].reshape(rows, columns // weight.layout.block, -1).copy()
+    blocks[..., BLOCK_RECIPES[layout].scale_at] += source.integers(0, 9, *blocks.shape[:2]).astype(
+        np.uint8
+    )
+    return Weight.from_bytes(weight.layout, blocks.reshape(rows, -1), weight.shape)
+
+
 def extreme(source: Source, layout: str, columns: int) -> Weight:
     """Rows of every extreme code byte, then rows of every kind of scale."""
     kind = LAYOUTS[layout]

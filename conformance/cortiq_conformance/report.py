@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -13,8 +13,12 @@ from typing import Any
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq_conformance import KIT_VERSION
 from cortiq_conformance.case import Case
+from cortiq_conformance.causes import causes_of, name_of
 from cortiq_conformance.compare import Divergence
+from cortiq_conformance.coverage import Table, by_owner, still_others, table_of
+from cortiq_conformance.reasons import Reasons
 from cortiq_conformance.requirements import sentence
+from cortiq_conformance.subject import Account, Covered
 
 FOUNDATIONS = (0, 0)
 """Level and stage of what everything else stands on."""
@@ -82,27 +86,33 @@ class Report:
     Attributes
     ----------
     computed : nodes compiled, by the backend that `placement` says computes them.
-    covered : number of compiled nodes by (operator, type of the first input, weight layout).
+    covered : number of compiled primitives by operator, type, layout, and who computes them.
     requirements : by name, how many cases that require it came to each outcome.
-    declined : requirements that were declined, with the reason.
-    decomposed : layers that were declined as a whole and computed as their parts, with the reason.
+    declines : requirements that were declined.
+    parts : layers that were declined as a whole and computed as their parts.
     required : whether a case that could not be run fails the run.
     plugin : the file that brings the backend, if one does.
+    asked : how many cases were listed.
+    running : ids of cases under way.
+    cut_short : why not every case ran; empty if all did.
     """
 
     backend: str
     device: str
     results: list[CaseResult]
     case_list_hash: str
-    computed: Mapping[str, int] = field(default_factory=dict)
-    covered: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    computed: Counter[str] = field(default_factory=Counter)
+    covered: Counter[Covered] = field(default_factory=Counter)
     requirements: dict[str, Counter[str]] = field(default_factory=dict)
-    declined: dict[str, str] = field(default_factory=dict)
-    decomposed: Mapping[str, str] = field(default_factory=dict)
+    declines: Reasons = field(default_factory=Reasons)
+    parts: Reasons = field(default_factory=Reasons)
     allow_declined: bool = False
     required: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     plugin: str | None = None
+    asked: int = 0
+    running: list[str] = field(default_factory=list)
+    cut_short: str = ""
 
     def count(self, outcome: Outcome, level: int | None = None) -> int:
         """Cases with this outcome."""
@@ -116,7 +126,9 @@ class Report:
 
     def failures(self) -> Iterator[str]:
         """Why the run did not pass, a sentence each."""
-        if not self.results:
+        if self.cut_short:
+            yield f"cut short: {self.cut_short}"
+        elif not self.results:
             yield "no case was asked for"
         for level in self.levels:
             if not self.count(Outcome.SAME, level):
@@ -149,12 +161,33 @@ class Report:
         """Failures that `conformance.toml` expects."""
         return sum(bool(result.excused) for result in self.results)
 
-    def note(self, result: CaseResult, required: set[str], declined: Mapping[str, str]) -> None:
-        """Add a result, and count it for what its programs required, or were declined for."""
+    def note(self, result: CaseResult, account: Account, at: int) -> None:
+        """Add the result of case `at`, and what its programs counted.
+
+        The order in which results come changes nothing but their own: see `settle`.
+        """
         self.results.append(result)
-        self.declined |= declined
-        for name in declined or sorted(required):
+        self.computed.update(account.computed)
+        self.covered.update(account.covered)
+        self.declines.note(at, account.declined)
+        self.parts.note(at, account.decomposed)
+        for name in account.declined or account.required:
             self.requirements.setdefault(name, Counter())[result.outcome.value] += 1
+
+    def settle(self, order: Mapping[str, int]) -> None:
+        """Put the results, and what is under way, into the order of the list, places by id."""
+        self.results.sort(key=lambda result: order[result.case.id])
+        self.running.sort(key=order.__getitem__)
+
+    @property
+    def declined(self) -> dict[str, str]:
+        """Requirements that were declined, with the reason."""
+        return self.declines.by_name()
+
+    @property
+    def decomposed(self) -> dict[str, str]:
+        """Layers that were declined as a whole, with the reason."""
+        return self.parts.by_name()
 
     def blamed(self) -> set[str]:
         """Families that failed at the lowest level and stage: what later failures follow from.
@@ -168,6 +201,17 @@ class Report:
         dubious = {r.case.family for r in found if r.dubious} if first == FOUNDATIONS else set()
         return {r.case.op if r.case.family in dubious else r.case.family for r in found}
 
+    def causes(self) -> list[str]:
+        """Functions that failed among the foundations, without those that stand on another one.
+
+        There are none where one of them failed in another way than by some bits.
+        """
+        failed = [r for r in self.results if r.outcome in (Outcome.DIFFERENT, Outcome.ERROR)]
+        found = [r for r in failed if (r.case.level, r.case.stage) == FOUNDATIONS]
+        named = [(name_of(r.case.id, r.case.family), r.dubious) for r in found]
+        causes = causes_of(name for name, _ in named)
+        return [] if any(dubious for name, dubious in named if name in causes) else causes
+
     def replay_command(self, result: CaseResult) -> str:
         """What runs a result's case again."""
         plugin = f" --plugin {shlex.quote(self.plugin)}" if self.plugin else ""
@@ -179,45 +223,54 @@ class Report:
         total = sum(self.computed.values())
         own = self.computed.get(self.backend, 0)
         excused = f", {self.excused} of them expected" if self.excused else ""
+        whole = f" of {self.asked}" if self.cut_short else ""
+        cases = f"{len(self.results)}{whole} cases"
         verdict = "passed" if self.passed else f"FAILED ({'; '.join(self.failures())})"
         return (
             f"{self.backend}:{self.device}, contract {CONTRACT_VERSION}, kit {KIT_VERSION}, "
-            f"{len(self.results)} cases {self.case_list_hash}: {counts}{excused}; "
+            f"{cases} {self.case_list_hash}: {counts}{excused}; "
             f"{own} of {total} nodes computed by {self.backend}: {verdict}"
         )
 
-    def coverage(self) -> dict[str, dict[str, list[str]]]:
+    def coverage(self) -> Table:
         """By operator and type of its first input, the weight layouts it was computed with."""
-        table: dict[str, dict[str, list[str]]] = {}
-        for op, dtype, layout in sorted(self.covered):
-            layouts = table.setdefault(op, {}).setdefault(dtype, [])
-            layouts += [layout] if layout else []
-        return table
+        return table_of(self.covered)
+
+    def still_others(self) -> dict[str, Table]:
+        """By whoever computed it, what no kernel of the backend did."""
+        return still_others(self.backend, self.covered)
 
     def requirement_rows(self) -> list[dict[str, Any]]:
         """A row for each requirement: name, sentence, counts by outcome, why it was declined."""
+        declined = self.declined
         return [
             {
                 "name": name,
                 "sentence": sentence(name),
                 "counts": dict(counts),
-                "declined": self.declined.get(name, ""),
+                "declined": declined.get(name, ""),
             }
             for name, counts in sorted(self.requirements.items())
         ]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: everything needed to judge the report without the machine."""
+        return {**self.facts(), "results": [result.as_dict() for result in self.results]}
+
+    def facts(self) -> dict[str, Any]:
+        """For JSON: all but the results."""
         return {
             "backend": self.backend, "device": self.device, "passed": self.passed,
             "failures": list(self.failures()), "kit": KIT_VERSION, "contract": CONTRACT_VERSION,
             "cases": len(self.results), "case_list": self.case_list_hash,
+            "listed": self.asked, "cut_short": self.cut_short, "running": list(self.running),
             "counts": {outcome.value: self.count(outcome) for outcome in Outcome},
-            "blamed": sorted(self.blamed()), "computed_by": dict(self.computed),
-            "coverage": self.coverage(), "versions": {**machine_versions(), **self.versions},
+            "blamed": sorted(self.blamed()), "causes": self.causes(),
+            "computed_by": dict(sorted(self.computed.items())), "coverage": self.coverage(),
+            "coverage_by": by_owner(self.covered), "still_others": self.still_others(),
+            "versions": {**machine_versions(), **self.versions},
             "allow_declined": self.allow_declined, "excused": self.excused,
-            "requirements": self.requirement_rows(), "decomposed": dict(self.decomposed),
-            "results": [result.as_dict() for result in self.results],
+            "requirements": self.requirement_rows(), "decomposed": self.decomposed,
         }  # fmt: skip
 
 
@@ -231,8 +284,3 @@ def machine_versions() -> dict[str, str]:
         "machine": platform.machine(),
         "system": platform.platform(),
     }
-
-
-def listed(results: Sequence[CaseResult], outcome: Outcome) -> list[CaseResult]:
-    """Results with this outcome."""
-    return [result for result in results if result.outcome is outcome]

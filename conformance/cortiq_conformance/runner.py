@@ -5,24 +5,30 @@ from __future__ import annotations
 import itertools
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from cortiq.backend import Backend
-from cortiq.errors import CortiqError
-from cortiq.plugins import default_plugins
+from cortiq.backend.seam import devices_of
+from cortiq.errors import CortiqError, RequestError, shown
+from cortiq.plugins import default_plugins, used_files
 from cortiq_conformance import golden
 from cortiq_conformance.case import Case, Check, NotRunError
 from cortiq_conformance.catalogue import LEVELS, cases, list_hash
 from cortiq_conformance.compare import Divergence, digest_of, first_difference, live_elements
 from cortiq_conformance.expectations import read as read_expectations
 from cortiq_conformance.expectations import settled
+from cortiq_conformance.jobs import Here, Work, Workers
 from cortiq_conformance.report import CaseResult, Outcome, Report
 from cortiq_conformance.source import Source
 from cortiq_conformance.subject import DeclinedNodesError, Subject
 from cortiq_conformance.wants import Observations
 
+Watch = Callable[[Report, bool], None]
+"""Called with a report as it stands, and whether the run is over."""
 FEWEST_DISTINCT = 2
 """Distinct live values below which a comparison proves nothing."""
 
@@ -40,6 +46,8 @@ def run(
     stop_early: bool = False,
     expectations: str | Path | None = None,
     progress: Callable[[CaseResult], None] | None = None,
+    watch: Watch | None = None,
+    jobs: int = 1,
 ) -> Report:
     """Run the cases on a backend.
 
@@ -55,33 +63,92 @@ def run(
     stop_early : stop after the first stage of a level in which a case failed.
     expectations : a `conformance.toml`: cases that are known to fail; see `expectations`.
     progress : called with each result.
+    watch : called with the report as it stands and whether the run is over: before each case, and
+        at the end, of whatever kind that is.
+    jobs : processes that run cases, each of which takes the next of one list. They find the
+        backend by its name.
+
+    Raises
+    ------
+    RequestError : `jobs` with a backend that has no name to be found by.
     """
-    subject = make_subject(backend)
+    subject, levels = make_subject(backend), tuple(levels)
     known = read_expectations(expectations) if expectations is not None else {}
     listed = select(cases(levels, profile, models), only)
-    report = Report(
+    report = _report(subject, listed)
+    report.allow_declined, report.required = allow_declined, profile == "full" or models is not None
+    running: Here | Workers = Here(subject, listed, use_golden=use_golden, out=out)
+    if jobs > 1:
+        chosen = tuple(models) if models is not None else None
+        how = (levels, profile, chosen, only, use_golden, out)
+        running = Workers(Work(_spec(backend, subject), used_files(), *how), listed, jobs)
+    with _noted(report, listed, watch), running:
+        for places in _stretches(listed, stop_early):
+            for at, result, account in running.ran(places, partial(_begin, report, listed, watch)):
+                report.running.remove(result.case.id)
+                noted = settled(result, known)
+                report.note(noted, account, at)
+                if progress:
+                    progress(noted)
+            if stop_early and report.failed_results():
+                break
+    return report
+
+
+def _begin(report: Report, listed: Sequence[Case], watch: Watch | None, at: int) -> None:
+    report.running.append(listed[at].id)
+    if watch:
+        watch(report, False)
+
+
+@contextmanager
+def _noted(report: Report, listed: Sequence[Case], watch: Watch | None) -> Iterator[None]:
+    """Have a report say why it was cut short, if it was, and be watched a last time."""
+    try:
+        yield
+        if len(report.results) < len(listed):
+            report.cut_short = "stopped after the first stage with a failure"
+    except BaseException as error:
+        report.cut_short = "interrupted" if isinstance(error, KeyboardInterrupt) else repr(error)
+        raise
+    finally:
+        report.settle({case.id: at for at, case in enumerate(listed)})
+        if watch:
+            watch(report, True)
+
+
+def _report(subject: Subject, listed: Sequence[Case]) -> Report:
+    """An empty report on the cases."""
+    devices = {device.name: device for device in devices_of(subject.backend)}
+    name = subject.device or next(iter(devices))
+    versions = {"device": devices[name].description} if name in devices else {}
+    return Report(
         subject.name,
-        subject.device or subject.backend.devices()[0].name,
+        name,
         [],
         list_hash(listed),
-        subject.computed,
-        subject.covered,
-        allow_declined=allow_declined,
-        required=profile == "full" or models is not None,
         plugin=subject.plugin,
-        decomposed=subject.decomposed,
-        versions={"backend": subject.source} if subject.source else {},
+        versions=versions | ({"backend": subject.source} if subject.source else {}),
+        asked=len(listed),
     )
-    stages = itertools.groupby(listed, key=lambda case: (case.level, case.stage))
-    for _, stage in stages:
-        for case in stage:
-            result = settled(run_case(case, subject, use_golden=use_golden, out=out), known)
-            report.note(result, subject.required, subject.declined)
-            if progress:
-                progress(result)
-        if stop_early and report.failed_results():
-            break
-    return report
+
+
+def _spec(backend: Backend | str | None, subject: Subject) -> str:
+    """The name by which other processes find the very backend that this one has found."""
+    if backend is None or isinstance(backend, str):
+        return f"{subject.name}:{subject.device}" if subject.device else subject.name
+    what = f"several processes find a backend by its name, not by {shown(backend)}"
+    raise RequestError(what, where="jobs", hint="a plugin brings it: docs/plugins.md")
+
+
+def _stretches(listed: Sequence[Case], by_stage: bool) -> Iterator[list[int]]:
+    """Places of cases that may run together: all, or those of a stage."""
+    if not by_stage:
+        yield list(range(len(listed)))
+        return
+    places = range(len(listed))
+    for _, stage in itertools.groupby(places, lambda at: (listed[at].level, listed[at].stage)):
+        yield list(stage)
 
 
 def make_subject(backend: Backend | str | None) -> Subject:
@@ -125,12 +192,12 @@ def run_case(
         result = CaseResult(case, Outcome.NOT_RUN, str(reason))
     except DeclinedNodesError as declined:
         result = CaseResult(case, Outcome.DECLINED, str(declined))
-    except Exception as error:  # a backend may raise anything at all
+    except (Exception, SystemExit) as error:  # a backend may raise anything at all
         result = CaseResult(case, Outcome.ERROR, _described(error))
     return replace(result, seconds=time.perf_counter() - start)
 
 
-def _described(error: Exception) -> str:
+def _described(error: BaseException) -> str:
     if isinstance(error, CortiqError):
         return str(error)
     frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from cortiq.backend import Backend, CompileOptions, Declined, Executable
+from cortiq.backend.compiling import CheckedWeights, compile_checked
+from cortiq.backend.seam import support_of
 from cortiq.ir import Graph, Node, Program, expand, primitives_of
 from cortiq.numerics.layouts import Weight
 from cortiq_conformance.requirements import of_node, unmet
@@ -27,17 +29,43 @@ def _stays(declined: set[str], node: Node) -> bool:
     return node.name not in declined
 
 
+Covered = tuple[str, str, str, str]
+"""Operator, type of its first input, layout of a weight, and who computes it."""
+
+
+@dataclass
+class Account:
+    """What compiling the programs of a case counted.
+
+    Attributes
+    ----------
+    computed : nodes, by the backend that `placement` says computes them.
+    covered : primitives, with type, layout, and who computes them.
+    required : names of what the programs require (`requirements`).
+    declined : names of what was declined, with the reason.
+    decomposed : layers that were declined as a whole, by operator, with the reason.
+    """
+
+    computed: Counter[str] = field(default_factory=Counter)
+    covered: Counter[Covered] = field(default_factory=Counter)
+    required: set[str] = field(default_factory=set)
+    declined: dict[str, str] = field(default_factory=dict)
+    decomposed: dict[str, str] = field(default_factory=dict)
+
+
+def owner_of(name: str, placement: Mapping[str, str]) -> str:
+    """Return who computes a node, or the layer that it is a part of."""
+    while name not in placement and "." in name:
+        name = name.rpartition(".")[0]
+    return placement.get(name, "")
+
+
 class Subject:
     """A backend with a device.
 
     Attributes
     ----------
-    computed : nodes of compiled programs, by the backend that `placement` says computes them.
-    covered : operators that were compiled, with the type of their first input and the layout of
-        each weight.
-    required, declined : names of what the programs placed since the last `begin` require
-        (`requirements`), and of what was declined, with the reason.
-    decomposed : layers that were declined as a whole, by operator, with the reason.
+    computed, covered, required, declined, decomposed : see `Account`, whose they become.
     plugin, source : the file that brings the backend, if `--plugin` named one; file, or
         distribution and version.
     """
@@ -51,15 +79,19 @@ class Subject:
     ) -> None:
         self.plugin, self.source = plugin, source
         self.backend, self.device, self.name = backend, device, backend.name
-        self.computed: Counter[str] = Counter()
-        self.covered: Counter[tuple[str, str, str]] = Counter()
-        self.decomposed: dict[str, str] = {}
         self.begin()
 
     def begin(self) -> None:
-        """Forget what earlier programs required: another case begins."""
+        """Forget what was counted of earlier programs: another case begins."""
+        self.computed: Counter[str] = Counter()
+        self.covered: Counter[Covered] = Counter()
+        self.decomposed: dict[str, str] = {}
         self.required: set[str] = set()
         self.declined: dict[str, str] = {}
+
+    def account(self) -> Account:
+        """Return what was counted since the last `begin`."""
+        return Account(self.computed, self.covered, self.required, self.declined, self.decomposed)
 
     def apart(self) -> Subject:
         """The same backend, counted apart: for runs that look for a cause."""
@@ -86,7 +118,7 @@ class Subject:
             for node in graph.nodes:
                 if node.name in supported:
                     continue
-                answer = self.backend.supports(node, graph, program)
+                answer = support_of(self.backend, node, graph, program)
                 if isinstance(answer, Declined) and not node.op.primitive:
                     self.decomposed.setdefault(node.op.kind, answer.reason)
                     layers.add(node.name)
@@ -111,7 +143,8 @@ class Subject:
         """An executable of the program, closed at the end."""
         placed = self.place(primitives_of(program) if decomposed else program)
         chosen = CompileOptions(device=self.device, **options)
-        executable = self.backend.compile(placed, weights, chosen)
+        checked = CheckedWeights(placed, weights)
+        executable = compile_checked(self.backend, placed, checked, chosen)
         self._count(placed, executable)
         try:
             yield executable
@@ -119,10 +152,13 @@ class Subject:
             executable.close()
 
     def _count(self, placed: Program, executable: Executable) -> None:
-        self.computed.update(executable.placement.values())
+        placement = executable.placement
+        self.computed.update(placement.values())
         for graph in primitives_of(placed).graphs.values():
             for node in graph.nodes:
                 layouts = [placed.weights[name].layout or "" for name in node.weights.values()]
                 dtype = graph.values[node.inputs[0]].dtype
-                self.covered.update((node.op.kind, dtype, layout) for layout in layouts or [""])
+                owner = owner_of(node.name, placement)
+                kinds = ((node.op.kind, dtype, layout, owner) for layout in layouts or [""])
+                self.covered.update(kinds)
                 self.required.update(of_node(node, placed))

@@ -15,9 +15,14 @@ from cortiq.backend.admission import BY_ROW, value_of
 from cortiq.backend.answers import ON_HOST, Answers
 from cortiq.backend.batch import Batch, Row
 from cortiq.backend.executable import Accepted, Brought, S
+from cortiq.backend.outputs import Specimens, check_outputs, kernel_error, specimens_of
 from cortiq.backend.plan import Plan, Step
+from cortiq.errors import CortiqError
 from cortiq.numerics.contract import OutOfDomainError
 from cortiq.numerics.quantise import Quantised
+
+_SPECIMENS: dict[type, Specimens] = {}
+"""By the kind of walk."""
 
 
 class Segment(NamedTuple, Generic[S]):
@@ -172,14 +177,35 @@ class Walk(ABC, Generic[S]):
         inputs = [self._value(name, group) for name in node.inputs]
         mixed = step.late and self.mixed
         faults = self.flags(len(group.places)) if mixed else group.faults
-        result = step.kernel(self.call(step, group, faults), *inputs)
-        outputs = result if len(node.outputs) != 1 else (result,)
+        outputs = self._outputs(step, self.call(step, group, faults), inputs, len(group.places))
         for name, value in zip(node.outputs, outputs, strict=True):
             given = name in self.supplied
             group.values[name] = self._replaced(name, value, group, faults) if given else value
         if mixed:
             concerned = np.array([node.name in self.plan.needs(names) for names in self.late])
             self.flag(group.faults, slice(None), faults, self.array(concerned))
+
+    def _outputs(self, step: Step, call: Call, inputs: list[Any], rows: int) -> Sequence[Any]:
+        """What the step's kernel makes of its inputs; BackendError where it is something else."""
+        node = step.node
+        try:
+            result = step.kernel(call, *inputs)
+        except (CortiqError, OutOfDomainError, MemoryError):
+            raise
+        except Exception as error:  # a kernel may raise anything at all
+            raise kernel_error(step, f"raised {type(error).__name__}: {error}") from error
+        outputs = result if len(node.outputs) != 1 else (result,)
+        check_outputs(step, outputs, self.plan.graph.values, rows, self.specimens())
+        return outputs
+
+    def specimens(self) -> Specimens:
+        """Return an array of each type, as the backend makes them; made once a kind of walk."""
+        kind = type(self)
+        if kind not in _SPECIMENS:
+            f32, i32 = (self.array(np.zeros(1, dtype)) for dtype in (np.float32, np.int32))
+            q16 = self.quantised(np.zeros((1, 1), np.int32), np.zeros(1, np.int32))
+            _SPECIMENS[kind] = specimens_of(f32, i32, q16)
+        return _SPECIMENS[kind]
 
     def _value(self, name: str, group: Group) -> Any:
         if name not in group.values:

@@ -6,14 +6,13 @@ from importlib.util import find_spec
 
 import click
 
+from cortiq.command_names import KIT_PACKAGE
 from cortiq.errors import CortiqError
-
-KIT = "cortiq_conformance"
 
 
 def kit_command(name: str, help_text: str) -> click.Command:
     """The kit's command of this name, or one that says that the kit is not installed."""
-    if find_spec(KIT) is not None and find_spec(f"{KIT}.cli") is not None:
+    if find_spec(KIT_PACKAGE) is not None and find_spec(f"{KIT_PACKAGE}.cli") is not None:
         from cortiq_conformance.cli import COMMANDS
 
         return COMMANDS[name]

@@ -18,38 +18,14 @@ from typing import NoReturn
 import click
 
 from cortiq.cli.kit import kit_command
-from cortiq.errors import BackendError, CortiqError, OptionError, RequestError
+from cortiq.command_names import COMMANDS, KIT
+from cortiq.errors import BackendError, CortiqError, OptionError, RequestError, brief, printable
 from cortiq.option_names import SYNONYMS
 
 INTERRUPTED = 130
 NO_READER = 141
 PROGRAM, COMPLETION_VARIABLE = "cortiq", "_CORTIQ_COMPLETE"
 TRACEBACK_VARIABLE = "CORTIQ_TRACEBACK"
-
-COMMANDS = {
-    "pull": "Fetch a model into the cache.",
-    "list": "List the models in the cache.",
-    "rm": "Remove models from the cache.",
-    "chat": "Chat with a model.",
-    "generate": "Generate text.",
-    "serve": "Serve models to OpenAI's clients, and a page to chat on.",
-    "prefix": "Keep the beginning of a prompt in a file, computed once, for any backend.",
-    "score": "Score a text: perplexity, with its standard error.",
-    "verify": "Compute a receipt's generation again, and compare every bit.",
-    "inspect": "Show a model's graph, and who would compute it.",
-    "bench": "Measure a model: prompt and decode tokens per second.",
-    "backends": "List backends and their devices.",
-    "doctor": "Say what this machine can run, and what would mend what it cannot.",
-    "completion": "Print the script that completes commands for a shell.",
-    "conform": "Prove a backend right, to the bit.",
-    "replay": "Run a failed case of `conform` again, from its file.",
-    "bisect": "Find the first node of a model on which two backends differ.",
-    "matrix": "Show reports of `conform` side by side on one page.",
-    "new-backend": "Write the package of a new backend.",
-}
-"""Our own commands, each in the module and under the attribute of its name."""
-KIT = ("conform", "replay", "bisect", "matrix", "new-backend")
-"""Those of them that the conformance kit brings."""
 
 
 class LazyGroup(click.Group):
@@ -68,9 +44,6 @@ class LazyGroup(click.Group):
         from cortiq.plugins import default_plugins
 
         plugins = default_plugins()
-        for problem in plugins.problems:
-            if problem.requested:
-                raise CortiqError(problem.sentence, where=f"--plugin {problem.name}")
         if cmd_name in plugins.commands:
             return plugins.commands[cmd_name]
         near = get_close_matches(cmd_name, [*COMMANDS, *plugins.commands], 1)
@@ -93,14 +66,18 @@ def _version(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> No
 
 
 def _use_plugins(ctx: click.Context, parameter: click.Parameter, files: tuple[str, ...]) -> None:
-    """Note the files; this happens before the command is looked up, which may be one of theirs."""
+    """Load the files; this happens before the command is looked up, which may be one of theirs.
+
+    A file that does not load ends any command: the user asked for it by name.
+    """
     for file in files:
         if not os.path.isfile(file):
             raise CortiqError("there is no such file", where=f"--plugin {file}")
-    if files:
-        from cortiq.plugins import use_files
+    if files and not ctx.resilient_parsing:
+        from cortiq.plugins import check_requested, default_plugins, use_files
 
         use_files(files)
+        check_requested(default_plugins())
 
 
 def _show_tracebacks(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
@@ -191,7 +168,7 @@ def _silence() -> None:
 def _complain(sentence: str) -> None:
     """A sentence on stderr, if anybody can be told."""
     with contextlib.suppress(OSError):
-        click.echo(f"error: {sentence}", err=True)
+        click.echo(f"error: {printable(sentence)}", err=True)
 
 
 def _sentence(error: CortiqError) -> str:
@@ -205,6 +182,12 @@ def _sentence(error: CortiqError) -> str:
     if error.__cause__ is not None and isinstance(error, BackendError):
         text += "\n  `cortiq --traceback ...` shows where"
     return text
+
+
+def _show(error: click.ClickException) -> None:
+    """Say what is wrong with the arguments, as briefly as any error."""
+    vars(error)["message"] = brief(error.message)
+    error.show()
 
 
 def _options() -> set[str]:
@@ -247,10 +230,10 @@ def _run(arguments: list[str]) -> int:
     except click.exceptions.Exit as done:
         return done.exit_code
     except click.NoSuchOption as error:
-        _misplaced(error).show()
+        _show(_misplaced(error))
         return error.exit_code
     except click.ClickException as error:
-        error.show()
+        _show(error)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         click.echo("", err=True)

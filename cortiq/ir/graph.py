@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cortiq.errors import GraphError
-from cortiq.ir.op import Op, Type, TypeMismatchError
+from cortiq.ir.op import Op, Type, TypeMismatchError, inferred, violations_of
 from cortiq.ir.slots import Slot
 
 
@@ -156,8 +156,10 @@ class Builder:
     ) -> tuple[Value, ...]:
         """Append a node and return its outputs, named `name` (or `name.0`, `name.1`, …)."""
         weights, slots = dict(weights or {}), dict(slots or {})
+        if outside := violations_of(op):
+            raise GraphError("; ".join(map(str, outside)), where=name)
         try:
-            types = op.infer(*(v.type for v in inputs))
+            types = inferred(op, tuple(v.type for v in inputs))
         except TypeMismatchError as error:
             raise GraphError(str(error), where=name) from None
         _check_roles(name, "weight", op.weight_shapes(), weights)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from cortiq.domains import Relation, Violation, violations
 from cortiq.ir.slots import Slot
 
 if TYPE_CHECKING:
@@ -46,17 +47,16 @@ class Op(Described):
     """Base of all operators; subclasses are frozen dataclasses whose fields are the geometry.
 
     A *primitive* is executed by a backend; a *layer* also has `decompose`, which writes the same
-    function as a graph of simpler operators. Both give the same bits.
+    function as a graph of simpler operators. Both give the same bits. The annotation of a field is
+    its domain (`cortiq.domains`); `relations` say what fields must be to each other.
     """
 
     primitive = True
+    relations: ClassVar[tuple[Relation, ...]] = ()
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Types of the outputs for inputs of these types; raises `TypeMismatchError`."""
         raise NotImplementedError
-
-    def check_constants(self) -> None:
-        """Raise `UnsupportedError` for a constant outside what the contract defines."""
 
     def options(self) -> frozenset[str]:
         """Options in use that a kernel may lack: a backend declines a node whose it does not know.
@@ -98,8 +98,30 @@ class LastAxis(Op):
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """f32[..., width]."""
-        expect_last(self, inputs[0], self.width)
+        (x,) = inputs
+        expect_last(self, x, self.width)
         return inputs
+
+
+def violations_of(op: Op) -> tuple[Violation, ...]:
+    """Return which options are outside their domains, each named after its operator."""
+    return tuple(violations(op, op.kind))
+
+
+def inferred(op: Op, inputs: tuple[Type, ...]) -> tuple[Type, ...]:
+    """Return the types of an operator's outputs, its options lying in their domains.
+
+    Raises
+    ------
+    TypeMismatchError : there are more or fewer inputs, or others, than it takes.
+    """
+    try:
+        return op.infer(*inputs)
+    except TypeMismatchError:
+        raise
+    except ValueError:  # of unpacking another number of inputs
+        listed = ", ".join(map(str, inputs))
+        raise TypeMismatchError(f"{op.kind} does not take {len(inputs)} inputs: {listed}") from None
 
 
 def expect(condition: bool, message: str) -> None:

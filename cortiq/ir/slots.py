@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
+from cortiq.domains import Count, Size
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -33,9 +35,9 @@ class KVRows(Slot):
     `cortiq.backend.windows` says, else from the start.
     """
 
-    heads: int
-    key_dim: int
-    value_dim: int
+    heads: Count
+    key_dim: Count
+    value_dim: Size
     rewind: ClassVar[str] = "free"
 
     def bytes_per_row(self) -> int:
@@ -47,8 +49,8 @@ class KVRows(Slot):
 class Ring(Slot):
     """The last `length` float32 rows [width]; rows before the first position are zero."""
 
-    width: int
-    length: int
+    width: Count
+    length: Size
     rewind: ClassVar[str] = "retained"
 
     def constant_bytes(self) -> int:
@@ -60,7 +62,7 @@ class Ring(Slot):
 class Recurrent(Slot):
     """A float32 array of `shape` that every position replaces; zero before the first."""
 
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     rewind: ClassVar[str] = "replay"
 
     def constant_bytes(self) -> int:

@@ -14,6 +14,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, NewType, TypeVar
 
 from cortiq.errors import FormatError, UnsupportedError
+from cortiq.models.config_notes import ONLY, is_note
 
 MAX_COUNT = 2**31 - 1
 MAX_LAYERS = 4096
@@ -26,26 +27,6 @@ Amount = NewType("Amount", int)
 """A count that may be 0: fields of type `int` are at least 1."""
 
 UNIONS = (typing.Union, types.UnionType)
-
-HARMLESS = frozenset({
-    "_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "bos_token_id",
-    "cache_implementation", "dtype", "eos_token_id", "initializer_range", "is_llama_config",
-    "model_type", "output_router_logits", "pad_token_id", "pretraining_tp", "router_aux_loss_coef",
-    "router_jitter_noise", "torch_dtype", "transformers.js_config", "transformers_version",
-    "unk_token_id", "use_cache",
-})  # fmt: skip
-"""Keys of config.json that never change the graph: notes, ids, and what only training reads."""
-
-ONLY: Mapping[str, Any] = {
-    "add_cross_attention": False,
-    "is_decoder": False,
-    "is_encoder_decoder": False,
-    "quantization_config": None,
-    "rope_interleaved": False,
-    "sliding_window": None,
-    "use_bidirectional_attention": False,
-}
-"""Keys that would change the graph, accepted with the one value that does not (or null)."""
 
 ORIGINAL = "original_max_position_embeddings"
 ROPE_KEYS = frozenset({
@@ -147,18 +128,29 @@ def config_from_json(
     for key, name in keys.same_as.items():
         _put(given, name, given.pop(key, None), where)
     only = {**ONLY, **keys.only}
-    harmless = HARMLESS | keys.harmless
     unknown = [
         f"{key} = {value!r}" if key in only else key
         for key, value in given.items()
-        if key not in known | harmless | ROPE_KEYS
-        and (key not in only or value not in (only[key], None))
+        if key not in known | keys.harmless | ROPE_KEYS
+        and (value not in (only[key], None) if key in only else not is_note(key))
     ]
     _refuse(unknown, "config keys", where)
     defaults = keys.defaults.get(str(given.get("model_type")), {})
     given = {**defaults, **given}
     given["rope_parameters"] = rope_parameters(given, config_type.default_theta, where)
     return construct(config_type, {k: v for k, v in given.items() if k in known}, where=where)
+
+
+def check_derived(where: str, **sizes: tuple[Any, Any]) -> None:
+    """Raise FormatError where a file says a size that follows from others, and says it otherwise.
+
+    Parameters
+    ----------
+    sizes : by name, what the file says (None for nothing) and what follows.
+    """
+    for name, (said, follows) in sizes.items():
+        if said not in (None, follows):
+            raise FormatError(f"says {name} is {said!r}; it must be {follows!r}", where=where)
 
 
 def _put(values: dict[str, Any], name: str, value: Any, where: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
 from cortiq.models import deepseek_v2, deepseek_v3
-from cortiq.models.config import Amount, BaseConfig, Keys
+from cortiq.models.config import Amount, BaseConfig, Keys, check_derived
 from cortiq.models.mla import JOINT, LATENT_GGUF
 from cortiq.models.names import Names
 
@@ -87,7 +87,10 @@ class Config(BaseConfig):
     def rope(self) -> dict[str, Any]:
         """Rope parameters; YaRN's multiplier is a tenth of `mscale`, which is `mscale_all_dim`."""
         given = dict(self.rope_parameters)
-        if self.yarn_log_multiplier is not None and given.get("rope_type") == "yarn":
+        if self.yarn_log_multiplier is not None:
+            if given.get("rope_type") != "yarn":
+                message = "rope.scaling.yarn_log_multiplier without YaRN"
+                raise UnsupportedError(message, where="config")
             given["mscale"] = round(10 * self.yarn_log_multiplier, 7)
             given["mscale_all_dim"] = given["mscale"]
         return given
@@ -99,6 +102,14 @@ class Config(BaseConfig):
         if key is None or value is None or key <= self.qk_rope_head_dim:
             message = f"keys of {key} and values of {value}, of which {self.qk_rope_head_dim} turn"
             raise FormatError(message, where="config")
+        if self.key_length_mla is not None:
+            slot = self.kv_lora_rank + self.qk_rope_head_dim
+            check_derived("config", key_length=(self.key_length, slot))
+        if self.value_length_mla is not None:
+            check_derived("config", value_length=(self.value_length, self.kv_lora_rank))
+        if self.num_key_value_heads != 1:  # of the slot, in newer files
+            heads = self.num_key_value_heads, self.num_attention_heads
+            check_derived("config", head_count_kv=heads)
         return {name: getattr(self, name) for name in self.own} | {
             "num_key_value_heads": None, "qk_nope_head_dim": key - self.qk_rope_head_dim,
             "v_head_dim": value, "rope_parameters": self.rope(),
@@ -117,6 +128,7 @@ def build(config: Config, context: int) -> Program:
     limits = {
         "expert_gating_func": config.expert_gating_func == SOFTMAX,
         "expert_group_count": config.n_group == 1,
+        "expert_group_used_count": config.topk_group == 1,
         "expert_weights_norm": not config.norm_topk_prob,
     }
     for key, holds in limits.items():

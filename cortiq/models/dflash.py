@@ -29,9 +29,7 @@ ENTRY, PREFIX = "dflash", "dflash."
 """Its entry graph, and what stands before its tensors' names in a program."""
 SMALLEST = 2
 """Rows of a block at least."""
-KEYS = Keys(
-    harmless=frozenset({"num_target_layers", "max_window_layers", "use_sliding_window", "auto_map"})
-)
+KEYS = Keys(harmless=frozenset({"num_target_layers", "max_window_layers", "use_sliding_window"}))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cortiq.models.config import Amount, BaseConfig
+from cortiq.errors import FormatError
+from cortiq.models.config import Amount, BaseConfig, check_derived
 from cortiq.models.layer_kinds import GLOBAL, LOCAL, by_layer, the_only
 
 KEYS: Mapping[str, str] = {
@@ -95,6 +96,15 @@ class GGUFFields(BaseConfig):
         heads = by_layer(self.num_key_value_heads, count, "head_count_kv")
         own = [h for h, window in zip(heads, local, strict=True) if window]
         whole = [h for h, window in zip(heads, local, strict=True) if not window]
+        check_derived(
+            "config",
+            rope_dimension_count=(self.rope_dimension_count, self.global_head_dim),
+            value_length=(self.value_length, self.global_head_dim),
+            value_length_swa=(self.value_length_swa, self.head_width),
+        )
+        experts = self.num_experts, self.top_k_experts, self.moe_intermediate_size
+        if not self.enable_moe_block and any(experts):
+            raise FormatError("says how many experts it has, and holds none", where="config")
         widths = by_layer(self.intermediate_size, count, "feed_forward_length")
         narrow = the_only(widths[:first], "feed_forward_length")
         shared = the_only(widths[first:], "feed_forward_length")

@@ -19,7 +19,7 @@ KEYS = Keys(
     same_as={"attention_head_dim": "head_dim"},
     harmless=frozenset({
         "cla_share_factor", "class_num", "dense_list", "eod_token_id", "im_end_id", "im_newline_id",
-        "im_start_id", "mask_init_id", "org_vocab_size", "pad_id", "pool_type", "sep_token_id",
+        "im_start_id", "mask_init_id", "org_vocab_size", "pad_id", "pool_type",
         "text_end_id", "text_start_id",
     }),
     only={

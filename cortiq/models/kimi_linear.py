@@ -9,7 +9,7 @@ from typing import Any
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
 from cortiq.ir.layers import KDA, MoE
-from cortiq.models.config import Amount, Keys, in_form_of
+from cortiq.models.config import Amount, Keys, check_derived, in_form_of
 from cortiq.models.granitemoehybrid import decay_form
 from cortiq.models.layer_kinds import GLOBAL, by_layer, layer_list, sparse_layers
 from cortiq.models.mixtral import EXPERTS
@@ -24,7 +24,6 @@ ARCHITECTURES = ("kimi_linear", "kimi-linear")
 GGUF = ("kimi-linear",)
 KEYS = Keys(
     aliases={"model_max_length": "max_position_embeddings"},
-    harmless=frozenset({"auto_map"}),
     only={
         "mla_use_nope": True, "moe_layer_freq": 1, "moe_router_activation_func": "sigmoid",
         "num_nextn_predict_layers": 0, "use_grouped_topk": True,
@@ -221,6 +220,11 @@ class GGUFConfig(LatentConfig):
         if self.qk_head_dim <= self.qk_rope_head_dim:
             message = f"keys of {self.qk_head_dim}, of which {self.qk_rope_head_dim} turn"
             raise FormatError(message, where=where)
+        check_derived(
+            where,
+            slot_width=(self.slot_width, self.kv_lora_rank + self.qk_rope_head_dim),
+            value_length=(self.value_length, self.kv_lora_rank),
+        )
         return in_form_of(
             Config, self, where, num_key_value_heads=self.num_attention_heads,
             qk_nope_head_dim=self.qk_head_dim - self.qk_rope_head_dim,

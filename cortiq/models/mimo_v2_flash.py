@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from cortiq.errors import FormatError
+from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
 from cortiq.ir.layers import Attention, MoE
 from cortiq.models.config import Amount, BaseConfig, Keys, in_form_of
@@ -138,6 +138,9 @@ class GGUFConfig(BaseConfig):
         if own not in (None, 2 * whole):
             message = f"has {own} KV heads in layers with a window, {whole} in others"
             raise FormatError(message, where=where)
+        if self.rope_parameters["rope_type"] != "default":
+            message = f"{self.rope_parameters['rope_type']} scaling of this family"
+            raise UnsupportedError(message, where=where)
         turned = {"partial_rotary_factor": self.rope_dimension_count / self.head_width}
         ropes = {GLOBAL: self.rope_theta, LOCAL: self.swa_rope_theta}
         return in_form_of(

@@ -15,7 +15,6 @@ from cortiq.models.rope import rope_table
 ARCHITECTURES = ("minicpm3",)
 KEYS = Keys(
     same_as={"head_dim": "qk_rope_head_dim"},
-    harmless=frozenset({"auto_map"}),
     gguf={
         "attention.key_length": "qk_head_dim",
         "attention.kv_lora_rank": "kv_lora_rank",

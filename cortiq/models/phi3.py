@@ -14,7 +14,7 @@ from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("phi3",)
 KEYS = Keys(
-    harmless=frozenset({"auto_map", "embd_pdrop", "resid_pdrop"}),
+    harmless=frozenset({"embd_pdrop", "resid_pdrop"}),
     only={
         "attention_bias": False, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False,
         "mlp_bias": False,

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from cortiq.errors import FormatError
 from cortiq.ir import Program
-from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.layer_kinds import windows
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, attention, gated_mlp
@@ -34,7 +34,7 @@ class Config(BaseConfig):
     attention_bias: bool = False
     mlp_bias: bool = False
     use_sliding_window: bool = False
-    sliding_window: int | None = None
+    sliding_window: Amount | None = None
     no_rope_layers: tuple[int, ...] | None = None
     no_rope_layer_interval: int = 4
     layer_types: tuple[str, ...] | None = None
@@ -52,7 +52,7 @@ class Config(BaseConfig):
 
     def windows(self) -> tuple[int | None, ...]:
         """The window of every layer, `None` where it sees everything."""
-        window = self.sliding_window if self.use_sliding_window else None
+        window = (self.sliding_window or None) if self.use_sliding_window else None
         if self.layer_types is None:
             return tuple(None if turns else window for turns in self.rotates())
         return windows(self.layer_types, self.num_hidden_layers, window)

@@ -11,7 +11,7 @@ from typing import Any
 from cortiq.errors import FormatError
 from cortiq.ir import Program
 from cortiq.models.config import BaseConfig
-from cortiq.models.gguf_config import ROPE_TENSORS
+from cortiq.models.gguf_rope import ROPE_TENSORS
 from cortiq.models.names import IGNORED, Names
 from cortiq.models.parts import HEAD, TABLE
 from cortiq.models.pieces import Piece, fused_of, piece_of, split_name

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cortiq.domains import Real
 from cortiq.errors import UnsupportedError
 from cortiq.numerics.contract import (
     F32,
@@ -39,8 +40,10 @@ WEIGHT_BITS = 14
 """Fraction bits of a softmax weight times its value row's 2^e, relative to its tile's largest."""
 FORGET = -60
 """Below 2^FORGET a rescaling counts as 0."""
-SCALE_RANGE = (2.0**-40, 2.0**8)
-SOFT_CAP_RANGE = (1.0, 8192.0)
+SCALE = Real(2.0**-40, 2.0**8)
+"""The factor on q·k."""
+SOFT_CAP = Real(1.0, 8192.0)
+"""The cap of scores."""
 
 ATTENTION_TYPICAL_ERROR = 3e-4
 """Error for normal q, k, v with scores of standard deviation 1, relative to the row's largest."""
@@ -80,16 +83,14 @@ def scoring(scale: float, soft_cap: float | None = None) -> Scoring:
 
     Raises
     ------
-    UnsupportedError : the scale or the cap is outside `SCALE_RANGE` or `SOFT_CAP_RANGE`.
+    UnsupportedError : the scale or the cap is outside `SCALE` or `SOFT_CAP`.
     """
-    low, high = SCALE_RANGE
-    if not low <= scale <= high:
-        raise UnsupportedError(f"a softmax scale of {scale} is outside [2^-40, 2^8]")
+    if not SCALE.admits(scale):
+        raise UnsupportedError(f"a softmax scale of {scale}; it is {SCALE.text()}")
     if soft_cap is None:
         return Scoring(F32(scale * LOG2_E))
-    low, high = SOFT_CAP_RANGE
-    if not low <= soft_cap <= high:
-        raise UnsupportedError(f"a soft cap of {soft_cap} is outside [{low:g}, {high:g}]")
+    if not SOFT_CAP.admits(soft_cap):
+        raise UnsupportedError(f"a soft cap of {soft_cap}; it is {SOFT_CAP.text()}")
     cap = F32(soft_cap)
     return Scoring(F32(scale), cap, F32(1) / cap)
 

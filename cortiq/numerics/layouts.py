@@ -16,7 +16,15 @@ import numpy.typing as npt
 from cortiq.errors import FormatError, RequestError
 from cortiq.numerics import blockquants, kquants
 from cortiq.numerics.codes import Bytes, Codes, Fields, bfloat_to_float, fold, half_to_float
-from cortiq.numerics.contract import F32, LARGEST_BITS, Flags, Floats, magnitude_bits, snap
+from cortiq.numerics.contract import (
+    F32,
+    LARGEST_BITS,
+    LARGEST_EXPONENT,
+    Flags,
+    Floats,
+    magnitude_bits,
+    snap,
+)
 from cortiq.numerics.quantise import from_planes
 
 
@@ -33,6 +41,8 @@ class Layout:
     block_bytes : bytes of one block; for float layouts those of one element; 0 for "parts".
     ggml_type : the type number in GGUF files, or None.
     unpack : raw blocks [N, blocks, block_bytes] to `Fields`, for "blocks".
+    words : type of the values, or of a block's scales: a key of `WORDS`.
+    scales_at : bytes of a block at which its scales, and minima, lie.
     """
 
     name: str
@@ -41,6 +51,8 @@ class Layout:
     block_bytes: int
     ggml_type: int | None = None
     unpack: Callable[[Bytes], Fields] | None = None
+    words: str = "f32"
+    scales_at: tuple[int, ...] = ()
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of a row of K = `columns` elements; `FormatError` if K is not whole blocks."""
@@ -52,16 +64,27 @@ class Layout:
         return columns // elements * self.block_bytes
 
 
+WORDS: Mapping[str, tuple[str, int]] = {
+    "f32": ("<i4", int(LARGEST_BITS)),
+    "bf16": ("<i2", int(LARGEST_BITS) >> 16),
+    "f16": ("<i2", 31 << 10),
+    "e8m0": ("u1", 128 + LARGEST_EXPONENT),
+}
+"""Types of numbers in files: the integer that holds one, and the smallest, sign aside, of a number
+of 2⁵⁰ or more, an infinity or a NaN."""
+
+
 def _blocks(
-    name: str, ggml_type: int, block_bytes: int, unpack: Callable[[Bytes], Fields]
+    name: str, ggml_type: int, size: int, unpack: Callable[[Bytes], Fields], *scales_at: int
 ) -> Layout:
     block = kquants.BLOCK if name.endswith("_K") else blockquants.BLOCK
-    return Layout(name, "blocks", block, block_bytes, ggml_type, unpack)
+    words = "e8m0" if name == "MXFP4" else "f16"
+    return Layout(name, "blocks", block, size, ggml_type, unpack, words, scales_at)
 
 
 F32_LAYOUT = Layout("F32", "float", 0, 4, 0)
-F16_LAYOUT = Layout("F16", "float", 0, 2, 1)
-BF16_LAYOUT = Layout("BF16", "float", 0, 2, 30)
+F16_LAYOUT = Layout("F16", "float", 0, 2, 1, words="f16")
+BF16_LAYOUT = Layout("BF16", "float", 0, 2, 30, words="bf16")
 W8 = Layout("w8", "parts", 0, 0)
 W16 = Layout("w16", "parts", 0, 0)
 W8B256 = Layout("w8b256", "parts", 256, 0)
@@ -69,19 +92,19 @@ W8B256 = Layout("w8b256", "parts", 256, 0)
 _GGUF = (
     F32_LAYOUT,
     F16_LAYOUT,
-    _blocks("Q4_0", 2, 18, blockquants.q4_0),
-    _blocks("Q4_1", 3, 20, blockquants.q4_1),
-    _blocks("Q5_0", 6, 22, blockquants.q5_0),
-    _blocks("Q5_1", 7, 24, blockquants.q5_1),
-    _blocks("Q8_0", 8, 34, blockquants.q8_0),
-    _blocks("Q2_K", 10, 84, kquants.q2_k),
-    _blocks("Q3_K", 11, 110, kquants.q3_k),
-    _blocks("Q4_K", 12, 144, kquants.q4_k),
-    _blocks("Q5_K", 13, 176, kquants.q5_k),
-    _blocks("Q6_K", 14, 210, kquants.q6_k),
-    _blocks("IQ4_NL", 20, 18, blockquants.iq4_nl),
+    _blocks("Q4_0", 2, 18, blockquants.q4_0, 0),
+    _blocks("Q4_1", 3, 20, blockquants.q4_1, 0, 2),
+    _blocks("Q5_0", 6, 22, blockquants.q5_0, 0),
+    _blocks("Q5_1", 7, 24, blockquants.q5_1, 0, 2),
+    _blocks("Q8_0", 8, 34, blockquants.q8_0, 0),
+    _blocks("Q2_K", 10, 84, kquants.q2_k, 80, 82),
+    _blocks("Q3_K", 11, 110, kquants.q3_k, 108),
+    _blocks("Q4_K", 12, 144, kquants.q4_k, 0, 2),
+    _blocks("Q5_K", 13, 176, kquants.q5_k, 0, 2),
+    _blocks("Q6_K", 14, 210, kquants.q6_k, 208),
+    _blocks("IQ4_NL", 20, 18, blockquants.iq4_nl, 0),
     BF16_LAYOUT,
-    _blocks("MXFP4", 39, 17, blockquants.mxfp4),
+    _blocks("MXFP4", 39, 17, blockquants.mxfp4, 0),
 )
 
 LAYOUTS: Mapping[str, Layout] = {
@@ -271,16 +294,3 @@ def embedding_rows(
         scale=snap(fields.scale, faults), minimum=None if minimum is None else snap(minimum, faults)
     )
     return dequantise_codes(fold(fields), faults)
-
-
-CHECK_BYTES = 1 << 24
-"""Bytes of a weight that `check_finite` looks at in one step."""
-
-
-def check_finite(weight: Weight, name: str) -> None:
-    """Read a whole weight, in bounded slices: `FormatError` if a value or scale is not finite."""
-    read: Callable[[Weight, str], object] = floats if weight.layout.kind == "float" else unpack
-    rows = weight.shape[0]
-    step = max(1, CHECK_BYTES * rows // max(weight.nbytes, 1))
-    for start in range(0, rows, step):
-        read(weight.rows(start, min(start + step, rows)), name)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from cortiq.domains import Real
 from cortiq.errors import UnsupportedError
 from cortiq.numerics.contract import F32, LARGEST_EXPONENT, SMALLEST_EXPONENT, Flags, Floats, snap
 from cortiq.numerics.sums import canonical_mean, canonical_sum
 
-SMALLEST_EPSILON = 2.0**SMALLEST_EXPONENT
-"""The smallest eps a norm may have: a smaller one would let 1/sqrt leave the canonical domain."""
+EPSILON = Real(2.0**SMALLEST_EXPONENT, 2.0**LARGEST_EXPONENT, below=True)
+"""The eps of a norm: a smaller one would let 1/sqrt leave the canonical domain."""
 RMS_NORM_MAX_ERROR = 2.0**-20
 """Largest |error| of `rms_norm` and `l2_norm` relative to the result, for rows up to 2¹⁸ long."""
 LAYER_NORM_MAX_ERROR = 2.0**-21
@@ -23,8 +24,8 @@ def checked_epsilon(eps: float) -> np.float32:
     ------
     UnsupportedError : eps is below 2⁻⁴⁰, or 2⁵⁰ or more.
     """
-    if not SMALLEST_EPSILON <= eps < 2.0**LARGEST_EXPONENT:
-        hint = "a norm's eps must be at least 2^-40 (9.1e-13), and below 2^50"
+    if not EPSILON.admits(eps):
+        hint = f"a norm's eps is {EPSILON.text()} (2^-40 is 9.1e-13)"
         raise UnsupportedError(f"eps = {eps} is out of range", where="norm", hint=hint)
     return F32(eps)
 

@@ -7,20 +7,25 @@ No power, sine or cosine of a math library is used. Frequencies come from `rope_
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal, localcontext
 from functools import cached_property
 from math import factorial
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
+from cortiq.domains import Count, Integer, Real, Relation, require
 from cortiq.errors import GraphError, UnsupportedError
 from cortiq.numerics import rope_scaling
 from cortiq.numerics.contract import F32, Flags, Floats, snap
 from cortiq.numerics.rope_scaling import PI, PRECISION, Default, Scaling
 
 PAIRINGS = ("half", "interleaved")
+MAX_DIM = 1 << 16
+"""Rotary dimensions at most: a table takes work for each, and no model has a hundredth of them."""
 CHUNK = 1024
 """Positions that a cached table grows by; a position's values do not depend on it."""
 TABLE_MAX_ERROR = 2.0**-25 * 1.001
@@ -74,15 +79,12 @@ class RopeTable:
     scaling : one of the classes of `rope_scaling`.
     """
 
-    base: float
-    dim: int
+    base: Annotated[float, Real(1, math.inf, above=True, below=True, single=False)]
+    dim: Annotated[int, Integer(2, MAX_DIM, multiple=2)]
     scaling: Scaling = field(default_factory=Default)
 
     def __post_init__(self) -> None:
-        if self.dim <= 0 or self.dim % 2:
-            raise GraphError(f"{self.dim} rotary dimensions: not a positive even number")
-        if not 1 < self.base < float("inf"):
-            raise GraphError(f"a rotary base of {self.base}: not a finite number above 1")
+        require(self, GraphError, "rotary table")
 
     def check(self) -> None:
         """Raise `UnsupportedError` now, not at the first row, if no table follows."""
@@ -90,6 +92,14 @@ class RopeTable:
         if not Decimal(2) ** -40 <= exact < Decimal(2) ** 50 or not len(self.phase_steps):
             what = f"cosines and sines would be multiplied by {exact:.6g}"
             raise UnsupportedError(what, where="rope scaling")
+
+    def follows(self) -> bool:
+        """Return whether a table follows: whether `check` raises nothing."""
+        try:
+            self.check()
+        except UnsupportedError:
+            return False
+        return True
 
     @cached_property
     def phase_steps(self) -> npt.NDArray[np.uint64]:
@@ -165,14 +175,22 @@ class Sections:
     Source: Qwen2-VL ("multimodal rotary position embedding"); interleaved as in Qwen3-VL.
     """
 
-    pairs: tuple[int, ...]
+    pairs: tuple[Count, ...]
     interleaved: bool = False
+    relations = (
+        Relation(("pairs",), "there is an axis", lambda s: bool(s.pairs)),
+        Relation(
+            ("pairs", "interleaved"), "interleaved axes end within all pairs", lambda s: s.fits()
+        ),
+    )
 
     def __post_init__(self) -> None:
-        total, axes = sum(self.pairs), self.count
-        reach = [axis + axes * (pairs - 1) for axis, pairs in enumerate(self.pairs) if axis]
-        if not axes or min(self.pairs) < 1 or (self.interleaved and max(reach, default=0) >= total):
-            raise GraphError(f"rotary sections {self.pairs} do not fit together")
+        require(self, GraphError, "rotary sections")
+
+    def fits(self) -> bool:
+        """Return whether the axes' pairs lie within all of them."""
+        reach = [axis + self.count * (n - 1) for axis, n in enumerate(self.pairs) if axis]
+        return not self.interleaved or max(reach, default=0) < sum(self.pairs)
 
     @property
     def count(self) -> int:

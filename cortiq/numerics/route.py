@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Annotated
 
 import numpy as np
 
+from cortiq.domains import Count, OneOf, Real, at_most, require
 from cortiq.errors import UnsupportedError
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
 from cortiq.numerics.scalar import exp, sigmoid
@@ -63,33 +65,19 @@ class Router:
     UnsupportedError : an option is out of its range.
     """
 
-    top_k: int
-    kind: str = "softmax"
+    top_k: Count
+    kind: Annotated[str, OneOf(ROUTER_KINDS)] = "softmax"
     renormalise: bool = False
-    denominator_floor: float = 0.0
-    routed_scaling: float = 1.0
-    groups: int = 1
-    kept_groups: int = 1
-    group_score: str = "max"
-    tau: float | None = None
+    denominator_floor: Annotated[float, Real(2.0**-100, 2.0**50, below=True, zero=True)] = 0.0
+    routed_scaling: Annotated[float, Real(2.0**-40, 2.0**50, below=True)] = 1.0
+    groups: Count = 1
+    kept_groups: Count = 1
+    group_score: Annotated[str, OneOf(GROUP_SCORES)] = "max"
+    tau: Annotated[float, Real(2.0**-40, 1.0)] | None = None
+    relations = (at_most("kept_groups", "groups"),)
 
     def __post_init__(self) -> None:
-        floor, scaling = self.denominator_floor, self.routed_scaling
-        kept, tau = self.kept_groups, self.tau
-        rules = {
-            f"kind = {self.kind!r}": self.kind in ROUTER_KINDS,
-            f"top_k = {self.top_k}": self.top_k >= 1,
-            f"denominator_floor = {floor}": floor == 0 or 2.0**-100 <= floor < 2.0**50,
-            f"routed_scaling = {scaling}": 2.0**-40 <= scaling < 2.0**50,
-            f"{kept} of {self.groups} groups": 1 <= kept <= self.groups,
-            f"group_score = {self.group_score!r}": self.group_score in GROUP_SCORES,
-            f"tau = {tau}": tau is None or 2.0**-40 <= tau <= 1,
-        }
-        kinds, scores = ", ".join(ROUTER_KINDS), ", ".join(GROUP_SCORES)
-        hint = f"kinds: {kinds}; group scores: {scores}; top_k from 1; numbers in float32's range"
-        for what, holds in rules.items():
-            if not holds:
-                raise UnsupportedError(what, where="router", hint=hint)
+        require(self, UnsupportedError, "router")
 
     def __repr__(self) -> str:
         """The first five fields, and of the others those that differ from their defaults."""

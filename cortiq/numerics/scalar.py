@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from cortiq.domains import Real
 from cortiq.errors import UnsupportedError
 from cortiq.numerics.contract import F32, Flags, Floats, snap
 
@@ -22,6 +23,8 @@ TANH_MAX_ULP = 1.75
 LOG_MAX_ULP = 1.0
 LOG1P_MAX_ULP = 1.5
 SOFTPLUS_MAX_ULP = 2.25
+SOFT_CAP = Real(2.0**-40, 2.0**49)
+"""The cap of `soft_cap`."""
 GELU_TANH_MAX_ERROR = 3 * 2.0**-24
 """Largest |error| of `gelu_tanh` divided by |x|."""
 GELU_MAX_ERROR = 4 * 2.0**-24
@@ -260,10 +263,8 @@ def soft_cap(x: Floats, cap: float, faults: Flags | None = None) -> Floats:
 
 def check_soft_cap(cap: float) -> None:
     """Raise what `soft_cap` would."""
-    if not 2.0**-40 <= cap <= 2.0**49:
-        raise UnsupportedError(
-            f"a soft cap of {cap} is outside the range [2^-40, 2^49]", where="soft_cap"
-        )
+    if not SOFT_CAP.admits(cap):
+        raise UnsupportedError(f"a soft cap of {cap}; it is {SOFT_CAP.text()}", where="soft_cap")
 
 
 def add(a: Floats, b: Floats, faults: Flags | None = None) -> Floats:

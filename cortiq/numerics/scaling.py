@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cortiq.domains import Real
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.numerics.contract import (
     F32,
@@ -19,6 +20,10 @@ from cortiq.numerics.contract import (
 )
 from cortiq.numerics.scalar import exponential
 
+CONSTANT = Real(
+    2.0**SMALLEST_EXPONENT, 2.0**LARGEST_EXPONENT, below=True, signed=True, zero=True
+)  # fmt: skip
+"""A constant that values are multiplied by, moved by or bounded by: canonical."""
 GAIN_FORMS = ("plain", "exp", "negative_exp", "negative")
 
 
@@ -83,11 +88,10 @@ def clamp(x: Floats, low: float | None, high: float | None) -> Floats:
 
 def check_bounds(*numbers: float | None) -> None:
     """Raise `UnsupportedError` unless the numbers ascend and each is 0 or canonical."""
-    known = [float(number) for number in numbers if number is not None]
-    small, large = 2.0**SMALLEST_EXPONENT, 2.0**LARGEST_EXPONENT
+    known = [number for number in numbers if number is not None]
     for number in known:
-        if number and not (small <= abs(number) < large and abs(F32(number)) < large):
-            hint = "0, or a magnitude from 2^-40 to 2^50"
+        if not CONSTANT.admits(number):
+            hint = f"it is {CONSTANT.text()}"
             raise UnsupportedError(f"the constant {number} is out of range", hint=hint)
     if known != sorted(known):
         raise UnsupportedError(f"the bounds {known} do not ascend", where="clamp")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from cortiq import hookspecs
+from cortiq.command_names import COMMANDS, KIT, KIT_PACKAGE
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -86,8 +87,7 @@ def _an(value: object) -> str:
 def check_backends(found: Sequence[Any]) -> list[Backend]:
     """Refuse what is not a backend, has no proper name, or was built for another version."""
     for backend in found:
-        _check_is_backend(backend)
-        _check_versions(backend)
+        check_backend(backend)
     names = [backend.name for backend in found]
     for name in names:
         if names.count(name) > 1:
@@ -95,11 +95,17 @@ def check_backends(found: Sequence[Any]) -> list[Backend]:
     return list(found)
 
 
+def check_backend(backend: Any) -> None:
+    """Refuse an object that is not a backend of this version."""
+    _check_is_backend(backend)
+    _check_versions(backend)
+
+
 def _check_is_backend(backend: Any) -> None:
     from cortiq.backend import Backend  # numpy, which `cortiq --help` must not need
 
     if isinstance(backend, type):
-        raise BrokenPluginError(f"{backend.__name__} is a class; cortiq_backends returns objects")
+        raise BrokenPluginError(f"{backend.__name__} is a class; a backend is an object of it")
     members = [n for n in (*Backend.__annotations__, *vars(Backend)) if not n.startswith("_")]
     missing = [n for n in members if not hasattr(backend, n)]
     if missing:
@@ -182,7 +188,7 @@ def check_tool_dialects(found: Sequence[Any]) -> list[ToolDialect]:
 
 
 def check_commands(found: Sequence[Any]) -> list[click.Command]:
-    """Refuse what is not a named click command."""
+    """Refuse what is not a named click command, or has the name of one of ours, which hides it."""
     if not found:
         return []
     import click
@@ -190,4 +196,12 @@ def check_commands(found: Sequence[Any]) -> list[click.Command]:
     for command in found:
         if not isinstance(command, click.Command) or not command.name:
             raise BrokenPluginError(f"{_an(command)} is not a click command with a name")
+        if command.name in COMMANDS and not _of_the_kit(command):
+            raise BrokenPluginError(f"brings the command {command.name!r}, which cortiq has itself")
     return list(found)
+
+
+def _of_the_kit(command: click.Command) -> bool:
+    """Whether it is the very command that cortiq runs under this name."""
+    home = getattr(command.callback, "__module__", "").partition(".")[0]
+    return command.name in KIT and home == KIT_PACKAGE

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from cortiq import hookspecs
+from cortiq.errors import BackendError
 from cortiq.plugins import checks
 from cortiq.plugins.candidates import (
     ONLY_VARIABLE,
@@ -241,6 +242,13 @@ class _Loader:
         return owners
 
 
+def check_requested(plugins: Plugins) -> None:
+    """Raise BackendError for a file that the user named and that was not loaded."""
+    for problem in plugins.problems:
+        if problem.requested:
+            raise BackendError(problem.sentence, where=f"--plugin {problem.name}")
+
+
 _files: tuple[str | Path, ...] = ()
 _default: Plugins | None = None
 
@@ -249,6 +257,11 @@ def use_files(files: Sequence[str | Path]) -> None:
     """Load these files too when the process first needs its plugins (`--plugin FILE.py`)."""
     global _files, _default
     _files, _default = tuple(files), None
+
+
+def used_files() -> tuple[str | Path, ...]:
+    """Return the files that `use_files` was given."""
+    return _files
 
 
 def default_plugins() -> Plugins:

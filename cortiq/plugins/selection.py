@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cortiq.errors import BackendError, CortiqError
+from cortiq.plugins.checks import BrokenPluginError, check_backend
 from cortiq.plugins.extras import install_command
-from cortiq.plugins.loading import Plugins, default_plugins
+from cortiq.plugins.loading import Plugins, check_requested, default_plugins
 
 if TYPE_CHECKING:
     from cortiq.backend import Backend, Device
@@ -20,7 +21,7 @@ FALLBACK = "reference"
 
 
 def find_backend(
-    spec: str | None = None, plugins: Plugins | None = None
+    spec: str | Backend | None = None, plugins: Plugins | None = None
 ) -> tuple[Backend, str | None]:
     """Find the backend to run on, and the name of its device if one was named.
 
@@ -28,7 +29,7 @@ def find_backend(
     ----------
     spec : `NAME` or `NAME:DEVICE`, by the device's name or its number among the backend's, from 0;
         `None` for what `CORTIQ_BACKEND` says, else for the available backend of the highest
-        priority.
+        priority. A backend itself, of no plugin, is checked as one of a plugin is.
     plugins : where to look; `None` for the plugins of this process.
 
     Raises
@@ -37,27 +38,46 @@ def find_backend(
         reason), no such device, or a plugin file the user named was not loaded.
     """
     plugins = default_plugins() if plugins is None else plugins
-    for problem in plugins.problems:
-        if problem.requested:
-            raise BackendError(problem.sentence, where=f"--plugin {problem.name}")
+    check_requested(plugins)
     if spec is None:
         spec = os.environ.get(BACKEND_VARIABLE) or None
     if spec is None:
         return _best(plugins), None
+    if not isinstance(spec, str):
+        return spec, device_of(_checked(spec), "")
     name, _, device = spec.partition(":")
     backend = plugins.backends.get(name)
     if backend is None:
         raise _unknown(name, plugins)
+    return backend, device_of(backend, device)
+
+
+def _checked(backend: Backend) -> Backend:
+    """Return a backend that the caller has; BackendError where it is none."""
+    try:
+        check_backend(backend)
+    except BrokenPluginError as error:
+        raise BackendError(str(error), where="backend") from None
+    return backend
+
+
+def device_of(backend: Backend, device: str) -> str | None:
+    """Return the name of a device of a backend, None where none is asked for.
+
+    Raises
+    ------
+    BackendError : the backend is not available, or has no such device.
+    """
     found, reason = availability(backend)
     if reason is not None:
-        raise BackendError(f"the backend {name!r} is not available: {reason}")
+        raise BackendError(f"the backend {backend.name!r} is not available: {reason}")
     names = [d.name for d in found]
     if device.isdecimal() and device not in names and int(device) < len(names):
         device = names[int(device)]
     if device and device not in names:
-        there = ", ".join(names)
-        raise BackendError(f"the backend {name!r} has no device {device!r}", hint=f"It has {there}")
-    return backend, device or None
+        what, there = f"the backend {backend.name!r} has no device {device!r}", ", ".join(names)
+        raise BackendError(what, hint=f"It has {there}")
+    return device or None
 
 
 def fallback_backend(plugins: Plugins | None = None) -> Backend:
@@ -67,11 +87,13 @@ def fallback_backend(plugins: Plugins | None = None) -> Backend:
 
 def availability(backend: Backend) -> tuple[Sequence[Device], str | None]:
     """Devices of a backend, and why there are none (`None` if there are)."""
+    from cortiq.backend.seam import devices_of  # numpy, which `cortiq --help` must not need
+
     try:
-        devices = backend.devices()
+        devices = devices_of(backend)
     except CortiqError as error:
         return (), str(error)
-    except Exception as error:  # a backend may raise anything at all
+    except (Exception, SystemExit) as error:  # a backend may raise anything at all
         return (), f"looking for devices failed: {type(error).__name__}: {error}"
     return (devices, None) if devices else ((), "it found no device")
 

@@ -69,14 +69,15 @@ def _about(name: str, executable: Executable) -> dict[str, str]:
     from cortiq.plugins import default_plugins
 
     plugins = default_plugins()
-    maker = type(plugins.backends.get(name, executable))
+    known: Any = plugins.backends.get(name)
+    maker = type(known or getattr(executable, "inner", executable))
     facts = {
         "distribution": _name(plugins.sources.get(plugins.brought_by.get(name, ""), "")),
         "sources": source_hash(maker.__module__.partition(".")[0]),
     }
     with blamed_on(name):
         told: Mapping[str, Any] = getattr(executable, "provenance", None) or {}
-    return facts | {str(key): str(value) for key, value in told.items()}
+        return facts | {str(key): str(value) for key, value in told.items()}
 
 
 def source_hash(package: str) -> str:

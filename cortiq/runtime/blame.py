@@ -22,7 +22,7 @@ def blamed_on(backend: str) -> Iterator[None]:
         yield
     except (CortiqError, MemoryError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         sentence = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise BackendError(f"backend {backend} failed: {sentence}") from error
 

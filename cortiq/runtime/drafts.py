@@ -66,7 +66,9 @@ class Drafts:
 
         model = self._model
         threads = model.options.threads
-        opened = load(name, backend=model.backend, device=model.device, threads=threads)
+        given = model.options.backend
+        backend = model.backend if given is None or isinstance(given, str) else given
+        opened = load(name, backend=backend, device=model.device, threads=threads)
         try:
             check_vocabularies(opened.executable, model.executable)
             _check_texts(opened.tokenizer, model.tokenizer)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cortiq.backend import Backend, CompileOptions, Executable
+from cortiq.backend.seam import devices_of
 from cortiq.errors import OptionError
 from cortiq.formats.cache import Progress
 from cortiq.options import LoadOptions, resolve
@@ -65,10 +66,10 @@ def model_of(
 
 def choose_backend(options: LoadOptions) -> tuple[Backend, str]:
     """The backend asked for, or the best available, and the name of its device."""
-    from cortiq.plugins import find_backend
+    from cortiq.plugins.selection import device_of, find_backend
 
     name = options.backend
-    if options.device is not None:
+    if options.device is not None and (name is None or isinstance(name, str)):
         if name is None:
             what = f"{options.device!r} needs a backend: a device belongs to one"
             raise OptionError("device", what, hint=f"name both, as backend NAME:{options.device}")
@@ -77,7 +78,9 @@ def choose_backend(options: LoadOptions) -> tuple[Backend, str]:
             raise OptionError("device", what, hint="name the device once")
         name = f"{name}:{options.device}"
     backend, device = find_backend(name)
-    return backend, device or backend.devices()[0].name
+    if not isinstance(name, str) and options.device is not None:
+        device = device_of(backend, options.device)
+    return backend, device or devices_of(backend)[0].name
 
 
 def compile_source(

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cortiq.backend import Backend, CompileOptions, Declined, Supported
-from cortiq.errors import BackendError, DeclinedError
+from cortiq.backend import Backend, CompileOptions, Declined
+from cortiq.backend.seam import support_of
+from cortiq.errors import DeclinedError
 from cortiq.ir import Graph, Node, Program, expand
 from cortiq.plugins import fallback_backend
 from cortiq.runtime.blame import blamed_on
@@ -169,16 +170,8 @@ def _torn(touched: Sequence[tuple[int, str]]) -> bool:
 def _ask(backend: Backend, node: Node, graph: Graph, program: Program) -> str | None:
     """Why a backend declines a node; `None` if it takes it."""
     with blamed_on(backend.name):
-        answer = backend.supports(node, graph, program)
-    if isinstance(answer, Declined):
-        return answer.reason
-    if isinstance(answer, Supported):
-        return None
-    raise BackendError(
-        f"supports() of the backend {backend.name!r} returned {answer!r}",
-        where=node.name,
-        hint="It returns Supported() or Declined(reason).",
-    )
+        answer = support_of(backend, node, graph, program)
+    return answer.reason if isinstance(answer, Declined) else None
 
 
 def declined_error(what: str, declined: Mapping[str, str]) -> DeclinedError:

@@ -87,6 +87,6 @@ def _try(trial: Trial, backend: Backend) -> None:
         trial.works = True
     except CortiqError as error:
         trial.works, trial.problem = False, str(error)
-    except Exception as error:  # a device's library may raise anything at all
+    except (Exception, SystemExit) as error:  # a device's library may raise anything at all
         trial.works, trial.problem = False, f"{type(error).__name__}: {error}"
     trial.seconds = round(time.perf_counter() - started, 3)

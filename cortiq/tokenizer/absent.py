@@ -15,7 +15,6 @@ class _NoPieces:
     """A vocabulary of nothing."""
 
     size = 0
-    leading_space = False
 
     def __init__(self, reason: NoTokenizerError) -> None:
         self.reason = reason
@@ -24,6 +23,12 @@ class _NoPieces:
         raise self.reason
 
     def piece_bytes(self, token_id: int) -> NoReturn:
+        raise self.reason
+
+    def stream(self, continuation: bool) -> NoReturn:
+        raise self.reason
+
+    def own_text(self, token_id: int) -> NoReturn:
         raise self.reason
 
     def find(self, text: str) -> NoReturn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ __all__ = [
     "ByteLevelEncoder",
     "byte_alphabet",
     "encoded",
+    "in_one_line",
     "library_errors",
     "missing_bytes",
     "piece_bytes",
@@ -50,7 +51,7 @@ def piece_bytes(piece: str) -> bytes:
     try:
         return bytes([table[character] for character in piece])
     except KeyError:
-        return piece.encode("utf-8")
+        return piece.encode("utf-8", "surrogateescape")  # as bytes that are no characters come
 
 
 class ByteLevelEncoder:
@@ -75,9 +76,11 @@ class ByteLevelEncoder:
     ) -> None:
         self._engine = _build(vocabulary, merges, pre_tokenizer)
         self._missing = missing_bytes(vocabulary)
+        self._normalized = _nfc() if pre_tokenizer.nfc else str
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, which holds no special token any more."""
+        text = self._normalized(text)
         refuse_missing_bytes(text, self._missing)
         with library_errors("the text cannot be encoded"):
             return encoded(self._engine, text)
@@ -105,7 +108,12 @@ def library_errors(what: str, where: str | None = None) -> Iterator[None]:
         foreign = type(error) is Exception or type(error).__name__ == "PanicException"
         if not foreign and not isinstance(error, (ValueError, OverflowError)):
             raise
-        raise TokenizerError(f"{what}: {error}", where=where) from error
+        raise TokenizerError(f"{what}: {in_one_line(error)}", where=where) from error
+
+
+def in_one_line(error: BaseException) -> str:
+    """What the library says, which may hold as much of a file as it likes, in 300 characters."""
+    return " ".join(str(error)[:1000].split())[:300]
 
 
 def missing_bytes(vocabulary: Container[str]) -> frozenset[int]:
@@ -125,6 +133,14 @@ def refuse_missing_bytes(text: str, missing: frozenset[int]) -> None:
             f"the vocabulary has no token for byte {names} of the text",
             hint="Remove the character, or use a model whose vocabulary covers all bytes.",
         )
+
+
+def _nfc() -> Callable[[str], str]:
+    """The library's normalization: Python's may know another version of Unicode."""
+    from tokenizers.normalizers import NFC
+
+    normalized: Callable[[str], str] = NFC().normalize_str
+    return normalized
 
 
 def _build(

@@ -15,6 +15,7 @@ from typing import Any
 from cortiq.errors import NoTokenizerError, TokenizerError, UnsupportedError, shown
 from cortiq.tokenizer.byte_level import ByteLevelEncoder, piece_bytes
 from cortiq.tokenizer.char_level import CharLevelEncoder
+from cortiq.tokenizer.decoders import ByteStream
 from cortiq.tokenizer.pretokenizers import pre_tokenizer
 from cortiq.tokenizer.score_merge import SPACE, ScoreEncoder
 from cortiq.tokenizer.special import CutTable, SpecialTokens, TokenType, find_end_tokens
@@ -85,6 +86,12 @@ class _GGUFVocabulary:
         if kind in (*_HIDDEN, TokenType.USER_DEFINED):
             return text.encode("utf-8")
         return self._plain_bytes(text)
+
+    def stream(self, continuation: bool) -> ByteStream:
+        return ByteStream(self.piece_bytes, self.leading_space and not continuation)
+
+    def own_text(self, token_id: int) -> str:
+        return self.piece_bytes(token_id).decode("utf-8", "replace")
 
     def find(self, text: str) -> int | None:
         try:

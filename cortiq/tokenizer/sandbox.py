@@ -1,60 +1,39 @@
 """A Jinja2 sandbox for templates nobody has read: no escape, and bounded time and memory.
 
 Chat templates come with model files. Jinja2's immutable sandbox keeps them away from Python's
-internals; on top of it everything that can grow or repeat is charged to a budget: loop turns,
-macro calls, every value made by a call, filter, operator or literal, and the output. What could
-make a huge value in one step (`*`, `join`, `replace`, format widths) is checked before it happens.
+internals; on top of it everything that can grow or repeat is charged to a budget before it happens:
+loop turns, calls, filters, tests, operators and comparisons by their `costs`, and every value made
+by its size, so that nothing larger than the budget exists. What has no cost cannot be used, and
+says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Any
+from typing import Any, NoReturn
 
-from jinja2 import nodes, pass_context
+from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import FILTERS
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import BlockReference, Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
+from jinja2.tests import TESTS
+from jinja2.utils import Cycler, Joiner, Namespace
 
-from cortiq.tokenizer.budget import (
-    CHARACTERS_PER_UNIT,
-    CHECKS,
-    Budget,
-    operator_units,
-    refuse_wide_fields,
-    refuse_wide_percent,
-)
+from cortiq.tokenizer import costs
+from cortiq.tokenizer.budget import Budget, measure
+from cortiq.tokenizer.metering import inserted_filters, metered, refuse_underscore
+from cortiq.tokenizer.operators import cost_of_format, cost_of_operator
 
 __all__ = ["TemplateEnvironment"]
 
-
-# Filters whose work is at most proportional to what they get; others do not exist here.
-_FILTERS = """
-abs capitalize count d default dictsort e escape first float groupby indent int items join last
-length list lower map max min reject rejectattr replace reverse round safe select selectattr sort
-string sum title trim truncate unique upper wordcount
-"""
-
-_TEXT_METHODS = """
-capitalize casefold count endswith find format index isalnum isalpha isascii isdecimal isdigit
-isidentifier islower isnumeric isprintable isspace istitle isupper join lower lstrip partition
-removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines startswith
-strip swapcase title upper
-"""
-
-_ATTRIBUTES: dict[type, frozenset[str]] = {
-    str: frozenset(_TEXT_METHODS.split()),
-    dict: frozenset({"copy", "get", "items", "keys", "values"}),
-    list: frozenset({"copy", "count", "index"}),
-    tuple: frozenset({"count", "index"}),
-    int: frozenset(),
-    float: frozenset({"is_integer"}),
+_REFUSED = "is not offered to chat templates"
+_OWN_METHODS: dict[type, frozenset[str]] = {
+    LoopContext: frozenset({"changed", "cycle"}),
+    Cycler: frozenset({"next", "reset"}),
 }
 
 
@@ -65,11 +44,11 @@ class TemplateNamespace(Namespace):
         self, *rest = args
         attributes = dict(*rest, **kwargs)
         for name in attributes:
-            _refuse_underscore(name)
+            refuse_underscore(name)
         Namespace.__init__(self, attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_underscore(name)
+        refuse_underscore(name)
         super().__setitem__(name, value)
 
     def __repr__(self) -> str:
@@ -88,10 +67,23 @@ class GenerationTag(Extension):
         return nodes.Scope(body, lineno=line)
 
 
+class Formatting:
+    """A text's `format` method: Jinja's safe one, with its cost paid before."""
+
+    def __init__(self, budget: Budget, text: str, function: Callable[..., str]) -> None:
+        self._budget, self._text, self._function = budget, text, function
+        self._mapped = getattr(function, "__name__", "") == "format_map"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> str:
+        named = args[0] if self._mapped and args and isinstance(args[0], dict) else kwargs
+        self._budget.spend(cost_of_format(self._text, args, named))
+        return self._function(*args, **kwargs)
+
+
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """The sandbox with its budget; made for one rendering."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
 
     def __init__(self, budget: Budget) -> None:
         super().__init__(
@@ -101,136 +93,127 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             cache_size=0,
         )
         self.budget = budget
-        for name in ("lipsum", "cycler"):
-            del self.globals[name]
         self.globals["namespace"] = TemplateNamespace
         self.globals["dict"] = lambda *args, **kwargs: dict(*args, **kwargs)
-        self.filters = {name: self._metered(FILTERS[name]) for name in _FILTERS.split()}
-        self.filters |= self._inserted_filters()
+        self.globals["lipsum"] = _refused("lipsum")
+        self._callable = {id(value) for value in self.globals.values()}
+        own: dict[str, Any] = FILTERS
+        self.filters = {name: _refused(name) for name in own}
+        for name in costs.FILTERS:
+            self.add_filter(name, own[name])
+        self.filters |= inserted_filters(budget)
+        tests: dict[str, Any] = TESTS
+        self.tests = {name: self._priced(tests[name], cost) for name, cost in costs.TESTS.items()}
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Make `function` a filter whose results are charged."""
-        self.filters[name] = self._metered(function)
+        """Make `function` the filter of a name that has a cost; its results are charged."""
+        self.filters[name] = self._metered(name, self._priced(function, costs.FILTERS[name], name))
 
-    def _metered(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        check = CHECKS.get(function.__name__.removeprefix("do_").removeprefix("sync_do_"))
+    def add_global(self, name: str, function: Callable[..., Any]) -> None:
+        """Make `function` one that templates may call; its arguments are charged by their size."""
+        self.globals[name] = function
+        self._callable.add(id(function))
+
+    def _priced(
+        self, function: Callable[..., Any], cost: costs.Cost, name: str = ""
+    ) -> Callable[..., Any]:
+        """A filter or test that pays before it runs."""
+        first = int(hasattr(function, "jinja_pass_arg"))  # what Jinja passes before the value
+        budget = self.budget
 
         @wraps(function)  # keeps Jinja's mark of what to pass first
         def run(*args: Any, **kwargs: Any) -> Any:
-            if check is not None:
-                own = args[1:] if hasattr(function, "jinja_pass_arg") else args
-                args = (*args[: len(args) - len(own)], *check(self.budget, *own, **kwargs))
-            return self.budget.charge(function(*args, **kwargs))
+            passed, own = args[:first], list(args[first:])
+            if name in costs.GATHERS and own and isinstance(own[0], (Iterator, range)):
+                own[0] = budget.charge(list(own[0]))
+            budget.spend(cost(*own, **kwargs))
+            return function(*passed, *own, **kwargs)
 
         return run
 
-    def _inserted_filters(self) -> dict[str, Callable[..., Any]]:
-        """Filters that `_Meter` puts into a template; no template can spell their names."""
+    def _metered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter whose result is paid by its size; what comes one by one, one by one."""
         budget = self.budget
 
-        @pass_context  # which also keeps Jinja from evaluating them when compiling
-        def tick(_: Context, units: int) -> None:
-            budget.spend(units)
+        def counted(values: Iterator[Any]) -> Iterator[Any]:
+            for value in values:
+                budget.charge(value if name in costs.MAKES_LISTS else None)
+                yield value
 
-        @pass_context
-        def charge(_: Context, value: Any) -> Any:
-            return budget.charge(value)
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            made = function(*args, **kwargs)
+            if isinstance(made, Iterator):
+                return counted(made)
+            return made if name in costs.PASSES else budget.charge(made)
 
-        @pass_context
-        def emit(_: Context, value: Any) -> str:
-            budget.charge(value)
-            return budget.charge(str(value))
-
-        @pass_context
-        def concatenate(_: Context, values: list[Any]) -> str:
-            return "".join([budget.charge(str(value)) for value in values])
-
-        return {"+tick": tick, "+charge": charge, "+emit": emit, "+concatenate": concatenate}
+        return run
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Of plain values only what is listed; of other objects what the sandbox allows."""
-        for kind, allowed in _ATTRIBUTES.items():
+        """Of plain values only what has a cost; of other objects what the sandbox allows."""
+        for kind in costs.METHODS:
             if isinstance(obj, kind):
-                return attr in allowed
+                return attr in costs.METHODS[kind] or attr in costs.ATTRIBUTES.get(kind, ())
         return super().is_safe_attribute(obj, attr, value)
 
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+        """Refuse an attribute aloud, where Jinja prints nothing."""
+        raise SecurityError(f"{attribute!r} of a {type(obj).__name__} {_REFUSED}")
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Look up an item; a key that is a tuple is hashed whole each time."""
+        if isinstance(argument, tuple):
+            self.budget.weigh(argument)
+        return super().getitem(obj, argument)
+
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Jinja's safe `str.format`, without wide or computed fields."""
+        """Jinja's safe `str.format`, which pays before it runs."""
         wrapped = super().wrap_str_format(value)
-        if wrapped is not None:
-            refuse_wide_fields(value.__self__)
-        return wrapped
+        if wrapped is None:
+            return None
+        return Formatting(self.budget, value.__self__, wrapped)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call with a check before and a charge after; the names cannot clash with keywords."""
-        owner = getattr(__obj, "__self__", None)
-        if isinstance(owner, str):
-            check = CHECKS.get(getattr(__obj, "__name__", ""))
-            if check is not None:
-                # "sep".join(values) is the filter's values|join("sep")
-                swap = __obj.__name__ == "join"
-                own = check(__self.budget, *((*args, owner) if swap else (owner, *args)))
-                args = own[:1] if swap else own[1:]
+        """Call what may be called, paid before; the names cannot clash with keywords."""
+        args = tuple(list(a) if isinstance(a, Iterator) and __self._gathers(__obj) else a
+                     for a in args)  # fmt: skip
+        __self.budget.spend(__self._call_units(__obj, args, kwargs))
         return __self.budget.charge(super().call(__context, __obj, *args, **kwargs))
 
+    @staticmethod
+    def _gathers(function: Any) -> bool:
+        return isinstance(getattr(function, "__self__", None), (str, dict))
+
+    def _call_units(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Units of a call; SecurityError where nothing is known of it."""
+        size = sum(map(measure, args)) + sum(map(measure, kwargs.values()))
+        if isinstance(function, Macro):
+            return size if function.catch_varargs or function.catch_kwargs else 1 + len(args)
+        known = (BlockReference, Cycler, Formatting, Joiner, LoopContext, Undefined)
+        if isinstance(function, known) or id(function) in self._callable:
+            return size
+        owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+        for kind, names in _OWN_METHODS.items():
+            if isinstance(owner, kind) and name in names:
+                return size
+        for kind, methods in costs.METHODS.items():
+            if isinstance(owner, kind) or owner is kind:
+                if name not in methods:
+                    break
+                return methods[name](owner, *args, **kwargs)
+        raise SecurityError(f"{name or type(function).__name__!r} {_REFUSED}")
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """An operator whose result is bounded before it is computed."""
-        if operator == "%" and isinstance(left, str):
-            refuse_wide_percent(left)
-        self.budget.require(operator_units(operator, left, right))
+        """Compute with an operator whose result is bounded before."""
+        self.budget.spend(cost_of_operator(operator, left, right))
         return self.budget.charge(super().call_binop(context, operator, left, right))
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        metered = _Meter().visit(source)
-        metered.set_environment(self)
-        return super()._generate(metered, *args, **kwargs)
+        return super()._generate(metered(source, self), *args, **kwargs)
 
 
-class _Meter(NodeTransformer):
-    """Puts the inserted filters where a template repeats, prints, or builds values."""
+def _refused(name: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise SecurityError(f"{name!r} {_REFUSED}: a prompt has to be the same each time")
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        return self._ticking(node)
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        return self._ticking(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-        return self._ticking(node)
-
-    def visit_Output(self, node: nodes.Output) -> nodes.Node:
-        for index, child in enumerate(node.nodes):
-            if not isinstance(child, nodes.TemplateData):
-                node.nodes[index] = _filtered(self.visit(child), "+emit")
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        parts = nodes.List([self.visit(part) for part in node.nodes], lineno=node.lineno)
-        return _filtered(parts, "+concatenate")
-
-    def visit_List(self, node: nodes.List) -> nodes.Node:
-        return _filtered(self.generic_visit(node), "+charge")
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        return _filtered(self.generic_visit(node), "+charge")
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        self.generic_visit(node)
-        return _filtered(node, "+charge") if node.ctx == "load" else node
-
-    def _ticking(self, node: Any) -> nodes.Node:
-        texts = node.find_all(nodes.TemplateData)
-        units = 1 + sum(len(text.data) for text in texts) // CHARACTERS_PER_UNIT
-        self.generic_visit(node)
-        tick = _filtered(nodes.Const(units, lineno=node.lineno), "+tick")
-        node.body.insert(0, nodes.ExprStmt(tick, lineno=node.lineno))
-        return node
-
-
-def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
-
-
-def _refuse_underscore(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"the template sets the private attribute {name!r} of a namespace")
+    return refuse

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Collection, Iterable
 
 from cortiq.errors import RequestError
@@ -34,22 +33,19 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special, self._shown = skip_special, shown
-        self._strip_space = tokenizer.leading_space and not continuation
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._stream = tokenizer.stream(continuation=continuation)
 
     def add(self, token_id: int) -> str:
         """The characters that `token_id` completes, possibly none."""
-        piece = self._tokenizer.token_bytes(token_id)
-        if self._skip_special and self._tokenizer.is_special(token_id):
-            return self._decoder.decode(piece) if token_id in self._shown else ""
-        if self._strip_space:
-            piece = piece.removeprefix(b" ")
-            self._strip_space = False
-        return self._decoder.decode(piece)
+        tokenizer = self._tokenizer
+        hidden = self._skip_special and tokenizer.is_special(token_id)
+        if not tokenizer.has_piece(token_id) or (hidden and token_id not in self._shown):
+            return ""
+        return self._stream.add(token_id)
 
     def finish(self) -> str:
-        """U+FFFD for a character that never became complete, else an empty string."""
-        return self._decoder.decode(b"", final=True)
+        """The rest: U+FFFD for a character that never became complete, usually nothing."""
+        return self._stream.finish()
 
 
 class StopMatcher:

@@ -22,8 +22,14 @@ BASE_UNITS = 1_000_000
 UNITS_PER_INPUT_UNIT = 64
 """Further units for each unit of messages and tools: long conversations need longer work."""
 
+MAX_FORM = 256
+"""Characters of a format for times: a letter of it may become a long name."""
+
+MAX_MESSAGE = 1000
+"""Characters of what a template says when it refuses a conversation."""
+
 SECONDS = 5.0
-"""Wall-clock limit of one rendering."""
+"""Processor time of one rendering."""
 
 _RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -116,15 +122,17 @@ def _environment(budget: Any, now: datetime | None) -> Any:
 
     from cortiq.tokenizer.sandbox import TemplateEnvironment
 
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
+    def raise_exception(message: Any) -> None:
+        raise TemplateError(message if isinstance(message, str) else str(message))
 
     def strftime_now(form: str) -> str:
+        if len(form) > MAX_FORM:
+            raise ValueError(f"a time is formatted by more than {MAX_FORM} characters")
         return (now or datetime.now()).strftime(form)
 
     environment = TemplateEnvironment(budget)
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = strftime_now
+    environment.add_global("raise_exception", raise_exception)
+    environment.add_global("strftime_now", strftime_now)
     environment.add_filter("tojson", _tojson)
     return environment
 
@@ -183,7 +191,7 @@ def _stopped(message: str, traceback: TracebackType | None) -> TokenizerError:
         if template is not None:
             line = template.get_corresponding_lineno(traceback.tb_lineno)
         traceback = traceback.tb_next
-    return _failure(message, line)
+    return _failure(message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "…", line)
 
 
 def _failure(message: str, line: int | None) -> TokenizerError:

@@ -4,30 +4,44 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from cortiq.arguments import path_of
 from cortiq.errors import NoTokenizerError, TokenizerError, shown
+from cortiq.tokenizer.decoders import ByteStream
 from cortiq.tokenizer.special import SpecialTokens
 
-__all__ = ["Tokenizer", "Vocabulary", "byte_tokenizer"]
+__all__ = ["TextStream", "Tokenizer", "Vocabulary", "byte_tokenizer"]
+
+
+class TextStream(Protocol):
+    """Ids to text, one by one."""
+
+    def add(self, token_id: int) -> str:
+        """The text that is certain with this id, possibly none."""
+
+    def finish(self) -> str:
+        """The rest of the text."""
 
 
 class Vocabulary(Protocol):
-    """What a kind of tokenizer brings: pieces, and text cut into them.
-
-    `leading_space`: encoding puts a space in front of a text that decoding takes away again.
-    """
+    """What a kind of tokenizer brings: pieces, and text cut into them."""
 
     size: int
-    leading_space: bool
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         """Ids of a text of valid Unicode, without BOS."""
 
+    def stream(self, continuation: bool) -> TextStream:
+        """What decodes ids one by one; `continuation`: they go on after other text."""
+
     def piece_bytes(self, token_id: int) -> bytes:
-        """UTF-8 bytes, possibly a part of a character, that the id stands for."""
+        """UTF-8 bytes, possibly a part of a character, that the id stands for inside a text."""
+
+    def own_text(self, token_id: int) -> str:
+        """The text by which `find` finds this token."""
 
     def find(self, text: str) -> int | None:
         """Id of the token written exactly like this, if there is one."""
@@ -65,7 +79,6 @@ class Tokenizer:
         self.eos_ids = special.eos_ids
         self.unknown_id = special.unknown_id
         self.add_bos_default = special.add_bos
-        self.leading_space = vocabulary.leading_space
         self.chat_templates = dict(chat_templates or {})
 
     def __repr__(self) -> str:
@@ -125,27 +138,41 @@ class Tokenizer:
         ----------
         skip_special : leave out control and unknown tokens (user-defined tokens stay).
         continuation : the ids go on after other text, so a leading space belongs to them. Else the
-            space that encoding put in front of a text (`leading_space`) is taken away.
+            space that encoding put in front of a text is taken away.
 
         Raises
         ------
-        TokenizerError : they are no integers, or one is no id of this tokenizer.
+        TokenizerError : they are no integers, or negative.
         """
-        whole = _whole(ids)
-        pieces = [self.token_bytes(i) for i in whole if not (skip_special and self.is_special(i))]
-        if pieces and self.leading_space and not continuation:
-            pieces[0] = pieces[0].removeprefix(b" ")
-        return b"".join(pieces).decode("utf-8", errors="replace")
+        hidden = self._hidden_ids if skip_special else ()
+        stream = self.stream(continuation=continuation)
+        add, known = stream.add, self.has_piece
+        texts = [add(token) for token in _whole(ids) if token not in hidden and known(token)]
+        return "".join(texts) + stream.finish()
+
+    def stream(self, *, continuation: bool) -> TextStream:
+        """What decodes ids below `vocab_size` one by one."""
+        return self._vocabulary.stream(continuation)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of one token, control tokens included; they may be part of a character."""
+        """Bytes of one token, control tokens included; they may be part of a character.
+
+        None for an id from `vocab_size` on: models have more logits than their tokenizer has ids.
+        """
         if type(token_id) is not int:
             (token_id,) = _whole([token_id])
-        if not 0 <= token_id < self.vocab_size:
-            raise TokenizerError(
-                f"token id {token_id} is out of range; the tokenizer has {self.vocab_size} ids"
-            )
-        return self._vocabulary.piece_bytes(token_id)
+        return self._vocabulary.piece_bytes(token_id) if self.has_piece(token_id) else b""
+
+    def has_piece(self, token_id: int) -> bool:
+        """Whether the tokenizer knows this id; raises a TokenizerError for a negative one."""
+        if token_id < 0:
+            raise TokenizerError(f"token id {token_id} is negative")
+        return token_id < self.vocab_size
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Most bytes that a token stands for, at least 1."""
+        return max((len(self.token_bytes(i)) for i in range(self.vocab_size)), default=1) or 1
 
     def token_id(self, text: str) -> int | None:
         """Id of the token whose own text is `text`, control tokens included, or None."""
@@ -175,7 +202,7 @@ class Tokenizer:
         return self.chat_templates.get("default")
 
     def _text_of(self, token_id: int | None) -> str:
-        return "" if token_id is None else self.token_bytes(token_id).decode("utf-8", "replace")
+        return "" if token_id is None else self._vocabulary.own_text(token_id)
 
     def _require_bos(self) -> int:
         if self.bos_id is None:
@@ -215,8 +242,6 @@ def check_unicode(text: str) -> None:
 class _ByteVocabulary:
     """Token i is byte i; then `<bos>`, `<eos>`, and placeholders up to the size."""
 
-    leading_space = False
-
     def __init__(self, size: int) -> None:
         self.size = size
         self._names = {"<bos>": 256, "<eos>": 257}
@@ -241,6 +266,12 @@ class _ByteVocabulary:
 
     def piece_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else self._texts[token_id].encode()
+
+    def stream(self, continuation: bool) -> TextStream:
+        return ByteStream(self.piece_bytes)
+
+    def own_text(self, token_id: int) -> str:
+        return self._texts.get(token_id, chr(token_id))
 
     def find(self, text: str) -> int | None:
         token = self._names.get(text)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from work import HANG_SECONDS
 
 PROBE = Path(__file__).with_name("settings_probe.py")
 AVX2, AVX512 = {"X86_V3", "AVX2"}, {"X86_V4", "AVX512F"}
@@ -30,7 +31,7 @@ CORES = {
 def probe(paths, *flags, **environment):
     command = [sys.executable, str(PROBE), *flags, *map(str, paths)]
     made = subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, timeout=300
+        command, env=os.environ | environment, capture_output=True, text=True, timeout=HANG_SECONDS
     )
     assert made.returncode == 0, made.stderr
     return json.loads(made.stdout)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from pathlib import Path
 
 import pytest
+from work import calls
 
 from cortiq.formats.gguf import open_gguf
 from cortiq.tokenizer import Detokenizer, Tokenizer, render
@@ -61,20 +61,17 @@ def test_the_licence_text_has_the_known_number_of_tokens(case):
     data = LICENCE.read_bytes()
     if hashlib.sha256(data).hexdigest() != LICENCE_HASH:
         pytest.skip("this system's copy of the GPL version 3 is another text")
-    begin = time.process_time()
     ids = tokenizer.encode(data.decode(), add_bos=False)
-    assert time.process_time() - begin < 1
     assert len(ids) == licence_tokens
     assert tokenizer.decode(ids) == data.decode()
 
 
 @pytest.mark.parametrize("fixture", ["smollm2_path", "gemma3_path"])
-def test_opening_takes_less_than_a_second(request, fixture):
-    path = request.getfixturevalue(fixture)
-    begin = time.process_time()
-    tokenizer = Tokenizer.from_gguf(open_gguf(path).metadata)
-    assert tokenizer.encode("Hello")
-    assert time.process_time() - begin < 1
+def test_opening_takes_a_few_calls_a_piece(request, fixture):
+    metadata = open_gguf(request.getfixturevalue(fixture)).metadata
+    work = calls(lambda: Tokenizer.from_gguf(metadata).encode("Hello"))
+    pieces = len(metadata["tokenizer.ggml.tokens"]) + len(metadata.get("tokenizer.ggml.merges", ()))
+    assert work < 12 * pieces
 
 
 def test_what_the_files_say_about_special_tokens(request):

@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from work import HANG_SECONDS
+
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
-WITHIN = 20.0
 
 
 class Browser:
@@ -92,7 +93,7 @@ class Browser:
 
     def until(self, expression: str) -> Any:
         """Wait until an expression is true."""
-        give_up = time.monotonic() + WITHIN
+        give_up = time.monotonic() + HANG_SECONDS
         while time.monotonic() < give_up:
             if found := self.see(expression):
                 return found

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from work import HANG_SECONDS
+
 TEMPLATE = (
     "{% for t in tools or [] %}<tool_call> {{ t.function.name }}\n{% endfor %}"
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
@@ -21,7 +23,6 @@ TEMPLATE = (
 )
 TINY = "synthetic:mini-qwen3?seed=1&format=w8"
 ADDRESS = re.compile(r"serving on (\S+)")
-STARTED_WITHIN = 60.0
 
 
 class Server:
@@ -44,7 +45,7 @@ class Server:
             self.lines.append(line.rstrip("\n"))
 
     def _address(self) -> str:
-        give_up = time.monotonic() + STARTED_WITHIN
+        give_up = time.monotonic() + HANG_SECONDS
         while time.monotonic() < give_up and self.process.poll() is None:
             for line in self.lines:
                 if found := ADDRESS.search(line):
@@ -63,7 +64,7 @@ class Server:
 
     def request_after(self, count: int) -> str:
         """The line of the next request, when its work has ended."""
-        give_up = time.monotonic() + STARTED_WITHIN
+        give_up = time.monotonic() + HANG_SECONDS
         while time.monotonic() < give_up:
             if len(self.requests()) > count:
                 return self.requests()[count]

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from work import HANG_SECONDS
 
 import cortiq
 from cortiq.cli.inputs import argument_text, read_text, template_options
@@ -32,7 +33,7 @@ def shell(redirection: str, prompt: str = "hi") -> subprocess.CompletedProcess[s
     """The command line with streams as a shell would set them up."""
     line = f'exec "$@" {redirection}'
     return subprocess.run(
-        ["sh", "-c", line, "sh", *RUN, prompt], capture_output=True, text=True, timeout=60
+        ["sh", "-c", line, "sh", *RUN, prompt], capture_output=True, text=True, timeout=HANG_SECONDS
     )
 
 

@@ -114,7 +114,6 @@ def test_the_float64_twin_chooses_and_attends_alike(name):
         (ops.Attend(4, 2, 8, 8, 0.3), (Type((2, 3), "i32"),)),
         (ops.Attend(4, 2, 8, 8, 0.3, block=16), (Type((3, 3), "i32"),)),
         (ops.Attend(4, 2, 8, 8, 0.3, block=16), (Type((2, 3)),)),
-        (ops.ChooseBlocks(4, 8, 16, 2, 3), ()),
     ],
 )
 def test_geometries_that_do_not_fit_are_refused(op, inputs):

@@ -8,18 +8,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from folders import write_llama
 from scripted import scripted_model
+from work import HANG_SECONDS
 
 import cortiq
 from cortiq.cli.main import COMMANDS, main
 from cortiq.cli.main import cli as group
 from cortiq.options import GenerateOptions, LoadOptions, ScoreOptions, environment_name, flag, specs
 
-HELP_SECONDS = 0.3
+HELP_MODULES = 20
+"""Modules of ours that printing a help text may import."""
 
 
 def run(*arguments, stdin="", environment=None):
@@ -47,15 +48,6 @@ def cli(monkeypatch, capsys):
     return call
 
 
-def test_help_is_fast():
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        assert run("--help").returncode == 0
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < HELP_SECONDS
-
-
 @pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["--version"]])
 def test_help_imports_neither_numpy_nor_a_plugin(arguments):
     script = (
@@ -64,7 +56,8 @@ def test_help_imports_neither_numpy_nor_a_plugin(arguments):
         "except SystemExit as e: assert not e.code\n"
         "heavy = [m for m in sys.modules if m.split('.')[0] in "
         "('numpy', 'rich', 'pluggy', 'cortiq_reference', 'tokenizers', 'jinja2')]\n"
-        "sys.exit(' '.join(heavy) or 0)"
+        "ours = [m for m in sys.modules if m.split('.')[0] == 'cortiq']\n"
+        f"sys.exit(' '.join(heavy or ours[{HELP_MODULES}:]) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -422,7 +415,7 @@ def test_interrupt_exits_with_130_and_no_traceback():
     process = start_slow()
     assert process.stdout.read(1) == b"x"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130
     assert err.strip() == b""
 
@@ -432,7 +425,7 @@ def test_interrupt_says_that_no_receipt_was_written(tmp_path):
     process = start_slow("--receipt", str(file))
     assert process.stdout.read(1) == b"x"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130 and list(tmp_path.iterdir()) == []
     assert f"{file}: interrupted: no receipt was written" in err.decode()
 
@@ -464,7 +457,7 @@ def test_closed_pipe_is_quiet():
     assert process.stdout.read(1) == b"x"
     process.stdout.close()
     err = process.stderr.read()
-    assert process.wait(timeout=20) == 141
+    assert process.wait(timeout=HANG_SECONDS) == 141
     assert err == b""
 
 
@@ -497,7 +490,10 @@ def test_plugin_file_that_does_not_load_is_named(tmp_path):
     done = run("--plugin", str(file), "shout")
     assert done.returncode == 2
     assert done.stderr.startswith("error: --plugin broken: ") and "nothing_of_this" in done.stderr
-    assert run("--plugin", str(file), "backends").returncode == 0
+    for command in (["backends"], ["list"], ["doctor", "--no-trial"]):
+        done = run("--plugin", str(file), *command)
+        assert (done.returncode, done.stdout) == (2, ""), done.stdout
+        assert done.stderr.startswith("error: --plugin broken: ")
 
 
 def test_families_are_listed():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import ClassVar
 from xml.etree import ElementTree
 
@@ -99,12 +98,10 @@ def test_every_operator_and_layout_is_covered(whole):
     assert len(coverage["MatMul"]["q16"]) == 15 and coverage["MatMul"]["f32"] == ["f32"]
 
 
-def test_listing_is_fast_and_builds_nothing(monkeypatch):
+def test_listing_builds_nothing(monkeypatch):
     monkeypatch.setattr(Scenario, "__init__", lambda *given: pytest.fail("a scenario was built"))
     monkeypatch.setattr(models, "load", lambda name: pytest.fail(f"{name} was loaded"))
-    start = time.perf_counter()
     assert len(list(cases(profile="full"))) > 500
-    assert time.perf_counter() - start < 1
 
 
 def test_ids_are_unique_and_stable():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortiq.dialects.dialect import ToolCall, ToolDialect
+from cortiq.dialects.dialect import ToolCall, ToolDialect, Unfinished
 from cortiq.dialects.registry import OWN, dialect_of
 from cortiq.dialects.splitter import Said, Splitter, Thought
 from cortiq.dialects.thinking import HARMONY, TAGS, thinking_of
@@ -89,9 +89,10 @@ def test_a_call_inside_thinking_is_thinking(name):
 def test_what_is_no_call_comes_back_as_text_letter_by_letter(name, junk, cut):
     dialect = DIALECTS[name]
     text = f"so {dialect.opens}!{junk}{dialect.closes} on"
+    block = f"{dialect.opens}!{junk}{dialect.closes}"
     try:
-        dialect.parse("!" + junk)
-    except (ValueError, TypeError, RecursionError):
+        dialect.calls(block, TOOLS, final=not dialect.closes)
+    except ValueError:
         parts = split(text, (cut,), dialect=dialect)
         assert parts == [Said(text)]
 
@@ -133,9 +134,26 @@ def test_types_of_arguments_come_from_the_schema():
     assert call.arguments == {"city": "3012", "days": 3}
 
 
+def test_a_plugins_closing_marker_inside_an_argument():
+    """`parse` says that the call goes on; at the end of the answer what was opened is text."""
+
+    def parse(text):
+        if text.count("'") % 2:
+            raise Unfinished("inside a string")
+        return [ToolCall("now", {"a": text})]
+
+    mine = ToolDialect("mine", lambda template: True, "<<", ">>", parse)
+    assert split("a <<'>>'>> b", (5,), dialect=mine) == [
+        Said("a "), ToolCall("now", {"a": "'>>'"}), Said(" b"),
+    ]  # fmt: skip
+    assert split("a <<'>> b <<c>>", dialect=mine) == [
+        Said("a <<'>> b "), ToolCall("now", {"a": "c"}),
+    ]  # fmt: skip
+
+
 def test_gemmas_values_are_read_whole():
     written = '{a:[1, <|"|>x, {y}<|"|>],<|"|>b c<|"|>: {d:true,e:null}, f:{}, g:-1.5e3}'
-    (call,) = DIALECTS["gemma"].parse(f"call:f{written}")
+    (call,), _ = DIALECTS["gemma"].calls(f"<|tool_call>call:f{written}<tool_call|>", {}, False)
     expected = {"a": [1, "x, {y}"], "b c": {"d": True, "e": None}, "f": {}, "g": -1500.0}
     assert call == ToolCall("f", expected)
 

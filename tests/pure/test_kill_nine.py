@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from kill_nine import KILLS
+from work import HANG_SECONDS
 
 from cortiq.atomic import write_whole
 
@@ -32,7 +33,9 @@ def test_what_is_left_is_whole_or_absent(scene, tmp_path):
     }  # fmt: skip
     script = str(Path(__file__).with_name("kill_nine.py"))
     command = [sys.executable, script, scene, str(tmp_path), str(seed)]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, env=variables, capture_output=True, text=True, timeout=HANG_SECONDS
+    )
     assert done.returncode == 0, f"seed {seed}\n{done.stderr}"
     found = json.loads(done.stdout)
     assert sum(found.values()) == KILLS

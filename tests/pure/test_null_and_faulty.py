@@ -15,7 +15,7 @@ from cortiq.errors import BackendError
 from cortiq_conformance import models
 from cortiq_conformance.catalogue import cases
 from cortiq_conformance.faults import FAULTS
-from cortiq_conformance.faults.backend import DECLINES
+from cortiq_conformance.faults.table import DECLINES
 from cortiq_conformance.report import Outcome
 from cortiq_conformance.runner import run, run_case, select
 from cortiq_conformance.subject import Subject

@@ -10,11 +10,12 @@ import subprocess
 
 import pytest
 from click.testing import CliRunner
+from work import HANG_SECONDS
 
 from cortiq.errors import FormatError
 from cortiq_conformance.cli import matrix
 from cortiq_conformance.faults import FaultyBackend
-from cortiq_conformance.faults.backend import DECLINES
+from cortiq_conformance.faults.table import DECLINES
 from cortiq_conformance.page import page, read_reports
 from cortiq_conformance.runner import run
 from cortiq_reference.backend import ReferenceBackend
@@ -98,7 +99,7 @@ def test_in_a_browser_it_fits_the_screen_and_its_colours_tell_outcomes_apart(
     path.write_text(page(reports).replace("</body>", f"{MEASURE}</body>"))
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'user'}"]
     command = [BROWSER, *flags, f"--window-size={width},800", "--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=True)
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     seen = json.loads(html.unescape(title[1]))
     assert seen["wider"] <= 0

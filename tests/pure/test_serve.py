@@ -12,6 +12,7 @@ import openai
 import pytest
 from click.testing import CliRunner
 from serving import TEMPLATE, TINY, serving
+from work import HANG_SECONDS
 
 import cortiq
 from cortiq.cli.serve import serve
@@ -195,7 +196,7 @@ def test_what_is_cut_off_before_it_began_to_answer_gets_an_error_of_ours(tmp_pat
 
 def begin(server, path, body, more=0):
     """A connection that has sent a request, but for some bytes at its end."""
-    made = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    made = http.client.HTTPConnection("127.0.0.1", server.port, timeout=HANG_SECONDS)
     made.putrequest("POST", path)
     made.putheader("content-length", str(len(body) + more))
     made.endheaders(body.encode())

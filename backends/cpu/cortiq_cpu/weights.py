@@ -58,7 +58,8 @@ class Weights:
         if name in self._matrices:
             return
         weight = self._source[name]
-        whole = next((n for n, w in self._source.items() if w is weight.whole), None)
+        names = () if weight.whole is None else self._source
+        whole = next((n for n in names if self._source[n] is weight.whole), None)
         if whole is not None and weight.shape[0] % PANEL == 0:  # a panel's faults are all rows'
             self._pack(whole, op)
             self._matrices[name] = self._matrices[whole].first_rows(weight.shape[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,6 @@ import click
 if TYPE_CHECKING:
     from cortiq_conformance.report import Report
 
-MOST_SHOWN = 40
-"""Failing cases printed one by one; the reports hold all."""
 HIGHEST_LEVEL = 4
 
 
@@ -27,6 +24,10 @@ HIGHEST_LEVEL = 4
 @click.option("--only", metavar="TEXT", help="Cases whose id contains this.")
 @click.option("--allow-declined", is_flag=True, help="Declined nodes do not fail the run.")
 @click.option("--stop-early", is_flag=True, help="Stop after the first stage with a failure.")
+@click.option(
+    "--jobs", "-j", type=click.IntRange(1), default=1, show_default=True, metavar="N",
+    help="Processes that run cases, each taking the next of one list.",
+)  # fmt: skip
 @click.option("--recompute", is_flag=True, help="Compute what golden digests would tell.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write a JSON report.")
 @click.option("--junit", "junit_file", type=click.Path(dir_okay=False), help="Write JUnit XML.")
@@ -73,25 +74,40 @@ def _list(level: int, options: dict[str, Any]) -> None:
 
 def _run(level: int, options: dict[str, Any]) -> None:
     from cortiq_conformance.catalogue import cases
+    from cortiq_conformance.cli.print_report import print_report
+    from cortiq_conformance.json_file import JsonFile
     from cortiq_conformance.progress import Progress
     from cortiq_conformance.runner import run, select
 
     chosen = _chosen(level, options)
-    with Progress(select(cases(**chosen), options["only"])) as progress:
-        report = run(
-            options["backend"],
-            **chosen,
-            only=options["only"],
-            allow_declined=options["allow_declined"],
-            use_golden=not options["recompute"],
-            out=options["out"],
-            stop_early=options["stop_early"],
-            expectations=options["expect"] or _expectations(),
-            progress=progress.step,
-        )
-    _write_reports(report, options)
-    _print(report)
-    if not report.passed:
+    file = JsonFile(options["json_file"]) if options["json_file"] else None
+    latest: list[Report] = []
+
+    def watch(report: Report, over: bool) -> None:
+        latest[:] = [report]
+        if file is not None:
+            file.update(report, over=over)
+
+    try:
+        with Progress(select(cases(**chosen), options["only"])) as progress:
+            run(
+                options["backend"],
+                **chosen,
+                only=options["only"],
+                allow_declined=options["allow_declined"],
+                use_golden=not options["recompute"],
+                out=options["out"],
+                stop_early=options["stop_early"],
+                expectations=options["expect"] or _expectations(),
+                progress=progress.step,
+                watch=watch,
+                jobs=options["jobs"],
+            )
+    finally:  # an interrupted run is shown too, as far as it went
+        for report in latest:
+            _write_reports(report, options)
+            print_report(report)
+    if not latest[0].passed:
         raise click.exceptions.Exit(1)
 
 
@@ -103,9 +119,6 @@ def _expectations() -> str | None:
 
 
 def _write_reports(report: Report, options: dict[str, Any]) -> None:
-    if options["json_file"]:
-        text = json.dumps(report.as_dict(), indent=1, ensure_ascii=False)
-        Path(options["json_file"]).write_text(text + "\n", "utf-8")
     if options["junit_file"]:
         from cortiq_conformance.junit import junit
 
@@ -114,26 +127,3 @@ def _write_reports(report: Report, options: dict[str, Any]) -> None:
         from cortiq_conformance.page import write_page
 
         write_page([report.as_dict()], options["html_file"])
-
-
-def _print(report: Report) -> None:
-    from cortiq_conformance.report import Outcome
-
-    shown = [r for r in report.results if r.outcome is not Outcome.SAME]
-    for result in shown[:MOST_SHOWN]:
-        excused = f"\n  expected: {result.excused}" if result.excused else ""
-        click.echo(f"{result.outcome.value}: {result.case.id}\n  {result.reason}{excused}")
-        if result.replay:
-            click.echo(f"  replay: {report.replay_command(result)}")
-    if len(shown) > MOST_SHOWN:
-        click.echo(f"and {len(shown) - MOST_SHOWN} more")
-    if report.blamed():
-        click.echo(f"look first at: {', '.join(sorted(report.blamed()))}")
-    for op, kinds in report.coverage().items():
-        parts = [" × ".join(filter(None, (k, ", ".join(found)))) for k, found in kinds.items()]
-        click.echo(f"computed {op}: {'; '.join(parts)}")
-    for kind, reason in report.decomposed.items():
-        click.echo(f"as its parts {kind}: {reason}")
-    for owner, count in report.computed.items():
-        click.echo(f"nodes computed by {owner}: {count}")
-    click.echo(report.summary())

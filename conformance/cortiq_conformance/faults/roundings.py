@@ -1,4 +1,4 @@
-"""More faults of kernels: a rounding too many, an order turned round, a term left out."""
+"""More faults of kernels: a rounding too many, another choice, a term left out."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import numpy as np
 from cortiq.backend.walk import Call
 from cortiq.ir import ops
 from cortiq.numerics import norms
-from cortiq.numerics.contract import F32, Floats, Ints, exp2_int, snap
+from cortiq.numerics.blocks import choose_blocks
+from cortiq.numerics.contract import F32, Floats, Ints, exp2_int, round_to_f32, snap
 from cortiq.numerics.layouts import W16, decode
 from cortiq.numerics.matmul import matmul
 from cortiq.numerics.quantise import Quantised
 from cortiq.numerics.sums import canonical_mean
+from cortiq_conformance.faults.folds import Part, with_parts
 from cortiq_conformance.faults.kernels import Wrong
+from cortiq_reference import kernels
 from cortiq_reference.kernels import KERNELS
 
 
@@ -54,9 +57,25 @@ def _other_pairs(call: Call, x: Floats, position: Ints) -> Floats:
     return KERNELS[ops.Rope](call, x, position)
 
 
-def _descending(call: Call, weights: Floats, outputs: Floats) -> Floats:
-    """Experts added from the last to the first."""
-    return KERNELS[ops.CombineExperts](call, weights[:, ::-1], outputs[:, ::-1])
+def _short_table(call: Call, x: Floats, position: Ints) -> Floats:
+    """Rotations by a table of 4096 positions, used again from its start."""
+    return KERNELS[ops.Rope](call, x, position % 4096)
+
+
+def _highest_block(
+    q: Quantised, keys: Quantised, positions: Ints, block: int, top: int, local: int = 1
+) -> Ints:
+    """Of blocks with equal scores the last one."""
+    out = choose_blocks(q, keys, positions, block, top, local)
+    for row, head in np.ndindex(*q.e.shape):
+        seen, count = int(positions[row]) + 1, int(positions[row]) // block + 1
+        dot = q.q[row, head].astype(np.int64) @ keys.q[:seen, 0].astype(np.int64).T
+        scores = round_to_f32(dot) * exp2_int(q.e[row, head] + keys.e[:seen, 0])
+        index = np.arange(count)
+        best = np.maximum.reduceat(scores, index * block)
+        chosen = np.lexsort((-index, -best, index < count - local))[:top]
+        out[row, head, : len(chosen)] = np.sort(chosen)
+    return out
 
 
 def _moments(call: Call, x: Floats) -> Floats:
@@ -74,7 +93,12 @@ WRONG_ROUNDINGS: dict[str, Wrong] = {
     "an integer rounded twice": {ops.MatMul: _rounded_twice},
     "minima left out": {ops.MatMul: _no_minimum},
     "the other rotary pairs": {ops.Rope: _other_pairs},
-    "experts added from the last": {ops.CombineExperts: _descending},
+    "a rotary table of 4096 positions": {ops.Rope: _short_table},
+    "the last of equal blocks": {
+        ops.ChooseBlocks: with_parts(
+            KERNELS[ops.ChooseBlocks], Part(kernels, "choose_blocks", _highest_block)
+        )
+    },
     "a variance of moments": {ops.LayerNorm: _moments},
 }
 """Wrong kernels by fault."""

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self
+from unittest.mock import patch
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from cortiq.backend import Argmax, Draw, ExportedState, KVPlanes, Top
 from cortiq.backend.answers import ON_HOST
 from cortiq.backend.stored import StoredState
 from cortiq.numerics import sampling
-from cortiq.numerics.contract import TILE
+from cortiq.numerics.contract import TILE, Floats
 from cortiq.numerics.masks import allowed_ids
 from cortiq.numerics.quantise import Quantised
 from cortiq_reference.stores import KVStore
@@ -44,6 +45,30 @@ def _next_position(want: Draw, run: Any, at: int) -> int:
     return ON_HOST[Draw](replace(want, ahead=1, history=None), run, at)
 
 
+def _bias_last(want: Draw, run: Any, at: int) -> int:
+    """Penalties before the bias."""
+    plain = replace(want.sampling, logit_bias={})
+    history = run.history(at) if want.history is None else want.history
+    penalised = sampling.adjusted(run.row_of(want.name, at), plain, history, mask=want.mask)
+    position = run.rows[at].position + want.ahead
+    chain = replace(
+        want.sampling, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0
+    )
+    return sampling.draw(penalised, chain, (), position, want.choice, mask=want.mask)
+
+
+def _share_of_all(want: Draw, run: Any, at: int) -> int:
+    """top_p as a share of everything, whatever top_k keeps."""
+
+    def wrong(distance: Floats, chain: sampling.Sampling) -> Any:
+        share = right(distance, replace(chain, top_k=0))
+        return share[: chain.top_k or None]
+
+    right = sampling.kept_ids
+    with patch.object(sampling, "kept_ids", wrong):
+        return ON_HOST[Draw](want, run, at)
+
+
 def _last_top(want: Top, run: Any, at: int) -> tuple:
     logits = run.row_of("logits", at)
     ids, values = sampling.top(logits[::-1], want.count)
@@ -55,6 +80,8 @@ WRONG_ANSWERS: dict[str, dict[type, Callable[[Any, Any, int], Any]]] = {
     "a position-independent random key": {Draw: _fixed_key},
     "wrong tie-break in top-k": {Top: _last_top},
     "a mask that is a bias": {Draw: _biased_mask},
+    "penalties before the bias": {Draw: _bias_last},
+    "top-p before top-k": {Draw: _share_of_all},
     "a draft drawn for the next position": {Draw: _next_position},
 }
 """Wrong answers by fault."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from cortiq.backend import ExportedState, KVPlanes, Named
-from cortiq.backend.windows import kept_from
-from cortiq.numerics.quantise import planes
+from cortiq.backend.windows import windows_of
 from cortiq_conformance import wants as want_arrays
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.compare import Divergence
 from cortiq_conformance.drives import Bench, Feed, advance
+from cortiq_conformance.imported import behind_window, planes_of
 from cortiq_conformance.level0.states import CUT, OPERATORS, STAGE, probes
 from cortiq_conformance.oracle import Oracle
 from cortiq_conformance.probes import Probe
@@ -50,23 +49,19 @@ class Canonical:
     probe: Probe
     feed: Feed
     cut: int = CUT
-    window: int | None = None
 
     def _defined(self) -> tuple[ExportedState, Observations]:
         oracle = Oracle(self.probe.program, self.probe.weights)
         start, rest = self.feed.cut(0, self.cut), self.feed.cut(self.cut, len(self.feed))
         oracle.feed(start.tokens, start.inputs)
-        slots = {name: _exported(value) for name, value in oracle.slots.items()}
+        slots = {name: planes_of(value) for name, value in oracle.slots.items()}
         lengths = {"trunk": self.cut}
         state = self._kept(ExportedState(lengths, start.tokens.astype(np.int32), slots))
         evaluation = oracle.feed(rest.tokens, rest.inputs)
         return state, want_arrays.expected(WANTS, evaluation, oracle.tokens)
 
     def _kept(self, state: ExportedState) -> ExportedState:
-        """The state without rows behind the window."""
-        count = self.cut - kept_from(self.cut, self.window)
-        slots = {n: s.last(count) if isinstance(s, KVPlanes) else s for n, s in state.slots.items()}
-        return replace(state, slots=slots)
+        return behind_window(state, windows_of(self.probe.program))
 
     def expected(self) -> Observations:
         """The layout, and the rows after an import."""
@@ -93,15 +88,6 @@ class Canonical:
     def localise(self, subject: Subject, found: Divergence) -> Divergence:
         """The array's name says where."""
         return found
-
-
-def _exported(slot: Any) -> KVPlanes | np.ndarray:
-    """A slot of the oracle: key and value rows, or a ring's rows."""
-    if isinstance(slot, np.ndarray):
-        return slot
-    keys, values = slot
-    exponents = [rows.e.astype(np.int8) for rows in (keys, values)]
-    return KVPlanes(*planes(keys.q), exponents[0], *planes(values.q), exponents[1])
 
 
 def _arrays(state: ExportedState) -> Observations:

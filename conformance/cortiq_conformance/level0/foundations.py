@@ -9,13 +9,15 @@ import numpy as np
 
 from cortiq.ir import ops
 from cortiq.numerics import scalar
-from cortiq.numerics.contract import F32, Flags, Floats, exp2_int
+from cortiq.numerics.contract import F32, LANES, Flags, Floats, exp2_int
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.probes import floats, one, through_quantise
 from cortiq_conformance.source import Source, edges, every_bfloat16
 
 STAGE = 0
 WIDTH = 256
+FEW_LANES = (5, 102, 240)
+"""The last one is a term shorter than the others where a sum ends at 700 or 1000."""
 
 
 def cases() -> Iterator[Case]:
@@ -23,6 +25,9 @@ def cases() -> Iterator[Case]:
     for width in (256, 512, 2048):
         yield _case("canonical_sum", "RMSNorm", f"squares of powers of two, {width}",
                     partial(_sums, width))  # fmt: skip
+    for terms, filled in ((3, 700), (4, 1000)):
+        yield _case("canonical_sum", "RMSNorm", f"lanes of {terms} squares, most lanes zero",
+                    partial(_few_lanes, filled))  # fmt: skip
     for name, build in QUANTISED.items():
         yield _case("Quantise", "Quantise", name, build)
     for function in scalar.ACTIVATIONS:
@@ -46,6 +51,23 @@ def _sums(width: int, source: Source) -> Scenario:
     signs = source.integers(0, 2, 48, width).astype(F32) * F32(2) - F32(1)
     norm = ops.RMSNorm(width, 2.0**-40, weighted=False)
     return one(norm, {"x": floats(width)}).given(x=exp2_int(exponents) * signs)
+
+
+def in_few_lanes(values: Floats, filled: int, other: float = 0.0) -> Floats:
+    """Values in three lanes of a canonical sum of so many terms, `other` everywhere else.
+
+    A sum over all lanes hides how a lane was added: its error is a small part of the whole.
+    """
+    column = np.arange(values.shape[-1])
+    kept = np.isin(column % LANES, FEW_LANES) & (column < filled)
+    return np.where(kept, values, F32(other))
+
+
+def _few_lanes(filled: int, source: Source) -> Scenario:
+    """Squares of 12 bits and the division by the width are exact."""
+    x = source.integers(1, 1 << 12, 48, 1024).astype(F32) * exp2_int(source.integers(-6, 7, 48, 1))
+    norm = ops.RMSNorm(1024, 2.0**-40, weighted=False)
+    return one(norm, {"x": floats(1024)}).given(x=in_few_lanes(x, filled))
 
 
 def _ties(source: Source) -> Scenario:

@@ -125,10 +125,10 @@ def weight_map(probe: Probe) -> dict[str, Weight]:
     return dict(probe.weights)
 
 
-def head_matmul(source: Source, layout: str) -> Probe:
-    """Three heads of their own matrix."""
-    columns = _columns(layout, 64)
-    op, weight = ops.HeadMatMul(3, columns, 20), typical(source, layout, 60, columns)
+def head_matmul(source: Source, layout: str, least: int = 64, height: int = 20) -> Probe:
+    """Three heads of their own matrix, of at least so many columns."""
+    columns = _columns(layout, least)
+    op, weight = ops.HeadMatMul(3, columns, height), typical(source, layout, 3 * height, columns)
     quantised = () if layout == "f32" else ("x",)
     return one(op, {"x": floats(3, columns)}, {"weight": weight}, quantised)
 
@@ -137,10 +137,13 @@ def _heads(layout: str, source: Source) -> Scenario:
     return head_matmul(source, layout).scenario(source, 5)
 
 
-def expert_matmul(source: Source, layout: str, shared: bool) -> Probe:
-    """Three of six experts a row."""
-    columns = _columns(layout, 64)
-    op, weight = ops.ExpertMatMul(EXPERTS, columns, 24), typical(source, layout, 144, columns)
+def expert_matmul(
+    source: Source, layout: str, shared: bool, least: int = 64, height: int = 24
+) -> Probe:
+    """Three of six experts a row, of at least so many columns."""
+    columns = _columns(layout, least)
+    op = ops.ExpertMatMul(EXPERTS, columns, height)
+    weight = typical(source, layout, EXPERTS * height, columns)
     kind = floats(columns) if shared else floats(TOP, columns)
     inputs = {"x": kind, "index": Type((TOP,), "i32")}
     quantised = () if layout == "f32" else ("x",)
@@ -174,13 +177,15 @@ LIMITED = {
 """Routers that admit some experts only, or keep some of the chosen only."""
 
 
-def route(source: Source, router: Router, biased: bool, masked: bool = False) -> Probe:
+def route(
+    source: Source, router: Router, biased: bool, masked: bool = False, experts: int = 32
+) -> Probe:
     """Scores to indices and weights."""
-    op = ops.Route(32, router, biased, masked)
-    weights = {"bias": vector(source.floats(32, amplitude=0.1))} if biased else {}
+    op = ops.Route(experts, router, biased, masked)
+    weights = {"bias": vector(source.floats(experts, amplitude=0.1))} if biased else {}
     if masked:
-        weights["mask"] = vector((source.integers(0, 3, 32) == 0).astype(F32))
-    return one(op, {"x": floats(32)}, weights)
+        weights["mask"] = vector((source.integers(0, 3, experts) == 0).astype(F32))
+    return one(op, {"x": floats(experts)}, weights)
 
 
 def _route(
@@ -194,9 +199,9 @@ def _route(
     return replace(probe.given(x=x), wants=(Named("y.0"), Named("y.1")))
 
 
-def combine(source: Source) -> Probe:
+def combine(source: Source, count: int = TOP) -> Probe:
     """Weights and outputs to their sum."""
-    return one(ops.CombineExperts(), {"weight": floats(TOP), "output": floats(TOP, 48)})
+    return one(ops.CombineExperts(), {"weight": floats(count), "output": floats(count, 48)})
 
 
 def _combine(source: Source) -> Scenario:

@@ -32,9 +32,9 @@ def cases() -> Iterator[Case]:
     for what, op in CLAMPS.items():
         yield _case("Clamp", what, partial(_clamp, op))
     for width in NORM_WIDTHS:
-        yield _case("L2Norm", f"width {width}", partial(_normed, ops.L2Norm(width, 1e-6)))
+        yield _case("L2Norm", f"width {width}", partial(normed, ops.L2Norm(width, 1e-6)))
         if width > 1:
-            yield _case("Softmax", f"width {width}", partial(_normed, ops.Softmax(width)))
+            yield _case("Softmax", f"width {width}", partial(normed, ops.Softmax(width)))
     for what, probe in EXPERT_PROBES.items():
         yield _case(what.partition(",")[0], what, partial(_random, probe))
 
@@ -94,7 +94,8 @@ def _clamp(op: ops.Clamp, source: Source) -> Scenario:
     return one(op, {"x": floats(WIDTH)}).given(x=in_rows(values))
 
 
-def _normed(op: ops.L2Norm | ops.Softmax, source: Source) -> Scenario:
+def normed(op: ops.L2Norm | ops.Softmax, source: Source) -> Scenario:
+    """Rows of small, plain and large values."""
     x = np.concatenate([source.floats(24, op.width, amplitude=a) for a in (0.01, 1.0, 40.0)])
     return one(op, {"x": floats(op.width)}).given(x=x)
 

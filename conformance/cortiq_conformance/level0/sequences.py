@@ -148,8 +148,8 @@ def _window(window: int, source: Source) -> Scenario:
 BLOCKS = ((0, 5), (60, 7), (1, 130), (100, 16))
 
 
-def _in_block(rows: int, size: int, source: Source) -> Scenario:
-    """Rows that see what is before them, and behind them a block whose rows see one another."""
+def until() -> Probe:
+    """An Attend whose rows supply the last key that they see, as `last`."""
     b = Builder(context=CONTEXT)
     b.input("token")
     b.input("position")
@@ -160,11 +160,17 @@ def _in_block(rows: int, size: int, source: Source) -> Scenario:
     b.add_node(ops.StoreKV(2, 8, 8), k, v, name="store", slots={"kv": "kv"})
     op = ops.Attend(4, 2, 8, 8, 8**-0.5, until=True)
     b.add(op, q, last, name=OUTPUT, slots={"kv": "kv"})
-    feed = Probe(b.program((OUTPUT,)), {}, shapes).feed(source, rows + size, 2.0)
+    return Probe(b.program((OUTPUT,)), {}, shapes)
+
+
+def _in_block(rows: int, size: int, source: Source) -> Scenario:
+    """Rows that see what is before them, and behind them a block whose rows see one another."""
+    probe = until()
+    feed = probe.feed(source, rows + size, 2.0)
     ends = np.minimum(np.arange(rows + size), rows - 1)
     ends[rows:] = rows + size - 1
     feed = Feed(feed.tokens, {**feed.inputs, "last": ends.astype(np.int32)})
-    return Scenario(b.program((OUTPUT,)), {}, [feed])
+    return Scenario(probe.program, {}, [feed])
 
 
 def sink_values(source: Source, heads: int) -> np.ndarray:

@@ -35,6 +35,9 @@ CHAINS = {
         repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.25, seed=7
     ),
     "bias": Sampling(logit_bias={3: 4.0, 17: -2.5}, seed=8),
+    "a bias of what is penalised": Sampling(
+        0.0, repetition_penalty=1.3, logit_bias=dict.fromkeys(range(12), 6.0)
+    ),
 }
 
 MASKED: dict[str, tuple[Sampling, Sequence[int]]] = {

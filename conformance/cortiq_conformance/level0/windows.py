@@ -58,4 +58,4 @@ def _scenario(drive: Drive, options: Options, source: Source) -> Scenario:
 
 def _canonical(source: Source) -> Canonical:
     probe = _probe()
-    return Canonical(probe, probe.feed(source, ROWS), CUT, WINDOW)
+    return Canonical(probe, probe.feed(source, ROWS), CUT)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from cortiq.domains import Count, Real, Relation
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.op import Op, Type, expect_last
+from cortiq.ir.options import Constant
+
+Fraction = Annotated[float, Real(2.0**-40, 1.0, zero=True)]
+"""A part of a difference."""
 
 
 class Layer(Op):
@@ -34,9 +40,9 @@ def linear(
 class Embedding(Layer):
     """Row of the token table, times `multiplier`: i32[] → f32[width]."""
 
-    vocab: int
-    width: int
-    multiplier: float = 1.0
+    vocab: Count
+    width: Count
+    multiplier: Constant = 1.0
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """One row."""
@@ -59,14 +65,15 @@ class Embedding(Layer):
 class Linear(Layer):
     """x·Wᵀ [+ bias], W [out, in], over the last axis."""
 
-    in_width: int
-    out_width: int
+    in_width: Count
+    out_width: Count
     biased: bool = False
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """[..., in] → [..., out]."""
-        expect_last(self, inputs[0], self.in_width)
-        return (Type((*inputs[0].shape[:-1], self.out_width)),)
+        (x,) = inputs
+        expect_last(self, x, self.in_width)
+        return (Type((*x.shape[:-1], self.out_width)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Matrix and bias."""
@@ -87,7 +94,7 @@ class Linear(Layer):
 class Residual(Layer):
     """h + multiplier · branch."""
 
-    multiplier: float = 1.0
+    multiplier: Constant = 1.0
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Two values of one shape."""
@@ -108,7 +115,13 @@ class Blend(Layer):
     Source: torch.lerp, whose two forms these are.
     """
 
-    fraction: float
+    fraction: Fraction
+    relations = (
+        Relation(
+            ("fraction",), "1 - fraction is 0 or at least 2^-40",
+            lambda blend: blend.fraction == 1 or 1 - blend.fraction >= 2.0**-40,
+        ),
+    )  # fmt: skip
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Two values of one shape."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from cortiq.errors import GraphError
+from cortiq.domains import Count, OneOf, Relation, Size, divides
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear
 from cortiq.ir.layers.recurrent import (
     DECAYS,
-    check_decay_form,
+    DecayForm,
     convolved,
     decay,
     gated_rows,
@@ -20,6 +21,7 @@ from cortiq.ir.layers.recurrent import (
     unit_rows,
 )
 from cortiq.ir.op import Type, expect
+from cortiq.ir.options import Epsilon, Function, Negative
 from cortiq.ir.slots import Recurrent, Ring, Slot
 
 DECAYS_PER = ("head", "value", "channel")
@@ -44,26 +46,25 @@ class GatedDeltaNet(Layer):
     decay_form : the file holds A as log(−A), "log", or as it is, "plain".
     """
 
-    width: int
-    heads: int
-    key_heads: int
-    key_dim: int
-    value_dim: int
-    kernel: int
-    eps: float
-    activation: str = "silu"
-    grouped: tuple[str, ...] = ()
+    width: Count
+    heads: Count
+    key_heads: Count
+    key_dim: Count
+    value_dim: Count
+    kernel: Count
+    eps: Epsilon
+    activation: Function = "silu"
+    grouped: tuple[Annotated[str, OneOf(GROUPS)], ...] = ()
     tiled: bool = False
-    decay_form: str = "log"
+    decay_form: DecayForm = "log"
     writes_slots = True
-
-    def __post_init__(self) -> None:
-        check_decay_form(self.decay_form, "GatedDeltaNet")
-        if strange := set(self.grouped) - set(GROUPS):
-            hint = f"one of {', '.join(GROUPS)}"
-            raise GraphError(
-                f"grouped matrices {sorted(strange)}", where=type(self).__name__, hint=hint
-            )
+    relations = (
+        divides("key_heads", "heads"),
+        Relation(
+            ("grouped",), "no group is named twice",
+            lambda net: len(set(net.grouped)) == len(net.grouped),
+        ),
+    )  # fmt: skip
 
     @property
     def keys(self) -> int:
@@ -78,8 +79,6 @@ class GatedDeltaNet(Layer):
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Keeps the width."""
         expect(inputs == (Type((self.width,)),), f"GatedDeltaNet takes f32[{self.width}]: {inputs}")
-        fits = self.heads % self.key_heads == 0
-        expect(fits, f"{self.key_heads} key heads for {self.heads} heads")
         return inputs
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -178,32 +177,30 @@ class KDA(Layer):
     decay_form : the file holds A as log(−A), "log", or as it is, "plain".
     """
 
-    width: int
-    heads: int
-    key_dim: int
-    value_dim: int
-    kernel: int
-    eps: float
-    decay_rank: int
-    gate_rank: int = 0
-    activation: str = "silu"
-    decay_per: str = "head"
-    decay_bound: float | None = None
-    decay_form: str = "log"
+    width: Count
+    heads: Count
+    key_dim: Count
+    value_dim: Count
+    kernel: Count
+    eps: Epsilon
+    decay_rank: Count
+    gate_rank: Size = 0
+    activation: Function = "silu"
+    decay_per: Annotated[str, OneOf(DECAYS_PER)] = "head"
+    decay_bound: Negative | None = None
+    decay_form: DecayForm = "log"
     writes_slots = True
+    relations = (
+        Relation(
+            ("decay_bound", "decay_form"), "a bounded decay is held as a logarithm",
+            lambda kda: kda.decay_bound is None or kda.decay_form == "log",
+        ),
+    )  # fmt: skip
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Keeps the width."""
         expect(inputs == (Type((self.width,)),), f"KDA takes f32[{self.width}]: {inputs}")
         return inputs
-
-    def __post_init__(self) -> None:
-        check_decay_form(self.decay_form, "KDA")
-        if self.decay_bound is not None and self.decay_form != "log":
-            raise GraphError("a bounded decay that is no logarithm", where="KDA")
-        if self.decay_per not in DECAYS_PER:
-            hint = f"one of {', '.join(DECAYS_PER)}"
-            raise GraphError(f"a decay per {self.decay_per!r}", where="KDA", hint=hint)
 
     @property
     def _decays(self) -> str:

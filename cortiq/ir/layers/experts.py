@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cortiq.domains import Count, Relation, Size
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear, rows_for
 from cortiq.ir.layers.mlp import MLP, Activation, GatedMLP, halves, join
 from cortiq.ir.op import Described, Type, expect
+from cortiq.ir.options import Cap, Constant, Epsilon
 from cortiq.numerics.route import Router
 
 
@@ -16,8 +18,8 @@ from cortiq.numerics.route import Router
 class RouterNorm(Described):
     """What a router's input passes first: RMSNorm, and a constant factor."""
 
-    eps: float
-    factor: float = 1.0
+    eps: Epsilon
+    factor: Constant = 1.0
     weighted: bool = True
 
 
@@ -42,13 +44,13 @@ class MoE(Layer):
     latent : experts work on Linear(x) of this width, and their sum is projected back.
     """
 
-    width: int
-    inner: int
-    experts: int
+    width: Count
+    inner: Count
+    experts: Count
     router: Router
     activation: Activation = "silu"
     selection_bias: bool = False
-    shared_inner: int = 0
+    shared_inner: Size = 0
     masked: bool = False
     gated: bool = True
     interleaved: bool = False
@@ -57,11 +59,25 @@ class MoE(Layer):
     shared_biased: bool = False
     shared_factor: bool = False
     expert_scale: bool = False
-    router_cap: float | None = None
+    router_cap: Cap | None = None
     router_norm: RouterNorm | None = None
     router_input: bool = False
-    latent: int = 0
+    latent: Size = 0
     latent_biased: bool = False
+    relations = (
+        Relation(
+            ("experts", "router"), "groups are equal and hold top_k experts",
+            lambda moe: not moe.router.refusal(moe.experts),
+        ),
+        Relation(
+            ("gated", "activation", "interleaved"), "plain experts have no gate to join",
+            lambda moe: moe.gated or (isinstance(moe.activation, str) and not moe.interleaved),
+        ),
+        Relation(
+            ("shared_factor", "shared_inner"), "there is a shared expert to multiply",
+            lambda moe: bool(moe.shared_inner) or not moe.shared_factor,
+        ),
+    )  # fmt: skip
 
     @property
     def expert_width(self) -> int:
@@ -80,9 +96,6 @@ class MoE(Layer):
         """Keeps the width."""
         wanted = (Type((self.width,)),) * (2 if self.router_input else 1)
         expect(inputs == wanted, f"MoE takes {wanted}, got {inputs}")
-        plain = isinstance(self.activation, str)
-        expect(self.gated or (plain and not self.interleaved), "plain experts have no gate to join")
-        expect(bool(self.shared_inner) or not self.shared_factor, "no shared expert to multiply")
         return inputs[:1]
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cortiq.domains import Count, Size, at_most
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import linear
 from cortiq.ir.op import Described
+from cortiq.ir.options import Constant, Epsilon
 from cortiq.ir.slots import KVRows, Slot
 from cortiq.numerics.rope import RopeTable
 
@@ -24,13 +26,14 @@ class Indexer(Described):
     eps, offset : of the RMSNorm of queries and keys, before RoPE.
     """
 
-    heads: int
-    dim: int
-    block: int
-    top: int
-    local: int
-    eps: float
-    offset: float = 0.0
+    heads: Count
+    dim: Count
+    block: Count
+    top: Count
+    local: Size
+    eps: Epsilon
+    offset: Constant = 0.0
+    relations = (at_most("local", "top"),)
 
     def weight_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
         """Projections and norms."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cortiq.domains import Count
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear
@@ -19,8 +20,8 @@ class ShortConv(Layer):
     over `kernel` rows.
     """
 
-    width: int
-    kernel: int
+    width: Count
+    kernel: Count
     biased: bool = False
     writes_slots = True
 

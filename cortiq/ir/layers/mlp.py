@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cortiq.domains import Count
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear
 from cortiq.ir.op import Described, Type, expect_last
+from cortiq.ir.options import Cap, Constant, Function, Positive
 
 
 @dataclass(frozen=True)
@@ -24,15 +26,15 @@ class Gating(Described):
     up_shift : what is added to u at the end.
     """
 
-    activation: str = "silu"
-    limit: float | None = None
-    steepness: float | None = None
-    gate_cap: float | None = None
-    up_cap: float | None = None
-    up_shift: float = 0.0
+    activation: Function = "silu"
+    limit: Positive | None = None
+    steepness: Constant | None = None
+    gate_cap: Cap | None = None
+    up_cap: Cap | None = None
+    up_shift: Constant = 0.0
 
 
-Activation = str | Gating
+Activation = Function | Gating
 """An activation of the catalogue, or a way of joining with more options."""
 
 
@@ -81,15 +83,16 @@ class GatedMLP(Layer):
     interleaved : one matrix `gate_up` holds the rows of gate and up in turns.
     """
 
-    width: int
-    inner: int
+    width: Count
+    inner: Count
     activation: Activation = "silu"
     biased: bool = False
     interleaved: bool = False
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Keeps the width."""
-        expect_last(self, inputs[0], self.width)
+        (x,) = inputs
+        expect_last(self, x, self.width)
         return inputs
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -119,14 +122,15 @@ class GatedMLP(Layer):
 class MLP(Layer):
     """down(activation(up(x))): f32[width] → f32[width]."""
 
-    width: int
-    inner: int
-    activation: str = "gelu_tanh"
+    width: Count
+    inner: Count
+    activation: Function = "gelu_tanh"
     biased: bool = False
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Keeps the width."""
-        expect_last(self, inputs[0], self.width)
+        (x,) = inputs
+        expect_last(self, x, self.width)
         return inputs
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:

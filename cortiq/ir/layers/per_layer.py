@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cortiq.domains import Count, Relation, Size
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear
 from cortiq.ir.op import Type, expect
+from cortiq.ir.options import Epsilon, Function
 
 
 @dataclass(frozen=True)
@@ -19,11 +21,11 @@ class PerLayerInputs(Layer):
     Source: Gemma 3n and Gemma 4.
     """
 
-    vocab: int
-    width: int
-    layers: int
-    dim: int
-    eps: float
+    vocab: Count
+    width: Count
+    layers: Count
+    dim: Count
+    eps: Epsilon
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """A row of all layers' inputs."""
@@ -60,17 +62,19 @@ class PerLayerGate(Layer):
     p is the part of the second input that belongs to `layer`.
     """
 
-    width: int
-    layers: int
-    dim: int
-    layer: int
-    activation: str = "gelu_tanh"
+    width: Count
+    layers: Count
+    dim: Count
+    layer: Size
+    activation: Function = "gelu_tanh"
+    relations = (
+        Relation(("layer", "layers"), "layer is below layers", lambda g: g.layer < g.layers),
+    )
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Keeps the width."""
         wanted = (Type((self.width,)), Type((self.layers * self.dim,)))
         expect(inputs == wanted, f"PerLayerGate takes {wanted}, got {inputs}")
-        expect(0 <= self.layer < self.layers, f"layer {self.layer} of {self.layers}")
         return inputs[:1]
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:

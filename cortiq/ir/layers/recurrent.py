@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
-from cortiq.errors import GraphError
+from cortiq.domains import OneOf
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 
@@ -52,11 +53,7 @@ DECAYS: Mapping[str, tuple[str, str]] = {
 weight, and the form of the gain."""
 
 
-def check_decay_form(form: str, layer: str) -> None:
-    """Refuse a form that is none of `DECAYS`, with a `GraphError`."""
-    if form not in DECAYS:
-        hint = f"one of {', '.join(DECAYS)}"
-        raise GraphError(f"a decay in the form {form!r}", where=layer, hint=hint)
+DecayForm = Annotated[str, OneOf(DECAYS)]
 
 
 def decay(scope: Scope, step: Value, count: int, form: str, per: str = "value") -> Value:

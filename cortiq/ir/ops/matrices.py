@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cortiq.domains import Count, Relation
 from cortiq.ir.op import Op, Type, expect, expect_last
+from cortiq.numerics.matmul import MAX_COLUMNS
 from cortiq.numerics.route import Router
 
 
@@ -16,8 +18,8 @@ class EmbedRows(Op):
     vocabulary); without, such an id is refused.
     """
 
-    vocab: int
-    width: int
+    vocab: Count
+    width: Count
     missing: bool = False
 
     def options(self) -> frozenset[str]:
@@ -41,7 +43,8 @@ class Quantise(Op):
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """f32[..., K] → q16[..., K]."""
         (x,) = inputs
-        expect(x.dtype == "f32" and len(x.shape) > 0, f"Quantise takes f32 rows, got {x}")
+        fits = x.dtype == "f32" and len(x.shape) > 0 and x.shape[-1] <= MAX_COLUMNS
+        expect(fits, f"Quantise takes f32 rows of at most {MAX_COLUMNS} values, got {x}")
         return (Type(x.shape, "q16"),)
 
 
@@ -52,8 +55,8 @@ class MatMul(Op):
     A q16 row meets integer codes (`matmul`); an f32 row meets an `f32` weight (`matmul_f32`).
     """
 
-    in_width: int
-    out_width: int
+    in_width: Count
+    out_width: Count
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """[..., in] → f32[..., out]."""
@@ -70,9 +73,9 @@ class MatMul(Op):
 class HeadMatMul(Op):
     """Head h of x times its own matrix W[h] [out, in]: [heads, in] → f32[heads, out]."""
 
-    heads: int
-    in_width: int
-    out_width: int
+    heads: Count
+    in_width: Count
+    out_width: Count
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """One product per head."""
@@ -94,15 +97,18 @@ class ExpertMatMul(Op):
     give f32[k, out].
     """
 
-    experts: int
-    in_width: int
-    out_width: int
+    experts: Count
+    in_width: Count
+    out_width: Count
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """One product per chosen expert."""
         x, index = inputs
         expect_last(self, x, self.in_width, ("q16", "f32"))
-        expect(index.dtype == "i32" and len(index.shape) == 1, f"indices i32[k], got {index}")
+        expect(
+            index.dtype == "i32" and len(index.shape) == 1,
+            f"ExpertMatMul takes indices i32[k], got {index}",
+        )
         expect(x.shape[:-1] in ((), index.shape), f"ExpertMatMul: {x} for {index.shape[0]} experts")
         return (Type((*index.shape, self.out_width)),)
 
@@ -124,10 +130,16 @@ class Route(Op):
     masked : a weight `mask` [experts] admits the experts where it is not 0.
     """
 
-    experts: int
+    experts: Count
     router: Router
     selection_bias: bool = False
     masked: bool = False
+    relations = (
+        Relation(
+            ("experts", "router"), "groups are equal and hold top_k experts",
+            lambda op: not op.router.refusal(op.experts),
+        ),
+    )  # fmt: skip
 
     def options(self) -> frozenset[str]:
         """Groups, the mask, τ."""
@@ -138,8 +150,6 @@ class Route(Op):
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Indices and weights."""
         expect(inputs == (Type((self.experts,)),), f"Route takes f32[{self.experts}]: {inputs}")
-        refusal = self.router.refusal(self.experts)
-        expect(not refusal, refusal)
         chosen = self.router.top_k
         return Type((chosen,), "i32"), Type((chosen,))
 

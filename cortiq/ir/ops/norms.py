@@ -4,31 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cortiq.domains import Count
 from cortiq.ir.op import LastAxis
-from cortiq.numerics.norms import checked_epsilon
-
-
-class Norm(LastAxis):
-    """Base of those with an eps."""
-
-    eps: float
-
-    def check_constants(self) -> None:
-        """The eps."""
-        checked_epsilon(self.eps)
+from cortiq.ir.options import Constant, Epsilon
 
 
 @dataclass(frozen=True)
-class RMSNorm(Norm):
+class RMSNorm(LastAxis):
     """x / sqrt(mean x² + eps) · (offset + weight) over the last axis (`numerics.norms.rms_norm`).
 
     `offset` is 1 for checkpoints that store w of (1 + w); the sum is formed once, when a program
     is compiled. Without `weighted` there is no weight.
     """
 
-    width: int
-    eps: float
-    offset: float = 0.0
+    width: Count
+    eps: Epsilon
+    offset: Constant = 0.0
     weighted: bool = True
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -37,11 +28,11 @@ class RMSNorm(Norm):
 
 
 @dataclass(frozen=True)
-class LayerNorm(Norm):
+class LayerNorm(LastAxis):
     """(x − mean) / sqrt(var + eps) · weight [+ bias] (`numerics.norms.layer_norm`)."""
 
-    width: int
-    eps: float
+    width: Count
+    eps: Epsilon
     biased: bool = True
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -51,15 +42,15 @@ class LayerNorm(Norm):
 
 
 @dataclass(frozen=True)
-class L2Norm(Norm):
+class L2Norm(LastAxis):
     """x / sqrt(Σx² + eps) over the last axis (`numerics.norms.l2_norm`)."""
 
-    width: int
-    eps: float
+    width: Count
+    eps: Epsilon
 
 
 @dataclass(frozen=True)
 class Softmax(LastAxis):
     """e^x / Σe^x over the last axis (`numerics.route.softmax`)."""
 
-    width: int
+    width: Count

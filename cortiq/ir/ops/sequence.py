@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cortiq.domains import Count, Relation, Size, at_most, divides
 from cortiq.ir.op import Op, Type, expect
+from cortiq.ir.options import Pairing, ScoreCap, ScoreScale
 from cortiq.ir.slots import KVRows, Ring, Slot
-from cortiq.numerics.attention import scoring
 from cortiq.numerics.rope import RopeTable, Sections
 
 
@@ -20,8 +21,15 @@ class Rope(Op):
     """
 
     table: RopeTable
-    pairing: str = "half"
+    pairing: Pairing = "half"
     sections: Sections | None = None
+    relations = (
+        Relation(("table",), "a table follows from the scaling", lambda r: r.table.follows()),
+        Relation(
+            ("table", "sections"), "the sections have as many pairs as the table",
+            lambda r: r.sections is None or 2 * sum(r.sections.pairs) == r.table.dim,
+        ),
+    )  # fmt: skip
 
     def options(self) -> frozenset[str]:
         """Sections."""
@@ -36,9 +44,6 @@ class Rope(Op):
         )
         wanted = Type((self.sections.count,) if self.sections else (), "i32")
         expect(position == wanted, f"Rope takes a position {wanted}, got {position}")
-        if self.sections:
-            pairs, there = sum(self.sections.pairs), self.table.dim // 2
-            expect(pairs == there, f"sections of {pairs} pairs in all, the table has {there}")
         return (x,)
 
 
@@ -49,9 +54,9 @@ class StoreKV(Op):
     With a value_dim of 0 the slot holds keys only, and there is one input.
     """
 
-    heads: int
-    key_dim: int
-    value_dim: int
+    heads: Count
+    key_dim: Count
+    value_dim: Size
     writes_slots = True
 
     def options(self) -> frozenset[str]:
@@ -83,24 +88,21 @@ class Attend(Op):
     blocks j // block that its set names. Head h has set h // (heads / sets).
     """
 
-    heads: int
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    scale: float
-    window: int | None = None
-    soft_cap: float | None = None
+    heads: Count
+    kv_heads: Count
+    key_dim: Count
+    value_dim: Count
+    scale: ScoreScale
+    window: Count | None = None
+    soft_cap: ScoreCap | None = None
     sinks: bool = False
-    block: int = 0
+    block: Size = 0
     until: bool = False
+    relations = (divides("kv_heads", "heads"),)
 
     def options(self) -> frozenset[str]:
         """Chosen blocks; keys up to one that the row supplies."""
         return frozenset(["blocks"] * (self.block > 0) + ["until"] * self.until)
-
-    def check_constants(self) -> None:
-        """Scale and cap."""
-        scoring(self.scale, self.soft_cap)
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """One output row a head."""
@@ -111,7 +113,6 @@ class Attend(Op):
         for chosen in blocks:
             self._check_sets(chosen)
         expect(position == Type((), "i32"), f"Attend takes a position, got {position}")
-        expect(self.heads % self.kv_heads == 0, f"{self.kv_heads} KV heads for {self.heads} heads")
         return (Type((self.heads, self.value_dim)),)
 
     def _check_sets(self, chosen: Type) -> None:
@@ -138,18 +139,17 @@ class ChooseBlocks(Op):
     `top` in all, in ascending order. Output i32[heads, top].
     """
 
-    heads: int
-    key_dim: int
-    block: int
-    top: int
-    local: int = 1
+    heads: Count
+    key_dim: Count
+    block: Count
+    top: Count
+    local: Size = 1
+    relations = (at_most("local", "top"),)
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Blocks of each head."""
         wanted = (Type((self.heads, self.key_dim), "q16"), Type((), "i32"))
         expect(inputs == wanted, f"ChooseBlocks takes {wanted}, got {inputs}")
-        fits = self.block >= 1 and 0 <= self.local <= self.top and self.top >= 1
-        expect(fits, f"{self.describe()}: {self.local} of {self.top} blocks are the last ones")
         return (Type((self.heads, self.top), "i32"),)
 
     def slot_kinds(self) -> dict[str, Slot]:
@@ -167,8 +167,8 @@ class Recall(Op):
     what is not there yet is declined, except where a row supplies the value itself.
     """
 
-    heads: int
-    dim: int
+    heads: Count
+    dim: Count
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """The row."""
@@ -187,8 +187,8 @@ class CausalConv(Op):
     Reads and then extends the ring of the last kernel−1 inputs. f32[width] → f32[width].
     """
 
-    width: int
-    kernel: int
+    width: Count
+    kernel: Count
     biased: bool = False
     writes_slots = True
 

@@ -10,7 +10,7 @@ from cortiq.errors import BackendError
 from cortiq.ir import Program
 from cortiq.numerics.layouts import Weight
 from cortiq_conformance.faults import FAULTS, FaultyBackend
-from cortiq_conformance.faults.backend import DECLINES
+from cortiq_conformance.faults.table import DECLINES
 from cortiq_reference.backend import ReferenceBackend
 
 VERSIONS = Versions(hookspec=1, ir=1, contract=1)
@@ -34,7 +34,7 @@ class ChosenFault(ReferenceBackend):
     def devices(self) -> Sequence[Device]:
         """Every fault."""
         return [
-            Device(name, f"{fault}; found by the cases of {FAULTS[fault].family!r}")
+            Device(name, f"{fault}; {FAULTS[fault].sentence()}")
             for name, fault in BY_DEVICE.items()
         ]
 

@@ -1,0 +1,56 @@
+"""What was computed, and by whose kernel: operators, types of their inputs, layouts of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cortiq_conformance.subject import Covered
+
+Table = dict[str, dict[str, list[str]]]
+"""By operator and type of its first input, the layouts of weights."""
+
+
+def table_of(covered: Iterable[Covered]) -> Table:
+    """Return what was computed, whoever did it."""
+    table: Table = {}
+    for op, dtype, layout in sorted({entry[:3] for entry in covered}):
+        layouts = table.setdefault(op, {}).setdefault(dtype, [])
+        layouts += [layout] if layout else []
+    return table
+
+
+def by_owner(covered: Iterable[Covered]) -> dict[str, Table]:
+    """Return what each one computed that `placement` names."""
+    entries = list(covered)
+    owners = sorted({entry[3] for entry in entries})
+    return {owner: table_of(e for e in entries if e[3] == owner) for owner in owners}
+
+
+def still_others(backend: str, covered: Iterable[Covered]) -> dict[str, Table]:
+    """Return what others computed, and no kernel of the backend did, by the others' names.
+
+    Kernels that were given to the backend are its own here (`BACKEND/KERNEL`).
+    """
+    entries = list(covered)
+    own = {entry[:3] for entry in entries if _is_own(backend, entry[3])}
+    return by_owner(e for e in entries if e[:3] not in own)
+
+
+def _is_own(backend: str, owner: str) -> bool:
+    return any(part.partition("/")[0] == backend for part in owner.split("+"))
+
+
+def listed(table: Table) -> list[str]:
+    """Return a table as texts, one for each operator: `MatMul: f32 × f32; q16 × w8`."""
+    found = []
+    for op, kinds in table.items():
+        parts = [" × ".join(filter(None, (k, ", ".join(layouts)))) for k, layouts in kinds.items()]
+        found.append(f"{op}: {'; '.join(parts)}")
+    return found
+
+
+def briefly(table: Table, whole: Mapping[str, Mapping[str, list[str]]]) -> str:
+    """Return the operators of a table in one line, with types where it has not all of `whole`."""
+    texts = listed({op: kinds for op, kinds in table.items() if kinds != whole[op]})
+    partly = {text.partition(":")[0]: text.partition(": ")[2] for text in texts}
+    return ", ".join(f"{op} ({partly[op]})" if op in partly else op for op in table)

@@ -1,0 +1,43 @@
+"""Build the CPU backend's native core outside the package: other flags, no setuptools."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FLAGS = ("-O3", "-std=c11", "-ffp-contract=off", "-fno-fast-math", "-fno-math-errno", "-pthread")
+FLAGS += ("-fPIC", "-fvisibility=hidden")
+
+
+def build(folder: Path, extra: Sequence[str] = ()) -> Path:
+    """Compile the sources as backends/cpu/setup.py does, and link them into a library.
+
+    Parameters
+    ----------
+    folder : gets the object files and the library.
+    extra : flags after the ordinary ones, of the compiler and of the linker.
+
+    Raises
+    ------
+    subprocess.CalledProcessError : the compiler ($CC, or cc) refused a source.
+    """
+    sources = [p for p in (ROOT / "backends/cpu/native").glob("*.c") if p.name != "module.c"]
+    compiler = os.environ.get("CC", "cc").split()
+
+    def compiled(source: Path) -> str:
+        target = folder / f"{source.stem}.o"
+        command = [*compiler, *FLAGS, *extra, "-c", str(source), "-o", str(target)]
+        subprocess.run(command, check=True)
+        return str(target)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as workers:
+        objects = list(workers.map(compiled, sources))
+    library = folder / "_native.so"
+    subprocess.run(
+        [*compiler, *extra, "-shared", "-pthread", "-o", str(library), *objects], check=True
+    )
+    return library
