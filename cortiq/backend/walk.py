@@ -177,7 +177,7 @@ class Walk(ABC, Generic[S]):
         inputs = [self._value(name, group) for name in node.inputs]
         mixed = step.late and self.mixed
         faults = self.flags(len(group.places)) if mixed else group.faults
-        outputs = self._outputs(step, self.call(step, group, faults), inputs, len(group.places))
+        outputs = self.outputs(step, self.call(step, group, faults), inputs, len(group.places))
         for name, value in zip(node.outputs, outputs, strict=True):
             given = name in self.supplied
             group.values[name] = self._replaced(name, value, group, faults) if given else value
@@ -185,8 +185,8 @@ class Walk(ABC, Generic[S]):
             concerned = np.array([node.name in self.plan.needs(names) for names in self.late])
             self.flag(group.faults, slice(None), faults, self.array(concerned))
 
-    def _outputs(self, step: Step, call: Call, inputs: list[Any], rows: int) -> Sequence[Any]:
-        """What the step's kernel makes of its inputs; BackendError where it is something else."""
+    def outputs(self, step: Step, call: Any, inputs: list[Any], rows: int) -> Sequence[Any]:
+        """Compute a step; raise BackendError where its kernel makes something else."""
         node = step.node
         try:
             result = step.kernel(call, *inputs)

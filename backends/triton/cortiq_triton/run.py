@@ -96,6 +96,11 @@ class Run(Walk[TritonState]):
         rows = self.row_sets[group is not self.all]
         return Call(step.node.op, step.weights, step.node.slots, rows, faults, self.shared)
 
+    def outputs(self, step: Step, call: Any, inputs: list[Any], rows: int) -> Sequence[Any]:
+        """Launch a step: the backend's own kernels, whose errors, torch's, others wait for."""
+        result = step.kernel(call, *inputs)
+        return result if len(step.node.outputs) != 1 else (result,)
+
     def input(self, name: str) -> Any:
         """A value that every row has or supplies."""
         if name == "token":
