@@ -14,6 +14,7 @@ from cortiq.backend import (
     TakesKernels,
     Versions,
 )
+from cortiq.backend.support import device_named, no_kernel
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, KVRows, Node, Program, Recurrent, Ring
 from cortiq.numerics.layouts import Weight
@@ -52,11 +53,9 @@ class MlxBackend(TakesKernels):
             return Declined("computed as its primitives")
         if kind in self.given:
             return Supported()
-        if kind not in KERNELS:
-            return Declined(f"no kernel for {node.op.kind}")
-        missing = sorted(node.op.options() - OPTIONS)
+        missing = no_kernel(node.op, KERNELS, OPTIONS)
         if missing:
-            return Declined(f"no kernel for {node.op.kind} with {', '.join(missing)}")
+            return Declined(missing)
         slots = [program.slots[name] for name in node.slots.values()]
         unknown = [s for s in slots if not isinstance(s, KVRows | Ring | Recurrent)]
         if unknown:
@@ -75,10 +74,7 @@ class MlxBackend(TakesKernels):
         ------
         BackendError : there is no such device, or its arithmetic is not IEEE's.
         """
-        found = [device.name for device in self.devices()]
-        device = options.device or found[0]
-        if device not in found:
-            raise BackendError(f"mlx has no device {device!r}", hint=f"There are {found}")
+        device = device_named(self.name, options, self.devices())
         from cortiq_mlx.executable import MlxExecutable
         from cortiq_mlx.gate import check_device
 

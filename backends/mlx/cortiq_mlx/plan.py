@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cortiq.backend import Row
 from cortiq.backend.kernel import GivenKernels
 from cortiq.backend.plan import Bound, Prepared, joined
 from cortiq.backend.plan import Plan as Steps
+from cortiq.backend.rotary import RotaryTables, reach
 from cortiq.ir import Graph, Node, Op, ops
 from cortiq.numerics.attention import scoring
 from cortiq.numerics.layouts import Weight
-from cortiq_mlx.angles import Angles
 from cortiq_mlx.fuse import Beside, beside, together
 from cortiq_mlx.kernels import KERNELS, form, prepare
 from cortiq_mlx.library import mx
@@ -51,7 +51,7 @@ class Plan(Steps):
     """
 
     def __init__(self, graph: Graph, weights: Weights, given: GivenKernels) -> None:
-        self.angles = Angles(graph.nodes)
+        self.angles = RotaryTables(graph.nodes)
 
         def rewritten(nodes: list[Bound]) -> list[Bound]:
             return nodes if given else together(joined(nodes), graph)
@@ -64,10 +64,6 @@ class Plan(Steps):
                 if isinstance(weight, Matrix):
                     weight.split()
 
-    def reach(self, rows: Iterable[Row]) -> int:
-        """Positions that must be known for these rows."""
-        reached = 0
-        for row in rows:
-            given = [int(row.inputs[name].max()) for name in self.angles.supplied]
-            reached = max(reached, row.position + 1, *(at + 1 for at in given))
-        return reached
+    def reach(self, rows: Sequence[Row]) -> int:
+        """Positions that must be known for these rows of a sequence."""
+        return max(rows[-1].position + 1, reach(rows, self.angles.supplied))

@@ -31,8 +31,12 @@ class Run(Walk[MlxState]):
 
     def __init__(self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[MlxState]]) -> None:
         super().__init__(plan, batch, accepted)
-        self.all.faults.see(mx.zeros((len(self.rows), 1), mx.int32))
         self._shared: dict[object, Any] = {}
+
+    def start(self) -> None:
+        """Make the groups of rows; the flags of all of them are there, whatever is computed."""
+        super().start()
+        self.all.faults.see(mx.zeros((len(self.rows), 1), mx.int32))
 
     def array(self, host: np.ndarray) -> mx.array:
         """A copy."""
@@ -78,7 +82,7 @@ class Run(Walk[MlxState]):
                 positions = np.stack([np.asarray(row.inputs[name]) for row in rows])
             else:
                 positions = np.array([row.position for row in rows])
-            pair = self.plan.angles.rows(op, positions)
+            pair = self.plan.angles.rows(op.table, op.sections, positions)
             cos, sin = (mx.array(part)[:, None] for part in pair)
             self._shared[key] = cos, sin
         return self._shared[key]
