@@ -29,7 +29,7 @@ class Divergence:
     rows : the rows that differ, as (first, last) of each stretch.
     remark : a description of the whole array, if it helps.
     message : the sentence, where there are no two elements to show.
-    dubious : whether it looks otherwise than the family of the case would: blame the operator.
+    dubious : whether it is untypical of the case's family; then the operator is blamed.
     """
 
     level: int

@@ -150,7 +150,7 @@ class DraftedSchedule:
     Parameters
     ----------
     right : number of right ids in a draft. depth : ids of a draft.
-    ends : the text ends at a token inside a round, and another request goes on from there.
+    ends : the text ends at a token inside a round, and another request continues from there.
     """
 
     right: int

@@ -43,9 +43,9 @@ class CaseResult:
     Attributes
     ----------
     reason : why it is not `same`. live : live elements compared.
-    golden : whether it was held against a golden digest instead of the definition.
+    golden : whether it was compared with a golden digest instead of the definition.
     replay : file that replays it.
-    digest : of what the backend brought, where it brought something.
+    digest : of the backend's results, if there are any.
     excused : the reason of `conformance.toml` for which the failure is expected, if it is.
     """
 

@@ -57,8 +57,8 @@ def run(
     levels, profile, models : see `cases`.
     only : run cases whose id contains this.
     allow_declined : a declined case does not fail the run; it is never counted as passed.
-    use_golden : hold cases against golden digests where there are some; else against the
-        definitions, which takes longer.
+    use_golden : compare cases with golden digests if there are any; else with the definitions,
+        which takes longer.
     out : folder for a replay file of each difference.
     stop_early : stop after the first stage of a level in which a case failed.
     expectations : a `conformance.toml`: cases that are known to fail; see `expectations`.

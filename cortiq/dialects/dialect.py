@@ -46,11 +46,11 @@ class ToolDialect:
     ----------
     name : of the dialect.
     fits : whether a chat template (its Jinja source) asks for this dialect.
-    opens, closes : markers around calls. Without `closes` the calls go on to the end of the text,
+    opens, closes : markers around calls. Without `closes` the calls extend to the end of the text,
         and where `at_end` is set the end of the text closes them too (a marker that ends an answer
         is not part of the text).
-    parse : the calls in what stands between the markers; ValueError where there are none, and then
-        the whole of it is text. `Unfinished` where the closing marker is part of a call.
+    parse : the calls between the markers; ValueError if there are none, and then all of it is text.
+        `Unfinished` where the closing marker is part of a call.
     inner : further markers that calls are written with.
     texts : whether arguments are texts, typed by the tool's schema only (`coerce_arguments`).
     wrap : text around a call's JSON object `{"name": …, "arguments": …}` where a call can be forced

@@ -51,7 +51,7 @@ def piece_bytes(piece: str) -> bytes:
     try:
         return bytes([table[character] for character in piece])
     except KeyError:
-        return piece.encode("utf-8", "surrogateescape")  # as bytes that are no characters come
+        return piece.encode("utf-8", "surrogateescape")  # as invalid UTF-8 does
 
 
 class ByteLevelEncoder:

@@ -40,7 +40,7 @@ _START = (
 class TextEncoder(Protocol):
     """Turns text into ids.
 
-    `description`: what `describe` says of the tokenizer.
+    `description`: the result of `describe`.
     """
 
     description: dict[str, Any]
@@ -164,7 +164,7 @@ class ChildEncoder:
             line = process.stdout.readline()
         except OSError:  # it ended before it had read all
             line = b""
-        except BaseException:  # nobody waits for the answer any more
+        except BaseException:  # the caller no longer waits for the answer
             self._stop(process)
             raise
         if line.endswith(b"\n"):
