@@ -16,12 +16,12 @@ from pathlib import Path
 
 from cortiq.backend import CompileOptions
 from cortiq.formats import fetch
+from cortiq.model.score import score_ids
+from cortiq.model.source import Source, open_source
 from cortiq.models.bind import layout_name, matrix_names
 from cortiq.numerics.layouts import Weight, decode, dequantise_codes
 from cortiq.numerics.weights import convert
 from cortiq.options import LoadOptions, ScoreOptions
-from cortiq.runtime.score import score_ids
-from cortiq.runtime.source import Source, open_source
 from cortiq_reference.backend import ReferenceBackend
 
 FLOAT32 = {"smollm2": 24.0829, "gemma3-270m": 18.5526}

@@ -30,10 +30,10 @@ sys.path.append(sys.path.pop(0))  # last: here a file has the name of the librar
 import gpu_golden as golden
 
 from cortiq.backend import Argmax, Batch, CompileOptions, Drawn, Row
+from cortiq.bench.measure import OwnRunner, Work, measure
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
 from cortiq.plugins import default_plugins
-from cortiq.runtime.bench import OwnRunner, Work, measure
 from cortiq_wgpu import opening
 from cortiq_wgpu.backend import WgpuBackend
 from cortiq_wgpu.rates import Product, dispatch_seconds, stream_rate

@@ -11,7 +11,7 @@ import importlib
 from typing import Any
 
 from cortiq.errors import RequestError
-from cortiq.runtime.evaluate import Evaluated
+from cortiq.model.evaluate import Evaluated
 
 try:
     from lm_eval.api.model import LM

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Draw, Executable, Want
+from cortiq.engine.cache_roles import Mark, Role
 from cortiq.engine.drafting import Draft, FixedDepth, Speculation, Task
 from cortiq.engine.engine import Engine
-from cortiq.engine.line import EngineOptions
 from cortiq.engine.prefixes import PrefixCache
-from cortiq.engine.roles import Mark, Role
+from cortiq.engine.request import Request
+from cortiq.engine.scheduler import EngineOptions
 from cortiq.engine.sequence import Sequence as Running
 from cortiq.errors import NoTokenizerError
 from cortiq.numerics.sampling import Sampling
-from cortiq.runtime.request import Request
 from cortiq.tokenizer.absent import AbsentTokenizer
 from cortiq_conformance.drives import Bench, StoppedError
 from cortiq_conformance.schedules import Stream

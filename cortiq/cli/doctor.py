@@ -12,7 +12,7 @@ import click
 from cortiq.cli.render import byte_count, echo, note, print_json, print_table
 
 if TYPE_CHECKING:
-    from cortiq.runtime.trial import Trial
+    from cortiq.model.backend_check import Trial
 
 SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 NOTHING_WORKS = 1
@@ -43,10 +43,10 @@ def examine(*, trial: bool) -> dict[str, Any]:
     import cortiq
     from cortiq.formats.cache import models_folder
     from cortiq.formats.fetch import list_cached, unfinished
+    from cortiq.model import machine
+    from cortiq.model.backend_check import trials
     from cortiq.plugins import default_plugins
     from cortiq.plugins.extras import extras
-    from cortiq.runtime import machine
-    from cortiq.runtime.trial import trials
 
     plugins, memory = default_plugins(), machine.memory()
     return {

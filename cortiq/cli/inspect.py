@@ -16,7 +16,7 @@ from cortiq.errors import RequestError
 from cortiq.options import LoadOptions, resolve
 
 if TYPE_CHECKING:
-    from cortiq.runtime.source import Source
+    from cortiq.model.source import Source
 
 
 @click.command()
@@ -54,7 +54,7 @@ def _inspect(
     model: str, chosen: LoadOptions, full: bool, check: bool, given: dict[str, Any]
 ) -> None:
     from cortiq.ir.printer import print_program
-    from cortiq.runtime.source import open_source
+    from cortiq.model.source import open_source
 
     with progress_bar(in_bytes=True) as bar:
         source = open_source(model, chosen, bar)
@@ -97,8 +97,8 @@ def _template(source: Source) -> str:
 
 def _print_placement(source: Source, chosen: LoadOptions) -> None:
     """What the compiled executable says itself, as it does after a generation."""
-    from cortiq.runtime.load import choose_backend, compile_source
-    from cortiq.runtime.place import declined_nodes
+    from cortiq.model.load import choose_backend, compile_source
+    from cortiq.placement.place import declined_nodes
 
     backend, device = choose_backend(chosen)
     executable = compile_source(source, backend, device, chosen)

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
 from cortiq.backend import State
-from cortiq.engine.batch import Part, RowResult, Step
+from cortiq.engine.in_flight import Part, RowResult, Step
 from cortiq.engine.sequence import Sequence
 from cortiq.errors import BackendError
 

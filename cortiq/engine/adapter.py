@@ -10,10 +10,10 @@ import numpy as np
 from cortiq.backend import Executable, Named, State
 from cortiq.backend.windows import goes_back
 from cortiq.engine.drafters.ngrams import common_prefix
+from cortiq.engine.request import vocabulary_size
+from cortiq.engine.session import Session
 from cortiq.errors import RequestError
 from cortiq.numerics.contract import Floats
-from cortiq.runtime.request import vocabulary_size
-from cortiq.runtime.sequence import Session
 
 LOGITS = Named("logits")
 

@@ -7,23 +7,23 @@ from collections.abc import Callable, Iterator
 
 from cortiq.backend import BatchResult, Executable, Status
 from cortiq.backend.batch import Batch
+from cortiq.backend.error_attribution import blamed_on, failure_hint
 from cortiq.engine.accept import NO_TOKEN, Committed, commit, settle
-from cortiq.engine.assistants import Drafters, record
-from cortiq.engine.batch import Part, Step, plan_parts
+from cortiq.engine.cache_points import with_marks
+from cortiq.engine.cache_roles import Role
+from cortiq.engine.drafter_manager import Drafters, record
 from cortiq.engine.drafting import Speculation
-from cortiq.engine.line import DEFAULTS, EngineOptions, Line, Refusal
-from cortiq.engine.marks import with_marks
+from cortiq.engine.in_flight import Part, Step, plan_parts
 from cortiq.engine.output import Output
-from cortiq.engine.places import Places
 from cortiq.engine.prefixes import PrefixCache
-from cortiq.engine.roles import Role
+from cortiq.engine.request import Request, checked_request, vocabulary_size
+from cortiq.engine.scheduler import DEFAULTS, EngineOptions, Line, Refusal
 from cortiq.engine.sequence import Progress, Sequence
+from cortiq.engine.session import check_outcome
+from cortiq.engine.state_manager import Places
+from cortiq.engine.statistics import Statistics
 from cortiq.errors import BackendError
 from cortiq.ir import Recurrent
-from cortiq.runtime.blame import blamed_on, failure_hint
-from cortiq.runtime.request import Request, checked_request, vocabulary_size
-from cortiq.runtime.sequence import check_outcome
-from cortiq.runtime.statistics import Statistics
 from cortiq.tokenizer.tokenizer import Tokenizer
 
 

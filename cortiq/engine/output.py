@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Named, Top, Want
-from cortiq.engine.loops import loops
+from cortiq.engine.digest_chain import START, chain
+from cortiq.engine.repetition import loops
+from cortiq.engine.request import Request
+from cortiq.engine.session import digest_of
 from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.digest import Digest
-from cortiq.runtime.chain import START, chain
-from cortiq.runtime.request import Request
-from cortiq.runtime.sequence import digest_of
 from cortiq.tokenizer.stream import Detokenizer, StopMatcher
 from cortiq.tokenizer.tokenizer import Tokenizer
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from cortiq.backend import Executable, ExportedState, State
 from cortiq.backend.windows import goes_back
-from cortiq.engine.keys import RollingKey
-from cortiq.engine.roles import Role
+from cortiq.engine.cache_roles import Role
+from cortiq.engine.prefix_key import RollingKey
+from cortiq.engine.radix_tree import Node, Tree, common
 from cortiq.engine.sequence import Sequence
-from cortiq.engine.tree import Node, Tree, common
 from cortiq.errors import RequestError
 from cortiq.ir import KVRows
 

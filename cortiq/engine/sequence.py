@@ -15,9 +15,9 @@ from cortiq.arguments import function_of, instance_of
 from cortiq.backend import State
 from cortiq.engine.drafting import DepthPolicy, Drafting, Round, Speculation
 from cortiq.engine.output import Output
+from cortiq.engine.request import Request
+from cortiq.engine.statistics import Statistics
 from cortiq.errors import RequestError
-from cortiq.runtime.request import Request
-from cortiq.runtime.statistics import Statistics
 
 Progress = Callable[[int, int], None]
 """Called with the prompt rows done and in all."""

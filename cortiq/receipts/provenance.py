@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cortiq.backend import Executable
+from cortiq.backend.error_attribution import blamed_on
 from cortiq.formats.digest import file_sha256
-from cortiq.runtime.blame import blamed_on
-from cortiq.runtime.chained import ChainExecutable
+from cortiq.placement.chain_executable import ChainExecutable
 
 if TYPE_CHECKING:
-    from cortiq.runtime.generate import Generation
-    from cortiq.runtime.model import Model
+    from cortiq.model.generation import Generation
+    from cortiq.model.model import Model
 
 BUILT = {".pyc", ".pyo", ".so", ".pyd", ".dylib", ".dll"}
 """Files of a package that are made from its sources."""

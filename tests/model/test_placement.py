@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from cortiq.backend import Argmax, Backend, Batch, CompileOptions, Digest, Drawn, Executable, Row
+from cortiq.model.source import Source, open_source
 from cortiq.options import LoadOptions
+from cortiq.placement.place import declined_nodes, place, place_split
 from cortiq.plugins import fallback_backend, load_plugins
-from cortiq.runtime.place import declined_nodes, place, place_split
-from cortiq.runtime.source import Source, open_source
 
 TINY = ["tiny-llama", "tiny-gemma3", "tiny-mixtral", "tiny-lfm2"]
 PARTIAL = Path(__file__).parents[1] / "plugins" / "partial-backend" / "cortiq_partial.py"

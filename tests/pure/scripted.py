@@ -21,10 +21,10 @@ from cortiq.backend import (
 )
 from cortiq.ir import Builder, Program
 from cortiq.ir.layers import Embedding, Linear
+from cortiq.model.model import Model
+from cortiq.model.source import Source
 from cortiq.numerics.digest import digest
 from cortiq.options import LoadOptions
-from cortiq.runtime.model import Model
-from cortiq.runtime.source import Source
 from cortiq.tokenizer.tokenizer import Tokenizer, byte_tokenizer
 
 VOCABULARY = 258

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from cortiq.bench.measure import Spread, Work, cores, measure
 from cortiq.cli.main import cli
 from cortiq.errors import RequestError
-from cortiq.runtime.bench import Spread, Work, cores, measure
 
 
 class Recorder:

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 import cortiq
+from cortiq.bench import drafts as bench_drafts
+from cortiq.bench.drafts import Compared, compare
 from cortiq.cli.main import cli
 from cortiq.errors import BackendError
-from cortiq.runtime import bench_drafts
-from cortiq.runtime.bench_drafts import Compared, compare
 
 TINY = "synthetic:tiny-llama"
 

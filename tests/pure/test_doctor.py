@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from cortiq.cli import doctor as module
+from cortiq.model import machine
+from cortiq.model.backend_check import trials
 from cortiq.plugins import load_plugins
 from cortiq.plugins.extras import extras, missing_requirements
-from cortiq.runtime import machine
-from cortiq.runtime.trial import trials
 
 PLUGIN = """
 from cortiq.hookspecs import hookimpl

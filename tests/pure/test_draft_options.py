@@ -15,12 +15,12 @@ from cortiq.engine.drafters.kinds import DrafterKind, find_kinds, speculation
 from cortiq.engine.drafters.scripted import ScriptedDrafter
 from cortiq.engine.drafting import FixedDepth, Speculation
 from cortiq.engine.engine import Engine
+from cortiq.engine.request import make_request
 from cortiq.errors import ModelNotFoundError, OptionError, RequestError
+from cortiq.model.drafts import Drafts
 from cortiq.numerics.masks import mask_of
 from cortiq.options import GenerateOptions
 from cortiq.plugins import load_plugins
-from cortiq.runtime.drafts import Drafts
-from cortiq.runtime.request import make_request
 
 PROMPT = "to be or not to be, to be or not "
 GREEDY = {"seed": 0}

@@ -19,8 +19,8 @@ from cortiq.engine.policy.depth import (
     planned_depth,
     wall_of,
 )
+from cortiq.engine.policy.depth_trial import Decided, Monitor, Timing, Trial, Trying, rest_after
 from cortiq.engine.policy.gain import Gain
-from cortiq.engine.policy.trial import Decided, Monitor, Timing, Trial, Trying, rest_after
 
 FLAT = (1.10, 1.275, 1.54, 1.59, 1.65, 1.70, 1.76)
 NARROW = (1.12, 1.15, 1.17, 1.19, 1.21, 1.22, 1.24)

@@ -29,11 +29,11 @@ from cortiq.engine.policy.turns import (
     Turns,
 )
 from cortiq.engine.policy.values import Prices, Start, Value, round_values
+from cortiq.engine.request import make_request
 from cortiq.errors import RequestError
+from cortiq.model.drafts import Drafts, heads_of
 from cortiq.models.head_names import parted
 from cortiq.options import GenerateOptions
-from cortiq.runtime.drafts import Drafts, heads_of
-from cortiq.runtime.request import make_request
 
 BLOCK_HOLD = (0.85, 0.82, *(0.80,) * 5)
 WAYS = {"greedy": {}, "sampled": {"temperature": 0.9, "seed": 4, "repetition_penalty": 1.1}}

@@ -10,20 +10,20 @@ import pytest
 from engines import TOKENIZER, WAYS, backends, facts
 
 from cortiq.backend import Argmax, CompileOptions, Row
-from cortiq.engine.drafters import together as module
+from cortiq.engine.drafters import batched as module
+from cortiq.engine.drafters.batched import Feed, Stepwise, alone, together
 from cortiq.engine.drafters.blocks import BlockDrafter
 from cortiq.engine.drafters.combined import CombinedDrafter
 from cortiq.engine.drafters.heads import HeadDrafter
 from cortiq.engine.drafters.model import ModelDrafter
 from cortiq.engine.drafters.scripted import ScriptedDrafter
-from cortiq.engine.drafters.together import Feed, Stepwise, alone, together
 from cortiq.engine.drafting import FixedDepth, Speculation
 from cortiq.engine.engine import Engine
+from cortiq.engine.request import make_request
 from cortiq.errors import BackendError, DeclinedError
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
 from cortiq.options import GenerateOptions
-from cortiq.runtime.request import make_request
 
 
 @cache

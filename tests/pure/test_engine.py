@@ -26,11 +26,11 @@ from scripted import END, ScriptedExecutable
 from small_program import bound, small_program
 
 from cortiq.backend import CompileOptions
+from cortiq.engine.cache_roles import Mark, Role
 from cortiq.engine.drafting import Speculation
 from cortiq.engine.policy.adaptive import Learning, Limits
 from cortiq.engine.prefixes import PrefixCache
-from cortiq.engine.roles import Mark, Role
-from cortiq.engine.schedule import Need, Share, shares, urgency
+from cortiq.engine.row_budget import Need, Share, shares, urgency
 from cortiq.errors import BackendError, RequestError, SequenceFailedError
 
 MODELS = ("tiny-llama", "tiny-lfm2")

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cortiq.backend import CompileOptions
+from cortiq.engine.cache_roles import Mark, Role
 from cortiq.engine.prefixes import PrefixCache
-from cortiq.engine.roles import Mark, Role
 
 BACKEND = "cpu" if "cpu" in backends() else "reference"
 MORE = int(os.environ.get("CORTIQ_TEST_EXAMPLES", "0"))

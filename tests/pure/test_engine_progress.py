@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scripted import VOCABULARY, tiny_program
 
 from cortiq.backend import Argmax, BatchResult, Digest, Draw, Finished, Outcome, Status
-from cortiq.engine import schedule
-from cortiq.engine.places import Places
+from cortiq.engine import row_budget as schedule
+from cortiq.engine.state_manager import Places
 from cortiq.numerics.digest import digest
 
 PATIENCE = 4

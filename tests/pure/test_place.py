@@ -30,8 +30,8 @@ from cortiq.errors import BackendError, CortiqError, DeclinedError, GraphError, 
 from cortiq.ir import Builder
 from cortiq.ir.layers import Embedding, Linear
 from cortiq.ir.ops import Attend, Quantise, Reshape, Scale, StoreKV
-from cortiq.runtime.partition import partition
-from cortiq.runtime.place import declined_nodes, place, place_split
+from cortiq.placement.partition import partition
+from cortiq.placement.place import declined_nodes, place, place_split
 
 
 def test_a_memory_limit_is_kept_and_shared() -> None:

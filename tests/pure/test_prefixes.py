@@ -26,12 +26,12 @@ from sequences import feed
 from small_program import bound
 
 from cortiq.backend import CompileOptions
-from cortiq.engine import keys
-from cortiq.engine.keys import RollingKey, fold
-from cortiq.engine.marks import usual_marks
+from cortiq.engine import prefix_key as keys
+from cortiq.engine.cache_points import usual_marks
+from cortiq.engine.cache_roles import Mark, Role
+from cortiq.engine.prefix_key import RollingKey, fold
 from cortiq.engine.prefixes import PrefixCache
-from cortiq.engine.roles import Mark, Role
-from cortiq.engine.tree import Tree, common
+from cortiq.engine.radix_tree import Tree, common
 from cortiq.errors import RequestError
 from cortiq.ir import Builder
 from cortiq.ir.layers import Embedding, Linear, RMSNorm, ShortConv

@@ -15,10 +15,10 @@ from scripted import scripted_model
 import cortiq
 from cortiq.cli.main import main
 from cortiq.engine.engine import Engine
+from cortiq.engine.request import make_request
 from cortiq.errors import ModelNotFoundError, OptionError, RequestError, TokenizerError
 from cortiq.formats.cache import watched
 from cortiq.options import GenerateOptions
-from cortiq.runtime.request import make_request
 from cortiq.tokenizer.tokenizer import Tokenizer
 
 TINY = "synthetic:tiny-llama"

@@ -32,8 +32,8 @@ from cortiq.cli.doctor import doctor
 from cortiq.cli.generate import generate
 from cortiq.cli.main import cli
 from cortiq.errors import BackendError, OptionError
+from cortiq.model.backend_check import trials
 from cortiq.plugins import find_backend, load_plugins, use_files
-from cortiq.runtime.trial import trials
 from cortiq_conformance import models
 from cortiq_conformance.report import Outcome
 from cortiq_conformance.runner import run

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from cortiq.backend import Draw, Named, Row, State, Want
+from cortiq.engine.drafters.batched import Feed, Steps
 from cortiq.engine.drafters.heads import CHUNK_ROWS, OwnRows, draft_want, head_of
-from cortiq.engine.drafters.together import Feed, Steps
 from cortiq.engine.drafting import NOTHING, Draft, RowResult, Task
 from cortiq.ir import Program
 from cortiq.ir.heads import RECALLED, DraftHead

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cortiq.backend import Want
+from cortiq.engine.drafters.batched import Steps, Stepwise, steps_of
 from cortiq.engine.drafters.ngrams import NgramIndex
-from cortiq.engine.drafters.together import Steps, Stepwise, steps_of
 from cortiq.engine.drafting import (
     NOTHING,
     DepthPolicy,

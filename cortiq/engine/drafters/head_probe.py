@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.backend import Argmax, Batch, Executable, Named, Row, State
+from cortiq.backend.error_attribution import failure_hint
 from cortiq.engine.drafters.heads import HeadDrafting, final_rows, head_of
 from cortiq.engine.drafting import Task
-from cortiq.runtime.blame import failure_hint
-from cortiq.runtime.sequence import check_outcome
+from cortiq.engine.session import check_outcome
 
 Doubles = npt.NDArray[np.float64]
 CHUNK_ROWS = 128

@@ -16,14 +16,14 @@ from weakref import WeakSet
 import numpy as np
 
 from cortiq.backend import Argmax, Draw, Executable, Named, Row, State, Want
-from cortiq.engine.drafters.together import Feed, Steps, Stepwise, alone
+from cortiq.backend.error_attribution import blamed_on, names_of
+from cortiq.engine.drafters.batched import Feed, Steps, Stepwise, alone
 from cortiq.engine.drafting import Draft, RowResult, Task
 from cortiq.engine.policy.streak import Streak
 from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.ir.heads import CHAIN, RECALLED, SHORTLIST, DraftHead
 from cortiq.numerics.contract import F32
-from cortiq.runtime.blame import blamed_on, names_of
 
 WARM: WeakSet[Executable] = WeakSet()
 """Executables that have been asked for all that drafting asks for."""

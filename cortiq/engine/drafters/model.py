@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cortiq.backend import Executable, Row, Want
+from cortiq.backend.error_attribution import blamed_on, names_of
+from cortiq.engine.drafters.batched import Feed, Steps, Stepwise
 from cortiq.engine.drafters.ngrams import common_prefix
-from cortiq.engine.drafters.together import Feed, Steps, Stepwise
 from cortiq.engine.drafting import NOTHING, Draft, RowResult, Task
+from cortiq.engine.request import vocabulary_size
 from cortiq.errors import RequestError
-from cortiq.runtime.blame import blamed_on, names_of
-from cortiq.runtime.request import vocabulary_size
 
 CHUNK_ROWS = 256
 """Rows of a prompt that the draft model is fed at a time."""

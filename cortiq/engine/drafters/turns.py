@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cortiq.backend import Want
-from cortiq.engine.drafters.together import Steps, Stepwise, steps_of
+from cortiq.engine.drafters.batched import Steps, Stepwise, steps_of
 from cortiq.engine.drafting import Draft, Drafter, Drafting, RowResult, Speculation, Task
 from cortiq.engine.policy.turns import TakingTurns, Turning
 

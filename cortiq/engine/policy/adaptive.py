@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 from cortiq.engine.drafting import Round
 from cortiq.engine.policy.account import Account
 from cortiq.engine.policy.depth import HOLD_PRIOR, Hold, depth_by_walls
-from cortiq.engine.policy.trial import AFFORDED, MARGIN, Decided, Monitor, Timing, Trial, Trying
+from cortiq.engine.policy.depth_trial import (
+    AFFORDED,
+    MARGIN,
+    Decided,
+    Monitor,
+    Timing,
+    Trial,
+    Trying,
+)
 
 MORE, LESS = 0.75, 0.4
 """Shares of a round's drafts that hold above which depth grows, below which it shrinks."""

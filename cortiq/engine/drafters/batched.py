@@ -1,0 +1,126 @@
+"""Drafters that compute: their forwards are steps, so that those of many sequences share a batch.
+
+A drafter writes what it does as a generator: it yields the rows that it wants computed and is sent
+what they brought. Whoever runs several of them computes each round of rows together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from cortiq.backend import Batch, Executable, Row
+from cortiq.backend.error_attribution import blamed_on, failure_hint, names_of
+from cortiq.engine.drafting import Draft, Drafting, RowResult
+from cortiq.engine.session import check_outcome
+from cortiq.errors import shown
+
+MOST_ROWS = 256
+"""Rows of a shared batch at most; one sequence's own may be more."""
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Rows of one sequence that a drafter wants computed."""
+
+    executable: Executable
+    rows: Sequence[Row]
+    entry: str = "trunk"
+
+
+T = TypeVar("T")
+Steps = Generator[Feed, Sequence[RowResult], T]
+"""What a drafter does on the way to a T. A feed that comes to nothing is raised where it was
+yielded.
+"""
+
+
+class Stepwise:
+    """A `Drafting` that says its steps; alone it takes them one after the other."""
+
+    def steps(self, ids: Sequence[int], count: int) -> Steps[Draft]:
+        """As `propose`, step by step."""
+        raise NotImplementedError
+
+    def propose(self, ids: Sequence[int], count: int) -> Draft:
+        """See `Drafting`."""
+        return alone(self.steps(ids, count))
+
+
+def steps_of(drafting: Drafting, ids: Sequence[int], count: int) -> Steps[Draft]:
+    """The steps of a drafter; of one that doesn't say them, all at once."""
+    if isinstance(drafting, Stepwise):
+        return (yield from drafting.steps(ids, count))
+    return drafting.propose(ids, count)
+
+
+def alone(steps: Steps[T]) -> T:
+    """What comes of some steps; raises what they raise."""
+    (made,) = together([steps])
+    if isinstance(made, Exception):
+        raise made
+    return made
+
+
+def together(several: Sequence[Steps[T]]) -> list[T | Exception]:
+    """What comes of each, or what it raised; what they want computed at one time is one batch."""
+    made: dict[int, T | Exception] = {}
+    answers: Mapping[int, Sequence[RowResult] | Exception | None]
+    answers = dict.fromkeys(range(len(several)))
+    while answers:
+        feeds = {}
+        for number, answer in answers.items():
+            try:
+                feeds[number] = _next(several[number], answer)
+            except StopIteration as end:
+                made[number] = end.value
+            except Exception as error:
+                made[number] = error
+        answers = {n: answer for batch in _batches(feeds) for n, answer in _computed(batch)}
+    return [made[number] for number in range(len(several))]
+
+
+def _next(steps: Steps[T], answer: Sequence[RowResult] | Exception | None) -> Feed:
+    if isinstance(answer, Exception):
+        feed = steps.throw(answer)
+    else:
+        feed = next(steps) if answer is None else steps.send(answer)
+    if not isinstance(feed, Feed) or not feed.rows:
+        steps.close()
+        raise TypeError(f"a drafter wants rows computed, and yields {shown(feed)}")
+    return feed
+
+
+def _batches(feeds: Mapping[int, Feed]) -> Iterator[dict[int, Feed]]:
+    """Feeds of one entry of one executable, as many as fit."""
+    groups: dict[tuple[Executable, str], dict[int, Feed]] = {}
+    for number, feed in feeds.items():
+        group = groups.setdefault((feed.executable, feed.entry), {})
+        if group and sum(len(f.rows) for f in group.values()) + len(feed.rows) > MOST_ROWS:
+            yield dict(group)
+            group.clear()
+        group[number] = feed
+    yield from groups.values()
+
+
+def _computed(feeds: Mapping[int, Feed]) -> Iterator[tuple[int, Sequence[RowResult] | Exception]]:
+    """What the rows of each feed brought, computed as one batch."""
+    first = next(iter(feeds.values()))
+    rows = [row for feed in feeds.values() for row in feed.rows]
+    try:
+        with blamed_on(names_of(first.executable)):
+            result = first.executable.forward(Batch(rows, first.entry)).result()
+    except Exception as error:
+        yield from ((number, error) for number in feeds)
+        return
+    start = 0
+    for number, feed in feeds.items():
+        last, hint = feed.rows[-1], failure_hint(feed.executable)
+        try:
+            check_outcome(result.outcomes[last.state], last.position, hint)
+        except Exception as error:
+            yield number, error
+        else:
+            yield number, result.rows[start : start + len(feed.rows)]
+        start += len(feed.rows)

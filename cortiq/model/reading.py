@@ -1,0 +1,101 @@
+"""What a model says of texts that are there already: scores, likelihoods, logits, embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from cortiq.arguments import function_of
+from cortiq.engine.request import id_list
+from cortiq.engine.session import Progress
+from cortiq.model.embed import embedding_of
+from cortiq.model.likelihood import Likelihood, likelihoods_of
+from cortiq.model.score import Score, logits_of, score_ids
+from cortiq.options import EmbedOptions, ScoreOptions, resolve
+
+if TYPE_CHECKING:
+    from cortiq.model.model import Model, Prompt
+
+
+class Reads:
+    """The part of `Model` that draws nothing."""
+
+    def score(self, text: Prompt, *, progress: Progress | None = None, **options: Any) -> Score:
+        """Perplexity of a text or of token ids, in windows; see `cortiq.model.score`.
+
+        Parameters
+        ----------
+        progress : called with the tokens done and in all.
+        options : fields of `cortiq.ScoreOptions`; `help(cortiq.ScoreOptions)` lists them.
+        """
+        model = cast("Model", self)
+        chosen, progress = resolve(ScoreOptions, options), function_of(progress, "progress")
+        ids = (
+            model.tokenizer.encode(text, add_bos=False) if isinstance(text, str) else id_list(text)
+        )
+        with model._working():
+            return score_ids(model.executable, model.tokenizer, ids, chosen, progress)
+
+    def logits(self, prompt: Prompt) -> np.ndarray:
+        """The logits after every token of a text or of token ids: float32 [tokens, vocabulary].
+
+        Row i holds what the model thinks of the token after `ids[i]`; the bits are the contract's.
+
+        Raises
+        ------
+        RequestError : the prompt is empty, out of the vocabulary, or longer than the context.
+        """
+        model = cast("Model", self)
+        with model._working():
+            return logits_of(model.executable, model.ids(prompt))
+
+    def likelihoods(
+        self, context: Prompt, continuations: Sequence[Iterable[int]]
+    ) -> tuple[Likelihood, ...]:
+        """How likely each of some continuations is after one context, which is computed once.
+
+        Parameters
+        ----------
+        context : text or token ids.
+        continuations : token ids. (Where a text ends and another begins is a question of
+            tokenisation, and the caller's.)
+
+        Raises
+        ------
+        RequestError : something is empty, out of the vocabulary, or longer than the context.
+        """
+        model = cast("Model", self)
+        ids, wanted = model.ids(context), [id_list(c) for c in continuations]
+        with model._working():
+            return tuple(likelihoods_of(model.executable, ids, wanted))
+
+    def embed(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> np.ndarray:
+        """A vector for a text or for token ids, from the hidden states: float32 [width].
+
+        A list of texts, or of lists of ids, gives an array [texts, width]. The bits are the
+        contract's, and so the same on every backend.
+
+        Parameters
+        ----------
+        options : fields of `cortiq.EmbedOptions`: `pooling`, "mean" or "last", and `normalise`.
+
+        Raises
+        ------
+        RequestError : a prompt cannot be served.
+        """
+        model, chosen = cast("Model", self), resolve(EmbedOptions, options)
+        several = _several(prompt)
+        prompts = list(cast("Sequence[Prompt]", prompt)) if several else [cast("Prompt", prompt)]
+        ids = [model.ids(one) for one in prompts]
+        with model._working():
+            made = [embedding_of(model.executable, one, chosen) for one in ids]
+        return np.stack(made) if several else made[0]
+
+
+def _several(prompt: object) -> bool:
+    """Whether this is a list of prompts; token ids, which are no such list, are integers."""
+    if isinstance(prompt, (list, tuple)) and prompt:
+        return isinstance(prompt[0], (str, list, tuple, np.ndarray))
+    return isinstance(prompt, np.ndarray) and prompt.ndim > 1
