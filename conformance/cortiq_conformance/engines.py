@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Draw, Executable, Want
-from cortiq.engine.cache_roles import Mark, Role
+from cortiq.engine.cache_roles import CachePoint, CacheRole
 from cortiq.engine.drafting import Draft, FixedDepth, Speculation, Task
 from cortiq.engine.engine import Engine
 from cortiq.engine.prefixes import PrefixCache
@@ -228,7 +228,7 @@ def kept(work: Work) -> list[Stream]:
     made = []
     for request in work.requests:
         half = len(request.prompt) // 2
-        marked = replace(request, marks=(Mark(half, Role.SYSTEM),))
+        marked = replace(request, marks=(CachePoint(half, CacheRole.SYSTEM),))
         other = (*request.prompt[:half], *(t ^ 1 for t in request.prompt[half:]))
         longer = (*request.prompt, *request.prompt[:3])
         for prompt in (request.prompt, other, longer):

@@ -107,10 +107,10 @@ def generate(
 
 def _why_not(kept: int) -> str:
     """Why a prefix of so many tokens was of no use."""
-    from cortiq.engine.prefixes import LEAST
+    from cortiq.engine.prefixes import LEAST_ROWS
 
-    if kept < LEAST:
-        return f"it has {kept} tokens, fewer than the {LEAST} that are worth a copy"
+    if kept < LEAST_ROWS:
+        return f"it has {kept} tokens, fewer than the {LEAST_ROWS} that are worth a copy"
     return f"the prompt does not go on from its {kept} tokens"
 
 

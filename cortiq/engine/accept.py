@@ -10,7 +10,7 @@ from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
 from cortiq.backend import State
-from cortiq.engine.in_flight import Part, RowResult, Step
+from cortiq.engine.in_flight import InFlightBatch, RowResult, ScheduledRows
 from cortiq.engine.sequence import Sequence
 from cortiq.errors import BackendError
 
@@ -25,7 +25,9 @@ class Committed(NamedTuple):
 NO_TOKEN = Committed(0, 0)
 
 
-def commit(step: Step, part: Part, rows: Rows[RowResult], vocabulary: int) -> Committed:
+def commit(
+    step: InFlightBatch, part: ScheduledRows, rows: Rows[RowResult], vocabulary: int
+) -> Committed:
     """Commit the tokens of a part that draws; return their numbers.
 
     Every token goes through `Output.commit`, drafted or not. The text may end inside the round:
@@ -64,7 +66,7 @@ def drawn_token(drawn: object, vocabulary: int) -> int:
     return token
 
 
-def settle(sequence: Sequence, state: State, part: Part) -> None:
+def settle(sequence: Sequence, state: State, part: ScheduledRows) -> None:
     """Let the state hold the rows of committed ids only, however far it can go back.
 
     Where it cannot go back exactly, what it lacks is fed again: with a checkpoint of before the

@@ -19,7 +19,7 @@ LOGITS = Named("logits")
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class ProducerCheckpoint:
     """A moment of a producer's sequence; `snapshot` where it cannot go back without one."""
 
     length: int
@@ -113,11 +113,11 @@ class ExecutableProducer:
         self.fed.extend(ids)
         return np.array([row[LOGITS] for row in rows if LOGITS in row])
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> ProducerCheckpoint:
         """The sequence as it is; a snapshot only where rewinding would not do."""
-        return Checkpoint(len(self.fed), None if self._goes_back else self.state.snapshot())
+        return ProducerCheckpoint(len(self.fed), None if self._goes_back else self.state.snapshot())
 
-    def rollback(self, point: Checkpoint) -> None:
+    def rollback(self, point: ProducerCheckpoint) -> None:
         """The sequence as it was."""
         if point.snapshot is not None:
             self.state.restore(point.snapshot)
@@ -126,7 +126,7 @@ class ExecutableProducer:
         self._session.length = point.length
         del self.fed[point.length :]
 
-    def rollback_retaining(self, point: Checkpoint, keep_rows: int) -> None:
+    def rollback_retaining(self, point: ProducerCheckpoint, keep_rows: int) -> None:
         """Keep the first rows of the last verify: rewound to, or fed again after the snapshot."""
         base, feed = self._verified
         if base != point.length or not 0 <= keep_rows <= len(feed):

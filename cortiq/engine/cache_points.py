@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cortiq.engine.cache_roles import Mark, Role
+from cortiq.engine.cache_roles import CachePoint, CacheRole
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.request import Request
 from cortiq.tokenizer.tokenizer import Tokenizer
 
 
-def usual_marks(ids: tuple[int, ...], tokenizer: Tokenizer) -> tuple[Mark, ...]:
+def default_cache_points(ids: tuple[int, ...], tokenizer: Tokenizer) -> tuple[CachePoint, ...]:
     """The end of the system prompt, and where the answer begins, as control tokens show them.
 
     The next turn renders everything up to the last control token of this prompt in the same way:
@@ -21,12 +21,14 @@ def usual_marks(ids: tuple[int, ...], tokenizer: Tokenizer) -> tuple[Mark, ...]:
         return ()
     places = [i for i, token in enumerate(ids) if tokenizer.is_special(token) and i]
     opens = [i for i in places if ids[i] == ids[places[-1]]] if places else []
-    system = [Mark(opens[0], Role.SYSTEM)] if len(opens) > 1 else []
-    return (*system, Mark(places[-1], Role.TURN)) if places else ()
+    system = [CachePoint(opens[0], CacheRole.SYSTEM)] if len(opens) > 1 else []
+    return (*system, CachePoint(places[-1], CacheRole.TURN)) if places else ()
 
 
-def with_marks(request: Request, prefixes: PrefixCache | None, tokenizer: Tokenizer) -> Request:
+def with_cache_points(
+    request: Request, prefixes: PrefixCache | None, tokenizer: Tokenizer
+) -> Request:
     """The request with the usual marks, if they are of use and it has none of its own."""
     if prefixes is None or prefixes.free or request.marks:
         return request
-    return replace(request, marks=usual_marks(request.prompt, tokenizer))
+    return replace(request, marks=default_cache_points(request.prompt, tokenizer))

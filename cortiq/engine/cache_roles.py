@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 
-class Role(IntEnum):
+class CacheRole(IntEnum):
     """Why a sequence's state is kept; the lowest goes first."""
 
     BRANCH = 0
@@ -21,8 +21,8 @@ class Role(IntEnum):
     """Loaded from a file."""
 
 
-class Mark(NamedTuple):
+class CachePoint(NamedTuple):
     """A place in a prompt: `position` ids lie before it."""
 
     position: int
-    role: Role
+    role: CacheRole

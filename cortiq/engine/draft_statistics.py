@@ -10,7 +10,7 @@ from cortiq.engine.drafting import Round
 
 
 @dataclass
-class DrafterTally:
+class DrafterStatistics:
     """What one drafter did.
 
     Attributes
@@ -60,7 +60,7 @@ class DrafterTally:
 
 
 @dataclass
-class DraftTally:
+class DraftStatistics:
     """What all drafters of a sequence did.
 
     Attributes
@@ -70,14 +70,14 @@ class DraftTally:
     error : why drafting was given up, if it was.
     """
 
-    drafters: dict[str, DrafterTally] = field(default_factory=dict)
+    drafters: dict[str, DrafterStatistics] = field(default_factory=dict)
     plain_rounds: int = 0
     error: str = ""
 
     def add(self, round_: Round) -> None:
         """Count a round."""
         if round_.proposed:
-            self.drafters.setdefault(round_.drafter, DrafterTally()).add(round_)
+            self.drafters.setdefault(round_.drafter, DrafterStatistics()).add(round_)
         else:
             self.plain_rounds += 1
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from cortiq.backend import Executable
 from cortiq.engine.accept import Committed
-from cortiq.engine.drafters.batched import steps_of, together
+from cortiq.engine.drafters.batched import draft_steps, run_batched
 from cortiq.engine.drafting import NOTHING, Draft, FixedDepth, Round, Task
-from cortiq.engine.in_flight import Part, RowResult, Step
+from cortiq.engine.in_flight import InFlightBatch, RowResult, ScheduledRows
 from cortiq.engine.request import vocabulary_size
 from cortiq.engine.sequence import Sequence
 
 
-class Drafters:
+class DrafterManager:
     """Calls drafters; what one of them raises ends its drafting and nothing else."""
 
     def __init__(self, executable: Executable, clock: Callable[[], float]) -> None:
@@ -49,8 +49,8 @@ class Drafters:
         seconds that all of them took.
         """
         started = self.clock()
-        going = [steps_of(s.drafting, s.ids, n) for s, n in depths.items() if s.drafting]
-        pairs = zip(depths.items(), together(going), strict=True)
+        going = [draft_steps(s.drafting, s.ids, n) for s, n in depths.items() if s.drafting]
+        pairs = zip(depths.items(), run_batched(going), strict=True)
         drafts = {s: self._sound(s, made, depth) for (s, depth), made in pairs}
         share = (self.clock() - started) / max(1, len(drafts))
         return {sequence: (draft, share) for sequence, draft in drafts.items()}
@@ -67,7 +67,7 @@ class Drafters:
             self._give_up(sequence, error)
             return NOTHING
 
-    def observe(self, part: Part, rows: Several[RowResult]) -> None:
+    def observe(self, part: ScheduledRows, rows: Several[RowResult]) -> None:
         """Tell a sequence's drafter which rows of a batch were kept."""
         sequence = part.sequence
         if sequence.drafting is None:
@@ -100,7 +100,7 @@ class Drafters:
                 sequence.stats.drafts.error = f"{type(error).__name__}: {error}"
 
 
-def record(step: Step, part: Part, got: Committed, wall: float) -> None:
+def record_round(step: InFlightBatch, part: ScheduledRows, got: Committed, wall: float) -> None:
     """Note a step of a sequence that committed tokens: in its statistics, for its policy."""
     sequence = part.sequence
     round_ = Round(

@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator
 
 from cortiq.backend import BatchResult, Executable, Status
 from cortiq.backend.batch import Batch
-from cortiq.backend.error_attribution import blamed_on, failure_hint
+from cortiq.backend.error_attribution import attributed_to, failure_hint
 from cortiq.engine.accept import NO_TOKEN, Committed, commit, settle
-from cortiq.engine.cache_points import with_marks
-from cortiq.engine.cache_roles import Role
-from cortiq.engine.drafter_manager import Drafters, record
+from cortiq.engine.cache_points import with_cache_points
+from cortiq.engine.cache_roles import CacheRole
+from cortiq.engine.drafter_manager import DrafterManager, record_round
 from cortiq.engine.drafting import Speculation
-from cortiq.engine.in_flight import Part, Step, plan_parts
+from cortiq.engine.in_flight import InFlightBatch, ScheduledRows, schedule_batch
 from cortiq.engine.output import Output
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.request import Request, checked_request, vocabulary_size
-from cortiq.engine.scheduler import DEFAULTS, EngineOptions, Line, Refusal
+from cortiq.engine.scheduler import DEFAULT_OPTIONS, AdmissionError, EngineOptions, Scheduler
 from cortiq.engine.sequence import Progress, Sequence
 from cortiq.engine.session import check_outcome
-from cortiq.engine.state_manager import Places
+from cortiq.engine.state_manager import StateManager
 from cortiq.engine.statistics import Statistics
 from cortiq.errors import BackendError
 from cortiq.ir import Recurrent
@@ -45,7 +45,7 @@ class Engine:
         executable: Executable,
         tokenizer: Tokenizer,
         *,
-        options: EngineOptions = DEFAULTS,
+        options: EngineOptions = DEFAULT_OPTIONS,
         prefixes: PrefixCache | None = None,
         speculation: Speculation | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -53,11 +53,11 @@ class Engine:
         self.executable, self.tokenizer, self.options = executable, tokenizer, options
         self.prefixes, self.speculation, self.clock = prefixes, speculation, clock
         self.steps, self._numbers, self._finished = 0, 0, 0.0
-        self._places = Places(executable, prefixes)
-        self._line = Line(self._places, options)
-        self._under_way: Step | None = None
+        self._places = StateManager(executable, prefixes)
+        self._line = Scheduler(self._places, options)
+        self._under_way: InFlightBatch | None = None
         self._vocabulary = vocabulary_size(executable.program)
-        self._drafters = Drafters(executable, clock)
+        self._drafters = DrafterManager(executable, clock)
         slots = [executable.program.slots[n] for n in executable.program.trunk.written_slots()]
         self._costly = any(isinstance(slot, Recurrent) for slot in slots)
 
@@ -69,7 +69,7 @@ class Engine:
         stats: Statistics | None = None,
         speculation: Speculation | None = None,
         progress: Progress | None = None,
-        record: bool = False,
+        record_round: bool = False,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Sequence:
         """Have a request served; nothing is computed before `step`.
@@ -85,7 +85,7 @@ class Engine:
         RequestError : no request, too many are waiting, or embeddings do not fit the prompt.
         """
         request = checked_request(request, self.executable.program)
-        request = with_marks(request, self.prefixes, self.tokenizer)
+        request = with_cache_points(request, self.prefixes, self.tokenizer)
         sequence = Sequence(
             request,
             Output(request, self.tokenizer),
@@ -95,7 +95,7 @@ class Engine:
             self.steps,
             speculation or self.speculation,
             progress,
-            [] if record else None,
+            [] if record_round else None,
             cancelled=cancelled,
         )
         self._line.join(sequence)
@@ -160,7 +160,7 @@ class Engine:
         while True:
             try:
                 sequence = self._line.next(self._under_way is None)
-            except Refusal as refusal:
+            except AdmissionError as refusal:
                 self._end(refusal.sequence, refusal.error)
                 continue
             if sequence is None:
@@ -179,31 +179,31 @@ class Engine:
         """Whether a batch under way has rows of it."""
         return self._under_way is not None and self._under_way.part_of(sequence) is not None
 
-    def _submit(self, before: Step | None) -> Step | None:
+    def _submit(self, before: InFlightBatch | None) -> InFlightBatch | None:
         """Plan the next batch and hand it to the executable."""
         started = self.clock()
         going = [s for s in self.running if not s.done]
-        parts = plan_parts(going, self.options.batch_rows, before, self._drafters.propose)
+        parts = schedule_batch(going, self.options.batch_rows, before, self._drafters.propose)
         if not parts:
             return None
         for part in parts:
             part.sequence.served = self.steps
             if self._costly and part.draft.ids:
                 part.checkpoint = part.state.snapshot()
-        step = Step(parts, started)
+        step = InFlightBatch(parts, started)
         try:
-            with blamed_on(self._places.backend):
+            with attributed_to(self._places.backend):
                 step.ticket = self.executable.forward(Batch(step.rows))
         except Exception as error:
             self._lose(step, error)
             return None
         return step
 
-    def _finish(self, step: Step) -> None:
+    def _finish(self, step: InFlightBatch) -> None:
         """Wait for a batch and commit it, sequence by sequence."""
         assert step.ticket is not None
         try:
-            with blamed_on(self._places.backend):
+            with attributed_to(self._places.backend):
                 result = step.ticket.result()
         except Exception as error:
             self._lose(step, error)
@@ -213,14 +213,14 @@ class Engine:
         wall, self._finished = now - max(step.started, self._finished), now
         for part, got in zip(step.parts, counts, strict=True):
             if got.emitted:
-                record(step, part, got, wall)
+                record_round(step, part, got, wall)
 
-    def _lose(self, step: Step, error: Exception) -> None:
+    def _lose(self, step: InFlightBatch, error: Exception) -> None:
         """A batch that raised: nobody knows what its sequences hold now."""
         for part in step.parts:
             self._fail(part.sequence, error)
 
-    def _commit(self, step: Step, part: Part, result: BatchResult) -> Committed:
+    def _commit(self, step: InFlightBatch, part: ScheduledRows, result: BatchResult) -> Committed:
         """What became of one sequence; what it got."""
         sequence = part.sequence
         got = NO_TOKEN
@@ -232,7 +232,7 @@ class Engine:
                 check_outcome(outcome, part.stop - 1, failure_hint(self.executable))
             if part.draws and not sequence.done:
                 got = commit(step, part, result.rows, self._vocabulary)
-            with blamed_on(self._places.backend):
+            with attributed_to(self._places.backend):
                 settle(sequence, part.state, part)
         except Exception as error:
             self._fail(sequence, error)
@@ -247,7 +247,7 @@ class Engine:
             self._end(sequence, error)
         self._places.drop(sequence)
 
-    def _go_on(self, sequence: Sequence, part: Part) -> None:
+    def _go_on(self, sequence: Sequence, part: ScheduledRows) -> None:
         """End a sequence whose text has ended; keep its state where a mark says so."""
         if sequence.done or sequence.output.finish_reason:
             self._end(sequence)
@@ -266,7 +266,7 @@ class Engine:
         self._drafters.close(sequence)
         if not self._holds(sequence):
             reason = sequence.output.finish_reason
-            role = Role.BRANCH if reason == "cancelled" else Role.TURN
+            role = CacheRole.BRANCH if reason == "cancelled" else CacheRole.TURN
             self._places.retire(sequence, role)
 
     def close(self) -> None:

@@ -11,14 +11,14 @@ import numpy as np
 from cortiq.backend import Drawn, Row, State, Ticket, Want
 from cortiq.backend.windows import ROLLBACK_ROWS
 from cortiq.engine.drafting import NOTHING, Draft
-from cortiq.engine.row_budget import Need, Share, shares, urgency
+from cortiq.engine.row_budget import RowDemand, RowGrant, divide_rows, urgency
 from cortiq.engine.sequence import Sequence
 
 RowResult = Mapping[Want, Any]
 
 
 @dataclass(eq=False)
-class Part:
+class ScheduledRows:
     """Rows of one sequence in a batch.
 
     Attributes
@@ -85,10 +85,10 @@ class Part:
 
 
 @dataclass(eq=False)
-class Step:
+class InFlightBatch:
     """A batch under way."""
 
-    parts: list[Part]
+    parts: list[ScheduledRows]
     started: float
     rows: list[Row] = field(default_factory=list)
     ticket: Ticket | None = None
@@ -98,12 +98,12 @@ class Step:
             part.first = len(self.rows)
             self.rows += part.rows()
 
-    def part_of(self, sequence: Sequence) -> Part | None:
+    def part_of(self, sequence: Sequence) -> ScheduledRows | None:
         """The sequence's rows in it."""
         return next((part for part in self.parts if part.sequence is sequence), None)
 
 
-def need_of(sequence: Sequence, before: Part | None) -> Need | None:
+def demand_of(sequence: Sequence, before: ScheduledRows | None) -> RowDemand | None:
     """What a sequence could use in the batch after the one under way, where it has rows `before`.
 
     None where it can use nothing: its last token is being drawn.
@@ -128,15 +128,15 @@ def need_of(sequence: Sequence, before: Part | None) -> Need | None:
         depth = sequence.policy.choose(sequence.generated, sequence.room)
         depth = max(0, min(depth, sequence.room - 1, ROLLBACK_ROWS))
     order = urgency(sequence.served, sequence.priority, sequence.number)
-    return Need(rows, most, decodes, depth, order)
+    return RowDemand(rows, most, decodes, depth, order)
 
 
-def plan_parts(
+def schedule_batch(
     sequences: Iterable[Sequence],
     budget: int,
-    under_way: Step | None,
+    under_way: InFlightBatch | None,
     propose: Callable[[Mapping[Sequence, int]], Mapping[Sequence, tuple[Draft, float]]],
-) -> list[Part]:
+) -> list[ScheduledRows]:
     """The parts of the next batch.
 
     Parameters
@@ -145,24 +145,24 @@ def plan_parts(
     propose : drafts of so many ids for some of them, and the seconds each took.
     """
     befores = {s: under_way.part_of(s) if under_way else None for s in sequences}
-    found = {s: need for s, before in befores.items() if (need := need_of(s, before))}
-    divided = dict(zip(found, shares(list(found.values()), budget), strict=True))
+    found = {s: need for s, before in befores.items() if (need := demand_of(s, before))}
+    divided = dict(zip(found, divide_rows(list(found.values()), budget), strict=True))
     drafts = propose({s: share.depth for s, share in divided.items() if share.rows and share.depth})
     parts = [
-        _part(sequence, befores[sequence], share, *drafts.get(sequence, (NOTHING, 0.0)))
+        _scheduled_rows(sequence, befores[sequence], share, *drafts.get(sequence, (NOTHING, 0.0)))
         for sequence, share in divided.items()
         if share.rows
     ]
     return [part for part in parts if part is not None]
 
 
-def _part(
+def _scheduled_rows(
     sequence: Sequence,
-    before: Part | None,
-    share: Share,
+    before: ScheduledRows | None,
+    share: RowGrant,
     draft: Draft,
     seconds: float,
-) -> Part | None:
+) -> ScheduledRows | None:
     """A sequence's rows; None where its masks raised, which ends it before the next step.
 
     Where a draft head's fault cleared it, its rows come first again.
@@ -171,13 +171,13 @@ def _part(
     start = before.stop if before else sequence.fed
     if before is not None and before.draws:
         row = before.drawing[-1]
-        return Part(sequence, sequence.state, start, [Drawn(row)], 1)
+        return ScheduledRows(sequence, sequence.state, start, [Drawn(row)], 1)
     tokens: list[int | Drawn] = list(sequence.ids[start : start + share.rows])
     if start + share.rows < len(sequence.ids):
-        return Part(sequence, sequence.state, start, tokens, 0)
+        return ScheduledRows(sequence, sequence.state, start, tokens, 0)
     try:
         draft = _permitted(sequence, draft)
-        return Part(
+        return ScheduledRows(
             sequence, sequence.state, start, [*tokens, *draft.ids], 1 + len(draft.ids),
             draft=draft, asked=share.depth, draft_seconds=seconds,
             drawing_wants=_drawing_wants(sequence, draft),

@@ -10,7 +10,7 @@ import numpy as np
 
 from cortiq.backend import Named, Top, Want
 from cortiq.engine.digest_chain import START, chain
-from cortiq.engine.repetition import loops
+from cortiq.engine.repetition import is_looping
 from cortiq.engine.request import Request
 from cortiq.engine.session import digest_of
 from cortiq.numerics.contract import F32, Floats
@@ -140,7 +140,7 @@ class Output:
         """End the stream where its length or a loop does."""
         if len(self.token_ids) == self.request.max_tokens:
             return self.finish("length")
-        if loops(self.token_ids, self.request.loop_tokens):
+        if is_looping(self.token_ids, self.request.loop_tokens):
             return self.finish("loop")
         return ""
 

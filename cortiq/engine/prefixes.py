@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 from cortiq.backend import Executable, ExportedState, State
 from cortiq.backend.windows import goes_back
-from cortiq.engine.cache_roles import Role
+from cortiq.engine.cache_roles import CacheRole
 from cortiq.engine.prefix_key import RollingKey
-from cortiq.engine.radix_tree import Node, Tree, common
+from cortiq.engine.radix_tree import RadixNode, RadixTree, common_prefix_length
 from cortiq.engine.sequence import Sequence
 from cortiq.errors import RequestError
 from cortiq.ir import KVRows
 
-LEAST = 8
+LEAST_ROWS = 8
 """Rows that are worth a copy of a state."""
 
 
 @dataclass(eq=False)
-class Kept:
+class CachedPrefix:
     """A state that is kept.
 
     Attributes
@@ -34,11 +34,11 @@ class Kept:
     """
 
     state: State | ExportedState
-    role: Role
+    role: CacheRole
     length: int
     nbytes: int
     used: int
-    node: Node[Kept] | None = None
+    node: RadixNode[CachedPrefix] | None = None
     key: RollingKey | None = None
 
 
@@ -48,11 +48,11 @@ class _Candidate:
 
     reach: int
     whole: bool
-    kept: Kept | None = None
+    kept: CachedPrefix | None = None
     running: Sequence | None = None
 
 
-def copy_of(state: State) -> State | None:
+def fork_if_room(state: State) -> State | None:
     """A fork, or None where there is no memory for one."""
     try:
         return state.fork()
@@ -77,8 +77,8 @@ class PrefixCache:
     def __init__(self, executable: Executable, count: int = 8, nbytes: int | None = None) -> None:
         self.executable, self.count, self.nbytes = executable, count, nbytes
         self.evicted = 0
-        self._tree: Tree[Kept] = Tree()
-        self._kept: list[Kept] = []
+        self._tree: RadixTree[CachedPrefix] = RadixTree()
+        self._kept: list[CachedPrefix] = []
         self._clock = 0
         program = executable.program
         kinds = [program.slots[name] for name in program.trunk.written_slots()]
@@ -98,7 +98,7 @@ class PrefixCache:
         best: tuple[State, int] | None = None
         candidates = sorted(self._candidates(ids, running), key=lambda c: (-c.reach, not c.whole))
         for candidate in candidates:
-            if candidate.reach < LEAST or (best is not None and best[1] >= candidate.reach):
+            if candidate.reach < LEAST_ROWS or (best is not None and best[1] >= candidate.reach):
                 break
             found = self._go_on_from(candidate)
             if found is None:
@@ -128,7 +128,7 @@ class PrefixCache:
                 yield _Candidate(min(shared, most), nearest.depth <= most, nearest.value)
         for other in running:
             if other.state is not None and other.request.embeddings is None:
-                shared = min(common(other.ids, ids), other.fed, most)
+                shared = min(common_prefix_length(other.ids, ids), other.fed, most)
                 if not self._bounded or shared == other.fed:
                     yield _Candidate(shared, shared == other.fed, running=other)
 
@@ -137,19 +137,19 @@ class PrefixCache:
         kept = candidate.kept
         if kept is None:
             assert candidate.running is not None
-            state, length = copy_of(candidate.running.held_state()), candidate.running.fed
+            state, length = fork_if_room(candidate.running.held_state()), candidate.running.fed
         else:
             self._clock += 1
             kept.used, length = self._clock, kept.length
-            handed = kept.role <= Role.TURN and length == candidate.reach
-            state = self._opened(kept) if handed else copy_of(self._opened(kept))
+            handed = kept.role <= CacheRole.TURN and length == candidate.reach
+            state = self._opened(kept) if handed else fork_if_room(self._opened(kept))
             if handed:
                 self._forget(kept)
         if state is not None and length > candidate.reach:
             length = state.rewind(candidate.reach)
         return None if state is None else (state, length)
 
-    def _opened(self, kept: Kept) -> State:
+    def _opened(self, kept: CachedPrefix) -> State:
         """Its state; one that was loaded is imported when it is first of use."""
         if isinstance(kept.state, ExportedState):
             kept.state = self.executable.import_(kept.state, self.executable.program.context)
@@ -163,14 +163,14 @@ class PrefixCache:
         whole, _, _ = self._tree.match(ids)
         return bool(whole) and whole[-1].depth == len(ids)
 
-    def put(self, ids: list[int], state: State | ExportedState, role: Role) -> int:
+    def put(self, ids: list[int], state: State | ExportedState, role: CacheRole) -> int:
         """Keep a state that holds exactly these rows; how many others had to go for it.
 
         Ends of turns that it goes on from are of no more use where any state can go back to them.
         """
         self._clock += 1
         size = self.executable.state_bytes(len(ids))
-        kept = Kept(state, role, len(ids), size, self._clock)
+        kept = CachedPrefix(state, role, len(ids), size, self._clock)
         if self._bounded:
             kept.key = RollingKey.of(ids)
             same = [k for k in self._kept if k.key == kept.key]
@@ -178,7 +178,7 @@ class PrefixCache:
             whole, _, _ = self._tree.match(ids)
             values = [node.value for node in whole if node.value is not None]
             same = [k for k in values if k.length == len(ids)]
-            same += [k for k in values if self.free and k.role <= Role.TURN and k not in same]
+            same += [k for k in values if self.free and k.role <= CacheRole.TURN and k not in same]
         for old in same:
             kept.role = max(kept.role, old.role) if old.length == kept.length else kept.role
             self._drop(old)
@@ -202,12 +202,12 @@ class PrefixCache:
         self.evicted += 1
         return True
 
-    def _drop(self, kept: Kept) -> None:
+    def _drop(self, kept: CachedPrefix) -> None:
         self._forget(kept)
         if not isinstance(kept.state, ExportedState):
             kept.state.release()
 
-    def _forget(self, kept: Kept) -> None:
+    def _forget(self, kept: CachedPrefix) -> None:
         self._kept.remove(kept)
         if kept.node is not None:
             self._tree.remove(kept.node)

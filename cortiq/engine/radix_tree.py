@@ -11,7 +11,7 @@ BLOCK = 256
 """Ids compared at a time."""
 
 
-def common(a: Sequence[int], b: Sequence[int]) -> int:
+def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix."""
     most = min(len(a), len(b))
     start = 0
@@ -23,7 +23,7 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 @dataclass(eq=False)
-class Node(Generic[Value]):
+class RadixNode(Generic[Value]):
     """A prefix: its parent's ids and then its own.
 
     Attributes
@@ -33,11 +33,11 @@ class Node(Generic[Value]):
 
     ids: list[int]
     depth: int
-    parent: Node[Value] | None = None
-    children: dict[int, Node[Value]] = field(default_factory=dict)
+    parent: RadixNode[Value] | None = None
+    children: dict[int, RadixNode[Value]] = field(default_factory=dict)
     value: Value | None = None
 
-    def below(self) -> Iterator[Node[Value]]:
+    def below(self) -> Iterator[RadixNode[Value]]:
         """This node and all under it that have a value."""
         stack = [self]
         while stack:
@@ -47,55 +47,55 @@ class Node(Generic[Value]):
                 yield node
 
 
-class Tree(Generic[Value]):
+class RadixTree(Generic[Value]):
     """Values by the ids they were made of; ids are compared, nothing is hashed away."""
 
     def __init__(self) -> None:
-        self.root: Node[Value] = Node([], 0)
+        self.root: RadixNode[Value] = RadixNode([], 0)
 
-    def insert(self, ids: Sequence[int], value: Value) -> Node[Value]:
+    def insert(self, ids: Sequence[int], value: Value) -> RadixNode[Value]:
         """Put a value at a prefix; one that is there is replaced."""
         node, at = self.root, 0
         while at < len(ids):
             child = node.children.get(ids[at])
             if child is None:
-                child = Node(list(ids[at:]), len(ids), node)
+                child = RadixNode(list(ids[at:]), len(ids), node)
                 node.children[ids[at]] = child
             else:
-                shared = common(child.ids, ids[at : at + len(child.ids)])
+                shared = common_prefix_length(child.ids, ids[at : at + len(child.ids)])
                 if shared < len(child.ids):
                     child = self._split(child, shared)
             node, at = child, child.depth
         node.value = value
         return node
 
-    def _split(self, node: Node[Value], at: int) -> Node[Value]:
+    def _split(self, node: RadixNode[Value], at: int) -> RadixNode[Value]:
         """A new node between a node and its parent, after `at` of the node's ids."""
         assert node.parent is not None
-        upper = Node(node.ids[:at], node.depth - len(node.ids) + at, node.parent)
+        upper = RadixNode(node.ids[:at], node.depth - len(node.ids) + at, node.parent)
         node.parent.children[node.ids[0]] = upper
         node.ids, node.parent = node.ids[at:], upper
         upper.children[node.ids[0]] = node
         return upper
 
-    def match(self, ids: Sequence[int]) -> tuple[list[Node[Value]], Node[Value], int]:
+    def match(self, ids: Sequence[int]) -> tuple[list[RadixNode[Value]], RadixNode[Value], int]:
         """Nodes with a value that are prefixes of `ids`, the longest last; and the node under which
         everything has the `int` longest common prefix with `ids`.
         """
         node = self.root
-        whole: list[Node[Value]] = []
+        whole: list[RadixNode[Value]] = []
         while True:
             child = node.children.get(ids[node.depth]) if node.depth < len(ids) else None
             if child is None:
                 return whole, node, node.depth
-            shared = common(child.ids, ids[node.depth : node.depth + len(child.ids)])
+            shared = common_prefix_length(child.ids, ids[node.depth : node.depth + len(child.ids)])
             if shared < len(child.ids):
                 return whole, child, node.depth + shared
             node = child
             if node.value is not None:
                 whole.append(node)
 
-    def remove(self, node: Node[Value]) -> None:
+    def remove(self, node: RadixNode[Value]) -> None:
         """Take a value out, and every node that is then of no use."""
         node.value = None
         while node.parent is not None and node.value is None and not node.children:
@@ -104,7 +104,7 @@ class Tree(Generic[Value]):
         self._join(node)
 
     @staticmethod
-    def _join(node: Node[Value]) -> None:
+    def _join(node: RadixNode[Value]) -> None:
         """Merge a node without a value with its only child."""
         if node.parent is None or node.value is not None or len(node.children) != 1:
             return

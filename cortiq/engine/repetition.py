@@ -8,7 +8,7 @@ REPEATS = 3
 """A block must be there this often to be a loop."""
 
 
-def period(tail: Sequence[int]) -> int:
+def shortest_period(tail: Sequence[int]) -> int:
     """The shortest block whose repetition, the last one perhaps begun only, is this tail.
 
     From the prefix function: length less the longest border (Knuth, Morris, Pratt 1977).
@@ -22,8 +22,8 @@ def period(tail: Sequence[int]) -> int:
     return len(tail) - border[-1] if tail else 0
 
 
-def loops(generated: Sequence[int], tokens: int) -> bool:
+def is_looping(generated: Sequence[int], tokens: int) -> bool:
     """Whether the last `tokens` ids are one block, three times or more."""
     if not 0 < tokens <= len(generated):
         return False
-    return period(generated[-tokens:]) * REPEATS <= tokens
+    return shortest_period(generated[-tokens:]) * REPEATS <= tokens

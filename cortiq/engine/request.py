@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.backend import Argmax, Digest, Draw, Named, Top, Want
-from cortiq.engine.cache_roles import Mark
+from cortiq.engine.cache_roles import CachePoint
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
 from cortiq.numerics.masks import Mask, mask_fault
@@ -71,7 +71,7 @@ class Request:
     calibration: float = 1.0
     loop_tokens: int = 0
     embeddings: npt.NDArray[np.float32] | None = field(default=None, compare=False)
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[CachePoint, ...] = ()
     masks: Masks | None = None
     top_logprobs: int | None = None
     shown_ids: frozenset[int] = frozenset()

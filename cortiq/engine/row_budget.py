@@ -19,7 +19,7 @@ def urgency(served: int, priority: int, number: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Need:
+class RowDemand:
     """What a sequence could use.
 
     Attributes
@@ -38,14 +38,14 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Share:
+class RowGrant:
     """What a sequence gets: rows of its own ids, and rows for drafted ones."""
 
     rows: int = 0
     depth: int = 0
 
 
-def shares(needs: Sequence[Need], budget: int) -> list[Share]:
+def divide_rows(needs: Sequence[RowDemand], budget: int) -> list[RowGrant]:
     """Divide the rows of a batch.
 
     First every decoding sequence gets its row, the most urgent first, so that long prompts hold
@@ -70,4 +70,4 @@ def shares(needs: Sequence[Need], budget: int) -> list[Share]:
     for i in prompts:  # the most urgent first: the row that was set aside is its own
         rows[i] = min(needs[i].rows, needs[i].most, budget)
         budget -= rows[i]
-    return [Share(*pair) for pair in zip(rows, depths, strict=True)]
+    return [RowGrant(*pair) for pair in zip(rows, depths, strict=True)]

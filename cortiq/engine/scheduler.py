@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cortiq.arguments import instance_of
-from cortiq.backend.error_attribution import blamed_on
-from cortiq.engine.cache_roles import Role
+from cortiq.backend.error_attribution import attributed_to
+from cortiq.engine.cache_roles import CacheRole
 from cortiq.engine.row_budget import urgency
 from cortiq.engine.sequence import Sequence
-from cortiq.engine.state_manager import Places
+from cortiq.engine.state_manager import StateManager
 from cortiq.errors import RequestError
 
 
@@ -29,10 +29,10 @@ class EngineOptions:
     waiting: int = 1 << 16
 
 
-DEFAULTS = EngineOptions()
+DEFAULT_OPTIONS = EngineOptions()
 
 
-class Line:
+class Scheduler:
     """Sequences that wait and sequences that run.
 
     Attributes
@@ -40,7 +40,7 @@ class Line:
     blocked : whether somebody waits for a place that cannot be taken while a batch is under way.
     """
 
-    def __init__(self, places: Places, options: EngineOptions) -> None:
+    def __init__(self, places: StateManager, options: EngineOptions) -> None:
         instance_of(options, EngineOptions, "options")
         self.places, self.options = places, options
         self.waiting: list[Sequence] = []
@@ -76,11 +76,11 @@ class Line:
         Refusal : it can have no place, and why.
         """
         while self.waiting and len(self.running) < self.options.sequences:
-            sequence = min(self.waiting, key=order)
+            sequence = min(self.waiting, key=service_order)
             try:
                 found = self.places.find(sequence, self.running, still)
             except Exception as error:
-                raise Refusal(sequence, error) from error
+                raise AdmissionError(sequence, error) from error
             if found:
                 self.waiting.remove(sequence)
                 self.running.append(sequence)
@@ -97,29 +97,31 @@ class Line:
         lower = [
             s
             for s in self.running
-            if s.priority < sequence.priority and order(s) > order(sequence) and s.may_forget
+            if s.priority < sequence.priority
+            and service_order(s) > service_order(sequence)
+            and s.may_forget
         ]
         self.blocked = bool(lower) and not still
         if not lower or not still:
             return False
-        self.preempt(max(lower, key=order))
+        self.preempt(max(lower, key=service_order))
         return True
 
     def preempt(self, sequence: Sequence, keep: int = 0) -> None:
         """Let a running sequence forget its rows from `keep` on; see `Engine.preempt`."""
         sequence.forgot_at = sequence.generated
         if keep > 0:
-            with blamed_on(self.places.backend):
+            with attributed_to(self.places.backend):
                 sequence.fed = sequence.held_state().rewind(min(keep, sequence.fed))
             return
         self.running.remove(sequence)
-        self.places.retire(sequence, Role.BRANCH)
+        self.places.retire(sequence, CacheRole.BRANCH)
         sequence.fed = 0
         sequence.stats.preempted += 1
         self.waiting.append(sequence)
 
 
-class Refusal(Exception):
+class AdmissionError(Exception):
     """A sequence that can have no place, and why."""
 
     def __init__(self, sequence: Sequence, error: Exception) -> None:
@@ -127,6 +129,6 @@ class Refusal(Exception):
         self.sequence, self.error = sequence, error
 
 
-def order(sequence: Sequence) -> tuple[int, int]:
+def service_order(sequence: Sequence) -> tuple[int, int]:
     """Order in which sequences are served."""
     return urgency(sequence.served, sequence.priority, sequence.number)

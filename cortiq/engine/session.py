@@ -18,7 +18,7 @@ from cortiq.backend import (
     Ticket,
     Want,
 )
-from cortiq.backend.error_attribution import blamed_on, failure_hint, names_of
+from cortiq.backend.error_attribution import attributed_to, backend_names, failure_hint
 from cortiq.errors import BackendError, DeclinedError, RequestError, SequenceFailedError
 
 RowResult = Mapping[Want, Any]
@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Pending:
+class PendingBatch:
     """A batch under way, and the place of its last row.
 
     Attributes
@@ -71,10 +71,10 @@ class Session:
 
     def __init__(self, executable: Executable, limit: int) -> None:
         self.executable = executable
-        with blamed_on(names_of(executable)):
+        with attributed_to(backend_names(executable)):
             self.state = executable.open(limit)
         self.length = 0
-        self._under_way: list[Pending] = []
+        self._under_way: list[PendingBatch] = []
         if not self.state.reserve(limit):
             self.state.release()
             raise RequestError(
@@ -93,10 +93,10 @@ class Session:
         finally:
             self.state.release()
 
-    def _abandon(self, pending: Pending, loud: bool) -> None:
+    def _abandon(self, pending: PendingBatch, loud: bool) -> None:
         """Wait for a batch nobody will read; its error must not hide the one on its way out."""
         try:
-            with blamed_on(names_of(self.executable)):
+            with attributed_to(backend_names(self.executable)):
                 pending.ticket.result()
         except Exception:
             if loud:
@@ -104,22 +104,24 @@ class Session:
 
     def feed(
         self, ids: Sequence[int | Drawn], wants: tuple[Want, ...], *, every: bool = False
-    ) -> Pending:
+    ) -> PendingBatch:
         """Submit one batch of rows; the last one has the wants, or `every` one."""
         last = len(ids) - 1
         return self.feed_each(ids, [wants if every or i == last else () for i in range(len(ids))])
 
-    def feed_each(self, ids: Sequence[int | Drawn], wants: Sequence[tuple[Want, ...]]) -> Pending:
+    def feed_each(
+        self, ids: Sequence[int | Drawn], wants: Sequence[tuple[Want, ...]]
+    ) -> PendingBatch:
         """Submit one batch of rows, each with its own wants."""
         rows = [Row(self.state, self.length + i, token, wants[i]) for i, token in enumerate(ids)]
-        with blamed_on(names_of(self.executable)):
+        with attributed_to(backend_names(self.executable)):
             ticket = self.executable.forward(Batch(rows))
         self.length += len(ids)
-        pending = Pending(ticket, len(ids) - 1, self.length - 1)
+        pending = PendingBatch(ticket, len(ids) - 1, self.length - 1)
         self._under_way.append(pending)
         return pending
 
-    def read(self, pending: Pending) -> RowResult:
+    def read(self, pending: PendingBatch) -> RowResult:
         """Wait for a batch; return what its last row brought.
 
         Raises
@@ -129,7 +131,7 @@ class Session:
         """
         return self.read_rows(pending)[pending.row]
 
-    def read_rows(self, pending: Pending) -> Sequence[RowResult]:
+    def read_rows(self, pending: PendingBatch) -> Sequence[RowResult]:
         """Wait for a batch; return what each of its rows brought. Raises what `read` raises."""
         result = self._wait(pending)
         if self.state not in result.outcomes:
@@ -138,9 +140,9 @@ class Session:
         check_outcome(result.outcomes[self.state], pending.position, hint)
         return result.rows
 
-    def _wait(self, pending: Pending) -> BatchResult:
+    def _wait(self, pending: PendingBatch) -> BatchResult:
         self._under_way.remove(pending)
-        with blamed_on(names_of(self.executable)):
+        with attributed_to(backend_names(self.executable)):
             return pending.ticket.result()
 
     def prefill(
@@ -151,7 +153,7 @@ class Session:
         *,
         cancelled: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,
-    ) -> Pending | None:
+    ) -> PendingBatch | None:
         """Feed a prompt in chunks; the last row's wants are returned as pending, or None when
         `cancelled` between chunks.
 
@@ -169,11 +171,11 @@ class Session:
                 progress(start + len(chunk), len(ids))
         raise RequestError("the prompt has no tokens")
 
-    def follow(self, pending: Pending, wants: tuple[Want, ...]) -> Pending:
+    def follow(self, pending: PendingBatch, wants: tuple[Want, ...]) -> PendingBatch:
         """Submit the step whose input is the token that `pending` draws, without waiting for it."""
         return self.feed([Drawn(pending.row)], wants)
 
-    def discard(self, pending: Pending) -> None:
+    def discard(self, pending: PendingBatch) -> None:
         """Wait for a step that ran ahead of the end and forget it: the state goes back before it.
 
         What became of it concerns nobody, so its outcome is not looked at; the sequence is to be

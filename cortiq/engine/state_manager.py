@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Several
 
 from cortiq.backend import Executable, State
-from cortiq.backend.error_attribution import blamed_on, names_of
-from cortiq.engine.cache_roles import Role
-from cortiq.engine.prefixes import PrefixCache, copy_of
+from cortiq.backend.error_attribution import attributed_to, backend_names
+from cortiq.engine.cache_roles import CacheRole
+from cortiq.engine.prefixes import PrefixCache, fork_if_room
 from cortiq.engine.sequence import Sequence
 from cortiq.errors import RequestError
 
 
-class Places:
+class StateManager:
     """The states of an engine's sequences; see `Engine` for the parameters.
 
     Attributes
@@ -22,7 +22,7 @@ class Places:
 
     def __init__(self, executable: Executable, prefixes: PrefixCache | None) -> None:
         self.executable, self.prefixes = executable, prefixes
-        self.backend = names_of(executable)
+        self.backend = backend_names(executable)
 
     def find(self, sequence: Sequence, running: Several[Sequence], still: bool) -> bool:
         """Give a sequence a state with room for all it may become; whether there was any.
@@ -37,7 +37,7 @@ class Places:
         RequestError : there is no room although nothing else takes any.
         """
         request = sequence.request
-        with blamed_on(self.backend):
+        with attributed_to(self.backend):
             state, fed = self._begin(sequence, running if still else ())
             while not state.reserve(request.limit - fed):
                 if self.prefixes is None or not self.prefixes.evict():
@@ -77,12 +77,12 @@ class Places:
         assert sequence.state is not None
         ids = sequence.ids[: sequence.fed]
         if not self.prefixes.has(ids):
-            with blamed_on(self.backend):
-                state = copy_of(sequence.state)
+            with attributed_to(self.backend):
+                state = fork_if_room(sequence.state)
                 if state is not None:
                     sequence.stats.evicted += self.prefixes.put(ids, state, mark.role)
 
-    def retire(self, sequence: Sequence, role: Role) -> None:
+    def retire(self, sequence: Sequence, role: CacheRole) -> None:
         """Keep the state of a sequence that has none any more, or free it."""
         state = sequence.state
         if state is None:
@@ -93,12 +93,12 @@ class Places:
             self.drop(sequence)
             return
         sequence.state = None
-        with blamed_on(self.backend):
+        with attributed_to(self.backend):
             sequence.stats.evicted += self.prefixes.put(ids[:fed], state, role)
 
     def drop(self, sequence: Sequence) -> None:
         """Free the state of a sequence."""
         state, sequence.state = sequence.state, None
         if state is not None:
-            with blamed_on(self.backend):
+            with attributed_to(self.backend):
                 state.release()

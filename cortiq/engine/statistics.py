@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from cortiq.engine.draft_statistics import DraftTally
+from cortiq.engine.draft_statistics import DraftStatistics
 
 
 def _now() -> float:
@@ -35,7 +35,7 @@ class Statistics:
     reused_tokens: int = 0
     evicted: int = 0
     preempted: int = 0
-    drafts: DraftTally = field(default_factory=DraftTally)
+    drafts: DraftStatistics = field(default_factory=DraftStatistics)
     started: float = field(default_factory=lambda: _now())
     first: float | None = None
     last: float | None = None

@@ -10,7 +10,7 @@ from cortiq.backend import Executable
 from cortiq.engine.drafters.kinds import (
     AUTO,
     OFF,
-    Named,
+    NamedKind,
     find_kinds,
     speculation,
 )
@@ -84,7 +84,7 @@ class Drafts:
         self._opened, self._made = {}, {}
 
 
-def drafter_of(options: GenerateOptions) -> Mapping[str, Named] | None:
+def drafter_of(options: GenerateOptions) -> Mapping[str, NamedKind] | None:
     """The drafters that options name, and their arguments; None for none. No model is needed.
 
     Raises
@@ -97,7 +97,7 @@ def drafter_of(options: GenerateOptions) -> Mapping[str, Named] | None:
     return find_kinds(options.draft, default_plugins().drafters)
 
 
-def _check_block(found: Mapping[str, Named], options: LoadOptions) -> None:
+def _check_block(found: Mapping[str, NamedKind], options: LoadOptions) -> None:
     """Refuse another block drafter than the one that the model was loaded with."""
     loaded = parted(options.heads)[1]
     for kind, path in found.values():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from cortiq.arguments import path_of
 from cortiq.backend import ExportedState
-from cortiq.engine.cache_roles import Role
+from cortiq.engine.cache_roles import CacheRole
 from cortiq.engine.prefix_file import first_difference, read_prefix, write_prefix
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.request import check_prompt
@@ -104,5 +104,5 @@ class KeepsPrefixes:
         prefixes = self.keep_prefixes() if self.prefixes is None else self.prefixes
         with model._working():
             state = model.executable.import_(exported, model.program.context)
-            prefixes.put(ids, state, Role.FILE)
+            prefixes.put(ids, state, CacheRole.FILE)
         return ids

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cortiq.backend import Backend, CompileOptions, Declined
-from cortiq.backend.error_attribution import blamed_on
+from cortiq.backend.error_attribution import attributed_to
 from cortiq.backend.seam import support_of
 from cortiq.errors import DeclinedError
 from cortiq.ir import Graph, Node, Program, expand
@@ -169,7 +169,7 @@ def _torn(touched: Sequence[tuple[int, str]]) -> bool:
 
 def _ask(backend: Backend, node: Node, graph: Graph, program: Program) -> str | None:
     """Why a backend declines a node; `None` if it takes it."""
-    with blamed_on(backend.name):
+    with attributed_to(backend.name):
         answer = support_of(backend, node, graph, program)
     return answer.reason if isinstance(answer, Declined) else None
 

@@ -21,7 +21,7 @@ from cortiq.backend import (
     Want,
 )
 from cortiq.backend.admission import drawn_token, token_of, value_of
-from cortiq.backend.error_attribution import blamed_on
+from cortiq.backend.error_attribution import attributed_to
 from cortiq.errors import BackendError, RequestError
 from cortiq.placement.chain_state import ChainState, open_all, shares
 from cortiq.placement.partition import Partition, Run
@@ -222,7 +222,7 @@ class _Work:
         if not order:
             return
         rows = [self._row(self.batch.rows[i], i, run) for i in order]
-        with blamed_on(name):
+        with attributed_to(name):
             result = executable.forward(Batch(rows, run.graph.name)).result()
         for sequence in going:
             self._settle(sequence, result.outcomes[sequence.state.parts[run.part]], name)

@@ -1,7 +1,8 @@
 """Placing a program: on one backend, on several devices, and on the fallback where they decline.
 
-Declines and layer splits are one mechanism: every node has an owner (`placement.assignment`), the program
-is cut into the owners' parts (`placement.partition`), and the parts are chained (`placement.chain_executable`).
+Declines and layer splits are one mechanism: every node is assigned to a backend
+(`placement.assignment`), the program is cut accordingly (`placement.partition`), and the parts are
+chained (`placement.chain_executable`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import replace
 
 from cortiq.backend import Backend, CompileOptions, Executable
 from cortiq.backend.compiling import CheckedWeights, compile_checked
-from cortiq.backend.error_attribution import blamed_on
+from cortiq.backend.error_attribution import attributed_to
 from cortiq.errors import GraphError
 from cortiq.ir import Program, verify
 from cortiq.numerics.layouts import Weight
@@ -82,7 +83,7 @@ def place_split(
         placing.take_fallback(fallback)
     if len(placing.parts) == 1:
         (part,) = placing.parts
-        with blamed_on(part[0].name):
+        with attributed_to(part[0].name):
             return compile_checked(part[0], placing.placed, checked, part[1])
     return _compile_chain(placing, checked)
 
@@ -126,7 +127,7 @@ def _compile_chain(placing: Placing, weights: CheckedWeights) -> Executable:
         for index, (backend, options) in enumerate(placing.parts):
             program = cut.programs[index]
             share = _share_of_memory(placing.placed, program, options)
-            with blamed_on(backend.name):
+            with attributed_to(backend.name):
                 executables.append(compile_checked(backend, program, weights, share))
     except BaseException:
         for executable in executables:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cortiq.backend import Executable
-from cortiq.backend.error_attribution import blamed_on
+from cortiq.backend.error_attribution import attributed_to
 from cortiq.formats.digest import file_sha256
 from cortiq.placement.chain_executable import ChainExecutable
 
@@ -75,7 +75,7 @@ def _about(name: str, executable: Executable) -> dict[str, str]:
         "distribution": _name(plugins.sources.get(plugins.brought_by.get(name, ""), "")),
         "sources": source_hash(maker.__module__.partition(".")[0]),
     }
-    with blamed_on(name):
+    with attributed_to(name):
         told: Mapping[str, Any] = getattr(executable, "provenance", None) or {}
         return facts | {str(key): str(value) for key, value in told.items()}
 

@@ -12,7 +12,7 @@ from scripted import VOCABULARY, tiny_program
 
 from cortiq.backend import Argmax, BatchResult, Digest, Draw, Finished, Outcome, Status
 from cortiq.engine import row_budget as schedule
-from cortiq.engine.state_manager import Places
+from cortiq.engine.state_manager import StateManager
 from cortiq.numerics.digest import digest
 
 PATIENCE = 4
@@ -90,14 +90,14 @@ def text(wanted):
 def impatient(monkeypatch):
     """Turns come soon; and places are looked for a bounded number of times in a step."""
     monkeypatch.setattr(schedule, "PATIENCE", PATIENCE)
-    find = Places.find
+    find = StateManager.find
 
     def counted(self, *given):
         self.looked = getattr(self, "looked", 0) + 1
         assert self.looked < 1000, "places are given and taken without a step"
         return find(self, *given)
 
-    monkeypatch.setattr(Places, "find", counted)
+    monkeypatch.setattr(StateManager, "find", counted)
 
 
 def step(mine):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from cortiq.backend import Batch, Executable, Row
-from cortiq.backend.error_attribution import blamed_on, failure_hint, names_of
+from cortiq.backend.error_attribution import attributed_to, backend_names, failure_hint
 from cortiq.engine.drafting import Draft, Drafting, RowResult
 from cortiq.engine.session import check_outcome
 from cortiq.errors import shown
@@ -21,7 +21,7 @@ MOST_ROWS = 256
 
 
 @dataclass(frozen=True)
-class Feed:
+class ForwardRequest:
     """Rows of one sequence that a drafter wants computed."""
 
     executable: Executable
@@ -30,40 +30,40 @@ class Feed:
 
 
 T = TypeVar("T")
-Steps = Generator[Feed, Sequence[RowResult], T]
+DraftSteps = Generator[ForwardRequest, Sequence[RowResult], T]
 """What a drafter does on the way to a T. A feed that comes to nothing is raised where it was
 yielded.
 """
 
 
-class Stepwise:
+class StepwiseDrafting:
     """A `Drafting` that says its steps; alone it takes them one after the other."""
 
-    def steps(self, ids: Sequence[int], count: int) -> Steps[Draft]:
+    def steps(self, ids: Sequence[int], count: int) -> DraftSteps[Draft]:
         """As `propose`, step by step."""
         raise NotImplementedError
 
     def propose(self, ids: Sequence[int], count: int) -> Draft:
         """See `Drafting`."""
-        return alone(self.steps(ids, count))
+        return run_alone(self.steps(ids, count))
 
 
-def steps_of(drafting: Drafting, ids: Sequence[int], count: int) -> Steps[Draft]:
+def draft_steps(drafting: Drafting, ids: Sequence[int], count: int) -> DraftSteps[Draft]:
     """The steps of a drafter; of one that doesn't say them, all at once."""
-    if isinstance(drafting, Stepwise):
+    if isinstance(drafting, StepwiseDrafting):
         return (yield from drafting.steps(ids, count))
     return drafting.propose(ids, count)
 
 
-def alone(steps: Steps[T]) -> T:
+def run_alone(steps: DraftSteps[T]) -> T:
     """What comes of some steps; raises what they raise."""
-    (made,) = together([steps])
+    (made,) = run_batched([steps])
     if isinstance(made, Exception):
         raise made
     return made
 
 
-def together(several: Sequence[Steps[T]]) -> list[T | Exception]:
+def run_batched(several: Sequence[DraftSteps[T]]) -> list[T | Exception]:
     """What comes of each, or what it raised; what they want computed at one time is one batch."""
     made: dict[int, T | Exception] = {}
     answers: Mapping[int, Sequence[RowResult] | Exception | None]
@@ -81,20 +81,20 @@ def together(several: Sequence[Steps[T]]) -> list[T | Exception]:
     return [made[number] for number in range(len(several))]
 
 
-def _next(steps: Steps[T], answer: Sequence[RowResult] | Exception | None) -> Feed:
+def _next(steps: DraftSteps[T], answer: Sequence[RowResult] | Exception | None) -> ForwardRequest:
     if isinstance(answer, Exception):
         feed = steps.throw(answer)
     else:
         feed = next(steps) if answer is None else steps.send(answer)
-    if not isinstance(feed, Feed) or not feed.rows:
+    if not isinstance(feed, ForwardRequest) or not feed.rows:
         steps.close()
         raise TypeError(f"a drafter wants rows computed, and yields {shown(feed)}")
     return feed
 
 
-def _batches(feeds: Mapping[int, Feed]) -> Iterator[dict[int, Feed]]:
+def _batches(feeds: Mapping[int, ForwardRequest]) -> Iterator[dict[int, ForwardRequest]]:
     """Feeds of one entry of one executable, as many as fit."""
-    groups: dict[tuple[Executable, str], dict[int, Feed]] = {}
+    groups: dict[tuple[Executable, str], dict[int, ForwardRequest]] = {}
     for number, feed in feeds.items():
         group = groups.setdefault((feed.executable, feed.entry), {})
         if group and sum(len(f.rows) for f in group.values()) + len(feed.rows) > MOST_ROWS:
@@ -104,12 +104,14 @@ def _batches(feeds: Mapping[int, Feed]) -> Iterator[dict[int, Feed]]:
     yield from groups.values()
 
 
-def _computed(feeds: Mapping[int, Feed]) -> Iterator[tuple[int, Sequence[RowResult] | Exception]]:
+def _computed(
+    feeds: Mapping[int, ForwardRequest],
+) -> Iterator[tuple[int, Sequence[RowResult] | Exception]]:
     """What the rows of each feed brought, computed as one batch."""
     first = next(iter(feeds.values()))
     rows = [row for feed in feeds.values() for row in feed.rows]
     try:
-        with blamed_on(names_of(first.executable)):
+        with attributed_to(backend_names(first.executable)):
             result = first.executable.forward(Batch(rows, first.entry)).result()
     except Exception as error:
         yield from ((number, error) for number in feeds)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cortiq.backend import Want
-from cortiq.engine.drafters.batched import Steps, Stepwise, steps_of
+from cortiq.engine.drafters.batched import DraftSteps, StepwiseDrafting, draft_steps
 from cortiq.engine.drafters.ngrams import NgramIndex
 from cortiq.engine.drafting import (
     NOTHING,
@@ -23,7 +23,7 @@ from cortiq.engine.drafting import (
     RowResult,
     Task,
 )
-from cortiq.engine.policy.gain import Gain
+from cortiq.engine.policy.lookup_gain import LookupGain
 
 REAL = 3
 COPYING = 8
@@ -32,16 +32,16 @@ EXTRA = 4
 """Depth kept for the lookup."""
 
 
-class CombinedDrafting(Stepwise):
+class CombinedDrafting(StepwiseDrafting):
     """One sequence of a drafter, and the index of its ids."""
 
     def __init__(self, chain: Drafting, extra: int) -> None:
         self.chain, self.extra = chain, extra
         self.wants: tuple[Want, ...] = chain.wants
-        self.index, self.gain = NgramIndex(), Gain()
+        self.index, self.gain = NgramIndex(), LookupGain()
         self._draft, self._start = NOTHING, 0
 
-    def steps(self, ids: Sequence[int], count: int) -> Steps[Draft]:
+    def steps(self, ids: Sequence[int], count: int) -> DraftSteps[Draft]:
         """A copy where one is under way, else the chain and what a lookup adds to it."""
         self.index.follow(ids)
         self._start = len(ids)
@@ -50,7 +50,7 @@ class CombinedDrafting(Stepwise):
             copied = self.index.continuation(match, count)
             self._draft = NOTHING
             return Draft(copied, extended=len(copied))
-        drafted = yield from steps_of(self.chain, ids, max(1, count - self.extra))
+        drafted = yield from draft_steps(self.chain, ids, max(1, count - self.extra))
         self._draft = self._lengthened(drafted, count - len(drafted.ids))
         return self._draft
 
@@ -100,7 +100,7 @@ class CombinedDrafter:
 
 
 @dataclass(frozen=True)
-class WithExtra:
+class PolicyWithLookup:
     """A policy for the chain of a `CombinedDrafter`: its depth, and `extra` for the lookup."""
 
     policy: DepthPolicy

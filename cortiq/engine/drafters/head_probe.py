@@ -52,7 +52,7 @@ def prefix_rates(table: Sequence[Sequence[int]], ids: Sequence[int]) -> list[flo
 
 
 @dataclass(frozen=True)
-class FeedForward:
+class MLPActivations:
     """What the neurons of a draft module's MLP did over a text: arrays [width], and rows seen.
 
     Attributes
@@ -67,7 +67,7 @@ class FeedForward:
 
 def feed_forward(
     executable: Executable, ids: Sequence[int], chunk_rows: int = CHUNK_ROWS
-) -> list[FeedForward]:
+) -> list[MLPActivations]:
     """The MLP of every module over its rows of a text; the width of chunks changes nothing."""
     head, state = head_of(executable.program), executable.open(len(ids))
     try:
@@ -88,7 +88,7 @@ def _statistics(
     ids: Sequence[int],
     depth: int,
     chunk_rows: int,
-) -> FeedForward:
+) -> MLPActivations:
     count, want = final_rows(len(ids), len(ids), depth), Named(f"{entry}.mlp.product")
     rows: list[Doubles] = []
     for start in range(0, count, chunk_rows):
@@ -98,7 +98,7 @@ def _statistics(
     for row in rows:
         mass = mass + np.abs(row)
         squared = squared + row * row
-    return FeedForward(count, mass, squared)
+    return MLPActivations(count, mass, squared)
 
 
 def _feed(

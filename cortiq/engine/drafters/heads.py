@@ -16,8 +16,8 @@ from weakref import WeakSet
 import numpy as np
 
 from cortiq.backend import Argmax, Draw, Executable, Named, Row, State, Want
-from cortiq.backend.error_attribution import blamed_on, names_of
-from cortiq.engine.drafters.batched import Feed, Steps, Stepwise, alone
+from cortiq.backend.error_attribution import attributed_to, backend_names
+from cortiq.engine.drafters.batched import DraftSteps, ForwardRequest, StepwiseDrafting, run_alone
 from cortiq.engine.drafting import Draft, RowResult, Task
 from cortiq.engine.policy.streak import Streak
 from cortiq.errors import RequestError
@@ -76,7 +76,7 @@ def draft_want(task: Task, text: Sequence[int], ahead: int, short: bool = False)
     return replace(wanted, name=name, ahead=ahead, history=tuple(text) if penalised else None)
 
 
-class OwnRows(Stepwise):
+class SharedStateDrafting(StepwiseDrafting):
     """One sequence of a drafter whose rows belong to the target's sequence."""
 
     wants: tuple[Want, ...] = ()
@@ -103,23 +103,23 @@ class OwnRows(Stepwise):
         """Let an entry forget the rows from `length` on."""
         state = self.task.state()
         if length < state.length(entry):
-            with blamed_on(names_of(self.task.executable)):
+            with attributed_to(backend_names(self.task.executable)):
                 state.rewind(length, entry)
 
-    def _catch_up(self, ids: Sequence[int], leave: int = 0) -> Steps[None]:
+    def _catch_up(self, ids: Sequence[int], leave: int = 0) -> DraftSteps[None]:
         """Feed the rows that are final but the last `leave`."""
         raise NotImplementedError
 
     def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
         """Go with a prompt as it is fed; later rows wait for the next draft."""
         if position < len(self.task.prompt):
-            alone(self._catch_up(ids))
+            run_alone(self._catch_up(ids))
 
     def close(self) -> None:
         """The rows stay with the target's sequence."""
 
 
-class HeadDrafting(OwnRows):
+class HeadDrafting(SharedStateDrafting):
     """One sequence of a draft head."""
 
     def __init__(self, head: DraftHead, task: Task) -> None:
@@ -128,7 +128,7 @@ class HeadDrafting(OwnRows):
         self._streak = Streak(short.shape[0]) if short else None
         self._seen = 0
 
-    def steps(self, ids: Sequence[int], count: int) -> Steps[Draft]:
+    def steps(self, ids: Sequence[int], count: int) -> DraftSteps[Draft]:
         """Drafts of the first module, and of those after it or the first one's chain."""
         return Draft(tuple((yield from self._drafts(ids, count))))
 
@@ -139,11 +139,11 @@ class HeadDrafting(OwnRows):
         ----------
         forced : for probes, ids that later drafts go on from in place of those drafted.
         """
-        return alone(self._drafts(ids, count, forced))
+        return run_alone(self._drafts(ids, count, forced))
 
     def _drafts(
         self, ids: Sequence[int], count: int, forced: Sequence[int] = ()
-    ) -> Steps[list[int]]:
+    ) -> DraftSteps[list[int]]:
         if not self._state().length():
             return []  # before a prompt of one token: a head drafts from the trunk's rows
         if self._streak is not None:
@@ -161,7 +161,7 @@ class HeadDrafting(OwnRows):
         self._forget_drafts(len(ids))
         return found
 
-    def _warm(self, ids: Sequence[int]) -> Steps[None]:
+    def _warm(self, ids: Sequence[int]) -> DraftSteps[None]:
         """Feed a row that supplies its hidden row, and forget it.
 
         Backends prepare for what they have not been asked for yet; that belongs in a sequence's
@@ -185,7 +185,7 @@ class HeadDrafting(OwnRows):
         given = np.zeros(shape, F32) if row is None else np.asarray(row[self._output])
         return {RECALLED: given.reshape(shape)}
 
-    def _catch_up(self, ids: Sequence[int], leave: int = 0) -> Steps[None]:
+    def _catch_up(self, ids: Sequence[int], leave: int = 0) -> DraftSteps[None]:
         """Feed every module its final rows but the newest, which a draft begins with.
 
         Parameters
@@ -201,7 +201,7 @@ class HeadDrafting(OwnRows):
 
     def _draft(
         self, text: Sequence[int], step: int, given: Mapping[str, Any], last: bool
-    ) -> Steps[tuple[int, Mapping[str, Any]]]:
+    ) -> DraftSteps[tuple[int, Mapping[str, Any]]]:
         """The draft after a text, and what the next row of a chain is given in place of the
         trunk's: its own output.
         """
@@ -220,7 +220,7 @@ class HeadDrafting(OwnRows):
         stop: int,
         wants: tuple[Want, ...] = (),
         given: Mapping[str, Any] | None = None,
-    ) -> Steps[RowResult]:
+    ) -> DraftSteps[RowResult]:
         """Feed a module its next rows up to `stop`; what the last of them brought.
 
         Parameters
@@ -234,7 +234,7 @@ class HeadDrafting(OwnRows):
             Row(state, j, text[j + depth + 1], wants if j + 1 == stop else (), given or {})
             for j in range(start, stop)
         ]
-        brought = yield Feed(self.task.executable, rows, entry)
+        brought = yield ForwardRequest(self.task.executable, rows, entry)
         return brought[-1]
 
     def _want(self, text: Sequence[int], stop: int) -> Want:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from cortiq.backend import Want
 from cortiq.engine.drafters.ngrams import GRAM, NgramIndex
 from cortiq.engine.drafting import NOTHING, Draft, RowResult, Task
-from cortiq.engine.policy.adaptive import Limits
+from cortiq.engine.policy.adaptive import DepthLimits
 
 RAMP = 3
 """Ids drafted for every id that agrees beyond the shortest match: short ones are coincidences."""
 
-LIMITS = Limits(start=7, deepest=15, hold=(0.6, 0.9, 0.95, 0.97), afforded=0.0)
+LIMITS = DepthLimits(start=7, deepest=15, hold=(0.6, 0.9, 0.95, 0.97), afforded=0.0)
 """A copy that goes on mostly keeps going on; the first id after a short match is doubtful. Where
 nothing was copied nothing is drafted, so that tries need no purse: a copy is noticed soon.
 """

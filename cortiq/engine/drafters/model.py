@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cortiq.backend import Executable, Row, Want
-from cortiq.backend.error_attribution import blamed_on, names_of
-from cortiq.engine.drafters.batched import Feed, Steps, Stepwise
+from cortiq.backend.error_attribution import attributed_to, backend_names
+from cortiq.engine.drafters.batched import DraftSteps, ForwardRequest, StepwiseDrafting
 from cortiq.engine.drafters.ngrams import common_prefix
 from cortiq.engine.drafting import NOTHING, Draft, RowResult, Task
 from cortiq.engine.request import vocabulary_size
@@ -21,7 +21,7 @@ CHUNK_ROWS = 256
 """Rows of a prompt that the draft model is fed at a time."""
 
 
-class ModelDrafting(Stepwise):
+class ModelDrafting(StepwiseDrafting):
     """The draft model's sequence: it follows the target's, and goes back where that turned off.
 
     Attributes
@@ -34,7 +34,7 @@ class ModelDrafting(Stepwise):
     def __init__(self, executable: Executable, task: Task) -> None:
         self.executable, self._want_at = executable, task.want_at
         self.limit = min(task.limit, executable.program.context)
-        with blamed_on(names_of(executable)):
+        with attributed_to(backend_names(executable)):
             self._state = executable.open(self.limit)
             enough = self._state.reserve(self.limit)
         if not enough:
@@ -45,7 +45,7 @@ class ModelDrafting(Stepwise):
             )
         self.fed: list[int] = []
 
-    def steps(self, ids: Sequence[int], count: int) -> Steps[Draft]:
+    def steps(self, ids: Sequence[int], count: int) -> DraftSteps[Draft]:
         """A chain of the draft model's own tokens: one row each, after what it has not seen yet."""
         count = min(count, self.limit - len(ids) + 1)
         if count < 1:
@@ -62,20 +62,20 @@ class ModelDrafting(Stepwise):
         """To the longest prefix shared with `ids`, its last id left out: that one is fed again."""
         same = min(common_prefix(self.fed, ids), len(ids) - 1)
         if same < len(self.fed):
-            with blamed_on(names_of(self.executable)):
+            with attributed_to(backend_names(self.executable)):
                 same = self._state.rewind(same)
             del self.fed[same:]
 
-    def _drawn(self, ids: Sequence[int]) -> Steps[int]:
+    def _drawn(self, ids: Sequence[int]) -> DraftSteps[int]:
         want = self._want_at(ids)
         brought = yield from self._feed(ids[len(self.fed) :], (want,))
         return int(brought[want])
 
-    def _feed(self, ids: Sequence[int], wants: tuple[Want, ...] = ()) -> Steps[RowResult]:
+    def _feed(self, ids: Sequence[int], wants: tuple[Want, ...] = ()) -> DraftSteps[RowResult]:
         """Feed ids; what the last of them brought."""
         state, start, last = self._state, len(self.fed), len(ids) - 1
         rows = [Row(state, start + i, t, wants if i == last else ()) for i, t in enumerate(ids)]
-        brought = yield Feed(self.executable, rows)
+        brought = yield ForwardRequest(self.executable, rows)
         self.fed.extend(ids)
         return brought[last]
 

@@ -30,7 +30,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return most
 
 
-class Match(NamedTuple):
+class NgramMatch(NamedTuple):
     """The longest earlier occurrence of a sequence's end, the latest among equals.
 
     Attributes
@@ -43,7 +43,7 @@ class Match(NamedTuple):
     after: int = 0
 
 
-NO_MATCH = Match()
+NO_MATCH = NgramMatch()
 
 
 def common_suffix(ids: Sequence[int], end: int) -> int:
@@ -55,13 +55,13 @@ def common_suffix(ids: Sequence[int], end: int) -> int:
     return length
 
 
-def longest_match(ids: Sequence[int], ends: Iterable[int]) -> Match:
+def longest_match(ids: Sequence[int], ends: Iterable[int]) -> NgramMatch:
     """The longest match among those that stop before one of these places, given latest first."""
     best = NO_MATCH
     for end in ends:
         length = common_suffix(ids, end)
         if length > best.length:
-            best = Match(length, end)
+            best = NgramMatch(length, end)
         if length == LONGEST:
             break
     return best
@@ -84,7 +84,7 @@ def lookup_continuation(ids: Sequence[int], least: int, count: int) -> Sequence[
     return _continuation(ids, longest_match(ids, range(len(ids) - 1, 0, -1)), least, count)
 
 
-def _continuation(ids: Sequence[int], match: Match, least: int, count: int) -> Sequence[int]:
+def _continuation(ids: Sequence[int], match: NgramMatch, least: int, count: int) -> Sequence[int]:
     return ids[match.after : match.after + count] if match.length >= least else []
 
 
@@ -129,7 +129,7 @@ class NgramIndex:
             self.truncate(common_prefix(self.ids, ids))
         self.extend(ids[len(self.ids) :])
 
-    def match(self) -> Match:
+    def match(self) -> NgramMatch:
         """The longest earlier match of the end, `NO_MATCH` if it is shorter than `GRAM`."""
         found = longest_match(self.ids, self._places())
         return found if found.length >= GRAM else NO_MATCH
@@ -142,7 +142,7 @@ class NgramIndex:
             yield at
             at = self._before[at - 1]
 
-    def continuation(self, match: Match, count: int) -> tuple[int, ...]:
+    def continuation(self, match: NgramMatch, count: int) -> tuple[int, ...]:
         """`count` ids as they came after a match; past the end the copy goes on with itself."""
         copied: list[int] = []
         for at in range(match.after, match.after + count if match.length else 0):

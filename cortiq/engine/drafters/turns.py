@@ -10,25 +10,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cortiq.backend import Want
-from cortiq.engine.drafters.batched import Steps, Stepwise, steps_of
+from cortiq.engine.drafters.batched import DraftSteps, StepwiseDrafting, draft_steps
 from cortiq.engine.drafting import Draft, Drafter, Drafting, RowResult, Speculation, Task
-from cortiq.engine.policy.turns import TakingTurns, Turning
+from cortiq.engine.policy.turns import TurnPolicy, TurnPolicyFactory
 
 
-class TurnsDrafting(Stepwise):
+class TurnsDrafting(StepwiseDrafting):
     """One sequence of several drafters; its policy knows whose turn it is."""
 
     def __init__(
-        self, names: Sequence[str], draftings: Sequence[Drafting], policy: TakingTurns
+        self, names: Sequence[str], draftings: Sequence[Drafting], policy: TurnPolicy
     ) -> None:
         self.names, self.draftings, self.policy = names, draftings, policy
         wants = dict.fromkeys(want for drafting in draftings for want in drafting.wants)
         self.wants: tuple[Want, ...] = tuple(wants)
 
-    def steps(self, ids: Sequence[int], count: int) -> Steps[Draft]:
+    def steps(self, ids: Sequence[int], count: int) -> DraftSteps[Draft]:
         """A draft of whoever has the turn."""
         at = self.policy.turns.at
-        draft = yield from steps_of(self.draftings[at], ids, count)
+        draft = yield from draft_steps(self.draftings[at], ids, count)
         return replace(draft, drafter=self.names[at])
 
     def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
@@ -45,7 +45,7 @@ class TurnsDrafting(Stepwise):
 
 @dataclass(frozen=True)
 class TurnsDrafter:
-    """Several drafters; a sequence's policy is a `TakingTurns` over theirs."""
+    """Several drafters; a sequence's policy is a `TurnPolicy` over theirs."""
 
     drafters: tuple[Drafter, ...]
 
@@ -57,7 +57,7 @@ class TurnsDrafter:
     def open(self, task: Task) -> TurnsDrafting:
         """Begin on a sequence."""
         policy = task.policy
-        assert isinstance(policy, TakingTurns)
+        assert isinstance(policy, TurnPolicy)
         names = [drafter.name for drafter in self.drafters]
         return TurnsDrafting(names, [drafter.open(task) for drafter in self.drafters], policy)
 
@@ -67,4 +67,4 @@ def in_turns(ways: Sequence[Speculation]) -> Speculation:
     if len(ways) == 1:
         return ways[0]
     drafter = TurnsDrafter(tuple(way.drafter for way in ways))
-    return Speculation(drafter, Turning([way.policy for way in ways]))
+    return Speculation(drafter, TurnPolicyFactory([way.policy for way in ways]))

@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from cortiq.engine.drafting import Round
-from cortiq.engine.policy.account import Account
-from cortiq.engine.policy.depth import HOLD_PRIOR, Hold, depth_by_walls
+from cortiq.engine.policy.depth import ACCEPTANCE_PRIOR, AcceptanceRates, depth_by_walls
 from cortiq.engine.policy.depth_trial import (
     AFFORDED,
     MARGIN,
     Decided,
-    Monitor,
+    DepthTrial,
+    PayoffMonitor,
     Timing,
-    Trial,
     Trying,
 )
+from cortiq.engine.policy.drafter_profile import DrafterProfile
 
 MORE, LESS = 0.75, 0.4
 """Shares of a round's drafts that hold above which depth grows, below which it shrinks."""
@@ -34,7 +34,7 @@ costs time too.
 
 
 @dataclass(frozen=True)
-class Limits:
+class DepthLimits:
     """Between what, and from where, depth moves.
 
     Attributes
@@ -42,27 +42,27 @@ class Limits:
     least, start, deepest : depths.
     enough : tokens a round that pay without a timed plain token; None: time one.
     hold : what is assumed of the drafter before it was seen.
-    afforded : share of a text that tries may cost (`Trial`).
+    afforded : share of a text that tries may cost (`DepthTrial`).
     """
 
     least: int = 1
     start: int = 3
     deepest: int = 7
     enough: float | None = None
-    hold: Hold = HOLD_PRIOR
+    hold: AcceptanceRates = ACCEPTANCE_PRIOR
     afforded: float = AFFORDED
 
-    def account(self) -> Account:
+    def account(self) -> DrafterProfile:
         """An account of a drafter that was not seen yet."""
-        return Account.new(self.deepest, self.hold)
+        return DrafterProfile.new(self.deepest, self.hold)
 
 
-def company(sequences: int) -> int:
+def batch_bucket(sequences: int) -> int:
     """Which account a batch of so many sequences belongs to: 1, 2, 3 to 4, 5 to 8, …"""
     return (sequences - 1).bit_length()
 
 
-def undisturbed(round_: Round, deepest: int = 7) -> bool:
+def is_clean_round(round_: Round, deepest: int = 7) -> bool:
     """Whether a round's wall is that of tokens and drafts, and not of some prompt's rows."""
     others = round_.rows - 1 - round_.proposed
     return others <= (round_.sequences - 1) * (1 + deepest)
@@ -81,24 +81,24 @@ class AdaptiveDepth:
 
     Parameters
     ----------
-    accounts : measured so far, by `company`; `publish` is told every new one.
+    accounts : measured so far, by `batch_bucket`; `publish` is told every new one.
     prompt_tokens : length of the prompt.
     """
 
     def __init__(
         self,
-        accounts: Mapping[int, Account] | None = None,
+        accounts: Mapping[int, DrafterProfile] | None = None,
         prompt_tokens: int = 0,
-        limits: Limits | None = None,
-        publish: Callable[[int, Account], None] = lambda company, account: None,
+        limits: DepthLimits | None = None,
+        publish: Callable[[int, DrafterProfile], None] = lambda batch_bucket, account: None,
     ) -> None:
-        self.limits = limits or Limits()
+        self.limits = limits or DepthLimits()
         known = accounts or {}
         self._accounts = {k: account.for_prompt(prompt_tokens) for k, account in known.items()}
         self._company, self.publish = 0, publish
         self.account = self._accounts.get(0) or self.limits.account()
-        self.trial = Trial(
-            monitor=Monitor(enough=self.limits.enough),
+        self.trial = DepthTrial(
+            monitor=PayoffMonitor(enough=self.limits.enough),
             losses=self.account.losses,
             afforded=self._afforded(),
         )
@@ -127,7 +127,7 @@ class AdaptiveDepth:
         """Learn from a round; one that nothing was proposed in is a plain token."""
         if round_.generated < self.wakes and round_.generated % SAMPLED and not self.timing:
             return
-        self._meet(company(round_.sequences))
+        self._meet(batch_bucket(round_.sequences))
         if round_.proposed:
             self._after_round(round_)
         else:
@@ -151,7 +151,9 @@ class AdaptiveDepth:
         self._company, self.account = now, replace(known, hold=hold)
         resting = isinstance(self.trial.state, Decided) and not self.trial.state.speculate
         state = self.trial.state if resting else Trying()
-        self.trial = replace(self.trial, state=state, monitor=Monitor(enough=self.limits.enough))
+        self.trial = replace(
+            self.trial, state=state, monitor=PayoffMonitor(enough=self.limits.enough)
+        )
 
     def _wall(self, round_: Round) -> float:
         """The time of a round if nobody else had drafted: drafted rows are taken to cost alike."""
@@ -181,7 +183,7 @@ class AdaptiveDepth:
         trial = self.trial.knowing(self.account.plain_seconds)
         trial = replace(trial, afforded=self._afforded())
         generated = round_.generated + round_.emitted
-        if undisturbed(round_, self.limits.deepest):
+        if is_clean_round(round_, self.limits.deepest):
             own = not others or self.account.plain_seconds > 0
             self.trial = trial.after_round(generated, self._wall(round_), produced, own)
         if not round_.shortened:
@@ -193,7 +195,7 @@ class AdaptiveDepth:
         if not own:
             return
         self.account = self.account.after_drafts(own, held)
-        if not round_.extended and undisturbed(round_, self.limits.deepest):
+        if not round_.extended and is_clean_round(round_, self.limits.deepest):
             self.account = self.account.after_round(own, self._wall(round_))
             self._forget_stale(own)
         self._move(own, held, others)
@@ -225,16 +227,16 @@ class AdaptiveDepth:
             self.depth, self._share = chosen, SHARE_START
 
 
-class Learning:
+class AdaptiveDepthFactory:
     """Makes a policy for every sequence, each beginning with what the ones before measured."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
-        self.accounts: dict[int, Account] = {}
+    def __init__(self, limits: DepthLimits | None = None) -> None:
+        self.limits = limits or DepthLimits()
+        self.accounts: dict[int, DrafterProfile] = {}
 
     def __call__(self, prompt_tokens: int) -> AdaptiveDepth:
         """A policy for a prompt of this many tokens."""
         return AdaptiveDepth(dict(self.accounts), prompt_tokens, self.limits, self._keep)
 
-    def _keep(self, company: int, account: Account) -> None:
-        self.accounts[company] = account
+    def _keep(self, batch_bucket: int, account: DrafterProfile) -> None:
+        self.accounts[batch_bucket] = account

@@ -13,13 +13,13 @@ from operator import mul
 
 BETTER = 1.04
 """A depth replaces another only when it is this much faster: prices are noisy."""
-HOLD_WEIGHT = 0.1
+ACCEPTANCE_WEIGHT = 0.1
 SURE, DRIFT = 0.9, 0.005
 """Where the deepest draft holds this often, deeper ones drift towards it and so get tried."""
-HOLD_PRIOR = (0.80, 0.75, 0.50, 0.67, 0.65, 0.69, 0.67)
+ACCEPTANCE_PRIOR = (0.80, 0.75, 0.50, 0.67, 0.65, 0.69, 0.67)
 """Before anything was seen: what a draft head's chain holds."""
 
-Hold = tuple[float, ...]
+AcceptanceRates = tuple[float, ...]
 
 
 def expected_tokens(hold: Sequence[float]) -> list[float]:
@@ -48,16 +48,16 @@ def planned_depth(
     return kept, best
 
 
-def hold_after(hold: Sequence[float], depth: int, accepted: int) -> Hold:
+def updated_acceptance(hold: Sequence[float], depth: int, accepted: int) -> AcceptanceRates:
     """The averages after a round of `depth` drafts of which `accepted` held.
 
-    Drafts 1 to accepted + 1 were tested; their averages move by `HOLD_WEIGHT`. Where the deepest
-    draft of the round holds nearly always, deeper ones drift towards it.
+    Drafts 1 to accepted + 1 were tested; their averages move by `ACCEPTANCE_WEIGHT`. Where the
+    deepest draft of the round holds nearly always, deeper ones drift towards it.
     """
     depth = max(1, min(depth, len(hold)))
     moved = list(hold)
     for j in range(min(depth, accepted + 1)):
-        moved[j] += HOLD_WEIGHT * ((accepted > j) - moved[j])
+        moved[j] += ACCEPTANCE_WEIGHT * ((accepted > j) - moved[j])
     last = moved[depth - 1]
     if last >= SURE:
         for j in range(depth, len(moved)):
@@ -65,7 +65,7 @@ def hold_after(hold: Sequence[float], depth: int, accepted: int) -> Hold:
     return tuple(moved)
 
 
-def wall_of(walls: Sequence[float], depth: int) -> float:
+def estimated_wall(walls: Sequence[float], depth: int) -> float:
     """What a round of `depth` drafts takes, by the walls measured so far (0: not yet).
 
     A depth that was not timed lies on the line through the two timed ones nearest to it, whose
@@ -108,6 +108,6 @@ def depth_by_walls(
     least, most = (max(1, min(k, len(walls))) for k in (least, most))
     now = max(least, min(now, most))
     tokens = expected_tokens(hold)
-    rates = {k: (others + tokens[k - 1]) / wall_of(walls, k) for k in range(least, most + 1)}
+    rates = {k: (others + tokens[k - 1]) / estimated_wall(walls, k) for k in range(least, most + 1)}
     best = max(rates, key=lambda k: (rates[k], k))
     return best if rates[best] > BETTER * rates[now] else now

@@ -31,7 +31,7 @@ NEVER = 1 << 62
 
 
 @dataclass(frozen=True)
-class Monitor:
+class PayoffMonitor:
     """What rounds and plain tokens took so far, in running averages.
 
     Attributes
@@ -58,11 +58,11 @@ class Monitor:
     brought: float = 0.0
     enough: float | None = None
 
-    def anew(self) -> Monitor:
+    def anew(self) -> PayoffMonitor:
         """At the beginning of another try: the averages are there until it has its own."""
         return replace(self, rounds=0, zeros=0, counted=0, spent=0.0, brought=0.0)
 
-    def after(self, seconds: float, produced: float, counts: bool = False) -> Monitor:
+    def after(self, seconds: float, produced: float, counts: bool = False) -> PayoffMonitor:
         """After a round that brought `produced` tokens in `seconds`.
 
         Parameters
@@ -124,11 +124,11 @@ class Decided:
     until: int = NEVER
 
 
-State = Trying | Timing | Decided
+TrialState = Trying | Timing | Decided
 
 
 @dataclass(frozen=True)
-class Trial:
+class DepthTrial:
     """The state, its monitor, and what was lost by speculation that was found not to pay.
 
     Every such finding doubles the rest that follows: a text that nothing is right about is tried
@@ -142,8 +142,8 @@ class Trial:
         rests go by counts alone.
     """
 
-    state: State = Trying()
-    monitor: Monitor = Monitor()
+    state: TrialState = Trying()
+    monitor: PayoffMonitor = PayoffMonitor()
     losses: int = 0
     lost: float = 0.0
     since: int = 0
@@ -170,7 +170,7 @@ class Trial:
         failed = self.losses > 0 and self.afforded > 0
         return isinstance(self.state, Trying) and failed and nothing_held
 
-    def begun(self, generated: int) -> Trial:
+    def begun(self, generated: int) -> DepthTrial:
         """At the top of the loop: a rest that is over becomes another try."""
         state = self.state
         if isinstance(state, Decided) and not state.speculate and generated >= state.until:
@@ -179,7 +179,7 @@ class Trial:
 
     def after_round(
         self, generated: int, seconds: float, produced: float, own: bool = True
-    ) -> Trial:
+    ) -> DepthTrial:
         """After a speculative round; `generated` counts its tokens.
 
         Parameters
@@ -193,7 +193,7 @@ class Trial:
             return trial._tried(generated, self.state.rounds + 1)
         return trial._kept(generated)
 
-    def _tried(self, generated: int, rounds: int) -> Trial:
+    def _tried(self, generated: int, rounds: int) -> DepthTrial:
         monitor = self.monitor
         if monitor.zeros >= (ZERO_AGAIN if self.losses and self.afforded else ZERO_ROUNDS):
             return self._without(generated)
@@ -203,13 +203,13 @@ class Trial:
             return self._by_pay(generated)
         return replace(self, state=Timing(generated))
 
-    def _without(self, generated: int) -> Trial:
+    def _without(self, generated: int) -> DepthTrial:
         """A try that nothing came of: plain tokens are timed, or are known."""
         if self.monitor.plain_seconds > 0:
             return self._rest(generated)
         return replace(self, state=Timing(generated))
 
-    def _kept(self, generated: int) -> Trial:
+    def _kept(self, generated: int) -> DepthTrial:
         """A round while speculation is decided on: four losing ones in a row end it."""
         monitor = self.monitor
         if monitor.pays(margin=1.0):
@@ -217,7 +217,7 @@ class Trial:
         trial = replace(self, monitor=replace(monitor, losing=monitor.losing + 1))
         return trial if trial.monitor.losing < LOSING_ROUNDS else trial._without(generated)
 
-    def after_plain(self, generated: int, seconds: float) -> Trial:
+    def after_plain(self, generated: int, seconds: float) -> DepthTrial:
         """After plain tokens; `seconds` is what one takes by now, `generated` counts them."""
         if not isinstance(self.state, Timing):
             return self
@@ -226,21 +226,21 @@ class Trial:
         trial = replace(self, monitor=replace(self.monitor, plain_seconds=seconds))
         return trial._by_pay(generated)
 
-    def knowing(self, plain_seconds: float) -> Trial:
+    def knowing(self, plain_seconds: float) -> DepthTrial:
         """The same with what a plain token takes, from other rounds or an earlier sequence."""
         return replace(self, monitor=replace(self.monitor, plain_seconds=plain_seconds))
 
-    def _by_pay(self, generated: int) -> Trial:
+    def _by_pay(self, generated: int) -> DepthTrial:
         if not self.monitor.pays():
             return self._rest(generated)
         return replace(self._paid(generated), state=Decided(True))
 
-    def _paid(self, generated: int) -> Trial:
+    def _paid(self, generated: int) -> DepthTrial:
         """What was lost before is made up for."""
         monitor = replace(self.monitor, losing=0)
         return replace(self, monitor=monitor, losses=0, lost=0.0, since=generated)
 
-    def _rest(self, generated: int) -> Trial:
+    def _rest(self, generated: int) -> DepthTrial:
         """Plain tokens until the next try."""
         loss = self.monitor.loss
         least, lost = rest_after(self.losses), self.lost + loss

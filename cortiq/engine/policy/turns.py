@@ -14,7 +14,7 @@ from math import inf
 from statistics import mean, median
 
 from cortiq.engine.drafting import DepthPolicy, Round
-from cortiq.engine.policy.adaptive import company, undisturbed
+from cortiq.engine.policy.adaptive import batch_bucket, is_clean_round
 
 CLEARLY = 1.05
 """What a drafter must be better than the one in turn."""
@@ -72,23 +72,23 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Turns:
+class DrafterTurns:
     """All drafters, and whose turn it is."""
 
     arms: tuple[Arm, ...]
     at: int = 0
 
-    def after_round(self, seconds: float, tokens: float) -> Turns:
+    def after_round(self, seconds: float, tokens: float) -> DrafterTurns:
         """After a round of the one in turn."""
         arms = [arm.waited() for arm in self.arms]
         arms[self.at] = self.arms[self.at].after(seconds, tokens)
         return replace(self, arms=tuple(arms))
 
-    def silent(self) -> Turns:
+    def silent(self) -> DrafterTurns:
         """After the one in turn had nothing to say."""
         return self if self.arms[self.at].wait else self._lost(self.at)
 
-    def among(self, awake: Sequence[bool]) -> Turns:
+    def among(self, awake: Sequence[bool]) -> DrafterTurns:
         """Whose turn the next round is, among those that want to draft; the same if none does."""
         now = self.arms[self.at]
         others = [i for i, wants in enumerate(awake) if wants and i != self.at]
@@ -106,17 +106,17 @@ class Turns:
             best = others[0]  # one that waits is better than none
         return self if best == self.at else self._give(best)
 
-    def _lost(self, *which: int) -> Turns:
+    def _lost(self, *which: int) -> DrafterTurns:
         arms = [arm.lost() if i in which else arm for i, arm in enumerate(self.arms)]
         return replace(self, arms=tuple(arms))
 
-    def _give(self, at: int) -> Turns:
+    def _give(self, at: int) -> DrafterTurns:
         arms = list(self.arms)
         arms[at] = replace(arms[at], rounds=0, wait=0)
-        return Turns(tuple(arms), at)
+        return DrafterTurns(tuple(arms), at)
 
 
-class TakingTurns:
+class TurnPolicy:
     """The policy of a sequence that several drafters draft for (`drafting.DepthPolicy`).
 
     Parameters
@@ -132,7 +132,7 @@ class TakingTurns:
         publish: Callable[[int], None] = lambda at: None,
     ) -> None:
         self.policies, self.publish = policies, publish
-        self.turns = Turns((Arm(),) * len(policies), first)
+        self.turns = DrafterTurns((Arm(),) * len(policies), first)
         self._company = 0
 
     @property
@@ -166,25 +166,25 @@ class TakingTurns:
     def _after_round(self, round_: Round) -> None:
         """What it took is compared within batches of alike many sequences only."""
         self.policies[self.turns.at].record(round_)
-        now, others = company(round_.sequences), round_.sequences - 1
+        now, others = batch_bucket(round_.sequences), round_.sequences - 1
         if now != self._company:
             self._company = now
             self.turns = replace(self.turns, arms=(Arm(),) * len(self.turns.arms))
-        if undisturbed(round_) and not round_.shortened:
+        if is_clean_round(round_) and not round_.shortened:
             tokens = (others + round_.emitted) / round_.sequences
             self.turns = self.turns.after_round(round_.wall_seconds, tokens)
 
 
-class Turning:
+class TurnPolicyFactory:
     """Makes the policy of every sequence: the last one's best drafter begins."""
 
     def __init__(self, makers: Sequence[Callable[[int], DepthPolicy]]) -> None:
         self.makers, self.first = makers, 0
 
-    def __call__(self, prompt_tokens: int) -> TakingTurns:
+    def __call__(self, prompt_tokens: int) -> TurnPolicy:
         """A policy for a prompt of this many tokens."""
         policies = [maker(prompt_tokens) for maker in self.makers]
-        return TakingTurns(policies, self.first, self._keep)
+        return TurnPolicy(policies, self.first, self._keep)
 
     def _keep(self, at: int) -> None:
         self.first = at

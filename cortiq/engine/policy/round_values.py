@@ -12,14 +12,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cortiq.engine.drafters.ngrams import common_prefix, lookup_continuation
-from cortiq.engine.policy.depth import HOLD_PRIOR, Hold, hold_after, planned_depth
-from cortiq.engine.policy.gain import Gain
+from cortiq.engine.policy.depth import (
+    ACCEPTANCE_PRIOR,
+    AcceptanceRates,
+    planned_depth,
+    updated_acceptance,
+)
+from cortiq.engine.policy.lookup_gain import LookupGain
 
 REAL = 3
 """Committed ids that a lookup behind drafts must agree with besides the drafts."""
 
 
-class Value(NamedTuple):
+class RoundValue(NamedTuple):
     """What a round brings and takes, in tokens and plain tokens."""
 
     tokens: int
@@ -27,7 +32,7 @@ class Value(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Start:
+class RoundStart:
     """Where a round could begin.
 
     Attributes
@@ -42,7 +47,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Prices:
+class RoundCosts:
     """What rounds of a drafter cost, in plain tokens.
 
     Attributes
@@ -54,7 +59,7 @@ class Prices:
     cost: Sequence[float]
     draft: float = 0.0
     step: float = 0.0
-    hold: Hold = field(default=HOLD_PRIOR)
+    hold: AcceptanceRates = field(default=ACCEPTANCE_PRIOR)
 
     def round(self, depth: int, drafts: int) -> float:
         """A round of `depth` own drafts, `drafts` with those that were looked up."""
@@ -62,9 +67,9 @@ class Prices:
         return self.cost[at - 1] + self.draft + self.step * depth
 
 
-def round_values(starts: Iterable[Start], prices: Prices) -> Iterator[Value]:
+def round_values(starts: Iterable[RoundStart], prices: RoundCosts) -> Iterator[RoundValue]:
     """The value of a round at each start, in order: what was learnt at one is known at the next."""
-    hold, gain, most = prices.hold, Gain(), len(prices.cost)
+    hold, gain, most = prices.hold, LookupGain(), len(prices.cost)
     for start in starts:
         depth, _ = planned_depth(prices.cost, hold, prices.draft, prices.step)
         own = list(start.drafts[: max(1, min(depth, len(start.drafts)))])
@@ -76,5 +81,5 @@ def round_values(starts: Iterable[Start], prices: Prices) -> Iterator[Value]:
         kept = common_prefix([*own, *more], start.after)
         if more:
             gain = gain.after(depth + len(more), len(more), kept)
-        hold = hold_after(hold, depth, min(kept, depth))
-        yield Value(1 + kept, prices.round(depth, depth + len(more)))
+        hold = updated_acceptance(hold, depth, min(kept, depth))
+        yield RoundValue(1 + kept, prices.round(depth, depth + len(more)))

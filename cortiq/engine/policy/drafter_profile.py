@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cortiq.engine.policy.depth import HOLD_PRIOR, Hold, expected_tokens, hold_after
+from cortiq.engine.policy.depth import (
+    ACCEPTANCE_PRIOR,
+    AcceptanceRates,
+    expected_tokens,
+    updated_acceptance,
+)
 
 WALL_WEIGHT = 0.2
 FAR_PROMPT, FAR_FACTOR = 1024, 2
@@ -13,13 +18,13 @@ many tokens more.
 """
 
 
-def prior(deepest: int, hold: Hold = HOLD_PRIOR) -> Hold:
+def prior(deepest: int, hold: AcceptanceRates = ACCEPTANCE_PRIOR) -> AcceptanceRates:
     """Averages of a drafter nothing is known of, for this many depths; the last one repeats."""
     return (hold + hold[-1:] * deepest)[:deepest]
 
 
 @dataclass(frozen=True)
-class Account:
+class DrafterProfile:
     """The averages; every method returns the account after what it was told.
 
     Attributes
@@ -32,7 +37,7 @@ class Account:
     losses : 1 where the last try of it failed.
     """
 
-    hold: Hold
+    hold: AcceptanceRates
     walls: tuple[float, ...]
     runs: tuple[int, ...]
     plain_seconds: float = 0.0
@@ -41,15 +46,15 @@ class Account:
     losses: int = 0
 
     @classmethod
-    def new(cls, deepest: int, hold: Hold = HOLD_PRIOR) -> Account:
+    def new(cls, deepest: int, hold: AcceptanceRates = ACCEPTANCE_PRIOR) -> DrafterProfile:
         """Nothing was measured yet."""
         return cls(prior(deepest, hold), (0.0,) * deepest, (0,) * deepest)
 
-    def after_drafts(self, depth: int, accepted: int) -> Account:
+    def after_drafts(self, depth: int, accepted: int) -> DrafterProfile:
         """After `depth` drafts of which `accepted` held."""
-        return replace(self, hold=hold_after(self.hold, depth, accepted))
+        return replace(self, hold=updated_acceptance(self.hold, depth, accepted))
 
-    def after_round(self, depth: int, seconds: float) -> Account:
+    def after_round(self, depth: int, seconds: float) -> DrafterProfile:
         """After a round of this depth and length; deeper ones than the account's have no price."""
         if depth > len(self.walls):
             return self
@@ -58,12 +63,12 @@ class Account:
         runs[at] += 1
         return replace(self, walls=tuple(walls), runs=tuple(runs))
 
-    def without_price(self, depth: int) -> Account:
+    def without_price(self, depth: int) -> DrafterProfile:
         """The account with a depth's price forgotten; its next round is timed at once."""
         walls = [0.0 if k == depth else wall for k, wall in enumerate(self.walls, 1)]
         return replace(self, walls=tuple(walls))
 
-    def after_plain(self, position: int, seconds: float) -> Account:
+    def after_plain(self, position: int, seconds: float) -> DrafterProfile:
         """After a plain token at this position."""
         return replace(
             self,
@@ -92,7 +97,7 @@ class Account:
         rates = [tokens * self.plain_seconds / wall for wall, tokens in pairs if wall > 0]
         return max(rates, default=0.0) > margin
 
-    def for_prompt(self, tokens: int) -> Account:
+    def for_prompt(self, tokens: int) -> DrafterProfile:
         """The account for a sequence of this prompt: without a plain time taken too near."""
         if tokens <= FAR_FACTOR * self.plain_position + FAR_PROMPT:
             return self

@@ -9,7 +9,7 @@ WEIGHT, REST = 0.2, 24
 
 
 @dataclass(frozen=True)
-class Gain:
+class LookupGain:
     """Running average of the ids that held beyond the drafter's own, a round.
 
     Attributes
@@ -21,14 +21,14 @@ class Gain:
     average: float = START
     rest: int = 0
 
-    def rested(self) -> Gain:
+    def rested(self) -> LookupGain:
         """After a round that a rest kept from lengthening."""
         return replace(self, rest=max(0, self.rest - 1))
 
-    def after(self, proposed: int, extended: int, accepted: int) -> Gain:
+    def after(self, proposed: int, extended: int, accepted: int) -> LookupGain:
         """After a round of `proposed` ids whose last `extended` came from the lookup."""
         extra = max(0, accepted - (proposed - extended))
         average = self.average + WEIGHT * (extra - self.average)
         if average < PAYS:
-            return Gain(TRY_AGAIN, REST)
-        return Gain(average)
+            return LookupGain(TRY_AGAIN, REST)
+        return LookupGain(average)
