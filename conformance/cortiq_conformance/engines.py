@@ -228,7 +228,7 @@ def kept(work: Work) -> list[Stream]:
     made = []
     for request in work.requests:
         half = len(request.prompt) // 2
-        marked = replace(request, marks=(CachePoint(half, CacheRole.SYSTEM),))
+        marked = replace(request, cache_points=(CachePoint(half, CacheRole.SYSTEM),))
         other = (*request.prompt[:half], *(t ^ 1 for t in request.prompt[half:]))
         longer = (*request.prompt, *request.prompt[:3])
         for prompt in (request.prompt, other, longer):

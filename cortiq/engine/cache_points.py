@@ -1,4 +1,4 @@
-"""Where in a prompt a copy of the state is worth keeping, where states cannot go back at will."""
+"""Default cache points of a prompt, for states that cannot be rewound to any length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cortiq.tokenizer.tokenizer import Tokenizer
 
 
 def default_cache_points(ids: tuple[int, ...], tokenizer: Tokenizer) -> tuple[CachePoint, ...]:
-    """The end of the system prompt, and where the answer begins, as control tokens show them.
+    """Return the end of the system prompt and the start of the answer, found by control tokens.
 
     The next turn renders everything up to the last control token of this prompt in the same way:
     the header of an answer, or what opens its thinking, which later turns leave out. Every
@@ -19,16 +19,16 @@ def default_cache_points(ids: tuple[int, ...], tokenizer: Tokenizer) -> tuple[Ca
     """
     if tokenizer.absent:
         return ()
-    places = [i for i, token in enumerate(ids) if tokenizer.is_special(token) and i]
-    opens = [i for i in places if ids[i] == ids[places[-1]]] if places else []
+    positions = [i for i, token in enumerate(ids) if tokenizer.is_special(token) and i]
+    opens = [i for i in positions if ids[i] == ids[positions[-1]]] if positions else []
     system = [CachePoint(opens[0], CacheRole.SYSTEM)] if len(opens) > 1 else []
-    return (*system, CachePoint(places[-1], CacheRole.TURN)) if places else ()
+    return (*system, CachePoint(positions[-1], CacheRole.TURN)) if positions else ()
 
 
 def with_cache_points(
     request: Request, prefixes: PrefixCache | None, tokenizer: Tokenizer
 ) -> Request:
-    """The request with the usual marks, if they are of use and it has none of its own."""
-    if prefixes is None or prefixes.free or request.marks:
+    """Return the request with default cache points, if they are useful and it has none."""
+    if prefixes is None or prefixes.rewinds_freely or request.cache_points:
         return request
-    return replace(request, marks=default_cache_points(request.prompt, tokenizer))
+    return replace(request, cache_points=default_cache_points(request.prompt, tokenizer))

@@ -1,4 +1,4 @@
-"""What a kept state stands for: decides which one goes first when there are too many."""
+"""Roles of cached states, which order eviction, and cache points in a prompt."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import NamedTuple
 
 
 class CacheRole(IntEnum):
-    """Why a sequence's state is kept; the lowest goes first."""
+    """Reason for caching a state; the lowest is evicted first."""
 
     BRANCH = 0
-    """Where a cancelled or preempted sequence stood."""
+    """State of a cancelled or preempted sequence."""
     THINKING = 1
     """Before a thinking tail, which the next turn's prompt leaves out."""
     TURN = 2
-    """The end of a turn: what the next prompt of the conversation goes on from."""
+    """The end of a turn: the next prompt of the conversation continues from it."""
     SYSTEM = 3
-    """The end of a system prompt: what every conversation goes on from."""
+    """The end of a system prompt: every conversation continues from it."""
     FILE = 4
     """Loaded from a file."""
 
 
 class CachePoint(NamedTuple):
-    """A place in a prompt: `position` ids lie before it."""
+    """A position in a prompt whose state is cached: `position` ids lie before it."""
 
     position: int
     role: CacheRole

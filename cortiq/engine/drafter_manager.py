@@ -1,4 +1,4 @@
-"""Drafters at work on an engine's sequences: opened, asked, told, closed, and judged."""
+"""Opens, calls and closes the drafters of an engine's sequences, and records their rounds."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cortiq.engine.sequence import Sequence
 
 
 class DrafterManager:
-    """Calls drafters; what one of them raises ends its drafting and nothing else."""
+    """Calls drafters; an exception in one of them ends its drafting and nothing else."""
 
     def __init__(self, executable: Executable, clock: Callable[[], float]) -> None:
         self.executable, self.clock = executable, clock
         self._vocabulary = vocabulary_size(executable.program)
 
     def open(self, sequence: Sequence) -> None:
-        """Begin on a sequence that has a place."""
+        """Open the drafter of a sequence that was admitted."""
         chosen = sequence.speculation
         if chosen is None or sequence.drafting or sequence.stats.drafts.error:
             return
@@ -35,28 +35,26 @@ class DrafterManager:
                 request.limit,
                 request.want_at,
                 self.executable,
-                sequence.held_state,
+                sequence.live_state,
                 policy,
             )
             opened = chosen.drafter.open(task)
             opened.wants, opened.propose, opened.observe, opened.close  # noqa: B018 raises if not
             sequence.drafting, sequence.policy = opened, policy
         except Exception as error:
-            self._give_up(sequence, error)
+            self._stop_drafting(sequence, error)
 
     def propose(self, depths: Mapping[Sequence, int]) -> dict[Sequence, tuple[Draft, float]]:
-        """For each sequence a draft of at most so many ids of the vocabulary, and its share of the
-        seconds that all of them took.
-        """
+        """Return for each sequence a draft of at most so many ids, and its share of the seconds."""
         started = self.clock()
         going = [draft_steps(s.drafting, s.ids, n) for s, n in depths.items() if s.drafting]
         pairs = zip(depths.items(), run_batched(going), strict=True)
-        drafts = {s: self._sound(s, made, depth) for (s, depth), made in pairs}
+        drafts = {s: self._usable(s, made, depth) for (s, depth), made in pairs}
         share = (self.clock() - started) / max(1, len(drafts))
         return {sequence: (draft, share) for sequence, draft in drafts.items()}
 
-    def _sound(self, sequence: Sequence, draft: Draft | Exception, depth: int) -> Draft:
-        """What can be used of a draft: ids of the vocabulary, at most `depth`."""
+    def _usable(self, sequence: Sequence, draft: Draft | Exception, depth: int) -> Draft:
+        """Return the usable beginning of a draft: ids of the vocabulary, at most `depth`."""
         try:
             if isinstance(draft, Exception):
                 raise draft
@@ -64,25 +62,25 @@ class DrafterManager:
             sound = next((i for i, t in enumerate(ids) if not 0 <= t < self._vocabulary), len(ids))
             return replace(draft.cut(sound), ids=tuple(ids[:sound]))
         except Exception as error:
-            self._give_up(sequence, error)
+            self._stop_drafting(sequence, error)
             return NOTHING
 
-    def observe(self, part: ScheduledRows, rows: Several[RowResult]) -> None:
-        """Tell a sequence's drafter which rows of a batch were kept."""
-        sequence = part.sequence
+    def observe(self, scheduled: ScheduledRows, rows: Several[RowResult]) -> None:
+        """Pass the kept rows of a batch to the sequence's drafter."""
+        sequence = scheduled.sequence
         if sequence.drafting is None:
             return
-        kept = max(0, min(sequence.fed, part.stop) - part.start)
+        kept = max(0, min(sequence.fed, scheduled.stop) - scheduled.start)
         try:
-            mine = rows[part.first : part.first + kept]
-            sequence.drafting.observe(part.start, mine, sequence.ids)
+            mine = rows[scheduled.first : scheduled.first + kept]
+            sequence.drafting.observe(scheduled.start, mine, sequence.ids)
         except Exception as error:
-            self._give_up(sequence, error)
+            self._stop_drafting(sequence, error)
 
-    def _give_up(self, sequence: Sequence, error: Exception) -> None:
-        """Use a drafter that failed no further; the text goes on, and its statistics say so.
+    def _stop_drafting(self, sequence: Sequence, error: Exception) -> None:
+        """Close a drafter that failed, and note the error; generation continues without it.
 
-        A draft head shares the sequence: where its fault cleared that, its rows are fed again.
+        A draft head shares the sequence: where its fault cleared it, the rows are fed again.
         """
         if sequence.state is not None:
             sequence.fed = min(sequence.fed, sequence.state.length())
@@ -91,7 +89,7 @@ class DrafterManager:
         self.close(sequence)
 
     def close(self, sequence: Sequence) -> None:
-        """Let a sequence's drafter go."""
+        """Close the drafter of a sequence."""
         drafting, sequence.drafting = sequence.drafting, None
         if drafting is not None:
             try:
@@ -100,23 +98,25 @@ class DrafterManager:
                 sequence.stats.drafts.error = f"{type(error).__name__}: {error}"
 
 
-def record_round(step: InFlightBatch, part: ScheduledRows, got: Committed, wall: float) -> None:
-    """Note a step of a sequence that committed tokens: in its statistics, for its policy."""
-    sequence = part.sequence
+def record_round(
+    batch: InFlightBatch, scheduled: ScheduledRows, got: Committed, wall: float
+) -> None:
+    """Record a round that committed tokens: in the statistics and for the policy."""
+    sequence = scheduled.sequence
     round_ = Round(
         generated=sequence.generated - got.emitted,
         position=len(sequence.ids) - got.emitted,
         room=sequence.room + got.emitted,
-        asked=part.asked,
-        proposed=len(part.draft.ids),
-        extended=part.draft.extended,
+        asked=scheduled.asked,
+        proposed=len(scheduled.draft.ids),
+        extended=scheduled.draft.extended,
         accepted=got.accepted,
         emitted=got.emitted,
-        draft_seconds=part.draft_seconds,
+        draft_seconds=scheduled.draft_seconds,
         wall_seconds=wall,
-        rows=len(step.rows),
-        sequences=len(step.parts),
-        drafter=part.drafter,
+        rows=len(batch.rows),
+        sequences=len(batch.scheduled),
+        drafter=scheduled.drafter,
     )
     sequence.stats.drafts.add(round_)
     if sequence.policy is not None:

@@ -1,4 +1,4 @@
-"""One batch: which rows each sequence has in it, and what becomes of them."""
+"""Batches: schedules the rows of each sequence, and keeps them until the results are read."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class ScheduledRows:
 
     Attributes
     ----------
-    start : position of the first.
-    tokens : their ids, drafted ones last; or what the batch before draws.
-    draws : how many rows at the end draw a token: none of a chunk inside a prompt, else one and one
-        more for every drafted id.
+    start : position of the first row.
+    tokens : ids of the rows, drafted ones last; or what the batch before draws.
+    draws : number of rows at the end that draw a token: none in a chunk inside a prompt, else one
+        and one more for every drafted id.
     first : index of the first row in the batch.
-    draft, asked, draft_seconds : what was drafted, how much was wanted, and how long it took.
-    checkpoint : the state before a round that it may be unable to go back into.
-    drawing_wants : what brings the token of each row that draws; empty for what the request wants.
+    draft, asked, draft_seconds : the draft, the depth that was asked for, and its time.
+    checkpoint : snapshot from before a round that the state may be unable to rewind.
+    drawing_wants : what each row that draws is asked for; empty for the request's own want.
     """
 
     sequence: Sequence
@@ -47,31 +47,31 @@ class ScheduledRows:
 
     @property
     def stop(self) -> int:
-        """Position after the last of its rows."""
+        """Position after the last row."""
         return self.start + len(self.tokens)
 
     @property
     def drafter(self) -> str:
-        """Who drafted, or would have; empty where nobody does."""
+        """Name of the drafter; empty for a sequence without one."""
         speculation = self.sequence.speculation
         return self.draft.drafter or (speculation.drafter.name if speculation else "")
 
     @property
     def drawing(self) -> range:
-        """Indices of the rows that draw."""
+        """Indices in the batch of the rows that draw."""
         end = self.first + len(self.tokens)
         return range(end - self.draws, end)
 
     def wants(self) -> list[tuple[Want, ...]]:
-        """What each row is to bring."""
+        """Return the outputs that each row requests."""
         sequence, request = self.sequence, self.sequence.request
         more = sequence.drafting.wants if sequence.drafting else ()
         silent: list[tuple[Want, ...]] = [more] * (len(self.tokens) - self.draws)
         drawing = self.drawing_wants or [request.want] * self.draws
-        return [*silent, *((want, *request.facts, *more) for want in drawing)]
+        return [*silent, *((want, *request.captures, *more) for want in drawing)]
 
     def rows(self) -> list[Row]:
-        """The rows."""
+        """Return the rows of the batch."""
         return [
             Row(self.state, self.start + i, token, wants, self._inputs(self.start + i))
             for i, (token, wants) in enumerate(zip(self.tokens, self.wants(), strict=True))
@@ -86,27 +86,37 @@ class ScheduledRows:
 
 @dataclass(eq=False)
 class InFlightBatch:
-    """A batch under way."""
+    """A batch that was submitted and is not read yet.
 
-    parts: list[ScheduledRows]
+    Attributes
+    ----------
+    scheduled : the rows of each sequence. rows : all of them, in order.
+    started : time at which it was scheduled.
+    ticket : gives the result.
+    """
+
+    scheduled: list[ScheduledRows]
     started: float
     rows: list[Row] = field(default_factory=list)
     ticket: Ticket | None = None
 
     def __post_init__(self) -> None:
-        for part in self.parts:
-            part.first = len(self.rows)
-            self.rows += part.rows()
+        for scheduled in self.scheduled:
+            scheduled.first = len(self.rows)
+            self.rows += scheduled.rows()
 
-    def part_of(self, sequence: Sequence) -> ScheduledRows | None:
-        """The sequence's rows in it."""
-        return next((part for part in self.parts if part.sequence is sequence), None)
+    def rows_of(self, sequence: Sequence) -> ScheduledRows | None:
+        """Return the rows of a sequence, None if it has none here."""
+        return next((rows for rows in self.scheduled if rows.sequence is sequence), None)
 
 
 def demand_of(sequence: Sequence, before: ScheduledRows | None) -> RowDemand | None:
-    """What a sequence could use in the batch after the one under way, where it has rows `before`.
+    """Return the rows that a sequence can use in the next batch, None while it can use none.
 
-    None where it can use nothing: its last token is being drawn.
+    Parameters
+    ----------
+    before : its rows in the batch in flight. While its last token is being drawn there, there is
+        nothing to schedule.
     """
     start = before.stop if before else sequence.fed
     rows = len(sequence.ids) - start
@@ -116,12 +126,13 @@ def demand_of(sequence: Sequence, before: ScheduledRows | None) -> RowDemand | N
             return None
         rows, decodes = 1, True
     most = sequence.request.chunk_rows
-    if before is not None and any(mark.position == start for mark in sequence.request.marks):
+    points = sequence.request.cache_points
+    if before is not None and any(point.position == start for point in points):
         return None  # its state is copied first
-    mark = sequence.next_mark(start)
-    if mark is not None:
-        most = min(most, mark - start)
-        decodes = decodes and mark - start >= rows
+    point = sequence.next_cache_point(start)
+    if point is not None:
+        most = min(most, point - start)
+        decodes = decodes and point - start >= rows
     depth = 0
     # Not on top of a replay: a copy of the state from before both would have it done again.
     if sequence.drafting and sequence.policy and decodes and before is None and rows == 1:
@@ -134,52 +145,52 @@ def demand_of(sequence: Sequence, before: ScheduledRows | None) -> RowDemand | N
 def schedule_batch(
     sequences: Iterable[Sequence],
     budget: int,
-    under_way: InFlightBatch | None,
+    in_flight: InFlightBatch | None,
     propose: Callable[[Mapping[Sequence, int]], Mapping[Sequence, tuple[Draft, float]]],
 ) -> list[ScheduledRows]:
-    """The parts of the next batch.
+    """Schedule the rows of the next batch.
 
     Parameters
     ----------
-    under_way : a batch that is not read yet: its sequences go on from what it draws.
-    propose : drafts of so many ids for some of them, and the seconds each took.
+    in_flight : a batch that is not read yet: its sequences continue from what it draws.
+    propose : returns drafts of at most so many ids for each sequence, and the seconds each took.
     """
-    befores = {s: under_way.part_of(s) if under_way else None for s in sequences}
-    found = {s: need for s, before in befores.items() if (need := demand_of(s, before))}
-    divided = dict(zip(found, divide_rows(list(found.values()), budget), strict=True))
-    drafts = propose({s: share.depth for s, share in divided.items() if share.rows and share.depth})
-    parts = [
-        _scheduled_rows(sequence, befores[sequence], share, *drafts.get(sequence, (NOTHING, 0.0)))
-        for sequence, share in divided.items()
-        if share.rows
+    befores = {s: in_flight.rows_of(s) if in_flight else None for s in sequences}
+    demands = {s: demand for s, before in befores.items() if (demand := demand_of(s, before))}
+    grants = dict(zip(demands, divide_rows(list(demands.values()), budget), strict=True))
+    drafts = propose({s: grant.depth for s, grant in grants.items() if grant.rows and grant.depth})
+    scheduled = [
+        _scheduled_rows(sequence, befores[sequence], grant, *drafts.get(sequence, (NOTHING, 0.0)))
+        for sequence, grant in grants.items()
+        if grant.rows
     ]
-    return [part for part in parts if part is not None]
+    return [rows for rows in scheduled if rows is not None]
 
 
 def _scheduled_rows(
     sequence: Sequence,
     before: ScheduledRows | None,
-    share: RowGrant,
+    grant: RowGrant,
     draft: Draft,
     seconds: float,
 ) -> ScheduledRows | None:
-    """A sequence's rows; None where its masks raised, which ends it before the next step.
+    """Return a sequence's rows; None where its masks raised, which ends it before the next step.
 
-    Where a draft head's fault cleared it, its rows come first again.
+    Where the fault of a draft head cleared the sequence, its rows are fed again first.
     """
     assert sequence.state is not None
     start = before.stop if before else sequence.fed
     if before is not None and before.draws:
         row = before.drawing[-1]
         return ScheduledRows(sequence, sequence.state, start, [Drawn(row)], 1)
-    tokens: list[int | Drawn] = list(sequence.ids[start : start + share.rows])
-    if start + share.rows < len(sequence.ids):
+    tokens: list[int | Drawn] = list(sequence.ids[start : start + grant.rows])
+    if start + grant.rows < len(sequence.ids):
         return ScheduledRows(sequence, sequence.state, start, tokens, 0)
     try:
         draft = _permitted(sequence, draft)
         return ScheduledRows(
             sequence, sequence.state, start, [*tokens, *draft.ids], 1 + len(draft.ids),
-            draft=draft, asked=share.depth, draft_seconds=seconds,
+            draft=draft, asked=grant.depth, draft_seconds=seconds,
             drawing_wants=_drawing_wants(sequence, draft),
         )  # fmt: skip
     except Exception as error:
@@ -189,7 +200,7 @@ def _scheduled_rows(
 
 
 def _drawing_wants(sequence: Sequence, draft: Draft) -> list[Want]:
-    """What brings the token after the ids, and after each drafted one; masks are asked here."""
+    """Return what each drawing row is asked for, with the masks after its drafted ids."""
     ids, drafted = sequence.ids, draft.ids
     return [
         sequence.request.want_at([*ids, *drafted[:i]] if i else ids)
@@ -198,7 +209,7 @@ def _drawing_wants(sequence: Sequence, draft: Draft) -> list[Want]:
 
 
 def _permitted(sequence: Sequence, draft: Draft) -> Draft:
-    """The draft up to the first id that a mask excludes: no row after that could hold."""
+    """Cut a draft before the first id that a mask excludes: no later row could be accepted."""
     request, ids = sequence.request, draft.ids
     if request.masks is None:
         return draft

@@ -70,7 +70,7 @@ class PrefixCache:
 
     Attributes
     ----------
-    free : whether any state can go back to any length.
+    rewinds_freely : whether any state can be rewound to any length.
     evicted : states given up so far to keep within the limits, or to make room.
     """
 
@@ -83,7 +83,7 @@ class PrefixCache:
         program = executable.program
         kinds = [program.slots[name] for name in program.trunk.written_slots()]
         self._bounded = bool(kinds) and not any(isinstance(slot, KVRows) for slot in kinds)
-        self.free = goes_back(executable)
+        self.rewinds_freely = goes_back(executable)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -137,7 +137,7 @@ class PrefixCache:
         kept = candidate.kept
         if kept is None:
             assert candidate.running is not None
-            state, length = fork_if_room(candidate.running.held_state()), candidate.running.fed
+            state, length = fork_if_room(candidate.running.live_state()), candidate.running.fed
         else:
             self._clock += 1
             kept.used, length = self._clock, kept.length
@@ -178,7 +178,11 @@ class PrefixCache:
             whole, _, _ = self._tree.match(ids)
             values = [node.value for node in whole if node.value is not None]
             same = [k for k in values if k.length == len(ids)]
-            same += [k for k in values if self.free and k.role <= CacheRole.TURN and k not in same]
+            same += [
+                k
+                for k in values
+                if self.rewinds_freely and k.role <= CacheRole.TURN and k not in same
+            ]
         for old in same:
             kept.role = max(kept.role, old.role) if old.length == kept.length else kept.role
             self._drop(old)

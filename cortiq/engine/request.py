@@ -50,7 +50,7 @@ class Request:
     loop_tokens : the text ends as a loop when so many last tokens repeat; 0 is never.
     embeddings : float32 [prompt, width] fed in place of the prompt's embeddings; ids are then only
         labels, and nothing is reused for such a prompt or of it.
-    marks : prompt positions worth keeping the sequence's state at, for later prompts.
+    cache_points : prompt positions worth keeping the sequence's state at, for later prompts.
     masks : which ids may follow a text (`Masks`).
     top_logprobs : tokens whose log-probability is kept beside that of each token drawn; None keeps
         none at all.
@@ -71,7 +71,7 @@ class Request:
     calibration: float = 1.0
     loop_tokens: int = 0
     embeddings: npt.NDArray[np.float32] | None = field(default=None, compare=False)
-    marks: tuple[CachePoint, ...] = ()
+    cache_points: tuple[CachePoint, ...] = ()
     masks: Masks | None = None
     top_logprobs: int | None = None
     shown_ids: frozenset[int] = frozenset()
@@ -92,14 +92,14 @@ class Request:
         return mask is None or bool(mask[token // 8] >> token % 8 & 1)
 
     @property
-    def facts(self) -> tuple[Want, ...]:
+    def captures(self) -> tuple[Want, ...]:
         """What else each row that draws brings: the digest, and logits where they are looked at."""
-        facts: tuple[Want, ...] = (Digest("logits"),)
+        captures: tuple[Want, ...] = (Digest("logits"),)
         if self.confidence or self.trace or self.top_logprobs is not None:
-            facts += (Named("logits"),)
+            captures += (Named("logits"),)
         if self.top_logprobs is not None:
-            facts += (Top(max(1, self.top_logprobs)),)
-        return facts
+            captures += (Top(max(1, self.top_logprobs)),)
+        return captures
 
     @property
     def limit(self) -> int:

@@ -1,4 +1,4 @@
-"""The line: who waits, who has a place, and who has to give it up."""
+"""Waiting and running queues; admission by urgency, and preemption."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class EngineOptions:
 
     Attributes
     ----------
-    batch_rows : rows of a batch at most.
-    sequences : at work at once; others wait.
-    waiting : requests that may wait; more are refused.
+    batch_rows : most rows of a batch.
+    sequences : most sequences that run at once; others wait.
+    waiting : most requests that wait; more are refused.
     """
 
     batch_rows: int = 256
@@ -33,96 +33,96 @@ DEFAULT_OPTIONS = EngineOptions()
 
 
 class Scheduler:
-    """Sequences that wait and sequences that run.
+    """The waiting and the running queue.
 
     Attributes
     ----------
-    blocked : whether somebody waits for a place that cannot be taken while a batch is under way.
+    blocked : whether a preemption waits for the batch in flight to end.
     """
 
-    def __init__(self, places: StateManager, options: EngineOptions) -> None:
+    def __init__(self, states: StateManager, options: EngineOptions) -> None:
         instance_of(options, EngineOptions, "options")
-        self.places, self.options = places, options
+        self.states, self.options = states, options
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.blocked = False
 
-    def join(self, sequence: Sequence) -> None:
-        """Wait; RequestError where too many do."""
+    def add(self, sequence: Sequence) -> None:
+        """Append a sequence to the waiting queue; RequestError when it is full."""
         if len(self.waiting) >= self.options.waiting:
             raise RequestError(
                 f"{len(self.waiting)} requests are waiting", hint="try again when some have ended"
             )
         self.waiting.append(sequence)
 
-    def leave(self, sequence: Sequence) -> None:
-        """Be gone from wherever it is."""
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence from the queue it is in."""
         for queue in (self.waiting, self.running):
             if sequence in queue:
                 queue.remove(sequence)
 
-    def next(self, still: bool) -> Sequence | None:
-        """Give a place to the most urgent of those that wait; who got it, None if nobody did.
+    def admit_next(self, quiescent: bool) -> Sequence | None:
+        """Admit the most urgent waiting sequence; return it, or None if nothing was admitted.
 
-        Nobody overtakes it, so a big request is not passed over for ever by small ones. One of
-        lower priority gives up its place when there is none.
+        No other sequence overtakes it, so small requests cannot starve a big one. When memory is
+        short, a running sequence of lower priority is preempted.
 
         Parameters
         ----------
-        still : whether no batch is under way.
+        quiescent : whether no batch is in flight.
 
         Raises
         ------
-        Refusal : it can have no place, and why.
+        AdmissionError : the sequence can never be admitted; it holds the reason.
         """
         while self.waiting and len(self.running) < self.options.sequences:
             sequence = min(self.waiting, key=service_order)
             try:
-                found = self.places.find(sequence, self.running, still)
+                allocated = self.states.allocate(sequence, self.running, quiescent)
             except Exception as error:
                 raise AdmissionError(sequence, error) from error
-            if found:
+            if allocated:
                 self.waiting.remove(sequence)
                 self.running.append(sequence)
                 return sequence
-            if not self._preempt_for(sequence, still):
+            if not self._preempt_for(sequence, quiescent):
                 return None
         return None
 
-    def _preempt_for(self, sequence: Sequence, still: bool) -> bool:
-        """Take the place of one of lower priority; whether it was taken.
+    def _preempt_for(self, sequence: Sequence, quiescent: bool) -> bool:
+        """Preempt a running sequence of lower priority; return whether one was.
 
-        It must be less urgent too, or it would be the first to get its place back.
+        The victim must be less urgent too, or it would be the next to be admitted again.
         """
         lower = [
             s
             for s in self.running
             if s.priority < sequence.priority
             and service_order(s) > service_order(sequence)
-            and s.may_forget
+            and s.can_be_preempted
         ]
-        self.blocked = bool(lower) and not still
-        if not lower or not still:
+        self.blocked = bool(lower) and not quiescent
+        if not lower or not quiescent:
             return False
         self.preempt(max(lower, key=service_order))
         return True
 
     def preempt(self, sequence: Sequence, keep: int = 0) -> None:
-        """Let a running sequence forget its rows from `keep` on; see `Engine.preempt`."""
-        sequence.forgot_at = sequence.generated
+        """Drop a running sequence's rows from `keep` on; see `Engine.preempt`."""
+        sequence.preempted_at = sequence.generated
         if keep > 0:
-            with attributed_to(self.places.backend):
-                sequence.fed = sequence.held_state().rewind(min(keep, sequence.fed))
+            with attributed_to(self.states.backend):
+                sequence.fed = sequence.live_state().rewind(min(keep, sequence.fed))
             return
         self.running.remove(sequence)
-        self.places.retire(sequence, CacheRole.BRANCH)
+        self.states.release_to_cache(sequence, CacheRole.BRANCH)
         sequence.fed = 0
         sequence.stats.preempted += 1
         self.waiting.append(sequence)
 
 
 class AdmissionError(Exception):
-    """A sequence that can have no place, and why."""
+    """A sequence that cannot be admitted, and the reason."""
 
     def __init__(self, sequence: Sequence, error: Exception) -> None:
         super().__init__(str(error))
@@ -130,5 +130,5 @@ class AdmissionError(Exception):
 
 
 def service_order(sequence: Sequence) -> tuple[int, int]:
-    """Order in which sequences are served."""
+    """Return the sort key of a sequence: the least is served first."""
     return urgency(sequence.served, sequence.priority, sequence.number)

@@ -74,7 +74,7 @@ class Session:
         with attributed_to(backend_names(executable)):
             self.state = executable.open(limit)
         self.length = 0
-        self._under_way: list[PendingBatch] = []
+        self._in_flight: list[PendingBatch] = []
         if not self.state.reserve(limit):
             self.state.release()
             raise RequestError(
@@ -88,8 +88,8 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            while self._under_way:
-                self._abandon(self._under_way.pop(), loud=kind is None)
+            while self._in_flight:
+                self._abandon(self._in_flight.pop(), loud=kind is None)
         finally:
             self.state.release()
 
@@ -118,7 +118,7 @@ class Session:
             ticket = self.executable.forward(Batch(rows))
         self.length += len(ids)
         pending = PendingBatch(ticket, len(ids) - 1, self.length - 1)
-        self._under_way.append(pending)
+        self._in_flight.append(pending)
         return pending
 
     def read(self, pending: PendingBatch) -> RowResult:
@@ -141,7 +141,7 @@ class Session:
         return result.rows
 
     def _wait(self, pending: PendingBatch) -> BatchResult:
-        self._under_way.remove(pending)
+        self._in_flight.remove(pending)
         with attributed_to(backend_names(self.executable)):
             return pending.ticket.result()
 

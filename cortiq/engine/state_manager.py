@@ -1,4 +1,4 @@
-"""Where sequences live: states opened, found among kept ones, kept again, or freed."""
+"""Allocates sequence states: opens them, reuses cached prefixes, caches or frees them."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from cortiq.errors import RequestError
 
 
 class StateManager:
-    """The states of an engine's sequences; see `Engine` for the parameters.
+    """Owns the states of an engine's sequences; see `Engine` for the parameters.
 
     Attributes
     ----------
-    backend : names of what computes, for errors.
+    backend : names of the backends, for errors.
     """
 
     def __init__(self, executable: Executable, prefixes: PrefixCache | None) -> None:
         self.executable, self.prefixes = executable, prefixes
         self.backend = backend_names(executable)
 
-    def find(self, sequence: Sequence, running: Several[Sequence], still: bool) -> bool:
-        """Give a sequence a state with room for all it may become; whether there was any.
+    def allocate(self, sequence: Sequence, running: Several[Sequence], quiescent: bool) -> bool:
+        """Give a sequence a state with room for its limit; return whether memory allowed it.
 
         Parameters
         ----------
-        running : others, whose rows can be shared.
-        still : whether no batch is under way, so that their states can be copied.
+        running : other sequences, whose rows can be shared.
+        quiescent : whether no batch is in flight, so that their states can be copied.
 
         Raises
         ------
-        RequestError : there is no room although nothing else takes any.
+        RequestError : memory is short although nothing else is running.
         """
         request = sequence.request
         with attributed_to(self.backend):
-            state, fed = self._begin(sequence, running if still else ())
+            state, fed = self._open_or_reuse(sequence, running if quiescent else ())
             while not state.reserve(request.limit - fed):
                 if self.prefixes is None or not self.prefixes.evict():
                     state.release()
@@ -51,8 +51,8 @@ class StateManager:
             sequence.stats.reused_tokens = fed
         return True
 
-    def _begin(self, sequence: Sequence, running: Several[Sequence]) -> tuple[State, int]:
-        """A state that holds as many of the ids' rows as are there, and how many these are."""
+    def _open_or_reuse(self, sequence: Sequence, running: Several[Sequence]) -> tuple[State, int]:
+        """Return a state with the longest cached prefix of the ids, and the number of its rows."""
         limit = sequence.request.limit
         if self.prefixes is None or sequence.request.embeddings is not None:
             return self.executable.open(limit), 0
@@ -68,11 +68,11 @@ class StateManager:
             hint="ask for fewer tokens or a shorter context",
         )
 
-    def keep_marked(self, sequence: Sequence) -> None:
-        """Keep a copy of the state where the prompt has a mark."""
-        marks = sequence.request.marks
-        mark = next((m for m in marks if m.position == sequence.fed), None)
-        if self.prefixes is None or mark is None or sequence.request.embeddings is not None:
+    def cache_at_points(self, sequence: Sequence) -> None:
+        """Cache a copy of the state where the prompt has a cache point."""
+        points = sequence.request.cache_points
+        point = next((p for p in points if p.position == sequence.fed), None)
+        if self.prefixes is None or point is None or sequence.request.embeddings is not None:
             return
         assert sequence.state is not None
         ids = sequence.ids[: sequence.fed]
@@ -80,24 +80,24 @@ class StateManager:
             with attributed_to(self.backend):
                 state = fork_if_room(sequence.state)
                 if state is not None:
-                    sequence.stats.evicted += self.prefixes.put(ids, state, mark.role)
+                    sequence.stats.evicted += self.prefixes.put(ids, state, point.role)
 
-    def retire(self, sequence: Sequence, role: CacheRole) -> None:
-        """Keep the state of a sequence that has none any more, or free it."""
+    def release_to_cache(self, sequence: Sequence, role: CacheRole) -> None:
+        """Move the state of a sequence into the prefix cache, or free it."""
         state = sequence.state
         if state is None:
             return
         fed, ids = sequence.fed, sequence.ids
         sound = sequence.error is None and sequence.request.embeddings is None
         if self.prefixes is None or not sound or fed == 0 or state.length() != fed:
-            self.drop(sequence)
+            self.free(sequence)
             return
         sequence.state = None
         with attributed_to(self.backend):
             sequence.stats.evicted += self.prefixes.put(ids[:fed], state, role)
 
-    def drop(self, sequence: Sequence) -> None:
-        """Free the state of a sequence."""
+    def free(self, sequence: Sequence) -> None:
+        """Release the state of a sequence."""
         state, sequence.state = sequence.state, None
         if state is not None:
             with attributed_to(self.backend):

@@ -208,7 +208,9 @@ class Replay:
             chunk_rows = max(1, min(request.chunk_rows, MOST_LOGITS // vocabulary))
             for start in range(silent, len(ids), chunk_rows):
                 end = min(start + chunk_rows, len(ids))
-                wants = [(request.want_at(ids[: i + 1]), *request.facts) for i in range(start, end)]
+                wants = [
+                    (request.want_at(ids[: i + 1]), *request.captures) for i in range(start, end)
+                ]
                 rows = session.read_rows(session.feed_each(ids[start:end], wants))
                 yield from ((row[want[0]], row) for want, row in zip(wants, rows, strict=True))
                 self._advance(end, len(ids))

@@ -86,7 +86,7 @@ class DeferredTicket:
 
 
 def request(ids: Sequence[int], max_tokens: int = 12, **options: Any) -> Request:
-    extra = {k: options.pop(k) for k in ("marks", "embeddings", "choice") if k in options}
+    extra = {k: options.pop(k) for k in ("cache_points", "embeddings", "choice") if k in options}
     chosen = GenerateOptions(max_tokens=max_tokens, **GREEDY | options)
     made = make_request(list(ids), chosen, loaded("tiny-llama").program, ())
     return Request(**{**vars(made), **extra}) if extra else made

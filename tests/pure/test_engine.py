@@ -70,7 +70,7 @@ def test_batch_of_sixteen_in_any_order_is_each_one_alone(backend, model):
 def test_batches_submitted_ahead_change_nothing(model):
     """On a slow device, with marks, kept prefixes, cancels, priorities and little memory."""
     on = executable("cpu", model)
-    wanted = [replace(one, marks=(CachePoint(9, CacheRole.SYSTEM),)) for one in sixteen()]
+    wanted = [replace(one, cache_points=(CachePoint(9, CacheRole.SYSTEM),)) for one in sixteen()]
     expected = [alone(on, one) for one in wanted]
     limited = executable("cpu", model, memory_limit=9 * on.state_bytes(64))
     device = Deferred(limited)
@@ -164,7 +164,7 @@ def test_drafts_and_kept_prefixes_over_every_kind_of_slot(backend):
         for number in range(6):
             ids = (*(7 * i % 50 for i in range(12 + 3 * number)), number)
             wanted = replace(request([1], 16, **PENALISED), prompt=ids)
-            wanted = replace(wanted, marks=(CachePoint(10, CacheRole.SYSTEM),))
+            wanted = replace(wanted, cache_points=(CachePoint(10, CacheRole.SYSTEM),))
             expected.append(alone(on, wanted))
             truth = [*ids, *expected[-1][0]]
             drafter = oracle(truth, lambda place, i: chance.random() < 0.3)

@@ -76,9 +76,9 @@ class EngineMachine(RuleBasedStateMachine):
     def submit(self, head, cut, tail, way, tokens, priority, honesty, marked):
         head = head if self.windowed else head[:70]
         ids = [*head[: len(head) - cut], *tail]
-        marks = (CachePoint(10, CacheRole.SYSTEM),) if marked else ()
+        points = (CachePoint(10, CacheRole.SYSTEM),) if marked else ()
         rows = 16 if len(ids) < 100 else 150
-        wanted = request(ids, tokens, chunk_rows=rows, marks=marks, **WAYS[way])
+        wanted = request(ids, tokens, chunk_rows=rows, cache_points=points, **WAYS[way])
         self._submit(wanted, priority, honesty)
 
     def _submit(self, wanted, priority, honesty):

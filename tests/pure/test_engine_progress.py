@@ -90,18 +90,18 @@ def text(wanted):
 def impatient(monkeypatch):
     """Turns come soon; and places are looked for a bounded number of times in a step."""
     monkeypatch.setattr(schedule, "PATIENCE", PATIENCE)
-    find = StateManager.find
+    allocate = StateManager.allocate
 
     def counted(self, *given):
         self.looked = getattr(self, "looked", 0) + 1
         assert self.looked < 1000, "places are given and taken without a step"
-        return find(self, *given)
+        return allocate(self, *given)
 
-    monkeypatch.setattr(StateManager, "find", counted)
+    monkeypatch.setattr(StateManager, "allocate", counted)
 
 
 def step(mine):
-    mine._places.looked = 0
+    mine._states.looked = 0
     return mine.step()
 
 

@@ -111,7 +111,7 @@ def conversation(seed, turns):
     return found
 
 
-def marks_of(ids):
+def points_of(ids):
     return CachePoint(12, CacheRole.SYSTEM), CachePoint(len(ids) // 2, CacheRole.TURN)
 
 
@@ -120,7 +120,7 @@ def test_reuse_on_is_reuse_off(backend, model):
     on, reused = executable(backend, model), 0
     ways = list(WAYS.values())
     with_ways = [
-        request(ids, 8, chunk_rows=16, marks=marks_of(ids), **ways[i % 3])
+        request(ids, 8, chunk_rows=16, cache_points=points_of(ids), **ways[i % 3])
         for i, ids in enumerate(conversation(5, 12))
     ]
     expected = [alone(on, one) for one in with_ways]

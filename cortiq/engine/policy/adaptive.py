@@ -90,7 +90,7 @@ class AdaptiveDepth:
         accounts: Mapping[int, DrafterProfile] | None = None,
         prompt_tokens: int = 0,
         limits: DepthLimits | None = None,
-        publish: Callable[[int, DrafterProfile], None] = lambda batch_bucket, account: None,
+        publish: Callable[[int, DrafterProfile], None] = lambda bucket, account: None,
     ) -> None:
         self.limits = limits or DepthLimits()
         known = accounts or {}
@@ -238,5 +238,5 @@ class AdaptiveDepthFactory:
         """A policy for a prompt of this many tokens."""
         return AdaptiveDepth(dict(self.accounts), prompt_tokens, self.limits, self._keep)
 
-    def _keep(self, batch_bucket: int, account: DrafterProfile) -> None:
-        self.accounts[batch_bucket] = account
+    def _keep(self, bucket: int, account: DrafterProfile) -> None:
+        self.accounts[bucket] = account
