@@ -11,11 +11,15 @@ from cortiq.ir import Graph
 from cortiq_conformance import models
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.drives import Chunks, Drive, Feed
+from cortiq_conformance.loops import LOOPED, looped
 from cortiq_conformance.source import Source
 from cortiq_conformance.subject import Subject
 from cortiq_conformance.wants import Observations
 
 FULL_DRIVES: dict[str, Drive] = {"chunks of 7": Chunks(7), "chunks of 64": Chunks(64)}
+LOOP_DRIVES: dict[str, Drive] = {
+    "whole": Chunks(), "chunks of 7": Chunks(7), "row by row": Chunks(1)
+}  # fmt: skip
 
 
 def cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
@@ -32,6 +36,11 @@ def cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
     for name in models.chosen_mini(names):
         yield _case(name, "70 tokens", "whole", Chunks())
         yield _case(name, "70 tokens", "chunks of 7", Chunks(7))
+    for name in LOOPED if names is None else [name for name in LOOPED if name in names]:
+        for what, drive in LOOP_DRIVES.items():
+            build = partial(_looped, name, drive)
+            case_id = f"level2/loop[{name}, its layers twice, {what}]"
+            yield Case(case_id, 2, "loop", "", build, model=name)
     for name in real if profile == "full" or names is not None else ():
         title = models.prompts(name)[-1]
         yield _case(name, title, "whole", Chunks())
@@ -86,6 +95,16 @@ def _build(name: str, title: str, drive: Drive, source: Source) -> GraphScenario
         model.program, model.weights, feeds, wants, drive, facts=model.facts,
         options={"threads": 1 if name in models.FORMULA else 0}, real=name not in models.FORMULA,
     )  # fmt: skip
+
+
+def _looped(name: str, drive: Drive, source: Source) -> GraphScenario:
+    """Every layer twice: whatever the chunks, the digests of both passes are the definitions'."""
+    model = models.load(name)
+    program = looped(model.program)
+    wants = tuple(Digest(value) for value in layer_values(program.trunk))
+    feeds = [Feed(models.prompt(name, "70 tokens"))]
+    weights = {weight: model.weights[weight] for weight in program.weights}
+    return GraphScenario(program, weights, feeds, wants, drive, facts=model.facts)
 
 
 def _second_entry(name: str, source: Source) -> GraphScenario:

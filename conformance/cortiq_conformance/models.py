@@ -35,10 +35,16 @@ HEADED: Mapping[str, str] = {
     "tiny-llama+mtp": "w8",
     "tiny-lfm2+mtp": "w16",
     "tiny-mimo+mimo": "f32",
+    "mini-qwen3_5_text+mtp": "w16",
+    "mini-granitemoehybrid+mtp": "w8",
     "tiny-llama+dflash": "w16",
     "tiny-llama+mtp,dflash": "w8",
 }
-"""Tiny models with a draft head, a block drafter or both, which stand behind the plus."""
+"""Tiny models with a draft head, a block drafter or both, which stand behind the plus.
+
+Two have recurrent states in their trunks (a delta rule, a state space), which hold no rows that
+could be dropped where drafts do not hold.
+"""
 FORMULA: Mapping[str, str] = {**TINY, **MINI, **HEADED}
 REAL = ("smollm2", "gemma3-270m")
 TINY_PROMPTS = {"5 tokens": 5, "70 tokens": 70, "33 tokens": 33}
