@@ -190,7 +190,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "T15",
         "test_acceptance.py::test_t15_cancelled_before_the_start_and_not_the_next_time",
-        "cortiq/engine/session.py",
+        "cortiq/engine/sequence.py",
         "return self._cancel.is_set() or self.cancelled()",
         "return self._cancel.is_set()",
     ),

@@ -36,7 +36,7 @@ PROSE = "The old lighthouse keeper had not spoken to anyone in years. One evenin
 
 
 @dataclass(frozen=True)
-class Task:
+class DraftBenchTask:
     """A text to generate: its prompt, and how tokens are drawn."""
 
     name: str
@@ -51,12 +51,12 @@ class Task:
         return model.ids(self.prompt)
 
 
-TASKS = (Task("copy", COPY, chat=True), Task("prose", PROSE, temperature=0.9))
+TASKS = (DraftBenchTask("copy", COPY, chat=True), DraftBenchTask("prose", PROSE, temperature=0.9))
 """A file to be copied, which lookup is for; and a story drawn freely, where nothing repeats."""
 
 
 @dataclass(frozen=True)
-class Compared:
+class DraftComparison:
     """Decoded tokens per second of one task.
 
     Attributes
@@ -100,7 +100,7 @@ def compare(
     new_tokens: int,
     repeats: int,
     progress: Callable[[str, int, int], None] = lambda *_: None,
-) -> dict[str, Compared]:
+) -> dict[str, DraftComparison]:
     """Each task with and without the drafter, in turn, after one repetition that does not count.
 
     Raises
@@ -116,12 +116,12 @@ def compare(
 
 def _compared(
     model: Model,
-    task: Task,
+    task: DraftBenchTask,
     drafting: dict[str, Any],
     new_tokens: int,
     repeats: int,
     progress: Callable[[str, int, int], None],
-) -> Compared:
+) -> DraftComparison:
     pairs: list[tuple[Generation, Generation]] = []
     ids = task.ids(model)
     for seed in range(repeats + 1):
@@ -139,10 +139,10 @@ def _compared(
     return _counted(pairs[1:])
 
 
-def _counted(pairs: list[tuple[Generation, Generation]]) -> Compared:
+def _counted(pairs: list[tuple[Generation, Generation]]) -> DraftComparison:
     drafts = [drafted.stats.drafts for _, drafted in pairs]
     tallies = [tally for found in drafts for tally in found.drafters.values()]
-    return Compared(
+    return DraftComparison(
         tuple(_rate(plain) for plain, _ in pairs),
         tuple(_rate(drafted) for _, drafted in pairs),
         sum(tally.rounds for tally in tallies),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cortiq.backend import Executable
-from cortiq.bench.measure import CHUNK_ROWS, Work
+from cortiq.bench.measure import CHUNK_ROWS, Workload
 from cortiq.engine.engine import Engine
 from cortiq.engine.request import Request
 from cortiq.engine.sequence import Sequence as Running
@@ -17,9 +17,9 @@ from cortiq.tokenizer.tokenizer import Tokenizer
 
 
 class EngineRunner:
-    """Serves `Work.batch` requests at once; see `bench.Runner`."""
+    """Serves `Workload.batch` requests at once; see `bench.Runner`."""
 
-    def __init__(self, executable: Executable, tokenizer: Tokenizer, work: Work) -> None:
+    def __init__(self, executable: Executable, tokenizer: Tokenizer, work: Workload) -> None:
         self._executable, self._tokenizer, self._work = executable, tokenizer, work
         self._engine: Engine | None = None
         self._served: list[Running] = []

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.bench.measure import Work
+from cortiq.bench.measure import Workload
 from cortiq.errors import BackendError, CortiqError, RequestError
 
 BATCH_ROWS = 512
@@ -28,7 +28,7 @@ class LlamaRunner:
     BackendError : llama.cpp refuses the file or a batch.
     """
 
-    def __init__(self, path: Path, work: Work, threads: int) -> None:
+    def __init__(self, path: Path, work: Workload, threads: int) -> None:
         if find_spec("llama_cpp") is None:
             raise CortiqError(
                 "llama-cpp-python is not installed", hint="pip install llama-cpp-python"

@@ -31,7 +31,7 @@ def cores() -> int:
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """What one repetition computes.
 
     Attributes
@@ -79,10 +79,10 @@ class Runner(Protocol):
         """Give memory back."""
 
 
-class OwnRunner:
+class ExecutableRunner:
     """Runs an executable of ours."""
 
-    def __init__(self, executable: Executable, work: Work) -> None:
+    def __init__(self, executable: Executable, work: Workload) -> None:
         self._executable, self._work = executable, work
         self._states: list[State] = []
 
@@ -138,7 +138,7 @@ class OwnRunner:
 
 
 @dataclass(frozen=True)
-class Spread:
+class TokenRates:
     """Tokens per second over the repetitions."""
 
     values: tuple[float, ...]
@@ -158,8 +158,8 @@ class Spread:
 class Speed:
     """What a runner did."""
 
-    prefill: Spread
-    decode: Spread
+    prefill: TokenRates
+    decode: TokenRates
 
     def as_dict(self) -> dict[str, dict[str, float]]:
         """For JSON: tokens per second."""
@@ -168,7 +168,7 @@ class Speed:
 
 def measure(
     runners: Mapping[str, Runner],
-    work: Work,
+    work: Workload,
     vocabulary: int,
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> dict[str, Speed]:
@@ -195,9 +195,9 @@ def _once(runner: Runner, prompt: Sequence[int], steps: int) -> tuple[float, flo
     return middle - start, time.perf_counter() - middle
 
 
-def _speed(times: list[tuple[float, float]], work: Work) -> Speed:
+def _speed(times: list[tuple[float, float]], work: Workload) -> Speed:
     fed, drawn = work.batch * work.prompt_tokens, work.batch * work.new_tokens
     return Speed(
-        Spread(tuple(fed / prefill for prefill, _ in times)),
-        Spread(tuple(drawn / decode for _, decode in times)),
+        TokenRates(tuple(fed / prefill for prefill, _ in times)),
+        TokenRates(tuple(drawn / decode for _, decode in times)),
     )

@@ -15,7 +15,7 @@ from cortiq.errors import BackendError
 from cortiq.options import GenerateOptions, LoadOptions, resolve
 
 if TYPE_CHECKING:
-    from cortiq.bench.measure import Runner, Speed, Work
+    from cortiq.bench.measure import Runner, Speed, Workload
     from cortiq.model.model import Model
 
 PEERS = ("llama.cpp", "engine")
@@ -60,15 +60,15 @@ def bench(
 
     One repetition warms up; medians are of the others. Nothing else should run meanwhile.
     """
-    from cortiq.bench.measure import Work, measure
+    from cortiq.bench.measure import Workload, measure
     from cortiq.engine.request import vocabulary_size
-    from cortiq.model.drafts import drafter_of
+    from cortiq.model.drafts import drafters_named
     from cortiq.model.load import load
 
-    work = Work(*(given.pop(n) for n in ("prompt_tokens", "new_tokens", "batch", "repeats")))
+    work = Workload(*(given.pop(n) for n in ("prompt_tokens", "new_tokens", "batch", "repeats")))
     chosen = resolve(LoadOptions, given)
     if draft is not None:
-        drafter_of(
+        drafters_named(
             GenerateOptions(draft=draft, draft_depth=draft_depth)
         )  # before a model is opened
     given = with_heads(given, draft)
@@ -88,7 +88,9 @@ def bench(
     return _print(speeds, facts, as_json)
 
 
-def _print_drafts(loaded: Model, draft: str, depth: int | None, work: Work, as_json: bool) -> None:
+def _print_drafts(
+    loaded: Model, draft: str, depth: int | None, work: Workload, as_json: bool
+) -> None:
     """Measure a drafter; print decoded tokens a second."""
     from cortiq.bench.drafts import compare
 
@@ -104,11 +106,11 @@ def _print_drafts(loaded: Model, draft: str, depth: int | None, work: Work, as_j
 
 
 def _runners(
-    loaded: Model, model: str, work: Work, against: str | None, threads: int
+    loaded: Model, model: str, work: Workload, against: str | None, threads: int
 ) -> dict[str, Runner]:
-    from cortiq.bench.measure import OwnRunner
+    from cortiq.bench.measure import ExecutableRunner
 
-    runners: dict[str, Runner] = {"cortiq": OwnRunner(loaded.executable, work)}
+    runners: dict[str, Runner] = {"cortiq": ExecutableRunner(loaded.executable, work)}
     if against == "engine":
         from cortiq.bench.engine_runner import EngineRunner
 
@@ -122,7 +124,9 @@ def _runners(
     return runners
 
 
-def _facts(loaded: Model, model: str, work: Work, runners: Mapping[str, Runner]) -> dict[str, Any]:
+def _facts(
+    loaded: Model, model: str, work: Workload, runners: Mapping[str, Runner]
+) -> dict[str, Any]:
     from cortiq.bench.measure import cores
 
     facts = {
@@ -139,7 +143,7 @@ def _facts(loaded: Model, model: str, work: Work, runners: Mapping[str, Runner])
     return facts | ({"peer": versions} if versions else {})
 
 
-def profile_of(loaded: Model, runner: Runner, work: Work) -> dict[str, Any]:
+def profile_of(loaded: Model, runner: Runner, work: Workload) -> dict[str, Any]:
     """Time by op in a prompt and in the steps after it, and what the machine can do.
 
     The executable has a `profile` with `start`, `stop` and `limits` if its backend can record.

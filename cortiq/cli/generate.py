@@ -137,10 +137,10 @@ def receipt_writer(path: str | None, key: str | None) -> Callable[[Generation], 
 def check_options(options: GenerateOptions) -> None:
     """What can be said of options without a model; RequestError."""
     from cortiq.engine.request import check_stop
-    from cortiq.model.drafts import drafter_of
+    from cortiq.model.drafts import drafters_named
 
     check_stop(options)
-    drafter_of(options)
+    drafters_named(options)
 
 
 @contextmanager

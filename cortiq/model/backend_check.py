@@ -20,7 +20,7 @@ OPTIONS: dict[str, Any] = {"max_tokens": 4, "temperature": 0.8, "seed": 1, "igno
 
 
 @dataclass
-class Trial:
+class BackendCheck:
     """What became of a backend, or of one of its devices.
 
     Attributes
@@ -43,7 +43,7 @@ class Trial:
     mend: str | None = None
 
 
-def trials(plugins: Plugins, *, run: bool = True) -> list[Trial]:
+def check_backends(plugins: Plugins, *, run: bool = True) -> list[BackendCheck]:
     """Every backend and device that is installed, tried unless `run` is false.
 
     The trial generates a few tokens with a tiny synthetic model, nothing declined, and compares
@@ -63,18 +63,18 @@ def trials(plugins: Plugins, *, run: bool = True) -> list[Trial]:
     return made
 
 
-def _devices_of(name: str, plugins: Plugins) -> list[Trial]:
+def _devices_of(name: str, plugins: Plugins) -> list[BackendCheck]:
     backend = plugins.backends[name]
     source = plugins.sources.get(plugins.brought_by.get(name, ""), "")
     devices, reason = availability(backend)
     if reason is None:
-        return [Trial(name, d.name, d.description, source) for d in devices]
+        return [BackendCheck(name, d.name, d.description, source) for d in devices]
     missing = missing_requirements(source.partition(" ")[0])
     mend = install_command(*missing) if missing else None
-    return [Trial(name, None, "", source, works=False, problem=reason, mend=mend)]
+    return [BackendCheck(name, None, "", source, works=False, problem=reason, mend=mend)]
 
 
-def _try(trial: Trial, backend: Backend) -> None:
+def _try(trial: BackendCheck, backend: Backend) -> None:
     """Generate with it; note what became of that."""
     from cortiq.model.load import model_of
     from cortiq.model.source import open_source

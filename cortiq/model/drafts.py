@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cortiq.model.model import Model
 
 
-class Drafts:
+class DrafterFactory:
     """What drafts for a model; closes the draft models it opened."""
 
     def __init__(self, model: Model) -> None:
@@ -46,7 +46,7 @@ class Drafts:
         ------
         RequestError : the drafter is unknown, or cannot draft for this model.
         """
-        found = drafter_of(options)
+        found = drafters_named(options)
         if found is None:
             return None
         _check_block(found, self._model.options)
@@ -84,7 +84,7 @@ class Drafts:
         self._opened, self._made = {}, {}
 
 
-def drafter_of(options: GenerateOptions) -> Mapping[str, NamedKind] | None:
+def drafters_named(options: GenerateOptions) -> Mapping[str, NamedKind] | None:
     """The drafters that options name, and their arguments; None for none. No model is needed.
 
     Raises

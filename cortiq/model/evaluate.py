@@ -27,7 +27,7 @@ LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_token
 PASSED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
 
 
-class Evaluated:
+class EvaluationModel:
     """A model as an evaluation suite sees it.
 
     Attributes

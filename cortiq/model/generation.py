@@ -113,7 +113,7 @@ def note_of(request: Request, output: Output) -> str:
     return "; ".join(filter(None, (full, silent if output.tokenizer.absent else "")))
 
 
-def steps(
+def generate_steps(
     executable: Executable,
     tokenizer: Tokenizer,
     prefixes: PrefixCache | None,
@@ -133,7 +133,7 @@ def steps(
     return sequence.output
 
 
-def serve_all(
+def serve_batch(
     executable: Executable,
     tokenizer: Tokenizer,
     prefixes: PrefixCache | None,

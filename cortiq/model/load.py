@@ -12,7 +12,7 @@ from cortiq.backend.seam import devices_of
 from cortiq.errors import OptionError
 from cortiq.formats.cache import Progress
 from cortiq.model.model import Model
-from cortiq.model.source import Source, model_name, open_source
+from cortiq.model.source import ModelSource, model_name, open_source
 from cortiq.options import LoadOptions, resolve
 
 
@@ -49,7 +49,7 @@ def load(
 
 def model_of(
     name: str,
-    source: Source,
+    source: ModelSource,
     placed: tuple[Backend, str],
     options: LoadOptions,
     extra: Mapping[str, Any] | None = None,
@@ -84,7 +84,7 @@ def choose_backend(options: LoadOptions) -> tuple[Backend, str]:
 
 
 def compile_source(
-    source: Source,
+    source: ModelSource,
     backend: Backend,
     device: str,
     options: LoadOptions,

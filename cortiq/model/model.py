@@ -20,12 +20,19 @@ from cortiq.engine.statistics import Statistics
 from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.model.chat import Message, chat_ids
-from cortiq.model.drafts import Drafts
+from cortiq.model.drafts import DrafterFactory
 from cortiq.model.fingerprint import drawing_facts, fingerprint, model_facts, node_counts
-from cortiq.model.generation import Generation, Identity, Stream, note_of, serve_all, steps
-from cortiq.model.prefixes import KeepsPrefixes
-from cortiq.model.reading import Reads
-from cortiq.model.source import Source
+from cortiq.model.generation import (
+    Generation,
+    Identity,
+    Stream,
+    generate_steps,
+    note_of,
+    serve_batch,
+)
+from cortiq.model.prefixes import PrefixCacheMixin
+from cortiq.model.scoring import ScoringMixin
+from cortiq.model.source import ModelSource
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.options import GenerateOptions, LoadOptions, resolve
 from cortiq.receipts.record import receipt_of
@@ -34,7 +41,7 @@ from cortiq.tokenizer.tokenizer import Tokenizer
 Prompt = str | Iterable[int]
 
 
-class Model(KeepsPrefixes, Reads):
+class Model(PrefixCacheMixin, ScoringMixin):
     """A model on a backend; made by `load`, a context manager that closes it.
 
     Any thread may call it, but it does one thing at a time: a call made while a stream or another
@@ -50,7 +57,7 @@ class Model(KeepsPrefixes, Reads):
     def __init__(
         self,
         name: str,
-        source: Source,
+        source: ModelSource,
         executable: Executable,
         backend: str,
         device: str,
@@ -60,7 +67,7 @@ class Model(KeepsPrefixes, Reads):
         self.program: Program = executable.program
         self.tokenizer: Tokenizer = source.tokenizer
         self.backend, self.device, self.options = backend, device, options
-        self._source, self.drafts = source, Drafts(self)
+        self._source, self.drafts = source, DrafterFactory(self)
         self.load_seconds, self._busy, self._closed = 0.0, threading.Lock(), False
 
     @property
@@ -162,7 +169,7 @@ class Model(KeepsPrefixes, Reads):
         with self._working():
             stats = Statistics(self.load_seconds, len(request.prompt))
             on = self.executable, self.tokenizer, self.prefixes
-            output = yield from steps(*on, request, stats, drafted, progress, cancelled)
+            output = yield from generate_steps(*on, request, stats, drafted, progress, cancelled)
         return self._generation(request, options, output, stats)
 
     def generate_many(
@@ -185,7 +192,7 @@ class Model(KeepsPrefixes, Reads):
         drafted = self.drafts.speculation(chosen)
         with self._working():
             on = self.executable, self.tokenizer, self.prefixes
-            served = serve_all(*on, requests, self.load_seconds, drafted, cancel.is_set)
+            served = serve_batch(*on, requests, self.load_seconds, drafted, cancel.is_set)
         return [self._generation(s.request, chosen, s.output, s.stats) for s in served]
 
     def _request(self, prompt: Prompt, options: GenerateOptions, masks: Masks | None) -> Request:

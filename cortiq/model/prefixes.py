@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CHUNK_ROWS = 256
 
 
-class KeepsPrefixes:
+class PrefixCacheMixin:
     """The part of `Model` that keeps sequences. No token depends on what is kept.
 
     Attributes

@@ -26,7 +26,7 @@ from cortiq.tokenizer.tokenizer import Tokenizer, byte_tokenizer
 
 
 @dataclass
-class Source:
+class ModelSource:
     """An opened model, not yet compiled.
 
     Attributes
@@ -63,7 +63,7 @@ def model_name(name: object) -> str:
     return os.path.abspath(path)
 
 
-def open_source(name: str, options: LoadOptions, progress: Progress | None = None) -> Source:
+def open_source(name: str, options: LoadOptions, progress: Progress | None = None) -> ModelSource:
     """Open a model by name, fetching it if it is known and not there; see `cortiq.load`."""
     if name.startswith(PREFIX):
         checkpoint: Any = open_synthetic(name)
@@ -89,7 +89,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         )
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, loaded.program)
         close = opened.pop_all().close
-    return Source(
+    return ModelSource(
         loaded.program,
         loaded.weights,
         tokenizer,

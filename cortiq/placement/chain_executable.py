@@ -23,8 +23,8 @@ from cortiq.backend import (
 from cortiq.backend.admission import drawn_token, token_of, value_of
 from cortiq.backend.error_attribution import attributed_to
 from cortiq.errors import BackendError, RequestError
-from cortiq.placement.chain_state import ChainState, open_all, shares
-from cortiq.placement.partition import Partition, Run
+from cortiq.placement.chain_state import ChainState, open_all, split_exported
+from cortiq.placement.partition import GraphSegment, Partition
 
 
 class ChainExecutable:
@@ -68,35 +68,35 @@ class ChainExecutable:
         parts = [getattr(part, "windows", {}) for part in self._parts]
         return {slot: window for found in parts for slot, window in found.items()}
 
-    def runs_of(self, entry: str) -> Sequence[Run]:
-        """The runs of an entry graph, in order."""
-        if entry not in self._partition.runs:
-            there = ", ".join(self._partition.runs)
+    def segments_of(self, entry: str) -> Sequence[GraphSegment]:
+        """The segments of an entry graph, in order."""
+        if entry not in self._partition.segments:
+            there = ", ".join(self._partition.segments)
             raise RequestError(f"no entry graph is named {entry!r}", hint=f"There are {there}")
-        return self._partition.runs[entry]
+        return self._partition.segments[entry]
 
     def open(self, limit: int) -> ChainState:
-        """A new, empty sequence: one state in every part."""
+        """Open a new, empty sequence: one state in every part."""
         makers = [lambda part=part: part.open(limit) for part in self._parts]
         return ChainState(self, open_all(makers), limit)
 
     def import_(self, exported: ExportedState, limit: int) -> ChainState:
-        """A sequence that continues an exported one; every part takes its slots."""
+        """Import an exported sequence; every part takes its slots."""
         entries: list[dict[str, str]] = [{} for _ in self._parts]
-        for graph, runs in self._partition.runs.items():
-            for run in runs:
-                entries[run.part][run.graph.name] = graph
+        for graph, segments in self._partition.segments.items():
+            for segment in segments:
+                entries[segment.part][segment.graph.name] = graph
         slots = [set(program.slots) for program in self._partition.programs]
-        mine = zip(self._parts, shares(exported, entries, slots), strict=True)
+        mine = zip(self._parts, split_exported(exported, entries, slots), strict=True)
         makers = [lambda part=p, share=s: part.import_(share, limit) for p, s in mine]
         return ChainState(self, open_all(makers), limit)
 
     def state_bytes(self, rows: int) -> int:
-        """Memory one sequence of this many rows takes in all parts together."""
+        """Return the memory that a sequence of this many rows takes in all parts together."""
         return sum(part.state_bytes(rows) for part in self._parts)
 
     def free_bytes(self) -> int:
-        """Memory left for sequences, as many bytes as fit before the first part is full.
+        """Return the memory left for sequences: what fits before the first part is full.
 
         A part with share s of a sequence's bytes and f bytes free allows f / s in all.
         """
@@ -112,17 +112,17 @@ class ChainExecutable:
             part.close()
 
     def forward(self, batch: Batch) -> Finished:
-        """Compute a batch, run by run.
+        """Compute a batch, segment by segment.
 
         A sequence that fails in one part is cleared in all of them and takes no part in what
         follows. One that a later part declines goes back to before the batch everywhere; where a
         slot cannot go back it has failed.
         """
         tokens = [token_of(row, self._drawn) for row in batch.rows]
-        work = _Work(self, batch, tokens)
+        work = _ChainBatch(self, batch, tokens)
         try:
-            for run in self.runs_of(batch.entry):
-                work.pass_through(run, self._parts[run.part], self._names[run.part])
+            for segment in self.segments_of(batch.entry):
+                work.pass_through(segment, self._parts[segment.part], self._names[segment.part])
         except BaseException:
             work.abandon()
             raise
@@ -132,8 +132,8 @@ class ChainExecutable:
 
 
 @dataclass
-class _Sequence:
-    """The rows of one sequence in a batch, and what has become of it."""
+class _ChainSequence:
+    """The rows of one sequence in a batch, and its outcome so far."""
 
     state: ChainState
     rows: list[int]
@@ -145,12 +145,12 @@ class _Sequence:
         return self.outcome.status is Status.COMPLETED
 
 
-class _Work:
-    """One batch on its way through the runs of an entry graph."""
+class _ChainBatch:
+    """One batch on its way through the segments of an entry graph."""
 
     def __init__(self, chain: ChainExecutable, batch: Batch, tokens: Sequence[int]) -> None:
         self.chain, self.batch, self.tokens = chain, batch, tokens
-        self.runs = chain.runs_of(batch.entry)
+        self.segments = chain.segments_of(batch.entry)
         self.answers = [self._assign_wants(row) for row in batch.rows]
         self.values: list[dict[str, np.ndarray]] = [dict(row.inputs) for row in batch.rows]
         self.brought: list[dict[Want, Any]] = [{} for _ in batch.rows]
@@ -158,22 +158,22 @@ class _Work:
         for sequence in self.sequences:
             sequence.outcome = self._admit(sequence)
 
-    def _assign_wants(self, row: Row) -> dict[Want, Run]:
-        """The run that answers each want of a row; wants of unknown values are left out."""
+    def _assign_wants(self, row: Row) -> dict[Want, GraphSegment]:
+        """Return the segment that answers each want of a row; leave out unknown values."""
         sources = {want: self._source(value_of(want)) for want in row.wants}
-        return {want: run for want, run in sources.items() if run is not None}
+        return {want: segment for want, segment in sources.items() if segment is not None}
 
-    def _source(self, value: str) -> Run | None:
-        for run in self.runs:
-            if value in run.graph.values and value not in run.graph.inputs:
-                return run
-        for run in self.runs:
-            if value in run.graph.inputs:
-                return run
+    def _source(self, value: str) -> GraphSegment | None:
+        for segment in self.segments:
+            if value in segment.graph.values and value not in segment.graph.inputs:
+                return segment
+        for segment in self.segments:
+            if value in segment.graph.inputs:
+                return segment
         return None
 
-    def _group(self) -> list[_Sequence]:
-        groups: dict[ChainState, _Sequence] = {}
+    def _group(self) -> list[_ChainSequence]:
+        groups: dict[ChainState, _ChainSequence] = {}
         for index, row in enumerate(self.batch.rows):
             state: Any = row.state
             if not isinstance(state, ChainState) or state.chain is not self.chain:
@@ -182,14 +182,14 @@ class _Work:
                 raise BackendError("a row belongs to a sequence that was released")
             known = groups.get(state)
             if known is None:
-                groups[state] = _Sequence(state, [index], state.length(self.batch.entry))
+                groups[state] = _ChainSequence(state, [index], state.length(self.batch.entry))
             elif known.rows[-1] != index - 1:
                 raise BackendError("rows of one sequence must be neighbours in a batch")
             else:
                 known.rows.append(index)
         return list(groups.values())
 
-    def _admit(self, sequence: _Sequence) -> Outcome:
+    def _admit(self, sequence: _ChainSequence) -> Outcome:
         """Decline what a part would, before anything moves in any of them."""
         start, count = sequence.start, len(sequence.rows)
         positions = [self.batch.rows[i].position for i in sequence.rows]
@@ -210,38 +210,38 @@ class _Work:
         return Outcome(Status.COMPLETED)
 
     def _unknown(self, index: int) -> list[str]:
-        """Values that a row wants or supplies, and the graph does not have."""
+        """Return values that a row wants or supplies and that the graph does not have."""
         row = self.batch.rows[index]
         wanted = [value_of(want) for want in row.wants if want not in self.answers[index]]
         return wanted + [name for name in row.inputs if self._source(name) is None]
 
-    def pass_through(self, run: Run, executable: Executable, name: str) -> None:
-        """Feed the rows of all sequences that go on to one run, and take up what it brings."""
+    def pass_through(self, segment: GraphSegment, executable: Executable, name: str) -> None:
+        """Feed the rows of all remaining sequences to one segment, and collect its values."""
         going = [s for s in self.sequences if s.goes_on]
         order = [index for sequence in going for index in sequence.rows]
         if not order:
             return
-        rows = [self._row(self.batch.rows[i], i, run) for i in order]
+        rows = [self._row(self.batch.rows[i], i, segment) for i in order]
         with attributed_to(name):
-            result = executable.forward(Batch(rows, run.graph.name)).result()
+            result = executable.forward(Batch(rows, segment.graph.name)).result()
         for sequence in going:
-            self._settle(sequence, result.outcomes[sequence.state.parts[run.part]], name)
+            self._settle(sequence, result.outcomes[sequence.state.parts[segment.part]], name)
         for index, brought in zip(order, result.rows, strict=True):
             for want, value in brought.items():
-                if isinstance(want, Named) and want.name in run.edges:
+                if isinstance(want, Named) and want.name in segment.edges:
                     self.values[index][want.name] = value
-                if self.answers[index].get(want) is run:
+                if self.answers[index].get(want) is segment:
                     self.brought[index][want] = value
 
-    def _row(self, row: Row, index: int, run: Run) -> Row:
-        mine = [want for want, source in self.answers[index].items() if source is run]
-        wants = dict.fromkeys((*mine, *map(Named, run.edges)))
-        inputs = {n: v for n, v in self.values[index].items() if n in run.graph.values}
+    def _row(self, row: Row, index: int, segment: GraphSegment) -> Row:
+        mine = [want for want, source in self.answers[index].items() if source is segment]
+        wants = dict.fromkeys((*mine, *map(Named, segment.edges)))
+        inputs = {n: v for n, v in self.values[index].items() if n in segment.graph.values}
         state: Any = row.state
-        part = state.parts[run.part]
+        part = state.parts[segment.part]
         return Row(part, row.position, self.tokens[index], tuple(wants), inputs)
 
-    def _settle(self, sequence: _Sequence, outcome: Outcome, name: str) -> None:
+    def _settle(self, sequence: _ChainSequence, outcome: Outcome, name: str) -> None:
         if outcome.status is Status.COMPLETED:
             return
         reason = f"{name}: {outcome.reason}"
@@ -253,13 +253,13 @@ class _Work:
         sequence.outcome = Outcome(outcome.status, reason)
 
     def abandon(self) -> None:
-        """After an exception: every sequence goes back to before the batch, or is cleared."""
+        """Rewind every sequence to before the batch after an exception, or clear it."""
         for sequence in self.sequences:
             if sequence.goes_on:
                 sequence.state.undo(sequence.start, self.batch.entry)
 
     def result(self) -> BatchResult:
-        """Outcome of every sequence; what the rows of those that completed asked for."""
+        """Return the outcome of every sequence, and the requested values of completed ones."""
         rows: list[Mapping[Want, Any]] = [{} for _ in self.batch.rows]
         for index in (i for s in self.sequences if s.goes_on for i in s.rows):
             rows[index] = {want: self.brought[index][want] for want in self.batch.rows[index].wants}

@@ -31,7 +31,7 @@ class ChainState:
     """One sequence of a chain; see `cortiq.backend.State`.
 
     A slot lives in the state of the part that writes it. Each call goes to every part and, within
-    a part, to every run of the entry graph.
+    a part, to every segment of the entry graph.
     """
 
     def __init__(self, chain: ChainExecutable, states: Sequence[State], limit: int) -> None:
@@ -40,16 +40,16 @@ class ChainState:
 
     @property
     def limit(self) -> int:
-        """Positions it may ever hold."""
+        """Most positions it may hold."""
         return self._limit
 
-    def _runs(self, entry: str) -> Iterator[tuple[State, str]]:
-        for run in self.chain.runs_of(entry):
-            yield self.parts[run.part], run.graph.name
+    def _segments(self, entry: str) -> Iterator[tuple[State, str]]:
+        for segment in self.chain.segments_of(entry):
+            yield self.parts[segment.part], segment.graph.name
 
     def lengths(self, entry: str) -> list[int]:
-        """Rows that each run of the entry graph has seen; equal, but while a batch is computed."""
-        return [state.length(name) for state, name in self._runs(entry)]
+        """Rows that each segment of the entry graph has seen; equal between batches."""
+        return [state.length(name) for state, name in self._segments(entry)]
 
     def length(self, entry: str = "trunk") -> int:
         """Rows that the entry graph has seen."""
@@ -64,13 +64,13 @@ class ChainState:
         return all(state.reserve(rows) for state in self.parts)
 
     def rewind(self, length: int, entry: str = "trunk") -> int:
-        """Forget the rows from `length` on in every part; the length all of them reached."""
+        """Drop the rows from `length` on in every part; return the length that all reached."""
         longest = self.length(entry)
         if not 0 <= length <= longest:
             raise RequestError(f"cannot rewind from {longest} rows to {length}")
         reached = length
         while True:
-            lengths = [self._back(s, n, reached) for s, n in self._runs(entry)]
+            lengths = [self._back(s, n, reached) for s, n in self._segments(entry)]
             if min(lengths) == reached:
                 return reached
             reached = min(lengths)
@@ -82,28 +82,28 @@ class ChainState:
     def clear(self) -> None:
         """Empty the sequence in every part."""
         for entry in self.chain.program.graphs:
-            for state, name in self._runs(entry):
+            for state, name in self._segments(entry):
                 if state.length(name) and state.rewind(0, name):
                     raise BackendError("a backend cannot rewind a sequence to its start")
 
     def undo(self, length: int, entry: str) -> bool:
-        """Go back to before a batch that was abandoned, or clear the sequence; whether it went."""
+        """Rewind to before an abandoned batch, or clear it; return whether it rewound."""
         if min(self.lengths(entry)) >= length and self.rewind(length, entry) == length:
             return True
         self.clear()
         return False
 
     def snapshot(self) -> Snapshot:
-        """A copy of everything every part holds."""
+        """Copy the state of every part."""
         return [state.snapshot() for state in self.parts]
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Become what the snapshot was taken of."""
+        """Restore every part from a snapshot."""
         for state, copy in zip(self.parts, snapshot, strict=True):
             state.restore(copy)
 
     def fork(self, length: int | None = None) -> ChainState:
-        """A second sequence that starts as this one, cut to `length` rows if given."""
+        """Fork the sequence, cut to `length` rows if given."""
         other = ChainState(self.chain, open_all([s.fork for s in self.parts]), self._limit)
         if length is not None:
             try:
@@ -117,7 +117,7 @@ class ChainState:
         return other
 
     def export(self) -> ExportedState:
-        """The sequence in the canonical layout: that of the program before it was cut."""
+        """Export the sequence in the canonical layout: that of the program before it was cut."""
         exported = [state.export() for state in self.parts]
         return ExportedState(
             lengths={entry: self.length(entry) for entry in self.chain.program.graphs},
@@ -126,16 +126,16 @@ class ChainState:
         )
 
     def release(self) -> None:
-        """Give the memory of every part back."""
+        """Release the states of all parts."""
         for state in self.parts:
             state.release()
         self.alive = False
 
 
-def shares(
+def split_exported(
     exported: ExportedState, entries: Sequence[Mapping[str, str]], slots: Sequence[set[str]]
 ) -> list[ExportedState]:
-    """What each part of a chain imports of an exported sequence.
+    """Split an exported sequence into the share of each part of a chain.
 
     Parameters
     ----------

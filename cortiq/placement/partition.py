@@ -1,14 +1,14 @@
-"""Cutting a program among several executables, once every node has an owner.
+"""Partition of a program among several executables, once every node is assigned to a part.
 
-Each owner (a *part*) gets one program, so that its weights are uploaded once and its slots live in
-one state. The nodes of a graph are cut into *runs*, stretches with one owner; a run is an entry
-graph of its owner's program whose extra inputs are the values that cross the cut. Every row of a
-batch passes through every run, so all of them see all positions and all ids.
+Each part gets one program, so that its weights are uploaded once and its slots live in one state.
+The nodes of a graph are cut into *segments* of one part each; a segment is an entry graph of its
+part's program whose extra inputs are the values that cross the cut. Every row of a batch passes
+through every segment, so all of them see all positions and all ids.
 
-* Values that cross a cut are f32 or i32. A quantised row never crosses: the run that takes one
+* Values that cross a cut are f32 or i32. A quantised row never crosses: the segment that takes one
   quantises the value again, which gives the same bits.
-* A part's last run keeps the graph's name, the others are `NAME#INDEX`; a part that has no node of
-  the trunk gets a trunk without nodes. So every part has a trunk that sees every row, and
+* A part's last segment keeps the graph's name, the others are `NAME#INDEX`; a part that has no
+  node of the trunk gets a trunk without nodes. So every part has a trunk that sees every row, and
   histories are complete wherever a token is drawn.
 """
 
@@ -19,21 +19,21 @@ from dataclasses import dataclass, replace
 
 from cortiq.ir import Graph, Node, Program, Type
 
-Owners = Mapping[tuple[str, str], int]
+NodeParts = Mapping[tuple[str, str], int]
 """Index of the part that computes a node, by (graph, node)."""
 SUPPLIED_BY_ROWS = ("token", "position")
 QUANTISED = "q16"
 
 
 @dataclass(frozen=True)
-class Run:
-    """Nodes that one part computes without a break.
+class GraphSegment:
+    """Nodes that one part computes in a row.
 
     Attributes
     ----------
     part : index of the part.
     graph : the nodes as an entry graph of the part's program.
-    edges : values that runs of other parts take from this one.
+    edges : values that segments of other parts take from this one.
     """
 
     part: int
@@ -43,39 +43,39 @@ class Run:
 
 @dataclass(frozen=True)
 class Partition:
-    """A program cut up: the runs of each graph in order, and each part's program.
+    """A program cut up: the segments of each graph in order, and each part's program.
 
     Attributes
     ----------
-    whole : the program that the runs add up to: a Quantise may have been repeated or dropped.
+    whole : the program that the segments add up to: a Quantise may have been repeated or dropped.
     """
 
     whole: Program
-    runs: Mapping[str, tuple[Run, ...]]
+    segments: Mapping[str, tuple[GraphSegment, ...]]
     programs: tuple[Program, ...]
 
 
-def partition(program: Program, owners: Owners, parts: int) -> Partition:
-    """Cut every graph of a program into runs, and make a program of each part's runs.
+def partition(program: Program, part_of: NodeParts, parts: int) -> Partition:
+    """Cut every graph of a program into segments, and make a program of each part's segments.
 
-    All nodes that touch a slot must have one owner.
+    All nodes that touch a slot must be in one part.
     """
-    runs, graphs = {}, {}
+    segments, graphs = {}, {}
     for name, graph in program.graphs.items():
-        part_of = {node.name: owners[name, node.name] for node in graph.nodes}
-        stretches = _stretches(graph, part_of)
+        by_name = {node.name: part_of[name, node.name] for node in graph.nodes}
+        stretches = _stretches(graph, by_name)
         graphs[name] = _quantise_where_taken(graph, stretches)
-        runs[name] = tuple(_named(_runs(graphs[name], stretches)))
+        segments[name] = tuple(_named(_segments(graphs[name], stretches)))
     trunk = program.trunk
-    absent = set(range(parts)) - {run.part for run in runs["trunk"]}
-    runs["trunk"] += tuple(Run(part, _subgraph(trunk, ())) for part in sorted(absent))
+    absent = set(range(parts)) - {segment.part for segment in segments["trunk"]}
+    segments["trunk"] += tuple(GraphSegment(part, _subgraph(trunk, ())) for part in sorted(absent))
     whole = replace(program, graphs=graphs)
-    programs = (_program_of(whole, runs, part) for part in range(parts))
-    return Partition(whole, runs, tuple(programs))
+    programs = (_program_of(whole, segments, part) for part in range(parts))
+    return Partition(whole, segments, tuple(programs))
 
 
 Stretch = tuple[int, list[Node]]
-"""A part, and the nodes it computes without a break."""
+"""A part, and the nodes it computes in a row."""
 
 
 def _quantise_where_taken(graph: Graph, stretches: list[Stretch]) -> Graph:
@@ -127,16 +127,16 @@ def _stretches(graph: Graph, part_of: Mapping[str, int]) -> list[Stretch]:
     return result
 
 
-def _runs(graph: Graph, stretches: list[Stretch]) -> list[Run]:
+def _segments(graph: Graph, stretches: list[Stretch]) -> list[GraphSegment]:
     taken = [{v for node in nodes for v in node.inputs} for _, nodes in stretches]
-    runs = []
+    segments = []
     for index, (part, nodes) in enumerate(stretches):
         made = [v for node in nodes for v in node.outputs]
         later = set().union(*taken[index + 1 :])
         edges = tuple(v for v in made if v in later)
         kept = dict.fromkeys((*edges, *(v for v in graph.outputs if v in made)))
-        runs.append(Run(part, _subgraph(graph, nodes, tuple(kept)), edges))
-    return runs
+        segments.append(GraphSegment(part, _subgraph(graph, nodes, tuple(kept)), edges))
+    return segments
 
 
 def _subgraph(graph: Graph, nodes: Iterable[Node], outputs: tuple[str, ...] = ()) -> Graph:
@@ -149,16 +149,22 @@ def _subgraph(graph: Graph, nodes: Iterable[Node], outputs: tuple[str, ...] = ()
     return Graph(graph.name, inputs, nodes, values, outputs)
 
 
-def _named(runs: list[Run]) -> Iterable[Run]:
-    """Give each run the name of its entry graph."""
-    last = {run.part: index for index, run in enumerate(runs)}
-    for index, run in enumerate(runs):
-        name = run.graph.name if last[run.part] == index else f"{run.graph.name}#{index}"
-        yield replace(run, graph=replace(run.graph, name=name))
+def _named(segments: list[GraphSegment]) -> Iterable[GraphSegment]:
+    """Give each segment the name of its entry graph."""
+    last = {segment.part: index for index, segment in enumerate(segments)}
+    for index, segment in enumerate(segments):
+        name = (
+            segment.graph.name if last[segment.part] == index else f"{segment.graph.name}#{index}"
+        )
+        yield replace(segment, graph=replace(segment.graph, name=name))
 
 
-def _program_of(program: Program, runs: Mapping[str, tuple[Run, ...]], part: int) -> Program:
-    graphs = [run.graph for group in runs.values() for run in group if run.part == part]
+def _program_of(
+    program: Program, segments: Mapping[str, tuple[GraphSegment, ...]], part: int
+) -> Program:
+    graphs = [
+        segment.graph for group in segments.values() for segment in group if segment.part == part
+    ]
     nodes = [node for graph in graphs for node in graph.nodes]
     weights = dict.fromkeys(w for node in nodes for w in node.weights.values())
     slots = dict.fromkeys(s for node in nodes for s in node.slots.values())

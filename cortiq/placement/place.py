@@ -1,4 +1,4 @@
-"""Placing a program: on one backend, on several devices, and on the fallback where they decline.
+"""Compile a program on one backend, on several devices, and on the fallback where they decline.
 
 Declines and layer splits are one mechanism: every node is assigned to a backend
 (`placement.assignment`), the program is cut accordingly (`placement.partition`), and the parts are
@@ -16,7 +16,7 @@ from cortiq.backend.error_attribution import attributed_to
 from cortiq.errors import GraphError
 from cortiq.ir import Program, verify
 from cortiq.numerics.layouts import Weight
-from cortiq.placement.assignment import Assignment, Placing, declined_error
+from cortiq.placement.assignment import PartTarget, PlacementSolver, declined_error
 from cortiq.placement.chain_executable import ChainExecutable
 from cortiq.placement.partition import partition
 
@@ -35,7 +35,7 @@ def place(
     Parameters
     ----------
     strict : make a decline an error instead.
-    fallback : who computes declined nodes; `None` for the reference, found through the plugins.
+    fallback : computes declined nodes; `None` for the reference, found through the plugins.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def place(
 
 
 def place_split(
-    assignments: Sequence[Assignment],
+    assignments: Sequence[PartTarget],
     program: Program,
     weights: Mapping[str, Weight],
     cuts: Sequence[int | str],
@@ -74,7 +74,7 @@ def place_split(
     verify(program)
     checked = CheckedWeights(program, weights)
     homes = _homes(program, cuts, len(assignments))
-    placing = Placing(program, list(assignments), homes)
+    placing = PlacementSolver(program, list(assignments), homes)
     placing.settle()
     if placing.declined and strict:
         names = ", ".join(dict.fromkeys(backend.name for backend, _ in assignments))
@@ -89,12 +89,12 @@ def place_split(
 
 
 def declined_nodes(executable: Executable) -> Mapping[str, str]:
-    """Nodes that a backend declined and the fallback computes, each with the reason."""
+    """Return the nodes that a backend declined and the fallback computes, each with the reason."""
     return executable.declined if isinstance(executable, ChainExecutable) else {}
 
 
 def _homes(program: Program, cuts: Sequence[int | str], parts: int) -> dict[tuple[str, str], int]:
-    """Home part of each node, by (graph, node)."""
+    """Return the home part of each node, by (graph, node)."""
     if len(cuts) != parts - 1:
         raise GraphError(f"{parts} parts need {parts - 1} cuts, got {len(cuts)}")
     names = [node.name for node in program.trunk.nodes]
@@ -119,9 +119,9 @@ def _index_of(cut: int | str, names: Sequence[str]) -> int:
     return found[0]
 
 
-def _compile_chain(placing: Placing, weights: CheckedWeights) -> Executable:
-    owners = placing.drop_idle_parts()
-    cut = partition(placing.placed, owners, len(placing.parts))
+def _compile_chain(placing: PlacementSolver, weights: CheckedWeights) -> Executable:
+    part_of = placing.drop_idle_parts()
+    cut = partition(placing.placed, part_of, len(placing.parts))
     executables: list[Executable] = []
     try:
         for index, (backend, options) in enumerate(placing.parts):

@@ -14,7 +14,7 @@ from cortiq.formats.cache import Progress as FetchProgress
 from cortiq.formats.known import KNOWN_MODELS
 from cortiq.model.load import choose_backend, model_of
 from cortiq.model.model import Model
-from cortiq.model.source import Source, model_name, open_source
+from cortiq.model.source import ModelSource, model_name, open_source
 from cortiq.models.synthetic import PREFIX
 from cortiq.options import LoadOptions, resolve
 from cortiq.receipts.record import Claim, Receipt
@@ -143,7 +143,7 @@ def _open(
     return model
 
 
-def _other_model(source: Source, claim: Claim) -> list[Difference]:
+def _other_model(source: ModelSource, claim: Claim) -> list[Difference]:
     if source.model_hash() == claim.model_hash:
         return []
     return [plainly("model_hash", claim.model_hash, source.model_hash())]

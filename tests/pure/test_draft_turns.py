@@ -31,7 +31,7 @@ from cortiq.engine.policy.turns import (
 )
 from cortiq.engine.request import make_request
 from cortiq.errors import RequestError
-from cortiq.model.drafts import Drafts, heads_of
+from cortiq.model.drafts import DrafterFactory, heads_of
 from cortiq.models.head_names import parted
 from cortiq.options import GenerateOptions
 
@@ -256,7 +256,7 @@ def test_auto_notices_copies_while_a_useless_head_rests():
         ids, ticks = loaded.ids("to be or not"), count()
         plain = loaded.generate(ids, max_tokens=150, ignore_eos=True)
         assert len(set(plain.token_ids[-60:])) < 12
-        drafted = speculation(find_kinds("auto"), None, Drafts(loaded))
+        drafted = speculation(find_kinds("auto"), None, DrafterFactory(loaded))
         with Engine(
             loaded.executable, loaded.tokenizer, clock=lambda: float(next(ticks))
         ) as engine:
@@ -282,7 +282,7 @@ def test_turns_by_clocks_of_any_kind_change_no_token(model, folder, seed):
     plain = [
         model.generate(ids, max_tokens=60, ignore_eos=True, **way).token_ids for ids in prompts
     ]
-    drafted = speculation(find_kinds(f"dflash:{folder},mtp"), None, Drafts(model))
+    drafted = speculation(find_kinds(f"dflash:{folder},mtp"), None, DrafterFactory(model))
     with Engine(model.executable, model.tokenizer, clock=clock) as engine:
         made = [
             engine.submit(make_request(ids, options, model.program, ()), speculation=drafted)

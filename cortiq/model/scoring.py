@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cortiq.model.model import Model, Prompt
 
 
-class Reads:
+class ScoringMixin:
     """The part of `Model` that draws nothing."""
 
     def score(self, text: Prompt, *, progress: Progress | None = None, **options: Any) -> Score:
