@@ -1,4 +1,4 @@
-"""Measuring a drafter: the same texts with it and without, in turn, in one run."""
+"""Measure a drafter: the same texts with it and without, in turn, in one run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DraftBenchTask:
     temperature: float = 0.0
 
     def ids(self, model: Model) -> list[int]:
-        """The prompt; as a chat message where the model has a template for it."""
+        """Return the prompt's ids; as a chat message where the model has a template for it."""
         if self.chat and model.tokenizer.chat_templates:
             return model.chat_ids([{"role": "user", "content": self.prompt}])
         return model.ids(self.prompt)
@@ -77,7 +77,7 @@ class DraftComparison:
         return median(d / p for p, d in zip(self.plain, self.drafted, strict=True))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the figures for JSON."""
         return {
             "plain": round(median(self.plain), 3),
             "drafted": round(median(self.drafted), 3),
@@ -101,7 +101,7 @@ def compare(
     repeats: int,
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> dict[str, DraftComparison]:
-    """Each task with and without the drafter, in turn, after one repetition that does not count.
+    """Measure each task with and without the drafter, in turn, after one warm-up of both.
 
     Raises
     ------

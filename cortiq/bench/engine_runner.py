@@ -1,4 +1,4 @@
-"""The generation engine as something to measure: all it does for a token, text and digest included.
+"""The generation engine as a runner: all it does for a token, text and digest included.
 
 What `cortiq bench --against engine` measures beside the bare executable.
 """
@@ -45,7 +45,7 @@ class EngineRunner:
             raise error
 
     def decode(self, steps: int) -> None:
-        """A token of each at every step."""
+        """Draw a token of each sequence at every step."""
         for _ in range(steps):
             self._step()
 

@@ -24,7 +24,7 @@ MULTIPLIER, FIRST = 7919, 11
 
 
 def cores() -> int:
-    """Cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -32,7 +32,7 @@ def cores() -> int:
 
 @dataclass(frozen=True)
 class Workload:
-    """What one repetition computes.
+    """The tokens and sequences of one repetition.
 
     Attributes
     ----------
@@ -62,12 +62,12 @@ class Workload:
             )
 
     def prompt(self, vocabulary: int) -> list[int]:
-        """Ids of the prompt."""
+        """Return the ids of the prompt."""
         return [(FIRST + i * MULTIPLIER) % vocabulary for i in range(self.prompt_tokens)]
 
 
 class Runner(Protocol):
-    """One that is measured."""
+    """Something to measure."""
 
     def prefill(self, prompt: Sequence[int]) -> None:
         """Feed the prompt to every sequence, new ones, and draw a token for each."""
@@ -119,7 +119,7 @@ class ExecutableRunner:
         return result.rows
 
     def decode(self, steps: int) -> None:
-        """Each step's input is what the step before drew."""
+        """Take steps whose input is what the step before drew."""
         position = self._states[0].length()
         tokens: list[int | Drawn] = list(self._token)
         for step in range(steps):
@@ -149,20 +149,20 @@ class TokenRates:
         return median(self.values)
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON."""
+        """Return the figures for JSON."""
         least, most = min(self.values), max(self.values)
         return {"median": round(self.median, 3), "least": round(least, 3), "most": round(most, 3)}
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What a runner did."""
+    """Speeds of a runner."""
 
     prefill: TokenRates
     decode: TokenRates
 
     def as_dict(self) -> dict[str, dict[str, float]]:
-        """For JSON: tokens per second."""
+        """Return tokens per second, for JSON."""
         return {"prefill": self.prefill.as_dict(), "decode": self.decode.as_dict()}
 
 
@@ -172,7 +172,7 @@ def measure(
     vocabulary: int,
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> dict[str, Speed]:
-    """Speeds by name of the runner; in every repetition each takes its turn.
+    """Measure the runners, in turn in every repetition; return their speeds by name.
 
     Alternating them makes a machine that slows down or is shared slow for all of them.
     """

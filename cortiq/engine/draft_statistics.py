@@ -11,7 +11,7 @@ from cortiq.engine.drafting import Round
 
 @dataclass
 class DrafterStatistics:
-    """What one drafter did.
+    """Counts and times of one drafter.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class DrafterStatistics:
         self.wall_seconds += round_.wall_seconds
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; `by_depth` has drafted and accepted ids of each depth."""
+        """Return the counts for JSON; `by_depth` has drafted and accepted ids of each depth."""
         tokens = (self.accepted + self.rounds) / self.rounds if self.rounds else 0.0
         return {
             "rounds": self.rounds,
@@ -61,7 +61,7 @@ class DrafterStatistics:
 
 @dataclass
 class DraftStatistics:
-    """What all drafters of a sequence did.
+    """Counts of all drafters of a sequence.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class DraftStatistics:
         return sum(tally.accepted for tally in self.drafters.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the counts for JSON."""
         found = {name: tally.as_dict() for name, tally in self.drafters.items()}
         made: dict[str, Any] = {"plain_rounds": self.plain_rounds, "drafters": found}
         return made | ({"error": self.error} if self.error else {})

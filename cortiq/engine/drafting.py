@@ -1,4 +1,4 @@
-"""What a drafter, and what decides how deep it drafts, must do: the engine's side of speculation.
+"""The protocol of drafters and depth policies: the engine's side of speculation.
 
 One round of one sequence: `depth = depths.choose(generated, room)`, `draft = drafting.propose(ids,
 depth)`, one forward of the rows [last token, *draft.ids], commit of the longest prefix of the draft
@@ -36,7 +36,7 @@ class Draft:
     drafter: str = ""
 
     def cut(self, count: int) -> Draft:
-        """Its first `count` ids."""
+        """Return the first `count` ids."""
         lost = len(self.ids) - count
         return replace(self, ids=self.ids[:count], extended=max(0, self.extended - lost))
 
@@ -47,7 +47,7 @@ NOTHING = Draft()
 
 @dataclass(frozen=True)
 class Task:
-    """What a drafter may know about a sequence when it is opened for it.
+    """Facts about a sequence for the drafter that is opened on it.
 
     Attributes
     ----------
@@ -125,7 +125,7 @@ class Drafting(Protocol):
     wants: tuple[Want, ...]
 
     def propose(self, ids: Sequence[int], count: int) -> Draft:
-        """At most `count` ids that might follow `ids`, count ≥ 1.
+        """Propose at most `count` ids that may follow `ids`, count ≥ 1.
 
         Parameters
         ----------
@@ -141,7 +141,7 @@ class Drafting(Protocol):
         ...
 
     def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
-        """Rows that the target computed and kept, from `position` on, and the ids now committed.
+        """Take the rows that the target computed and kept, from `position` on, and the ids so far.
 
         Called after every step that fed the sequence, prompt chunks included. What was drafted and
         not accepted is not among `rows`. Where `wants` is empty, neither may be worth a look.
@@ -158,7 +158,7 @@ class Drafter(Protocol):
 
     @property
     def name(self) -> str:
-        """In statistics, and who a token came from."""
+        """Name in statistics and traces."""
         ...
 
     def open(self, task: Task) -> Drafting:
@@ -167,7 +167,7 @@ class Drafter(Protocol):
 
 
 class DepthPolicy(Protocol):
-    """Decides, for one sequence, how many ids to draft next.
+    """Chooses, for one sequence, how many ids to draft next.
 
     A pure function of its constructor's arguments and the rounds it was told, in order: the same
     record replayed to a new one gives the same decisions. It looks at no clock. One that rests may
@@ -177,7 +177,7 @@ class DepthPolicy(Protocol):
     """
 
     def choose(self, generated: int, room: int) -> int:
-        """Depth of the next round: 0 for a plain token, else at most `room - 1`.
+        """Return the depth of the next round: 0 for a plain token, else at most `room - 1`.
 
         Parameters
         ----------
@@ -193,21 +193,21 @@ class DepthPolicy(Protocol):
 
 @dataclass(frozen=True)
 class FixedDepth:
-    """Always this deep, as far as there is room."""
+    """A constant depth, cut to the room."""
 
     depth: int
 
     def choose(self, generated: int, room: int) -> int:
-        """The depth, cut to the room."""
+        """Return the depth, cut to the room."""
         return max(0, min(self.depth, room - 1))
 
     def record(self, round_: Round) -> None:
-        """Nothing is learnt."""
+        """Do nothing: the depth is fixed."""
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """How a sequence is drafted for.
+    """Drafter and policy of a sequence.
 
     Attributes
     ----------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from cortiq.backend import BatchResult, Executable, Status
 from cortiq.backend.batch import Batch
@@ -34,8 +34,7 @@ class Engine:
 
     Parameters
     ----------
-    prefixes : cache of finished sequences, which later prompts reuse; it belongs to the caller.
-        None caches nothing.
+    prefixes : cache of finished sequences for later prompts, owned by the caller; None for none.
     speculation : drafting of sequences that are submitted without their own.
     clock : seconds; policies learn from it.
     """
@@ -290,13 +289,3 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
-
-
-def pieces(engine: Engine, sequence: Sequence) -> Iterator[str]:
-    """Step an engine until a sequence has ended, yielding its text; raise its error, if any."""
-    while not sequence.done:
-        engine.step()
-        yield from sequence.take()
-    yield from sequence.take()
-    if sequence.error is not None:
-        raise sequence.error

@@ -1,4 +1,4 @@
-"""The text of a sequence: every token, drafted or not, goes through one function, once."""
+"""Output of a sequence: every token, drafted or not, is committed by one function, once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOGITS = Named("logits")
 
 @dataclass(frozen=True)
 class TraceRow:
-    """How one token came about.
+    """Record of one generated token.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class TokenLogprobs:
 
 
 def token_logprobs(row: Mapping[Want, Any], token: int, count: int) -> TokenLogprobs:
-    """The log-probabilities of a row that brought `Top` and logits."""
+    """Return the log-probabilities of a row that brought `Top` and logits."""
     ids, values, sums = row[Top(max(1, count))]
     total = F32(np.asarray(sums).item())
     top = zip(ids[:count].tolist(), (values[:count] - total).tolist(), strict=True)

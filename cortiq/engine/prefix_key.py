@@ -13,7 +13,7 @@ TAIL = 128
 
 
 def fold(ids: Sequence[int], start: int = START) -> int:
-    """The rolling hash: for each id h = (h xor id)·PRIME mod 2⁶⁴, then h = h xor (h >> 29)."""
+    """Return the hash: for each id h = (h xor id)·PRIME mod 2⁶⁴, then h = h xor (h >> 29)."""
     h = start
     for token in ids:
         h = ((h ^ token) * PRIME) & MASK
@@ -36,16 +36,16 @@ class RollingKey:
 
     @classmethod
     def of(cls, ids: Sequence[int]) -> RollingKey:
-        """The key of these ids."""
+        """Return the key of these ids."""
         return cls().extended(ids)
 
     def extended(self, more: Sequence[int]) -> RollingKey:
-        """The key after more ids."""
+        """Return the key after more ids."""
         tail = (*self.tail, *more)[-TAIL:]
         return replace(self, length=self.length + len(more), hash=fold(more, self.hash), tail=tail)
 
     def extension(self, ids: Sequence[int]) -> int:
-        """Its length if it is the beginning, and not all, of these ids; else 0.
+        """Return its length if it is the beginning, and not all, of these ids; else 0.
 
         The tail is compared first, then the hash of the whole prefix.
         """

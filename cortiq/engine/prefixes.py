@@ -1,4 +1,4 @@
-"""Sequences that are kept when they end, and found again by prompts that begin like them.
+"""Prefix cache: states of finished sequences, found again by prompts that begin alike.
 
 A kept state is known by the ids that were fed to it, compared one by one; models whose state has a
 constant size are known by `RollingKey`. What was fed from embeddings is never kept, nor looked up.
@@ -25,7 +25,7 @@ LEAST_ROWS = 8
 
 @dataclass(eq=False)
 class CachedPrefix:
-    """A state that is kept.
+    """A cached state.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class CachedPrefix:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """Something to go on from, and how many rows of it could be the prompt's."""
+    """A state to continue from, and the number of its rows that the prompt shares."""
 
     reach: int
     whole: bool
@@ -53,7 +53,7 @@ class _Candidate:
 
 
 def fork_if_room(state: State) -> State | None:
-    """A fork, or None where there is no memory for one."""
+    """Fork a state; return None when memory is short."""
     try:
         return state.fork()
     except RequestError:
@@ -61,7 +61,7 @@ def fork_if_room(state: State) -> State | None:
 
 
 class PrefixCache:
-    """Kept states of one executable.
+    """Cached states of one executable.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class PrefixCache:
         return len(self._kept)
 
     def take(self, ids: list[int], running: Several[Sequence] = ()) -> tuple[State, int] | None:
-        """A state that holds the longest beginning of `ids` there is, and its rows; or None.
+        """Return a state with the longest cached prefix of `ids`, and its rows; or None.
 
         One row is always left to feed. The state is the caller's: a turn's end is handed over, of
         everything else a copy. Where a state cannot go back to the common prefix exactly, what it
@@ -133,7 +133,7 @@ class PrefixCache:
                     yield _Candidate(shared, shared == other.fed, running=other)
 
     def _go_on_from(self, candidate: _Candidate) -> tuple[State, int] | None:
-        """The state, and how far it reaches; None where memory has no room for a copy."""
+        """Return the state and its length; None when memory is short for a copy."""
         kept = candidate.kept
         if kept is None:
             assert candidate.running is not None
@@ -150,13 +150,13 @@ class PrefixCache:
         return None if state is None else (state, length)
 
     def _opened(self, kept: CachedPrefix) -> State:
-        """Its state; one that was loaded is imported when it is first of use."""
+        """Return its state; import a loaded one when it is first used."""
         if isinstance(kept.state, ExportedState):
             kept.state = self.executable.import_(kept.state, self.executable.program.context)
         return kept.state
 
     def has(self, ids: list[int]) -> bool:
-        """Whether exactly this prefix is kept."""
+        """Return whether exactly this prefix is cached."""
         if self._bounded:
             key = RollingKey.of(ids)
             return any(kept.key == key for kept in self._kept)
@@ -164,7 +164,7 @@ class PrefixCache:
         return bool(whole) and whole[-1].depth == len(ids)
 
     def put(self, ids: list[int], state: State | ExportedState, role: CacheRole) -> int:
-        """Keep a state that holds exactly these rows; how many others had to go for it.
+        """Cache a state that holds exactly these rows; return how many others were evicted.
 
         Ends of turns that it goes on from are of no more use where any state can go back to them.
         """
@@ -199,7 +199,7 @@ class PrefixCache:
         return len(self._kept) > self.count or (self.nbytes is not None and size > self.nbytes)
 
     def evict(self) -> bool:
-        """Give up the least useful state: by role, then by when it last was of use."""
+        """Evict the least useful state: by role, then by last use; return whether there was one."""
         if not self._kept:
             return False
         self._drop(min(self._kept, key=lambda kept: (kept.role, kept.used)))

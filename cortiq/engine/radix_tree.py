@@ -12,7 +12,7 @@ BLOCK = 256
 
 
 def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     most = min(len(a), len(b))
     start = 0
     while start < most and a[start : start + BLOCK] == b[start : start + BLOCK]:
@@ -38,7 +38,7 @@ class RadixNode(Generic[Value]):
     value: Value | None = None
 
     def below(self) -> Iterator[RadixNode[Value]]:
-        """This node and all under it that have a value."""
+        """Yield this node and all under it that have a value."""
         stack = [self]
         while stack:
             node = stack.pop()
@@ -54,7 +54,7 @@ class RadixTree(Generic[Value]):
         self.root: RadixNode[Value] = RadixNode([], 0)
 
     def insert(self, ids: Sequence[int], value: Value) -> RadixNode[Value]:
-        """Put a value at a prefix; one that is there is replaced."""
+        """Insert a value at a prefix, replacing one that is there; return its node."""
         node, at = self.root, 0
         while at < len(ids):
             child = node.children.get(ids[at])
@@ -70,7 +70,7 @@ class RadixTree(Generic[Value]):
         return node
 
     def _split(self, node: RadixNode[Value], at: int) -> RadixNode[Value]:
-        """A new node between a node and its parent, after `at` of the node's ids."""
+        """Insert a node between a node and its parent, after `at` of the node's ids."""
         assert node.parent is not None
         upper = RadixNode(node.ids[:at], node.depth - len(node.ids) + at, node.parent)
         node.parent.children[node.ids[0]] = upper
@@ -79,8 +79,8 @@ class RadixTree(Generic[Value]):
         return upper
 
     def match(self, ids: Sequence[int]) -> tuple[list[RadixNode[Value]], RadixNode[Value], int]:
-        """Nodes with a value that are prefixes of `ids`, the longest last; and the node under which
-        everything has the `int` longest common prefix with `ids`.
+        """Return the nodes with a value that are prefixes of `ids`, the longest last; the node
+        under which everything has the longest common prefix with `ids`; and that prefix's length.
         """
         node = self.root
         whole: list[RadixNode[Value]] = []
@@ -96,7 +96,7 @@ class RadixTree(Generic[Value]):
                 whole.append(node)
 
     def remove(self, node: RadixNode[Value]) -> None:
-        """Take a value out, and every node that is then of no use."""
+        """Remove a value, and every node that is then useless."""
         node.value = None
         while node.parent is not None and node.value is None and not node.children:
             del node.parent.children[node.ids[0]]

@@ -1,4 +1,4 @@
-"""Whether a text has begun to repeat itself."""
+"""Detection of texts that repeat themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ REPEATS = 3
 
 
 def shortest_period(tail: Sequence[int]) -> int:
-    """The shortest block whose repetition, the last one perhaps begun only, is this tail.
+    """Return the length of the shortest block whose repetition, perhaps cut, is this tail.
 
     From the prefix function: length less the longest border (Knuth, Morris, Pratt 1977).
     """
@@ -23,7 +23,7 @@ def shortest_period(tail: Sequence[int]) -> int:
 
 
 def is_looping(generated: Sequence[int], tokens: int) -> bool:
-    """Whether the last `tokens` ids are one block, three times or more."""
+    """Return whether the last `tokens` ids are one block, three times or more."""
     if not 0 < tokens <= len(generated):
         return False
     return shortest_period(generated[-tokens:]) * REPEATS <= tokens

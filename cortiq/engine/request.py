@@ -33,7 +33,7 @@ alone. It is never asked about ids that an earlier mask of its own excluded, pro
 
 @dataclass(frozen=True)
 class Request:
-    """What the generation loop works on.
+    """A prompt and its checked options.
 
     Attributes
     ----------
@@ -79,22 +79,22 @@ class Request:
 
     @property
     def want(self) -> Want:
-        """What brings the next token."""
+        """Want of the next token."""
         return Argmax() if self.greedy else Draw(self.sampling, self.choice)
 
     def want_at(self, history: Sequence[int]) -> Want:
-        """What brings the token after these ids, drafted ones among them."""
+        """Return the want of the token after these ids, drafted ones among them."""
         mask = self.masks(history) if self.masks else None
         return self.want if mask is None else Draw(self.sampling, self.choice, mask)
 
     def allows(self, history: Sequence[int], token: int) -> bool:
-        """Whether a token may follow these ids: what a mask excludes is never drawn."""
+        """Return whether a token may follow these ids: a mask excludes ids that are never drawn."""
         mask = self.masks(history) if self.masks else None
         return mask is None or bool(mask[token // 8] >> token % 8 & 1)
 
     @property
     def captures(self) -> tuple[Want, ...]:
-        """What else each row that draws brings: the digest, and logits where they are looked at."""
+        """Further outputs of each row that draws: the digest, and logits where they are needed."""
         captures: tuple[Want, ...] = (Digest("logits"),)
         if self.confidence or self.trace or self.top_logprobs is not None:
             captures += (Named("logits"),)
@@ -109,12 +109,12 @@ class Request:
 
 
 def vocabulary_size(program: Program) -> int:
-    """Number of token ids the trunk has logits for."""
+    """Return the number of token ids that the trunk has logits for."""
     return program.trunk.values["logits"].shape[0]
 
 
 def check_prompt(ids: Iterable[int], program: Program, longest: int = 0) -> tuple[int, ...]:
-    """Token ids as a tuple of int.
+    """Return token ids as a tuple of int.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def check_prompt(ids: Iterable[int], program: Program, longest: int = 0) -> tupl
 
 
 def checked_request(request: Request, program: Program) -> Request:
-    """The request, whose masks are looked at where they are made: they are the caller's.
+    """Return the request with checked masks; they are the caller's.
 
     Raises
     ------
@@ -160,7 +160,7 @@ def checked_request(request: Request, program: Program) -> Request:
 
 
 def checked_masks(masks: Masks, vocabulary: int) -> Masks:
-    """The same masks; RequestError for one of another size or kind, or that allows nothing."""
+    """Wrap masks; RequestError for one of another size or kind, or that allows nothing."""
 
     def asked(ids: Sequence[int]) -> Mask | None:
         mask = masks(ids)
@@ -174,7 +174,7 @@ def checked_masks(masks: Masks, vocabulary: int) -> Masks:
 
 
 def _shorten(program: Program, longest: int) -> str:
-    """What helps a prompt that is too long; a longer context only where the model has one."""
+    """Return the hint for a prompt that is too long."""
     if longest <= program.context:
         return "shorten the prompt: it is the longest context of this model"
     return f"shorten the prompt, or load the model with a longer context (at most {longest})"
@@ -191,7 +191,7 @@ def _as_id(token: int) -> int:
 
 
 def id_list(ids: Iterable[int]) -> list[int]:
-    """Ids as a list; bytes would pass for ids, and are a text that somebody forgot to decode."""
+    """Return ids as a list; refuse bytes, which are an undecoded text."""
     if isinstance(ids, (bytes, bytearray)) or not isinstance(ids, Iterable):
         raise RequestError(f"a text or token ids are wanted, not {shown(ids)}", where="prompt")
     try:
@@ -265,14 +265,14 @@ def check_stop(options: GenerateOptions) -> None:
 
 
 def with_seed(options: GenerateOptions) -> GenerateOptions:
-    """The options with a seed: the given one, or one drawn from the system's randomness."""
+    """Return the options with a seed: the given one, or a random one."""
     if options.seed is not None:
         return options
     return replace(options, seed=secrets.randbits(SEED_BITS))
 
 
 def is_greedy(options: GenerateOptions) -> bool:
-    """Whether a token is the argmax of the logits themselves: nothing is drawn or adjusted."""
+    """Return whether tokens are the argmax of the logits themselves: nothing drawn or adjusted."""
     adjusted = (
         bool(options.logit_bias)
         or options.repetition_penalty != 1.0
@@ -283,6 +283,6 @@ def is_greedy(options: GenerateOptions) -> bool:
 
 
 def sampling_of(options: GenerateOptions) -> Sampling:
-    """The contract's sampling options; a seed must have been chosen (`with_seed`)."""
+    """Return the contract's sampling options; a seed must have been chosen (`with_seed`)."""
     values = {field.name: getattr(options, field.name) for field in fields(Sampling)}
     return Sampling(**values | {"logit_bias": dict(options.logit_bias or {})})

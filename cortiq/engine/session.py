@@ -28,7 +28,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class PendingBatch:
-    """A batch under way, and the place of its last row.
+    """A batch in flight, and the index of its last row.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class Session:
             self.state.release()
 
     def _abandon(self, pending: PendingBatch, loud: bool) -> None:
-        """Wait for a batch nobody will read; its error must not hide the one on its way out."""
+        """Wait for an unread batch; its error must not hide the one being raised."""
         try:
             with attributed_to(backend_names(self.executable)):
                 pending.ticket.result()
@@ -122,7 +122,7 @@ class Session:
         return pending
 
     def read(self, pending: PendingBatch) -> RowResult:
-        """Wait for a batch; return what its last row brought.
+        """Wait for a batch; return the result of its last row.
 
         Raises
         ------
@@ -132,7 +132,7 @@ class Session:
         return self.read_rows(pending)[pending.row]
 
     def read_rows(self, pending: PendingBatch) -> Sequence[RowResult]:
-        """Wait for a batch; return what each of its rows brought. Raises what `read` raises."""
+        """Wait for a batch; return the results of its rows. Raises what `read` raises."""
         result = self._wait(pending)
         if self.state not in result.outcomes:
             raise BackendError("the backend does not say what became of a sequence")
@@ -176,7 +176,7 @@ class Session:
         return self.feed([Drawn(pending.row)], wants)
 
     def discard(self, pending: PendingBatch) -> None:
-        """Wait for a step that ran ahead of the end and forget it: the state goes back before it.
+        """Wait for a step that ran ahead of the end and drop it: the state is rewound before it.
 
         What became of it concerns nobody, so its outcome is not looked at; the sequence is to be
         used no further unless the rewind reached the wanted length.
@@ -189,6 +189,6 @@ class Session:
 
 
 def digest_of(row: RowResult) -> tuple[int, int, int, int]:
-    """The digest of the logits that a row brought."""
+    """Return the digest of the logits that a row brought."""
     first, second, third, fourth = (int(word) for word in row[Digest("logits")])
     return first, second, third, fourth

@@ -62,7 +62,7 @@ class Statistics:
         return (self.last or 0.0) - (self.first or 0.0)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: counts, seconds, tokens per second, peak memory in bytes, and drafting."""
+        """Return counts, seconds, rates, peak memory in bytes, and drafting, for JSON."""
         drafted = self.drafts.drafters or self.drafts.error
         drafting = {"drafting": self.drafts.as_dict()} if drafted else {}
         return drafting | {
@@ -84,7 +84,7 @@ def _rate(count: int, seconds: float) -> float | None:
 
 
 def peak_memory() -> int | None:
-    """The largest resident size this process has had, in bytes; None where nobody counts it."""
+    """Return the largest resident size of this process, in bytes; None where it is unknown."""
     try:
         import resource
     except ImportError:

@@ -43,12 +43,12 @@ class AsyncModel:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="cortiq")
 
     async def generate(self, prompt: Prompt, **options: Any) -> Generation:
-        """`Model.generate`."""
+        """Call `Model.generate`."""
         cancel = options.setdefault("cancel", Event())
         return await self._in_turn(partial(self.model.generate, prompt, **options), cancel)
 
     async def generate_many(self, prompts: Iterable[Prompt], **options: Any) -> list[Generation]:
-        """`Model.generate_many`."""
+        """Call `Model.generate_many`."""
         cancel = options.setdefault("cancel", Event())
         return await self._in_turn(partial(self.model.generate_many, prompts, **options), cancel)
 
@@ -59,27 +59,27 @@ class AsyncModel:
         template_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Generation:
-        """`Model.chat`."""
+        """Call `Model.chat`."""
         ids = self.model.chat_ids(messages, template_options=template_options)
         return await self.generate(ids, **options)
 
     def stream(self, prompt: Prompt, **options: Any) -> AsyncStream:
-        """`Model.stream`; errors of the request are raised by the first step."""
+        """Call `Model.stream`; errors of the request are raised by the first step."""
         cancel = options.setdefault("cancel", Event())
         return AsyncStream(self, partial(self.model.stream, prompt, **options), cancel)
 
     async def score(self, text: Prompt, **options: Any) -> Score:
-        """`Model.score`."""
+        """Call `Model.score`."""
         return await self._in_turn(partial(self.model.score, text, **options))
 
     async def likelihoods(
         self, context: Prompt, continuations: Sequence[Iterable[int]]
     ) -> tuple[Likelihood, ...]:
-        """`Model.likelihoods`."""
+        """Call `Model.likelihoods`."""
         return await self._in_turn(partial(self.model.likelihoods, context, continuations))
 
     async def embed(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> np.ndarray:
-        """`Model.embed`."""
+        """Call `Model.embed`."""
         return await self._in_turn(partial(self.model.embed, prompt, **options))
 
     async def close(self) -> None:
@@ -158,5 +158,5 @@ class AsyncStream(AsyncIterator[str]):
 
 
 async def load_async(name: str | os.PathLike[str], **options: Any) -> AsyncModel:
-    """`cortiq.load` without holding up the event loop: the same arguments and errors."""
+    """Load a model without blocking the event loop: arguments and errors of `cortiq.load`."""
     return AsyncModel(await asyncio.to_thread(partial(load, name, **options)))

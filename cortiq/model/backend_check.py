@@ -1,4 +1,4 @@
-"""A short trial of every backend: whether it works here, and gives the reference's bits."""
+"""A short check of every backend: whether it works here, with the reference's bits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONS: dict[str, Any] = {"max_tokens": 4, "temperature": 0.8, "seed": 1, "igno
 
 @dataclass
 class BackendCheck:
-    """What became of a backend, or of one of its devices.
+    """Result of checking a backend, or one of its devices.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class BackendCheck:
 
 
 def check_backends(plugins: Plugins, *, run: bool = True) -> list[BackendCheck]:
-    """Every backend and device that is installed, tried unless `run` is false.
+    """Check every installed backend and device; only list them if `run` is false.
 
     The trial generates a few tokens with a tiny synthetic model, nothing declined, and compares
     the digest of all logits with the reference's. (`cortiq conform` is the thorough proof.)
@@ -75,7 +75,7 @@ def _devices_of(name: str, plugins: Plugins) -> list[BackendCheck]:
 
 
 def _try(trial: BackendCheck, backend: Backend) -> None:
-    """Generate with it; note what became of that."""
+    """Generate with a backend; note the digest or the error."""
     from cortiq.model.load import model_of
     from cortiq.model.source import open_source
 

@@ -23,7 +23,7 @@ def chat_ids(
     tools: Sequence[Mapping[str, Any]] = (),
     check: Callable[[str], None] = lambda text: None,
 ) -> list[int]:
-    """Token ids of a conversation; see `Model.chat_ids`.
+    """Return the token ids of a conversation; see `Model.chat_ids`.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def chat_ids(
 
 
 def check_messages(messages: object) -> list[Message]:
-    """The messages as a template takes them; RequestError that shows what is none.
+    """Return the messages as a template takes them; RequestError names an invalid one.
 
     Each has a role, "developer" being "system", and a content, which only an answer may lack.
     """
@@ -69,7 +69,7 @@ def check_messages(messages: object) -> list[Message]:
 
 
 def _checked(message: Message, number: int) -> Message:
-    """A message whose role is known and that has a content."""
+    """Return a message after checking its role and content."""
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         what = f"messages[{number}]: the role is {shown(role)}"
@@ -83,7 +83,7 @@ def _checked(message: Message, number: int) -> Message:
 
 
 def as_template(message: Message) -> dict[str, Any]:
-    """A message as templates know it.
+    """Return a message as templates expect it.
 
     Keys that are None are left out, developers are "system", an answer without content has "", and
     the arguments of its tool calls are mappings.
@@ -99,7 +99,7 @@ def as_template(message: Message) -> dict[str, Any]:
 
 
 def _call(call: object) -> object:
-    """A tool call with its arguments as a mapping, `function` around them or not."""
+    """Return a tool call with its arguments as a mapping, with or without `function` around it."""
     if not isinstance(call, Mapping):
         return call
     if isinstance(function := call.get("function"), Mapping):

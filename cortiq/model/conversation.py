@@ -74,7 +74,7 @@ class Conversation:
         cancel: threading.Event | None = None,
         progress: Progress | None = None,
     ) -> Generation:
-        """The answer to a message; both are kept, also where the answer was cancelled midway.
+        """Answer a message; both are kept, also where the answer was cancelled midway.
 
         Raises
         ------
@@ -96,7 +96,7 @@ class Conversation:
         cancel: threading.Event | None = None,
         progress: Progress | None = None,
     ) -> Generation:
-        """Go on with an answer that was cut or cancelled, from its very tokens.
+        """Continue an answer that was cut or cancelled, from its very tokens.
 
         Raises
         ------
@@ -122,12 +122,12 @@ class Conversation:
         self.decode_seconds += stats.decode_seconds
 
     def shown(self, messages: list[dict[str, Any]], left_out: int) -> list[Message]:
-        """What the template is given: the system message, and those that are not left out."""
+        """Return the messages for the template: the system message, and those not left out."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *messages[left_out:]]
 
     def _fitting(self, messages: list[dict[str, Any]]) -> tuple[list[int], int]:
-        """Ids of the prompt, and how many messages had to be left out for an answer to have room.
+        """Return the prompt's ids, and how many messages were left out to make room for an answer.
 
         The oldest exchange goes first; the last message always stays.
         """
@@ -143,7 +143,7 @@ class Conversation:
             left_out = later[0]
 
     def undo(self) -> str:
-        """Forget the last exchange; the user's text of it.
+        """Remove the last exchange; return the user's text of it.
 
         Raises
         ------
@@ -181,7 +181,8 @@ class Conversation:
             ) from None
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Go on from what `save` wrote, also with another model; what was said before is gone.
+        """Continue from a saved conversation, also with another model; present messages are
+        dropped.
 
         Raises
         ------

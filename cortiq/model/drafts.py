@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class DrafterFactory:
-    """What drafts for a model; closes the draft models it opened."""
+    """Makes a model's drafters; closes the draft models it opened."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -36,11 +36,11 @@ class DrafterFactory:
 
     @property
     def executable(self) -> Executable:
-        """What computes the model that is drafted for."""
+        """The compiled model to draft for."""
         return self._model.executable
 
     def speculation(self, options: GenerateOptions) -> Speculation | None:
-        """How a generation with these options is drafted for; None for not at all.
+        """Return drafter and policy of a generation with these options; None for no drafting.
 
         Raises
         ------
@@ -56,7 +56,7 @@ class DrafterFactory:
         return self._made[key]
 
     def draft_model(self, name: str) -> Executable:
-        """Another model on the same backend, whose ids mean the same text."""
+        """Open another model on the same backend, whose ids mean the same text."""
         if name not in self._opened:
             self._opened[name] = self._open(name)
         return self._opened[name].executable
@@ -85,7 +85,7 @@ class DrafterFactory:
 
 
 def drafters_named(options: GenerateOptions) -> Mapping[str, NamedKind] | None:
-    """The drafters that options name, and their arguments; None for none. No model is needed.
+    """Return the drafters that options name, with arguments; None for none. No model is needed.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def _check_block(found: Mapping[str, NamedKind], options: LoadOptions) -> None:
 
 
 def heads_of(draft: str | None) -> str | None:
-    """The draft head that a model must be loaded with to be drafted for like this, if any."""
+    """Return the draft head that a model must be loaded with for this option, if any."""
     if draft in (None, OFF):
         return None
     found = find_kinds(str(draft), default_plugins().drafters)

@@ -21,7 +21,7 @@ HIDDEN = Named("hidden")
 
 
 def embedding_of(executable: Executable, ids: Sequence[int], options: EmbedOptions) -> Floats:
-    """The embedding of one text: float32 [width].
+    """Return the embedding of one text: float32 [width].
 
     Of the rows that go into the output head (after the last norm): pooling `last` takes that of
     the last token; `mean` is snap(RN(S·RN(1/n))), S the canonical sum over the n tokens, in the
@@ -38,7 +38,7 @@ def embedding_of(executable: Executable, ids: Sequence[int], options: EmbedOptio
 def embedding_steps(
     executable: Executable, ids: Sequence[int], options: EmbedOptions
 ) -> Iterator[Floats | None]:
-    """`embedding_of` in steps of `ROWS` tokens: None after each, at last the embedding."""
+    """Yield None after each `ROWS` tokens, and at last the embedding; see `embedding_of`."""
     tokens = check_prompt(ids, executable.program)
     if HIDDEN.name not in executable.program.trunk.values:
         raise RequestError("the model's graph names no hidden state", where="embed")

@@ -1,4 +1,4 @@
-"""What evaluation suites ask of a model: likelihoods of texts, and texts until a stop string.
+"""The requests of evaluation suites: likelihoods of texts, and texts until a stop string.
 
 Requests and answers are plain values, as the EleutherAI lm-evaluation-harness has them;
 `cortiq.lm_eval` is the harness's own view of this. Every number is made of the contract's
@@ -44,13 +44,13 @@ class EvaluationModel:
             raise model.tokenizer.absent
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text at the beginning of a sequence."""
+        """Return the ids of a text at the beginning of a sequence."""
         start = None if not self.templated else False
         return self.model.tokenizer.encode(text, add_bos=start, parse_special=self.templated)
 
     @property
     def prefix_id(self) -> int:
-        """What an empty context is: the start token, or an end token where there is none."""
+        """Id of an empty context: the start token, or an end token where there is none."""
         tokenizer = self.model.tokenizer
         if tokenizer.bos_id is not None:
             return tokenizer.bos_id
@@ -59,7 +59,7 @@ class EvaluationModel:
         return self.model.eos_ids[0]
 
     def pair_ids(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Ids of a context and of what follows it, as they are in the whole text.
+        """Return the ids of a context and of its continuation, as they are in the whole text.
 
         Spaces at the end of the context belong to the continuation, whose first token has them.
         """
@@ -74,7 +74,7 @@ class EvaluationModel:
     def likelihoods(
         self, pairs: Sequence[Pair], advance: Advance = lambda n: None
     ) -> list[Likelihood]:
-        """How likely each continuation is after its context.
+        """Return the likelihood of each continuation after its context.
 
         Neighbours with one context have it computed once. What is longer than the model's context
         loses its beginning.
@@ -99,7 +99,7 @@ class EvaluationModel:
         return context[-room:], continuation
 
     def rolling(self, text: str) -> float:
-        """ln p of a whole text: each token once, after as many tokens as the context holds."""
+        """Return ln p of a whole text: each token once, after as many tokens as fit."""
         ids = self.model.tokenizer.encode(text, add_bos=False)
         windows = rolling_windows(ids, self.prefix_id, self.model.context)
         found = [self.model.likelihoods(context, [targets])[0] for context, targets in windows]
@@ -108,7 +108,7 @@ class EvaluationModel:
     def texts(
         self, requests: Sequence[tuple[str, Mapping[str, Any]]], advance: Advance = lambda n: None
     ) -> list[str]:
-        """What is generated for each (context, arguments); neighbours of one kind together."""
+        """Generate a text for each (context, arguments); neighbours of one kind together."""
         made: list[str] = []
         for arguments, group in groupby(requests, key=lambda request: request[1]):
             options = generation_options(arguments)
@@ -124,7 +124,7 @@ class EvaluationModel:
 def rolling_windows(
     ids: Sequence[int], prefix: int, longest: int
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Contexts and targets that cover a text: each token is a target once.
+    """Yield contexts and targets that cover a text: each token is a target once.
 
     Every window but the first has its last input at `longest` tokens, of which those of earlier
     windows are context.
@@ -138,7 +138,7 @@ def rolling_windows(
 
 
 def generation_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of `generate` for the arguments of a task.
+    """Return options of `generate` for the arguments of a task.
 
     Raises
     ------

@@ -20,13 +20,13 @@ DRAWING_ONLY = frozenset({"top_k", "top_p", "min_p", "seed", "choice"})
 
 
 def fingerprint(facts: Mapping[str, Any]) -> str:
-    """SHA-256, in hex, of the facts as JSON with sorted keys and no spaces."""
+    """Return the SHA-256, in hex, of the facts as JSON with sorted keys and no spaces."""
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def model_facts(program: Program, model_hash: str) -> dict[str, Any]:
-    """What decides the logits of given token ids.
+    """Return the facts that decide the logits of given token ids.
 
     The contract's version, the hash of the model's files, every weight's layout (a `weight_format`
     shows there), the declared context and the rotary tables fixed with it. All of it is the
@@ -43,7 +43,7 @@ def model_facts(program: Program, model_hash: str) -> dict[str, Any]:
 
 
 def node_counts(program: Program, placement: Mapping[str, str]) -> dict[str, int]:
-    """How many nodes each backend computes, but for those of what drafts."""
+    """Count the nodes that each backend computes, but for those that draft."""
     heads = [program.facts[fact] for fact in HEAD_FACTS if fact in program.facts]
     entries = [f"{entry}." for head in heads for entry in head.entries]
     drafts = (*entries, KEPT_ROWS, RECALLED) if heads else ()
@@ -57,7 +57,7 @@ def _rope_tables(program: Program) -> list[RopeTable]:
 
 
 def drawing_facts(options: GenerateOptions) -> dict[str, Any]:
-    """What of the options decides a token, given its logits; the options have a seed."""
+    """Return the options that decide a token, given its logits; the options have a seed."""
     names = {name for name, spec in specs(GenerateOptions).items() if spec.bits}
     if options.temperature == 0.0:
         names -= DRAWING_ONLY

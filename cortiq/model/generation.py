@@ -1,4 +1,4 @@
-"""What a generation is: its result, and its text as an iterator."""
+"""Generations: the result, and the text as an iterator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cortiq.backend import Executable
 from cortiq.engine.drafting import Speculation
-from cortiq.engine.engine import Engine, pieces
+from cortiq.engine.engine import Engine
 from cortiq.engine.output import Output, TraceRow
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.request import Request
@@ -30,7 +30,7 @@ SHOWN = 60
 
 
 class Identity(NamedTuple):
-    """What a generation was made with, in two hashes."""
+    """Hashes of a generation's model and of its options."""
 
     model_hash: str
     fingerprint: str
@@ -38,7 +38,7 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True)
 class Generation:
-    """What was generated, and everything needed to generate it again.
+    """A generated text, and everything needed to generate it again.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class Generation:
         return self.identity().fingerprint
 
     def receipt(self) -> Receipt:
-        """What anybody needs to check this generation on other hardware: `cortiq.receipts`.
+        """Make the receipt with which anybody can check this generation: `cortiq.receipts`.
 
         Raises
         ------
@@ -107,13 +107,13 @@ class Generation:
 
 
 def note_of(request: Request, output: Output) -> str:
-    """What there is to know about the ending of a stream, or its text."""
+    """Return notes on the ending of a stream, or on its text."""
     full = request.note if output.finish_reason == "length" else ""
     silent = "the model has no tokenizer: there are token ids, but no text"
     return "; ".join(filter(None, (full, silent if output.tokenizer.absent else "")))
 
 
-def generate_steps(
+def serve_one(
     executable: Executable,
     tokenizer: Tokenizer,
     prefixes: PrefixCache | None,
@@ -129,8 +129,18 @@ def generate_steps(
         sequence = engine.submit(
             request, stats=stats, speculation=speculation, progress=progress, cancelled=cancelled
         )
-        yield from pieces(engine, sequence)
+        yield from _pieces(engine, sequence)
     return sequence.output
+
+
+def _pieces(engine: Engine, sequence: Sequence) -> Iterator[str]:
+    """Step an engine until a sequence has ended, yielding its text; raise its error, if any."""
+    while not sequence.done:
+        engine.step()
+        yield from sequence.take()
+    yield from sequence.take()
+    if sequence.error is not None:
+        raise sequence.error
 
 
 def serve_batch(

@@ -1,4 +1,4 @@
-"""How likely continuations are after one context: what multiple-choice tests are scored by."""
+"""Likelihoods of continuations after one context, as multiple-choice tests need them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WANTS = (Named("logits"), Top(1))
 
 @dataclass(frozen=True)
 class Likelihood:
-    """How likely a continuation is.
+    """Likelihood of a continuation.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Likelihood:
 def likelihoods_of(
     executable: Executable, context: Sequence[int], continuations: Sequence[Sequence[int]]
 ) -> Iterator[Likelihood]:
-    """The likelihood of each continuation; the context is computed once for all of them.
+    """Yield the likelihood of each continuation; the context is computed once for all of them.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def _feed(session: Session, ids: Sequence[int]) -> None:
 
 
 def _followed(session: Session, last: int, targets: Sequence[int]) -> Iterator[tuple[float, bool]]:
-    """ln p of each target after what was fed and `last`, and whether it is the argmax."""
+    """Yield ln p of each target after what was fed and `last`, and whether it is the argmax."""
     inputs = [last, *targets[:-1]]
     for start in range(0, len(targets), ROWS):
         rows = session.read_rows(session.feed(inputs[start : start + ROWS], WANTS, every=True))

@@ -54,7 +54,7 @@ def model_of(
     options: LoadOptions,
     extra: Mapping[str, Any] | None = None,
 ) -> Model:
-    """The model of an opened source on a backend and its device; a failure closes the source."""
+    """Compile an opened source for a backend's device; close it if that fails."""
     backend, device = placed
     try:
         executable = compile_source(source, backend, device, options, extra)
@@ -65,7 +65,7 @@ def model_of(
 
 
 def choose_backend(options: LoadOptions) -> tuple[Backend, str]:
-    """The backend asked for, or the best available, and the name of its device."""
+    """Return the chosen backend, or the best available, and the name of its device."""
     from cortiq.plugins.selection import device_of, find_backend
 
     name = options.backend

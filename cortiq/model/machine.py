@@ -1,4 +1,4 @@
-"""What this machine is: processor, memory, and room for models."""
+"""Facts about this machine: processor, memory, and room for models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPARED = 0.85
 
 
 def processor() -> dict[str, Any]:
-    """Name, cores this process may use, and features that kernels may use."""
+    """Return name, cores this process may use, and features that kernels may use."""
     text = _read("/proc/cpuinfo")
     name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
@@ -36,14 +36,14 @@ def processor() -> dict[str, Any]:
 
 
 def cores() -> int:
-    """Cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def memory() -> dict[str, int | None]:
-    """Bytes in all and free, as far as a container's limit allows; None where nobody says."""
+    """Return total and free bytes, within a container's limit; None where they are unknown."""
     text = _read("/proc/meminfo")
     total, free = (_kibibytes(text, name) for name in ("MemTotal", "MemAvailable"))
     if total is None and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
@@ -70,7 +70,7 @@ def _read(path: str) -> str:
 
 
 def disk(folder: Path) -> dict[str, Any]:
-    """Bytes free where a folder is or will be, and whether it can be written."""
+    """Return the free bytes where a folder is or will be, and whether it can be written."""
     place = folder
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -82,7 +82,7 @@ def disk(folder: Path) -> dict[str, Any]:
 
 
 def room_for(free: int) -> dict[str, float]:
-    """Billions of parameters that fit into so much memory, by bits of a weight: a rough rule."""
+    """Return the billions of parameters that fit into memory, by bits of a weight: roughly."""
     return {
         bits: round(free * SPARED / size / 1e9, 1) for bits, size in BYTES_PER_PARAMETER.items()
     }

@@ -22,14 +22,7 @@ from cortiq.ir import Program
 from cortiq.model.chat import Message, chat_ids
 from cortiq.model.drafts import DrafterFactory
 from cortiq.model.fingerprint import drawing_facts, fingerprint, model_facts, node_counts
-from cortiq.model.generation import (
-    Generation,
-    Identity,
-    Stream,
-    generate_steps,
-    note_of,
-    serve_batch,
-)
+from cortiq.model.generation import Generation, Identity, Stream, note_of, serve_batch, serve_one
 from cortiq.model.prefixes import PrefixCacheMixin
 from cortiq.model.scoring import ScoringMixin
 from cortiq.model.source import ModelSource
@@ -72,7 +65,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
 
     @property
     def placement(self) -> Mapping[str, str]:
-        """Which backend computes each node, by name of the node."""
+        """Backend of each node, by name of the node."""
         return self.executable.placement
 
     @property
@@ -148,7 +141,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
         embeddings: np.ndarray | None = None,
         **options: Any,
     ) -> Stream:
-        """The text of `generate` piece by piece; errors of the request are raised here.
+        """Yield the text of `generate` piece by piece; errors of the request are raised here.
 
         It takes what `generate` takes: see `help(cortiq.GenerateOptions)`.
         """
@@ -169,7 +162,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
         with self._working():
             stats = Statistics(self.load_seconds, len(request.prompt))
             on = self.executable, self.tokenizer, self.prefixes
-            output = yield from generate_steps(*on, request, stats, drafted, progress, cancelled)
+            output = yield from serve_one(*on, request, stats, drafted, progress, cancelled)
         return self._generation(request, options, output, stats)
 
     def generate_many(
@@ -180,7 +173,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
         masks: Masks | None = None,
         **options: Any,
     ) -> list[Generation]:
-        """`generate` of each prompt, all computed together; each is what it is alone, to the bit.
+        """Generate from each prompt, all computed together; each is as it is alone, to the bit.
 
         Raises
         ------
@@ -196,7 +189,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
         return [self._generation(s.request, chosen, s.output, s.stats) for s in served]
 
     def _request(self, prompt: Prompt, options: GenerateOptions, masks: Masks | None) -> Request:
-        """A prompt and its options, checked."""
+        """Check a prompt and its options."""
         if options.stop and self.tokenizer.absent:
             raise self.tokenizer.absent
         longest = self._source.longest
@@ -231,7 +224,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
         )
 
     def ids(self, prompt: Prompt) -> list[int]:
-        """Token ids of a raw text, with the tokenizer's BOS; token ids as they are.
+        """Return the token ids of a raw text, with the tokenizer's BOS; ids as they are.
 
         Raises
         ------
@@ -247,7 +240,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
     def chat_ids(
         self, messages: Sequence[Message], *, template_options: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """Token ids of a conversation, rendered by the model's chat template.
+        """Return the token ids of a conversation, rendered by the model's chat template.
 
         Parameters
         ----------
@@ -267,7 +260,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
         template_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Generation:
-        """`generate` from a conversation; takes everything `generate` takes."""
+        """Generate from a conversation; takes everything `generate` takes."""
         ids = self.chat_ids(messages, template_options=template_options)
         return self.generate(ids, **options)
 

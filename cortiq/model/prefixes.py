@@ -1,4 +1,4 @@
-"""What a model keeps of its sequences: prompts that begin like an earlier one go on from there."""
+"""Cached prefixes of a model: prompts that begin like an earlier one reuse its rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHUNK_ROWS = 256
 
 
 class PrefixCacheMixin:
-    """The part of `Model` that keeps sequences. No token depends on what is kept.
+    """The prefix cache of `Model`. No token depends on what is cached.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class PrefixCacheMixin:
     prefixes: PrefixCache | None = None
 
     def keep_prefixes(self, count: int = 8, nbytes: int | None = None) -> PrefixCache:
-        """From now on keep up to `count` sequences that ended, for prompts that begin like them.
+        """Cache up to `count` finished sequences, for prompts that begin like them.
 
         Parameters
         ----------
@@ -51,13 +51,13 @@ class PrefixCacheMixin:
         return self.prefixes
 
     def drop_prefixes(self) -> None:
-        """Free what is kept, and keep nothing more."""
+        """Free cached sequences, and cache no more."""
         if self.prefixes is not None:
             self.prefixes.clear()
         self.prefixes = None
 
     def save_prefix(self, prompt: Prompt, path: str | Path) -> int:
-        """Compute a prompt's rows and write them to a file; how many there are.
+        """Compute a prompt's rows and write them to a file; return their number.
 
         Raises
         ------
@@ -78,7 +78,7 @@ class PrefixCacheMixin:
             return session.state.export()
 
     def load_prefix(self, path: str | Path, *, check: bool = False) -> list[int]:
-        """Keep what `save_prefix` wrote, on whatever backend; the ids it holds.
+        """Load a prefix that `save_prefix` wrote, on whatever backend; return its ids.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Scoring: how well a model predicts a text, in windows that know nothing of each other."""
+"""Scoring: how well a model predicts a text, in independent windows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True)
 class Score:
-    """How a text was predicted.
+    """Perplexity and the figures behind it.
 
     Attributes
     ----------
@@ -107,8 +107,8 @@ def _bos_of(tokenizer: Tokenizer, choice: str) -> list[int]:
 def _score_window(
     executable: Executable, inputs: Sequence[int], targets: Sequence[int], skipped: int
 ) -> Iterator[list[tuple[float, int]]]:
-    """−ln p of each target and the argmax beside it, `ROWS` at a time; the first `skipped` inputs
-    have no target.
+    """Yield −ln p of each target with the argmax, `ROWS` at a time; `skipped` inputs have no
+    target.
     """
     wants = (Named("logits"), Argmax())
     inputs = check_prompt(inputs, executable.program)
@@ -147,7 +147,7 @@ def rows_of(executable: Executable, ids: Iterable[int], name: str = "logits") ->
 
 
 def negative_log_likelihood(logits: Floats, target: int) -> float:
-    """−ln softmax(logits)[target]: (m − x[target]) + ln Σ exp(x − m), in float64.
+    """Return −ln softmax(logits)[target]: (m − x[target]) + ln Σ exp(x − m), in float64.
 
     Statistics for people: unlike the logits, the last bits are not part of the contract.
 

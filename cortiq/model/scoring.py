@@ -1,4 +1,4 @@
-"""What a model says of texts that are there already: scores, likelihoods, logits, embeddings."""
+"""Scores, likelihoods, logits and embeddings of given texts."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class ScoringMixin:
-    """The part of `Model` that draws nothing."""
+    """The methods of `Model` that draw nothing."""
 
     def score(self, text: Prompt, *, progress: Progress | None = None, **options: Any) -> Score:
-        """Perplexity of a text or of token ids, in windows; see `cortiq.model.score`.
+        """Return the perplexity of a text or of token ids, in windows; see `cortiq.model.score`.
 
         Parameters
         ----------
@@ -41,7 +41,7 @@ class ScoringMixin:
             return score_ids(model.executable, model.tokenizer, ids, chosen, progress)
 
     def logits(self, prompt: Prompt) -> np.ndarray:
-        """The logits after every token of a text or of token ids: float32 [tokens, vocabulary].
+        """Return the logits after every token of a text or of ids: float32 [tokens, vocabulary].
 
         Row i holds what the model thinks of the token after `ids[i]`; the bits are the contract's.
 
@@ -54,7 +54,7 @@ class ScoringMixin:
             return rows_of(model.executable, model.ids(prompt))
 
     def token_embeddings(self, prompt: Prompt) -> np.ndarray:
-        """The rows that enter the first layer for a text or token ids: float32 [tokens, width].
+        """Return the rows that enter the first layer for a text or ids: float32 [tokens, width].
 
         They are what `generate` takes as `embeddings`, the model's own factor on them included.
 
@@ -69,7 +69,7 @@ class ScoringMixin:
     def likelihoods(
         self, context: Prompt, continuations: Sequence[Iterable[int]]
     ) -> tuple[Likelihood, ...]:
-        """How likely each of some continuations is after one context, which is computed once.
+        """Return the likelihood of each continuation after one context, which is computed once.
 
         Parameters
         ----------
@@ -93,7 +93,7 @@ class ScoringMixin:
             return verify_on(model, receipt, function_of(progress, "progress"))
 
     def embed(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> np.ndarray:
-        """A vector for a text or for token ids, from the hidden states: float32 [width].
+        """Return a vector for a text or for token ids, from the hidden states: float32 [width].
 
         A list of texts, or of lists of ids, gives an array [texts, width]. The bits are the
         contract's, and so the same on every backend.
@@ -116,7 +116,7 @@ class ScoringMixin:
 
 
 def _several(prompt: object) -> bool:
-    """Whether this is a list of prompts; token ids, which are no such list, are integers."""
+    """Return whether this is a list of prompts; token ids, which are none, are integers."""
     if isinstance(prompt, (list, tuple)) and prompt:
         return isinstance(prompt[0], (str, list, tuple, np.ndarray))
     return isinstance(prompt, np.ndarray) and prompt.ndim > 1

@@ -1,4 +1,4 @@
-"""Where a model comes from: files on disk, or a formula; either way a program and a tokenizer."""
+"""Model sources: files on disk, or a formula; either way a program and a tokenizer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ModelSource:
 
 
 def model_name(name: object) -> str:
-    """A model's name; a path object becomes a path that is not taken for a known name.
+    """Return a model's name; a path object becomes a path, never a known name.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
 
 
 def open_drafter(heads: str, progress: Progress | None = None) -> tuple[str, Any]:
-    """The option `heads` without a block drafter, and that drafter's folder, opened."""
+    """Return the option `heads` without a block drafter, and that drafter's folder, opened."""
     head, path = parted(heads)
     if path is None:
         return heads, None
@@ -112,7 +112,7 @@ def open_drafter(heads: str, progress: Progress | None = None) -> tuple[str, Any
 
 
 def open_sidecar(checkpoint: Any, heads: str) -> Any:
-    """The file beside a model's that holds its draft head, if one is wanted and there is one.
+    """Open the file beside a model's that holds its draft head, if it is wanted and there.
 
     Beside a folder `NAME` it is the folder `NAME.mtp`, beside `NAME.gguf` the file `NAME.mtp.gguf`.
     """
@@ -126,7 +126,7 @@ def open_sidecar(checkpoint: Any, heads: str) -> Any:
 
 
 def open_tokenizer(source: Mapping[str, Any] | Path | str, program: Program) -> Tokenizer:
-    """The tokenizer that a checkpoint's `tokenizer_source` describes.
+    """Make the tokenizer that a checkpoint's `tokenizer_source` describes.
 
     Parameters
     ----------

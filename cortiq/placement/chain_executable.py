@@ -54,7 +54,7 @@ class ChainExecutable:
 
     @property
     def placement(self) -> Mapping[str, str]:
-        """Which backend computes each node, by node name, as the parts themselves say."""
+        """Backend of each node, by node name, as the parts themselves say."""
         return {node: name for part in self._parts for node, name in part.placement.items()}
 
     @property
@@ -69,7 +69,7 @@ class ChainExecutable:
         return {slot: window for found in parts for slot, window in found.items()}
 
     def segments_of(self, entry: str) -> Sequence[GraphSegment]:
-        """The segments of an entry graph, in order."""
+        """Return the segments of an entry graph, in order."""
         if entry not in self._partition.segments:
             there = ", ".join(self._partition.segments)
             raise RequestError(f"no entry graph is named {entry!r}", hint=f"There are {there}")

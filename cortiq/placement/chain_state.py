@@ -48,11 +48,11 @@ class ChainState:
             yield self.parts[segment.part], segment.graph.name
 
     def lengths(self, entry: str) -> list[int]:
-        """Rows that each segment of the entry graph has seen; equal between batches."""
+        """Return the rows that each segment of the entry graph has seen; equal between batches."""
         return [state.length(name) for state, name in self._segments(entry)]
 
     def length(self, entry: str = "trunk") -> int:
-        """Rows that the entry graph has seen."""
+        """Return the number of rows that the entry graph has seen."""
         return min(self.lengths(entry))
 
     def reserve(self, rows: int) -> bool:

@@ -22,7 +22,7 @@ MOST_ROWS = 256
 
 @dataclass(frozen=True)
 class ForwardRequest:
-    """Rows of one sequence that a drafter wants computed."""
+    """A forward pass that a drafter requests: rows of one sequence."""
 
     executable: Executable
     rows: Sequence[Row]
@@ -37,10 +37,10 @@ yielded.
 
 
 class StepwiseDrafting:
-    """A `Drafting` that says its steps; alone it takes them one after the other."""
+    """A `Drafting` that yields its forward passes; alone it computes them one after the other."""
 
     def steps(self, ids: Sequence[int], count: int) -> DraftSteps[Draft]:
-        """As `propose`, step by step."""
+        """Propose a draft, yielding each forward pass."""
         raise NotImplementedError
 
     def propose(self, ids: Sequence[int], count: int) -> Draft:
@@ -49,14 +49,14 @@ class StepwiseDrafting:
 
 
 def draft_steps(drafting: Drafting, ids: Sequence[int], count: int) -> DraftSteps[Draft]:
-    """The steps of a drafter; of one that doesn't say them, all at once."""
+    """Yield the steps of a drafter, or one step if it is no `StepwiseDrafting`."""
     if isinstance(drafting, StepwiseDrafting):
         return (yield from drafting.steps(ids, count))
     return drafting.propose(ids, count)
 
 
 def run_alone(steps: DraftSteps[T]) -> T:
-    """What comes of some steps; raises what they raise."""
+    """Run one drafter's steps; return the result or raise its error."""
     (made,) = run_batched([steps])
     if isinstance(made, Exception):
         raise made
@@ -64,7 +64,7 @@ def run_alone(steps: DraftSteps[T]) -> T:
 
 
 def run_batched(several: Sequence[DraftSteps[T]]) -> list[T | Exception]:
-    """What comes of each, or what it raised; what they want computed at one time is one batch."""
+    """Run the steps of several drafters, batching their forwards; return each result or error."""
     made: dict[int, T | Exception] = {}
     answers: Mapping[int, Sequence[RowResult] | Exception | None]
     answers = dict.fromkeys(range(len(several)))
@@ -93,7 +93,7 @@ def _next(steps: DraftSteps[T], answer: Sequence[RowResult] | Exception | None) 
 
 
 def _batches(feeds: Mapping[int, ForwardRequest]) -> Iterator[dict[int, ForwardRequest]]:
-    """Feeds of one entry of one executable, as many as fit."""
+    """Group forwards by executable and entry graph, each group in batches of `MOST_ROWS`."""
     groups: dict[tuple[Executable, str], dict[int, ForwardRequest]] = {}
     for number, feed in feeds.items():
         group = groups.setdefault((feed.executable, feed.entry), {})
@@ -107,7 +107,7 @@ def _batches(feeds: Mapping[int, ForwardRequest]) -> Iterator[dict[int, ForwardR
 def _computed(
     feeds: Mapping[int, ForwardRequest],
 ) -> Iterator[tuple[int, Sequence[RowResult] | Exception]]:
-    """What the rows of each feed brought, computed as one batch."""
+    """Compute a batch of forwards; yield the rows of each, or its error."""
     first = next(iter(feeds.values()))
     rows = [row for feed in feeds.values() for row in feed.rows]
     try:

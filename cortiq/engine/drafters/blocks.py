@@ -25,7 +25,7 @@ LOGITS = Named("logits")
 
 
 def block_head(program: Program) -> DraftHead:
-    """The block drafter of a program.
+    """Return the block drafter of a program.
 
     Raises
     ------
@@ -35,8 +35,8 @@ def block_head(program: Program) -> DraftHead:
 
 
 def block_want(task: Task, ids: Sequence[int]) -> Want:
-    """What every masked row is asked for: its own place's token, or its logits where what may be
-    drawn there depends on the drafts before it.
+    """Return the want of every masked row: its token, or its logits where what may be drawn depends
+    on the drafts before it.
     """
     want = draft_want(task, ids, ahead=0)
     apart = isinstance(want, Draw) and (want.history is not None or want.mask is not None)
@@ -44,7 +44,7 @@ def block_want(task: Task, ids: Sequence[int]) -> Want:
 
 
 def drawn_draft(task: Task, row: RowResult, text: Sequence[int]) -> int:
-    """The draft after a text, drawn of a row's logits as the target will draw there."""
+    """Draw the draft after a text from a row's logits, as the target will draw there."""
     wanted = task.want_at(text)
     if not isinstance(wanted, Draw):
         return int(sampling.argmax(row[LOGITS]))
@@ -63,7 +63,7 @@ class BlockDrafting(SharedStateDrafting):
         self._nothing = {n: np.zeros(graph.values[n].shape, F32) for n in taps}
 
     def steps(self, ids: Sequence[int], count: int) -> DraftSteps[Draft]:
-        """The drafts of one block, at most as many as it was made for."""
+        """Draft one block, at most as many ids as it was made for."""
         state = self._state()
         stop, count = state.length(), min(count, self.head.deepest)
         room = min(state.limit, self.task.executable.program.context) - stop

@@ -42,7 +42,7 @@ class CombinedDrafting(StepwiseDrafting):
         self._draft, self._start = NOTHING, 0
 
     def steps(self, ids: Sequence[int], count: int) -> DraftSteps[Draft]:
-        """A copy where one is under way, else the chain and what a lookup adds to it."""
+        """Propose a copy while the text is being copied, else the chain and a lookup behind it."""
         self.index.follow(ids)
         self._start = len(ids)
         match = self.index.match()
@@ -68,7 +68,7 @@ class CombinedDrafting(StepwiseDrafting):
         return Draft(drafted.ids + more, drafted.extended + len(more))
 
     def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
-        """Learn what the lookup added; the chain sees its rows."""
+        """Measure the gain of the lookup; pass the rows to the chain."""
         draft, self._draft = self._draft, NOTHING
         if draft.extended:
             came = ids[self._start : self._start + len(draft.ids)]
@@ -108,7 +108,7 @@ class PolicyWithLookup:
 
     @property
     def wakes(self) -> int:
-        """As its policy's."""
+        """Tokens before which nothing is drafted, of the chain's policy."""
         return int(getattr(self.policy, "wakes", 0))
 
     @property
@@ -117,10 +117,10 @@ class PolicyWithLookup:
         return bool(getattr(self.policy, "timing", False))
 
     def choose(self, generated: int, room: int) -> int:
-        """The chain's depth and the lookup's, cut to the room."""
+        """Return the chain's depth and the lookup's together, cut to the room."""
         depth = self.policy.choose(generated, room)
         return min(depth + self.extra, room - 1) if depth else 0
 
     def record(self, round_: Round) -> None:
-        """The chain's depth is what was asked without the extra."""
+        """Record the round with the chain's own depth."""
         self.policy.record(replace(round_, asked=max(0, round_.asked - self.extra)))

@@ -39,7 +39,7 @@ HINTS = {
 
 
 def head_of(program: Program, fact: str = "draft_head") -> DraftHead:
-    """The draft head of a program, or its block drafter.
+    """Return the draft head of a program, or its block drafter.
 
     Raises
     ------
@@ -53,12 +53,14 @@ def head_of(program: Program, fact: str = "draft_head") -> DraftHead:
 
 
 def final_rows(ids: int, fed: int, depth: int) -> int:
-    """How many rows of module `depth` follow from `ids` known ids, `fed` of them in the trunk."""
+    """Return how many rows of module `depth` follow from `ids` known ids, `fed` of them in the
+    trunk.
+    """
     return max(0, min(fed, ids - 1 - depth))
 
 
 def draft_want(task: Task, text: Sequence[int], ahead: int, short: bool = False) -> Want:
-    """What brings the draft after a text: what the target will be asked for there, of a head's row.
+    """Return the want of the draft after a text: the target's own there, of a head's row.
 
     Parameters
     ----------
@@ -86,12 +88,14 @@ class SharedStateDrafting(StepwiseDrafting):
         self._held: State | None = None
 
     def _known(self, depth: int) -> int:
-        """Rows of a module that follow from what the trunk has been fed."""
+        """Return the number of rows of a module that follow from the trunk's rows."""
         fed = self.task.state().length()
         return final_rows(fed, fed, depth)
 
     def _state(self) -> State:
-        """The target's sequence; in another one than before, rows may follow from other ids."""
+        """Return the target's state; when it is another one, drop rows that may follow from other
+        ids.
+        """
         state = self.task.state()
         if state is not self._held:
             self._held = state
@@ -100,7 +104,7 @@ class SharedStateDrafting(StepwiseDrafting):
         return state
 
     def _rewind(self, entry: str, length: int) -> None:
-        """Let an entry forget the rows from `length` on."""
+        """Drop the rows of an entry graph from `length` on."""
         state = self.task.state()
         if length < state.length(entry):
             with attributed_to(backend_names(self.task.executable)):
@@ -111,12 +115,12 @@ class SharedStateDrafting(StepwiseDrafting):
         raise NotImplementedError
 
     def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
-        """Go with a prompt as it is fed; later rows wait for the next draft."""
+        """Feed the prompt's rows as the target does; later rows wait for the next draft."""
         if position < len(self.task.prompt):
             run_alone(self._catch_up(ids))
 
     def close(self) -> None:
-        """The rows stay with the target's sequence."""
+        """Do nothing: the rows stay with the target's sequence."""
 
 
 class HeadDrafting(SharedStateDrafting):
@@ -129,11 +133,11 @@ class HeadDrafting(SharedStateDrafting):
         self._seen = 0
 
     def steps(self, ids: Sequence[int], count: int) -> DraftSteps[Draft]:
-        """Drafts of the first module, and of those after it or the first one's chain."""
+        """Draft with the first module, and with those after it or the first one's chain."""
         return Draft(tuple((yield from self._drafts(ids, count))))
 
     def drafts(self, ids: Sequence[int], count: int, forced: Sequence[int] = ()) -> list[int]:
-        """The drafts after these ids.
+        """Return the drafts after these ids.
 
         Parameters
         ----------
@@ -162,7 +166,7 @@ class HeadDrafting(SharedStateDrafting):
         return found
 
     def _warm(self, ids: Sequence[int]) -> DraftSteps[None]:
-        """Feed a row that supplies its hidden row, and forget it.
+        """Feed a row that supplies its hidden row, and drop it.
 
         Backends prepare for what they have not been asked for yet; that belongs in a sequence's
         first round, which no account of times counts, and not in the first one of two drafts.
@@ -179,7 +183,9 @@ class HeadDrafting(SharedStateDrafting):
         return Named(self.head.output(0))
 
     def _given(self, row: RowResult | None) -> Mapping[str, Any]:
-        """What a row of a chain is given in place of the trunk's: the output of the one before."""
+        """Return the inputs of a chain's row: the output of the row before, in place of the
+        trunk's.
+        """
         graph = self.task.executable.program.graphs[self.head.entries[0]]
         shape = graph.values[RECALLED].shape
         given = np.zeros(shape, F32) if row is None else np.asarray(row[self._output])
@@ -202,9 +208,7 @@ class HeadDrafting(SharedStateDrafting):
     def _draft(
         self, text: Sequence[int], step: int, given: Mapping[str, Any], last: bool
     ) -> DraftSteps[tuple[int, Mapping[str, Any]]]:
-        """The draft after a text, and what the next row of a chain is given in place of the
-        trunk's: its own output.
-        """
+        """Draft one id; return it, and the inputs of the next row of a chain."""
         chained = self.head.style == CHAIN
         stop = self._state().length() + (step if chained else 0)
         want = self._want(text, stop)
@@ -221,7 +225,7 @@ class HeadDrafting(SharedStateDrafting):
         wants: tuple[Want, ...] = (),
         given: Mapping[str, Any] | None = None,
     ) -> DraftSteps[RowResult]:
-        """Feed a module its next rows up to `stop`; what the last of them brought.
+        """Feed a module its next rows up to `stop`; return the last one's result.
 
         Parameters
         ----------
@@ -238,7 +242,7 @@ class HeadDrafting(SharedStateDrafting):
         return brought[-1]
 
     def _want(self, text: Sequence[int], stop: int) -> Want:
-        """What brings the draft after these ids, of a row before `stop`."""
+        """Return the want of the draft after these ids, of a row before `stop`."""
         short = self._streak is not None and not self._streak.full
         return draft_want(self.task, text, len(text) - stop + 1, short)
 

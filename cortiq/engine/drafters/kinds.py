@@ -26,15 +26,15 @@ PolicyFactory = Callable[[int], DepthPolicy]
 
 
 class DraftTarget(Protocol):
-    """The model that is drafted for, as drafters see it."""
+    """The model to draft for, as drafters see it."""
 
     @property
     def executable(self) -> Executable:
-        """What computes it; `executable.program` are its graphs."""
+        """The compiled model; `executable.program` are its graphs."""
         ...
 
     def draft_model(self, name: str) -> Executable:
-        """Another model, opened on the same backend and closed with this one.
+        """Open another model on the same backend; it is closed with this one.
 
         Raises
         ------
@@ -67,7 +67,7 @@ class DrafterKind:
     heads: str = ""
 
     def policies(self, depth: int | None, among: int = 1) -> PolicyFactory:
-        """Makes the policy of each sequence: always this depth, or one that learns and rests.
+        """Return a factory of policies: always this depth, or one that adapts and rests.
 
         Parameters
         ----------
@@ -137,7 +137,7 @@ NamedKind = tuple[DrafterKind, str]
 
 
 def find_kinds(draft: str, others: Sequence[DrafterKind] = ()) -> dict[str, NamedKind]:
-    """The kinds that a `--draft` other than `off` names, each by the words that name it.
+    """Return the kinds that a `--draft` other than `off` names, each by the words that name it.
 
     Parameters
     ----------
@@ -192,8 +192,8 @@ def _find_kind(draft: str, kinds: Mapping[str, DrafterKind]) -> NamedKind:
 
 
 def kinds_for(found: Mapping[str, NamedKind], target: DraftTarget) -> list[NamedKind]:
-    """The kinds; for `auto` those of the model's draft head and block drafter, where it was loaded
-    with them, and lookups of their own: copies shall be noticed while a useless head rests.
+    """Return the kinds; for `auto` those of the model's draft head and block drafter, where it was
+    loaded with them, and separate lookups: copies are noticed while a useless head rests.
     """
     facts = target.executable.program.facts
     own = [({STACK: MIMO}.get(facts["draft_head"].style, MTP), "")] if "draft_head" in facts else []
@@ -206,14 +206,14 @@ def kinds_for(found: Mapping[str, NamedKind], target: DraftTarget) -> list[Named
 
 
 def usage(kind: DrafterKind) -> str:
-    """How a kind is named, its argument included."""
+    """Return how a kind is named, with its argument."""
     return f"{kind.name}:{kind.argument}" if kind.argument else kind.name
 
 
 def speculation(
     found: Mapping[str, NamedKind], depth: int | None, target: DraftTarget
 ) -> Speculation:
-    """How sequences of a model are drafted for; by several kinds in turns."""
+    """Make the drafter and policy of a model's sequences; several kinds take turns."""
     several = kinds_for(found, target)
     return in_turns(
         [
@@ -224,7 +224,7 @@ def speculation(
 
 
 def _made(kind: DrafterKind, target: DraftTarget, argument: str) -> Drafter:
-    """The drafter of a kind, which may be a plugin's; RequestError where it makes none."""
+    """Make the drafter of a kind, which may be a plugin's; RequestError if that fails."""
     try:
         drafter = kind.make(target, argument)
         drafter.open, drafter.name  # noqa: B018 raises where it is no drafter

@@ -23,7 +23,7 @@ nothing was copied nothing is drafted, so that tries need no purse: a copy is no
 
 
 def trusted(length: int, count: int) -> int:
-    """How many of `count` ids a match of this length is worth: 1 for the shortest, then more."""
+    """Return how many of `count` ids to draft after a match of this length."""
     return min(count, 1 + RAMP * (length - GRAM))
 
 
@@ -36,7 +36,7 @@ class LookupDrafting:
         self.index = NgramIndex()
 
     def propose(self, ids: Sequence[int], count: int) -> Draft:
-        """What came after the longest earlier occurrence of the end of `ids`."""
+        """Draft what followed the longest earlier occurrence of the end of `ids`."""
         self.index.follow(ids)
         match = self.index.match()
         if not match.length:
@@ -44,10 +44,10 @@ class LookupDrafting:
         return Draft(self.index.continuation(match, trusted(match.length, count)))
 
     def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
-        """Nothing to do: `propose` sees all ids."""
+        """Do nothing: `propose` sees all ids."""
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is nothing to free."""
 
 
 class LookupDrafter:

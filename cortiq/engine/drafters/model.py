@@ -46,7 +46,7 @@ class ModelDrafting(StepwiseDrafting):
         self.fed: list[int] = []
 
     def steps(self, ids: Sequence[int], count: int) -> DraftSteps[Draft]:
-        """A chain of the draft model's own tokens: one row each, after what it has not seen yet."""
+        """Draft a chain of the draft model's own tokens: one row each, after rows it lacks."""
         count = min(count, self.limit - len(ids) + 1)
         if count < 1:
             return NOTHING
@@ -59,7 +59,7 @@ class ModelDrafting(StepwiseDrafting):
         return Draft(tuple(text[len(ids) :]))
 
     def _go_back(self, ids: Sequence[int]) -> None:
-        """To the longest prefix shared with `ids`, its last id left out: that one is fed again."""
+        """Rewind to the longest prefix shared with `ids`, but its last id, which is fed again."""
         same = min(common_prefix(self.fed, ids), len(ids) - 1)
         if same < len(self.fed):
             with attributed_to(backend_names(self.executable)):
@@ -72,7 +72,7 @@ class ModelDrafting(StepwiseDrafting):
         return int(brought[want])
 
     def _feed(self, ids: Sequence[int], wants: tuple[Want, ...] = ()) -> DraftSteps[RowResult]:
-        """Feed ids; what the last of them brought."""
+        """Feed ids; return the result of the last one."""
         state, start, last = self._state, len(self.fed), len(ids) - 1
         rows = [Row(state, start + i, t, wants if i == last else ()) for i, t in enumerate(ids)]
         brought = yield ForwardRequest(self.executable, rows)
@@ -80,7 +80,7 @@ class ModelDrafting(StepwiseDrafting):
         return brought[last]
 
     def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
-        """Nothing to do: what was committed is fed when drafts are next wanted."""
+        """Do nothing: committed ids are fed before the next draft."""
 
     def close(self) -> None:
         """Release the sequence."""

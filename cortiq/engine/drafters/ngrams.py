@@ -1,4 +1,4 @@
-"""Where the end of a sequence occurred before: what prompt lookup and copy detection stand on.
+"""N-gram index: finds where the end of a sequence occurred before, for prompt lookup.
 
 `tail_repeat` and `lookup_continuation` are the definition, by a scan; `NgramIndex` gives the same
 answers without one, and follows a sequence that grows and is rewound.
@@ -19,7 +19,7 @@ CHAIN = 64
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many ids two sequences begin with alike; whole blocks are compared at a time."""
+    """Return the length of the common prefix; whole blocks are compared at a time."""
     most = min(len(a), len(b))
     for start in range(0, most, BLOCK):
         stop = min(start + BLOCK, most)
@@ -47,7 +47,7 @@ NO_MATCH = NgramMatch()
 
 
 def common_suffix(ids: Sequence[int], end: int) -> int:
-    """Ids at the end of ids[: end] that are the last ones of `ids` too, at most `LONGEST`."""
+    """Return how many ids at the end of ids[: end] are the last of `ids` too, at most `LONGEST`."""
     last, most = len(ids), min(LONGEST, end)
     length = 0
     while length < most and ids[end - 1 - length] == ids[last - 1 - length]:
@@ -56,7 +56,7 @@ def common_suffix(ids: Sequence[int], end: int) -> int:
 
 
 def longest_match(ids: Sequence[int], ends: Iterable[int]) -> NgramMatch:
-    """The longest match among those that stop before one of these places, given latest first."""
+    """Return the longest match that ends before one of these positions, given latest first."""
     best = NO_MATCH
     for end in ends:
         length = common_suffix(ids, end)
@@ -68,12 +68,12 @@ def longest_match(ids: Sequence[int], ends: Iterable[int]) -> NgramMatch:
 
 
 def tail_repeat(ids: Sequence[int]) -> int:
-    """How many of the last ids also stand somewhere before: the length of what is being copied."""
+    """Return how many of the last ids occur together before: the length of a copy."""
     return longest_match(ids, range(len(ids) - 1, 0, -1)).length
 
 
 def lookup_continuation(ids: Sequence[int], least: int, count: int) -> Sequence[int]:
-    """What followed the longest earlier match of the end: at most `count` ids, none past the end.
+    """Return what followed the longest earlier match of the end: at most `count` ids.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def _continuation(ids: Sequence[int], match: NgramMatch, least: int, count: int)
 
 
 class NgramIndex:
-    """Places of every run of `GRAM` ids of a sequence, as chains from the latest back.
+    """Index of the positions of every `GRAM` ids of a sequence, as chains from the latest back.
 
     Adding an id and taking it away again are O(1); a search looks at no more than `CHAIN` places.
     It holds one number and at most one entry of a table for every id.
@@ -130,7 +130,7 @@ class NgramIndex:
         self.extend(ids[len(self.ids) :])
 
     def match(self) -> NgramMatch:
-        """The longest earlier match of the end, `NO_MATCH` if it is shorter than `GRAM`."""
+        """Return the longest earlier match of the end, `NO_MATCH` if it is shorter than `GRAM`."""
         found = longest_match(self.ids, self._places())
         return found if found.length >= GRAM else NO_MATCH
 
@@ -143,7 +143,7 @@ class NgramIndex:
             at = self._before[at - 1]
 
     def continuation(self, match: NgramMatch, count: int) -> tuple[int, ...]:
-        """`count` ids as they came after a match; past the end the copy goes on with itself."""
+        """Return the `count` ids after a match; past the end the copy repeats itself."""
         copied: list[int] = []
         for at in range(match.after, match.after + count if match.length else 0):
             known = at < len(self.ids)

@@ -16,7 +16,7 @@ from cortiq.engine.policy.turns import TurnPolicy, TurnPolicyFactory
 
 
 class TurnsDrafting(StepwiseDrafting):
-    """One sequence of several drafters; its policy knows whose turn it is."""
+    """One sequence of several drafters; its policy chooses the one in turn."""
 
     def __init__(
         self, names: Sequence[str], draftings: Sequence[Drafting], policy: TurnPolicy
@@ -26,13 +26,13 @@ class TurnsDrafting(StepwiseDrafting):
         self.wants: tuple[Want, ...] = tuple(wants)
 
     def steps(self, ids: Sequence[int], count: int) -> DraftSteps[Draft]:
-        """A draft of whoever has the turn."""
+        """Draft with the drafter in turn."""
         at = self.policy.turns.at
         draft = yield from draft_steps(self.draftings[at], ids, count)
         return replace(draft, drafter=self.names[at])
 
     def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
-        """Tell whoever has the turn, and those who asked for more than ids."""
+        """Pass rows to the drafter in turn, and to those with wants of their own."""
         for at, drafting in enumerate(self.draftings):
             if at == self.policy.turns.at or drafting.wants:
                 drafting.observe(position, rows, ids)
@@ -63,7 +63,7 @@ class TurnsDrafter:
 
 
 def in_turns(ways: Sequence[Speculation]) -> Speculation:
-    """One way to draft of several; of one, that one."""
+    """Combine several drafters into one that takes turns; a single one is returned as it is."""
     if len(ways) == 1:
         return ways[0]
     drafter = TurnsDrafter(tuple(way.drafter for way in ways))

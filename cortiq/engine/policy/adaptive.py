@@ -1,4 +1,4 @@
-"""The policy that notices: depth by what holds and what rounds take, rests where nothing pays."""
+"""Adaptive depth policy: depth by acceptance and round times, rests where nothing pays."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ costs time too.
 
 @dataclass(frozen=True)
 class DepthLimits:
-    """Between what, and from where, depth moves.
+    """Bounds and start of the depth.
 
     Attributes
     ----------
@@ -53,17 +53,17 @@ class DepthLimits:
     afforded: float = AFFORDED
 
     def account(self) -> DrafterProfile:
-        """An account of a drafter that was not seen yet."""
+        """Return the profile of a drafter without measurements."""
         return DrafterProfile.new(self.deepest, self.hold)
 
 
 def batch_bucket(sequences: int) -> int:
-    """Which account a batch of so many sequences belongs to: 1, 2, 3 to 4, 5 to 8, …"""
+    """Return the bucket of a batch size, each with times of its own: 1, 2, 3 to 4, 5 to 8, …"""
     return (sequences - 1).bit_length()
 
 
 def is_clean_round(round_: Round, deepest: int = 7) -> bool:
-    """Whether a round's wall is that of tokens and drafts, and not of some prompt's rows."""
+    """Return whether a round's wall has no share of some prompt's rows."""
     others = round_.rows - 1 - round_.proposed
     return others <= (round_.sequences - 1) * (1 + deepest)
 
@@ -137,13 +137,13 @@ class AdaptiveDepth:
         self.publish(self._company, self.account)
 
     def _note_failure(self) -> None:
-        """For later sequences, whether the last try failed."""
+        """Note for later sequences whether the last try failed."""
         failed = min(1, self.trial.losses)
         if failed != self.account.losses:
             self.account = replace(self.account, losses=failed)
 
     def _meet(self, now: int) -> None:
-        """In another company prices are others; what holds is as it was, and a rest goes on."""
+        """Switch to the profile of another batch size; acceptance and rests carry over."""
         if now == self._company:
             return
         self._accounts[self._company] = self.account
@@ -156,7 +156,9 @@ class AdaptiveDepth:
         )
 
     def _wall(self, round_: Round) -> float:
-        """The time of a round if nobody else had drafted: drafted rows are taken to cost alike."""
+        """Return a round's time without other sequences' drafts, whose rows are taken to cost
+        alike.
+        """
         plain, drafted = self.account.plain_seconds, round_.rows - round_.sequences
         if round_.sequences == 1 or not plain or drafted < round_.proposed:
             return round_.wall_seconds
@@ -174,7 +176,7 @@ class AdaptiveDepth:
             self.trial = trial.after_plain(generated, account.plain_seconds)
 
     def _afforded(self) -> float:
-        """What tries may cost: one that fails says little of a drafter whose record is good."""
+        """Return the share that tries may cost; a drafter with a good record may cost anything."""
         return 0.0 if self.account.promises(MARGIN) else self.limits.afforded
 
     def _after_round(self, round_: Round) -> None:
@@ -209,7 +211,7 @@ class AdaptiveDepth:
                 self.account = self.account.without_price(depth)
 
     def _move(self, own: int, held: int, others: int) -> None:
-        """The next depth: by price where that is known, by the share that holds elsewhere."""
+        """Set the next depth: by times where they are known, else by the share accepted."""
         limits, account = self.limits, self.account
         priced = depth_by_walls(
             account.hold, account.prices(), self.depth, limits.least, limits.deepest, others
@@ -235,7 +237,7 @@ class AdaptiveDepthFactory:
         self.accounts: dict[int, DrafterProfile] = {}
 
     def __call__(self, prompt_tokens: int) -> AdaptiveDepth:
-        """A policy for a prompt of this many tokens."""
+        """Make the policy of a sequence with a prompt of this many tokens."""
         return AdaptiveDepth(dict(self.accounts), prompt_tokens, self.limits, self._keep)
 
     def _keep(self, bucket: int, account: DrafterProfile) -> None:

@@ -1,4 +1,4 @@
-"""Which depth lands most tokens a second, given how often drafts hold and what rounds cost.
+"""Depth with the most tokens a second, given acceptance rates and round times.
 
 `hold[j − 1]` is the running share of rounds in which draft j held, among those in which drafts 1 to
 j − 1 did. A round of k drafts is then expected to bring T(k) = 1 + Σ_{i ≤ k} Π_{j ≤ i} hold_j
@@ -23,14 +23,14 @@ AcceptanceRates = tuple[float, ...]
 
 
 def expected_tokens(hold: Sequence[float]) -> list[float]:
-    """T(1), T(2), … for as many depths as `hold` has."""
+    """Return T(1), T(2), … for as many depths as `hold` has."""
     return list(accumulate(accumulate(hold, mul), initial=1.0))[1:]
 
 
 def planned_depth(
     cost: Sequence[float], hold: Sequence[float], draft: float = 0.0, step: float = 0.0
 ) -> tuple[int, float]:
-    """The depth to draft at, and its rate in tokens for the time of a plain one.
+    """Return the depth to draft at, and its rate in tokens for the time of a plain one.
 
     Depths are gone through upwards; one takes over only when its rate T(k)/(cost_k + draft +
     step·k) is more than `BETTER` times that of the depth kept so far.
@@ -49,7 +49,7 @@ def planned_depth(
 
 
 def updated_acceptance(hold: Sequence[float], depth: int, accepted: int) -> AcceptanceRates:
-    """The averages after a round of `depth` drafts of which `accepted` held.
+    """Return the rates after a round of `depth` drafts of which `accepted` held.
 
     Drafts 1 to accepted + 1 were tested; their averages move by `ACCEPTANCE_WEIGHT`. Where the
     deepest draft of the round holds nearly always, deeper ones drift towards it.
@@ -66,7 +66,7 @@ def updated_acceptance(hold: Sequence[float], depth: int, accepted: int) -> Acce
 
 
 def estimated_wall(walls: Sequence[float], depth: int) -> float:
-    """What a round of `depth` drafts takes, by the walls measured so far (0: not yet).
+    """Return the time of a round of `depth` drafts, by the times measured so far (0: not yet).
 
     A depth that was not timed lies on the line through the two timed ones nearest to it, whose
     slope is at least 0; it costs at least half of the lower one. Two depths must be timed.
@@ -91,7 +91,8 @@ def depth_by_walls(
     most: int,
     others: int = 0,
 ) -> int | None:
-    """The depth with the best T(k)/wall(k), or `now` where that is not `BETTER` times as good.
+    """Return the depth with the best T(k)/wall(k), or `now` where that is not `BETTER` times as
+    good.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Whether speculative rounds pay at all: tried, timed against plain tokens, decided, re-checked.
+"""Trials of speculation: rounds are timed against plain tokens, and tried again later.
 
 `Trying` runs rounds; `Timing` runs plain tokens to learn what one takes; `Decided` keeps one of the
 two, and tries again later where it was the plain one. Counts are of tokens generated; clocks are
@@ -32,7 +32,7 @@ NEVER = 1 << 62
 
 @dataclass(frozen=True)
 class PayoffMonitor:
-    """What rounds and plain tokens took so far, in running averages.
+    """Running averages of the time of rounds and of plain tokens.
 
     Attributes
     ----------
@@ -59,11 +59,11 @@ class PayoffMonitor:
     enough: float | None = None
 
     def anew(self) -> PayoffMonitor:
-        """At the beginning of another try: the averages are there until it has its own."""
+        """Return the monitor at the start of another try; averages stay until it has its own."""
         return replace(self, rounds=0, zeros=0, counted=0, spent=0.0, brought=0.0)
 
     def after(self, seconds: float, produced: float, counts: bool = False) -> PayoffMonitor:
-        """After a round that brought `produced` tokens in `seconds`.
+        """Return the monitor after a round that brought `produced` tokens in `seconds`.
 
         Parameters
         ----------
@@ -88,7 +88,7 @@ class PayoffMonitor:
         )
 
     def pays(self, margin: float = MARGIN) -> bool:
-        """Whether a round's tokens would take longer without it."""
+        """Return whether a round's tokens would take longer without it."""
         if self.plain_seconds > 0:
             return self.tokens * self.plain_seconds > margin * self.round_seconds
         return self.enough is not None and self.tokens >= self.enough
@@ -171,7 +171,7 @@ class DepthTrial:
         return isinstance(self.state, Trying) and failed and nothing_held
 
     def begun(self, generated: int) -> DepthTrial:
-        """At the top of the loop: a rest that is over becomes another try."""
+        """Return the trial at the start of a step: a rest that is over becomes another try."""
         state = self.state
         if isinstance(state, Decided) and not state.speculate and generated >= state.until:
             return replace(self, state=Trying(), monitor=self.monitor.anew())
@@ -180,7 +180,7 @@ class DepthTrial:
     def after_round(
         self, generated: int, seconds: float, produced: float, own: bool = True
     ) -> DepthTrial:
-        """After a speculative round; `generated` counts its tokens.
+        """Return the trial after a speculative round; `generated` counts its tokens.
 
         Parameters
         ----------
@@ -204,13 +204,13 @@ class DepthTrial:
         return replace(self, state=Timing(generated))
 
     def _without(self, generated: int) -> DepthTrial:
-        """A try that nothing came of: plain tokens are timed, or are known."""
+        """End a try without gain: time plain tokens, or rest where their time is known."""
         if self.monitor.plain_seconds > 0:
             return self._rest(generated)
         return replace(self, state=Timing(generated))
 
     def _kept(self, generated: int) -> DepthTrial:
-        """A round while speculation is decided on: four losing ones in a row end it."""
+        """Return the trial after a round in steady state: four losing ones in a row end it."""
         monitor = self.monitor
         if monitor.pays(margin=1.0):
             return self._paid(generated)
@@ -218,7 +218,9 @@ class DepthTrial:
         return trial if trial.monitor.losing < LOSING_ROUNDS else trial._without(generated)
 
     def after_plain(self, generated: int, seconds: float) -> DepthTrial:
-        """After plain tokens; `seconds` is what one takes by now, `generated` counts them."""
+        """Return the trial after plain tokens; `seconds` is the time of one, `generated` counts
+        them.
+        """
         if not isinstance(self.state, Timing):
             return self
         if generated - self.state.since < PLAIN_TOKENS:
@@ -227,7 +229,7 @@ class DepthTrial:
         return trial._by_pay(generated)
 
     def knowing(self, plain_seconds: float) -> DepthTrial:
-        """The same with what a plain token takes, from other rounds or an earlier sequence."""
+        """Return the trial with the time of a plain token, measured elsewhere."""
         return replace(self, monitor=replace(self.monitor, plain_seconds=plain_seconds))
 
     def _by_pay(self, generated: int) -> DepthTrial:
@@ -236,12 +238,12 @@ class DepthTrial:
         return replace(self._paid(generated), state=Decided(True))
 
     def _paid(self, generated: int) -> DepthTrial:
-        """What was lost before is made up for."""
+        """Return the trial with its losses cleared."""
         monitor = replace(self.monitor, losing=0)
         return replace(self, monitor=monitor, losses=0, lost=0.0, since=generated)
 
     def _rest(self, generated: int) -> DepthTrial:
-        """Plain tokens until the next try."""
+        """Return the trial at rest: plain tokens until the next try."""
         loss = self.monitor.loss
         least, lost = rest_after(self.losses), self.lost + loss
         rest = least
@@ -259,5 +261,5 @@ class DepthTrial:
 
 
 def rest_after(losses: int) -> int:
-    """Plain tokens before the next try, after so many failures before the last one."""
+    """Return the plain tokens before the next try, after so many failures before the last one."""
     return min(FIRST_REST << losses, LONGEST_REST)

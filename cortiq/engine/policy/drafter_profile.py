@@ -1,4 +1,4 @@
-"""What was measured of a drafter on one executable: how drafts hold, what rounds take."""
+"""Measurements of a drafter on one executable: acceptance rates and round times."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ many tokens more.
 
 
 def prior(deepest: int, hold: AcceptanceRates = ACCEPTANCE_PRIOR) -> AcceptanceRates:
-    """Averages of a drafter nothing is known of, for this many depths; the last one repeats."""
+    """Return the rates assumed of an unknown drafter at these depths; the last one repeats."""
     return (hold + hold[-1:] * deepest)[:deepest]
 
 
 @dataclass(frozen=True)
 class DrafterProfile:
-    """The averages; every method returns the account after what it was told.
+    """Running averages; every method returns a new profile.
 
     Attributes
     ----------
@@ -47,15 +47,15 @@ class DrafterProfile:
 
     @classmethod
     def new(cls, deepest: int, hold: AcceptanceRates = ACCEPTANCE_PRIOR) -> DrafterProfile:
-        """Nothing was measured yet."""
+        """Return a profile without measurements."""
         return cls(prior(deepest, hold), (0.0,) * deepest, (0,) * deepest)
 
     def after_drafts(self, depth: int, accepted: int) -> DrafterProfile:
-        """After `depth` drafts of which `accepted` held."""
+        """Return the profile after `depth` drafts of which `accepted` held."""
         return replace(self, hold=updated_acceptance(self.hold, depth, accepted))
 
     def after_round(self, depth: int, seconds: float) -> DrafterProfile:
-        """After a round of this depth and length; deeper ones than the account's have no price."""
+        """Return the profile after a round of this depth and time; ignore depths beyond its own."""
         if depth > len(self.walls):
             return self
         at, walls, runs = depth - 1, list(self.walls), list(self.runs)
@@ -64,12 +64,12 @@ class DrafterProfile:
         return replace(self, walls=tuple(walls), runs=tuple(runs))
 
     def without_price(self, depth: int) -> DrafterProfile:
-        """The account with a depth's price forgotten; its next round is timed at once."""
+        """Return the profile with a depth's time dropped; its next round is timed at once."""
         walls = [0.0 if k == depth else wall for k, wall in enumerate(self.walls, 1)]
         return replace(self, walls=tuple(walls))
 
     def after_plain(self, position: int, seconds: float) -> DrafterProfile:
-        """After a plain token at this position."""
+        """Return the profile after a plain token at this position."""
         return replace(
             self,
             plain_seconds=_moved(self.plain_seconds, seconds, self.plain_runs),
@@ -78,7 +78,7 @@ class DrafterProfile:
         )
 
     def prices(self) -> tuple[float, ...]:
-        """The walls; where one depth alone was timed, the plain token makes a price of a second.
+        """Return the round times; where one depth alone was timed, extrapolate a second.
 
         A plain token is a round of no drafts: the line through the two is all that is known.
         """
@@ -92,20 +92,20 @@ class DrafterProfile:
         return tuple(walls)
 
     def promises(self, margin: float) -> bool:
-        """Whether, by what held and what rounds took, some depth is better than plain tokens."""
+        """Return whether some depth is better than plain tokens, by the averages."""
         pairs = zip(self.walls, expected_tokens(self.hold), strict=True)
         rates = [tokens * self.plain_seconds / wall for wall, tokens in pairs if wall > 0]
         return max(rates, default=0.0) > margin
 
     def for_prompt(self, tokens: int) -> DrafterProfile:
-        """The account for a sequence of this prompt: without a plain time taken too near."""
+        """Return the profile for a prompt, without a plain time from a much shorter one."""
         if tokens <= FAR_FACTOR * self.plain_position + FAR_PROMPT:
             return self
         return replace(self, plain_seconds=0.0, plain_runs=0)
 
 
 def _moved(average: float, seconds: float, runs: int) -> float:
-    """The first time is left out: it pays for set-up. The second sets the average."""
+    """Update a running average: the first time pays for set-up and is dropped."""
     if runs == 0:
         return average
     return seconds if average == 0 else average + WALL_WEIGHT * (seconds - average)

@@ -1,4 +1,4 @@
-"""What a lookup adds behind a drafter's own ids: run while it pays, rested while it doesn't."""
+"""Gain of a lookup behind a drafter's ids: used while it pays, rested while it does not."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ class LookupGain:
     rest: int = 0
 
     def rested(self) -> LookupGain:
-        """After a round that a rest kept from lengthening."""
+        """Return the gain after a round that a rest kept from lengthening."""
         return replace(self, rest=max(0, self.rest - 1))
 
     def after(self, proposed: int, extended: int, accepted: int) -> LookupGain:
-        """After a round of `proposed` ids whose last `extended` came from the lookup."""
+        """Return the gain after a round of `proposed` ids whose last `extended` came from the
+        lookup.
+        """
         extra = max(0, accepted - (proposed - extended))
         average = self.average + WEIGHT * (extra - self.average)
         if average < PAYS:

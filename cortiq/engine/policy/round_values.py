@@ -1,4 +1,4 @@
-"""What a round of one drafter would have brought beside a round of another, for recorded texts.
+"""Values of rounds of one drafter beside another's, for recorded texts.
 
 Each side chooses its depth by how its own drafts held so far and has its own account of lookups,
 as in drafting; prices are given, in plain tokens. So two drafters can be compared on the same text
@@ -25,7 +25,7 @@ REAL = 3
 
 
 class RoundValue(NamedTuple):
-    """What a round brings and takes, in tokens and plain tokens."""
+    """Tokens of a round, and its cost in plain tokens."""
 
     tokens: int
     cost: float
@@ -33,7 +33,7 @@ class RoundValue(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundStart:
-    """Where a round could begin.
+    """A position at which a round could begin.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class RoundStart:
 
 @dataclass(frozen=True)
 class RoundCosts:
-    """What rounds of a drafter cost, in plain tokens.
+    """Costs of a drafter's rounds, in plain tokens.
 
     Attributes
     ----------
@@ -62,13 +62,13 @@ class RoundCosts:
     hold: AcceptanceRates = field(default=ACCEPTANCE_PRIOR)
 
     def round(self, depth: int, drafts: int) -> float:
-        """A round of `depth` own drafts, `drafts` with those that were looked up."""
+        """Return the cost of a round of `depth` own drafts, `drafts` with looked-up ones."""
         at = max(1, min(drafts, len(self.cost)))
         return self.cost[at - 1] + self.draft + self.step * depth
 
 
 def round_values(starts: Iterable[RoundStart], prices: RoundCosts) -> Iterator[RoundValue]:
-    """The value of a round at each start, in order: what was learnt at one is known at the next."""
+    """Yield the value of a round at each start, in order; each learns from those before."""
     hold, gain, most = prices.hold, LookupGain(), len(prices.cost)
     for start in starts:
         depth, _ = planned_depth(prices.cost, hold, prices.draft, prices.step)

@@ -1,4 +1,4 @@
-"""Which of several drafters drafts next: whichever brought most tokens a second, here and now.
+"""Choice among several drafters: the one that brought most tokens a second lately.
 
 A drafter that is not known has its turn first. Known ones are compared by what their last rounds
 brought and took; the one in turn gives way only to one that is clearly better, and then waits.
@@ -31,7 +31,7 @@ most, and after a full one.
 
 @dataclass(frozen=True)
 class Arm:
-    """One drafter: what a round of it brings.
+    """One drafter's recent rounds.
 
     Attributes
     ----------
@@ -56,16 +56,16 @@ class Arm:
         return mean(tokens) / max(median(seconds), TINY)
 
     def after(self, seconds: float, tokens: float) -> Arm:
-        """After a round of its own; the first of a turn catches up with the text, untimed."""
+        """Return the arm after a round of its own; the first of a turn catches up, untimed."""
         recent = (*self.recent, (seconds, tokens))[-RECENT:] if self.rounds else self.recent
         return replace(self, rounds=self.rounds + 1, recent=recent)
 
     def waited(self) -> Arm:
-        """After a round of another; when the wait is over nothing is known of it any more."""
+        """Return the arm after a round of another; after its wait it is unknown again."""
         return Arm(back=self.back) if self.wait == 1 else replace(self, wait=max(0, self.wait - 1))
 
     def lost(self) -> Arm:
-        """Another is better, or it had nothing to say."""
+        """Return the arm after losing its turn."""
         if self.rounds >= FULL_TURN:
             return replace(self, wait=DIP, back=WAIT)
         return replace(self, wait=self.back, back=min(2 * self.back, LONGEST_WAIT))
@@ -73,23 +73,23 @@ class Arm:
 
 @dataclass(frozen=True)
 class DrafterTurns:
-    """All drafters, and whose turn it is."""
+    """All drafters, and the index of the one in turn."""
 
     arms: tuple[Arm, ...]
     at: int = 0
 
     def after_round(self, seconds: float, tokens: float) -> DrafterTurns:
-        """After a round of the one in turn."""
+        """Return the turns after a round of the drafter in turn."""
         arms = [arm.waited() for arm in self.arms]
         arms[self.at] = self.arms[self.at].after(seconds, tokens)
         return replace(self, arms=tuple(arms))
 
     def silent(self) -> DrafterTurns:
-        """After the one in turn had nothing to say."""
+        """Return the turns after the drafter in turn proposed nothing."""
         return self if self.arms[self.at].wait else self._lost(self.at)
 
     def among(self, awake: Sequence[bool]) -> DrafterTurns:
-        """Whose turn the next round is, among those that want to draft; the same if none does."""
+        """Return the turns with the drafter of the next round, among those that want to draft."""
         now = self.arms[self.at]
         others = [i for i, wants in enumerate(awake) if wants and i != self.at]
         ready = [i for i in others if not self.arms[i].wait]
@@ -141,7 +141,7 @@ class TurnPolicy:
         return min(getattr(policy, "wakes", 0) for policy in self.policies)
 
     def choose(self, generated: int, room: int) -> int:
-        """Depth of the next round of whoever has the turn, 0 where nobody wants to draft.
+        """Return the depth of the next round of the drafter in turn, 0 where none wants to draft.
 
         Nobody drafts while one of them times plain tokens: the others learn from these as well.
         """
@@ -154,7 +154,7 @@ class TurnPolicy:
         return depths[self.turns.at]
 
     def record(self, round_: Round) -> None:
-        """A round is told to whoever drafted it, a plain token to all."""
+        """Record a round for the drafter that made it, a plain token for all."""
         if round_.proposed:
             self._after_round(round_)
             return
@@ -164,7 +164,7 @@ class TurnPolicy:
             self.turns = self.turns.silent()
 
     def _after_round(self, round_: Round) -> None:
-        """What it took is compared within batches of alike many sequences only."""
+        """Compare round times within batches of similar size only."""
         self.policies[self.turns.at].record(round_)
         now, others = batch_bucket(round_.sequences), round_.sequences - 1
         if now != self._company:
@@ -182,7 +182,7 @@ class TurnPolicyFactory:
         self.makers, self.first = makers, 0
 
     def __call__(self, prompt_tokens: int) -> TurnPolicy:
-        """A policy for a prompt of this many tokens."""
+        """Make the policy of a sequence with a prompt of this many tokens."""
         policies = [maker(prompt_tokens) for maker in self.makers]
         return TurnPolicy(policies, self.first, self._keep)
 
