@@ -78,7 +78,7 @@ class PrefixCache:
         self.executable, self.count, self.nbytes = executable, count, nbytes
         self.evicted = 0
         self._tree: RadixTree[CachedPrefix] = RadixTree()
-        self._kept: list[CachedPrefix] = []
+        self._entries: list[CachedPrefix] = []
         self._clock = 0
         program = executable.program
         kinds = [program.slots[name] for name in program.trunk.written_slots()]
@@ -86,7 +86,7 @@ class PrefixCache:
         self.rewinds_freely = goes_back(executable)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     def take(self, ids: list[int], running: Several[Sequence] = ()) -> tuple[State, int] | None:
         """Return a state with the longest cached prefix of `ids`, and its rows; or None.
@@ -100,7 +100,7 @@ class PrefixCache:
         for candidate in candidates:
             if candidate.reach < LEAST_ROWS or (best is not None and best[1] >= candidate.reach):
                 break
-            found = self._go_on_from(candidate)
+            found = self._resume_from(candidate)
             if found is None:
                 continue
             if best is None or found[1] > best[1]:
@@ -115,7 +115,7 @@ class PrefixCache:
     def _candidates(self, ids: list[int], running: Several[Sequence]) -> Iterator[_Candidate]:
         most = len(ids) - 1
         if self._bounded:
-            for kept in self._kept:
+            for kept in self._entries:
                 assert kept.key is not None
                 yield _Candidate(kept.key.extension(ids), True, kept)
         else:
@@ -132,7 +132,7 @@ class PrefixCache:
                 if not self._bounded or shared == other.fed:
                     yield _Candidate(shared, shared == other.fed, running=other)
 
-    def _go_on_from(self, candidate: _Candidate) -> tuple[State, int] | None:
+    def _resume_from(self, candidate: _Candidate) -> tuple[State, int] | None:
         """Return the state and its length; None when memory is short for a copy."""
         kept = candidate.kept
         if kept is None:
@@ -142,14 +142,14 @@ class PrefixCache:
             self._clock += 1
             kept.used, length = self._clock, kept.length
             handed = kept.role <= CacheRole.TURN and length == candidate.reach
-            state = self._opened(kept) if handed else fork_if_room(self._opened(kept))
+            state = self._live_state(kept) if handed else fork_if_room(self._live_state(kept))
             if handed:
-                self._forget(kept)
+                self._unlink(kept)
         if state is not None and length > candidate.reach:
             length = state.rewind(candidate.reach)
         return None if state is None else (state, length)
 
-    def _opened(self, kept: CachedPrefix) -> State:
+    def _live_state(self, kept: CachedPrefix) -> State:
         """Return its state; import a loaded one when it is first used."""
         if isinstance(kept.state, ExportedState):
             kept.state = self.executable.import_(kept.state, self.executable.program.context)
@@ -159,7 +159,7 @@ class PrefixCache:
         """Return whether exactly this prefix is cached."""
         if self._bounded:
             key = RollingKey.of(ids)
-            return any(kept.key == key for kept in self._kept)
+            return any(kept.key == key for kept in self._entries)
         whole, _, _ = self._tree.match(ids)
         return bool(whole) and whole[-1].depth == len(ids)
 
@@ -173,7 +173,7 @@ class PrefixCache:
         kept = CachedPrefix(state, role, len(ids), size, self._clock)
         if self._bounded:
             kept.key = RollingKey.of(ids)
-            same = [k for k in self._kept if k.key == kept.key]
+            same = [k for k in self._entries if k.key == kept.key]
         else:
             whole, _, _ = self._tree.match(ids)
             values = [node.value for node in whole if node.value is not None]
@@ -188,35 +188,35 @@ class PrefixCache:
             self._drop(old)
         if not self._bounded:
             kept.node = self._tree.insert(ids, kept)
-        self._kept.append(kept)
+        self._entries.append(kept)
         gone = 0
-        while self._too_much() and self.evict():
+        while self._over_limits() and self.evict():
             gone += 1
         return gone
 
-    def _too_much(self) -> bool:
-        size = sum(kept.nbytes for kept in self._kept)
-        return len(self._kept) > self.count or (self.nbytes is not None and size > self.nbytes)
+    def _over_limits(self) -> bool:
+        size = sum(kept.nbytes for kept in self._entries)
+        return len(self._entries) > self.count or (self.nbytes is not None and size > self.nbytes)
 
     def evict(self) -> bool:
         """Evict the least useful state: by role, then by last use; return whether there was one."""
-        if not self._kept:
+        if not self._entries:
             return False
-        self._drop(min(self._kept, key=lambda kept: (kept.role, kept.used)))
+        self._drop(min(self._entries, key=lambda kept: (kept.role, kept.used)))
         self.evicted += 1
         return True
 
     def _drop(self, kept: CachedPrefix) -> None:
-        self._forget(kept)
+        self._unlink(kept)
         if not isinstance(kept.state, ExportedState):
             kept.state.release()
 
-    def _forget(self, kept: CachedPrefix) -> None:
-        self._kept.remove(kept)
+    def _unlink(self, kept: CachedPrefix) -> None:
+        self._entries.remove(kept)
         if kept.node is not None:
             self._tree.remove(kept.node)
 
     def clear(self) -> None:
         """Free everything."""
-        while self._kept:
-            self._drop(self._kept[-1])
+        while self._entries:
+            self._drop(self._entries[-1])

@@ -142,19 +142,21 @@ def test_a_try_is_decided_by_plain_tokens_that_are_timed():
     assert trial.after_plain(23, 1.0).state == Decided(True)  # 3 tokens of 1 against 2
     loses = trial.after_plain(23, 0.5)  # 3 tokens of 0.5 against 2
     assert loses.state == Decided(False, 23 + 32)
-    assert loses.begun(54).state == loses.state
-    assert loses.begun(55).state == Trying()
+    assert loses.at_step(54).state == loses.state
+    assert loses.at_step(55).state == Trying()
 
 
 def test_known_plain_time_decides_at_once_and_a_proxy_where_it_is_given():
-    assert after_rounds(DepthTrial().knowing(1.0), 5, 2.0, 3).state == Decided(True)
-    assert after_rounds(DepthTrial().knowing(0.5), 5, 2.0, 3).state == Decided(False, 15 + 32)
+    assert after_rounds(DepthTrial().with_plain_seconds(1.0), 5, 2.0, 3).state == Decided(True)
+    assert after_rounds(DepthTrial().with_plain_seconds(0.5), 5, 2.0, 3).state == Decided(
+        False, 15 + 32
+    )
     proxied = DepthTrial(monitor=PayoffMonitor(enough=2.0))
     assert after_rounds(proxied, 5, 2.0, 3).state == Decided(True)
 
 
 def test_four_losing_rounds_end_a_decision_and_each_loss_doubles_the_rest():
-    trial = after_rounds(DepthTrial(afforded=1.0).knowing(1.0), 8, 2.0, 4)
+    trial = after_rounds(DepthTrial(afforded=1.0).with_plain_seconds(1.0), 8, 2.0, 4)
     assert trial.state == Decided(True)
     trial = replace(trial, monitor=replace(trial.monitor, tokens=1.0))
     for generated in (33, 34, 35):
@@ -162,15 +164,15 @@ def test_four_losing_rounds_end_a_decision_and_each_loss_doubles_the_rest():
         assert trial.state == Decided(True)
     trial = trial.after_round(36, 2.0, 1)
     assert trial.state == Decided(False, 36 + 32)
-    again = after_rounds(trial.begun(68), 2, 2.0, 1, 68)
+    again = after_rounds(trial.at_step(68), 2, 2.0, 1, 68)
     assert again.state == Decided(False, 70 + 64)
     assert rest_after(20) == 1024
 
 
 def test_after_a_failure_two_empty_rounds_end_a_try_and_drafts_are_short():
-    trial = after_rounds(DepthTrial(afforded=1.0).knowing(1.0), 3, 2.0, 1)
+    trial = after_rounds(DepthTrial(afforded=1.0).with_plain_seconds(1.0), 3, 2.0, 1)
     assert trial.state == Decided(False, 3 + 32) and not trial.doubted
-    trial = trial.begun(35)
+    trial = trial.at_step(35)
     assert trial.doubted
     assert trial.after_round(36, 2.0, 1).state == Trying(1)
     assert trial.after_round(36, 2.0, 1).after_round(37, 2.0, 1).state == Decided(False, 37 + 64)
@@ -181,18 +183,18 @@ def test_after_a_failure_two_empty_rounds_end_a_try_and_drafts_are_short():
 
 def test_a_rest_is_as_long_as_the_cost_of_tries_asks_for():
     """Lost tokens stay under their share if the next try costs twice what the last one did."""
-    cheap = after_rounds(DepthTrial(afforded=0.1).knowing(1.0), 3, 2.0, 1)
+    cheap = after_rounds(DepthTrial(afforded=0.1).with_plain_seconds(1.0), 3, 2.0, 1)
     assert cheap.lost == 3.0  # the first round pays for set-up: it is taken to cost as the others
     assert cheap.state == Decided(False, 90)
-    dear = after_rounds(DepthTrial(afforded=0.1).knowing(1.0), 3, 3.0, 1)
+    dear = after_rounds(DepthTrial(afforded=0.1).with_plain_seconds(1.0), 3, 3.0, 1)
     assert dear.lost == 6.0 and dear.state == Decided(False, 180)
-    dearest = after_rounds(DepthTrial(afforded=0.001).knowing(1.0), 3, 4.0, 1)
+    dearest = after_rounds(DepthTrial(afforded=0.001).with_plain_seconds(1.0), 3, 4.0, 1)
     assert dearest.state == Decided(False, 3 + 8 * 32)
-    again = after_rounds(dear.begun(180), 2, 4.0, 1, 180)
+    again = after_rounds(dear.at_step(180), 2, 4.0, 1, 180)
     assert again.lost == 12.0 and again.state == Decided(False, 246)  # counts alone: 182 + 64
-    never = after_rounds(dear.begun(180), 2, 9.0, 1, 180)
+    never = after_rounds(dear.at_step(180), 2, 9.0, 1, 180)
     assert never.lost == 22.0 and never.state == Decided(False, 540)
-    paid = after_rounds(dear.begun(180), 5, 2.0, 3, 180)
+    paid = after_rounds(dear.at_step(180), 5, 2.0, 3, 180)
     assert (paid.state, paid.lost, paid.since) == (Decided(True), 0.0, 195)
     again = after_rounds(paid, 5, 2.0, 1, 195)
     assert again.state == Decided(False, 200 + 32) and again.lost == 0.0  # it had earned more
@@ -229,7 +231,7 @@ def test_a_head_that_becomes_useful_is_found(useless):
 def test_a_resting_policy_asks_and_tells_little():
     """Noticing costs time as well: while it rests one plain token of sixteen is looked at."""
     noticed = []
-    policy = AdaptiveDepth(publish=lambda company, account: noticed.append(account))
+    policy = AdaptiveDepth(publish=lambda company, profile: noticed.append(profile))
     played(policy, lambda i: 0, steep, 40)
     seen = len(noticed)
     rest = policy.trial.state.until - 40
@@ -269,23 +271,23 @@ def test_lookups_that_add_nothing_rest():
 
 
 def test_account_leaves_the_first_time_out_and_forgets_one_taken_too_near():
-    account = DrafterProfile.new(3)
+    profile = DrafterProfile.new(3)
     for seconds in (9.0, 2.0, 3.0):
-        account = account.after_round(2, seconds).after_plain(100, seconds)
-    assert account.walls == pytest.approx((0, 2.2, 0)) and account.runs == (0, 3, 0)
-    assert account.plain_seconds == pytest.approx(2.2)
-    assert account.for_prompt(1224) is account
-    assert account.for_prompt(1225).plain_seconds == 0
-    assert account.after_round(4, 1.0) is account
+        profile = profile.after_round(2, seconds).after_plain(100, seconds)
+    assert profile.walls == pytest.approx((0, 2.2, 0)) and profile.runs == (0, 3, 0)
+    assert profile.plain_seconds == pytest.approx(2.2)
+    assert profile.for_prompt(1224) is profile
+    assert profile.for_prompt(1225).plain_seconds == 0
+    assert profile.after_round(4, 1.0) is profile
 
 
 def test_one_timed_depth_and_the_plain_token_make_a_price():
-    account = replace(DrafterProfile.new(4), walls=(0, 0, 22.0, 0))
-    assert account.prices() == account.walls
-    account = replace(account, plain_seconds=10.0)
-    assert account.prices() == (14.0, 0, 22.0, 0)
-    assert replace(account, walls=(12.0, 0, 0, 0)).prices() == (12.0, 14.0, 0, 0)
-    assert replace(account, walls=(12.0, 0, 20.0, 0)).prices() == (12.0, 0, 20.0, 0)
+    profile = replace(DrafterProfile.new(4), walls=(0, 0, 22.0, 0))
+    assert profile.prices() == profile.walls
+    profile = replace(profile, plain_seconds=10.0)
+    assert profile.prices() == (14.0, 0, 22.0, 0)
+    assert replace(profile, walls=(12.0, 0, 0, 0)).prices() == (12.0, 14.0, 0, 0)
+    assert replace(profile, walls=(12.0, 0, 20.0, 0)).prices() == (12.0, 0, 20.0, 0)
 
 
 def played(policy, rights, wall, rounds=400, room=1_000_000):
@@ -335,14 +337,14 @@ def test_depth_settles_where_drafts_stop_to_hold():
 def test_rounds_cut_by_the_room_and_by_a_second_drafter_move_no_account():
     policy = AdaptiveDepth()
     policy.record(Round(5, 20, 3, asked=3, proposed=2, accepted=0, wall_seconds=1.0))
-    assert policy.account == DepthLimits().account()
+    assert policy.profile == DepthLimits().profile()
     copied = Round(5, 20, 99, asked=3, proposed=3, extended=3, accepted=3, emitted=4, rows=4)
     policy.record(copied)
-    assert policy.account == DepthLimits().account()
+    assert policy.profile == DepthLimits().profile()
     for _ in range(2):
         policy.record(replace(copied, extended=1, accepted=2, wall_seconds=1.0))
-    assert policy.account.hold[1] > ACCEPTANCE_PRIOR[1]
-    assert policy.account.walls == (0.0,) * 7
+    assert policy.profile.acceptance[1] > ACCEPTANCE_PRIOR[1]
+    assert policy.profile.walls == (0.0,) * 7
 
 
 def test_steps_that_prompts_rode_in_have_no_price():
@@ -351,11 +353,11 @@ def test_steps_that_prompts_rode_in_have_no_price():
         policy.record(Round(0, 33, 50, wall_seconds=9.0, rows=33))
         policy.record(Round(3, 40, 50, asked=2, proposed=2, wall_seconds=9.0, rows=200))
         policy.record(Round(3, 40, 50, wall_seconds=9.0, rows=200, sequences=3))
-    assert policy.account.plain_runs == 0 and sum(policy.account.runs) == 0
-    assert policy.account.hold[0] < ACCEPTANCE_PRIOR[0]
+    assert policy.profile.plain_runs == 0 and sum(policy.profile.runs) == 0
+    assert policy.profile.acceptance[0] < ACCEPTANCE_PRIOR[0]
     for _ in range(2):
         policy.record(Round(3, 40, 50, wall_seconds=1.0, rows=3, sequences=3))
-    assert policy.account.plain_seconds == 1.0
+    assert policy.profile.plain_seconds == 1.0
 
 
 def crowd(policies, rights, wall, steps=300):
@@ -390,13 +392,16 @@ def test_in_company_each_drafts_by_what_its_own_drafts_bring():
 def test_times_of_a_crowd_are_no_prices_for_one_alone():
     learning = AdaptiveDepthFactory()
     crowd([learning(10) for _ in range(6)], [100] * 6, lambda rows: 5.0 + rows)
-    assert set(learning.accounts) == {3}
-    assert learning(10).account.plain_seconds == 0
+    assert set(learning.profiles) == {3}
+    assert learning(10).profile.plain_seconds == 0
     policy = learning(10)
     policy.record(Round(3, 40, 50, wall_seconds=1.0, rows=5, sequences=5))
-    assert policy.account.walls == learning.accounts[3].walls
+    assert policy.profile.walls == learning.profiles[3].walls
     policy.record(Round(4, 41, 50, wall_seconds=1.0))
-    assert policy.account.plain_runs == 1 and policy.account.hold == learning.accounts[3].hold
+    assert (
+        policy.profile.plain_runs == 1
+        and policy.profile.acceptance == learning.profiles[3].acceptance
+    )
 
 
 def test_a_drafter_that_failed_last_begins_the_next_text_with_a_short_try():
@@ -447,9 +452,9 @@ def test_a_recorded_run_replays_to_the_same_decisions(record, prompt):
     one, two = (AdaptiveDepth(prompt_tokens=prompt) for _ in range(2))
     chosen = decisions(one)
     assert chosen == decisions(two)
-    assert (one.trial, one.account, one.depth) == (two.trial, two.account, two.depth)
+    assert (one.trial, one.profile, one.depth) == (two.trial, two.profile, two.depth)
     assert all(0 <= depth <= 7 for depth in chosen)
-    assert all(0 <= hold <= 1 for hold in one.account.hold)
+    assert all(0 <= hold <= 1 for hold in one.profile.acceptance)
 
 
 @given(st.integers(0, 50), st.integers(1, 50))
@@ -461,4 +466,4 @@ def test_later_sequences_begin_with_what_earlier_ones_measured():
     learning = AdaptiveDepthFactory()
     first = learning(10)
     played(first, lambda i: 1, steep, 30)
-    assert learning(10).account == first.account != DepthLimits().account()
+    assert learning(10).profile == first.profile != DepthLimits().profile()

@@ -45,7 +45,7 @@ def test_t03_value_of_a_block_round_beside_a_chain_s():
     def values(drafts, prices):
         return list(round_values([RoundStart(ids, after, drafts)] * 40, prices))
 
-    block = values(list(range(10, 17)), RoundCosts(FLAT, draft=0.44, hold=BLOCK_HOLD))
+    block = values(list(range(10, 17)), RoundCosts(FLAT, draft=0.44, acceptance=BLOCK_HOLD))
     chain = values([10, *[99] * 6], RoundCosts(FLAT))
     assert (block[0], chain[0]) == (RoundValue(7, 1.70 + 0.44), RoundValue(2, 1.275))
     assert (block[-1], chain[-1]) == (RoundValue(8, 1.76 + 0.44), RoundValue(2, 1.10))
@@ -161,8 +161,8 @@ def test_the_drafter_that_pays_drafts():
 def test_plain_tokens_are_timed_for_all_and_rounds_for_whoever_drafted():
     policies = [AdaptiveDepth(limits=DepthLimits(start=1)) for _ in range(2)]
     taking([lambda n: 1, lambda n: 0], [steep, steep], 40, policies)
-    assert policies[0].account.plain_seconds == policies[1].account.plain_seconds == 1.0
-    assert policies[0].account.hold[0] > 0.8 > policies[1].account.hold[0]
+    assert policies[0].profile.plain_seconds == policies[1].profile.plain_seconds == 1.0
+    assert policies[0].profile.acceptance[0] > 0.8 > policies[1].profile.acceptance[0]
 
 
 def test_one_that_has_nothing_to_say_gives_its_turn_away():

@@ -127,7 +127,7 @@ MIMO = DrafterKind(
 )  # fmt: skip
 DFLASH = DrafterKind(
     "dflash", "a block drafter that reads the model's layers, and lookups", _block, "PATH",
-    limits=DepthLimits(start=3, hold=(0.85, 0.82, 0.80)), extra=EXTRA, heads="dflash",
+    limits=DepthLimits(start=3, acceptance=(0.85, 0.82, 0.80)), extra=EXTRA, heads="dflash",
 )  # fmt: skip
 OWN: Mapping[str, DrafterKind] = {k.name: k for k in (LOOKUP, MODEL, MTP, MIMO, DFLASH)}
 

@@ -16,7 +16,7 @@ from cortiq.engine.policy.adaptive import DepthLimits
 RAMP = 3
 """Ids drafted for every id that agrees beyond the shortest match: short ones are coincidences."""
 
-LIMITS = DepthLimits(start=7, deepest=15, hold=(0.6, 0.9, 0.95, 0.97), afforded=0.0)
+LIMITS = DepthLimits(start=7, deepest=15, acceptance=(0.6, 0.9, 0.95, 0.97), afforded=0.0)
 """A copy that goes on mostly keeps going on; the first id after a short match is doubtful. Where
 nothing was copied nothing is drafted, so that tries need no purse: a copy is noticed soon.
 """

@@ -41,7 +41,7 @@ class DepthLimits:
     ----------
     least, start, deepest : depths.
     enough : tokens a round that pay without a timed plain token; None: time one.
-    hold : what is assumed of the drafter before it was seen.
+    acceptance : what is assumed of the drafter before it was seen.
     afforded : share of a text that tries may cost (`DepthTrial`).
     """
 
@@ -49,12 +49,12 @@ class DepthLimits:
     start: int = 3
     deepest: int = 7
     enough: float | None = None
-    hold: AcceptanceRates = ACCEPTANCE_PRIOR
+    acceptance: AcceptanceRates = ACCEPTANCE_PRIOR
     afforded: float = AFFORDED
 
-    def account(self) -> DrafterProfile:
+    def profile(self) -> DrafterProfile:
         """Return the profile of a drafter without measurements."""
-        return DrafterProfile.new(self.deepest, self.hold)
+        return DrafterProfile.new(self.deepest, self.acceptance)
 
 
 def batch_bucket(sequences: int) -> int:
@@ -69,11 +69,11 @@ def is_clean_round(round_: Round, deepest: int = 7) -> bool:
 
 
 class AdaptiveDepth:
-    """Depth for one sequence (`drafting.DepthPolicy`), from accounts and the rounds it is told.
+    """Depth for one sequence (`drafting.DepthPolicy`), from profiles and the rounds it is told.
 
     While fewer than two depths were timed, depth moves by the share of drafts that hold; from then
     on by `depth_by_walls`. Whether to draft at all is the trial's to say. A round that the room
-    shortened moves no account, ids that a second drafter added are nobody's depth, and the wall of
+    shortened moves no profile, ids that a second drafter added are nobody's depth, and the wall of
     such a round has no price. Nor has that of a batch which prompt rows rode in.
 
     A batch of more sequences has prices of its own. There a round is charged its share of the time
@@ -81,25 +81,25 @@ class AdaptiveDepth:
 
     Parameters
     ----------
-    accounts : measured so far, by `batch_bucket`; `publish` is told every new one.
+    profiles : measured so far, by `batch_bucket`; `publish` is told every new one.
     prompt_tokens : length of the prompt.
     """
 
     def __init__(
         self,
-        accounts: Mapping[int, DrafterProfile] | None = None,
+        profiles: Mapping[int, DrafterProfile] | None = None,
         prompt_tokens: int = 0,
         limits: DepthLimits | None = None,
-        publish: Callable[[int, DrafterProfile], None] = lambda bucket, account: None,
+        publish: Callable[[int, DrafterProfile], None] = lambda bucket, profile: None,
     ) -> None:
         self.limits = limits or DepthLimits()
-        known = accounts or {}
-        self._accounts = {k: account.for_prompt(prompt_tokens) for k, account in known.items()}
-        self._company, self.publish = 0, publish
-        self.account = self._accounts.get(0) or self.limits.account()
+        known = profiles or {}
+        self._profiles = {k: profile.for_prompt(prompt_tokens) for k, profile in known.items()}
+        self._bucket, self.publish = 0, publish
+        self.profile = self._profiles.get(0) or self.limits.profile()
         self.trial = DepthTrial(
             monitor=PayoffMonitor(enough=self.limits.enough),
-            losses=self.account.losses,
+            losses=self.profile.losses,
             afforded=self._afforded(),
         )
         self.wakes = 0
@@ -116,7 +116,7 @@ class AdaptiveDepth:
         """Depth of the next round, 0 for a plain token."""
         if generated < self.wakes:
             return 0
-        self.trial = self.trial.begun(generated)
+        self.trial = self.trial.at_step(generated)
         self.wakes = self.trial.wakes
         if not self.trial.speculates:
             return 0
@@ -127,28 +127,28 @@ class AdaptiveDepth:
         """Learn from a round; one that nothing was proposed in is a plain token."""
         if round_.generated < self.wakes and round_.generated % SAMPLED and not self.timing:
             return
-        self._meet(batch_bucket(round_.sequences))
+        self._switch_bucket(batch_bucket(round_.sequences))
         if round_.proposed:
             self._after_round(round_)
         else:
             self._after_plain(round_)
         self.wakes = self.trial.wakes
         self._note_failure()
-        self.publish(self._company, self.account)
+        self.publish(self._bucket, self.profile)
 
     def _note_failure(self) -> None:
         """Note for later sequences whether the last try failed."""
         failed = min(1, self.trial.losses)
-        if failed != self.account.losses:
-            self.account = replace(self.account, losses=failed)
+        if failed != self.profile.losses:
+            self.profile = replace(self.profile, losses=failed)
 
-    def _meet(self, now: int) -> None:
+    def _switch_bucket(self, now: int) -> None:
         """Switch to the profile of another batch size; acceptance and rests carry over."""
-        if now == self._company:
+        if now == self._bucket:
             return
-        self._accounts[self._company] = self.account
-        known, hold = self._accounts.get(now) or self.limits.account(), self.account.hold
-        self._company, self.account = now, replace(known, hold=hold)
+        self._profiles[self._bucket] = self.profile
+        known, hold = self._profiles.get(now) or self.limits.profile(), self.profile.acceptance
+        self._bucket, self.profile = now, replace(known, acceptance=hold)
         resting = isinstance(self.trial.state, Decided) and not self.trial.state.speculate
         state = self.trial.state if resting else Trying()
         self.trial = replace(
@@ -159,7 +159,7 @@ class AdaptiveDepth:
         """Return a round's time without other sequences' drafts, whose rows are taken to cost
         alike.
         """
-        plain, drafted = self.account.plain_seconds, round_.rows - round_.sequences
+        plain, drafted = self.profile.plain_seconds, round_.rows - round_.sequences
         if round_.sequences == 1 or not plain or drafted < round_.proposed:
             return round_.wall_seconds
         added = max(0.0, round_.wall_seconds - plain)
@@ -168,25 +168,25 @@ class AdaptiveDepth:
     def _after_plain(self, round_: Round) -> None:
         if round_.rows != round_.sequences:  # somebody drafts, or reads a prompt
             return
-        account = self.account.after_plain(round_.position, round_.wall_seconds)
+        profile = self.profile.after_plain(round_.position, round_.wall_seconds)
         generated = round_.generated + round_.emitted
-        self.account = account
-        if account.plain_seconds:
+        self.profile = profile
+        if profile.plain_seconds:
             trial = replace(self.trial, afforded=self._afforded())
-            self.trial = trial.after_plain(generated, account.plain_seconds)
+            self.trial = trial.after_plain(generated, profile.plain_seconds)
 
     def _afforded(self) -> float:
         """Return the share that tries may cost; a drafter with a good record may cost anything."""
-        return 0.0 if self.account.promises(MARGIN) else self.limits.afforded
+        return 0.0 if self.profile.is_promising(MARGIN) else self.limits.afforded
 
     def _after_round(self, round_: Round) -> None:
         others = round_.sequences - 1
         produced = (others + round_.emitted) / round_.sequences
-        trial = self.trial.knowing(self.account.plain_seconds)
+        trial = self.trial.with_plain_seconds(self.profile.plain_seconds)
         trial = replace(trial, afforded=self._afforded())
         generated = round_.generated + round_.emitted
         if is_clean_round(round_, self.limits.deepest):
-            own = not others or self.account.plain_seconds > 0
+            own = not others or self.profile.plain_seconds > 0
             self.trial = trial.after_round(generated, self._wall(round_), produced, own)
         if not round_.shortened:
             self._learn(round_, others)
@@ -196,25 +196,25 @@ class AdaptiveDepth:
         held = min(round_.accepted, own)
         if not own:
             return
-        self.account = self.account.after_drafts(own, held)
+        self.profile = self.profile.after_drafts(own, held)
         if not round_.extended and is_clean_round(round_, self.limits.deepest):
-            self.account = self.account.after_round(own, self._wall(round_))
+            self.profile = self.profile.after_round(own, self._wall(round_))
             self._forget_stale(own)
         self._move(own, held, others)
 
     def _forget_stale(self, now: int) -> None:
         self._rounds += 1
         self._timed_at[now] = self._rounds
-        for depth, wall in enumerate(self.account.walls, 1):
+        for depth, wall in enumerate(self.profile.walls, 1):
             seen = self._timed_at.setdefault(depth, self._rounds)
             if wall and self._rounds - seen > STALE:
-                self.account = self.account.without_price(depth)
+                self.profile = self.profile.without_price(depth)
 
     def _move(self, own: int, held: int, others: int) -> None:
         """Set the next depth: by times where they are known, else by the share accepted."""
-        limits, account = self.limits, self.account
+        limits, profile = self.limits, self.profile
         priced = depth_by_walls(
-            account.hold, account.prices(), self.depth, limits.least, limits.deepest, others
+            profile.acceptance, profile.prices(), self.depth, limits.least, limits.deepest, others
         )
         self._share += SHARE_WEIGHT * (held / own - self._share)
         if priced is None:
@@ -234,11 +234,11 @@ class AdaptiveDepthFactory:
 
     def __init__(self, limits: DepthLimits | None = None) -> None:
         self.limits = limits or DepthLimits()
-        self.accounts: dict[int, DrafterProfile] = {}
+        self.profiles: dict[int, DrafterProfile] = {}
 
     def __call__(self, prompt_tokens: int) -> AdaptiveDepth:
         """Make the policy of a sequence with a prompt of this many tokens."""
-        return AdaptiveDepth(dict(self.accounts), prompt_tokens, self.limits, self._keep)
+        return AdaptiveDepth(dict(self.profiles), prompt_tokens, self.limits, self._keep)
 
-    def _keep(self, bucket: int, account: DrafterProfile) -> None:
-        self.accounts[bucket] = account
+    def _keep(self, bucket: int, profile: DrafterProfile) -> None:
+        self.profiles[bucket] = profile

@@ -58,7 +58,7 @@ class PayoffMonitor:
     brought: float = 0.0
     enough: float | None = None
 
-    def anew(self) -> PayoffMonitor:
+    def restarted(self) -> PayoffMonitor:
         """Return the monitor at the start of another try; averages stay until it has its own."""
         return replace(self, rounds=0, zeros=0, counted=0, spent=0.0, brought=0.0)
 
@@ -170,11 +170,11 @@ class DepthTrial:
         failed = self.losses > 0 and self.afforded > 0
         return isinstance(self.state, Trying) and failed and nothing_held
 
-    def begun(self, generated: int) -> DepthTrial:
+    def at_step(self, generated: int) -> DepthTrial:
         """Return the trial at the start of a step: a rest that is over becomes another try."""
         state = self.state
         if isinstance(state, Decided) and not state.speculate and generated >= state.until:
-            return replace(self, state=Trying(), monitor=self.monitor.anew())
+            return replace(self, state=Trying(), monitor=self.monitor.restarted())
         return self
 
     def after_round(
@@ -190,32 +190,32 @@ class DepthTrial:
         monitor = self.monitor.after(seconds, produced, counts=own and not first)
         trial = replace(self, monitor=monitor)
         if isinstance(self.state, Trying):
-            return trial._tried(generated, self.state.rounds + 1)
-        return trial._kept(generated)
+            return trial._after_trial_round(generated, self.state.rounds + 1)
+        return trial._after_steady_round(generated)
 
-    def _tried(self, generated: int, rounds: int) -> DepthTrial:
+    def _after_trial_round(self, generated: int, rounds: int) -> DepthTrial:
         monitor = self.monitor
         if monitor.zeros >= (ZERO_AGAIN if self.losses and self.afforded else ZERO_ROUNDS):
-            return self._without(generated)
+            return self._end_try(generated)
         if rounds < TRIED_ROUNDS:
             return replace(self, state=Trying(rounds))
         if monitor.plain_seconds > 0 or monitor.pays():
             return self._by_pay(generated)
         return replace(self, state=Timing(generated))
 
-    def _without(self, generated: int) -> DepthTrial:
+    def _end_try(self, generated: int) -> DepthTrial:
         """End a try without gain: time plain tokens, or rest where their time is known."""
         if self.monitor.plain_seconds > 0:
             return self._rest(generated)
         return replace(self, state=Timing(generated))
 
-    def _kept(self, generated: int) -> DepthTrial:
+    def _after_steady_round(self, generated: int) -> DepthTrial:
         """Return the trial after a round in steady state: four losing ones in a row end it."""
         monitor = self.monitor
         if monitor.pays(margin=1.0):
-            return self._paid(generated)
+            return self._with_gain(generated)
         trial = replace(self, monitor=replace(monitor, losing=monitor.losing + 1))
-        return trial if trial.monitor.losing < LOSING_ROUNDS else trial._without(generated)
+        return trial if trial.monitor.losing < LOSING_ROUNDS else trial._end_try(generated)
 
     def after_plain(self, generated: int, seconds: float) -> DepthTrial:
         """Return the trial after plain tokens; `seconds` is the time of one, `generated` counts
@@ -228,16 +228,16 @@ class DepthTrial:
         trial = replace(self, monitor=replace(self.monitor, plain_seconds=seconds))
         return trial._by_pay(generated)
 
-    def knowing(self, plain_seconds: float) -> DepthTrial:
+    def with_plain_seconds(self, plain_seconds: float) -> DepthTrial:
         """Return the trial with the time of a plain token, measured elsewhere."""
         return replace(self, monitor=replace(self.monitor, plain_seconds=plain_seconds))
 
     def _by_pay(self, generated: int) -> DepthTrial:
         if not self.monitor.pays():
             return self._rest(generated)
-        return replace(self._paid(generated), state=Decided(True))
+        return replace(self._with_gain(generated), state=Decided(True))
 
-    def _paid(self, generated: int) -> DepthTrial:
+    def _with_gain(self, generated: int) -> DepthTrial:
         """Return the trial with its losses cleared."""
         monitor = replace(self.monitor, losing=0)
         return replace(self, monitor=monitor, losses=0, lost=0.0, since=generated)

@@ -29,7 +29,7 @@ class DrafterProfile:
 
     Attributes
     ----------
-    hold : `depth.hold_after`, for as many depths as are ever drafted.
+    acceptance : `depth.updated_acceptance`, for as many depths as are ever drafted.
     walls : seconds of a round of 1, 2, … drafts with its drafting, 0 before it was timed.
     runs : rounds by depth; the first of a depth is not timed.
     plain_seconds, plain_runs : of a plain token; the first one is not timed.
@@ -37,7 +37,7 @@ class DrafterProfile:
     losses : 1 where the last try of it failed.
     """
 
-    hold: AcceptanceRates
+    acceptance: AcceptanceRates
     walls: tuple[float, ...]
     runs: tuple[int, ...]
     plain_seconds: float = 0.0
@@ -52,7 +52,7 @@ class DrafterProfile:
 
     def after_drafts(self, depth: int, accepted: int) -> DrafterProfile:
         """Return the profile after `depth` drafts of which `accepted` held."""
-        return replace(self, hold=updated_acceptance(self.hold, depth, accepted))
+        return replace(self, acceptance=updated_acceptance(self.acceptance, depth, accepted))
 
     def after_round(self, depth: int, seconds: float) -> DrafterProfile:
         """Return the profile after a round of this depth and time; ignore depths beyond its own."""
@@ -91,9 +91,9 @@ class DrafterProfile:
         walls[other - 1] = self.plain_seconds + max(0.0, slope) * other
         return tuple(walls)
 
-    def promises(self, margin: float) -> bool:
+    def is_promising(self, margin: float) -> bool:
         """Return whether some depth is better than plain tokens, by the averages."""
-        pairs = zip(self.walls, expected_tokens(self.hold), strict=True)
+        pairs = zip(self.walls, expected_tokens(self.acceptance), strict=True)
         rates = [tokens * self.plain_seconds / wall for wall, tokens in pairs if wall > 0]
         return max(rates, default=0.0) > margin
 

@@ -1,6 +1,6 @@
 """Values of rounds of one drafter beside another's, for recorded texts.
 
-Each side chooses its depth by how its own drafts held so far and has its own account of lookups,
+Each side chooses its depth by how its own drafts held so far and has its own profile of lookups,
 as in drafting; prices are given, in plain tokens. So two drafters can be compared on the same text
 without running either.
 """
@@ -53,13 +53,13 @@ class RoundCosts:
     Attributes
     ----------
     cost : of verifying 1, 2, … drafts. draft, step : of drafting, once a round and once a draft.
-    hold : how drafts are taken to hold before any were seen.
+    acceptance : how drafts are taken to hold before any were seen.
     """
 
     cost: Sequence[float]
     draft: float = 0.0
     step: float = 0.0
-    hold: AcceptanceRates = field(default=ACCEPTANCE_PRIOR)
+    acceptance: AcceptanceRates = field(default=ACCEPTANCE_PRIOR)
 
     def round(self, depth: int, drafts: int) -> float:
         """Return the cost of a round of `depth` own drafts, `drafts` with looked-up ones."""
@@ -69,7 +69,7 @@ class RoundCosts:
 
 def round_values(starts: Iterable[RoundStart], prices: RoundCosts) -> Iterator[RoundValue]:
     """Yield the value of a round at each start, in order; each learns from those before."""
-    hold, gain, most = prices.hold, LookupGain(), len(prices.cost)
+    hold, gain, most = prices.acceptance, LookupGain(), len(prices.cost)
     for start in starts:
         depth, _ = planned_depth(prices.cost, hold, prices.draft, prices.step)
         own = list(start.drafts[: max(1, min(depth, len(start.drafts)))])

@@ -133,7 +133,7 @@ class TurnPolicy:
     ) -> None:
         self.policies, self.publish = policies, publish
         self.turns = DrafterTurns((Arm(),) * len(policies), first)
-        self._company = 0
+        self._bucket = 0
 
     @property
     def wakes(self) -> int:
@@ -167,8 +167,8 @@ class TurnPolicy:
         """Compare round times within batches of similar size only."""
         self.policies[self.turns.at].record(round_)
         now, others = batch_bucket(round_.sequences), round_.sequences - 1
-        if now != self._company:
-            self._company = now
+        if now != self._bucket:
+            self._bucket = now
             self.turns = replace(self.turns, arms=(Arm(),) * len(self.turns.arms))
         if is_clean_round(round_) and not round_.shortened:
             tokens = (others + round_.emitted) / round_.sequences
