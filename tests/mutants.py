@@ -262,14 +262,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "test_acceptance.py::test_t23_speculative_is_plain_greedy_through_exact_ties",
         "cortiq/engine/accept.py",
         "row = rows[index]",
-        "row = rows[part.drawing[0]]",
+        "row = rows[scheduled.drawing[0]]",
     ),
     Mutant(
         "T23",
         "test_acceptance.py::test_t23_a_draft_that_ties_with_the_token_is_not_the_token",
         "cortiq/engine/accept.py",
-        "held = place < len(drafted) and drafted[place] == token",
-        "held = place < len(drafted)",
+        "matches = position < len(drafted) and drafted[position] == token",
+        "matches = position < len(drafted)",
     ),
     Mutant(
         "T24",
@@ -459,7 +459,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "T42",
         "test_acceptance.py::test_t42_planted_drafters_of_every_honesty_leave_the_greedy_text",
         "cortiq/engine/accept.py",
-        "if sequence.output.finish_reason or not held:",
+        "if sequence.output.finish_reason or not matches:",
         "if sequence.output.finish_reason:",
     ),
     Mutant(

@@ -51,7 +51,7 @@ class Workload:
         return self.prompt_tokens + self.new_tokens + 1
 
     def check(self, context: int) -> None:
-        """Refuse what a sequence of this context has no room for: nobody could generate it."""
+        """Check that a sequence of this context has room for the workload."""
         fed = self.prompt_tokens + self.new_tokens
         if fed > context:
             raise RequestError(

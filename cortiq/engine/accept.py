@@ -44,16 +44,16 @@ def commit(
     sequence, drafted = scheduled.sequence, scheduled.draft.ids
     name = scheduled.drafter
     emitted = accepted = 0
-    for place, index in enumerate(scheduled.drawing):
+    for position, index in enumerate(scheduled.drawing):
         row = rows[index]
         token = drawn_token(row[batch.rows[index].wants[0]], vocabulary)
-        held = place < len(drafted) and drafted[place] == token
+        matches = position < len(drafted) and drafted[position] == token
         sequence.stats.token_arrived()
-        sequence.output.commit(token, row, name if held else "")
+        sequence.output.commit(token, row, name if matches else "")
         sequence.ids.append(token)
         emitted += 1
-        accepted += held
-        if sequence.output.finish_reason or not held:
+        accepted += matches
+        if sequence.output.finish_reason or not matches:
             break
     return Committed(emitted, accepted)
 

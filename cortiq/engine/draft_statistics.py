@@ -1,4 +1,4 @@
-"""Counts of what was drafted and what held, by drafter and depth."""
+"""Counts of drafted and accepted ids, by drafter and depth."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class DrafterStatistics:
     Attributes
     ----------
     rounds : in which it proposed anything.
-    drafted, accepted : ids in all. lengths : rounds by the number of ids that held.
-    drafted_at, accepted_at : ids by their place in the draft, from 1.
+    drafted, accepted : ids in all. lengths : rounds by the number of accepted ids.
+    drafted_at, accepted_at : ids by their depth in the draft, from 1.
     draft_seconds, wall_seconds : spent proposing, and in its rounds in all.
     """
 
@@ -88,7 +88,7 @@ class DraftStatistics:
 
     @property
     def accepted(self) -> int:
-        """Ids that held."""
+        """Ids that were accepted."""
         return sum(tally.accepted for tally in self.drafters.values())
 
     def as_dict(self) -> dict[str, Any]:

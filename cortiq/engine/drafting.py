@@ -26,9 +26,9 @@ class Draft:
     Attributes
     ----------
     ids : in order; may be fewer than asked for, or none.
-    extended : how many of the last ids another drafter added (a lookup that goes on where a chain
-        ends); their fate says nothing about the chain.
-    drafter : who made it, where several take turns.
+    extended : how many of the last ids another drafter added (a lookup behind the end of a chain);
+        their acceptance says nothing about the chain.
+    drafter : name of its drafter, where several take turns.
     """
 
     ids: tuple[int, ...] = ()
@@ -82,7 +82,7 @@ class Round:
     asked : depth that the policy chose; 0 for a plain token.
     proposed : ids that were verified, at most `asked` and `room - 1`.
     extended : how many of the last of them a second drafter added.
-    accepted : how many of them held.
+    accepted : how many of them were accepted.
     emitted : tokens committed: accepted + 1, fewer where the text ended inside the round.
     draft_seconds : spent proposing.
     wall_seconds : from before proposing, or from the commit before where this step ran ahead, to
@@ -135,7 +135,7 @@ class Drafting(Protocol):
 
         Raises
         ------
-        CortiqError : drafting is then over for this sequence, which goes on without; the error is
+        CortiqError : drafting then ends for this sequence, which continues without; the error is
             in its statistics.
         """
         ...
@@ -169,8 +169,8 @@ class Drafter(Protocol):
 class DepthPolicy(Protocol):
     """Chooses, for one sequence, how many ids to draft next.
 
-    A pure function of its constructor's arguments and the rounds it was told, in order: the same
-    record replayed to a new one gives the same decisions. It looks at no clock. One that rests may
+    A pure function of its constructor's arguments and of the rounds recorded, in order: a record
+    replayed to a new policy gives the same decisions. It looks at no clock. One that rests may
     have an attribute `wakes`: tokens generated before which it drafts nothing. Steps run ahead
     until then; it may miss the first ones after. While an attribute `timing` is true, others that
     draft in turns with it draft nothing, so that it sees plain tokens.

@@ -27,10 +27,10 @@ class TraceRow:
 
     Attributes
     ----------
-    index : its place among the generated tokens.
+    index : its index among the generated tokens.
     confidence : its calibrated probability (`confidence`).
     digest : of the logits it was drawn from.
-    drafter : who had proposed it, and was right; empty for the target's own.
+    drafter : name of the drafter that proposed it; empty for the target's own.
     """
 
     index: int
@@ -84,7 +84,7 @@ class Output:
 
     Attributes
     ----------
-    finish_reason : empty while the stream goes on.
+    finish_reason : empty until the stream ends.
     digest : the chain over the committed steps.
     step_digests : of the logits of each of them.
     confidence, trace, logprobs : one entry a token where the request asks for them, else none.
@@ -145,7 +145,7 @@ class Output:
         return ""
 
     def finish(self, reason: str) -> str:
-        """End the stream; return what was held back of characters and of stop strings."""
+        """End the stream; return the characters that were buffered for stop strings."""
         piece, stopped = self._matcher.add(self._decoder.finish() if self._decoder else "")
         self.finish_reason = "stop" if stopped else reason
         return self._emit(piece + self._matcher.finish())

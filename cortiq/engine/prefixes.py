@@ -1,7 +1,7 @@
 """Prefix cache: states of finished sequences, found again by prompts that begin alike.
 
-A kept state is known by the ids that were fed to it, compared one by one; models whose state has a
-constant size are known by `RollingKey`. What was fed from embeddings is never kept, nor looked up.
+A cached state is found by the ids that were fed to it, compared one by one; states of constant size
+are found by `RollingKey`. Prompts fed as embeddings are never cached, nor looked up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cortiq.errors import RequestError
 from cortiq.ir import KVRows
 
 LEAST_ROWS = 8
-"""Rows that are worth a copy of a state."""
+"""Fewest rows that are worth a copy of a state."""
 
 
 @dataclass(eq=False)
@@ -29,8 +29,8 @@ class CachedPrefix:
 
     Attributes
     ----------
-    state : it, or what to import it from.
-    length : rows it holds. nbytes : of memory. used : when it last was of use.
+    state : the state, or its export, not yet imported.
+    length : its rows. nbytes : its memory. used : clock of its last use.
     """
 
     state: State | ExportedState
@@ -65,13 +65,12 @@ class PrefixCache:
 
     Parameters
     ----------
-    count : states kept at most. nbytes : of memory at most, None for no limit; rows that states
-        share count in each.
+    count : most states. nbytes : most memory, None for no limit; shared rows count in each state.
 
     Attributes
     ----------
     rewinds_freely : whether any state can be rewound to any length.
-    evicted : states given up so far to keep within the limits, or to make room.
+    evicted : states evicted so far to keep within the limits, or to make room.
     """
 
     def __init__(self, executable: Executable, count: int = 8, nbytes: int | None = None) -> None:
@@ -91,9 +90,9 @@ class PrefixCache:
     def take(self, ids: list[int], running: Several[Sequence] = ()) -> tuple[State, int] | None:
         """Return a state with the longest cached prefix of `ids`, and its rows; or None.
 
-        One row is always left to feed. The state is the caller's: a turn's end is handed over, of
-        everything else a copy. Where a state cannot go back to the common prefix exactly, what it
-        lacks is the caller's to feed.
+        At least one row is left to feed. The state becomes the caller's: the end of a turn is
+        moved, anything else is copied. Where a state cannot be rewound to the common prefix,
+        the caller feeds the missing rows.
         """
         best: tuple[State, int] | None = None
         candidates = sorted(self._candidates(ids, running), key=lambda c: (-c.reach, not c.whole))
@@ -166,7 +165,7 @@ class PrefixCache:
     def put(self, ids: list[int], state: State | ExportedState, role: CacheRole) -> int:
         """Cache a state that holds exactly these rows; return how many others were evicted.
 
-        Ends of turns that it goes on from are of no more use where any state can go back to them.
+        Ends of turns that it extends are dropped where any state can be rewound to them.
         """
         self._clock += 1
         size = self.executable.state_bytes(len(ids))

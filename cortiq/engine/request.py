@@ -20,14 +20,14 @@ from cortiq.numerics.sampling import Sampling
 from cortiq.options import GenerateOptions
 
 SEED_BITS = 32
-"""Bits of a seed that nobody gave: enough to differ, few enough to type in again."""
+"""Bits of a random seed: enough to differ, few enough to type in again."""
 
 
 Masks = Callable[[Sequence[int]], Mask | None]
 """From the ids so far, prompt and drafted ones included, to the mask of the next; None allows all.
 
-It is asked for every row, in any order, and some rows come to nothing: it must depend on the ids
-alone. It is never asked about ids that an earlier mask of its own excluded, prompts aside.
+It is called for every row, in any order, and some rows are dropped: it must depend on the ids
+alone. It is never called with ids that an earlier mask of its own excluded, prompts aside.
 """
 
 

@@ -48,7 +48,7 @@ class ScriptedProducer:
         return self.rows[self.used - 1]
 
     def produce_prefill(self, token: int, position: int) -> None:
-        """Take the next row and show it to nobody."""
+        """Use up the next row."""
         self.produce(token, position)
 
     def prefill_chunk(self, tokens: Sequence[int], start: int) -> Floats:

@@ -178,8 +178,7 @@ class Session:
     def discard(self, pending: PendingBatch) -> None:
         """Wait for a step that ran ahead of the end and drop it: the state is rewound before it.
 
-        What became of it concerns nobody, so its outcome is not looked at; the sequence is to be
-        used no further unless the rewind reached the wanted length.
+        Its outcome is ignored. Use the sequence no further unless the rewind reached that length.
         """
         result = self._wait(pending)
         self.length = pending.position

@@ -24,9 +24,9 @@ class Statistics:
     prompt_tokens, generated_tokens : tokens fed before the first one drawn, and tokens drawn.
         Prefill draws the first of these; the others are decoded, one step each if none is drafted.
     reused_tokens : prompt tokens whose rows were there already.
-    evicted : kept sequences that were given up to make room for this one.
-    preempted : how often it gave its own memory to a more urgent one.
-    drafts : what drafters did.
+    evicted : cached prefixes that were evicted to make room for this one.
+    preempted : how often it was preempted by a more urgent one.
+    drafts : counts of its drafters.
     """
 
     load_seconds: float = 0.0

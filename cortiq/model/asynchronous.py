@@ -83,7 +83,7 @@ class AsyncModel:
         return await self._in_turn(partial(self.model.embed, prompt, **options))
 
     async def close(self) -> None:
-        """Wait for what is under way, and free weights, sequences and files."""
+        """Wait for running calls, and free weights, sequences and files."""
         await self._in_turn(self.model.close)
         self._worker.shutdown()
 

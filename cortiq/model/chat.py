@@ -111,7 +111,7 @@ def mapping_of(arguments: object) -> Mapping[str, Any]:
     """Return a call's arguments as the mapping that templates walk through.
 
     A JSON text is read; nothing, `""` and `"null"` are no arguments. What is no object stands as it
-    is under the name `arguments`: a model sees what it wrote, and the conversation can go on.
+    is under the name `arguments`: a model sees what it wrote, and the conversation can continue.
     """
     value = arguments
     if isinstance(arguments, str):

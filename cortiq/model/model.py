@@ -38,7 +38,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
     """A model on a backend; made by `load`, a context manager that closes it.
 
     Any thread may call it, but it does one thing at a time: a call made while a stream or another
-    call is under way raises RequestError. `generate_many` and `AsyncModel` are for several.
+    call is running raises RequestError. `generate_many` and `AsyncModel` are for several.
 
     Attributes
     ----------
@@ -279,7 +279,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
             raise RequestError("the model is busy with another stream", where=self.name, hint=hint)
         try:
             yield
-        except RequestError as error:  # perhaps because it was closed under way
+        except RequestError as error:  # perhaps because it was closed meanwhile
             raise (closed if self._closed else error) from error.__cause__
         finally:
             self._busy.release()

@@ -35,7 +35,7 @@ class Score:
     standard_error : of the perplexity: perplexity · s / √tokens, s the sample standard deviation
         of the tokens' −ln p (they are taken as independent, which makes it a lower estimate).
     token_nll : −ln p of every token scored, in order.
-    argmax : the most likely token at every one of these places.
+    argmax : the most likely token at each of these positions.
     window, windows : input tokens of a window, and how many there were.
     bos : whether the start token was put before each window.
     unscored : tokens at the end that were left out: too few for another window, or `windows`.

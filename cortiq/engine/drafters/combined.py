@@ -1,4 +1,4 @@
-"""A drafter and prompt lookup together: the lookup goes on where the drafter's chain ends.
+"""A drafter and prompt lookup together: the lookup extends the drafter's chain.
 
 Where the text is visibly being copied the lookup drafts alone, at no cost. Elsewhere the chain
 does, and a continuation is looked up behind it: at least `REAL` committed ids must agree besides

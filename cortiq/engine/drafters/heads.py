@@ -141,7 +141,7 @@ class HeadDrafting(SharedStateDrafting):
 
         Parameters
         ----------
-        forced : for probes, ids that later drafts go on from in place of those drafted.
+        forced : for probes, ids that later drafts continue from in place of those drafted.
         """
         return run_alone(self._drafts(ids, count, forced))
 

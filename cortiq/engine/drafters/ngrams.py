@@ -12,10 +12,10 @@ from typing import NamedTuple
 LONGEST = 32
 """Ids at which a match counts as long as any."""
 GRAM = 3
-"""Ids that the index finds places by: shorter matches are coincidences."""
+"""Ids of an n-gram in the index: shorter matches are coincidences."""
 BLOCK = 512
 CHAIN = 64
-"""Places looked at, latest first; a phrase that occurs more often is found in these."""
+"""Positions looked at, latest first; a phrase that occurs more often is found in these."""
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -91,7 +91,7 @@ def _continuation(ids: Sequence[int], match: NgramMatch, least: int, count: int)
 class NgramIndex:
     """Index of the positions of every `GRAM` ids of a sequence, as chains from the latest back.
 
-    Adding an id and taking it away again are O(1); a search looks at no more than `CHAIN` places.
+    Adding an id and taking it away again are O(1); a search looks at `CHAIN` positions at most.
     It holds one number and at most one entry of a table for every id.
     """
 
@@ -119,7 +119,7 @@ class NgramIndex:
             self.ids.pop()
 
     def follow(self, ids: Sequence[int]) -> None:
-        """Become the index of `ids`, which mostly go on from what it has.
+        """Update the index to `ids`, which mostly extend those it has.
 
         Only the last id is compared before the longer way is gone: drafts from a wrong past would
         cost time, never a token.
@@ -131,10 +131,10 @@ class NgramIndex:
 
     def match(self) -> NgramMatch:
         """Return the longest earlier match of the end, `NO_MATCH` if it is shorter than `GRAM`."""
-        found = longest_match(self.ids, self._places())
+        found = longest_match(self.ids, self._positions())
         return found if found.length >= GRAM else NO_MATCH
 
-    def _places(self) -> Iterable[int]:
+    def _positions(self) -> Iterable[int]:
         at = self._before[-1] if self._before else 0
         for _ in range(CHAIN):
             if not at:

@@ -69,11 +69,11 @@ def is_clean_round(round_: Round, deepest: int = 7) -> bool:
 
 
 class AdaptiveDepth:
-    """Depth for one sequence (`drafting.DepthPolicy`), from profiles and the rounds it is told.
+    """Depth for one sequence (`drafting.DepthPolicy`), from profiles and recorded rounds.
 
     While fewer than two depths were timed, depth moves by the share of drafts that hold; from then
     on by `depth_by_walls`. Whether to draft at all is the trial's to say. A round that the room
-    shortened moves no profile, ids that a second drafter added are nobody's depth, and the wall of
+    shortened moves no profile, ids that a second drafter added count for no depth, and the wall of
     such a round has no price. Nor has that of a batch which prompt rows rode in.
 
     A batch of more sequences has prices of its own. There a round is charged its share of the time
@@ -81,7 +81,7 @@ class AdaptiveDepth:
 
     Parameters
     ----------
-    profiles : measured so far, by `batch_bucket`; `publish` is told every new one.
+    profiles : measured so far, by `batch_bucket`; `publish` gets every new one.
     prompt_tokens : length of the prompt.
     """
 
@@ -166,7 +166,7 @@ class AdaptiveDepth:
         return plain + added * round_.proposed / drafted
 
     def _after_plain(self, round_: Round) -> None:
-        if round_.rows != round_.sequences:  # somebody drafts, or reads a prompt
+        if round_.rows != round_.sequences:  # some sequence drafts, or reads a prompt
             return
         profile = self.profile.after_plain(round_.position, round_.wall_seconds)
         generated = round_.generated + round_.emitted

@@ -129,7 +129,7 @@ TrialState = Trying | Timing | Decided
 
 @dataclass(frozen=True)
 class DepthTrial:
-    """The state, its monitor, and what was lost by speculation that was found not to pay.
+    """State of the trial, its monitor, and the cost of speculation that did not pay.
 
     Every such finding doubles the rest that follows: a text that nothing is right about is tried
     ever more rarely. Where tries are dear, rests are longer still.
@@ -165,7 +165,7 @@ class DepthTrial:
 
     @property
     def doubted(self) -> bool:
-        """Whether the last try failed and nothing has held in this one: drafts shall be short."""
+        """Whether the last try failed and no draft of this one was accepted: drafts stay short."""
         nothing_held = self.monitor.zeros == self.monitor.rounds
         failed = self.losses > 0 and self.afforded > 0
         return isinstance(self.state, Trying) and failed and nothing_held

@@ -10,7 +10,7 @@ WEIGHT, REST = 0.2, 24
 
 @dataclass(frozen=True)
 class LookupGain:
-    """Running average of the ids that held beyond the drafter's own, a round.
+    """Running average of accepted ids beyond the drafter's own, a round.
 
     Attributes
     ----------

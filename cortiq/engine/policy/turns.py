@@ -122,7 +122,7 @@ class TurnPolicy:
     Parameters
     ----------
     policies : one for each of them: how deep, and whether at all.
-    first : whose turn the first round is; `publish` is told whenever it is another's.
+    first : index of the drafter of the first round; `publish` gets each later one.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class TurnPolicy:
 
     @property
     def wakes(self) -> int:
-        """Tokens generated before which nobody drafts."""
+        """Number of generated tokens before which no drafter drafts."""
         return min(getattr(policy, "wakes", 0) for policy in self.policies)
 
     def choose(self, generated: int, room: int) -> int:
