@@ -115,8 +115,8 @@ EXEMPTIONS = (
     Exemption(
         "model",
         "receipts",
-        "`Generation.receipt` and `Model.verify` are methods for the user's sake; they import "
-        "`receipts` when called, and nothing else of `model` knows it",
+        "`Generation.receipt` and `Model.verify` are methods for the user's sake; nothing else of "
+        "`model` knows receipts",
     ),
     Exemption(
         "receipts",
