@@ -23,6 +23,7 @@ from cortiq.backend.batch import (
     Want,
 )
 from cortiq.backend.kernel import Kernel, TakesKernels
+from cortiq.backend.kernel_backend import KernelBackend, KernelTable
 from cortiq.backend.protocol import (
     HOOKSPEC_VERSION,
     Backend,
@@ -54,6 +55,8 @@ __all__ = [
     "ExportedState",
     "KVPlanes",
     "Kernel",
+    "KernelBackend",
+    "KernelTable",
     "Named",
     "Outcome",
     "Row",

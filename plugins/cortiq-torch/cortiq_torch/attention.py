@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cortiq.backend.array_routing import first
 from cortiq.numerics import attention as contract
 from cortiq.numerics.contract import RUN_TILES, TILE
 from cortiq.numerics.scalar import EXP2_POLYNOMIAL
-from cortiq_torch.arithmetic import Rows, exp2_int, horner, inverse, tanh
+from cortiq_torch.arithmetic import FLOATS, Rows
 
 NONE = -(1 << 20)
 """Exponent of an empty sum: far below every real one."""
@@ -61,7 +62,7 @@ def _joined(a: Tensor, ea: Tensor, b: Tensor, eb: Tensor) -> tuple[Tensor, Tenso
 
 def power(n: Tensor, lowest: int = contract.FORGET) -> Tensor:
     """2ⁿ, or 0 below `lowest`."""
-    return torch.where(n < lowest, 0.0, exp2_int(n.clamp(min=lowest)))
+    return torch.where(n < lowest, 0.0, FLOATS.exp2_int(n.clamp(min=lowest)))
 
 
 def attend(
@@ -139,7 +140,7 @@ def _run(
         there = admitted[:, :, blocks].unflatten(2, (-1, TILE))
         visible = visible & there.permute(2, 0, 1, 3)
     whole = scores.round()
-    gain, exponents = horner(scores - whole, EXP2_POLYNOMIAL), whole.int()
+    gain, exponents = FLOATS.horner(scores - whole, EXP2_POLYNOMIAL), whole.int()
     kappa = torch.where(visible, exponents, NONE)
     weighted = torch.where(visible, exponents + v.e[:, :, None], NONE)
     peak, top = kappa.amax(dim=-1), weighted.amax(dim=-1)
@@ -165,9 +166,9 @@ def _tiles(rows: Rows, low: int, stop: int) -> Rows:
 def _scores(q: Rows, k: Rows, constants: contract.Scoring) -> Tensor:
     """Base-2 logarithms of the weights: [tiles, groups, queries, 64]."""
     dots = (q.q @ k.q.transpose(2, 3)).float()
-    scores = (dots * float(constants.factor)) * exp2_int(q.e[:, :, None] + k.e[:, :, None])
+    scores = (dots * float(constants.factor)) * FLOATS.exp2_int(q.e[:, :, None] + k.e[:, :, None])
     if constants.cap:
-        capped = tanh(scores * float(constants.inverse_cap)) * float(constants.cap)
+        capped = FLOATS.tanh(scores * float(constants.inverse_cap)) * float(constants.cap)
         scores = capped * LOG2_E
     return scores.clamp(-LIMIT, LIMIT)
 
@@ -183,12 +184,12 @@ def _normalised(sums: Sums, how: Geometry, rows: int, each: int) -> Tensor:
         sinks = how.sinks.reshape(-1, 1, each).repeat(1, rows, 1).flatten(1)
         score = (sinks * LOG2_E).clamp(-LIMIT, LIMIT)
         whole = score.round()
-        gain = horner(score - whole, EXP2_POLYNOMIAL) * 2.0**contract.TOTAL_BITS
+        gain = FLOATS.horner(score - whole, EXP2_POLYNOMIAL) * 2.0**contract.TOTAL_BITS
         total, peak = _joined(total, peak, gain, whole.int())
     empty = sums.top == NONE  # no block that was chosen holds a visible key
     shift = sums.top - peak + (contract.TOTAL_BITS - contract.WEIGHT_BITS)
     scale = power(torch.where(empty, 0, shift), lowest=-126)[..., None]
-    y = (sums.output * inverse(torch.where(empty, 1.0, total))[..., None]) * scale
+    y = (sums.output * FLOATS.inverse(torch.where(empty, 1.0, total))[..., None]) * scale
     return torch.where(empty[..., None], 0.0, y)
 
 
@@ -202,7 +203,7 @@ def choose_blocks(
     """
     seen, blocks = last + 1, last // size + 1
     dots = (q.q @ keys.q[:seen, 0].double().T).float()
-    scores = dots * exp2_int(q.e[..., None] + keys.e[:seen, 0].int())
+    scores = dots * FLOATS.exp2_int(q.e[..., None] + keys.e[:seen, 0].int())
     hidden = torch.arange(seen, device=positions.device) > positions[:, None, None]
     scores = torch.where(hidden, LOWEST, scores)
     scores = torch.nn.functional.pad(scores, (0, blocks * size - seen), value=LOWEST)
@@ -210,8 +211,5 @@ def choose_blocks(
     best = torch.nn.functional.pad(best, (0, top), value=LOWEST)  # the list may go on past them
     index = torch.arange(blocks + top, device=positions.device)
     count = (positions // size + 1)[:, None, None]
-    rank = torch.where(index >= count, 2, torch.where(index >= count - local, 0, 1))
-    order = best.argsort(dim=-1, descending=True, stable=True)
-    rank = rank.expand(best.shape).gather(-1, order)
-    order = order.gather(-1, rank.argsort(dim=-1, stable=True))
-    return order[..., :top].sort(dim=-1).values.int()
+    late = torch.where(index >= count, 2, torch.where(index >= count - local, 0, 1))
+    return first(FLOATS, FLOATS.descending(best), top, late)

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from cortiq.numerics.contract import RUN_BLOCKS
 from cortiq.numerics.layouts import Weight, decode, floats
 from cortiq.numerics.matmul import check_columns
-from cortiq_torch.arithmetic import Rows, canonical_sum, exp2_int, snap
+from cortiq_torch.arithmetic import FLOATS, Rows, snap
 
 TILE = 1 << 21
 """Numbers that a product holds at a time, about."""
@@ -81,7 +81,7 @@ class Matrix:
         step = max(1, TILE // (len(columns) * max(len(x.q), self.block)))
         cuts = [slice(at, min(at + step, stop)) for at in range(start, stop, step)]
         y = torch.cat([self._tile(columns, cut) for cut in cuts], dim=1)
-        return snap(y * exp2_int(x.e)[:, None], faults)
+        return snap(y * FLOATS.exp2_int(x.e)[:, None], faults)
 
     def _tile(self, columns: Tensor, cut: slice) -> Tensor:
         """RN of each block's integer, scaled, summed in the contract's order: [rows, n]."""
@@ -101,7 +101,7 @@ class Matrix:
         for index, row in enumerate(x):
             flag = faults[index : index + 1]
             products = snap((row * self.values[slice(*span)])[None], flag)[0]
-            y[index] = snap(canonical_sum(products)[None], flag)[0]
+            y[index] = snap(FLOATS.canonical_sum(products)[..., 0][None], flag)[0]
         return y
 
     def rows(self, ids: Tensor, faults: Tensor) -> Tensor:
