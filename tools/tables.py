@@ -1,6 +1,6 @@
-"""Tables of README.md, from the code: weight formats and backends; `--write` puts them there.
+"""Tables of pages, from the code: weight formats, backends, operators; `--write` puts them there.
 
-Without `--write` they are compared with the page; exit 1 if the page says something else. (The
+Without `--write` they are compared with the pages; exit 1 if a page says something else. (The
 table of families is `model_table.py`'s.)
 """
 
@@ -14,9 +14,10 @@ from pathlib import Path
 from cortiq.numerics.layouts import LAYOUTS, Layout
 from cortiq.option_values import Spec
 from cortiq.options import LoadOptions, specs
+from cortiq_conformance.operators import operators
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "README.md"
+README, AUTHORS = ROOT / "README.md", ROOT / "docs/writing-a-backend.md"
 BEGIN, END = "<!-- table: tools/tables.py {} -->\n", "<!-- end of the table -->\n"
 
 
@@ -64,23 +65,38 @@ def _install(name: str, core: Mapping) -> str:
     return f"`pip install {name}`"
 
 
-TABLES: Mapping[str, Callable[[], Iterator[str]]] = {"backends": backends, "formats": formats}
+def primitives() -> Iterator[str]:
+    """A row a primitive: what it takes, returns and keeps."""
+    yield "| operator | inputs | weights by role | outputs | state |"
+    yield "|---|---|---|---|---|"
+    for op in operators():
+        columns = (op.inputs, op.weights, op.outputs, op.state)
+        cells = (", ".join(f"`{text}`" for text in column) for column in columns)
+        yield f"| `{op.name}` | {' | '.join(cells)} |"
+
+
+TABLES: Mapping[str, tuple[Path, Callable[[], Iterator[str]]]] = {
+    "backends": (README, backends),
+    "formats": (README, formats),
+    "operators": (AUTHORS, primitives),
+}
 
 
 def main() -> int:
     """Compare or write."""
-    text = wanted = PAGE.read_text("utf-8")
-    for name, rows in TABLES.items():
-        head, found, rest = wanted.partition(BEGIN.format(name))
+    stale = False
+    for name, (page, rows) in TABLES.items():
+        text = page.read_text("utf-8")
+        head, found, rest = text.partition(BEGIN.format(name))
         _, _, tail = rest.partition(END)
         table = "".join(f"{row}\n" for row in rows())
-        wanted = f"{head}{found}{table}{END}{tail}" if found else wanted
-    if "--write" in sys.argv:
-        PAGE.write_text(wanted, "utf-8")
-    elif text != wanted or any(BEGIN.format(name) not in text for name in TABLES):
-        print(f"{PAGE.name} is not what the code says: python tools/tables.py --write")
-        return 1
-    return 0
+        wanted = f"{head}{found}{table}{END}{tail}"
+        if found and "--write" in sys.argv:
+            page.write_text(wanted, "utf-8")
+        elif not found or text != wanted:
+            print(f"{page.name} is not what the code says: python tools/tables.py --write")
+            stale = True
+    return int(stale)
 
 
 if __name__ == "__main__":

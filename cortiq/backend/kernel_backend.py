@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from cortiq.backend.arrays import ArrayLibrary
-from cortiq.backend.delegate import Delegate
+from cortiq.backend.delegate import Delegate, Prepare
 from cortiq.backend.kernel import TakesKernels
 from cortiq.backend.kernel_executable import KernelExecutable, claimed_graphs, placement_of
 from cortiq.backend.plan import Bound, Kernels, Plan, Prepared
@@ -56,13 +56,11 @@ class KernelBackend(TakesKernels, ABC):
     Attributes
     ----------
     name, priority, versions : of `cortiq.backend.Backend`.
-    executable_type : what a program becomes.
     """
 
     name: str
     priority: int = -1
     versions: Versions = Versions()
-    executable_type: ClassVar[type[KernelExecutable]] = KernelExecutable
 
     @abstractmethod
     def devices(self) -> Sequence[Device]:
@@ -84,6 +82,10 @@ class KernelBackend(TakesKernels, ABC):
         ----------
         role : what the weight is to the operator. name : its name, for errors.
         """
+
+    def executable(self) -> type[KernelExecutable]:
+        """Return what a program becomes: `KernelExecutable`, or a subclass of it."""
+        return KernelExecutable
 
     def form(self, op: Op, role: str) -> Hashable:
         """Return what `prepare` depends on besides the weight; weights of one form are shared."""
@@ -134,7 +136,7 @@ class KernelBackend(TakesKernels, ABC):
         library = self.library(self._device(options.device), options)
         with library.running(options):
             plans = self.plans(program, weights, library)
-        return self.executable_type(program, options, library, plans, self.placement(program))
+        return self.executable()(program, options, library, plans, self.placement(program))
 
     def _device(self, name: str | None) -> str:
         found = [device.name for device in self.devices()]
@@ -150,10 +152,11 @@ class KernelBackend(TakesKernels, ABC):
     ) -> dict[str, Plan]:
         """Return a plan of each entry graph, with its weights prepared."""
         table, others = self.table(), self.others()
+        plan = self.executable().plan_type
         layers = NOTHING if self.given else table.layers  # kernels of others reach inside, too
         theirs = {op: kernel.function for op, kernel in self.given.items()}
-        kernels = {**table.kernels, **layers, **theirs}
-        prepare = self.prepare
+        kernels: Kernels = {**table.kernels, **layers, **theirs}
+        prepare: Prepare = self.prepare
         if others is not None:
             kernels, prepare = others.completed(kernels, self.prepare)
         prepared = Prepared(
@@ -163,10 +166,10 @@ class KernelBackend(TakesKernels, ABC):
         graphs = claimed_graphs(program, layers)
 
         def rewritten(graph: Graph) -> Any:
-            return lambda nodes: list(nodes) if self.given else self.rewrite(nodes, graph)
+            return lambda nodes: self.rewrite(list(nodes), graph)
 
         return {
-            name: Plan(graph, prepared.bound(graph), kernels, rewritten(graph))
+            name: plan(graph, prepared.bound(graph), kernels, rewritten(graph))
             for name, graph in graphs.items()
         }
 

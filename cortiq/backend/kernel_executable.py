@@ -24,13 +24,15 @@ class KernelExecutable(StoredExecutable[StoredState, Plan]):
 
     Attributes
     ----------
-    library : the array library. walk_type, state_type : how batches are walked, and sequences kept.
+    library : the array library.
+    walk_type, state_type, plan_type : how batches are walked, sequences kept, and graphs planned.
     answers : to what rows want.
     """
 
     trims: ClassVar[bool] = True
     walk_type: ClassVar[type[KernelWalk[Any]]] = KernelWalk
     state_type: ClassVar[type[StoredState]] = StoredState
+    plan_type: ClassVar[type[Plan]] = Plan
     answers: ClassVar[Answers] = ON_HOST
 
     def __init__(

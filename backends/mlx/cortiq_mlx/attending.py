@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
-from cortiq.numerics.quantise import ZERO_ROW_EXPONENT
-from cortiq_mlx.arithmetic import Rows, exp2_int, snap
+from cortiq.backend.kernel_walk import KernelCall as Call
+from cortiq.numerics.attention import scoring
+from cortiq_mlx.arithmetic import Rows, snap
+from cortiq_mlx.arrays import FLOATS
 from cortiq_mlx.attention import Geometry, attend, choose_blocks
-from cortiq_mlx.call import Call
 from cortiq_mlx.library import mx
 
 SCORES = 1 << 21
 """Scores of queries against keys held at a time, about."""
-
-
-def store_rows(call: Call, keys: Rows, values: Rows | None = None) -> tuple:
-    """Append each sequence's rows to its slot."""
-    if values is None:
-        exponents = mx.full(keys.e.shape, ZERO_ROW_EXPONENT, mx.int32)
-        values = Rows(mx.zeros((*keys.e.shape, 0), mx.int16), exponents)
-    for segment in call.segments:
-        cut = segment.cut
-        store = segment.state.stores[call.slots["kv"]]
-        store.append(Rows(keys.q[cut], keys.e[cut]), Rows(values.q[cut], values.e[cut]))
-    return ()
+_constants = cache(scoring)
 
 
 def attend_rows(
@@ -31,8 +23,8 @@ def attend_rows(
 ) -> mx.array:
     """Attention of each sequence's rows, so many at a time that scores stay bounded."""
     op, out = call.op, []
-    constants, sinks = call.weights["scoring"], call.weights.get("sinks")
-    how = Geometry(constants, op.window, sinks, op.block)
+    sinks = call.weights.get("sinks")
+    how = Geometry(_constants(op.scale, op.soft_cap), op.window, sinks, op.block)
     for segment in call.segments:
         store = segment.state.stores[call.slots["kv"]]
         keys, values = store.read()
@@ -70,7 +62,7 @@ def recall_rows(call: Call, position: mx.array) -> mx.array:
             at = mx.array(there)
             planes, e = mx.take(keys.q, at, axis=0).astype(mx.int32), mx.take(keys.e, at, axis=0)
             q = (planes[:, :, 0] << 8) + planes[:, :, 1]
-            parts.append(q.astype(mx.float32) * exp2_int(e.astype(mx.int32))[..., None])
+            parts.append(q.astype(mx.float32) * FLOATS.exp2_int(e.astype(mx.int32))[..., None])
         missing = len(segment.positions) - len(there)
         if missing:
             parts.append(mx.zeros((missing, call.op.heads, call.op.dim)))

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
+from cortiq.backend.array_routing import first
 from cortiq.numerics import attention as contract
 from cortiq.numerics.contract import RUN_TILES, TILE
 from cortiq.numerics.scalar import EXP2_POLYNOMIAL
 from cortiq_mlx import bodies, custom
-from cortiq_mlx.arithmetic import Rows, descending, exp2_int, fixed, horner, inverse, tanh
+from cortiq_mlx.arithmetic import Planes, Rows, fixed
+from cortiq_mlx.arrays import FLOATS
 from cortiq_mlx.exact import EXACT, PLANE, dot_of_planes, exact_sum, planes, round_wide
 from cortiq_mlx.library import mx
-from cortiq_mlx.routing import first
 
 NONE = -(1 << 20)
 """Exponent of an empty sum: far below every real one."""
@@ -32,13 +32,6 @@ WIDEST_KEY = EXACT // PLANE**2
 """Values of a head's key whose plane products one exact matmul adds up."""
 MASS = 1 << (contract.TOTAL_BITS + 1)
 """Above every integer of a tile's total."""
-
-
-class Planes(NamedTuple):
-    """Rows of a cache: int8 planes [n, heads, 2, dim], int8 exponents [n, heads]."""
-
-    q: mx.array
-    e: mx.array
 
 
 @dataclass(frozen=True)
@@ -67,7 +60,7 @@ class Sums:
 def power(n: mx.array, lowest: int = contract.FORGET) -> mx.array:
     """2ⁿ, or 0 below `lowest`."""
     bound = fixed(lowest, n)
-    factor = exp2_int(mx.maximum(n, bound))
+    factor = FLOATS.exp2_int(mx.maximum(n, bound))
     return mx.where(n < bound, fixed(0.0, factor), factor)
 
 
@@ -180,7 +173,7 @@ def _tiles_of(
         return Sums(*custom.tiles(q, k, v, visible, float(how.constants.factor)))
     scores = _scores(q, k, how.constants)
     whole = mx.round(scores)
-    gain, exponents = horner(scores - whole, EXP2_POLYNOMIAL), whole.astype(mx.int32)
+    gain, exponents = FLOATS.horner(scores - whole, EXP2_POLYNOMIAL), whole.astype(mx.int32)
     none = fixed(NONE, exponents)
     kappa = mx.where(visible, exponents, none)
     weighted = mx.where(visible, exponents + v.e.swapaxes(1, 2)[:, :, None], none)
@@ -200,16 +193,18 @@ def _scores(q: Rows, k: Planes, constants: contract.Scoring) -> mx.array:
     turned = k.q.transpose(0, 2, 3, 1, 4).reshape(count_, groups, 2 * TILE, dim)
     dots = dot_of_planes(q.q[None], turned.swapaxes(2, 3))
     shift = q.e[:, :, None] + k.e.swapaxes(1, 2)[:, :, None]
-    scores = (dots * fixed(float(constants.factor), dots)) * exp2_int(shift)
+    scores = (dots * fixed(float(constants.factor), dots)) * FLOATS.exp2_int(shift)
     if constants.cap:
-        capped = tanh(scores * float(constants.inverse_cap)) * float(constants.cap)
+        capped = FLOATS.tanh(scores * float(constants.inverse_cap)) * float(constants.cap)
         scores = capped * LOG2_E
     return mx.minimum(mx.maximum(scores, fixed(-LIMIT, scores)), fixed(LIMIT, scores))
 
 
 def _integers(gain: mx.array, exponent: mx.array) -> mx.array:
     """rint(gain·2^exponent): int32. It is 0 below 2⁻⁶⁰, and where a key is not visible."""
-    return mx.round(gain * exp2_int(mx.maximum(exponent, fixed(-64, exponent)))).astype(mx.int32)
+    return mx.round(gain * FLOATS.exp2_int(mx.maximum(exponent, fixed(-64, exponent)))).astype(
+        mx.int32
+    )
 
 
 def _whole(parts: Sums, tiles: range) -> Sums:
@@ -240,16 +235,16 @@ def _normalised(sums: Sums, how: Geometry, rows: int, each: int) -> mx.array:
         sinks = mx.repeat(how.sinks.reshape(-1, 1, each), rows, axis=1).reshape(total.shape)
         score = mx.minimum(mx.maximum(sinks * LOG2_E, -LIMIT), LIMIT)
         whole = mx.round(score)
-        gain = horner(score - whole, EXP2_POLYNOMIAL) * 2.0**contract.TOTAL_BITS
+        gain = FLOATS.horner(score - whole, EXP2_POLYNOMIAL) * 2.0**contract.TOTAL_BITS
         pair = mx.stack([total, gain]), mx.stack([peak, whole.astype(mx.int32)])
         total, peak = merged(*pair)
     shift = sums.top - peak
     shift = shift + fixed(contract.TOTAL_BITS - contract.WEIGHT_BITS, shift)
     if how.block == 0:  # a row sees itself
-        return (sums.output * inverse(total)[..., None]) * power(shift, -126)[..., None]
+        return (sums.output * FLOATS.inverse(total)[..., None]) * power(shift, -126)[..., None]
     empty = sums.top == NONE  # no block that was chosen holds a visible key
     scale = power(mx.where(empty, 0, shift), lowest=-126)[..., None]
-    y = (sums.output * inverse(mx.where(empty, 1.0, total))[..., None]) * scale
+    y = (sums.output * FLOATS.inverse(mx.where(empty, 1.0, total))[..., None]) * scale
     return mx.where(empty[..., None], 0.0, y)
 
 
@@ -265,7 +260,7 @@ def choose_blocks(
     left = mx.concatenate([*planes(q.q.reshape(-1, dim))], axis=0)
     right = keys.q[:seen, 0].transpose(1, 0, 2).reshape(-1, dim).T
     dots = dot_of_planes(left, right).reshape(rows, heads, seen)
-    scores = dots * exp2_int(q.e[..., None] + keys.e[:seen, 0].astype(mx.int32))
+    scores = dots * FLOATS.exp2_int(q.e[..., None] + keys.e[:seen, 0].astype(mx.int32))
     hidden = mx.arange(seen) > positions[:, None, None]
     scores = mx.where(hidden, LOWEST, scores)
     widths = [(0, 0), (0, 0), (0, blocks * size - seen)]
@@ -276,4 +271,4 @@ def choose_blocks(
     index = mx.arange(blocks + top)
     behind = (positions // size + 1)[:, None, None]
     late = mx.where(index >= behind, 2, mx.where(index >= behind - local, 0, 1))
-    return first(descending(best), top, mx.broadcast_to(late, best.shape))
+    return first(FLOATS, FLOATS.descending(best), top, mx.broadcast_to(late, best.shape))

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import ClassVar
 
 from threadpoolctl import ThreadpoolController
@@ -73,7 +74,7 @@ class ReferenceExecutable(KernelExecutable):
     ) -> None:
         kernels = {**self.kernels, **{op: kernel.function for op, kernel in given.items()}}
         self.arrays = ReferenceArrays(options)
-        prepared = Prepared(weights, lambda *of: prepare(*of, pool=self.arrays.pool))
+        prepared = Prepared(weights, partial(prepare, pool=self.arrays.pool))
         graphs = primitives_of(program).graphs
         plans = {name: Plan(g, prepared.bound(g), kernels) for name, g in graphs.items()}
         own = frozenset(op for op, f in self.kernels.items() if f is not KERNELS.get(op))

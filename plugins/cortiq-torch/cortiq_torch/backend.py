@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cortiq.backend import CompileOptions, Device, KernelBackend, KernelTable, Versions
 from cortiq.backend.plan import Bound, joined
 from cortiq.backend.weights import MATRICES
-from cortiq.ir import Graph, Op
+from cortiq.ir import Graph, Op, ops
 from cortiq.numerics.layouts import Weight
 
 if TYPE_CHECKING:
@@ -56,4 +56,4 @@ class TorchBackend(KernelBackend):
 
     def rewrite(self, nodes: list[Bound], graph: Graph) -> list[Bound]:
         """One product for the matrices that meet the same rows."""
-        return joined(nodes)
+        return nodes if ops.MatMul in self.given else joined(nodes)
