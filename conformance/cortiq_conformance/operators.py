@@ -12,9 +12,17 @@ from cortiq.ir.op import TypeMismatchError
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.route import Router
 
-ANY, LAST, SLOTS = 89, 97, 83
-"""Sizes that stand for any leading axes, for a last axis of any width, and for chosen experts."""
-NAMES = {ANY: "…", LAST: "n", SLOTS: "k"}
+ANY, LAST, SLOTS, HEADS, PART = 89, 97, 83, 79, 44
+"""Sizes that stand for any leading axes, a last axis, chosen experts, heads, and a slice."""
+NAMES = {
+    ANY: "…",
+    LAST: "n",
+    SLOTS: "k",
+    HEADS: "heads",
+    PART: "(stop − start) / step",
+    2 * LAST: "n + n",
+    ANY * LAST: "*shape",
+}
 VALUE, ROW, TOKEN = Type((ANY,)), Type((ANY, LAST)), Type((), "i32")
 CHOSEN = Type((SLOTS,), "i32")
 
@@ -37,7 +45,7 @@ SAMPLES: Mapping[type[Op], tuple[Sequence[Op], Sequence[Type]]] = {
     ops.SoftCap: ([ops.SoftCap(30.0)], [VALUE]),
     ops.RMSNorm: ([ops.RMSNorm(7, 1e-6), ops.RMSNorm(7, 1e-6, weighted=False)], [_last(7)]),
     ops.LayerNorm: ([ops.LayerNorm(7, 1e-6), ops.LayerNorm(7, 1e-6, biased=False)], [_last(7)]),
-    ops.Rope: ([ops.Rope(RopeTable(8, 1e4))], [Type((5, LAST)), TOKEN]),
+    ops.Rope: ([ops.Rope(RopeTable(1e4, 8))], [Type((HEADS, LAST)), TOKEN]),
     ops.StoreKV: ([ops.StoreKV(3, 7, 11)], [Type((3, 7), "q16"), Type((3, 11), "q16")]),
     ops.Attend: (
         [ops.Attend(6, 3, 7, 11, 0.1, sinks=True), ops.Attend(6, 3, 7, 11, 0.1)],
@@ -52,9 +60,9 @@ SAMPLES: Mapping[type[Op], tuple[Sequence[Op], Sequence[Type]]] = {
         [Type((7,))],
     ),
     ops.CombineExperts: ([ops.CombineExperts()], [Type((SLOTS,)), Type((SLOTS, LAST))]),
-    ops.Slice: ([ops.Slice(0, LAST)], [ROW]),
+    ops.Slice: ([ops.Slice(2, 2 + PART)], [ROW]),
     ops.Concat: ([ops.Concat()], [ROW, ROW]),
-    ops.Reshape: ([ops.Reshape((ANY,))], [VALUE]),
+    ops.Reshape: ([ops.Reshape((ANY * LAST,))], [ROW]),
     ops.Gain: ([ops.Gain(7)], [_last(7)]),
     ops.ScaleRows: ([ops.ScaleRows()], [ROW, _last(1)]),
     ops.Shift: ([ops.Shift(1.0)], [VALUE]),

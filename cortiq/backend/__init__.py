@@ -5,6 +5,9 @@ on this page. Everything here is data or a protocol: a backend imports this pack
 and `cortiq.numerics`, and nothing else of cortiq.
 """
 
+from cortiq.backend.arithmetic import Arithmetic
+from cortiq.backend.array_kernels import ARRAY_KERNELS, ARRAY_OPTIONS
+from cortiq.backend.arrays import ArrayLibrary
 from cortiq.backend.batch import (
     FAULT,
     Argmax,
@@ -22,8 +25,11 @@ from cortiq.backend.batch import (
     Top,
     Want,
 )
+from cortiq.backend.delegate import Delegate
 from cortiq.backend.kernel import Kernel, TakesKernels
 from cortiq.backend.kernel_backend import KernelBackend, KernelTable
+from cortiq.backend.kernel_walk import KernelCall
+from cortiq.backend.numpy_arrays import NumPyArrays
 from cortiq.backend.protocol import (
     HOOKSPEC_VERSION,
     Backend,
@@ -36,28 +42,37 @@ from cortiq.backend.protocol import (
     Versions,
 )
 from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State, check_exported
+from cortiq.backend.weights import MATRICES, float_weight, stack_of
 
 __all__ = [
-    "FAULT",
-    "HOOKSPEC_VERSION",
+    "ARRAY_KERNELS",
+    "ARRAY_OPTIONS",
     "Argmax",
+    "Arithmetic",
+    "ArrayLibrary",
     "Backend",
     "Batch",
     "BatchResult",
     "CompileOptions",
     "Declined",
+    "Delegate",
     "Device",
     "Digest",
     "Draw",
     "Drawn",
     "Executable",
-    "Finished",
     "ExportedState",
+    "FAULT",
+    "Finished",
+    "HOOKSPEC_VERSION",
     "KVPlanes",
     "Kernel",
     "KernelBackend",
+    "KernelCall",
     "KernelTable",
+    "MATRICES",
     "Named",
+    "NumPyArrays",
     "Outcome",
     "Row",
     "Snapshot",
@@ -71,4 +86,6 @@ __all__ = [
     "Versions",
     "Want",
     "check_exported",
+    "float_weight",
+    "stack_of",
 ]

@@ -40,16 +40,28 @@ class Delegate:
     kernels: Kernels
     prepare: Callable[[Op, str, Weight, str], Any]
 
-    def completed(self, kernels: Kernels, prepare: Prepare) -> tuple[Kernels, Prepare]:
-        """Return kernels of every primitive, and how a weight is prepared for its kernel."""
-        missing = {op: _delegated(f) for op, f in self.kernels.items() if op not in kernels}
+    def completed(
+        self, kernels: Kernels, computes: Callable[[Op], bool], prepare: Prepare
+    ) -> tuple[Kernels, Prepare]:
+        """Return kernels of every primitive, and how a weight is prepared for its kernel.
+
+        Parameters
+        ----------
+        computes : whether the backend's own kernel knows an operator with all its options.
+        """
 
         def prepared(library: ArrayLibrary, op: Op, role: str, weight: Weight, name: str) -> Any:
-            if type(op) in missing:
+            if not computes(op) and type(op) in self.kernels:
                 return self.prepare(op, role, weight, name)
             return prepare(library, op, role, weight, name)
 
-        return {**kernels, **missing}, prepared
+        def chosen(kind: type[Op], other: Callable[..., Any]) -> Callable[..., Any]:
+            own, there = kernels.get(kind), _delegated(other)
+            if own is None:
+                return there
+            return lambda call, *inputs: (own if computes(call.op) else there)(call, *inputs)
+
+        return {**kernels, **{k: chosen(k, f) for k, f in self.kernels.items()}}, prepared
 
 
 def _delegated(kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -42,6 +42,14 @@ class KernelTable:
     options: frozenset[str] | None = None
     layers: Kernels = field(default_factory=dict)
 
+    def missing(self, op: Op) -> list[str]:
+        """Return the options of an operator that its kernel does not know."""
+        return sorted(op.options() - self.options) if self.options is not None else []
+
+    def computes(self, op: Op) -> bool:
+        """Return whether there is a kernel that knows an operator with all its options."""
+        return type(op) in self.kernels and not self.missing(op)
+
 
 class KernelBackend(TakesKernels, ABC):
     """A backend that is a table of kernels over an array library.
@@ -110,11 +118,11 @@ class KernelBackend(TakesKernels, ABC):
             whole = kind in table.layers and not self.given
             known = table.options is None or getattr(node.op, "activation", None) in table.options
             return Supported() if whole and known else Declined("computed as its primitives")
-        if kind in self.given:
+        if kind in self.given or self.others() is not None:
             return Supported()
         if kind not in table.kernels:
-            return Supported() if self.others() else Declined(f"no kernel for {node.op.kind}")
-        missing = sorted(node.op.options() - table.options) if table.options is not None else []
+            return Declined(f"no kernel for {node.op.kind}")
+        missing = table.missing(node.op)
         if missing:
             return Declined(f"no kernel for {node.op.kind} with {', '.join(missing)}")
         slots = [program.slots[name] for name in node.slots.values()]
@@ -158,7 +166,7 @@ class KernelBackend(TakesKernels, ABC):
         kernels: Kernels = {**table.kernels, **layers, **theirs}
         prepare: Prepare = self.prepare
         if others is not None:
-            kernels, prepare = others.completed(kernels, self.prepare)
+            kernels, prepare = others.completed(kernels, self._computes, self.prepare)
         prepared = Prepared(
             weights, lambda op, role, weight, name: prepare(library, op, role, weight, name),
             self.form,
@@ -173,9 +181,12 @@ class KernelBackend(TakesKernels, ABC):
             for name, graph in graphs.items()
         }
 
+    def _computes(self, op: Op) -> bool:
+        return type(op) in self.given or self.table().computes(op)
+
     def placement(self, program: Program) -> dict[str, str]:
         """Return by node name who computes it."""
         others = self.others()
-        own = None if others is None else frozenset(self.table().kernels)
-        other = self.name if others is None else others.name
-        return placement_of(program, own, self.name, other, self.given)
+        if others is None:
+            return placement_of(program, None, self.name, self.name, self.given)
+        return placement_of(program, self.table().computes, self.name, others.name, self.given)

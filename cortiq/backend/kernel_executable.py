@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -86,7 +86,11 @@ def claimed_graphs(program: Program, layers: Kernels) -> dict[str, Graph]:
 
 
 def placement_of(
-    program: Program, own: frozenset[type[Op]] | None, name: str, other: str, given: GivenKernels
+    program: Program,
+    own: Callable[[Op], bool] | None,
+    name: str,
+    other: str,
+    given: GivenKernels,
 ) -> dict[str, str]:
     """Return by node name who computes it.
 
@@ -95,17 +99,17 @@ def placement_of(
 
     Parameters
     ----------
-    own : primitives that `name` computes, None for all. other : who computes the rest.
+    own : whether `name` computes a primitive; None for all. other : who computes the rest.
     """
     layouts = {weight: spec.layout for weight, spec in program.weights.items()}
 
     def owner(op: Op) -> str:
         if type(op) in given:
             return given[type(op)].owner
-        return name if own is None or type(op) in own else other
+        return name if own is None or own(op) else other
 
     def owners(node: Node, graph: Graph) -> str:
-        if node.op.primitive or not (own or given):
+        if node.op.primitive or (own is None and not given):
             return owner(node.op)
         parts = expand(replace(graph, nodes=(node,)), layouts, lambda _: False).nodes
         found = {owner(part.op) for part in parts}

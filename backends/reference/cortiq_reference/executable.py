@@ -77,8 +77,10 @@ class ReferenceExecutable(KernelExecutable):
         prepared = Prepared(weights, partial(prepare, pool=self.arrays.pool))
         graphs = primitives_of(program).graphs
         plans = {name: Plan(g, prepared.bound(g), kernels) for name, g in graphs.items()}
-        own = frozenset(op for op, f in self.kernels.items() if f is not KERNELS.get(op))
-        placement = placement_of(program, own, self.name, REFERENCE, given)
+        own = {op for op, kernel in self.kernels.items() if kernel is not KERNELS.get(op)}
+        computes = (lambda op: type(op) in own) if own else None
+        owner = self.name if own else REFERENCE
+        placement = placement_of(program, computes, owner, REFERENCE, given)
         super().__init__(program, options, self.arrays, plans, placement)
 
     def new_store(self, name: str, slot: Slot) -> SlotStore:
