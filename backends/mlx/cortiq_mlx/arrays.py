@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cortiq.backend import CompileOptions
-from cortiq.backend.arithmetic import Arithmetic
 from cortiq_mlx import bodies, custom
 from cortiq_mlx.arithmetic import (
     LARGEST,
@@ -27,11 +26,12 @@ from cortiq_mlx.arithmetic import (
     magnitude_bits,
     snap,
 )
+from cortiq_mlx.attention import PlaneProducts
 from cortiq_mlx.exact import planes
 from cortiq_mlx.library import DEVICES, description, mx, version
 
 
-class MlxArrays(Arithmetic):
+class MlxArrays(PlaneProducts):
     """MLX's arrays; a stream says on which device they are computed.
 
     Attributes

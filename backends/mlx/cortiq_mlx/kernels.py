@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cortiq.backend.array_kernels import ARRAY_KERNELS, ARRAY_OPTIONS, reshaped
+from cortiq.backend.attention_kernels import ATTENTION_KERNELS, ATTENTION_OPTIONS
 from cortiq.backend.kernel_walk import KernelCall as Call
 from cortiq.backend.plan import Kernels
 from cortiq.backend.weights import MATRICES, float_weight, stack_of
@@ -13,7 +14,6 @@ from cortiq.ir import Op, ops
 from cortiq.numerics.layouts import Weight
 from cortiq_mlx.arithmetic import Faults, Rows
 from cortiq_mlx.arrays import MlxArrays
-from cortiq_mlx.attending import attend_rows, choose_rows, recall_rows
 from cortiq_mlx.library import mx
 from cortiq_mlx.matrices import Matrix
 
@@ -54,12 +54,10 @@ def _beside(slots: int) -> Callable[[mx.array], mx.array]:
 
 KERNELS: Kernels = {
     **ARRAY_KERNELS,
+    **ATTENTION_KERNELS,
     ops.HeadMatMul: _head_matmul,
     ops.ExpertMatMul: _expert_matmul,
-    ops.Attend: attend_rows,
-    ops.ChooseBlocks: choose_rows,
-    ops.Recall: recall_rows,
 }
 """The kernel of every primitive."""
-OPTIONS = ARRAY_OPTIONS | {"blocks", "until"}
+OPTIONS = ARRAY_OPTIONS | ATTENTION_OPTIONS
 """Options that they know."""

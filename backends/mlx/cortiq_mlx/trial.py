@@ -7,11 +7,12 @@ from functools import cache
 
 import numpy as np
 
+from cortiq.backend.array_attention import Geometry, attend
 from cortiq.numerics.attention import scoring
 from cortiq.numerics.layouts import LAYOUTS, Weight
 from cortiq.numerics.philox import philox
-from cortiq_mlx import attention, custom
-from cortiq_mlx.arithmetic import Faults
+from cortiq_mlx import custom
+from cortiq_mlx.arithmetic import Faults, Planes
 from cortiq_mlx.arrays import FLOATS
 from cortiq_mlx.bodies import MATVEC, QUANTISE, TILE, Body
 from cortiq_mlx.library import DEVICES, mx
@@ -61,12 +62,12 @@ def _tile() -> list[mx.array]:
     sides = [_bytes((100, 2, 2, dim), dim).view(np.int8) for dim in (64, 48)]
     exponents = [(_bytes((100, 2), key) % 8).astype(np.int8) - 16 for key in (7, 8)]
     keys, values = (
-        attention.Planes(mx.array(np.clip(side, -126, 126)), mx.array(e))
+        Planes(mx.array(np.clip(side, -126, 126)), mx.array(e))
         for side, e in zip(sides, exponents, strict=True)
     )
     q = FLOATS.quantised(mx.array(_floats(2 * 4, 64, 9).reshape(2, 4, 64)))
-    how = attention.Geometry(scoring(0.125), 90, None)
-    return [attention.attend(q, keys, values, [98, 99], how, {})]
+    how = Geometry(scoring(0.125), 90, None)
+    return [attend(FLOATS, q, keys, values, [98, 99], how, {})]
 
 
 TRIALS: Sequence[tuple[Body, Callable[[], list[mx.array]]]] = (

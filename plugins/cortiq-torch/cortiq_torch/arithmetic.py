@@ -10,26 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cortiq.backend import CompileOptions
-from cortiq.backend.arithmetic import Arithmetic
 from cortiq.numerics import contract, quantise
+from cortiq_torch.attention import Float64Products
+from cortiq_torch.rows import Rows
 
 MAGNITUDE = int(contract.MAGNITUDE_BITS)
 SMALLEST = int(contract.SMALLEST_BITS)
 LARGEST = int(contract.LARGEST_BITS)
-
-
-class Rows(NamedTuple):
-    """Quantised rows x ≈ q·2^e: q float64 [..., K], which holds integers, and e int32 [...]."""
-
-    q: Tensor
-    e: Tensor
 
 
 def magnitude_bits(x: Tensor) -> Tensor:
@@ -45,7 +39,7 @@ def snap(y: Tensor, faults: Tensor) -> Tensor:
     return torch.where((bits < SMALLEST) | outside, 0.0, y)
 
 
-class TorchArrays(Arithmetic):
+class TorchArrays(Float64Products):
     """Tensors on one device; what is given tensors computes on theirs."""
 
     dtypes: ClassVar[Mapping[str, torch.dtype]] = {
