@@ -1,8 +1,9 @@
 """The backend seam: what a backend implements, and what the runtime asks of it.
 
 Hooks are used when things are built; between a runtime and an executable there are only the calls
-on this page. Everything here is data or a protocol: a backend imports this package, `cortiq.ir`
-and `cortiq.numerics`, and nothing else of cortiq.
+on this page. Besides data and protocols there is `KernelBackend`, which makes a backend of a table
+of kernels over an array library. A backend imports this package, `cortiq.ir` and `cortiq.numerics`,
+and nothing else of cortiq.
 """
 
 from cortiq.backend.arithmetic import Arithmetic
@@ -26,9 +27,11 @@ from cortiq.backend.batch import (
     Want,
 )
 from cortiq.backend.delegate import Delegate
+from cortiq.backend.float64 import FLOAT64_KERNELS, FLOAT64_OPTIONS, Float64Arrays
 from cortiq.backend.kernel import Kernel, TakesKernels
 from cortiq.backend.kernel_backend import KernelBackend, KernelTable
 from cortiq.backend.kernel_walk import KernelCall
+from cortiq.backend.matrices import Float64Matrix
 from cortiq.backend.numpy_arrays import NumPyArrays
 from cortiq.backend.protocol import (
     HOOKSPEC_VERSION,
@@ -63,7 +66,11 @@ __all__ = [
     "Executable",
     "ExportedState",
     "FAULT",
+    "FLOAT64_KERNELS",
+    "FLOAT64_OPTIONS",
     "Finished",
+    "Float64Arrays",
+    "Float64Matrix",
     "HOOKSPEC_VERSION",
     "KVPlanes",
     "Kernel",

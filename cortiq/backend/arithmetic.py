@@ -1,99 +1,129 @@
 """Float32 arithmetic of the contract over any array library: one rounding an operation, in order.
 
-A library brings operations that round once (`Arithmetic`'s abstract methods); sums, transcendental
-functions and activations follow from them here, as `cortiq.numerics` writes them out. Nothing may
-be contracted: a library that compiles expressions has to be kept from it.
+A library brings operations that round once; sums, transcendental functions and activations follow
+from them here, as `cortiq.numerics` writes them out. Nothing may be contracted: a library that
+compiles expressions has to be kept from it.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, SupportsFloat
 
 from cortiq.backend.arrays import ArrayLibrary
 from cortiq.numerics import contract, scalar
 from cortiq.numerics.contract import F32
 
+MAGNITUDE = int(contract.MAGNITUDE_BITS)
+SMALLEST = int(contract.SMALLEST_BITS)
+LARGEST = int(contract.LARGEST_BITS)
+
 
 class Arithmetic(ArrayLibrary):
     """An array library with the operations that the shared kernels are made of.
+
+    By default they are the module's functions with NumPy's names; a library overrides what is
+    called otherwise, or rounds otherwise, there.
 
     Operators (+, *, /, comparisons, &, |, ^, >>, <<) are the arrays' own; those of float32 round to
     nearest even and keep subnormal numbers out of no result (`snap` makes up for flushing).
     """
 
-    @abstractmethod
     def bits(self, x: Any) -> Any:
         """Return the bits of float32 x as int32."""
+        return x.view(self.dtype("i32"))
 
-    @abstractmethod
     def from_bits(self, n: Any) -> Any:
         """Return int32 n as the bits of float32."""
+        return n.view(self.dtype("f32"))
 
-    @abstractmethod
     def where(self, condition: Any, a: Any, b: Any) -> Any:
         """Return a where the condition holds, else b; one of them may be a number."""
+        return self.module.where(condition, a, b)
 
-    @abstractmethod
     def magnitude(self, x: Any) -> Any:
         """Return |x|."""
+        return self.module.abs(x)
 
-    @abstractmethod
     def clamp(self, x: Any, low: float | None, high: float | None) -> Any:
         """Return x, no lower and no higher than these."""
+        x = x if low is None else self.module.maximum(x, self.constant(low, x))
+        return x if high is None else self.module.minimum(x, self.constant(high, x))
 
-    @abstractmethod
     def rounded(self, x: Any) -> Any:
         """Return x rounded to integers, half to even."""
+        return self.module.round(x)
 
-    @abstractmethod
     def root(self, x: Any) -> Any:
         """Return RN(√x)."""
+        return self.module.sqrt(x)
 
-    @abstractmethod
+    def inverse(self, x: Any) -> Any:
+        """Return RN(1/x)."""
+        return self.constant(1.0, x) / x
+
     def highest(self, x: Any) -> Any:
         """Return the largest value of the last axis, which stays."""
+        return self.module.max(x, axis=-1, keepdims=True)
 
-    @abstractmethod
-    def padded(self, x: Any, count: int) -> Any:
-        """Return x with so many zeros behind the last axis."""
+    def padded(self, x: Any, before: int, after: int, axis: int = -1, fill: float = 0) -> Any:
+        """Return x with so many entries of one value before and behind an axis."""
+        widths = [(0, 0)] * x.ndim
+        widths[axis] = before, after
+        return self.module.pad(x, widths, constant_values=fill)
 
-    @abstractmethod
     def split(self, x: Any, widths: Sequence[int], axis: int = -1) -> Sequence[Any]:
         """Return parts of these widths along an axis."""
+        return self.module.split(x, [*accumulate(widths)][:-1], axis=axis)
 
-    @abstractmethod
     def stack(self, arrays: Sequence[Any], axis: int = 0) -> Any:
         """Return the arrays beside one another along a new axis."""
+        return self.module.stack([*arrays], axis)
 
-    @abstractmethod
     def repeat(self, x: Any, count: int, axis: int = 0) -> Any:
         """Return x with each entry of an axis so many times."""
+        return self.module.repeat(x, count, axis=axis)
 
-    @abstractmethod
     def counted(self, count: int) -> Any:
         """Return 0, 1, …, int32."""
+        return self.module.arange(count, dtype=self.dtype("i32"))
 
-    @abstractmethod
     def wide(self, n: Any) -> Any:
         """Return integers as int64."""
+        return self.cast(n, "i64")
 
-    @abstractmethod
     def ascending(self, n: Any) -> Any:
         """Return int64 n with the last axis in ascending order."""
+        return self.module.sort(n, axis=-1)
 
-    @abstractmethod
     def take_along(self, x: Any, index: Any) -> Any:
         """Return the values of the last axis at these places, int32, of the other axes' shape."""
+        return self.module.take_along_axis(x, index, axis=-1)
 
-    @abstractmethod
     def spread(self, x: Any, shape: Sequence[int]) -> Any:
         """Return x in a larger shape."""
+        return self.module.broadcast_to(x, tuple(shape))
 
-    @abstractmethod
+    def magnitude_bits(self, x: Any) -> Any:
+        """Return the bits of |x|, int32."""
+        return self.bits(x) & MAGNITUDE
+
+    def snap(self, x: Any, faults: Any) -> Any:
+        """Make x [rows, ...] canonical; flag rows with a value outside the domain in `faults`."""
+        bits = self.magnitude_bits(x)
+        outside = bits >= LARGEST
+        faults |= outside.reshape(len(x), -1).any(1)
+        return self.where((bits < SMALLEST) | outside, self.constant(0.0, x), x)
+
     def quantised(self, x: Any) -> Any:
         """Return rows (last axis) as integers and exponents; `cortiq.numerics.quantise_rows`."""
+        # A row below 2⁻⁴⁰ is all zeros, and gets the exponent of the smallest row that is not.
+        m = self.clamp(self.highest(self.magnitude_bits(x)), SMALLEST, None)
+        top = (m + self.constant(0x20000, m)) >> self.constant(23, m)
+        scale = self.from_bits((self.constant(141 + 127, top) - top) << self.constant(23, m))
+        q = self.cast(self.rounded(x * scale), self.row_type)
+        return self.rows(q, (top - self.constant(141, top))[..., 0])
 
     def constant(self, value: float, x: Any) -> Any:
         """Return a number that an array is combined with; x says of which shape and type."""
@@ -106,7 +136,7 @@ class Arithmetic(ArrayLibrary):
     def canonical_sum(self, x: Any) -> Any:
         """Add up the last axis, which stays, in the contract's order: 256 lanes, then halves."""
         missing = -x.shape[-1] % contract.LANES
-        x = self.padded(x, missing) if missing else x
+        x = self.padded(x, 0, missing) if missing else x
         lanes, *more = self.split(x, [contract.LANES] * (x.shape[-1] // contract.LANES))
         for part in more:
             lanes = lanes + part
@@ -119,10 +149,6 @@ class Arithmetic(ArrayLibrary):
         """Return the sum times RN(1/n), which the host computes."""
         total = self.canonical_sum(x)
         return total * self.constant(float(F32(1) / F32(x.shape[-1])), total)
-
-    @abstractmethod
-    def inverse(self, x: Any) -> Any:
-        """Return RN(1/x). (A division by a host's number may be a product.)"""
 
     def inverse_root(self, x: Any) -> Any:
         """Return RN(1/RN(√x))."""
@@ -229,8 +255,8 @@ class Arithmetic(ArrayLibrary):
 
     def descending(self, x: Any) -> Any:
         """Return integers in [0, 2³²), int64, that order as −x does; x has no −0."""
-        bits, magnitude = self.bits(x), int(contract.MAGNITUDE_BITS)
-        return magnitude - self.wide(bits ^ ((bits >> 31) & magnitude))
+        bits = self.bits(x)
+        return MAGNITUDE - self.wide(bits ^ ((bits >> 31) & MAGNITUDE))
 
 
 ACTIVATIONS: Mapping[str, str] = {

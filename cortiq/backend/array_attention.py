@@ -89,10 +89,6 @@ class ExactProducts(Arithmetic):
         """Return RN of q [rows, heads, dim] by keys of one head: float32 [rows, heads, keys]."""
 
     @abstractmethod
-    def filled(self, x: Any, before: int, after: int, axis: int, fill: float) -> Any:
-        """Return x with entries of one value before and behind an axis."""
-
-    @abstractmethod
     def recalled(self, keys: Any, at: Sequence[int]) -> Any:
         """Return key rows as floats, q·2^e: float32 [len(at), heads, dim]."""
 
@@ -232,7 +228,7 @@ def _whole(library: ExactProducts, parts: Sums, tiles: range) -> Sums:
 
     def in_runs(x: Any, fill: float) -> Any:
         """[tiles, …] as [16, runs, …], filled up with empty tiles."""
-        padded = library.filled(x, before, after, 0, fill)
+        padded = library.padded(x, before, after, 0, fill)
         return padded.reshape(-1, RUN_TILES, *x.shape[1:]).swapaxes(0, 1)
 
     found: list[Any] = []

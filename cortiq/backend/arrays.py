@@ -1,12 +1,13 @@
 """What the shared parts of a backend ask of an array library: how arrays are made, read and kept.
 
-Arrays are indexed, sliced and added up as NumPy's are. Types have short names: f32, i32, i16, i8.
+Arrays are indexed, sliced and added up as NumPy's are. Types have short names: f64, f32, i64, i32,
+i16, i8.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -17,6 +18,10 @@ from cortiq.backend.outputs import Specimens
 from cortiq.backend.protocol import CompileOptions
 from cortiq.numerics.quantise import from_planes, planes
 
+TYPES = {
+    "f64": "float64", "f32": "float32",
+    "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8",
+}  # fmt: skip
 Planes = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
 """High and low planes and exponents of rows, int8."""
 
@@ -26,14 +31,14 @@ class ArrayLibrary(ABC):
 
     Attributes
     ----------
-    dtypes : the library's types by short name.
+    module : the library's module, whose functions have NumPy's names where nothing is overridden.
     rows : a `NamedTuple` of q and e: the type of quantised rows that kernels take and return.
     row_type : short name of the type of q in it.
     poison : what unused memory of q and of exponents is filled with in tests.
     specimens : what arrays of each type look like, once a batch has asked.
     """
 
-    dtypes: ClassVar[Mapping[str, Any]]
+    module: ClassVar[Any]
     rows: type[Any]
     row_type = "i32"
     poison: tuple[int, int] = (32512, 60)
@@ -47,17 +52,21 @@ class ArrayLibrary(ABC):
     def host(self, array: Any) -> npt.NDArray[Any]:
         """Return the values of an array; NumPy owns the memory."""
 
-    @abstractmethod
+    def dtype(self, name: str) -> Any:
+        """Return the library's type of a short name."""
+        return getattr(self.module, TYPES[name])
+
     def full(self, shape: Sequence[int], dtype: str, value: float = 0) -> Any:
         """Return an array that holds one value."""
+        return self.module.full(tuple(shape), value, dtype=self.dtype(dtype))
 
-    @abstractmethod
     def cast(self, array: Any, dtype: str) -> Any:
         """Return the values of an array in another type, which holds them."""
+        return array.astype(self.dtype(dtype))
 
-    @abstractmethod
     def concatenate(self, arrays: Sequence[Any], axis: int = 0) -> Any:
         """Return the arrays as one."""
+        return self.module.concatenate([*arrays], axis)
 
     @abstractmethod
     def snap(self, x: Any, faults: Any) -> Any:

@@ -35,9 +35,9 @@ def choose_blocks(
     exponents = q.e[..., None] + library.cast(keys.e[:, 0], "i32")
     scores = library.block_scores(q, keys) * library.exp2_int(exponents)
     scores = library.where(library.counted(seen) > positions[:, None, None], LOWEST, scores)
-    scores = library.filled(scores, 0, blocks * op.block - seen, 2, LOWEST)
+    scores = library.padded(scores, 0, blocks * op.block - seen, 2, LOWEST)
     best = library.highest(scores.reshape(rows, heads, blocks, op.block))[..., 0]
-    best = library.filled(best, 0, op.top, 2, LOWEST)  # the list may go on past them
+    best = library.padded(best, 0, op.top, 2, LOWEST)  # the list may go on past them
     index = library.counted(blocks + op.top)
     behind = (positions // op.block + 1)[:, None, None]
     late = library.where(index >= behind, 2, library.where(index >= behind - op.local, 0, 1))

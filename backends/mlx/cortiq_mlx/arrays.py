@@ -7,9 +7,8 @@ operations, and its transcendental functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +17,6 @@ from cortiq.backend import CompileOptions
 from cortiq_mlx import bodies, custom
 from cortiq_mlx.arithmetic import (
     LARGEST,
-    SMALLEST,
     Faults,
     Planes,
     Rows,
@@ -39,9 +37,7 @@ class MlxArrays(PlaneProducts):
     device : its name. own : names of our own kernels that are in use there (`trial`).
     """
 
-    dtypes: ClassVar[Mapping[str, mx.Dtype]] = {
-        "f32": mx.float32, "i32": mx.int32, "i16": mx.int16, "i8": mx.int8,
-    }  # fmt: skip
+    module: ClassVar[Any] = mx
     rows = Rows
     row_type = "i16"
     poison = (127, 60)
@@ -56,18 +52,6 @@ class MlxArrays(PlaneProducts):
     def host(self, array: mx.array) -> np.ndarray:
         """Return the values, which are computed now."""
         return np.array(array)
-
-    def full(self, shape: Sequence[int], dtype: str, value: float = 0) -> mx.array:
-        """Return an array that holds one value."""
-        return mx.full(tuple(shape), value, self.dtypes[dtype])
-
-    def cast(self, array: mx.array, dtype: str) -> mx.array:
-        """Return the values in another type."""
-        return array.astype(self.dtypes[dtype])
-
-    def concatenate(self, arrays: Sequence[mx.array], axis: int = 0) -> mx.array:
-        """Return the arrays as one."""
-        return mx.concatenate([*arrays], axis=axis)
 
     def copy(self, array: mx.array) -> mx.array:
         """Return an array that shares memory until one of them is written to."""
@@ -129,88 +113,23 @@ class MlxArrays(PlaneProducts):
         """Return a constant beside x; see `fixed`."""
         return fixed(value, x)
 
-    def bits(self, x: mx.array) -> mx.array:
-        """Return the bits of float32 x as int32."""
-        return x.view(mx.int32)
+    def padded(
+        self, x: mx.array, before: int, after: int, axis: int = -1, fill: float = 0
+    ) -> mx.array:
+        """Return x with so many entries of one value, of its type, before and behind an axis."""
+        widths = [(0, 0)] * x.ndim
+        widths[axis] = before, after
+        return mx.pad(x, widths, constant_values=mx.array(fill, x.dtype))
 
-    def from_bits(self, n: mx.array) -> mx.array:
-        """Return int32 n as the bits of float32."""
-        return n.view(mx.float32)
-
-    def where(self, condition: mx.array, a: Any, b: Any) -> mx.array:
-        """Return a where the condition holds, else b."""
-        return mx.where(condition, a, b)
-
-    def magnitude(self, x: mx.array) -> mx.array:
-        """Return |x|."""
-        return mx.abs(x)
-
-    def clamp(self, x: mx.array, low: float | None, high: float | None) -> mx.array:
-        """Return x, no lower and no higher than these."""
-        x = x if low is None else mx.maximum(x, fixed(low, x))
-        return x if high is None else mx.minimum(x, fixed(high, x))
-
-    def rounded(self, x: mx.array) -> mx.array:
-        """Return x rounded to integers, half to even."""
-        return mx.round(x)
-
-    def root(self, x: mx.array) -> mx.array:
-        """Return RN(√x)."""
-        return mx.sqrt(x)
-
-    def inverse(self, x: mx.array) -> mx.array:
-        """Return RN(1/x)."""
-        return fixed(1.0, x) / x
-
-    def highest(self, x: mx.array) -> mx.array:
-        """Return the largest value of the last axis, which stays."""
-        return x.max(axis=-1, keepdims=True)
-
-    def padded(self, x: mx.array, count: int) -> mx.array:
-        """Return x with so many zeros behind the last axis."""
-        return mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, count)])
-
-    def split(self, x: mx.array, widths: Sequence[int], axis: int = -1) -> Sequence[mx.array]:
-        """Return parts of these widths along an axis."""
-        return tuple(mx.split(x, list(accumulate(widths))[:-1], axis=axis))
-
-    def stack(self, arrays: Sequence[mx.array], axis: int = 0) -> mx.array:
-        """Return the arrays beside one another along a new axis."""
-        return mx.stack([*arrays], axis=axis)
-
-    def repeat(self, x: mx.array, count: int, axis: int = 0) -> mx.array:
-        """Return x with each entry of an axis so many times."""
-        return mx.repeat(x, count, axis=axis)
-
-    def counted(self, count: int) -> mx.array:
-        """Return 0, 1, …"""
-        return mx.arange(count, dtype=mx.int32)
-
-    def wide(self, n: mx.array) -> mx.array:
-        """Return integers as int64."""
-        return n.astype(mx.int64)
-
-    def ascending(self, n: mx.array) -> mx.array:
-        """Return n with the last axis in ascending order."""
-        return mx.sort(n, axis=-1)
-
-    def take_along(self, x: mx.array, index: mx.array) -> mx.array:
-        """Return the values of the last axis at these places."""
-        return mx.take_along_axis(x, index, axis=-1)
-
-    def spread(self, x: mx.array, shape: Sequence[int]) -> mx.array:
-        """Return x in a larger shape."""
-        return mx.broadcast_to(x, tuple(shape))
+    def magnitude_bits(self, x: mx.array) -> mx.array:
+        """Return the bits of |x|."""
+        return magnitude_bits(x)
 
     def quantised(self, x: mx.array) -> Rows:
-        """Return rows (last axis) as integers and exponents; `cortiq.numerics.quantise_rows`."""
+        """Return rows (last axis) as integers and exponents, by our own kernel where in use."""
         if custom.active(bodies.QUANTISE):
             return Rows(*custom.quantise(x))
-        m = magnitude_bits(x).max(axis=-1, keepdims=True)
-        # A row below 2⁻⁴⁰ is all zeros, and gets the exponent of the smallest row that is not.
-        top = (mx.maximum(m, fixed(SMALLEST, m)) + fixed(0x20000, m)) >> fixed(23, m)
-        scale = ((fixed(141 + 127, top) - top) << fixed(23, m)).view(mx.float32)
-        return Rows(mx.round(x * scale).astype(mx.int16), (top - fixed(141, top)).squeeze(-1))
+        return super().quantised(x)
 
     def provenance(self) -> dict[str, str]:
         """Return what computes here, for receipts: MLX and the device."""

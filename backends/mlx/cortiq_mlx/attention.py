@@ -70,11 +70,6 @@ class PlaneProducts(ExactProducts):
         right = keys.q[:, 0].transpose(1, 0, 2).reshape(-1, dim).T
         return dot_of_planes(left, right).reshape(rows, heads, -1)
 
-    def filled(self, x: mx.array, before: int, after: int, axis: int, fill: float) -> mx.array:
-        """x with entries of one value before and behind an axis."""
-        widths = [(before, after) if at == axis else (0, 0) for at in range(x.ndim)]
-        return mx.pad(x, widths, constant_values=mx.array(fill, x.dtype))
-
     def recalled(self, keys: Planes, at: Sequence[int]) -> mx.array:
         """Key rows as floats: the products are exact."""
         where = mx.array([*at])
