@@ -15,6 +15,7 @@ from cortiq.backend import (
     FLOAT64_KERNELS,
     FLOAT64_OPTIONS,
     MATRICES,
+    Batch,
     CompileOptions,
     Declined,
     Device,
@@ -22,6 +23,7 @@ from cortiq.backend import (
     KernelBackend,
     KernelTable,
     NumPyArrays,
+    Row,
     float_weight,
 )
 from cortiq.errors import BackendError
@@ -148,11 +150,8 @@ def test_every_primitive_has_its_facts():
         for name in samples[0].weight_shapes():
             assert any(text.startswith(name) for text in facts[kind.__name__].weights)
         assert len(facts[kind.__name__].inputs) == len(inputs)
-    digits = [text for op in facts.values() for text in (*op.inputs, *op.outputs, *op.weights)]
-    unnamed = [
-        text for text in digits if any(part.isdigit() and part != "1" for part in sizes(text))
-    ]
-    assert not unnamed
+    texts = [text for op in facts.values() for text in (*op.inputs, *op.outputs, *op.weights)]
+    assert not {size for text in texts for size in sizes(text) if size.isdigit()} - {"1"}
 
 
 def sizes(text):
@@ -169,7 +168,7 @@ def test_all_stubs_is_a_module_with_a_function_for_every_primitive():
     assert set(scope["KERNELS"]) == set(ops.PRIMITIVES)
     for kind, stub in scope["KERNELS"].items():
         count = len(SAMPLES[kind][1])
-        assert list(inspect.signature(stub).parameters)[0] == "call" and stub.__doc__
+        assert next(iter(inspect.signature(stub).parameters)) == "call" and stub.__doc__
         with pytest.raises(NotImplementedError):
             stub(None, *[None] * count)
 
@@ -188,7 +187,9 @@ def test_exported_state_that_is_too_small_becomes_zero_everywhere():
     model = models.load("tiny-lfm2")
     executable = Whole().compile(model.program, model.weights, CompileOptions())
     with closing(executable):
-        exported = executable.open(8).export()
+        state = executable.open(8)
+        executable.forward(Batch([Row(state, at, at + 1) for at in range(4)])).result()
+        exported = state.export()
         ring = next(n for n, s in exported.slots.items() if isinstance(s, np.ndarray))
         small = np.full_like(exported.slots[ring], 2.0**-60)
         given = dataclasses.replace(exported, slots={**exported.slots, ring: small})
