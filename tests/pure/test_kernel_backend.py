@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -195,3 +196,39 @@ def test_exported_state_that_is_too_small_becomes_zero_everywhere():
         given = dataclasses.replace(exported, slots={**exported.slots, ring: small})
         again = executable.import_(given, 8).export()
         assert not again.slots[ring].any()
+
+
+SHARED = ("arithmetic", "array_*", "attention_kernels", "kernel_*", "matrices", "float64", "stores")
+OWN_ORDER = {
+    "sum", "mean", "var", "std", "prod", "cumsum", "softmax", "norm", "exp", "exp2", "expm1", "log",
+    "log1p", "tanh", "sigmoid", "power", "matmul", "dot", "einsum", "reciprocal", "rsqrt",
+}  # fmt: skip
+"""What libraries compute in orders, or with roundings, of their own."""
+
+
+def of_libraries(source):
+    """Matmuls, and functions of arrays or of their module, by name."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+            yield "@"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            of_ours = isinstance(node.func.value, ast.Name) and node.func.value.id in OURS
+            if node.func.attr in OWN_ORDER and not of_ours:
+                yield node.func.attr
+
+
+OURS = ("self", "library")
+
+
+def test_shared_kernels_add_and_multiply_by_libraries_only_where_integers_are_exact():
+    folder = Path(cortiq.backend.__file__).parent
+    files = [file for name in SHARED for file in folder.glob(f"{name}.py")]
+    found = {file.name: set(of_libraries(file.read_text("utf-8"))) for file in files}
+    assert len(found) > 9
+    assert found.pop("float64.py") == found.pop("matrices.py") == {"@", "sum"}
+    assert not any(found.values()), found
+
+
+@pytest.mark.parametrize("line", ["y = a @ b", "y = x.sum(-1)", "y = self.module.exp(x)"])
+def test_the_lint_sees_what_it_forbids(line):
+    assert list(of_libraries(line))
