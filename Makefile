@@ -53,14 +53,15 @@ quick: setup-test
 # code that the tests must notice, and the native core under sanitizers.
 SECONDS ?= 60
 slow: setup-test
+	$(BIN)/python -m pip install --quiet 'lm-eval>=0.4.9'
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 fuzz: setup-test
-	cd tests && set -e; for fuzzer in fuzz/[a-z]*.py; do \
-	    ../$(BIN)/python -m fuzz.$$(basename $$fuzzer .py) --seconds $(SECONDS); done
+	cd tests && set -e; for fuzzer in files graphs http templates tokenizers; do \
+	    ../$(BIN)/python -m fuzz.$$fuzzer --seconds $(SECONDS); done
 
 mutants: setup-test
-	$(BIN)/python tools/mutants.py
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tests/mutants.py
 
 sanitize: setup-test
 	$(BIN)/python tools/sanitize.py

@@ -12,6 +12,30 @@ def shown(value: object, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+MOST_LINES, MOST_LINE = 5, 2000
+"""Lines of an error's sentence, and of its hint; characters of a line."""
+CONTROL = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
+"""What a terminal would obey, as Python's `repr` writes it."""
+
+
+def printable(text: str) -> str:
+    """Return a text in which files and models have nothing to say to a terminal."""
+    return text.translate(CONTROL)
+
+
+def printable_json(text: str) -> str:
+    """Return JSON of the same value without the control characters that JSON may hold."""
+    return text.translate({n: f"\\u{n:04x}" for n in range(127, 160)})
+
+
+def brief(text: str, most: int = MOST_LINES) -> str:
+    """Return a text that somebody else may have chosen: printable, of a few lines."""
+    lines = printable(text).split("\n")
+    if len(lines) > most:
+        lines = [*lines[: most - 2], f"... ({len(lines)} lines)", lines[-1]]
+    return "\n".join(f"{x[: MOST_LINE - 3]}..." if len(x) > MOST_LINE else x for x in lines)
+
+
 class CortiqError(Exception):
     """Base of all errors a user can cause; the command line prints it and exits with `exit_code`.
 
@@ -20,17 +44,22 @@ class CortiqError(Exception):
     what : the sentence that says what is wrong.
     where : file, tensor, option or layer it concerns, if there is one.
     hint : what the reader can do about it.
+
+    Names and texts of files are in all three: the message is made of them in their `brief` form.
     """
 
     exit_code = 2
+    most_lines = MOST_LINES
 
     def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
         self.what, self.where, self.hint = what, where, hint
         super().__init__(self._sentence())
 
     def _sentence(self) -> str:
-        text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text}\n  {self.hint}" if self.hint else text
+        where = brief((self.where or "").replace("\n", "\\n"))
+        what = brief(self.what, self.most_lines)
+        text = f"{where}: {what}" if where else what
+        return f"{text}\n  {brief(self.hint, self.most_lines)}" if self.hint else text
 
 
 class FormatError(CortiqError):
@@ -86,6 +115,8 @@ class BackendError(CortiqError):
 
 class DeclinedError(CortiqError):
     """A backend declined nodes or a batch before anything moved; the message lists the reasons."""
+
+    most_lines = 1000  # a node a line, as it was asked for
 
 
 class SequenceFailedError(CortiqError):

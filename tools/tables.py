@@ -1,7 +1,7 @@
-"""Tables of pages, from the code: weight formats, backends, operators; `--write` puts them there.
+"""Tables of pages, from the code: weight formats, backends, operators, domains of options.
 
-Without `--write` they are compared with the pages; exit 1 if a page says something else. (The
-table of families is `model_table.py`'s.)
+`--write` puts them there; without it they are compared with the pages, and the exit status is 1 if
+a page says something else. (The table of families is `model_table.py`'s.)
 """
 
 from __future__ import annotations
@@ -11,13 +11,19 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from cortiq.domains import AnyOf, Domain, InstanceOf, TypedValue, domains_of
+from cortiq.ir.layers import LAYERS
+from cortiq.ir.ops import PRIMITIVES
+from cortiq.ir.slots import Slot
 from cortiq.numerics.layouts import LAYOUTS, Layout
+from cortiq.numerics.rope_scaling import KINDS
 from cortiq.option_values import Spec
 from cortiq.options import LoadOptions, specs
 from cortiq_conformance.operators import operators
 
 ROOT = Path(__file__).parent.parent
-README, AUTHORS = ROOT / "README.md", ROOT / "docs/writing-a-backend.md"
+README, IR = ROOT / "README.md", ROOT / "docs" / "ir.md"
+AUTHORS = ROOT / "docs" / "writing-a-backend.md"
 BEGIN, END = "<!-- table: tools/tables.py {} -->\n", "<!-- end of the table -->\n"
 
 
@@ -65,6 +71,33 @@ def _install(name: str, core: Mapping) -> str:
     return f"`pip install {name}`"
 
 
+def options() -> Iterator[str]:
+    """A row a class: the domain of each option that is no flag, and what options must be."""
+    yield "| of | options | and |"
+    yield "|---|---|---|"
+    kinds = dict.fromkeys([*PRIMITIVES, *LAYERS, *Slot.__subclasses__()])
+    records = dict.fromkeys(part for kind in kinds for part in _records(kind))
+    for kind in (*kinds, *records):
+        grouped: dict[str, list[str]] = {}
+        for name, domain in domains_of(kind).items():
+            if domain != TypedValue(bool):
+                grouped.setdefault(domain.text(), []).append(f"`{name}`")
+        listed = "; ".join(f"{', '.join(names)}: {text}" for text, names in grouped.items())
+        relations = "; ".join(relation.text for relation in getattr(kind, "relations", ()))
+        if listed:
+            yield f"| `{kind.__name__}` | {listed} | {relations} |"
+
+
+def _records(kind: type) -> Iterator[type]:
+    """Dataclasses that options hold, and those inside them, rotary scalings aside."""
+    for domain in domains_of(kind).values():
+        parts: tuple[Domain, ...] = domain.domains if isinstance(domain, AnyOf) else (domain,)
+        for part in parts:
+            if isinstance(part, InstanceOf) and part.type not in KINDS.values():
+                yield part.type
+                yield from _records(part.type)
+
+
 def primitives() -> Iterator[str]:
     """A row a primitive: what it takes, returns and keeps."""
     yield "| operator | inputs | weights by role | outputs | state |"
@@ -79,24 +112,26 @@ TABLES: Mapping[str, tuple[Path, Callable[[], Iterator[str]]]] = {
     "backends": (README, backends),
     "formats": (README, formats),
     "operators": (AUTHORS, primitives),
+    "options": (IR, options),
 }
 
 
 def main() -> int:
     """Compare or write."""
-    stale = False
+    wrong = []
     for name, (page, rows) in TABLES.items():
         text = page.read_text("utf-8")
         head, found, rest = text.partition(BEGIN.format(name))
         _, _, tail = rest.partition(END)
         table = "".join(f"{row}\n" for row in rows())
         wanted = f"{head}{found}{table}{END}{tail}"
-        if found and "--write" in sys.argv:
+        if "--write" in sys.argv and found:
             page.write_text(wanted, "utf-8")
         elif not found or text != wanted:
-            print(f"{page.name} is not what the code says: python tools/tables.py --write")
-            stale = True
-    return int(stale)
+            wrong.append(page.name)
+    for page_name in dict.fromkeys(wrong):
+        print(f"{page_name} is not what the code says: python tools/tables.py --write")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
-from cortiq_conformance import graphs, heads, layers, streams
+from cortiq_conformance import graphs, heads, layer_runs, layers, streams
 from cortiq_conformance.case import Case
 from cortiq_conformance.level0 import (
     blocks,
@@ -13,9 +13,11 @@ from cortiq_conformance.level0 import (
     exports,
     far,
     foundations,
+    long,
     matrices,
     recurrences,
     robustness,
+    runs,
     scaling,
     sequences,
     states,
@@ -32,6 +34,8 @@ LEVEL0 = (
     recurrences,
     blocks,
     far,
+    runs,
+    long,
     tails,
     states,
     exports,
@@ -45,7 +49,7 @@ PROFILES = ("quick", "full")
 def cases(
     levels: Iterable[int] = LEVELS, profile: str = "quick", models: Sequence[str] | None = None
 ) -> Iterator[Case]:
-    """Cases of these levels, in order; nothing is built.
+    """Yield the cases of these levels in order; nothing is built.
 
     Parameters
     ----------
@@ -59,6 +63,7 @@ def cases(
             yield from module.cases()
     if 1 in wanted:
         yield from layers.cases()
+        yield from layer_runs.cases()
     if 2 in wanted:
         yield from graphs.cases(profile, models)
         yield from heads.graph_cases(models)
@@ -71,5 +76,5 @@ def cases(
 
 
 def list_hash(listed: Iterable[Case]) -> str:
-    """SHA-256 over the ids: tells a trimmed list from a whole one."""
+    """Return a SHA-256 over the ids, which tells a trimmed list from a complete one."""
     return hashlib.sha256("\n".join(case.id for case in listed).encode()).hexdigest()[:16]

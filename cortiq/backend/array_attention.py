@@ -30,7 +30,7 @@ LIMIT = float(contract.SCORE_LIMIT)
 class Geometry:
     """What a layer fixes: constants of the scores, window, sinks [heads] or None, block size."""
 
-    constants: contract.Scoring
+    constants: contract.ScoreConstants
     window: int | None
     sinks: Any
     block: int = 0
@@ -202,7 +202,7 @@ def _tiles_of(library: ExactProducts, q: Any, k: Any, v: Any, visible: Any, how:
     return Sums(library.total(mass), peak[..., 0], output, top[..., 0])
 
 
-def _scores(library: ExactProducts, q: Any, k: Any, constants: contract.Scoring) -> Any:
+def _scores(library: ExactProducts, q: Any, k: Any, constants: contract.ScoreConstants) -> Any:
     """Base-2 logarithms of the weights: [tiles, groups, queries, 64]."""
     dots = library.scores(q, k)
     shift = q.e[:, :, None] + k.e.swapaxes(1, 2)[:, :, None]

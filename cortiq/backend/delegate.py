@@ -6,7 +6,7 @@ They are called with NumPy arrays, and their outputs become arrays of the librar
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,7 +70,7 @@ def _delegated(kernel: Callable[..., Any]) -> Callable[..., Any]:
     def on_host(call: KernelCall, *inputs: Any) -> Any:
         library = call.library
         faults = np.zeros(len(call.group.places), np.bool_)
-        segments = [replace(s, state=_HostState(s.state, library)) for s in call.segments]
+        segments = [s._replace(state=_HostState(s.state, library)) for s in call.segments]
         host = Call(call.op, call.weights, call.slots, segments, faults)
         result = kernel(host, *(_to_host(library, value) for value in inputs))
         if faults.any():

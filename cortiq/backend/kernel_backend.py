@@ -20,7 +20,7 @@ from cortiq.backend.protocol import (
     Supported,
     Versions,
 )
-from cortiq.errors import BackendError
+from cortiq.backend.support import device_named, no_kernel
 from cortiq.ir import Graph, KVRows, Node, Op, Program, Recurrent, Ring
 from cortiq.numerics.layouts import Weight
 
@@ -42,13 +42,13 @@ class KernelTable:
     options: frozenset[str] | None = None
     layers: Kernels = field(default_factory=dict)
 
-    def missing(self, op: Op) -> list[str]:
-        """Return the options of an operator that its kernel does not know."""
-        return sorted(op.options() - self.options) if self.options is not None else []
+    def known(self, op: Op) -> frozenset[str]:
+        """Return the options that kernels know: those named, or all that an operator has."""
+        return op.options() if self.options is None else self.options
 
     def computes(self, op: Op) -> bool:
         """Return whether there is a kernel that knows an operator with all its options."""
-        return type(op) in self.kernels and not self.missing(op)
+        return not no_kernel(op, self.kernels, self.known(op))
 
 
 class KernelBackend(TakesKernels, ABC):
@@ -120,11 +120,9 @@ class KernelBackend(TakesKernels, ABC):
             return Supported() if whole and known else Declined("computed as its primitives")
         if kind in self.given or self.others() is not None:
             return Supported()
-        if kind not in table.kernels:
-            return Declined(f"no kernel for {node.op.kind}")
-        missing = table.missing(node.op)
+        missing = no_kernel(node.op, table.kernels, table.known(node.op))
         if missing:
-            return Declined(f"no kernel for {node.op.kind} with {', '.join(missing)}")
+            return Declined(missing)
         slots = [program.slots[name] for name in node.slots.values()]
         unknown = [s for s in slots if not isinstance(s, KVRows | Ring | Recurrent)]
         if unknown:
@@ -141,19 +139,11 @@ class KernelBackend(TakesKernels, ABC):
         ------
         BackendError : there is no such device, or it cannot be used.
         """
-        library = self.library(self._device(options.device), options)
+        device = device_named(self.name, options, self.devices())
+        library = self.library(device, options)
         with library.running(options):
             plans = self.plans(program, weights, library)
         return self.executable()(program, options, library, plans, self.placement(program))
-
-    def _device(self, name: str | None) -> str:
-        found = [device.name for device in self.devices()]
-        device = name or found[0]
-        if device not in found:
-            raise BackendError(
-                f"{self.name} has no device {device!r}", hint=f"There are {', '.join(found)}"
-            )
-        return device
 
     def plans(
         self, program: Program, weights: Mapping[str, Weight], library: ArrayLibrary

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.render import print_json, print_table
+from cortiq.cli.render import echo, print_json, print_table
 
 if TYPE_CHECKING:
     from cortiq.backend import Backend
@@ -32,11 +32,11 @@ def backends(as_json: bool) -> None:
     headings = ("backend", "device", "description", "priority", "contract", "from")
     print_table(headings, (row for facts in found for row in _rows(facts)))
     for problem in problems:
-        click.echo(f"not loaded: {problem['plugin']}: {problem['problem']}")
+        echo(f"not loaded: {problem['plugin']}: {problem['problem']}")
     if not found:
         from cortiq.plugins.extras import install_command
 
-        click.echo(f"no backend is installed; {install_command('cortiq-reference')} brings one")
+        echo(f"no backend is installed; {install_command('cortiq-reference')} brings one")
 
 
 def _facts(backend: Backend, plugins: Plugins) -> dict[str, Any]:

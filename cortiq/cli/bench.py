@@ -10,7 +10,7 @@ import click
 from cortiq.cli.flags import options_of
 from cortiq.cli.generate import with_heads
 from cortiq.cli.inputs import MODEL
-from cortiq.cli.render import note, print_json, print_table, progress_bar
+from cortiq.cli.render import echo, note, print_json, print_table, progress_bar
 from cortiq.errors import BackendError
 from cortiq.options import GenerateOptions, LoadOptions, resolve
 
@@ -183,7 +183,7 @@ def _print(speeds: Mapping[str, Speed], facts: dict[str, Any], as_json: bool) ->
 
 def _print_profile(profile: dict[str, Any]) -> None:
     for part in ("prefill", "decode") if profile else ():
-        click.echo(f"\n{part}, by op; limits are measured on this machine:")
+        echo(f"\n{part}, by op; limits are measured on this machine:")
         rows = [tuple(str(value) for value in row.values()) for row in profile[part]]
         headings = ("op", "calls", "ms", "share", "memory ms", "arithmetic ms", "of limit")
         print_table(headings, rows)

@@ -18,7 +18,7 @@ from cortiq.cli.chat_lines import Interrupted, Lines, Pipe, Terminal, read_messa
 from cortiq.cli.flags import options_of
 from cortiq.cli.generate import check_options, load_model, with_heads
 from cortiq.cli.inputs import MODEL, argument_text, template_options
-from cortiq.cli.render import note, progress_bar
+from cortiq.cli.render import echo, echo_piece, note, progress_bar
 from cortiq.errors import CortiqError
 from cortiq.options import GenerateOptions, LoadOptions, environment_name, resolve, select
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 LONGEST = 1024
 """Tokens of an answer at most, unless something else is asked for."""
-
-_UNPRINTABLE = {n: "\ufffd" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
 
 
 class Chat:
@@ -45,7 +43,6 @@ class Chat:
     def __init__(self, talk: Conversation, lines: Lines, *, stats: bool) -> None:
         self.talk, self.lines, self.stats, self.over = talk, lines, stats, False
         self._held = ""
-        self._screen = sys.stdout.isatty()
 
     def run(self) -> None:
         """Answer until the input ends or somebody leaves."""
@@ -83,7 +80,7 @@ class Chat:
             try:
                 made = self.talk.more(**calls) if text is None else self.talk.ask(text, **calls)
             finally:
-                click.echo()
+                echo()
         if self.talk.left_out > before:
             self.say(f"[the first {self.talk.left_out} messages no longer fit and are left out]")
         if made.finish_reason == "cancelled":
@@ -102,7 +99,7 @@ class Chat:
             if cancel.is_set():
                 self._held = piece
                 return
-            click.echo(piece.translate(_UNPRINTABLE) if self._screen else piece, nl=False)
+            echo_piece(piece)
 
         return show
 

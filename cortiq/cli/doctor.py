@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.render import byte_count, note, print_json, print_table
+from cortiq.cli.render import byte_count, echo, note, print_json, print_table
 
 if TYPE_CHECKING:
     from cortiq.runtime.trial import Trial
@@ -82,23 +82,23 @@ def _facts(made: Trial) -> dict[str, Any]:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    click.echo(f"cortiq {facts['cortiq']} on Python {facts['python']}, {facts['platform']}")
+    echo(f"cortiq {facts['cortiq']} on Python {facts['python']}, {facts['platform']}")
     cpu, memory, cache = facts["processor"], facts["memory"], facts["cache"]
-    click.echo(f"processor  {cpu['name']}, {cpu['cores']} cores: {' '.join(cpu['features'])}")
-    click.echo(f"memory     {_bytes(memory['total'])}, {_bytes(memory['free'])} free")
+    echo(f"processor  {cpu['name']}, {cpu['cores']} cores: {' '.join(cpu['features'])}")
+    echo(f"memory     {_bytes(memory['total'])}, {_bytes(memory['free'])} free")
     if facts["room_billions"]:
         rooms = ", ".join(f"{n:.0f} billion at {b}" for b, n in facts["room_billions"].items())
-        click.echo(f"room for   about {rooms} of a weight")
+        echo(f"room for   about {rooms} of a weight")
     written = "" if cache["writable"] else "; IT CANNOT BE WRITTEN: set CORTIQ_CACHE to another"
-    click.echo(f"cache      {cache['folder']}, {_bytes(cache['free'])} free{written}")
-    click.echo(f"models     {', '.join(facts['models']) or 'none yet: cortiq pull smollm2'}")
+    echo(f"cache      {cache['folder']}, {_bytes(cache['free'])} free{written}")
+    echo(f"models     {', '.join(facts['models']) or 'none yet: cortiq pull smollm2'}")
     for name, value in facts["environment"].items():
-        click.echo(f"variable   {name}={value}")
-    click.echo()
+        echo(f"variable   {name}={value}")
+    echo()
     headings = ("backend", "device", "state", "what it is", "from")
     print_table(headings, [_row(backend) for backend in facts["backends"]])
     _print_problems(facts)
-    click.echo()
+    echo()
     rows = [(e["name"], _packages(e), e["mend"] or "installed") for e in facts["extras"]]
     print_table(("extra", "packages", "to have it"), rows)
 
@@ -116,11 +116,11 @@ def _row(backend: dict[str, Any]) -> tuple[str, ...]:
 def _print_problems(facts: dict[str, Any]) -> None:
     for backend in facts["backends"]:
         if backend["problem"] is not None:
-            click.echo(f"{backend['backend']}: {backend['problem']}")
+            echo(f"{backend['backend']}: {backend['problem']}")
         if backend["mend"] is not None:
-            click.echo(f"  try: {backend['mend']}")
+            echo(f"  try: {backend['mend']}")
     for problem in facts["problems"]:
-        click.echo(f"not loaded: {problem['plugin']}: {problem['problem']}")
+        echo(f"not loaded: {problem['plugin']}: {problem['problem']}")
     if not facts["backends"]:
         from cortiq.plugins.extras import install_command
 

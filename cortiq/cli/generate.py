@@ -19,7 +19,7 @@ from cortiq.cli.inputs import (
     token_ids,
     typed_text,
 )
-from cortiq.cli.render import byte_count, note, print_json, progress_bar
+from cortiq.cli.render import byte_count, echo, echo_piece, note, print_json, progress_bar
 from cortiq.errors import RequestError
 from cortiq.options import GenerateOptions, LoadOptions, resolve, select
 
@@ -207,7 +207,7 @@ def _generate(model: Model, ids: list[int], options: dict[str, Any], quiet: bool
             nonlocal written
             bar.stop()
             if not quiet:
-                click.echo(piece, nl=False)
+                echo_piece(piece)
                 written = True
 
         def advance(done: int, total: int) -> None:
@@ -217,10 +217,10 @@ def _generate(model: Model, ids: list[int], options: dict[str, Any], quiet: bool
             made = model.generate(ids, on_text=show, progress=advance, **options)
         except BaseException:
             if written:
-                click.echo()
+                echo()
             raise
     if not quiet:
-        click.echo(",".join(map(str, made.token_ids)) if model.tokenizer.absent else "")
+        echo(",".join(map(str, made.token_ids)) if model.tokenizer.absent else "")
     return made
 
 

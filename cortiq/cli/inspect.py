@@ -11,7 +11,7 @@ import click
 
 from cortiq.cli.flags import options_of
 from cortiq.cli.inputs import MODEL
-from cortiq.cli.render import byte_count, note, print_table, progress_bar
+from cortiq.cli.render import byte_count, echo, note, print_table, progress_bar
 from cortiq.errors import RequestError
 from cortiq.options import LoadOptions, resolve
 
@@ -59,10 +59,10 @@ def _inspect(
     with progress_bar(in_bytes=True) as bar:
         source = open_source(model, chosen, bar)
     try:
-        click.echo(print_program(source.program, full=full))
-        click.echo()
+        echo(print_program(source.program, full=full))
+        echo()
         for line in _summary(source):
-            click.echo(line)
+            echo(line)
         if given["backend"] is not None or given["device"] is not None:
             _print_placement(source, chosen)
         if check:
@@ -108,13 +108,13 @@ def _print_placement(source: Source, chosen: LoadOptions) -> None:
     finally:
         executable.close()
     listed = ", ".join(f"{name} {count} nodes" for name, count in counts.items())
-    click.echo(f"\nplacement on {backend.name}:{device}: {listed}")
+    echo(f"\nplacement on {backend.name}:{device}: {listed}")
     for name, reason in declined.items():
-        click.echo(f"  declined: {name}: {reason}")
+        echo(f"  declined: {name}: {reason}")
 
 
 def _check(source: Source) -> None:
-    from cortiq.numerics.layouts import check_finite
+    from cortiq.numerics.soundness import check_finite
 
     total = len(source.weights)
     with progress_bar() as bar:

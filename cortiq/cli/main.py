@@ -19,7 +19,7 @@ import click
 
 from cortiq.cli.kit import kit_command
 from cortiq.command_names import COMMANDS, KIT
-from cortiq.errors import BackendError, CortiqError, OptionError, RequestError
+from cortiq.errors import BackendError, CortiqError, OptionError, RequestError, brief, printable
 from cortiq.option_names import SYNONYMS
 
 INTERRUPTED = 130
@@ -168,7 +168,7 @@ def _silence() -> None:
 def _complain(sentence: str) -> None:
     """A sentence on stderr, if anybody can be told."""
     with contextlib.suppress(OSError):
-        click.echo(f"error: {sentence}", err=True)
+        click.echo(f"error: {printable(sentence)}", err=True)
 
 
 def _sentence(error: CortiqError) -> str:
@@ -182,6 +182,12 @@ def _sentence(error: CortiqError) -> str:
     if error.__cause__ is not None and isinstance(error, BackendError):
         text += "\n  `cortiq --traceback ...` shows where"
     return text
+
+
+def _show(error: click.ClickException) -> None:
+    """Say what is wrong with the arguments, as briefly as any error."""
+    vars(error)["message"] = brief(error.message)
+    error.show()
 
 
 def _options() -> set[str]:
@@ -224,10 +230,10 @@ def _run(arguments: list[str]) -> int:
     except click.exceptions.Exit as done:
         return done.exit_code
     except click.NoSuchOption as error:
-        _misplaced(error).show()
+        _show(_misplaced(error))
         return error.exit_code
     except click.ClickException as error:
-        error.show()
+        _show(error)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         click.echo("", err=True)

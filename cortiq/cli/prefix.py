@@ -9,7 +9,7 @@ import click
 from cortiq.cli.flags import options_of
 from cortiq.cli.generate import checked_prompt, load_model
 from cortiq.cli.inputs import MODEL
-from cortiq.cli.render import print_json
+from cortiq.cli.render import echo, print_json
 from cortiq.options import LoadOptions
 
 
@@ -32,21 +32,26 @@ def save(model: str, file: str, prompt: str | None, ids: str | None, **options: 
     given = checked_prompt(prompt, ids)
     with load_model(model, options) as opened:
         tokens = opened.save_prefix(given, file)
-    click.echo(f"{tokens} tokens in {file}")
+    echo(f"{tokens} tokens in {file}")
 
 
 @prefix.command()
 @click.argument("model", type=MODEL)
 @click.argument("file")
+@click.option("--check", is_flag=True, help="Compute it again too, and compare every bit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, every id in it.")
 @options_of(LoadOptions)
-def load(model: str, file: str, as_json: bool, **options: Any) -> None:
-    """Check that FILE can be gone on from: the model, the contract, every value, this backend."""
+def load(model: str, file: str, check: bool, as_json: bool, **options: Any) -> None:
+    """Check that FILE can be gone on from: the model, the contract, every value, this backend.
+
+    That its values are what the model computes of its tokens is believed without --check.
+    """
     with load_model(model, options) as opened:
-        ids = opened.load_prefix(file)
+        ids = opened.load_prefix(file, check=check)
         text = "" if opened.tokenizer.absent else opened.tokenizer.decode(ids)
         where = f"{opened.backend}:{opened.device}"
     if as_json:
         print_json({"tokens": len(ids), "token_ids": ids, "text": text, "backend": where})
         return
-    click.echo(f"{len(ids)} tokens, loaded on {where}")
+    same = ", the same as computed again" if check else ""
+    echo(f"{len(ids)} tokens, loaded on {where}{same}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from cortiq.cli.inputs import MODEL
-from cortiq.cli.render import note, progress_bar
+from cortiq.cli.render import echo, note, progress_bar
 
 
 @click.command()
@@ -29,4 +29,4 @@ def pull(name: str, source_dir: str | None) -> None:
         note(f"{name}: licence {KNOWN_MODELS[name].licence}")
     with progress_bar(in_bytes=True) as bar:
         path = fetch(name, source_dir=source_dir, progress=bar)
-    click.echo(path)
+    echo(path)

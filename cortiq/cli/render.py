@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cortiq.errors import CONTROL, printable, printable_json
+
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
@@ -19,14 +21,28 @@ PATIENCE = 1.0
 """Seconds before a progress bar appears."""
 
 
+UNSHOWN = dict.fromkeys(CONTROL, "\ufffd")
+
+
+def echo(text: object = "", *, err: bool = False) -> None:
+    """Write a line, or several; what names and texts of files would have a terminal do is shown."""
+    click.echo(printable(str(text)), err=err)
+
+
+def echo_piece(text: str) -> None:
+    """Write a piece of a model's text: byte by byte, but to a terminal no control characters."""
+    click.echo(text.translate(UNSHOWN) if sys.stdout.isatty() else text, nl=False)
+
+
 def note(sentence: str) -> None:
     """A sentence beside the result."""
-    click.echo(sentence, err=True)
+    echo(sentence, err=True)
 
 
 def print_json(value: Any) -> None:
     """One object on one line."""
-    click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    click.echo(printable_json(text))
 
 
 def print_table(
@@ -40,7 +56,7 @@ def print_table(
     """
     if not sys.stdout.isatty():
         for row in (headings, *rows):
-            click.echo("\t".join(" ".join(cell.split()) for cell in row))
+            echo("\t".join(" ".join(cell.split()) for cell in row))
         return
     from rich.console import Console
     from rich.table import Table
@@ -51,7 +67,7 @@ def print_table(
         table.add_column(heading, overflow="fold")
     listed = list(rows)
     for row in listed:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     console = Console()
     if whole:
         needed = max(sum(len(cell) + 2 for cell in row) for row in (headings, *listed))
@@ -83,8 +99,8 @@ class Bar:
         if self._bar is None:
             return
         if self._task is None:
-            self._task = self._bar.add_task(what, total=total)
-        self._bar.update(self._task, description=what, completed=done, total=total)
+            self._task = self._bar.add_task(printable(what), total=total)
+        self._bar.update(self._task, description=printable(what), completed=done, total=total)
 
     def _due(self, done: int, total: int) -> bool:
         waited = time.monotonic() - self._started >= PATIENCE
@@ -103,7 +119,8 @@ def _new_bar(in_bytes: bool) -> RichProgress:
     from rich.console import Console
 
     amount = progress.DownloadColumn() if in_bytes else progress.MofNCompleteColumn()
-    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), amount)
+    title = progress.TextColumn("{task.description}", markup=False)
+    columns = (title, progress.BarColumn(), amount)
     remaining = progress.TimeRemainingColumn()
     return progress.Progress(*columns, remaining, console=Console(stderr=True), transient=True)
 

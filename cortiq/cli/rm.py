@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from cortiq.cli.inputs import CACHED
-from cortiq.cli.render import byte_count
+from cortiq.cli.render import byte_count, echo
 from cortiq.errors import RequestError
 
 
@@ -23,6 +23,6 @@ def rm(names: tuple[str, ...], unfinished: bool) -> None:
         raise RequestError("needs the name of a model, or --unfinished", where="rm")
     for name in names:
         freed = remove(name)
-        click.echo(f"{name}: {byte_count(freed)} freed")
+        echo(f"{name}: {byte_count(freed)} freed")
     if unfinished:
-        click.echo(f"unfinished: {byte_count(clear_unfinished())} freed")
+        echo(f"unfinished: {byte_count(clear_unfinished())} freed")

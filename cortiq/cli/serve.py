@@ -14,7 +14,8 @@ from cortiq.cli.generate import load_model, with_heads
 from cortiq.cli.render import note
 from cortiq.errors import CortiqError
 from cortiq.options import LoadOptions, resolve, select
-from cortiq.serve.options import LOCAL, ServeOptions
+from cortiq.serve.hosts import is_loopback
+from cortiq.serve.options import ServeOptions
 
 if TYPE_CHECKING:
     from cortiq.serve.app import Service
@@ -46,7 +47,7 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
     options = with_heads(options, chosen.draft)
     with ExitStack() as stack:
         loaded = [stack.enter_context(load_model(name, options)) for name in models]
-        if chosen.host not in LOCAL and chosen.api_key is None:
+        if not is_loopback(chosen.host) and chosen.api_key is None:
             note("anybody who reaches this address can use the models: --api-key sets a key")
         cut = serve_models(loaded, chosen, _tell)
     if cut:

@@ -9,7 +9,7 @@ import click
 
 from cortiq.cli.flags import options_of
 from cortiq.cli.inputs import MODEL
-from cortiq.cli.render import print_json, progress_bar
+from cortiq.cli.render import echo, print_json, progress_bar
 from cortiq.errors import shown
 from cortiq.options import LoadOptions, select
 
@@ -67,18 +67,18 @@ def _print(receipt: Receipt, verdict: Verification) -> None:
 
     where = f" on {verdict.backend}:{verdict.device}" if verdict.backend else ""
     if verdict.identical:
-        click.echo(f"identical: {verdict.steps} steps{where}, {verdict.seconds:.2f} s")
+        echo(f"identical: {verdict.steps} steps{where}, {verdict.seconds:.2f} s")
     for number, difference in enumerate(verdict.differences):
-        click.echo(f"{'also' if number else 'not identical'}: {difference}")
+        echo(f"{'also' if number else 'not identical'}: {difference}")
     if verdict.backend and not verdict.identical:
-        click.echo(_agreeing(verdict.steps, len(receipt.claim.token_ids)) + where)
+        echo(_agreeing(verdict.steps, len(receipt.claim.token_ids)) + where)
     backend, version = (shown(receipt.stated.get(name)) for name in ("backend", "cortiq"))
     by = "not signed: anybody may have stated that"
     if verdict.signed_by:
         by = f"signed by {fingerprint_of(verdict.signed_by)}"
     elif receipt.signature is not None:
         by = "the signature does not hold"
-    click.echo(f"stated: made on {backend} by cortiq {version}; {by}")
+    echo(f"stated: made on {backend} by cortiq {version}; {by}")
 
 
 def _agreeing(steps: int, claimed: int) -> str:

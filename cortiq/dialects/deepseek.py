@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import re
 
-from cortiq.dialects.dialect import ToolCall, ToolDialect
+from cortiq.dialects.dialect import ToolDialect
+from cortiq.dialects.json_text import named_reader
 
 OPENS, CLOSES = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-CALL = re.compile(
-    r"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(.+?)"
-    r"(?:<｜tool▁sep｜>|\n```json\n)(.*?)(?:\n```)?<｜tool▁call▁end｜>\s*",
-    re.DOTALL,
+CALL, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+HEAD = re.compile(
+    rf"\s*(?:{OPENS}\s*)?{CALL}\s*"
+    rf"(?:function{SEPARATOR}\s*([^<\n]+?)[ \t]*\n|([^<\n]+?)\s*{SEPARATOR})\s*(?:```(?:json)?\s*)?"
 )
-
-
-def parse(text: str) -> list[ToolCall]:
-    """All calls of an answer."""
-    found = CALL.findall(text)
-    if not found or CALL.sub("", text).strip():
-        raise ValueError("text between the calls")
-    calls = [ToolCall(name.strip(), json.loads(arguments)) for name, arguments in found]
-    if not all(isinstance(call.arguments, dict) for call in calls):
-        raise ValueError("arguments are no object")
-    return calls
-
+TAIL = re.compile(rf"\s*(?:```\s*)?(?:{END})?")
 
 DIALECT = ToolDialect(
     "deepseek",
-    lambda template: "<｜tool▁calls▁begin｜>" in template,
+    lambda template: OPENS in template,
     OPENS,
     CLOSES,
-    parse,
-    inner=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    inner=(CALL, SEPARATOR, END),
+    read=named_reader(OPENS, HEAD, TAIL, END, re.compile(rf"\s*{CLOSES}")),
+    openings={CALL: (END,)},
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
-from cortiq.dialects.dialect import ToolCall, ToolDialect
+from cortiq.dialects.dialect import ToolCall, ToolDialect, Tools, Unfinished
+from cortiq.dialects.json_text import ending, read_json
 
 OPENS, CLOSES, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+CLOSING = re.compile(r"\s*<tool_call\|>")
 CALL = re.compile(r"\s*call:\s*([\w.-]+)\s*(?=\{)")
 KEY = re.compile(r'\s*(?:<\|"\|>(.*?)<\|"\|>|([^:{}\[\],]+?))\s*:\s*', re.DOTALL)
 PLAIN = re.compile(r"[^,\]}]+")
@@ -16,15 +17,20 @@ Read = tuple[Any, int]
 """A value, and where what follows it begins."""
 
 
-def parse(text: str) -> list[ToolCall]:
-    """One call."""
-    call = CALL.match(text)
-    if call is None:
-        raise ValueError("no name with arguments")
-    arguments, end = _value(text, call.end())
-    if text[end:].strip():
-        raise ValueError("text behind the arguments")
-    return [ToolCall(call[1], arguments)]
+def read(text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
+    """Read calls (`dialect.CallReader`)."""
+    calls: list[ToolCall] = []
+    at = end = len(OPENS)
+    try:
+        while call := CALL.match(text, at):
+            arguments, end = _value(text, call.end())
+            calls.append(ToolCall(call[1], arguments))
+            at = end
+    except ValueError:
+        if text.count(QUOTE) % 2 and not final:
+            raise Unfinished("the text ends inside a string") from None
+        raise
+    return calls, ending(text, end, CLOSING, final)
 
 
 def _value(text: str, at: int) -> Read:
@@ -39,7 +45,7 @@ def _value(text: str, at: int) -> Read:
     plain = PLAIN.match(text, at)
     if plain is None:
         raise ValueError("no value")
-    return json.loads(plain[0]), plain.end()
+    return read_json(plain[0]), plain.end()
 
 
 def _object(text: str, at: int) -> Read:
@@ -48,7 +54,10 @@ def _object(text: str, at: int) -> Read:
         key = KEY.match(text, at)
         if key is None:
             raise ValueError("no key")
-        made[key[2] if key[1] is None else key[1]], at = _value(text, key.end())
+        name = key[2] if key[1] is None else key[1]
+        if name in made:
+            raise ValueError("a key that appears twice")
+        made[name], at = _value(text, key.end())
         at = _past_comma(text, at, "}")
     return made, at + 1
 
@@ -78,5 +87,6 @@ def _past_spaces(text: str, at: int) -> int:
 
 
 DIALECT = ToolDialect(
-    "gemma", lambda template: OPENS in template, OPENS, CLOSES, parse, inner=(QUOTE,)
-)
+    "gemma", lambda template: OPENS in template, OPENS, CLOSES, inner=(QUOTE,), read=read,
+    bare=("call:",),
+)  # fmt: skip

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import re
+from cortiq.dialects.dialect import ToolDialect
+from cortiq.dialects.markup import MarkupReader
 
-from cortiq.dialects.dialect import ToolCall, ToolDialect
-
-PAIR = re.compile(
-    r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL
+MARKUP = MarkupReader(
+    opens="<tool_call>", closes="</tool_call>",
+    head=r"([\w.-]+)(?=\s*(?:<arg_key>|</tool_call>|\Z))",
+    key=r"<arg_key>([^<>]+)(?:</arg_key>(?:\s*<arg_value>)?|<arg_value>)",
+    close="</arg_value>",
 )  # fmt: skip
-CALL = re.compile(r"\s*([\w.-]+)\s*((?:<arg_key>.*</arg_value>)?)\s*", re.DOTALL)
-
-
-def parse(text: str) -> list[ToolCall]:
-    """One call."""
-    call = CALL.fullmatch(text)
-    if call is None or PAIR.sub("", call[2]).strip():
-        raise ValueError("no name with pairs")
-    pairs = PAIR.findall(call[2])
-    return [ToolCall(call[1], {key.strip(): value for key, value in pairs})]
-
 
 DIALECT = ToolDialect(
     "glm",
     lambda template: "<arg_key>" in template,
-    "<tool_call>",
-    "</tool_call>",
-    parse,
+    MARKUP.opens,
+    MARKUP.closes,
     texts=True,
+    read=MARKUP.read,
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from cortiq.dialects.dialect import ToolDialect, from_json
+from cortiq.dialects.dialect import ToolDialect
+from cortiq.dialects.json_text import object_reader
 
 OPENS = "<|tool_call|>"
 
 DIALECT = ToolDialect(
-    "granite", lambda template: OPENS in template, OPENS, "", from_json, at_end=True,
-    wrap=(f"{OPENS}[", "]"),
+    "granite", lambda template: OPENS in template, OPENS, "", at_end=True,
+    wrap=(f"{OPENS}[", "]"), read=object_reader(OPENS, ""),
 )  # fmt: skip

@@ -1,29 +1,42 @@
-"""Harmony (gpt-oss): a call is a message of the commentary channel to `functions.NAME`."""
+"""Harmony (gpt-oss): a call is a message to `functions.NAME`, whichever header names it.
+
+The recipient stands behind the channel or behind the role, and some models write calls to the
+channel of their thinking.
+"""
 
 from __future__ import annotations
 
-import json
 import re
 
-from cortiq.dialects.dialect import ToolCall, ToolDialect
+from cortiq.dialects.dialect import ToolCall, ToolDialect, Tools
+from cortiq.dialects.json_text import named_reader
 
-OPENS = "<|channel|>commentary to="
-CALL = re.compile(
-    r"functions\.([\w.-]+)\s*(?:<\|constrain\|>)?\s*(?:json)?\s*<\|message\|>(.*)", re.DOTALL
+OPENS, END = "<|channel|>commentary to=", "<|call|>"
+FUNCTIONS = "functions."
+ENDS = (END, "<|end|>", "<|return|>")
+CHANNEL = r"(?:<\|channel\|>\s*(?:analysis|commentary)\b)"
+HEAD = re.compile(
+    rf"(?:<\|start\|>assistant)?\s*{CHANNEL}?\s*to=([\w.-]+)\s*"
+    rf"{CHANNEL}?\s*(?:<\|constrain\|>)?\s*\w*\s*<\|message\|>\s*"
+)
+_NAMED = named_reader(
+    "", HEAD, re.compile(r"\s*<\|call\|>"), END, re.compile(r"\s*<\|(?:end|return)\|>")
 )
 
 
-def parse(text: str) -> list[ToolCall]:
-    """One call."""
-    call = CALL.fullmatch(text)
-    arguments = json.loads(call[2]) if call else None
-    if call is None or not isinstance(arguments, dict):
-        raise ValueError("no function with an object")
-    return [ToolCall(call[1], arguments)]
+def read(text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
+    """Read calls (`dialect.CallReader`); only offered tools are recipients besides functions."""
+    calls, end = _NAMED(text, tools, final)
+    if not all(call.name.startswith(FUNCTIONS) or call.name in tools for call in calls):
+        raise ValueError("no function")
+    return [ToolCall(call.name.removeprefix(FUNCTIONS), call.arguments) for call in calls], end
 
 
 DIALECT = ToolDialect(
     "harmony", lambda template: "<|channel|>" in template and "functions." in template, OPENS,
-    "<|call|>", parse, at_end=True,
-    inner=("<|constrain|>", "<|message|>", "<|channel|>"),
+    END, at_end=True, inner=("<|constrain|>", "<|message|>", "<|channel|>", "<|start|>", "<|end|>"),
+    read=read,
+    openings=dict.fromkeys(
+        (OPENS, "<|channel|>analysis to=", "<|start|>assistant to=", " to=functions."), ENDS
+    ),
 )  # fmt: skip

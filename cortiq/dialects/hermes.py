@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from cortiq.dialects.dialect import ToolDialect, from_json
+from cortiq.dialects.dialect import ToolDialect
+from cortiq.dialects.json_text import object_reader
+
+OPENS, CLOSES = "<tool_call>", "</tool_call>"
 
 
 def fits(template: str) -> bool:
-    """The tag, and none of the dialects that use it for something else."""
-    return "<tool_call>" in template and not any(
-        other in template for other in ("<function=", "<arg_key>")
-    )
+    """Return whether the template has the tag, and no other dialect's use of it."""
+    return OPENS in template and not any(other in template for other in ("<function=", "<arg_key>"))
 
 
 DIALECT = ToolDialect(
-    "hermes", fits, "<tool_call>", "</tool_call>", from_json,
-    wrap=("<tool_call>\n", "\n</tool_call>"),
+    "hermes", fits, OPENS, CLOSES, wrap=(f"{OPENS}\n", f"\n{CLOSES}"),
+    read=object_reader(OPENS, CLOSES),
 )  # fmt: skip

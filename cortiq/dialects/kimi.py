@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import re
 
-from cortiq.dialects.dialect import ToolCall, ToolDialect
+from cortiq.dialects.dialect import ToolDialect
+from cortiq.dialects.json_text import named_reader
 
 OPENS, CLOSES = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-CALL = re.compile(
-    r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?(.+?)(?::\d+)?\s*"
-    r"<\|tool_call_argument_begin\|>(.*?)<\|tool_call_end\|>\s*",
-    re.DOTALL,
+CALL, ARGUMENTS, END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+ENDS = (CLOSES, "<|tool_call_section_end|>")
+HEAD = re.compile(
+    r"\s*(?:<\|tool_calls?_section_begin\|>\s*)?<\|tool_call_begin\|>\s*(?:functions\.)?"
+    r"([^<\n]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*"
 )
-
-
-def parse(text: str) -> list[ToolCall]:
-    """All calls of an answer."""
-    found = CALL.findall(text)
-    if not found or CALL.sub("", text).strip():
-        raise ValueError("text between the calls")
-    calls = [ToolCall(name, json.loads(arguments)) for name, arguments in found]
-    if not all(isinstance(call.arguments, dict) for call in calls):
-        raise ValueError("arguments are no object")
-    return calls
-
+TAIL = re.compile(r"\s*(?:<\|tool_call_end\|>)?")
+CLOSING = re.compile(r"\s*<\|tool_calls?_section_end\|>")
 
 DIALECT = ToolDialect(
-    "kimi", lambda template: OPENS in template, OPENS, CLOSES, parse,
-    inner=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
-)  # fmt: skip
+    "kimi",
+    lambda template: OPENS in template,
+    OPENS,
+    CLOSES,
+    inner=(CALL, ARGUMENTS, END),
+    read=named_reader(OPENS, HEAD, TAIL, END, CLOSING),
+    openings={**dict.fromkeys((OPENS, "<|tool_call_section_begin|>"), ENDS), CALL: (END,)},
+)

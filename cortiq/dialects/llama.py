@@ -1,24 +1,17 @@
 """Llama 3.1 and later: the whole answer is `{"name": …, "parameters": …}`, after a tag or not.
 
-Without the tag it is found as any answer that is one JSON object (`splitter`).
+Several calls are separated by semicolons. Without the tag they are found as any answer that is JSON
+objects (`splitter`).
 """
 
 from __future__ import annotations
 
-from cortiq.dialects.dialect import ToolCall, ToolDialect, from_json
+from cortiq.dialects.dialect import ToolDialect
+from cortiq.dialects.json_text import object_reader
 
 TAG = "<|python_tag|>"
 
-
-def parse(text: str) -> list[ToolCall]:
-    """One call, or several separated by semicolons."""
-    try:
-        return from_json(text)
-    except ValueError:
-        return [call for part in text.split(";") for call in from_json(part)]
-
-
 DIALECT = ToolDialect(
-    "llama", lambda template: TAG in template or '"parameters":' in template, TAG, "", parse,
-    at_end=True,
+    "llama", lambda template: TAG in template or '"parameters":' in template, TAG, "",
+    at_end=True, read=object_reader(TAG, ""),
 )  # fmt: skip

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import re
+from cortiq.dialects.dialect import ToolDialect
+from cortiq.dialects.markup import MarkupReader
 
-from cortiq.dialects.dialect import ToolCall, ToolDialect
-
-OPENS, CLOSES = "<minimax:tool_call>", "</minimax:tool_call>"
-INVOKE = re.compile(r'\s*<invoke name="([^"]+)">(.*?)</invoke>\s*', re.DOTALL)
-PARAMETER = re.compile(r'\s*<parameter name="([^"]+)">(.*?)</parameter>\s*', re.DOTALL)
-
-
-def parse(text: str) -> list[ToolCall]:
-    """All calls of an element."""
-    found = INVOKE.findall(text)
-    if not found or INVOKE.sub("", text).strip():
-        raise ValueError("text between the calls")
-    return [_call(name, body) for name, body in found]
-
-
-def _call(name: str, body: str) -> ToolCall:
-    if PARAMETER.sub("", body).strip():
-        raise ValueError("text between the parameters")
-    return ToolCall(name, dict(PARAMETER.findall(body)))
-
+MARKUP = MarkupReader(
+    opens="<minimax:tool_call>", closes="</minimax:tool_call>",
+    head=r'<invoke name="([^"<>\n]+)">', key=r'<parameter name="([^"<>\n]+)">',
+    close="</parameter>", tail="</invoke>",
+)  # fmt: skip
 
 DIALECT = ToolDialect(
-    "minimax", lambda template: OPENS in template, OPENS, CLOSES, parse, texts=True
+    "minimax",
+    lambda template: MARKUP.opens in template,
+    MARKUP.opens,
+    MARKUP.closes,
+    texts=True,
+    read=MARKUP.read,
+    openings={'<invoke name="': (MARKUP.tail, MARKUP.closes)},
 )

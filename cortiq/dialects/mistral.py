@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import json
+import re
 
-from cortiq.dialects.dialect import ToolCall, ToolDialect, from_json
+from cortiq.dialects.dialect import ToolCall, ToolDialect, Tools
+from cortiq.dialects.json_text import NOTHING, named_reader, object_reader
 
 CALLS, ARGS, ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+HEAD = re.compile(
+    r"\s*(?:\[TOOL_CALLS\]\s*)?([\w.-]+)\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(?=\{)"
+)
+LISTED = object_reader(CALLS, "")
+NAMED = named_reader(CALLS, HEAD, NOTHING, "", NOTHING)
 
 
-def parse(text: str) -> list[ToolCall]:
-    """All calls of an answer."""
-    if text.lstrip().startswith(("[{", "{")):
-        return from_json(text)
-    return [_named(part) for part in text.split(CALLS)]
-
-
-def _named(text: str) -> ToolCall:
-    name, found, arguments = text.partition(ARGS)
-    if not found:
-        name, arguments = text[: text.find("{")], text[text.find("{") :]
-    value = json.loads(arguments)
-    name = name.split(ID)[0].strip()
-    if not name or not isinstance(value, dict):
-        raise ValueError("no name with an object")
-    return ToolCall(name, value)
+def read(text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
+    """Read calls in either way (`dialect.CallReader`)."""
+    listed = text.removeprefix(CALLS).lstrip().startswith(("[{", "{", "[ "))
+    return (LISTED if listed else NAMED)(text, tools, final)
 
 
 DIALECT = ToolDialect(
-    "mistral", lambda template: CALLS in template, CALLS, "", parse, at_end=True,
-    inner=(ARGS, ID),
-    wrap=(f"{CALLS}[", "]"),
+    "mistral", lambda template: CALLS in template, CALLS, "", at_end=True, inner=(ARGS, ID),
+    wrap=(f"{CALLS}[", "]"), read=read,
 )  # fmt: skip

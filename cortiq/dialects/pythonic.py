@@ -3,33 +3,53 @@
 from __future__ import annotations
 
 import ast
+import json
 
-from cortiq.dialects.dialect import ToolCall, ToolDialect, from_json
+from cortiq.dialects.dialect import ToolCall, ToolDialect, Tools, Unfinished
+from cortiq.dialects.json_text import object_reader, read_json
 
 OPENS, CLOSES = "<|tool_call_start|>", "<|tool_call_end|>"
 
 
+def read(text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
+    """Read calls (`dialect.CallReader`); only literals are read, nothing is run."""
+    if text.removeprefix(OPENS).lstrip().startswith(("[{", "{")):
+        return _OBJECTS(text, tools, final)
+    body = text.removeprefix(OPENS).strip()
+    return parse(body.removesuffix(CLOSES)), len(text)
+
+
 def parse(text: str) -> list[ToolCall]:
-    """All calls of a list; only literals are read, nothing is run."""
-    if text.lstrip().startswith(("[{", "{")):
-        return from_json(text)
+    """Return all calls of a list."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, RecursionError, MemoryError):
-        raise ValueError("no Python expression") from None
+        raise Unfinished("no Python expression") from None
     nodes = tree.elts if isinstance(tree, ast.List) else [tree]
-    if not nodes:
-        raise ValueError("an empty list")
     return [_call(node) for node in nodes]
+
+
+class _JsonWords(ast.NodeTransformer):
+    """Takes JSON's words for Python's."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        words = {"true": True, "false": False, "null": None}
+        return ast.Constant(words[node.id]) if node.id in words else node
 
 
 def _call(node: ast.expr) -> ToolCall:
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("no call with named arguments")
-    given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
-    if None in given:
-        raise ValueError("unpacked arguments")
-    return ToolCall(ast.unparse(node.func), {str(name): value for name, value in given.items()})
+    values = {keyword.arg: _JsonWords().visit(keyword.value) for keyword in node.keywords}
+    if None in values or len(values) != len(node.keywords):
+        raise ValueError("unpacked or repeated arguments")
+    given = {name: ast.literal_eval(value) for name, value in values.items()}
+    try:
+        return ToolCall(ast.unparse(node.func), read_json(json.dumps(given, allow_nan=False)))
+    except TypeError:
+        raise ValueError("a value that JSON has not") from None
 
 
-DIALECT = ToolDialect("pythonic", lambda template: OPENS in template, OPENS, CLOSES, parse)
+_OBJECTS = object_reader(OPENS, CLOSES)
+
+DIALECT = ToolDialect("pythonic", lambda template: OPENS in template, OPENS, CLOSES, read=read)

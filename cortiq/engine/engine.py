@@ -170,9 +170,9 @@ class Engine:
     def preempt(self, sequence: Sequence, keep: int = 0) -> None:
         """Let a running sequence forget its rows from `keep` on; at 0 it waits for a place again.
 
-        It will feed them again: no token changes. One with rows in a batch under way keeps them.
+        No token changes. One with rows under way, or no token since it last forgot, keeps them.
         """
-        if sequence in self.running and not self._holds(sequence):
+        if sequence in self.running and sequence.may_forget and not self._holds(sequence):
             self._line.preempt(sequence, keep)
 
     def _holds(self, sequence: Sequence) -> bool:

@@ -90,8 +90,15 @@ class Line:
         return None
 
     def _preempt_for(self, sequence: Sequence, still: bool) -> bool:
-        """Take the place of one of lower priority; whether it was taken."""
-        lower = [s for s in self.running if s.priority < sequence.priority]
+        """Take the place of one of lower priority; whether it was taken.
+
+        It must be less urgent too, or it would be the first to get its place back.
+        """
+        lower = [
+            s
+            for s in self.running
+            if s.priority < sequence.priority and order(s) > order(sequence) and s.may_forget
+        ]
         self.blocked = bool(lower) and not still
         if not lower or not still:
             return False
@@ -100,6 +107,7 @@ class Line:
 
     def preempt(self, sequence: Sequence, keep: int = 0) -> None:
         """Let a running sequence forget its rows from `keep` on; see `Engine.preempt`."""
+        sequence.forgot_at = sequence.generated
         if keep > 0:
             with blamed_on(self.places.backend):
                 sequence.fed = sequence.held_state().rewind(min(keep, sequence.fed))

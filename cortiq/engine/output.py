@@ -15,7 +15,7 @@ from cortiq.numerics.digest import Digest
 from cortiq.runtime.chain import START, chain
 from cortiq.runtime.request import Request
 from cortiq.runtime.sequence import digest_of
-from cortiq.tokenizer.stream import Detokenizer, StopMatcher
+from cortiq.tokenizer.detokenizer import Detokenizer, StopMatcher
 from cortiq.tokenizer.tokenizer import Tokenizer
 
 LOGITS = Named("logits")

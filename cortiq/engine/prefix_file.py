@@ -1,11 +1,13 @@
 """A prefix in a file: a sequence in the canonical layout, good for any backend.
 
 A safetensors file. Metadata: `format`, `contract`, `model` (the model's fingerprint), `lengths`
-(JSON, rows by entry graph) and `sha256` of the tensors' bytes in the order of their names. Tensors:
+(JSON, rows by entry graph) and `sha256`, of everything else: of the JSON of the other metadata and
+of every tensor's type and shape, then of the tensors' bytes in the order of their names. Tensors:
 `tokens` (I32), for each `KVRows` slot `NAME/key_high` … `NAME/value_exponent` (I8), for any other
 slot `NAME` (F32). Slots that are seen through windows may lack their first rows
-(`cortiq.backend.KVPlanes`): there a prefix cannot be cut. Nothing in it is run, and nothing in it
-is believed: names, types, shapes and values are those of this model or the file is refused.
+(`cortiq.backend.KVPlanes`): there a prefix cannot be cut. Nothing in it is run: names, types,
+shapes and values are those of this model or the file is refused. That they are what the model
+computes of the tokens is believed; `first_difference` compares with what was computed again.
 """
 
 from __future__ import annotations
@@ -24,12 +26,15 @@ from cortiq.atomic import write_whole
 from cortiq.backend import ExportedState, KVPlanes, check_exported
 from cortiq.errors import FormatError, RequestError, shown
 from cortiq.formats.safetensors import SafetensorsHeader, read_header
+from cortiq.formats.strict_json import parse_object
 from cortiq.ir import KVRows, Program
 from cortiq.numerics.contract import CONTRACT_VERSION
 
-FORMAT = "cortiq prefix 2"
-EARLIER = ("cortiq prefix 1",)
-"""Formats that are read too: in the first, no rows were ever given up."""
+FORMAT = "cortiq prefix 3"
+EARLIER = ("cortiq prefix 1", "cortiq prefix 2")
+"""Formats that are read too: their hash is of the tensors' bytes alone, and in the first no rows
+were ever given up.
+"""
 TYPES = {"int8": "I8", "int32": "I32", "float32": "F32"}
 DTYPES = {name: np.dtype(dtype) for dtype, name in TYPES.items()}
 PLANES = tuple(field.name for field in dataclasses.fields(KVPlanes))
@@ -46,8 +51,9 @@ def write_prefix(path: str | Path, exported: ExportedState, model_hash: str) -> 
     arrays = _arrays(exported)
     metadata = {
         "format": FORMAT, "contract": str(CONTRACT_VERSION), "model": model_hash,
-        "lengths": json.dumps(dict(exported.lengths), sort_keys=True), "sha256": _hash(arrays),
+        "lengths": json.dumps(dict(exported.lengths), sort_keys=True),
     }  # fmt: skip
+    metadata["sha256"] = _hash(arrays, metadata)
     table: dict[str, Any] = {"__metadata__": metadata}
     at = 0
     for name, array in arrays.items():
@@ -75,8 +81,14 @@ def _arrays(exported: ExportedState) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(found[name]) for name in sorted(found)}
 
 
-def _hash(arrays: Arrays) -> str:
+def _hash(arrays: Arrays, metadata: Mapping[str, str]) -> str:
+    """Return the hash of a file of this format, or of the earlier one that the metadata name."""
     digest = hashlib.sha256()
+    if metadata["format"] not in EARLIER:
+        said = {key: value for key, value in metadata.items() if key != "sha256"}
+        shapes = {name: [TYPES[a.dtype.name], *a.shape] for name, a in arrays.items()}
+        told = json.dumps([said, shapes], sort_keys=True, separators=(",", ":"))
+        digest.update(told.encode() + b"\n")
     for name in sorted(arrays):
         digest.update(arrays[name].tobytes())
     return digest.hexdigest()
@@ -101,7 +113,7 @@ def read_prefix(path: str | Path, program: Program, model_hash: str) -> Exported
     if metadata.get("model") != model_hash:
         raise RequestError("is of another model file", where=where, hint="save the prefix again")
     arrays = {name: _read(header, name) for name in header.tensors}
-    if metadata.get("sha256") != _hash(arrays):
+    if metadata.get("sha256") != _hash(arrays, metadata):
         raise FormatError("is damaged: its bytes have another hash", where=where)
     exported = _exported(arrays, metadata, program, where)
     try:
@@ -133,12 +145,24 @@ def _exported(
         what = f"lacks {absent[0]!r} of" if absent else f"holds {over[0]!r}, which is none of"
         hint = "load the model with the heads it was saved with, or save the prefix again"
         raise RequestError(f"{what} this model's slots", where=where, hint=hint)
-    try:
-        lengths = json.loads(metadata.get("lengths", ""))
-    except ValueError:
-        raise FormatError("does not say how long it is", where=where) from None
+    lengths = parse_object(metadata.get("lengths", "").encode(), f"{where}, lengths")
     slots: dict[str, KVPlanes | np.ndarray] = {}
     for name, slot in program.slots.items():
         kv = isinstance(slot, KVRows)
         slots[name] = KVPlanes(*(arrays[f"{name}/{p}"] for p in PLANES)) if kv else arrays[name]
     return ExportedState(lengths, arrays["tokens"], slots)
+
+
+def first_difference(given: ExportedState, computed: ExportedState) -> str:
+    """Return what of a sequence is not as it was computed, by its name; empty where all is.
+
+    Of slots that are seen through windows, the rows that both have are compared.
+    """
+    if dict(given.lengths) != dict(computed.lengths):
+        return "lengths"
+    ours, theirs = _arrays(computed), _arrays(given)
+    for name, array in theirs.items():
+        rows = min(len(array), len(ours[name])) if "/" in name else len(array)
+        if array[len(array) - rows :].tobytes() != ours[name][len(ours[name]) - rows :].tobytes():
+            return name
+    return ""

@@ -49,20 +49,25 @@ def shares(needs: Sequence[Need], budget: int) -> list[Share]:
     """Divide the rows of a batch.
 
     First every decoding sequence gets its row, the most urgent first, so that long prompts hold
-    nobody up. What remains goes to drafts, at most half of it while prompts wait, then to prompts.
+    nobody up; a prompt that is more urgent than all of them gets one before, so that they do not
+    hold it up for ever either. What remains goes to drafts, at most half of it while prompts wait,
+    then to prompts.
     """
     order = sorted(range(len(needs)), key=lambda i: needs[i].urgency)
     rows, depths = [0] * len(needs), [0] * len(needs)
+    waits = [i for i in order[:1] if not needs[i].decodes and budget > 0]
+    budget -= len(waits)
     for i in (i for i in order if needs[i].decodes):
         rows[i] = min(needs[i].rows, budget)
         budget -= rows[i]
+    budget += len(waits)
     prompts = [i for i in order if not needs[i].decodes]
-    drafts = budget // 2 if prompts else budget
+    drafts = min(budget // 2, budget - len(waits)) if prompts else budget
     for i in (i for i in order if rows[i] == needs[i].rows):
         depths[i] = min(needs[i].depth, drafts)
         drafts -= depths[i]
         budget -= depths[i]
-    for i in prompts:
+    for i in prompts:  # the most urgent first: the row that was set aside is its own
         rows[i] = min(needs[i].rows, needs[i].most, budget)
         budget -= rows[i]
     return [Share(*pair) for pair in zip(rows, depths, strict=True)]

@@ -39,6 +39,7 @@ class Sequence:
     rounds : every step as recorded, if `Engine.submit` was asked to.
     priority : how many `PATIENCE` earlier it is taken to have come; may be negative.
     served : number of the step it last had rows in, or came in.
+    forgot_at : tokens drawn when it last had to forget rows; -1 before.
     """
 
     request: Request
@@ -58,6 +59,7 @@ class Sequence:
     error: BaseException | None = None
     done: bool = False
     cancelled: Callable[[], bool] = lambda: False
+    forgot_at: int = -1
 
     def __post_init__(self) -> None:
         self._check()
@@ -104,6 +106,14 @@ class Sequence:
     def pending(self) -> int:
         """Ids whose rows have to be fed."""
         return len(self.ids) - self.fed
+
+    @property
+    def may_forget(self) -> bool:
+        """Whether it can be made to forget rows: once for each token that it draws.
+
+        So every place it gets brings a token, whoever takes places away.
+        """
+        return self.generated > self.forgot_at
 
     @property
     def needs_ids(self) -> bool:

@@ -12,11 +12,12 @@ from pathlib import Path
 from cortiq.errors import ModelNotFoundError, RequestError
 from cortiq.formats import hub, url, wheels
 from cortiq.formats.cache import PARTIAL, Progress, models_folder, workspace
+from cortiq.formats.checked import differing, forget
 from cortiq.formats.known import KNOWN_MODELS, KnownModel
 
 __all__ = [
-    "KNOWN_MODELS", "KnownModel", "Progress", "cached", "clear_unfinished", "list_cached", "pull",
-    "remove", "resolve", "size_of", "unfinished",
+    "KNOWN_MODELS", "KnownModel", "Progress", "cached", "checked", "clear_unfinished",
+    "list_cached", "pull", "remove", "resolve", "size_of", "unfinished",
 ]  # fmt: skip
 
 
@@ -32,6 +33,21 @@ def cached(name: str) -> Path | None:
     if url.is_url(name):
         return url.cached(name)
     return _present(_known(name))
+
+
+def checked(name: str) -> Path | None:
+    """As `cached`, and sure of the bytes: they are hashed unless they were and are unchanged.
+
+    Raises
+    ------
+    ModelNotFoundError : `name` is no known model, no hf: name and no address.
+    DownloadError : a repository's file is not the one that was fetched.
+    """
+    if name.startswith(hub.PREFIX):
+        return hub.check(name)
+    if url.is_url(name):
+        return url.check(name)
+    return _whole(_known(name))
 
 
 def list_cached() -> dict[str, Path]:
@@ -65,6 +81,7 @@ def remove(name: str) -> int:
     size = size_of(folder)
     with workspace(folder.name, None) as temporary:
         os.replace(folder, temporary / "removed")
+        forget(folder)
     return size
 
 
@@ -115,11 +132,11 @@ def pull(
             raise RequestError(what, where=name)
         return (url if url.is_url(name) else hub).pull(name, progress)
     model = _known(name)
-    if path := _present(model):
+    if path := _whole(model):
         return path
     path = _path(model)
     with workspace(name, progress) as temporary:
-        if not _present(model):  # nobody else fetched it while we waited
+        if not _whole(model):  # nobody else fetched it while we waited
             _fetch(model, source_dir, temporary, progress)
             path.parent.mkdir(exist_ok=True)
             os.replace(temporary / model.file, path)
@@ -140,7 +157,7 @@ def resolve(model: str, *, progress: Progress | None = None) -> Path:
     DownloadError : as `pull`.
     """
     if model in KNOWN_MODELS or model.startswith(hub.PREFIX) or url.is_url(model):
-        return cached(model) or pull(model, progress=progress)
+        return checked(model) or pull(model, progress=progress)
     try:
         path = Path(model).expanduser()
         if model and path.exists():  # "" would be the folder we happen to be in
@@ -158,6 +175,12 @@ def _present(model: KnownModel) -> Path | None:
     """The model's file, if it is there whole: a file of another size is fetched again."""
     path = _path(model)
     return path if path.is_file() and path.stat().st_size == model.size else None
+
+
+def _whole(model: KnownModel) -> Path | None:
+    """The model's file, if its bytes are right: one that was changed is fetched again."""
+    path = _present(model)
+    return path if path and differing(path.parent, {model.file: model.sha256}) is None else None
 
 
 def _known(name: str) -> KnownModel:

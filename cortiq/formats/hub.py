@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote
 
 from cortiq.errors import CortiqError, DownloadError, ModelNotFoundError, UnsupportedError
 from cortiq.formats.cache import Progress, models_folder, workspace
+from cortiq.formats.checked import differing, remember, remembered
 from cortiq.formats.download import OFFLINE, Remote, Report, download
 
 PREFIX = "hf:"
@@ -100,7 +101,32 @@ def pull(name: str, progress: Progress | None = None) -> Path:
             hint = OFFLINE if re.search("connect|timeout", message, re.IGNORECASE) else ""
             raise DownloadError(message, where=source.name, hint=hint) from error
         os.replace(folder, source.folder)
+        remember(source.folder, _names(source.folder))
     return source.folder
+
+
+def check(name: str) -> Path | None:
+    """The folder of a fetched repository, or None; its files are those that were fetched.
+
+    Raises
+    ------
+    DownloadError : one was changed, or is gone, since then.
+    """
+    folder = cached(name)
+    if folder is None:
+        return None
+    expected = remembered(folder)
+    if not expected:  # fetched before hashes were kept
+        remember(folder, _names(folder))
+    elif wrong := differing(folder, expected):
+        hint = f"fetch it again: cortiq rm {name} && cortiq pull {name}"
+        raise DownloadError(f"{wrong} is not the file that was fetched", where=name, hint=hint)
+    return folder
+
+
+def _names(folder: Path) -> list[str]:
+    """The files of a folder."""
+    return sorted(path.name for path in folder.iterdir() if path.is_file())
 
 
 def _fetch(source: Source, temporary: Path, progress: Progress | None) -> Path:
@@ -137,6 +163,9 @@ def _fetch_file(source: Source, commit: str | None, file: Any, path: Path, repor
     import huggingface_hub
     from huggingface_hub.utils import build_hf_headers
 
+    if not (file.lfs.sha256 if file.lfs else file.blob_id):
+        what = f"{file.rfilename}: the hub gives no hash of it, so that nothing could be checked"
+        raise DownloadError(what, where=source.name, hint="nothing of it was fetched")
     url = huggingface_hub.hf_hub_url(source.repository, file.rfilename, revision=commit)
     sha256 = file.lfs.sha256 if file.lfs else None
     remote = Remote(url, file.size, sha256, build_hf_headers(), None if file.lfs else file.blob_id)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.errors import FormatError, ModelNotFoundError
+from cortiq.formats.lfs import LONGEST, refuse_pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ def map_file(path: Path) -> mmap.mmap:
         if status.st_size == 0:
             raise FormatError("is empty", where=str(path))
         with path.open("rb") as file:
+            refuse_pointer(path, file.read(LONGEST))
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise ModelNotFoundError("no such file", where=str(path)) from None

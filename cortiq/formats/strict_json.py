@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cortiq.errors import FormatError
+from cortiq.formats.lfs import LONGEST, refuse_pointer
 
 MOST_BYTES = 64 << 20
 """Largest JSON or text file that is read; the largest tokenizer.json known has 35 MB."""
@@ -17,8 +18,13 @@ MOST_BYTES = 64 << 20
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def parse_object(data: bytes, where: str) -> dict[str, Any]:
-    """Parse one JSON object; raises FormatError for anything else."""
+def parse_object(data: bytes, where: str, most_levels: int | None = None) -> dict[str, Any]:
+    """Parse one JSON object; raises FormatError for anything else.
+
+    Parameters
+    ----------
+    most_levels : levels of objects and lists it may have, itself included; more are refused.
+    """
     try:
         value = json.loads(data.decode(), object_pairs_hook=_unique)
         if _SURROGATE.search(data):
@@ -29,7 +35,18 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
         raise FormatError(f"is not valid JSON: {error}", where=where) from None
     if not isinstance(value, dict):
         raise FormatError("is not a JSON object", where=where)
+    if most_levels is not None and levels(value) > most_levels:
+        raise FormatError(f"is nested more than {most_levels} levels deep", where=where)
     return value
+
+
+def levels(value: Any) -> int:
+    """Return how many objects and lists lie in each other, without a call for each of them."""
+    found, inner = 0, [value]
+    while inner := [item for item in inner if isinstance(item, (dict, list))]:
+        found += 1
+        inner = [v for i in inner for v in (i.values() if isinstance(i, dict) else i)]
+    return found
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -58,7 +75,9 @@ def read_bytes(path: Path) -> bytes:
         size = path.stat().st_size
         if size > MOST_BYTES:
             raise FormatError(f"has {size} bytes, more than {MOST_BYTES}", where=str(path))
-        return path.read_bytes()
+        data = path.read_bytes()
+        refuse_pointer(path, data[:LONGEST])
+        return data
     except OSError as error:
         raise FormatError(f"cannot be read: {error}", where=str(path)) from None
 

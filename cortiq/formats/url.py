@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from cortiq.errors import ModelNotFoundError
 from cortiq.formats.cache import Progress, models_folder, workspace
+from cortiq.formats.checked import differing
 from cortiq.formats.download import Remote, download
 
 SCHEMES = ("https://", "http://")
@@ -81,6 +82,16 @@ def cached(name: str) -> Path | None:
     return path if path.is_file() else None
 
 
+def check(name: str) -> Path | None:
+    """The file of an address that was fetched, or None: also where its bytes are others now."""
+    source = parse(name)
+    return source.path if _whole(source) else None
+
+
+def _whole(source: Source) -> bool:
+    return differing(source.folder, {source.file: source.sha256}) is None
+
+
 def list_cached() -> dict[str, Path]:
     """All fetched files, by the name they were asked for by."""
     found = {}
@@ -101,7 +112,7 @@ def pull(name: str, progress: Progress | None = None) -> Path:
     """
     source = parse(name)
     with workspace(source.folder.name, progress, keep=True) as temporary:
-        if source.path.is_file():
+        if _whole(source):
             return source.path
 
         def report(done: int, total: int) -> None:

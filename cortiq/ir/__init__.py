@@ -4,7 +4,7 @@ from cortiq.ir.decompose import decompose, expand, primitives_of, primitives_wit
 from cortiq.ir.graph import Builder, Graph, Node, Program, Type, Value, WeightSpec
 from cortiq.ir.op import IR_VERSION, Op
 from cortiq.ir.slots import KVRows, Recurrent, Ring, Slot
-from cortiq.ir.verify import verify, verify_constants
+from cortiq.ir.verify import verify
 
 __all__ = [
     "IR_VERSION",
@@ -25,5 +25,4 @@ __all__ = [
     "primitives_of",
     "primitives_within",
     "verify",
-    "verify_constants",
 ]

@@ -1,10 +1,11 @@
-"""What every operator says about itself: types, weights, slots, and its decomposition."""
+"""The base of all operators: types, weights, slots, and decomposition."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from cortiq.domains import Relation, Violation, violations
 from cortiq.ir.slots import Slot
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Described:
     """Base of the dataclasses that a person reads in a printed graph."""
 
     def describe(self) -> str:
-        """The fields that differ from their defaults, in one line."""
+        """Return the fields that differ from their defaults, in one line."""
         parts = []
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
@@ -46,35 +47,36 @@ class Op(Described):
     """Base of all operators; subclasses are frozen dataclasses whose fields are the geometry.
 
     A *primitive* is executed by a backend; a *layer* also has `decompose`, which writes the same
-    function as a graph of simpler operators. Both give the same bits.
+    function as a graph of simpler operators. Both give the same bits. The annotation of a field is
+    its domain (`cortiq.domains`); `relations` say what fields must be to each other.
     """
 
     primitive = True
+    relations: ClassVar[tuple[Relation, ...]] = ()
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Types of the outputs for inputs of these types; raises `TypeMismatchError`."""
+        """Infer the types of the outputs from those of the inputs; raises `TypeMismatchError`."""
         raise NotImplementedError
 
-    def check_constants(self) -> None:
-        """Raise `UnsupportedError` for a constant outside what the contract defines."""
-
     def options(self) -> frozenset[str]:
-        """Options in use that a kernel may lack: a backend declines a node whose it does not know.
+        """Return the options in use; a backend declines a node with an option it does not know.
 
         An activation's is its function; others are those beyond the plain form of an operator.
         """
         return frozenset()
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each weight, by role."""
+        """Declare the shape of each weight, by role."""
         return {}
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """Geometry of each state slot, by role."""
+        """Declare the geometry of each state slot, by role."""
         return {}
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value | tuple[Value, ...]:
-        """Write the layer with simpler operators, through `scope`; primitives have no such form."""
+        """Write the layer with simpler operators, through `scope`; primitives have no
+        decomposition.
+        """
         raise NotImplementedError
 
     @property
@@ -87,7 +89,7 @@ class Elementwise(Op):
     """Base of primitives that keep the shape of one f32 value."""
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Any f32 value."""
+        """Require any f32 value."""
         return expect_f32(self, inputs)
 
 
@@ -97,9 +99,31 @@ class LastAxis(Op):
     width: int
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """f32[..., width]."""
-        expect_last(self, inputs[0], self.width)
+        """Require f32[..., width]."""
+        (x,) = inputs
+        expect_last(self, x, self.width)
         return inputs
+
+
+def violations_of(op: Op) -> tuple[Violation, ...]:
+    """Return the violations of the options' domains, each named after its operator."""
+    return tuple(violations(op, op.kind))
+
+
+def inferred(op: Op, inputs: tuple[Type, ...]) -> tuple[Type, ...]:
+    """Return the types of an operator's outputs after checking its options.
+
+    Raises
+    ------
+    TypeMismatchError : there are more or fewer inputs, or others, than it takes.
+    """
+    try:
+        return op.infer(*inputs)
+    except TypeMismatchError:
+        raise
+    except ValueError:  # of unpacking another number of inputs
+        listed = ", ".join(map(str, inputs))
+        raise TypeMismatchError(f"{op.kind} does not take {len(inputs)} inputs: {listed}") from None
 
 
 def expect(condition: bool, message: str) -> None:

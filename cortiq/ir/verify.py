@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from cortiq.errors import GraphError, UnsupportedError
+from cortiq.domains import MAX_COUNT, Integer, violations
+from cortiq.errors import GraphError
 from cortiq.ir.decompose import primitives_of
 from cortiq.ir.graph import Graph, Node, Program
-from cortiq.ir.op import TypeMismatchError
+from cortiq.ir.op import TypeMismatchError, inferred, violations_of
 
 Finding = tuple[str, str]
 """Where, and what is wrong."""
+
+DTYPES = ("f32", "i32", "q16")
+AXIS = CONTEXT = Integer(1, MAX_COUNT)
 
 
 def verify(program: Program) -> None:
@@ -19,19 +23,45 @@ def verify(program: Program) -> None:
     # By their entries' names: one graph under two entries is two graphs.
     graphs = [replace(graph, name=entry) for entry, graph in program.graphs.items()]
     findings = [f for graph in graphs for rule in RULES for f in rule(graph, program)]
+    findings += _declarations(program)
+    findings = findings or list(_decomposition(program))
     if findings:
         lines = "\n  ".join(f"{where}: {what}" for where, what in findings)
         raise GraphError(f"the program breaks the rules of the IR:\n  {lines}")
 
 
-def verify_constants(program: Program) -> None:
-    """Raise `UnsupportedError`, with the node, for a constant that the contract does not define."""
-    for graph in primitives_of(program).graphs.values():
-        for node in graph.nodes:
-            try:
-                node.op.check_constants()
-            except UnsupportedError as error:
-                raise UnsupportedError(error.what, where=node.name, hint=error.hint) from None
+def _declarations(program: Program) -> Iterator[Finding]:
+    """Yield the faults of a program's declarations outside its graphs."""
+    for name, slot in program.slots.items():
+        for violation in violations(slot, type(slot).__name__):
+            yield name, str(violation)
+    for violation in CONTEXT.violations(program.context, "context"):
+        yield "program", str(violation)
+
+
+def _decomposition(program: Program) -> Iterator[Finding]:
+    """Yield the builder's refusals of decompositions with these options."""
+    try:
+        primitives_of(program)
+    except GraphError as error:
+        yield error.where or "program", error.what
+
+
+def _options_in_domain(graph: Graph, program: Program) -> Iterator[Finding]:
+    for node in graph.nodes:
+        for violation in violations_of(node.op):
+            yield node.name, str(violation)
+
+
+def _sound(graph: Graph) -> Iterator[Node]:
+    """Yield the nodes whose operators can infer types, weights and slots."""
+    return (node for node in graph.nodes if not violations_of(node.op))
+
+
+def _types_exist(graph: Graph, program: Program) -> Iterator[Finding]:
+    for name, (shape, dtype) in graph.values.items():
+        if dtype not in DTYPES or not all(map(AXIS.admits, shape)):
+            yield graph.name, f"the type of {name!r}, {dtype}{list(shape)}, is none of the IR"
 
 
 def _defined_before_use(graph: Graph, program: Program) -> Iterator[Finding]:
@@ -50,23 +80,23 @@ def _defined_before_use(graph: Graph, program: Program) -> Iterator[Finding]:
 
 
 def _types_agree(graph: Graph, program: Program) -> Iterator[Finding]:
-    for node in graph.nodes:
+    for node in _sound(graph):
         known = [graph.values.get(n) for n in (*node.inputs, *node.outputs)]
         if None in known:
             yield node.name, "an input or output has no type"
             continue
         inputs = [graph.values[n] for n in node.inputs]
         try:
-            inferred = node.op.infer(*inputs)
-        except (TypeMismatchError, ValueError) as error:
+            outputs = inferred(node.op, tuple(inputs))
+        except TypeMismatchError as error:
             yield node.name, str(error)
             continue
-        if inferred != tuple(graph.values[n] for n in node.outputs):
+        if outputs != tuple(graph.values[n] for n in node.outputs):
             yield node.name, f"outputs are declared otherwise than {node.op.kind} computes them"
 
 
 def _weights_exist(graph: Graph, program: Program) -> Iterator[Finding]:
-    for node in graph.nodes:
+    for node in _sound(graph):
         for role, shape in node.op.weight_shapes().items():
             spec = program.weights.get(node.weights.get(role, ""))
             if spec is None:
@@ -76,7 +106,7 @@ def _weights_exist(graph: Graph, program: Program) -> Iterator[Finding]:
 
 
 def _slots_fit(graph: Graph, program: Program) -> Iterator[Finding]:
-    for node in graph.nodes:
+    for node in _sound(graph):
         for role, kind in node.op.slot_kinds().items():
             slot = program.slots.get(node.slots.get(role, ""))
             if slot != kind:
@@ -118,6 +148,8 @@ def _matrix_layout(node: Node, program: Program) -> str | None:
 
 
 RULES: tuple[Callable[[Graph, Program], Iterator[Finding]], ...] = (
+    _options_in_domain,
+    _types_exist,
     _defined_before_use,
     _types_agree,
     _weights_exist,

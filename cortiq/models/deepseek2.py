@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
 from cortiq.models import deepseek_v2, deepseek_v3
-from cortiq.models.config import Amount, BaseConfig, Keys
+from cortiq.models.config import Amount, BaseConfig, Keys, check_derived
 from cortiq.models.mla import JOINT, LATENT_GGUF
 from cortiq.models.names import Names
 
@@ -46,7 +46,7 @@ SOFTMAX, SIGMOID = 1, 2
 
 @dataclass(frozen=True, kw_only=True)
 class Config(BaseConfig):
-    """What a GGUF file says; `key_length_mla` and `value_length_mla` are of one head.
+    """Fields of a GGUF file; `key_length_mla` and `value_length_mla` are those of one head.
 
     Older files have the two without `_mla`, newer ones use those names for the slot's rows.
     """
@@ -85,20 +85,31 @@ class Config(BaseConfig):
         return self.qk_rope_head_dim
 
     def rope(self) -> dict[str, Any]:
-        """Rope parameters; YaRN's multiplier is a tenth of `mscale`, which is `mscale_all_dim`."""
+        """Return RoPE parameters; YaRN's multiplier is 0.1 · `mscale`, here `mscale_all_dim`."""
         given = dict(self.rope_parameters)
-        if self.yarn_log_multiplier is not None and given.get("rope_type") == "yarn":
+        if self.yarn_log_multiplier is not None:
+            if given.get("rope_type") != "yarn":
+                message = "rope.scaling.yarn_log_multiplier without YaRN"
+                raise UnsupportedError(message, where="config")
             given["mscale"] = round(10 * self.yarn_log_multiplier, 7)
             given["mscale_all_dim"] = given["mscale"]
         return given
 
     def shared(self) -> dict[str, Any]:
-        """Fields that the configurations of both versions have."""
+        """Return the fields that the configurations of both versions have."""
         key = self.key_length_mla or self.key_length
         value = self.value_length_mla or self.value_length
         if key is None or value is None or key <= self.qk_rope_head_dim:
             message = f"keys of {key} and values of {value}, of which {self.qk_rope_head_dim} turn"
             raise FormatError(message, where="config")
+        if self.key_length_mla is not None:
+            slot = self.kv_lora_rank + self.qk_rope_head_dim
+            check_derived("config", key_length=(self.key_length, slot))
+        if self.value_length_mla is not None:
+            check_derived("config", value_length=(self.value_length, self.kv_lora_rank))
+        if self.num_key_value_heads != 1:  # of the slot, in newer files
+            heads = self.num_key_value_heads, self.num_attention_heads
+            check_derived("config", head_count_kv=heads)
         return {name: getattr(self, name) for name in self.own} | {
             "num_key_value_heads": None, "qk_nope_head_dim": key - self.qk_rope_head_dim,
             "v_head_dim": value, "rope_parameters": self.rope(),
@@ -106,7 +117,7 @@ class Config(BaseConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk, by the version whose router the file names."""
+    """Build the trunk of the version whose router the file names."""
     shared: Mapping[str, Any] = config.shared()
     if config.expert_gating_func == SIGMOID:
         v3 = deepseek_v3.Config(
@@ -117,6 +128,7 @@ def build(config: Config, context: int) -> Program:
     limits = {
         "expert_gating_func": config.expert_gating_func == SOFTMAX,
         "expert_group_count": config.n_group == 1,
+        "expert_group_used_count": config.topk_group == 1,
         "expert_weights_norm": not config.norm_topk_prob,
     }
     for key, holds in limits.items():

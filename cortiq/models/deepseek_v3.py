@@ -18,7 +18,7 @@ GGUF: tuple[str, ...] = ()
 """`deepseek2` reads these."""
 KEYS = Keys(
     same_as={"head_dim": "qk_rope_head_dim"},
-    harmless=frozenset({"aux_loss_alpha", "auto_map", "ep_size", "seq_aux"}),
+    harmless=frozenset({"aux_loss_alpha", "ep_size", "seq_aux"}),
     only={"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
 )
 NAMES = Names(fused=(JOINT,))
@@ -46,7 +46,7 @@ class Config(LatentConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     width, act = config.hidden_size, activation(config.hidden_act)
     decoder = Decoder(config, context, family="deepseek_v3", eps=config.rms_norm_eps)
     pairing = "interleaved" if config.rope_interleave else "half"

@@ -1,17 +1,15 @@
-"""Configurations from GGUF metadata: one key table for every family, and rotary scaling."""
+"""Configurations from GGUF metadata: one key table for every family."""
 
 from __future__ import annotations
 
 import fnmatch
-import math
-import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import Any
 
 from cortiq.errors import FormatError, UnsupportedError
-from cortiq.models.config import AnyConfig, BaseConfig, Keys, construct
-from cortiq.models.rope import check_rope_values
+from cortiq.models.config import AnyConfig, Keys, construct
+from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, GGUFSource, gguf_rope, shortest_decimals
 
 GGUF_KEYS: Mapping[str, str] = {
     "attention.head_count": "num_attention_heads",
@@ -29,13 +27,6 @@ GGUF_KEYS: Mapping[str, str] = {
 }
 """GGUF keys, without the architecture's prefix, and the field of a config that each fills."""
 
-ROPE_GGUF_KEYS = frozenset({
-    "rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.attn_factor",
-    "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.type",
-    "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
-})  # fmt: skip
-"""Keys that `gguf_rope` reads."""
-
 HARMLESS_GGUF = frozenset({"rope.dimension_sections", "rope.scaling.finetuned"})
 """Keys that never change the graph. In a text all axes of a position are one, so that it does not
 matter which of them turns which pair.
@@ -44,39 +35,7 @@ matter which of them turns which pair.
 ONLY_GGUF: Mapping[str, Any] = {"attention.causal": True}
 """Keys that would change the graph, accepted with the one value that does not."""
 
-YARN_KEYS: Mapping[str, str] = {
-    "rope.scaling.attn_factor": "attention_factor",
-    "rope.scaling.yarn_beta_fast": "beta_fast",
-    "rope.scaling.yarn_beta_slow": "beta_slow",
-}
-EMBEDDING, HEAD, FREQUENCY_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
-SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
-ROPE_TENSORS: Mapping[str, frozenset[str]] = {
-    "frequency_factors": frozenset({FREQUENCY_FACTORS}),
-    "longrope": frozenset({SHORT_FACTORS, LONG_FACTORS}),
-}
-"""Tensors that `gguf_rope` reads, by the type of RoPE they make."""
-
-
-class GGUFSource(Protocol):
-    """What is read of an open checkpoint."""
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """The metadata."""
-
-    @property
-    def architecture(self) -> str:
-        """`general.architecture`, the prefix of the model's keys."""
-
-    @property
-    def tensor_names(self) -> Iterable[str]:
-        """All names."""
-
-    def __contains__(self, name: object) -> bool: ...
-
-    def tensor(self, name: str) -> Any:
-        """A tensor with `shape`, `type` and `raw`."""
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
 
 def config_from_gguf(
@@ -94,7 +53,7 @@ def config_from_gguf(
     """
     prefix = f"{source.architecture}."
     given = {
-        key.removeprefix(prefix): _plain(source.config[key])
+        key.removeprefix(prefix): shortest_decimals(source.config[key])
         for key in source.config
         if key.startswith(prefix)
     }
@@ -124,25 +83,6 @@ def config_from_gguf(
     return construct(config_type, values, where=where)
 
 
-def _plain(value: Any) -> Any:
-    """NumPy arrays as lists, and float32 numbers as the shortest decimal that gives them.
-
-    1e-05 was 1e-05 before a converter rounded it to float32; RoPE reads decimals, so that a GGUF
-    file and the folder it came from have the same tables.
-    """
-    if isinstance(value, float) and math.isfinite(value):
-        shortest = (float(f"{value:.{digits}g}") for digits in range(1, 10))
-        return next((s for s in shortest if _as_float32(s) == value), value)
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _as_float32(value: float) -> float:
-    try:
-        return struct.unpack("<f", struct.pack("<f", value))[0]
-    except OverflowError:
-        return math.inf
-
-
 def _refuse_unknown(
     given: Mapping[str, Any], table: Mapping[str, str], known: set[str], keys: Keys, where: str
 ) -> None:
@@ -165,65 +105,3 @@ def _check_value_length(given: Mapping[str, Any], width: int, where: str) -> Non
     if value != width:
         message = f"has value heads of {value} and key heads of {width}"
         raise UnsupportedError(message, where=where)
-
-
-def gguf_rope(
-    given: Mapping[str, Any], source: GGUFSource, config: BaseConfig, where: str
-) -> dict[str, Any]:
-    """RoPE parameters in the form of `BaseConfig`.
-
-    `rope_freqs.weight`, if there is one, divides every frequency by a factor of its own; the two
-    tensors of longrope make it that, whatever the metadata say.
-    """
-    check_rope_values({key: given[key] for key in ROPE_GGUF_KEYS & given.keys()}, where)
-    dim = given.get("rope.dimension_count", config.head_width)
-    rope: dict[str, Any] = {
-        "rope_type": given.get("rope.scaling.type", "none"),
-        "rope_theta": given.get("rope.freq_base", config.default_theta),
-        "partial_rotary_factor": dim / config.head_width,
-    }
-    factor = given.get("rope.scaling.factor", given.get("rope.scale_linear", 0.0))
-    if LONG_FACTORS in source or SHORT_FACTORS in source:
-        return rope | _longrope(given, source, config, where)
-    kind = rope["rope_type"]
-    if kind == "none" or factor in (0.0, 1.0):
-        rope["rope_type"] = "default"
-    elif kind in ("linear", "yarn"):
-        rope["factor"] = factor
-    else:
-        raise UnsupportedError(f"rope.scaling.type {kind!r} of a GGUF file", where=where)
-    if kind == "yarn":
-        original = given.get("rope.scaling.original_context_length", 0)
-        rope["original_max_position_embeddings"] = original or config.max_position_embeddings
-        rope |= {name: given[key] for key, name in YARN_KEYS.items() if key in given}
-    if FREQUENCY_FACTORS in source:
-        if rope["rope_type"] != "default":
-            message = f"has both {FREQUENCY_FACTORS} and {rope['rope_type']} scaling"
-            raise UnsupportedError(message, where=where)
-        rope["rope_type"] = "frequency_factors"
-        rope["factors"] = _factors(source, FREQUENCY_FACTORS, where)
-    return rope
-
-
-def _longrope(
-    given: Mapping[str, Any], source: GGUFSource, config: BaseConfig, where: str
-) -> dict[str, Any]:
-    """Longrope's parameters; the amplitude is what the converter computed, 1 if it did not."""
-    original = given.get("rope.scaling.original_context_length", 0)
-    return {
-        "rope_type": "longrope",
-        "short_factor": [_plain(f) for f in _factors(source, SHORT_FACTORS, where)],
-        "long_factor": [_plain(f) for f in _factors(source, LONG_FACTORS, where)],
-        "original_max_position_embeddings": original or config.max_position_embeddings,
-        "attention_factor": given.get("rope.scaling.attn_factor", 1.0),
-    }
-
-
-def _factors(source: GGUFSource, name: str, where: str) -> tuple[float, ...]:
-    """The numbers of a vector."""
-    if name not in source:
-        raise FormatError(f"has no tensor {name!r}", where=where)
-    tensor = source.tensor(name)
-    if tensor.type != "F32" or len(tensor.shape) != 1:
-        raise FormatError(f"{name} is not a vector of F32", where=where)
-    return struct.unpack(f"<{tensor.shape[0]}f", tensor.raw.tobytes())

@@ -19,7 +19,7 @@ KEYS = Keys(
     same_as={"attention_head_dim": "head_dim"},
     harmless=frozenset({
         "cla_share_factor", "class_num", "dense_list", "eod_token_id", "im_end_id", "im_newline_id",
-        "im_start_id", "mask_init_id", "org_vocab_size", "pad_id", "pool_type", "sep_token_id",
+        "im_start_id", "mask_init_id", "org_vocab_size", "pad_id", "pool_type",
         "text_end_id", "text_start_id",
     }),
     only={
@@ -49,7 +49,7 @@ class Config(BaseConfig):
 
 
 def rope(config: Config, context: int) -> RopeTable:
-    """The table: "dynamic" with an `alpha` is a fixed rule, without one it is refused."""
+    """Return the table; "dynamic" needs an `alpha`, which makes it a fixed rule."""
     given = dict(config.rope_parameters)
     if given.get("rope_type") == "dynamic" and given.get("alpha"):
         given = {key: value for key, value in given.items() if key not in UNREAD}
@@ -58,7 +58,7 @@ def rope(config: Config, context: int) -> RopeTable:
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     decoder = Decoder(config, context, family="hunyuan_v1_dense", eps=config.rms_norm_eps)
     mixer = attention(
         config,

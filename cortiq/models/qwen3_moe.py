@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cortiq.ir import Program
 from cortiq.ir.layers import Attention, GatedMLP, MoE, QKNorm
-from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.layer_kinds import is_stepped_sparse
 from cortiq.models.names import Names
 from cortiq.models.parts import MOE, Decoder, activation
@@ -37,7 +37,7 @@ class Config(BaseConfig):
     hidden_act: str = "silu"
     attention_bias: bool = False
     use_sliding_window: bool = False
-    sliding_window: int | None = 4096
+    sliding_window: Amount | None = Amount(4096)
     num_experts: int = 128
     num_experts_per_tok: int = 8
     norm_topk_prob: bool = False
@@ -47,16 +47,16 @@ class Config(BaseConfig):
 
     @property
     def renormalises(self) -> bool:
-        """Whether weights are divided by their sum: of GGUF files, which do not say, always."""
+        """Whether weights are divided by their sum; always for GGUF files, which have no key."""
         return self.norm_topk_prob or self.source == "gguf"
 
     def is_sparse(self, layer: int) -> bool:
-        """Whether a layer has experts."""
+        """Return whether a layer has experts."""
         return is_stepped_sparse(layer, self.decoder_sparse_step, self.mlp_only_layers)
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     width, act = config.hidden_size, activation(config.hidden_act)
     decoder = Decoder(config, context, family="qwen3_moe", eps=config.rms_norm_eps)
     mixer = Attention(
@@ -65,7 +65,7 @@ def build(config: Config, context: int) -> Program:
         kv_heads=config.kv_heads,
         head_dim=config.head_width,
         rope=rope_table(config, context),
-        window=config.sliding_window if config.use_sliding_window else None,
+        window=(config.sliding_window or None) if config.use_sliding_window else None,
         qk_norm=QKNorm(config.rms_norm_eps),
         biased=config.attention_bias,
         output_biased=config.attention_bias,

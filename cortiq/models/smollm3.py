@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from cortiq.errors import FormatError
 from cortiq.ir import Program
-from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.layer_kinds import windows
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, attention, gated_mlp
@@ -34,14 +34,14 @@ class Config(BaseConfig):
     attention_bias: bool = False
     mlp_bias: bool = False
     use_sliding_window: bool = False
-    sliding_window: int | None = None
+    sliding_window: Amount | None = None
     no_rope_layers: tuple[int, ...] | None = None
     no_rope_layer_interval: int = 4
     layer_types: tuple[str, ...] | None = None
     default_theta: ClassVar[float] = 2000000.0
 
     def rotates(self) -> tuple[bool, ...]:
-        """Whether each layer turns queries and keys."""
+        """Return whether each layer turns queries and keys."""
         layers, interval = self.num_hidden_layers, self.no_rope_layer_interval
         if self.no_rope_layers is None:
             return tuple((n + 1) % interval != 0 for n in range(layers))
@@ -51,15 +51,15 @@ class Config(BaseConfig):
         return tuple(turns == 1 for turns in self.no_rope_layers)
 
     def windows(self) -> tuple[int | None, ...]:
-        """The window of every layer, `None` where it sees everything."""
-        window = self.sliding_window if self.use_sliding_window else None
+        """Return the window of every layer, `None` for full attention."""
+        window = (self.sliding_window or None) if self.use_sliding_window else None
         if self.layer_types is None:
             return tuple(None if turns else window for turns in self.rotates())
         return windows(self.layer_types, self.num_hidden_layers, window)
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk; GGUF files hold q and k rows pair by pair."""
+    """Build the trunk; GGUF files hold q and k rows pair by pair."""
     decoder = Decoder(config, context, family="smollm3", eps=config.rms_norm_eps)
     mlp = gated_mlp(config, config.hidden_act, config.mlp_bias)
     rope, biased = rope_table(config, context), config.attention_bias

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from cortiq.domains import Real
 from cortiq.errors import UnsupportedError
 from cortiq.numerics.contract import F32, LARGEST_EXPONENT, SMALLEST_EXPONENT, Flags, Floats, snap
 from cortiq.numerics.sums import canonical_mean, canonical_sum
 
-SMALLEST_EPSILON = 2.0**SMALLEST_EXPONENT
-"""The smallest eps a norm may have: a smaller one would let 1/sqrt leave the canonical domain."""
+EPSILON = Real(2.0**SMALLEST_EXPONENT, 2.0**LARGEST_EXPONENT, below=True)
+"""The eps of a norm: a smaller one would let 1/sqrt leave the canonical domain."""
 RMS_NORM_MAX_ERROR = 2.0**-20
 """Largest |error| of `rms_norm` and `l2_norm` relative to the result, for rows up to 2¹⁸ long."""
 LAYER_NORM_MAX_ERROR = 2.0**-21
@@ -17,20 +18,20 @@ LAYER_NORM_MAX_ERROR = 2.0**-21
 
 
 def checked_epsilon(eps: float) -> np.float32:
-    """Eps rounded to float32.
+    """Return eps rounded to float32.
 
     Raises
     ------
     UnsupportedError : eps is below 2⁻⁴⁰, or 2⁵⁰ or more.
     """
-    if not SMALLEST_EPSILON <= eps < 2.0**LARGEST_EXPONENT:
-        hint = "a norm's eps must be at least 2^-40 (9.1e-13), and below 2^50"
+    if not EPSILON.admits(eps):
+        hint = f"a norm's eps is {EPSILON.text()} (2^-40 is 9.1e-13)"
         raise UnsupportedError(f"eps = {eps} is out of range", where="norm", hint=hint)
     return F32(eps)
 
 
 def offset_weight(w: Floats, offset: float) -> Floats:
-    """snap(RN(w + RN(offset))): the weight of files that store w for a factor (offset + w).
+    """Return snap(RN(w + RN(offset))): the weight of files that store w for a factor (offset + w).
 
     It is formed once, when the weight is loaded.
     """
@@ -38,12 +39,12 @@ def offset_weight(w: Floats, offset: float) -> Floats:
 
 
 def inverse_root(x: Floats) -> Floats:
-    """RN(1/RN(sqrt(x))), as a column for rows of the last axis."""
+    """Return RN(1/RN(sqrt(x))), as a column for rows of the last axis."""
     return np.divide(F32(1), np.sqrt(x))[..., None]
 
 
 def rms_norm(x: Floats, weight: Floats | None, eps: float, faults: Flags | None = None) -> Floats:
-    """x/√(mean(x²) + eps)·w.
+    """Compute x/√(mean(x²) + eps)·w.
 
     S = canonical_sum(RN(x·x)); r = RN(1/RN(sqrt(RN(RN(S·RN(1/n)) + eps)))); snap(RN(RN(x·r)·w)),
     without a weight snap(RN(x·r)). Error at most `RMS_NORM_MAX_ERROR`.
@@ -63,7 +64,7 @@ def rms_norm(x: Floats, weight: Floats | None, eps: float, faults: Flags | None 
 def layer_norm(
     x: Floats, weight: Floats, bias: Floats | None, eps: float, faults: Flags | None = None
 ) -> Floats:
-    """(x − mean(x))/√(variance(x) + eps)·w + b.
+    """Compute (x − mean(x))/√(variance(x) + eps)·w + b.
 
     m = canonical_mean(x); c = snap(RN(x − m)); S = canonical_sum(RN(c·c));
     r = RN(1/RN(sqrt(RN(RN(S·RN(1/n)) + eps)))); snap(RN(RN(RN(c·r)·w) + b)), without a bias
@@ -85,7 +86,7 @@ def layer_norm(
 
 
 def l2_norm(x: Floats, eps: float, faults: Flags | None = None) -> Floats:
-    """x/√(Σx² + eps): r = RN(1/RN(sqrt(RN(S + eps)))), S as in `rms_norm`; snap(RN(x·r)).
+    """Compute x/√(Σx² + eps): r = RN(1/RN(sqrt(RN(S + eps)))), S as in `rms_norm`; snap(RN(x·r)).
 
     Parameters
     ----------

@@ -7,20 +7,25 @@ No power, sine or cosine of a math library is used. Frequencies come from `rope_
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from decimal import ROUND_FLOOR, ROUND_HALF_EVEN, Decimal, localcontext
 from functools import cached_property
 from math import factorial
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
+from cortiq.domains import Count, Integer, Real, Relation, require
 from cortiq.errors import GraphError, UnsupportedError
 from cortiq.numerics import rope_scaling
 from cortiq.numerics.contract import F32, Flags, Floats, snap
 from cortiq.numerics.rope_scaling import PI, PRECISION, Default, Scaling
 
 PAIRINGS = ("half", "interleaved")
+MAX_DIM = 1 << 16
+"""Rotary dimensions at most: a table takes work for each, and no model has a hundredth of them."""
 CHUNK = 1024
 """Positions that a cached table grows by; a position's values do not depend on it."""
 TABLE_MAX_ERROR = 2.0**-25 * 1.001
@@ -37,7 +42,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 def taylor(z: Doubles, terms: tuple[float, ...]) -> Doubles:
-    """Horner in float64, highest power first."""
+    """Evaluate a polynomial by Horner's rule in float64, highest power first."""
     y = np.full_like(z, terms[0])
     for term in terms[1:]:
         y = y * z + term
@@ -45,7 +50,7 @@ def taylor(z: Doubles, terms: tuple[float, ...]) -> Doubles:
 
 
 def turn(phase: npt.NDArray[np.uint64]) -> tuple[Floats, Floats]:
-    """(cos, sin) of 2π·phase/2⁶⁴, rounded to float32.
+    """Return (cos, sin) of 2π·phase/2⁶⁴, rounded to float32.
 
     q = (phase + 2⁶¹) >> 62 is the nearest quarter turn; r = phase − q·2⁶² as a signed integer;
     x = float64(r >> 9)·RADIANS, z = x·x; sine x·Taylor(z), cosine Taylor(z); q swaps and negates.
@@ -74,22 +79,27 @@ class RopeTable:
     scaling : one of the classes of `rope_scaling`.
     """
 
-    base: float
-    dim: int
+    base: Annotated[float, Real(1, math.inf, above=True, below=True, single=False)]
+    dim: Annotated[int, Integer(2, MAX_DIM, multiple=2)]
     scaling: Scaling = field(default_factory=Default)
 
     def __post_init__(self) -> None:
-        if self.dim <= 0 or self.dim % 2:
-            raise GraphError(f"{self.dim} rotary dimensions: not a positive even number")
-        if not 1 < self.base < float("inf"):
-            raise GraphError(f"a rotary base of {self.base}: not a finite number above 1")
+        require(self, GraphError, "rotary table")
 
     def check(self) -> None:
-        """Raise `UnsupportedError` now, not at the first row, if no table follows."""
+        """Raise `UnsupportedError` now, not at the first row, if the parameters define no table."""
         exact = rope_scaling.amplitude(self.scaling)
         if not Decimal(2) ** -40 <= exact < Decimal(2) ** 50 or not len(self.phase_steps):
             what = f"cosines and sines would be multiplied by {exact:.6g}"
             raise UnsupportedError(what, where="rope scaling")
+
+    def follows(self) -> bool:
+        """Return whether the parameters define a table: whether `check` raises nothing."""
+        try:
+            self.check()
+        except UnsupportedError:
+            return False
+        return True
 
     @cached_property
     def phase_steps(self) -> npt.NDArray[np.uint64]:
@@ -107,11 +117,11 @@ class RopeTable:
 
     @cached_property
     def amplitude(self) -> np.float32:
-        """What cosines and sines are multiplied by."""
+        """Factor of cosines and sines."""
         return F32(float(rope_scaling.amplitude(self.scaling)))
 
     def compute(self, positions: npt.ArrayLike) -> tuple[Floats, Floats]:
-        """(cos, sin), float32 [n, dim/2], of the positions: snap(RN(value·amplitude)).
+        """Return (cos, sin), float32 [n, dim/2], of the positions: snap(RN(value·amplitude)).
 
         The phase is position·phase_steps modulo 2⁶⁴; with amplitude 1 nothing is multiplied.
         """
@@ -122,7 +132,7 @@ class RopeTable:
         return snap(cos), snap(sin)
 
     def table(self, positions: npt.ArrayLike) -> tuple[Floats, Floats]:
-        """The values of `compute`, read from a table that grows by `CHUNK` positions as needed.
+        """Return the values of `compute` from a table that grows by `CHUNK` positions as needed.
 
         Parameters
         ----------
@@ -150,7 +160,7 @@ class RopeTable:
 
 @dataclass(frozen=True)
 class Sections:
-    """Which axis of a position turns each pair: rotary embedding of time, height and width.
+    """Axes of a position by pair: rotary embedding of time, height and width.
 
     Parameters
     ----------
@@ -165,18 +175,26 @@ class Sections:
     Source: Qwen2-VL ("multimodal rotary position embedding"); interleaved as in Qwen3-VL.
     """
 
-    pairs: tuple[int, ...]
+    pairs: tuple[Count, ...]
     interleaved: bool = False
+    relations = (
+        Relation(("pairs",), "there is an axis", lambda s: bool(s.pairs)),
+        Relation(
+            ("pairs", "interleaved"), "interleaved axes end within all pairs", lambda s: s.fits()
+        ),
+    )
 
     def __post_init__(self) -> None:
-        total, axes = sum(self.pairs), self.count
-        reach = [axis + axes * (pairs - 1) for axis, pairs in enumerate(self.pairs) if axis]
-        if not axes or min(self.pairs) < 1 or (self.interleaved and max(reach, default=0) >= total):
-            raise GraphError(f"rotary sections {self.pairs} do not fit together")
+        require(self, GraphError, "rotary sections")
+
+    def fits(self) -> bool:
+        """Return whether the axes' pairs lie within all of them."""
+        reach = [axis + self.count * (n - 1) for axis, n in enumerate(self.pairs) if axis]
+        return not self.interleaved or max(reach, default=0) < sum(self.pairs)
 
     @property
     def count(self) -> int:
-        """How many axes a position has."""
+        """Number of axes of a position."""
         return len(self.pairs)
 
     @cached_property
@@ -190,7 +208,9 @@ class Sections:
         return found
 
     def table(self, table: RopeTable, positions: npt.ArrayLike) -> tuple[Floats, Floats]:
-        """(cos, sin), float32 [n, dim/2], of positions [n, axes]: pair i of its axis's row."""
+        """Return (cos, sin), float32 [n, dim/2], of positions [n, axes]: each pair from its axis's
+        row.
+        """
         where = np.asarray(positions, np.int64)
         rows = [table.table(where[:, axis]) for axis in range(self.count)]
         cos, sin = (np.stack(parts, axis=-1) for parts in zip(*rows, strict=True))

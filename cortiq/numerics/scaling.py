@@ -1,4 +1,4 @@
-"""Constants and gains: what is formed on the host, and the primitives that shift and bound values.
+"""Constants and gains formed on the host, and the primitives that shift and bound values.
 
 A gain itself is `scalar.multiply`: RN(x·g).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cortiq.domains import Real
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.numerics.contract import (
     F32,
@@ -19,12 +20,16 @@ from cortiq.numerics.contract import (
 )
 from cortiq.numerics.scalar import exponential
 
+CONSTANT = Real(
+    2.0**SMALLEST_EXPONENT, 2.0**LARGEST_EXPONENT, below=True, signed=True, zero=True
+)  # fmt: skip
+"""A constant that values are multiplied by, moved by or bounded by: canonical."""
 GAIN_FORMS = ("plain", "exp", "negative_exp", "negative")
 
 
 def gain(w: Floats, form: str = "plain", name: str = "weight") -> Floats:
-    """The gains of a weight, formed once on the host: w, snap(exponential(w)), −that, or snap(w) of
-    a w that must not be above 0.
+    """Form a weight's gains once on the host: w, snap(exponential(w)), −that, or snap(w) of a w
+    that must not be above 0.
 
     Raises
     ------
@@ -48,20 +53,20 @@ def gain(w: Floats, form: str = "plain", name: str = "weight") -> Floats:
 
 
 def check_gain_form(form: str) -> None:
-    """Raise what `gain` would for a form that does not exist."""
+    """Raise the error of `gain` for an unknown form."""
     if form not in GAIN_FORMS:
         hint = f"forms: {', '.join(GAIN_FORMS)}"
         raise UnsupportedError(f"a gain has no form {form!r}", where="gain", hint=hint)
 
 
 def shift(x: Floats, amount: float, faults: Flags | None = None) -> Floats:
-    """Primitive: snap(RN(x + RN(amount))), the amount rounded to float32 on the host."""
+    """Compute the primitive snap(RN(x + RN(amount))), the amount rounded to float32 on the host."""
     check_bounds(amount)
     return snap(np.asarray(x, F32) + F32(amount), faults)
 
 
 def clamp(x: Floats, low: float | None, high: float | None) -> Floats:
-    """Primitive: x < RN(low) ? RN(low) : x, then x > RN(high) ? RN(high) : x; exact, no faults.
+    """Clamp, a primitive: x < RN(low) ? RN(low) : x, then x > RN(high) ? RN(high) : x; no faults.
 
     Parameters
     ----------
@@ -83,11 +88,10 @@ def clamp(x: Floats, low: float | None, high: float | None) -> Floats:
 
 def check_bounds(*numbers: float | None) -> None:
     """Raise `UnsupportedError` unless the numbers ascend and each is 0 or canonical."""
-    known = [float(number) for number in numbers if number is not None]
-    small, large = 2.0**SMALLEST_EXPONENT, 2.0**LARGEST_EXPONENT
+    known = [number for number in numbers if number is not None]
     for number in known:
-        if number and not (small <= abs(number) < large and abs(F32(number)) < large):
-            hint = "0, or a magnitude from 2^-40 to 2^50"
+        if not CONSTANT.admits(number):
+            hint = f"it is {CONSTANT.text()}"
             raise UnsupportedError(f"the constant {number} is out of range", hint=hint)
     if known != sorted(known):
         raise UnsupportedError(f"the bounds {known} do not ascend", where="clamp")

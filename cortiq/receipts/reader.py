@@ -11,6 +11,7 @@ from cortiq.errors import CortiqError, FormatError, shown
 from cortiq.formats.strict_json import parse_object, read_bytes
 from cortiq.numerics.digest import Digest
 from cortiq.options import GenerateOptions, LoadOptions, defaults, specs
+from cortiq.receipts.ed25519 import WEAK, is_weak
 from cortiq.receipts.record import (
     ALWAYS,
     FORMAT,
@@ -26,6 +27,8 @@ MOST_STATED = 1 << 16
 """Characters that a receipt may state about the machine."""
 DEPTH = 4
 """Levels of objects there."""
+MOST_ENDS = 1 << 12
+"""End tokens of a model that a receipt may name."""
 
 Object = Mapping[str, Any]
 
@@ -61,12 +64,13 @@ def _receipt(top: Object) -> Receipt:
         raise FormatError(message, where="version", hint=hint)
     names = ["format", "version", "claim", "stated", "seals"]
     _exactly(top, names, "receipt", optional=["signature"])
+    stated = _stated(top["stated"])
     claim = _claim(_object(top["claim"], "claim"))
     seals = _object(top["seals"], "seals")
     _exactly(seals, claim.seals(), "seals")
     seals = {name: _hex(SEAL_DIGITS)(seal, f"seals.{name}") for name, seal in seals.items()}
     signature = _signature(top["signature"]) if "signature" in top else None
-    return Receipt(claim, _stated(top["stated"]), seals, signature)
+    return Receipt(claim, stated, seals, signature)
 
 
 def _exactly(
@@ -124,8 +128,7 @@ def _digest(value: Any, where: str) -> Digest:
 
 def _list_of(read: Callable[[Any, str], Any]) -> Callable[[Any, str], tuple[Any, ...]]:
     def read_list(value: Any, where: str) -> tuple[Any, ...]:
-        if type(value) is not list:
-            raise FormatError(f"must be a list, not {shown(value)}", where=where)
+        _length(value, where)
         return tuple(read(item, f"{where}[{index}]") for index, item in enumerate(value))
 
     return read_list
@@ -180,14 +183,39 @@ CLAIM: Mapping[str, Callable[[Any, str], Any]] = {
 """How each field of a claim is read."""
 
 
+def _check_lengths(fields: Object) -> None:
+    """Refuse lists that no generation gives, before their items are read and sealed.
+
+    Raises
+    ------
+    FormatError : no prompt, no token, digests of other tokens, or more of all than the context.
+    """
+    lists = ("prompt_ids", "token_ids", "digests")
+    prompt, tokens, digests = (_length(fields[name], f"claim.{name}") for name in lists)
+    if not prompt or not tokens:
+        raise FormatError("must not be empty", where="claim.prompt_ids, claim.token_ids")
+    if digests != tokens:
+        what = f"has {digests} digests for {tokens} tokens"
+        raise FormatError(what, where="claim.digests")
+    context = _integer(fields["context"], "claim.context")
+    if 0 < context < prompt + tokens:  # none at all is said where its bounds are
+        what = f"has {prompt} and {tokens} ids for a context of {context}"
+        raise FormatError(what, where="claim.prompt_ids, claim.token_ids")
+    if _length(fields["end_ids"], "claim.end_ids") > MOST_ENDS:
+        raise FormatError(f"has more than {MOST_ENDS} ids", where="claim.end_ids")
+
+
+def _length(value: Any, where: str) -> int:
+    """Return the length of what must be a list."""
+    if type(value) is not list:
+        raise FormatError(f"must be a list, not {shown(value)}", where=where)
+    return len(value)
+
+
 def _claim(fields: Object) -> Claim:
     _exactly(fields, CLAIM, "claim")
+    _check_lengths(fields)
     claim = Claim(**{name: read(fields[name], f"claim.{name}") for name, read in CLAIM.items()})
-    if not claim.prompt_ids or not claim.token_ids:
-        raise FormatError("must not be empty", where="claim.prompt_ids, claim.token_ids")
-    if len(claim.digests) != len(claim.token_ids):
-        what = f"has {len(claim.digests)} digests for {len(claim.token_ids)} tokens"
-        raise FormatError(what, where="claim.digests")
     if claim.options.temperature > 0 and claim.options.seed is None:
         raise FormatError("draws have a seed", where="claim.options.seed")
     try:
@@ -220,4 +248,6 @@ def _signature(value: Any) -> Signature:
         what = f"{shown(fields['algorithm'])} is not 'ed25519'"
         raise FormatError(what, where="signature.algorithm")
     key = _hex(64)(fields["public_key"], "signature.public_key")
+    if is_weak(bytes.fromhex(key)):
+        raise FormatError(WEAK, where="signature.public_key")
     return Signature(key, _hex(128)(fields["value"], "signature.value"))

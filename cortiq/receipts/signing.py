@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cortiq.errors import CortiqError, FormatError
 from cortiq.formats.strict_json import read_bytes
+from cortiq.receipts.ed25519 import WEAK, is_weak
 from cortiq.receipts.record import FORMAT, VERSION, Receipt, Signature
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def load_public_key(path: Path) -> str:
     data = read_bytes(path).strip()
     if len(data) == 64:
         try:
-            return binascii.unhexlify(data).hex()
+            return _strong(binascii.unhexlify(data), path).hex()
         except binascii.Error:
             raise _no_key(path, "is no public key") from None
     ssh = data.startswith(b"ssh-")
@@ -67,7 +68,7 @@ def load_public_key(path: Path) -> str:
         raise _no_key(path, "is no public key in PEM, OpenSSH's format or hex") from None
     if not isinstance(key, Ed25519PublicKey):
         raise _no_key(path, "is no Ed25519 key")
-    return key.public_bytes_raw().hex()
+    return _strong(key.public_bytes_raw(), path).hex()
 
 
 def sign(receipt: Receipt, key: Ed25519PrivateKey) -> Signature:
@@ -79,6 +80,8 @@ def sign(receipt: Receipt, key: Ed25519PrivateKey) -> Signature:
 def is_valid(receipt: Receipt, signature: Signature) -> bool:
     """Whether the signature is one of this receipt by the key it names."""
     _require()
+    if is_weak(bytes.fromhex(signature.public_key)):
+        return False
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -101,6 +104,13 @@ def fingerprint_of(public_key: str) -> str:
     fields = (b"ssh-ed25519", bytes.fromhex(public_key))
     blob = b"".join(len(part).to_bytes(4, "big") + part for part in fields)
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def _strong(key: bytes, path: Path) -> bytes:
+    """Return a public key; FormatError for one that anybody can sign for."""
+    if is_weak(key):
+        raise _no_key(path, WEAK)
+    return key
 
 
 def _no_key(path: Path, what: str) -> FormatError:

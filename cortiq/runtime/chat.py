@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cortiq.errors import RequestError, TokenizerError, shown
@@ -20,6 +21,7 @@ def chat_ids(
     options: Mapping[str, Any] | None,
     where: str,
     tools: Sequence[Mapping[str, Any]] = (),
+    check: Callable[[str], None] = lambda text: None,
 ) -> list[int]:
     """Token ids of a conversation; see `Model.chat_ids`.
 
@@ -27,6 +29,7 @@ def chat_ids(
     ----------
     where : the model, for messages about it.
     tools : JSON schemas of functions that the answer may call.
+    check : called with the rendered text before it is cut into tokens.
     """
     from cortiq.tokenizer.template import render
 
@@ -46,6 +49,7 @@ def chat_ids(
         bos_token=tokenizer.bos_token,
         eos_token=tokenizer.eos_token,
     )
+    check(text)
     return tokenizer.encode(text, add_bos=False, parse_special=True)
 
 
@@ -79,6 +83,42 @@ def _checked(message: Message, number: int) -> Message:
 
 
 def as_template(message: Message) -> dict[str, Any]:
-    """A message as templates know it: developers are "system", an answer without content is ""."""
-    made = {"content": "", **message} if message["role"] == "assistant" else dict(message)
-    return made | {"role": "system"} if made["role"] == "developer" else made
+    """A message as templates know it.
+
+    Keys that are None are left out, developers are "system", an answer without content has "", and
+    the arguments of its tool calls are mappings.
+    """
+    made = {key: value for key, value in message.items() if value is not None}
+    if made["role"] == "developer":
+        made["role"] = "system"
+    if made["role"] == "assistant":
+        made = {"content": "", **made}
+        if isinstance(calls := made.get("tool_calls"), (list, tuple)):
+            made["tool_calls"] = [_call(call) for call in calls]
+    return made
+
+
+def _call(call: object) -> object:
+    """A tool call with its arguments as a mapping, `function` around them or not."""
+    if not isinstance(call, Mapping):
+        return call
+    if isinstance(function := call.get("function"), Mapping):
+        return {**call, "function": _call(function)}
+    return {**call, "arguments": mapping_of(call.get("arguments"))}
+
+
+def mapping_of(arguments: object) -> Mapping[str, Any]:
+    """Return a call's arguments as the mapping that templates walk through.
+
+    A JSON text is read; nothing, `""` and `"null"` are no arguments. What is no object stands as it
+    is under the name `arguments`: a model sees what it wrote, and the conversation can go on.
+    """
+    value = arguments
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments) if arguments.strip() else None
+        except (ValueError, RecursionError):
+            value = arguments
+    if value is None:
+        return {}
+    return value if isinstance(value, Mapping) else {"arguments": arguments}

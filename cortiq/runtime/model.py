@@ -7,6 +7,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from cortiq.arguments import event_of, function_of
 from cortiq.backend import Executable
 from cortiq.engine.drafting import Speculation
@@ -15,13 +17,13 @@ from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.options import GenerateOptions, LoadOptions, resolve
-from cortiq.receipts.record import Receipt, receipt_of
-from cortiq.receipts.replay import Verification, verify_on
+from cortiq.receipts.record import receipt_of
 from cortiq.runtime.chat import Message, chat_ids
 from cortiq.runtime.drafts import Drafts
 from cortiq.runtime.fingerprint import drawing_facts, fingerprint, model_facts, node_counts
 from cortiq.runtime.generate import Generation, Identity, Stream, note_of, serve_all, steps
 from cortiq.runtime.prefixes import KeepsPrefixes
+from cortiq.runtime.prompt_rows import with_embeddings
 from cortiq.runtime.reading import Reads
 from cortiq.runtime.request import Masks, Request, id_list, make_request, with_seed
 from cortiq.runtime.sequence import Progress
@@ -101,6 +103,7 @@ class Model(KeepsPrefixes, Reads):
         cancel: threading.Event | None = None,
         progress: Progress | None = None,
         masks: Masks | None = None,
+        embeddings: np.ndarray | None = None,
         **options: Any,
     ) -> Generation:
         """Generate from a raw text (the tokenizer's BOS, no template) or from token ids.
@@ -111,6 +114,8 @@ class Model(KeepsPrefixes, Reads):
         cancel : ends the generation before its next step when it is set.
         progress : called with the prompt rows done and in all.
         masks : says which ids may come next (`runtime.request.Masks`).
+        embeddings : float32 [tokens, width], fed in place of the prompt's own `token_embeddings`:
+            its ids are then labels, nothing is reused for it or of it, and there is no receipt.
         options : fields of `cortiq.GenerateOptions`; `help(cortiq.GenerateOptions)` lists them.
 
         Raises
@@ -119,7 +124,7 @@ class Model(KeepsPrefixes, Reads):
         SequenceFailedError : a value left the contract's domain.
         """
         cancel, on_text = event_of(cancel), function_of(on_text, "on_text")
-        options |= {"progress": progress, "masks": masks}
+        options |= {"progress": progress, "masks": masks, "embeddings": embeddings}
         with self.stream(prompt, cancel=cancel, **options) as stream:
             for piece in stream:
                 if on_text is not None and on_text(piece) is False:
@@ -133,6 +138,7 @@ class Model(KeepsPrefixes, Reads):
         cancel: threading.Event | None = None,
         progress: Progress | None = None,
         masks: Masks | None = None,
+        embeddings: np.ndarray | None = None,
         **options: Any,
     ) -> Stream:
         """The text of `generate` piece by piece; errors of the request are raised here.
@@ -140,7 +146,7 @@ class Model(KeepsPrefixes, Reads):
         It takes what `generate` takes: see `help(cortiq.GenerateOptions)`.
         """
         chosen = with_seed(resolve(GenerateOptions, options))
-        request = self._request(prompt, chosen, masks)
+        request = with_embeddings(self._request(prompt, chosen, masks), embeddings, self.program)
         drafted, cancel = self.drafts.speculation(chosen), event_of(cancel)
         progress = function_of(progress, "progress")
         return Stream(self._steps(request, chosen, drafted, cancel.is_set, progress), cancel)
@@ -216,11 +222,6 @@ class Model(KeepsPrefixes, Reads):
             record=lambda made: receipt_of(made, self, request),
             identity=identity,
         )
-
-    def verify(self, receipt: Receipt, *, progress: Progress | None = None) -> Verification:
-        """Compute again what a receipt claims; `cortiq.verify` opens the model as well."""
-        with self._working():
-            return verify_on(self, receipt, function_of(progress, "progress"))
 
     def ids(self, prompt: Prompt) -> list[int]:
         """Token ids of a raw text, with the tokenizer's BOS; token ids as they are.

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cortiq.backend import Backend, CompileOptions, Executable
-from cortiq.backend.seam import compiled_on
+from cortiq.backend.compiling import CheckedWeights, compile_checked
 from cortiq.errors import GraphError
-from cortiq.ir import Program
+from cortiq.ir import Program, verify
 from cortiq.numerics.layouts import Weight
 from cortiq.runtime.blame import blamed_on
 from cortiq.runtime.chained import ChainExecutable
@@ -66,8 +66,12 @@ def place_split(
 
     Raises
     ------
-    GraphError : a cut is not a node of the trunk, or the cuts do not ascend.
+    GraphError : the program breaks a rule of the IR, a weight is not of its form, a cut is not a
+        node of the trunk, or the cuts do not ascend.
+    FormatError : a weight holds what no weight can.
     """
+    verify(program)
+    checked = CheckedWeights(program, weights)
     homes = _homes(program, cuts, len(assignments))
     placing = Placing(program, list(assignments), homes)
     placing.settle()
@@ -79,8 +83,8 @@ def place_split(
     if len(placing.parts) == 1:
         (part,) = placing.parts
         with blamed_on(part[0].name):
-            return compiled_on(part[0], placing.placed, weights, part[1])
-    return _compile_chain(placing, weights)
+            return compile_checked(part[0], placing.placed, checked, part[1])
+    return _compile_chain(placing, checked)
 
 
 def declined_nodes(executable: Executable) -> Mapping[str, str]:
@@ -114,17 +118,16 @@ def _index_of(cut: int | str, names: Sequence[str]) -> int:
     return found[0]
 
 
-def _compile_chain(placing: Placing, weights: Mapping[str, Weight]) -> Executable:
+def _compile_chain(placing: Placing, weights: CheckedWeights) -> Executable:
     owners = placing.drop_idle_parts()
     cut = partition(placing.placed, owners, len(placing.parts))
     executables: list[Executable] = []
     try:
         for index, (backend, options) in enumerate(placing.parts):
             program = cut.programs[index]
-            mine = {name: weights[name] for name in program.weights}
             share = _share_of_memory(placing.placed, program, options)
             with blamed_on(backend.name):
-                executables.append(compiled_on(backend, program, mine, share))
+                executables.append(compile_checked(backend, program, weights, share))
     except BaseException:
         for executable in executables:
             executable.close()

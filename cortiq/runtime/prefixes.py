@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from cortiq.arguments import path_of
-from cortiq.engine.prefix_file import read_prefix, write_prefix
+from cortiq.backend import ExportedState
+from cortiq.engine.prefix_file import first_difference, read_prefix, write_prefix
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.roles import Role
-from cortiq.errors import RequestError, shown
+from cortiq.errors import FormatError, RequestError, shown
 from cortiq.runtime.request import check_prompt
 from cortiq.runtime.sequence import Session
 
@@ -64,23 +66,40 @@ class KeepsPrefixes:
         file = path_of(path, "save_prefix")
         model = cast("Model", self)
         ids = check_prompt(model.ids(prompt), model.program)
-        with model._working(), Session(model.executable, len(ids)) as session:
-            for start in range(0, len(ids), CHUNK_ROWS):
-                session.read_rows(session.feed(ids[start : start + CHUNK_ROWS], ()))
-            write_prefix(file, session.state.export(), model.fingerprint)
+        with model._working():
+            write_prefix(file, self._computed(ids), model.fingerprint)
         return len(ids)
 
-    def load_prefix(self, path: str | Path) -> list[int]:
+    def _computed(self, ids: Sequence[int]) -> ExportedState:
+        """Compute the rows of some ids."""
+        with Session(cast("Model", self).executable, len(ids)) as session:
+            for start in range(0, len(ids), CHUNK_ROWS):
+                session.read_rows(session.feed(ids[start : start + CHUNK_ROWS], ()))
+            return session.state.export()
+
+    def load_prefix(self, path: str | Path, *, check: bool = False) -> list[int]:
         """Keep what `save_prefix` wrote, on whatever backend; the ids it holds.
+
+        Parameters
+        ----------
+        check : compute the prefix again, and compare every bit. Without it the file is believed:
+            whoever wrote it decides what the model takes those tokens for.
 
         Raises
         ------
-        FormatError : no such file, or it is damaged.
+        FormatError : no such file, or it is damaged; with `check`, or not what the model computes.
         RequestError : it is of another model, or was loaded with other options that decide bits.
         """
-        model = cast("Model", self)
-        exported = read_prefix(path_of(path, "load_prefix"), model.program, model.fingerprint)
+        model, file = cast("Model", self), path_of(path, "load_prefix")
+        exported = read_prefix(file, model.program, model.fingerprint)
         ids = exported.tokens.tolist()
+        if check:
+            with model._working():
+                differs = first_difference(exported, self._computed(ids))
+            if differs:
+                what = f"is not what the model computes of its tokens: {differs!r} differs"
+                hint = "do not use it; save the prefix again"
+                raise FormatError(what, where=str(file), hint=hint)
         # An empty cache is false, and is the caller's all the same.
         prefixes = self.keep_prefixes() if self.prefixes is None else self.prefixes
         with model._working():

@@ -9,10 +9,12 @@ import numpy as np
 
 from cortiq.arguments import function_of
 from cortiq.options import EmbedOptions, ScoreOptions, resolve
+from cortiq.receipts.record import Receipt
+from cortiq.receipts.replay import Verification, verify_on
 from cortiq.runtime.embed import embedding_of
 from cortiq.runtime.likelihood import Likelihood, likelihoods_of
 from cortiq.runtime.request import id_list
-from cortiq.runtime.score import Score, logits_of, score_ids
+from cortiq.runtime.score import Score, rows_of, score_ids
 from cortiq.runtime.sequence import Progress
 
 if TYPE_CHECKING:
@@ -49,7 +51,20 @@ class Reads:
         """
         model = cast("Model", self)
         with model._working():
-            return logits_of(model.executable, model.ids(prompt))
+            return rows_of(model.executable, model.ids(prompt))
+
+    def token_embeddings(self, prompt: Prompt) -> np.ndarray:
+        """The rows that enter the first layer for a text or token ids: float32 [tokens, width].
+
+        They are what `generate` takes as `embeddings`, the model's own factor on them included.
+
+        Raises
+        ------
+        RequestError : the prompt is empty, out of the vocabulary, or longer than the context.
+        """
+        model = cast("Model", self)
+        with model._working():
+            return rows_of(model.executable, model.ids(prompt), "embed")
 
     def likelihoods(
         self, context: Prompt, continuations: Sequence[Iterable[int]]
@@ -70,6 +85,12 @@ class Reads:
         ids, wanted = model.ids(context), [id_list(c) for c in continuations]
         with model._working():
             return tuple(likelihoods_of(model.executable, ids, wanted))
+
+    def verify(self, receipt: Receipt, *, progress: Progress | None = None) -> Verification:
+        """Compute again what a receipt claims; `cortiq.verify` opens the model as well."""
+        model = cast("Model", self)
+        with model._working():
+            return verify_on(model, receipt, function_of(progress, "progress"))
 
     def embed(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> np.ndarray:
         """A vector for a text or for token ids, from the hidden states: float32 [width].

@@ -17,6 +17,7 @@ from cortiq.ir import Program
 from cortiq.numerics.masks import Mask, mask_fault
 from cortiq.numerics.sampling import Sampling
 from cortiq.options import GenerateOptions
+from cortiq.runtime.prompt_rows import check_embeddings
 
 SEED_BITS = 32
 """Bits of a seed that nobody gave: enough to differ, few enough to type in again."""
@@ -152,7 +153,7 @@ def checked_request(request: Request, program: Program) -> Request:
         what = f"a request is wanted, not {shown(request)}"
         hint = "cortiq.runtime.request.make_request makes one of token ids"
         raise RequestError(what, where="submit", hint=hint)
-    check_embeddings(request, program)
+    check_embeddings(request.embeddings, len(request.prompt), program)
     if request.masks is None:
         return request
     return replace(request, masks=checked_masks(request.masks, vocabulary_size(program)))
@@ -170,19 +171,6 @@ def checked_masks(masks: Masks, vocabulary: int) -> Masks:
         return mask
 
     return asked
-
-
-def check_embeddings(request: Request, program: Program) -> None:
-    """Refuse embeddings that are not one finite row for each id of the prompt."""
-    rows, embed = request.embeddings, program.trunk.values.get("embed")
-    if rows is None:
-        return
-    if embed is None or rows.shape != (len(request.prompt), *embed.shape):
-        wanted = "none" if embed is None else [len(request.prompt), *embed.shape]
-        message = f"the embeddings are {list(rows.shape)}, the model takes {wanted}"
-        raise RequestError(message, where="prompt")
-    if not np.isfinite(rows).all():
-        raise RequestError("an embedding is not finite", where="prompt")
 
 
 def _shorten(program: Program, longest: int) -> str:

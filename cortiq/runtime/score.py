@@ -12,7 +12,7 @@ from cortiq.backend import Argmax, Executable, Named
 from cortiq.errors import OptionError, RequestError
 from cortiq.numerics.contract import Floats
 from cortiq.options import ScoreOptions
-from cortiq.runtime.request import check_prompt, vocabulary_size
+from cortiq.runtime.request import check_prompt
 from cortiq.runtime.sequence import Progress, Session
 from cortiq.tokenizer.tokenizer import Tokenizer
 
@@ -125,16 +125,24 @@ def _score_window(
             ]
 
 
-def logits_of(executable: Executable, ids: Iterable[int]) -> np.ndarray:
-    """The logits after every token, `ROWS` rows at a time; see `Model.logits`."""
-    tokens = check_prompt(ids, executable.program)
-    made = np.empty((len(tokens), vocabulary_size(executable.program)), np.float32)
+def rows_of(executable: Executable, ids: Iterable[int], name: str = "logits") -> np.ndarray:
+    """Return a value of the trunk for every token, `ROWS` rows at a time; see `Model.logits`.
+
+    Raises
+    ------
+    RequestError : the graph has no such value, or the prompt cannot be served.
+    """
+    tokens, value = check_prompt(ids, executable.program), Named(name)
+    if name not in executable.program.trunk.values:
+        raise RequestError(f"the model has no value {name!r}", where="trunk")
+    shape = executable.program.trunk.values[name].shape
+    made = np.empty((len(tokens), *shape), np.float32)
     with Session(executable, len(tokens)) as session:
         for start in range(0, len(tokens), ROWS):
             chunk = tokens[start : start + ROWS]
-            rows = session.read_rows(session.feed(chunk, (Named("logits"),), every=True))
+            rows = session.read_rows(session.feed(chunk, (value,), every=True))
             for index, row in enumerate(rows, start):
-                made[index] = row[Named("logits")]
+                made[index] = row[value]
     return made
 
 

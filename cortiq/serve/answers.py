@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from cortiq.serve.asked import Asked
-from cortiq.serve.errors import ApiError, as_api_error, cut_off
+from cortiq.serve.errors import ApiError, as_api_error, cut_off, invalid
 from cortiq.serve.job import Job, Update
 from cortiq.serve.logs import LOG
 from cortiq.serve.replies import Choice, Head, usage
@@ -25,6 +25,7 @@ PROGRESS_SECONDS = 0.5
 PARTING_SECONDS = 1.0
 """How long a client may take to read that its stream was cut off."""
 Make = Callable[[int, Asked], Choice]
+T = TypeVar("T")
 
 
 async def updates(job: Job) -> AsyncIterator[Update | None]:
@@ -46,7 +47,7 @@ async def updates(job: Job) -> AsyncIterator[Update | None]:
             raise as_api_error(update.error) from update.error
         left -= bool(update.finish)
         if fault := getattr(job.requests[update.choice].masks, "fault", ""):
-            raise ApiError(500, f"The form could not be followed: {fault}", "grammar_error")
+            raise invalid(f"The form could not be followed: {fault}.", code="invalid_schema")
         yield update
 
 
@@ -66,15 +67,15 @@ async def whole(request: HttpRequest, asked: Asked, job: Job, head: Head, make: 
     return JSONResponse(made | {"usage": usage(asked, job)})
 
 
-async def unless_gone(receive: Receive, work: Any) -> None:
-    """Await some work; ClientGone when the client goes away first."""
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Await some work, and return what comes of it; ClientGone when the client goes away first."""
     doing = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(gone(receive))
     try:
         await asyncio.wait((doing, watching), return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():
             raise ClientGone
-        await doing
+        return await doing
     finally:
         for task in (doing, watching):
             task.cancel()

@@ -8,16 +8,17 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Scope
 
 from cortiq.errors import shown
-from cortiq.serve.answers import EventStream, Make, unless_gone, whole
+from cortiq.serve.answers import ClientGone, EventStream, Make, unless_gone, whole
 from cortiq.serve.asked import Asked, read_chat, read_text
 from cortiq.serve.embeddings import read_embeddings
-from cortiq.serve.errors import ApiError, as_api_error
+from cortiq.serve.errors import ApiError, as_api_error, too_deep
 from cortiq.serve.fields import Fields, read_body
 from cortiq.serve.gate import Gate
 from cortiq.serve.job import Job
@@ -71,12 +72,29 @@ class Service:
         message = f"The model {name[:80]!r} does not exist here; there are: {there}."
         raise ApiError(404, message, "model_not_found", "model")
 
-    async def read(self, work: Callable[[], T]) -> T:
-        """Do some reading off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+    async def read(self, request: HttpRequest, work: Callable[[], T]) -> T:
+        """Do some reading off the event loop; what nobody waits for any more is not begun.
+
+        Raises
+        ------
+        ClientGone : the client went away first.
+        ApiError : what was sent is nested deeper than a step of the reading can go.
+        """
+        reading = asyncio.get_running_loop().run_in_executor(self._readers, work)
+
+        async def wait() -> T:
+            try:
+                return await reading
+            except RecursionError:
+                raise too_deep() from None
+
+        return await unless_gone(request.receive, wait())
 
     async def body(self, request: HttpRequest) -> Fields:
-        """The request's object; ApiError when it is too big, too slow, or none."""
+        """The request's object; ApiError when it is too big, too slow, or none.
+
+        ClientGone when the client goes away before all of it has come.
+        """
         most, data = self.options.body_bytes, bytearray()
         length = request.headers.get("content-length", "0")
         parts = request.stream()
@@ -88,19 +106,21 @@ class Service:
                     data += part
                     if len(data) > most:
                         raise too_big(most)
+        except ClientDisconnect:
+            raise ClientGone from None
         except TimeoutError:
             raise ApiError(408, "The body did not come in time.", "body_timeout") from None
         except ApiError:
             await drop(parts)
             raise
-        return await self.read(lambda: read_body(bytes(data)))
+        return await self.read(request, lambda: read_body(bytes(data)))
 
     async def chat(self, request: HttpRequest) -> Response:
         """`POST /v1/chat/completions`."""
         fields = await self.body(request)
         served = self.find(model_name(fields))
         tokens = self.options.answer_tokens
-        asked = await self.read(lambda: read_chat(served, fields, tokens))
+        asked = await self.read(request, lambda: read_chat(served, fields, tokens))
         head = Head("chat.completion", "chatcmpl", asked)
         return await self._answer(request, asked, head, ChatChoice)
 
@@ -108,7 +128,7 @@ class Service:
         """`POST /v1/completions`."""
         fields = await self.body(request)
         served = self.find(model_name(fields))
-        asked = await self.read(lambda: read_text(served, fields))
+        asked = await self.read(request, lambda: read_text(served, fields))
         return await self._answer(
             request, asked, Head("text_completion", "cmpl", asked), TextChoice
         )
@@ -142,7 +162,7 @@ class Service:
         """`POST /v1/embeddings`."""
         fields = await self.body(request)
         served = self.find(model_name(fields))
-        texts = await self.read(lambda: read_embeddings(served, fields))
+        texts = await self.read(request, lambda: read_embeddings(served, fields))
         request.state.facts["model"] = served.name
         job = served.worker.compute(texts.steps())
 
@@ -186,7 +206,7 @@ async def drop(parts: AsyncIterator[bytes]) -> None:
     One whose connection is closed while it sends would not look at the answer.
     """
     count = 0
-    with contextlib.suppress(TimeoutError):
+    with contextlib.suppress(TimeoutError, ClientDisconnect):
         async with asyncio.timeout(DROP_SECONDS):
             async for part in parts:
                 count += len(part)
@@ -194,8 +214,8 @@ async def drop(parts: AsyncIterator[bytes]) -> None:
                     return
 
 
-def application(service: Service) -> Gate:
-    """Everything, gate included."""
+def application(service: Service, bound: str = "") -> Gate:
+    """Everything, gate included; `bound` is the address it listens on."""
     posts = {"/chat/completions": service.chat, "/completions": service.text}
     posts["/embeddings"] = service.embed
     gets = {"/models": service.list_models, "/models/{name:path}": service.one_model}
@@ -208,6 +228,7 @@ def application(service: Service) -> Gate:
         Router(routes, redirect_slashes=False, default=nowhere),
         service.options,
         service.metrics.request,
+        bound,
     )
 
 

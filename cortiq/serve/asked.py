@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cortiq.dialects.splitter import Splitter
+from cortiq.dialects.splitter import AnswerSplitter
 from cortiq.engine.output import TokenLogprobs
 from cortiq.errors import RequestError
 from cortiq.runtime.chat import chat_ids
@@ -51,10 +51,10 @@ class Asked:
     opened: bool = False
     echo: Sequence[str] = ()
 
-    def splitter(self) -> Splitter:
+    def splitter(self) -> AnswerSplitter:
         """Takes one answer apart."""
         served = self.served
-        return Splitter(served.thinking, served.dialect, self.tools.schemas, self.opened)
+        return AnswerSplitter(served.thinking, served.dialect, self.tools.schemas, self.opened)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -74,6 +74,7 @@ def read_chat(served: Served, fields: Fields, answer_tokens: int) -> Asked:
         fields.integer(name, 1, MOST_TOKENS) for name in ("max_completion_tokens", "max_tokens")
     )
     wanted = read_wanted(fields, chat_logprobs(fields), newer or older or answer_tokens)
+    _check_count(served, fields)
     messages, tools = read_messages(fields), read_tools(fields)
     options, form = _template_options(fields), read_form(served, fields, tools)
     for name, why in (("audio", "answers are text"), ("functions", "use 'tools'"),
@@ -86,7 +87,10 @@ def read_chat(served: Served, fields: Fields, answer_tokens: int) -> Asked:
     if tools.offered and served.dialect is None:
         message = "The model's chat template takes no tools."
         raise invalid(message, "tools", "unsupported_parameter")
-    ids = chat_ids(served.model.tokenizer, messages, options, served.name, tools.offered)
+    ids = chat_ids(
+        served.model.tokenizer, messages, options, served.name, tools.offered,
+        check=lambda text: served.check_size(text, "messages"),
+    )  # fmt: skip
     if form is not None and wanted.options.ignore_eos:
         raise invalid("'ignore_eos' cannot be with a form that the answer must have.", "ignore_eos")
     opened = _opened(served, ids)
@@ -96,9 +100,18 @@ def read_chat(served: Served, fields: Fields, answer_tokens: int) -> Asked:
     return Asked(served, wanted, requests, tools, opened)
 
 
+def _check_count(served: Served, fields: Fields) -> None:
+    """Refuse more messages than the context has tokens, before any is looked at."""
+    count, context = len(fields.items("messages") or ()), served.model.context
+    if count > context:
+        message = f"There are {count} messages, more than the context has tokens ({context})."
+        raise invalid(message, "messages", "context_length_exceeded")
+
+
 def _template_options(fields: Fields) -> dict[str, Any]:
     """Variables of the template: `chat_template_kwargs`, and OpenAI's `reasoning_effort`."""
-    options = dict(fields.object("chat_template_kwargs") or {})
+    given = fields.fields("chat_template_kwargs")
+    options = given.values if given else {}
     effort = fields.text("reasoning_effort")
     return options if effort is None else {"reasoning_effort": effort, **options}
 
@@ -126,6 +139,9 @@ def read_text(served: Served, fields: Fields) -> Asked:
         raise invalid("'echo' with 'logprobs' is not supported.", "echo")
     fields.close()
     tokenizer = served.model.tokenizer
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            served.check_size(prompt, "prompt")
     ids = [tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
     texts = [p if isinstance(p, str) else tokenizer.decode(p) for p in prompts] if echo else []
     echoed = [text for text in texts for _ in range(wanted.n)]

@@ -81,6 +81,9 @@ def read_embeddings(served: Served, fields: Fields) -> Texts:
         raise invalid("'dimensions': vectors have the model's own width.", "dimensions")
     fields.close()
     model = served.model
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            served.check_size(prompt, "input")
     ids = [model.ids(prompt) for prompt in prompts]
     for one in ids:
         if len(one) > model.context:

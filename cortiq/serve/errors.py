@@ -76,6 +76,20 @@ def too_long(prompt: int, context: int, param: str) -> ApiError:
     return ApiError(400, message, "context_length_exceeded", param)
 
 
+def too_deep() -> ApiError:
+    """Return the error of a request whose values are nested without end."""
+    return invalid("The request is nested too deeply.", code="too_deep")
+
+
+def too_large(size: int, longest: int, context: int, param: str) -> ApiError:
+    """Return the error of a text that cannot fit, whatever its tokens are: none is looked for."""
+    message = (
+        f"This model's maximum context length is {context} tokens of at most {longest} bytes, and "
+        f"the prompt has {size} bytes."
+    )
+    return ApiError(400, message, "context_length_exceeded", param)
+
+
 def one_line(error: BaseException) -> str:
     """An error's sentence, and as another one what can be done about it."""
     if not isinstance(error, CortiqError) or not error.hint:

@@ -1,4 +1,7 @@
-"""Reading a request's JSON object: every field checked for type and range, unknown ones refused."""
+"""Reading a request's JSON object: every field checked for type and range, unknown ones refused.
+
+A field that is null is absent, whatever it is called: clients that serialise every field send them.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,8 @@ MAIN = {
 }
 """The field that says what is asked, what is in it, and its path."""
 Number = int | float
+MOST_LEVELS = 100
+"""Levels of a request's body; what reads it may take a call for each."""
 
 
 class Fields:
@@ -30,10 +35,15 @@ class Fields:
     Parameters
     ----------
     where : path of the object in the request, empty for the request itself.
+
+    Attributes
+    ----------
+    values : the fields that are given; nulls are not.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
-        self.values, self._where = values, where
+        self.values = {name: value for name, value in values.items() if value is not None}
+        self._where = where
         self._read: set[str] = set()
 
     def path(self, name: str) -> str:
@@ -48,7 +58,7 @@ class Fields:
         return invalid(f"'{path}' must be {wanted}, not {given(self.values[name])}.", path)
 
     def get(self, name: str, kinds: type | tuple[type, ...], wanted: str) -> Any:
-        """A field of some type, None where it is missing or null."""
+        """A field of some type, None where it is missing."""
         self._read.add(name)
         value = self.values.get(name)
         boolean = isinstance(value, bool) and kinds is not bool
@@ -96,7 +106,7 @@ class Fields:
         return self.get(name, list, "an array")
 
     def object(self, name: str) -> dict[str, Any] | None:
-        """An object, as a mapping."""
+        """An object whose keys are not ours, such as a JSON schema; nulls in it are kept."""
         return self.get(name, dict, "an object")
 
     def fields(self, name: str) -> Fields | None:
@@ -105,15 +115,15 @@ class Fields:
         return None if value is None else Fields(value, self.path(name))
 
     def refuse(self, name: str, why: str) -> None:
-        """Refuse a field that asks for what is not offered; null is no question."""
+        """Refuse a field that asks for what is not offered."""
         self._read.add(name)
-        if self.values.get(name) is not None:
+        if name in self.values:
             raise invalid(f"'{self.path(name)}' is not supported: {why}", self.path(name))
 
     def belongs(self, own: str) -> None:
         """Refuse the main field of another path, and say which: clients mix them up."""
         for name, (what, path) in MAIN.items():
-            if name != own and self.values.get(name) is not None:
+            if name != own and name in self.values:
                 message = f"'{name}' is not of this path, which takes '{own}': {what} go to {path}."
                 raise invalid(message, name, "unknown_parameter")
 
@@ -135,7 +145,7 @@ def given(value: object) -> str:
 def read_body(data: bytes) -> Fields:
     """The object of a request's body."""
     try:
-        return Fields(parse_object(data, "the body"))
+        return Fields(parse_object(data, "the body", MOST_LEVELS))
     except FormatError as error:
         raise invalid(
             f"We could not parse the JSON body of your request: {one_line(error)}"

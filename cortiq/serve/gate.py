@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -18,8 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cortiq.errors import shown
 from cortiq.serve.answers import ClientGone
 from cortiq.serve.errors import ApiError, as_api_error, cut_off
+from cortiq.serve.hosts import Authority, is_loopback, read_authority, read_origin
 from cortiq.serve.logs import LOG
-from cortiq.serve.options import LOCAL, ServeOptions
+from cortiq.serve.options import ServeOptions
 
 OPEN = ("/", "/page.js", "/page.css", "/health")
 """Paths that need no key: they tell nothing and compute nothing."""
@@ -36,15 +36,18 @@ class Gate:
     Parameters
     ----------
     observe : told of every request: path, status, seconds, and what its handler noted.
+    bound : address that the server listens on, where the options have but a name for it.
 
     Attributes
     ----------
     running : the tasks of requests that are under way.
     """
 
-    def __init__(self, inner: ASGIApp, options: ServeOptions, observe: Observe) -> None:
+    def __init__(
+        self, inner: ASGIApp, options: ServeOptions, observe: Observe, bound: str = ""
+    ) -> None:
         self.inner, self.options, self.observe = inner, options, observe
-        self.local = options.host in LOCAL
+        self.local = is_loopback(bound or options.host)
         self.running: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,35 +103,53 @@ class Gate:
             self._note(scope, status, time.perf_counter() - started, extra, facts)
 
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        host = self._host(headers)
+        self._check_origin(headers, host)
         if scope["method"] == "OPTIONS" and "origin" in headers:
-            self._check_origin(headers)
             await Response(status_code=204)(scope, receive, send)
             return
-        self._check_host(headers)
-        self._check_origin(headers)
+        self._check_host(host)
         scope["app"] = self  # with it, routing raises its errors, which are then answered as ours
         if scope["path"] not in OPEN:
             self._check_key(headers)
         await self.inner(scope, receive, send)
 
-    def _check_host(self, headers: Headers) -> None:
+    def _host(self, headers: Headers) -> Authority | None:
+        """Return whom the client asks, None where it does not say; ApiError (400) for nonsense."""
+        given = headers.getlist("host")
+        if not given:
+            return None
+        try:
+            (host,) = given
+            return read_authority(host)
+        except ValueError:
+            raise malformed("host", ", ".join(given)) from None
+
+    def _check_host(self, host: Authority | None) -> None:
         """On this machine's own address only its own names: else any web page could have a name
         of its own point here, and ask.
         """
-        name = urlsplit(f"//{headers.get('host', '')}").hostname
-        if self.local and name not in LOCAL:
+        name = host.host if host else ""
+        if self.local and not is_loopback(name) and name != self.options.host.lower():
             message = (
-                f"The host {shown(name or '')} is not this server, which listens on this machine "
-                f"only: ask at {', '.join(LOCAL)}, or start it with --host."
+                f"The host {shown(name)} is not this server, which listens on this machine "
+                "only: ask at localhost or its address, or start it with --host."
             )
-            raise ApiError(403, message, "wrong_host", noted={"host": (name or "")[:MOST_NOTED]})
+            raise ApiError(403, message, "wrong_host", noted={"host": name[:MOST_NOTED]})
 
-    def _check_origin(self, headers: Headers) -> None:
+    def _check_origin(self, headers: Headers, host: Authority | None) -> None:
         """Web pages of others may not call, unless they were named."""
-        origin = headers.get("origin")
-        if origin is None or origin in self.options.allow_origin:
+        given = headers.getlist("origin")
+        origin = given[0] if given else None
+        if origin is None or (len(given) == 1 and origin in self.options.allow_origin):
             return
-        if urlsplit(origin).netloc != headers.get("host"):
+        try:
+            (origin,) = given
+            read = read_origin(origin)
+        except ValueError:
+            raise malformed("origin", ", ".join(given)) from None
+        scheme, page = read or ("", None)
+        if page is None or host is None or page.on(scheme) != host.on(scheme):
             message = (
                 f"Pages of {shown(origin)} may not call: where they should, start the server with "
                 "--allow-origin and that address."
@@ -140,10 +161,12 @@ class Gate:
         key = self.options.api_key
         if key is None:
             return
-        given = headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), key.encode()):
-            message = "Incorrect API key provided." if given else "You didn't provide an API key."
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not given.strip():
+            message = "You didn't provide an API key: send 'Authorization: Bearer KEY'."
             raise ApiError(401, message, "invalid_api_key")
+        if not hmac.compare_digest(given.strip().encode(), key.encode()):
+            raise ApiError(401, "Incorrect API key provided.", "invalid_api_key")
 
     def _extra_headers(self, headers: Headers) -> dict[str, str]:
         extra = {"x-request-id": f"req_{uuid.uuid4().hex}", "x-content-type-options": "nosniff"}
@@ -175,6 +198,12 @@ class Gate:
             "request": extra["x-request-id"],
         }
         LOG.info("request", extra={"facts": line})
+
+
+def malformed(header: str, value: str) -> ApiError:
+    """Return the error of a header that decides who may ask and cannot be read."""
+    message = f"The header {header.title()!r} is malformed: {shown(value)}."
+    return ApiError(400, message, f"invalid_{header}", noted={header: value[:MOST_NOTED]})
 
 
 def error_response(error: Exception, scope: Scope) -> tuple[ApiError, Response]:

@@ -12,8 +12,10 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from cortiq.errors import shown
 from cortiq.numerics.masks import Mask, mask_of
-from cortiq.serve.errors import invalid
+from cortiq.serve.errors import ApiError, invalid
+from cortiq.serve.schemas import moved, of_objects
 from cortiq.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -21,6 +23,13 @@ if TYPE_CHECKING:
 
 SPACES = {"x-guidance": {"whitespace_pattern": r"[ \n\t]{1,20}"}}
 """White space between the parts of a JSON text is bounded: a small model may write nothing else."""
+
+
+MOST_GRAMMAR = 1 << 16
+"""Longest grammar in characters; the library takes seconds for one of twice the size."""
+MOST_SHOWN = 200
+DEAD_END = "NoExtension"
+"""What the library calls the end of a schema such as one that refers to nothing but itself."""
 
 
 class Grammars:
@@ -40,7 +49,8 @@ class Grammars:
     def _tokens(self) -> LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        return LLTokenizer(TokenizerWrapper(_Wrapped(self.tokenizer)), eos_token=self.eos_ids)
+        wrapped = _Wrapped(self.tokenizer, self.vocabulary)
+        return LLTokenizer(TokenizerWrapper(wrapped), eos_token=self.eos_ids)
 
     def compiled(self, grammar: str, param: str) -> LLMatcher:
         """A grammar, at its beginning; ApiError (400) where it is none, or asks for what the
@@ -50,13 +60,20 @@ class Grammars:
 
         if not self.eos_ids or self.tokenizer.absent:
             raise invalid("The model has no end token, which a grammar needs.", param)
+        if len(grammar) > MOST_GRAMMAR:
+            why = f"its grammar has {len(grammar)} characters, more than {MOST_GRAMMAR}"
+            raise cannot_be_followed(why, param)
         with self._lock:
             tokens = self._tokens
         wrong, complaints = LLMatcher.validate_grammar_with_warnings(grammar, tokens)
         if wrong or complaints:
-            why = complaints[0].splitlines()[0]
-            raise invalid(f"'{param}' cannot be followed: {why}", param, "invalid_schema")
-        return LLMatcher(tokens, grammar, log_level=0)
+            raise cannot_be_followed(complaints[0].splitlines()[0], param)
+        made = LLMatcher(tokens, grammar, log_level=0)
+        first = made.deep_copy()
+        first.compute_bitmask()  # a reference to itself is found no earlier
+        if first.is_error():
+            raise cannot_be_followed(reason(first), param)
+        return made
 
     def of_schema(self, schema: Mapping[str, Any]) -> str:
         """The grammar of JSON texts that a schema describes."""
@@ -70,7 +87,7 @@ class Grammars:
         schemas : JSON schemas of the arguments, by name of the tool.
         wrap : text around the call's object.
         """
-        calls = [_call_schema(name, schema) for name, schema in schemas.items()]
+        calls = [_call_schema(*each, number) for number, each in enumerate(schemas.items())]
         before, after = (self._literal(text) for text in wrap)
         return f"start: {before} call {after}\ncall: %json {json.dumps({'anyOf': calls, **SPACES})}"
 
@@ -91,22 +108,25 @@ class Grammars:
         return " ".join(parts)
 
 
-def _call_schema(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a call of one tool."""
-    arguments = dict(schema) or {"type": "object"}
+def _call_schema(name: str, schema: Mapping[str, Any], number: int = 0) -> dict[str, Any]:
+    """The schema of a call of one tool, at place `number` of the calls there are."""
+    arguments = of_objects(schema)
+    if arguments is None:
+        message = f"'tools': the parameters of {shown(name)} are of no object: no call has such."
+        raise invalid(message, "tools", "invalid_schema")
+    pointer = f"#/anyOf/{number}/properties/arguments"
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, "arguments": arguments},
+        "properties": {"name": {"const": name}, "arguments": moved(arguments, pointer)},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
 
 
 class _Wrapped:
-    """A tokenizer as the grammar library takes them."""
+    """A tokenizer as the grammar library takes them, with as many ids as the model has."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        size = tokenizer.vocab_size
+    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
         self._tokenizer = tokenizer
         self.eos_token_id, self.bos_token_id = tokenizer.eos_id, None
         self.tokens = [tokenizer.token_bytes(token) for token in range(size)]
@@ -188,9 +208,20 @@ class GrammarMasks:
         self._taken = list(made)
         mask = matcher.compute_bitmask()
         if matcher.is_error():
-            self.fault = matcher.get_error().splitlines()[0]
+            self.fault = reason(matcher)
             return mask_of(self.grammars.eos_ids, self.grammars.vocabulary)
         return bytes(mask).ljust(-(-self.grammars.vocabulary // 8), b"\0")
+
+
+def cannot_be_followed(why: str, param: str) -> ApiError:
+    """Return the error of a schema, or of tools, that no answer can be made to follow."""
+    return invalid(f"'{param}' cannot be followed: {why}", param, "invalid_schema")
+
+
+def reason(matcher: LLMatcher) -> str:
+    """Return why a matcher cannot go on: in our words where it has no more than a name for it."""
+    why = f"{matcher.stop_reason()}: {matcher.get_error().splitlines()[0]}"
+    return "no text has this form" if DEAD_END in why else why[:MOST_SHOWN]
 
 
 def _with(mask: Mask, token: int) -> Mask:

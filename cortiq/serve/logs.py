@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from cortiq.errors import printable, printable_json
 from cortiq.serve.job import Job
 
 LOG = logging.getLogger("cortiq.serve")
@@ -33,7 +34,8 @@ class TextLines(logging.Formatter):
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         facts = " ".join(f"{name}={_word(value)}" for name, value in _facts(record).items())
         text = f"{stamp} {record.levelname.lower()} {record.getMessage()} {facts}".rstrip()
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
+        return printable(text + trace)
 
 
 class JsonLines(logging.Formatter):
@@ -45,7 +47,7 @@ class JsonLines(logging.Formatter):
         made = {**facts, "message": record.getMessage(), **_facts(record)}
         if record.exc_info:
             made["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(made, ensure_ascii=False, default=str)
+        return printable_json(json.dumps(made, ensure_ascii=False, default=str))
 
 
 def _facts(record: logging.LogRecord) -> Mapping[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -55,9 +54,11 @@ def _message(fields: Fields) -> dict[str, Any]:
     for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
         if (value := fields.text(name)) is not None:
             message[name] = value
-    calls = fields.items("tool_calls") if role == "assistant" else None
+    calls = fields.items("tool_calls")
     if calls:
         path = fields.path("tool_calls")
+        if role != "assistant":
+            raise invalid(f"'{path}': only messages of the assistant have tool calls.", path)
         read = (_call(object_fields(call, f"{path}[{i}]")) for i, call in enumerate(calls))
         message["tool_calls"] = list(read)
     fields.items("annotations")
@@ -88,18 +89,11 @@ def _text(content: str | list[Any], fields: Fields) -> str:
 
 
 def _call(fields: Fields) -> dict[str, Any]:
-    """A call of an earlier answer: its arguments become an object where they are one."""
+    """A call of an earlier answer; `as_template` makes a mapping of its arguments."""
     function = fields.fields("function")
     if function is None:
         raise fields.wrong("function", "an object")
-    given = function.get("arguments", (str, dict), "a string")
-    arguments: Any = given or {}
-    if isinstance(given, str):
-        try:
-            arguments = json.loads(given)
-        except (ValueError, RecursionError):
-            arguments = given
-        arguments = arguments if isinstance(arguments, dict) else given
+    arguments = function.get("arguments", (str, dict), "a string or an object")
     made = {"name": function.text("name", ""), "arguments": arguments}
     return {"id": fields.text("id", ""), "type": "function", "function": made}
 
@@ -110,14 +104,16 @@ def read_tools(fields: Fields) -> Tools:
     if len(given) > MOST_TOOLS:
         raise fields.wrong("tools", f"an array of at most {MOST_TOOLS} tools")
     fields.flag("parallel_tool_calls")
-    schemas = dict(_schema(object_fields(t, f"tools[{i}]")) for i, t in enumerate(given))
+    read = [_tool(object_fields(tool, f"tools[{i}]")) for i, tool in enumerate(given)]
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in read}
     forced = _forced(fields, list(schemas))
     if not given or forced is None:
         return NO_TOOLS
-    return Tools(tuple(given), schemas, forced)
+    return Tools(tuple(read), schemas, forced)
 
 
-def _schema(fields: Fields) -> tuple[str, Mapping[str, Any]]:
+def _tool(fields: Fields) -> dict[str, Any]:
+    """A tool as templates get it."""
     fields.choice("type", ("function",), "")
     function = fields.fields("function")
     if function is None:
@@ -126,7 +122,8 @@ def _schema(fields: Fields) -> tuple[str, Mapping[str, Any]]:
     if not NAME.fullmatch(name):
         raise function.wrong("name", "a name of letters, digits, underscores and dashes")
     function.text("description")
-    return name, function.object("parameters") or {}
+    function.object("parameters")
+    return {**fields.values, "function": function.values}
 
 
 def _forced(fields: Fields, names: list[str]) -> tuple[str, ...] | None:

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from cortiq.options import OptionSet, documented, option
 
-LOCAL = ("127.0.0.1", "localhost", "::1")
-"""Names of this machine that nobody else can reach."""
-
 
 @documented
 @dataclass(frozen=True)

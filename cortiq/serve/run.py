@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 from collections.abc import Callable
@@ -11,9 +12,11 @@ from typing import Any
 
 import h11
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cortiq.errors import RequestError
+from cortiq.serve.answers import ClientGone, gone
 from cortiq.serve.app import Service
 from cortiq.serve.gate import Gate
 from cortiq.serve.logs import LOG
@@ -129,6 +132,27 @@ def answers(count: int) -> str:
     return "1 answer" if count == 1 else f"{count} answers"
 
 
+async def while_open(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Serve a request whose connection may be closed over what came after it.
+
+    Who sends nonsense behind a request gets uvicorn's 400 at once, and h11 refuses the answer that
+    was under way: nobody is there to hear it, which is no error of ours.
+    """
+
+    async def told(message: Message) -> None:
+        try:
+            await send(message)
+        except h11.LocalProtocolError:
+            raise ClientGone from None
+
+    try:
+        await app(scope, receive, told)
+    except ClientGone:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await gone(receive)
+
+
 def listening(options: ServeOptions) -> socket.socket:
     """A socket at the options' address; RequestError where that cannot be."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
@@ -162,7 +186,7 @@ def serve(
 
     async def lifespan(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "lifespan":
-            await app(scope, receive, send)
+            await while_open(app, scope, receive, send)
             return
         await receive()
         service.start()

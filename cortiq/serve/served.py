@@ -15,6 +15,7 @@ from cortiq.errors import RequestError
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.runtime.model import Model
 from cortiq.runtime.request import vocabulary_size
+from cortiq.serve.errors import too_large
 from cortiq.serve.grammar import Grammars
 from cortiq.serve.worker import Worker
 from cortiq.tokenizer.tokenizer import Tokenizer
@@ -46,6 +47,17 @@ class Served:
     fingerprint: str
     grammars: Grammars
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def check_size(self, text: str, param: str) -> None:
+        """Refuse a text that no tokens of the context can make up, before it is cut into any.
+
+        Raises
+        ------
+        ApiError : 400, `context_length_exceeded`.
+        """
+        size, context = len(text.encode("utf-8", "surrogatepass")), self.model.context
+        if size > context and size > context * (longest := self.model.tokenizer.longest_token):
+            raise too_large(size, longest, context, param)
 
     def as_dict(self) -> dict[str, Any]:
         """The model's entry in `/v1/models`."""

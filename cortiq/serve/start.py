@@ -40,8 +40,8 @@ def serve_models(
     found = unique([_served(model, options, metrics) for model in models])
     metrics.watch(found.values())
     service = Service(found, options, metrics)
-    app = application(service)
     host, port = listener.getsockname()[:2]
+    app = application(service, host)
     if ip_address(host).is_unspecified:  # an address to listen on, not one to ask at
         host = "::1" if ":" in host else "127.0.0.1"
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -86,7 +86,8 @@ def _stops(fields: Fields) -> tuple[str, ...]:
 def _bias(fields: Fields) -> dict[int, float]:
     wanted = "an object of token ids and numbers from -100 to 100"
     made = {}
-    for token, bias in (fields.object("logit_bias") or {}).items():
+    given = fields.fields("logit_bias")
+    for token, bias in (given.values if given else {}).items():
         number = isinstance(bias, (int, float)) and not isinstance(bias, bool)
         if not (token.isascii() and token.isdigit() and len(token) < 10 and number):
             raise fields.wrong("logit_bias", wanted)

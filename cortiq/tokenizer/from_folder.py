@@ -7,101 +7,91 @@ template in tokenizer_config.json.
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cortiq.errors import FormatError, NoTokenizerError, TokenizerError, UnsupportedError
-from cortiq.formats.strict_json import read_optional, read_text
-from cortiq.tokenizer.byte_level import (
-    encoded,
-    library_errors,
-    missing_bytes,
-    piece_bytes,
-    refuse_missing_bytes,
+from cortiq.errors import (
+    FormatError,
+    NoTokenizerError,
+    TokenizerError,
+    UnsupportedError,
+    shown,
 )
-from cortiq.tokenizer.score_merge import SPACE
-from cortiq.tokenizer.special import SpecialTokens, find_end_tokens
-
-if TYPE_CHECKING:
-    import tokenizers
+from cortiq.formats.strict_json import parse_object, read_bytes, read_optional, read_text
+from cortiq.tokenizer.byte_level import missing_bytes, refuse_missing_bytes
+from cortiq.tokenizer.decode_base import MIDDLE, TextEdges
+from cortiq.tokenizer.decoders import DecoderChain, PieceStream, decoder_steps
+from cortiq.tokenizer.encoders import TextEncoder, open_encoder
+from cortiq.tokenizer.encoding_cost import flattened
+from cortiq.tokenizer.special_tokens import SpecialTokens, find_end_tokens
 
 __all__ = ["load_folder"]
 
-_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
-_BYTE_LEVEL_STEPS = {"ByteLevel"}
-_SPACE_MARK_STEPS = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
+LARGEST_ID = 1 << 22
+"""Ids from here on are refused: no model has so many, and tables would be as long."""
 
 
 class _FolderVocabulary:
-    """The engine of tokenizer.json, with decoding by bytes instead of by text."""
+    """Pieces of tokenizer.json, and its engine."""
 
-    def __init__(self, engine: tokenizers.Tokenizer, where: str) -> None:
+    def __init__(self, engine: TextEncoder, where: str) -> None:
+        described = engine.description
         self._engine = engine
-        self._lock = Lock()
-        vocabulary = engine.get_vocab(with_added_tokens=True)
-        self.size = max(vocabulary.values(), default=-1) + 1
-        self.added = engine.get_added_tokens_decoder()
-        steps = list(_decoder_steps(engine))
-        kinds = {step["type"] for step in steps}
-        if not kinds <= _BYTE_LEVEL_STEPS and not kinds <= _SPACE_MARK_STEPS:
-            raise UnsupportedError(
-                f"decoder {' + '.join(sorted(kinds))} is not supported",
-                where=where,
-                hint="Supported: ByteLevel, and Metaspace or Replace with ByteFallback.",
-            )
-        self.leading_space = any(map(_strips_space, steps))
-        self._byte_level = kinds == _BYTE_LEVEL_STEPS
-        self._space_mark = bool(kinds & _SPACE_MARK_STEPS)
-        has_unknown = getattr(engine.model, "unk_token", None) is not None
-        check = self._byte_level and not has_unknown
-        self._missing = missing_bytes(vocabulary) if check else frozenset()
+        self._ids: dict[str, int] = described["ids"]
+        self._pieces = {token: piece for piece, token in self._ids.items()}
+        self._pieces |= dict(described["pieces"])
+        self._bytes: dict[int, bytes] = {}
+        self.size = max(self._pieces, default=-1) + 1
+        if self.size > LARGEST_ID:
+            raise UnsupportedError(f"token id {self.size - 1} is too large", where=where)
+        self.control = {text: token for token, text, special in described["added"] if special}
+        self._steps = decoder_steps(described["decoder"], where)
+        self._first = leading_id(described["post_processor"], where)
+        byte_level = all(step["type"] == "ByteLevel" for step in self._steps)
+        check = byte_level and not described["has_unknown"]
+        self._missing = missing_bytes(self._ids) if check else frozenset()
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         refuse_missing_bytes(text, self._missing)
-        # The switch is a property of the engine.
-        with self._lock, library_errors("the text cannot be encoded"):
-            self._engine.encode_special_tokens = not parse_special
-            return list(encoded(self._engine, text))
+        return self._engine.encode(text, parse_special)
+
+    def stream(self, continuation: bool) -> PieceStream:
+        """Open a stream that decodes ids; a gap in the numbering is no token."""
+        chain = DecoderChain(self._steps, TextEdges(first=not continuation))
+        return PieceStream(self._pieces.get, chain)
 
     def piece_bytes(self, token_id: int) -> bytes:
-        if token_id in self.added:
-            return self.added[token_id].content.encode("utf-8")
-        piece = self._engine.id_to_token(token_id)
-        if piece is None:
-            return b""  # a hole in the numbering
-        if self._byte_level:
-            return piece_bytes(piece)
-        byte = _BYTE_TOKEN.fullmatch(piece)
-        if self._space_mark and byte:
-            return bytes([int(byte[1], 16)])
-        return (piece.replace(SPACE, " ") if self._space_mark else piece).encode("utf-8")
+        known = self._bytes.get(token_id)
+        if known is None:
+            chain = DecoderChain(self._steps, MIDDLE, "surrogateescape")
+            piece = self._pieces.get(token_id)
+            text = "" if piece is None else chain.add(piece) + chain.finish()
+            known = self._bytes[token_id] = text.encode("utf-8", "surrogateescape")
+        return known
+
+    def own_text(self, token_id: int) -> str:
+        return self._pieces.get(token_id, "")
 
     def find(self, text: str) -> int | None:
-        return self._engine.token_to_id(text)
+        return self._ids.get(text)
 
     def begins_with(self, token_id: int) -> bool:
-        """Whether the post-processor puts this token in front of a text."""
-        with library_errors("the post-processor fails"):
-            return self._engine.encode("", add_special_tokens=True).ids[:1] == [token_id]
+        """Return whether the post-processor puts this token in front of a text."""
+        return self._first == token_id
 
 
 def load_folder(path: Path) -> tuple[_FolderVocabulary, SpecialTokens, dict[str, str]]:
-    """Vocabulary, special tokens and chat templates of a model folder."""
+    """Load vocabulary, special tokens and chat templates of a model folder."""
     file = path / "tokenizer.json"
     vocabulary = _FolderVocabulary(_open_engine(file), str(file))
     settings = {**_json(path / "special_tokens_map.json"), **_json(path / "tokenizer_config.json")}
     return vocabulary, _special_tokens(path, vocabulary, settings), _templates(path, settings)
 
 
-def _open_engine(file: Path) -> tokenizers.Tokenizer:
-    from tokenizers import Tokenizer
-
+def _open_engine(file: Path) -> TextEncoder:
     if not file.is_file():
         raise NoTokenizerError(
             "the folder has no tokenizer.json: give token ids instead of text",
@@ -109,20 +99,20 @@ def _open_engine(file: Path) -> tokenizers.Tokenizer:
             hint="On the command line with --ids. Or save one with transformers: "
             "AutoTokenizer.from_pretrained(...).save_pretrained().",
         )
-    with library_errors("not a tokenizer", str(file)):
-        engine = Tokenizer.from_file(str(file))
-    if getattr(engine.model, "dropout", None):
+    with _as_tokenizer_errors():
+        data = read_bytes(file)
+        described = parse_object(data, str(file))
+    model = described.get("model")
+    if isinstance(model, dict) and model.get("dropout"):
         message = "the tokenizer drops merges at random (dropout): a text has no definite ids"
         raise UnsupportedError(message, where=str(file), hint="set model.dropout to null")
-    engine.no_truncation()
-    engine.no_padding()
-    return engine
+    return open_encoder(data.decode(), described, str(file))
 
 
 def _special_tokens(
     path: Path, vocabulary: _FolderVocabulary, settings: Mapping[str, Any]
 ) -> SpecialTokens:
-    control = {token.content: i for i, token in vocabulary.added.items() if token.special}
+    control = vocabulary.control
     bos, eos, unknown = (
         vocabulary.find(_content(settings.get(f"{name}_token"))) for name in ("bos", "eos", "unk")
     )
@@ -159,23 +149,40 @@ def _templates(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     return named
 
 
-def _decoder_steps(engine: tokenizers.Tokenizer) -> Iterator[dict[str, Any]]:
-    """The decoder's steps, flattened; the library gives its parts as JSON only through pickling."""
-    if engine.decoder is None:
-        return
-    pending = [json.loads(engine.decoder.__getstate__())]
-    while pending:
-        step = pending.pop(0)
-        if step["type"] == "Sequence":
-            pending = [*step["decoders"], *pending]
+def leading_id(processor: Mapping[str, Any] | None, where: str) -> int | None:
+    """Return the id that a post-processor puts in front of every text.
+
+    Raises
+    ------
+    UnsupportedError : it repeats the text or leaves it out.
+    """
+    first: int | None = None
+    for step in flattened(processor, "processors"):
+        if step["type"] == "TemplateProcessing":
+            pieces = step["single"]
+            texts = [piece["Sequence"]["id"] for piece in pieces if "Sequence" in piece]
+            if texts != ["A"]:
+                what = f"the post-processor's template has the text {len(texts)} times, not once"
+                raise UnsupportedError(what, where=where)
+            ids = _ids_before_text(step, where)
         else:
-            yield step
+            ids = [step["cls"][1]] if "cls" in step else []
+        first = ids[0] if ids else first  # a later step puts it in front of an earlier one's
+    return first
 
 
-def _strips_space(step: Mapping[str, Any]) -> bool:
-    if step["type"] == "Strip":
-        return step.get("content") == " " and step.get("start", 0) >= 1
-    return step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never"
+def _ids_before_text(template: Mapping[str, Any], where: str) -> list[int]:
+    """Return the ids of the first token with ids that a template puts before the text."""
+    for piece in template["single"]:
+        name = piece.get("SpecialToken", {}).get("id")
+        if name is None:
+            break
+        if name not in template["special_tokens"]:
+            what = f"the post-processor's template has no ids for {shown(name)}"
+            raise TokenizerError(what, where=where)
+        if ids := template["special_tokens"][name]["ids"]:
+            return list(ids)
+    return []
 
 
 def _content(token: object) -> str:

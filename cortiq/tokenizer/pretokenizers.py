@@ -3,28 +3,41 @@
 Each is a list of stages. A stage cuts every piece of the stage before it: the matches of its
 regular expression and the gaps between them all become pieces. Source: the tokenizer.json of the
 model families, as GGUF readers name them.
+
+A GGUF file cannot say that its tokenizer normalises texts, so the name has to stand for that too.
+The names with `nfc` are those of the tokenizers that transformers builds with that normalizer
+(Qwen 2 to 3.5, GPT-NeoX, Cohere), and of their descendants.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from cortiq.errors import UnsupportedError
 
-__all__ = ["PRE_TOKENIZERS", "PreTokenizer", "pre_tokenizer"]
+__all__ = [
+    "PRE_TOKENIZERS",
+    "PUBLISHED_PATTERNS",
+    "PreTokenizer",
+    "plain_pattern",
+    "pre_tokenizer",
+]
 
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How text is cut into words before byte pairs merge.
+    """Rules that split text into words before byte pairs merge.
 
     `ignore_merges`: a word that is a token is that token, whatever the merges say.
     `add_bos`: the family puts BOS before a text unless the file says otherwise.
+    `nfc`: texts are brought to Unicode's normalization form C first.
     """
 
     stages: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
+    nfc: bool = False
 
 
 _CONTRACTION = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -109,19 +122,22 @@ _BLOOM = PreTokenizer((_NO_STOPS,))
 _BAILING_MOE = PreTokenizer((_BAILING,))
 
 _GROUPS: tuple[tuple[PreTokenizer, str], ...] = (
-    (_DIGIT_THEN_GPT2, "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2"),
+    (_DIGIT_THEN_GPT2, "smollm starcoder refact codeshell exaone minerva-7b mellum2"),
+    (replace(_DIGIT_THEN_GPT2, nfc=True), "command-r"),
     (
         _PLAIN_GPT2,
-        "gpt-2 mpt olmo jais phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code "
-        "gigachat a.x-4.0 mellum modern-bert roberta-bpe exaone4 trillion granite-docling",
+        "gpt-2 jais phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code "
+        "gigachat a.x-4.0 mellum roberta-bpe exaone4 trillion granite-docling",
     ),
+    (replace(_PLAIN_GPT2, nfc=True), "mpt olmo modern-bert"),
     (
         _WITH_BOS,
         "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
     ),
     (_THREE_DIGITS, "dbrx smaug-bpe glm4 chatglm-bpe"),
-    (_ONE_DIGIT, "qwen2 deepseek-r1-qwen kormo f2llmv2 stablelm2 hunyuan solar-open megrez grok-2"),
-    (PreTokenizer((_QWEN35,)), "qwen35"),
+    (_ONE_DIGIT, "kormo stablelm2 hunyuan solar-open megrez grok-2"),
+    (replace(_ONE_DIGIT, nfc=True), "qwen2 deepseek-r1-qwen f2llmv2"),
+    (PreTokenizer((_QWEN35,), nfc=True), "qwen35"),
     (PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True), "tekken"),
     (_CASED, "gpt-4o llama4 kanana2 minimax-m2"),
     (PreTokenizer(_DEEPSEEK_LLM), "deepseek-llm"),
@@ -148,7 +164,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
 
 
 def pre_tokenizer(name: str) -> PreTokenizer:
-    """The pre-tokenizer a GGUF file calls `name`.
+    """Return the pre-tokenizer that a GGUF file calls `name`.
 
     Raises
     ------
@@ -162,3 +178,30 @@ def pre_tokenizer(name: str) -> PreTokenizer:
             where="tokenizer.ggml.pre",
             hint=f"Supported: {', '.join(sorted(PRE_TOKENIZERS))}.",
         ) from None
+
+
+def plain_pattern(pattern: object) -> str:
+    """Return a pattern with its characters written out: files spell them in several ways."""
+    text = re.sub(r"\\x\{([0-9A-Fa-f]{1,6})\}", lambda m: chr(int(m[1], 16)), str(pattern))
+    for escape, character in ((r"\r", "\r"), (r"\n", "\n"), (r"\"", '"')):
+        text = text.replace(escape, character)
+    return text.replace(_CONTRACTION, _ANY_CASE)
+
+
+_ANY_CASE = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_OTHERS = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+",
+    " ?[^(\\s|[.,!?…。，、।۔،])]+",
+    r"\p{N}{1,3}", r"\d", r"\d{1,3}", r"\s+", r"\n", " {2,}", r"\s{2,}|[\n\r\t]", r"[\n\r\t]",
+    r"\A▁",
+)  # fmt: skip
+
+PUBLISHED_PATTERNS = frozenset(
+    plain_pattern(pattern)
+    for pattern in (
+        *_OTHERS,
+        *(stage for definition in PRE_TOKENIZERS.values() for stage in definition.stages),
+    )
+)
+"""Patterns whose time on any text is known to be proportional to its length."""

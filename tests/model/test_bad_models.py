@@ -219,6 +219,30 @@ def test_the_folder_is_a_model(folder):
     assert first_token(folder)
 
 
+LOADS = [("reference", "f32"), ("reference", "w16"), ("cpu", "f32"), ("cpu", "w8")]
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("weight_format", ["f32", "w16"])
+def test_a_server_never_starts_on_unsound_weights(
+    backend, weight_format, tensors, tmp_path, monkeypatch, capsys
+):
+    started = []
+    monkeypatch.setattr("cortiq.serve.start.serve_models", lambda *given: started.append(given))
+    command = ["serve", str(tmp_path), "--backend", backend, "--weight-format", weight_format]
+    write_folder(tmp_path, tensors)
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert started and ended.value.code in (0, None)
+    started.clear()
+    tensors[f"{LAYER}mlp.down_proj.weight"][31, 63] = 0x7F80
+    write_folder(tmp_path, tensors)
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert ended.value.code == 2 and not started
+    assert "down_proj.weight: row 31 holds inf" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("word", [0x7FC0, 0xFF80, 0x5F80])  # NaN, −infinity, 2⁶⁴
 def test_a_value_no_weight_can_be_is_found_with_its_row(name, word, tensors, tmp_path, capsys):
@@ -226,8 +250,9 @@ def test_a_value_no_weight_can_be_is_found_with_its_row(name, word, tensors, tmp
     tensors[name][row] = word
     write_folder(tmp_path, tensors)
     row = 0 if tensors[name].ndim == 1 else row
-    with pytest.raises(FormatError, match=f"{name}: row {row} holds"):
-        first_token(tmp_path)
+    for backend, weight_format in LOADS:
+        with pytest.raises(FormatError, match=f"{name}: row {row} holds"):
+            cortiq.load(tmp_path, backend=backend, weight_format=weight_format)
     with pytest.raises(SystemExit) as ended:
         main(["inspect", str(tmp_path), "--check"])
     assert ended.value.code == 2 and f"row {row} holds" in capsys.readouterr().err

@@ -119,7 +119,10 @@ def test_a_block_that_is_not_whole_is_declined(executable):
         ({"intermediate_size": 48}, "should be"),
         ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": 1}}, "taps the layers 1 of 3"),
         ({"block_size": 1}, "block_size is 1: a block holds the last token"),
-        ({"num_attention_heads": 3}, "block: dflash.layers.0.attend: 2 KV heads for 3 heads"),
+        (
+            {"num_attention_heads": 3},
+            "block: dflash.layers.0.attend: Attend.kv_heads is 2, Attend.heads is 3",
+        ),
         ({"rope_theta": "x"}, "block: config: the rope parameter rope_theta is 'x'"),
     ],
 )

@@ -161,6 +161,15 @@ def test_a_model_by_its_address(server, cache):
     assert [p for p in cache.iterdir() if p.suffix != ".lock"] == []
 
 
+def test_a_file_of_an_address_that_was_changed_is_fetched_again(server, cache):
+    name = f"{server.url}#sha256={hashlib.sha256(CONTENT).hexdigest()}"
+    path = fetch.resolve(name)
+    assert fetch.resolve(name) == path and len(server.asked) == 1
+    path.write_bytes(CONTENT[:-1] + b"?")
+    assert fetch.checked(name) is None
+    assert fetch.resolve(name).read_bytes() == CONTENT and len(server.asked) == 2
+
+
 def test_an_address_is_gone_on_with_and_can_be_given_up(server, cache, monkeypatch):
     name = f"{server.url}#sha256={SHA256}"
     server.cut, server.answers = HALF, []

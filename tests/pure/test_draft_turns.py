@@ -30,7 +30,7 @@ from cortiq.engine.policy.turns import (
 )
 from cortiq.engine.policy.values import Prices, Start, Value, round_values
 from cortiq.errors import RequestError
-from cortiq.models.head_names import parted
+from cortiq.models.head_names import split_heads_option
 from cortiq.options import GenerateOptions
 from cortiq.runtime.drafts import Drafts, heads_of
 from cortiq.runtime.request import make_request
@@ -316,8 +316,11 @@ def test_lists_name_drafters_and_what_they_must_be_loaded_with():
     assert heads_of("auto,dflash:x") == "auto,dflash:x" and heads_of("auto,mtp") == "mtp"
     assert list(find_kinds("mtp, lookup,mtp")) == ["mtp", "lookup"]
     assert heads_of("lookup,model:y") is None and heads_of("auto") == "auto"
-    assert parted("auto,dflash:/a,b") == ("auto", "/a,b")
-    assert parted("dflash:p") == ("off", "p") and parted("mtp:raw") == ("mtp:raw", None)
+    assert split_heads_option("auto,dflash:/a,b") == ("auto", "/a,b")
+    assert split_heads_option("dflash:p") == ("off", "p") and split_heads_option("mtp:raw") == (
+        "mtp:raw",
+        None,
+    )
     for draft, sentence in (
         ("mtp,nothing", "no drafter 'nothing'"),
         ("mtp,dflash", "takes an"),

@@ -427,6 +427,9 @@ def test_rows_go_to_decoding_sequences_first_then_to_drafts_and_prompts():
         Share(1, 4), Share(1, 4), Share(1, 2), Share(10), Share(0),
     ]  # fmt: skip
     assert shares([*decoding, *prompts], 2) == [Share(1), Share(1), Share(), Share(), Share()]
+    first = Need(100, 64, False, 0, (-1, 9))  # a prompt more urgent than all of them gets a row
+    assert shares([*decoding, first], 2) == [Share(1), Share(), Share(), Share(1)]
+    assert shares([*decoding, first], 1) == [Share(), Share(), Share(), Share(1)]
     assert shares([*prompts], 256) == [Share(64), Share(5)]
     replay = Need(20, 64, True, 4, (0, 0))
     assert shares([replay, decoding[1]], 8) == [Share(8), Share()]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cortiq.errors import DownloadError, ModelNotFoundError, RequestError
-from cortiq.formats import fetch, wheels
+from cortiq.formats import checked, fetch, wheels
 from cortiq.formats.cache import models_folder
 from cortiq.formats.known import KNOWN_MODELS, KnownModel, Piece
 
@@ -100,6 +100,39 @@ def test_what_is_cached_is_not_fetched_again(cache, source, tmp_path):
     path.write_bytes(CONTENT[:-1])
     assert fetch.cached("tiny") is None and fetch.list_cached() == {}
     assert fetch.pull("tiny", source_dir=source).read_bytes() == CONTENT
+
+
+def hashes(monkeypatch):
+    """Names of files whose bytes were hashed since."""
+    seen, real = [], checked.file_sha256
+    monkeypatch.setattr(checked, "file_sha256", lambda path: seen.append(path.name) or real(path))
+    return seen
+
+
+def test_what_is_cached_is_hashed_once_and_again_when_it_changed(source, monkeypatch):
+    path = fetch.pull("tiny", source_dir=source)
+    hashed = hashes(monkeypatch)
+    assert [fetch.checked("tiny") for _ in range(3)] == [path] * 3 and hashed == ["tiny.gguf"]
+    os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
+    assert [fetch.checked("tiny") for _ in range(3)] == [path] * 3 and len(hashed) == 2
+    path.write_bytes(CONTENT[:-1] + b"?")
+    assert fetch.cached("tiny") == path and fetch.checked("tiny") is None and len(hashed) == 3
+    assert fetch.pull("tiny", source_dir=source).read_bytes() == CONTENT
+    assert fetch.checked("tiny") == path and fetch.resolve("tiny") == path
+
+
+@pytest.mark.parametrize("record", [b"", b"[]", b"{", b'{"tiny.gguf": 3}', b'{"tiny.gguf": {}}'])
+def test_a_record_that_is_none_is_made_anew(cache, source, monkeypatch, record):
+    path = fetch.pull("tiny", source_dir=source)
+    assert fetch.checked("tiny") == path
+    place = cache.parent / "checked" / "tiny.json"
+    right = place.read_bytes()
+    place.write_bytes(record)
+    hashed = hashes(monkeypatch)
+    assert [fetch.checked("tiny"), fetch.checked("tiny")] == [path] * 2 and len(hashed) == 1
+    assert place.read_bytes() == right
+    fetch.remove("tiny")
+    assert not place.exists()
 
 
 def test_wrong_bytes_are_refused(cache, model, source, tmp_path):

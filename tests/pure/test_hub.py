@@ -147,6 +147,36 @@ def left_in(cache: Path) -> list[Path]:
     return [path for path in cache.iterdir() if path.suffix != ".lock"]
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_hub_that_gives_no_hash_is_an_error(serve, tmp_path, cache, name):
+    server = serve(FILES)
+    listed = server.siblings()
+    for one in listed:
+        if one["rfilename"] == name:
+            one.pop("blobId")
+            one["lfs"] = {"size": 1, "pointerSize": 1, "sha256": ""} if "lfs" in one else None
+    server.siblings = lambda: listed
+    made = pull(server, "hf:org/name", tmp_path)
+    assert made.returncode == 1 and f"{name}: the hub gives no hash of it" in made.stderr
+    assert not any(path.is_dir() and not path.name.startswith(".") for path in cache.iterdir())
+
+
+def test_a_repository_in_the_cache_is_the_one_that_was_fetched(serve, tmp_path, cache, monkeypatch):
+    server = serve(FILES)
+    folder = Path(pull(server, "hf:org/name", tmp_path).stdout.strip())
+    asked = len(server.requests)
+    assert fetch.resolve("hf:org/name") == folder and len(server.requests) == asked
+    (folder / "model.safetensors").write_bytes(WEIGHTS[:-1] + b"?")
+    with pytest.raises(DownloadError, match=r"model\.safetensors is not the file") as caught:
+        fetch.resolve("hf:org/name")
+    assert "cortiq rm hf:org/name" in caught.value.hint
+    (cache.parent / "checked" / f"{folder.name}.json").unlink()  # as an earlier cortiq left it
+    assert fetch.resolve("hf:org/name") == folder
+    (folder / "config.json").unlink()
+    with pytest.raises(DownloadError, match=r"config\.json"):
+        fetch.resolve("hf:org/name")
+
+
 def test_config_tokenizer_and_safetensors_are_fetched_and_nothing_else(serve, tmp_path, cache):
     server = serve(FILES)
     done = pull(server, "hf:org/name", tmp_path)

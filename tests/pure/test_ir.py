@@ -269,7 +269,6 @@ def test_the_builder_refuses_what_does_not_fit():
     [
         (Add(), [Type((8,)), Type((4,))]),
         (GatedMLP(8, 4), [Type((9,))]),
-        (replace(MIXER, kv_heads=3, heads=4), [Type((8,)), Type((), "i32")]),
         (MIXER, [Type((8,)), Type(())]),
         (Embedding(4, 4), [Type(())]),
         (LATENT, [Type((8,), "i32"), Type((), "i32")]),

@@ -165,7 +165,7 @@ def test_mixture_is_its_formula(name):
     [
         ({"gated": False, "interleaved": True, "activation": "relu"}, "no gate to join"),
         ({"gated": False, "activation": OAI}, "no gate to join"),
-        ({"shared_factor": True}, "no shared expert"),
+        ({"shared_factor": True}, "there is a shared expert to multiply"),
     ],
 )
 def test_a_mixture_that_cannot_be_is_refused(options, words):

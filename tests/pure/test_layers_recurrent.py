@@ -9,6 +9,7 @@ import pytest
 from one_layer import EPS, FUNCTIONS, normed, plain, run, sigmoid, softplus, weights_for
 
 from cortiq.errors import GraphError
+from cortiq.ir import Builder
 from cortiq.ir.layers import KDA, GatedDeltaNet, Mamba2
 from cortiq.numerics.layouts import Weight
 
@@ -188,9 +189,9 @@ def test_mamba_2_is_its_recurrence(name):
 @pytest.mark.parametrize(
     ("op", "words"),
     [
-        (replace(NET, key_heads=3), "3 key heads for 4 heads"),
-        (replace(SPACE, groups=3), "3 groups for 4 heads"),
-        (replace(SPACE, norm_groups=3), "3 parts of 20"),
+        (replace(NET, key_heads=3), "key_heads is 3, .*heads is 4; .* key_heads divides heads"),
+        (replace(SPACE, groups=3), "groups is 3, .*heads is 4; .* groups divides heads"),
+        (replace(SPACE, norm_groups=3), "norm_groups is 3, .* norm_groups divides the inner width"),
     ],
 )
 def test_a_mixer_that_cannot_be_is_refused(op, words):
@@ -199,5 +200,6 @@ def test_a_mixer_that_cannot_be_is_refused(op, words):
 
 
 def test_a_decay_of_an_unknown_kind_is_refused():
-    with pytest.raises(GraphError, match="a decay per 'row'"):
-        replace(KIMI, decay_per="row")
+    with pytest.raises(GraphError, match="decay_per is 'row'; it takes one of head, value"):
+        b = Builder(context=8)
+        b.add(replace(KIMI, decay_per="row"), b.input("x", (KIMI.width,), "f32"), name="y")

@@ -12,13 +12,13 @@ from cortiq.numerics.layouts import (
     GGML_LAYOUTS,
     LAYOUTS,
     Weight,
-    check_finite,
     decode,
     dequantise_codes,
     embedding_rows,
     floats,
     unpack,
 )
+from cortiq.numerics.soundness import check_finite
 
 BLOCK_LAYOUTS = [layout for layout in GGML_LAYOUTS.values() if layout.kind == "blocks"]
 HALVES_AT = {

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import fields
 from importlib import import_module
 from math import isclose
 from pathlib import Path
 
 import pytest
 
-from cortiq.errors import FormatError, UnsupportedError
+from cortiq.errors import CortiqError, FormatError, UnsupportedError
+from cortiq.ir import verify
 from cortiq.models import gemma3, lfm2, llama, mixtral
 from cortiq.models.config import config_from_json
 from cortiq.models.gguf_config import config_from_gguf
 from cortiq.models.registry import OWN, architecture_of, describe_families, families, family_for
 from cortiq.models.rope import rope_table
+from cortiq.models.synthetic_configs import CONFIGS
 from cortiq.numerics.rope_scaling import Linear, Llama3
 
 SMOLLM2 = {
@@ -78,6 +81,23 @@ LFM2 = {
     "num_key_value_heads": 8, "rope_theta": 1000000.0, "theta": 1000000.0,
     "use_pos_enc": True, "vocab_size": 65536,
 }  # fmt: skip
+
+
+OLD_DRAWING = {
+    "bad_words_ids": None, "begin_suppress_tokens": None, "decoder_start_token_id": None,
+    "diversity_penalty": 0.0, "do_sample": False, "early_stopping": False,
+    "encoder_no_repeat_ngram_size": 0, "exponential_decay_length_penalty": None,
+    "forced_bos_token_id": None, "forced_eos_token_id": None, "length_penalty": 1.0,
+    "max_length": 20, "min_length": 0, "no_repeat_ngram_size": 0, "num_beam_groups": 1,
+    "num_beams": 1, "num_return_sequences": 1, "output_scores": False, "prefix": None,
+    "remove_invalid_values": False, "repetition_penalty": 1.0, "return_dict_in_generate": False,
+    "sep_token_id": None, "suppress_tokens": None, "task_specific_params": None,
+    "temperature": 1.0, "top_k": 50, "top_p": 1.0, "typical_p": 1.0,
+    "finetuning_task": None, "tf_legacy_loss": False, "torchscript": False,
+    "tokenizer_class": None, "pruned_heads": {}, "tie_encoder_decoder": False,
+    "cross_attention_hidden_size": None, "use_bfloat16": False, "add_cross_attention": False,
+}  # fmt: skip
+"""What `PretrainedConfig.to_dict` of transformers 4.30 gives beside what version 5 does."""
 
 
 def read(family, config):
@@ -145,9 +165,67 @@ def test_gemma3_layer_types_must_name_every_layer():
         read(gemma3, GEMMA | {"layer_types": ["full_attention"] * 25}).windows()
 
 
-def test_remote_code_and_other_unknown_keys_are_refused_by_name():
-    with pytest.raises(UnsupportedError, match=r"auto_map, residual_multiplier"):
-        read(llama, SMOLLM2 | {"residual_multiplier": 0.2, "auto_map": {"A": "b.C"}})
+def test_unknown_keys_are_refused_by_name():
+    with pytest.raises(UnsupportedError, match=r": a_surprise, residual_multiplier\n"):
+        read(llama, SMOLLM2 | {"residual_multiplier": 0.2, "a_surprise": 1, "auto_map": {}})
+
+
+def test_what_transformers_writes_into_every_file_refuses_none():
+    """Its common fields, how a text is drawn (version 4 writes that too), and notes of tools."""
+    transformers = pytest.importorskip("transformers")
+    common = transformers.PretrainedConfig().to_dict()
+    drawing = {key: value for key, value in OLD_DRAWING.items() if key not in common}
+    notes = {"unsloth_fixed": True, "unsloth_version": "2025.1", "auto_map": {"A": "b.C"}}
+    plain = read(llama, SMOLLM2)
+    assert read(llama, {**common, **drawing, **notes, **SMOLLM2}) == plain
+    known = transformers.GenerationConfig().to_dict()
+    assert len(OLD_DRAWING.keys() & {*known, *vars(transformers.GenerationConfig())}) > 25
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"pruned_heads": {"0": [1]}}, {"tie_encoder_decoder": True}, {"add_cross_attention": True}],
+)
+def test_common_fields_that_change_the_graph_are_refused(changes):
+    with pytest.raises(UnsupportedError, match=next(iter(changes))):
+        read(llama, SMOLLM2 | changes)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "rope"),
+    [
+        ({}, {"rope_type": "default"}),
+        ({"rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scale_linear": 4.0, "rope.scaling.type": "none"}, {"rope_type": "default"}),
+        ({"rope.scaling.factor": 0.0}, {"rope_type": "default"}),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 1.0},
+         {"rope_type": "yarn", "factor": 4.0}),
+    ],
+)  # fmt: skip
+def test_gguf_scaling_is_read_as_llama_cpp_reads_it(metadata, rope):
+    """A factor without a type is linear; 0 is no factor; `none` scales nothing."""
+    made = from_gguf(llama, "llama", GGUF_LLAMA | metadata).rope_parameters
+    kept = ("rope_type", "factor", "attention_factor")
+    assert {key: made[key] for key in kept if key in made} == rope
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"rope.scaling.type": "su"}, "rope.scaling.type 'su'"),
+        ({"rope.scaling.type": "longrope"}, "rope_factors_long"),
+        ({"rope.scaling.factor": 4.0, "rope.scale_linear": 2.0}, "differ"),
+        ({"rope.scaling.attn_factor": 1.5}, "attn_factor = 1.5 beside linear"),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 1.5},
+         "attn_factor = 1.5 beside yarn"),
+        ({"rope.scaling.factor": 4.0, "rope.scaling.yarn_beta_fast": 32.0}, "beta_fast = 32.0"),
+        ({"rope.scaling.factor": 4.0, "rope.scaling.yarn_ext_factor": 1.0}, "yarn_ext_factor"),
+    ],
+)  # fmt: skip
+def test_gguf_scaling_that_would_be_left_out_is_refused(metadata, words):
+    with pytest.raises((UnsupportedError, FormatError), match=words):
+        from_gguf(llama, "llama", GGUF_LLAMA | metadata)
 
 
 def test_two_values_of_one_thing_are_refused():
@@ -254,7 +332,7 @@ def test_a_family_only_describes(family):
         "__future__", "collections.abc", "dataclasses", "math", "typing", "cortiq.errors",
         "cortiq.ir", "cortiq.ir.layers", "cortiq.ir.ops", "cortiq.models", "cortiq.models.config",
         "cortiq.models.layer_kinds", "cortiq.models.mla", "cortiq.models.names",
-        "cortiq.models.parts", "cortiq.models.pieces", "cortiq.models.rope",
+        "cortiq.models.parts", "cortiq.models.tensor_pieces", "cortiq.models.rope",
         "cortiq.numerics.rope", "cortiq.numerics.route",
     }  # fmt: skip
     allowed |= {f"cortiq.models.{name}" for name in OWN}
@@ -262,3 +340,32 @@ def test_a_family_only_describes(family):
     imports = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     imports |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     assert imports <= allowed
+
+
+@pytest.mark.parametrize("name", [n for n, c in CONFIGS.items() if "model_type" in c])
+def test_no_window_of_published_configurations_is_read_two_ways(name):
+    """A window of 0 is none, as those who write it mean it, or refused with its name."""
+    family = families()[CONFIGS[name]["model_type"]]
+    if "sliding_window" not in {f.name for f in fields(family.Config)}:
+        return
+    given = {**CONFIGS[name], "sliding_window": 0}
+    try:
+        config = config_from_json(family.Config, family.KEYS, given, where="config.json")
+        program = family.build(config, 64)
+    except CortiqError as error:
+        assert "sliding_window" in str(error)
+        return
+    verify(program)
+    windows = {getattr(node.op, "window", None) for node in program.trunk.nodes}
+    assert windows == {None}
+
+
+@pytest.mark.parametrize("name", ["mini-qwen2", "mini-phi3", "mini-qwen3_moe", "mini-smollm3"])
+def test_a_window_that_is_not_in_use_may_be_0(name):
+    family = families()[CONFIGS[name]["model_type"]]
+    known = {f.name for f in fields(family.Config)}
+    off = {key: value for key, value in {"use_sliding_window": False}.items() if key in known}
+    given = {k: v for k, v in CONFIGS[name].items() if k != "layer_types"}
+    given = {**given, **off, "sliding_window": 0}
+    config = config_from_json(family.Config, family.KEYS, given, where="config.json")
+    verify(family.build(config, 64))

@@ -15,7 +15,7 @@ from work import HANG_SECONDS
 from cortiq.errors import FormatError
 from cortiq_conformance.cli import matrix
 from cortiq_conformance.faults import FaultyBackend
-from cortiq_conformance.faults.backend import DECLINES
+from cortiq_conformance.faults.table import DECLINES
 from cortiq_conformance.page import page, read_reports
 from cortiq_conformance.runner import run
 from cortiq_reference.backend import ReferenceBackend

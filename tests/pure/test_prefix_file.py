@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import struct
 
@@ -12,6 +14,7 @@ from engines import backends
 
 import cortiq
 from cortiq.cli.main import cli
+from cortiq.engine.prefix_file import EARLIER
 from cortiq.errors import CortiqError, FormatError, RequestError
 
 MODELS = ["synthetic:tiny-llama", "synthetic:tiny-lfm2"]
@@ -71,8 +74,9 @@ def test_trimming_makes_prefixes_smaller_and_older_files_are_read(tmp_path):
         path = tmp_path / f"{full}"
         with cortiq.load("synthetic:tiny-gemma3", threads=1, full_windows=full) as model:
             model.save_prefix(TEXT * 4, path)
-            rewritten(path, of_metadata(format="cortiq prefix 1"))
-            assert len(model.load_prefix(path)) == len(TEXT) * 4
+            for earlier in EARLIER:
+                rewritten(path, as_earlier(earlier))
+                assert len(model.load_prefix(path, check=True)) == len(TEXT) * 4
         sizes.append(path.stat().st_size)
     assert sizes[1] < 0.85 * sizes[0]
 
@@ -106,6 +110,19 @@ def of_metadata(**values):
     return lambda table, body: table["__metadata__"].update(values)
 
 
+def as_earlier(name):
+    """The file as an earlier version wrote it: its hash is of the tensors' bytes alone."""
+
+    def change(table, body):
+        digest = hashlib.sha256()
+        for key in sorted(table.keys() - {"__metadata__"}):
+            start, stop = table[key]["data_offsets"]
+            digest.update(body[start:stop])
+        table["__metadata__"] |= {"format": name, "sha256": digest.hexdigest()}
+
+    return change
+
+
 def drop_slot(table, body):
     name = max(table, key=lambda n: table[n].get("data_offsets", [0, 0])[1])
     start, stop = table.pop(name)["data_offsets"]
@@ -123,9 +140,9 @@ def flip(table, body):
         (of_metadata(contract="9"), RequestError, "contract '9'"),
         (of_metadata(model="0" * 64), RequestError, "another model"),
         (of_metadata(sha256="0" * 64), FormatError, "damaged"),
-        (of_metadata(lengths="{"), FormatError, "how long"),
-        (of_metadata(lengths='{"trunk": 3}'), RequestError, "ids for 3 rows|has"),
-        (of_metadata(lengths="[]"), RequestError, "entry graphs"),
+        (of_metadata(lengths="{"), FormatError, "damaged"),
+        (of_metadata(more="x"), FormatError, "damaged"),
+        (of_metadata(format="cortiq prefix 2"), FormatError, "damaged"),
         (flip, FormatError, "damaged"),
         (drop_slot, (FormatError, RequestError), "damaged|slots"),
         (lambda table, body: body.extend(b"1234"), FormatError, "end at byte"),
@@ -139,6 +156,48 @@ def test_file_that_is_not_right_is_refused(saved, name, change, error, message):
         pytest.raises(error, match=message),
     ):
         model.load_prefix(saved)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "error", "message"),
+    [("{", FormatError, "lengths: is not valid JSON"), ("[]", FormatError, "not a JSON object"),
+     ('{"trunk": 3}', RequestError, "ids for 3 rows|has"), ("{}", RequestError, "entry graphs"),
+     ('{"trunk": 64, "trunk": 64}', FormatError, "appears twice"),
+     ("[" * 100_000, FormatError, "deep"), ('{"trunk": NaN}', RequestError, "has nan rows")],
+)  # fmt: skip
+def test_lengths_are_read_strictly_even_with_the_right_hash(saved, name, lengths, error, message):
+    def change(table, body):
+        table["__metadata__"]["lengths"] = lengths
+        as_earlier("cortiq prefix 2")(table, body)
+
+    test_file_that_is_not_right_is_refused(saved, name, change, error, message)
+
+
+@pytest.mark.parametrize("backend", backends())
+def test_a_prefix_computed_again_is_the_same_on_every_backend(saved, name, backend):
+    with cortiq.load(name, backend=backend, threads=1) as model:
+        assert model.tokenizer.decode(model.load_prefix(saved, check=True)) == TEXT
+
+
+def test_a_prefix_of_other_rows_is_found_by_computing_it_again(tmp_path, name):
+    """Its hash is right, as anybody can make it: it is believed, unless it is checked."""
+    from cortiq.engine.prefix_file import read_prefix, write_prefix
+
+    with cortiq.load(name, backend="reference", threads=1) as model:
+        model.save_prefix("Be kind to everybody who asks.", tmp_path / "kind")
+        model.save_prefix("Be rude to everybody who asks.", tmp_path / "rude")
+        kind, rude = (
+            read_prefix(tmp_path / word, model.program, model.fingerprint)
+            for word in ("kind", "rude")
+        )
+        forged = dataclasses.replace(rude, tokens=kind.tokens)
+        write_prefix(tmp_path / "forged", forged, model.fingerprint)
+        assert model.load_prefix(tmp_path / "forged") == kind.tokens.tolist()
+        with pytest.raises(FormatError, match="not what the model computes of its tokens: '"):
+            model.load_prefix(tmp_path / "forged", check=True)
+        file, flags = str(tmp_path / "forged"), ["--backend", "reference"]
+        made = CliRunner().invoke(cli, ["prefix", "load", name, file, "--check", *flags])
+        assert isinstance(made.exception, FormatError)
 
 
 def test_values_out_of_the_domain_are_refused_even_with_the_right_hash(tmp_path):
@@ -171,6 +230,8 @@ def test_command_line(tmp_path):
     file, model = str(tmp_path / "p"), "synthetic:tiny-llama"
     made = run(cli, ["prefix", "save", model, file, "-p", TEXT])
     assert made.exit_code == 0 and f"{len(TEXT)} tokens in" in made.output
+    made = run(cli, ["prefix", "load", model, file, "--check"])
+    assert "the same as computed again" in made.output
     made = run(cli, ["prefix", "load", model, file, "--json"])
     assert json.loads(made.output)["text"] == TEXT
     base = ["generate", model, "-p", TEXT + "x", "--max-tokens", "4", "--json"]

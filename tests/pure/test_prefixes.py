@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from sequences import feed
 from small_program import bound
 
+import cortiq
 from cortiq.backend import CompileOptions
 from cortiq.engine import keys
 from cortiq.engine.keys import RollingKey, fold
@@ -209,11 +210,11 @@ def test_kept_states_make_room_for_requests():
     assert free.free_bytes() == 4 * free.state_bytes(64) + 1000
 
 
-def embeddings(ids):
+def embeddings(ids, name="tiny-llama"):
     """The rows that the model's own table has for these ids."""
     from cortiq.numerics.layouts import embedding_rows
 
-    model = loaded("tiny-llama")
+    model = loaded(name)
     (name,) = [n for n in model.weights if "embed_tokens" in n]
     return np.ascontiguousarray(embedding_rows(model.weights[name], np.array(ids, np.int32)))
 
@@ -236,6 +237,74 @@ def test_embedding_prompts_never_meet_kept_prefixes(backend):
     assert facts(after) == alone(on, request([*a, 7], 6))
     assert facts(first) == alone(on, request(a, 4))
     cache.clear()
+
+
+@pytest.mark.parametrize("first", ["ended", "running"])
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-lfm2"])
+def test_t35_embedding_prompts_are_no_prefix_of_anybody_and_have_none(model, first):
+    """Either one first, whether it has ended, has a mark or still runs: nothing is reused."""
+    on = executable(name=model)
+    a, b = prompt(1, 40), prompt(2, 40)
+    foreign = request(a, 6, embeddings=embeddings(b, model), marks=marks_of(a))
+    same_ids, longer = (request(ids, 6, marks=marks_of(a)) for ids in (a, [*a, 7, 8, 9]))
+    source = alone(on, request(b, 6))
+    assert alone(on, foreign) == source != alone(on, same_ids)
+    for before, after in ((foreign, same_ids), (foreign, longer), (longer, foreign)):
+        cache = PrefixCache(on, 10)
+        with engine(on, prefixes=cache) as mine:
+            earlier = mine.submit(before)
+            mine.step()
+            if first == "ended":
+                mine.run()
+                assert earlier.done and bool(len(cache)) is (before is longer)
+            later = mine.submit(after)
+            mine.run()
+        assert later.stats.reused_tokens == 0
+        for made in (earlier, later):
+            assert facts(made) == (source if made.request is foreign else alone(on, made.request))
+        cache.clear()
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma3", "tiny-mimo"])
+@pytest.mark.parametrize("backend", backends())
+def test_embeddings_through_a_model_are_the_rows_they_are(backend, name):
+    """Rows of a text give that text's bits whatever the labels say, with prefixes, drafted, in
+    streams; of other rows they give others; and what the caller does to the array later is his.
+    """
+    with cortiq.load(f"synthetic:{name}", backend=backend, threads=1, context=128) as model:
+        model.keep_prefixes(4)
+        told = {"max_tokens": 6, "ignore_eos": True, "chunk_rows": 7}
+        a, b = ([(k * i + 3) % 60 for i in range(20)] for k in (7, 11))
+        rows, expected = model.token_embeddings(b), model.generate(b, **told)
+        assert rows.dtype == np.float32 and rows.shape[0] == 20
+        labelled = model.generate(a, **told)
+        for draft in ("off", "lookup"):
+            made = model.generate(a, embeddings=rows, draft=draft, **told)
+            assert (made.token_ids, made.digest) == (expected.token_ids, expected.digest)
+            assert made.digest != labelled.digest and made.stats.reused_tokens == 0
+            assert made.prompt_ids == tuple(a)
+        with pytest.raises(RequestError, match="embeddings or masks"):
+            made.receipt()
+        stream = model.stream(a, embeddings=rows, **told)
+        kept, rows[:] = rows.copy(), 1.0
+        "".join(stream)
+        assert stream.generation.digest == expected.digest
+        other = kept.copy()
+        other[4] = kept[5]
+        assert model.generate(a, embeddings=other, **told).digest != expected.digest
+        assert model.generate(a, **told).digest == labelled.digest
+        double = model.generate(a, embeddings=kept.astype(np.float64), **told)
+        assert double.digest == expected.digest
+        far = kept.astype(np.float64)
+        far[0, 0] = 1e300
+        for wrong, words in (
+            (kept[:-1], "19, "), (kept[:, :-1], "the embeddings are"), (kept.tolist(), "an array"),
+            (kept.astype(int), "an array"), (far, "not finite"), ("hello", "an array"),
+        ):  # fmt: skip
+            with pytest.raises(RequestError, match=words):
+                model.stream(a, embeddings=wrong, **told)
+        with pytest.raises(RequestError, match="the prompt is empty"):
+            model.token_embeddings([])
 
 
 def test_embeddings_that_fit_no_prompt_are_refused():

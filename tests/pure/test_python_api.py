@@ -152,7 +152,7 @@ def test_folder_without_tokenizer_can_be_inspected(folder, capsys):
 
 def test_broken_tokenizer_is_an_error_and_not_absent(folder):
     (folder / "tokenizer.json").write_text("{")
-    with pytest.raises(TokenizerError, match="not a tokenizer"):
+    with pytest.raises(TokenizerError, match="not valid JSON"):
         cortiq.load(folder, backend="reference")
 
 

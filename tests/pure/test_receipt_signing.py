@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 from dataclasses import replace
@@ -18,9 +19,15 @@ pytest.importorskip("cryptography")
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
+from cortiq.receipts.ed25519 import LOW_ORDER, is_weak
 from cortiq.receipts.reader import parse_receipt
-from cortiq.receipts.record import Receipt
-from cortiq.receipts.signing import fingerprint_of, load_private_key, load_public_key
+from cortiq.receipts.record import Receipt, Signature
+from cortiq.receipts.signing import (
+    fingerprint_of,
+    is_valid,
+    load_private_key,
+    load_public_key,
+)
 
 NAME = "synthetic:tiny-llama"
 ENCODING, PRIVATE, PUBLIC = (
@@ -95,6 +102,77 @@ def test_key_that_is_not_the_expected_one_or_no_signature_is_a_difference(model,
     assert [d.field for d in verdict.differences] == ["signature"]
     assert verdict.signed_by == ""
     assert cortiq.verify(replace(signed, signature=None), model)
+
+
+P = 2**255 - 19
+D = -121665 * pow(121666, -1, P) % P
+
+
+def points_of(y):
+    """The points of the curve -x² + y² = 1 + dx²y² at a coordinate y: RFC 8032, 5.1."""
+    square = (y * y - 1) * pow(D * y * y + 1, -1, P) % P
+    root = pow(square, (P + 3) // 8, P)
+    root = root if root * root % P == square else root * pow(2, (P - 1) // 4, P) % P
+    return {(x, y) for x in (root, -root % P)} if root * root % P == square else set()
+
+
+def added(a, b):
+    (x1, y1), (x2, y2) = a, b
+    product = D * x1 * x2 * y1 * y2
+    return (
+        (x1 * y2 + x2 * y1) * pow(1 + product, -1, P) % P,
+        (y1 * y2 + x1 * x2) * pow(1 - product, -1, P) % P,
+    )
+
+
+def times(count, point):
+    made = (0, 1)
+    for bit in f"{count:b}":
+        made = added(made, made)
+        made = added(made, point) if bit == "1" else made
+    return made
+
+
+def test_the_keys_that_are_refused_are_the_points_of_low_order():
+    """By the group's own arithmetic: there are eight, and all are named."""
+    order = 2**252 + 27742317777372353535851937790883648493
+    low = {point for y in LOW_ORDER for point in points_of(y)}
+    assert len(low) == 8 and all(times(8, point) == (0, 1) for point in low)
+    drawn = random.Random(1)
+    while True:
+        found = points_of(drawn.randrange(P))
+        torsion = {times(order, point) for point in found} - {(0, 1)}
+        if torsion and all(times(4, point) != (0, 1) for point in torsion):
+            break
+    (generator, *_) = torsion
+    assert {times(n, generator) for n in range(8)} == low
+
+
+def encodings():
+    """Every encoding of such points: both signs, and numbers of the field that are too large."""
+    for y in [*LOW_ORDER, P, P + 1]:
+        for sign in (0, 1 << 255):
+            yield (y | sign).to_bytes(32, "little")
+
+
+@pytest.mark.parametrize("key", [*encodings()], ids=bytes.hex)
+def test_a_key_that_anybody_can_sign_for_signs_nothing(key, signed, tmp_path):
+    forged = {"algorithm": "ed25519", "public_key": key.hex(), "value": key.hex() + "00" * 32}
+    top = {**signed.as_object(), "signature": forged}
+    with pytest.raises(FormatError, match=r"signature\.public_key: is a key of low order"):
+        parse_receipt(json.dumps(top).encode(), "here")
+    assert not is_valid(signed, Signature(key.hex(), forged["value"]))
+    (tmp_path / "key").write_text(key.hex())
+    with pytest.raises(FormatError, match="low order"):
+        load_public_key(tmp_path / "key")
+
+
+def test_other_keys_are_not_weak():
+    assert not any(
+        is_weak(ed25519.Ed25519PrivateKey.generate().public_key().public_bytes_raw())
+        for _ in range(50)
+    )
+    assert is_weak((P + 5).to_bytes(32, "little")) and not is_weak((5).to_bytes(32, "little"))
 
 
 def leaves(value, path=()):

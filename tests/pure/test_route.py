@@ -222,6 +222,27 @@ def test_renormalised_single_expert_weighs_exactly_one():
     assert same_bits(weights, np.ones((200, 1), F32))
 
 
+@pytest.mark.parametrize("kind", ROUTER_KINDS)
+@pytest.mark.parametrize("renormalise", [False, True])
+def test_t62_the_best_admitted_expert_is_chosen_and_weighs_one(kind, renormalise):
+    scores = np.array([[-1, 3, -0.5, 2], [-7, 9, -7, 9], [0, 0, 0, 0]], F32)
+    mask, only = np.array([1, 0, 1, 0], F32), np.array([0, 0, 0, 1], F32)
+    router = Router(1, kind, renormalise)
+    indices, weights = route(scores, router, mask=mask)
+    assert indices[:, 0].tolist() == [2, 0, 0]  # the lowest index where they are equal
+    whole = renormalise or kind == "softmax_topk"
+    expected = np.ones((3, 1)) if whole else {
+        "softmax": ideal.softmax(scores.astype(np.float64)), "sigmoid": ideal.sigmoid(scores),
+    }[kind][[0, 1, 2], [2, 0, 0]][:, None]  # fmt: skip
+    np.testing.assert_allclose(weights, expected, rtol=1e-5)
+    assert not whole or same_bits(weights, np.ones((3, 1), F32))
+    assert (route(scores, router, mask=only)[0] == 3).all()
+    everybody, plain = route(scores, router, mask=np.ones(4, F32)), route(scores, router)
+    assert np.array_equal(everybody[0], plain[0]) and same_bits(everybody[1], plain[1])
+    nobody = route(scores, router, mask=np.zeros(4, F32))
+    assert (nobody[0] == plain[0]).all() and not nobody[1].view(np.uint32).any()
+
+
 def test_weights_that_vanish_are_zero_not_nan():
     scores = np.full((1, 4), F32(-70))
     for floor in (0.0, 1e-20):
@@ -274,15 +295,15 @@ def test_faults_flag_the_row():
     ("options", "message"),
     [
         ({"top_k": 33}, "top_k = 33 of 32 experts"),
-        ({"top_k": 0}, "top_k = 0"),
-        ({"top_k": 1, "kind": "hash"}, "kinds: softmax, sigmoid"),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"top_k": 1, "kind": "hash"}, "kind is 'hash'; it takes one of softmax, sigmoid"),
         ({"top_k": 1, "denominator_floor": -1.0}, "denominator_floor"),
         ({"top_k": 1, "routed_scaling": float("nan")}, "routed_scaling"),
-        ({"top_k": 1, "groups": 2, "kept_groups": 3}, "3 of 2 groups"),
+        ({"top_k": 1, "groups": 2, "kept_groups": 3}, "kept_groups is 3, groups is 2"),
         ({"top_k": 1, "groups": 5}, "32 experts in 5 groups"),
         ({"top_k": 9, "groups": 4}, "top_k = 9 of 8 experts"),
-        ({"top_k": 1, "group_score": "mean"}, "group scores: max, top2"),
-        ({"top_k": 1, "tau": 0.0}, "tau = 0.0"),
+        ({"top_k": 1, "group_score": "mean"}, "group_score is 'mean'; it takes one of max, top2"),
+        ({"top_k": 1, "tau": 0.0}, "tau is 0.0"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):

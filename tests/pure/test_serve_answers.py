@@ -92,4 +92,4 @@ def test_a_form_that_could_not_be_followed_is_an_error():
 
     with pytest.raises(ApiError, match="too complex") as caught:
         asyncio.run(run())
-    assert caught.value.code == "grammar_error"
+    assert (caught.value.status, caught.value.code) == (400, "invalid_schema")

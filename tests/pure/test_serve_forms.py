@@ -56,6 +56,18 @@ def masks(grammars, schema=PERSON, **more):
     return GrammarMasks(grammars, matcher, 2, **more)
 
 
+@pytest.mark.parametrize("size", [258, 300, VOCABULARY, 400])
+def test_masks_are_of_the_models_ids_whatever_the_tokenizer_has(size):
+    grammars = Grammars(byte_tokenizer(size), VOCABULARY, [EOS])
+    text = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    mask = masks(grammars, text | {"additionalProperties": False})([1, 2, *b'{"a":"'])
+    allowed = allowed_ids(mask, VOCABULARY).tolist()
+    assert {*b"xyz"} <= {*allowed}
+    assert max(allowed) < min(size, VOCABULARY)
+    assert len(mask) * 8 >= VOCABULARY
+    assert grammars._tokens.vocab_size == VOCABULARY  # tables are no longer, whatever a file says
+
+
 def walk(made, seed, ids=(1, 2)):
     """Ids drawn at random among those allowed, to the end."""
     draw, ids = random.Random(seed), list(ids)
@@ -101,6 +113,44 @@ def test_what_cannot_be_enforced_is_refused(grammars, schema):
     with pytest.raises(ApiError, match="cannot be followed") as caught:
         masks(grammars, {"type": "string", **schema})
     assert caught.value.status == 400
+
+
+LOOPS = [
+    {"$ref": "#"}, {"allOf": [{"$ref": "#"}]},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    {"$id": "http://x", "$ref": "http://x"}, {"$ref": "#/nowhere"}, {"$ref": 3},
+    {"type": "string", "minLength": 2, "maxLength": 1}, {"enum": []},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", LOOPS, ids=json.dumps)
+def test_schemas_that_no_text_has_are_said_before_anything_is_drawn(grammars, schema):
+    with pytest.raises(ApiError, match="cannot be followed") as caught:
+        masks(grammars, schema)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_schema")
+
+
+def test_a_schema_that_ends_nowhere_in_its_middle_is_the_requests_fault(grammars):
+    """Found when the answer comes to it: the answer ends, with an error of the request."""
+    loop = {"$ref": "#/$defs/loop"}
+    schema = {"type": "object", "properties": {"a": loop}, "required": ["a"],
+              "$defs": {"loop": loop}}  # fmt: skip
+    made = masks(grammars, schema)
+    ids = [1, 2, *b'{"a":']
+    for end in range(2, len(ids) + 1):
+        mask = made(ids[:end])
+        if made.fault:
+            break
+    assert made.fault == "no text has this form" and allowed_ids(mask, VOCABULARY).tolist() == [EOS]
+
+
+def test_a_schema_has_a_size(grammars):
+    """The library would take minutes, and memory, for what is far larger."""
+    schema = {"enum": [f"{n:08}" for n in range(10_000)]}
+    with pytest.raises(ApiError, match="characters, more than 65536") as caught:
+        masks(grammars, schema)
+    assert caught.value.code == "invalid_schema"
 
 
 def ask(client, **more):
@@ -172,3 +222,95 @@ def test_the_clients_own_helpers(client):
         done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
         (call,) = stream.get_final_completion().choices[0].message.tool_calls
     assert call.function.parsed_arguments == json.loads(done[0].arguments)
+
+
+PLACES = {
+    "$defs": {"$ref": "#/$defs/Part", "$defs": {"Part": True}},
+    "definitions": {"$ref": "#/definitions/Part", "definitions": {"Part": True}},
+    "escaped": {"$ref": "#/$defs/a~1b~0c", "$defs": {"a/b~c": True}},
+    "elsewhere": {"$ref": "#/properties/other", "properties": {"other": True}},
+    "own address": {
+        "$id": "http://e.org/s", "$ref": "http://e.org/s#/$defs/Part", "$defs": {"Part": True},
+    },
+}  # fmt: skip
+PART = {
+    "type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"],
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+def accepts(grammars, schemas, text):
+    """Whether a forced call of these tools may be this text."""
+    matcher = grammars.compiled(grammars.of_calls(schemas, ("", "")), "here")
+    made = GrammarMasks(grammars, matcher, 0)
+    ids = list(text.encode())
+    return all(i in allowed_ids(made(ids[:n]), VOCABULARY) for n, i in enumerate([*ids, EOS]))
+
+
+def called(name, **arguments):
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("position", [0, 1])
+def test_references_of_a_forced_tool_point_into_its_own_parameters(grammars, place, position):
+    """Wherever its definitions are, and whichever of the tools it is."""
+    words = json.loads(json.dumps(PLACES[place]).replace("true", json.dumps(PART)))
+    reference, inner = {"$ref": words.pop("$ref")}, words.pop("properties", {})
+    properties = {**inner, "a": reference, "enum": {"enum": [{"$ref": "#"}]}}
+    schema = {"type": "object", "properties": properties, "required": ["a"], **words}
+    other = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    tools = {"f": schema, "g": other} if position == 0 else {"g": other, "f": schema}
+    assert accepts(grammars, tools, called("f", a={"x": True}))
+    assert not accepts(grammars, tools, called("f", a={"x": 1}))
+    assert not accepts(grammars, tools, called("f", a=1))
+    assert accepts(grammars, tools, called("g", a=1))
+    if place != "elsewhere":
+        assert accepts(grammars, tools, called("f", a={"x": True}, enum={"$ref": "#"}))
+
+
+def test_the_root_of_a_forced_tools_parameters_is_its_own(grammars):
+    node = {
+        "type": "object", "required": ["v"], "additionalProperties": False,
+        "properties": {"v": {"type": "boolean"}, "next": {"$ref": "#"}},
+    }  # fmt: skip
+    tree = {"v": True, "next": {"v": False, "next": {"v": True}}}
+    assert accepts(grammars, {"f": node}, called("f", **tree))
+    wrapper = {"name": "f", "arguments": {"v": True}}
+    assert not accepts(grammars, {"f": node}, called("f", v=True, next=wrapper))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{}, {"description": "d"}, {"properties": {"a": {"type": "integer"}}}, {"type": ["object"]},
+     {"type": ["object", "null"]}, {"$ref": "#/$defs/A", "$defs": {"A": {"type": "object"}}},
+     {"anyOf": [{"type": "object"}, {"type": "integer"}]},
+     {"$ref": "#/$defs/A", "$defs": {"A": {"type": "object", "properties": {
+         "b": {"$ref": "#/$defs/A"}}}}}],
+)  # fmt: skip
+def test_arguments_of_a_forced_call_are_an_object(grammars, schema):
+    assert accepts(grammars, {"f": schema}, called("f", a=1))
+    for value in ("null", "1", "[]", '"a"'):
+        assert not accepts(grammars, {"f": schema}, f'{{"name": "f", "arguments": {value}}}')
+
+
+def test_a_tool_whose_arguments_are_no_object_cannot_be_forced(grammars):
+    for schema in ({"type": "integer"}, {"enum": [1]}, {"allOf": [{"type": "string"}]}):
+        with pytest.raises(ApiError, match="of no object"):
+            grammars.of_calls({"f": schema}, ("", ""))
+
+
+class Inner(pydantic.BaseModel):
+    kind: Literal["cat", "dog"]
+    mother: Inner | None
+
+
+class Outer(pydantic.BaseModel):
+    inner: Inner
+
+
+def test_nested_models_of_the_client_can_be_forced(client):
+    tool = openai.pydantic_function_tool(Outer)
+    made = ask(client, tools=[tool], tool_choice="required").choices[0]
+    (call,) = made.message.tool_calls
+    assert Outer.model_validate_json(call.function.arguments)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
 from cortiq.errors import BackendError
 from cortiq.serve.errors import ApiError, invalid
 from cortiq.serve.gate import Gate
+from cortiq.serve.hosts import read_authority
+from cortiq.serve.logs import TextLines
 from cortiq.serve.options import ServeOptions
 
 FRIEND = "https://friend.example"
@@ -27,7 +33,8 @@ class Asked:
             self.inner, ServeOptions(**options), lambda *facts: self.seen.append(facts)
         )
         self.fails, self.sent = fails, []
-        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        pairs = headers.items() if isinstance(headers, dict) else headers
+        raw = [(name.encode(), value.encode()) for name, value in pairs]
         scope = {"type": "http", "method": method, "path": path, "headers": raw}
         asyncio.run(self.gate(scope, self.receive, self.send))
         start = self.sent[0]
@@ -61,12 +68,14 @@ def test_every_answer_has_a_number_and_is_counted():
 
 
 @pytest.mark.parametrize(
-    ("given", "status"),
+    ("sent", "status"),
     [({}, 401), ({"authorization": "Bearer other"}, 401), ({"authorization": "Bearer ké"}, 401),
-     ({"authorization": "Bearer secret"}, 200)],
+     ({"authorization": "Bearer secret"}, 200), ({"authorization": "bEARER  secret "}, 200),
+     ({"authorization": "secret"}, 401), ({"authorization": "Basic secret"}, 401),
+     ({"authorization": "Bearer"}, 401), ({"authorization": "Bearersecret"}, 401)],
 )  # fmt: skip
-def test_a_key(given, status):
-    made = Asked({**HERE, **given}, api_key="secret")
+def test_a_key(sent, status):
+    made = Asked({**HERE, **sent}, api_key="secret")
     assert (made.status, made.reached) == (status, status == 200)
     if status == 401:
         assert made.code == "invalid_api_key" and b"secret" not in made.body
@@ -79,15 +88,89 @@ def test_the_page_and_the_health_need_no_key_and_nothing_else_is_so(path):
         assert not Asked(path=other, api_key="secret").reached
 
 
-@pytest.mark.parametrize("host", ["rebound.example", "127.0.0.1.example", "", "127.0.0.1@evil"])
-def test_on_this_machine_only_its_own_names_are_answered(host):
-    assert Asked({"host": host}).code == "wrong_host"
+LOOPBACK = ["127.0.0.1", "127.0.0.2", "127.255.255.254", "::1", "localhost", "::ffff:127.0.0.1"]
+
+
+@pytest.mark.parametrize("host", ["rebound.example", "127.0.0.1.example", "2130706433", "127.1",
+                                  "[::2]", "[::ffff:8.8.8.8]", "0.0.0.0"])  # fmt: skip
+@pytest.mark.parametrize("address", LOOPBACK)
+def test_on_any_address_of_this_machine_only_its_own_names_are_answered(host, address):
+    assert Asked({"host": host}, host=address).code == "wrong_host"
     assert Asked({"host": host}, host="0.0.0.0").reached
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:8080", "LOCALHOST:80"])
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:8080", "LOCALHOST:80",
+                                  "127.9.9.9:80", "[::ffff:127.0.0.1]", "localhost."])  # fmt: skip
 def test_those_names(host):
     assert Asked({"host": host}).reached
+
+
+def test_the_address_counts_that_is_listened_on_and_its_name_is_its_own():
+    """A name in --host may be one of this machine, as Debian gives 127.0.1.1 to its own."""
+    observe = lambda *facts: None  # noqa: E731
+    gate = Gate(None, ServeOptions(host="mybox"), observe, bound="127.0.1.1")
+    assert gate.local and not Gate(None, ServeOptions(host="mybox"), observe, "10.0.0.1").local
+    gate._check_host(read_authority("MyBox:8080"))
+    with pytest.raises(ApiError, match="not this server"):
+        gate._check_host(read_authority("other:8080"))
+
+
+MALFORMED = [
+    "", "[", "[::1", "::1", "[::1]x", "[::1]:", "localhost:", "localhost:80:80", "localhost:x",
+    "localhost:99999", "localhost:-1", "localhost:٣", "a@localhost", "localhost@evil", "a b",
+    "localhost/x", "localhost?x", "localhost#x", "[127.0.0.1]", "[fe80::1%25lo]", "[::g]",
+    "localhost\\x", "loc%61lhost", "x" * 400, ":80", ".", "lo\x00cal", "\x1b[2J",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", MALFORMED)
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+def test_a_malformed_host_or_origin_is_a_bad_request_before_anything_else(host, address, caplog):
+    with caplog.at_level("INFO", "cortiq.serve"):
+        caplog.clear()
+        logger = logging.getLogger("cortiq.serve")
+        logger.addHandler(caplog.handler)
+        for method in ("POST", "OPTIONS"):
+            made = Asked({"host": host}, method=method, host=address, api_key="k")
+            assert (made.status, made.code, made.reached) == (400, "invalid_host", False)
+        page = {**HERE, "origin": f"http://{host}"}
+        made = Asked(page, method=method, host=address, api_key="k")
+        assert (made.status, made.code, made.reached) == (400, "invalid_origin", False)
+        logger.removeHandler(caplog.handler)
+    records = {id(record): record for record in caplog.records}.values()
+    assert len(records) == 3 and not any(record.exc_info for record in records)
+    assert all(TextLines().format(record).isprintable() for record in records)
+
+
+def test_two_hosts_are_malformed():
+    assert Asked([("host", "localhost"), ("host", "localhost")]).code == "invalid_host"
+    origins = [*HERE.items(), ("origin", FRIEND), ("origin", FRIEND)]
+    assert Asked(origins, allow_origin=(FRIEND,)).code == "invalid_origin"
+
+
+@given(st.text(max_size=12) | st.text("[]:@/.%1a", max_size=12))
+def test_an_authority_is_read_whole_or_not_at_all(text):
+    """What is taken is what a browser would send for it, and is read again as itself."""
+    try:
+        host, port = read_authority(text)
+    except ValueError:
+        return
+    again = f"[{host}]" if ":" in host else host
+    again += "" if port is None else f":{port}"
+    assert read_authority(again) == (host, port)
+    split = urlsplit(f"//{text}")
+    assert split.username is None and (split.path, split.query, split.fragment) == ("", "", "")
+    assert split.port == port
+    assert (split.hostname or "").removesuffix(".") == host or ":" in host
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://localhost", "http://LOCALHOST:80", "https://localhost:80"]
+)
+def test_ports_that_schemes_imply_are_the_same_origin(origin):
+    assert Asked({"host": "localhost:80", "origin": origin}).reached
+    other = origin.replace("localhost", "127.0.0.1").replace("LOCALHOST", "127.0.0.1")
+    assert Asked({"host": "localhost:80", "origin": other}).code == "wrong_origin"
 
 
 def test_pages_of_others_may_ask_only_when_they_are_named():
@@ -136,5 +219,7 @@ def test_who_may_not_ask_is_told_why_and_so_is_the_log():
     assert FRIEND.encode() in page.body and b"--allow-origin" in page.body
     host = Asked({"host": "rebound.example"})
     assert host.seen[0][3] == {"error": "wrong_host", "host": "rebound.example"}
+    long = Asked({**HERE, "origin": f"http://{'x' * 200}.example"})
+    assert long.code == "wrong_origin" and len(long.body) < 500
     long = Asked({**HERE, "origin": "x" * 1000})
     assert len(long.seen[0][3]["origin"]) == 80 and len(long.body) < 500

@@ -151,6 +151,24 @@ def test_who_sends_slowly_is_cut_off_and_nobody_else_waits(server):
                 pass
 
 
+def test_who_goes_away_in_the_middle_of_a_body_is_no_error_of_the_server(server):
+    before = len(server.requests())
+    with raw(server, post(b'{"model"', length=100)):
+        pass
+    assert "status=499" in server.request_after(before)
+    check_alive(server)
+
+
+def test_nonsense_behind_a_request_is_no_error_of_the_server(server):
+    """The connection is closed over it while the answer is on its way."""
+    for _ in range(5):
+        with raw(server, post(SHORT), b"\0\1nonsense\r\n\r\n") as connection:
+            while connection.recv(1 << 16):
+                pass
+    check_alive(server)
+    assert [line for line in server.lines if " error " in line] == []
+
+
 def test_who_stops_reading_is_given_up_with_its_work(server):
     before = len(server.requests())
     connection = socket.socket()
@@ -195,6 +213,46 @@ def test_other_pages_and_names_may_not_ask(server):
     assert send(server, SHORT, Host="rebound.example")[0] == 403
     own = f"127.0.0.1:{server.port}"
     assert send(server, SHORT, Origin=f"http://{own}", Host=own)[0] == 200
+
+
+def nested(levels):
+    return json.loads("[" * levels + "]" * levels)
+
+
+@pytest.mark.parametrize("levels", [120, 400, 900])
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda deep: {"metadata": deep}, lambda deep: {"chat_template_kwargs": {"a": deep}},
+        lambda deep: {"response_format": {"type": "json_schema", "json_schema": {"schema": {
+            "enum": deep}}}},
+        lambda deep: {"tools": [{"type": "function", "function": {
+            "name": "a", "parameters": {"enum": deep}}}], "tool_choice": "required"},
+        lambda deep: {"messages": [{"role": "user", "content": deep}]}, lambda deep: {"x": deep},
+    ],
+)  # fmt: skip
+def test_values_in_values_without_end_are_a_bad_request(server, place, levels):
+    status, made = send(server, {**SHORT, **place(nested(levels))})
+    assert status == 400 and "nested" in made["error"]["message"]
+    status, made = send(server, {**SHORT, **place(nested(60))})
+    assert status in (200, 400) and "nested" not in str(made)
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_cut_into_tokens(server):
+    """Its size is said in bytes: nobody has counted its tokens."""
+    for path, field in ((CHAT, "messages"), ("/v1/completions", "prompt"),
+                        ("/v1/embeddings", "input")):  # fmt: skip
+        text = "x" * 40_000
+        value = [{"role": "user", "content": text}] if field == "messages" else text
+        status, made = send(server, {"model": TINY, field: value}, path)
+        assert (status, made["error"]["code"]) == (400, "context_length_exceeded")
+        assert "bytes" in made["error"]["message"] and made["error"]["param"] == field
+
+
+def test_more_messages_than_the_context_has_tokens_are_not_looked_at(server):
+    status, made = send(server, {**SHORT, "messages": [0] * 4097})
+    assert (status, made["error"]["code"]) == (400, "context_length_exceeded")
+    assert "4097 messages" in made["error"]["message"]
 
 
 VALUES = st.recursive(

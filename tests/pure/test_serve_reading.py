@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from cortiq.errors import OptionError, RequestError, TokenizerError
+from cortiq.runtime.chat import check_messages
 from cortiq.serve.errors import ApiError, as_api_error
 from cortiq.serve.fields import Fields
 from cortiq.serve.messages import read_messages, read_tools
 from cortiq.serve.wanted import chat_logprobs, model_name, read_wanted
-from cortiq.tokenizer.stream import Detokenizer
+from cortiq.tokenizer.detokenizer import Detokenizer
+from cortiq.tokenizer.template import render
 from cortiq.tokenizer.tokenizer import byte_tokenizer
 
 TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
@@ -33,8 +37,27 @@ def test_a_turn_with_a_call_is_as_templates_expect_it():
     first, second = messages(asked, told)
     assert first["tool_calls"][0]["function"] == {"name": "now", "arguments": {"zone": [1, "a"]}}
     assert first["content"] == "" and second == told
-    function["arguments"] = "no object"
-    assert messages(asked)[0]["tool_calls"][0]["function"]["arguments"] == "no object"
+
+
+@pytest.mark.parametrize(
+    ("written", "mapping"),
+    [("", {}), ("null", {}), (None, {}), ("{}", {}), ({}, {}), ({"a": None}, {"a": None}),
+     ('{"a": "1"}', {"a": "1"}), ("no object", {"arguments": "no object"}),
+     ("[1]", {"arguments": "[1]"}), ("[" * 9999, {"arguments": "[" * 9999})],
+)  # fmt: skip
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_arguments_of_earlier_calls_reach_the_template_as_a_mapping(written, mapping, wrapped):
+    function = {"name": "now", "arguments": written}
+    call = {"type": "function", "function": function} if wrapped else function
+    asked = {"role": "assistant", "tool_calls": [call]}
+    template = (
+        "{% set c = messages[0].tool_calls[0] %}{% set f = c.function or c %}"
+        "{% for key, value in f.arguments.items() %}{{ key }}={{ value | tojson }};{% endfor %}"
+    )
+    expected = "".join(f"{key}={json.dumps(value)};" for key, value in mapping.items())
+    read = [check_messages([asked])] + ([messages(asked)] if wrapped else [])
+    assert {render(template, conversation) for conversation in read} == {expected}
+    assert function["arguments"] is written
 
 
 def test_parts_are_lines_and_developers_are_systems():
@@ -90,7 +113,7 @@ def test_a_field_nobody_read_is_refused_by_its_name_and_the_nearest():
         (model_name, {}, "'model' is missing: it must be the name of a model, as /v1/models lists"),
         (model_name, {"model": ""}, "'model' must be the name of a model, .*not ''"),
         (read_messages, {}, "'messages' is missing: it must be an array of at least one message"),
-        (read_messages, {"messages": None}, "must be an array of at least one message, not null"),
+        (read_messages, {"messages": None}, "'messages' is missing"),
         (read_messages, {"messages": [{"content": "a"}]}, r"'messages\[0\].role' is missing"),
         (read_messages, {"messages": [None]}, r"'messages\[0\]' must be an object, not null"),
         (read_messages, {"messages": [{"role": "user", "content": [{}]}]}, "type' is missing"),

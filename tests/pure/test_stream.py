@@ -60,11 +60,15 @@ def test_leftover_bytes_become_a_replacement_character():
     assert stream(TOKENIZER, [0x61, 0xF0, 0x9F]) == ["a", "", "", "\ufffd"]
 
 
-def test_an_id_out_of_range_is_named():
-    with pytest.raises(TokenizerError, match="300"):
-        Detokenizer(TOKENIZER).add(300)
-    with pytest.raises(TokenizerError, match="-1"):
-        TOKENIZER.decode([-1])
+def test_an_id_without_a_piece_has_no_text_and_a_negative_one_is_named():
+    assert stream(TOKENIZER, [0xC3, 300, 0xA9]) == ["", "", "é", ""]
+    for wrong in (
+        Detokenizer(TOKENIZER).add,
+        TOKENIZER.token_bytes,
+        lambda i: TOKENIZER.decode([i]),
+    ):
+        with pytest.raises(TokenizerError, match="-1"):
+            wrong(-1)
 
 
 def whole_text_answer(text: str, stops: list[str]) -> str:

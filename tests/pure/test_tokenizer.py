@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -121,6 +123,48 @@ def test_work_grows_no_faster_than_the_text(tokenizer, text):
     work = [calls(tokenizer.encode, part, add_bos=False) for part in (third, text)]
     assert work[1] < 3.3 * work[0]
     assert tokenizer.decode(tokenizer.encode(text, add_bos=False)) == text
+
+
+COMPOSED = ["é", "Å", "가"]  # NFC of "e\u0301", "A\u030a" and two letters of Hangul
+NFC = {"qwen2", "deepseek-r1-qwen", "f2llmv2", "qwen35", "command-r", "mpt", "olmo", "modern-bert"}
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+def test_the_name_says_whether_texts_are_normalized(pre):
+    tokenizer = Tokenizer.from_gguf(byte_level_metadata(pre))
+    for text in COMPOSED:
+        apart = unicodedata.normalize("NFD", text)
+        same = tokenizer.encode(apart) == tokenizer.encode(text)
+        assert same == (pre in NFC), text
+
+
+def test_the_normalization_is_what_transformers_builds():
+    transformers = pytest.importorskip("transformers")
+    vocabulary = {letter: token for token, letter in enumerate([*byte_alphabet(), "<|endoftext|>"])}
+    named = {
+        "Qwen2Tokenizer": "qwen2",
+        "Qwen3_5Tokenizer": "qwen35",
+        "GPTNeoXTokenizer": "olmo",
+        "CohereTokenizer": "command-r",
+        "GPT2Tokenizer": "gpt-2",
+    }
+    for name, pre in named.items():
+        theirs = getattr(transformers, name)(vocab=vocabulary, merges=[])
+        normalizer = theirs.backend_tokenizer.normalizer
+        text = "e\u0301 A\u030a 123"
+        plain = text if normalizer is None else normalizer.normalize_str(text)
+        ours = Tokenizer.from_gguf(byte_level_metadata(pre))
+        assert ours.decode(ours.encode(text)) == plain, name
+
+
+def test_a_byte_that_normalization_composes_away_needs_no_token():
+    metadata = byte_level_metadata("qwen2")
+    tokens = metadata["tokenizer.ggml.tokens"]
+    tokens[tokens.index(byte_alphabet()[0xCC])] = "replaced"  # U+0301 begins with it
+    tokenizer = Tokenizer.from_gguf(metadata)
+    assert tokenizer.decode(tokenizer.encode("e\u0301")) == "é"
+    with pytest.raises(TokenizerError, match="0xCC"):
+        tokenizer.encode("x\u0301")
 
 
 def test_bos_is_added_as_the_file_says():

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Engine
 from tokenizers.processors import TemplateProcessing
 
-from cortiq.errors import TokenizerError, UnsupportedError
+from cortiq.errors import TokenizerError
 from cortiq.tokenizer import Detokenizer, Tokenizer
 from cortiq.tokenizer.byte_level import LONG, encoded
 
@@ -196,8 +196,10 @@ def test_broken_files_are_named(tmp_path, name, content):
     assert str(caught.value.where).endswith(name)
 
 
-def test_a_decoder_of_another_kind_is_refused_by_name(tmp_path):
-    engine = Engine(models.WordPiece(vocab={"a": 0, "[UNK]": 1}))
+def test_words_are_joined_as_the_library_joins_them(tmp_path):
+    engine = Engine(models.WordPiece(vocab={"a": 0, "##b": 1, "[UNK]": 2}, unk_token="[UNK]"))
     engine.decoder = decoders.WordPiece()
-    with pytest.raises(UnsupportedError, match="WordPiece"):
-        Tokenizer.from_folder(save(tmp_path, engine))
+    ours = Tokenizer.from_folder(save(tmp_path, engine))
+    assert ours.encode("ab") == [0, 1]
+    assert ours.decode([0, 1, 0]) == engine.decode([0, 1, 0]) == "ab a"
+    assert ours.decode([0, 1], continuation=True) == " ab"

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from cortiq.ir import Node, Op, ops
-from cortiq.numerics.attention import Scoring, scoring
+from cortiq.numerics.attention import ScoreConstants, scoring
 from cortiq.numerics.contract import Floats
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.norms import checked_epsilon, offset_weight
@@ -34,7 +34,7 @@ class Weights:
         self._matrices: dict[str, PackedMatrix] = {}
         self._vectors: dict[tuple[str, float, str], np.ndarray] = {}
         self._taps: dict[str, np.ndarray] = {}
-        self._scorings: dict[ops.Attend, Scoring] = {}
+        self._scorings: dict[ops.Attend, ScoreConstants] = {}
 
     def prepare(self, node: Node) -> None:
         """Make ready what a node needs, and check its constants."""
@@ -58,7 +58,8 @@ class Weights:
         if name in self._matrices:
             return
         weight = self._source[name]
-        whole = next((n for n, w in self._source.items() if w is weight.whole), None)
+        names = () if weight.whole is None else self._source
+        whole = next((n for n in names if self._source[n] is weight.whole), None)
         if whole is not None and weight.shape[0] % PANEL == 0:  # a panel's faults are all rows'
             self._pack(whole, op)
             self._matrices[name] = self._matrices[whole].first_rows(weight.shape[0])
@@ -94,7 +95,7 @@ class Weights:
         """Address of a convolution's `tap_blocks`."""
         return self._taps[name].ctypes.data
 
-    def scoring(self, op: ops.Attend) -> Scoring:
+    def scoring(self, op: ops.Attend) -> ScoreConstants:
         """The constants of an attention layer."""
         return self._scorings[op]
 

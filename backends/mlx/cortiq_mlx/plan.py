@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from cortiq.backend import Row
 from cortiq.backend.plan import Plan as Steps
+from cortiq.backend.rotary import RotaryTables, reach
 from cortiq.ir import Graph
-from cortiq_mlx.angles import Angles
 from cortiq_mlx.matrices import Matrix
 
 
@@ -21,17 +21,13 @@ class Plan(Steps):
     """
 
     def __init__(self, graph: Graph, *given: Any) -> None:
-        self.angles = Angles(graph.nodes)
+        self.angles = RotaryTables(graph.nodes)
         super().__init__(graph, *given)
         for step in self.steps:
             for weight in step.weights.values():
                 if isinstance(weight, Matrix):
                     weight.split()
 
-    def reach(self, rows: Iterable[Row]) -> int:
-        """Positions that must be known for these rows."""
-        reached = 0
-        for row in rows:
-            given = [int(row.inputs[name].max()) for name in self.angles.supplied]
-            reached = max(reached, row.position + 1, *(at + 1 for at in given))
-        return reached
+    def reach(self, rows: Sequence[Row]) -> int:
+        """Positions that must be known for these rows of a sequence."""
+        return max(rows[-1].position + 1, reach(rows, self.angles.supplied))

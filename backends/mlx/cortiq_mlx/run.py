@@ -27,13 +27,14 @@ class Run(KernelWalk[MlxState]):
 
     plan: Plan
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def start(self) -> None:
+        """Make the groups of rows; the flags of all of them are there, whatever is computed."""
+        super().start()
         self.all.faults.see(mx.zeros((len(self.rows), 1), mx.int32))
 
     def turned(self, op: ops.Rope, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines of positions, from tables that are there already."""
-        return self.plan.angles.rows(op, positions)
+        return self.plan.angles.rows(op.table, op.sections, positions)
 
     def brought(self) -> list[list[Brought] | None]:
         """Compute everything; what each sequence brings, None for one with a fault."""

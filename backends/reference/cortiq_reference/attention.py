@@ -24,7 +24,7 @@ NONE = np.int32(-(1 << 20))
 class Geometry:
     """What an attention layer fixes: see `cortiq.ir.ops.Attend`."""
 
-    constants: contract.Scoring
+    constants: contract.ScoreConstants
     window: int | None
     sinks: Floats | None
     block: int = 0
@@ -66,7 +66,7 @@ def attend(
     admitted = None if chosen is None else _admitted(chosen, heads, groups, how.block, positions)
     first = 0 if how.window is None else max(0, int(positions[0]) - how.window + 1)
     run = TILE * RUN_TILES
-    total = _Sums((groups, rows * per_group), values.q.shape[2])
+    total = Sums((groups, rows * per_group), values.q.shape[2])
     for start in range(first // run * run, int(positions[-1]) + 1, run):
         low = max(start, first // TILE * TILE)
         stop = min(start + run, int(positions[-1]) + 1)
@@ -98,7 +98,7 @@ def _admitted(chosen: Ints, heads: int, groups: int, block: int, positions: Ints
     return of_heads.transpose(1, 0, 2, 3).reshape(groups, -1, count)
 
 
-class _Sums:
+class Sums:
     """Numerator o with exponent N, denominator `mass` with exponent M, of [groups, queries]."""
 
     def __init__(self, shape: tuple[int, int], value_dim: int) -> None:
@@ -111,7 +111,7 @@ class _Sums:
         self.mass, self.m = _join(self.mass, self.m, mass, m)
         self.o, self.n = _join(self.o, self.n, o, n)
 
-    def merge(self, other: _Sums) -> None:
+    def merge(self, other: Sums) -> None:
         """Accumulate a run."""
         self.add(other.mass, other.m, other.o, other.n)
 
@@ -133,7 +133,7 @@ def _run(
     how: Geometry,
     admitted: Flags | None,
     base: int,
-) -> _Sums:
+) -> Sums:
     low, stop = span
     tiles = -(-(stop - low) // TILE)
     k, v = (_tiles(rows, low - base, stop - base, tiles) for rows in (keys, values))
@@ -153,7 +153,7 @@ def _run(
     mass = _integers(gain, contract.TOTAL_BITS + kappa - m[..., None], visible).sum(axis=-1)
     w = _integers(gain, contract.WEIGHT_BITS + weighted - n[..., None], visible)
     o = np.matmul(w, v.q).astype(F32)
-    sums = _Sums(m.shape[1:], o.shape[-1])
+    sums = Sums(m.shape[1:], o.shape[-1])
     for tile in range(tiles):
         sums.add(mass[tile].astype(F32), m[tile], o[tile], n[tile])
     return sums
@@ -187,7 +187,7 @@ def _integers(gain: Floats, exponent: Ints, visible: npt.NDArray[np.bool_]) -> n
     return np.where(visible, scaled, F32(0)).astype(np.float64)
 
 
-def _finish(total: _Sums, how: Geometry, per_group: int, rows: int) -> Floats:
+def _finish(total: Sums, how: Geometry, per_group: int, rows: int) -> Floats:
     if how.sinks is not None:
         sinks = np.tile(how.sinks.reshape(-1, 1, per_group), (1, rows, 1)).reshape(total.m.shape)
         limit = contract.SCORE_LIMIT

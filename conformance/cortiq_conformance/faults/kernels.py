@@ -13,16 +13,18 @@ from cortiq.numerics import attention, norms, route
 from cortiq.numerics.contract import F32, TILE, Floats, Ints, exp2_int, magnitude_bits, snap
 from cortiq.numerics.layouts import W16, Weight
 from cortiq.numerics.quantise import Quantised, quantise_rows
-from cortiq.numerics.sums import canonical_sum
+from cortiq.numerics.sums import canonical_mean, canonical_sum
 from cortiq_reference.kernels import KERNELS
 from cortiq_reference.matrix import Matrix
 
 Kernel = Callable[..., Any]
 Wrong = dict[type[Op], Kernel]
+FIRST_ROWS = 4
+"""Rows of a chunk that a fault of chunks spoils."""
 
 
 def _fused(call: Call, x: Floats) -> Floats:
-    """mean·(1/n) + eps with one rounding."""
+    """Compute mean·(1/n) + eps with one rounding."""
     inverse, eps = F32(1) / F32(x.shape[-1]), F32(call.op.eps)
     total = canonical_sum(x * x).astype(np.float64) * np.float64(inverse) + np.float64(eps)
     return _scaled(call, x, total.astype(F32))
@@ -33,23 +35,13 @@ def _scaled(call: Call, x: Floats, variance: Floats) -> Floats:
     return snap(y if weight is None else y * weight, call.faults)
 
 
-def _sequential(x: Floats) -> Floats:
-    """A float sum from left to right."""
-    return np.cumsum(x, axis=-1, dtype=F32)[..., -1]
-
-
-def _reordered_rms(call: Call, x: Floats) -> Floats:
-    mean = _sequential(x * x) * (F32(1) / F32(x.shape[-1]))
-    return _scaled(call, x, mean + F32(call.op.eps))
-
-
-def _reordered_layer_norm(call: Call, x: Floats) -> Floats:
-    inverse = F32(1) / F32(x.shape[-1])
-    centred = snap(x - (_sequential(x) * inverse)[..., None], call.faults)
-    variance = _sequential(centred * centred) * inverse + F32(call.op.eps)
-    y = centred * norms.inverse_root(variance) * call.weights["weight"]
-    bias = call.weights.get("bias")
-    return snap(y if bias is None else y + bias, call.faults)
+def _weight_first(call: Call, x: Floats) -> Floats:
+    """Compute x·(r·w) instead of (x·r)·w."""
+    weight = call.weights.get("weight")
+    if weight is None:
+        return KERNELS[ops.RMSNorm](call, x)
+    root = norms.inverse_root(canonical_mean(x * x) + F32(call.op.eps))
+    return snap(x * (root * weight), call.faults)
 
 
 def _half_away(call: Call, x: Floats) -> Quantised:
@@ -95,17 +87,23 @@ def _no_sinks(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Floats
 
 
 def _relative_tiles(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Floats:
-    """Tiles begin at the chunk's first position: keys are moved so that the contract's do."""
+    """Begin tiles at the chunk's first position: keys are moved to where the contract's tiles
+    begin.
+    """
     op, out = call.op, KERNELS[ops.Attend](call, q, position, *chosen)
     for segment in call.segments if not chosen else ():
         pad = -int(position[segment.start]) % TILE
-        keys, values = (_moved(r, pad) for r in segment.state.stores[call.slots["kv"]].read())
-        for row in range(segment.start, segment.stop if pad else segment.start):
+        store = segment.state.stores[call.slots["kv"]]
+        keys, values = (_moved(r, store.base + pad) for r in store.read())
+        stop = min(segment.start + FIRST_ROWS, segment.stop)
+        for row in range(segment.start, stop if pad else segment.start):
             at = int(position[row])
             window = min(op.window or at + 1, at + 1)
             one = Quantised(q.q[row : row + 1], q.e[row : row + 1])
-            where = np.array([at + pad])
-            out[row] = attention.attend(one, keys, values, where, op.scale, window=window)[0]
+            out[row] = attention.attend(
+                one, keys, values, np.array([at + pad]), op.scale, window=window,
+                soft_cap=op.soft_cap, sinks=call.weights.get("sinks"),
+            )[0]  # fmt: skip
     return out
 
 
@@ -115,7 +113,7 @@ def _moved(rows: Quantised, pad: int) -> Quantised:
 
 
 def _neighbour(kind: type[Op]) -> Kernel:
-    """A sequence's first row takes a little of the row before it in the batch."""
+    """Let a sequence's first row take a little of the row before it in the batch."""
 
     def kernel(call: Call, *inputs: Any) -> Floats:
         out = KERNELS[kind](call, *inputs)
@@ -127,7 +125,7 @@ def _neighbour(kind: type[Op]) -> Kernel:
 
 
 def _highest_expert(call: Call, scores: Floats) -> tuple[Ints, Floats]:
-    """Among equal scores the last expert wins."""
+    """Let the last expert win among equal scores."""
     router = call.op.router
     indices, _ = route.route(scores[:, ::-1], router, _reversed(call.weights.get("bias")))
     chosen = np.sort(scores.shape[1] - 1 - indices, axis=1).astype(np.int32)
@@ -142,7 +140,7 @@ def _reversed(bias: Floats | None) -> Floats | None:
 
 
 def _filled(kind: type[Op], value: float) -> Kernel:
-    """The right shape, filled with one value; no fault is raised."""
+    """Return the right shape, filled with one value; no fault is raised."""
 
     def kernel(call: Call, *inputs: Any) -> Floats:
         return np.full_like(KERNELS[kind](call, *inputs), value)
@@ -151,16 +149,14 @@ def _filled(kind: type[Op], value: float) -> Kernel:
 
 
 def _never_written(call: Call, x: Floats) -> Floats:
-    """Whatever the memory held."""
+    """Return uninitialised memory."""
     held = np.frombuffer(b"\xcd\xab\x01\x40" * x.size, "<f4").copy()
     return (held * np.arange(1, x.size + 1, dtype=F32)).reshape(x.shape)
 
 
 WRONG_KERNELS: dict[str, Wrong] = {
     "fused multiply-add in RMSNorm": {ops.RMSNorm: _fused},
-    "reordered canonical_sum": {
-        ops.RMSNorm: _reordered_rms, ops.LayerNorm: _reordered_layer_norm,
-    },
+    "weight times root first": {ops.RMSNorm: _weight_first},
     "half-away rounding in the quantiser": {ops.Quantise: _half_away},
     "planes swapped": {ops.MatMul: _planes_swapped},
     "float matmul in the f32 format": {ops.MatMul: _float_matmul},

@@ -1,4 +1,4 @@
-"""More faults of kernels: a rounding too many, an order turned round, a term left out."""
+"""Faults of kernels: a rounding too many, another choice, a term left out."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ import numpy as np
 from cortiq.backend.walk import Call
 from cortiq.ir import ops
 from cortiq.numerics import norms
-from cortiq.numerics.contract import F32, Floats, Ints, exp2_int, snap
+from cortiq.numerics.blocks import choose_blocks
+from cortiq.numerics.contract import F32, Floats, Ints, exp2_int, round_to_f32, snap
 from cortiq.numerics.layouts import W16, decode
 from cortiq.numerics.matmul import matmul
 from cortiq.numerics.quantise import Quantised
 from cortiq.numerics.sums import canonical_mean
+from cortiq_conformance.faults.folds import ReplacedFunction, with_replaced
 from cortiq_conformance.faults.kernels import Wrong
+from cortiq_reference import kernels
 from cortiq_reference.kernels import KERNELS
 
 
 def _not_snapped(call: Call, a: Floats, b: Floats) -> Floats:
-    """a + b as the processor leaves it: small results and −0 stay; faults are still flagged."""
+    """Compute a + b without snap: small results and −0 stay; faults are still flagged."""
     snap(a + b, call.faults)
     return a + b
 
 
 def _rounded_twice(call: Call, x: Quantised | Floats) -> Floats:
-    """w16: RN(RN(high products)·256 + RN(low products)) instead of one rounding of the whole."""
+    """Compute w16 as RN(RN(high products)·256 + RN(low products)): one rounding too many."""
     matrix = call.weights["weight"]
     if matrix.weight.layout is not W16 or not isinstance(x, Quantised):
         return KERNELS[ops.MatMul](call, x)
@@ -38,7 +41,7 @@ def _rounded_twice(call: Call, x: Quantised | Floats) -> Floats:
 
 
 def _no_minimum(call: Call, x: Quantised | Floats) -> Floats:
-    """Q4_K: codes times scales, and no minimum."""
+    """Compute Q4_K without minima: codes times scales only."""
     matrix = call.weights["weight"]
     if matrix.weight.layout.name != "Q4_K" or not isinstance(x, Quantised):
         return KERNELS[ops.MatMul](call, x)
@@ -48,19 +51,35 @@ def _no_minimum(call: Call, x: Quantised | Floats) -> Floats:
 
 
 def _other_pairs(call: Call, x: Floats, position: Ints) -> Floats:
-    """Pairs (2i, 2i + 1) where (i, i + n) are meant, and the other way round."""
+    """Turn pairs (2i, 2i + 1) instead of (i, i + n), and the other way round."""
     pairing = "half" if call.op.pairing == "interleaved" else "interleaved"
     call.op = replace(call.op, pairing=pairing)
     return KERNELS[ops.Rope](call, x, position)
 
 
-def _descending(call: Call, weights: Floats, outputs: Floats) -> Floats:
-    """Experts added from the last to the first."""
-    return KERNELS[ops.CombineExperts](call, weights[:, ::-1], outputs[:, ::-1])
+def _short_table(call: Call, x: Floats, position: Ints) -> Floats:
+    """Turn by a table of 4096 positions that repeats."""
+    return KERNELS[ops.Rope](call, x, position % 4096)
+
+
+def _highest_block(
+    q: Quantised, keys: Quantised, positions: Ints, block: int, top: int, local: int = 1
+) -> Ints:
+    """Choose the last of blocks with equal scores."""
+    out = choose_blocks(q, keys, positions, block, top, local)
+    for row, head in np.ndindex(*q.e.shape):
+        seen, count = int(positions[row]) + 1, int(positions[row]) // block + 1
+        dot = q.q[row, head].astype(np.int64) @ keys.q[:seen, 0].astype(np.int64).T
+        scores = round_to_f32(dot) * exp2_int(q.e[row, head] + keys.e[:seen, 0])
+        index = np.arange(count)
+        best = np.maximum.reduceat(scores, index * block)
+        chosen = np.lexsort((-index, -best, index < count - local))[:top]
+        out[row, head, : len(chosen)] = np.sort(chosen)
+    return out
 
 
 def _moments(call: Call, x: Floats) -> Floats:
-    """The variance as E[x²] − m²."""
+    """Compute the variance as E[x²] − m²."""
     mean = canonical_mean(x)
     variance = canonical_mean(x * x) - mean * mean
     centred = snap(x - mean[..., None], call.faults)
@@ -74,7 +93,12 @@ WRONG_ROUNDINGS: dict[str, Wrong] = {
     "an integer rounded twice": {ops.MatMul: _rounded_twice},
     "minima left out": {ops.MatMul: _no_minimum},
     "the other rotary pairs": {ops.Rope: _other_pairs},
-    "experts added from the last": {ops.CombineExperts: _descending},
+    "a rotary table of 4096 positions": {ops.Rope: _short_table},
+    "the last of equal blocks": {
+        ops.ChooseBlocks: with_replaced(
+            KERNELS[ops.ChooseBlocks], ReplacedFunction(kernels, "choose_blocks", _highest_block)
+        )
+    },
     "a variance of moments": {ops.LayerNorm: _moments},
 }
 """Wrong kernels by fault."""

@@ -1,4 +1,4 @@
-"""A new backend's package, written out: `cortiq new-backend NAME`."""
+"""Write a new backend's package: `cortiq new-backend NAME`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def write_backend(name: str, parent: Path, stubs: bool = False) -> list[Path]:
 
 
 def rendered(name: str, stubs: bool = False) -> Iterator[tuple[str, str]]:
-    """Return relative path and text of each file of the package; see `write_backend`."""
+    """Yield relative path and text of each file of the package; see `write_backend`."""
     words = name.split("-")
     versions = Versions()
     values = {
@@ -126,5 +126,5 @@ def _function(name: str) -> str:
 
 
 def _filled(text: str, values: dict[str, str]) -> str:
-    """The text with every {{key}} replaced."""
+    """Return the text with every {{key}} replaced."""
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], text)

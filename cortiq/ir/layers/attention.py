@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from cortiq.domains import Count, OneOf, Relation, divides
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear
 from cortiq.ir.layers.indexer import Indexer
 from cortiq.ir.op import Described, Type, expect, expect_last
+from cortiq.ir.options import Constant, Epsilon, Function, Pairing, ScoreCap, ScoreScale
 from cortiq.ir.slots import KVRows, Slot
 from cortiq.numerics.rope import RopeTable, Sections
 
 PROJECTIONS = ("q", "k", "v")
+Projection = Annotated[str, OneOf(PROJECTIONS)]
 
 
 @dataclass(frozen=True)
@@ -25,8 +29,8 @@ class QKNorm(Described):
     full_width : one norm over all heads together, before they are split (OLMo 2).
     """
 
-    eps: float
-    offset: float = 0.0
+    eps: Epsilon
+    offset: Constant = 0.0
     after_rope: bool = False
     full_width: bool = False
 
@@ -37,11 +41,11 @@ class AttentionGate(Described):
 
     Attributes
     ----------
-    function : f, `sigmoid` or `softplus`.
+    function : f, an activation.
     per_head : one factor a head, W [heads, width]; else one an element, W [heads·value_dim, width].
     """
 
-    function: str = "softplus"
+    function: Function = "softplus"
     per_head: bool = False
 
 
@@ -70,28 +74,60 @@ class Attention(Layer):
     indexer : chooses the blocks of keys that are visible.
     """
 
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int | None = None
-    scale: float | None = None
+    width: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    value_dim: Count | None = None
+    scale: ScoreScale | None = None
     rope: RopeTable | None = None
-    pairing: str = "half"
-    window: int | None = None
-    soft_cap: float | None = None
+    pairing: Pairing = "half"
+    window: Count | None = None
+    soft_cap: ScoreCap | None = None
     sinks: bool = False
     qk_norm: QKNorm | None = None
-    biased: bool | tuple[str, ...] = False
+    biased: bool | tuple[Projection, ...] = False
     output_biased: bool = False
     shares_kv: bool = False
-    value_norm: float | None = None
-    value_scale: float = 1.0
+    value_norm: Epsilon | None = None
+    value_scale: Constant = 1.0
     output_gate: bool = False
     gate: AttentionGate | None = None
     value_input: bool = False
     sections: Sections | None = None
     indexer: Indexer | None = None
+    relations = (
+        divides("kv_heads", "heads"),
+        Relation(
+            ("rope", "head_dim"), "a head holds the rotary dimensions",
+            lambda a: a.rope is None or a.rope.dim <= a.head_dim,
+        ),
+        Relation(
+            ("sections", "rope"), "the sections have as many pairs as the table",
+            lambda a: a.sections is None or (a.rope and 2 * sum(a.sections.pairs) == a.rope.dim),
+        ),
+        Relation(
+            ("indexer", "rope"), "a head of the indexer holds the rotary dimensions",
+            lambda a: not (a.indexer and a.rope) or a.rope.dim <= a.indexer.dim,
+        ),
+        Relation(
+            ("output_gate", "head_dim", "value_dim"), "a gate is as wide as a value head",
+            lambda a: not a.output_gate or a.value_width == a.head_dim,
+        ),
+        Relation(
+            ("output_gate", "qk_norm"), "no norm is over queries and their gates together",
+            lambda a: not (a.output_gate and a.qk_norm and a.qk_norm.full_width),
+        ),
+        Relation(
+            ("shares_kv", "value_input"), "a layer without values takes no row for them",
+            lambda a: not (a.shares_kv and a.value_input),
+        ),
+        Relation(
+            ("indexer", "shares_kv", "sections"),
+            "an indexer goes with keys and positions of the layer's own",
+            lambda a: a.indexer is None or not (a.shares_kv or a.sections),
+        ),
+    )  # fmt: skip
 
     @property
     def writes_slots(self) -> bool:
@@ -111,7 +147,7 @@ class Attention(Layer):
         return self.biased
 
     def _rows(self) -> dict[str, int]:
-        """Rows of each projection there is."""
+        """Return the width of each projection that exists."""
         rows = {
             "q": self.heads * self.head_dim * (2 if self.output_gate else 1),
             "k": self.kv_heads * self.head_dim,
@@ -120,26 +156,17 @@ class Attention(Layer):
         return {"q": rows["q"]} if self.shares_kv else rows
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the width."""
+        """Keep the width."""
         x, position, *others = inputs
         expect_last(self, x, self.width)
         expect(position == Type((), "i32"), f"Attention takes a position, got {position}")
         wanted = [Type((self.sections.count,), "i32")] if self.sections else []
         wanted += [Type((self.width,))] if self.value_input else []
         expect(others == wanted, f"Attention takes {wanted} after the position, got {others}")
-        expect(self.heads % self.kv_heads == 0, f"{self.kv_heads} KV heads for {self.heads} heads")
-        fits = not self.output_gate or self.value_width == self.head_dim
-        expect(fits, f"a gate of {self.head_dim} on a value head of {self.value_width}")
-        full = self.qk_norm is not None and self.qk_norm.full_width
-        expect(not (self.output_gate and full), "no norm over queries and their gates together")
-        expect(set(self.biases) <= set(PROJECTIONS), f"biases of {self.biases}")
-        expect(not (self.shares_kv and self.value_input), "a layer without values takes none")
-        plain = not (self.shares_kv or self.sections)
-        expect(plain or self.indexer is None, "an indexer goes with keys and positions of its own")
         return (Type((self.width,)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Projections, norms, biases, gate, sinks."""
+        """Declare projections, norms, biases, gate, sinks."""
         rows = self._rows()
         shapes: dict[str, tuple[int, ...]] = {r: (n, self.width) for r, n in rows.items()}
         shapes["o"] = (self.width, self.heads * self.value_width)
@@ -163,12 +190,15 @@ class Attention(Layer):
         return self.heads * (1 if gate.per_head else self.value_width)
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """Key and value rows."""
+        """Declare key and value rows."""
         rows: dict[str, Slot] = {"kv": KVRows(self.kv_heads, self.head_dim, self.value_width)}
         return rows | ({"index": self.indexer.slot()} if self.indexer else {})
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, Reshape, RMSNorm, Rope, Quantise, StoreKV, [Indexer], Attend, gates, Linear."""
+        """Write the primitives.
+
+        Linear, Reshape, RMSNorm, Rope, Quantise, StoreKV, [Indexer], Attend, gates, Linear.
+        """
         x, position = inputs[:2]
         turned = inputs[2] if self.sections else position
         q = self._project(scope, x, "q")
@@ -186,7 +216,7 @@ class Attention(Layer):
         return linear(scope, y, "o", width, self.width, self.output_biased)
 
     def _attend(self, scope: Scope, q: Value, x: Value, position: Value) -> Value:
-        """The heads' outputs."""
+        """Write the attention and return the heads' outputs."""
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         attend = ops.Attend(
             self.heads, self.kv_heads, self.head_dim, self.value_width, scale,
@@ -199,7 +229,7 @@ class Attention(Layer):
         return scope.add(attend, *inputs, name="attend", weights=sinks, slots={"kv": "kv"})
 
     def _store(self, scope: Scope, x: Value, position: Value, values: Value) -> None:
-        """Keys and values to the slot."""
+        """Store keys and values in the slot."""
         k = self._placed(scope, self._project(scope, x, "k"), position, "k")
         v = self._project(scope, values, "v")
         if self.value_norm is not None:
@@ -213,7 +243,7 @@ class Attention(Layer):
         scope.add_node(store, k, v, name="store", slots={"kv": "kv"})
 
     def _project(self, scope: Scope, x: Value, role: str) -> Value:
-        """The heads of one projection."""
+        """Write one projection and return its heads."""
         rows = self._rows()[role]
         heads = self.heads if role == "q" else self.kv_heads
         y = linear(scope, x, role, self.width, rows, role in self.biases)
@@ -226,7 +256,7 @@ class Attention(Layer):
         return scope.add(op, y, name=f"{role}.norm", weights={"weight": f"{role}_norm"})
 
     def _placed(self, scope: Scope, y: Value, position: Value, role: str) -> Value:
-        """Heads of q or k after norm and RoPE, in the layer's order."""
+        """Return the heads of q or k after norm and RoPE, in the layer's order."""
         norm = self.qk_norm if self.qk_norm and not self.qk_norm.full_width else None
         if norm and not norm.after_rope:
             y = self._norm(scope, y, role, norm)
@@ -238,7 +268,7 @@ class Attention(Layer):
         return y
 
     def _gated(self, scope: Scope, x: Value, y: Value, gate: Value | None) -> Value:
-        """The heads' outputs times the gates."""
+        """Return the heads' outputs multiplied by the gates."""
         if gate is not None:
             gate = scope.add(ops.Activation("sigmoid"), gate, name="output_gate")
             y = scope.add(ops.Multiply(), y, gate, name="output_gated")

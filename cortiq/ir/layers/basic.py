@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from cortiq.domains import Count, Real, Relation
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.op import Op, Type, expect_last
+from cortiq.ir.options import Constant
+
+Fraction = Annotated[float, Real(2.0**-40, 1.0, zero=True)]
+"""A part of a difference."""
 
 
 class Layer(Op):
@@ -16,7 +22,7 @@ class Layer(Op):
 
 
 def rows_for(scope: Scope, role: str, x: Value, name: str) -> Value:
-    """The row as the weight in `role` meets it: quantised, or as it is for an `f32` weight."""
+    """Return the row in the form the weight in `role` takes: quantised, or floats for `f32`."""
     if scope.layout(role) == "f32":
         return x
     return scope.add(ops.Quantise(), x, name=f"{name}.quantise")
@@ -25,7 +31,7 @@ def rows_for(scope: Scope, role: str, x: Value, name: str) -> Value:
 def linear(
     scope: Scope, x: Value, role: str, inner: int, outer: int, biased: bool = False
 ) -> Value:
-    """A `Linear` inside a layer, whose weight is the layer's `role` (bias `role`_bias)."""
+    """Write a `Linear` inside a layer, whose weight is the layer's `role` (bias `role`_bias)."""
     weights = {"weight": role} | ({"bias": f"{role}_bias"} if biased else {})
     return scope.add(Linear(inner, outer, biased), x, name=role, weights=weights)
 
@@ -34,20 +40,20 @@ def linear(
 class Embedding(Layer):
     """Row of the token table, times `multiplier`: i32[] → f32[width]."""
 
-    vocab: int
-    width: int
-    multiplier: float = 1.0
+    vocab: Count
+    width: Count
+    multiplier: Constant = 1.0
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """One row."""
+        """Infer one row."""
         return ops.EmbedRows(self.vocab, self.width).infer(*inputs)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The table."""
+        """Declare the table."""
         return {"table": (self.vocab, self.width)}
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """EmbedRows, Scale."""
+        """Write EmbedRows, Scale."""
         rows = ops.EmbedRows(self.vocab, self.width)
         x = scope.add(rows, *inputs, name="rows", weights={"table": "table"})
         if self.multiplier == 1.0:
@@ -59,22 +65,23 @@ class Embedding(Layer):
 class Linear(Layer):
     """x·Wᵀ [+ bias], W [out, in], over the last axis."""
 
-    in_width: int
-    out_width: int
+    in_width: Count
+    out_width: Count
     biased: bool = False
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """[..., in] → [..., out]."""
-        expect_last(self, inputs[0], self.in_width)
-        return (Type((*inputs[0].shape[:-1], self.out_width)),)
+        """Infer [..., in] → [..., out]."""
+        (x,) = inputs
+        expect_last(self, x, self.in_width)
+        return (Type((*x.shape[:-1], self.out_width)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Matrix and bias."""
+        """Declare matrix and bias."""
         matrix: dict[str, tuple[int, ...]] = {"weight": (self.out_width, self.in_width)}
         return matrix | {"bias": (self.out_width,)} if self.biased else matrix
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Quantise, MatMul, Bias."""
+        """Write Quantise, MatMul, Bias."""
         x = rows_for(scope, "weight", inputs[0], "x")
         matmul = ops.MatMul(self.in_width, self.out_width)
         y = scope.add(matmul, x, name="matmul", weights={"weight": "weight"})
@@ -87,14 +94,14 @@ class Linear(Layer):
 class Residual(Layer):
     """h + multiplier · branch."""
 
-    multiplier: float = 1.0
+    multiplier: Constant = 1.0
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Two values of one shape."""
+        """Require two values of one shape."""
         return ops.Add().infer(*inputs)
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Scale, Add."""
+        """Write Scale, Add."""
         hidden, branch = inputs
         if self.multiplier != 1.0:
             branch = scope.add(ops.Scale(self.multiplier), branch, name="scaled")
@@ -108,14 +115,20 @@ class Blend(Layer):
     Source: torch.lerp, whose two forms these are.
     """
 
-    fraction: float
+    fraction: Fraction
+    relations = (
+        Relation(
+            ("fraction",), "1 - fraction is 0 or at least 2^-40",
+            lambda blend: blend.fraction == 1 or 1 - blend.fraction >= 2.0**-40,
+        ),
+    )  # fmt: skip
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Two values of one shape."""
+        """Require two values of one shape."""
         return ops.Add().infer(*inputs)
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Scale, Add, Scale, Add."""
+        """Write Scale, Add, Scale, Add."""
         a, b = inputs
         near = self.fraction < 0.5
         less = scope.add(ops.Scale(-1.0), a, name="negated")

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cortiq.domains import Count, Relation, Size
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear, rows_for
 from cortiq.ir.layers.mlp import MLP, Activation, GatedMLP, halves, join
 from cortiq.ir.op import Described, Type, expect
+from cortiq.ir.options import Cap, Constant, Epsilon
 from cortiq.numerics.route import Router
 
 
 @dataclass(frozen=True)
 class RouterNorm(Described):
-    """What a router's input passes first: RMSNorm, and a constant factor."""
+    """Normalisation of a router's input: RMSNorm, and a constant factor."""
 
-    eps: float
-    factor: float = 1.0
+    eps: Epsilon
+    factor: Constant = 1.0
     weighted: bool = True
 
 
@@ -42,13 +44,13 @@ class MoE(Layer):
     latent : experts work on Linear(x) of this width, and their sum is projected back.
     """
 
-    width: int
-    inner: int
-    experts: int
+    width: Count
+    inner: Count
+    experts: Count
     router: Router
     activation: Activation = "silu"
     selection_bias: bool = False
-    shared_inner: int = 0
+    shared_inner: Size = 0
     masked: bool = False
     gated: bool = True
     interleaved: bool = False
@@ -57,11 +59,25 @@ class MoE(Layer):
     shared_biased: bool = False
     shared_factor: bool = False
     expert_scale: bool = False
-    router_cap: float | None = None
+    router_cap: Cap | None = None
     router_norm: RouterNorm | None = None
     router_input: bool = False
-    latent: int = 0
+    latent: Size = 0
     latent_biased: bool = False
+    relations = (
+        Relation(
+            ("experts", "router"), "groups are equal and hold top_k experts",
+            lambda moe: not moe.router.refusal(moe.experts),
+        ),
+        Relation(
+            ("gated", "activation", "interleaved"), "plain experts have no gate to join",
+            lambda moe: moe.gated or (isinstance(moe.activation, str) and not moe.interleaved),
+        ),
+        Relation(
+            ("shared_factor", "shared_inner"), "there is a shared expert to multiply",
+            lambda moe: bool(moe.shared_inner) or not moe.shared_factor,
+        ),
+    )  # fmt: skip
 
     @property
     def expert_width(self) -> int:
@@ -77,16 +93,13 @@ class MoE(Layer):
         return MLP(self.width, self.shared_inner, str(self.activation), self.shared_biased)
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the width."""
+        """Keep the width."""
         wanted = (Type((self.width,)),) * (2 if self.router_input else 1)
         expect(inputs == wanted, f"MoE takes {wanted}, got {inputs}")
-        plain = isinstance(self.activation, str)
-        expect(self.gated or (plain and not self.interleaved), "plain experts have no gate to join")
-        expect(bool(self.shared_inner) or not self.shared_factor, "no shared expert to multiply")
         return inputs[:1]
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Router, stacked experts, projections around them, shared expert."""
+        """Declare router, stacked experts, projections around them, and shared expert."""
         shapes: dict[str, tuple[int, ...]] = {"router": (self.experts, self.width)}
         shapes |= self._expert_shapes() | self._router_vectors()
         if self.latent:
@@ -131,7 +144,7 @@ class MoE(Layer):
         return shapes
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, Route, ExpertMatMul with activation, CombineExperts, shared expert."""
+        """Write Linear, Route, ExpertMatMul with activation, CombineExperts, shared expert."""
         x = inputs[0]
         index, weight = self._route(scope, inputs[-1])
         rows = x
@@ -146,7 +159,7 @@ class MoE(Layer):
         return scope.add(ops.Add(), y, self._shared_output(scope, x), name="sum")
 
     def _route(self, scope: Scope, x: Value) -> tuple[Value, Value]:
-        """The chosen experts and their weights."""
+        """Return the chosen experts and their weights."""
         if self.router_norm:
             norm = self.router_norm
             weights = {"weight": "router_norm"} if norm.weighted else {}
@@ -166,7 +179,7 @@ class MoE(Layer):
         return index, weight
 
     def _experts(self, scope: Scope, x: Value, index: Value) -> Value:
-        """The outputs of the chosen experts."""
+        """Return the outputs of the chosen experts."""
         width, inner = self.expert_width, self.inner
         if not self.gated:
             up = self._expert(scope, x, index, "up", width, inner)
@@ -194,7 +207,7 @@ class MoE(Layer):
         return scope.add(bias, y, index, name=f"{role}.biased", weights=weights)
 
     def _shared_output(self, scope: Scope, x: Value) -> Value:
-        """The shared expert's output, times its factor."""
+        """Return the shared expert's output, multiplied by its factor."""
         roles = {role: f"shared_{role}" for role in self.shared.weight_shapes()}
         y = scope.add(self.shared, x, name="shared", weights=roles)
         if not self.shared_factor:

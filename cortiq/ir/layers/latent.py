@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cortiq.domains import Count, Relation, Size
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear, rows_for
-from cortiq.ir.op import Type, expect_last
+from cortiq.ir.op import Type, expect, expect_last
+from cortiq.ir.options import Epsilon, Pairing, ScoreScale
 from cortiq.ir.slots import KVRows, Slot
 from cortiq.numerics.rope import RopeTable
 
@@ -27,28 +29,36 @@ class LatentAttention(Layer):
     biased : the matrices that compress, kv_a and q_a, have biases.
     """
 
-    width: int
-    heads: int
-    latent: int
-    nope_dim: int
-    rope_dim: int
-    value_dim: int
-    eps: float
-    scale: float
+    width: Count
+    heads: Count
+    latent: Count
+    nope_dim: Count
+    rope_dim: Count
+    value_dim: Count
+    eps: Epsilon
+    scale: ScoreScale
     rope: RopeTable | None = None
-    pairing: str = "interleaved"
-    query_latent: int = 0
+    pairing: Pairing = "interleaved"
+    query_latent: Size = 0
     biased: bool = False
     output_biased: bool = False
     writes_slots = True
+    relations = (
+        Relation(
+            ("rope", "rope_dim"), "rope_dim holds the rotary dimensions",
+            lambda a: a.rope is None or a.rope.dim <= a.rope_dim,
+        ),
+    )  # fmt: skip
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the width."""
-        expect_last(self, inputs[0], self.width)
+        """Keep the width."""
+        x, position = inputs
+        expect_last(self, x, self.width)
+        expect(position == Type((), "i32"), f"LatentAttention takes a position, got {position}")
         return (Type((self.width,)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Projections; the two halves of kv_b as a matrix a head."""
+        """Declare the projections, with the two halves of kv_b as one matrix a head each."""
         q_out, h = self.heads * (self.nope_dim + self.rope_dim), self.heads
         shapes: dict[str, tuple[int, ...]] = {
             "kv_a": (self.latent + self.rope_dim, self.width), "kv_a_norm": (self.latent,),
@@ -64,11 +74,11 @@ class LatentAttention(Layer):
         return shapes | {f"{role}_bias": shapes[role][:1] for role in named}
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """One latent row a position."""
+        """Declare one latent row a position."""
         return {"kv": KVRows(1, self.latent + self.rope_dim, self.latent)}
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, RMSNorm, Slice, Rope, HeadMatMul, StoreKV, Attend, HeadMatMul, Linear."""
+        """Write Linear, RMSNorm, Slice, Rope, HeadMatMul, StoreKV, Attend, HeadMatMul, Linear."""
         x, position = inputs
         self._store(scope, x, position)
         q = self._query(scope, x, position)

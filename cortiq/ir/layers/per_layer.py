@@ -4,40 +4,42 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cortiq.domains import Count, Relation, Size
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear
 from cortiq.ir.op import Type, expect
+from cortiq.ir.options import Epsilon, Function
 
 
 @dataclass(frozen=True)
 class PerLayerInputs(Layer):
-    """What every layer is given of its token: i32[], f32[width] → f32[layers·dim].
+    """Inputs of every layer from a token's embedding: i32[], f32[width] → f32[layers·dim].
 
     y = (RMSNorm(Linear(x)·width^(−1/2)) + table[token]·dim^(1/2)) · 2^(−1/2), the norm over the
     `dim` values of each layer; x is the scaled embedding. Ids past the table look up zeros.
     Source: Gemma 3n and Gemma 4.
     """
 
-    vocab: int
-    width: int
-    layers: int
-    dim: int
-    eps: float
+    vocab: Count
+    width: Count
+    layers: Count
+    dim: Count
+    eps: Epsilon
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """A row of all layers' inputs."""
+        """Infer one row with the inputs of all layers."""
         wanted = (Type((), "i32"), Type((self.width,)))
         expect(inputs == wanted, f"PerLayerInputs takes {wanted}, got {inputs}")
         return (Type((self.layers * self.dim,)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Table, projection, norm."""
+        """Declare table, projection, norm."""
         n = self.layers * self.dim
         return {"table": (self.vocab, n), "projection": (n, self.width), "norm": (self.dim,)}
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """EmbedRows, Scale, Linear, Scale, RMSNorm, Add, Scale."""
+        """Write EmbedRows, Scale, Linear, Scale, RMSNorm, Add, Scale."""
         token, x = inputs
         n = self.layers * self.dim
         look = ops.EmbedRows(self.vocab, n, missing=True)
@@ -60,25 +62,27 @@ class PerLayerGate(Layer):
     p is the part of the second input that belongs to `layer`.
     """
 
-    width: int
-    layers: int
-    dim: int
-    layer: int
-    activation: str = "gelu_tanh"
+    width: Count
+    layers: Count
+    dim: Count
+    layer: Size
+    activation: Function = "gelu_tanh"
+    relations = (
+        Relation(("layer", "layers"), "layer is below layers", lambda g: g.layer < g.layers),
+    )
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the width."""
+        """Keep the width."""
         wanted = (Type((self.width,)), Type((self.layers * self.dim,)))
         expect(inputs == wanted, f"PerLayerGate takes {wanted}, got {inputs}")
-        expect(0 <= self.layer < self.layers, f"layer {self.layer} of {self.layers}")
         return inputs[:1]
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Gate and projection."""
+        """Declare gate and projection."""
         return {"gate": (self.dim, self.width), "projection": (self.width, self.dim)}
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, Activation, Slice, Multiply, Linear."""
+        """Write Linear, Activation, Slice, Multiply, Linear."""
         x, given = inputs
         own = ops.Slice(self.layer * self.dim, (self.layer + 1) * self.dim)
         mine = scope.add(own, given, name="input")

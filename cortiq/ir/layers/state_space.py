@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cortiq.domains import Count, Relation, at_most, divides
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear
 from cortiq.ir.layers.recurrent import (
     DECAYS,
-    check_decay_form,
+    DecayForm,
     convolved,
     decay,
     parts,
     shaped,
 )
 from cortiq.ir.op import Type, expect
+from cortiq.ir.options import Constant, Epsilon, Function
 from cortiq.ir.slots import Recurrent, Ring, Slot
 
 
@@ -33,24 +35,29 @@ class Mamba2(Layer):
     decay_form : the file holds A as log(−A), "log", or as it is, "plain".
     """
 
-    width: int
-    heads: int
-    head_dim: int
-    state_dim: int
-    groups: int
-    kernel: int
-    eps: float
-    activation: str = "silu"
-    norm_groups: int = 1
+    width: Count
+    heads: Count
+    head_dim: Count
+    state_dim: Count
+    groups: Count
+    kernel: Count
+    eps: Epsilon
+    activation: Function = "silu"
+    norm_groups: Count = 1
     biased: bool = False
     conv_biased: bool = True
-    step_low: float | None = None
-    step_high: float | None = None
-    decay_form: str = "log"
+    step_low: Constant | None = None
+    step_high: Constant | None = None
+    decay_form: DecayForm = "log"
     writes_slots = True
-
-    def __post_init__(self) -> None:
-        check_decay_form(self.decay_form, "Mamba2")
+    relations = (
+        divides("groups", "heads"),
+        at_most("step_low", "step_high"),
+        Relation(
+            ("norm_groups", "heads", "head_dim"), "norm_groups divides the inner width",
+            lambda m: m.inner % m.norm_groups == 0,
+        ),
+    )  # fmt: skip
 
     @property
     def inner(self) -> int:
@@ -63,15 +70,12 @@ class Mamba2(Layer):
         return self.inner + 2 * self.groups * self.state_dim
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the width."""
+        """Keep the width."""
         expect(inputs == (Type((self.width,)),), f"Mamba2 takes f32[{self.width}]: {inputs}")
-        expect(self.heads % self.groups == 0, f"{self.groups} groups for {self.heads} heads")
-        fits = self.inner % self.norm_groups == 0
-        expect(fits, f"a norm of {self.norm_groups} parts of {self.inner} values")
         return inputs
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Projections, taps, decay, skip, norm."""
+        """Declare projections, taps, decay, skip, norm."""
         rows = self.inner + self.conv_width + self.heads
         shapes: dict[str, tuple[int, ...]] = {
             "in": (rows, self.width), "out": (self.width, self.inner),
@@ -86,12 +90,15 @@ class Mamba2(Layer):
         }  # fmt: skip
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """The last kernel−1 rows of [x | B | C], and the state."""
+        """Declare the last kernel−1 rows of [x | B | C], and the state."""
         state = Recurrent((self.heads, self.state_dim, self.head_dim))
         return {"ring": Ring(self.conv_width, self.kernel - 1), "state": state}
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, CausalConv, Activation, StateSpace, Gain, Add, Multiply, RMSNorm, Linear."""
+        """Write the primitives.
+
+        Linear, CausalConv, Activation, StateSpace, Gain, Add, Multiply, RMSNorm, Linear.
+        """
         n, shared = self.inner, self.groups * self.state_dim
         rows = n + self.conv_width + self.heads
         joint = linear(scope, inputs[0], "in", self.width, rows, self.biased)
@@ -111,7 +118,7 @@ class Mamba2(Layer):
         return linear(scope, y, "out", n, self.width, self.biased)
 
     def _step(self, scope: Scope, dt: Value) -> tuple[Value, Value]:
-        """Δ and α."""
+        """Return Δ and α."""
         dt = scope.add(ops.Bias(self.heads), dt, name="dt.biased", weights={"bias": "dt_bias"})
         step = scope.add(ops.Activation("softplus"), dt, name="dt.softplus")
         if self.step_low is not None or self.step_high is not None:
@@ -119,7 +126,7 @@ class Mamba2(Layer):
         return step, decay(scope, step, self.heads, self.decay_form)
 
     def _normed(self, scope: Scope, y: Value, z: Value) -> Value:
-        """RMSNorm(y · silu(z))."""
+        """Return RMSNorm(y · silu(z))."""
         n, each = self.inner, self.inner // self.norm_groups
         z = scope.add(ops.Activation("silu"), z, name="z.activation")
         y = scope.add(ops.Multiply(), y, z, name="gated")

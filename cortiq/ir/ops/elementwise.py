@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from cortiq.domains import Count, Relation, Size
 from cortiq.ir.op import Elementwise, LastAxis, Op, Type, expect, expect_f32
-from cortiq.numerics.scalar import check_soft_cap
+from cortiq.ir.options import Cap, Constant, Function
 
 
 class Pairwise(Op):
     """Base of primitives of two f32 values of one shape."""
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Two f32 values of one shape."""
+        """Require two f32 values of one shape."""
         a, b = inputs
         equal = a == b and a.dtype == "f32"
         expect(equal, f"{self.kind} takes two equal f32 shapes, got {a} and {b}")
@@ -34,17 +35,17 @@ class Multiply(Pairwise):
 class Scale(Elementwise):
     """x · factor, factor rounded to float32 at compile time (`numerics.scale`)."""
 
-    factor: float
+    factor: Constant
 
 
 @dataclass(frozen=True)
 class Bias(LastAxis):
     """x + bias over the last axis (`numerics.add`)."""
 
-    width: int
+    width: Count
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The vector added."""
+        """Declare the vector added."""
         return {"bias": (self.width,)}
 
 
@@ -52,10 +53,10 @@ class Bias(LastAxis):
 class Activation(Elementwise):
     """One of the scalar functions, elementwise (`numerics.scalar.activation`)."""
 
-    function: str
+    function: Function
 
     def options(self) -> frozenset[str]:
-        """The function."""
+        """Return the function."""
         return frozenset({self.function})
 
 
@@ -63,30 +64,26 @@ class Activation(Elementwise):
 class SoftCap(Elementwise):
     """cap · tanh(x / cap) (`numerics.scalar.soft_cap`)."""
 
-    cap: float
-
-    def check_constants(self) -> None:
-        """The cap."""
-        check_soft_cap(self.cap)
+    cap: Cap
 
 
 @dataclass(frozen=True)
 class Slice(Op):
     """Values start, start + step, … below stop of the last axis (a step of 2: every other one)."""
 
-    start: int
-    stop: int
-    step: int = 1
+    start: Size
+    stop: Count
+    step: Count = 1
+    relations = (Relation(("start", "stop"), "start is below stop", lambda s: s.start < s.stop),)
 
     def options(self) -> frozenset[str]:
-        """A step beyond 1."""
+        """Return `step` if it is above 1."""
         return frozenset({"step"}) if self.step != 1 else frozenset()
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Narrows the last axis."""
+        """Narrow the last axis."""
         (x,) = expect_f32(self, inputs)
-        fits = 0 <= self.start < self.stop <= x.shape[-1] and self.step >= 1
-        expect(fits, f"{self.describe()} of {x}")
+        expect(bool(x.shape) and self.stop <= x.shape[-1], f"{self.describe()} of {x}")
         return (Type((*x.shape[:-1], len(range(self.start, self.stop, self.step)))),)
 
 
@@ -95,20 +92,21 @@ class Concat(Op):
     """Inputs one after the other along the last axis."""
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Widens the last axis."""
+        """Widen the last axis."""
         lead = {(x.shape[:-1], x.dtype) for x in inputs}
-        expect(len(lead) == 1 and inputs[0].dtype == "f32", f"Concat takes f32 values: {inputs}")
+        fits = len(lead) == 1 and all(x.shape and x.dtype == "f32" for x in inputs)
+        expect(fits, f"Concat takes f32 values: {inputs}")
         return (Type((*inputs[0].shape[:-1], sum(x.shape[-1] for x in inputs))),)
 
 
 @dataclass(frozen=True)
 class Reshape(Op):
-    """The same values in another shape, row-major."""
+    """The values in another shape, row-major."""
 
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the number of values."""
+        """Keep the number of values."""
         (x,) = expect_f32(self, inputs)
         expect(math.prod(x.shape) == math.prod(self.shape), f"{self.describe()} of {x}")
         return (Type(self.shape),)

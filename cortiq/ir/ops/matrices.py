@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cortiq.domains import Count, Relation
 from cortiq.ir.op import Op, Type, expect, expect_last
+from cortiq.numerics.matmul import MAX_COLUMNS
 from cortiq.numerics.route import Router
 
 
@@ -16,21 +18,21 @@ class EmbedRows(Op):
     vocabulary); without, such an id is refused.
     """
 
-    vocab: int
-    width: int
+    vocab: Count
+    width: Count
     missing: bool = False
 
     def options(self) -> frozenset[str]:
-        """Missing rows."""
+        """Return the option of missing rows, if it is used."""
         return frozenset({"missing"}) if self.missing else frozenset()
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """One token id gives one row."""
+        """Infer one row for one token id."""
         expect(inputs == (Type((), "i32"),), f"EmbedRows takes a token id, got {inputs}")
         return (Type((self.width,)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The table."""
+        """Declare the table."""
         return {"table": (self.vocab, self.width)}
 
 
@@ -39,9 +41,10 @@ class Quantise(Op):
     """Rows to 16-bit integers and an exponent, over the last axis (`numerics.quantise_rows`)."""
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """f32[..., K] → q16[..., K]."""
+        """Infer f32[..., K] → q16[..., K]."""
         (x,) = inputs
-        expect(x.dtype == "f32" and len(x.shape) > 0, f"Quantise takes f32 rows, got {x}")
+        fits = x.dtype == "f32" and len(x.shape) > 0 and x.shape[-1] <= MAX_COLUMNS
+        expect(fits, f"Quantise takes f32 rows of at most {MAX_COLUMNS} values, got {x}")
         return (Type(x.shape, "q16"),)
 
 
@@ -52,17 +55,17 @@ class MatMul(Op):
     A q16 row meets integer codes (`matmul`); an f32 row meets an `f32` weight (`matmul_f32`).
     """
 
-    in_width: int
-    out_width: int
+    in_width: Count
+    out_width: Count
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """[..., in] → f32[..., out]."""
+        """Infer [..., in] → f32[..., out]."""
         (x,) = inputs
         expect_last(self, x, self.in_width, ("q16", "f32"))
         return (Type((*x.shape[:-1], self.out_width)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The matrix."""
+        """Declare the matrix."""
         return {"weight": (self.out_width, self.in_width)}
 
 
@@ -70,19 +73,19 @@ class MatMul(Op):
 class HeadMatMul(Op):
     """Head h of x times its own matrix W[h] [out, in]: [heads, in] → f32[heads, out]."""
 
-    heads: int
-    in_width: int
-    out_width: int
+    heads: Count
+    in_width: Count
+    out_width: Count
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """One product per head."""
+        """Infer one product per head."""
         (x,) = inputs
         expect_last(self, x, self.in_width, ("q16", "f32"))
         expect(x.shape == (self.heads, self.in_width), f"HeadMatMul: {self.heads} heads, got {x}")
         return (Type((self.heads, self.out_width)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """A matrix a head."""
+        """Declare a matrix a head."""
         return {"weight": (self.heads, self.out_width, self.in_width)}
 
 
@@ -94,20 +97,23 @@ class ExpertMatMul(Op):
     give f32[k, out].
     """
 
-    experts: int
-    in_width: int
-    out_width: int
+    experts: Count
+    in_width: Count
+    out_width: Count
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """One product per chosen expert."""
+        """Infer one product per chosen expert."""
         x, index = inputs
         expect_last(self, x, self.in_width, ("q16", "f32"))
-        expect(index.dtype == "i32" and len(index.shape) == 1, f"indices i32[k], got {index}")
+        expect(
+            index.dtype == "i32" and len(index.shape) == 1,
+            f"ExpertMatMul takes indices i32[k], got {index}",
+        )
         expect(x.shape[:-1] in ((), index.shape), f"ExpertMatMul: {x} for {index.shape[0]} experts")
         return (Type((*index.shape, self.out_width)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """A matrix an expert."""
+        """Declare a matrix an expert."""
         return {"weight": (self.experts, self.out_width, self.in_width)}
 
 
@@ -124,27 +130,31 @@ class Route(Op):
     masked : a weight `mask` [experts] admits the experts where it is not 0.
     """
 
-    experts: int
+    experts: Count
     router: Router
     selection_bias: bool = False
     masked: bool = False
+    relations = (
+        Relation(
+            ("experts", "router"), "groups are equal and hold top_k experts",
+            lambda op: not op.router.refusal(op.experts),
+        ),
+    )  # fmt: skip
 
     def options(self) -> frozenset[str]:
-        """Groups, the mask, τ."""
+        """Return groups, mask and τ, if they are used."""
         router = self.router
         used = {"groups": router.groups > 1, "mask": self.masked, "tau": router.tau is not None}
         return frozenset(name for name, there in used.items() if there)
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Indices and weights."""
+        """Infer indices and weights."""
         expect(inputs == (Type((self.experts,)),), f"Route takes f32[{self.experts}]: {inputs}")
-        refusal = self.router.refusal(self.experts)
-        expect(not refusal, refusal)
         chosen = self.router.top_k
         return Type((chosen,), "i32"), Type((chosen,))
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The bias that affects the choice only, and the mask."""
+        """Declare the bias, which affects the choice only, and the mask."""
         roles = {"bias": self.selection_bias, "mask": self.masked}
         return {role: (self.experts,) for role, there in roles.items() if there}
 
@@ -157,7 +167,7 @@ class CombineExperts(Op):
     """
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """The weighted sum."""
+        """Infer the weighted sum."""
         weights, outputs = inputs
         fits = weights.dtype == outputs.dtype == "f32" and weights.shape == outputs.shape[:1]
         expect(fits and len(outputs.shape) == 2, f"CombineExperts takes {weights} and {outputs}")

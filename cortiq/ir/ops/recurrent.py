@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cortiq.domains import Count, divides
 from cortiq.ir.op import Op, Type, expect
 from cortiq.ir.slots import Recurrent, Slot
 
@@ -22,10 +23,11 @@ class DeltaRule(Op):
     key_heads : heads of q and k; None for as many as `heads`.
     """
 
-    heads: int
-    key_dim: int
-    value_dim: int
-    key_heads: int | None = None
+    heads: Count
+    key_dim: Count
+    value_dim: Count
+    key_heads: Count | None = None
+    relations = (divides("key_heads", "heads"),)
     writes_slots = True
 
     @property
@@ -34,9 +36,8 @@ class DeltaRule(Op):
         return self.key_heads or self.heads
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """One output row a head."""
+        """Infer one output row a head."""
         q, k, v, alpha, beta = inputs
-        expect(self.heads % self.groups == 0, f"{self.groups} key heads for {self.heads} heads")
         keys = Type((self.groups, self.key_dim))
         values, numbers = Type((self.heads, self.value_dim)), Type((self.heads,))
         decays = (numbers, Type((self.heads, self.key_dim)))
@@ -45,7 +46,7 @@ class DeltaRule(Op):
         return (values,)
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """What the keys so far map to."""
+        """Declare the state: the map from keys to values."""
         return {"state": Recurrent((self.heads, self.key_dim, self.value_dim))}
 
 
@@ -59,16 +60,16 @@ class StateSpace(Op):
     f32[heads, state_dim, head_dim]. Mamba-2; its skip D·x is a Gain and an Add.
     """
 
-    heads: int
-    head_dim: int
-    state_dim: int
-    groups: int = 1
+    heads: Count
+    head_dim: Count
+    state_dim: Count
+    groups: Count = 1
+    relations = (divides("groups", "heads"),)
     writes_slots = True
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """One output row a head."""
+        """Infer one output row a head."""
         x, b, c, alpha, delta = inputs
-        expect(self.heads % self.groups == 0, f"{self.groups} groups for {self.heads} heads")
         rows, numbers = Type((self.heads, self.head_dim)), Type((self.heads,))
         shared = Type((self.groups, self.state_dim))
         fits = x == rows and b == c == shared and alpha == delta == numbers
@@ -76,5 +77,5 @@ class StateSpace(Op):
         return (rows,)
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """The state."""
+        """Declare the state."""
         return {"state": Recurrent((self.heads, self.state_dim, self.head_dim))}

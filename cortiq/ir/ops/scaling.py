@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from cortiq.domains import Count, OneOf, Relation, at_most
 from cortiq.ir.op import Elementwise, Op, Type, expect, expect_last
-from cortiq.numerics.scaling import check_bounds, check_gain_form
+from cortiq.ir.options import Constant
+from cortiq.numerics.scaling import GAIN_FORMS
 
 GAINS_PER = ("value", "head", "all")
 
@@ -24,25 +27,23 @@ class Gain(Op):
         above 0 (decays stored as they are); `numerics.scaling.gain`.
     """
 
-    width: int
-    per: str = "value"
-    form: str = "plain"
-
-    def check_constants(self) -> None:
-        """The form."""
-        check_gain_form(self.form)
+    width: Count
+    per: Annotated[str, OneOf(GAINS_PER)] = "value"
+    form: Annotated[str, OneOf(GAIN_FORMS)] = "plain"
+    relations = (
+        Relation(("width", "per"), "one gain for all", lambda g: g.per != "all" or g.width == 1),
+    )
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the shape."""
+        """Keep the shape."""
         (x,) = inputs
-        expect(self.per in GAINS_PER, f"Gain is per {' or '.join(GAINS_PER)}, not {self.per!r}")
         axis = {"value": x.shape[-1:], "head": x.shape[:-1], "all": (1,)}[self.per]
         fits = x.dtype == "f32" and axis == (self.width,)
         expect(fits, f"Gain of {self.width} per {self.per} for {x}")
         return (x,)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The gains."""
+        """Declare the gains."""
         return {"weight": (self.width,)}
 
 
@@ -54,7 +55,7 @@ class ScaleRows(Op):
     """
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """The first input's shape."""
+        """Infer the first input's shape."""
         x, factor = inputs
         fits = x.dtype == factor.dtype == "f32" and factor.shape == (*x.shape[:-1], 1)
         expect(fits and bool(x.shape), f"ScaleRows takes f32[..., n] and f32[..., 1]: {inputs}")
@@ -65,23 +66,16 @@ class ScaleRows(Op):
 class Shift(Elementwise):
     """x + amount, the amount rounded to float32 at compile time (`numerics.scaling.shift`)."""
 
-    amount: float
-
-    def check_constants(self) -> None:
-        """The amount."""
-        check_bounds(self.amount)
+    amount: Constant
 
 
 @dataclass(frozen=True)
 class Clamp(Elementwise):
     """min(max(x, low), high) by compares, exact (`numerics.scaling.clamp`); None: no bound."""
 
-    low: float | None = None
-    high: float | None = None
-
-    def check_constants(self) -> None:
-        """The bounds."""
-        check_bounds(self.low, self.high)
+    low: Constant | None = None
+    high: Constant | None = None
+    relations = (at_most("low", "high"),)
 
 
 @dataclass(frozen=True)
@@ -91,10 +85,10 @@ class ExpertGain(Op):
     f32[k] or f32[k, n], i32[k] → the same: the scale of each expert, on weights or on outputs.
     """
 
-    experts: int
+    experts: Count
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the first input's type."""
+        """Keep the first input's type."""
         x, index = inputs
         fits = x.dtype == "f32" and index.dtype == "i32" and 1 <= len(x.shape) <= 2
         fits = fits and x.shape[:1] == index.shape
@@ -102,7 +96,7 @@ class ExpertGain(Op):
         return (x,)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """A gain an expert."""
+        """Declare a gain an expert."""
         return {"weight": (self.experts,)}
 
 
@@ -113,14 +107,15 @@ class ExpertBias(Op):
     f32[k, width], i32[k] → f32[k, width].
     """
 
-    experts: int
-    width: int
+    experts: Count
+    width: Count
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the first input's type."""
-        expect_last(self, inputs[0], self.width)
-        return ExpertGain(self.experts).infer(*inputs)
+        """Keep the first input's type."""
+        x, index = inputs
+        expect_last(self, x, self.width)
+        return ExpertGain(self.experts).infer(x, index)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """A bias vector an expert."""
+        """Declare a bias vector an expert."""
         return {"bias": (self.experts, self.width)}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cortiq.domains import Count, Relation, Size, at_most, divides
 from cortiq.ir.op import Op, Type, expect
+from cortiq.ir.options import Pairing, ScoreCap, ScoreScale
 from cortiq.ir.slots import KVRows, Ring, Slot
-from cortiq.numerics.attention import scoring
 from cortiq.numerics.rope import RopeTable, Sections
 
 
@@ -20,15 +21,22 @@ class Rope(Op):
     """
 
     table: RopeTable
-    pairing: str = "half"
+    pairing: Pairing = "half"
     sections: Sections | None = None
+    relations = (
+        Relation(("table",), "a table follows from the scaling", lambda r: r.table.follows()),
+        Relation(
+            ("table", "sections"), "the sections have as many pairs as the table",
+            lambda r: r.sections is None or 2 * sum(r.sections.pairs) == r.table.dim,
+        ),
+    )  # fmt: skip
 
     def options(self) -> frozenset[str]:
-        """Sections."""
+        """Return the sections, if there are any."""
         return frozenset({"sections"}) if self.sections else frozenset()
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the shape."""
+        """Keep the shape."""
         x, position = inputs
         expect(x.dtype == "f32" and len(x.shape) == 2, f"Rope takes f32[heads, dim], got {x}")
         expect(
@@ -36,9 +44,6 @@ class Rope(Op):
         )
         wanted = Type((self.sections.count,) if self.sections else (), "i32")
         expect(position == wanted, f"Rope takes a position {wanted}, got {position}")
-        if self.sections:
-            pairs, there = sum(self.sections.pairs), self.table.dim // 2
-            expect(pairs == there, f"sections of {pairs} pairs in all, the table has {there}")
         return (x,)
 
 
@@ -49,24 +54,24 @@ class StoreKV(Op):
     With a value_dim of 0 the slot holds keys only, and there is one input.
     """
 
-    heads: int
-    key_dim: int
-    value_dim: int
+    heads: Count
+    key_dim: Count
+    value_dim: Size
     writes_slots = True
 
     def options(self) -> frozenset[str]:
-        """Keys without values."""
+        """Return the option of keys without values, if it is used."""
         return frozenset() if self.value_dim else frozenset({"keys only"})
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """q16[heads, key_dim] and q16[heads, value_dim]."""
+        """Require q16[heads, key_dim] and q16[heads, value_dim]."""
         dims = (self.key_dim, self.value_dim)
         wanted = tuple(Type((self.heads, dim), "q16") for dim in dims if dim)
         expect(inputs == wanted, f"StoreKV takes {wanted}, got {inputs}")
         return ()
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """The rows written."""
+        """Declare the rows written."""
         return {"kv": KVRows(self.heads, self.key_dim, self.value_dim)}
 
 
@@ -83,27 +88,24 @@ class Attend(Op):
     blocks j // block that its set names. Head h has set h // (heads / sets).
     """
 
-    heads: int
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    scale: float
-    window: int | None = None
-    soft_cap: float | None = None
+    heads: Count
+    kv_heads: Count
+    key_dim: Count
+    value_dim: Count
+    scale: ScoreScale
+    window: Count | None = None
+    soft_cap: ScoreCap | None = None
     sinks: bool = False
-    block: int = 0
+    block: Size = 0
     until: bool = False
+    relations = (divides("kv_heads", "heads"),)
 
     def options(self) -> frozenset[str]:
-        """Chosen blocks; keys up to one that the row supplies."""
+        """Return chosen blocks and last keys supplied by the row, if they are used."""
         return frozenset(["blocks"] * (self.block > 0) + ["until"] * self.until)
 
-    def check_constants(self) -> None:
-        """Scale and cap."""
-        scoring(self.scale, self.soft_cap)
-
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """One output row a head."""
+        """Infer one output row a head."""
         q, position, *blocks = inputs
         wanted = Type((self.heads, self.key_dim), "q16")
         expect(q == wanted, f"Attend takes {wanted}, got {q}")
@@ -111,7 +113,6 @@ class Attend(Op):
         for chosen in blocks:
             self._check_sets(chosen)
         expect(position == Type((), "i32"), f"Attend takes a position, got {position}")
-        expect(self.heads % self.kv_heads == 0, f"{self.kv_heads} KV heads for {self.heads} heads")
         return (Type((self.heads, self.value_dim)),)
 
     def _check_sets(self, chosen: Type) -> None:
@@ -121,11 +122,11 @@ class Attend(Op):
         expect(fits, f"Attend takes blocks i32[sets, n] for {self.kv_heads} KV heads: {chosen}")
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The sinks, if there are any."""
+        """Declare the sinks, if there are any."""
         return {"sinks": (self.heads,)} if self.sinks else {}
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """The rows read."""
+        """Declare the rows read."""
         return {"kv": KVRows(self.kv_heads, self.key_dim, self.value_dim)}
 
 
@@ -138,22 +139,21 @@ class ChooseBlocks(Op):
     `top` in all, in ascending order. Output i32[heads, top].
     """
 
-    heads: int
-    key_dim: int
-    block: int
-    top: int
-    local: int = 1
+    heads: Count
+    key_dim: Count
+    block: Count
+    top: Count
+    local: Size = 1
+    relations = (at_most("local", "top"),)
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Blocks of each head."""
+        """Infer blocks of each head."""
         wanted = (Type((self.heads, self.key_dim), "q16"), Type((), "i32"))
         expect(inputs == wanted, f"ChooseBlocks takes {wanted}, got {inputs}")
-        fits = self.block >= 1 and 0 <= self.local <= self.top and self.top >= 1
-        expect(fits, f"{self.describe()}: {self.local} of {self.top} blocks are the last ones")
         return (Type((self.heads, self.top), "i32"),)
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """One key a position, for all heads, and no values."""
+        """Declare one key a position, for all heads, and no values."""
         return {"kv": KVRows(1, self.key_dim, 0)}
 
 
@@ -167,16 +167,16 @@ class Recall(Op):
     what is not there yet is declined, except where a row supplies the value itself.
     """
 
-    heads: int
-    dim: int
+    heads: Count
+    dim: Count
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """The row."""
+        """Infer the row."""
         expect(inputs == (Type((), "i32"),), f"Recall takes a position, got {inputs}")
         return (Type((self.heads, self.dim)),)
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """The rows read: keys only."""
+        """Declare the rows read: keys only."""
         return {"kv": KVRows(self.heads, self.dim, 0)}
 
 
@@ -187,21 +187,21 @@ class CausalConv(Op):
     Reads and then extends the ring of the last kernel−1 inputs. f32[width] → f32[width].
     """
 
-    width: int
-    kernel: int
+    width: Count
+    kernel: Count
     biased: bool = False
     writes_slots = True
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the shape."""
+        """Keep the shape."""
         expect(inputs == (Type((self.width,)),), f"CausalConv takes f32[{self.width}]: {inputs}")
         return inputs
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Taps, oldest first, and a bias."""
+        """Declare taps, oldest first, and a bias."""
         taps: dict[str, tuple[int, ...]] = {"weight": (self.width, self.kernel)}
         return taps | {"bias": (self.width,)} if self.biased else taps
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """The rows before this one."""
+        """Declare the rows before this one."""
         return {"ring": Ring(self.width, self.kernel - 1)}

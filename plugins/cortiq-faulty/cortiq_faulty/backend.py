@@ -10,14 +10,14 @@ from cortiq.errors import BackendError
 from cortiq.ir import Program
 from cortiq.numerics.layouts import Weight
 from cortiq_conformance.faults import FAULTS, FaultyBackend
-from cortiq_conformance.faults.backend import DECLINES
+from cortiq_conformance.faults.table import DECLINES
 from cortiq_reference.backend import ReferenceBackend
 
 VERSIONS = Versions(hookspec=1, ir=1, contract=1)
 
 
 def device_name(fault: str) -> str:
-    """A fault's name as one word."""
+    """Return a fault's name as one word."""
     return re.sub(r"[^a-z0-9]+", "-", fault.lower()).strip("-")
 
 
@@ -32,16 +32,16 @@ class ChosenFault(ReferenceBackend):
     versions = VERSIONS
 
     def devices(self) -> Sequence[Device]:
-        """Every fault."""
+        """Return one device for every fault."""
         return [
-            Device(name, f"{fault}; found by the cases of {FAULTS[fault].family!r}")
+            Device(name, f"{fault}; {FAULTS[fault].sentence()}")
             for name, fault in BY_DEVICE.items()
         ]
 
     def compile(  # type: ignore[override]
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
     ) -> Executable:
-        """The reference's executable with the fault in it.
+        """Compile the reference's executable with the fault in it.
 
         Raises
         ------

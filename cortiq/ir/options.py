@@ -1,0 +1,36 @@
+"""Domains that several operators' options have, from the ranges of `cortiq.numerics`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cortiq.domains import OneOf, Real
+from cortiq.numerics import attention, norms, scalar, scaling
+from cortiq.numerics.rope import PAIRINGS
+
+Constant = Annotated[float, scaling.CONSTANT]
+"""What values are multiplied by, moved by, or bounded by."""
+
+Positive = Annotated[float, Real(2.0**-40, 2.0**50, below=True)]
+"""A bound of magnitudes."""
+
+Negative = Annotated[float, Real(-(2.0**50), -(2.0**-40), above=True)]
+"""A bound of the logarithms of decays."""
+
+Epsilon = Annotated[float, norms.EPSILON]
+"""What a norm adds under its root."""
+
+Cap = Annotated[float, scalar.SOFT_CAP]
+"""The cap of a soft cap."""
+
+ScoreCap = Annotated[float, attention.SOFT_CAP]
+"""The soft cap of attention scores."""
+
+ScoreScale = Annotated[float, attention.SCALE]
+"""The factor on q·k."""
+
+Function = Annotated[str, OneOf(scalar.ACTIVATIONS)]
+"""An activation."""
+
+Pairing = Annotated[str, OneOf(PAIRINGS)]
+"""Which values of a head turn together."""

@@ -1,0 +1,171 @@
+"""Mutants of GGUF files and of folders: opened, built, tokenised and computed, or refused by name.
+
+`python -m tests.fuzz.files --seconds 60`. Only errors of ours may come of a file, in little memory.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import gguf
+import numpy as np
+from fuzzing import memory_limit, mutate
+from safetensors.numpy import save
+
+import cortiq
+from cortiq.errors import CortiqError
+from cortiq.tokenizer.byte_level import byte_alphabet
+
+from .mutants import main, mutated_text, rounds
+
+MEBIBYTES = 1024
+"""Address space that loading a mutant may take: the model has a few hundred KiB."""
+WIDTH, VOCABULARY = 32, 300
+SHAPES = {
+    "attn_q": (32, 32), "attn_k": (16, 32), "attn_v": (16, 32), "attn_output": (32, 32),
+    "ffn_gate": (48, 32), "ffn_up": (48, 32), "ffn_down": (32, 48), "attn_norm": (32,),
+    "ffn_norm": (32,),
+}  # fmt: skip
+FOLDER = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}  # fmt: skip
+CONFIG = {
+    "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 48,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "tie_word_embeddings": True,
+    "rope_scaling": {"type": "linear", "factor": 2.0}, "architectures": ["LlamaForCausalLM"],
+    "eos_token_id": [2, 3], "torch_dtype": "float32",
+}  # fmt: skip
+PIECES = [b"GGUF", b"\x00" * 8, b"\xff" * 8, b"llama.", b"general.alignment", b"\x08\x00\x00\x00"]
+
+
+def weights() -> dict[str, np.ndarray]:
+    """Tensors of one layer, by GGUF's names without prefix and end."""
+    rng = np.random.default_rng(0)
+    tensors = {n: rng.standard_normal(s).astype("f4") * 0.1 for n, s in SHAPES.items()}
+    return tensors | {"token_embd": rng.standard_normal((VOCABULARY, WIDTH)).astype("f4")}
+
+
+def gguf_files() -> dict[str, bytes]:
+    """A GGUF model with a tokenizer."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.gguf"
+        writer = gguf.GGUFWriter(str(path), "llama")
+        for key, value in {
+            "context_length": 64, "embedding_length": WIDTH, "block_count": 1,
+            "attention.head_count": 4, "attention.head_count_kv": 2, "feed_forward_length": 48,
+            "rope.dimension_count": 8,
+        }.items():  # fmt: skip
+            writer.add_uint32(f"llama.{key}", value)
+        writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+        writer.add_float32("llama.rope.scaling.factor", 2.0)
+        writer.add_string("tokenizer.ggml.model", "llama")
+        pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+        pieces += [f"▁{n}" for n in range(VOCABULARY - len(pieces))]
+        writer.add_token_list(pieces)
+        writer.add_token_scores([-float(n) for n in range(VOCABULARY)])
+        writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * (VOCABULARY - 259)])
+        writer.add_uint32("tokenizer.ggml.eos_token_id", 2)
+        writer.add_string("tokenizer.chat_template", "{% for m in messages %}{{ m }}{% endfor %}")
+        for name, values in weights().items():
+            outside = name == "token_embd"
+            writer.add_tensor(f"{'' if outside else 'blk.0.'}{name}.weight", values)
+        writer.add_tensor("output_norm.weight", np.ones(WIDTH, "f4"))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return {"m.gguf": path.read_bytes()}
+
+
+def folder_files() -> dict[str, bytes]:
+    """The same model as a folder."""
+    tensors = weights()
+    named = {f"model.layers.0.{own}.weight": tensors[name] for name, own in FOLDER.items()}
+    named["model.embed_tokens.weight"] = tensors["token_embd"]
+    named["model.norm.weight"] = np.ones(WIDTH, "f4")
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    return {
+        "config.json": json.dumps(CONFIG).encode(),
+        "model.safetensors": save(named),
+        "tokenizer.json": byte_level_json(),
+        "tokenizer_config.json": json.dumps({"chat_template": template}).encode(),
+        "generation_config.json": json.dumps({"eos_token_id": 2}).encode(),
+    }
+
+
+def byte_level_json() -> bytes:
+    """A tokenizer.json of all bytes, two merges, and a token of its own."""
+    pieces = [*byte_alphabet(), "he", "ll"]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+             "use_regex": True}  # fmt: skip
+    added = {"id": len(pieces), "content": "<end>", "single_word": False, "lstrip": False,
+             "rstrip": False, "normalized": False, "special": True}  # fmt: skip
+    model = {"type": "BPE", "vocab": {piece: n for n, piece in enumerate(pieces)},
+             "merges": ["h e", "l l"]}  # fmt: skip
+    made = {"version": "1.0", "added_tokens": [added], "normalizer": {"type": "NFC"},
+            "pre_tokenizer": level, "post_processor": level, "decoder": level,
+            "model": model}  # fmt: skip
+    return json.dumps(made).encode()
+
+
+SEEDS = (gguf_files, folder_files)
+
+
+def mutant(files: Mapping[str, bytes], rng: random.Random) -> dict[str, bytes]:
+    """The files with one of them changed; metadata and headers more often than weights."""
+    name = rng.choice(sorted(files))
+    data = files[name]
+    if name.endswith(".json"):
+        return {**files, name: mutated_text(data, rng)}
+    if name.endswith(".safetensors") and rng.random() < 0.5:
+        length = int.from_bytes(data[:8], "little")
+        header = mutated_text(data[8 : 8 + length], rng)
+        return {**files, name: len(header).to_bytes(8, "little") + header + data[8 + length :]}
+    head = min(len(data), 12_000)  # where the numbers are
+    if rng.random() < 0.8:
+        return {**files, name: mutate(data[:head], rng, PIECES) + data[head:]}
+    return {**files, name: mutate(data, rng, PIECES)}
+
+
+def tried(files: Mapping[str, bytes]) -> str:
+    """What comes of a model: "read", or the name of our error."""
+    with tempfile.TemporaryDirectory() as folder, memory_limit(MEBIBYTES):
+        for name, data in files.items():
+            (Path(folder) / name).write_bytes(data)
+        try:
+            with cortiq.load(folder, backend="reference", threads=1) as model:
+                ids = model.ids("a b 1") if not model.tokenizer.absent else [1, 2]
+                model.logits(ids[:4])
+                if not model.tokenizer.absent:
+                    model.tokenizer.decode(ids)
+        except CortiqError as error:
+            return type(error).__name__
+        return "read"
+
+
+def try_one(seeds: list[dict[str, bytes]], rng: random.Random) -> str:
+    """Draw a mutant of one of the models, and try it."""
+    return tried(mutant(rng.choice(seeds), rng))
+
+
+def run(seed: int, count: int | None = None, seconds: float | None = None, first: int = 0) -> (
+    Counter[str]
+):  # fmt: skip
+    """Mutants of every kind of model; how often each outcome came."""
+    seeds = [make() for make in SEEDS]
+    assert [tried(files) for files in seeds] == ["read"] * len(seeds)
+    return rounds(partial(try_one, seeds), seed, count=count, seconds=seconds, first=first)
+
+
+if __name__ == "__main__":
+    main(__doc__, lambda o: run(o.seed, seconds=o.seconds, first=o.first))

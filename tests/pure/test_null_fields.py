@@ -1,0 +1,143 @@
+"""Null means absent, in every field of every endpoint: clients that serialise all send it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from serving import TEMPLATE, TINY
+
+import cortiq
+from cortiq.serve.asked import read_chat, read_text
+from cortiq.serve.embeddings import read_embeddings
+from cortiq.serve.errors import ApiError
+from cortiq.serve.fields import Fields
+from cortiq.serve.served import served
+
+FORM = {"type": "json_schema",
+        "json_schema": {"name": "f", "schema": {"type": "object"}, "strict": True,
+                        "description": "d"}}  # fmt: skip
+CALL = {"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+DRAW = {
+    "model": "m", "temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.5, "seed": 1, "n": 2,
+    "repetition_penalty": 2, "presence_penalty": 1, "frequency_penalty": 1, "stop": ["x"],
+    "logit_bias": {"3": 1, "4": 2}, "stream": True, "ignore_eos": False, "user": "u",
+    "stream_options": {"include_usage": True, "include_obfuscation": False},
+}  # fmt: skip
+REQUESTS = {
+    "chat": {
+        **DRAW, "max_tokens": 5, "max_completion_tokens": 6, "logprobs": True, "top_logprobs": 2,
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}], "name": "b"},
+            {"role": "assistant", "content": "c", "tool_calls": [CALL], "reasoning": "r",
+             "reasoning_content": "s", "refusal": None, "audio": None, "function_call": None},
+            {"role": "tool", "content": "d", "tool_call_id": "c", "annotations": []},
+        ],
+        "tools": [{"type": "function", "strict": True, "function": {
+            "name": "now", "description": "t", "strict": True, "parameters": {"type": "object"}}}],
+        "tool_choice": {"type": "function", "function": {"name": "now"}},
+        "parallel_tool_calls": True, "chat_template_kwargs": {"x": 1}, "reasoning_effort": "low",
+        "modalities": ["text"], "audio": None, "functions": None, "function_call": None,
+        "web_search_options": None, "prompt": None, "input": None,
+    },
+    "form": {"model": "m", "messages": [{"role": "user", "content": "a"}], "response_format": FORM},
+    "text": {**DRAW, "prompt": ["a"], "max_tokens": 3, "suffix": None, "best_of": 2, "echo": True,
+             "logprobs": None, "messages": None},
+    "embeddings": {"model": "m", "input": ["a"], "encoding_format": "base64", "pooling": "last",
+                   "normalise": False, "dimensions": None, "user": "u"},
+}  # fmt: skip
+
+
+READERS = {
+    "chat": lambda model, fields: read_chat(model, fields, 8),
+    "form": lambda model, fields: read_chat(model, fields, 8),
+    "text": read_text,
+    "embeddings": read_embeddings,
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    loaded = cortiq.load(TINY, backend="reference")
+    loaded.tokenizer.chat_templates["default"] = TEMPLATE
+    return served(loaded, None)
+
+
+def places(value, at=()):
+    """Paths of all fields in a request; what is in a JSON schema is no field of ours."""
+    if isinstance(value, dict) and at[-1:] not in (("parameters",), ("schema",)):
+        for name, inner in value.items():
+            yield (*at, name)
+            yield from places(inner, (*at, name))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from places(inner, (*at, index))
+
+
+def answer(model, kind, request):
+    """What is read of a request, or its error, as a text."""
+    try:
+        made = READERS[kind](model, Fields(request))
+    except ApiError as error:
+        return f"{error.param}: {error}"
+    if kind == "embeddings":
+        return str((made.ids, made.options, made.encoding))
+    drawn = [(r.prompt, r.max_tokens, bool(r.masks)) for r in made.requests]
+    return str((drawn, made.wanted, made.tools, made.opened, made.echo))
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [(kind, place) for kind, asked in REQUESTS.items() for place in places(asked)],
+)
+def test_a_field_that_is_null_is_absent(model, kind, place):
+    answers = []
+    for absent in (False, True):
+        request = json.loads(json.dumps(REQUESTS[kind]))
+        holder = request
+        for step in place[:-1]:
+            holder = holder[step]
+        holder[place[-1]] = None
+        if absent:
+            del holder[place[-1]]
+        answers.append(answer(model, kind, request))
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_a_null_that_nobody_knows_asks_for_nothing(model, kind):
+    assert answer(model, kind, {**REQUESTS[kind], "top_a": None}) == answer(
+        model, kind, REQUESTS[kind]
+    )
+    assert answer(model, kind, {**REQUESTS[kind], "top_a": 1}).startswith("top_a: Unknown")
+
+
+def test_the_samples_have_every_field_that_is_read(model, monkeypatch):
+    """So the sweep above misses none that a reader may get one day."""
+    read = set()
+
+    class Noting(set):
+        def __init__(self, fields):
+            self.fields = fields
+
+        def add(self, name):
+            read.add(self.fields.path(name))
+            super().add(name)
+
+    begin = Fields.__init__
+
+    def noting(fields, values, where=""):
+        begin(fields, values, where)
+        fields._read = Noting(fields)
+
+    monkeypatch.setattr(Fields, "__init__", noting)
+    for kind, request in REQUESTS.items():
+        assert answer(model, kind, request).startswith("(")
+    known = set()
+    for request in REQUESTS.values():
+        for place in places(request):
+            path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place)
+            known.add(path.removeprefix("."))
+    stripped = {"".join(c for c in path if not c.isdigit()) for path in known}
+    assert {"".join(c for c in path if not c.isdigit()) for path in read} <= stripped
+    assert read
