@@ -76,7 +76,7 @@ class MlxBackend(TakesKernels):
         """
         device = device_named(self.name, options, self.devices())
         from cortiq_mlx.executable import MlxExecutable
-        from cortiq_mlx.gate import check_device
+        from cortiq_mlx.self_test import check_device
 
         check_device(device)
         return MlxExecutable(program, weights, options, device, self.name, self.given)
