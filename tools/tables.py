@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from cortiq.domains import Domain, Either, Kind, Record, domains_of
+from cortiq.domains import AnyOf, Domain, InstanceOf, TypedValue, domains_of
 from cortiq.ir.layers import LAYERS
 from cortiq.ir.ops import PRIMITIVES
 from cortiq.ir.slots import Slot
@@ -78,7 +78,7 @@ def options() -> Iterator[str]:
     for kind in (*kinds, *records):
         grouped: dict[str, list[str]] = {}
         for name, domain in domains_of(kind).items():
-            if domain != Kind(bool):
+            if domain != TypedValue(bool):
                 grouped.setdefault(domain.text(), []).append(f"`{name}`")
         listed = "; ".join(f"{', '.join(names)}: {text}" for text, names in grouped.items())
         relations = "; ".join(relation.text for relation in getattr(kind, "relations", ()))
@@ -89,9 +89,9 @@ def options() -> Iterator[str]:
 def _records(kind: type) -> Iterator[type]:
     """Dataclasses that options hold, and those inside them, rotary scalings aside."""
     for domain in domains_of(kind).values():
-        parts: tuple[Domain, ...] = domain.domains if isinstance(domain, Either) else (domain,)
+        parts: tuple[Domain, ...] = domain.domains if isinstance(domain, AnyOf) else (domain,)
         for part in parts:
-            if isinstance(part, Record) and part.type not in KINDS.values():
+            if isinstance(part, InstanceOf) and part.type not in KINDS.values():
                 yield part.type
                 yield from _records(part.type)
 

@@ -1,4 +1,4 @@
-"""Looped models: every layer of the trunk applied again, with the same weights and other slots."""
+"""Looped models: every layer of the trunk runs twice, with the same weights and its own slots."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ AGAIN = "again."
 def looped(program: Program) -> Program:
     """Return the program whose layers run twice; its trunk is its only entry graph.
 
-    The second pass takes what the first puts out, and keeps slots of its own: a backend that ties
-    state or what it prepared for a weight to the weight's name meets both passes.
+    The second pass takes the first one's output and has its own slots: a backend that keys state or
+    prepared weights by a weight's name must keep both passes apart.
     """
     trunk = program.trunk
     layers = [node for node in trunk.nodes if node.name.startswith("layers.")]
@@ -38,7 +38,7 @@ def looped(program: Program) -> Program:
 
 
 def _renamed(node: Node, values: Mapping[str, str], slots: Mapping[str, str]) -> Node:
-    """Return a node that reads and writes other values and slots; it is called as they are."""
+    """Return a node that reads and writes other values and slots, with a matching name."""
     names = [values.get(name, name) for name in node.outputs]
     return Node(
         AGAIN + node.name if names != list(node.outputs) else node.name,

@@ -1,4 +1,4 @@
-"""What a tool dialect is, and how texts become the values that a tool expects."""
+"""Tool dialects, and the conversion of text arguments to the types of a tool's schema."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class ToolCall:
 
 
 class Unfinished(ValueError):
-    """A call that goes on behind the closing marker that was found: the marker is part of it."""
+    """A call that continues behind the closing marker that was found: the marker is part of it."""
 
 
 Tools = Mapping[str, Mapping[str, Any]]
 """JSON schema of each offered tool's arguments, by its name."""
 
-Read = Callable[[str, Tools, bool], tuple[list[ToolCall], int]]
+CallReader = Callable[[str, Tools, bool], tuple[list[ToolCall], int]]
 """Reads calls from a text that begins with an opening marker: the calls, and where they end.
 
 The text reaches to a closing marker, or (the flag `final`) to the end of the answer. ValueError
@@ -52,7 +52,7 @@ class ToolDialect:
     parse : the calls in what stands between the markers; ValueError where there are none, and then
         the whole of it is text. `Unfinished` where the closing marker is part of a call.
     inner : further markers that calls are written with.
-    texts : whether arguments are texts whose types only the tool's schema tells (`typed`).
+    texts : whether arguments are texts, typed by the tool's schema only (`coerce_arguments`).
     wrap : text around a call's JSON object `{"name": …, "arguments": …}` where a call can be forced
         by a grammar; None where the dialect does not write calls as such an object.
     read : reads irregular calls too; used instead of `parse` where it is there.
@@ -71,19 +71,19 @@ class ToolDialect:
     inner: tuple[str, ...] = ()
     texts: bool = False
     wrap: tuple[str, str] | None = None
-    read: Read | None = None
+    read: CallReader | None = None
     openings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     bare: tuple[str, ...] = ()
 
     def calls(self, text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
-        """Read calls from a text that begins with an opening marker; see `Read`."""
+        """Read calls from a text that begins with an opening marker; see `CallReader`."""
         made, end = self._read(text, tools, final)
         if not made:
             raise ValueError("no call")
         if not text.startswith(self.opens) and any(call.name not in tools for call in made):
             raise ValueError("no offered tool")
         if self.texts:
-            made = [typed(call, tools.get(call.name, {})) for call in made]
+            made = [coerce_arguments(call, tools.get(call.name, {})) for call in made]
         return made, end
 
     def _read(self, text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
@@ -99,7 +99,7 @@ WORDS = {"true": True, "false": False, "null": None, "none": None}
 """What models write for JSON's words, in Python's spelling too."""
 
 
-def typed(call: ToolCall, schema: Mapping[str, Any]) -> ToolCall:
+def coerce_arguments(call: ToolCall, schema: Mapping[str, Any]) -> ToolCall:
     """Return a call whose arguments were texts, with the values that the tool's schema expects.
 
     A text stays one unless the schema forbids strings there; then it is read as JSON, and stays a

@@ -25,7 +25,7 @@ _NAMED = named_reader(
 
 
 def read(text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
-    """Read calls (`dialect.Read`); a recipient that is no function has to be an offered tool."""
+    """Read calls (`dialect.CallReader`); only offered tools are recipients besides functions."""
     calls, end = _NAMED(text, tools, final)
     if not all(call.name.startswith(FUNCTIONS) or call.name in tools for call in calls):
         raise ValueError("no function")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from cortiq.dialects.dialect import Read, ToolCall, Tools, Unfinished
+from cortiq.dialects.dialect import CallReader, ToolCall, Tools, Unfinished
 
 FENCE = "```(?:json)?"
 NOTHING = re.compile("")
@@ -80,7 +80,7 @@ def read_json(text: str) -> Any:
 
 
 def _missing(text: str, at: int, stop: int) -> str:
-    """The brackets that are open at `stop`, closed."""
+    """Return the closing brackets that are still missing at `stop`."""
     opened = []
     for token in _TOKEN.finditer(text, at, stop):
         if token[0] in _ENDS:
@@ -121,7 +121,7 @@ def calls_of(value: object) -> list[ToolCall]:
     return [call_of(item) for item in values]
 
 
-def object_reader(opens: str, closes: str) -> Read:
+def object_reader(opens: str, closes: str) -> CallReader:
     """Return the reader of a dialect whose calls are JSON objects, or lists of them, after `opens`.
 
     Several may stand in one block, with commas, semicolons, line breaks or markers between them,
@@ -145,7 +145,7 @@ def object_reader(opens: str, closes: str) -> Read:
 
 def named_reader(
     opens: str, head: re.Pattern[str], tail: re.Pattern[str], closes: str, closing: re.Pattern[str]
-) -> Read:
+) -> CallReader:
     """Return the reader of a dialect that writes a name, then its arguments as a JSON object.
 
     Parameters

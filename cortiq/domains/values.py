@@ -146,7 +146,7 @@ class OneOf(Domain):
 
 
 @dataclass(frozen=True)
-class Kind(Domain):
+class TypedValue(Domain):
     """Any value of a type; numbers are finite."""
 
     type: type
@@ -167,7 +167,7 @@ class Kind(Domain):
 
 
 @dataclass(frozen=True)
-class Nothing(Domain):
+class NoneOnly(Domain):
     """`None` alone."""
 
     def text(self) -> str:

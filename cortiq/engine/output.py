@@ -15,7 +15,7 @@ from cortiq.engine.request import Request
 from cortiq.engine.session import digest_of
 from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.digest import Digest
-from cortiq.tokenizer.stream import Detokenizer, StopMatcher
+from cortiq.tokenizer.detokenizer import Detokenizer, StopMatcher
 from cortiq.tokenizer.tokenizer import Tokenizer
 
 LOGITS = Named("logits")

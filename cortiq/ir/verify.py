@@ -31,7 +31,7 @@ def verify(program: Program) -> None:
 
 
 def _declarations(program: Program) -> Iterator[Finding]:
-    """Yield what is wrong with what a program declares besides its graphs."""
+    """Yield the faults of a program's declarations outside its graphs."""
     for name, slot in program.slots.items():
         for violation in violations(slot, type(slot).__name__):
             yield name, str(violation)
@@ -40,7 +40,7 @@ def _declarations(program: Program) -> Iterator[Finding]:
 
 
 def _decomposition(program: Program) -> Iterator[Finding]:
-    """Yield what the builder refuses of what layers make of their options."""
+    """Yield the builder's refusals of decompositions with these options."""
     try:
         primitives_of(program)
     except GraphError as error:
@@ -54,7 +54,7 @@ def _options_in_domain(graph: Graph, program: Program) -> Iterator[Finding]:
 
 
 def _sound(graph: Graph) -> Iterator[Node]:
-    """Yield the nodes whose operators can be asked for types, weights and slots."""
+    """Yield the nodes whose operators can infer types, weights and slots."""
     return (node for node in graph.nodes if not violations_of(node.op))
 
 

@@ -17,7 +17,7 @@ from cortiq.engine.drafters.kinds import (
 from cortiq.engine.drafters.model import check_vocabularies
 from cortiq.engine.drafting import Speculation
 from cortiq.errors import RequestError
-from cortiq.models.head_names import DFLASH, parted
+from cortiq.models.head_names import DFLASH, split_heads_option
 from cortiq.options import GenerateOptions, LoadOptions
 from cortiq.plugins import default_plugins
 from cortiq.tokenizer.tokenizer import Tokenizer
@@ -99,7 +99,7 @@ def drafters_named(options: GenerateOptions) -> Mapping[str, NamedKind] | None:
 
 def _check_block(found: Mapping[str, NamedKind], options: LoadOptions) -> None:
     """Refuse another block drafter than the one that the model was loaded with."""
-    loaded = parted(options.heads)[1]
+    loaded = split_heads_option(options.heads)[1]
     for kind, path in found.values():
         if kind.heads == DFLASH and loaded and realpath(path) != realpath(loaded):
             raise RequestError(

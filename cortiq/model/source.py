@@ -16,12 +16,12 @@ from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.formats.fetch import resolve
 from cortiq.ir import Program
 from cortiq.models import load_program
-from cortiq.models.head_names import parted
+from cortiq.models.head_names import split_heads_option
 from cortiq.models.synthetic import PREFIX, open_synthetic
 from cortiq.numerics.layouts import Weight
 from cortiq.options import LoadOptions
 from cortiq.plugins import default_plugins
-from cortiq.tokenizer.absent import AbsentTokenizer
+from cortiq.tokenizer.missing import MissingTokenizer
 from cortiq.tokenizer.tokenizer import Tokenizer, byte_tokenizer
 
 
@@ -102,7 +102,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
 
 def open_drafter(heads: str, progress: Progress | None = None) -> tuple[str, Any]:
     """Return the option `heads` without a block drafter, and that drafter's folder, opened."""
-    head, path = parted(heads)
+    head, path = split_heads_option(heads)
     if path is None:
         return heads, None
     if not path:
@@ -131,7 +131,7 @@ def open_tokenizer(source: Mapping[str, Any] | Path | str, program: Program) -> 
     Parameters
     ----------
     source : GGUF metadata, a folder with tokenizer.json, or "bytes" for synthetic models. One
-        that has no tokenizer at all gives an `AbsentTokenizer`.
+        that has no tokenizer at all gives an `MissingTokenizer`.
     """
     if source == "bytes":
         return byte_tokenizer(vocabulary_size(program))
@@ -140,4 +140,4 @@ def open_tokenizer(source: Mapping[str, Any] | Path | str, program: Program) -> 
             return Tokenizer.from_folder(source)
         return Tokenizer.from_gguf(source)  # type: ignore[arg-type]
     except NoTokenizerError as reason:
-        return AbsentTokenizer(reason)
+        return MissingTokenizer(reason)

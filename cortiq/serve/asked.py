@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cortiq.dialects.splitter import Splitter
+from cortiq.dialects.splitter import AnswerSplitter
 from cortiq.engine.output import TokenLogprobs
 from cortiq.engine.request import Request, make_request
 from cortiq.errors import RequestError
@@ -51,10 +51,10 @@ class Asked:
     opened: bool = False
     echo: Sequence[str] = ()
 
-    def splitter(self) -> Splitter:
+    def splitter(self) -> AnswerSplitter:
         """Takes one answer apart."""
         served = self.served
-        return Splitter(served.thinking, served.dialect, self.tools.schemas, self.opened)
+        return AnswerSplitter(served.thinking, served.dialect, self.tools.schemas, self.opened)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -22,10 +22,10 @@ from cortiq.ir import Builder, ops
 from cortiq.numerics.synthetic import synthetic_weight
 from cortiq.plugins import find_backend
 from cortiq_conformance import models, probes
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.catalogue import cases
-from cortiq_conformance.report import Outcome
+from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import make_subject, run, run_case
-from cortiq_conformance.source import Source
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_wgpu import adapters, gate, rowwise
 from cortiq_wgpu.backend import WgpuBackend
@@ -44,7 +44,7 @@ def test_primitives_and_layers(level):
     subject = make_subject(WgpuBackend())
     listed = [c for c in cases((level,)) if not c.id.endswith(", as its decomposition]")]
     results = [run_case(case, subject) for case in listed]
-    others = {r.case.id: str(r.outcome) for r in results if r.outcome is not Outcome.SAME}
+    others = {r.case.id: str(r.outcome) for r in results if r.outcome is not CaseOutcome.SAME}
     assert others == {}
     assert len(results) > 120
     assert set(subject.computed) == {"wgpu"}
@@ -131,7 +131,7 @@ def wide_values():
     b.input("position")
     x = b.input("x", (2500,), "f32")
     b.add(ops.Multiply(), b.add(ops.Activation("silu"), x, name="a"), x, name=probes.OUTPUT)
-    return probes.Probe(b.program((probes.OUTPUT,)), {}, {"x": probes.floats(2500)})
+    return probes.ProbeProgram(b.program((probes.OUTPUT,)), {}, {"x": probes.floats(2500)})
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def wide_values():
 def test_rows_of_many_values_are_shared_out_to_workgroups(probe, label, monkeypatch):
     monkeypatch.setattr(rowwise, "MANY_VALUES", 2500)
     monkeypatch.setattr(rowwise, "MERGED", 9 * 64)
-    feed = probe.feed(Source("shared out"), 3)
+    feed = probe.feed(CaseData("shared out"), 3)
     expected, _ = brought_by(ReferenceBackend(), probe, feed)
     found, widths = brought_by(WgpuBackend(), probe, feed, gpu_kernels=True)
     assert widths[label] == 3

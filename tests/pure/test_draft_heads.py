@@ -24,8 +24,8 @@ from cortiq.ir import primitives_of
 from cortiq.models import load_program
 from cortiq.models.fixture_heads import MimoHead
 from cortiq.models.head_names import synthetic_plan
+from cortiq.models.head_tensors import SyntheticTensors
 from cortiq.models.heads import with_heads
-from cortiq.models.held import Everything
 from cortiq.models.synthetic import open_synthetic
 from cortiq.numerics.layouts import Weight
 from cortiq_reference.ideal import dequantise, evaluate
@@ -292,7 +292,7 @@ def with_module_of_width(width):
     """`tiny-ties` with a module whose MLP is narrower than the trunk's, which has 16 neurons."""
     from cortiq.models.fixtures import ties_weight
 
-    class Narrow(Everything):
+    class Narrow(SyntheticTensors):
         def rows(self, name):
             return width if name.endswith("gate_proj.weight") else None
 

@@ -32,7 +32,7 @@ from cortiq.engine.policy.turns import (
 from cortiq.engine.request import make_request
 from cortiq.errors import RequestError
 from cortiq.model.drafts import DrafterFactory, heads_of
-from cortiq.models.head_names import parted
+from cortiq.models.head_names import split_heads_option
 from cortiq.options import GenerateOptions
 
 BLOCK_HOLD = (0.85, 0.82, *(0.80,) * 5)
@@ -318,8 +318,11 @@ def test_lists_name_drafters_and_what_they_must_be_loaded_with():
     assert heads_of("auto,dflash:x") == "auto,dflash:x" and heads_of("auto,mtp") == "mtp"
     assert list(find_kinds("mtp, lookup,mtp")) == ["mtp", "lookup"]
     assert heads_of("lookup,model:y") is None and heads_of("auto") == "auto"
-    assert parted("auto,dflash:/a,b") == ("auto", "/a,b")
-    assert parted("dflash:p") == ("off", "p") and parted("mtp:raw") == ("mtp:raw", None)
+    assert split_heads_option("auto,dflash:/a,b") == ("auto", "/a,b")
+    assert split_heads_option("dflash:p") == ("off", "p") and split_heads_option("mtp:raw") == (
+        "mtp:raw",
+        None,
+    )
     for draft, sentence in (
         ("mtp,nothing", "no drafter 'nothing'"),
         ("mtp,dflash", "takes an"),

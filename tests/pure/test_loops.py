@@ -7,7 +7,7 @@ from engines import backends
 
 from cortiq_conformance import models
 from cortiq_conformance.loops import AGAIN, LOOPED, looped
-from cortiq_conformance.report import Outcome
+from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import run
 
 DRIVES = 3
@@ -34,7 +34,7 @@ def test_a_loop_has_every_layer_twice_with_the_same_weights_and_other_slots(name
 def test_a_loop_in_chunks_is_the_loop_row_by_row(backend):
     report = run(backends()[backend](), levels=(2,), only="loop[")
     assert list(report.failures()) == []
-    assert report.count(Outcome.SAME) == len(report.results) == DRIVES * len(LOOPED)
+    assert report.count(CaseOutcome.SAME) == len(report.results) == DRIVES * len(LOOPED)
     digests = [result.digest for result in report.results]
     assert len(set(digests)) == len(LOOPED)
     for start in range(0, len(digests), DRIVES):
@@ -47,5 +47,5 @@ def test_drafts_on_recurrent_trunks_change_nothing(name):
     report = run(kind(), levels=(2, 3, 4), models=[name])
     assert list(report.failures()) == []
     assert {result.case.level for result in report.results} == {2, 3, 4}
-    assert report.count(Outcome.SAME) == len(report.results) == 7
+    assert report.count(CaseOutcome.SAME) == len(report.results) == 7
     assert all(result.golden for result in report.results)

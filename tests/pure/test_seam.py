@@ -35,7 +35,7 @@ from cortiq.errors import BackendError, OptionError
 from cortiq.model.backend_check import check_backends
 from cortiq.plugins import find_backend, load_plugins, use_files
 from cortiq_conformance import models
-from cortiq_conformance.report import Outcome
+from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import run
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_reference.executable import ReferenceExecutable
@@ -261,7 +261,7 @@ def test_what_supports_returns_is_an_answer_or_an_error(answer):
     backend = Returning(supports=lambda node, graph, program: answer)
     sentence = "supports() of the backend 'returning' returned"
     report = run(backend, levels=(0,), only="level0/Add[")
-    assert {result.outcome for result in report.results} == {Outcome.ERROR}
+    assert {result.outcome for result in report.results} == {CaseOutcome.ERROR}
     assert all(result.reason.startswith(sentence) for result in report.results)
     with pytest.raises(BackendError, match=re.escape(sentence)):
         cortiq.load(MODEL, backend=backend)
@@ -270,7 +270,7 @@ def test_what_supports_returns_is_an_answer_or_an_error(answer):
 def test_in_the_kit_a_compile_that_returns_none_is_an_error_of_the_case():
     backend = Returning(compile=lambda program, weights, options: None)
     (result, *_) = run(backend, levels=(0,), only="level0/Add[").results
-    assert result.outcome is Outcome.ERROR
+    assert result.outcome is CaseOutcome.ERROR
     assert result.reason.startswith("compile() of the backend 'returning' returned None")
     with pytest.raises(BackendError, match=r"devices\(\) of the backend 'returning' returned"):
         run(Returning(devices=lambda: ["cpu"]), levels=(0,), only="level0/Add[")

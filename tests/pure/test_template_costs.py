@@ -11,8 +11,9 @@ from jinja2.filters import FILTERS
 from jinja2.tests import TESTS
 
 from cortiq.errors import TokenizerError
-from cortiq.tokenizer import costs, render
+from cortiq.tokenizer import render
 from cortiq.tokenizer import template as page
+from cortiq.tokenizer import template_costs as costs
 from tests.fuzz import templates
 
 MESSAGES = [{"role": "user", "content": "Héllo, <b>World</b> 12 http://a.example.org/x"},

@@ -45,7 +45,7 @@ class Planes(NamedTuple):
 class Geometry:
     """What a layer fixes: constants of the scores, window, sinks [heads] or None, block size."""
 
-    constants: contract.Scoring
+    constants: contract.ScoreConstants
     window: int | None
     sinks: mx.array | None
     block: int = 0
@@ -194,7 +194,7 @@ def _tiles_of(
     return Sums(total, peak, dot_of_planes(sides, turned), top)
 
 
-def _scores(q: Rows, k: Planes, constants: contract.Scoring) -> mx.array:
+def _scores(q: Rows, k: Planes, constants: contract.ScoreConstants) -> mx.array:
     """Base-2 logarithms of the weights: [tiles, groups, queries, 64]."""
     count_, _, groups, _, dim = k.q.shape
     turned = k.q.transpose(0, 2, 3, 1, 4).reshape(count_, groups, 2 * TILE, dim)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cortiq.numerics.codes import Fields
+from cortiq.numerics.codes import UnpackedWeight
 from cortiq.numerics.layouts import Weight, floats, unpack
 from cortiq.numerics.matmul import check_columns
 from cortiq_mlx.arithmetic import Faults, Rows, snap
@@ -35,7 +35,7 @@ class Matrix:
         self.codes = self._laid_out(fields)
         self.parts: list[Codes] = []
 
-    def _laid_out(self, fields: Fields) -> Codes:
+    def _laid_out(self, fields: UnpackedWeight) -> Codes:
         """Upload, with the outputs along the last axis."""
         form, blocks = self.form, fields.scale.shape[1]
         codes = fields.codes.astype(np.int16) - np.int16(form.shift)

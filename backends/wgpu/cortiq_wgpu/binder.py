@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from cortiq.ir import Type, ops
-from cortiq.numerics.attention import Scoring
+from cortiq.numerics.attention import ScoreConstants
 from cortiq_wgpu.angles import Turns
 from cortiq_wgpu.lower import Lowered, Step
 from cortiq_wgpu.places import Places, record_words, units_of
@@ -32,7 +32,7 @@ class Binder:
     turns: Turns
     pools: Pools
     dot: str
-    scoring: Mapping[ops.Attend, Scoring]
+    scoring: Mapping[ops.Attend, ScoreConstants]
     tuning: Tuning | None
     rows: int
     context: int

@@ -112,7 +112,7 @@ def _run(level: int, options: dict[str, Any]) -> None:
 
 
 def _expectations() -> str | None:
-    """The file of this folder, if there is one; the summary says how many cases it excuses."""
+    """Read this folder's file, if there is one; the summary counts the cases it excuses."""
     from cortiq_conformance.expectations import FILE
 
     return FILE if Path(FILE).is_file() else None

@@ -1,4 +1,4 @@
-"""`cortiq new-backend`: the package of a backend, ready to be filled."""
+"""`cortiq new-backend`: write a backend's package, ready to be filled in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new backend's package, written out: `cortiq new-backend NAME`."""
+"""Write a new backend's package: `cortiq new-backend NAME`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def write_backend(name: str, parent: Path) -> list[Path]:
 
 
 def rendered(name: str) -> Iterator[tuple[str, str]]:
-    """Relative path and text of each file of the package."""
+    """Yield relative path and text of each file of the package."""
     words = name.split("-")
     versions = Versions()
     values = {
@@ -72,5 +72,5 @@ def rendered(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _filled(text: str, values: dict[str, str]) -> str:
-    """The text with every {{key}} replaced."""
+    """Return the text with every {{key}} replaced."""
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], text)

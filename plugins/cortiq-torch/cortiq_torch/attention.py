@@ -29,7 +29,7 @@ LOWEST = -(2.0**126)
 class Geometry:
     """What a layer fixes: constants of the scores, window, sinks [heads] or None, block size."""
 
-    constants: contract.Scoring
+    constants: contract.ScoreConstants
     window: int | None
     sinks: Tensor | None
     block: int = 0
@@ -162,7 +162,7 @@ def _tiles(rows: Rows, low: int, stop: int) -> Rows:
     )
 
 
-def _scores(q: Rows, k: Rows, constants: contract.Scoring) -> Tensor:
+def _scores(q: Rows, k: Rows, constants: contract.ScoreConstants) -> Tensor:
     """Base-2 logarithms of the weights: [tiles, groups, queries, 64]."""
     dots = (q.q @ k.q.transpose(2, 3)).float()
     scores = (dots * float(constants.factor)) * exp2_int(q.e[:, :, None] + k.e[:, :, None])

@@ -1,18 +1,18 @@
-"""The tokenizer of a model that comes without one: everything about text is its reason."""
+"""The tokenizer of a model without one: every operation on text raises the reason."""
 
 from __future__ import annotations
 
 from typing import NoReturn
 
 from cortiq.errors import NoTokenizerError
-from cortiq.tokenizer.special import SpecialTokens
+from cortiq.tokenizer.special_tokens import SpecialTokens
 from cortiq.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["AbsentTokenizer"]
+__all__ = ["MissingTokenizer"]
 
 
 class _NoPieces:
-    """A vocabulary of nothing."""
+    """A vocabulary without tokens."""
 
     size = 0
 
@@ -35,8 +35,8 @@ class _NoPieces:
         raise self.reason
 
 
-class AbsentTokenizer(Tokenizer):
-    """Knows no token and no text; every question about them raises the reason.
+class MissingTokenizer(Tokenizer):
+    """Knows no token and no text; every operation raises the reason.
 
     Parameters
     ----------
@@ -48,11 +48,11 @@ class AbsentTokenizer(Tokenizer):
         self.absent = self._reason = reason
 
     def token_bytes(self, token_id: int) -> NoReturn:
-        """Raises the reason."""
+        """Raise the reason."""
         raise self._reason
 
     def chat_template(self, *, tools: bool = False) -> NoReturn:
-        """Raises the reason: a template's text could not be encoded."""
+        """Raise the reason: a template's text could not be encoded."""
         raise self._reason
 
     def __repr__(self) -> str:

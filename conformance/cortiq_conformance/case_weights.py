@@ -7,7 +7,7 @@ import numpy as np
 from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import LAYOUTS, W16, Layout, Weight
 from cortiq.numerics.synthetic import BLOCK_RECIPES, synthetic_weight
-from cortiq_conformance.source import Source
+from cortiq_conformance.case_data import CaseData
 
 BLOCK_LAYOUTS = tuple(BLOCK_RECIPES)
 OUR_LAYOUTS = ("w8", "w16", "w8b256")
@@ -22,14 +22,14 @@ EXPONENT_SCALES = (80, 100, 127, 160, 90, 110, 127)
 """MXFP4 scales 2^(b − 127)."""
 
 
-def typical(source: Source, layout: str, rows: int, columns: int) -> Weight:
-    """Random codes whose products stay near the size of the rows."""
+def typical(source: CaseData, layout: str, rows: int, columns: int) -> Weight:
+    """Make random codes whose products stay near the size of the rows."""
     seed = int(source.words(1)[0])
     return synthetic_weight(layout, "weight", seed, (rows, columns))
 
 
-def uneven(source: Source, layout: str, rows: int, columns: int) -> Weight:
-    """As `typical`, with other powers of two for blocks whose scales are such: their sums round."""
+def uneven(source: CaseData, layout: str, rows: int, columns: int) -> Weight:
+    """Make weights as `typical`, with varying powers of two as block scales: their sums round."""
     weight = typical(source, layout, rows, columns)
     if layout != "MXFP4":
         return weight
@@ -40,8 +40,8 @@ def uneven(source: Source, layout: str, rows: int, columns: int) -> Weight:
     return Weight.from_bytes(weight.layout, blocks.reshape(rows, -1), weight.shape)
 
 
-def extreme(source: Source, layout: str, columns: int) -> Weight:
-    """Rows of every extreme code byte, then rows of every kind of scale."""
+def extreme(source: CaseData, layout: str, columns: int) -> Weight:
+    """Make rows of every extreme code byte, then rows of every kind of scale."""
     kind = LAYOUTS[layout]
     rows = len(CODE_BYTES) + len(HALF_SCALES)
     weight = typical(source, layout, rows, columns)

@@ -36,7 +36,7 @@ class Detokenizer:
         self._stream = tokenizer.stream(continuation=continuation)
 
     def add(self, token_id: int) -> str:
-        """The characters that `token_id` completes, possibly none."""
+        """Return the characters that `token_id` completes, possibly none."""
         tokenizer = self._tokenizer
         hidden = self._skip_special and tokenizer.is_special(token_id)
         if not tokenizer.has_piece(token_id) or (hidden and token_id not in self._shown):
@@ -44,7 +44,7 @@ class Detokenizer:
         return self._stream.add(token_id)
 
     def finish(self) -> str:
-        """The rest: U+FFFD for a character that never became complete, usually nothing."""
+        """Return the rest: U+FFFD for an incomplete character, usually nothing."""
         return self._stream.finish()
 
 
@@ -70,8 +70,8 @@ class StopMatcher:
         self.matched: str | None = None
 
     def add(self, piece: str) -> tuple[str, bool]:
-        """Take `piece`; return the text that is surely not part of a stop string, and whether one
-        was found. After that nothing is emitted any more.
+        """Take `piece`; return the text that is certainly not part of a stop string, and whether
+        one was found. Nothing is emitted after that.
         """
         if self.matched is not None:
             return "", True
@@ -86,7 +86,7 @@ class StopMatcher:
         return text[: len(text) - keep], False
 
     def finish(self) -> str:
-        """The text still held back, when the stream ends without a stop string."""
+        """Return the text still held back when the stream ends without a stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -98,7 +98,7 @@ class StopMatcher:
         return start, stop
 
     def _undecided(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
+        """Return the length of the longest suffix of `text` that begins a stop string."""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             if text[len(text) - length :] in self._prefixes:
                 return length

@@ -1,4 +1,4 @@
-"""Who runs the cases: this process, or several that take them from one list."""
+"""Run the cases in this process, or in several that take them from one list."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Any
 
 from cortiq.errors import BackendError, CortiqError
 from cortiq_conformance.case import Case
-from cortiq_conformance.report import CaseResult, Outcome
-from cortiq_conformance.subject import Account, Subject
+from cortiq_conformance.report import CaseOutcome, CaseResult
+from cortiq_conformance.subject import CompileCounts, Subject
 
 PATIENCE = 10.0
 """Seconds in which a process that is told to end must have ended."""
-Ran = tuple[int, CaseResult, Account]
+Ran = tuple[int, CaseResult, CompileCounts]
 """Place of a case in the list, its result, and what its programs counted."""
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a process needs to know to run cases of a list; it can be sent to one.
+class RunSpec:
+    """Everything a process needs to run cases of a list; it can be pickled.
 
     Attributes
     ----------
@@ -46,8 +46,8 @@ class Work:
     out: str | Path | None
 
 
-class Here:
-    """Cases run by this process, one after the other."""
+class InProcessRunner:
+    """Runs cases in this process, one after the other."""
 
     def __init__(
         self, subject: Subject, listed: Sequence[Case], *, use_golden: bool, out: str | Path | None
@@ -55,7 +55,7 @@ class Here:
         self.subject, self.listed = subject, listed
         self.use_golden, self.out = use_golden, out
 
-    def __enter__(self) -> Here:
+    def __enter__(self) -> InProcessRunner:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -74,7 +74,7 @@ class Here:
 
 @dataclass(eq=False)
 class _Worker:
-    """A process that runs cases, and the place of the one it has."""
+    """A process that runs cases, and the place of its current one."""
 
     process: SpawnProcess
     connection: Connection
@@ -82,18 +82,18 @@ class _Worker:
     at: int | None = None
 
 
-class Workers:
-    """Cases run by several processes: whoever is free takes the next of the list.
+class WorkerPool:
+    """Runs cases in several processes; an idle one takes the next of the list.
 
     A process that dies makes its case an error, and another one takes its place.
     """
 
-    def __init__(self, work: Work, listed: Sequence[Case], count: int) -> None:
+    def __init__(self, work: RunSpec, listed: Sequence[Case], count: int) -> None:
         self.work, self.listed, self.count = work, listed, count
         self._context = multiprocessing.get_context("spawn")  # devices survive no fork
         self._workers: list[_Worker] = []
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -109,7 +109,7 @@ class Workers:
         self._workers = []
 
     def ran(self, places: Sequence[int], begun: Callable[[int], None]) -> Iterator[Ran]:
-        """Run the cases at these places of the list, yielded as they end; see `Here.ran`."""
+        """Run the cases at these places of the list; yield results as they end."""
         waiting, under_way = deque(places), 0
         while waiting or under_way:
             while len(self._workers) < min(self.count, under_way + len(waiting)):
@@ -137,12 +137,12 @@ class Workers:
             worker.connection.send(at)
 
     def _heard(self, under_way: int) -> list[_Worker]:
-        """Wait until some process has something to say, or has died."""
+        """Wait until a process has sent something, or has died."""
         by_connection = {w.connection: w for w in self._workers if w.at is not None or not w.ready}
         return [by_connection[c] for c in wait(list(by_connection))]  # type: ignore[index]
 
     def _read(self, worker: _Worker) -> Ran | None:
-        """Return a result, if the process has one; that of its death is an error of its case."""
+        """Return a process's result, if any; its death is an error of its case."""
         try:
             message: Any = worker.connection.recv()
         except (EOFError, OSError):
@@ -161,15 +161,19 @@ class Workers:
         self._workers.remove(worker)
         worker.connection.close()
         worker.process.join()
-        how = ended(worker.process.exitcode)
+        how = describe_exit(worker.process.exitcode)
         if worker.at is None:
             raise BackendError(f"ended before its first case: {how}", where="a process of --jobs")
         reason = f"the process that ran it died: {how}"
-        return worker.at, CaseResult(self.listed[worker.at], Outcome.ERROR, reason), Account()
+        return (
+            worker.at,
+            CaseResult(self.listed[worker.at], CaseOutcome.ERROR, reason),
+            CompileCounts(),
+        )
 
 
-def ended(code: int | None) -> str:
-    """Return how a process ended, by its exit code."""
+def describe_exit(code: int | None) -> str:
+    """Describe how a process ended, by its exit code."""
     if code is None or code >= 0:
         return f"exit code {code}"
     try:
@@ -178,8 +182,8 @@ def ended(code: int | None) -> str:
         return f"signal {-code}"
 
 
-def serve(connection: Connection, work: Work) -> None:
-    """Run cases as their places come, until nobody sends any more: a process of `Workers`.
+def serve(connection: Connection, work: RunSpec) -> None:
+    """Run cases as their places arrive, until the pool closes the connection.
 
     An interrupt is for the process that has the list; it ends this one.
     """

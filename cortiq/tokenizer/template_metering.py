@@ -1,4 +1,4 @@
-"""Puts what counts into a template: filters that no template can spell the names of."""
+"""Insert metering into a template: filters whose names no template can spell."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.visitor import NodeTransformer
 
-from cortiq.tokenizer.budget import CHARACTERS_PER_UNIT, Budget
-from cortiq.tokenizer.operators import cost_of_comparison
+from cortiq.tokenizer.operator_costs import cost_of_comparison
+from cortiq.tokenizer.render_budget import CHARACTERS_PER_UNIT, RenderBudget
 
 __all__ = ["inserted_filters", "metered", "refuse_underscore"]
 
@@ -23,8 +23,8 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def inserted_filters(budget: Budget) -> dict[str, Callable[..., Any]]:
-    """Return the filters that `metered` puts in; Jinja never computes them when it compiles."""
+def inserted_filters(budget: RenderBudget) -> dict[str, Callable[..., Any]]:
+    """Return the filters that `metered` inserts; Jinja never evaluates them at compile time."""
 
     @pass_context
     def tick(_: Context, units: int) -> bool:
@@ -56,7 +56,7 @@ def metered(template: nodes.Template, environment: Environment) -> nodes.Templat
 
 
 class _Meter(NodeTransformer):
-    """Puts the inserted filters where a template repeats, prints, compares, or builds values."""
+    """Inserts filters where a template repeats, prints, compares, or builds values."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self._ticking(node)

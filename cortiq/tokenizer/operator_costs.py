@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2.exceptions import SecurityError
 
-from cortiq.tokenizer.budget import CHARACTERS_PER_UNIT, INTEGER_BITS, BudgetError, measure
+from cortiq.tokenizer.render_budget import CHARACTERS_PER_UNIT, INTEGER_BITS, BudgetError, measure
 
 _WIDEST = 1000
 """Widest field of a formatted text."""
@@ -23,14 +23,14 @@ def units(characters: int) -> int:
 
 
 def number(value: Any) -> int:
-    """Check that an argument is an integer: a text times another would be a large text."""
+    """Check that an argument is an integer: a text multiplied by another would be large."""
     if not isinstance(value, int):
         raise TypeError(f"an integer is wanted, not a {type(value).__name__}")
     return value
 
 
 def shallow(value: Any) -> int:
-    """Units of a value without what is in it."""
+    """Return the units of a value without its items."""
     if isinstance(value, (str, bytes)):
         return units(len(value))
     return 1 + len(value) if hasattr(value, "__len__") else 1

@@ -1,4 +1,4 @@
-"""Orders that the contract writes, and how many terms meet in each of them in a program.
+"""Summation orders that the contract defines, and how many terms each adds in a program.
 
 A sum of two terms has one order. Taken from the last to the first it differs where three meet, and
 taken in pairs where four do: only cases in which they meet tell a wrong order from the right one.
@@ -17,47 +17,47 @@ from cortiq.numerics.contract import LANES, RUN_BLOCKS, RUN_TILES, TILE
 from cortiq.numerics.layouts import LAYOUTS
 
 
-class Sum(NamedTuple):
-    """What adds terms: an operator, the layout of its weight, the positions of rows in a case."""
+class SumSite(NamedTuple):
+    """A place that adds terms: an operator, its weight's layout, the positions of a case's rows."""
 
     op: Any
     layout: str
     positions: range
 
 
-Count = Callable[[Sum], Iterable[int]]
+Count = Callable[[SumSite], Iterable[int]]
 """How many terms each of the sums has, as far as they differ."""
 
 
 def _lanes(terms: int) -> int:
-    """Terms of the longest lane of a canonical sum."""
+    """Return the number of terms in the longest lane of a canonical sum."""
     return -(-terms // LANES)
 
 
-def _blocks(found: Sum) -> int:
-    """Blocks of a product's row; 0 where it is not added by blocks."""
+def _blocks(found: SumSite) -> int:
+    """Return the number of blocks of a product's row; 0 if it is not added by blocks."""
     layout = LAYOUTS.get(found.layout)
     return -(-found.op.in_width // layout.block) if layout and layout.block else 0
 
 
-def _inside_runs(found: Sum) -> Iterator[int]:
+def _inside_runs(found: SumSite) -> Iterator[int]:
     blocks = _blocks(found)
     yield min(blocks, RUN_BLOCKS)
     yield blocks % RUN_BLOCKS
 
 
-def _tiles(found: Sum) -> Iterator[Counter[int]]:
-    """For each position its visible tiles, counted by run."""
+def _tiles(found: SumSite) -> Iterator[Counter[int]]:
+    """Yield the visible tiles of each position, counted by run."""
     for position in found.positions:
         first = first_visible(position, found.op.window or 0)
         yield Counter(i // RUN_TILES for i in range(first // TILE, position // TILE + 1))
 
 
-def _sinks(found: Sum) -> Iterator[int]:
+def _sinks(found: SumSite) -> Iterator[int]:
     return (len(runs) + 1 for runs in _tiles(found) if found.op.sinks)
 
 
-def _chosen(found: Sum) -> tuple[int]:
+def _chosen(found: SumSite) -> tuple[int]:
     return (found.op.router.top_k,)
 
 
@@ -96,10 +96,10 @@ ORDERS: Mapping[str, Mapping[str, Count]] = {
 """By order and operator: how many terms meet. `Top` is no operator but what rows can ask for."""
 
 
-def meeting(
+def terms_meeting(
     order: str, program: Program, wants: Iterable[Want], positions: range
 ) -> dict[tuple[str, str], set[int]]:
-    """How many terms meet in an order, by operator and layout of its weight."""
+    """Return the number of terms that meet in an order, by operator and weight layout."""
     found: dict[tuple[str, str], set[int]] = {}
     for kind, one in _sums(program, wants, positions):
         if kind in ORDERS[order]:
@@ -107,17 +107,19 @@ def meeting(
     return found
 
 
-def _sums(program: Program, wants: Iterable[Want], positions: range) -> Iterator[tuple[str, Sum]]:
+def _sums(
+    program: Program, wants: Iterable[Want], positions: range
+) -> Iterator[tuple[str, SumSite]]:
     primitives = primitives_of(program)
     for graph in primitives.graphs.values():
         for node in graph.nodes:
             terms = graph.values[node.inputs[0]].shape
             op = terms[0] if node.op.kind == "CombineExperts" else node.op
-            yield node.op.kind, Sum(op, _layout(node, program), positions)
+            yield node.op.kind, SumSite(op, _layout(node, program), positions)
     for want in wants:
         if isinstance(want, Top):
             (width,) = primitives.trunk.values["logits"].shape
-            yield "Top", Sum(width, "", positions)
+            yield "Top", SumSite(width, "", positions)
 
 
 def _layout(node: Node, program: Program) -> str:

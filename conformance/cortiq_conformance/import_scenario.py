@@ -1,4 +1,4 @@
-"""Sequences imported as if they had been fed, and then fed a few rows: long contexts, cheaply."""
+"""Sequences imported instead of fed, and then continued: long contexts, cheaply."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from cortiq.backend import ExportedState, KVPlanes, Named, Want
 from cortiq.backend.windows import kept_from, windows_of
 from cortiq.ir import KVRows
 from cortiq.numerics.quantise import Quantised, no_values, planes, quantise_rows
-from cortiq_conformance import wants as want_arrays
+from cortiq_conformance import outputs
 from cortiq_conformance.case import Scenario
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.compare import Divergence
-from cortiq_conformance.drives import Bench, Feed, advance
-from cortiq_conformance.oracle import Oracle
-from cortiq_conformance.probes import Probe
-from cortiq_conformance.source import Source
+from cortiq_conformance.drives import ProgramUnderTest, SequenceInput, advance
+from cortiq_conformance.oracle import OracleSequence
+from cortiq_conformance.outputs import Observations
+from cortiq_conformance.probes import ProbeProgram
 from cortiq_conformance.subject import Subject
-from cortiq_conformance.wants import Observations
 
 Slots = Mapping[str, Any]
 """What a sequence holds, by slot, as the oracle keeps it: key and value rows, or an array."""
 
 
 def planes_of(slot: Any) -> KVPlanes | np.ndarray:
-    """A slot of the oracle in the canonical layout."""
+    """Return a slot of the oracle in the canonical layout."""
     if isinstance(slot, np.ndarray):
         return slot
     keys, values = slot
@@ -38,7 +38,7 @@ def planes_of(slot: Any) -> KVPlanes | np.ndarray:
 
 
 def behind_window(state: ExportedState, windows: Mapping[str, int]) -> ExportedState:
-    """The state without rows that no window reaches: they need not be there."""
+    """Return the state without rows that no window reaches, which need not exist."""
     length = state.lengths["trunk"]
     slots = {
         name: slot.last(length - kept_from(length, windows.get(name)))
@@ -49,8 +49,8 @@ def behind_window(state: ExportedState, windows: Mapping[str, int]) -> ExportedS
     return replace(state, slots=slots)
 
 
-def rows_before(probe: Probe, source: Source, count: int) -> Slots:
-    """Random key and value rows for `count` positions of every slot of the program."""
+def rows_before(probe: ProbeProgram, source: CaseData, count: int) -> Slots:
+    """Return random key and value rows for `count` positions of every slot of the program."""
     found = {}
     for name, slot in probe.program.slots.items():
         assert isinstance(slot, KVRows)
@@ -65,7 +65,7 @@ def rows_before(probe: Probe, source: Source, count: int) -> Slots:
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportScenario:
     """Imports a sequence, and feeds it the rows of `feed`, which begin at `feed.start`.
 
     Attributes
@@ -75,28 +75,30 @@ class Imported:
     options : of compilation.
     """
 
-    probe: Probe
-    feed: Feed
+    probe: ProbeProgram
+    feed: SequenceInput
     before: Slots = field(default_factory=dict)
     steps: Sequence[int] = ()
     wants: Sequence[Want] = (Named("y"),)
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def expected(self) -> Observations:
-        """By definition; computed once."""
+        """Return the result by definition; it is kept."""
         return dict(self._definition)
 
     @cached_property
     def _definition(self) -> Observations:
-        oracle = Oracle(self.probe.program, self.probe.weights)
+        oracle = OracleSequence(self.probe.program, self.probe.weights)
         oracle.tokens, oracle.lengths = [0] * self.feed.start, {"trunk": self.feed.start}
         oracle.slots |= {name: _copied(slot) for name, slot in self.before.items()}
         evaluation = oracle.feed(self.feed.tokens, self.feed.inputs)
-        return want_arrays.expected(self.wants, evaluation, oracle.tokens)
+        return outputs.expected(self.wants, evaluation, oracle.tokens)
 
     def observe(self, subject: Subject) -> Observations:
-        """On the backend."""
-        bench = Bench(subject, self.probe.program, self.probe.weights, options=self.options)
+        """Return the backend's result."""
+        bench = ProgramUnderTest(
+            subject, self.probe.program, self.probe.weights, options=self.options
+        )
         start, count = self.feed.start, len(self.feed)
         ends = np.cumsum([0, *(self.steps or [count])]).tolist()
         rows = []
@@ -104,17 +106,17 @@ class Imported:
             state = executable.import_(self._exported(), start + count)
             for span in pairwise(ends):
                 rows += advance(executable, state, self.feed, span, self.wants)
-        return want_arrays.observed(self.wants, rows)
+        return outputs.observed(self.wants, rows)
 
     def _exported(self) -> ExportedState:
-        """The sequence up to the first row, without rows that no window reaches."""
+        """Return the sequence up to the first row, without rows that no window reaches."""
         start = self.feed.start
         slots = {name: planes_of(slot) for name, slot in self.before.items()}
         state = ExportedState({"trunk": start}, np.zeros(start, np.int32), slots)
         return behind_window(state, windows_of(self.probe.program))
 
     def inputs(self) -> Observations:
-        """The rows fed, and what was there before them."""
+        """Return the rows fed, and the state before them."""
         found = Scenario(self.probe.program, self.probe.weights, [self.feed]).inputs()
         for name, slot in self.before.items():
             keys, values = slot
@@ -123,10 +125,10 @@ class Imported:
         return found
 
     def localise(self, subject: Subject, found: Divergence) -> Divergence:
-        """There is one operator, and its values were compared."""
+        """Return the divergence: there is one operator, and its values were compared."""
         return found
 
 
 def _copied(slot: Any) -> Any:
-    """A slot that the oracle may append to."""
+    """Copy a slot, so that the oracle may append to it."""
     return [Quantised(rows.q, rows.e) for rows in slot]

@@ -1,8 +1,8 @@
-"""The `tokenizers` library at work: in this process, or in one that can be ended.
+"""Encoders on the `tokenizers` library: in this process, or in a child that can be killed.
 
-What a tokenizer.json asks for is done here where its cost is known (`cost`). Everything else - a
+A tokenizer.json whose cost is known (`encoding_cost`) runs in this process. Everything else - a
 pattern that may backtrack without end, a normalizer that grows the text, a model of another kind -
-is done by a child process with limits of memory and of processor time, whose panics reach nobody's
+runs in a child process with limits of memory and processor time, whose panics stay off the
 terminal. The ids are the same.
 """
 
@@ -20,22 +20,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cortiq.errors import TokenizerError, UnsupportedError
 from cortiq.tokenizer.byte_level import encoded, library_errors
-from cortiq.tokenizer.cost import part_of_unknown_cost, refuse_growth
+from cortiq.tokenizer.encoding_cost import part_of_unknown_cost, refuse_growth
 
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["ChildEngine", "Engine", "LocalEngine", "build", "describe", "open_engine"]
+__all__ = ["ChildEncoder", "TextEncoder", "LocalEncoder", "build", "describe", "open_encoder"]
 
 LOAD_SECONDS = 30.0
 ENCODE_SECONDS, SECONDS_PER_CHARACTER = 2.0, 20e-6
 MEMORY, PER_FILE_CHARACTER, PER_TEXT_CHARACTER = 1 << 30, 64, 256
 """Bytes of address space that a child may use."""
 
-_START = "import sys; sys.path[:] = {path!r}; from cortiq.tokenizer.child import main; main()"
+_START = (
+    "import sys; sys.path[:] = {path!r}; from cortiq.tokenizer.encoder_process import main; main()"
+)
 
 
-class Engine(Protocol):
+class TextEncoder(Protocol):
     """Turns text into ids.
 
     `description`: what `describe` says of the tokenizer.
@@ -44,11 +46,11 @@ class Engine(Protocol):
     description: dict[str, Any]
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
-        """Ids of a text, without those that a post-processor adds."""
+        """Return the ids of a text, without those that a post-processor adds."""
 
 
-def open_engine(text: str, described: Mapping[str, Any], where: str) -> Engine:
-    """The engine of a tokenizer.json.
+def open_encoder(text: str, described: Mapping[str, Any], where: str) -> TextEncoder:
+    """Open the encoder of a tokenizer.json.
 
     Parameters
     ----------
@@ -56,11 +58,11 @@ def open_engine(text: str, described: Mapping[str, Any], where: str) -> Engine:
     """
     refuse_growth(described, where)
     unknown = part_of_unknown_cost(described)
-    return ChildEngine(text, unknown, where) if unknown else LocalEngine(text, where)
+    return ChildEncoder(text, unknown, where) if unknown else LocalEncoder(text, where)
 
 
 def build(text: str) -> tokenizers.Tokenizer:
-    """The library's tokenizer of a tokenizer.json, which neither cuts texts off nor fills them."""
+    """Build the library's tokenizer of a tokenizer.json, without truncation or padding."""
     from tokenizers import Tokenizer
 
     engine = Tokenizer.from_str(text)
@@ -70,7 +72,7 @@ def build(text: str) -> tokenizers.Tokenizer:
 
 
 def describe(engine: tokenizers.Tokenizer) -> dict[str, Any]:
-    """Vocabulary and parts of a tokenizer as JSON; decoder and post-processor are taken out of it.
+    """Return vocabulary and parts of a tokenizer as JSON, without decoder and post-processor.
 
     Its pieces are what the library's decoders would get, which for some added tokens is not their
     content.
@@ -88,12 +90,12 @@ def describe(engine: tokenizers.Tokenizer) -> dict[str, Any]:
 
 
 def _state(part: Any) -> Any:
-    """A part as JSON, which the library gives only through pickling."""
+    """Return a part as JSON, which the library exposes only through pickling."""
     return None if part is None else json.loads(part.__getstate__())
 
 
-class LocalEngine:
-    """An engine in this process."""
+class LocalEncoder:
+    """An encoder in this process."""
 
     def __init__(self, text: str, where: str) -> None:
         self._lock = Lock()
@@ -102,15 +104,15 @@ class LocalEngine:
             self.description = describe(self._engine)
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
-        """Ids of a text."""
+        """Return the ids of a text."""
         # The switch is a property of the engine.
         with self._lock, library_errors("the text cannot be encoded"):
             self._engine.encode_special_tokens = not parse_special
             return list(encoded(self._engine, text))
 
 
-class ChildEngine:
-    """An engine in a child process, which is started again after it was ended.
+class ChildEncoder:
+    """An encoder in a child process, which is restarted after it was killed.
 
     Parameters
     ----------
@@ -130,7 +132,7 @@ class ChildEngine:
             self.description = self._start()
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
-        """Ids of a text; a TokenizerError where the child exceeds its limits."""
+        """Return the ids of a text; a TokenizerError if the child exceeds its limits."""
         seconds = ENCODE_SECONDS + SECONDS_PER_CHARACTER * len(text)
         with self._lock:
             if self._process is None:
@@ -153,7 +155,7 @@ class ChildEngine:
         return answer
 
     def _ask(self, what: str, asked: Mapping[str, Any]) -> Any:
-        """The child's answer to a question; `what` to say where there is none."""
+        """Return the child's answer to a question; `what` names it in errors."""
         process = self._process
         assert process and process.stdin and process.stdout
         try:

@@ -1,4 +1,4 @@
-"""Wants as arrays: what a backend brought, and what it should have brought."""
+"""Requested outputs as arrays: observed ones, and expected ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Observations = dict[str, np.ndarray]
 
 
 def label(want: Want, index: int) -> str:
-    """Name of a want in reports; `index` tells several draws of one row apart."""
+    """Return the name of a want in reports; `index` tells several draws of a row apart."""
     if isinstance(want, Named):
         return want.name
     if isinstance(want, Digest):
@@ -46,7 +46,7 @@ def _arrays(want: Want, index: int, values: Sequence[Any]) -> Observations:
 
 
 def observed(wants: Sequence[Want], rows: Sequence[Mapping[Want, Any]]) -> Observations:
-    """What the rows of one sequence brought; a row without one of its wants is a `KeyError`."""
+    """Return the outputs of one sequence's rows; a missing one is a `KeyError`."""
     found: Observations = {}
     for index, want in enumerate(wants):
         found |= _arrays(want, index, [row[want] for row in rows])
@@ -54,7 +54,7 @@ def observed(wants: Sequence[Want], rows: Sequence[Mapping[Want, Any]]) -> Obser
 
 
 def expected(wants: Sequence[Want], evaluation: Evaluation, history: Sequence[int]) -> Observations:
-    """What the wants are by definition; `history`: ids of the sequence, these rows included."""
+    """Return the outputs by definition; `history`: ids of the sequence, these rows included."""
     found: Observations = {}
     count, before = len(evaluation.faults), len(history) - len(evaluation.faults)
     for index, want in enumerate(wants):

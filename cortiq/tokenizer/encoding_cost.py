@@ -1,4 +1,4 @@
-"""Whether the cost of encoding can be told from a tokenizer.json, before anything of it runs.
+"""Decide from a tokenizer.json, before any of it runs, whether the cost of encoding is bounded.
 
 A part that is listed here takes time and memory in proportion to the text, by a factor that the
 file's numbers give. Everything else, however harmless, is of unknown cost: it works in a process
@@ -40,7 +40,7 @@ _GROWTH |= dict.fromkeys(("Whitespace", "WhitespaceSplit"), 1.0)
 
 
 def part_of_unknown_cost(described: Mapping[str, Any]) -> str:
-    """The part of a tokenizer.json whose cost cannot be told from it, or nothing."""
+    """Return the part of a tokenizer.json whose cost is unknown; empty if there is none."""
     steps = _steps(described)
     growth = 1.0
     for step in steps:
@@ -59,7 +59,7 @@ def part_of_unknown_cost(described: Mapping[str, Any]) -> str:
 
 
 def refuse_growth(described: Mapping[str, Any], where: str) -> None:
-    """Raise an UnsupportedError when steps of known growth make too much of a text."""
+    """Raise an UnsupportedError if steps of known growth enlarge a text too much."""
     growth = math.prod(_growth(step) or 1.0 for step in _steps(described))
     if growth > MOST_GROWTH:
         what = f"the steps before the model make up to {growth:.3g} bytes of one"
@@ -72,7 +72,7 @@ def _steps(described: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def flattened(part: object, inside: str) -> Iterator[dict[str, Any]]:
-    """The steps of a part, those of sequences one by one."""
+    """Yield the steps of a part; sequences are flattened."""
     pending = [part] if part is not None else []
     while pending:
         step = pending.pop()
@@ -86,7 +86,7 @@ def flattened(part: object, inside: str) -> Iterator[dict[str, Any]]:
 
 
 def growth_of(replace: Mapping[str, Any]) -> float | None:
-    """How many bytes a step `Replace` makes of one, or None where that cannot be told."""
+    """Return how many bytes a `Replace` step makes of one; None if unknown."""
     pattern, content = replace.get("pattern"), replace.get("content")
     if not isinstance(pattern, dict) or not isinstance(content, str):
         return None
@@ -97,7 +97,7 @@ def growth_of(replace: Mapping[str, Any]) -> float | None:
 
 
 def _growth(step: Mapping[str, Any]) -> float | None:
-    """Bytes that a step makes of one at most, or None where its cost is unknown."""
+    """Return how many bytes a step makes of one at most; None if its cost is unknown."""
     kind = str(step.get("type"))
     if kind == "Replace":
         return growth_of(step)
@@ -118,7 +118,7 @@ def _deletes(step: Mapping[str, Any]) -> bool:
 
 
 def _kept_apart(added: object, deleted: bool) -> bool:
-    """Whether added tokens neither become empty nor lie in the space that others take in.
+    """Return whether no added token becomes empty or lies in space that another absorbs.
 
     The library panics where they do.
     """

@@ -1,4 +1,4 @@
-"""The child process of `engines.ChildEngine`: answers one question a line, within its limits."""
+"""The child process of `encoders.ChildEncoder`: answers one question a line, within its limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from cortiq.tokenizer.byte_level import in_one_line
-from cortiq.tokenizer.engines import build, describe
+from cortiq.tokenizer.encoders import build, describe
 
 __all__ = ["main"]
 
@@ -42,6 +42,6 @@ def main() -> None:
 
 
 def _limit_memory(size: int) -> None:
-    """Limit the address space; macOS knows no limit of memory that is kept."""
+    """Limit the address space; macOS cannot limit resident memory."""
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))

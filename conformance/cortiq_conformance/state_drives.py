@@ -1,4 +1,4 @@
-"""Drives that go back, branch off, or move a sequence, and must end where a straight run ends."""
+"""Drives that rewind, fork or move a sequence, and must end like a straight run."""
 
 from __future__ import annotations
 
@@ -7,51 +7,55 @@ from dataclasses import dataclass
 from typing import Any
 
 from cortiq.backend import Executable, State, Want
-from cortiq_conformance.drives import Answer, Bench, Feed, advance
+from cortiq_conformance.drives import ProgramUnderTest, SequenceInput, SequenceOutcome, advance
 
 Brought = list[Mapping[Want, Any]]
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """Runs each feed to `at`, does what the subclass does, and goes on."""
+    """Runs each input to `at`, does the subclass's detour, and continues."""
 
     at: int
     ahead: int = 16
 
-    def run(self, bench: Bench, feeds: Sequence[Feed], wants: Sequence[Want]) -> list[Answer]:
-        """Each sequence alone."""
+    def run(
+        self, bench: ProgramUnderTest, feeds: Sequence[SequenceInput], wants: Sequence[Want]
+    ) -> list[SequenceOutcome]:
+        """Run each sequence alone."""
         answers = []
         with bench.compiled() as executable:
             for feed in feeds:
                 state = executable.open(len(feed) + self.ahead)
                 rows = advance(executable, state, feed, (0, self.at), wants)
-                answers.append(Answer(rows + self._rest(bench, executable, state, feed, wants)))
+                answers.append(
+                    SequenceOutcome(rows + self._rest(bench, executable, state, feed, wants))
+                )
         return answers
 
     def _rest(
         self,
-        bench: Bench,
+        bench: ProgramUnderTest,
         executable: Executable,
         state: State,
-        feed: Feed,
+        feed: SequenceInput,
         wants: Sequence[Want],
     ) -> Brought:
         raise NotImplementedError
 
-    def _end(self, feed: Feed) -> int:
+    def _end(self, feed: SequenceInput) -> int:
         return min(self.at + self.ahead, len(feed))
 
 
-class Rewind(_Cut):
-    """Goes ahead with other rows, rewinds, and takes the right ones."""
+class RewindDrive(_Cut):
+    """Advances with other rows, rewinds, and takes the right ones."""
 
     def _rest(
         self,
-        bench: Bench,
+        bench: ProgramUnderTest,
         executable: Executable,
         state: State,
-        feed: Feed,
+        feed: SequenceInput,
         wants: Sequence[Want],
     ) -> Brought:
         advance(executable, state, feed.detour(), (self.at, self._end(feed)), wants)
@@ -61,15 +65,15 @@ class Rewind(_Cut):
         return advance(executable, state, feed, (self.at, len(feed)), wants)
 
 
-class Snapshot(_Cut):
-    """Takes a snapshot, goes ahead with other rows, restores."""
+class SnapshotDrive(_Cut):
+    """Takes a snapshot, advances with other rows, restores."""
 
     def _rest(
         self,
-        bench: Bench,
+        bench: ProgramUnderTest,
         executable: Executable,
         state: State,
-        feed: Feed,
+        feed: SequenceInput,
         wants: Sequence[Want],
     ) -> Brought:
         snapshot = state.snapshot()
@@ -78,18 +82,18 @@ class Snapshot(_Cut):
         return advance(executable, state, feed, (self.at, len(feed)), wants)
 
 
-class Fork(_Cut):
-    """Forks; the parent goes ahead with other rows first, then the fork with the right ones.
+class ForkDrive(_Cut):
+    """Forks; the parent advances with other rows, then the fork with the right ones.
 
     The parent then goes on too: a fork that shares its tail with its parent spoils one of them.
     """
 
     def _rest(
         self,
-        bench: Bench,
+        bench: ProgramUnderTest,
         executable: Executable,
         state: State,
-        feed: Feed,
+        feed: SequenceInput,
         wants: Sequence[Want],
     ) -> Brought:
         child, other = state.fork(), state.fork()
@@ -100,15 +104,15 @@ class Fork(_Cut):
         return first + advance(executable, child, feed, (end, len(feed)), wants)
 
 
-class Export(_Cut):
+class ExportDrive(_Cut):
     """Moves the sequence in the canonical layout to an executable with another page size."""
 
     def _rest(
         self,
-        bench: Bench,
+        bench: ProgramUnderTest,
         executable: Executable,
         state: State,
-        feed: Feed,
+        feed: SequenceInput,
         wants: Sequence[Want],
     ) -> Brought:
         exported = state.export()

@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = ["END_OF_TURN_TEXTS", "CutTable", "SpecialTokens", "TokenType", "find_end_tokens"]
+__all__ = [
+    "END_OF_TURN_TEXTS",
+    "SpecialTokenSplitter",
+    "SpecialTokens",
+    "TokenType",
+    "find_end_tokens",
+]
 
 # Texts of control tokens that end an answer in public model families. Files often name only one
 # end token, while chat models also emit these.
@@ -61,7 +67,7 @@ class SpecialTokens:
 
 
 def find_end_tokens(named: Iterable[int | None], control: Mapping[str, int]) -> tuple[int, ...]:
-    """End tokens: those the file names first, then control tokens with a well-known text.
+    """Find end tokens: those the file names first, then control tokens with a well-known text.
 
     `<|end|>` is left out where `<|return|>` and `<|call|>` exist: there it only ends one message
     of several in an answer.
@@ -74,8 +80,8 @@ def find_end_tokens(named: Iterable[int | None], control: Mapping[str, int]) -> 
     return tuple(dict.fromkeys(found))
 
 
-class CutTable:
-    """Cuts token texts out of a raw text, before anything else looks at it.
+class SpecialTokenSplitter:
+    """Cuts token texts out of a raw text before anything else processes it.
 
     Longest text first (in bytes), each over the whole of what is still uncut, from left to right.
     User-defined tokens are always cut; control tokens only where special parsing is on.
@@ -86,7 +92,7 @@ class CutTable:
         self._parsed = _longest_first({**control, **user_defined})
 
     def cut(self, text: str, parse_special: bool) -> list[str | int]:
-        """Split `text` into uncut strings and the ids of what was cut, in order."""
+        """Split `text` into strings and the ids of special tokens between them, in order."""
         table = self._parsed if parse_special else self._always
         parts: list[str | int] = [text] if text else []
         for token_text, token_id in table:

@@ -1,4 +1,4 @@
-"""Seeing who really computes: calls of the reference's kernels and the contract's functions."""
+"""Detect who computes: calls of the reference's kernels and the contract's functions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DEFINITIONS: dict[str, tuple[Any, ...]] = {
 
 
 def _definitions(op: str) -> set[CodeType]:
-    """Code of what computes an operator: the contract's functions, the reference's kernel.
+    """Return the code that defines an operator: the contract's functions, the reference's kernel.
 
     The reference's plans, runs and executables are machinery that a backend may build on.
     """
@@ -59,13 +59,13 @@ def _definitions(op: str) -> set[CodeType]:
     return {function.__code__ for function in (*DEFINITIONS.get(op, ()), *named, *helpers)}
 
 
-class Guard:
-    """Counts calls in this thread and in threads started while it is entered."""
+class CallCounter:
+    """Counts calls in this thread and in threads started while it is active."""
 
     def __init__(self) -> None:
         self._codes: Counter[CodeType] = Counter()
 
-    def __enter__(self) -> Guard:
+    def __enter__(self) -> CallCounter:
         self._before = sys.getprofile()
         threading.setprofile(self._seen)
         sys.setprofile(self._seen)
@@ -80,6 +80,6 @@ class Guard:
             self._codes[frame.f_code] += 1
 
     def calls(self, op: str) -> dict[str, int]:
-        """Calls of each function that computes an operator by definition, or for the reference."""
+        """Return the calls of each function that computes an operator for contract or reference."""
         defined = _definitions(op)
         return {c.co_qualname: n for c, n in self._codes.items() if c in defined}

@@ -1,4 +1,4 @@
-"""The cost of every step a template can take, known before the step is done.
+"""The cost of every step a template can take, computed before the step runs.
 
 A filter, test or method that is not listed here cannot be used. Most work through what they get
 once: they cost its size. Those that can make much of little, or look at a text many times, say how
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cortiq.tokenizer.budget import CHARACTERS_PER_UNIT, VIEWS, BudgetError, depth, measure
-from cortiq.tokenizer.operators import (
+from cortiq.tokenizer.operator_costs import (
     cost_of_comparison,
     cost_of_percent,
     number,
     shallow,
     units,
 )
+from cortiq.tokenizer.render_budget import CHARACTERS_PER_UNIT, VIEWS, BudgetError, depth, measure
 
 __all__ = ["FILTERS", "GATHERS", "MAKES_LISTS", "METHODS", "PASSES", "TESTS", "Cost"]
 
@@ -33,7 +33,7 @@ def _free(*_: Any, **__: Any) -> int:
 
 
 def _deep(*values: Any, **named: Any) -> int:
-    """All that is given is walked through once or printed."""
+    """Charge for walking through or printing all arguments."""
     return sum(map(measure, values)) + sum(map(measure, named.values()))
 
 
@@ -42,23 +42,23 @@ def _shallow(value: Any, *_: Any, **__: Any) -> int:
 
 
 def _pieces(value: Any, *rest: Any, **named: Any) -> int:
-    """A text falls into pieces, at most one for two characters."""
+    """Charge for splitting a text into at most one piece for two characters."""
     return _deep(value, *rest, *named.values()) + (len(value) // 2 if isinstance(value, str) else 0)
 
 
 def _letters(value: Any, *_: Any, **__: Any) -> int:
-    """Every letter becomes an item."""
+    """Charge for one item a letter."""
     return measure(value) + (len(value) if isinstance(value, str) else 0)
 
 
 def _square(value: Any, *rest: Any, **named: Any) -> int:
-    """A text is looked at again from many of its places."""
+    """Charge for rescanning a text from many of its places."""
     size = measure(value)
     return size * size + _deep(*rest, *named.values())
 
 
 def _product(text: Any, part: Any = "", *_: Any, **__: Any) -> int:
-    """A text is compared with another at every place."""
+    """Charge for comparing a text with another at every place."""
     return units(len(text)) * units(len(part)) + (len(text) if isinstance(part, str) else 0)
 
 
@@ -119,7 +119,7 @@ def _fill(value: Any, count: Any = 1, fill_with: Any = None, *_: Any, **__: Any)
 
 
 def _sum(values: Any, attribute: Any = None, start: Any = 0) -> int:
-    """Lists are added up by copying what there is already."""
+    """Charge for adding lists, which copies the sum so far each time."""
     size = measure(values) + measure(start)
     return size * (size if isinstance(start, (list, tuple, str)) else 1)
 
@@ -135,7 +135,7 @@ def _percent(text: Any, *values: Any, **named: Any) -> int:
 
 
 def _attributed(cost: Cost, place: int) -> Cost:
-    """A cost of something that takes the path of an attribute, which is walked for every item."""
+    """Return a cost that includes walking an attribute's path for every item."""
 
     def checked(value: Any, *rest: Any, **named: Any) -> int:
         path = named.get("attribute", rest[place] if len(rest) > place else None)

@@ -1,10 +1,10 @@
-"""A Jinja2 sandbox for templates nobody has read: no escape, and bounded time and memory.
+"""A Jinja2 sandbox for untrusted templates: no escape, bounded time and memory.
 
 Chat templates come with model files. Jinja2's immutable sandbox keeps them away from Python's
-internals; on top of it everything that can grow or repeat is charged to a budget before it happens:
-loop turns, calls, filters, tests, operators and comparisons by their `costs`, and every value made
-by its size, so that nothing larger than the budget exists. What has no cost cannot be used, and
-says so.
+internals. In addition, everything that can grow or repeat is charged to a budget before it runs:
+loop turns, calls, filters, tests, operators and comparisons by their `template_costs`, every value
+by its size, so that nothing larger than the budget exists. Operations without a cost are refused
+with an error.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.tests import TESTS
 from jinja2.utils import Cycler, Joiner, Namespace
 
-from cortiq.tokenizer import costs
-from cortiq.tokenizer.budget import Budget, measure
-from cortiq.tokenizer.metering import inserted_filters, metered, refuse_underscore
-from cortiq.tokenizer.operators import cost_of_format, cost_of_operator
+from cortiq.tokenizer import template_costs as costs
+from cortiq.tokenizer.operator_costs import cost_of_format, cost_of_operator
+from cortiq.tokenizer.render_budget import RenderBudget, measure
+from cortiq.tokenizer.template_metering import inserted_filters, metered, refuse_underscore
 
 __all__ = ["TemplateEnvironment"]
 
@@ -68,9 +68,9 @@ class GenerationTag(Extension):
 
 
 class Formatting:
-    """A text's `format` method: Jinja's safe one, with its cost paid before."""
+    """A text's `format` method: Jinja's safe one, charged before it runs."""
 
-    def __init__(self, budget: Budget, text: str, function: Callable[..., str]) -> None:
+    def __init__(self, budget: RenderBudget, text: str, function: Callable[..., str]) -> None:
         self._budget, self._text, self._function = budget, text, function
         self._mapped = getattr(function, "__name__", "") == "format_map"
 
@@ -85,7 +85,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: RenderBudget) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -117,7 +117,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def _priced(
         self, function: Callable[..., Any], cost: costs.Cost, name: str = ""
     ) -> Callable[..., Any]:
-        """A filter or test that pays before it runs."""
+        """Return a filter or test that charges the budget before it runs."""
         first = int(hasattr(function, "jinja_pass_arg"))  # what Jinja passes before the value
         budget = self.budget
 
@@ -132,7 +132,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return run
 
     def _metered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter whose result is paid by its size; what comes one by one, one by one."""
+        """Return a filter whose result is charged by its size, iterators item by item."""
         budget = self.budget
 
         def counted(values: Iterator[Any]) -> Iterator[Any]:
@@ -150,14 +150,14 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return run
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Of plain values only what has a cost; of other objects what the sandbox allows."""
+        """Return whether a plain value's attribute has a cost, or an object's is safe."""
         for kind in costs.METHODS:
             if isinstance(obj, kind):
                 return attr in costs.METHODS[kind] or attr in costs.ATTRIBUTES.get(kind, ())
         return super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
-        """Refuse an attribute aloud, where Jinja prints nothing."""
+        """Refuse an attribute with an error where Jinja would print nothing."""
         raise SecurityError(f"{attribute!r} of a {type(obj).__name__} {_REFUSED}")
 
     def getitem(self, obj: Any, argument: Any) -> Any:
@@ -167,14 +167,14 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Jinja's safe `str.format`, which pays before it runs."""
+        """Return Jinja's safe `str.format`, charged before it runs."""
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
         return Formatting(self.budget, value.__self__, wrapped)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call what may be called, paid before; the names cannot clash with keywords."""
+        """Call a permitted callable after charging it; its names cannot clash with keywords."""
         args = tuple(list(a) if isinstance(a, Iterator) and __self._gathers(__obj) else a
                      for a in args)  # fmt: skip
         __self.budget.spend(__self._call_units(__obj, args, kwargs))
@@ -185,7 +185,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return isinstance(getattr(function, "__self__", None), (str, dict))
 
     def _call_units(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Units of a call; SecurityError where nothing is known of it."""
+        """Return the units of a call; SecurityError if its cost is unknown."""
         size = sum(map(measure, args)) + sum(map(measure, kwargs.values()))
         if isinstance(function, Macro):
             return size if function.catch_varargs or function.catch_kwargs else 1 + len(args)
@@ -204,7 +204,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         raise SecurityError(f"{name or type(function).__name__!r} {_REFUSED}")
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute with an operator whose result is bounded before."""
+        """Compute an operator whose result is bounded first."""
         self.budget.spend(cost_of_operator(operator, left, right))
         return self.budget.charge(super().call_binop(context, operator, left, right))
 

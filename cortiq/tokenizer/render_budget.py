@@ -1,4 +1,4 @@
-"""What a chat template may use up, and what a value weighs."""
+"""The budget of a chat template's rendering, and the cost of values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = [
     "CHARACTERS_PER_UNIT",
     "INTEGER_BITS",
     "VIEWS",
-    "Budget",
+    "RenderBudget",
     "BudgetError",
     "depth",
     "measure",
@@ -28,11 +28,11 @@ _LISTS: Any = (list, tuple, set, *VIEWS)
 
 
 class BudgetError(Exception):
-    """The template wants more steps, memory or time than it gets."""
+    """The template needs more steps, memory or time than it may use."""
 
 
-class Budget:
-    """What a rendering may still use.
+class RenderBudget:
+    """The units that a rendering may still spend.
 
     Parameters
     ----------
@@ -53,25 +53,25 @@ class Budget:
             raise BudgetError("the template takes too long")
 
     def require(self, units: int) -> None:
-        """Refuse a step that would cost more than is left, before it is done."""
+        """Refuse a step that would cost more than is left, before it runs."""
         if units > self._left:
             raise BudgetError("the template does too much, or makes too large a text")
 
     def charge(self, value: Any) -> Any:
-        """Pay for a value by its size, all it contains included; return it."""
+        """Charge a value by its size, items included; return it."""
         if isinstance(value, int) and value.bit_length() > INTEGER_BITS:
             raise BudgetError("the template computes with too large a number")
         self.spend(measure(value, self._left))
         return value
 
     def weigh(self, value: Any) -> Any:
-        """Pay for a step that walks through a value; return it."""
+        """Charge a step that walks through a value; return the value."""
         self.spend(measure(value, self._left))
         return value
 
 
 def measure(value: Any, limit: int = 1 << 40) -> int:
-    """Units of a value with everything in it; stops counting above `limit`.
+    """Return the units of a value with its items; stop counting above `limit`.
 
     What is in it twice counts twice, as in the text that it prints.
     """
@@ -93,7 +93,7 @@ def measure(value: Any, limit: int = 1 << 40) -> int:
 
 
 def depth(value: Any) -> int:
-    """Levels of lists and mappings inside each other."""
+    """Return the nesting depth of lists and mappings."""
     levels, level = 0, [value]
     while level:
         levels += 1

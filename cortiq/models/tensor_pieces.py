@@ -1,7 +1,7 @@
-"""Weights that are only part of a tensor in the file, or lie in it the other way round.
+"""Weights that are only part of a file's tensor, or transposed in it.
 
 A file may hold q, k and v as one matrix, gate and up as another, or a head's key and value matrices
-as one; `Fused` says so once for a family, and every weight is then a `Piece` of the tensor.
+as one. `FusedTensor` declares this once for a family; every weight is then a `TensorPiece` of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LAYER_PREFIX = "model.layers."
 
 
 @dataclass(frozen=True)
-class Fused:
+class FusedTensor:
     """A tensor of the file that holds several weights, one after the other.
 
     Matrices lie one below the other; of a stack [heads or experts, rows, columns], those of every
@@ -47,8 +47,8 @@ class Fused:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What a weight takes of a tensor.
+class TensorPiece:
+    """The part of a tensor that makes a weight.
 
     Attributes
     ----------
@@ -67,14 +67,14 @@ class Piece:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the weight is the tensor as it is."""
+        """Whether the weight is the whole tensor."""
         stop = self.shape[self.axis] if self.stop is None else self.stop
         return not self.swapped and (self.start, stop) == (0, self.shape[self.axis])
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A piece, with what is read of a tensor: `raw` has an axis more, of bytes, and may have gaps.
+class PieceView:
+    """A piece of a tensor that was read: `raw` has one more axis, of bytes, and may have gaps.
 
     Attributes
     ----------
@@ -87,24 +87,24 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Dequantised:
-    """A piece of a quantised tensor that crosses its blocks: floats, made when they are asked for.
+class DequantisedPiece:
+    """A piece of a quantised tensor that crosses blocks: floats, computed on demand.
 
     Blocks run along the rows of the file; a matrix that lies the other way round has no codes.
     """
 
     source: Any
-    piece: Piece
+    piece: TensorPiece
     type = "F32"
 
     @property
     def name(self) -> str:
-        """Of the tensor."""
+        """The tensor's name."""
         return self.source.name
 
     @property
     def raw(self) -> npt.NDArray[np.uint8]:
-        """The floats' bytes, as `Cut.raw`."""
+        """The floats' bytes, as `PieceView.raw`."""
         rows, columns = prod(self.piece.shape[:-1]), self.piece.shape[-1]
         weight = Weight.from_bytes(LAYOUTS[self.source.type], self.source.raw, (rows, columns))
         values = embedding_rows(weight, np.arange(rows), name=self.name)
@@ -112,8 +112,10 @@ class Dequantised:
         return np.ascontiguousarray(part, "<f4").view(np.uint8)
 
 
-def piece_of(fused: Fused, part: str, shapes: Mapping[str, tuple[int, ...]], tensor: str) -> Piece:
-    """Where the weight `part` lies in a tensor of the file.
+def locate_piece(
+    fused: FusedTensor, part: str, shapes: Mapping[str, tuple[int, ...]], tensor: str
+) -> TensorPiece:
+    """Return the place of the weight `part` in a tensor of the file.
 
     Parameters
     ----------
@@ -127,36 +129,36 @@ def piece_of(fused: Fused, part: str, shapes: Mapping[str, tuple[int, ...]], ten
     whole[axis] = sum(sizes)
     size = stored[part][axis]
     swapped = part in fused.swapped and len(whole) > 1
-    return Piece(tensor, tuple(whole), axis, start, start + size, swapped)
+    return TensorPiece(tensor, tuple(whole), axis, start, start + size, swapped)
 
 
 def _stored(shape: tuple[int, ...], swapped: bool) -> tuple[int, ...]:
-    """A weight's shape in the file."""
+    """Return a weight's shape in the file."""
     return (*shape[:-2], shape[-1], shape[-2]) if swapped and len(shape) > 1 else shape
 
 
-def cut(tensor: Any, piece: Piece) -> Any:
-    """The piece of a tensor; nothing is copied or computed yet."""
+def read_piece(tensor: Any, piece: TensorPiece) -> Any:
+    """Return the piece of a tensor as a view; nothing is copied or computed yet."""
     if piece.is_whole:
         return tensor
     layout = LAYOUTS[tensor.type]
     if layout.kind == "float":
         raw = tensor.raw.reshape(*piece.shape, layout.block_bytes)
     elif piece.swapped or piece.axis == len(piece.shape) - 1:
-        return Dequantised(tensor, piece)
+        return DequantisedPiece(tensor, piece)
     else:
         raw = tensor.raw.reshape(*piece.shape[:-1], 1, -1)
-    return Cut(tensor.name, tensor.type, _taken(raw, piece))
+    return PieceView(tensor.name, tensor.type, _taken(raw, piece))
 
 
-def _taken(values: npt.NDArray[Any], piece: Piece) -> npt.NDArray[Any]:
-    """The slice of [..., elements or bytes], its matrices turned."""
+def _taken(values: npt.NDArray[Any], piece: TensorPiece) -> npt.NDArray[Any]:
+    """Return the slice of [..., elements or bytes], with its matrices transposed if swapped."""
     values = values[(slice(None),) * piece.axis + (slice(piece.start, piece.stop),)]
     return values.swapaxes(-2, -3) if piece.swapped else values
 
 
 def split_name(name: str) -> tuple[str, str, str]:
-    """A canonical name's layer (`model.layers.3.`, or nothing), stem and suffix (`weight`)."""
+    """Split a canonical name: layer (`model.layers.3.` or empty), stem, suffix (`weight`)."""
     stem, _, suffix = name.rpartition(".")
     prefix = ""
     if stem.startswith(LAYER_PREFIX):
@@ -165,8 +167,8 @@ def split_name(name: str) -> tuple[str, str, str]:
     return prefix, stem, suffix
 
 
-def fused_of(table: Sequence[Fused], name: str) -> tuple[Fused, str, str] | None:
-    """The entry that has the weight of a canonical name, and the name's other two parts.
+def fused_of(table: Sequence[FusedTensor], name: str) -> tuple[FusedTensor, str, str] | None:
+    """Return the entry that has the weight of a canonical name, and the name's other parts.
 
     Returns
     -------
