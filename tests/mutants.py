@@ -409,14 +409,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "T37",
         "test_shared_pages.py::test_rings_do_not_grow_with_the_text_and_go_back_as_far_as_they_say",
-        "backends/cpu/cortiq_cpu/rings.py",
-        "if reached >= length or max(0, reached - self.slot.length) >= self.floor:",
-        "if True:",
+        "cortiq/backend/extents.py",
+        "return length >= self.length or max(0, length - self.window) >= self.floor",
+        "return True",
     ),
     Mutant(
         "T38",
         "test_bitwise.py::test_a_sequence_moves_to_another_executable",
-        "cortiq/backend/stored.py",
+        "cortiq/backend/sequence.py",
         "self.tokens, self.lengths = exported.tokens.tolist(), dict(exported.lengths)",
         "self.tokens, self.lengths = [], dict(exported.lengths)",
     ),
@@ -479,7 +479,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "T45",
         "test_bitwise.py::test_rewind_is_never_having_gone_ahead",
-        "cortiq/backend/stored.py",
+        "cortiq/backend/sequence.py",
         "del self.tokens[reached:]",
         "del self.tokens[reached + 1 :]",
     ),
@@ -591,7 +591,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "T63",
         "test_route_backends.py::test_t63_the_route_of_every_backend_here_is_the_definitions[torch]",
-        "plugins/cortiq-torch/cortiq_torch/routing.py",
+        "cortiq/backend/array_routing.py",
         "weights = weights * float(F32(router.routed_scaling))",
         "weights = weights / float(F32(router.routed_scaling))",
     ),

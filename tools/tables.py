@@ -1,4 +1,4 @@
-"""Tables of pages, from the code: weight formats, backends, domains of the operators' options.
+"""Tables of pages, from the code: weight formats, backends, operators, domains of options.
 
 `--write` puts them there; without it they are compared with the pages, and the exit status is 1 if
 a page says something else. (The table of families is `model_table.py`'s.)
@@ -19,9 +19,11 @@ from cortiq.numerics.layouts import LAYOUTS, Layout
 from cortiq.numerics.rope_scaling import KINDS
 from cortiq.option_values import Spec
 from cortiq.options import LoadOptions, specs
+from cortiq_conformance.operators import operators
 
 ROOT = Path(__file__).parent.parent
 README, IR = ROOT / "README.md", ROOT / "docs" / "ir.md"
+AUTHORS = ROOT / "docs" / "writing-a-backend.md"
 BEGIN, END = "<!-- table: tools/tables.py {} -->\n", "<!-- end of the table -->\n"
 
 
@@ -96,9 +98,20 @@ def _records(kind: type) -> Iterator[type]:
                 yield from _records(part.type)
 
 
+def primitives() -> Iterator[str]:
+    """A row a primitive: what it takes, returns and keeps."""
+    yield "| operator | inputs | weights by role | outputs | state |"
+    yield "|---|---|---|---|---|"
+    for op in operators():
+        columns = (op.inputs, op.weights, op.outputs, op.state)
+        cells = (", ".join(f"`{text}`" for text in column) for column in columns)
+        yield f"| `{op.name}` | {' | '.join(cells)} |"
+
+
 TABLES: Mapping[str, tuple[Path, Callable[[], Iterator[str]]]] = {
     "backends": (README, backends),
     "formats": (README, formats),
+    "operators": (AUTHORS, primitives),
     "options": (IR, options),
 }
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +25,18 @@ _SPECIMENS: dict[type, Specimens] = {}
 """By the kind of walk."""
 
 
-@dataclass(frozen=True)
-class Segment(Generic[S]):
+class Segment(NamedTuple, Generic[S]):
     """Rows start…stop−1 of what a kernel is given are these positions of a sequence."""
 
     state: S
     start: int
     stop: int
     positions: Sequence[int]
+
+    @property
+    def position(self) -> int:
+        """The first of them."""
+        return self.positions[0]
 
     @property
     def cut(self) -> slice:
@@ -82,27 +86,36 @@ class Walk(ABC, Generic[S]):
 
     Attributes
     ----------
-    rows, tokens : of the batch, in order. all : all rows. tail : those that want late values, which
-        nobody else has. answers : to what rows want.
+    rows, tokens : of the batch, in order. segments : whose they are. tail_places : rows that want
+        late values, and `late` which. all, tail : both as groups, once the walk has started.
+    answers : to what rows want.
     """
 
     answers: Answers = ON_HOST
+    all: Group
+    tail: Group
 
     def __init__(self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[S]]) -> None:
         self.plan = plan
         self.rows: list[Row] = [batch.rows[at] for s in accepted for at in s.indices]
         self.tokens = [token for sequence in accepted for token in sequence.tokens]
         self.supplied = {name for row in self.rows for name in row.inputs}
-        wants = [frozenset(value_of(want) for want in row.wants) for row in self.rows]
-        self.wanted = frozenset().union(*wants)
-        tail = [at for at, names in enumerate(wants) if not names <= plan.known]
-        self.late = [wants[at] - plan.known for at in tail]
+        alike = {row.wants for row in self.rows}
+        names = {wants: frozenset(map(value_of, wants)) for wants in alike}
+        late = {wants: found - plan.known for wants, found in names.items()}
+        self.wanted = frozenset[str]().union(*names.values())
+        self.tail_places = [at for at, row in enumerate(self.rows) if late[row.wants]]
+        self.late = [late[self.rows[at].wants] for at in self.tail_places]
         self.mixed = len(set(self.late)) > 1
-        places, segments = range(len(self.rows)), _segments(batch, accepted)
-        self.all = self.tail = Group(places, None, segments, self.flags(len(places)))
+        self.segments = _segments(batch, accepted)
+
+    def start(self) -> None:
+        """Make the groups of rows, with nothing computed yet."""
+        places, tail = range(len(self.rows)), self.tail_places
+        self.all = self.tail = Group(places, None, self.segments, self.flags(len(places)))
         if len(tail) < len(places):
-            index = self.array(np.array(tail, np.int32))
-            self.tail = Group(tail, index, _restricted(segments, tail), self.flags(len(tail)))
+            index, segments = self.array(np.array(tail, np.int32)), _restricted(self.segments, tail)
+            self.tail = Group(tail, index, segments, self.flags(len(tail)))
 
     @abstractmethod
     def array(self, host: npt.NDArray[Any]) -> Any:
@@ -120,6 +133,11 @@ class Walk(ABC, Generic[S]):
     def snap(self, x: Any, faults: Any) -> Any:
         """x [rows, ...] made canonical; rows with a value outside the domain are flagged."""
 
+    def pick(self, value: Any, index: Any) -> Any:
+        """Rows of a value, quantised or not."""
+        quantised = isinstance(value, tuple)
+        return value._make(part[index] for part in value) if quantised else value[index]
+
     def flags(self, count: int) -> Any:
         """A flag for each of so many rows, none set."""
         return self.array(np.zeros(count, np.bool_))
@@ -134,23 +152,32 @@ class Walk(ABC, Generic[S]):
 
     def compute(self) -> list[list[Brought] | None]:
         """Run every step that is needed; what each sequence brings, None for one with a fault."""
+        self.walk()
+        return self.brought()
+
+    def steps(self) -> Sequence[tuple[Step, tuple[str, ...]]]:
+        """The steps of this batch, each with the values that nothing needs after it."""
+        return self.plan.select(self.wanted)
+
+    def walk(self) -> None:
+        """Run every step that is needed."""
+        self.start()
         for name in self.plan.graph.inputs:
-            self.all.values[name] = self._input(name)
-        for step, used_up in self.plan.select(self.wanted):
+            self.all.values[name] = self.input(name)
+        for step, used_up in self.steps():
             self._run(step, self.tail if step.late else self.all)
             for name in used_up:
                 self.all.values.pop(name, None)
                 self.tail.values.pop(name, None)
         if self.late and self.tail is not self.all:
             self.flag(self.all.faults, self.tail.index, self.tail.faults)
-        return self.brought()
 
     def _run(self, step: Step, group: Group) -> None:
         node = step.node
         inputs = [self._value(name, group) for name in node.inputs]
         mixed = step.late and self.mixed
         faults = self.flags(len(group.places)) if mixed else group.faults
-        outputs = self._outputs(step, self.call(step, group, faults), inputs, len(group.places))
+        outputs = self.outputs(step, self.call(step, group, faults), inputs, len(group.places))
         for name, value in zip(node.outputs, outputs, strict=True):
             given = name in self.supplied
             group.values[name] = self._replaced(name, value, group, faults) if given else value
@@ -158,8 +185,8 @@ class Walk(ABC, Generic[S]):
             concerned = np.array([node.name in self.plan.needs(names) for names in self.late])
             self.flag(group.faults, slice(None), faults, self.array(concerned))
 
-    def _outputs(self, step: Step, call: Call, inputs: list[Any], rows: int) -> Sequence[Any]:
-        """What the step's kernel makes of its inputs; BackendError where it is something else."""
+    def outputs(self, step: Step, call: Any, inputs: list[Any], rows: int) -> Sequence[Any]:
+        """Compute a step; raise BackendError where its kernel makes something else."""
         node = step.node
         try:
             result = step.kernel(call, *inputs)
@@ -182,10 +209,11 @@ class Walk(ABC, Generic[S]):
 
     def _value(self, name: str, group: Group) -> Any:
         if name not in group.values:
-            group.values[name] = _picked(self.all.values[name], group.index)
+            group.values[name] = self.pick(self.all.values[name], group.index)
         return group.values[name]
 
-    def _input(self, name: str) -> Any:
+    def input(self, name: str) -> Any:
+        """A value that every row has or supplies."""
         if name in BY_ROW:
             known = self.tokens if name == "token" else [row.position for row in self.rows]
             return self.array(np.array(known, np.int32))
@@ -219,7 +247,7 @@ class Walk(ABC, Generic[S]):
     def brought(self) -> list[list[Brought] | None]:
         """What each sequence brings, once everything is computed; None for one with a fault."""
         failed = self.host(self.all.faults)
-        return [None if failed[s.cut].any() else self._answers(s) for s in self.all.segments]
+        return [None if failed[s.cut].any() else self._answers(s) for s in self.segments]
 
     def _answers(self, segment: Segment[S]) -> list[Brought] | None:
         try:
@@ -233,8 +261,8 @@ class Walk(ABC, Generic[S]):
     def row(self, name: str, at: int) -> Any:
         """Row `at` of a value, as the library has it."""
         if name in self.all.values:
-            return _picked(self.all.values[name], at)
-        return _picked(self.tail.values[name], bisect_left(self.tail.places, at))
+            return self.pick(self.all.values[name], at)
+        return self.pick(self.tail.values[name], bisect_left(self.tail.places, at))
 
     def row_of(self, name: str, at: int) -> Any:
         """Row `at` of a value, on the host."""
@@ -245,21 +273,16 @@ class Walk(ABC, Generic[S]):
 
     def history(self, at: int) -> list[int]:
         """Every id the row's sequence was fed, up to and including the row."""
-        segment = next(s for s in self.all.segments if s.start <= at < s.stop)
+        segment = next(s for s in self.segments if s.start <= at < s.stop)
         before = segment.state.tokens[: segment.positions[0]]
         return [*before, *self.tokens[segment.start : at + 1]]
-
-
-def _picked(value: Any, index: Any) -> Any:
-    """Rows of a value, quantised or not."""
-    quantised = isinstance(value, tuple)
-    return value._make(part[index] for part in value) if quantised else value[index]
 
 
 def _segments(batch: Batch, accepted: Sequence[Accepted[S]]) -> list[Segment[S]]:
     found, start = [], 0
     for sequence in accepted:
-        positions = [batch.rows[at].position for at in sequence.indices]
+        first = batch.rows[sequence.indices.start].position
+        positions = range(first, first + len(sequence.indices))
         found.append(Segment(sequence.state, start, start + len(positions), positions))
         start += len(positions)
     return found

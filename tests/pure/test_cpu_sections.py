@@ -18,9 +18,9 @@ from cortiq_conformance.probes import OUTPUT, one
 from cortiq_reference.backend import ReferenceBackend
 
 pytest.importorskip("cortiq_cpu")
+from cortiq.backend.paged_executable import EARLY_POSITIONS
 from cortiq_cpu import native
 from cortiq_cpu.backend import CpuBackend
-from cortiq_cpu.executable import EARLY_POSITIONS
 
 try:
     native.library()

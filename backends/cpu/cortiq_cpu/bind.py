@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cortiq.backend.fuse import Attention, Heads, NormChain, Wise
+from cortiq.backend.lower import Admit, Gather, Step
 from cortiq.ir import ops
 from cortiq_cpu.bind_matrices import (
     bind_chosen,
@@ -33,9 +35,7 @@ from cortiq_cpu.bind_sequence import (
     bind_store_kv,
 )
 from cortiq_cpu.binder import Binder, Bound
-from cortiq_cpu.fuse import Attention, Heads, NormChain, Wise
 from cortiq_cpu.kernels import SCALED
-from cortiq_cpu.lower import Admit, Gather, Step
 from cortiq_cpu.native import Op
 
 BINDERS: dict[type, Callable[[Binder, Step], Bound]] = {

@@ -7,14 +7,14 @@ from math import prod
 
 import numpy as np
 
+from cortiq.backend.fuse import NormChain, Wise
+from cortiq.backend.lower import Step
 from cortiq.ir import ops
 from cortiq.numerics import scalar
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import Kind, address
 from cortiq_cpu.bind_scaled import bind_scaled
 from cortiq_cpu.binder import FLOAT_BYTES, Binder, Bound, fields, row_bytes
-from cortiq_cpu.fuse import NormChain, Wise
-from cortiq_cpu.lower import Step
 
 F32 = np.float32
 ACTIVATIONS = tuple(scalar.ACTIVATIONS)

@@ -7,12 +7,13 @@ from functools import cache
 
 import numpy as np
 
+from cortiq.backend.self_test import COUNT, check_operations
 from cortiq.errors import BackendError
 from cortiq.numerics.philox import philox
+from cortiq_mlx.arrays import MlxArrays
 from cortiq_mlx.exact import EXACT, exact_matmul, trust_wide
 from cortiq_mlx.library import DEVICES, mx
 
-COUNT = 1 << 14
 Operation = Callable[[mx.array, mx.array], mx.array]
 
 OPERATIONS: dict[str, tuple[Operation, Callable[..., np.ndarray]]] = {
@@ -39,18 +40,8 @@ OPERATIONS: dict[str, tuple[Operation, Callable[..., np.ndarray]]] = {
 @cache
 def check_device(device: str) -> None:
     """`BackendError` if the device computes another bit than IEEE arithmetic has."""
-    words = philox((np.arange(COUNT, dtype=np.uint32), 0, 0, 0), (1, 2))
-    # Numbers from 2⁻²⁰ to 2²⁰ of both signs, and every half on the way.
-    bits = [(w & np.uint32(0x807FFFFF)) + ((107 + w % np.uint32(40)) << 23) for w in words[:2]]
-    a, b = (word.astype(np.uint32).view(np.float32) for word in bits)
-    a[:256] = np.arange(-128, 128, dtype=np.float32) / np.float32(8)
     with mx.stream(DEVICES[device]):
-        there = [mx.array(array) for array in (a, b)]
-        for name, (operation, definition) in OPERATIONS.items():
-            got = np.array(operation(*there))
-            if (got.view(np.uint32) != definition(a, b).view(np.uint32)).any():
-                what = f"MLX on {device} computes {name} with other bits than IEEE's"
-                raise BackendError(what)
+        check_operations(f"MLX on {device}", MlxArrays(device), OPERATIONS)
         trust_wide(_rounds_wide())
         _check_products(device)
 

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from cortiq.backend.extents import ring_rows
 from cortiq.ir import Op, ops
 from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import Weight, floats
@@ -16,7 +17,6 @@ from cortiq_triton import mixers, products, rotary, routing, wise
 from cortiq_triton.attend import attend, choose_blocks, recall, store_kv
 from cortiq_triton.call import Call
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
-from cortiq_triton.memory import ring_rows
 from cortiq_triton.products import EXPERTS, HEADS, PLAIN, Stack
 from cortiq_triton.rows import L2, LAYER, RMS, Rows, normalised, quantise_rows, softmaxed
 from cortiq_triton.weights import pack

@@ -13,11 +13,11 @@ import numpy as np
 from cortiq.backend import Argmax, Draw, ExportedState, KVPlanes, Top
 from cortiq.backend.answers import ON_HOST
 from cortiq.backend.stored import StoredState
+from cortiq.backend.stores import KVStore
 from cortiq.numerics import sampling
 from cortiq.numerics.contract import TILE, Floats
 from cortiq.numerics.masks import allowed_ids
 from cortiq.numerics.quantise import Quantised
-from cortiq_reference.stores import KVStore
 
 
 def _last_argmax(want: Argmax, run: Any, at: int) -> int:
@@ -92,10 +92,10 @@ class _StaleStore(KVStore):
 
     def append(self, keys: Quantised, values: Quantised) -> None:
         """Write rows, and put the stale one back."""
-        at, parts = self.length, (self.k, self.v, self.k_exponent, self.v_exponent)
-        before = [part.data[at].copy() for part in parts]
+        at = self.length
+        before = [part.data[at].copy() for part in self.arrays]
         super().append(keys, values)
-        for part, row in zip(parts, before, strict=True):
+        for part, row in zip(self.arrays, before, strict=True):
             part.data[at] = row
         self.__class__ = KVStore  # type: ignore[assignment]
 
@@ -161,7 +161,7 @@ class HastyState(StoredState):
         for store in self.stores.values():
             if isinstance(store, KVStore) and store.base:
                 at = store.base - store.start
-                store.k.data[at : at + TILE] = 0
+                store.arrays[0].data[at : at + TILE] = 0
 
 
 WRONG_STATES: dict[str, type[StoredState]] = {
