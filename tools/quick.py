@@ -107,10 +107,10 @@ def run_tests(files: list[str]) -> int:
 
 
 def lint(changed: list[Path]) -> int:
-    """Run ruff on the changed Python files and the size budget on all."""
+    """Run ruff on the changed Python files the size budget and the lint of names on all."""
     python = [str(path) for path in changed if path.suffix == ".py"]
     commands = [["-m", "ruff", "check", *python], ["-m", "ruff", "format", "--check", *python]]
-    commands = [*(commands if python else []), ["tools/budget.py"]]
+    commands = [*(commands if python else []), ["tools/budget.py"], ["tools/lint_names.py"]]
     return max(subprocess.run([sys.executable, *c], cwd=ROOT).returncode for c in commands)
 
 
