@@ -14,7 +14,7 @@ from cortiq.cli.generate import load_model, with_heads
 from cortiq.cli.render import note
 from cortiq.errors import CortiqError
 from cortiq.options import LoadOptions, resolve, select
-from cortiq.serve.hosts import is_loopback
+from cortiq.serve.authority import is_loopback
 from cortiq.serve.options import ServeOptions
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
     if missing:
         hint = "pip install 'cortiq[serve]'"
         raise CortiqError(f"the server needs {', '.join(missing)}", hint=hint)
-    from cortiq.serve.logs import set_up
+    from cortiq.serve.logs import configure_logging
     from cortiq.serve.start import serve_models
 
     chosen = resolve(ServeOptions, select(ServeOptions, options))
-    set_up(chosen.log_format)
+    configure_logging(chosen.log_format)
     options = with_heads(options, chosen.draft)
     with ExitStack() as stack:
         loaded = [stack.enter_context(load_model(name, options)) for name in models]

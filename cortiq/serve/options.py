@@ -10,7 +10,7 @@ from cortiq.options import OptionSet, documented, option
 @documented
 @dataclass(frozen=True)
 class ServeOptions(OptionSet):
-    """How models are served; none changes a token."""
+    """Options of the server; none of them changes a token."""
 
     host: str = option("127.0.0.1", "Address to listen on; others than this machine's need care.")
     port: int = option(8080, "Port to listen on; 0 takes a free one.", int, least=0, most=65535)
