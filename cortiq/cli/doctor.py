@@ -42,7 +42,7 @@ def examine(*, trial: bool) -> dict[str, Any]:
     """Everything that `doctor` says, for JSON."""
     import cortiq
     from cortiq.formats.cache import models_folder
-    from cortiq.formats.fetch import list_cached, unfinished
+    from cortiq.formats.fetch import list_cached, partial_downloads
     from cortiq.plugins import default_plugins
     from cortiq.plugins.extras import extras
     from cortiq.runtime import machine
@@ -59,7 +59,7 @@ def examine(*, trial: bool) -> dict[str, Any]:
         "room_billions": machine.room_for(memory["free"]) if memory["free"] else {},
         "cache": machine.disk(models_folder()),
         "models": list(list_cached()),
-        "unfinished": unfinished(),
+        "unfinished": partial_downloads(),
         "backends": [_facts(made) for made in trials(plugins, run=trial)],
         "problems": [{"plugin": p.name, "problem": p.sentence} for p in plugins.problems],
         "extras": [

@@ -120,10 +120,10 @@ def receipt_writer(path: str | None, key: str | None) -> Callable[[Generation], 
         if key is not None:
             raise RequestError("signs a receipt: it needs --receipt FILE", where="--sign")
         return lambda made: None
-    from cortiq.receipts.record import writable
+    from cortiq.receipts.record import writable_path
     from cortiq.receipts.signing import load_private_key
 
-    target = writable(path)
+    target = writable_path(path)
     if key is not None:
         load_private_key(Path(key))
 

@@ -16,10 +16,10 @@ def list(as_json: bool) -> None:
     `cortiq rm --unfinished` removes it.
     """
     from cortiq.formats.cache import models_folder
-    from cortiq.formats.fetch import KNOWN_MODELS, list_cached, size_of, unfinished
+    from cortiq.formats.fetch import KNOWN_MODELS, list_cached, partial_downloads, size_of
 
     sizes = {name: size_of(path) for name, path in list_cached().items()}
-    parts = unfinished()
+    parts = partial_downloads()
     if as_json:
         models = [
             {"name": n, "bytes": sizes[n], "path": str(path), "licence": _licence(n)}

@@ -17,7 +17,7 @@ def rm(names: tuple[str, ...], unfinished: bool) -> None:
 
     NAME is as `cortiq list` shows it.
     """
-    from cortiq.formats.fetch import clear_unfinished, remove
+    from cortiq.formats.fetch import remove, remove_partial
 
     if not names and not unfinished:
         raise RequestError("needs the name of a model, or --unfinished", where="rm")
@@ -25,4 +25,4 @@ def rm(names: tuple[str, ...], unfinished: bool) -> None:
         freed = remove(name)
         echo(f"{name}: {byte_count(freed)} freed")
     if unfinished:
-        echo(f"unfinished: {byte_count(clear_unfinished())} freed")
+        echo(f"unfinished: {byte_count(remove_partial())} freed")

@@ -15,7 +15,7 @@ from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.options import GenerateOptions, LoadOptions, resolve
-from cortiq.receipts.record import Receipt, receipt_of
+from cortiq.receipts.record import Receipt, make_receipt
 from cortiq.receipts.replay import Verification, verify_on
 from cortiq.runtime.chat import Message, chat_ids
 from cortiq.runtime.drafts import Drafts
@@ -213,7 +213,7 @@ class Model(KeepsPrefixes, Reads):
             prompt_ids=request.prompt,
             options=options,
             step_digests=tuple(output.step_digests),
-            record=lambda made: receipt_of(made, self, request),
+            record=lambda made: make_receipt(made, self, request),
             identity=identity,
         )
 

@@ -16,7 +16,7 @@ import cortiq
 from cortiq.cli.main import main
 from cortiq.engine.engine import Engine
 from cortiq.errors import ModelNotFoundError, OptionError, RequestError, TokenizerError
-from cortiq.formats.cache import watched
+from cortiq.formats.cache import report_growth
 from cortiq.options import GenerateOptions
 from cortiq.runtime.request import make_request
 from cortiq.tokenizer.tokenizer import Tokenizer
@@ -202,7 +202,7 @@ def test_empty_text_is_said_when_scoring(model):
 def test_progress_of_a_download_never_falls(tmp_path):
     seen = []
     file = tmp_path / "part"
-    with watched(tmp_path, "downloading", 100, lambda *args: seen.append(args)):
+    with report_growth(tmp_path, "downloading", 100, lambda *args: seen.append(args)):
         for size in (80, 10, 40):
             file.write_bytes(bytes(size))
             time.sleep(0.3)

@@ -16,7 +16,7 @@ import cortiq
 from cortiq.errors import CortiqError, FormatError, RequestError
 from cortiq.options import GenerateOptions, LoadOptions, specs
 from cortiq.receipts.reader import parse_receipt
-from cortiq.receipts.record import ALWAYS, RECORDED, Receipt, Signature, receipt_of
+from cortiq.receipts.record import ALWAYS, RECORDED, Receipt, Signature, make_receipt
 from cortiq.runtime.load import model_of
 from cortiq.runtime.request import Request, make_request
 from cortiq.runtime.source import open_source
@@ -319,10 +319,10 @@ def test_generation_that_options_do_not_describe_has_no_receipt(model, made):
     request = make_request(PROMPT, made.options, model.program, model.eos_ids)
     masked = Masked(**vars(request))
     fed = replace(request, embeddings=np.zeros((len(PROMPT), 64), np.float32))
-    assert receipt_of(made, model, request).claim == made.receipt().claim
+    assert make_receipt(made, model, request).claim == made.receipt().claim
     for other in (masked, fed):
         with pytest.raises(RequestError, match="cannot hold the embeddings or masks"):
-            receipt_of(made, model, other)
+            make_receipt(made, model, other)
 
 
 def test_whole_receipt_is_refused_with_a_format_error_that_names_the_field(receipt, tmp_path):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from cortiq.errors import FormatError
-from cortiq.formats.strict_json import levels, parse_object
+from cortiq.formats.strict_json import nesting_depth, parse_object
 from cortiq.serve.app import READER_THREADS, Service
 from cortiq.serve.errors import ApiError
 from cortiq.serve.options import ServeOptions
@@ -81,7 +81,7 @@ def chain(length):
 
 
 def test_levels_are_counted():
-    assert [levels(value) for value in (1, [], [[], 1], {"a": [{}]}, chain(9000))] == [
+    assert [nesting_depth(value) for value in (1, [], [[], 1], {"a": [{}]}, chain(9000))] == [
         0, 1, 2, 3, 9001,
     ]  # fmt: skip
     data = b'{"a": [[[]]], "b": "[[[[[["}'
