@@ -1,4 +1,4 @@
-"""What a draft head brings: `python benchmarks/draft_heads.py [--layers N] [--width N] ...`.
+"""Measure the gain of draft heads: `python benchmarks/draft_heads.py [--layers N] ...`.
 
 There is no small public model with a head, so one is fitted: the trunk is a Llama by formula whose
 attention is turned down, so that its text follows from the last tokens; the head's joining matrix
@@ -57,7 +57,7 @@ class Size:
     context: int = 1024
 
     def checkpoint(self, layout: str, seed: int) -> SyntheticCheckpoint:
-        """A Llama by formula."""
+        """Return a synthetic Llama checkpoint."""
         config = {
             "model_type": "llama", "vocab_size": self.vocabulary, "hidden_size": self.width,
             "intermediate_size": self.inner, "num_hidden_layers": self.layers,
@@ -69,7 +69,7 @@ class Size:
 
 
 def changed(loaded: LoadedProgram, floats: Mapping[str, Doubles], layout: str) -> dict[str, Weight]:
-    """The weights with some of them replaced."""
+    """Return the weights with some of them replaced."""
     made = {}
     for name, values in floats.items():
         weight = Weight.from_floats(np.ascontiguousarray(values, np.float32).reshape(
@@ -80,13 +80,13 @@ def changed(loaded: LoadedProgram, floats: Mapping[str, Doubles], layout: str) -
 
 
 def quiet_attention(loaded: LoadedProgram) -> dict[str, Doubles]:
-    """Output projections of the trunk's attention, turned down."""
+    """Return the output projections of the trunk's attention, scaled down."""
     names = [n for n in loaded.weights if n.startswith("model.") and n.endswith("o_proj.weight")]
     return {name: ATTENTION * dequantise(loaded.weights[name]) for name in names}
 
 
 def rows_of(executable: Executable, ids: list[int], name: str) -> Doubles:
-    """A value at every position of a text."""
+    """Return a value at every position of a text."""
     state, want = executable.open(len(ids)), Named(name)
     batch = Batch([Row(state, i, t, (want,)) for i, t in enumerate(ids)])
     rows = executable.forward(batch).result().rows
@@ -95,14 +95,14 @@ def rows_of(executable: Executable, ids: list[int], name: str) -> Doubles:
 
 
 def normed(x: Doubles) -> Doubles:
-    """The norm of a row, its weight 1."""
+    """Return the norm of a row, its weight 1."""
     return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS)
 
 
 def fitted_head(
     loaded: LoadedProgram, executable: Executable, size: Size, positions: int
 ) -> dict[str, Doubles]:
-    """The head's weights: least squares on texts that the trunk went on with itself."""
+    """Fit the head's weights by least squares on texts that the trunk generated."""
     table = dequantise(loaded.weights["model.embed_tokens.weight"])
     last = f"layers.{size.layers - 1}.out"
     left, right = [], []
@@ -125,7 +125,7 @@ def fitted_head(
 
 
 def own_text(executable: Executable, seed: int, length: int, size: Size) -> list[int]:
-    """A sampled text of the trunk."""
+    """Sample a text from the trunk."""
     request = request_of(executable, size, seed, length, temperature=1.0)
     return list(request.prompt) + generated(executable, request, None)[0]
 
@@ -133,7 +133,7 @@ def own_text(executable: Executable, seed: int, length: int, size: Size) -> list
 def request_of(
     executable: Executable, size: Size, seed: int, tokens: int, temperature: float
 ) -> Request:
-    """A random prompt to go on from."""
+    """Return a request with a random prompt."""
     ids = np.random.default_rng(seed).integers(0, size.vocabulary, 16).tolist()
     options = GenerateOptions(
         max_tokens=tokens, ignore_eos=True, seed=seed, temperature=temperature
@@ -144,7 +144,7 @@ def request_of(
 def generated(
     executable: Executable, request: Request, speculation: Speculation | None
 ) -> tuple[list[int], float, float]:
-    """Tokens, seconds, and tokens for each run of the trunk."""
+    """Return tokens, seconds, and tokens for each run of the trunk."""
     tokenizer = byte_tokenizer(executable.program.facts["vocab_size"])
     with Engine(executable, tokenizer, clock=time.process_time) as engine:
         sequence = engine.submit(request, speculation=speculation)
@@ -162,9 +162,7 @@ def generated(
 def made(
     size: Size, layout: str, useful: bool, threads: int, positions: int, block: bool = False
 ) -> Executable:
-    """The trunk with a fitted head, or with that of the formula; and a block drafter, by formula
-    too, beside it.
-    """
+    """Return the trunk with a fitted or synthetic head, and a synthetic block drafter."""
     from cortiq_cpu.backend import CpuBackend
 
     checkpoint = size.checkpoint(layout, seed=3)
@@ -182,7 +180,7 @@ def made(
 
 @dataclass(frozen=True)
 class Found:
-    """What texts with a head took beside the same texts without: processor seconds, rounds."""
+    """Processor seconds and rounds of texts with a head and of the same texts without."""
 
     plain: list[float]
     drafted: list[float]
@@ -195,14 +193,14 @@ class Found:
 
     @property
     def ratios(self) -> list[float]:
-        """The same of every text."""
+        """Return the ratio of every text."""
         return [p / d for p, d in zip(self.plain, self.drafted, strict=True)]
 
 
 def side_by_side(
     executable: Executable, request: Request, speculation: Speculation
 ) -> tuple[float, float, float]:
-    """Processor seconds without and with a head, and tokens a round with it.
+    """Measure processor seconds without and with a head, and tokens per round with it.
 
     Whichever text is shorter goes on: both meet the same clock rates and neighbours.
     """
@@ -234,7 +232,7 @@ def compare(
     tokens: int,
     afresh: bool = False,
 ) -> Found:
-    """Texts with the head and without, after one that is not counted.
+    """Compare texts with and without the head, after one that is not counted.
 
     Parameters
     ----------

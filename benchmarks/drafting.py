@@ -1,4 +1,4 @@
-"""What drafting costs beside the model: `python benchmarks/drafting.py [MODEL]`.
+"""Measure the cost of drafting beside the model: `python benchmarks/drafting.py [MODEL]`.
 
 A planted drafter is right by a known pattern, so accepted counts must be the pattern's exactly; the
 time of every step outside `forward` is bookkeeping (draft, accept, commit, text, policy).
@@ -42,7 +42,7 @@ class Timed:
 
 
 def request_of(model: Model, tokens: int) -> Request:
-    """A greedy request for so many tokens."""
+    """Return a greedy request for so many tokens."""
     options = GenerateOptions(max_tokens=tokens, ignore_eos=True, seed=0)
     return make_request(model.ids(PROMPT), options, model.program, ())
 

@@ -1,4 +1,4 @@
-"""One file, several answers: what changes elsewhere with batch, threads and engine; and here.
+"""Compare answers across batch sizes, threads and engines, here and elsewhere.
 
     python benchmarks/two_answers.py [--prompts 10] [--tokens 48]
 
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 
 def torch_model(path: Path) -> Any:
-    """transformers' Llama with the file's weights, dequantised."""
+    """Return transformers' Llama with the file's weights, dequantised."""
     import torch
     import transformers
     from gguf import GGUFReader, dequantize
@@ -73,7 +73,9 @@ def torch_model(path: Path) -> Any:
 
 
 def with_torch(model: Any, kind: str, threads: int, batch: int, tokens: int) -> Callable:
-    """A way to answer: transformers in a format, with threads, in a batch of the same prompt."""
+    """Return a way to answer: transformers in a format, with threads, in a batch of the same
+    prompt.
+    """
     import torch
 
     def answer(ids: Sequence[int]) -> Answer:
@@ -92,7 +94,7 @@ def with_torch(model: Any, kind: str, threads: int, batch: int, tokens: int) -> 
 
 
 def with_cortiq(backend: str, threads: int, batch: int, tokens: int, **options: Any) -> Callable:
-    """A way to answer: cortiq on a backend, alone or among others."""
+    """Return a way to answer: cortiq on a backend, alone or among others."""
     model = cortiq.load("smollm2", backend=backend, threads=threads)
     others = [[7, 11, 13 + n] * (n + 1) for n in range(batch - 1)]
 
@@ -105,7 +107,7 @@ def with_cortiq(backend: str, threads: int, batch: int, tokens: int, **options: 
 
 
 def here(tokens: int) -> dict[str, Callable]:
-    """Every way to answer with cortiq; all are compared with the first."""
+    """Answer in every way with cortiq; compare all with the first."""
     ways = {}
     for name, backend in default_plugins().backends.items():
         if availability(backend)[1] is None and backend.priority >= 0:
@@ -119,7 +121,7 @@ def here(tokens: int) -> dict[str, Callable]:
 
 
 def elsewhere(tokens: int, recorded: dict[tuple[int, ...], list[int]]) -> dict[str, Callable]:
-    """Every way to answer with transformers, and llama.cpp's recorded one.
+    """Answer in every way with transformers, and take llama.cpp's recorded answer.
 
     Float32 is measured first: turning to bfloat16 changes the model for good.
     """
@@ -153,7 +155,7 @@ def main() -> None:
 
 
 def row(way: str, base: str, made: Sequence[Answer], others: Sequence[Answer]) -> str:
-    """A row of a table: how many prompts have the same tokens, and the same bits."""
+    """Return a table row: how many prompts have the same tokens, and the same bits."""
     pairs = list(zip(made, others, strict=True))
     tokens = sum(a.tokens == b.tokens for a, b in pairs)
     bits = sum(a.bits == b.bits for a, b in pairs)

@@ -11,11 +11,11 @@ from cortiq.errors import RequestError
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="NAME...", type=CACHED)
-@click.option("--unfinished", is_flag=True, help="Remove what interrupted pulls have left.")
+@click.option("--unfinished", is_flag=True, help="Remove interrupted downloads.")
 def rm(names: tuple[str, ...], unfinished: bool) -> None:
     """Remove models from the cache.
 
-    NAME is as `cortiq list` shows it.
+    NAME is a model that `cortiq list` shows.
     """
     from cortiq.formats.fetch import remove, remove_partial
 

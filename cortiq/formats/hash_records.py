@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cortiq.atomic import write_whole
+from cortiq.atomic import write_atomically
 from cortiq.errors import FormatError
 from cortiq.formats.cache import models_folder
 from cortiq.formats.digest import file_sha256
@@ -83,4 +83,4 @@ def _write(folder: Path, record: HashRecord) -> None:
     place = _record_path(folder)
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(place, [json.dumps(record, sort_keys=True).encode()])
+        write_atomically(place, [json.dumps(record, sort_keys=True).encode()])

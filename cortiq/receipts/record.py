@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cortiq.arguments import path_of
-from cortiq.atomic import write_whole
+from cortiq.atomic import write_atomically
 from cortiq.errors import CortiqError, RequestError, shown
 from cortiq.numerics.digest import Digest, hexadecimal
 from cortiq.options import GenerateOptions, defaults, specs
@@ -173,7 +173,7 @@ class Receipt:
         target = writable_path(path)
         text = _readable_json(self.as_object()) + "\n"
         try:
-            write_whole(target, [text.encode()])
+            write_atomically(target, [text.encode()])
         except OSError as error:
             raise CortiqError(
                 f"cannot be written: {error.strerror or error}", where=str(path)

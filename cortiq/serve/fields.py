@@ -10,7 +10,7 @@ from typing import Any
 
 from cortiq.errors import FormatError, shown
 from cortiq.formats.strict_json import parse_object
-from cortiq.option_names import meant
+from cortiq.option_names import closest_option
 from cortiq.serve.errors import ApiError, error_sentence, invalid
 
 IGNORED = frozenset({
@@ -131,7 +131,7 @@ class RequestFields:
         """Refuse fields that were never read: a parameter is never ignored silently."""
         for name in self.values:
             if name not in self._read and name not in IGNORED:
-                near = meant(name, self._read)
+                near = closest_option(name, self._read)
                 hint = f" Did you mean '{self.path(near)}'?" if near else ""
                 message = f"Unknown parameter: {shown(self.path(name))}.{hint}"
                 raise invalid(message, self.path(name), "unknown_parameter")

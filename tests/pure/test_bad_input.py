@@ -161,7 +161,7 @@ def test_what_is_shown_of_foreign_values_is_short():
     ("call", "words"),
     [
         (lambda model: model.generate([1], masks=5), "masks is a function of the ids"),
-        (lambda model: model.verify("r.json"), "a receipt is wanted"),
+        (lambda model: model.verify("r.json"), "expected a receipt"),
         (lambda model: cortiq.verify(5, model), "a receipt, or the name of its file"),
     ],
 )

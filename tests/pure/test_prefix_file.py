@@ -247,7 +247,7 @@ def test_stats_say_what_a_prefix_was_good_for_and_an_unused_one_is_said(tmp_path
     base = ["generate", model, "--prefix", file, "--max-tokens", "2", "--stats", "-p"]
     used, unused = (run(cli, [*base, prompt]).stderr for prompt in (TEXT + "x", "Else"))
     assert f"of the prompt {len(TEXT)} tokens were kept" in used and "not used" not in used
-    assert f"not used: the prompt does not go on from its {len(TEXT)} tokens" in unused
+    assert f"not used: the prompt does not begin with its {len(TEXT)} tokens" in unused
     assert "were kept" not in unused
     run(cli, ["prefix", "save", model, file, "-p", "ab"])
     assert "not used: it has 2 tokens, fewer than the" in run(cli, [*base, "abc"]).stderr

@@ -264,11 +264,11 @@ def test_engine_refuses_what_is_no_request(model):
                 engine.submit(given)
         request = make_request([1], GenerateOptions(seed=0), model.program, ())
         for name in ("priority", "stats", "speculation", "progress", "cancelled"):
-            with pytest.raises(RequestError, match=f"{name}: an? .* is wanted, not 'x'"):
+            with pytest.raises(RequestError, match=f"{name}: expected an? .*, not 'x'"):
                 engine.submit(request, **{name: "x"})
         assert engine.idle
     with pytest.raises(
-        RequestError, match="options: an instance of EngineOptions is wanted, not 'x'"
+        RequestError, match="options: expected an instance of EngineOptions, not 'x'"
     ):
         Engine(model.executable, model.tokenizer, options="x")
 
