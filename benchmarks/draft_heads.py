@@ -40,7 +40,7 @@ from cortiq_reference.ideal import dequantise
 
 Doubles = npt.NDArray[np.float64]
 ATTENTION = 0.05
-"""What the trunk's attention is turned down to."""
+"""Scale of the trunk's attention."""
 TEXTS, RIDGE = 6, 1e-3
 EPS = 1e-6
 
@@ -202,7 +202,7 @@ def side_by_side(
 ) -> tuple[float, float, float]:
     """Measure processor seconds without and with a head, and tokens per round with it.
 
-    Whichever text is shorter goes on: both meet the same clock rates and neighbours.
+    The shorter text runs next, so that both meet the same clock rates and neighbours.
     """
     tokenizer = byte_tokenizer(executable.program.facts["vocab_size"])
     ways: tuple[Speculation | None, ...] = (None, speculation)

@@ -143,7 +143,7 @@ FIGURES: dict[str, Callable[[str, int], dict[str, float]]] = {
     "resident": resident,
     "opening": opening,
 }
-"""What is measured in a process of its own: (model, threads) → figures by name."""
+"""Measurements in a process of their own: (model, threads) → figures by name."""
 SMALLER_IS_BETTER = ("resident growth", "peak growth", "open s", "open cpu-s")
 
 

@@ -2,8 +2,8 @@
 
 Files at most 300 lines (median at most 130), functions at most 60 lines (median at most 8, ninth
 decile at most 25), a docstring on every public name, every argument annotated, at most 9 tokens a
-line on average, the core at most 23,200 lines of code (blank lines and docstrings aside: nobody
-should save on those).
+line on average, the core at most 23,200 lines of code (blank lines and docstrings do not count,
+so that saving on them gains nothing).
 
 Model families are counted by themselves, at most 220 lines of code each: their number grows with
 the models there are, so a limit on all of them would be a limit on the catalogue. What must stay

@@ -97,9 +97,9 @@ class MappedTensors:
 def map_file(path: Path) -> mmap.mmap:
     """Map a regular, non-empty file read-only.
 
-    The map lives as long as something refers to it; nobody closes it by hand, so that a view of a
-    tensor can never outlive its bytes. A file that shrinks while mapped kills the process: replace
-    model files by renaming, never in place.
+    The map lives as long as something refers to it and is never closed explicitly, so that a view
+    of a tensor cannot outlive its bytes. A file that shrinks while mapped kills the process:
+    replace model files by renaming, never in place.
 
     Raises
     ------

@@ -43,8 +43,8 @@ def verify(
     receipt : a receipt, or the file it is in.
     model : the model file, or an opened model; None for the known or synthetic model that the
         receipt names. It is opened with the claim's context and weight format.
-    key : file with the public key that must have signed the receipt; without one a signature must
-        be valid, whoever made it.
+    key : file with the public key that must have signed the receipt; without one any valid
+        signature passes.
     progress, fetching : called with rows done and in all; as for `cortiq.load`.
     options : `backend`, `device`, `threads` and `strict_placement` of `cortiq.LoadOptions`.
 

@@ -18,7 +18,7 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""What a browser may do on the page: nothing that leaves this server."""
+"""Browser policy of the page: nothing may leave this server."""
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 

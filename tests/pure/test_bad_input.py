@@ -162,7 +162,7 @@ def test_what_is_shown_of_foreign_values_is_short():
     [
         (lambda model: model.generate([1], masks=5), "masks is a function of the ids"),
         (lambda model: model.verify("r.json"), "expected a receipt"),
-        (lambda model: cortiq.verify(5, model), "a receipt, or the name of its file"),
+        (lambda model: cortiq.verify(5, model), "a receipt or the name of its file"),
     ],
 )
 def test_a_value_of_another_kind_is_a_sentence(call, words):

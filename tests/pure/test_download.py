@@ -24,7 +24,7 @@ HALF = SIZE // 2
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("CORTIQ_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(module, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(module, "RETRY_PAUSES", (0.0, 0.0))
     return tmp_path / "cache" / "models"
 
 
@@ -132,7 +132,7 @@ def test_what_nobody_answers_is_a_sentence(tmp_path):
 
 def test_a_full_disk_is_not_taken_for_the_network(server, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_copy", lambda *_: os.open("/dev/full/x", 0))
-    monkeypatch.setattr(module, "_FULL", (20,))  # ENOTDIR stands for it
+    monkeypatch.setattr(module, "_DISK_ERRORS", (20,))  # ENOTDIR stands for it
     with pytest.raises(NotADirectoryError):
         fetched(server, tmp_path)
     assert len(server.asked) == 1
@@ -205,9 +205,9 @@ def test_what_is_unfinished_can_be_cleared(server, cache):
     [
         ("https://host/x.gguf", "has no SHA-256"),
         ("https://host/x.gguf#sha256=12", "has no SHA-256"),
-        (f"https://host/x.bin#sha256={SHA256}", "not the address of a GGUF file"),
-        (f"https://host/#sha256={SHA256}", "not the address"),
-        (f"https://host/..%2f..%2fx.gguf.gguf%00#sha256={SHA256}", "not the address"),
+        (f"https://host/x.bin#sha256={SHA256}", "not the URL of a GGUF file"),
+        (f"https://host/#sha256={SHA256}", "not the URL"),
+        (f"https://host/..%2f..%2fx.gguf.gguf%00#sha256={SHA256}", "not the URL"),
         (f"https://[host/x.gguf#sha256={SHA256}", "is not a valid URL"),
     ],
 )

@@ -231,7 +231,7 @@ def test_command_line(tmp_path):
     made = run(cli, ["prefix", "save", model, file, "-p", TEXT])
     assert made.exit_code == 0 and f"{len(TEXT)} tokens in" in made.output
     made = run(cli, ["prefix", "load", model, file, "--check"])
-    assert "the same as computed again" in made.output
+    assert "identical when recomputed" in made.output
     made = run(cli, ["prefix", "load", model, file, "--json"])
     assert json.loads(made.output)["text"] == TEXT
     base = ["generate", model, "-p", TEXT + "x", "--max-tokens", "4", "--json"]
@@ -246,7 +246,7 @@ def test_stats_say_what_a_prefix_was_good_for_and_an_unused_one_is_said(tmp_path
     run(cli, ["prefix", "save", model, file, "-p", TEXT])
     base = ["generate", model, "--prefix", file, "--max-tokens", "2", "--stats", "-p"]
     used, unused = (run(cli, [*base, prompt]).stderr for prompt in (TEXT + "x", "Else"))
-    assert f"of the prompt {len(TEXT)} tokens were kept" in used and "not used" not in used
+    assert f"{len(TEXT)} prompt tokens were cached" in used and "not used" not in used
     assert f"not used: the prompt does not begin with its {len(TEXT)} tokens" in unused
     assert "were kept" not in unused
     run(cli, ["prefix", "save", model, file, "-p", "ab"])

@@ -89,7 +89,7 @@ def test_receipt_of_each_backend_verifies_on_every_other(name):
     ],
 )  # fmt: skip
 def test_every_kind_of_generation_verifies(model, options, monkeypatch):
-    monkeypatch.setattr("cortiq.receipts.replay.MOST_LOGITS", 320 * 10)  # ten rows at once
+    monkeypatch.setattr("cortiq.receipts.replay.MAX_LOGITS", 320 * 10)  # ten rows at once
     receipt = model.generate("a text to go on from", **{"max_tokens": 12} | options).receipt()
     verdict = model.verify(receipt)
     assert verdict and verdict.steps == len(receipt.claim.token_ids)
@@ -276,7 +276,7 @@ def test_receipt_opens_no_file_of_its_own_choice(receipt):
         stated = dict(receipt.stated) | {"model": name}
         with pytest.raises(RequestError, match="name the file or folder whose hash is"):
             cortiq.verify(replace(receipt, stated=stated))
-    with pytest.raises(RequestError, match="context is the receipt's"):
+    with pytest.raises(RequestError, match="context comes from the receipt"):
         cortiq.verify(receipt, context=100)
 
 
