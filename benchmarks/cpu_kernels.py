@@ -46,7 +46,7 @@ def median_times(work: Callable[[], None], repeats: int) -> tuple[float, float]:
     return float(np.median(walls)), float(np.median(cpus))
 
 
-class Case:
+class KernelCase:
     """Rows times copies of a matrix, enough of them to exceed every cache."""
 
     def __init__(self, layout: str, rows: int, copies: int) -> None:
@@ -77,7 +77,7 @@ class Case:
         return tuple(n / t / 1e9 for t in (wall, cpu) for n in (self.bytes, self.macs))
 
 
-class Probe:
+class MachineProbe:
     """The machine's limits by the same clocks: GB/s read and GMAC/s on registers."""
 
     def __init__(self) -> None:
@@ -101,12 +101,12 @@ class Probe:
         )
 
 
-def line(layout: str, pool: Pool, probe: Probe) -> str:
+def line(layout: str, pool: Pool, probe: MachineProbe) -> str:
     """Return one row of the table: the machine just before, then the kernels."""
     gbs, gmacs, cpu_gbs, cpu_gmacs = probe.rates(pool)
     cells = [f"{gbs:5.1f} ({cpu_gbs:5.1f}) GB/s {gmacs:6.1f} ({cpu_gmacs:6.1f}) GMAC/s"]
     for rows, copies in ((1, 4), (8, 4), (16, 2), (512, 1)):
-        gbs, gmacs, cpu_gbs, cpu_gmacs = Case(layout, rows, copies).rates(pool)
+        gbs, gmacs, cpu_gbs, cpu_gmacs = KernelCase(layout, rows, copies).rates(pool)
         if rows == 1:
             cells.append(f"{gbs:5.1f} ({cpu_gbs:5.1f}) GB/s")
         cells.append(f"{gmacs:6.1f} ({cpu_gmacs:6.1f})")
@@ -123,7 +123,7 @@ def main() -> None:
     unknown = set(options.layouts) - set(LAYOUTS)
     if unknown:
         parser.error(f"no layout {', '.join(unknown)}")
-    pool, probe = Pool(options.threads, options.isa), Probe()
+    pool, probe = Pool(options.threads, options.isa), MachineProbe()
     print(f"{pool.isa}, {options.threads} threads; by wall time (by CPU time of one thread)")
     nothing = op_list([Op(structs.NOTHING)] * 1000)
     barrier, _ = median_times(lambda: pool.run(nothing, 1000), 9)

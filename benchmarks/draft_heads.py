@@ -46,7 +46,7 @@ EPS = 1e-6
 
 
 @dataclass(frozen=True)
-class Size:
+class TrunkSize:
     """Sizes of a trunk."""
 
     layers: int = 3
@@ -100,7 +100,7 @@ def normed(x: Doubles) -> Doubles:
 
 
 def fitted_head(
-    loaded: LoadedProgram, executable: Executable, size: Size, positions: int
+    loaded: LoadedProgram, executable: Executable, size: TrunkSize, positions: int
 ) -> dict[str, Doubles]:
     """Fit the head's weights by least squares on texts that the trunk generated."""
     table = dequantise(loaded.weights["model.embed_tokens.weight"])
@@ -124,14 +124,14 @@ def fitted_head(
     }
 
 
-def own_text(executable: Executable, seed: int, length: int, size: Size) -> list[int]:
+def own_text(executable: Executable, seed: int, length: int, size: TrunkSize) -> list[int]:
     """Sample a text from the trunk."""
     request = request_of(executable, size, seed, length, temperature=1.0)
     return list(request.prompt) + generated(executable, request, None)[0]
 
 
 def request_of(
-    executable: Executable, size: Size, seed: int, tokens: int, temperature: float
+    executable: Executable, size: TrunkSize, seed: int, tokens: int, temperature: float
 ) -> Request:
     """Return a request with a random prompt."""
     ids = np.random.default_rng(seed).integers(0, size.vocabulary, 16).tolist()
@@ -160,7 +160,7 @@ def generated(
 
 
 def made(
-    size: Size, layout: str, useful: bool, threads: int, positions: int, block: bool = False
+    size: TrunkSize, layout: str, useful: bool, threads: int, positions: int, block: bool = False
 ) -> Executable:
     """Return the trunk with a fitted or synthetic head, and a synthetic block drafter."""
     from cortiq_cpu.backend import CpuBackend
@@ -179,7 +179,7 @@ def made(
 
 
 @dataclass(frozen=True)
-class Found:
+class HeadComparison:
     """Processor seconds and rounds of texts with a head and of the same texts without."""
 
     plain: list[float]
@@ -226,12 +226,12 @@ def side_by_side(
 
 def compare(
     executable: Executable,
-    size: Size,
+    size: TrunkSize,
     way: Callable[[], Speculation],
     repeats: int,
     tokens: int,
     afresh: bool = False,
-) -> Found:
+) -> HeadComparison:
     """Compare texts with and without the head, after one that is not counted.
 
     Parameters
@@ -239,7 +239,7 @@ def compare(
     way : makes a drafter that knows nothing yet; asked once, or for every text.
     afresh : whether it is asked for every text.
     """
-    found, known = Found([], [], []), way()
+    found, known = HeadComparison([], [], []), way()
     for seed in range(repeats + 1):
         request = request_of(executable, size, 100 + seed, tokens, temperature=0.0)
         speculation = way() if afresh else known
@@ -263,7 +263,7 @@ def main() -> int:
     parser.add_argument("--block", action="store_true", help="a useless block drafter in turns")
     parser.add_argument("--afresh", action="store_true", help="every text learns from nothing")
     a = parser.parse_args()
-    size = Size(a.layers, a.width, a.inner, a.vocabulary, heads=8, context=2048)
+    size = TrunkSize(a.layers, a.width, a.inner, a.vocabulary, heads=8, context=2048)
 
     def way() -> Speculation:
         kinds = {MTP: HeadDrafter(), **({DFLASH: BlockDrafter()} if a.block else {})}

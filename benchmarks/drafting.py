@@ -24,7 +24,7 @@ PROMPT, TOKENS, DEPTH = "The causes of the French Revolution were", 240, 4
 PATTERN = (4, 0, 2, 3, 1, 4, 4, 0)
 
 
-class Timed:
+class TimedExecutable:
     """An executable whose `forward` is timed; everything else is the other's."""
 
     def __init__(self, executable: Executable) -> None:
@@ -54,7 +54,7 @@ def main() -> int:
                                                  ignore_eos=True).token_ids]  # fmt: skip
     script = planted(truth, lambda i: PATTERN[i % len(PATTERN)], 1 << 30)
     speculation = Speculation(ScriptedDrafter(script), lambda tokens: FixedDepth(DEPTH))
-    timed = Timed(model.executable)
+    timed = TimedExecutable(model.executable)
     with Engine(timed, model.tokenizer) as engine:
         sequence = engine.submit(request_of(model, TOKENS), speculation=speculation, record=True)
         engine.step()

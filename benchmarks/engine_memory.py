@@ -26,13 +26,13 @@ LONGEST = 60
 """Ids of a prompt at most."""
 
 
-class Guess:
+class RepeatingDrafter:
     """A drafter that guesses that the last ids come again."""
 
     name = "guess"
     wants = ()
 
-    def open(self, task: object) -> Guess:
+    def open(self, task: object) -> RepeatingDrafter:
         """Begin on a sequence."""
         return self
 
@@ -77,7 +77,7 @@ def serve(model: cortiq.Model, wanted: list[Request], sequences: int = 16) -> li
     """Serve the requests; return the memory after every tenth of them."""
     chance, sizes, done = random.Random(2), [], 0
     cache = PrefixCache(model.executable, 8)
-    drafted = Speculation(Guess(), lambda prompt_tokens: FixedDepth(3))
+    drafted = Speculation(RepeatingDrafter(), lambda prompt_tokens: FixedDepth(3))
     options = EngineOptions(sequences=sequences)
     with Engine(model.executable, model.tokenizer, options=options, prefixes=cache) as engine:
         while done < len(wanted) or not engine.idle:

@@ -38,7 +38,7 @@ GROWTH = 8 << 20
 """Bytes that the process may grow by after that, beyond what the sequence reserved."""
 
 
-class Decoder:
+class GreedyDecoder:
     """A model on a backend, one greedy token at a time."""
 
     def __init__(self, executable: Any, limit: int) -> None:
@@ -58,7 +58,7 @@ class Decoder:
         return time.perf_counter() - start
 
 
-def speeds(decoders: dict[str, Decoder], tokens: int) -> dict[str, float]:
+def speeds(decoders: dict[str, GreedyDecoder], tokens: int) -> dict[str, float]:
     """Return median tokens a second of each, a token of each in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in decoders}
     for _ in range(tokens):
@@ -79,7 +79,7 @@ def measured(loaded: Any, device: str, tokens: int) -> dict[str, Any]:
         executables["mlx, array operations only"] = compiled(MlxBackend(), device=device)
         executables["mlx, array operations only"].own = frozenset()
     limit = len(PROMPT) + tokens + 1
-    decoders = {name: Decoder(executable, limit) for name, executable in executables.items()}
+    decoders = {name: GreedyDecoder(executable, limit) for name, executable in executables.items()}
     found: dict[str, Any] = {"tokens_per_second": speeds(decoders, tokens)}
     first, *others = (decoder.chain for decoder in decoders.values())
     found["same_stream"] = all(chain == first for chain in others)
@@ -100,7 +100,7 @@ def memory(loaded: Any, device: str, tokens: int) -> dict[str, Any]:
 
     options = CompileOptions(device=device)
     with closing(MlxBackend().compile(loaded.program, loaded.weights, options)) as executable:
-        decoder, sizes = Decoder(executable, len(PROMPT) + tokens + 1), {}
+        decoder, sizes = GreedyDecoder(executable, len(PROMPT) + tokens + 1), {}
         for step in range(tokens):
             decoder.step()
             decoder.chain.clear()

@@ -61,7 +61,7 @@ def kinds(model: str) -> list[dict[str, Any]]:
 
 
 @dataclass
-class Seen:
+class RunCounts:
     """Counts of a run."""
 
     answers: int = 0
@@ -74,7 +74,7 @@ class Seen:
     memory: list[tuple[float, int]] = field(default_factory=list)
 
 
-class Client:
+class LoadClient:
     """Asks over one connection a request, with nothing between it and the wire."""
 
     def __init__(self, port: int) -> None:
@@ -145,10 +145,10 @@ def resident(pid: int) -> int:
 
 
 async def client_of(
-    number: int, port: int, asked: list[Any], alone: list[Any], until: float, seen: Seen
+    number: int, port: int, asked: list[Any], alone: list[Any], until: float, seen: RunCounts
 ) -> None:
     """Run one client, which sends random requests until the time is over."""
-    chance, client = random.Random(number), Client(port)
+    chance, client = random.Random(number), LoadClient(port)
     while time.perf_counter() < until:
         which = chance.randrange(len(asked))
         stream = chance.random() < 0.6
@@ -170,10 +170,10 @@ async def client_of(
             seen.wrong.append(f"{body}: {got} is not {alone[which]}")
 
 
-async def load(port: int, pid: int, options: argparse.Namespace) -> Seen:
+async def load(port: int, pid: int, options: argparse.Namespace) -> RunCounts:
     """Collect answers to a lone client, then to many."""
-    seen, asked = Seen(), kinds(options.model)
-    lone = Client(port)
+    seen, asked = RunCounts(), kinds(options.model)
+    lone = LoadClient(port)
     alone = [(await lone.ask(body))[0] for body in asked]
     print(f"{len(alone)} kinds of requests answered alone", flush=True)
     started = time.perf_counter()
@@ -197,7 +197,7 @@ def metric(port: int, name: str) -> float:
     return sum(float(v) for v in re.findall(rf"^{name}{{.*}} (\S+)$", text, re.MULTILINE))
 
 
-def report(seen: Seen, port: int, options: argparse.Namespace) -> bool:
+def report(seen: RunCounts, port: int, options: argparse.Namespace) -> bool:
     """Print the counts; return whether every answer was right."""
     half = [size for at, size in seen.memory if at > options.seconds / 2]
     early = [size for at, size in seen.memory if options.seconds / 4 < at <= options.seconds / 2]

@@ -34,7 +34,7 @@ NAMES = {
 BATCH = 8
 
 
-class Answer(NamedTuple):
+class GeneratedAnswer(NamedTuple):
     """Tokens, and something that is equal where all bits of the first logits are."""
 
     tokens: list[int]
@@ -78,7 +78,7 @@ def with_torch(model: Any, kind: str, threads: int, batch: int, tokens: int) -> 
     """
     import torch
 
-    def answer(ids: Sequence[int]) -> Answer:
+    def answer(ids: Sequence[int]) -> GeneratedAnswer:
         torch.set_num_threads(threads)
         typed = model.to(getattr(torch, kind))
         with torch.no_grad():
@@ -88,7 +88,7 @@ def with_torch(model: Any, kind: str, threads: int, batch: int, tokens: int) -> 
                 prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=tokens,
                 do_sample=False, pad_token_id=0, eos_token_id=None,
             )  # fmt: skip
-        return Answer(made[0, len(ids) :].tolist(), first)
+        return GeneratedAnswer(made[0, len(ids) :].tolist(), first)
 
     return answer
 
@@ -98,10 +98,10 @@ def with_cortiq(backend: str, threads: int, batch: int, tokens: int, **options: 
     model = cortiq.load("smollm2", backend=backend, threads=threads)
     others = [[7, 11, 13 + n] * (n + 1) for n in range(batch - 1)]
 
-    def answer(ids: Sequence[int]) -> Answer:
+    def answer(ids: Sequence[int]) -> GeneratedAnswer:
         prompts = [list(ids), *others]
         made = model.generate_many(prompts, max_tokens=tokens, ignore_eos=True, **options)[0]
-        return Answer(list(made.token_ids), made.step_digests[0])
+        return GeneratedAnswer(list(made.token_ids), made.step_digests[0])
 
     return answer
 
@@ -129,7 +129,7 @@ def elsewhere(tokens: int, recorded: dict[tuple[int, ...], list[int]]) -> dict[s
     ways: dict[str, Callable] = {"float32": with_torch(model, "float32", 1, 1, tokens)}
     ways["float32, two threads"] = with_torch(model, "float32", 2, 1, tokens)
     ways[f"float32, in a batch of {BATCH}"] = with_torch(model, "float32", 1, BATCH, tokens)
-    ways["llama.cpp"] = lambda ids: Answer(recorded[tuple(ids)][:tokens], None)
+    ways["llama.cpp"] = lambda ids: GeneratedAnswer(recorded[tuple(ids)][:tokens], None)
     ways["bfloat16"] = with_torch(model, "bfloat16", 1, 1, tokens)
     ways[f"bfloat16, in a batch of {BATCH}"] = with_torch(model, "bfloat16", 1, BATCH, tokens)
     return ways
@@ -144,7 +144,7 @@ def main() -> None:
     cases = json.loads(DATA.read_text())["SmolLM2-135M-Instruct.Q4_1"][: given.prompts]
     recorded = {tuple(case["ids"]): case["greedy"] for case in cases}
     for title, ways in (("cortiq", here(given.tokens)), ("", elsewhere(given.tokens, recorded))):
-        made: dict[str, list[Answer]] = {}
+        made: dict[str, list[GeneratedAnswer]] = {}
         print(f"| {title or 'elsewhere'} | compared with | same tokens | same logits |")
         print("|---|---|---|---|", flush=True)
         for way, answer in ways.items():
@@ -154,7 +154,9 @@ def main() -> None:
                 print(row(way, base, made[way], made[base]), flush=True)
 
 
-def row(way: str, base: str, made: Sequence[Answer], others: Sequence[Answer]) -> str:
+def row(
+    way: str, base: str, made: Sequence[GeneratedAnswer], others: Sequence[GeneratedAnswer]
+) -> str:
     """Return a table row: how many prompts have the same tokens, and the same bits."""
     pairs = list(zip(made, others, strict=True))
     tokens = sum(a.tokens == b.tokens for a, b in pairs)

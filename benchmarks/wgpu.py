@@ -58,7 +58,7 @@ GIB = 1 << 30
 
 
 @dataclass
-class Bench:
+class WgpuBenchmark:
     """Options and results of the benchmark.
 
     Attributes
@@ -251,7 +251,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the numbers here, too")
     given = parser.parse_args()
     model = "synthetic:tiny-llama?format=w8" if given.small else given.model
-    bench = Bench(given.device, model, given.small, given.sweep, given.beside)
+    bench = WgpuBenchmark(given.device, model, given.small, given.sweep, given.beside)
     bench.run()
     text = json.dumps(bench.facts, indent=1)
     print(text)

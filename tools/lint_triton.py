@@ -75,7 +75,7 @@ class Launch:
         return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
-class Recorder:
+class LaunchRecorder:
     """Stands in for `language.launch`."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Recorder:
 
 def recorded(models: Iterable[str], layouts: Iterable[str]) -> list[Launch]:
     """Record the launches of batches of these models, and of products with these weight layouts."""
-    recorder, original = Recorder(), language.launch
+    recorder, original = LaunchRecorder(), language.launch
     for module in list(sys.modules.values()):
         if getattr(module, "launch", None) is original:
             module.launch = recorder  # type: ignore[attr-defined]

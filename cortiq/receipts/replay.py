@@ -238,7 +238,9 @@ class ClaimReplay:
         """Compare the end of the text with the end of the claim's tokens."""
         step, claimed = self.steps, self.claim.finish_reason
         if step < len(self.claim.token_ids):
-            ended = f"step {step}: the text had ended ({output.finish_reason}), the receipt continues"
+            ended = (
+                f"step {step}: the text had ended ({output.finish_reason}), the receipt continues"
+            )
             return [Difference("token_ids", ended, step, self.claim.token_ids[step])]
         if not output.finish_reason and claimed != CANCELLED:
             sentence = f"step {step}: the text continues, the receipt ends ({shown(claimed)})"

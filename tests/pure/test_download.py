@@ -84,7 +84,7 @@ def test_a_server_that_is_busy_is_asked_again(server, tmp_path):
     fetched(server, tmp_path)
     server.answers = [503] * 9
     (tmp_path / "tiny.gguf").unlink()
-    with pytest.raises(DownloadError, match=r"503.*\n.*goes on"):
+    with pytest.raises(DownloadError, match=r"503.*\n.*resumes"):
         fetched(server, tmp_path)
     assert len(server.asked) == 3 + 3
 
