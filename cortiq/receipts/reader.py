@@ -34,7 +34,7 @@ Object = Mapping[str, Any]
 
 
 def read_receipt(path: Path) -> Receipt:
-    """Read a receipt from a file of at most `strict_json.MOST_BYTES`."""
+    """Read a receipt from a file of at most `strict_json.MAX_BYTES`."""
     return parse_receipt(read_bytes(path), str(path))
 
 

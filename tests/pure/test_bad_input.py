@@ -1,4 +1,4 @@
-"""What a user can get wrong at the command line and in Python: sentences, never tracebacks."""
+"""Mistakes of users on the command line and in Python give sentences, never tracebacks."""
 
 from __future__ import annotations
 

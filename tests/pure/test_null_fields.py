@@ -75,7 +75,7 @@ def places(value, at=()):
 
 
 def answer(model, kind, request):
-    """What is read of a request, or its error, as a text."""
+    """Return a parsed request, or its error, as text."""
     try:
         made = READERS[kind](model, RequestFields(request))
     except ApiError as error:

@@ -270,7 +270,7 @@ def test_limits_of_a_cache_are_positive_integers(wrong):
 
 
 def test_a_prefix_of_a_model_with_other_heads_is_an_error_either_way(tmp_path):
-    """What a head needs of the prompt is not in a file that was saved without one."""
+    """A prefix file saved without a draft head lacks what the head needs of the prompt."""
     ids, file = list(range(3, 40)), tmp_path / "kept"
     for saved, loaded, sentence in (("off", "mtp", "lacks"), ("mtp", "off", "holds")):
         with cortiq.load("synthetic:tiny-llama", backend="cpu", threads=1, heads=saved) as model:

@@ -1,4 +1,4 @@
-"""What a stream says when its engine fails in the middle of it."""
+"""A stream reports that its engine failed midway."""
 
 from __future__ import annotations
 

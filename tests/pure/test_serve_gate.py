@@ -1,4 +1,4 @@
-"""Who may ask: keys, origins, names of the host; and what comes of errors inside."""
+"""Access checks (keys, origins, host names), and responses to internal errors."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_two_hosts_are_malformed():
 
 @given(st.text(max_size=12) | st.text("[]:@/.%1a", max_size=12))
 def test_an_authority_is_read_whole_or_not_at_all(text):
-    """What is taken is what a browser would send for it, and is read again as itself."""
+    """An accepted origin equals what a browser sends, and is parsed to itself again."""
     try:
         host, port = read_authority(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""How requests are read: what templates and the engine get of them."""
+"""Parsing of requests: what templates and the engine receive."""
 
 from __future__ import annotations
 

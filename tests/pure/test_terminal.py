@@ -1,4 +1,4 @@
-"""What files and models say never reaches a terminal as a command, nor fills it."""
+"""Texts of files and models never control a terminal, nor flood it."""
 
 from __future__ import annotations
 
