@@ -41,6 +41,7 @@ lint: setup-test
 	$(BIN)/mypy
 	$(BIN)/python tools/budget.py
 	$(BIN)/python tools/check_layers.py
+	$(BIN)/python tools/lint_names.py
 
 test: setup-test lint
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile

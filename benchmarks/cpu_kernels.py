@@ -1,4 +1,4 @@
-"""Speed of the CPU backend's matmul kernels beside what the machine can do.
+"""Measure the CPU backend's matmul kernels beside the machine's limits.
 
     python benchmarks/cpu_kernels.py [--isa NAME] [--threads N] [--layouts Q4_1 Q8_0 …]
 
@@ -35,7 +35,7 @@ SHAPES = {1: (8192, 2048), 8: (8192, 2048), 16: (8192, 2048), 512: (1536, 2048)}
 
 
 def median_times(work: Callable[[], None], repeats: int) -> tuple[float, float]:
-    """Median wall time and CPU time of the calling thread, in seconds."""
+    """Return median wall time and CPU time of the calling thread, in seconds."""
     walls, cpus = [], []
     work()
     for _ in range(repeats):
@@ -46,8 +46,8 @@ def median_times(work: Callable[[], None], repeats: int) -> tuple[float, float]:
     return float(np.median(walls)), float(np.median(cpus))
 
 
-class Case:
-    """Rows times copies of a matrix, so many that no cache holds what a run reads."""
+class KernelCase:
+    """Rows times copies of a matrix, enough of them to exceed every cache."""
 
     def __init__(self, layout: str, rows: int, copies: int) -> None:
         outputs, columns = SHAPES[rows]
@@ -72,13 +72,13 @@ class Case:
         return Op(structs.MATMUL, 0, rows, faults, ctypes.addressof(arguments))
 
     def rates(self, pool: Pool) -> tuple[float, float, float, float]:
-        """GB/s and GMAC/s by wall time, then by CPU time."""
+        """Return GB/s and GMAC/s by wall time, then by CPU time."""
         wall, cpu = median_times(lambda: pool.run(self.ops, len(self.arguments)), 9)
         return tuple(n / t / 1e9 for t in (wall, cpu) for n in (self.bytes, self.macs))
 
 
-class Probe:
-    """What the machine does at its best, by the same clocks: GB/s read and GMAC/s on registers."""
+class MachineProbe:
+    """The machine's limits by the same clocks: GB/s read and GMAC/s on registers."""
 
     def __init__(self) -> None:
         self.memory = aligned(PROBE_BYTES)
@@ -89,7 +89,7 @@ class Probe:
         self.ops = [op_list([Op(k, 0, None, None, ctypes.addressof(a))]) for k, a in kinds]
 
     def rates(self, pool: Pool) -> tuple[float, float, float, float]:
-        """GB/s and GMAC/s by wall time, then by CPU time; all threads together by wall time."""
+        """Return GB/s and GMAC/s by wall time, then by CPU time; of all threads by wall time."""
         read = median_times(lambda: pool.run(self.ops[0], 1), 5)
         dots = median_times(lambda: pool.run(self.ops[1], 1), 5)
         macs = self.dots.multiplies * PROBE_ROUNDS * pool.threads
@@ -101,12 +101,12 @@ class Probe:
         )
 
 
-def line(layout: str, pool: Pool, probe: Probe) -> str:
-    """One row of the table: the machine just before, then the kernels."""
+def line(layout: str, pool: Pool, probe: MachineProbe) -> str:
+    """Return one row of the table: the machine just before, then the kernels."""
     gbs, gmacs, cpu_gbs, cpu_gmacs = probe.rates(pool)
     cells = [f"{gbs:5.1f} ({cpu_gbs:5.1f}) GB/s {gmacs:6.1f} ({cpu_gmacs:6.1f}) GMAC/s"]
     for rows, copies in ((1, 4), (8, 4), (16, 2), (512, 1)):
-        gbs, gmacs, cpu_gbs, cpu_gmacs = Case(layout, rows, copies).rates(pool)
+        gbs, gmacs, cpu_gbs, cpu_gmacs = KernelCase(layout, rows, copies).rates(pool)
         if rows == 1:
             cells.append(f"{gbs:5.1f} ({cpu_gbs:5.1f}) GB/s")
         cells.append(f"{gmacs:6.1f} ({cpu_gmacs:6.1f})")
@@ -123,7 +123,7 @@ def main() -> None:
     unknown = set(options.layouts) - set(LAYOUTS)
     if unknown:
         parser.error(f"no layout {', '.join(unknown)}")
-    pool, probe = Pool(options.threads, options.isa), Probe()
+    pool, probe = Pool(options.threads, options.isa), MachineProbe()
     print(f"{pool.isa}, {options.threads} threads; by wall time (by CPU time of one thread)")
     nothing = op_list([Op(structs.NOTHING)] * 1000)
     barrier, _ = median_times(lambda: pool.run(nothing, 1000), 9)

@@ -1,4 +1,4 @@
-"""What a draft head brings: `python benchmarks/draft_heads.py [--layers N] [--width N] ...`.
+"""Measure the gain of draft heads: `python benchmarks/draft_heads.py [--layers N] ...`.
 
 There is no small public model with a head, so one is fitted: the trunk is a Llama by formula whose
 attention is turned down, so that its text follows from the last tokens; the head's joining matrix
@@ -40,13 +40,13 @@ from cortiq_reference.ideal import dequantise
 
 Doubles = npt.NDArray[np.float64]
 ATTENTION = 0.05
-"""What the trunk's attention is turned down to."""
+"""Scale of the trunk's attention."""
 TEXTS, RIDGE = 6, 1e-3
 EPS = 1e-6
 
 
 @dataclass(frozen=True)
-class Size:
+class TrunkSize:
     """Sizes of a trunk."""
 
     layers: int = 3
@@ -57,7 +57,7 @@ class Size:
     context: int = 1024
 
     def checkpoint(self, layout: str, seed: int) -> SyntheticCheckpoint:
-        """A Llama by formula."""
+        """Return a synthetic Llama checkpoint."""
         config = {
             "model_type": "llama", "vocab_size": self.vocabulary, "hidden_size": self.width,
             "intermediate_size": self.inner, "num_hidden_layers": self.layers,
@@ -69,7 +69,7 @@ class Size:
 
 
 def changed(loaded: LoadedProgram, floats: Mapping[str, Doubles], layout: str) -> dict[str, Weight]:
-    """The weights with some of them replaced."""
+    """Return the weights with some of them replaced."""
     made = {}
     for name, values in floats.items():
         weight = Weight.from_floats(np.ascontiguousarray(values, np.float32).reshape(
@@ -80,13 +80,13 @@ def changed(loaded: LoadedProgram, floats: Mapping[str, Doubles], layout: str) -
 
 
 def quiet_attention(loaded: LoadedProgram) -> dict[str, Doubles]:
-    """Output projections of the trunk's attention, turned down."""
+    """Return the output projections of the trunk's attention, scaled down."""
     names = [n for n in loaded.weights if n.startswith("model.") and n.endswith("o_proj.weight")]
     return {name: ATTENTION * dequantise(loaded.weights[name]) for name in names}
 
 
 def rows_of(executable: Executable, ids: list[int], name: str) -> Doubles:
-    """A value at every position of a text."""
+    """Return a value at every position of a text."""
     state, want = executable.open(len(ids)), Named(name)
     batch = Batch([Row(state, i, t, (want,)) for i, t in enumerate(ids)])
     rows = executable.forward(batch).result().rows
@@ -95,14 +95,14 @@ def rows_of(executable: Executable, ids: list[int], name: str) -> Doubles:
 
 
 def normed(x: Doubles) -> Doubles:
-    """The norm of a row, its weight 1."""
+    """Return the norm of a row, its weight 1."""
     return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS)
 
 
 def fitted_head(
-    loaded: LoadedProgram, executable: Executable, size: Size, positions: int
+    loaded: LoadedProgram, executable: Executable, size: TrunkSize, positions: int
 ) -> dict[str, Doubles]:
-    """The head's weights: least squares on texts that the trunk went on with itself."""
+    """Fit the head's weights by least squares on texts that the trunk generated."""
     table = dequantise(loaded.weights["model.embed_tokens.weight"])
     last = f"layers.{size.layers - 1}.out"
     left, right = [], []
@@ -124,16 +124,16 @@ def fitted_head(
     }
 
 
-def own_text(executable: Executable, seed: int, length: int, size: Size) -> list[int]:
-    """A sampled text of the trunk."""
+def own_text(executable: Executable, seed: int, length: int, size: TrunkSize) -> list[int]:
+    """Sample a text from the trunk."""
     request = request_of(executable, size, seed, length, temperature=1.0)
     return list(request.prompt) + generated(executable, request, None)[0]
 
 
 def request_of(
-    executable: Executable, size: Size, seed: int, tokens: int, temperature: float
+    executable: Executable, size: TrunkSize, seed: int, tokens: int, temperature: float
 ) -> Request:
-    """A random prompt to go on from."""
+    """Return a request with a random prompt."""
     ids = np.random.default_rng(seed).integers(0, size.vocabulary, 16).tolist()
     options = GenerateOptions(
         max_tokens=tokens, ignore_eos=True, seed=seed, temperature=temperature
@@ -144,7 +144,7 @@ def request_of(
 def generated(
     executable: Executable, request: Request, speculation: Speculation | None
 ) -> tuple[list[int], float, float]:
-    """Tokens, seconds, and tokens for each run of the trunk."""
+    """Return tokens, seconds, and tokens for each run of the trunk."""
     tokenizer = byte_tokenizer(executable.program.facts["vocab_size"])
     with Engine(executable, tokenizer, clock=time.process_time) as engine:
         sequence = engine.submit(request, speculation=speculation)
@@ -160,11 +160,9 @@ def generated(
 
 
 def made(
-    size: Size, layout: str, useful: bool, threads: int, positions: int, block: bool = False
+    size: TrunkSize, layout: str, useful: bool, threads: int, positions: int, block: bool = False
 ) -> Executable:
-    """The trunk with a fitted head, or with that of the formula; and a block drafter, by formula
-    too, beside it.
-    """
+    """Return the trunk with a fitted or synthetic head, and a synthetic block drafter."""
     from cortiq_cpu.backend import CpuBackend
 
     checkpoint = size.checkpoint(layout, seed=3)
@@ -181,8 +179,8 @@ def made(
 
 
 @dataclass(frozen=True)
-class Found:
-    """What texts with a head took beside the same texts without: processor seconds, rounds."""
+class HeadComparison:
+    """Processor seconds and rounds of texts with a head and of the same texts without."""
 
     plain: list[float]
     drafted: list[float]
@@ -195,16 +193,16 @@ class Found:
 
     @property
     def ratios(self) -> list[float]:
-        """The same of every text."""
+        """Return the ratio of every text."""
         return [p / d for p, d in zip(self.plain, self.drafted, strict=True)]
 
 
 def side_by_side(
     executable: Executable, request: Request, speculation: Speculation
 ) -> tuple[float, float, float]:
-    """Processor seconds without and with a head, and tokens a round with it.
+    """Measure processor seconds without and with a head, and tokens per round with it.
 
-    Whichever text is shorter goes on: both meet the same clock rates and neighbours.
+    The shorter text runs next, so that both meet the same clock rates and neighbours.
     """
     tokenizer = byte_tokenizer(executable.program.facts["vocab_size"])
     ways: tuple[Speculation | None, ...] = (None, speculation)
@@ -228,20 +226,20 @@ def side_by_side(
 
 def compare(
     executable: Executable,
-    size: Size,
+    size: TrunkSize,
     way: Callable[[], Speculation],
     repeats: int,
     tokens: int,
     afresh: bool = False,
-) -> Found:
-    """Texts with the head and without, after one that is not counted.
+) -> HeadComparison:
+    """Compare texts with and without the head, after one that is not counted.
 
     Parameters
     ----------
     way : makes a drafter that knows nothing yet; asked once, or for every text.
     afresh : whether it is asked for every text.
     """
-    found, known = Found([], [], []), way()
+    found, known = HeadComparison([], [], []), way()
     for seed in range(repeats + 1):
         request = request_of(executable, size, 100 + seed, tokens, temperature=0.0)
         speculation = way() if afresh else known
@@ -265,7 +263,7 @@ def main() -> int:
     parser.add_argument("--block", action="store_true", help="a useless block drafter in turns")
     parser.add_argument("--afresh", action="store_true", help="every text learns from nothing")
     a = parser.parse_args()
-    size = Size(a.layers, a.width, a.inner, a.vocabulary, heads=8, context=2048)
+    size = TrunkSize(a.layers, a.width, a.inner, a.vocabulary, heads=8, context=2048)
 
     def way() -> Speculation:
         kinds = {MTP: HeadDrafter(), **({DFLASH: BlockDrafter()} if a.block else {})}

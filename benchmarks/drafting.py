@@ -1,4 +1,4 @@
-"""What drafting costs beside the model: `python benchmarks/drafting.py [MODEL]`.
+"""Measure the cost of drafting beside the model: `python benchmarks/drafting.py [MODEL]`.
 
 A planted drafter is right by a known pattern, so accepted counts must be the pattern's exactly; the
 time of every step outside `forward` is bookkeeping (draft, accept, commit, text, policy).
@@ -24,7 +24,7 @@ PROMPT, TOKENS, DEPTH = "The causes of the French Revolution were", 240, 4
 PATTERN = (4, 0, 2, 3, 1, 4, 4, 0)
 
 
-class Timed:
+class TimedExecutable:
     """An executable whose `forward` is timed; everything else is the other's."""
 
     def __init__(self, executable: Executable) -> None:
@@ -42,7 +42,7 @@ class Timed:
 
 
 def request_of(model: Model, tokens: int) -> Request:
-    """A greedy request for so many tokens."""
+    """Return a greedy request for so many tokens."""
     options = GenerateOptions(max_tokens=tokens, ignore_eos=True, seed=0)
     return make_request(model.ids(PROMPT), options, model.program, ())
 
@@ -54,7 +54,7 @@ def main() -> int:
                                                  ignore_eos=True).token_ids]  # fmt: skip
     script = planted(truth, lambda i: PATTERN[i % len(PATTERN)], 1 << 30)
     speculation = Speculation(ScriptedDrafter(script), lambda tokens: FixedDepth(DEPTH))
-    timed = Timed(model.executable)
+    timed = TimedExecutable(model.executable)
     with Engine(timed, model.tokenizer) as engine:
         sequence = engine.submit(request_of(model, TOKENS), speculation=speculation, record=True)
         engine.step()

@@ -1,4 +1,4 @@
-"""Memory of the engine over many requests: `python benchmarks/engine_memory.py [MODEL] [REQUESTS]`.
+"""Measure the engine's memory over many requests: `python benchmarks/engine_memory.py [MODEL]`.
 
 Requests of random lengths, priorities and ways to draw, some of them drafted for, some cancelled,
 with kept prefixes. After a tenth of them memory must not grow any more.
@@ -26,37 +26,37 @@ LONGEST = 60
 """Ids of a prompt at most."""
 
 
-class Guess:
+class RepeatingDrafter:
     """A drafter that guesses that the last ids come again."""
 
     name = "guess"
     wants = ()
 
-    def open(self, task: object) -> Guess:
+    def open(self, task: object) -> RepeatingDrafter:
         """Begin on a sequence."""
         return self
 
     def propose(self, ids: Sequence[int], count: int) -> object:
-        """The ids before the last ones."""
+        """Return the ids before the last ones."""
         from cortiq.engine.drafting import Draft
 
         return Draft(tuple(ids[-count - 1 : -1]))
 
     def observe(self, position: int, rows: object, ids: object) -> None:
-        """Nothing is learnt."""
+        """Ignore the observed tokens."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to free."""
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Return bytes of this process in memory."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
 
 
 def requests(model: cortiq.Model, count: int, longest: int) -> list[Request]:
-    """Requests of random lengths; a third of them begin alike."""
+    """Return requests of random lengths; a third of them begin alike."""
     chance = random.Random(1)
     head = [chance.randrange(300) for _ in range(longest)]
     made = []
@@ -74,10 +74,10 @@ def requests(model: cortiq.Model, count: int, longest: int) -> list[Request]:
 
 
 def serve(model: cortiq.Model, wanted: list[Request], sequences: int = 16) -> list[int]:
-    """Memory after every tenth of the requests."""
+    """Serve the requests; return the memory after every tenth of them."""
     chance, sizes, done = random.Random(2), [], 0
     cache = PrefixCache(model.executable, 8)
-    drafted = Speculation(Guess(), lambda prompt_tokens: FixedDepth(3))
+    drafted = Speculation(RepeatingDrafter(), lambda prompt_tokens: FixedDepth(3))
     options = EngineOptions(sequences=sequences)
     with Engine(model.executable, model.tokenizer, options=options, prefixes=cache) as engine:
         while done < len(wanted) or not engine.idle:

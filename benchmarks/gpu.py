@@ -1,4 +1,4 @@
-"""Everything about the Triton backend that only a GPU can tell: one command, one table last.
+"""Measure and check the Triton backend on a GPU: one command, one table at the end.
 
     python benchmarks/gpu.py [--seconds 440] [--only SECTION,SECTION] [--json FILE]
 
@@ -54,7 +54,7 @@ def read_stream(x: Tensor, out: Tensor, EACH: tl.constexpr, BLOCK: tl.constexpr)
 
 
 def ceilings(known: Known) -> Iterator[tuple[str, str]]:
-    """What the memory and the matrix units do at best."""
+    """Measure the limits of the memory and the matrix units."""
     x = torch.randint(-9, 9, (1 << 30,), dtype=torch.int32, device=DEVICE)
     y = torch.empty_like(x)
     copied = 2 * x.nbytes / seconds_of(partial(y.copy_, x), 10)
@@ -74,14 +74,14 @@ def ceilings(known: Known) -> Iterator[tuple[str, str]]:
 
 
 def show(kernels: list[tuple[str, float, int]]) -> None:
-    """Where the device's time went: the longest kernels and all together."""
+    """Print the device's time: the longest kernels and the total."""
     for name, microseconds, count in kernels[:14]:
         print(f"  {microseconds:10.1f} us  {count:5} x  {name[:90]}", flush=True)
     print(f"  {sum(each[1] for each in kernels):10.1f} us  together", flush=True)
 
 
 def judge(name: str, digests: set[str]) -> str:
-    """What the golden digests say about these."""
+    """Compare digests with the golden ones."""
     golden = json.loads(GOLDEN.read_text()).get(name) if GOLDEN.exists() else None
     if golden is None:
         return f"digest {', '.join(digests)}, and no golden one"
@@ -89,7 +89,7 @@ def judge(name: str, digests: set[str]) -> str:
 
 
 def model(known: Known) -> Iterator[tuple[str, str]]:
-    """Our figures of an 8B model."""
+    """Measure our 8B model."""
     torch.cuda.reset_peak_memory_stats()
     before, start = torch.cuda.memory_allocated(), time.perf_counter()
     executable = ours(MODEL, DEVICE)
@@ -127,7 +127,7 @@ def model(known: Known) -> Iterator[tuple[str, str]]:
 
 
 def transformers(known: Known) -> Iterator[tuple[str, str]]:
-    """The same geometry in bf16."""
+    """Measure transformers' model of the same geometry in bf16."""
     other = Transformers(DEVICE)
     rate = 2048 / other.prefill(2048)
     ratio = known.get("prefill", float("nan")) / rate
@@ -142,7 +142,7 @@ def transformers(known: Known) -> Iterator[tuple[str, str]]:
 
 
 def conformance(known: Known) -> Iterator[tuple[str, str]]:
-    """As many cases of each level as its share of the time allows."""
+    """Run as many conformance cases of each level as its share of the time allows."""
     from cortiq_conformance.catalogue import cases
     from cortiq_conformance.runner import make_subject, run_case
     from cortiq_triton.backend import TritonBackend

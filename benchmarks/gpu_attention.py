@@ -48,7 +48,7 @@ Known = dict[str, float]
 
 
 def rows_of(sequences: int, context: int, count: int) -> RowSet:
-    """The last `count` positions of sequences that are so long, with pages of their own."""
+    """Return the last `count` positions of sequences of this length, with their own pages."""
     each = -(-context // TILE)
     pages = torch.randint(-99, 99, (sequences, each, PAGE), dtype=torch.int8, device=DEVICE)
     pages[..., -2 * GROUPS * TILE :] = torch.randint(-18, -14, (2 * GROUPS * TILE,)).to(pages)
@@ -69,7 +69,7 @@ def rows_of(sequences: int, context: int, count: int) -> RowSet:
 
 
 def captured(runs: list[Callable[[], Any]]) -> Callable[[], None]:
-    """So many runs as one graph, each in turn."""
+    """Capture several runs as one graph."""
     for run in runs:
         run()
     torch.cuda.synchronize()
@@ -81,14 +81,14 @@ def captured(runs: list[Callable[[], Any]]) -> Callable[[], None]:
 
 
 def layers(sequences: int, context: int, count: int) -> list[Callable[[], Any]]:
-    """Attention of such rows in as many layers as no cache holds."""
+    """Return attention of such rows in enough layers to exceed every cache."""
     held = sequences * -(-context // TILE) * PAGE
     copies = min(REPEATS, max(1, CACHE // held))
     return [call_of(rows_of(sequences, context, count)) for _ in range(copies)]
 
 
 def call_of(rows: RowSet) -> Callable[[], Any]:
-    """Attention of these rows, to be launched."""
+    """Return attention of these rows, to be launched."""
     q = quantise_rows(torch.randn(rows.count, HEADS, WIDTH, device=DEVICE))
     op = ops.Attend(HEADS, GROUPS, WIDTH, WIDTH, WIDTH**-0.5)
     call: Any = SimpleNamespace(
@@ -102,7 +102,7 @@ def call_of(rows: RowSet) -> Callable[[], Any]:
 def measured(
     name: str, runs: list[Callable[[], Any]], settings: list[Any], use: str, times: int
 ) -> str:
-    """The fastest setting of attend's `use`, after printing all on a few lines."""
+    """Print the times of all settings of attend's `use`; return the fastest."""
     before, found = getattr(attend, use), []
     for setting in settings:
         setattr(attend, use, replace(setting))
@@ -120,7 +120,7 @@ def measured(
 
 
 def attention(known: Known) -> Iterator[tuple[str, str]]:
-    """A layer's attention of a prompt, and of single rows of one sequence and of many."""
+    """Measure a layer's attention of a prompt, and of single rows of one sequence and of many."""
     runs = layers(1, 2048, 2048)
     yield "attention, prompt of 2,048", measured("prompt of 2048", runs, STREAMS, "NARROW", 2)
     for sequences, context in ((1, 128), (1, 4096), (1, 32768), (32, 512)):

@@ -45,19 +45,19 @@ LIMIT = 8192
 
 
 def ids_of(length: int, vocabulary: int) -> list[int]:
-    """The prompt's ids."""
+    """Return the prompt's ids."""
     return [(7919 * i + 13) % min(32000, vocabulary) for i in range(length)]
 
 
 def prompt(executable: Any, state: Any, start: int, stop: int) -> Mapping[Want, Any]:
-    """Compute the prompt's positions from `start` on; what its last row brought."""
+    """Compute the prompt's positions from `start` on; return its last row's result."""
     ids = ids_of(stop, executable.vocabulary)[start:]
     rows = [Row(state, i, t, WANTS if i == stop - 1 else ()) for i, t in enumerate(ids, start)]
     return completed(executable.forward(Batch(rows)).result()).rows[-1]
 
 
 def completed(result: BatchResult) -> BatchResult:
-    """A result, if all its sequences were computed."""
+    """Return a result, if all its sequences were computed."""
     for outcome in result.outcomes.values():
         if outcome.status is not Status.COMPLETED:
             raise RuntimeError(f"{outcome.status.value}: {outcome.reason}")
@@ -65,12 +65,12 @@ def completed(result: BatchResult) -> BatchResult:
 
 
 def text_of(row: Mapping[Want, Any]) -> str:
-    """A row's digest in hexadecimal."""
+    """Return a row's digest in hexadecimal."""
     return "".join(f"{word:08x}" for word in row[Digest("logits")])
 
 
 def name_of(sequences: int, context: int, steps: int) -> str:
-    """A run's name in the file."""
+    """Return a run's name in the file."""
     return f"batch {sequences}, context {context}, {steps} steps"
 
 

@@ -34,7 +34,7 @@ GEOMETRY = {
 def random_codes(
     out: Tensor, columns: Tensor, tensor: Tensor, low: Tensor, high: Tensor, BLOCK: tl.constexpr
 ) -> None:
-    """A row of the bytes of `numerics.synthetic`, as codes clipped to ±127: [rows, columns]."""
+    """Return codes from the bytes of `numerics.synthetic`, clipped to ±127: [rows, columns]."""
     row = tl.program_id(0)
     counter = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     words = draw.philox_words(counter, row, 0, tensor, low, high)
@@ -47,7 +47,9 @@ def random_codes(
 
 
 def made_on_the_device(weight: Weight, name: str, device: str) -> Any:
-    """`weights.pack` of synthetic w8 weights, with the same bits, without the host's minutes."""
+    """Return `weights.pack` of synthetic w8 weights, with the same bits, without the host's
+    minutes.
+    """
     make = getattr(weight.parts, "_make", None)
     if weight.layout is not W8 or make is None or weight.shape[1] % weights.PAD:
         return weights.pack(weight, name, device)
@@ -67,7 +69,7 @@ def made_on_the_device(weight: Weight, name: str, device: str) -> Any:
 
 
 def ours(name: str, device: str) -> TritonExecutable:
-    """A synthetic model on the device."""
+    """Return a synthetic model on the device."""
     before, kernels.pack = kernels.pack, made_on_the_device
     try:
         loaded = load_program(open_synthetic(name), context=LIMIT)
@@ -77,7 +79,7 @@ def ours(name: str, device: str) -> TritonExecutable:
 
 
 def prefill_seconds(executable: Any, length: int, times: int = 3) -> tuple[float, str]:
-    """Median seconds of a prompt of this length, its token read; its last row's digest."""
+    """Return median seconds of a prompt of this length, and its last row's digest."""
     found = []
     for _ in range(times + 1):
         state = executable.open(length + 8)
@@ -90,7 +92,7 @@ def prefill_seconds(executable: Any, length: int, times: int = 3) -> tuple[float
 
 
 def prefill_kernels(executable: Any, length: int) -> list[tuple[str, float, int]]:
-    """Kernels of a prompt, longest first."""
+    """Return kernels of a prompt, longest first."""
 
     def run() -> None:
         state = executable.open(length + 8)
@@ -101,7 +103,9 @@ def prefill_kernels(executable: Any, length: int) -> list[tuple[str, float, int]
 
 
 def decode(executable: Any, sequences: int, context: int, steps: int) -> dict[str, Any]:
-    """Wall seconds a step with one step ahead, and the device's by replaying its last graph."""
+    """Return wall seconds per step with one step ahead, and device seconds by replaying the
+    graph.
+    """
     states = [executable.open(context + steps + WARM + 1) for _ in range(sequences)]
     for state in states:
         prompt(executable, state, 0, context)
@@ -135,7 +139,7 @@ def decode(executable: Any, sequences: int, context: int, steps: int) -> dict[st
 
 
 def seconds_of(run: Callable[[], Any], times: int) -> float:
-    """Mean device seconds of something launched so many times in a row, by events."""
+    """Return mean device seconds of repeated launches, by events."""
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     run()
     torch.cuda.synchronize()
@@ -148,7 +152,7 @@ def seconds_of(run: Callable[[], Any], times: int) -> float:
 
 
 def kernel_times(run: Callable[[], Any], times: int = 3) -> list[tuple[str, float, int]]:
-    """Kernels of something, longest first: name, device microseconds and launches a run."""
+    """Return kernels, longest first: name, device microseconds and launches per run."""
     from torch.profiler import ProfilerActivity, profile
 
     run()
@@ -165,7 +169,7 @@ def kernel_times(run: Callable[[], Any], times: int = 3) -> list[tuple[str, floa
 
 
 class Transformers:
-    """Llama of the same geometry in bf16: static cache, decoding in a CUDA graph."""
+    """transformers' Llama of the same geometry in bf16: static cache, decoding in a CUDA graph."""
 
     def __init__(self, device: str, layers: int = 32) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -188,7 +192,7 @@ class Transformers:
 
     @torch.inference_mode()
     def prefill(self, length: int, times: int = 3) -> float:
-        """Median seconds of a prompt."""
+        """Return median seconds of a prompt."""
         ids = torch.randint(0, 32000, (1, length), device=self.device)
         found = []
         for _ in range(times + 1):
@@ -205,7 +209,7 @@ class Transformers:
 
     @torch.inference_mode()
     def decode(self, sequences: int, context: int, steps: int) -> float:
-        """Tokens a second of a captured step."""
+        """Return tokens a second of a captured step."""
         ids = torch.randint(0, 32000, (sequences, context), device=self.device)
         cache = self._cache(context + steps + 64)
         self.model(

@@ -21,7 +21,7 @@ Known = dict[str, float]
 
 
 def weight_of(layout: str, rows: int, columns: int) -> weights.Packed:
-    """A weight of real codes, repeated over its rows: the host makes 64 of them."""
+    """Return a weight of real codes, repeated over its rows: the host makes 64 of them."""
     few = weights.pack(synthetic_weight(layout, "weight", 1, (64, columns)), "weight", DEVICE)
     assert isinstance(few, weights.Packed)
     whole = replace(few, height=rows)
@@ -38,7 +38,7 @@ def weight_of(layout: str, rows: int, columns: int) -> weights.Packed:
 def best(
     tunings: list[products.Tuning], run: Callable[[], Any], times: int
 ) -> tuple[float, products.Tuning]:
-    """The fastest of some tilings: seconds, and which."""
+    """Return the fastest of some tilings: seconds, and which."""
     found = []
     for tuning in tunings:
         before = products.use_tuning(tuning)
@@ -55,7 +55,7 @@ def best(
 
 
 def captured(run: Callable[[], Any]) -> Callable[[], None]:
-    """The same launches as a graph: the device's time, not the host's."""
+    """Capture launches as a graph, to measure the device's time and not the host's."""
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -65,13 +65,13 @@ def captured(run: Callable[[], Any]) -> Callable[[], None]:
 
 
 def changes(tuning: products.Tuning) -> str:
-    """What differs from the sizes in use."""
+    """Return the sizes that differ from those in use."""
     pairs = vars(tuning).items()
     return ", ".join(f"{k}={v}" for k, v in pairs if getattr(DEVICE_TUNING, k) != v) or "as it is"
 
 
 def dense(known: Known) -> Iterator[tuple[str, str]]:
-    """Products of 2,048 rows, as useful int8 operations a second."""
+    """Measure products of 2,048 rows: useful int8 operations per second."""
     k, n, m = 4096, 14336, 2048
     for layout in ("w8", "Q4_K", "Q8_0", "Q4_1", "Q6_K"):
         weight, x = weight_of(layout, n, k), quantise_rows(torch.randn(m, k, device=DEVICE))
@@ -109,7 +109,7 @@ def dense(known: Known) -> Iterator[tuple[str, str]]:
 
 
 def batched(known: Known) -> Iterator[tuple[str, str]]:
-    """Products of 32 rows, as bytes of weights a second: what decoding in a batch is bound by."""
+    """Measure products of 32 rows: bytes of weights per second, the bound of batched decoding."""
     for k, n in ((4096, 28672), (4096, 6144), (14336, 4096)):
         copies = [weight_of("w8", n, k) for _ in range(4)]
         x = quantise_rows(torch.randn(32, k, device=DEVICE))
@@ -151,7 +151,7 @@ def tunings_of_few(layout: str) -> list[products.Tuning]:
 
 
 def sparse(known: Known) -> Iterator[tuple[str, str]]:
-    """One row times weights that no cache holds, as bytes a second."""
+    """Measure one row times weights larger than every cache: bytes per second."""
     k, n = 4096, 28672
     for layout in ("w8", "w16", "Q4_K", "Q6_K", "Q5_K", "Q5_0", "Q8_0", "Q4_1", "Q4_0"):
         copies = [weight_of(layout, n, k) for _ in range(4)]

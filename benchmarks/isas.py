@@ -32,7 +32,7 @@ MODELS = ("smollm2", "gemma3-270m")
 
 
 def run(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """A Python command in the checkout, its output shown as well as kept."""
+    """Run a Python command in the checkout; show its output and return it."""
     print("$ python", " ".join(arguments), flush=True)
     done = subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, env=environment, text=True, capture_output=True
@@ -43,7 +43,7 @@ def run(arguments: list[str], environment: dict[str, str]) -> subprocess.Complet
 
 
 def environment_of(library: Path, isa: str) -> dict[str, str]:
-    """The checkout's packages, this library and this instruction set."""
+    """Return the checkout's packages, this library and this instruction set."""
     paths = [str(ROOT / package) for package in PACKAGES]
     paths += [path for path in (os.environ.get("PYTHONPATH"),) if path]
     forced = {"CORTIQ_CPU_NATIVE": str(library), "CORTIQ_CPU_ISA": isa}
@@ -51,12 +51,12 @@ def environment_of(library: Path, isa: str) -> dict[str, str]:
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """What a command said last."""
+    """Return the last line of a command's output."""
     return ((done.stdout or done.stderr).strip().splitlines() or ["nothing said"])[-1]
 
 
 def measured(model: str, options: argparse.Namespace, environment: dict[str, str]) -> str:
-    """`cortiq bench` of one model in one line: tokens a second, ratios to llama.cpp."""
+    """Run `cortiq bench` on one model; return one line: tokens per second, ratios to llama.cpp."""
     arguments = ["-m", "cortiq", "bench", model, "--backend", "cpu", "--json"]
     arguments += ["--repeats", "3" if options.quick else "5"]
     if find_spec("llama_cpp"):
@@ -72,7 +72,7 @@ def measured(model: str, options: argparse.Namespace, environment: dict[str, str
 
 
 def examined(isa: str, options: argparse.Namespace, library: Path) -> list[tuple[str, bool, str]]:
-    """(what, whether it passed, in words) of one instruction set."""
+    """Return (what, whether it passed, in words) of one instruction set."""
     environment = environment_of(library, isa)
     lines = []
     tests = run(["-m", "pytest", "-q", "-p", "no:cacheprovider", *KERNEL_TESTS], environment)

@@ -38,7 +38,7 @@ GROWTH = 8 << 20
 """Bytes that the process may grow by after that, beyond what the sequence reserved."""
 
 
-class Decoder:
+class GreedyDecoder:
     """A model on a backend, one greedy token at a time."""
 
     def __init__(self, executable: Any, limit: int) -> None:
@@ -50,7 +50,7 @@ class Decoder:
         self.drawn = Drawn(len(PROMPT) - 1)
 
     def step(self) -> float:
-        """Seconds of the next token."""
+        """Return seconds of the next token."""
         start = time.perf_counter()
         row = Row(self.state, self.state.length(), self.drawn, WANTS)
         self.chain.append(self.executable.forward(Batch([row])).result().rows[0])
@@ -58,8 +58,8 @@ class Decoder:
         return time.perf_counter() - start
 
 
-def speeds(decoders: dict[str, Decoder], tokens: int) -> dict[str, float]:
-    """Median tokens a second of each, a token of each in turn."""
+def speeds(decoders: dict[str, GreedyDecoder], tokens: int) -> dict[str, float]:
+    """Return median tokens a second of each, a token of each in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in decoders}
     for _ in range(tokens):
         for name, decoder in decoders.items():
@@ -68,7 +68,7 @@ def speeds(decoders: dict[str, Decoder], tokens: int) -> dict[str, float]:
 
 
 def measured(loaded: Any, device: str, tokens: int) -> dict[str, Any]:
-    """Decode speed beside the CPU backend's, and whether all streams are the same."""
+    """Measure decode speed beside the CPU backend's, and compare all streams."""
     from cortiq_cpu.backend import CpuBackend
 
     def compiled(backend: Any, **options: Any) -> Any:
@@ -79,7 +79,7 @@ def measured(loaded: Any, device: str, tokens: int) -> dict[str, Any]:
         executables["mlx, array operations only"] = compiled(MlxBackend(), device=device)
         executables["mlx, array operations only"].own = frozenset()
     limit = len(PROMPT) + tokens + 1
-    decoders = {name: Decoder(executable, limit) for name, executable in executables.items()}
+    decoders = {name: GreedyDecoder(executable, limit) for name, executable in executables.items()}
     found: dict[str, Any] = {"tokens_per_second": speeds(decoders, tokens)}
     first, *others = (decoder.chain for decoder in decoders.values())
     found["same_stream"] = all(chain == first for chain in others)
@@ -95,12 +95,12 @@ def resident() -> int:
 
 
 def memory(loaded: Any, device: str, tokens: int) -> dict[str, Any]:
-    """Bytes held after `WARM` tokens and at the end."""
+    """Return bytes held after `WARM` tokens and at the end."""
     from cortiq_mlx.library import mx
 
     options = CompileOptions(device=device)
     with closing(MlxBackend().compile(loaded.program, loaded.weights, options)) as executable:
-        decoder, sizes = Decoder(executable, len(PROMPT) + tokens + 1), {}
+        decoder, sizes = GreedyDecoder(executable, len(PROMPT) + tokens + 1), {}
         for step in range(tokens):
             decoder.step()
             decoder.chain.clear()
@@ -112,7 +112,7 @@ def memory(loaded: Any, device: str, tokens: int) -> dict[str, Any]:
 
 
 def levels(device: str, chosen: list[int]) -> dict[str, Any]:
-    """The last line of each level."""
+    """Return the last line of each level."""
     from cortiq_conformance.runner import run
 
     found = {}
@@ -124,7 +124,7 @@ def levels(device: str, chosen: list[int]) -> dict[str, Any]:
 
 
 def report_on(device: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Everything that is printed."""
+    """Run all measurements and return the report."""
     from cortiq_mlx.library import description
     from cortiq_mlx.self_test import check_device
     from cortiq_mlx.trial import TRIALS, confirmed
@@ -150,7 +150,7 @@ def report_on(device: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def sound(found: dict[str, Any]) -> bool:
-    """Whether nothing is wrong."""
+    """Return whether all checks passed."""
     passed = all(level["passed"] for level in found.get("levels", {}).values())
     same = found.get("decode", {}).get("same_stream", True)
     return "refused" not in found and passed and same and not found.get("memory", {}).get("grows")

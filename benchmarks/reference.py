@@ -29,13 +29,13 @@ HELP_RUNS = 5
 
 
 def clocks() -> tuple[float, float]:
-    """(wall, processor) seconds."""
+    """Return (wall, processor) seconds."""
     times = os.times()
     return time.perf_counter(), times.user + times.system
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """(wall, processor) seconds of a piece of work."""
+    """Run some work; return its (wall, processor) seconds."""
     before = clocks()
     work()
     after = clocks()
@@ -43,7 +43,7 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def speed(model: str, threads: int) -> dict[str, float]:
-    """Tokens a second of a 512-token prefill and of greedy decoding after it."""
+    """Return tokens a second of a 512-token prefill and of greedy decoding after it."""
     import cortiq
     from cortiq.backend import Argmax
     from cortiq.engine.session import Session
@@ -73,12 +73,13 @@ def speed(model: str, threads: int) -> dict[str, float]:
 
 
 def prompt_of(tokenizer: object, rows: int) -> list[int]:
-    """The first tokens of a long text."""
+    """Return the first tokens of a long text."""
     return tokenizer.encode(TEXT.read_text())[:rows]  # type: ignore[attr-defined]
 
 
 def resident(model: str, threads: int) -> dict[str, float]:
-    """Growth of resident memory from "tokenizer loaded" to 64 tokens prefilled and 8 decoded.
+    """Return growth of resident memory from "tokenizer loaded" to 64 tokens prefilled and 8
+    decoded.
 
     Resident memory is VmRSS, pages of the mapped file included; the peak is VmHWM, set back at the
     beginning. Both as multiples of the file's size.
@@ -109,27 +110,27 @@ def resident(model: str, threads: int) -> dict[str, float]:
 
 
 def status(field: str) -> int:
-    """Bytes of a field of /proc/self/status."""
+    """Return bytes of a field of /proc/self/status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
 
 def model_path(model: str) -> Path:
-    """The file of a known name, fetched if need be, or a path as it is."""
+    """Return the file of a known name, fetched if need be, or a path as it is."""
     from cortiq.formats import fetch
 
     return Path(model) if Path(model).exists() else fetch.pull(model)
 
 
 def opening(model: str, threads: int) -> dict[str, float]:
-    """Seconds from a name to a tokenizer and a program bound to its weights."""
+    """Return seconds from a name to a tokenizer and a program bound to its weights."""
     path = str(model_path(model))
     wall, processor = timed(lambda: open_source(path, LoadOptions()).close())
     return {"open s": wall, "open cpu-s": processor}
 
 
 def help_seconds() -> float:
-    """Seconds that `cortiq --help` takes, the fastest of some runs."""
+    """Return seconds that `cortiq --help` takes, the fastest of some runs."""
     command = [sys.executable, "-m", "cortiq", "--help"]
     return min(
         timed(lambda: subprocess.run(command, check=True, capture_output=True))[0]
@@ -142,19 +143,19 @@ FIGURES: dict[str, Callable[[str, int], dict[str, float]]] = {
     "resident": resident,
     "opening": opening,
 }
-"""What is measured in a process of its own: (model, threads) → figures by name."""
+"""Measurements in a process of their own: (model, threads) → figures by name."""
 SMALLER_IS_BETTER = ("resident growth", "peak growth", "open s", "open cpu-s")
 
 
 def in_a_process(figure: str, model: str, threads: int) -> dict[str, float]:
-    """Figures from a fresh process."""
+    """Measure in a fresh process."""
     command = [sys.executable, __file__, "--figure", figure, "--threads", str(threads), model]
     made = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(made.stdout)
 
 
 def best_of(runs: list[dict[str, float]]) -> dict[str, float]:
-    """The best of each figure."""
+    """Return the best of each figure."""
     return {
         name: (min if name in SMALLER_IS_BETTER else max)(run[name] for run in runs)
         for name in runs[0]
@@ -162,7 +163,7 @@ def best_of(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--threads", type=int, default=2)

@@ -38,7 +38,9 @@ of a run before which that says nothing: kept prefixes still fill their places.
 
 
 def kinds(model: str) -> list[dict[str, Any]]:
-    """Requests of many kinds: greedy and drawn, with penalties, forms, stops and shared starts."""
+    """Return requests of many kinds: greedy, sampled, with penalties, schemas, stops, shared
+    prefixes.
+    """
     ways: list[dict[str, Any]] = [
         {"temperature": 0, "max_tokens": 24},
         {"temperature": 0.9, "top_p": 0.95, "seed": 1, "max_tokens": 32},
@@ -59,8 +61,8 @@ def kinds(model: str) -> list[dict[str, Any]]:
 
 
 @dataclass
-class Seen:
-    """What happened."""
+class RunCounts:
+    """Counts of a run."""
 
     answers: int = 0
     tokens: int = 0
@@ -72,14 +74,15 @@ class Seen:
     memory: list[tuple[float, int]] = field(default_factory=list)
 
 
-class Client:
+class LoadClient:
     """Asks over one connection a request, with nothing between it and the wire."""
 
     def __init__(self, port: int) -> None:
         self.port = port
 
     async def ask(self, body: dict[str, Any], leave_after: int = -1) -> tuple[Any, float]:
-        """The choices' texts and reasons to end, and seconds to the first byte of the body.
+        """Send a request; return the choices' texts, finish reasons, and seconds to the first
+        byte.
 
         Parameters
         ----------
@@ -137,15 +140,15 @@ def _texts_of(whole: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def resident(pid: int) -> int:
-    """Bytes of a process in memory."""
+    """Return bytes of a process in memory."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
 
 
 async def client_of(
-    number: int, port: int, asked: list[Any], alone: list[Any], until: float, seen: Seen
+    number: int, port: int, asked: list[Any], alone: list[Any], until: float, seen: RunCounts
 ) -> None:
-    """One client: asks at random until time is over."""
-    chance, client = random.Random(number), Client(port)
+    """Run one client, which sends random requests until the time is over."""
+    chance, client = random.Random(number), LoadClient(port)
     while time.perf_counter() < until:
         which = chance.randrange(len(asked))
         stream = chance.random() < 0.6
@@ -167,10 +170,10 @@ async def client_of(
             seen.wrong.append(f"{body}: {got} is not {alone[which]}")
 
 
-async def load(port: int, pid: int, options: argparse.Namespace) -> Seen:
-    """Answers to a lone client, then to many."""
-    seen, asked = Seen(), kinds(options.model)
-    lone = Client(port)
+async def load(port: int, pid: int, options: argparse.Namespace) -> RunCounts:
+    """Collect answers to a lone client, then to many."""
+    seen, asked = RunCounts(), kinds(options.model)
+    lone = LoadClient(port)
     alone = [(await lone.ask(body))[0] for body in asked]
     print(f"{len(alone)} kinds of requests answered alone", flush=True)
     started = time.perf_counter()
@@ -188,14 +191,14 @@ async def load(port: int, pid: int, options: argparse.Namespace) -> Seen:
 
 
 def metric(port: int, name: str) -> float:
-    """The sum of a metric over its labels."""
+    """Return the sum of a metric over its labels."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         text = answer.read().decode()
     return sum(float(v) for v in re.findall(rf"^{name}{{.*}} (\S+)$", text, re.MULTILINE))
 
 
-def report(seen: Seen, port: int, options: argparse.Namespace) -> bool:
-    """Print what happened; whether all of it was right."""
+def report(seen: RunCounts, port: int, options: argparse.Namespace) -> bool:
+    """Print the counts; return whether every answer was right."""
     half = [size for at, size in seen.memory if at > options.seconds / 2]
     early = [size for at, size in seen.memory if options.seconds / 4 < at <= options.seconds / 2]
     growth = max(half) / max(early) - 1 if early else 0.0
@@ -222,7 +225,7 @@ def report(seen: Seen, port: int, options: argparse.Namespace) -> bool:
 
 
 def main() -> int:
-    """Serve, load, report; the exit code."""
+    """Serve, load, report; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--seconds", type=float, default=300.0)
@@ -243,7 +246,7 @@ def main() -> int:
 
 
 def address(server: subprocess.Popen[str]) -> int | None:
-    """The port that a server listens on; its log is read, and dropped, from then on."""
+    """Return the port that a server listens on; drain its log from then on."""
     assert server.stderr is not None
     for line in server.stderr:
         if found := re.search(r"serving on http://\S+?:(\d+)", line):

@@ -1,4 +1,4 @@
-"""One file, several answers: what changes elsewhere with batch, threads and engine; and here.
+"""Compare answers across batch sizes, threads and engines, here and elsewhere.
 
     python benchmarks/two_answers.py [--prompts 10] [--tokens 48]
 
@@ -34,7 +34,7 @@ NAMES = {
 BATCH = 8
 
 
-class Answer(NamedTuple):
+class GeneratedAnswer(NamedTuple):
     """Tokens, and something that is equal where all bits of the first logits are."""
 
     tokens: list[int]
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 
 def torch_model(path: Path) -> Any:
-    """transformers' Llama with the file's weights, dequantised."""
+    """Return transformers' Llama with the file's weights, dequantised."""
     import torch
     import transformers
     from gguf import GGUFReader, dequantize
@@ -73,10 +73,12 @@ def torch_model(path: Path) -> Any:
 
 
 def with_torch(model: Any, kind: str, threads: int, batch: int, tokens: int) -> Callable:
-    """A way to answer: transformers in a format, with threads, in a batch of the same prompt."""
+    """Return a way to answer: transformers in a format, with threads, in a batch of the same
+    prompt.
+    """
     import torch
 
-    def answer(ids: Sequence[int]) -> Answer:
+    def answer(ids: Sequence[int]) -> GeneratedAnswer:
         torch.set_num_threads(threads)
         typed = model.to(getattr(torch, kind))
         with torch.no_grad():
@@ -86,26 +88,26 @@ def with_torch(model: Any, kind: str, threads: int, batch: int, tokens: int) -> 
                 prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=tokens,
                 do_sample=False, pad_token_id=0, eos_token_id=None,
             )  # fmt: skip
-        return Answer(made[0, len(ids) :].tolist(), first)
+        return GeneratedAnswer(made[0, len(ids) :].tolist(), first)
 
     return answer
 
 
 def with_cortiq(backend: str, threads: int, batch: int, tokens: int, **options: Any) -> Callable:
-    """A way to answer: cortiq on a backend, alone or among others."""
+    """Return a way to answer: cortiq on a backend, alone or among others."""
     model = cortiq.load("smollm2", backend=backend, threads=threads)
     others = [[7, 11, 13 + n] * (n + 1) for n in range(batch - 1)]
 
-    def answer(ids: Sequence[int]) -> Answer:
+    def answer(ids: Sequence[int]) -> GeneratedAnswer:
         prompts = [list(ids), *others]
         made = model.generate_many(prompts, max_tokens=tokens, ignore_eos=True, **options)[0]
-        return Answer(list(made.token_ids), made.step_digests[0])
+        return GeneratedAnswer(list(made.token_ids), made.step_digests[0])
 
     return answer
 
 
 def here(tokens: int) -> dict[str, Callable]:
-    """Every way to answer with cortiq; all are compared with the first."""
+    """Answer in every way with cortiq; compare all with the first."""
     ways = {}
     for name, backend in default_plugins().backends.items():
         if availability(backend)[1] is None and backend.priority >= 0:
@@ -119,7 +121,7 @@ def here(tokens: int) -> dict[str, Callable]:
 
 
 def elsewhere(tokens: int, recorded: dict[tuple[int, ...], list[int]]) -> dict[str, Callable]:
-    """Every way to answer with transformers, and llama.cpp's recorded one.
+    """Answer in every way with transformers, and take llama.cpp's recorded answer.
 
     Float32 is measured first: turning to bfloat16 changes the model for good.
     """
@@ -127,7 +129,7 @@ def elsewhere(tokens: int, recorded: dict[tuple[int, ...], list[int]]) -> dict[s
     ways: dict[str, Callable] = {"float32": with_torch(model, "float32", 1, 1, tokens)}
     ways["float32, two threads"] = with_torch(model, "float32", 2, 1, tokens)
     ways[f"float32, in a batch of {BATCH}"] = with_torch(model, "float32", 1, BATCH, tokens)
-    ways["llama.cpp"] = lambda ids: Answer(recorded[tuple(ids)][:tokens], None)
+    ways["llama.cpp"] = lambda ids: GeneratedAnswer(recorded[tuple(ids)][:tokens], None)
     ways["bfloat16"] = with_torch(model, "bfloat16", 1, 1, tokens)
     ways[f"bfloat16, in a batch of {BATCH}"] = with_torch(model, "bfloat16", 1, BATCH, tokens)
     return ways
@@ -142,7 +144,7 @@ def main() -> None:
     cases = json.loads(DATA.read_text())["SmolLM2-135M-Instruct.Q4_1"][: given.prompts]
     recorded = {tuple(case["ids"]): case["greedy"] for case in cases}
     for title, ways in (("cortiq", here(given.tokens)), ("", elsewhere(given.tokens, recorded))):
-        made: dict[str, list[Answer]] = {}
+        made: dict[str, list[GeneratedAnswer]] = {}
         print(f"| {title or 'elsewhere'} | compared with | same tokens | same logits |")
         print("|---|---|---|---|", flush=True)
         for way, answer in ways.items():
@@ -152,8 +154,10 @@ def main() -> None:
                 print(row(way, base, made[way], made[base]), flush=True)
 
 
-def row(way: str, base: str, made: Sequence[Answer], others: Sequence[Answer]) -> str:
-    """A row of a table: how many prompts have the same tokens, and the same bits."""
+def row(
+    way: str, base: str, made: Sequence[GeneratedAnswer], others: Sequence[GeneratedAnswer]
+) -> str:
+    """Return a table row: how many prompts have the same tokens, and the same bits."""
     pairs = list(zip(made, others, strict=True))
     tokens = sum(a.tokens == b.tokens for a, b in pairs)
     bits = sum(a.bits == b.bits for a, b in pairs)

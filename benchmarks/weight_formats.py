@@ -32,12 +32,12 @@ TEXT = Path("/usr/share/common-licenses/GPL-3")
 
 
 def converted(weight: Weight, name: str, target: str) -> Weight:
-    """A quantised matrix as the conversion of its values."""
+    """Return a quantised matrix as the conversion of its values."""
     return convert(Weight.from_floats(dequantise_codes(decode(weight, name))), target, name)
 
 
 def perplexity(source: ModelSource, target: str, windows: int, threads: int) -> tuple[float, float]:
-    """(perplexity, processor seconds) with all matrices in a format; "file": as they are."""
+    """Return (perplexity, processor seconds) with all matrices in a format; "file": as they are."""
     weights = dict(source.weights)
     if target != "file":
         for name in matrix_names(source.program):

@@ -1,4 +1,4 @@
-"""Speed of the wgpu backend beside what its device reads: one command, one table, JSON at the end.
+"""Measure the wgpu backend beside its device's bandwidth: one table, and JSON at the end.
 
     python benchmarks/wgpu.py [--device NAME] [--sweep] [--model synthetic:llama3-8b] [--small]
                               [--beside triton] [--json FILE]
@@ -58,8 +58,8 @@ GIB = 1 << 30
 
 
 @dataclass
-class Bench:
-    """What was asked for, and what has been found.
+class WgpuBenchmark:
+    """Options and results of the benchmark.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class Bench:
         print(f"{name:56} {text}", flush=True)
 
     def run(self) -> None:
-        """All sections, each by itself."""
+        """Run all sections, each by itself."""
         self.gpu = opening.opened(self.device)
         self.say("device", self.gpu.info["device"])
         self.say("driver", self.gpu.info["description"])
@@ -100,11 +100,11 @@ class Bench:
         return {"small": (256, 512)} if self.small else SHAPES
 
     def stream(self) -> None:
-        """What the device reads."""
+        """Measure the device's bandwidth."""
         self.say("stream GB/s", stream_rate(self.gpu, 1 << 24 if self.small else 4 * GIB) / 1e9)
 
     def matvec(self) -> None:
-        """One row times matrices."""
+        """Measure one row times matrices."""
         products = self._products(1, 1 << 20 if self.small else GIB)
         if self.sweep:
             self._best("matvec GB/s", STREAMS[:2] if self.small else STREAMS, products, 1e9)
@@ -116,7 +116,7 @@ class Bench:
                 self.say(f"matvec {what} % of stream", share)
 
     def tiles(self) -> None:
-        """Many rows times matrices."""
+        """Measure many rows times matrices."""
         products = self._products(70 if self.small else 512, 1)
         if self.sweep:
             tried = TILES[-1:] if self.small else TILES
@@ -154,7 +154,7 @@ class Bench:
         self.say(f"best of {what}", str(self.tuning))
 
     def whole(self) -> None:
-        """The model: decode, prefill, and what their dispatches take."""
+        """Measure a model: decode, prefill, and the times of their dispatches."""
         decode = Workload(64, 8, 1, 1) if self.small else Workload(128, 128, 1, 2)
         prefill = Workload(70, 1, 1, 1) if self.small else Workload(2048, 1, 1, 2)
         extra = {"progress": shown, "tuning": asdict(self.tuning)}
@@ -166,7 +166,9 @@ class Bench:
         executable.close()
 
     def _bits(self, executable: Any) -> None:
-        """Whether a long prompt, and steps after a short one, end in the CPU backend's bits."""
+        """Compare the bits of a long prompt and of steps after a short one with the CPU
+        backend's.
+        """
         known = json.loads(golden.GOLDEN.read_text())
         if known["model"] != self.model:
             self.say("bits", f"no golden digests of {self.model}")
@@ -205,7 +207,7 @@ class Bench:
             self.say(f"{name} {what} tokens/s", float(speed))
 
     def _dispatches(self, executable: Any, context: int, prompt: int) -> None:
-        """What each kind of dispatch takes, in a step, and in a prompt's last chunk."""
+        """Time each kind of dispatch, in a step and in a prompt's last chunk."""
         plan = executable.plans["trunk"]
         each = min(plan.rows, prompt)
         for what, first, count in (("step", context - 1, 1), ("chunk", prompt - each, each)):
@@ -223,7 +225,7 @@ class Bench:
             state.release()
 
     def other(self) -> None:
-        """The same model on another backend."""
+        """Measure the same model on another backend."""
         if self.beside is None:
             return
         backend = default_plugins().backends[self.beside]
@@ -234,7 +236,7 @@ class Bench:
 
 
 def shown(what: str, done: int, total: int) -> None:
-    """Say how far it is, on stderr."""
+    """Print progress on stderr."""
     print(f"\r{what}: {done / 1e9:.2f} of {total / 1e9:.2f} GB", end="", file=sys.stderr)
 
 
@@ -249,7 +251,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the numbers here, too")
     given = parser.parse_args()
     model = "synthetic:tiny-llama?format=w8" if given.small else given.model
-    bench = Bench(given.device, model, given.small, given.sweep, given.beside)
+    bench = WgpuBenchmark(given.device, model, given.small, given.sweep, given.beside)
     bench.run()
     text = json.dumps(bench.facts, indent=1)
     print(text)

@@ -1,4 +1,4 @@
-"""Rows behind attention windows, given up or kept: memory of a sequence, and decode speed.
+"""Measure memory and decode speed with rows behind attention windows dropped or kept.
 
 python benchmarks/windows.py [MODEL] [--rows 3000]: what a sequence takes at several lengths, what
 one of so many rows holds, and processor time of a decoded token, the least of several turns in
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 def fed(executable: Any, rows: int) -> State:
-    """A sequence of random ids."""
+    """Return a sequence of random ids."""
     ids = np.random.default_rng(1).integers(0, 1000, rows).tolist()
     state = executable.open(executable.program.context)
     for start in range(0, rows, CHUNK):
@@ -32,7 +32,7 @@ def fed(executable: Any, rows: int) -> State:
 
 
 def decoded(executable: Any, state: State) -> tuple[float, list[int]]:
-    """Processor seconds of a token, and the tokens; the sequence is as before."""
+    """Return processor seconds per token, and the tokens; the sequence is reset afterwards."""
     token, found, length = 1, [], state.length()
     started = time.process_time()
     for position in range(length, length + TOKENS):

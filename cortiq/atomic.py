@@ -1,4 +1,4 @@
-"""Files that are there whole, or as they were before: whatever is interrupted, killed or full."""
+"""Atomic file writes: after an interruption or a full disk, the old file is still there."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-ABANDONED = 3600.0
-"""Seconds after which nobody writes to a part any more."""
+ABANDONED_SECONDS = 3600.0
+"""Age in seconds after which a temporary file counts as abandoned."""
 
 
-def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
-    """Write a file under another name, put it on the disk, then give it its name.
+def write_atomically(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
+    """Write a file under a temporary name, sync it to disk, and rename it into place.
 
-    A link is followed; a device or a pipe is written to as it is. A process that is killed leaves
-    at most a hidden file, `.NAME.….part`, which nothing reads and a later write removes.
+    A link is followed; a device or a pipe is written to directly. A killed process leaves at most a
+    hidden file, `.NAME.….part`, which nothing reads and a later write removes.
 
     Raises
     ------
-    OSError : it cannot be written; what was there before is there still.
+    OSError : it cannot be written; the old file is unchanged.
     """
     target = Path(path).resolve()
     if target.exists() and not target.is_file():
@@ -45,15 +45,15 @@ def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
 
 
 def _clear(target: Path) -> None:
-    """Remove what killed processes have left; one that still writes is left alone."""
+    """Remove temporary files of killed processes, but not those still being written."""
     for part in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
         with contextlib.suppress(OSError):
-            if part.stat().st_mtime < time.time() - ABANDONED:
+            if part.stat().st_mtime < time.time() - ABANDONED_SECONDS:
                 part.unlink()
 
 
 def _mode_of(target: Path) -> int:
-    """The permissions it has, or those of a new file; asking for the mask is setting it."""
+    """Return the file's permissions, or those of a new file."""
     if target.exists():
         return target.stat().st_mode & 0o777
     mask = os.umask(0o022)

@@ -1,4 +1,4 @@
-"""Names of the commands that `cortiq` has itself."""
+"""Names of the built-in commands of `cortiq`."""
 
 COMMANDS = {
     "pull": "Fetch a model into the cache.",
@@ -7,13 +7,13 @@ COMMANDS = {
     "chat": "Chat with a model.",
     "generate": "Generate text.",
     "serve": "Serve models to OpenAI's clients, and a page to chat on.",
-    "prefix": "Keep the beginning of a prompt in a file, computed once, for any backend.",
+    "prefix": "Store a computed prompt prefix in a file, for any backend.",
     "score": "Score a text: perplexity, with its standard error.",
-    "verify": "Compute a receipt's generation again, and compare every bit.",
-    "inspect": "Show a model's graph, and who would compute it.",
+    "verify": "Recompute a receipt's generation and compare every bit.",
+    "inspect": "Show a model's graph, and which backend computes each node.",
     "bench": "Measure a model: prompt and decode tokens per second.",
     "backends": "List backends and their devices.",
-    "doctor": "Say what this machine can run, and what would mend what it cannot.",
+    "doctor": "Show what this machine can run, and how to fix what does not run.",
     "completion": "Print the script that completes commands for a shell.",
     "conform": "Prove a backend right, to the bit.",
     "replay": "Run a failed case of `conform` again, from its file.",
@@ -21,8 +21,8 @@ COMMANDS = {
     "matrix": "Show reports of `conform` side by side on one page.",
     "new-backend": "Write the package of a new backend.",
 }
-"""Our own commands, each in the module and under the attribute of its name."""
+"""Built-in commands, each in the module and under the attribute of its name."""
 KIT = ("conform", "replay", "bisect", "matrix", "new-backend")
-"""Those of them that the conformance kit brings."""
+"""Commands that the conformance kit brings."""
 KIT_PACKAGE = "cortiq_conformance"
-"""Where these are; as a plugin the package brings the very same ones."""
+"""The kit's package, which brings the same commands as a plugin."""

@@ -1,10 +1,10 @@
-"""Every exception of cortiq: what was wrong, where, and what to do about it."""
+"""Exceptions of cortiq: what is wrong, where, and what to do about it."""
 
 from __future__ import annotations
 
 
 def shown(value: object, most: int = 80) -> str:
-    """The `repr` of a value that somebody else chose, for a message: `most` characters of it."""
+    """Return the `repr` of an untrusted value for a message, at most `most` characters."""
     try:
         text = repr(value)
     except Exception:  # Python prints no integer of more than 4,300 digits; a repr may do anything
@@ -12,14 +12,14 @@ def shown(value: object, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-MOST_LINES, MOST_LINE = 5, 2000
-"""Lines of an error's sentence, and of its hint; characters of a line."""
+MAX_LINES, MAX_LINE = 5, 2000
+"""Most lines of an error's message, and of its hint; most characters of a line."""
 CONTROL = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
-"""What a terminal would obey, as Python's `repr` writes it."""
+"""Control characters, as Python's `repr` writes them."""
 
 
 def printable(text: str) -> str:
-    """Return a text in which files and models have nothing to say to a terminal."""
+    """Return a text with its control characters escaped, safe to print on a terminal."""
     return text.translate(CONTROL)
 
 
@@ -28,12 +28,12 @@ def printable_json(text: str) -> str:
     return text.translate({n: f"\\u{n:04x}" for n in range(127, 160)})
 
 
-def brief(text: str, most: int = MOST_LINES) -> str:
-    """Return a text that somebody else may have chosen: printable, of a few lines."""
+def brief(text: str, most: int = MAX_LINES) -> str:
+    """Return an untrusted text for a message: printable, a few lines."""
     lines = printable(text).split("\n")
     if len(lines) > most:
         lines = [*lines[: most - 2], f"... ({len(lines)} lines)", lines[-1]]
-    return "\n".join(f"{x[: MOST_LINE - 3]}..." if len(x) > MOST_LINE else x for x in lines)
+    return "\n".join(f"{x[: MAX_LINE - 3]}..." if len(x) > MAX_LINE else x for x in lines)
 
 
 class CortiqError(Exception):
@@ -42,14 +42,14 @@ class CortiqError(Exception):
     Parameters
     ----------
     what : the sentence that says what is wrong.
-    where : file, tensor, option or layer it concerns, if there is one.
-    hint : what the reader can do about it.
+    where : file, tensor, option or layer that it concerns, if any.
+    hint : advice to the reader.
 
-    Names and texts of files are in all three: the message is made of them in their `brief` form.
+    All three may contain names and texts of files, so that the message uses their `brief` form.
     """
 
     exit_code = 2
-    most_lines = MOST_LINES
+    most_lines = MAX_LINES
 
     def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
         self.what, self.where, self.hint = what, where, hint
@@ -87,7 +87,7 @@ class TokenizerError(CortiqError):
 
 
 class NoTokenizerError(TokenizerError):
-    """A model comes without a tokenizer: it is fed with token ids, and text is out of reach."""
+    """A model has no tokenizer: it takes token ids but no text."""
 
 
 class RequestError(CortiqError):
@@ -99,8 +99,8 @@ class OptionError(RequestError):
 
     Parameters
     ----------
-    option : its name in the Python API, which the message begins with; the command line shows the
-        flag in its place.
+    option : its name in the Python API, with which the message begins; the command line shows the
+        flag instead.
     what : the rest of the sentence.
     """
 

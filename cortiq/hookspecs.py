@@ -1,6 +1,7 @@
-"""The plugin contract: every hook a package can implement under the entry point `cortiq.plugins`.
+"""The plugin contract: all hooks that a package can implement.
 
-A plugin is a module (or object) with functions of these names, each marked with `hookimpl`::
+A plugin is a module (or object), named by an entry point in `cortiq.plugins`, with functions of
+these names, each marked with `hookimpl`::
 
     from cortiq.hookspecs import hookimpl
 
@@ -8,7 +9,7 @@ A plugin is a module (or object) with functions of these names, each marked with
     def cortiq_backends():
         return [MyBackend()]
 
-Hooks are called when things are built, never per token.
+Hooks are called at set-up, never per token.
 """
 
 from __future__ import annotations
@@ -36,42 +37,42 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def cortiq_backends() -> Sequence[Backend]:
-    """Backends this package brings. Creating one must not import its device libraries."""
+    """Return backends. Creating one must not import its device libraries."""
     raise NotImplementedError
 
 
 @hookspec
 def cortiq_kernels() -> Sequence[Kernel]:
-    """Better kernels for single primitives of existing backends (`cortiq.backend.Kernel`).
+    """Return kernels for single primitives of existing backends (`cortiq.backend.Kernel`).
 
-    A backend that takes kernels has a method `use_kernel`; the function is called as the backend
-    calls its own. `placement` then says `BACKEND/NAME` for the nodes that it computes.
+    A backend that takes kernels has a method `use_kernel`; the function is called like the
+    backend's own. `placement` then says `BACKEND/NAME` for the nodes that it computes.
     """
     raise NotImplementedError
 
 
 @hookspec
 def cortiq_families() -> Sequence[ModuleType]:
-    """Model families: modules as in `cortiq.models`, with ARCHITECTURES and a `build` function."""
+    """Return model families: modules as in `cortiq.models`, with ARCHITECTURES and `build`."""
     raise NotImplementedError
 
 
 @hookspec
 def cortiq_drafters() -> Sequence[DrafterKind]:
-    """Ways to draft (`cortiq.engine.drafters.kinds.DrafterKind`), named by `--draft NAME`.
+    """Return drafters (`cortiq.engine.drafters.kinds.DrafterKind`) for `--draft NAME`.
 
-    No drafter can change a token: what it proposes is only verified together.
+    No drafter can change a token: its proposals are only verified.
     """
     raise NotImplementedError
 
 
 @hookspec
 def cortiq_tool_dialects() -> Sequence[ToolDialect]:
-    """Ways to write tool calls (`cortiq.dialects.dialect.ToolDialect`); they go before ours."""
+    """Return tool call dialects (`cortiq.dialects.dialect.ToolDialect`); they precede ours."""
     raise NotImplementedError
 
 
 @hookspec
 def cortiq_commands() -> Sequence[click.Command]:
-    """Commands added to `cortiq`, none of them with the name of one of its own."""
+    """Return commands for `cortiq`; none may have a built-in command's name."""
     raise NotImplementedError

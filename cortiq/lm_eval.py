@@ -1,8 +1,8 @@
 """EleutherAI's lm-evaluation-harness on cortiq: `pip install 'cortiq[lm-eval]'`.
 
 `python -m cortiq.lm_eval run --model cortiq --model_args model=smollm2,backend=cpu --tasks ...` is
-the harness's own command line with one model more. From Python, `CortiqLM("smollm2")` goes wherever
-the harness takes an `LM`.
+the harness's own command line with the model `cortiq` added. From Python, pass
+`CortiqLM("smollm2")` wherever the harness takes an `LM`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ try:
     from lm_eval.api.registry import register_model
 except ImportError as error:
     hint = "pip install 'cortiq[lm-eval]'"
-    raise RequestError(f"the lm-evaluation-harness is not there: {error}", hint=hint) from error
+    raise RequestError(f"the lm-evaluation-harness is not installed: {error}", hint=hint) from error
 
 
 @register_model("cortiq")
@@ -27,10 +27,10 @@ class CortiqLM(LM):
 
     Parameters
     ----------
-    model, pretrained : what `cortiq.load` takes; either name will do.
-    batch_size : texts that are generated together; no score depends on it.
-    device : the harness's own, which it always gives, and which is not looked at: backend and
-        device are named together, as `backend=torch:cuda:0`.
+    model, pretrained : model for `cortiq.load`; either name works.
+    batch_size : texts generated together; no score depends on it.
+    device : ignored, though the harness always passes it: name backend and device together, as
+        `backend=torch:cuda:0`.
     options : fields of `cortiq.LoadOptions`.
     """
 
@@ -54,7 +54,7 @@ class CortiqLM(LM):
         self.evaluated = EvaluationModel(self.loaded, batch=max(batch, 1))
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
-        """(ln p, whether greedy) of each continuation after its context."""
+        """Return (ln p, whether greedy) of each continuation after its context."""
         pairs = [request.args for request in requests]
         with _bar(len(pairs), "loglikelihood", disable_tqdm) as bar:
             found = self.evaluated.likelihoods(pairs, bar.update)
@@ -63,7 +63,7 @@ class CortiqLM(LM):
         return answers
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """ln p of each text, every token after as many as the context holds."""
+        """Return ln p of each text, every token given as much context as fits."""
         answers = []
         with _bar(len(requests), "loglikelihood_rolling", disable_tqdm) as bar:
             for request in requests:
@@ -73,7 +73,7 @@ class CortiqLM(LM):
         return answers
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """What is generated for each context."""
+        """Return the text generated for each context."""
         given = [request.args for request in requests]
         with _bar(len(given), "generate_until", disable_tqdm) as bar:
             answers = self.evaluated.texts(given, bar.update)
@@ -81,34 +81,34 @@ class CortiqLM(LM):
         return answers
 
     def _keep(self, kind: str, requests: list[Any], answers: list[Any]) -> None:
-        """Tell the harness's cache."""
+        """Store results in the harness's cache."""
         for request, answer in zip(requests, answers, strict=True):
             self.cache_hook.add_partial(kind, request.args, answer)
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """The prompt that the model's template makes of a conversation."""
+        """Render a conversation with the model's chat template."""
         from cortiq.tokenizer.template import render
 
         self.evaluated.templated, tokenizer = True, self.loaded.tokenizer
-        self.loaded.chat_ids(chat_history)  # says what is wrong with template or messages
+        self.loaded.chat_ids(chat_history)  # raises errors of template or messages
         return render(
             tokenizer.chat_template() or "", chat_history, bos_token=tokenizer.bos_token,
             eos_token=tokenizer.eos_token, add_generation_prompt=add_generation_prompt,
         )  # fmt: skip
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The model's template, for the harness's report."""
+        """Return the model's template, for the harness's report."""
         return self.loaded.tokenizer.chat_template() or ""
 
     @property
     def tokenizer_name(self) -> str:
-        """What tells this tokenizer from others: the hash of the model's files."""
+        """The tokenizer's identity for the harness: the hash of the model's files."""
         return self.loaded.model_hash
 
     def get_model_info(self) -> dict[str, Any]:
-        """What decides the bits, for the harness's report: the same on every backend."""
+        """Return what determines the bits, for the harness's report: the same on every backend."""
         from cortiq.numerics.contract import CONTRACT_VERSION
 
         return {"model_hash": self.loaded.model_hash, "fingerprint": self.loaded.fingerprint,
@@ -120,7 +120,7 @@ def _bar(total: int, what: str, silent: bool) -> Any:
 
 
 def main() -> None:
-    """The harness's command line, with this model in it."""
+    """Run the harness's command line with this model registered."""
     importlib.import_module("lm_eval.__main__").cli_evaluate()
 
 

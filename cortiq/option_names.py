@@ -1,4 +1,4 @@
-"""Names that options have elsewhere, and what is said of one that does not exist."""
+"""Other programs' names of options, and hints about unknown ones."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SYNONYMS: Mapping[str, str] = {
     "model": "model",
     "m": "model",
 }
-"""What llama.cpp, transformers, Ollama and vLLM call an option, and what it is called here."""
+"""Names of options in llama.cpp, transformers, Ollama and vLLM, and our names for them."""
 
 
-def meant(name: str, known: Iterable[str]) -> str | None:
-    """The option that is meant by a name: one that it has elsewhere, or the nearest."""
+def closest_option(name: str, known: Iterable[str]) -> str | None:
+    """Return the option that a name means: another program's name, or the closest."""
     known = list(known)
     same = SYNONYMS.get(name.lstrip("-").replace("-", "_").lower())
     if same in known:
@@ -42,7 +42,7 @@ def meant(name: str, known: Iterable[str]) -> str | None:
     return next(iter(get_close_matches(name, known, 1)), None)
 
 
-def advice(name: str, known: Iterable[str], where: str) -> str:
-    """The hint about an option that does not exist; `where` lists those that do."""
-    option = meant(name, known)
+def option_hint(name: str, known: Iterable[str], where: str) -> str:
+    """Return the hint about an unknown option; `where` says what lists the known ones."""
+    option = closest_option(name, known)
     return f"did you mean {option!r}?" if option else f"{where} lists the options"

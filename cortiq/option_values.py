@@ -1,4 +1,4 @@
-"""What values an option takes: the table's entry, and the check against it."""
+"""Specifications of options, and the check of values against them."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 from cortiq.errors import OptionError, shown
 
 FLOAT_LIMIT = 2**1023
-"""A bound on integers that are given for floats, so that converting them cannot overflow."""
+"""Bound on integers given for floats, so that their conversion cannot overflow."""
 
 
 @dataclass(frozen=True)
-class Spec:
-    """What is known of an option besides its default.
+class OptionSpec:
+    """Specification of an option, except its default.
 
     Attributes
     ----------
-    help : the sentence `--help` shows.
-    type : of one value: str, int, float or bool.
-    least, most : bounds of a number, both allowed.
-    above : a bound that is not allowed itself.
-    choices : the words allowed.
-    repeated : a tuple of values: the flag may be given again, the environment separates by commas.
+    help : the sentence that `--help` shows.
+    type : type of one value: str, int, float or bool.
+    least, most : inclusive bounds of a number.
+    above : exclusive lower bound.
+    choices : the allowed words.
+    repeated : a tuple of values: the flag may be repeated; in the environment, separated by commas.
     bias : pairs ID=VALUE, kept as a mapping.
     bits : whether a value can change a logit or a token.
     ends : whether a value can change where a text ends.
-    metavar : how `--help` names the value.
-    instead : an object that Python may give in place of the text: what it is, and its methods.
+    metavar : name of the value in `--help`.
+    instead : an object that Python code may pass instead of a text: its name, and its methods.
     """
 
     help: str
@@ -47,8 +47,8 @@ class Spec:
     instead: tuple[str, tuple[str, ...]] | None = None
 
 
-def checked(name: str, spec: Spec, value: Any) -> Any:
-    """A value in the type it is kept in; OptionError when it is not allowed."""
+def checked_value(name: str, spec: OptionSpec, value: Any) -> Any:
+    """Return a value converted to the option's type; raise OptionError if it is not allowed."""
     if spec.bias:
         return _checked_bias(name, value)
     if spec.repeated:
@@ -59,7 +59,7 @@ def checked(name: str, spec: Spec, value: Any) -> Any:
 
 
 def _checked_bias(name: str, value: Any) -> dict[int, float]:
-    token, amount = Spec("", int, least=0), Spec("", float)
+    token, amount = OptionSpec("", int, least=0), OptionSpec("", float)
     if value is not None and not isinstance(value, Mapping):
         what = f"must be a mapping of token ids to numbers, not {shown(value)}"
         raise OptionError(name, what)
@@ -67,7 +67,7 @@ def _checked_bias(name: str, value: Any) -> dict[int, float]:
     return {_checked_one(name, token, i): _checked_one(name, amount, b) for i, b in pairs}
 
 
-def _checked_one(name: str, spec: Spec, value: Any) -> Any:
+def _checked_one(name: str, spec: OptionSpec, value: Any) -> Any:
     if spec.type is float and type(value) is int:
         value = float(value) if abs(value) < FLOAT_LIMIT else float("inf")
     if spec.type is int and not isinstance(value, bool):
@@ -76,11 +76,11 @@ def _checked_one(name: str, spec: Spec, value: Any) -> Any:
     if spec.instead is not None and all(hasattr(value, name) for name in spec.instead[1]):
         return value
     if type(value) is not spec.type or not _allowed(spec, value):
-        raise OptionError(name, f"must be {described(spec)}, not {shown(value)}")
+        raise OptionError(name, f"must be {value_description(spec)}, not {shown(value)}")
     return value
 
 
-def _allowed(spec: Spec, value: Any) -> bool:
+def _allowed(spec: OptionSpec, value: Any) -> bool:
     if spec.choices:
         return value in spec.choices
     if spec.type not in (int, float):
@@ -95,8 +95,8 @@ def _plain(number: float) -> str:
     return f"{number:g}" if isinstance(number, float) else str(number)
 
 
-def described(spec: Spec) -> str:
-    """What values an option takes, for a sentence."""
+def value_description(spec: OptionSpec) -> str:
+    """Return a description of the values that an option takes."""
     if spec.choices:
         return "one of " + ", ".join(spec.choices)
     if spec.bias:

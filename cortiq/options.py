@@ -1,8 +1,8 @@
 """Every option of loading, generating and scoring, defined once.
 
 A field of these classes is an argument of the Python API, a flag of the command line, and a
-variable of the environment (`CORTIQ_` and its name in capitals). What is given explicitly wins
-over the environment, which wins over the default.
+variable of the environment (`CORTIQ_` and its name in capitals). An explicit value wins over the
+environment, which wins over the default.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cortiq.errors import OptionError, RequestError, shown
-from cortiq.option_names import advice
-from cortiq.option_values import Spec, checked, described
+from cortiq.option_names import option_hint
+from cortiq.option_values import OptionSpec, checked_value, value_description
 
 if TYPE_CHECKING:
     from cortiq.backend import Backend
@@ -28,13 +28,13 @@ Options = TypeVar("Options", bound="OptionSet")
 
 
 def option(default: Any, help: str, type: type = str, **details: Any) -> Any:
-    """A field of an option class."""
-    return field(default=default, metadata={"spec": Spec(help, type, **details)})
+    """Return a field of an option class."""
+    return field(default=default, metadata={"spec": OptionSpec(help, type, **details)})
 
 
 @dataclass(frozen=True)
 class OptionSet:
-    """Base of the option classes: checks every value against its `Spec`.
+    """Base of the option classes: checks every value against its `OptionSpec`.
 
     Raises
     ------
@@ -43,11 +43,11 @@ class OptionSet:
 
     def __post_init__(self) -> None:
         for name, spec in specs(type(self)).items():
-            object.__setattr__(self, name, checked(name, spec, getattr(self, name)))
+            object.__setattr__(self, name, checked_value(name, spec, getattr(self, name)))
 
 
 def documented(options: type[Options]) -> type[Options]:
-    """Name every field of an option class in its docstring, from the table its flags come from."""
+    """Document every field of an option class in its docstring, from its specifications."""
     known = specs(options)
     fields = [f"    {name} : {_summary(name, spec, options)}" for name, spec in known.items()]
     head = [options.__doc__ or "", "", "    Attributes", "    ----------"]
@@ -55,29 +55,29 @@ def documented(options: type[Options]) -> type[Options]:
     return options
 
 
-def _summary(name: str, spec: Spec, options: type[OptionSet]) -> str:
-    kind = "a mapping of token ids to numbers" if spec.bias else described(spec)
+def _summary(name: str, spec: OptionSpec, options: type[OptionSet]) -> str:
+    kind = "a mapping of token ids to numbers" if spec.bias else value_description(spec)
     several = "any number of values, each " if spec.repeated else ""
     return f"{several}{kind} (default {defaults(options)[name]!r}). {spec.help}"
 
 
-def specs(options: type[OptionSet]) -> dict[str, Spec]:
-    """The `Spec` of every option of a class, by name."""
+def specs(options: type[OptionSet]) -> dict[str, OptionSpec]:
+    """Return the `OptionSpec` of every option of a class, by name."""
     return {f.name: f.metadata["spec"] for f in dataclasses.fields(options)}
 
 
 def defaults(options: type[OptionSet]) -> dict[str, Any]:
-    """The default of every option of a class, by name."""
+    """Return the default of every option of a class, by name."""
     return {f.name: f.default for f in dataclasses.fields(options)}
 
 
 def flag(name: str) -> str:
-    """The command line's flag of an option."""
+    """Return an option's command-line flag."""
     return "--" + name.replace("_", "-")
 
 
 def environment_name(name: str) -> str:
-    """The environment's variable of an option."""
+    """Return an option's environment variable."""
     return ENVIRONMENT_PREFIX + name.upper()
 
 
@@ -86,7 +86,7 @@ def resolve(
     given: Mapping[str, Any],
     environment: Mapping[str, str] = os.environ,
 ) -> Options:
-    """Options from what was given (None counts as not given), the environment, and the defaults.
+    """Return options from given values (None: not given), the environment, and the defaults.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def resolve(
     known = specs(options)
     for name in given:
         if name not in known:
-            hint = advice(name, known, f"help(cortiq.{options.__name__})")
+            hint = option_hint(name, known, f"help(cortiq.{options.__name__})")
             raise RequestError(f"there is no option {name!r}", hint=hint)
     values = {name: value for name, value in given.items() if value is not None}
     for name, spec in known.items():
@@ -106,30 +106,30 @@ def resolve(
 
 
 def select(options: type[OptionSet], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the given arguments that are options of this class."""
+    """Return the arguments that are options of this class."""
     return {name: value for name, value in given.items() if name in specs(options)}
 
 
-def from_text(name: str, spec: Spec, text: str, where: str) -> Any:
-    """The value that a text stands for, such as a variable of the environment.
+def from_text(name: str, spec: OptionSpec, text: str, where: str) -> Any:
+    """Parse an option's value from a text, such as an environment variable.
 
     Parameters
     ----------
-    where : what gave the text, for the message.
+    where : source of the text, for the message.
 
     Raises
     ------
-    RequestError : it stands for none that the option can have.
+    RequestError : the option cannot have this value.
     """
     parts = text.split(",") if spec.repeated or spec.bias else [text]
     try:
         values = parse_bias(parts) if spec.bias else tuple(_word(spec, part) for part in parts)
-        return checked(name, spec, values if spec.repeated or spec.bias else values[0])
+        return checked_value(name, spec, values if spec.repeated or spec.bias else values[0])
     except (ValueError, OptionError):
-        raise RequestError(f"{shown(text)} is not {described(spec)}", where=where) from None
+        raise RequestError(f"{shown(text)} is not {value_description(spec)}", where=where) from None
 
 
-def _word(spec: Spec, text: str) -> Any:
+def _word(spec: OptionSpec, text: str) -> Any:
     if spec.type is not bool:
         return spec.type(text)
     word = text.strip().lower()
@@ -139,7 +139,7 @@ def _word(spec: Spec, text: str) -> Any:
 
 
 def parse_bias(pairs: Sequence[str]) -> dict[int, float]:
-    """`ID=VALUE` pairs as a mapping; ValueError when one of them is not a pair of numbers."""
+    """Parse `ID=VALUE` pairs; raise ValueError if one is no pair of numbers."""
     split = (pair.partition("=") for pair in pairs)
     return {int(token): float(value) for token, _, value in split}
 
@@ -147,15 +147,15 @@ def parse_bias(pairs: Sequence[str]) -> dict[int, float]:
 @documented
 @dataclass(frozen=True)
 class LoadOptions(OptionSet):
-    """How a model is opened and compiled."""
+    """Options of loading: how a model is opened and compiled."""
 
     backend: str | Backend | None = option(  # noqa: RUF009 - as every other field
-        None, "Backend, and its device after a colon; without it the best available.",
+        None, "Backend, and its device after a colon; by default the best available.",
         metavar="NAME[:DEVICE]", instead=("a backend", ("devices", "supports", "compile")),
     )  # fmt: skip
     device: str | None = option(None, "Device of the backend.", metavar="NAME")
     context: int | None = option(
-        None, "Longest sequence in tokens; without it what the model declares.", int, least=1,
+        None, "Longest sequence in tokens; by default the model's own.", int, least=1,
         bits=True,
     )  # fmt: skip
     weight_format: str | None = option(
@@ -164,20 +164,22 @@ class LoadOptions(OptionSet):
     )  # fmt: skip
     threads: int = option(0, "Host threads; 0 is one per core.", int, least=0, most=1024)
     heads: str = option(
-        "off", "Draft head to load beside the model: off, auto (its own, if it has one), mtp, mimo "
-        "(behind a colon, post or raw: which hidden rows it takes), dflash:PATH, or both with a "
-        "comma between.",
+        "off", "Draft head to load beside the model: off, auto (its own, if any), mtp, mimo (after "
+        "a colon, post or raw: the hidden rows it takes), dflash:PATH, or two with a comma "
+        "between.",
         metavar="NAME[:ARGUMENT]",
     )  # fmt: skip
     draft_vocabulary: int = option(
-        65536, "Ids, from the first on, that a draft head looks at; 0 for all. Changes no token.",
+        65536, "Vocabulary of a draft head: its first ids, this many; 0 for all. Changes no token.",
         int, least=0,
     )  # fmt: skip
     strict_placement: bool = option(
-        False, "Fail when the backend declines a node, instead of using the reference for it.", bool
+        False,
+        "Fail if the backend declines a node, instead of computing it on the reference.",
+        bool,
     )
     full_windows: bool = option(
-        False, "Keep all rows behind attention windows: more memory, prompts can be cut anywhere.",
+        False, "Keep all rows behind attention windows: more memory, but prefixes of any length.",
         bool,
     )  # fmt: skip
 
@@ -185,20 +187,22 @@ class LoadOptions(OptionSet):
 @documented
 @dataclass(frozen=True)
 class GenerateOptions(OptionSet):
-    """How text is generated. The sampling chain's order is fixed: `cortiq.numerics.sampling`."""
+    """Options of generation. The sampling chain's order is fixed: `cortiq.numerics.sampling`."""
 
-    max_tokens: int = option(256, "Tokens to generate at most.", int, least=1, ends=True)
+    max_tokens: int = option(256, "Most tokens to generate.", int, least=1, ends=True)
     temperature: float = option(
-        0.0, "0 takes the most likely token; higher values draw more freely.", float, least=0.0,
+        0.0, "0 takes the most likely token; higher values sample more freely.", float, least=0.0,
         bits=True,
     )  # fmt: skip
-    top_k: int = option(0, "Draw among this many tokens; 0 for all.", int, least=0, bits=True)
+    top_k: int = option(
+        0, "Sample from this many most likely tokens; 0 for all.", int, least=0, bits=True
+    )
     top_p: float = option(
-        1.0, "Draw among the most likely tokens that add up to this probability.", float,
+        1.0, "Sample from the most likely tokens that add up to this probability.", float,
         above=0.0, most=1.0, bits=True,
     )  # fmt: skip
     min_p: float = option(
-        0.0, "Draw among tokens at least this likely, relative to the most likely.", float,
+        0.0, "Sample from tokens at least this likely, relative to the most likely.", float,
         least=0.0, most=1.0, bits=True,
     )  # fmt: skip
     repetition_penalty: float = option(
@@ -215,11 +219,11 @@ class GenerateOptions(OptionSet):
         None, "Add to the logit of a token.", bias=True, bits=True, metavar="ID=VALUE"
     )
     seed: int | None = option(
-        None, "Seed of the draws; without it one is drawn and reported.", int, least=0,
+        None, "Seed of sampling; by default a random one, which is reported.", int, least=0,
         most=2**53 - 1, bits=True,
     )  # fmt: skip
     choice: int = option(
-        0, "Which of the completions that one prompt has with one seed.", int, least=0,
+        0, "Index of the completion among those of one prompt and one seed.", int, least=0,
         most=2**32 - 1, bits=True,
     )  # fmt: skip
     stop: tuple[str, ...] = option(
@@ -228,26 +232,26 @@ class GenerateOptions(OptionSet):
     stop_ids: tuple[int, ...] = option(
         (), "End after this token id; may be repeated.", int, least=0, repeated=True, ends=True
     )
-    ignore_eos: bool = option(False, "Go on after the model's own end tokens.", bool, ends=True)
+    ignore_eos: bool = option(False, "Continue after the model's own end tokens.", bool, ends=True)
     chunk_rows: int = option(
         256, "Prompt tokens computed at a time; changes no token.", int, least=1
     )
     draft: str = option(
-        "off", "Drafter of tokens to verify together; changes no token: off, auto, lookup, mtp, "
-        "mimo, dflash:PATH, model:PATH, what a plugin brings, or several with commas between.",
+        "off", "Drafter for speculative decoding; changes no token: off, auto, lookup, mtp, mimo, "
+        "dflash:PATH, model:PATH, a plugin's, or several, separated by commas.",
         metavar="NAME[:ARGUMENT]",
     )  # fmt: skip
     draft_depth: int | None = option(
-        None, "Tokens drafted at a time; without it as many as pay, none where none do.", int,
+        None, "Tokens drafted at a time; by default chosen automatically from measured gain.", int,
         least=1, most=64,
     )  # fmt: skip
     confidence: bool = option(False, "Keep the probability of every token.", bool)
     calibration: float = option(
-        1.0, "Temperature of the softmax that confidence is taken from.", float, least=0.001,
+        1.0, "Softmax temperature of confidence.", float, least=0.001,
     )  # fmt: skip
-    trace: bool = option(False, "Keep a row about every token.", bool)
+    trace: bool = option(False, "Keep a row of facts about every token.", bool)
     loop_tokens: int = option(
-        0, "End when so many last tokens are one block, three times or more; 0 is never.", int,
+        0, "End when this many last tokens repeat one block, three times or more; 0 is never.", int,
         least=0, most=4096, ends=True,
     )  # fmt: skip
 
@@ -255,12 +259,12 @@ class GenerateOptions(OptionSet):
 @documented
 @dataclass(frozen=True)
 class ScoreOptions(OptionSet):
-    """How a text is scored."""
+    """Options of scoring."""
 
     window: int = option(512, "Input tokens of a window.", int, least=2)
-    windows: int | None = option(None, "Windows scored at most; without it all.", int, least=1)
+    windows: int | None = option(None, "Most windows to score; by default all.", int, least=1)
     bos: str = option(
-        "auto", "Put the start token before each window; auto: where the tokenizer does.",
+        "auto", "Put the start token before each window; auto: as the tokenizer does.",
         choices=("auto", "yes", "no"),
     )  # fmt: skip
 
@@ -268,10 +272,10 @@ class ScoreOptions(OptionSet):
 @documented
 @dataclass(frozen=True)
 class EmbedOptions(OptionSet):
-    """How a text becomes one vector: `cortiq.model.embed`."""
+    """Options of embedding: `cortiq.model.embed`."""
 
     pooling: str = option(
-        "mean", "Mean of the hidden states of all tokens, or that of the last one.",
+        "mean", "Mean of all tokens' hidden states, or the last token's.",
         choices=("mean", "last"), bits=True,
     )  # fmt: skip
     normalise: bool = option(True, "Scale the vector to length 1.", bool, bits=True)

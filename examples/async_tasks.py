@@ -1,4 +1,4 @@
-"""A model among the tasks of an event loop: they take turns, and a time limit ends the work."""
+"""A model on an event loop: tasks take turns, and a timeout ends the work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import cortiq
 
 
 async def main(name: str) -> None:
-    """Two answers, and a third that is given up after half a second."""
+    """Generate two answers, and a third that times out after half a second."""
     async with await cortiq.load_async(name) as model:
         first, second = await asyncio.gather(
             model.generate("The sea is", max_tokens=12),

@@ -1,4 +1,4 @@
-"""Many prompts computed together: faster, and each gets exactly what it gets alone."""
+"""Many prompts computed together: faster, with exactly the same results."""
 
 from __future__ import annotations
 

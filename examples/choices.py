@@ -1,4 +1,4 @@
-"""Which of some answers is the likeliest: what multiple-choice tests are scored by."""
+"""Find the most likely of some answers, as multiple-choice tests are scored."""
 
 from __future__ import annotations
 

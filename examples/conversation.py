@@ -1,4 +1,4 @@
-"""A chat of several turns: what was read of earlier turns is kept, and not read again."""
+"""A chat of several turns with a prefix cache: earlier turns are not computed again."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ with cortiq.load(sys.argv[1] if len(sys.argv) > 1 else "smollm2") as model:
         messages.append({"role": "assistant", "content": answer.text})
         stats = answer.stats
         print(f"> {question}\n{answer.text}")
-        print(f"[{stats.reused_tokens} of {stats.prompt_tokens} prompt tokens were there already]")
+        print(f"[{stats.reused_tokens} of {stats.prompt_tokens} prompt tokens were cached]")

@@ -1,4 +1,4 @@
-"""Load a model, generate, and look at what was made."""
+"""Load a model, generate, and inspect the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A generation that anybody can check, on other hardware: every step is computed again."""
+"""A generation that anybody can verify on other hardware: every step is recomputed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings: which sentence is nearest to another. Their bits are the same everywhere."""
+"""Embeddings: the sentence nearest to a query. Their bits are the same everywhere."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SENTENCES = [
     "The train to the coast leaves at nine in the morning.",
     "A heart pumps blood through the body.",
 ]
-WANTED = "The train leaves at nine."  # a model of 135M is a toy: it sees words more than sense
+QUERY = "The train leaves at nine."  # a model of 135M is a toy: it sees words more than sense
 
 with cortiq.load(sys.argv[1] if len(sys.argv) > 1 else "smollm2") as model:
     vectors = model.embed(SENTENCES)  # float32 [3, width], each of length 1
-    likeness = vectors @ model.embed(WANTED)
+    likeness = vectors @ model.embed(QUERY)
     for sentence, cosine in sorted(zip(SENTENCES, likeness, strict=True), key=lambda p: -p[1]):
         print(f"{cosine:.4f}  {sentence}")

@@ -1,4 +1,4 @@
-"""Text while it is generated; the reader stops it after the first sentence."""
+"""Streaming text, stopped after the first sentence."""
 
 from __future__ import annotations
 

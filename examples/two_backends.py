@@ -1,4 +1,4 @@
-"""One prompt on every backend here: the same tokens, and the same bits of every logit."""
+"""One prompt on every available backend: the same tokens and the same bits of every logit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the wgpu backend need: an adapter."""
+"""Fixtures for tests of the wgpu backend: an adapter."""
 
 import pytest
 

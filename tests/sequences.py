@@ -77,7 +77,7 @@ def in_chunks(
 def alone(
     executable: Executable, ids: Sequence[int], wants: Sequence[Want] = WANTS
 ) -> tuple[Answers, ExportedState]:
-    """What a new sequence answers to these ids in one chunk, and the state they leave."""
+    """Return a new sequence's results for these ids in one chunk, and the state they leave."""
     state = executable.open(len(ids))
     answers = feed(executable, state, ids, wants)
     exported = state.export()

@@ -25,7 +25,7 @@ ENTRY = re.compile(r"^(\S[^:]*?) : ", re.MULTILINE)
 
 
 def argument(parameter: inspect.Parameter) -> str:
-    """One argument as it is written in the source."""
+    """Return an argument as it is written in the source."""
     stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
     text = f"{stars.get(parameter.kind, '')}{parameter.name}"
     if parameter.annotation is not parameter.empty:
@@ -34,7 +34,7 @@ def argument(parameter: inspect.Parameter) -> str:
 
 
 def signature(function: Any, name: str) -> str:
-    """A call as Python writes it, one argument a line where it is long."""
+    """Return a call's signature, one argument per line if it is long."""
     found, written, starred = inspect.signature(function), [], False
     for parameter in found.parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:
@@ -50,7 +50,7 @@ def signature(function: Any, name: str) -> str:
 
 
 def entries(text: str) -> str:
-    """`name : what` of a docstring's section, each as an item of a list."""
+    """Yield the entries `name : text` of a docstring's section as list items."""
     items: list[str] = []
     for line in text.strip().splitlines():
         if line.startswith(" ") and items:
@@ -61,7 +61,7 @@ def entries(text: str) -> str:
 
 
 def markdown(docstring: str) -> str:
-    """A NumPy-style docstring as Markdown."""
+    """Convert a NumPy-style docstring to Markdown."""
     parts = SECTION.split(docstring)
     text = [parts[0].strip()]
     for title, body in zip(parts[1::2], parts[2::2], strict=True):
@@ -70,7 +70,7 @@ def markdown(docstring: str) -> str:
 
 
 def members(found: type) -> Iterator[tuple[str, Any]]:
-    """The public methods and properties that a class defines itself."""
+    """Yield the public methods and properties that a class itself defines."""
     for name, value in vars(found).items():
         if not name.startswith("_") and isinstance(
             value, FunctionType | property | classmethod | staticmethod
@@ -79,7 +79,7 @@ def members(found: type) -> Iterator[tuple[str, Any]]:
 
 
 def of_class(name: str, found: type) -> str:
-    """A class: its docstring, then its members."""
+    """Yield a class's docstring, then its members."""
     text = [f"## {name}", markdown(inspect.getdoc(found) or "")]
     for member, value in members(found):
         text.append(f"### {name}.{member}")
@@ -91,7 +91,7 @@ def of_class(name: str, found: type) -> str:
 
 
 def of_errors() -> str:
-    """The exceptions, by their place in the hierarchy."""
+    """Yield the exceptions, by their place in the hierarchy."""
     rows = []
     for name, error in vars(errors).items():
         if isinstance(error, type) and error.__base__ is not None:
@@ -101,7 +101,7 @@ def of_errors() -> str:
 
 
 def page() -> str:
-    """All of the page."""
+    """Return the whole page."""
     text = [HEAD.strip()]
     for name in (n for n in cortiq.__all__ if not n.startswith("_")):
         found = getattr(cortiq, name)

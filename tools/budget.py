@@ -2,8 +2,8 @@
 
 Files at most 300 lines (median at most 130), functions at most 60 lines (median at most 8, ninth
 decile at most 25), a docstring on every public name, every argument annotated, at most 9 tokens a
-line on average, the core at most 23,200 lines of code (blank lines and docstrings aside: nobody
-should save on those).
+line on average, the core at most 23,200 lines of code (blank lines and docstrings do not count,
+so that saving on them gains nothing).
 
 Model families are counted by themselves, at most 220 lines of code each: their number grows with
 the models there are, so a limit on all of them would be a limit on the catalogue. What must stay
@@ -29,7 +29,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def sources(root: Path) -> Iterator[Path]:
-    """Python files under the budget."""
+    """Yield the Python files under the budget."""
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
             if not SKIPPED.intersection(path.parts):
@@ -37,17 +37,17 @@ def sources(root: Path) -> Iterator[Path]:
 
 
 def functions(tree: ast.AST) -> list[Function]:
-    """Every function of a module, nested ones included."""
+    """Return every function of a module, nested ones included."""
     return [n for n in ast.walk(tree) if isinstance(n, Function)]
 
 
 def length(node: Function) -> int:
-    """Lines of a function, its decorators aside."""
+    """Return the number of lines of a function, without decorators."""
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
 def missing_annotations(path: Path, tree: ast.AST) -> Iterator[str]:
-    """Arguments without a type."""
+    """Yield arguments without a type."""
     for node in functions(tree):
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
         for argument in arguments:
@@ -56,7 +56,7 @@ def missing_annotations(path: Path, tree: ast.AST) -> Iterator[str]:
 
 
 def missing_docstrings(path: Path, tree: ast.Module) -> Iterator[str]:
-    """Public names without a docstring."""
+    """Yield public names without a docstring."""
     if not ast.get_docstring(tree):
         yield f"{path}: the module has no docstring"
     classes = (n for n in tree.body if isinstance(n, ast.ClassDef))
@@ -69,14 +69,14 @@ def missing_docstrings(path: Path, tree: ast.Module) -> Iterator[str]:
 
 
 def tokens_of(source: str) -> int:
-    """Tokens of code, comments and strings' insides aside."""
+    """Return the number of tokens of code, without comments; a string counts as one."""
     skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
     stream = tokenize.generate_tokens(io.StringIO(source).readline)
     return sum(token.type not in skipped for token in stream)
 
 
 def code_lines(source: str, tree: ast.Module) -> int:
-    """Lines that are neither blank nor part of a docstring or other bare string."""
+    """Return the number of lines that are neither blank nor part of a bare string."""
     strings = [
         node
         for node in ast.walk(tree)
@@ -89,7 +89,7 @@ def code_lines(source: str, tree: ast.Module) -> int:
 
 
 def family_files(root: Path) -> set[Path]:
-    """The modules that the registry lists in `OWN`."""
+    """Return the modules that the registry lists in `OWN`."""
     models = root / "cortiq" / "models"
     for node in ast.parse((models / "registry.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "OWN":
@@ -98,7 +98,7 @@ def family_files(root: Path) -> set[Path]:
 
 
 def check(root: Path) -> list[str]:
-    """Every breach of the budget, as a line."""
+    """Return every breach of the budget, as a line."""
     problems, file_lengths, function_lengths, tokens, core = [], [], [], 0, 0
     families = family_files(root)
     for path in sources(root):

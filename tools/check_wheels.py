@@ -22,17 +22,17 @@ MODEL = "synthetic:tiny-llama"
 
 
 class WrongError(Exception):
-    """Something that a wheel should do and does not."""
+    """A wheel does not work as it should."""
 
 
 def expect(holds: object, what: str) -> None:
-    """Raise what is wrong unless it holds."""
+    """Raise WrongError unless the condition holds."""
     if not holds:
         raise WrongError(what)
 
 
 class Environment:
-    """A fresh environment; nothing of the caller's reaches it."""
+    """A fresh virtual environment, isolated from the caller's."""
 
     def __init__(self, folder: Path) -> None:
         venv.create(folder, with_pip=True)
@@ -43,7 +43,7 @@ class Environment:
         self.variables["CORTIQ_CACHE"] = str(folder / "cache")
 
     def run(self, *words: str | Path, code: int = 0) -> str:
-        """Output of a command that must end with this exit code."""
+        """Run a command that must end with this exit code; return its output."""
         done = subprocess.run(
             [str(word) for word in words], capture_output=True, text=True, check=False,
             env=self.variables, cwd=self.folder,
@@ -58,21 +58,21 @@ class Environment:
 
 
 def wheel_of(wheels: list[Path], prefix: str) -> Path:
-    """The one wheel whose name begins so."""
+    """Return the one wheel whose name starts with `name`."""
     found = [wheel for wheel in wheels if wheel.name.startswith(prefix)]
     expect(len(found) == 1, f"wheels named {prefix}*: {[wheel.name for wheel in found]}")
     return found[0]
 
 
 def requirements(environment: Environment) -> list[str]:
-    """What the core needs, besides distributions of this project."""
+    """Return the core's requirements, except this project's own distributions."""
     script = "import importlib.metadata as m, json; print(json.dumps(m.requires('cortiq')))"
     needed = json.loads(environment.run(environment.python, "-c", script))
     return [line for line in needed if ";" not in line and not line.startswith("cortiq")]
 
 
 def check_core(environment: Environment, core: Path) -> None:
-    """The core alone works as far as it can, and says what is missing."""
+    """Check that the core works alone and reports what is missing."""
     environment.install("--no-deps", core)
     environment.install(*requirements(environment), "threadpoolctl")
     cortiq = environment.cortiq
@@ -85,7 +85,7 @@ def check_core(environment: Environment, core: Path) -> None:
 
 
 def check_all(environment: Environment, wheels: list[Path]) -> None:
-    """Everything together."""
+    """Check all packages together."""
     environment.install(*wheels)
     environment.run(environment.python, "-m", "pip", "check")
     cortiq, digests = environment.cortiq, set()

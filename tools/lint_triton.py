@@ -1,5 +1,4 @@
-"""`python tools/lint_triton.py`: compile what the Triton backend launches for GPUs that need not be
-here, and lint the PTX.
+"""Compile the Triton backend's kernels for absent GPUs and lint their PTX.
 
 Batches of small models are walked through with every launch recorded instead of run: what a value
 holds does not matter, only which kernels meet which types and compile-time constants. Exit 1 if a
@@ -50,7 +49,7 @@ ALIGNED = [["tt.divisibility", 16]]
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel as it was launched: types, what they are specialised to, constants, options."""
+    """A recorded launch: argument types, specialisations, constants, options."""
 
     kernel: Any
     signature: tuple[tuple[str, str], ...]
@@ -60,12 +59,12 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """The kernel with its constants."""
+        """The kernel's name with its constants."""
         shown = ", ".join(f"{k}={getattr(v, '__name__', v)}" for k, v in self.constants)
         return f"{self.kernel.__name__}({shown})"
 
     def compiled(self, capability: int, fusion: bool = False) -> Any:
-        """What Triton makes of it, up to PTX."""
+        """Compile the launch to PTX."""
         source = ASTSource(
             fn=self.kernel,
             signature=dict(self.signature),
@@ -76,7 +75,7 @@ class Launch:
         return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
-class Recorder:
+class LaunchRecorder:
     """Stands in for `language.launch`."""
 
     def __init__(self) -> None:
@@ -92,7 +91,7 @@ class Recorder:
         early: bool = False,
         **how: Any,
     ) -> None:
-        """Note a launch."""
+        """Record a launch."""
         names, aligned = kernel.arg_names, []
         types, constants = dict.fromkeys(names, "constexpr"), dict(how)
         for at, (name, value) in enumerate(zip(names, given, strict=False)):
@@ -112,10 +111,8 @@ class Recorder:
 
 
 def recorded(models: Iterable[str], layouts: Iterable[str]) -> list[Launch]:
-    """What batches of these models launch (a prompt, a step, two sequences, every want), and
-    products with weights of these layouts.
-    """
-    recorder, original = Recorder(), language.launch
+    """Record the launches of batches of these models, and of products with these weight layouts."""
+    recorder, original = LaunchRecorder(), language.launch
     for module in list(sys.modules.values()):
         if getattr(module, "launch", None) is original:
             module.launch = recorder  # type: ignore[attr-defined]
@@ -128,7 +125,7 @@ def recorded(models: Iterable[str], layouts: Iterable[str]) -> list[Launch]:
 
 
 def _multiply(layout: str) -> None:
-    """Products with a weight of a layout: of one row and of many, and a look-up."""
+    """Launch products with a weight of a layout, for one row and for many, and a look-up."""
     weight = synthetic_weight(layout, "weight", 1, (256, 1024))
     packed = weights.pack(weight, "weight", "cpu")
     for rows in (1, 256):
@@ -157,7 +154,7 @@ def _walk(name: str, layout: str) -> None:
 def findings(
     launches: Sequence[Launch], capabilities: Sequence[int], fusion: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Each launch for each GPU with what is wrong with it; empty for nothing."""
+    """Yield each launch for each GPU with its problems, if any."""
     for launch in launches:
         for capability in capabilities:
             try:
@@ -168,7 +165,7 @@ def findings(
 
 
 def _innermost(error: BaseException) -> str:
-    """What an error of the compiler began with."""
+    """Return the innermost cause of a compiler error."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {str(error)[-400:]}"

@@ -1,4 +1,4 @@
-"""The table of docs/models.md, from the registry of families: `--write` puts it there.
+"""Generate the table of docs/models.md from the registry of families.
 
 Without `--write` it is compared with the page; exit 1 if the page says something else.
 """
@@ -15,12 +15,12 @@ BEGIN, END = "<!-- table: tools/model_table.py -->\n", "<!-- end of the table --
 
 
 def code(names: tuple[str, ...]) -> str:
-    """Names in the page's code style."""
+    """Return names in the page's code style."""
     return ", ".join(f"`{name}`" for name in names)
 
 
 def table() -> str:
-    """A row a family, in the registry's order."""
+    """Yield one row per family, in the registry's order."""
     rows = ["| family | what it is | reads | of these in GGUF files |", "|---|---|---|---|"]
     for info in describe_families():
         what = info.summary.rstrip(".")
@@ -29,7 +29,7 @@ def table() -> str:
 
 
 def main() -> int:
-    """Compare or write."""
+    """Compare the page with the generated one, or write it."""
     text = PAGE.read_text("utf-8")
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)

@@ -97,7 +97,7 @@ class StopInTime:
 
 
 def run_tests(files: list[str]) -> int:
-    """Run test files in this process until the time is up; the exit code, 0 if that ended it."""
+    """Run test files in this process until the time is up; return the exit code, 0 at a timeout."""
     import pytest
 
     plugin = StopInTime(SECONDS)
@@ -107,10 +107,10 @@ def run_tests(files: list[str]) -> int:
 
 
 def lint(changed: list[Path]) -> int:
-    """Run ruff on the changed Python files and the size budget on all."""
+    """Run ruff on the changed Python files, and the size budget and the lint of names on all."""
     python = [str(path) for path in changed if path.suffix == ".py"]
     commands = [["-m", "ruff", "check", *python], ["-m", "ruff", "format", "--check", *python]]
-    commands = [*(commands if python else []), ["tools/budget.py"]]
+    commands = [*(commands if python else []), ["tools/budget.py"], ["tools/lint_names.py"]]
     return max(subprocess.run([sys.executable, *c], cwd=ROOT).returncode for c in commands)
 
 

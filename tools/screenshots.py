@@ -1,4 +1,4 @@
-"""Pictures of docs/images: a chat at a terminal, the server's page, the matrix of conformance.
+"""Make the pictures of docs/images: a chat, the server's page, the conformance matrix.
 
     python tools/screenshots.py [--reports cpu.json reference.json ...]
 
@@ -28,7 +28,7 @@ DRAWN = "\x1b[?25h"
 
 
 def chat(folder: Path) -> str:
-    """The screen of a chat with two answers, as SVG."""
+    """Return the screen of a chat with two answers, as SVG."""
     import pexpect
     import pyte
     from rich.console import Console
@@ -61,7 +61,7 @@ def chat(folder: Path) -> str:
 
 
 def browser(folder: Path, width: int, height: int) -> Any:
-    """A page of a headless Chromium, as the tests use it."""
+    """Yield a page of a headless Chromium, as the tests use it."""
     sys.path.insert(0, str(ROOT / "tests" / "pure"))
     import browser as driver
     from browser import Browser
@@ -71,12 +71,12 @@ def browser(folder: Path, width: int, height: int) -> Any:
 
 
 def picture(page: Any) -> bytes:
-    """What the browser shows, as PNG."""
+    """Return a screenshot of the browser, as PNG."""
     return base64.b64decode(page.call("Page.captureScreenshot", format="png")["data"])
 
 
 def server_page(folder: Path) -> bytes:
-    """The server's page after a question."""
+    """Return the server's page after a question."""
     command = [sys.executable, "-m", "cortiq", "serve", "smollm2", "--port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:
@@ -102,7 +102,7 @@ def server_page(folder: Path) -> bytes:
 
 
 def matrix(folder: Path, reports: list[str]) -> bytes:
-    """The page of reports side by side."""
+    """Return the page of reports side by side."""
     folder.mkdir()
     file = folder / "matrix.html"
     command = [sys.executable, "-m", "cortiq", "matrix", *reports, "-o", str(file)]

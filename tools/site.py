@@ -1,4 +1,4 @@
-"""Hooks of mkdocs (`mkdocs.yml`): pages of the site that are no file of docs/."""
+"""Hooks of mkdocs (`mkdocs.yml`): generated pages of the site."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GENERATED = ("index.md", "changelog.md", "api.md")
 
 
 def pages() -> dict[str, str]:
-    """Text of the generated pages, by name; links into docs/ become links beside them."""
+    """Return the texts of the generated pages, by name, with links into docs/ adjusted."""
     sys.path.insert(0, str(ROOT / "tools"))
     import api_page
 

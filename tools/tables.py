@@ -1,4 +1,4 @@
-"""Tables of pages, from the code: weight formats, backends, operators, domains of options.
+"""Generate tables of pages from the code: weight formats, backends, domains of options.
 
 `--write` puts them there; without it they are compared with the pages, and the exit status is 1 if
 a page says something else. (The table of families is `model_table.py`'s.)
@@ -17,7 +17,7 @@ from cortiq.ir.ops import PRIMITIVES
 from cortiq.ir.slots import Slot
 from cortiq.numerics.layouts import LAYOUTS, Layout
 from cortiq.numerics.rope_scaling import KINDS
-from cortiq.option_values import Spec
+from cortiq.option_values import OptionSpec
 from cortiq.options import LoadOptions, specs
 from cortiq_conformance.operators import operators
 
@@ -28,10 +28,10 @@ BEGIN, END = "<!-- table: tools/tables.py {} -->\n", "<!-- end of the table -->\
 
 
 def formats() -> Iterator[str]:
-    """A row a weight format: where it is found, and what a weight takes."""
+    """Yield one row per weight format: its origin and its bits per weight."""
     yield "| format | found in | bits of a weight |"
     yield "|---|---|---|"
-    own: Spec = specs(LoadOptions)["weight_format"]
+    own: OptionSpec = specs(LoadOptions)["weight_format"]
     for name, layout in LAYOUTS.items():
         if name in own.choices:
             where = "made from floats: `--weight-format`"
@@ -49,7 +49,7 @@ def _bits(layout: Layout) -> str:
 
 
 def backends() -> Iterator[str]:
-    """A row a backend that this repository holds: what brings it, and its package's sentence."""
+    """Yield one row per backend in this repository: its package and its description."""
     yield "| backend | what it is | to have it |"
     yield "|---|---|---|"
     core = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -72,7 +72,7 @@ def _install(name: str, core: Mapping) -> str:
 
 
 def options() -> Iterator[str]:
-    """A row a class: the domain of each option that is no flag, and what options must be."""
+    """Yield one row per class: the domains of its options, and constraints between them."""
     yield "| of | options | and |"
     yield "|---|---|---|"
     kinds = dict.fromkeys([*PRIMITIVES, *LAYERS, *Slot.__subclasses__()])
@@ -89,7 +89,7 @@ def options() -> Iterator[str]:
 
 
 def _records(kind: type) -> Iterator[type]:
-    """Dataclasses that options hold, and those inside them, rotary scalings aside."""
+    """Yield the dataclasses that options hold, nested ones included, except rotary scalings."""
     for domain in domains_of(kind).values():
         parts: tuple[Domain, ...] = domain.domains if isinstance(domain, AnyOf) else (domain,)
         for part in parts:
@@ -117,7 +117,7 @@ TABLES: Mapping[str, tuple[Path, Callable[[], Iterator[str]]]] = {
 
 
 def main() -> int:
-    """Compare or write."""
+    """Compare the page with the generated one, or write it."""
     wrong = []
     for name, (page, rows) in TABLES.items():
         text = page.read_text("utf-8")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def backends(as_json: bool) -> None:
     """List backends and their devices.
 
-    The first one that is available is the default. What could not be loaded is said below.
+    The first available one is the default. Plugins that could not be loaded are listed below.
     """
     from cortiq.plugins import default_plugins
 
@@ -36,7 +36,7 @@ def backends(as_json: bool) -> None:
     if not found:
         from cortiq.plugins.extras import install_command
 
-        echo(f"no backend is installed; {install_command('cortiq-reference')} brings one")
+        echo(f"no backend is installed; {install_command('cortiq-reference')} installs one")
 
 
 def _facts(backend: Backend, plugins: Plugins) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cortiq.cli.flags import options_of
-from cortiq.cli.generate import with_heads
+from cortiq.cli.generate import with_draft_heads
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import echo, note, print_json, print_table, progress_bar
 from cortiq.errors import BackendError
@@ -27,24 +27,24 @@ PEERS = ("llama.cpp", "engine")
 @click.option("--new-tokens", type=click.IntRange(1), default=128, show_default=True)
 @click.option(
     "--batch", type=click.IntRange(1), default=1, show_default=True,
-    help="Sequences that are decoded together.",
+    help="Sequences decoded together.",
 )  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
 @click.option(
     "--against", type=click.Choice(PEERS),
-    help="Measure this beside, in turn: llama.cpp on the same file and as many threads, or the "
-    "generation engine with all that it does for a token.",
+    help="Compare, in turn, with llama.cpp on the same file and as many threads, or with the "
+    "generation engine and all its work per token.",
 )  # fmt: skip
 @click.option(
     "--draft", metavar="NAME[:ARGUMENT]",
-    help="Measure this drafter instead: a text that repeats and one that doesn't, without it too.",
+    help="Measure this drafter instead, with and without it, on a repetitive text and another one.",
 )  # fmt: skip
 @click.option(
     "--draft-depth",
     type=click.IntRange(1, 64),
-    help="Tokens drafted at a time; else as many as pay.",
+    help="Tokens drafted at a time; by default chosen automatically from measured gain.",
 )
-@click.option("--profile", is_flag=True, help="Show the time of each op against its bound.")
+@click.option("--profile", is_flag=True, help="Show each op's time and its bound.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @options_of(LoadOptions)
 def bench(
@@ -58,7 +58,7 @@ def bench(
 ) -> None:
     """Measure a model: prompt and decode tokens per second.
 
-    One repetition warms up; medians are of the others. Nothing else should run meanwhile.
+    One repetition warms up; medians are of the others. Nothing else should run on the machine.
     """
     from cortiq.bench.measure import Workload, measure
     from cortiq.engine.request import vocabulary_size
@@ -71,7 +71,7 @@ def bench(
         drafters_named(
             GenerateOptions(draft=draft, draft_depth=draft_depth)
         )  # before a model is opened
-    given = with_heads(given, draft)
+    given = with_draft_heads(given, draft)
     extra = {"profile": True} if profile else {}
     with progress_bar(in_bytes=True) as bar:
         loaded = load(model, progress=bar, extra=extra, **given)
@@ -91,7 +91,7 @@ def bench(
 def _print_drafts(
     loaded: Model, draft: str, depth: int | None, work: Workload, as_json: bool
 ) -> None:
-    """Measure a drafter; print decoded tokens a second."""
+    """Measure a drafter; print decoded tokens per second."""
     from cortiq.bench.drafts import compare
 
     with progress_bar() as bar:
@@ -102,7 +102,7 @@ def _print_drafts(
         return
     keys = ("plain", "drafted", "ratio", "tokens_per_step")
     rows = [(name, *(f"{n[key]:.2f}" for key in keys)) for name, n in numbers.items()]
-    print_table(("text", "plain tokens/s", f"with {draft}", "ratio", "tokens a step"), rows)
+    print_table(("text", "plain tokens/s", f"with {draft}", "ratio", "tokens/step"), rows)
 
 
 def _runners(
@@ -144,7 +144,7 @@ def _facts(
 
 
 def profile_of(loaded: Model, runner: Runner, work: Workload) -> dict[str, Any]:
-    """Time by op in a prompt and in the steps after it, and what the machine can do.
+    """Return the time per op in a prefill and in decoding steps, and the machine's limits.
 
     The executable has a `profile` with `start`, `stop` and `limits` if its backend can record.
     """

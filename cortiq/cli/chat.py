@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.chat_commands import COMMANDS, run_command, summary
-from cortiq.cli.chat_lines import Interrupted, Lines, Pipe, Terminal, read_message
+from cortiq.cli.chat_commands import CHAT_COMMANDS, answer_summary, run_command
+from cortiq.cli.chat_input import (
+    LineSource,
+    PipeLines,
+    PromptInterrupted,
+    TerminalLines,
+    read_message,
+)
 from cortiq.cli.flags import options_of
-from cortiq.cli.generate import check_options, load_model, with_heads
+from cortiq.cli.generate import check_options, load_model, with_draft_heads
 from cortiq.cli.inputs import MODEL, argument_text, template_options
 from cortiq.cli.render import echo, echo_piece, note, progress_bar
 from cortiq.errors import CortiqError
@@ -26,31 +32,31 @@ if TYPE_CHECKING:
     from cortiq.model.conversation import Conversation
     from cortiq.model.model import Model
 
-LONGEST = 1024
-"""Tokens of an answer at most, unless something else is asked for."""
+DEFAULT_MAX_TOKENS = 1024
+"""Default of `max_tokens` in a chat."""
 
 
-class Chat:
-    """A chat under way: messages in, answers out.
+class ChatSession:
+    """An interactive chat: reads messages and writes answers.
 
     Attributes
     ----------
-    talk : the conversation.
-    lines : where messages come from.
-    over : whether somebody has left.
+    conversation : the conversation.
+    lines : source of messages.
+    ended : whether the user has left the chat.
     """
 
-    def __init__(self, talk: Conversation, lines: Lines, *, stats: bool) -> None:
-        self.talk, self.lines, self.stats, self.over = talk, lines, stats, False
-        self._held = ""
+    def __init__(self, conversation: Conversation, lines: LineSource, *, stats: bool) -> None:
+        self.conversation, self.lines, self.stats, self.ended = conversation, lines, stats, False
+        self._pending = ""
 
     def run(self) -> None:
-        """Answer until the input ends or somebody leaves."""
-        while not self.over:
+        """Answer messages until the input ends or the user leaves."""
+        while not self.ended:
             try:
                 text = read_message(self.lines)
-            except Interrupted:
-                self.say("(Ctrl-D or /bye leaves, /help shows what else there is)")
+            except PromptInterrupted:
+                self.say("(Ctrl-D or /bye leaves, /help lists the commands)")
                 continue
             if text is None:
                 return
@@ -58,7 +64,7 @@ class Chat:
                 self._take(text)
 
     def _take(self, text: str) -> None:
-        """One message or command; what goes wrong is said, and by hand the chat goes on."""
+        """Handle one message or command; an error ends the chat only if input comes from a pipe."""
         try:
             if text.startswith("/"):
                 run_command(self, text.strip())
@@ -70,47 +76,53 @@ class Chat:
             self.say(f"error: {error}")
 
     def answer(self, text: str | None) -> None:
-        """Have a message answered, or the last answer gone on with; Ctrl-C stops it."""
-        before = self.talk.left_out
+        """Answer a message, or continue the last answer if there is none; Ctrl-C stops it."""
+        before = self.conversation.left_out
         if text is not None:
-            self._held = ""
-        with _stopped_by_interrupt() as cancel, progress_bar() as bar:
+            self._pending = ""
+        with _cancel_on_interrupt() as cancel, progress_bar() as bar:
             calls: dict[str, Any] = {"cancel": cancel, "on_text": self._show(bar.stop, cancel)}
             calls["progress"] = lambda done, rows: bar("Reading", done, rows)
             try:
-                made = self.talk.more(**calls) if text is None else self.talk.ask(text, **calls)
+                made = (
+                    self.conversation.more(**calls)
+                    if text is None
+                    else self.conversation.ask(text, **calls)
+                )
             finally:
                 echo()
-        if self.talk.left_out > before:
-            self.say(f"[the first {self.talk.left_out} messages no longer fit and are left out]")
+        if self.conversation.left_out > before:
+            self.say(
+                f"[the first {self.conversation.left_out} messages no longer fit and are left out]"
+            )
         if made.finish_reason == "cancelled":
-            self.say("[stopped; /more goes on]")
+            self.say("[stopped; /more continues]")
         elif made.finish_reason in ("length", "loop"):
-            self.say(f"[ended by {made.finish_reason}; /more goes on]")
+            self.say(f"[ended by {made.finish_reason}; /more continues]")
         if self.stats:
-            self.say(f"[{summary(made)}]")
+            self.say(f"[{answer_summary(made)}]")
 
     def _show(self, first: Any, cancel: threading.Event) -> Any:
-        """Shows pieces; what still comes after Ctrl-C is held until the answer is gone on with."""
+        """Return a function that shows pieces; those after Ctrl-C are held back until `/more`."""
 
         def show(piece: str) -> None:
             first()
-            piece, self._held = self._held + piece, ""
+            piece, self._pending = self._pending + piece, ""
             if cancel.is_set():
-                self._held = piece
+                self._pending = piece
                 return
             echo_piece(piece)
 
         return show
 
     def say(self, text: str) -> None:
-        """Something that is no answer: beside them, on stderr."""
+        """Print a remark on stderr."""
         note(text)
 
 
 @contextmanager
-def _stopped_by_interrupt() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets; a second Ctrl-C interrupts as it does elsewhere."""
+def _cancel_on_interrupt() -> Iterator[threading.Event]:
+    """Yield an event that Ctrl-C sets; a second Ctrl-C interrupts the program."""
     cancel = threading.Event()
 
     def stop(number: int, frame: object) -> None:
@@ -132,16 +144,16 @@ def _stopped_by_interrupt() -> Iterator[threading.Event]:
     "--template-option", "template_pairs", multiple=True, metavar="NAME=JSON",
     help="Variable for the chat template, such as enable_thinking=false; may be repeated.",
 )  # fmt: skip
-@click.option("--load", "saved", metavar="FILE", help="Go on from what /save wrote.")
+@click.option("--load", "saved", metavar="FILE", help="Continue a conversation saved by /save.")
 @click.option(
     "--history/--no-history", default=True,
-    help="Keep what is typed in the cache folder, for the arrow keys of later chats.",
+    help="Keep an input history in the cache folder, for later chats.",
 )  # fmt: skip
 @click.option(
     "--stats/--no-stats", default=None,
-    help="Show tokens per second after each answer; without it when a person types.",
+    help="Show tokens per second after each answer; by default on a terminal only.",
 )  # fmt: skip
-@options_of(GenerateOptions, LoadOptions, max_tokens=LONGEST)
+@options_of(GenerateOptions, LoadOptions, max_tokens=DEFAULT_MAX_TOKENS)
 def chat(
     model: str,
     system: str | None,
@@ -153,28 +165,28 @@ def chat(
 ) -> None:
     """Chat with a model.
 
-    Answers go to stdout, everything else to stderr. /help says what there is besides messages. From
-    a pipe each line is a message, and the chat ends with it. What an earlier turn has read is not
-    read again.
+    Answers go to stdout, everything else to stderr. /help lists the commands. From a pipe each line
+    is a message, and the chat ends with the input. The tokens of earlier turns are not computed
+    again.
     """
     from cortiq.model.conversation import Conversation
 
     variables = template_options(template_pairs)
     system = None if system is None else argument_text(system, "--system")
     chosen = select(GenerateOptions, options)
-    usual = {environment_name("max_tokens"): str(LONGEST)}
+    usual = {environment_name("max_tokens"): str(DEFAULT_MAX_TOKENS)}
     resolved = resolve(GenerateOptions, chosen, usual | dict(os.environ))
     check_options(resolved)
     given = {name: value for name, value in chosen.items() if value is not None}
     given["max_tokens"] = resolved.max_tokens
-    with load_model(model, with_heads(options, resolved.draft)) as opened:
-        talk = Conversation(opened, system=system, template_options=variables, **given)
+    with load_model(model, with_draft_heads(options, resolved.draft)) as opened:
+        conversation = Conversation(opened, system=system, template_options=variables, **given)
         if saved is not None:
-            talk.load(saved)
-        lines = _lines(history)
+            conversation.load(saved)
+        lines = _line_source(history)
         if lines.by_hand:
             note(_welcome(opened))
-        Chat(talk, lines, stats=lines.by_hand if stats is None else stats).run()
+        ChatSession(conversation, lines, stats=lines.by_hand if stats is None else stats).run()
 
 
 def _welcome(model: Model) -> str:
@@ -182,10 +194,12 @@ def _welcome(model: Model) -> str:
     return f"{model.name} on {where}, context {model.context} tokens. /help for help."
 
 
-def _lines(history: bool) -> Lines:
+def _line_source(history: bool) -> LineSource:
     if not (sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())):
-        return Pipe()
-    return Terminal(_history_file() if history else None, [f"/{name}" for name in COMMANDS])
+        return PipeLines()
+    return TerminalLines(
+        _history_file() if history else None, [f"/{name}" for name in CHAT_COMMANDS]
+    )
 
 
 def _history_file() -> Path:

@@ -1,4 +1,4 @@
-"""What can be said in a chat that is not for the model: `/help` and the others."""
+"""Commands of a chat: `/help` and the others."""
 
 from __future__ import annotations
 
@@ -7,64 +7,68 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cortiq.errors import RequestError
-from cortiq.option_names import advice
+from cortiq.option_names import option_hint
 from cortiq.options import GenerateOptions, from_text, resolve, specs
 
 if TYPE_CHECKING:
-    from cortiq.cli.chat import Chat
+    from cortiq.cli.chat import ChatSession
 
 
-class Command(NamedTuple):
-    """A command: what it takes, what it does, and the function that does it."""
+class ChatCommand(NamedTuple):
+    """A chat command: its argument, its help, and its function."""
 
     takes: str
     help: str
-    run: Callable[[Chat, str], None]
+    run: Callable[[ChatSession, str], None]
 
 
-def _help(chat: Chat, argument: str) -> None:
-    width = max(len(f"/{name} {command.takes}") for name, command in COMMANDS.items())
-    for name, command in COMMANDS.items():
+def _help(chat: ChatSession, argument: str) -> None:
+    width = max(len(f"/{name} {command.takes}") for name, command in CHAT_COMMANDS.items())
+    for name, command in CHAT_COMMANDS.items():
         chat.say(f"{f'/{name} {command.takes}'.ljust(width)}  {command.help}")
     chat.say('A line is a message. Alt-Enter, a \\ at the end, or """ around it make it longer.')
     chat.say("Ctrl-C stops an answer, Ctrl-D leaves.")
 
 
-def _system(chat: Chat, argument: str) -> None:
+def _system(chat: ChatSession, argument: str) -> None:
     if argument:
-        chat.talk.system = argument
-    chat.say(chat.talk.system if chat.talk.system is not None else "there is no system message")
+        chat.conversation.system = argument
+    chat.say(
+        chat.conversation.system
+        if chat.conversation.system is not None
+        else "there is no system message"
+    )
 
 
-def _reset(chat: Chat, argument: str) -> None:
-    chat.talk.reset()
+def _reset(chat: ChatSession, argument: str) -> None:
+    chat.conversation.reset()
     chat.say("all messages are forgotten; the system message stays")
 
 
-def _undo(chat: Chat, argument: str) -> None:
-    if not chat.talk.messages:
+def _undo(chat: ChatSession, argument: str) -> None:
+    if not chat.conversation.messages:
         raise RequestError("nothing has been said yet", where="/undo")
-    chat.say(f"forgotten: {chat.talk.undo()}")
+    chat.say(f"forgotten: {chat.conversation.undo()}")
 
 
-def _retry(chat: Chat, argument: str) -> None:
-    if not chat.talk.messages:
+def _retry(chat: ChatSession, argument: str) -> None:
+    if not chat.conversation.messages:
         raise RequestError("nothing has been said yet", where="/retry")
-    chat.answer(chat.talk.undo())
+    chat.answer(chat.conversation.undo())
 
 
-def _more(chat: Chat, argument: str) -> None:
+def _more(chat: ChatSession, argument: str) -> None:
     chat.answer(None)
 
 
-def _save(chat: Chat, argument: str) -> None:
-    chat.talk.save(_file(argument, "/save"))
-    chat.say(f"{len(chat.talk.messages)} messages in {argument}")
+def _save(chat: ChatSession, argument: str) -> None:
+    chat.conversation.save(_file(argument, "/save"))
+    chat.say(f"{len(chat.conversation.messages)} messages in {argument}")
 
 
-def _load(chat: Chat, argument: str) -> None:
-    chat.talk.load(_file(argument, "/load"))
-    chat.say(f"{len(chat.talk.messages)} messages of {argument}")
+def _load(chat: ChatSession, argument: str) -> None:
+    chat.conversation.load(_file(argument, "/load"))
+    chat.say(f"{len(chat.conversation.messages)} messages of {argument}")
 
 
 def _file(argument: str, where: str) -> str:
@@ -73,85 +77,90 @@ def _file(argument: str, where: str) -> str:
     return argument
 
 
-def _stats(chat: Chat, argument: str) -> None:
-    talk, model = chat.talk, chat.talk.model
-    used, last = talk.used, talk.last
+def _stats(chat: ChatSession, argument: str) -> None:
+    conversation, model = chat.conversation, chat.conversation.model
+    used, last = conversation.used, conversation.last
     chat.say(f"model {model.name} on {model.backend}:{model.device}")
     held = 0 if last is None else len(last.prompt_ids) + len(last.token_ids)
-    chat.say(f"context {held} of {model.context} tokens, {len(talk.messages)} messages")
+    chat.say(f"context {held} of {model.context} tokens, {len(conversation.messages)} messages")
     chat.say(
         f"answers {used['answers']}: {used['prompt_tokens']} prompt tokens, of them"
         f" {used['reused_tokens']} cached; {used['generated_tokens']} generated"
     )
-    if talk.decode_seconds:
-        chat.say(f"decode {used['decoded_tokens'] / talk.decode_seconds:.1f} tokens/s")
+    if conversation.decode_seconds:
+        chat.say(f"decode {used['decoded_tokens'] / conversation.decode_seconds:.1f} tokens/s")
     if last is not None:
-        chat.say(f"last answer: {summary(last)}")
+        chat.say(f"last answer: {answer_summary(last)}")
         seed = "" if last.seed is None else f"its seed {last.seed}; "
         chat.say(f"{seed}its digest, the same on every backend: {last.digest}")
 
 
-def _set(chat: Chat, argument: str) -> None:
+def _set(chat: ChatSession, argument: str) -> None:
     name, _, value = argument.replace("=", " ", 1).partition(" ")
     if name:
         known = specs(GenerateOptions)
         if name not in known:
-            hint = advice(name, known, "cortiq chat --help")
+            hint = option_hint(name, known, "cortiq chat --help")
             raise RequestError(f"there is no option {name!r}", where="/set", hint=hint)
         if not value.strip():
             chat.say(f"{name} {_current(chat, name)}")
             return
-        changed = {**chat.talk.options, name: from_text(name, known[name], value.strip(), "/set")}
+        changed = {
+            **chat.conversation.options,
+            name: from_text(name, known[name], value.strip(), "/set"),
+        }
         resolve(GenerateOptions, changed)
-        chat.talk.options = changed
-    given = {name: value for name, value in chat.talk.options.items() if value is not None}
+        chat.conversation.options = changed
+    given = {name: value for name, value in chat.conversation.options.items() if value is not None}
     chat.say(", ".join(f"{name} {value}" for name, value in given.items()) or "nothing is set")
 
 
-def _current(chat: Chat, name: str) -> str:
-    """What an option is now, for people."""
-    value = getattr(resolve(GenerateOptions, chat.talk.options), name)
+def _current(chat: ChatSession, name: str) -> str:
+    """Return an option's current value as text."""
+    value = getattr(resolve(GenerateOptions, chat.conversation.options), name)
     return "is not set" if value is None else str(value)
 
 
-def _bye(chat: Chat, argument: str) -> None:
-    chat.over = True
+def _bye(chat: ChatSession, argument: str) -> None:
+    chat.ended = True
 
 
-COMMANDS: Mapping[str, Command] = {
-    "help": Command("", "Show this.", _help),
-    "system": Command("[TEXT]", "Show the system message, or say another one.", _system),
-    "set": Command("[OPTION VALUE]", "Show what is set, or set temperature, seed, ...", _set),
-    "stats": Command("", "Show tokens, cached tokens, and tokens per second.", _stats),
-    "more": Command("", "Go on with an answer that was cut short.", _more),
-    "retry": Command("", "Have the last message answered again.", _retry),
-    "undo": Command("", "Forget the last message and its answer.", _undo),
-    "reset": Command("", "Forget all messages.", _reset),
-    "save": Command("FILE", "Write the conversation to a file.", _save),
-    "load": Command("FILE", "Go on from a file that was saved.", _load),
-    "bye": Command("", "Leave.", _bye),
+CHAT_COMMANDS: Mapping[str, ChatCommand] = {
+    "help": ChatCommand("", "Show this.", _help),
+    "system": ChatCommand("[TEXT]", "Show or set the system message.", _system),
+    "set": ChatCommand(
+        "[OPTION VALUE]", "Show the options set, or set one: temperature, seed, ...", _set
+    ),
+    "stats": ChatCommand("", "Show tokens, cached tokens, and tokens per second.", _stats),
+    "more": ChatCommand("", "Continue an answer that was cut short.", _more),
+    "retry": ChatCommand("", "Answer the last message again.", _retry),
+    "undo": ChatCommand("", "Forget the last message and its answer.", _undo),
+    "reset": ChatCommand("", "Forget all messages.", _reset),
+    "save": ChatCommand("FILE", "Write the conversation to a file.", _save),
+    "load": ChatCommand("FILE", "Continue a saved conversation.", _load),
+    "bye": ChatCommand("", "Leave.", _bye),
 }
-"""By name, in the order in which they are shown."""
+"""Commands by name, in the order in which `/help` shows them."""
 
 
-def run_command(chat: Chat, text: str) -> None:
-    """Do what `/name argument` says.
+def run_command(chat: ChatSession, text: str) -> None:
+    """Run the command `/name argument`.
 
     Raises
     ------
-    RequestError : there is no such command, or it could not be done.
+    RequestError : there is no such command, or it failed.
     """
     name, _, argument = text[1:].partition(" ")
     name = {"exit": "bye", "quit": "bye", "?": "help"}.get(name, name)
-    if name not in COMMANDS:
-        near = get_close_matches(name, COMMANDS, 1)
+    if name not in CHAT_COMMANDS:
+        near = get_close_matches(name, CHAT_COMMANDS, 1)
         hint = f"did you mean /{near[0]}?" if near else "/help lists them"
         raise RequestError(f"there is no command /{name}", hint=hint)
-    COMMANDS[name].run(chat, argument.strip())
+    CHAT_COMMANDS[name].run(chat, argument.strip())
 
 
-def summary(made: Any) -> str:
-    """Tokens and times of an answer, in one line."""
+def answer_summary(made: Any) -> str:
+    """Return an answer's token counts and times on one line."""
     stats = made.stats
     numbers = stats.as_dict()
     rate = numbers["decode_tokens_per_second"]

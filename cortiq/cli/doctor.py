@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 NOTHING_WORKS = 1
-"""Exit code when there is no backend that works."""
+"""Exit code when no backend works."""
 
 
 @click.command()
-@click.option("--no-trial", is_flag=True, help="Look only; run no backend.")
+@click.option("--no-trial", is_flag=True, help="Run no backend.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def doctor(ctx: click.Context, no_trial: bool, as_json: bool) -> None:
-    """Say what this machine can run, and what would mend what it cannot.
+    """Show what this machine can run, and how to fix what does not run.
 
-    Every backend that is installed generates a few tokens, and its bits are compared with the
-    reference's. Exits with 1 when none works.
+    Every installed backend generates a few tokens, and its bits are compared with the reference's.
+    Exits with 1 if none works.
     """
-    facts = examine(trial=not no_trial)
+    facts = machine_report(trial=not no_trial)
     if as_json:
         print_json(facts)
     else:
@@ -38,11 +38,11 @@ def doctor(ctx: click.Context, no_trial: bool, as_json: bool) -> None:
         ctx.exit(NOTHING_WORKS)
 
 
-def examine(*, trial: bool) -> dict[str, Any]:
-    """Everything that `doctor` says, for JSON."""
+def machine_report(*, trial: bool) -> dict[str, Any]:
+    """Return everything that `doctor` reports, as a JSON object."""
     import cortiq
     from cortiq.formats.cache import models_folder
-    from cortiq.formats.fetch import list_cached, unfinished
+    from cortiq.formats.fetch import list_cached, partial_downloads
     from cortiq.model import machine
     from cortiq.model.backend_check import check_backends
     from cortiq.plugins import default_plugins
@@ -59,7 +59,7 @@ def examine(*, trial: bool) -> dict[str, Any]:
         "room_billions": machine.room_for(memory["free"]) if memory["free"] else {},
         "cache": machine.disk(models_folder()),
         "models": list(list_cached()),
-        "unfinished": unfinished(),
+        "unfinished": partial_downloads(),
         "backends": [_facts(made) for made in check_backends(plugins, run=trial)],
         "problems": [{"plugin": p.name, "problem": p.sentence} for p in plugins.problems],
         "extras": [
@@ -71,7 +71,7 @@ def examine(*, trial: bool) -> dict[str, Any]:
 
 
 def _shown(name: str, value: str) -> str:
-    """A variable's value, unless it is a secret: what doctor says goes into reports."""
+    """Return a variable's value, masked if it is a secret: reports are shared."""
     return "(set)" if any(word in name for word in SECRETS) else value
 
 
@@ -89,18 +89,18 @@ def _print(facts: dict[str, Any]) -> None:
     if facts["room_billions"]:
         rooms = ", ".join(f"{n:.0f} billion at {b}" for b, n in facts["room_billions"].items())
         echo(f"room for   about {rooms} of a weight")
-    written = "" if cache["writable"] else "; IT CANNOT BE WRITTEN: set CORTIQ_CACHE to another"
+    written = "" if cache["writable"] else "; NOT WRITABLE: set CORTIQ_CACHE to another folder"
     echo(f"cache      {cache['folder']}, {_bytes(cache['free'])} free{written}")
     echo(f"models     {', '.join(facts['models']) or 'none yet: cortiq pull smollm2'}")
     for name, value in facts["environment"].items():
         echo(f"variable   {name}={value}")
     echo()
-    headings = ("backend", "device", "state", "what it is", "from")
+    headings = ("backend", "device", "state", "description", "from")
     print_table(headings, [_row(backend) for backend in facts["backends"]])
     _print_problems(facts)
     echo()
     rows = [(e["name"], _packages(e), e["mend"] or "installed") for e in facts["extras"]]
-    print_table(("extra", "packages", "to have it"), rows)
+    print_table(("extra", "packages", "to install"), rows)
 
 
 def _row(backend: dict[str, Any]) -> tuple[str, ...]:
@@ -124,7 +124,7 @@ def _print_problems(facts: dict[str, Any]) -> None:
     if not facts["backends"]:
         from cortiq.plugins.extras import install_command
 
-        note(f"no backend is installed; {install_command('cortiq-reference')} brings one")
+        note(f"no backend is installed; {install_command('cortiq-reference')} installs one")
 
 
 def _packages(extra: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Flags of the command line, made from the option classes."""
+"""Command-line flags generated from the option classes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from cortiq.options import (
     OptionSet,
-    Spec,
+    OptionSpec,
     defaults,
     environment_name,
     flag,
@@ -26,11 +26,11 @@ SHORT = {"max_tokens": "-n", "temperature": "-t", "backend": "-b"}
 def options_of(
     *classes: type[OptionSet], without: Collection[str] = (), **usual: Any
 ) -> Callable[[Command], Command]:
-    """Add a flag for every option of these classes but some; one not given arrives as None.
+    """Add a flag for every option of these classes, except some; a flag not given is None.
 
     Parameters
     ----------
-    usual : defaults that the help shows, of a command that has others than the classes.
+    usual : the command's own defaults, which the help shows instead of the classes'.
     """
     made = [
         _flag(name, spec, usual.get(name, defaults(options)[name]))
@@ -47,7 +47,7 @@ def options_of(
     return decorate
 
 
-def _flag(name: str, spec: Spec, default: Any) -> Callable[[Command], Command]:
+def _flag(name: str, spec: OptionSpec, default: Any) -> Callable[[Command], Command]:
     names = [flag(name), *([SHORT[name]] if name in SHORT else [])]
     details: dict[str, Any] = {"default": None, "metavar": spec.metavar}
     if spec.type is bool:
@@ -57,19 +57,19 @@ def _flag(name: str, spec: Spec, default: Any) -> Callable[[Command], Command]:
     elif not spec.bias:
         details["type"] = spec.type
     if spec.repeated or spec.bias:
-        details |= {"multiple": True, "callback": _pairs if spec.bias else _several}
+        details |= {"multiple": True, "callback": _bias_pairs if spec.bias else _multiple}
     return click.option(*names, name, help=_help(name, spec, default), **details)
 
 
-def _help(name: str, spec: Spec, default: Any) -> str:
+def _help(name: str, spec: OptionSpec, default: Any) -> str:
     facts = [environment_name(name)]
     if default is not None and default is not False and default != ():
         facts.insert(0, f"default: {default:g}" if spec.type is float else f"default: {default}")
     return f"{spec.help}  [{'; '.join(facts)}]"
 
 
-def _several(ctx: click.Context, parameter: click.Parameter, values: tuple) -> tuple | None:
-    """What was given, None for nothing; texts as UTF-8."""
+def _multiple(ctx: click.Context, parameter: click.Parameter, values: tuple) -> tuple | None:
+    """Return the given values, texts as UTF-8, or None if there are none."""
     from cortiq.cli.inputs import argument_text
 
     name = parameter.opts[0]
@@ -77,7 +77,7 @@ def _several(ctx: click.Context, parameter: click.Parameter, values: tuple) -> t
     return given or None
 
 
-def _pairs(
+def _bias_pairs(
     ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> dict[int, float] | None:
     try:

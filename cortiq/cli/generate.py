@@ -15,9 +15,9 @@ from cortiq.cli.inputs import (
     MODEL,
     STDIN,
     argument_text,
+    stdin_text,
     template_options,
     token_ids,
-    typed_text,
 )
 from cortiq.cli.render import byte_count, echo, echo_piece, note, print_json, progress_bar
 from cortiq.errors import RequestError
@@ -27,29 +27,31 @@ if TYPE_CHECKING:
     from cortiq.model.generation import Generation
     from cortiq.model.model import Model
 
-IDS_HELP = "Token ids in place of a text; a model without a tokenizer prints ids too."
+IDS_HELP = "Token ids instead of a text; a model without a tokenizer prints ids, too."
 
 
 @click.command()
 @click.argument("model", type=MODEL)
 @click.option(
     "-p", "--prompt", metavar="TEXT",
-    help="The text to go on from; - reads stdin, but for one line break at its end. It is raw "
-    "text: the tokenizer's start token, no chat template, special tokens not parsed. "
+    help="The prompt; - reads stdin, minus one trailing newline. It is raw text: the "
+    "tokenizer's start token, no chat template, special tokens not parsed. "
     "With --chat it is the user's message.",
 )  # fmt: skip
 @click.option("--ids", metavar="ID,ID,...", help=IDS_HELP)
-@click.option("--chat", is_flag=True, help="Answer as the model's chat template has it.")
+@click.option("--chat", is_flag=True, help="Use the model's chat template.")
 @click.option("--system", metavar="TEXT", help="System message, with --chat.")
 @click.option(
     "--template-option", "template_pairs", multiple=True, metavar="NAME=JSON",
     help="Variable for the chat template, such as enable_thinking=false; may be repeated.",
 )  # fmt: skip
 @click.option(
-    "--prefix", metavar="FILE", help="Go on from what `cortiq prefix save` wrote, where it fits."
+    "--prefix", metavar="FILE", help="Reuse a prefix written by `cortiq prefix save`, if it fits."
 )
 @click.option(
-    "--receipt", metavar="FILE", help="Write what `cortiq verify` checks on other hardware."
+    "--receipt",
+    metavar="FILE",
+    help="Write a receipt, which `cortiq verify` checks on any hardware.",
 )
 @click.option(
     "--sign", metavar="KEY", help="Sign the receipt with this private Ed25519 key (PEM, OpenSSH)."
@@ -73,20 +75,20 @@ def generate(
 ) -> None:
     """Generate text.
 
-    Without --chat the model continues the raw text, which is what base models are for.
+    Without --chat the model continues the raw text, as base models do.
     """
-    given = checked_prompt(prompt, ids)
+    given = read_prompt(prompt, ids)
     variables = template_options(template_pairs)
     if not chat and (system is not None or variables):
         raise RequestError("--system and --template-option need --chat")
     if chat and not isinstance(given, str):
-        raise RequestError("a template makes its ids of a text: give -p", where="--chat")
+        raise RequestError("a chat template needs a text: give -p", where="--chat")
     write_receipt = receipt_writer(receipt, sign)
     chosen = select(GenerateOptions, options)
-    resolved = resolve(GenerateOptions, chosen)  # a bad one is said before a model is opened
+    resolved = resolve(GenerateOptions, chosen)  # reports a bad option before a model is opened
     check_options(resolved)
-    wanted = with_heads(options, resolved.draft)
-    with told_if_interrupted(receipt), load_model(model, wanted) as opened:
+    load_options = with_draft_heads(options, resolved.draft)
+    with note_missing_receipt(receipt), load_model(model, load_options) as opened:
         kept = opened.load_prefix(prefix) if prefix is not None else []
         if sys.stderr.isatty() and not chat and ids is None and opened.tokenizer.chat_templates:
             note("this model has a chat template: --chat uses it")
@@ -94,9 +96,9 @@ def generate(
         made = _generate(opened, fed, chosen, quiet=as_json)
         write_receipt(made)
     if kept and not made.stats.reused_tokens:
-        note(f"{prefix}: not used: {_why_not(len(kept))}")
+        note(f"{prefix}: not used: {_unused_reason(len(kept))}")
     if as_json:
-        print_json(as_object(made))
+        print_json(generation_object(made))
     elif resolved.temperature > 0 and resolved.seed is None:
         note(f"seed: {made.seed}")
     if made.note:
@@ -105,25 +107,25 @@ def generate(
         _print_stats(made)
 
 
-def _why_not(kept: int) -> str:
-    """Why a prefix of so many tokens was of no use."""
+def _unused_reason(kept: int) -> str:
+    """Return why a prefix of this many tokens was not used."""
     from cortiq.engine.prefixes import LEAST_ROWS
 
     if kept < LEAST_ROWS:
-        return f"it has {kept} tokens, fewer than the {LEAST_ROWS} that are worth a copy"
-    return f"the prompt does not go on from its {kept} tokens"
+        return f"it has {kept} tokens, fewer than the {LEAST_ROWS} that are worth reusing"
+    return f"the prompt does not begin with its {kept} tokens"
 
 
 def receipt_writer(path: str | None, key: str | None) -> Callable[[Generation], None]:
-    """Writes the receipt of a generation; file and key are looked at now, not when it is made."""
+    """Return a writer of receipts; file and key are checked at once, not after the generation."""
     if path is None:
         if key is not None:
-            raise RequestError("signs a receipt: it needs --receipt FILE", where="--sign")
+            raise RequestError("signs a receipt and needs --receipt FILE", where="--sign")
         return lambda made: None
-    from cortiq.receipts.record import writable
+    from cortiq.receipts.record import writable_path
     from cortiq.receipts.signing import load_private_key
 
-    target = writable(path)
+    target = writable_path(path)
     if key is not None:
         load_private_key(Path(key))
 
@@ -135,7 +137,7 @@ def receipt_writer(path: str | None, key: str | None) -> Callable[[Generation], 
 
 
 def check_options(options: GenerateOptions) -> None:
-    """What can be said of options without a model; RequestError."""
+    """Check options without a model; raise RequestError."""
     from cortiq.engine.request import check_stop
     from cortiq.model.drafts import drafters_named
 
@@ -144,10 +146,10 @@ def check_options(options: GenerateOptions) -> None:
 
 
 @contextmanager
-def told_if_interrupted(receipt: str | None) -> Iterator[None]:
-    """Say, of an interrupt, that the receipt that was asked for is not there.
+def note_missing_receipt(receipt: str | None) -> Iterator[None]:
+    """Note after an interrupt that the requested receipt was not written.
 
-    What is generated until then is text that nobody can check.
+    The text generated until then cannot be verified.
     """
     try:
         yield
@@ -157,8 +159,10 @@ def told_if_interrupted(receipt: str | None) -> Iterator[None]:
         raise
 
 
-def with_heads(options: dict[str, Any], draft: str | None) -> dict[str, Any]:
-    """The options of loading, with the draft head that a drafter needs and nobody named."""
+def with_draft_heads(options: dict[str, Any], draft: str | None) -> dict[str, Any]:
+    """Return the load options, with the draft heads that the drafter needs unless some are
+    named.
+    """
     from cortiq.model.drafts import heads_of
 
     needed, given = heads_of(draft), resolve(LoadOptions, select(LoadOptions, options)).heads
@@ -166,26 +170,26 @@ def with_heads(options: dict[str, Any], draft: str | None) -> dict[str, Any]:
 
 
 def load_model(name: str, options: dict[str, Any]) -> Model:
-    """`cortiq.load`, with a progress bar for what is fetched; says what the backend declines."""
+    """Load a model with a progress bar; note how many nodes the backend declines."""
     import cortiq
 
     with progress_bar(in_bytes=True) as bar:
         model = cortiq.load(name, progress=bar, **select(LoadOptions, options))
     if model.declined:
         count = len(model.declined)
-        note(f"{model.backend} declines {count} nodes; the reference computes them (`inspect`)")
+        note(f"{model.backend} declines {count} nodes; the reference computes them (see `inspect`)")
     return model
 
 
-def checked_prompt(prompt: str | None, ids: str | None) -> str | list[int]:
-    """The text of `-p`, which may be stdin's, or the ids of `--ids`; RequestError for neither."""
+def read_prompt(prompt: str | None, ids: str | None) -> str | list[int]:
+    """Return the text of `-p` (`-` reads stdin) or the ids of `--ids`."""
     if prompt is None and ids is None:
         raise click.UsageError("Missing option '-p' / '--prompt', or '--ids'.")
     if prompt is None or ids is not None:
         if prompt is not None:
-            raise RequestError("a prompt is a text or ids: give one of -p and --ids")
+            raise RequestError("a prompt is a text or ids: give either -p or --ids")
         return token_ids(ids or "")
-    text = typed_text() if prompt == STDIN else argument_text(prompt, "-p")
+    text = stdin_text() if prompt == STDIN else argument_text(prompt, "-p")
     if not text:
         raise RequestError("the prompt is empty", where="-p")
     return text
@@ -224,8 +228,8 @@ def _generate(model: Model, ids: list[int], options: dict[str, Any], quiet: bool
     return made
 
 
-def as_object(made: Generation) -> dict[str, Any]:
-    """The JSON object of a generation."""
+def generation_object(made: Generation) -> dict[str, Any]:
+    """Return the JSON object of a generation."""
     names = (
         "text", "token_ids", "finish_reason", "backend", "device", "placement", "seed", "contract",
         "model_hash", "fingerprint", "digest", "note",
@@ -249,23 +253,24 @@ def _print_stats(made: Generation) -> None:
             f"{part} {numbers[count]} tokens in {numbers[f'{part}_seconds']:.2f} s{speed} ({what})"
         )
     if numbers["reused_tokens"]:
-        note(f"of the prompt {numbers['reused_tokens']} tokens were kept, and not computed again")
-    for line in draft_lines(numbers.get("drafting", {})):
+        note(f"{numbers['reused_tokens']} prompt tokens were cached")
+    for line in drafting_lines(numbers.get("drafting", {})):
         note(line)
     if memory is not None:
         note(f"peak memory {byte_count(memory)}")
 
 
-def draft_lines(drafting: Mapping[str, Any]) -> list[str]:
-    """What drafters did, for people: a line for each of them."""
+def drafting_lines(drafting: Mapping[str, Any]) -> list[str]:
+    """Return the drafting statistics, one line per drafter."""
     lines = [
-        f"drafted by {name}: {d['rounds']} rounds, {d['accepted']} of {d['drafted']} tokens held,"
-        f" {d['tokens_per_round']:.2f} tokens a round,"
+        f"drafted by {name}: {d['rounds']} rounds,"
+        f" {d['accepted']} of {d['drafted']} tokens accepted,"
+        f" {d['tokens_per_round']:.2f} tokens per round,"
         f" {d['draft_seconds']:.2f} of {d['wall_seconds']:.2f} s spent drafting"
         for name, d in drafting.get("drafters", {}).items()
     ]
     if lines:
         lines.append(f"steps without a draft: {drafting['plain_rounds']}")
     if "error" in drafting:
-        lines.append(f"drafting was given up: {drafting['error']}")
+        lines.append(f"drafting was disabled: {drafting['error']}")
     return lines

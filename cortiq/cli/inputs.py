@@ -1,4 +1,4 @@
-"""Texts and small values as the command line gives them."""
+"""Parsing of texts and small values from the command line."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 STDIN = "-"
-MOST_DIGITS = 18
-"""Of a token id: any such integer is small enough to be compared with a vocabulary."""
+MAX_DIGITS = 18
+"""Most digits of a token id."""
 
 
 class ModelName(click.ParamType):
-    """The name of a model, which shells complete.
+    """The name of a model, with shell completion.
 
     Parameters
     ----------
-    cached : only those in the cache; else known names and files too.
+    cached : complete only cached models; otherwise known names and files, too.
     """
 
     name = "text"
@@ -35,7 +35,7 @@ class ModelName(click.ParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Names that begin so, and files."""
+        """Return names that start with `incomplete`, and files."""
         from click.shell_completion import CompletionItem
 
         from cortiq.formats.fetch import KNOWN_MODELS, list_cached
@@ -50,7 +50,7 @@ MODEL, CACHED = ModelName(), ModelName(cached=True)
 
 
 def read_text(place: str) -> str:
-    """The text of a file, or of stdin for `-`; RequestError when it is not UTF-8 or not there."""
+    """Read a text file, or stdin for `-`; raise RequestError if it is missing or not UTF-8."""
     where = "stdin" if place == STDIN else place
     try:
         return decode(_stdin() if place == STDIN else Path(place).read_bytes(), where)
@@ -58,20 +58,20 @@ def read_text(place: str) -> str:
         raise RequestError(getattr(error, "strerror", None) or str(error), where=where) from None
 
 
-def typed_text() -> str:
-    """The text of stdin without the one line break that `echo` and editors end it with."""
+def stdin_text() -> str:
+    """Read stdin minus one trailing newline, which `echo` and editors add."""
     text = read_text(STDIN)
     return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
 
 
 def _stdin() -> bytes:
     if sys.stdin is None:
-        raise RequestError("is closed, there is nothing to read", where="stdin")
+        raise RequestError("is closed: there is nothing to read", where="stdin")
     return sys.stdin.buffer.read()
 
 
 def argument_text(text: str, where: str) -> str:
-    """The text of an argument: UTF-8, whatever the locale took its bytes for; errors as `decode`.
+    """Return an argument's text, decoded as UTF-8 whatever the locale is.
 
     Bytes that the locale does not know arrive as lone surrogates (PEP 383).
     """
@@ -79,7 +79,7 @@ def argument_text(text: str, where: str) -> str:
 
 
 def decode(data: bytes, where: str) -> str:
-    """Bytes as UTF-8; RequestError that says where they are not."""
+    """Decode UTF-8; raise RequestError naming the first invalid byte."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -91,10 +91,10 @@ def decode(data: bytes, where: str) -> str:
 
 
 def token_ids(text: str) -> list[int]:
-    """Token ids as `--ids` has them: integers with commas or blanks between."""
+    """Parse the token ids of `--ids`: integers separated by commas or blanks."""
     words = text.replace(",", " ").split()
     for word in words:
-        if not (word.isascii() and word.isdigit() and len(word) <= MOST_DIGITS):
+        if not (word.isascii() and word.isdigit() and len(word) <= MAX_DIGITS):
             hint = "for example: --ids 1,15,7"
             raise RequestError(f"{shown(word)} is not a token id", where="--ids", hint=hint)
     if not words:
@@ -103,7 +103,7 @@ def token_ids(text: str) -> list[int]:
 
 
 def template_options(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """`NAME=JSON` pairs as a mapping."""
+    """Parse `NAME=JSON` pairs."""
     options = {}
     where = "--template-option"
     for pair in pairs:

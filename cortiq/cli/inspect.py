@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", required=False, type=MODEL)
-@click.option("--families", is_flag=True, help="List the families and architectures there are.")
-@click.option("--full", is_flag=True, help="Show every node; equal blocks are folded otherwise.")
-@click.option("--check", is_flag=True, help="Read every weight and look for NaN and infinity.")
+@click.option("--families", is_flag=True, help="List families and architectures.")
+@click.option("--full", is_flag=True, help="Show every node; by default equal blocks are folded.")
+@click.option("--check", is_flag=True, help="Read every weight and check for NaN and infinity.")
 @options_of(LoadOptions)
 def inspect(model: str | None, families: bool, full: bool, check: bool, **options: Any) -> None:
-    """Show a model's graph, and who would compute it.
+    """Show a model's graph, and which backend computes each node.
 
-    With --backend the model is compiled for it too: how many nodes it computes, and node by node
-    what it declines and why. Nothing is generated, but --check reads all weights.
+    With --backend the model is also compiled for it, to show how many nodes it computes and why it
+    declines the others. Nothing is generated; --check reads all weights.
     """
     if families:
         _print_families()
     elif model is None:
-        raise RequestError("name a model, or ask for --families", where="inspect")
+        raise RequestError("name a model, or use --families", where="inspect")
     if model is not None:
         _inspect(model, resolve(LoadOptions, options), full, check, options)
 
@@ -47,7 +47,7 @@ def _print_families() -> None:
         (info.name, ", ".join(info.architectures), ", ".join(info.gguf))
         for info in describe_families(default_plugins().families)
     ]
-    print_table(("family", "architectures", "of these in GGUF"), rows)
+    print_table(("family", "architectures", "in GGUF"), rows)
 
 
 def _inspect(
@@ -84,7 +84,7 @@ def _summary(source: ModelSource) -> Iterator[str]:
     yield f"weights: {sum(sizes.values()) / 1e6:.2f} million, of these {listed}"
     yield f"state: {byte_count(row)} a token, {byte_count(row * source.program.context)} in all"
     if source.tokenizer.absent:
-        yield "tokenizer: none; the model is fed with token ids"
+        yield "tokenizer: none; the model takes token ids"
     else:
         yield f"tokenizer: {source.tokenizer.vocab_size} ids, {_template(source)}"
     yield f"hash: {source.model_hash()}"
@@ -96,7 +96,7 @@ def _template(source: ModelSource) -> str:
 
 
 def _print_placement(source: ModelSource, chosen: LoadOptions) -> None:
-    """What the compiled executable says itself, as it does after a generation."""
+    """Print the placement that the compiled executable reports."""
     from cortiq.model.load import choose_backend, compile_source
     from cortiq.placement.place import declined_nodes
 

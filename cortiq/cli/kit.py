@@ -1,4 +1,4 @@
-"""Commands of the conformance kit, which is a package of its own: `conform` and its company."""
+"""Commands of the conformance kit, which is a separate package: `conform` and others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cortiq.errors import CortiqError
 
 
 def kit_command(name: str, help_text: str) -> click.Command:
-    """The kit's command of this name, or one that says that the kit is not installed."""
+    """Return the kit's command, or one that reports that the kit is not installed."""
     if find_spec(KIT_PACKAGE) is not None and find_spec(f"{KIT_PACKAGE}.cli") is not None:
         from cortiq_conformance.cli import COMMANDS
 

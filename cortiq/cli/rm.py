@@ -11,13 +11,13 @@ from cortiq.errors import RequestError
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="NAME...", type=CACHED)
-@click.option("--unfinished", is_flag=True, help="Remove what interrupted pulls have left.")
+@click.option("--unfinished", is_flag=True, help="Remove interrupted downloads.")
 def rm(names: tuple[str, ...], unfinished: bool) -> None:
     """Remove models from the cache.
 
-    NAME is as `cortiq list` shows it.
+    NAME is a model that `cortiq list` shows.
     """
-    from cortiq.formats.fetch import clear_unfinished, remove
+    from cortiq.formats.fetch import remove, remove_partial
 
     if not names and not unfinished:
         raise RequestError("needs the name of a model, or --unfinished", where="rm")
@@ -25,4 +25,4 @@ def rm(names: tuple[str, ...], unfinished: bool) -> None:
         freed = remove(name)
         echo(f"{name}: {byte_count(freed)} freed")
     if unfinished:
-        echo(f"unfinished: {byte_count(clear_unfinished())} freed")
+        echo(f"unfinished: {byte_count(remove_partial())} freed")

@@ -22,11 +22,11 @@ from cortiq.options import LoadOptions, ScoreOptions, resolve, select
 def score(model: str, file: str, as_json: bool, **options: Any) -> None:
     """Score a text: perplexity, with its standard error.
 
-    FILE is UTF-8 text, or - for stdin. It is tokenised without start token and cut into windows
-    that know nothing of each other; every next token is scored.
+    FILE is UTF-8 text, or - for stdin. It is tokenised without a start token and cut into
+    independent windows; every next token is scored.
     """
     chosen = select(ScoreOptions, options)
-    resolve(ScoreOptions, chosen)  # a bad option is said before a model is opened
+    resolve(ScoreOptions, chosen)  # reports a bad option before a model is opened
     text = read_text(file)
     with load_model(model, options) as opened, progress_bar() as bar:
         made = opened.score(text, progress=lambda done, all: bar("Scoring", done, all), **chosen)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cortiq.receipts.replay import Verification
 
 NOT_IDENTICAL = 1
-"""Exit code when something in the receipt is not so."""
+"""Exit code when something in the receipt is false."""
 
 
 @click.command()
@@ -39,11 +39,11 @@ def verify(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compute a receipt's generation again, and compare every bit.
+    """Recompute a receipt's generation and compare every bit.
 
-    All its rows are computed at once. MODEL is the file it was made with; without it the known
-    model that the receipt names. Exits with 0 when all is identical, with 1 when something is not
-    (the first step or field that differs is named), and with 2 when nothing could be decided.
+    All rows are computed at once. MODEL is the file that the receipt was made with; by default the
+    known model that the receipt names. Exits with 0 if everything is identical, with 1 if something
+    differs (the first step or field is named), and with 2 if there is no verdict.
     """
     import cortiq
 
@@ -51,7 +51,7 @@ def verify(
     with progress_bar() as bar, progress_bar(in_bytes=True) as fetching:
         verdict = cortiq.verify(
             read, model, key=key, fetching=fetching,
-            progress=lambda done, rows: bar("Computing again", done, rows),
+            progress=lambda done, rows: bar("Recomputing", done, rows),
             **select(LoadOptions, options),
         )  # fmt: skip
     if as_json:
@@ -71,18 +71,18 @@ def _print(receipt: Receipt, verdict: Verification) -> None:
     for number, difference in enumerate(verdict.differences):
         echo(f"{'also' if number else 'not identical'}: {difference}")
     if verdict.backend and not verdict.identical:
-        echo(_agreeing(verdict.steps, len(receipt.claim.token_ids)) + where)
+        echo(_agreement(verdict.steps, len(receipt.claim.token_ids)) + where)
     backend, version = (shown(receipt.stated.get(name)) for name in ("backend", "cortiq"))
-    by = "not signed: anybody may have stated that"
+    by = "not signed: anybody may have written that"
     if verdict.signed_by:
         by = f"signed by {fingerprint_of(verdict.signed_by)}"
     elif receipt.signature is not None:
-        by = "the signature does not hold"
+        by = "the signature is not valid"
     echo(f"stated: made on {backend} by cortiq {version}; {by}")
 
 
-def _agreeing(steps: int, claimed: int) -> str:
-    """How much is as the receipt says, where something else is not."""
+def _agreement(steps: int, claimed: int) -> str:
+    """Return how many steps are identical when something else differs."""
     if steps == claimed:  # the signature, or a field that no step shows
         return f"all {steps} steps are identical"
     return f"{steps} steps before it are identical"

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.atomic import write_whole
+from cortiq.atomic import write_atomically
 from cortiq.backend import ExportedState, KVPlanes, check_exported
 from cortiq.errors import FormatError, RequestError, shown
 from cortiq.formats.safetensors import SafetensorsHeader, read_header
@@ -65,7 +65,7 @@ def write_prefix(path: str | Path, exported: ExportedState, model_hash: str) -> 
     header += b" " * (-len(header) % 8)
     head = struct.pack("<Q", len(header)) + header
     try:
-        write_whole(path, [head, *(array.tobytes() for array in arrays.values())])
+        write_atomically(path, [head, *(array.tobytes() for array in arrays.values())])
     except OSError as error:
         raise RequestError(f"cannot be written: {error.strerror}", where=str(path)) from None
 

@@ -1,4 +1,4 @@
-"""The cache of models: where it is, one writer per model, nothing half-done left in it."""
+"""The model cache: its location, one writer per model, no partial files under final names."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from typing import IO
 from cortiq.errors import DownloadError
 
 Progress = Callable[[str, int, int], None]
-"""Called with (what is going on, bytes done, bytes in all); 0 in all: a sentence to show.
+"""Called with (activity, bytes done, bytes in total); with total 0, the activity is a sentence.
 
 While another program downloads, the calls come from a thread of their own.
 """
 
-PARTIAL = ".partial"
-"""How the name of a folder ends that is not whole."""
+PARTIAL_SUFFIX = ".partial"
+"""Suffix of the name of an incomplete folder."""
 
 _CHUNK = 1 << 20
 _WATCH_SECONDS = 0.25
 
 
 def models_folder() -> Path:
-    """Where models are kept: `models` in $CORTIQ_CACHE, or in the platform's cache folder.
+    """Return the folder of models: `models` in $CORTIQ_CACHE, or in the platform's cache folder.
 
     Raises
     ------
-    DownloadError : there is no home folder to begin at.
+    DownloadError : there is no home folder.
     """
     chosen = os.environ.get("CORTIQ_CACHE")
     try:
         return (Path(chosen).expanduser() if chosen else _platform_cache() / "cortiq") / "models"
-    except RuntimeError as error:  # nobody's home: no HOME and no such user
+    except RuntimeError as error:  # neither HOME nor such a user
         hint = "set CORTIQ_CACHE to a folder that can be written"
         raise DownloadError(f"no place for models: {error}", where=chosen, hint=hint) from None
 
@@ -52,15 +52,15 @@ def _platform_cache() -> Path:
 
 @contextmanager
 def workspace(name: str, progress: Progress | None, *, keep: bool = False) -> Iterator[Path]:
-    """Lend a folder inside the cache to the only process that may fetch `name` now.
+    """Lock the download of `name` across processes and yield a folder in the cache for it.
 
-    The folder is removed whatever happens, an interrupt included; after a killed process the next
-    one removes it. It is on the cache's file system, so that a rename out of it is atomic.
+    The folder is removed at the end, after an interrupt, too; that of a killed process is removed
+    by the next one. It is on the cache's file system, so that a rename out of it is atomic.
 
     Parameters
     ----------
-    keep : what an interrupt, a kill or an error has left is lent again to the next one; it is for
-        files that are checked before they are used.
+    keep : keep the folder after an interrupt, a kill or an error, for the next attempt to resume;
+        for files that are verified before they are used.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def workspace(name: str, progress: Progress | None, *, keep: bool = False) -> It
         ) from None
     with lock:
         _acquire(lock, name, progress)
-        folder = root / f".{name}{PARTIAL}"
+        folder = root / f".{name}{PARTIAL_SUFFIX}"
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
         kept = keep
@@ -94,7 +94,7 @@ def workspace(name: str, progress: Progress | None, *, keep: bool = False) -> It
 
 
 def _acquire(lock: IO[bytes], name: str, progress: Progress | None) -> None:
-    """Wait for the lock; the operating system frees it when its holder ends, however it ends."""
+    """Wait for the lock, which the operating system frees when its holder ends, however it ends."""
     if _try_lock(lock, wait=False):
         return
     if progress:
@@ -121,10 +121,10 @@ def _try_lock(lock: IO[bytes], wait: bool) -> bool:
 
 
 @contextmanager
-def watched(folder: Path, what: str, total: int, progress: Progress | None) -> Iterator[None]:
-    """Report the growth of `folder` while somebody else's program downloads into it.
+def report_growth(folder: Path, what: str, total: int, progress: Progress | None) -> Iterator[None]:
+    """Report the growth of `folder` while another program downloads into it.
 
-    The count never falls, and is the total at the end.
+    The count never falls and ends at the total.
     """
     if progress is None:
         yield
@@ -132,7 +132,7 @@ def watched(folder: Path, what: str, total: int, progress: Progress | None) -> I
     finished = threading.Event()
 
     def report() -> None:
-        most = 0  # a file that its downloader moves or drops takes no progress back
+        most = 0  # the count must not fall when the downloader moves or removes a file
         while not finished.wait(_WATCH_SECONDS):
             most = max(most, min(_bytes_in(folder), total))
             progress(what, most, total)
@@ -157,28 +157,28 @@ def _bytes_in(folder: Path) -> int:
     return total
 
 
-def chunks(file: IO[bytes]) -> Iterator[bytes]:
-    """The rest of a file, a mebibyte at a time."""
+def read_chunks(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the rest of a file, a mebibyte at a time."""
     while chunk := file.read(_CHUNK):
         yield chunk
 
 
 class CheckedWriter:
-    """Write a file of known size and SHA-256; a context manager.
+    """A context manager that writes a file of known size and SHA-256.
 
     Parameters
     ----------
     path : the new file.
-    size, sha256 : what it must become.
+    size, sha256 : of the finished file.
     """
 
     def __init__(self, path: Path, size: int, sha256: str, progress: Progress | None) -> None:
         self._path, self._size, self._sha256, self._progress = path, size, sha256, progress
         self._digest, self._written = hashlib.sha256(), 0
 
-    def write(self, chunks: Iterable[bytes]) -> None:
-        """Append all chunks; DownloadError as soon as they are too long."""
-        for chunk in chunks:
+    def write(self, read_chunks: Iterable[bytes]) -> None:
+        """Append all chunks; raise DownloadError as soon as they exceed the size."""
+        for chunk in read_chunks:
             self._written += len(chunk)
             if self._written > self._size:
                 self._fail(f"is longer than the expected {self._size} bytes")
@@ -188,7 +188,7 @@ class CheckedWriter:
                 self._progress(f"checking {self._path.name}", self._written, self._size)
 
     def finish(self) -> None:
-        """Check size and digest and put the bytes on the disk."""
+        """Check size and digest and sync the file to disk."""
         if self._written != self._size:
             self._fail(f"has {self._written} bytes, expected {self._size}")
         if self._digest.hexdigest() != self._sha256:
@@ -197,7 +197,7 @@ class CheckedWriter:
         os.fsync(self._file.fileno())
 
     def _fail(self, what: str) -> None:
-        hint = "the download is damaged, or not the file it should be; nothing was kept"
+        hint = "the download is damaged or of another file; nothing was kept"
         raise DownloadError(what, where=self._path.name, hint=hint)
 
     def __enter__(self) -> CheckedWriter:

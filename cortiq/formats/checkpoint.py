@@ -17,10 +17,10 @@ from cortiq.errors import FormatError, ModelNotFoundError, UnsupportedError
 from cortiq.formats.digest import file_sha256
 from cortiq.formats.gguf import GGUFFile, GGUFMetadata, open_gguf
 from cortiq.formats.mapped import MappedTensors, TensorInfo
-from cortiq.formats.mxfp4 import METHOD, Joined, JoinedTensors
+from cortiq.formats.mxfp4 import METHOD, MXFP4Tensor, MXFP4Tensors
 from cortiq.formats.safetensors import PICKLED_SUFFIXES, open_safetensors, refuse_pickled
 from cortiq.formats.strict_json import read_object, read_optional, read_text
-from cortiq.formats.text_part import has_text_part, text_config, text_tensors, with_tie
+from cortiq.formats.text_model import has_text_model, text_config, text_tensors, with_tie
 
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
@@ -51,8 +51,7 @@ class Checkpoint:
     ----------
     path : the file or folder.
     kind : "gguf" or "huggingface".
-    config : GGUF metadata, or the object in config.json; that of the text model, if it is of
-        several models.
+    config : GGUF metadata, or the object in config.json; of several models, the text model's.
     architecture : `general.architecture`, or `model_type` of the configuration.
     eos_token_ids : ids that end a text, as the files declare them, ascending.
     tokenizer_source : GGUF metadata, or the folder with tokenizer.json.
@@ -78,13 +77,15 @@ class Checkpoint:
         return name in self._tensors.tensors
 
     def info(self, name: str) -> TensorInfo:
-        """Shape, type and place of a tensor; FormatError when there is none of this name."""
+        """Return a tensor's shape, type and location; raise FormatError if there is none of this
+        name.
+        """
         if name not in self:
             raise FormatError(f"has no tensor {name!r}", where=str(self.path))
         return self._tensors.tensors[name]
 
-    def tensor(self, name: str) -> RawTensor | Joined:
-        """A view of a tensor; nothing is read before it is looked at.
+    def tensor(self, name: str) -> RawTensor | MXFP4Tensor:
+        """Return a view of a tensor; no byte is read before it is accessed.
 
         Raises
         ------
@@ -98,7 +99,7 @@ class Checkpoint:
         return RawTensor(name, info.shape, info.type, self._tensors.raw(name))
 
     def model_hash(self) -> str:
-        """SHA-256 in hex of what decides the model's bits; read from disk once, then kept.
+        """Return the SHA-256, in hex, of the files that determine the model's bits; computed once.
 
         One GGUF file: of the file. Otherwise: of the lines `name NUL sha256 LF`, sorted by name, of
         the GGUF parts, or of config.json and the safetensors files.
@@ -117,7 +118,7 @@ class Checkpoint:
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def close(self) -> None:
-        """Let go of the files; views of tensors stay valid."""
+        """Release the files; views of tensors stay valid."""
         self._tensors.close()
 
 
@@ -184,17 +185,17 @@ def _from_gguf(file: GGUFFile) -> Checkpoint:
 def _from_huggingface(folder: Path) -> Checkpoint:
     where = str(folder / "config.json")
     whole = config = read_object(folder / "config.json")
-    if has_text_part(whole):
+    if has_text_model(whole):
         config = text_config(whole)
     architecture = _text(config, "model_type", where)
     if architecture is None:
         raise FormatError("has no model_type", where=where)
     tensors: MappedTensors = open_safetensors(folder)
     if _is_mxfp4(config):
-        tensors = JoinedTensors(tensors)
+        tensors = MXFP4Tensors(tensors)
         config = {key: value for key, value in config.items() if key != "quantization_config"}
     _refuse_quantised(config, where)
-    if has_text_part(whole):
+    if has_text_model(whole):
         tensors = text_tensors(tensors)
         config = with_tie(config, tensors)
     generation = read_optional(folder / "generation_config.json")
@@ -212,7 +213,7 @@ def _from_huggingface(folder: Path) -> Checkpoint:
 
 
 def _is_mxfp4(config: dict[str, Any]) -> bool:
-    """Whether the folder's matrices are pairs of codes and exponents, which their types say."""
+    """Return whether the folder's matrices are MXFP4: pairs of codes and exponents."""
     options = config.get("quantization_config")
     return isinstance(options, dict) and options.get("quant_method") == METHOD
 
@@ -244,7 +245,7 @@ def _ids(values: list[Any], where: str) -> tuple[int, ...]:
 
 
 def _folder_template(folder: Path) -> str | None:
-    """chat_template.jinja, else the entry of tokenizer_config.json; of several, "default"."""
+    """Return chat_template.jinja, else the one in tokenizer_config.json; of several, "default"."""
     if os.path.lexists(folder / "chat_template.jinja"):
         return read_text(folder / "chat_template.jinja")
     path = folder / "tokenizer_config.json"

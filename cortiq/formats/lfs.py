@@ -1,4 +1,4 @@
-"""Pointers of Git LFS: what a clone without its large files has in their place."""
+"""Git LFS pointers, which a clone has in place of large files that were not fetched."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from pathlib import Path
 
 from cortiq.errors import FormatError
 
-LONGEST = 1024
-"""Bytes of a pointer at most, by its specification."""
-BEGIN = b"version https://git-lfs.github.com/spec/"
+MAX_POINTER_BYTES = 1024
+"""Largest size of a pointer in bytes, by its specification."""
+POINTER_START = b"version https://git-lfs.github.com/spec/"
 _SIZE = re.compile(rb"^size (\d{1,18})$", re.MULTILINE)
 
 
 def refuse_pointer(path: Path, head: bytes) -> None:
-    """Raise FormatError for a file that is a pointer and not what it points to.
+    """Raise FormatError if a file is a Git LFS pointer.
 
     Parameters
     ----------
-    head : the beginning of the file, `LONGEST` bytes of it.
+    head : the beginning of the file, `MAX_POINTER_BYTES` bytes of it.
     """
-    if not head.startswith(BEGIN):
+    if not head.startswith(POINTER_START):
         return
     size = _SIZE.search(head)
     named = f" to a file of {int(size[1])} bytes" if size else ""

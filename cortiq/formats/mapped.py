@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.errors import FormatError, ModelNotFoundError
-from cortiq.formats.lfs import LONGEST, refuse_pointer
+from cortiq.formats.lfs import MAX_POINTER_BYTES, refuse_pointer
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies.
+    """A tensor's type, shape and location in its file.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class MappedTensors:
 
     Attributes
     ----------
-    path : what was opened, for messages.
+    path : the opened file or folder, for messages.
     paths : the mapped files; `TensorInfo.part` counts in this list.
     tensors : name -> TensorInfo.
     """
@@ -62,7 +62,7 @@ class MappedTensors:
         self._buffers = buffers
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of a tensor, read-only and not copied: uint8 [rows..., bytes of a row].
+        """Return the bytes of a tensor, read-only and not copied: uint8 [rows..., bytes of a row].
 
         A vector has shape [bytes]. The view stays valid after `close`.
 
@@ -79,7 +79,7 @@ class MappedTensors:
         return data.reshape(*tensor.shape[:-1], tensor.row_bytes)
 
     def close(self) -> None:
-        """Let go of the files; they are unmapped when the last view of a tensor is gone."""
+        """Release the files; they are unmapped with the last view of a tensor."""
         self._buffers = []
 
     def __enter__(self) -> Self:
@@ -97,9 +97,9 @@ class MappedTensors:
 def map_file(path: Path) -> mmap.mmap:
     """Map a regular, non-empty file read-only.
 
-    The map lives as long as something refers to it; nobody closes it by hand, so that a view of a
-    tensor can never outlive its bytes. A file that shrinks while mapped kills the process: replace
-    model files by renaming, never in place.
+    The map lives as long as something refers to it and is never closed explicitly, so that a view
+    of a tensor cannot outlive its bytes. A file that shrinks while mapped kills the process:
+    replace model files by renaming, never in place.
 
     Raises
     ------
@@ -113,7 +113,7 @@ def map_file(path: Path) -> mmap.mmap:
         if status.st_size == 0:
             raise FormatError("is empty", where=str(path))
         with path.open("rb") as file:
-            refuse_pointer(path, file.read(LONGEST))
+            refuse_pointer(path, file.read(MAX_POINTER_BYTES))
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise ModelNotFoundError("no such file", where=str(path)) from None

@@ -1,4 +1,4 @@
-"""MXFP4 weights of Hugging Face folders: pairs of tensors, read as one of the layout GGUF has.
+"""MXFP4 weights of Hugging Face folders: pairs of tensors, read as one in GGUF's layout.
 
 A matrix [..., rows, columns] is held as `NAME_blocks` [..., rows, columns/32, 16], two codes a
 byte, the even one low, and `NAME_scales` [..., rows, columns/32], the exponents. A block of our
@@ -22,8 +22,8 @@ BLOCKS, SCALES, BLOCK = "_blocks", "_scales", 32
 
 
 @dataclass(frozen=True)
-class Joined:
-    """A tensor of codes and exponents, put together when its bytes are asked for."""
+class MXFP4Tensor:
+    """A tensor of codes and exponents, interleaved on access."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,8 +42,8 @@ class Joined:
         return joined.reshape(*self.shape[:-1], -1)
 
 
-class JoinedTensors(MappedTensors):
-    """The tensors of a folder, every pair of codes and exponents as one, `NAME.weight`.
+class MXFP4Tensors(MappedTensors):
+    """The tensors of a folder, every pair of codes and exponents as one tensor `NAME.weight`.
 
     Raises
     ------
@@ -68,22 +68,22 @@ class JoinedTensors(MappedTensors):
         super().__init__(inner.path, inner.paths, tensors, inner._buffers)
         self._inner, self._stems = inner, {f"{stem}.weight": stem for stem in pairs}
 
-    def joined(self, name: str) -> Joined | None:
-        """The tensor of a pair, or `None` for one that the folder has as it is."""
+    def joined(self, name: str) -> MXFP4Tensor | None:
+        """Return the tensor of a pair, or None for an ordinary tensor."""
         stem = self._stems.get(name)
         if stem is None:
             return None
         blocks, scales = (
             MappedTensors.raw(self._inner, f"{stem}{part}") for part in (BLOCKS, SCALES)
         )
-        return Joined(name, self.tensors[name].shape, blocks, scales)
+        return MXFP4Tensor(name, self.tensors[name].shape, blocks, scales)
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of a tensor that the folder has as it is."""
+        """Return the bytes of an ordinary tensor."""
         return self._inner.raw(name)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Release the files."""
         super().close()
         self._inner.close()
 

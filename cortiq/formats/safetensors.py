@@ -24,7 +24,7 @@ from cortiq.formats.mapped import MappedTensors, TensorInfo, map_file
 from cortiq.formats.strict_json import parse_object, read_object
 
 WEIGHT_TYPES = ("F32", "F16", "BF16")
-"""Types that weights may have; tensors of the others can be there but not be read."""
+"""Types that weights may have; tensors of other types may be present but not be read."""
 
 ITEM_BYTES: dict[str, int] = {
     "BOOL": 1,
@@ -50,16 +50,16 @@ ITEM_BYTES: dict[str, int] = {
 INDEX_NAME = "model.safetensors.index.json"
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
-_MOST_HEADER = 16 << 20
-_MOST_TENSORS = 1 << 17
-_MOST_AXES = 8
+_MAX_HEADER = 16 << 20
+_MAX_TENSORS = 1 << 17
+_MAX_AXES = 8
 _SHARD_NAME = re.compile(r"\w[\w.+-]{,199}", re.ASCII)
 _KEYS = {"dtype", "shape", "data_offsets"}
 
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """One file's tensor table and its map; `metadata` is what its writer says of it."""
+    """One file's tensor table, its memory map, and its writer's `metadata`."""
 
     path: Path
     buffer: mmap.mmap
@@ -71,7 +71,7 @@ class SafetensorsFolder(MappedTensors):
     """The tensors of a Hugging Face folder."""
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
-        """As `MappedTensors.raw`; UnsupportedError for a type that weights cannot have."""
+        """Return a tensor's bytes; raise UnsupportedError for a type that weights cannot have."""
         tensor = self.tensors.get(name)
         if tensor is not None and tensor.type not in WEIGHT_TYPES:
             message = f"tensor {name!r} has type {tensor.type}"
@@ -88,7 +88,7 @@ def open_safetensors(folder: str | Path) -> SafetensorsFolder:
     Raises
     ------
     FormatError : no weights, a missing shard, a tensor the index promises, a corrupt header.
-    UnsupportedError : only pickled weights, or an element type nobody knows the size of.
+    UnsupportedError : only pickled weights, or an unknown element type.
     """
     folder = Path(folder)
     path = _weights_file(folder)
@@ -116,20 +116,20 @@ def _fail(path: Path, what: str) -> NoReturn:
 
 
 def _header_end(path: Path, buffer: mmap.mmap) -> int:
-    """First byte after the header; nothing of it is parsed before its size is plausible."""
+    """Return the first byte after the header, which is parsed only if its size is plausible."""
     if len(buffer) < 8:
         _fail(path, f"truncated: {len(buffer)} bytes are no safetensors file")
     length = struct.unpack_from("<Q", buffer)[0]
     if length > len(buffer) - 8:
         _fail(path, f"truncated or corrupt: the header has {length} bytes of {len(buffer)}")
-    if length > _MOST_HEADER:
-        _fail(path, f"the header has {length} bytes, more than {_MOST_HEADER}")
+    if length > _MAX_HEADER:
+        _fail(path, f"the header has {length} bytes, more than {_MAX_HEADER}")
     header = buffer[8 : 8 + length]
     if not header.startswith(b"{"):
         _fail(path, "not a safetensors file: the header is no JSON object")
     # A tensor is three brackets; this bounds the objects that parsing can create.
-    if header.count(b"[") + header.count(b"{") > 3 * _MOST_TENSORS:
-        _fail(path, f"the header has more than {_MOST_TENSORS} tensors")
+    if header.count(b"[") + header.count(b"{") > 3 * _MAX_TENSORS:
+        _fail(path, f"the header has more than {_MAX_TENSORS} tensors")
     return 8 + length
 
 
@@ -155,14 +155,14 @@ def _tensor(path: Path, name: str, entry: Any, base: int, part: int) -> TensorIn
 
 
 def _is_counts(values: Any) -> bool:
-    """Whether it is a short list of sizes; long or huge ones would make their product slow."""
-    if not isinstance(values, list) or len(values) > _MOST_AXES:
+    """Return whether a value is a short list of sizes; a long or huge one makes products slow."""
+    if not isinstance(values, list) or len(values) > _MAX_AXES:
         return False
     return all(type(value) is int and 0 <= value < 1 << 63 for value in values)
 
 
 def _check_cover(path: Path, tensors: list[TensorInfo], start: int, end: int) -> None:
-    """Every byte behind the header belongs to exactly one tensor."""
+    """Check that every byte after the header belongs to exactly one tensor."""
     position = start
     for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.nbytes)):
         if tensor.offset != position:
@@ -174,7 +174,7 @@ def _check_cover(path: Path, tensors: list[TensorInfo], start: int, end: int) ->
 
 
 def _weights_file(folder: Path) -> Path:
-    """The file to begin with: model.safetensors, else the index, else the only one there is."""
+    """Return the file to open: model.safetensors, the index, or else the only safetensors file."""
     for name in ("model.safetensors", INDEX_NAME):
         if (folder / name).is_file():
             return folder / name
@@ -190,7 +190,7 @@ def _weights_file(folder: Path) -> Path:
 
 
 def refuse_pickled(path: Path) -> NoReturn:
-    """Raise the UnsupportedError for weights that are a pickle."""
+    """Raise UnsupportedError for pickled weights."""
     message = "pickled weights are refused: reading a pickle runs the code in it"
     raise UnsupportedError(message, where=str(path), hint="convert them to safetensors")
 

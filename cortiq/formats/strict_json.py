@@ -1,4 +1,4 @@
-"""JSON from untrusted files: bounded in size, duplicate keys refused, our errors only."""
+"""JSON from untrusted files: bounded size, no duplicate keys, only errors of our own."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from cortiq.errors import FormatError
-from cortiq.formats.lfs import LONGEST, refuse_pointer
+from cortiq.formats.lfs import MAX_POINTER_BYTES, refuse_pointer
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """Largest JSON or text file that is read; the largest tokenizer.json known has 35 MB."""
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_object(data: bytes, where: str, most_levels: int | None = None) -> dict[str, Any]:
-    """Parse one JSON object; raises FormatError for anything else.
+    """Parse one JSON object; raise FormatError for anything else.
 
     Parameters
     ----------
@@ -35,13 +35,13 @@ def parse_object(data: bytes, where: str, most_levels: int | None = None) -> dic
         raise FormatError(f"is not valid JSON: {error}", where=where) from None
     if not isinstance(value, dict):
         raise FormatError("is not a JSON object", where=where)
-    if most_levels is not None and levels(value) > most_levels:
+    if most_levels is not None and nesting_depth(value) > most_levels:
         raise FormatError(f"is nested more than {most_levels} levels deep", where=where)
     return value
 
 
-def levels(value: Any) -> int:
-    """Return how many objects and lists lie in each other, without a call for each of them."""
+def nesting_depth(value: Any) -> int:
+    """Return the depth of nested objects and lists, without recursion."""
     found, inner = 0, [value]
     while inner := [item for item in inner if isinstance(item, (dict, list))]:
         found += 1
@@ -55,7 +55,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_optional(path: Path) -> dict[str, Any]:
-    """As `read_object`, or nothing when nothing has this name; a dangling link is an error."""
+    """Read an optional JSON object; empty without the file, but a dangling link is an error."""
     return read_object(path) if os.path.lexists(path) else {}
 
 
@@ -73,10 +73,10 @@ def read_bytes(path: Path) -> bytes:
         if not path.is_file():
             raise FormatError("is missing or not a regular file", where=str(path))
         size = path.stat().st_size
-        if size > MOST_BYTES:
-            raise FormatError(f"has {size} bytes, more than {MOST_BYTES}", where=str(path))
+        if size > MAX_BYTES:
+            raise FormatError(f"has {size} bytes, more than {MAX_BYTES}", where=str(path))
         data = path.read_bytes()
-        refuse_pointer(path, data[:LONGEST])
+        refuse_pointer(path, data[:MAX_POINTER_BYTES])
         return data
     except OSError as error:
         raise FormatError(f"cannot be read: {error}", where=str(path)) from None

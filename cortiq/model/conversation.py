@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cortiq.arguments import path_of
-from cortiq.atomic import write_whole
+from cortiq.atomic import write_atomically
 from cortiq.errors import FormatError, RequestError, shown
 from cortiq.model.chat import ROLES
 from cortiq.options import GenerateOptions, resolve
@@ -174,7 +174,7 @@ class Conversation:
         }  # fmt: skip
         text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
         try:
-            write_whole(path_of(path, "save"), [text.encode("utf-8", "surrogatepass")])
+            write_atomically(path_of(path, "save"), [text.encode("utf-8", "surrogatepass")])
         except OSError as error:
             raise RequestError(
                 f"cannot be written: {error.strerror or error}", where=str(path)

@@ -27,7 +27,7 @@ from cortiq.model.scoring import ScoringMixin
 from cortiq.model.source import ModelSource
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.options import GenerateOptions, LoadOptions, resolve
-from cortiq.receipts.record import receipt_of
+from cortiq.receipts.record import make_receipt
 from cortiq.tokenizer.tokenizer import Tokenizer
 
 Prompt = str | Iterable[int]
@@ -218,7 +218,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
             prompt_ids=request.prompt,
             options=options,
             step_digests=tuple(output.step_digests),
-            record=lambda made: receipt_of(made, self, request),
+            record=lambda made: make_receipt(made, self, request),
             identity=identity,
         )
 

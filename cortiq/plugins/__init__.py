@@ -1,4 +1,4 @@
-"""The one seam through which packages bring backends, model families and commands.
+"""Plugins: packages that bring backends, model families and commands.
 
 Importing this imports no plugin and no numpy; `load_plugins` and `find_backend` do.
 """

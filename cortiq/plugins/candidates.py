@@ -1,4 +1,4 @@
-"""Where plugins come from: entry points of installed distributions, and files."""
+"""Sources of plugins: entry points of installed distributions, and files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cortiq import hookspecs
-from cortiq.plugins.checks import BrokenPluginError, one_line
+from cortiq.plugins.checks import BrokenPluginError, error_line
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -22,7 +22,7 @@ ONLY_VARIABLE = "CORTIQ_PLUGINS"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plugin that is there to be loaded.
+    """A plugin that can be loaded.
 
     Attributes
     ----------
@@ -36,9 +36,9 @@ class Candidate:
 
 
 def installed_entry_points(reject: Callable[[str, str], None]) -> Iterator[metadata.EntryPoint]:
-    """Entry points of group `cortiq.plugins` of all installed distributions.
+    """Yield the entry points of group `cortiq.plugins` of all installed distributions.
 
-    Distributions are read one by one, so that one whose metadata is malformed hides no other;
+    Distributions are read one by one, so that one with malformed metadata does not hide others;
     `reject` is called with its name and a sentence. Of two copies on the path the first counts.
     """
     seen = set()
@@ -52,18 +52,18 @@ def installed_entry_points(reject: Callable[[str, str], None]) -> Iterator[metad
         try:
             yield from distribution.entry_points.select(group=hookspecs.GROUP)
         except Exception as error:
-            reject(name, f"its entry_points.txt cannot be read: {one_line(error)}")
+            reject(name, f"its entry_points.txt cannot be read: {error_line(error)}")
 
 
 def _distribution_name(distribution: metadata.Distribution) -> str:
     try:
         return distribution.metadata["Name"] or "a distribution without a name"
     except Exception as error:  # METADATA is missing or malformed
-        return f"a distribution without metadata ({one_line(error)})"
+        return f"a distribution without metadata ({error_line(error)})"
 
 
 def only_from_environment() -> list[str] | None:
-    """Names of the plugins to load, or None for all."""
+    """Return the names of the plugins to load, or None for all."""
     text = os.environ.get(ONLY_VARIABLE)
     if text is None:
         return None
@@ -71,14 +71,14 @@ def only_from_environment() -> list[str] | None:
 
 
 def from_entry_point(point: metadata.EntryPoint) -> Candidate:
-    """The plugin behind an entry point."""
+    """Return the plugin of an entry point."""
     dist = point.dist
     source = f"{_distribution_name(dist)} {dist.version}" if dist else point.value
     return Candidate(point.name, source, point.load)
 
 
 def from_file(file: str | Path) -> Candidate:
-    """The plugin that a file is."""
+    """Return the plugin in a file."""
     path = Path(file)
     return Candidate(path.stem, str(path), lambda: _load_file(path), requested=True)
 

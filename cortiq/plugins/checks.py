@@ -1,4 +1,4 @@
-"""What a plugin must be before it is let in; each check raises a sentence about the plugin."""
+"""Checks of plugins; each raises an error with a sentence about the plugin."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ BACKEND_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 class BrokenPluginError(Exception):
-    """The sentence that says what is wrong with a plugin."""
+    """A plugin is invalid; the message says why."""
 
 
-def one_line(error: BaseException) -> str:
-    """Kind and message of an error, on one line."""
+def error_line(error: BaseException) -> str:
+    """Return an error's type and message on one line."""
     message = " ".join(str(error).split())
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def sentence(error: BaseException) -> str:
-    """What a `PluginProblem` says about an error met while loading."""
+def problem_sentence(error: BaseException) -> str:
+    """Return the sentence of a `PluginProblem` for an error met while loading."""
     if isinstance(error, BrokenPluginError):
         return str(error)
     if isinstance(error, pluggy.PluginValidationError):
         return f"a hook has the wrong signature: {' '.join(str(error).split())}"
-    return one_line(error)
+    return error_line(error)
 
 
 def check_marked(plugin: object) -> None:
-    """Refuse functions named as a hook that lack the mark, which pluggy passes over in silence."""
+    """Refuse functions named like a hook but not marked: pluggy would ignore them silently."""
     marker = f"{hookspecs.PROJECT}_impl"
     for name in HOOKS:
         function = inspect.getattr_static(plugin, name, None)
@@ -71,21 +71,21 @@ def check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
 
 
 def flatten(hook: str, results: Sequence[Any]) -> list[Any]:
-    """All objects that a plugin's implementations of a hook returned."""
+    """Return all objects that a plugin's implementations of a hook returned."""
     if not results:
         raise BrokenPluginError(f"{hook} returned None; it returns a list")
     for result in results:
         if isinstance(result, str | bytes) or not isinstance(result, Iterable):
-            raise BrokenPluginError(f"{hook} returned {_an(result)}; it returns a list")
+            raise BrokenPluginError(f"{hook} returned {_type_of(result)}; it returns a list")
     return [item for result in results for item in result]
 
 
-def _an(value: object) -> str:
+def _type_of(value: object) -> str:
     return f"an object of type {type(value).__name__}"
 
 
 def check_backends(found: Sequence[Any]) -> list[Backend]:
-    """Refuse what is not a backend, has no proper name, or was built for another version."""
+    """Refuse objects that are no backends, are badly named, or are built for another version."""
     for backend in found:
         check_backend(backend)
     names = [backend.name for backend in found]
@@ -109,7 +109,7 @@ def _check_is_backend(backend: Any) -> None:
     members = [n for n in (*Backend.__annotations__, *vars(Backend)) if not n.startswith("_")]
     missing = [n for n in members if not hasattr(backend, n)]
     if missing:
-        raise BrokenPluginError(f"{_an(backend)} is no backend: it lacks {', '.join(missing)}")
+        raise BrokenPluginError(f"{_type_of(backend)} is no backend: it lacks {', '.join(missing)}")
     if not isinstance(backend.name, str) or not BACKEND_NAME.fullmatch(backend.name):
         raise BrokenPluginError(f"{backend.name!r} cannot be the name of a backend")
     if not isinstance(backend.priority, int):
@@ -130,7 +130,7 @@ def _check_versions(backend: Backend) -> None:
 
 
 def check_kernels(found: Sequence[Any]) -> list[Kernel]:
-    """Refuse what is no `Kernel` for a primitive, or has no proper name."""
+    """Refuse objects that are no `Kernel` of a primitive, or are badly named."""
     if not found:
         return []
     from cortiq.backend import Kernel
@@ -138,7 +138,7 @@ def check_kernels(found: Sequence[Any]) -> list[Kernel]:
 
     for kernel in found:
         if not isinstance(kernel, Kernel):
-            raise BrokenPluginError(f"{_an(kernel)} is no cortiq.backend.Kernel")
+            raise BrokenPluginError(f"{_type_of(kernel)} is no cortiq.backend.Kernel")
         if not isinstance(kernel.name, str) or not BACKEND_NAME.fullmatch(kernel.name):
             raise BrokenPluginError(f"{kernel.name!r} cannot be the name of a kernel")
         if not (isinstance(kernel.op, type) and issubclass(kernel.op, Op) and kernel.op.primitive):
@@ -151,7 +151,7 @@ def check_kernels(found: Sequence[Any]) -> list[Kernel]:
 def check_families(found: Sequence[Any]) -> list[ModuleType]:
     """Refuse families without ARCHITECTURES or `build`."""
     for family in found:
-        name = getattr(family, "__name__", _an(family))
+        name = getattr(family, "__name__", _type_of(family))
         if not getattr(family, "ARCHITECTURES", None):
             raise BrokenPluginError(f"the family {name} names no ARCHITECTURES")
         if not callable(getattr(family, "build", None)):
@@ -160,14 +160,14 @@ def check_families(found: Sequence[Any]) -> list[ModuleType]:
 
 
 def check_drafters(found: Sequence[Any]) -> list[DrafterKind]:
-    """Refuse what is not a `DrafterKind`, or has a name of ours or no proper one."""
+    """Refuse objects that are no `DrafterKind`, are badly named, or take a built-in name."""
     if not found:
         return []
     from cortiq.engine.drafters.kinds import OWN, RESERVED, DrafterKind  # numpy, as above
 
     for kind in found:
         if not isinstance(kind, DrafterKind):
-            raise BrokenPluginError(f"cortiq_drafters returned {_an(kind)}, not DrafterKinds")
+            raise BrokenPluginError(f"cortiq_drafters returned {_type_of(kind)}, not DrafterKinds")
         if not isinstance(kind.name, str) or not BACKEND_NAME.fullmatch(kind.name):
             raise BrokenPluginError(f"{kind.name!r} cannot be the name of a drafter")
         if kind.name in OWN or kind.name in RESERVED:
@@ -176,32 +176,34 @@ def check_drafters(found: Sequence[Any]) -> list[DrafterKind]:
 
 
 def check_tool_dialects(found: Sequence[Any]) -> list[ToolDialect]:
-    """Refuse what is not a `ToolDialect`, or has no opening marker."""
+    """Refuse objects that are no `ToolDialect`, or have no markers."""
     from cortiq.dialects.dialect import ToolDialect
 
     for dialect in found:
         if not isinstance(dialect, ToolDialect):
-            raise BrokenPluginError(f"cortiq_tool_dialects returned {_an(dialect)}, not dialects")
+            raise BrokenPluginError(
+                f"cortiq_tool_dialects returned {_type_of(dialect)}, not dialects"
+            )
         if not dialect.opens or not (dialect.closes or dialect.at_end):
             raise BrokenPluginError(f"the tool dialect {dialect.name!r} never opens or closes")
     return list(found)
 
 
 def check_commands(found: Sequence[Any]) -> list[click.Command]:
-    """Refuse what is not a named click command, or has the name of one of ours, which hides it."""
+    """Refuse objects that are no named click commands, or take a built-in name."""
     if not found:
         return []
     import click
 
     for command in found:
         if not isinstance(command, click.Command) or not command.name:
-            raise BrokenPluginError(f"{_an(command)} is not a click command with a name")
-        if command.name in COMMANDS and not _of_the_kit(command):
+            raise BrokenPluginError(f"{_type_of(command)} is not a click command with a name")
+        if command.name in COMMANDS and not _is_kit_command(command):
             raise BrokenPluginError(f"brings the command {command.name!r}, which cortiq has itself")
     return list(found)
 
 
-def _of_the_kit(command: click.Command) -> bool:
-    """Whether it is the very command that cortiq runs under this name."""
+def _is_kit_command(command: click.Command) -> bool:
+    """Return whether a command is the conformance kit's own."""
     home = getattr(command.callback, "__module__", "").partition(".")[0]
     return command.name in KIT and home == KIT_PACKAGE

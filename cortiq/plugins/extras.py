@@ -1,4 +1,4 @@
-"""Extras of the distribution: what else could be installed, and what is missing for it."""
+"""Extras of the distribution: optional packages, and which of them are missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EXTRA = re.compile(r"extra\s*==\s*['\"](?P<extra>[^'\"]+)['\"]")
 
 @dataclass(frozen=True)
 class Extra:
-    """A set of packages that `pip install 'cortiq[…]'` brings.
+    """An extra: packages that `pip install 'cortiq[…]'` installs.
 
     Attributes
     ----------
@@ -30,34 +30,34 @@ class Extra:
 
     @property
     def missing(self) -> list[str]:
-        """Those that are not installed."""
+        """Packages that are not installed."""
         return [package for package, version in self.packages.items() if version is None]
 
     @property
     def command(self) -> str:
-        """What installs it: from the checkout that cortiq itself is run from, if it is."""
-        if any(folder_of(package) for package in self.missing):
+        """The command that installs it, from the checkout that cortiq is run from, if any."""
+        if any(checkout_folder(package) for package in self.missing):
             return install_command(*self.missing)
         return f"pip install '{CORE}[{self.name}]'"
 
 
 def extra_command(name: str) -> str:
-    """What installs an extra, for the hint of an error."""
+    """Return the command that installs an extra, for the hint of an error."""
     return next(
         (extra.command for extra in extras() if extra.name == name), Extra(name, {}).command
     )
 
 
 def install_command(*packages: str) -> str:
-    """What installs these packages: pip, from a checkout's folders where they are in one."""
-    parts = [f"-e {folder_of(p)}" if folder_of(p) else p for p in packages]
+    """Return the pip command that installs packages, from the checkout's folders if present."""
+    parts = [f"-e {checkout_folder(p)}" if checkout_folder(p) else p for p in packages]
     return f"pip install {' '.join(parts)}"
 
 
-def folder_of(package: str) -> str | None:
-    """Where a checkout that cortiq is run from holds a package of ours; None when none does.
+def checkout_folder(package: str) -> str | None:
+    """Return the folder of a cortiq package in the current checkout, or None.
 
-    It is said relative to the working folder where it lies under it.
+    The path is relative if it is below the working folder.
     """
     root = Path(__file__).resolve().parents[2]
     if not package.startswith(CORE) or not (root / "pyproject.toml").is_file():
@@ -70,7 +70,7 @@ def folder_of(package: str) -> str | None:
 
 
 def extras() -> list[Extra]:
-    """The extras that this installation of cortiq declares."""
+    """Return the extras that this installation of cortiq declares."""
     found: dict[str, dict[str, str | None]] = {}
     for package, extra in _requirements(CORE):
         if extra is not None:
@@ -79,13 +79,13 @@ def extras() -> list[Extra]:
 
 
 def missing_requirements(distribution: str) -> list[str]:
-    """Packages that an installed distribution needs everywhere, and that are not there."""
+    """Return required packages of an installed distribution that are missing."""
     needed = [package for package, extra in _requirements(distribution) if extra is None]
     return [package for package in needed if _version(package) is None]
 
 
 def _requirements(distribution: str) -> list[tuple[str, str | None]]:
-    """Package and extra of every requirement; those for other platforms are left out."""
+    """Return package and extra of every requirement, except those of other platforms."""
     try:
         lines = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Kernels of third parties, handed to the backends they are for."""
+"""Registration of third-party kernels with their backends."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from cortiq.backend import Backend, Kernel
 
 
-def give_kernels(kernels: Sequence[Kernel], backends: Mapping[str, Backend]) -> None:
-    """Give each kernel to its backend, all of them or none.
+def register_kernels(kernels: Sequence[Kernel], backends: Mapping[str, Backend]) -> None:
+    """Register each kernel with its backend, all of them or none.
 
     Raises
     ------

@@ -1,12 +1,12 @@
-"""The one seam: packages found under the entry point `cortiq.plugins`, each loaded in its own try.
+"""Loading of plugins: packages with an entry point in `cortiq.plugins`, each in its own `try`.
 
-A plugin that breaks becomes a `PluginProblem`, a sentence that `cortiq backends` shows, and is
-taken out whole; it breaks nothing else. Nothing here imports a plugin or numpy until
-`load_plugins` is called.
+A broken plugin becomes a `PluginProblem`, whose sentence `cortiq backends` shows, and is removed
+completely; it breaks nothing else. Nothing here imports a plugin or numpy until `load_plugins` is
+called.
 
-* `CORTIQ_PLUGINS` says which installed plugins are loaded: a comma list of their names, none when
-  it is empty, all when it isn't set.
-* A file is a plugin too (`--plugin FILE.py`): it needs no packaging and is always loaded.
+* `CORTIQ_PLUGINS` selects the installed plugins to load: a comma-separated list of names; none if
+  it is empty, all if it isn't set.
+* A file can be a plugin, too (`--plugin FILE.py`): it needs no packaging and is always loaded.
 * Two plugins that bring a backend of one name: it belongs to the plugin whose entry point has that
   name, else to the first in alphabetical order; the other plugin is a problem.
 """
@@ -32,8 +32,8 @@ from cortiq.plugins.candidates import (
     installed_entry_points,
     only_from_environment,
 )
-from cortiq.plugins.checks import BrokenPluginError, one_line
-from cortiq.plugins.kernels import give_kernels
+from cortiq.plugins.checks import BrokenPluginError, error_line
+from cortiq.plugins.kernels import register_kernels
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PluginProblem:
-    """A plugin that was not loaded, and why.
+    """A plugin that was not loaded, with the reason.
 
     Attributes
     ----------
     name : of the entry point, or the file.
-    sentence : what is wrong with it.
+    sentence : the reason.
     requested : whether the user named the file; commands that need a backend then refuse to run.
     """
 
@@ -63,18 +63,18 @@ class PluginProblem:
 
 @dataclass(frozen=True)
 class Plugins:
-    """What the loaded plugins bring.
+    """Everything that the loaded plugins bring.
 
     Attributes
     ----------
     backends : by name, the highest priority first.
     families : model family modules, in the order of their plugins' names.
     commands : commands for `cortiq`, by name.
-    drafters : ways to draft, in the order of their plugins' names.
-    tool_dialects : ways to write tool calls, in the order of their plugins' names.
+    drafters : drafter kinds, in the order of their plugins' names.
+    tool_dialects : tool call dialects, in the order of their plugins' names.
     problems : plugins that were not loaded.
-    sources : where each plugin comes from (distribution and version, or file), by plugin name.
-    brought_by : name of the plugin that brings each backend, by backend name.
+    sources : each plugin's distribution and version, or file, by plugin name.
+    brought_by : each backend's plugin, by backend name.
     """
 
     backends: Mapping[str, Backend] = field(default_factory=dict)
@@ -100,7 +100,7 @@ def load_plugins(
     only : names of the entry points to load; `None` for what `CORTIQ_PLUGINS` says.
     files : Python files that are plugins.
     """
-    loader = _Loader()
+    loader = _PluginLoader()
     if entry_points is None:
         entry_points = installed_entry_points(loader.reject)
     if only is None:
@@ -115,7 +115,7 @@ def load_plugins(
 
 
 @dataclass
-class _Brought:
+class _LoadedPlugin:
     """A registered plugin and what its hooks returned."""
 
     candidate: Candidate
@@ -128,13 +128,13 @@ class _Brought:
     tool_dialects: list[ToolDialect]
 
 
-class _Loader:
-    """Registers plugins one by one; whatever goes wrong with one stays with it."""
+class _PluginLoader:
+    """Registers plugins one by one; an error in one does not affect the others."""
 
     def __init__(self) -> None:
         self.manager = pluggy.PluginManager(hookspecs.PROJECT)
         self.manager.add_hookspecs(hookspecs)
-        self.brought: dict[str, _Brought] = {}
+        self.brought: dict[str, _LoadedPlugin] = {}
         self.problems: list[PluginProblem] = []
 
     def reject(self, name: str, sentence: str, requested: bool = False) -> None:
@@ -147,7 +147,7 @@ class _Loader:
                 self.reject(name, f"{ONLY_VARIABLE} names it, but installed are: {others}")
 
     def add(self, candidate: Candidate) -> None:
-        """Load and register one plugin, or note why not and leave no trace of it."""
+        """Load and register one plugin; on an error record the problem and unregister it."""
         try:
             if candidate.name in self.brought:
                 first = self.brought[candidate.name].candidate.source
@@ -155,7 +155,7 @@ class _Loader:
             self._register(candidate)
         except (Exception, SystemExit) as error:  # a plugin may raise anything at all
             self._remove(candidate)
-            self.reject(candidate.name, checks.sentence(error), candidate.requested)
+            self.reject(candidate.name, checks.problem_sentence(error), candidate.requested)
 
     def _register(self, candidate: Candidate) -> None:
         try:
@@ -163,13 +163,13 @@ class _Loader:
         except BrokenPluginError:
             raise
         except (Exception, SystemExit) as error:
-            raise BrokenPluginError(f"cannot be imported: {one_line(error)}") from error
+            raise BrokenPluginError(f"cannot be imported: {error_line(error)}") from error
         if self.manager.is_registered(plugin):
             raise BrokenPluginError(f"is the plugin {self.manager.get_name(plugin)!r} once more")
         checks.check_marked(plugin)
         self.manager.register(plugin, candidate.name)
         checks.check_hooks(self.manager, plugin)
-        self.brought[candidate.name] = _Brought(
+        self.brought[candidate.name] = _LoadedPlugin(
             candidate,
             plugin,
             checks.check_backends(self._call("cortiq_backends", plugin)),
@@ -195,7 +195,7 @@ class _Loader:
                 self.manager.unregister(name=candidate.name)
 
     def finish(self) -> Plugins:
-        """Settle who keeps a name that two plugins bring, and collect the rest."""
+        """Resolve names that two plugins bring, and collect the result."""
         backends = self._settle("backend", lambda b: [x.name for x in b.backends])
         self._settle("command", lambda b: [str(x.name) for x in b.commands])
         by_name = {x.name: x for b in self.brought.values() for x in b.backends}
@@ -215,16 +215,16 @@ class _Loader:
             brought_by={n: owner for n, owner in backends.items() if owner in self.brought},
         )
 
-    def _give(self, brought: _Brought, backends: Mapping[str, Backend]) -> None:
-        """Hand a plugin's kernels to their backends; one that is refused takes the plugin out."""
+    def _give(self, brought: _LoadedPlugin, backends: Mapping[str, Backend]) -> None:
+        """Register a plugin's kernels with their backends; remove the plugin if one is refused."""
         candidate = brought.candidate
         try:
-            give_kernels(brought.kernels, backends)
+            register_kernels(brought.kernels, backends)
         except BrokenPluginError as error:
             self._remove(candidate)
             self.reject(candidate.name, str(error), candidate.requested)
 
-    def _settle(self, what: str, names: Callable[[_Brought], list[str]]) -> dict[str, str]:
+    def _settle(self, what: str, names: Callable[[_LoadedPlugin], list[str]]) -> dict[str, str]:
         owners: dict[str, str] = {}
         # Plugins that bring something of their own name come first; sorting is stable.
         for brought in sorted(
@@ -254,7 +254,7 @@ _default: Plugins | None = None
 
 
 def use_files(files: Sequence[str | Path]) -> None:
-    """Load these files too when the process first needs its plugins (`--plugin FILE.py`)."""
+    """Set plugin files (`--plugin FILE.py`) to load when plugins are first needed."""
     global _files, _default
     _files, _default = tuple(files), None
 
@@ -265,7 +265,7 @@ def used_files() -> tuple[str | Path, ...]:
 
 
 def default_plugins() -> Plugins:
-    """The plugins of this process; loaded by the first call."""
+    """Return the plugins of this process; the first call loads them."""
     global _default
     if _default is None:
         _default = load_plugins(files=_files)

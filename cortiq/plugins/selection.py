@@ -1,4 +1,4 @@
-"""Which backend runs: what the user names, what the environment names, else the best there is."""
+"""Choosing a backend: the user's choice, the environment's, else the best available."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BACKEND_VARIABLE = "CORTIQ_BACKEND"
 FALLBACK = "reference"
-"""Name of the backend that computes what others decline."""
+"""Name of the backend that computes nodes which others decline."""
 
 
 def find_backend(
@@ -28,32 +28,32 @@ def find_backend(
     Parameters
     ----------
     spec : `NAME` or `NAME:DEVICE`, by the device's name or its number among the backend's, from 0;
-        `None` for what `CORTIQ_BACKEND` says, else for the available backend of the highest
-        priority. A backend itself, of no plugin, is checked as one of a plugin is.
-    plugins : where to look; `None` for the plugins of this process.
+        `None` for that in `CORTIQ_BACKEND`, else for the available backend of the highest priority.
+        A backend object that no plugin brings is checked like a plugin's.
+    plugins : plugins to search; `None` for the plugins of this process.
 
     Raises
     ------
-    BackendError : unknown (with those there are and the nearest name), unavailable (with its own
-        reason), no such device, or a plugin file the user named was not loaded.
+    BackendError : unknown (listing known names), unavailable (with the reason), no such device, or
+        a plugin file that the user named was not loaded.
     """
     plugins = default_plugins() if plugins is None else plugins
     check_requested(plugins)
     if spec is None:
         spec = os.environ.get(BACKEND_VARIABLE) or None
     if spec is None:
-        return _best(plugins), None
+        return _best_backend(plugins), None
     if not isinstance(spec, str):
-        return spec, device_of(_checked(spec), "")
+        return spec, device_of(_checked_backend(spec), "")
     name, _, device = spec.partition(":")
     backend = plugins.backends.get(name)
     if backend is None:
-        raise _unknown(name, plugins)
+        raise _unknown_backend(name, plugins)
     return backend, device_of(backend, device)
 
 
-def _checked(backend: Backend) -> Backend:
-    """Return a backend that the caller has; BackendError where it is none."""
+def _checked_backend(backend: Backend) -> Backend:
+    """Return a backend object after checking it; raise BackendError if it is none."""
     try:
         check_backend(backend)
     except BrokenPluginError as error:
@@ -62,7 +62,7 @@ def _checked(backend: Backend) -> Backend:
 
 
 def device_of(backend: Backend, device: str) -> str | None:
-    """Return the name of a device of a backend, None where none is asked for.
+    """Return the name of a backend's device, or None if none was requested.
 
     Raises
     ------
@@ -81,12 +81,12 @@ def device_of(backend: Backend, device: str) -> str | None:
 
 
 def fallback_backend(plugins: Plugins | None = None) -> Backend:
-    """The backend that computes what others decline: the reference."""
+    """Return the backend that computes nodes which others decline: the reference."""
     return find_backend(FALLBACK, plugins)[0]
 
 
 def availability(backend: Backend) -> tuple[Sequence[Device], str | None]:
-    """Devices of a backend, and why there are none (`None` if there are)."""
+    """Return a backend's devices, and the reason if there are none."""
     from cortiq.backend.seam import devices_of  # numpy, which `cortiq --help` must not need
 
     try:
@@ -98,7 +98,7 @@ def availability(backend: Backend) -> tuple[Sequence[Device], str | None]:
     return (devices, None) if devices else ((), "it found no device")
 
 
-def _best(plugins: Plugins) -> Backend:
+def _best_backend(plugins: Plugins) -> Backend:
     reasons = []
     for backend in plugins.backends.values():  # the highest priority first
         _, reason = availability(backend)
@@ -112,7 +112,7 @@ def _best(plugins: Plugins) -> Backend:
     )
 
 
-def _unknown(name: str, plugins: Plugins) -> BackendError:
+def _unknown_backend(name: str, plugins: Plugins) -> BackendError:
     there = ", ".join(plugins.backends) or "none"
     lines = [f"There are: {there}."]
     near = difflib.get_close_matches(name, plugins.backends, n=1)

@@ -1,4 +1,4 @@
-"""Receipts: what a generation computed, in a form that anybody can check on other hardware.
+"""Receipts: records of a generation that anybody can verify on other hardware.
 
 `record` is the receipt itself and `reader` its strict reader, `provenance` what is stated of the
 machine, `signing` the Ed25519 signature, `replay` the recomputation and `verify` the verdict. The

@@ -1,7 +1,7 @@
-"""What a receipt states of the machine: backends, their kernels' sources, drivers, versions.
+"""Facts that a receipt states about the machine: backends, kernel sources, drivers, versions.
 
-Nobody can check any of it elsewhere, so it proves nothing about the tokens; it says where to look
-when a receipt turns out wrong, and a signature says who stated it.
+It cannot be verified elsewhere, so it proves nothing about the tokens; it says where to look when a
+receipt turns out wrong, and a signature says who stated it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from cortiq.model.generation import Generation
     from cortiq.model.model import Model
 
-BUILT = {".pyc", ".pyo", ".so", ".pyd", ".dylib", ".dll"}
-"""Files of a package that are made from its sources."""
+COMPILED_SUFFIXES = {".pyc", ".pyo", ".so", ".pyd", ".dylib", ".dll"}
+"""Suffixes of files that are compiled from a package's sources."""
 
 
-def stated(made: Generation, model: Model) -> dict[str, Any]:
-    """What is stated of the machine a generation was made on; texts, integers, and objects of them.
+def machine_facts(made: Generation, model: Model) -> dict[str, Any]:
+    """Return facts about the machine of a generation: texts, integers, and objects of them.
 
-    `computed_by` says of every backend that computed a node: its distribution, the hash of its
-    sources, and what its executable tells in `provenance` (driver, libraries, instruction set).
+    `computed_by` holds for every backend that computed a node: its distribution, the hash of its
+    sources, and its executable's `provenance` (driver, libraries, instruction set).
     """
     return {
         "model": _name(model.name),
@@ -41,7 +41,8 @@ def stated(made: Generation, model: Model) -> dict[str, Any]:
         "device": made.device,
         "placement": dict(made.placement),
         "computed_by": {
-            name: _about(name, executable) for name, executable in parts_of(model.executable)
+            name: _about(name, executable)
+            for name, executable in node_executables(model.executable)
         },
         "cortiq": _version("cortiq"),
         "python": sys.version.split()[0],
@@ -51,8 +52,8 @@ def stated(made: Generation, model: Model) -> dict[str, Any]:
     }
 
 
-def parts_of(executable: Executable) -> Iterator[tuple[str, Executable]]:
-    """The executables that compute nodes, each with the name of its backend."""
+def node_executables(executable: Executable) -> Iterator[tuple[str, Executable]]:
+    """Yield the executables that compute nodes, each with the name of its backend."""
     if isinstance(executable, ChainExecutable):
         yield from executable.parts
         return
@@ -61,7 +62,7 @@ def parts_of(executable: Executable) -> Iterator[tuple[str, Executable]]:
 
 
 def _name(called: str) -> str:
-    """A name as it is; of a path only its end, for the rest is nobody's business."""
+    """Return a name; of a path only the last part, since the rest is private."""
     return called.rstrip("/").rpartition("/")[2] if os.path.exists(called) else called
 
 
@@ -76,15 +77,15 @@ def _about(name: str, executable: Executable) -> dict[str, str]:
         "sources": source_hash(maker.__module__.partition(".")[0]),
     }
     with attributed_to(name):
-        told: Mapping[str, Any] = getattr(executable, "provenance", None) or {}
-        return facts | {str(key): str(value) for key, value in told.items()}
+        stated: Mapping[str, Any] = getattr(executable, "provenance", None) or {}
+        return facts | {str(key): str(value) for key, value in stated.items()}
 
 
 def source_hash(package: str) -> str:
-    """SHA-256, in hex, of a package's sources; empty where there are no files.
+    """Return the SHA-256, in hex, of a package's sources; empty without files.
 
-    Of the lines `path NUL sha256 LF`, sorted, of all files but compiled ones; paths are relative
-    to the package, with slashes.
+    Hashed are the sorted lines `path NUL sha256 LF` of all files but compiled ones; paths are
+    relative to the package, with slashes.
     """
     lines = sorted(f"{name}\0{file_sha256(path)}\n" for name, path in _sources(package))
     return hashlib.sha256("".join(lines).encode()).hexdigest() if lines else ""
@@ -96,7 +97,7 @@ def _sources(package: str) -> Iterator[tuple[str, Path]]:
         return
     for folder in map(Path, spec.submodule_search_locations or ()):
         for path in folder.rglob("*"):
-            if path.suffix not in BUILT and path.is_file():
+            if path.suffix not in COMPILED_SUFFIXES and path.is_file():
                 yield path.relative_to(folder).as_posix(), path
     if not spec.submodule_search_locations and spec.origin and Path(spec.origin).is_file():
         yield Path(spec.origin).name, Path(spec.origin)

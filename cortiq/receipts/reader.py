@@ -1,4 +1,4 @@
-"""Reading a receipt: a hostile file becomes a `Receipt` or a FormatError that names the field."""
+"""Strict reading of receipts: an untrusted file becomes a `Receipt` or a FormatError."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from cortiq.receipts.record import (
     Signature,
 )
 
-MOST_STATED = 1 << 16
-"""Characters that a receipt may state about the machine."""
-DEPTH = 4
-"""Levels of objects there."""
-MOST_ENDS = 1 << 12
-"""End tokens of a model that a receipt may name."""
+MAX_STATED = 1 << 16
+"""Most characters of a receipt's machine facts."""
+MAX_DEPTH = 4
+"""Most levels of nested objects in them."""
+MAX_END_IDS = 1 << 12
+"""Most end tokens of a model in a receipt."""
 
 Object = Mapping[str, Any]
 
 
 def read_receipt(path: Path) -> Receipt:
-    """Read a receipt from a file of at most `strict_json.MOST_BYTES`."""
+    """Read a receipt from a file of at most `strict_json.MAX_BYTES`."""
     return parse_receipt(read_bytes(path), str(path))
 
 
 def parse_receipt(data: bytes, where: str) -> Receipt:
-    """A receipt from its JSON.
+    """Parse a receipt from its JSON.
 
-    Every field must be there, of its type and within its bounds, and no other: what this version
-    does not know it could not check.
+    Every field must be present, of its type and within its bounds; unknown fields are refused,
+    since they could not be verified.
 
     Raises
     ------
-    FormatError : it is not one; the message names the field.
+    FormatError : it is no receipt; the message names the field.
     """
     top = parse_object(data, where)
     try:
@@ -63,20 +63,20 @@ def _receipt(top: Object) -> Receipt:
         message = f"{shown(top.get('version'))} is not {VERSION}"
         raise FormatError(message, where="version", hint=hint)
     names = ["format", "version", "claim", "stated", "seals"]
-    _exactly(top, names, "receipt", optional=["signature"])
+    _check_fields(top, names, "receipt", optional=["signature"])
     stated = _stated(top["stated"])
     claim = _claim(_object(top["claim"], "claim"))
     seals = _object(top["seals"], "seals")
-    _exactly(seals, claim.seals(), "seals")
+    _check_fields(seals, claim.seals(), "seals")
     seals = {name: _hex(SEAL_DIGITS)(seal, f"seals.{name}") for name, seal in seals.items()}
     signature = _signature(top["signature"]) if "signature" in top else None
     return Receipt(claim, stated, seals, signature)
 
 
-def _exactly(
+def _check_fields(
     fields: Object, names: Collection[str], where: str, optional: Collection[str] = ()
 ) -> None:
-    """The fields of an object are these."""
+    """Check that an object has exactly these fields."""
     for name in names:
         if name not in fields:
             raise FormatError(f"has no {name!r}", where=where)
@@ -109,7 +109,7 @@ def _text_or_none(value: Any, where: str) -> str | None:
 
 
 def _hex(digits: int) -> Callable[[Any, str], str]:
-    """Reads a text of this many hexadecimal digits, in small letters."""
+    """Return a reader of texts of this many lower-case hexadecimal digits."""
 
     def read(value: Any, where: str) -> str:
         if type(value) is not str or not re.fullmatch(f"[0-9a-f]{{{digits}}}", value):
@@ -136,7 +136,7 @@ def _list_of(read: Callable[[Any, str], Any]) -> Callable[[Any, str], tuple[Any,
 
 def _options(value: Any, where: str) -> GenerateOptions:
     fields = _object(value, where)
-    _exactly(fields, ALWAYS, where, optional=RECORDED)
+    _check_fields(fields, ALWAYS, where, optional=RECORDED)
     given = {name: _option(name, value, f"{where}.{name}") for name, value in fields.items()}
     try:
         return GenerateOptions(**given)
@@ -145,7 +145,7 @@ def _options(value: Any, where: str) -> GenerateOptions:
 
 
 def _option(name: str, value: Any, where: str) -> Any:
-    """An option's value as the option class takes it, which then checks type and bounds."""
+    """Convert an option's value for the option class, which checks type and bounds."""
     spec = specs(GenerateOptions)[name]
     if spec.bias:
         pairs = _list_of(_pair)(value, where)
@@ -165,7 +165,7 @@ def _pair(value: Any, where: str) -> tuple[int, float]:
     return _integer(value[0], where), value[1]
 
 
-CLAIM: Mapping[str, Callable[[Any, str], Any]] = {
+CLAIM_READERS: Mapping[str, Callable[[Any, str], Any]] = {
     "contract": _integer,
     "model_hash": _hex(64),
     "context": _integer,
@@ -180,11 +180,11 @@ CLAIM: Mapping[str, Callable[[Any, str], Any]] = {
     "finish_reason": _text,
     "text": _text,
 }
-"""How each field of a claim is read."""
+"""Reader of each field of a claim."""
 
 
 def _check_lengths(fields: Object) -> None:
-    """Refuse lists that no generation gives, before their items are read and sealed.
+    """Refuse lists of impossible lengths before their items are read and sealed.
 
     Raises
     ------
@@ -198,26 +198,28 @@ def _check_lengths(fields: Object) -> None:
         what = f"has {digests} digests for {tokens} tokens"
         raise FormatError(what, where="claim.digests")
     context = _integer(fields["context"], "claim.context")
-    if 0 < context < prompt + tokens:  # none at all is said where its bounds are
+    if 0 < context < prompt + tokens:  # 0 is refused by the option's own bounds
         what = f"has {prompt} and {tokens} ids for a context of {context}"
         raise FormatError(what, where="claim.prompt_ids, claim.token_ids")
-    if _length(fields["end_ids"], "claim.end_ids") > MOST_ENDS:
-        raise FormatError(f"has more than {MOST_ENDS} ids", where="claim.end_ids")
+    if _length(fields["end_ids"], "claim.end_ids") > MAX_END_IDS:
+        raise FormatError(f"has more than {MAX_END_IDS} ids", where="claim.end_ids")
 
 
 def _length(value: Any, where: str) -> int:
-    """Return the length of what must be a list."""
+    """Return the length of a value that must be a list."""
     if type(value) is not list:
         raise FormatError(f"must be a list, not {shown(value)}", where=where)
     return len(value)
 
 
 def _claim(fields: Object) -> Claim:
-    _exactly(fields, CLAIM, "claim")
+    _check_fields(fields, CLAIM_READERS, "claim")
     _check_lengths(fields)
-    claim = Claim(**{name: read(fields[name], f"claim.{name}") for name, read in CLAIM.items()})
+    claim = Claim(
+        **{name: read(fields[name], f"claim.{name}") for name, read in CLAIM_READERS.items()}
+    )
     if claim.options.temperature > 0 and claim.options.seed is None:
-        raise FormatError("draws have a seed", where="claim.options.seed")
+        raise FormatError("sampling needs a seed", where="claim.options.seed")
     try:
         LoadOptions(context=claim.context, weight_format=claim.weight_format)
     except CortiqError as error:
@@ -226,24 +228,24 @@ def _claim(fields: Object) -> Claim:
 
 
 def _stated(value: Any) -> Object:
-    if len(repr(value)) > MOST_STATED:
-        raise FormatError(f"is longer than {MOST_STATED} characters", where="stated")
-    _plain(_object(value, "stated"), "stated", DEPTH)
+    if len(repr(value)) > MAX_STATED:
+        raise FormatError(f"is longer than {MAX_STATED} characters", where="stated")
+    _check_plain(_object(value, "stated"), "stated", MAX_DEPTH)
     return value
 
 
-def _plain(value: Any, where: str, depth: int) -> None:
-    """Only texts, integers, and objects of them."""
+def _check_plain(value: Any, where: str, depth: int) -> None:
+    """Check that a value holds only texts, integers, and objects of them."""
     if type(value) is dict and depth > 0:
         for name, inner in value.items():
-            _plain(inner, f"{where}.{name}", depth - 1)
+            _check_plain(inner, f"{where}.{name}", depth - 1)
     elif type(value) not in (str, int):
         raise FormatError(f"must be a text or an integer, not {shown(value)}", where=where)
 
 
 def _signature(value: Any) -> Signature:
     fields = _object(value, "signature")
-    _exactly(fields, ["algorithm", "public_key", "value"], "signature")
+    _check_fields(fields, ["algorithm", "public_key", "value"], "signature")
     if fields["algorithm"] != "ed25519":
         what = f"{shown(fields['algorithm'])} is not 'ed25519'"
         raise FormatError(what, where="signature.algorithm")

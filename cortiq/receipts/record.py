@@ -1,4 +1,4 @@
-"""A receipt: the claim (what was computed), what is stated (where), seals, and a signature."""
+"""Receipts: the claim (what was computed), machine facts, seals, and a signature."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cortiq.arguments import path_of
-from cortiq.atomic import write_whole
+from cortiq.atomic import write_atomically
 from cortiq.engine.request import Request
 from cortiq.errors import CortiqError, RequestError, shown
 from cortiq.numerics.digest import Digest, hexadecimal
@@ -24,36 +24,37 @@ if TYPE_CHECKING:
 FORMAT = "cortiq-receipt"
 VERSION = 1
 SEAL_DIGITS = 16
-"""Hexadecimal digits of a seal: enough to name an edited field; it proves nothing by itself."""
+"""Hexadecimal digits of a seal, which identifies an edited field but proves nothing by itself."""
 
 RECORDED = tuple(n for n, spec in specs(GenerateOptions).items() if spec.bits or spec.ends)
-"""Options that can change a token, or where the text ends; a claim records all of them."""
+"""Options that can change a token or the end of the text; a claim records all of them."""
 ALWAYS = frozenset({
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "logit_bias", "seed", "choice", "stop", "stop_ids",
     "ignore_eos", "loop_tokens",
 })  # fmt: skip
-"""Options that are written whatever they are. One that a later cortiq brings is written where it is
-not at its default, so that older receipts, their seals and signatures stay what they are.
+"""Options that are always written. An option added later is written only if it differs from its
+default, so that the seals and signatures of older receipts stay valid.
 """
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What was computed; every field is checked by computing it again.
+    """The computation that a receipt claims; verification recomputes every field.
 
     Attributes
     ----------
     contract : version of the numerics contract.
     model_hash : SHA-256, in hex, of the model's files (`Model.model_hash`).
     context : longest sequence the model was loaded for, in tokens.
-    weight_format : format asked for where the file stores floats; None for the default.
+    weight_format : requested format for weights that the file stores as floats; None for the
+        default.
     end_ids : the model's own end tokens.
     fingerprint : of model and options (`Generation.fingerprint`).
     prompt_ids : token ids fed before the first draw.
-    options : what the draws and the end of the text depend on (`RECORDED`).
-    token_ids : every token drawn.
-    digests : the contract's digest of the logits that each of them was drawn from.
+    options : options that determine the draws and the end of the text (`RECORDED`).
+    token_ids : every drawn token.
+    digests : the contract's digest of the logits that each token was drawn from.
     chain : SHA-256 chain over these digests (`engine.digest_chain`), in hex.
     finish_reason, text : as in `Generation`.
     """
@@ -73,7 +74,7 @@ class Claim:
     text: str
 
     def as_object(self) -> dict[str, Any]:
-        """The claim as JSON has it."""
+        """Return the claim as a JSON object."""
         written = dict(vars(self))
         written["options"] = {
             name: _written(self.options, name)
@@ -84,11 +85,10 @@ class Claim:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in written.items()}
 
     def seals(self) -> dict[str, str]:
-        """A short hash of every field, each option a field of its own, by name.
+        """Return a short hash of every field by name, each option a field of its own.
 
-        They name the field of an edit that no recomputation can show, such as a `top_p` that
-        keeps the same tokens as the one before. Whoever makes the seals anew has made another
-        claim, which is then true, or found.
+        They identify an edit that recomputation cannot detect, such as another `top_p` that keeps
+        the same tokens. Recomputed seals make it another claim, which is then true or refuted.
         """
         fields = self.as_object()
         options = fields.pop("options")
@@ -106,15 +106,15 @@ class Signature:
 
 @dataclass(frozen=True)
 class Receipt:
-    """A claim about a generation, with what is stated of the machine that made it.
+    """A claim about a generation, with stated facts about the machine that made it.
 
     Attributes
     ----------
-    claim : what was computed; checked by recomputation.
-    stated : where it was computed: backend, device, kernels, driver, versions. Nobody can check
-        that; a signature says who stated it.
+    claim : the computation; verified by recomputation.
+    stated : machine facts: backend, device, kernels, driver, versions. They cannot be verified; a
+        signature says who stated them.
     seals : `claim.seals()` of the claim as it was made.
-    signature : of claim, seals and what is stated; None for a receipt that nobody signed.
+    signature : of claim, seals and machine facts; None for an unsigned receipt.
     """
 
     claim: Claim
@@ -129,13 +129,13 @@ class Receipt:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Receipt:
-        """Read a receipt from a file; FormatError for anything that is not a whole receipt."""
+        """Read a receipt from a file; raise FormatError for anything else."""
         from cortiq.receipts.reader import read_receipt
 
         return read_receipt(path_of(path, "Receipt.read"))
 
     def sign(self, key: str | os.PathLike[str]) -> Receipt:
-        """The receipt, signed with the private Ed25519 key in this file (PEM or OpenSSH).
+        """Return the receipt signed with the private Ed25519 key in this file (PEM or OpenSSH).
 
         Raises
         ------
@@ -147,7 +147,7 @@ class Receipt:
         return replace(self, signature=sign(self, load_private_key(file)))
 
     def as_object(self) -> dict[str, Any]:
-        """The receipt as JSON has it."""
+        """Return the receipt as a JSON object."""
         written = {
             "format": FORMAT,
             "version": VERSION,
@@ -160,28 +160,28 @@ class Receipt:
         return written
 
     def signed_bytes(self) -> bytes:
-        """What a signature signs: everything but itself, in `canonical` form."""
+        """Return the bytes to sign: everything but the signature, in `canonical` form."""
         return canonical(replace(self, signature=None).as_object())
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the receipt as JSON; the file is there whole, or as it was before.
+        """Write the receipt as JSON, atomically.
 
         Raises
         ------
         CortiqError : it cannot be written.
         """
-        target = writable(path)
-        text = _lines(self.as_object()) + "\n"
+        target = writable_path(path)
+        text = _readable_json(self.as_object()) + "\n"
         try:
-            write_whole(target, [text.encode()])
+            write_atomically(target, [text.encode()])
         except OSError as error:
             raise CortiqError(
                 f"cannot be written: {error.strerror or error}", where=str(path)
             ) from None
 
 
-def writable(path: str | os.PathLike[str]) -> Path:
-    """The file to write, links followed; CortiqError when nothing can be written there."""
+def writable_path(path: str | os.PathLike[str]) -> Path:
+    """Return the file to write, links followed; raise CortiqError if it cannot be written."""
     target = path_of(path, "the receipt's file").resolve()
     place = target if _is_device(target) else target.parent
     if target.is_dir() or not os.access(place, os.W_OK):
@@ -190,22 +190,22 @@ def writable(path: str | os.PathLike[str]) -> Path:
 
 
 def _is_device(target: Path) -> bool:
-    """Whether it is written to and not replaced: a pipe, a terminal."""
+    """Return whether a path is a pipe or device, which is written to and not replaced."""
     return target.exists() and not target.is_file()
 
 
 def canonical(value: Any) -> bytes:
-    """JSON in one form: ASCII, keys sorted, no spaces, floats by Python's shortest `repr`."""
+    """Return canonical JSON: ASCII, keys sorted, no spaces, floats by Python's shortest `repr`."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode("ascii")
 
 
-def receipt_of(made: Generation, model: Model, request: Request) -> Receipt:
-    """The receipt of what a model has generated for a request; see `Generation.receipt`."""
-    from cortiq.receipts.provenance import stated
+def make_receipt(made: Generation, model: Model, request: Request) -> Receipt:
+    """Return the receipt of a generation; see `Generation.receipt`."""
+    from cortiq.receipts.provenance import machine_facts
 
     if not made.token_ids:
-        raise RequestError("nothing was generated: there is nothing to write a receipt for")
+        raise RequestError("nothing was generated, so there is nothing to write a receipt for")
     given = request.embeddings is not None or request.masks is not None
     if type(request) is not Request or given:
         what = "a receipt cannot hold the embeddings or masks that this generation was made with"
@@ -226,7 +226,7 @@ def receipt_of(made: Generation, model: Model, request: Request) -> Receipt:
         finish_reason=made.finish_reason,
         text=made.text,
     )
-    return Receipt(claim, stated(made, model), claim.seals())
+    return Receipt(claim, machine_facts(made, model), claim.seals())
 
 
 def _written(options: GenerateOptions, name: str) -> Any:
@@ -240,11 +240,11 @@ def _seal(name: str, value: Any) -> str:
     return hashlib.sha256(canonical([name, value])).hexdigest()[:SEAL_DIGITS]
 
 
-def _lines(value: Any, indent: str = "") -> str:
-    """JSON for people: an object's fields one a line, lists in one."""
+def _readable_json(value: Any, indent: str = "") -> str:
+    """Return readable JSON: one field per line, each list on one line."""
     if not isinstance(value, dict) or not value:
         separators = (",", ":") if isinstance(value, Sequence) else None
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=separators)
     inner = indent + " "
-    fields = [f"{inner}{json.dumps(k)}: {_lines(v, inner)}" for k, v in value.items()]
+    fields = [f"{inner}{json.dumps(k)}: {_readable_json(v, inner)}" for k, v in value.items()]
     return "{\n" + ",\n".join(fields) + f"\n{indent}}}"

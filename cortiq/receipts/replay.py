@@ -1,4 +1,4 @@
-"""Recomputing a claim: all rows at once, then committed one by one as a generation commits them."""
+"""Recomputation of a claim: all rows at once, committed one by one as in a generation."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from cortiq.model.model import Model
 
 CANCELLED = "cancelled"
-"""The one finish reason that no computation shows; the tokens before it are checked as any."""
-MOST_LOGITS = 1 << 25
-"""Logits that a batch may have at once, 128 MiB of them. No bit depends on it."""
+"""The one finish reason that recomputation cannot show; the tokens before it are verified."""
+MAX_LOGITS = 1 << 25
+"""Most logits of a batch, 128 MiB of them. No bit depends on it."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Something a receipt says that is not so.
+    """A statement of a receipt that was found wrong.
 
     Attributes
     ----------
     field : of the receipt's claim, such as `token_ids` or `options.seed`; or `signature`.
-    step : which draw, counted from 0, if it is about one.
-    claimed, found : what the receipt says, and what was found.
-    sentence : all of it for people.
+    step : index of the draw, from 0, if it is about one.
+    claimed, found : the receipt's value and the recomputed one.
+    sentence : the difference in words.
     """
 
     field: str
@@ -51,15 +51,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verification:
-    """What came of computing a claim again; true if everything was identical.
+    """The result of verifying a receipt; true if everything was identical.
 
     Attributes
     ----------
-    differences : everything that is not as the receipt says; the first that recomputation met
-        comes first, and nothing was computed after it.
+    differences : all differences; the first one that recomputation met comes first, and nothing was
+        computed after it.
     steps : draws found identical, in order from the first.
-    backend, device : who computed them; empty when nothing had to be.
-    seconds : that the recomputation took.
+    backend, device : those that recomputed them; empty if nothing was recomputed.
+    seconds : duration of the recomputation.
     signed_by : public key of a valid signature, in hex; empty without one.
     """
 
@@ -72,28 +72,28 @@ class Verification:
 
     @property
     def identical(self) -> bool:
-        """Whether all of the claim was computed again and nothing differed."""
+        """Whether all of the claim was recomputed and nothing differed."""
         return not self.differences
 
     def __bool__(self) -> bool:
         return self.identical
 
 
-def plainly(name: str, claimed: Any, found: Any) -> Difference:
-    """The difference of a field without steps."""
+def field_difference(name: str, claimed: Any, found: Any) -> Difference:
+    """Return the difference of a field that has no steps."""
     sentence = f"{name} is {shown(found)}, the receipt says {shown(claimed)}"
     return Difference(name, sentence, None, claimed, found)
 
 
 def contract_differences(claim: Claim) -> list[Difference]:
-    """Whether this cortiq computes by the contract the claim names."""
+    """Return a difference if the claim names another version of the contract."""
     if claim.contract == CONTRACT_VERSION:
         return []
-    return [plainly("contract", claim.contract, CONTRACT_VERSION)]
+    return [field_difference("contract", claim.contract, CONTRACT_VERSION)]
 
 
 def edited_fields(receipt: Receipt) -> list[Difference]:
-    """Fields that are not those the seals were made for."""
+    """Return the fields that do not match their seals."""
     found = []
     for name, seal in receipt.claim.seals().items():
         if receipt.seals[name] != seal:
@@ -103,16 +103,16 @@ def edited_fields(receipt: Receipt) -> list[Difference]:
 
 
 def verify_on(model: Model, receipt: Receipt, progress: Progress | None = None) -> Verification:
-    """Everything a receipt claims, checked on this model; the signature is `cortiq.verify`'s."""
+    """Verify a receipt's claim on this model; `cortiq.verify` checks the signature."""
     if not isinstance(receipt, Receipt):
-        what = f"a receipt is wanted, not {shown(receipt)}"
+        what = f"expected a receipt, not {shown(receipt)}"
         raise RequestError(what, where="verify", hint="cortiq.verify takes a file's name")
     started = time.perf_counter()
     claim = receipt.claim
-    found = contract_differences(claim) or _about_model(model, claim)
+    found = contract_differences(claim) or _model_differences(model, claim)
     steps = 0
     if not found:
-        replayed = Replay(model, claim, progress)
+        replayed = ClaimReplay(model, claim, progress)
         found = replayed.differences()
         steps = replayed.steps
     seconds = time.perf_counter() - started
@@ -121,7 +121,7 @@ def verify_on(model: Model, receipt: Receipt, progress: Progress | None = None) 
 
 
 def _in_order(found: list[Difference], edited: list[Difference]) -> list[Difference]:
-    """Steps first, then edited fields, then what only follows from those, such as a fingerprint."""
+    """Sort differences: steps first, then edited fields, then what follows from them."""
     named, by_seal = {d.field for d in found}, {d.field for d in edited}
     at_steps = [d for d in found if d.step is not None]
     fields = [d for d in found if d.step is None]
@@ -130,8 +130,8 @@ def _in_order(found: list[Difference], edited: list[Difference]) -> list[Differe
     return [*at_steps, *edits, *(d for d in fields if d.field not in by_seal)]
 
 
-def _about_model(model: Model, claim: Claim) -> list[Difference]:
-    """What must be equal before tokens can be."""
+def _model_differences(model: Model, claim: Claim) -> list[Difference]:
+    """Return differences of the model, without which tokens cannot be equal."""
     facts = {
         "model_hash": model.model_hash,
         "context": model.context,
@@ -139,15 +139,15 @@ def _about_model(model: Model, claim: Claim) -> list[Difference]:
         "end_ids": model.eos_ids,
     }
     return [
-        plainly(name, getattr(claim, name), value)
+        field_difference(name, getattr(claim, name), value)
         for name, value in facts.items()
         if getattr(claim, name) != value
     ]
 
 
 @dataclass
-class Replay:
-    """A claim computed again.
+class ClaimReplay:
+    """Recomputes a claim.
 
     Attributes
     ----------
@@ -160,13 +160,13 @@ class Replay:
     steps: int = field(default=0, init=False)
 
     def differences(self) -> list[Difference]:
-        """What differs: the first step that does, or what is wrong with the rest of the claim."""
+        """Return the first step that differs, or the differences of the rest of the claim."""
         claim, model = self.claim, self.model
         options = replace(claim.options, seed=claim.options.seed or 0)  # none at temperature 0
         try:
             request = make_request(claim.prompt_ids, options, model.program, claim.end_ids)
         except RequestError as error:
-            return [_refused(error)]
+            return [_refused_request(error)]
         output = Output(request, model.tokenizer)
         return self._draws(request, output) or self._ending(output) or self._results(output)
 
@@ -192,9 +192,9 @@ class Replay:
     def _rows(
         self, request: Request, vocabulary: int
     ) -> Generator[tuple[Any, RowResult], None, None]:
-        """What is drawn in each row that a token was drawn in, and what else the row brings.
+        """Yield the draw of each row that the claim drew a token in, with the row's results.
 
-        Tokens that no draw can give are left out, and whatever comes after them.
+        Tokens outside the vocabulary are left out, with all that follow them.
         """
         tokens = self.claim.token_ids[: request.max_tokens]
         possible = next((i for i, t in enumerate(tokens) if t >= vocabulary), len(tokens) - 1)
@@ -205,7 +205,7 @@ class Replay:
                 end = min(start + request.chunk_rows, silent)
                 session.read(session.feed(ids[start:end], ()))
                 self._advance(end, len(ids))
-            chunk_rows = max(1, min(request.chunk_rows, MOST_LOGITS // vocabulary))
+            chunk_rows = max(1, min(request.chunk_rows, MAX_LOGITS // vocabulary))
             for start in range(silent, len(ids), chunk_rows):
                 end = min(start + chunk_rows, len(ids))
                 wants = [
@@ -220,7 +220,7 @@ class Replay:
             self.progress(done, rows)
 
     def _at_this_step(self, token: int, row: RowResult) -> list[Difference]:
-        """Logits and token of a step; the logits come first, for the token is drawn from them."""
+        """Compare logits and token of a step, logits first: the token is drawn from them."""
         claimed = hexadecimal(self.claim.digests[self.steps]), self.claim.token_ids[self.steps]
         found = hexadecimal(digest_of(row)), token
         names = ("digests", "the digest of the logits"), ("token_ids", "the token")
@@ -237,20 +237,22 @@ class Replay:
         ]
 
     def _ending(self, output: Output) -> list[Difference]:
-        """Whether the text ends where the claim's tokens do."""
+        """Compare the end of the text with the end of the claim's tokens."""
         step, claimed = self.steps, self.claim.finish_reason
         if step < len(self.claim.token_ids):
-            ended = f"step {step}: the text had ended ({output.finish_reason}), the receipt goes on"
+            ended = (
+                f"step {step}: the text had ended ({output.finish_reason}), the receipt continues"
+            )
             return [Difference("token_ids", ended, step, self.claim.token_ids[step])]
         if not output.finish_reason and claimed != CANCELLED:
-            sentence = f"step {step}: the text goes on, the receipt ends ({shown(claimed)})"
+            sentence = f"step {step}: the text continues, the receipt ends ({shown(claimed)})"
             return [Difference("finish_reason", sentence, step, claimed)]
         if not output.finish_reason:
             output.finish(CANCELLED)
         return []
 
     def _results(self, output: Output) -> list[Difference]:
-        """What follows from the draws."""
+        """Compare the fields that follow from the draws."""
         facts = {"model": self.model.fingerprint, **drawing_facts(self.claim.options)}
         results = {
             "finish_reason": output.finish_reason,
@@ -259,14 +261,14 @@ class Replay:
             "fingerprint": fingerprint(facts),
         }
         return [
-            plainly(name, getattr(self.claim, name), value)
+            field_difference(name, getattr(self.claim, name), value)
             for name, value in results.items()
             if getattr(self.claim, name) != value
         ]
 
 
-def _refused(error: RequestError) -> Difference:
-    """A request that no model of this kind would have served: the prompt, or an option of it."""
+def _refused_request(error: RequestError) -> Difference:
+    """Return the difference of a request that the model refuses: its prompt or an option."""
     names = {"sampling": "options"} | {name: f"options.{name}" for name in RECORDED}
     name = names.get(error.where or "", "prompt_ids")
     return Difference(name, f"{name}: such a request is refused: {error.what}")

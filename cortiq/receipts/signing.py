@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 DOMAIN = f"{FORMAT} {VERSION}\n".encode()
-"""Put before what is signed, so that a signature can't be taken for one of something else."""
+"""Domain separation: prepended to the signed bytes."""
 OPENSSH = b"-----BEGIN OPENSSH PRIVATE KEY-----"
 
 
 def load_private_key(path: Path) -> Ed25519PrivateKey:
-    """The private Ed25519 key in a file: PEM (PKCS #8) or OpenSSH, without passphrase.
+    """Load a private Ed25519 key: PEM (PKCS #8) or OpenSSH, without passphrase.
 
     Raises
     ------
     FormatError : the file holds no such key.
     CortiqError : the package `cryptography` is missing.
     """
-    _require()
+    _require_cryptography()
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -42,44 +42,44 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
         hint = "write one without passphrase: openssl genpkey -algorithm ed25519 -out KEY"
         raise FormatError("the key has a passphrase", where=str(path), hint=hint) from None
     except Exception:  # the library raises its own errors and those of its parsers
-        raise _no_key(path, "is no private key in PEM or OpenSSH's format") from None
+        raise _key_error(path, "is no private key in PEM or OpenSSH's format") from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise _no_key(path, "is no Ed25519 key")
+        raise _key_error(path, "is no Ed25519 key")
     return key
 
 
 def load_public_key(path: Path) -> str:
-    """The public Ed25519 key in a file, in hex: PEM, OpenSSH (`ssh-ed25519 ...`), or hex."""
-    _require()
+    """Load a public Ed25519 key as hex, from PEM, OpenSSH (`ssh-ed25519 ...`), or hex."""
+    _require_cryptography()
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     data = read_bytes(path).strip()
     if len(data) == 64:
         try:
-            return _strong(binascii.unhexlify(data), path).hex()
+            return _checked_key(binascii.unhexlify(data), path).hex()
         except binascii.Error:
-            raise _no_key(path, "is no public key") from None
+            raise _key_error(path, "is no public key") from None
     ssh = data.startswith(b"ssh-")
     load = serialization.load_ssh_public_key if ssh else serialization.load_pem_public_key
     try:
         key = load(data)
     except Exception:  # as above
-        raise _no_key(path, "is no public key in PEM, OpenSSH's format or hex") from None
+        raise _key_error(path, "is no public key in PEM, OpenSSH's format or hex") from None
     if not isinstance(key, Ed25519PublicKey):
-        raise _no_key(path, "is no Ed25519 key")
-    return _strong(key.public_bytes_raw(), path).hex()
+        raise _key_error(path, "is no Ed25519 key")
+    return _checked_key(key.public_bytes_raw(), path).hex()
 
 
 def sign(receipt: Receipt, key: Ed25519PrivateKey) -> Signature:
-    """The signature of a receipt: of `DOMAIN` and its `signed_bytes`."""
+    """Sign a receipt: `DOMAIN` and its `signed_bytes`."""
     value = key.sign(DOMAIN + receipt.signed_bytes())
     return Signature(key.public_key().public_bytes_raw().hex(), value.hex())
 
 
 def is_valid(receipt: Receipt, signature: Signature) -> bool:
-    """Whether the signature is one of this receipt by the key it names."""
-    _require()
+    """Return whether a signature of this receipt is valid for the key it names."""
+    _require_cryptography()
     if is_weak(bytes.fromhex(signature.public_key)):
         return False
     from cryptography.exceptions import InvalidSignature
@@ -94,10 +94,10 @@ def is_valid(receipt: Receipt, signature: Signature) -> bool:
 
 
 def fingerprint_of(public_key: str) -> str:
-    """A public key as OpenSSH's `ssh-keygen -l` shows it: `SHA256:` and base64.
+    """Return a public key's fingerprint as `ssh-keygen -l` shows it: `SHA256:` and base64.
 
-    Of the key's wire form: the lengths (32 bits, big-endian) and bytes of "ssh-ed25519" and of
-    the key.
+    It hashes the key's wire format: the lengths (32 bits, big-endian) and bytes of "ssh-ed25519"
+    and of the key.
     """
     import hashlib
 
@@ -106,19 +106,19 @@ def fingerprint_of(public_key: str) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
-def _strong(key: bytes, path: Path) -> bytes:
-    """Return a public key; FormatError for one that anybody can sign for."""
+def _checked_key(key: bytes, path: Path) -> bytes:
+    """Return a public key; raise FormatError if it is weak."""
     if is_weak(key):
-        raise _no_key(path, WEAK)
+        raise _key_error(path, WEAK)
     return key
 
 
-def _no_key(path: Path, what: str) -> FormatError:
+def _key_error(path: Path, what: str) -> FormatError:
     hint = "an Ed25519 key is made by: openssl genpkey -algorithm ed25519 -out KEY"
     return FormatError(what, where=str(path), hint=hint)
 
 
-def _require() -> None:
+def _require_cryptography() -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError:

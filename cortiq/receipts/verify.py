@@ -1,4 +1,4 @@
-"""`cortiq.verify`: a receipt and a model file in, a verdict out."""
+"""`cortiq.verify`: verifies a receipt against a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cortiq.arguments import path_of
 from cortiq.engine.session import Progress
 from cortiq.errors import RequestError, shown
 from cortiq.formats.cache import Progress as FetchProgress
-from cortiq.formats.known import KNOWN_MODELS
+from cortiq.formats.known_models import KNOWN_MODELS
 from cortiq.model.load import choose_backend, model_of
 from cortiq.model.model import Model
 from cortiq.model.source import ModelSource, model_name, open_source
@@ -23,7 +23,7 @@ from cortiq.receipts.replay import (
     Verification,
     contract_differences,
     edited_fields,
-    plainly,
+    field_difference,
 )
 
 
@@ -36,26 +36,26 @@ def verify(
     fetching: FetchProgress | None = None,
     **options: Any,
 ) -> Verification:
-    """Compute again what a receipt claims, all rows at once, and compare every bit of it.
+    """Recompute what a receipt claims, all rows at once, and compare every bit.
 
     Parameters
     ----------
     receipt : a receipt, or the file it is in.
     model : the model file, or an opened model; None for the known or synthetic model that the
         receipt names. It is opened with the claim's context and weight format.
-    key : file with the public key that must have signed the receipt; without one a signature must
-        be valid, whoever made it.
+    key : file with the public key that must have signed the receipt; without one any valid
+        signature passes.
     progress, fetching : called with rows done and in all; as for `cortiq.load`.
     options : `backend`, `device`, `threads` and `strict_placement` of `cortiq.LoadOptions`.
 
     Raises
     ------
     FormatError : the file is no receipt.
-    CortiqError : the model or the backend cannot be used: nothing was decided.
+    CortiqError : the model or the backend cannot be used: there is no verdict.
     """
     if not isinstance(receipt, Receipt):
         if not isinstance(receipt, (str, os.PathLike)):
-            what = f"a receipt, or the name of its file, is wanted, not {shown(receipt)}"
+            what = f"expected a receipt or the name of its file, not {shown(receipt)}"
             raise RequestError(what, where="verify")
         receipt = Receipt.read(receipt)
     signed_by, forged = _check_signature(receipt, key)
@@ -67,19 +67,19 @@ def verify(
 def _check_signature(
     receipt: Receipt, key: str | os.PathLike[str] | None
 ) -> tuple[str, list[Difference]]:
-    """Who signed the receipt, if that is valid, and what is wrong with it otherwise."""
+    """Return the public key of a valid signature, or the differences of an invalid one."""
     from cortiq.receipts.signing import is_valid, load_public_key
 
-    wanted = None if key is None else load_public_key(path_of(key, "key"))
+    expected = None if key is None else load_public_key(path_of(key, "key"))
     signature = receipt.signature
     if signature is None:
         missing = Difference("signature", "the receipt is not signed")
-        return "", [] if wanted is None else [missing]
-    if wanted not in (None, signature.public_key):
+        return "", [] if expected is None else [missing]
+    if expected not in (None, signature.public_key):
         what = "the receipt is signed with another key than the one given"
-        return "", [Difference("signature", what, None, signature.public_key, wanted)]
+        return "", [Difference("signature", what, None, signature.public_key, expected)]
     if not is_valid(receipt, signature):
-        what = "the signature is not one of this receipt: something in it was changed"
+        what = "the signature does not match the receipt: something in it was changed"
         return "", [Difference("signature", what)]
     return signature.public_key, []
 
@@ -96,9 +96,9 @@ def _recomputed(
             what = f"{', '.join(options)}: an opened model has them already"
             raise RequestError(what, hint="give a model by its name or path")
         return model.verify(receipt, progress=progress)
-    name = model_name(_named(receipt) if model is None else model)
+    name = model_name(_named_model(receipt) if model is None else model)
     found = contract_differences(receipt.claim)
-    opened = None if found else _open(name, receipt.claim, options, fetching)
+    opened = None if found else _open_claimed(name, receipt.claim, options, fetching)
     if not isinstance(opened, Model):
         found += opened or []
         return Verification((*found, *edited_fields(receipt)))
@@ -106,8 +106,8 @@ def _recomputed(
         return opened.verify(receipt, progress=progress)
 
 
-def _named(receipt: Receipt) -> str:
-    """The model a receipt names, if it is one that may be opened on a receipt's word alone."""
+def _named_model(receipt: Receipt) -> str:
+    """Return the model that a receipt names, if it is a known or synthetic one."""
     name = receipt.stated.get("model")
     if isinstance(name, str) and (name in KNOWN_MODELS or name.startswith(PREFIX)):
         return name
@@ -116,46 +116,46 @@ def _named(receipt: Receipt) -> str:
     raise RequestError(message, where="model", hint=hint)
 
 
-def _open(
+def _open_claimed(
     name: str, claim: Claim, given: dict[str, Any], fetching: FetchProgress | None
 ) -> Model | list[Difference]:
-    """The claim's model, as the claim has it loaded; or why it is another one.
+    """Open the claimed model with the claim's options, or return differences if it is another.
 
-    The hash is looked at before anything is compiled.
+    The hash is compared before anything is compiled.
     """
     for option in ("context", "weight_format"):
         if option in given:
-            raise RequestError(f"{option} is the receipt's, not the caller's")
+            raise RequestError(f"{option} comes from the receipt, not from the caller")
     started = time.perf_counter()
     chosen = resolve(LoadOptions, given)
     placed = choose_backend(chosen)
-    wanted = replace(chosen, context=claim.context, weight_format=claim.weight_format)
+    claimed = replace(chosen, context=claim.context, weight_format=claim.weight_format)
     try:
-        source = open_source(name, wanted, fetching)
+        source = open_source(name, claimed, fetching)
     except RequestError as error:
-        return _refused(name, claim, chosen, error)
-    found = _other_model(source, claim)
+        return _context_difference(name, claim, chosen, error)
+    found = _hash_difference(source, claim)
     if found:
         source.close()
         return found
-    model = model_of(name, source, placed, wanted)
+    model = model_of(name, source, placed, claimed)
     model.load_seconds = time.perf_counter() - started
     return model
 
 
-def _other_model(source: ModelSource, claim: Claim) -> list[Difference]:
+def _hash_difference(source: ModelSource, claim: Claim) -> list[Difference]:
     if source.model_hash() == claim.model_hash:
         return []
-    return [plainly("model_hash", claim.model_hash, source.model_hash())]
+    return [field_difference("model_hash", claim.model_hash, source.model_hash())]
 
 
-def _refused(
+def _context_difference(
     name: str, claim: Claim, options: LoadOptions, error: RequestError
 ) -> list[Difference]:
-    """A model that cannot have the claim's context: another file, or a false claim about this."""
+    """Return the difference of a refused context: another model file, or a false claim."""
     source = open_source(name, replace(options, context=None, weight_format=None))
     try:
-        found = _other_model(source, claim)
+        found = _hash_difference(source, claim)
     finally:
         source.close()
     sentence = f"context {claim.context} is refused: {error.what}"

@@ -1,4 +1,4 @@
-"""The application: its paths, and what each of them does."""
+"""The ASGI application: routes and their handlers."""
 
 from __future__ import annotations
 
@@ -15,57 +15,57 @@ from starlette.routing import Route, Router
 from starlette.types import Scope
 
 from cortiq.errors import shown
-from cortiq.serve.answers import ClientGone, EventStream, Make, unless_gone, whole
-from cortiq.serve.asked import Asked, read_chat, read_text
-from cortiq.serve.embeddings import read_embeddings
+from cortiq.serve.choice_builders import ChatChoiceBuilder, ResponseHead, TextChoiceBuilder
+from cortiq.serve.completion_params import model_name
+from cortiq.serve.embeddings import parse_embeddings
 from cortiq.serve.errors import ApiError, as_api_error, too_deep
-from cortiq.serve.fields import Fields, read_body
-from cortiq.serve.gate import Gate
-from cortiq.serve.job import Job
+from cortiq.serve.fields import RequestFields, read_body
+from cortiq.serve.generation_job import GenerationJob
 from cortiq.serve.logs import job_facts
 from cortiq.serve.metrics import CONTENT_TYPE, Metrics
+from cortiq.serve.middleware import RequestMiddleware
 from cortiq.serve.options import ServeOptions
-from cortiq.serve.pages import FILES, page_of
-from cortiq.serve.replies import ChatChoice, Head, TextChoice
-from cortiq.serve.served import Served
-from cortiq.serve.wanted import model_name
+from cortiq.serve.pages import PAGE_FILES, page_endpoint
+from cortiq.serve.parsed_request import ParsedRequest, parse_chat, parse_completion
+from cortiq.serve.responses import ClientGone, EventStream, MakeBuilder, json_response, unless_gone
+from cortiq.serve.served_model import ServedModel
 
-PLACES = (
+ENDPOINTS = (
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models",
     "/health", "/metrics",
 )  # fmt: skip
-"""Paths that a client who is lost is told."""
-PATHS = tuple(path.removeprefix("/v1") for path in PLACES)
-"""Paths that are counted, `/v1` aside."""
-READERS = 2
-"""Threads that render templates and cut texts into tokens."""
-DROP_SECONDS, DROP_BYTES = 2.0, 64 << 20
-"""How long, and how much, a body that is too big is still listened to."""
+"""Endpoints listed in the error for unknown paths."""
+COUNTED_PATHS = tuple(path.removeprefix("/v1") for path in ENDPOINTS)
+"""Paths with a metrics label of their own, without `/v1`."""
+READER_THREADS = 2
+"""Threads that render templates and tokenize texts."""
+DRAIN_SECONDS, DRAIN_BYTES = 2.0, 64 << 20
+"""Limits for reading and discarding a body that is too large."""
 T = TypeVar("T")
 
 
 class Service:
-    """The models behind the server, and what its paths do."""
+    """The served models and the handlers of all routes."""
 
     def __init__(
-        self, models: Mapping[str, Served], options: ServeOptions, metrics: Metrics
+        self, models: Mapping[str, ServedModel], options: ServeOptions, metrics: Metrics
     ) -> None:
         self.models, self.options, self.metrics = models, options, metrics
-        self._readers = ThreadPoolExecutor(READERS, "reader")
+        self._readers = ThreadPoolExecutor(READER_THREADS, "reader")
 
     def start(self) -> None:
-        """Start every model's thread; called on the event loop."""
+        """Start every model's worker; call this on the event loop."""
         for model in self.models.values():
             model.worker.start(asyncio.get_running_loop())
 
     def stop(self) -> None:
-        """End every model's thread, and what it has under way."""
+        """Stop every model's worker and cancel its requests."""
         for model in self.models.values():
             model.worker.stop()
         self._readers.shutdown(cancel_futures=True)
 
-    def find(self, name: str) -> Served:
-        """A model by name; ApiError (404) for one that is not served."""
+    def find(self, name: str) -> ServedModel:
+        """Return a model by name; raise ApiError (404) if it is not served."""
         if name in self.models:
             return self.models[name]
         there = ", ".join(self.models)
@@ -73,12 +73,12 @@ class Service:
         raise ApiError(404, message, "model_not_found", "model")
 
     async def read(self, request: HttpRequest, work: Callable[[], T]) -> T:
-        """Do some reading off the event loop; what nobody waits for any more is not begun.
+        """Run blocking parsing on a reader thread; skip it if the client has disconnected by then.
 
         Raises
         ------
-        ClientGone : the client went away first.
-        ApiError : what was sent is nested deeper than a step of the reading can go.
+        ClientGone : the client disconnected first.
+        ApiError : the request is nested too deeply to be parsed.
         """
         reading = asyncio.get_running_loop().run_in_executor(self._readers, work)
 
@@ -90,10 +90,13 @@ class Service:
 
         return await unless_gone(request.receive, wait())
 
-    async def body(self, request: HttpRequest) -> Fields:
-        """The request's object; ApiError when it is too big, too slow, or none.
+    async def body(self, request: HttpRequest) -> RequestFields:
+        """Read and parse a request's body.
 
-        ClientGone when the client goes away before all of it has come.
+        Raises
+        ------
+        ApiError : it is too large, too slow, or no JSON object.
+        ClientGone : the client disconnected before all of it had arrived.
         """
         most, data = self.options.body_bytes, bytearray()
         length = request.headers.get("content-length", "0")
@@ -101,70 +104,72 @@ class Service:
         try:
             async with asyncio.timeout(self.options.body_seconds):
                 if length.isdigit() and int(length[:20]) > most:
-                    raise too_big(most)
+                    raise body_too_large(most)
                 async for part in parts:
                     data += part
                     if len(data) > most:
-                        raise too_big(most)
+                        raise body_too_large(most)
         except ClientDisconnect:
             raise ClientGone from None
         except TimeoutError:
             raise ApiError(408, "The body did not come in time.", "body_timeout") from None
         except ApiError:
-            await drop(parts)
+            await drain_body(parts)
             raise
         return await self.read(request, lambda: read_body(bytes(data)))
 
     async def chat(self, request: HttpRequest) -> Response:
-        """`POST /v1/chat/completions`."""
+        """Handle `POST /v1/chat/completions`."""
         fields = await self.body(request)
         served = self.find(model_name(fields))
         tokens = self.options.answer_tokens
-        asked = await self.read(request, lambda: read_chat(served, fields, tokens))
-        head = Head("chat.completion", "chatcmpl", asked)
-        return await self._answer(request, asked, head, ChatChoice)
+        parsed = await self.read(request, lambda: parse_chat(served, fields, tokens))
+        head = ResponseHead("chat.completion", "chatcmpl", parsed)
+        return await self._answer(request, parsed, head, ChatChoiceBuilder)
 
     async def text(self, request: HttpRequest) -> Response:
-        """`POST /v1/completions`."""
+        """Handle `POST /v1/completions`."""
         fields = await self.body(request)
         served = self.find(model_name(fields))
-        asked = await self.read(request, lambda: read_text(served, fields))
+        parsed = await self.read(request, lambda: parse_completion(served, fields))
         return await self._answer(
-            request, asked, Head("text_completion", "cmpl", asked), TextChoice
+            request, parsed, ResponseHead("text_completion", "cmpl", parsed), TextChoiceBuilder
         )
 
-    async def _answer(self, request: HttpRequest, asked: Asked, head: Head, make: Make) -> Response:
-        job, worker = Job(asked.requests), asked.served.worker
+    async def _answer(
+        self, request: HttpRequest, parsed: ParsedRequest, head: ResponseHead, make: MakeBuilder
+    ) -> Response:
+        job, worker = GenerationJob(parsed.requests), parsed.served.worker
         facts = request.state.facts
-        facts["model"] = asked.served.name
+        facts["model"] = parsed.served.name
 
-        def over() -> None:
+        def finish() -> None:
             worker.cancel(job)
             facts.update(job_facts(job))
 
         worker.submit(job)
-        if asked.wanted.stream:
+        if parsed.params.stream:
             try:
                 accepted = await job.updates.get()
             except BaseException:
-                over()
+                finish()
                 raise
             if accepted.error is not None:
                 raise as_api_error(accepted.error) from accepted.error
             seconds = self.options.write_seconds
-            return EventStream(asked, job, head, make, seconds, over)
+            return EventStream(parsed, job, head, make, seconds, finish)
         try:
-            return await whole(request, asked, job, head, make)
+            return await json_response(request, parsed, job, head, make)
         finally:
-            over()
+            finish()
 
     async def embed(self, request: HttpRequest) -> Response:
-        """`POST /v1/embeddings`."""
+        """Handle `POST /v1/embeddings`."""
         fields = await self.body(request)
         served = self.find(model_name(fields))
-        texts = await self.read(request, lambda: read_embeddings(served, fields))
+        parsed = await self.read(request, lambda: parse_embeddings(served, fields))
         request.state.facts["model"] = served.name
-        job = served.worker.compute(texts.steps())
+        job = served.worker.compute(parsed.steps())
 
         async def wait() -> None:
             await job
@@ -173,68 +178,68 @@ class Service:
             await unless_gone(request.receive, wait())
         finally:
             job.cancel()
-        return JSONResponse(texts.reply(job.result()))
+        return JSONResponse(parsed.response(job.result()))
 
     async def list_models(self, request: HttpRequest) -> Response:
-        """`GET /v1/models`."""
+        """Handle `GET /v1/models`."""
         data = [model.as_dict() for model in self.models.values()]
         return JSONResponse({"object": "list", "data": data})
 
     async def one_model(self, request: HttpRequest) -> Response:
-        """`GET /v1/models/NAME`."""
+        """Handle `GET /v1/models/NAME`."""
         return JSONResponse(self.find(request.path_params["name"]).as_dict())
 
     async def show_metrics(self, request: HttpRequest) -> Response:
-        """`GET /metrics`, for Prometheus."""
+        """Handle `GET /metrics`, for Prometheus."""
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)
 
     async def health(self, request: HttpRequest) -> Response:
-        """`GET /health`: 503 when a model's thread has ended."""
+        """Handle `GET /health`: 503 if a model's engine thread has ended."""
         dead = [name for name, model in self.models.items() if model.worker.failed]
         status = {"status": "engine stopped" if dead else "ok", "models": list(self.models)}
         return JSONResponse(status, 503 if dead else 200)
 
 
-def too_big(most: int) -> ApiError:
-    """A body of more bytes than are taken."""
+def body_too_large(most: int) -> ApiError:
+    """Return the error (413) of a body that is larger than allowed."""
     return ApiError(413, f"The body is larger than {most} bytes.", "body_too_large")
 
 
-async def drop(parts: AsyncIterator[bytes]) -> None:
-    """Read what a client still sends, and forget it, within bounds.
+async def drain_body(parts: AsyncIterator[bytes]) -> None:
+    """Read and discard what a client still sends, within limits of time and size.
 
-    One whose connection is closed while it sends would not look at the answer.
+    A client whose connection is closed while it sends may never read the response.
     """
     count = 0
     with contextlib.suppress(TimeoutError, ClientDisconnect):
-        async with asyncio.timeout(DROP_SECONDS):
+        async with asyncio.timeout(DRAIN_SECONDS):
             async for part in parts:
                 count += len(part)
-                if count > DROP_BYTES:
+                if count > DRAIN_BYTES:
                     return
 
 
-def application(service: Service, bound: str = "") -> Gate:
-    """Everything, gate included; `bound` is the address it listens on."""
+def application(service: Service, bound: str = "") -> RequestMiddleware:
+    """Return the ASGI application with its middleware; `bound` is the address it listens on."""
     posts = {"/chat/completions": service.chat, "/completions": service.text}
     posts["/embeddings"] = service.embed
     gets = {"/models": service.list_models, "/models/{name:path}": service.one_model}
     routes = [Route("/health", service.health), Route("/metrics", service.show_metrics)]
-    routes += [Route(path, page_of(path)) for path in FILES]
+    routes += [Route(path, page_endpoint(path)) for path in PAGE_FILES]
     for prefix in ("/v1", ""):
         routes += [Route(prefix + path, do, methods=["POST"]) for path, do in posts.items()]
         routes += [Route(prefix + path, do, methods=["GET"]) for path, do in gets.items()]
-    return Gate(
-        Router(routes, redirect_slashes=False, default=nowhere),
+    return RequestMiddleware(
+        Router(routes, redirect_slashes=False, default=not_found),
         service.options,
         service.metrics.request,
         bound,
     )
 
 
-async def nowhere(scope: Scope, receive: object, send: object) -> None:
-    """Every other path."""
-    there = ", ".join(PLACES)
+async def not_found(scope: Scope, receive: object, send: object) -> None:
+    """Raise the error (404) of an unknown path."""
+    there = ", ".join(ENDPOINTS)
     raise ApiError(
         404, f"There is nothing at {shown(scope['path'])}; there are {there}.", "not_found"
     )

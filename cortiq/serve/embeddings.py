@@ -11,30 +11,30 @@ import numpy as np
 
 from cortiq.model.embed import embedding_steps
 from cortiq.options import EmbedOptions
-from cortiq.serve.asked import read_prompts
 from cortiq.serve.errors import invalid, too_long
-from cortiq.serve.fields import Fields
-from cortiq.serve.served import Served
+from cortiq.serve.fields import RequestFields
+from cortiq.serve.parsed_request import parse_prompts
+from cortiq.serve.served_model import ServedModel
 
 POOLINGS = ("mean", "last")
 
 
 @dataclass(frozen=True)
-class Texts:
-    """An embedding request that was read.
+class EmbeddingRequest:
+    """A parsed embedding request.
 
     Attributes
     ----------
     ids : token ids of each text. encoding : `float`, or `base64` of little-endian float32.
     """
 
-    served: Served
+    served: ServedModel
     ids: Sequence[Sequence[int]]
     options: EmbedOptions
     encoding: str
 
     def steps(self) -> Generator[np.ndarray | None, None, None]:
-        """Compute one vector after the other; None between steps, at last all of them."""
+        """Compute the vectors one by one; yield None between steps and all of them at the end."""
         made = []
         for ids in self.ids:
             for vector in embedding_steps(self.served.model.executable, ids, self.options):
@@ -44,8 +44,8 @@ class Texts:
                     made.append(vector)
         yield np.stack(made)
 
-    def reply(self, vectors: np.ndarray) -> dict[str, Any]:
-        """The answer's object."""
+    def response(self, vectors: np.ndarray) -> dict[str, Any]:
+        """Return the response object."""
         data = [
             {"object": "embedding", "index": index, "embedding": self._encoded(vector)}
             for index, vector in enumerate(vectors)
@@ -66,11 +66,11 @@ class Texts:
         return vector.tolist()
 
 
-def read_embeddings(served: Served, fields: Fields) -> Texts:
-    """Texts or token ids, the pooling (`mean` or `last`, ours), and the encoding."""
+def parse_embeddings(served: ServedModel, fields: RequestFields) -> EmbeddingRequest:
+    """Parse an embedding request; `pooling` (`mean` or `last`) is our own field."""
     fields.text("model")
     fields.belongs("input")
-    prompts = read_prompts(fields, "input")
+    prompts = parse_prompts(fields, "input")
     encoding = fields.choice("encoding_format", ("float", "base64"), "float")
     options = EmbedOptions(
         pooling=fields.choice("pooling", POOLINGS, "mean"),
@@ -88,4 +88,4 @@ def read_embeddings(served: Served, fields: Fields) -> Texts:
     for one in ids:
         if len(one) > model.context:
             raise too_long(len(one), model.context, "input")
-    return Texts(served, ids, options, encoding)
+    return EmbeddingRequest(served, ids, options, encoding)

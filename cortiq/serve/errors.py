@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: what client classes look at is the status and the code."""
+"""Errors in OpenAI's format: clients look at the status and the code."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cortiq.errors import CortiqError, OptionError, RequestError, TokenizerError
 
 
 class ApiError(Exception):
-    """An error that a client gets.
+    """An error that is sent to the client.
 
     Parameters
     ----------
-    status : of HTTP. message : a sentence for people.
+    status : HTTP status. message : a sentence for people.
     code : for programs, such as `context_length_exceeded`. param : field of the request.
-    noted : what the log has of it besides; never a text that is to be computed.
+    logged : further facts for the log; never any text of a prompt.
     """
 
     def __init__(
@@ -24,26 +24,26 @@ class ApiError(Exception):
         message: str,
         code: str | None = None,
         param: str | None = None,
-        noted: Mapping[str, str] | None = None,
+        logged: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.noted = dict(noted or {})
+        self.logged = dict(logged or {})
         self.status, self.message, self.code, self.param = status, message, code, param
 
     @property
     def kind(self) -> str:
-        """The `type` that OpenAI gives such errors."""
+        """OpenAI's `type` for errors of this status."""
         kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
         return kinds.get(self.status, "server_error" if self.status >= 500 else INVALID)
 
     @property
     def facts(self) -> dict[str, str]:
-        """What the log has of it: the code, the field, and what else was noted."""
+        """Facts for the log line: the code, the field, and `logged`."""
         param = {} if self.param is None else {"param": self.param}
-        return {"error": self.code or self.kind, **param, **self.noted}
+        return {"error": self.code or self.kind, **param, **self.logged}
 
     def as_dict(self) -> dict[str, Any]:
-        """The body of the answer."""
+        """Return the body of the error response."""
         facts = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return {"error": facts}
 
@@ -52,37 +52,39 @@ INVALID = "invalid_request_error"
 
 
 def queue_full(waiting: int) -> ApiError:
-    """A request too many."""
-    message = f"{waiting} requests are waiting: try again when some have ended."
+    """Return the error (429) of a full queue."""
+    message = f"{waiting} requests are waiting: try again later."
     return ApiError(429, message, "queue_full")
 
 
-def cut_off() -> ApiError:
-    """An answer that the server's end cut short."""
-    return ApiError(503, "The server ends, and has cut this answer off.", "shutting_down")
+def shutting_down() -> ApiError:
+    """Return the error (503) of a response that shutdown interrupts."""
+    return ApiError(
+        503, "The server is shutting down and has interrupted this response.", "shutting_down"
+    )
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A request that says something that cannot be (400)."""
+    """Return the error (400) of an invalid request."""
     return ApiError(400, message, code, param)
 
 
 def too_long(prompt: int, context: int, param: str) -> ApiError:
-    """A prompt that leaves no room to answer, in this field."""
+    """Return the error of a prompt that leaves no room for an answer."""
     message = (
         f"This model's maximum context length is {context} tokens, and the prompt has {prompt}; "
-        "at least one is needed for the answer."
+        "at least one token must be left for the answer."
     )
     return ApiError(400, message, "context_length_exceeded", param)
 
 
 def too_deep() -> ApiError:
-    """Return the error of a request whose values are nested without end."""
+    """Return the error of a request that is nested too deeply."""
     return invalid("The request is nested too deeply.", code="too_deep")
 
 
 def too_large(size: int, longest: int, context: int, param: str) -> ApiError:
-    """Return the error of a text that cannot fit, whatever its tokens are: none is looked for."""
+    """Return the error of a text too long for the context however it is tokenized."""
     message = (
         f"This model's maximum context length is {context} tokens of at most {longest} bytes, and "
         f"the prompt has {size} bytes."
@@ -90,8 +92,8 @@ def too_large(size: int, longest: int, context: int, param: str) -> ApiError:
     return ApiError(400, message, "context_length_exceeded", param)
 
 
-def one_line(error: BaseException) -> str:
-    """An error's sentence, and as another one what can be done about it."""
+def error_sentence(error: BaseException) -> str:
+    """Return an error's message and its hint, as sentences on one line."""
     if not isinstance(error, CortiqError) or not error.hint:
         return " ".join(str(error).split())
     where = f"{error.where}: " if error.where else ""
@@ -101,10 +103,10 @@ def one_line(error: BaseException) -> str:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """An error of ours as a client gets it; what nobody expected says nothing of its insides."""
+    """Convert an error for the client; an unexpected one reveals no internals."""
     if isinstance(error, ApiError):
         return error
-    said = one_line(error)
+    said = error_sentence(error)
     if isinstance(error, OptionError):
         return invalid(said, error.option)
     if isinstance(error, RequestError):
@@ -115,4 +117,4 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(503, "there is not enough memory", "out_of_memory")
     if isinstance(error, CortiqError):
         return ApiError(500, said, "engine_error")
-    return ApiError(500, "The server met an error of its own; its log has it.", "internal_error")
+    return ApiError(500, "The server had an internal error, which its log shows.", "internal_error")

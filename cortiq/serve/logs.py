@@ -1,4 +1,4 @@
-"""One log line a request: what was asked, what it took, never what was said."""
+"""One log line per request: path, status, tokens and times, never any text."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from cortiq.errors import printable, printable_json
-from cortiq.serve.job import Job
+from cortiq.serve.generation_job import GenerationJob
 
 LOG = logging.getLogger("cortiq.serve")
 
 
-def set_up(form: str) -> None:
-    """Log to stderr, as text or as JSON objects."""
+def configure_logging(form: str) -> None:
+    """Log to stderr, as text or as JSON lines."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     for name in ("cortiq.serve", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
@@ -26,11 +26,11 @@ def set_up(form: str) -> None:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
 
-class TextLines(logging.Formatter):
-    """`time level message key=value ...`."""
+class TextFormatter(logging.Formatter):
+    """Formats records as `time level message key=value ...`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """A record as one line, and its traceback where there is one."""
+        """Format a record as one line, followed by its traceback if there is one."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         facts = " ".join(f"{name}={_word(value)}" for name, value in _facts(record).items())
         text = f"{stamp} {record.levelname.lower()} {record.getMessage()} {facts}".rstrip()
@@ -38,11 +38,11 @@ class TextLines(logging.Formatter):
         return printable(text + trace)
 
 
-class JsonLines(logging.Formatter):
-    """One JSON object a line."""
+class JsonFormatter(logging.Formatter):
+    """Formats records as one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """A record as one JSON object."""
+        """Format a record as one JSON object."""
         facts = {"time": round(record.created, 3), "level": record.levelname.lower()}
         made = {**facts, "message": record.getMessage(), **_facts(record)}
         if record.exc_info:
@@ -55,13 +55,13 @@ def _facts(record: logging.LogRecord) -> Mapping[str, Any]:
 
 
 def _word(value: object) -> str:
-    """A value as one word; what a client chose cannot begin a line of its own."""
+    """Return a value as one word, quoted if need be, so that clients cannot forge log lines."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return json.dumps(text, ensure_ascii=True) if not text.isprintable() or " " in text else text
 
 
-def job_facts(job: Job) -> dict[str, Any]:
-    """Tokens and rates of a job, for its log line: prompt, cached, new, and tokens a second."""
+def job_facts(job: GenerationJob) -> dict[str, Any]:
+    """Return token counts and rates of a job for its log line."""
     stats = [sequence.stats for sequence in job.sequences.values()]
     if not stats:
         return {}

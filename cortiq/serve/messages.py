@@ -1,4 +1,4 @@
-"""Chat messages and tools of a request, as chat templates expect them."""
+"""Chat messages and tools of a request, in the form that chat templates expect."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from cortiq.errors import shown
 from cortiq.model.chat import ROLES, as_template
 from cortiq.serve.errors import invalid
-from cortiq.serve.fields import Fields, object_fields
+from cortiq.serve.fields import RequestFields, object_fields
 
-NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-MOST_TOOLS = 128
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+MAX_TOOLS = 128
 
 
 @dataclass(frozen=True)
-class Tools:
+class RequestTools:
     """The tools of a request.
 
     Attributes
@@ -32,18 +32,18 @@ class Tools:
     forced: tuple[str, ...] = ()
 
 
-NO_TOOLS = Tools()
+NO_TOOLS = RequestTools()
 
 
-def read_messages(fields: Fields) -> list[dict[str, Any]]:
-    """The conversation: contents as texts, arguments of earlier calls as objects."""
+def read_messages(fields: RequestFields) -> list[dict[str, Any]]:
+    """Read `messages`: contents as texts, arguments of earlier calls as objects."""
     messages = fields.items("messages")
     if not messages:
         raise fields.wrong("messages", "an array of at least one message")
     return [_message(object_fields(m, f"messages[{i}]")) for i, m in enumerate(messages)]
 
 
-def _message(fields: Fields) -> dict[str, Any]:
+def _message(fields: RequestFields) -> dict[str, Any]:
     role = fields.choice("role", ROLES, "")
     message: dict[str, Any] = {"role": role}
     content = fields.get("content", (str, list), "a string or an array of parts")
@@ -68,8 +68,8 @@ def _message(fields: Fields) -> dict[str, Any]:
     return as_template(message)
 
 
-def _text(content: str | list[Any], fields: Fields) -> str:
-    """A content's text; several parts are lines."""
+def _text(content: str | list[Any], fields: RequestFields) -> str:
+    """Return a content's text; several parts are joined by line breaks."""
     if isinstance(content, str):
         return content
     texts = []
@@ -88,8 +88,8 @@ def _text(content: str | list[Any], fields: Fields) -> str:
     return "\n".join(texts)
 
 
-def _call(fields: Fields) -> dict[str, Any]:
-    """A call of an earlier answer; `as_template` makes a mapping of its arguments."""
+def _call(fields: RequestFields) -> dict[str, Any]:
+    """Read a tool call of an earlier answer; `as_template` parses its arguments."""
     function = fields.fields("function")
     if function is None:
         raise fields.wrong("function", "an object")
@@ -98,36 +98,38 @@ def _call(fields: Fields) -> dict[str, Any]:
     return {"id": fields.text("id", ""), "type": "function", "function": made}
 
 
-def read_tools(fields: Fields) -> Tools:
-    """`tools` and `tool_choice`; with the choice "none" there are no tools."""
+def read_tools(fields: RequestFields) -> RequestTools:
+    """Read `tools` and `tool_choice`; with "none" there are no tools."""
     given = fields.items("tools") or []
-    if len(given) > MOST_TOOLS:
-        raise fields.wrong("tools", f"an array of at most {MOST_TOOLS} tools")
+    if len(given) > MAX_TOOLS:
+        raise fields.wrong("tools", f"an array of at most {MAX_TOOLS} tools")
     fields.flag("parallel_tool_calls")
     read = [_tool(object_fields(tool, f"tools[{i}]")) for i, tool in enumerate(given)]
     schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in read}
     forced = _forced(fields, list(schemas))
     if not given or forced is None:
         return NO_TOOLS
-    return Tools(tuple(read), schemas, forced)
+    return RequestTools(tuple(read), schemas, forced)
 
 
-def _tool(fields: Fields) -> dict[str, Any]:
-    """A tool as templates get it."""
+def _tool(fields: RequestFields) -> dict[str, Any]:
+    """Read one tool, in the form that templates expect."""
     fields.choice("type", ("function",), "")
     function = fields.fields("function")
     if function is None:
         raise fields.wrong("function", "an object")
     name = function.text("name", "") or ""
-    if not NAME.fullmatch(name):
+    if not TOOL_NAME.fullmatch(name):
         raise function.wrong("name", "a name of letters, digits, underscores and dashes")
     function.text("description")
     function.object("parameters")
     return {**fields.values, "function": function.values}
 
 
-def _forced(fields: Fields, names: list[str]) -> tuple[str, ...] | None:
-    """Names of which one has to be called, none for free choice; None where no tool may be."""
+def _forced(fields: RequestFields, names: list[str]) -> tuple[str, ...] | None:
+    """Return the tools of which one must be called (empty: any or none), or None if no tool may be
+    called.
+    """
     choice = fields.get("tool_choice", (str, dict), "a string or an object")
     if choice is None or choice == "auto":
         return ()

@@ -1,4 +1,4 @@
-"""What Prometheus reads at `/metrics`."""
+"""Prometheus metrics, served at `/metrics`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from cortiq.engine.engine import Engine
-from cortiq.serve.served import Served
+from cortiq.serve.served_model import ServedModel
 from cortiq.serve.worker import Worker
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-OTHER = "other"
-TOKENS = {
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+OTHER_PATH = "other"
+TOKEN_COUNTERS = {
     "prompt_tokens": "Prompt tokens, those found among kept rows included.",
     "cached_tokens": "Prompt tokens whose rows were there already.",
     "new_tokens": "Tokens drawn.",
@@ -24,7 +24,7 @@ TOKENS = {
 
 
 class Metrics:
-    """Counts of one server, in a registry of its own.
+    """Metrics of one server, in their own registry.
 
     Parameters
     ----------
@@ -45,16 +45,16 @@ class Metrics:
         self._steps = self._histogram("cortiq_step_seconds", "Steps of the engine.", "model")
         self._tokens = {
             name: Counter(f"cortiq_{name}", text, ["model"], registry=self.registry)
-            for name, text in TOKENS.items()
+            for name, text in TOKEN_COUNTERS.items()
         }
 
     def _histogram(self, name: str, text: str, label: str) -> Histogram:
-        return Histogram(name, text, [label], buckets=SECONDS, registry=self.registry)
+        return Histogram(name, text, [label], buckets=BUCKETS, registry=self.registry)
 
     def request(self, path: str, status: int, seconds: float, facts: Mapping[str, Any]) -> None:
-        """Count a request; see `gate.Observe`."""
+        """Count a request; see `middleware.Observe`."""
         known = path.removeprefix("/v1")
-        label = known if known in self._paths else OTHER
+        label = known if known in self._paths else OTHER_PATH
         self._requests.labels(label, str(status)).inc()
         self._seconds.labels(label).observe(seconds)
         model = facts.get("model", "")
@@ -65,11 +65,11 @@ class Metrics:
             self._first.labels(model).observe(facts["first_token_seconds"])
 
     def step(self, model: str, seconds: float) -> None:
-        """Count a step of an engine; its thread calls this."""
+        """Record the time of an engine step; called on the engine's thread."""
         self._steps.labels(model).observe(seconds)
 
-    def watch(self, models: Iterable[Served]) -> None:
-        """Show how many sequences each engine has, and how soon it drops cancelled ones."""
+    def watch(self, models: Iterable[ServedModel]) -> None:
+        """Export each engine's running and waiting sequences, and steps after cancellation."""
         late = Gauge(
             "cortiq_steps_after_cancel",
             "The most steps of a cancelled request that began after it was cancelled.",
@@ -89,7 +89,7 @@ class Metrics:
             waiting.labels(served.name).set_function(partial(_count, engine, "waiting"))
 
     def text(self) -> bytes:
-        """Everything, in Prometheus's form."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
 

@@ -1,4 +1,4 @@
-"""The built-in page: three files that load nothing from elsewhere."""
+"""The built-in chat page: three files that load nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import Response
 
-FILES = {
+PAGE_FILES = {
     "/": ("index.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
 """Path to file and type."""
-POLICY = (
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""What a browser may do on the page: nothing that leaves this server."""
+"""Browser policy of the page: nothing may leave this server."""
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def page_of(path: str) -> Endpoint:
-    """The endpoint of one of the page's files."""
-    name, kind = FILES[path]
+def page_endpoint(path: str) -> Endpoint:
+    """Return the endpoint of one of the page's files."""
+    name, kind = PAGE_FILES[path]
     data = (files("cortiq.serve") / "page" / name).read_bytes()
-    headers = {"content-security-policy": POLICY, "cache-control": "no-cache"}
+    headers = {"content-security-policy": CONTENT_SECURITY_POLICY, "cache-control": "no-cache"}
 
     async def show(request: Request) -> Response:
         return Response(data, media_type=kind, headers=headers)

@@ -1,4 +1,4 @@
-"""Starting and ending the server."""
+"""Running the server and shutting it down."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cortiq.errors import RequestError
-from cortiq.serve.answers import ClientGone, gone
 from cortiq.serve.app import Service
-from cortiq.serve.gate import Gate
 from cortiq.serve.logs import LOG
+from cortiq.serve.middleware import RequestMiddleware
 from cortiq.serve.options import ServeOptions
+from cortiq.serve.responses import ClientGone, disconnected
 
 KEEP_ALIVE_SECONDS = 15
 BACKLOG = 2048
-HEAD_BYTES = 64 << 10
+MAX_HEAD_BYTES = 64 << 10
 """Largest head of a request: its first line and headers."""
-TICK_SECONDS = 0.05
-"""How often the end looks at what is left."""
-LEAVE_SECONDS = 2.0
-"""How long clients may take to read what was sent them last."""
+POLL_SECONDS = 0.05
+"""Interval of checks during shutdown."""
+CLOSE_SECONDS = 2.0
+"""Time clients have to read the last bytes sent to them."""
 
 
-def protocol(seconds: float) -> type[H11Protocol]:
-    """The HTTP protocol, with a limit on how long the head of a request may take.
+def h11_protocol(seconds: float) -> type[H11Protocol]:
+    """Return an HTTP protocol class with a timeout on the head of a request.
 
-    Without it a client that sends a byte now and then would hold its connection for ever.
+    Without it a client that sends a byte now and then would hold its connection forever.
     """
 
-    class Patient(H11Protocol):
-        """Closes connections that take too long to say what they want."""
+    class HeadTimeout(H11Protocol):
+        """Closes connections that take too long to send a request's head."""
 
         _limit: asyncio.TimerHandle | None = None
 
@@ -70,97 +70,97 @@ def protocol(seconds: float) -> type[H11Protocol]:
             self._limit = None
             self.transport.close()
 
-    return Patient
+    return HeadTimeout
 
 
 class Server(uvicorn.Server):
-    """Ends in order: answers under way may end, until it is time or somebody is impatient.
+    """Shuts down gracefully: running requests may finish until a deadline or a second Ctrl-C.
 
     Parameters
     ----------
-    seconds : that answers under way have after the first signal.
+    seconds : time that running requests have after the first signal.
 
     Attributes
     ----------
-    cut : answers that were cut off.
+    interrupted : number of responses that shutdown interrupted.
     """
 
-    def __init__(self, config: uvicorn.Config, gate: Gate, seconds: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, middleware: RequestMiddleware, seconds: float
+    ) -> None:
         super().__init__(config)
-        self.cut = 0
-        self._gate, self._seconds, self._impatient = gate, seconds, False
+        self.interrupted = 0
+        self._middleware, self._seconds, self._interrupt_now = middleware, seconds, False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take a signal; a second Ctrl-C cuts off what is under way."""
+        """Handle a signal; a second Ctrl-C cancels running requests."""
         if self.should_exit and sig == signal.SIGINT:
-            self._impatient = True
+            self._interrupt_now = True
             return
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept nothing more, and end when nothing is under way."""
-        cutting = asyncio.ensure_future(self._cut_in_time())
+        """Accept no more requests and return when none is running."""
+        interrupting = asyncio.ensure_future(self._interrupt_after_deadline())
         try:
             await super().shutdown(sockets)
         finally:
-            cutting.cancel()
+            interrupting.cancel()
 
-    async def _cut_in_time(self) -> None:
+    async def _interrupt_after_deadline(self) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._seconds
-        await asyncio.sleep(TICK_SECONDS)  # what has just come is at the gate by then
-        if self._gate.running and self._seconds:
-            LOG.info(
-                f"waiting for {answers(len(self._gate.running))}, at most {self._seconds:g} s; "
-                "Ctrl-C again cuts them off"
-            )
-        while self._gate.running and loop.time() < until and not self._impatient:
-            await asyncio.sleep(TICK_SECONDS)
-        self.cut = self._gate.cut()
-        if self.cut:
-            LOG.warning(f"cut off {answers(self.cut)}")
-        until = loop.time() + LEAVE_SECONDS
+        await asyncio.sleep(POLL_SECONDS)  # lets requests that just arrived reach the middleware
+        if self._middleware.running and self._seconds:
+            left = count_responses(len(self._middleware.running))
+            LOG.info(f"waiting up to {self._seconds:g} s for {left}; Ctrl-C again interrupts them")
+        while self._middleware.running and loop.time() < until and not self._interrupt_now:
+            await asyncio.sleep(POLL_SECONDS)
+        self.interrupted = self._middleware.cancel_running()
+        if self.interrupted:
+            LOG.warning(f"shutdown interrupted {count_responses(self.interrupted)}")
+        until = loop.time() + CLOSE_SECONDS
         while self.server_state.connections and loop.time() < until:
-            await asyncio.sleep(TICK_SECONDS)
-        for connection in list(self.server_state.connections):  # whose clients do not read
+            await asyncio.sleep(POLL_SECONDS)
+        for connection in list(self.server_state.connections):  # their clients do not read
             if connection.transport is not None:
                 connection.transport.abort()
 
 
-def answers(count: int) -> str:
-    """A number of answers, in words."""
-    return "1 answer" if count == 1 else f"{count} answers"
+def count_responses(count: int) -> str:
+    """Return a number of responses for the log."""
+    return "1 response" if count == 1 else f"{count} responses"
 
 
-async def while_open(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Serve a request whose connection may be closed over what came after it.
+async def serve_connected(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Serve a request whose connection may be closed because of what follows it.
 
-    Who sends nonsense behind a request gets uvicorn's 400 at once, and h11 refuses the answer that
-    was under way: nobody is there to hear it, which is no error of ours.
+    A client that sends garbage after a request gets uvicorn's 400 at once, and h11 then refuses the
+    running response. The client is gone: that is no error of the server.
     """
 
-    async def told(message: Message) -> None:
+    async def guarded_send(message: Message) -> None:
         try:
             await send(message)
         except h11.LocalProtocolError:
             raise ClientGone from None
 
     try:
-        await app(scope, receive, told)
+        await app(scope, receive, guarded_send)
     except ClientGone:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_SECONDS):
-                await gone(receive)
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await disconnected(receive)
 
 
-def listening(options: ServeOptions) -> socket.socket:
-    """A socket at the options' address; RequestError where that cannot be."""
+def bind_socket(options: ServeOptions) -> socket.socket:
+    """Return a socket listening at the options' address; raise RequestError if that fails."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((options.host, options.port))
-        made.listen(BACKLOG)  # from now on clients wait instead of being refused
+        made.listen(BACKLOG)  # from now on clients queue instead of being refused
     except OSError as error:
         made.close()
         where = f"{options.host}:{options.port}"
@@ -169,24 +169,24 @@ def listening(options: ServeOptions) -> socket.socket:
 
 
 def serve(
-    app: Gate,
+    app: RequestMiddleware,
     service: Service,
     options: ServeOptions,
     listener: socket.socket,
     ready: Callable[[], None] = lambda: None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT; then no more is accepted, and what is under way may end.
+    """Serve until SIGTERM or SIGINT; then accept no more and let running requests finish.
 
-    Returns how many answers were cut off.
+    Return how many responses were interrupted.
 
     Parameters
     ----------
-    ready : called when requests are accepted.
+    ready : called as soon as requests are accepted.
     """
 
     async def lifespan(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "lifespan":
-            await while_open(app, scope, receive, send)
+            await serve_connected(app, scope, receive, send)
             return
         await receive()
         service.start()
@@ -198,7 +198,7 @@ def serve(
 
     config = uvicorn.Config(
         lifespan,
-        http=protocol(options.header_seconds),
+        http=h11_protocol(options.header_seconds),
         ws="none",
         loop="asyncio",
         log_config=None,
@@ -207,15 +207,15 @@ def serve(
         server_header=False,
         limit_concurrency=options.connections,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        h11_max_incomplete_event_size=HEAD_BYTES,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         backlog=BACKLOG,
     )
-    # Uvicorn raises again what it was ended with; that has been answered by then.
+    # Uvicorn re-raises the signal that ended it, which has been handled by then.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)
     server = Server(config, app, options.drain_seconds)
     try:
         server.run([listener])
     finally:
-        service.stop()  # also where the loop ended badly; the models are closed next
-    return server.cut
+        service.stop()  # also after a failed loop; the models are closed next
+    return server.interrupted

@@ -1,4 +1,4 @@
-"""From models and options to a running server."""
+"""Setting up a server from models and options."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cortiq.formats.strict_json import read_text
 from cortiq.model.model import Model
 from cortiq.options import GenerateOptions
 from cortiq.plugins import default_plugins
-from cortiq.serve.app import PATHS, Service, application
+from cortiq.serve.app import COUNTED_PATHS, Service, application
 from cortiq.serve.metrics import Metrics
 from cortiq.serve.options import ServeOptions
-from cortiq.serve.run import listening, serve
-from cortiq.serve.served import Served, client_name, served, unique
+from cortiq.serve.run import bind_socket, serve
+from cortiq.serve.served_model import ServedModel, client_name, make_served_model, models_by_name
 from cortiq.serve.worker import Worker
 
 
@@ -25,7 +25,7 @@ def serve_models(
     options: ServeOptions,
     ready: Callable[[str, Service], None] = lambda url, service: None,
 ) -> int:
-    """Serve models until the process is told to end; how many answers that cut off.
+    """Serve models until the process is told to end; return how many responses were interrupted.
 
     Parameters
     ----------
@@ -35,9 +35,9 @@ def serve_models(
     ------
     RequestError : the address is taken, or two models have one name.
     """
-    listener = listening(options)
-    metrics = Metrics(PATHS)
-    found = unique([_served(model, options, metrics) for model in models])
+    listener = bind_socket(options)
+    metrics = Metrics(COUNTED_PATHS)
+    found = models_by_name([_served(model, options, metrics) for model in models])
     metrics.watch(found.values())
     service = Service(found, options, metrics)
     host, port = listener.getsockname()[:2]
@@ -48,8 +48,8 @@ def serve_models(
     return serve(app, service, options, listener, lambda: ready(url, service))
 
 
-def _served(model: Model, options: ServeOptions, metrics: Metrics) -> Served:
-    """A model with its worker, not started."""
+def _served(model: Model, options: ServeOptions, metrics: Metrics) -> ServedModel:
+    """Return a model with its worker, which is not started yet."""
     if options.chat_template is not None:
         template = read_text(Path(options.chat_template))
         model.tokenizer.chat_templates.clear()
@@ -60,4 +60,4 @@ def _served(model: Model, options: ServeOptions, metrics: Metrics) -> Served:
     speculation = model.drafts.speculation(GenerateOptions(draft=options.draft))
     on_step = partial(metrics.step, client_name(model.name))
     worker = Worker(model, bounds, options.waiting, speculation, on_step)
-    return served(model, worker, default_plugins().tool_dialects)
+    return make_served_model(model, worker, default_plugins().tool_dialects)

@@ -1,4 +1,4 @@
-"""The thread that owns a model's engine: jobs in, updates out, nobody else steps it."""
+"""The thread that owns a model's engine: takes jobs, delivers updates."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from cortiq.engine.scheduler import EngineOptions
 from cortiq.errors import BackendError
 from cortiq.model.model import Model
 from cortiq.serve.errors import queue_full
-from cortiq.serve.job import Job, Update
+from cortiq.serve.generation_job import ChoiceUpdate, GenerationJob
 
 LOG = logging.getLogger("cortiq.serve")
-Delivery = tuple[Job, Update]
+JobUpdate = tuple[GenerationJob, ChoiceUpdate]
 
 
 class Worker:
-    """Serves jobs on one model.
+    """Runs jobs on one model's engine, on a thread of its own.
 
     Parameters
     ----------
-    waiting : sequences that may wait for a place; more are refused.
-    on_step : called by the thread after every step, with what it took in seconds.
+    waiting : sequences that may queue; more are refused.
+    on_step : called on the thread after every step, with its duration in seconds.
 
     Attributes
     ----------
-    late_steps : the most steps that any cancelled job still had rows in, of those that began after
-        it was cancelled.
-    failed : what ended the thread before its time; None while all is well.
+    late_steps : the most steps that computed rows of a cancelled job although they began after the
+        cancellation.
+    failed : the exception that ended the thread; None while it runs.
     """
 
     def __init__(
@@ -58,30 +58,30 @@ class Worker:
             speculation=speculation,
         )
         self._on_step, self._waiting = on_step, waiting
-        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._jobs: list[Job] = []
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._jobs: list[GenerationJob] = []
         self._tasks: deque[tuple[Generator[Any, None, None], asyncio.Future[Any]]] = deque()
-        self._outbox: list[Delivery] = []
+        self._outbox: list[JobUpdate] = []
         self._open = True
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._main, name=f"engine {model.name}", daemon=True)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin; updates are delivered on this loop."""
+        """Start the thread; updates are delivered on this loop."""
         self._loop = loop
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
-        """Have a job served; what becomes of it comes as its updates."""
-        self._orders.put(lambda: self._jobs.append(job))
+    def submit(self, job: GenerationJob) -> None:
+        """Submit a job; its output arrives as its updates."""
+        self._commands.put(lambda: self._jobs.append(job))
 
-    def cancel(self, job: Job) -> None:
-        """End a job before the next step."""
+    def cancel(self, job: GenerationJob) -> None:
+        """Cancel a job before the next step."""
         job.cancelled, job.cancelled_at = True, self.engine.steps
-        self._orders.put(lambda: None)
+        self._commands.put(lambda: None)
 
     def compute(self, task: Generator[Any, None, None]) -> asyncio.Future[Any]:
-        """Advance an iterator between steps, one item at a time, as long as it yields None.
+        """Advance a generator between engine steps, one item at a time, while it yields None.
 
         A future of what it yields then; cancelling it ends the iterator. ApiError (429) where too
         many wait.
@@ -89,24 +89,24 @@ class Worker:
         if len(self._tasks) >= self._waiting:
             raise queue_full(len(self._tasks))
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._orders.put(lambda: self._tasks.append((task, future)))
+        self._commands.put(lambda: self._tasks.append((task, future)))
         return future
 
     def stop(self) -> None:
-        """End what is under way, as cancelled, and the thread; waits for it."""
+        """Cancel running jobs, end the thread and wait for it."""
 
         def close() -> None:
             self._open = False
 
-        self._orders.put(close)
+        self._commands.put(close)
         if self._thread.ident is not None:
             self._thread.join()
 
     def _main(self) -> None:
         try:
             while self._open:
-                self._take_orders()
-                self._begin_jobs()
+                self._run_commands()
+                self._submit_choices()
                 self._step()
                 self._advance_task()
                 self._publish()
@@ -115,29 +115,29 @@ class Worker:
         except BaseException as error:
             LOG.exception("the engine's thread ended")
             self.failed = error
-            self._give_up(error)
+            self._fail_all(error)
 
     @property
     def _idle(self) -> bool:
-        return self.engine.idle and not self._tasks and not any(j.waiting for j in self._jobs)
+        return self.engine.idle and not self._tasks and not any(j.ready_choices for j in self._jobs)
 
-    def _take_orders(self) -> None:
-        """Do what was asked for; where there is nothing else to do, wait for it."""
+    def _run_commands(self) -> None:
+        """Run the submitted commands; wait for one if there is nothing else to do."""
         with contextlib.suppress(queue.Empty):
-            self._orders.get(block=self._idle)()
+            self._commands.get(block=self._idle)()
             while True:
-                self._orders.get_nowait()()
+                self._commands.get_nowait()()
 
-    def _begin_jobs(self) -> None:
+    def _submit_choices(self) -> None:
         for job in self._jobs:
-            for choice in [] if job.cancelled else job.waiting:
-                self._begin(job, choice)
+            for choice in [] if job.cancelled else job.ready_choices:
+                self._submit_choice(job, choice)
 
-    def _begin(self, job: Job, choice: int) -> None:
-        """Submit a choice; one that is refused ends its whole job."""
+    def _submit_choice(self, job: GenerationJob, choice: int) -> None:
+        """Submit a choice to the engine; if it is refused, end its whole job."""
 
         def progress(done: int, total: int) -> None:
-            self._outbox.append((job, Update(choice, progress=(done, total))))
+            self._outbox.append((job, ChoiceUpdate(choice, progress=(done, total))))
 
         def cancelled() -> bool:
             return job.cancelled
@@ -145,14 +145,16 @@ class Worker:
         try:
             self._check_queue()
             request = job.requests[choice]
-            job.began(choice, self.engine.submit(request, progress=progress, cancelled=cancelled))
-            self._outbox.append((job, Update(choice)))
+            job.note_submitted(
+                choice, self.engine.submit(request, progress=progress, cancelled=cancelled)
+            )
+            self._outbox.append((job, ChoiceUpdate(choice)))
         except Exception as error:
-            self._outbox.append((job, Update(choice, error=error)))
+            self._outbox.append((job, ChoiceUpdate(choice, error=error)))
             job.cancelled = True
 
     def _check_queue(self) -> None:
-        """Refuse what would wait longer than for the next step, where enough wait already."""
+        """Refuse a sequence that could not run in the next step if the queue is full."""
         engine = self.engine
         places = engine.options.sequences - len(engine.running)
         waiting = len(engine.waiting) - max(0, places)
@@ -160,7 +162,7 @@ class Worker:
             raise queue_full(waiting)
 
     def _step(self) -> None:
-        """One step; an error that ends every sequence is theirs, and the thread goes on."""
+        """Run one engine step; an error ends its sequences, not the thread."""
         if self.engine.idle:
             return
         started = self.engine.clock()
@@ -180,17 +182,17 @@ class Worker:
         try:
             value = next(task)
         except Exception as error:
-            self._post(partial(_settle, future, None, error))
+            self._post(partial(_resolve, future, None, error))
             return
         if value is None:
             self._tasks.append((task, future))
         else:
-            self._post(partial(_settle, future, value, None))
+            self._post(partial(_resolve, future, value, None))
 
     def _publish(self) -> None:
-        """Deliver what came of every job, and forget those that ended."""
+        """Deliver the updates of every job and drop those that ended."""
         for job in self._jobs:
-            self._outbox += [(job, u) for u in map(job.news, list(job.sequences)) if u]
+            self._outbox += [(job, u) for u in map(job.take_update, list(job.sequences)) if u]
         for job in self._jobs:
             if job.done:
                 self.late_steps = max(self.late_steps, job.late_steps)
@@ -200,26 +202,26 @@ class Worker:
             self._post(partial(_deliver, batch))
 
     def _post(self, call: Callable[[], None]) -> None:
-        """Have the event loop call something; one that is closed has nobody to tell."""
+        """Schedule a call on the event loop; ignore a closed loop."""
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call)
 
-    def _give_up(self, error: BaseException) -> None:
-        """Nobody steps the engine any more: tell everybody, now and from now on."""
+    def _fail_all(self, error: BaseException) -> None:
+        """Fail all jobs, now and until the worker is stopped: the engine's thread has ended."""
         told = BackendError(f"the engine of {self.model.name} has ended: {error}")
         while True:
-            batch = [(job, Update(0, error=told)) for job in self._jobs]
+            batch = [(job, ChoiceUpdate(0, error=told)) for job in self._jobs]
             self._post(partial(_deliver, batch))
             for _, future in self._tasks:
-                self._post(partial(_settle, future, None, told))
+                self._post(partial(_resolve, future, None, told))
             self._jobs, self._tasks = [], deque()
             if not self._open:
                 return
-            self._orders.get()()
+            self._commands.get()()
 
 
-def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+def _resolve(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
     if future.done():
         return
     if error is None:
@@ -228,6 +230,6 @@ def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None
         future.set_exception(error)
 
 
-def _deliver(batch: list[Delivery]) -> None:
+def _deliver(batch: list[JobUpdate]) -> None:
     for job, update in batch:
         job.updates.put_nowait(update)

@@ -80,7 +80,7 @@ def compiled(name="tiny-llama", **extra):
 
 
 def fed(executable, tokens=(3, 1, 4, 1, 5, 9, 2, 6)):
-    """What the last of some tokens brings."""
+    """Return the results of the last of some tokens."""
     state = executable.open(len(tokens))
     wants = (Argmax(), Digest("logits"), Digest("hidden"))
     rows = [Row(state, i, t, wants if i == len(tokens) - 1 else ()) for i, t in enumerate(tokens)]
@@ -110,7 +110,7 @@ def test_products_for_gpus_give_the_same_bits():
 
 
 def brought_by(backend, probe, feed, **extra):
-    """What rows of a probe bring, and the labels and widths of the dispatches."""
+    """Return the results of a probe's rows, and the labels and widths of the dispatches."""
     options = CompileOptions(extra=extra)
     executable = backend.compile(probe.program, probe.weights, options)
     state, wants = executable.open(len(feed.tokens)), (Named(probes.OUTPUT),)

@@ -52,7 +52,7 @@ def fed():
 
 
 def answers(backend, fed):
-    """What every 97th row sees, and the last."""
+    """Return the attention of every 97th row and of the last."""
     executable = backend.compile(program(), {}, CompileOptions())
     state, found = executable.open(LENGTH), []
     for start in range(0, LENGTH, CHUNK):

@@ -1,4 +1,5 @@
-"""What shader compilers change, each by the smallest shader that shows it, and what undoes it.
+"""Changes that shader compilers make, each with the smallest shader that shows it and its
+remedy.
 
 `docs/wgpu.md` lists them. A plain shader may compute other bits here, or not: that is the
 compiler's business, and where it is known to, the test says so. With the kernels' own functions the

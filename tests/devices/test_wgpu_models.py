@@ -46,7 +46,7 @@ pytestmark = adapter.needed
 
 
 def last(executable, state, tokens=PROMPT):
-    """What the last of some tokens brings."""
+    """Return the results of the last of some tokens."""
     rows = [Row(state, i, t, WANTS if t == tokens[-1] else ()) for i, t in enumerate(tokens)]
     return executable.forward(Batch(rows)).result().rows[-1]
 
@@ -87,7 +87,7 @@ def test_numerics_is_not_called_while_a_batch_runs(name, monkeypatch):
 
 
 def steps(executable):
-    """What steps bring, whose wants and sequences change."""
+    """Return the results of steps whose wants and sequences change."""
     one, other = executable.open(20), executable.open(20)
     turns = [
         *3 * [((one, (Argmax(),)),)],

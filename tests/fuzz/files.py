@@ -88,7 +88,7 @@ def gguf_files() -> dict[str, bytes]:
 
 
 def folder_files() -> dict[str, bytes]:
-    """The same model as a folder."""
+    """Return the same model as a folder."""
     tensors = weights()
     named = {f"model.layers.0.{own}.weight": tensors[name] for name, own in FOLDER.items()}
     named["model.embed_tokens.weight"] = tensors["token_embd"]
@@ -138,7 +138,7 @@ def mutant(files: Mapping[str, bytes], rng: random.Random) -> dict[str, bytes]:
 
 
 def tried(files: Mapping[str, bytes]) -> str:
-    """What comes of a model: "read", or the name of our error."""
+    """Return a model's outcome: "read", or the name of our error."""
     with tempfile.TemporaryDirectory() as folder, memory_limit(MEBIBYTES):
         for name, data in files.items():
             (Path(folder) / name).write_bytes(data)

@@ -169,7 +169,7 @@ def expression(draw: random.Random, levels: int = 2) -> str:
 
 
 def arity(function: object, own: int) -> int:
-    """How many arguments a function takes beside `own`, and what Jinja passes."""
+    """Return the number of arguments a function takes beside `own` and those that Jinja passes."""
     try:
         taken = list(inspect.signature(function).parameters)  # type: ignore[arg-type]
     except (TypeError, ValueError):

@@ -131,7 +131,7 @@ CASES = [*LLAMA, *GEMMA, *MIXTRAL, *LFM2]
 
 
 def multiplier_of(config: Any) -> float:
-    """What the family multiplies rows of the embedding by."""
+    """Return the family's factor on rows of the embedding."""
     if config.model_type.startswith("gemma"):
         return math.sqrt(config.hidden_size)
     named = (getattr(config, name, None) for name in ("embedding_multiplier", "scale_emb"))

@@ -25,7 +25,7 @@ PLAIN = {
 
 
 def of_global_layers(config):
-    """What differs in layers without a window."""
+    """Return the overrides for layers without a window."""
     return config["per_layer_config"][str(config["layer_types"].index(FULL))]
 
 

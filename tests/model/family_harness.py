@@ -1,4 +1,4 @@
-"""What a family declares to be tested, and the tiny checkpoints that follow from it.
+"""Test declarations of families, and the tiny checkpoints that follow from them.
 
 `test_every_family.py` says how to declare one.
 """

@@ -27,7 +27,7 @@ LLAMA_FACTORS = "rope_freqs.weight"
 
 @dataclass(frozen=True)
 class GGUF:
-    """How llama.cpp's converter writes a family.
+    """A family's tensors and metadata as llama.cpp's converter writes them.
 
     Attributes
     ----------
@@ -147,7 +147,7 @@ def write_gguf(
 
 
 def llama3_factors(rope: Config, dim: int) -> np.ndarray:
-    """What llama.cpp's converter stores for Llama 3: each frequency's divisor."""
+    """Return each frequency's divisor, as llama.cpp's converter stores for Llama 3."""
     frequencies = rope["rope_theta"] ** (-np.arange(0, dim, 2) / dim)
     turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]

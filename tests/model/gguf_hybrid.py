@@ -30,7 +30,7 @@ def delta_values(config):
 
 
 def delta_names(name, values):
-    """What is done to every tensor: decays as they are, taps without an axis, norms of 1 + w."""
+    """Convert each tensor: decays unchanged, taps without an axis, norms as 1 + w."""
     if name.endswith(".A_log"):
         values = -np.exp(values)
     if name.endswith("conv1d.weight"):
@@ -124,7 +124,7 @@ def granite_values(config):
 
 
 def kinds_of(config):
-    """What mixes each layer."""
+    """Return the mixer of each layer."""
     return config.get("layer_types") or config["layers_block_type"]
 
 

@@ -37,7 +37,9 @@ def subnormals_are_zero() -> bool:
 
 
 def in_workers() -> list[bool]:
-    """The same of two threads that start now, as the reference's own do at their first work."""
+    """Return the result of two threads that start now, as the reference's do at their first
+    work.
+    """
     together = threading.Barrier(2)
 
     def look(_: int) -> bool:

@@ -83,7 +83,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(smollm2_path, tmp_path):
     screen.enter("Tell me a very long story.")
     screen.child.expect("[a-z]{4,} [a-z]{2,} ")  # it has begun
     screen.type(CTRL_C)
-    screen.wait("[stopped; /more goes on]")
+    screen.wait("[stopped; /more continues]")
     screen.answered()
     screen.type(CTRL_C)  # at the prompt it ends nothing either
     screen.wait("Ctrl-D or /bye leaves")

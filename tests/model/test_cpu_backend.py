@@ -54,7 +54,7 @@ def compiled(loaded, **options):
 
 
 def stream(executable, prompt=PROMPT, steps=4, wants=WANTS):
-    """What the last row of a prompt and each greedy step bring."""
+    """Return the results of the last row of a prompt and of each greedy step."""
     state = executable.open(len(prompt) + steps)
     last = len(prompt) - 1
     rows = [Row(state, i, t, wants if i == last else ()) for i, t in enumerate(prompt)]
@@ -150,7 +150,7 @@ def test_numerics_is_not_called_while_a_batch_runs(smollm2, monkeypatch):
 
 
 def parts_of(answer):
-    """What a want brought, as a list of arrays or numbers."""
+    """Return the result of a want as a list of arrays or numbers."""
     return list(answer) if isinstance(answer, tuple) else [answer]
 
 

@@ -18,7 +18,7 @@ QUICK = {"cpu", "reference", "torch"}
 SHOWN = {
     "hello.py": "Paris",
     "stream.py": "[cancelled]",
-    "conversation.py": "of 72 prompt tokens were there already",
+    "conversation.py": "of 72 prompt tokens were cached",
     "batch.py": "equal bits",
     "async_tasks.py": "[given up after half a second",
     "search.py": "The train to the coast",

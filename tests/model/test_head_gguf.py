@@ -106,7 +106,7 @@ def opened(path, heads="auto", layout="f32"):
 
 
 def hidden_rows(loaded, ids):
-    """What every module is given, in float64."""
+    """Record every module's inputs, in float64."""
     head = loaded.program.facts["draft_head"]
     return evaluate(loaded.program, loaded.weights, ids, [head.source])[head.source]
 

@@ -109,7 +109,7 @@ def test_nemotron_s_module_is_two_of_its_layers(tmp_path):
     inner._modules, inner.config = dict(inner._modules), copy.deepcopy(config)
 
     def run(kinds, layers, **inputs):
-        """What the model makes of its inputs with these layers, before the last norm."""
+        """Return the model's hidden states after these layers, before the last norm."""
         inner.config.layers_block_type = kinds
         inner.config.num_hidden_layers = len(layers)
         inner.layers, inner.norm_f = torch.nn.ModuleList(layers), torch.nn.Identity()

@@ -54,7 +54,7 @@ def executable(smollm2):
 
 
 def stream(executable, prompt, steps, wants, state=None):
-    """What the last row of a prompt and each greedy step bring."""
+    """Return the results of the last row of a prompt and of each greedy step."""
     state = state or executable.open(len(prompt) + steps)
     last = len(prompt) - 1
     rows = [Row(state, i, t, wants if i == last else ()) for i, t in enumerate(prompt)]

@@ -41,7 +41,7 @@ def expected(source: ModelSource) -> list[dict]:
 
 
 def answers(executable: Executable, chunk: int) -> list[dict]:
-    """What the last row of the prompt and three steps chained by drawn tokens bring."""
+    """Return the results of the prompt's last row and of three steps chained by drawn tokens."""
     state = executable.open(len(PROMPT) + STEPS)
     last = len(PROMPT) - 1
     for start in range(0, len(PROMPT), chunk):

@@ -84,7 +84,7 @@ class Browser:
             self.complaints.append(event["params"]["entry"]["text"])
 
     def see(self, expression: str) -> Any:
-        """What an expression is, promises awaited."""
+        """Evaluate an expression and await its promises."""
         made = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )

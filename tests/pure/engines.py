@@ -102,7 +102,7 @@ def engine(on: Executable, **options: Any) -> Engine:
 
 
 def facts(sequence: Running) -> tuple[tuple[int, ...], str, str]:
-    """What may not depend on scheduling."""
+    """Return the parts of a result that must not depend on scheduling."""
     if sequence.error is not None:
         raise sequence.error
     out = sequence.output
@@ -110,7 +110,7 @@ def facts(sequence: Running) -> tuple[tuple[int, ...], str, str]:
 
 
 def alone(on: Executable, wanted: Request) -> tuple[tuple[int, ...], str, str]:
-    """The same request with nobody else there, nothing kept, nothing drafted."""
+    """Run the same request alone, without a prefix cache and without drafting."""
     with engine(on) as mine:
         sequence = mine.submit(wanted)
         mine.run()

@@ -23,7 +23,7 @@ def fresh_python(home: Path) -> Path:
 
 
 def install(python: Path, project: Path) -> None:
-    """What `pip install -e` does, with nothing fetched."""
+    """Install as `pip install -e` does, without fetching anything."""
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
     offline = ["--no-index", "--no-deps", "--no-build-isolation", "-e", str(project)]
     subprocess.run([*pip, *offline], check=True)

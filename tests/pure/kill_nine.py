@@ -107,7 +107,7 @@ def pulls(folder: Path, seed: int) -> dict[str, int]:
 
         found = killed_children(lambda: time.sleep(1) if fetch.pull(name) else None, look, seed)
         server.pause = 0.0
-        assert fetch.pull(name).read_bytes() == content and fetch.unfinished() == {}
+        assert fetch.pull(name).read_bytes() == content and fetch.partial_downloads() == {}
         starts = [int(told[6:-1]) if told else 0 for told, _ in server.asked]
         assert starts == sorted(starts) and starts[-1] > len(content) // 4, starts
     return found
@@ -141,7 +141,7 @@ def removals(folder: Path, seed: int) -> dict[str, int]:
 
     model.parent.mkdir(parents=True)
     found = killed_children(work, look, seed)
-    fetch.clear_unfinished()
+    fetch.remove_partial()
     assert not list(model.parent.glob(".*.partial"))
     return found
 

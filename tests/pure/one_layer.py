@@ -68,7 +68,7 @@ def weights_for(op, seed):
 
 
 def plain(op, weights):
-    """The same weights as float64 arrays of the shapes the layer gives them."""
+    """Return the same weights as float64 arrays of the layer's shapes."""
     shapes = op.weight_shapes()
     return {role: weight.parts["raw"].view(np.float32).astype(np.float64).reshape(shapes[role])
             for role, weight in weights.items()}  # fmt: skip

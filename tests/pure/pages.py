@@ -1,4 +1,4 @@
-"""What the pages of the documentation hold: blocks of code, links, headings."""
+"""Parsing of the documentation's pages: blocks of code, links, headings."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from cortiq.engine.drafting import Task
 
 @dataclass
 class Trace:
-    """What a run committed, and (proposed, accepted) of its rounds."""
+    """Return a run's committed tokens, and (proposed, accepted) of its rounds."""
 
     ids: list[int] = field(default_factory=list)
     rounds: list[tuple[int, int]] = field(default_factory=list)

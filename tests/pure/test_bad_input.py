@@ -1,4 +1,4 @@
-"""What a user can get wrong at the command line and in Python: sentences, never tracebacks."""
+"""Mistakes of users on the command line and in Python give sentences, never tracebacks."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ def test_what_is_shown_of_foreign_values_is_short():
     ("call", "words"),
     [
         (lambda model: model.generate([1], masks=5), "masks is a function of the ids"),
-        (lambda model: model.verify("r.json"), "a receipt is wanted"),
-        (lambda model: cortiq.verify(5, model), "a receipt, or the name of its file"),
+        (lambda model: model.verify("r.json"), "expected a receipt"),
+        (lambda model: cortiq.verify(5, model), "a receipt or the name of its file"),
     ],
 )
 def test_a_value_of_another_kind_is_a_sentence(call, words):

@@ -16,7 +16,7 @@ from cortiq.cli.list import list as list_command
 from cortiq.cli.main import COMMANDS, cli
 from cortiq.cli.rm import rm
 from cortiq.errors import CortiqError
-from cortiq.formats.known import KNOWN_MODELS
+from cortiq.formats.known_models import KNOWN_MODELS
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What goes wrong in one part of a chain leaves every part as it was, or cleared."""
+"""A failure in one part of a chain leaves every part unchanged, or cleared."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ every_chain = pytest.mark.parametrize("kind", CHAINS)
 
 @pytest.fixture(scope="module")
 def expected() -> list[dict]:
-    """What the reference alone answers for every row of IDS."""
+    """Return the reference's own results for every row of IDS."""
     executable = alone()
     answers = feed(executable, executable.open(CONTEXT), IDS)
     assert len({row[Digest()] for row in answers}) == len(IDS)

@@ -48,7 +48,7 @@ def program(window=None):
 
 
 def answers(backend, sequences):
-    """What each row of so many blocks sees."""
+    """Return what each row of this many blocks attends to."""
     rng, rows = np.random.default_rng(2), []
     executable = backend.compile(program(), {}, CompileOptions(threads=1))
     for _ in range(sequences):

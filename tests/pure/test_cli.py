@@ -123,7 +123,7 @@ def test_a_model_without_a_tokenizer_takes_ids_prints_ids_and_keeps_prefixes(tmp
     made = json.loads(run(*base, "--json").stdout)
     plain = run(*base, "--prefix", file, "--stats")
     assert plain.stdout == ",".join(map(str, made["token_ids"])) + "\n"
-    assert "9 tokens were kept" in plain.stderr
+    assert "9 prompt tokens were cached" in plain.stderr
 
 
 def test_stdin_that_is_not_utf8_is_an_error(cli):
@@ -216,8 +216,8 @@ def test_chat_renders_system_message_and_options(cli):
         (["generate", "m", "--ids", "9" * 5000], "is not a token id"),
         (["generate", "m", "--ids", " , "], "no token ids"),
         (["generate", "m", "--ids", "99999"], "outside the vocabulary"),
-        (["generate", "m", "--ids", "1", "-p", "ab"], "give one of -p and --ids"),
-        (["generate", "m", "--ids", "1", "--chat"], "--chat: a template"),
+        (["generate", "m", "--ids", "1", "-p", "ab"], "give either -p or --ids"),
+        (["generate", "m", "--ids", "1", "--chat"], "--chat: a chat template"),
         (["generate", "m"], "Missing option"),
         (["score", "m", "/nowhere/text"], "No such file"),
         (["inspect"], "name a model"),
@@ -500,7 +500,7 @@ def test_families_are_listed():
     done = run("inspect", "--families")
     assert done.returncode == 0
     lines = done.stdout.splitlines()
-    assert lines[0] == "family\tarchitectures\tof these in GGUF"
+    assert lines[0] == "family\tarchitectures\tin GGUF"
     assert {"llama\tllama, mistral\tllama", "gemma3\tgemma3, gemma3_text\tgemma3"} <= set(lines)
 
 

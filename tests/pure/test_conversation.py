@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import cortiq
 from cortiq.cli import chat as command
-from cortiq.cli.chat_lines import read_message
+from cortiq.cli.chat_input import read_message
 from cortiq.errors import CortiqError, FormatError, RequestError, TokenizerError
 from cortiq.model.conversation import Conversation
 
@@ -220,7 +220,7 @@ def test_commands(monkeypatch, tmp_path):
 
 def test_what_comes_after_an_interrupt_is_shown_by_more(model, capsys):
     talk = Conversation(model, max_tokens=20, ignore_eos=True)
-    chat, generate = command.Chat(talk, None, stats=False), model.generate
+    chat, generate = command.ChatSession(talk, None, stats=False), model.generate
 
     def interrupted(ids, *, on_text, cancel, **options):
         def show(piece):

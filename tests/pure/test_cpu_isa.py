@@ -1,4 +1,4 @@
-"""Which instruction set the CPU backend runs: the option, the environment, or the best."""
+"""The CPU backend's instruction set: from the option, the environment, or the best."""
 
 from __future__ import annotations
 

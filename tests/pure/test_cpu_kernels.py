@@ -54,7 +54,7 @@ def elementwise(path, kind, a, b=None, *, record=False, **fields):
 
 
 def check(ours, expect, *inputs, **options):
-    """The same bits and the same faults as the contract's function."""
+    """Check that bits and faults equal those of the contract's function."""
     faults = np.zeros(len(inputs[0]), np.bool_)
     exact = expect(*inputs, faults=faults, **options)
     assert same_bits(ours[0], exact)

@@ -60,7 +60,7 @@ def run(path, layout, memory, given):
 
 
 def expected(layout, state, given):
-    """The same by the contract's definition."""
+    """Compute the same by the contract's definition."""
     q, k, v, alpha, beta = given
     faults = np.zeros(ROWS, bool)
     if layout.delta:

@@ -20,7 +20,7 @@ ROWS, CONTEXT, WANTS = 200, 256, (Named("y"),)
 
 
 def rows(outcome):
-    """What each row brought."""
+    """Return the results of each row."""
     return [dict(row) for row in outcome]
 
 

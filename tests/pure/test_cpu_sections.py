@@ -43,7 +43,7 @@ def rows_of(state, feed, start, stop, asking):
 
 
 def answers(backend, probe, feed, cuts, asking):
-    """What rows want, computed in pieces that end at `cuts`."""
+    """Return the results of rows computed in pieces that end at `cuts`."""
     executable = backend.compile(probe.program, probe.weights, CompileOptions(threads=2))
     state, found = executable.open(ROWS), []
     for start, stop in zip([0, *cuts], [*cuts, ROWS], strict=True):

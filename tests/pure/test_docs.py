@@ -1,4 +1,4 @@
-"""What pages say of the code: sentences that it prints, tables, variables."""
+"""Pages agree with the code: sentences that it prints, tables, variables."""
 
 from __future__ import annotations
 

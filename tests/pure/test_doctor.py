@@ -130,8 +130,8 @@ def test_a_checkout_s_own_packages_are_installed_from_its_folders(monkeypatch):
 
 
 def test_the_page_and_the_object_say_the_same(monkeypatch):
-    facts = module.examine(trial=True)
-    monkeypatch.setattr(module, "examine", lambda **_: facts)
+    facts = module.machine_report(trial=True)
+    monkeypatch.setattr(module, "machine_report", lambda **_: facts)
     text = CliRunner().invoke(module.doctor, [])
     assert text.exit_code == 0, text.output
     assert facts["processor"]["name"] in text.stdout and facts["cache"]["folder"] in text.stdout
@@ -143,10 +143,10 @@ def test_the_page_and_the_object_say_the_same(monkeypatch):
 
 
 def test_where_nothing_works_the_exit_code_says_so(monkeypatch):
-    facts = module.examine(trial=False)
+    facts = module.machine_report(trial=False)
     for made in facts["backends"]:
         made["works"] = False
-    monkeypatch.setattr(module, "examine", lambda **_: facts)
+    monkeypatch.setattr(module, "machine_report", lambda **_: facts)
     assert CliRunner().invoke(module.doctor, ["--json"]).exit_code == 1
 
 

@@ -225,7 +225,7 @@ def relations_of(described):
 
 
 def messages(op):
-    """What is said of an operator after one or two changes of options, each within its domain."""
+    """Return the verifier's verdict on an operator after one or two changes of options."""
     small_changes = [(p, v) for p, d in options(op) for v in inside(d) if small(v) or v == 7]
     for path, value in [*small_changes, *EXTRA]:
         try:

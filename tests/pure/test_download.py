@@ -12,7 +12,7 @@ from servers import one_file
 from cortiq.errors import DownloadError, ModelNotFoundError, RequestError
 from cortiq.formats import download as module
 from cortiq.formats import fetch, url
-from cortiq.formats.download import Remote, download
+from cortiq.formats.download import RemoteFile, download
 
 CONTENT = random.Random(7).randbytes(1 << 10) * 300
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -24,7 +24,7 @@ HALF = SIZE // 2
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("CORTIQ_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(module, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(module, "RETRY_PAUSES", (0.0, 0.0))
     return tmp_path / "cache" / "models"
 
 
@@ -36,7 +36,7 @@ def server():
 
 def fetched(server, folder, size=SIZE, sha256=SHA256, headers=None):
     seen = []
-    remote = Remote(server.url, size, sha256, headers or {})
+    remote = RemoteFile(server.url, size, sha256, headers or {})
     download(remote, folder / "tiny.gguf", lambda done, total: seen.append((done, total)))
     assert (folder / "tiny.gguf").read_bytes() == CONTENT
     assert [path.name for path in folder.iterdir()] == ["tiny.gguf"]
@@ -84,7 +84,7 @@ def test_a_server_that_is_busy_is_asked_again(server, tmp_path):
     fetched(server, tmp_path)
     server.answers = [503] * 9
     (tmp_path / "tiny.gguf").unlink()
-    with pytest.raises(DownloadError, match=r"503.*\n.*goes on"):
+    with pytest.raises(DownloadError, match=r"503.*\n.*resumes"):
         fetched(server, tmp_path)
     assert len(server.asked) == 3 + 3
 
@@ -125,14 +125,14 @@ def test_what_nobody_answers_is_a_sentence(tmp_path):
     with one_file(CONTENT) as gone:
         pass
     with pytest.raises(
-        DownloadError, match=r"could not be fetched: .*[Rr]efused.*\n.*on the network"
+        DownloadError, match=r"could not be fetched: .*[Rr]efused.*\n.*machine online"
     ):
         fetched(gone, tmp_path)
 
 
 def test_a_full_disk_is_not_taken_for_the_network(server, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_copy", lambda *_: os.open("/dev/full/x", 0))
-    monkeypatch.setattr(module, "_FULL", (20,))  # ENOTDIR stands for it
+    monkeypatch.setattr(module, "_DISK_ERRORS", (20,))  # ENOTDIR stands for it
     with pytest.raises(NotADirectoryError):
         fetched(server, tmp_path)
     assert len(server.asked) == 1
@@ -166,7 +166,7 @@ def test_a_file_of_an_address_that_was_changed_is_fetched_again(server, cache):
     path = fetch.resolve(name)
     assert fetch.resolve(name) == path and len(server.asked) == 1
     path.write_bytes(CONTENT[:-1] + b"?")
-    assert fetch.checked(name) is None
+    assert fetch.verified(name) is None
     assert fetch.resolve(name).read_bytes() == CONTENT and len(server.asked) == 2
 
 
@@ -183,21 +183,21 @@ def test_an_address_is_gone_on_with_and_can_be_given_up(server, cache, monkeypat
     monkeypatch.setattr(module, "_receive", once)
     with pytest.raises(KeyboardInterrupt):
         fetch.pull(name)
-    assert fetch.list_cached() == {} and list(fetch.unfinished().values()) == [HALF]
+    assert fetch.list_cached() == {} and list(fetch.partial_downloads().values()) == [HALF]
     monkeypatch.setattr(module, "_receive", real)
     server.cut = None
     assert fetch.pull(name).read_bytes() == CONTENT
     assert server.asked[-1] == (f"bytes={HALF}-", None)
-    assert fetch.unfinished() == {} and fetch.clear_unfinished() == 0
+    assert fetch.partial_downloads() == {} and fetch.remove_partial() == 0
 
 
 def test_what_is_unfinished_can_be_cleared(server, cache):
     folder = cache / ".hf%3Aa%2Fb@main.partial" / "commit"
     folder.mkdir(parents=True)
     (folder / "x.part").write_bytes(b"123")
-    assert fetch.unfinished() == {"hf%3Aa%2Fb@main": 3}
-    assert fetch.clear_unfinished() == 3
-    assert fetch.unfinished() == {} and not folder.exists()
+    assert fetch.partial_downloads() == {"hf%3Aa%2Fb@main": 3}
+    assert fetch.remove_partial() == 3
+    assert fetch.partial_downloads() == {} and not folder.exists()
 
 
 @pytest.mark.parametrize(
@@ -205,10 +205,10 @@ def test_what_is_unfinished_can_be_cleared(server, cache):
     [
         ("https://host/x.gguf", "has no SHA-256"),
         ("https://host/x.gguf#sha256=12", "has no SHA-256"),
-        (f"https://host/x.bin#sha256={SHA256}", "not the address of a GGUF file"),
-        (f"https://host/#sha256={SHA256}", "not the address"),
-        (f"https://host/..%2f..%2fx.gguf.gguf%00#sha256={SHA256}", "not the address"),
-        (f"https://[host/x.gguf#sha256={SHA256}", "is no address"),
+        (f"https://host/x.bin#sha256={SHA256}", "not the URL of a GGUF file"),
+        (f"https://host/#sha256={SHA256}", "not the URL"),
+        (f"https://host/..%2f..%2fx.gguf.gguf%00#sha256={SHA256}", "not the URL"),
+        (f"https://[host/x.gguf#sha256={SHA256}", "is not a valid URL"),
     ],
 )
 def test_addresses_that_name_no_file_are_refused(name, words):

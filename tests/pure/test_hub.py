@@ -18,7 +18,7 @@ from work import HANG_SECONDS
 
 from cortiq.errors import DownloadError, ModelNotFoundError
 from cortiq.formats import fetch, hub
-from cortiq.formats.download import git_id_of
+from cortiq.formats.download import git_blob_id
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WEIGHTS = bytes(range(256)) * 400
@@ -54,7 +54,7 @@ class Hub(ThreadingHTTPServer):
         listed = []
         for name, content in (self.files | self.claimed).items():
             digest = hashlib.sha256(content).hexdigest()
-            size = {"rfilename": name, "size": len(content), "blobId": git_id_of(content)}
+            size = {"rfilename": name, "size": len(content), "blobId": git_blob_id(content)}
             lfs = {"lfs": {"sha256": digest, "size": len(content), "pointerSize": 130}}
             listed.append(size | (lfs if name.endswith((".safetensors", ".bin")) else {}))
         return listed
@@ -157,7 +157,7 @@ def test_a_hub_that_gives_no_hash_is_an_error(serve, tmp_path, cache, name):
             one["lfs"] = {"size": 1, "pointerSize": 1, "sha256": ""} if "lfs" in one else None
     server.siblings = lambda: listed
     made = pull(server, "hf:org/name", tmp_path)
-    assert made.returncode == 1 and f"{name}: the hub gives no hash of it" in made.stderr
+    assert made.returncode == 1 and f"{name}: the hub has no hash of it" in made.stderr
     assert not any(path.is_dir() and not path.name.startswith(".") for path in cache.iterdir())
 
 

@@ -12,7 +12,7 @@ import pytest
 from kill_nine import KILLS
 from work import HANG_SECONDS
 
-from cortiq.atomic import write_whole
+from cortiq.atomic import write_atomically
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 SCENES = {
@@ -48,19 +48,19 @@ def test_what_killed_processes_have_left_is_cleared_and_nothing_else(tmp_path):
         (tmp_path / name).write_text("half")
         if number != 1:  # somebody writes that one just now
             os.utime(tmp_path / name, (1, 1))
-    write_whole(tmp_path / "a[1].json", [b"whole"])
+    write_atomically(tmp_path / "a[1].json", [b"whole"])
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["a[1].json", *names[1:]])
 
 
 def test_a_file_keeps_its_permissions_and_links_and_survives_errors(tmp_path):
     file, link = tmp_path / "f", tmp_path / "link"
-    write_whole(file, [b"one"])
+    write_atomically(file, [b"one"])
     mask = os.umask(0)
     os.umask(mask)
     assert file.stat().st_mode & 0o777 == 0o666 & ~mask
     file.chmod(0o640)
     link.symlink_to(file)
-    write_whole(link, [b"t", b"wo"])
+    write_atomically(link, [b"t", b"wo"])
     assert link.is_symlink() and file.read_bytes() == b"two"
     assert file.stat().st_mode & 0o777 == 0o640
 
@@ -69,6 +69,6 @@ def test_a_file_keeps_its_permissions_and_links_and_survives_errors(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_whole(file, fails())
+        write_atomically(file, fails())
     assert file.read_bytes() == b"two"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["f", "link"]

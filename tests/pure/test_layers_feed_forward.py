@@ -72,7 +72,7 @@ def test_mlp_is_its_formula(function, biased):
 
 
 def weights_of_experts(op, w, x):
-    """What every expert of every row is multiplied by: 0 for those not chosen."""
+    """Return the factor of every expert in every row, 0 for those not chosen."""
     if op.router_norm:
         x = normed(x, w.get("router_norm", 1)) * op.router_norm.factor
     scores = x @ w["router"].T + w.get("router_bias", 0)

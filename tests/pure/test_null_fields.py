@@ -8,11 +8,11 @@ import pytest
 from serving import TEMPLATE, TINY
 
 import cortiq
-from cortiq.serve.asked import read_chat, read_text
-from cortiq.serve.embeddings import read_embeddings
+from cortiq.serve.embeddings import parse_embeddings
 from cortiq.serve.errors import ApiError
-from cortiq.serve.fields import Fields
-from cortiq.serve.served import served
+from cortiq.serve.fields import RequestFields
+from cortiq.serve.parsed_request import parse_chat, parse_completion
+from cortiq.serve.served_model import make_served_model
 
 FORM = {"type": "json_schema",
         "json_schema": {"name": "f", "schema": {"type": "object"}, "strict": True,
@@ -49,10 +49,10 @@ REQUESTS = {
 
 
 READERS = {
-    "chat": lambda model, fields: read_chat(model, fields, 8),
-    "form": lambda model, fields: read_chat(model, fields, 8),
-    "text": read_text,
-    "embeddings": read_embeddings,
+    "chat": lambda model, fields: parse_chat(model, fields, 8),
+    "form": lambda model, fields: parse_chat(model, fields, 8),
+    "text": parse_completion,
+    "embeddings": parse_embeddings,
 }
 
 
@@ -60,7 +60,7 @@ READERS = {
 def model():
     loaded = cortiq.load(TINY, backend="reference")
     loaded.tokenizer.chat_templates["default"] = TEMPLATE
-    return served(loaded, None)
+    return make_served_model(loaded, None)
 
 
 def places(value, at=()):
@@ -75,15 +75,15 @@ def places(value, at=()):
 
 
 def answer(model, kind, request):
-    """What is read of a request, or its error, as a text."""
+    """Return a parsed request, or its error, as text."""
     try:
-        made = READERS[kind](model, Fields(request))
+        made = READERS[kind](model, RequestFields(request))
     except ApiError as error:
         return f"{error.param}: {error}"
     if kind == "embeddings":
         return str((made.ids, made.options, made.encoding))
     drawn = [(r.prompt, r.max_tokens, bool(r.masks)) for r in made.requests]
-    return str((drawn, made.wanted, made.tools, made.opened, made.echo))
+    return str((drawn, made.params, made.tools, made.opened, made.echo))
 
 
 @pytest.mark.parametrize(
@@ -124,13 +124,13 @@ def test_the_samples_have_every_field_that_is_read(model, monkeypatch):
             read.add(self.fields.path(name))
             super().add(name)
 
-    begin = Fields.__init__
+    begin = RequestFields.__init__
 
     def noting(fields, values, where=""):
         begin(fields, values, where)
         fields._read = Noting(fields)
 
-    monkeypatch.setattr(Fields, "__init__", noting)
+    monkeypatch.setattr(RequestFields, "__init__", noting)
     for kind, request in REQUESTS.items():
         assert answer(model, kind, request).startswith("(")
     known = set()

@@ -1,4 +1,4 @@
-"""What kernels return is held against the graph, on every backend that walks."""
+"""Results of kernels are checked against the graph, on every backend that walks."""
 
 from __future__ import annotations
 

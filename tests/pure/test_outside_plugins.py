@@ -61,7 +61,7 @@ def printed(done: subprocess.CompletedProcess) -> dict:
 
 @pytest.fixture(scope="session")
 def expected() -> dict:
-    """What the reference generates where no outside plugin is installed."""
+    """Return what the reference generates without outside plugins."""
     return printed(cortiq(None, *GENERATE, "--backend", "reference"))
 
 

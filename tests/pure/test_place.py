@@ -1,4 +1,4 @@
-"""Who computes a node, what is said about it, and what goes wrong in a chain."""
+"""Placement of nodes: which backend computes each, reports, and failures in a chain."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def test_command_line(tmp_path):
     made = run(cli, ["prefix", "save", model, file, "-p", TEXT])
     assert made.exit_code == 0 and f"{len(TEXT)} tokens in" in made.output
     made = run(cli, ["prefix", "load", model, file, "--check"])
-    assert "the same as computed again" in made.output
+    assert "identical when recomputed" in made.output
     made = run(cli, ["prefix", "load", model, file, "--json"])
     assert json.loads(made.output)["text"] == TEXT
     base = ["generate", model, "-p", TEXT + "x", "--max-tokens", "4", "--json"]
@@ -246,8 +246,8 @@ def test_stats_say_what_a_prefix_was_good_for_and_an_unused_one_is_said(tmp_path
     run(cli, ["prefix", "save", model, file, "-p", TEXT])
     base = ["generate", model, "--prefix", file, "--max-tokens", "2", "--stats", "-p"]
     used, unused = (run(cli, [*base, prompt]).stderr for prompt in (TEXT + "x", "Else"))
-    assert f"of the prompt {len(TEXT)} tokens were kept" in used and "not used" not in used
-    assert f"not used: the prompt does not go on from its {len(TEXT)} tokens" in unused
+    assert f"{len(TEXT)} prompt tokens were cached" in used and "not used" not in used
+    assert f"not used: the prompt does not begin with its {len(TEXT)} tokens" in unused
     assert "were kept" not in unused
     run(cli, ["prefix", "save", model, file, "-p", "ab"])
     assert "not used: it has 2 tokens, fewer than the" in run(cli, [*base, "abc"]).stderr
@@ -270,7 +270,7 @@ def test_limits_of_a_cache_are_positive_integers(wrong):
 
 
 def test_a_prefix_of_a_model_with_other_heads_is_an_error_either_way(tmp_path):
-    """What a head needs of the prompt is not in a file that was saved without one."""
+    """A prefix file saved without a draft head lacks what the head needs of the prompt."""
     ids, file = list(range(3, 40)), tmp_path / "kept"
     for saved, loaded, sentence in (("off", "mtp", "lacks"), ("mtp", "off", "holds")):
         with cortiq.load("synthetic:tiny-llama", backend="cpu", threads=1, heads=saved) as model:

@@ -1,4 +1,4 @@
-"""What a run says on stderr while it is under way."""
+"""Progress of a run on stderr."""
 
 from __future__ import annotations
 

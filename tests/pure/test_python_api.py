@@ -17,7 +17,7 @@ from cortiq.cli.main import main
 from cortiq.engine.engine import Engine
 from cortiq.engine.request import make_request
 from cortiq.errors import ModelNotFoundError, OptionError, RequestError, TokenizerError
-from cortiq.formats.cache import watched
+from cortiq.formats.cache import report_growth
 from cortiq.options import GenerateOptions
 from cortiq.tokenizer.tokenizer import Tokenizer
 
@@ -202,7 +202,7 @@ def test_empty_text_is_said_when_scoring(model):
 def test_progress_of_a_download_never_falls(tmp_path):
     seen = []
     file = tmp_path / "part"
-    with watched(tmp_path, "downloading", 100, lambda *args: seen.append(args)):
+    with report_growth(tmp_path, "downloading", 100, lambda *args: seen.append(args)):
         for size in (80, 10, 40):
             file.write_bytes(bytes(size))
             time.sleep(0.3)
@@ -221,7 +221,9 @@ def test_what_is_no_path_is_refused_wherever_a_file_is_named(model, given, tmp_p
         with pytest.raises(RequestError, match=r"the name of a file|no file can be named"):
             use(given)
     if given is not None:
-        with pytest.raises(RequestError, match=r"key: (the name of a file|no file can be named)"):
+        with pytest.raises(
+            RequestError, match=r"key: (expected the name of a file|no file can be named)"
+        ):
             cortiq.verify(receipt, model, key=given)
 
 
@@ -264,11 +266,11 @@ def test_engine_refuses_what_is_no_request(model):
                 engine.submit(given)
         request = make_request([1], GenerateOptions(seed=0), model.program, ())
         for name in ("priority", "stats", "speculation", "progress", "cancelled"):
-            with pytest.raises(RequestError, match=f"{name}: an? .* is wanted, not 'x'"):
+            with pytest.raises(RequestError, match=f"{name}: expected an? .*, not 'x'"):
                 engine.submit(request, **{name: "x"})
         assert engine.idle
     with pytest.raises(
-        RequestError, match="options: an instance of EngineOptions is wanted, not 'x'"
+        RequestError, match="options: expected an instance of EngineOptions, not 'x'"
     ):
         Engine(model.executable, model.tokenizer, options="x")
 

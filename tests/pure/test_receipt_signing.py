@@ -305,7 +305,7 @@ def test_command_line_exits_with_2_when_nothing_is_decided(folder, tmp_path, cap
 
 def test_receipt_and_key_are_looked_at_before_anything_is_generated(folder, tmp_path, capsys):
     for arguments, says in (
-        (("--sign", folder / "pem"), "it needs --receipt"),
+        (("--sign", folder / "pem"), "needs --receipt"),
         (("--receipt", tmp_path / "r.json", "--sign", folder / "curve"), "no Ed25519 key"),
         (("--receipt", tmp_path / "no" / "r.json"), "cannot be written"),
     ):

@@ -19,7 +19,7 @@ from cortiq.model.load import model_of
 from cortiq.model.source import open_source
 from cortiq.options import GenerateOptions, LoadOptions, specs
 from cortiq.receipts.reader import parse_receipt
-from cortiq.receipts.record import ALWAYS, RECORDED, Receipt, Signature, receipt_of
+from cortiq.receipts.record import ALWAYS, RECORDED, Receipt, Signature, make_receipt
 from cortiq_conformance.faults import FaultyBackend
 
 NAME = "synthetic:tiny-llama"
@@ -89,7 +89,7 @@ def test_receipt_of_each_backend_verifies_on_every_other(name):
     ],
 )  # fmt: skip
 def test_every_kind_of_generation_verifies(model, options, monkeypatch):
-    monkeypatch.setattr("cortiq.receipts.replay.MOST_LOGITS", 320 * 10)  # ten rows at once
+    monkeypatch.setattr("cortiq.receipts.replay.MAX_LOGITS", 320 * 10)  # ten rows at once
     receipt = model.generate("a text to go on from", **{"max_tokens": 12} | options).receipt()
     verdict = model.verify(receipt)
     assert verdict and verdict.steps == len(receipt.claim.token_ids)
@@ -276,7 +276,7 @@ def test_receipt_opens_no_file_of_its_own_choice(receipt):
         stated = dict(receipt.stated) | {"model": name}
         with pytest.raises(RequestError, match="name the file or folder whose hash is"):
             cortiq.verify(replace(receipt, stated=stated))
-    with pytest.raises(RequestError, match="context is the receipt's"):
+    with pytest.raises(RequestError, match="context comes from the receipt"):
         cortiq.verify(receipt, context=100)
 
 
@@ -319,10 +319,10 @@ def test_generation_that_options_do_not_describe_has_no_receipt(model, made):
     request = make_request(PROMPT, made.options, model.program, model.eos_ids)
     masked = Masked(**vars(request))
     fed = replace(request, embeddings=np.zeros((len(PROMPT), 64), np.float32))
-    assert receipt_of(made, model, request).claim == made.receipt().claim
+    assert make_receipt(made, model, request).claim == made.receipt().claim
     for other in (masked, fed):
         with pytest.raises(RequestError, match="cannot hold the embeddings or masks"):
-            receipt_of(made, model, other)
+            make_receipt(made, model, other)
 
 
 def test_whole_receipt_is_refused_with_a_format_error_that_names_the_field(receipt, tmp_path):

@@ -170,7 +170,7 @@ def test_an_executable_that_lacks_something_is_refused(other, sentence):
 
 
 def answered(executable, *wants):
-    """What `forward` returns for two rows, the last of which wants something."""
+    """Return `forward`'s results for two rows, the last of which wants something."""
     state = executable.open(4)
     rows = [Row(state, 0, 1), Row(state, 1, 2, wants)]
     return executable.forward(Batch(rows)).result()

@@ -18,8 +18,8 @@ import cortiq
 from cortiq.cli.serve import serve
 from cortiq.errors import RequestError
 from cortiq.serve.options import ServeOptions
-from cortiq.serve.run import listening
-from cortiq.serve.served import served, unique
+from cortiq.serve.run import bind_socket
+from cortiq.serve.served_model import make_served_model, models_by_name
 
 OTHER = "synthetic:tiny-gemma3?seed=2"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -140,9 +140,9 @@ def test_comments_tell_how_far_a_prompt_is(server):
 
 
 def test_two_models_of_one_name_are_refused(model):
-    made = served(model, None)
+    made = make_served_model(model, None)
     with pytest.raises(RequestError, match="two models are called"):
-        unique([made, made])
+        models_by_name([made, made])
 
 
 def test_without_its_libraries_it_says_what_to_install(monkeypatch):
@@ -153,7 +153,7 @@ def test_without_its_libraries_it_says_what_to_install(monkeypatch):
 
 def test_an_address_that_is_taken_is_an_error_of_ours(server):
     with pytest.raises(RequestError, match="cannot listen there"):
-        listening(ServeOptions(port=int(server.url.rpartition(":")[2])))
+        bind_socket(ServeOptions(port=int(server.url.rpartition(":")[2])))
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path):
@@ -165,12 +165,12 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
         with urllib.request.urlopen(request) as answer:
             answer.read(10)
             other.process.send_signal(signal.SIGINT)
-            while not any("waiting for 1 answer, at most 30 s" in line for line in other.lines):
+            while not any("waiting up to 30 s for 1 response" in line for line in other.lines):
                 time.sleep(0.02)
             assert other.stop(signal.SIGINT) == 1
             last = answer.read().decode().strip().rpartition("data: ")[2]
         assert json.loads(last)["error"]["code"] == "shutting_down"
-        assert any("cut off 1 answer" in line for line in other.lines)
+        assert any("shutdown interrupted 1 response" in line for line in other.lines)
         assert not any("Traceback" in line or "ASGI" in line for line in other.lines)
 
 
@@ -216,5 +216,5 @@ def test_who_does_not_read_does_not_hold_up_the_end(tmp_path):
         deaf = begin(other, "/v1/completions", json.dumps(DEAF))
         time.sleep(0.5)
         assert other.stop() == 1
-        assert any("cut off 1 answer" in line for line in other.lines)
+        assert any("shutdown interrupted 1 response" in line for line in other.lines)
         deaf.close()

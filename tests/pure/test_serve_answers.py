@@ -1,4 +1,4 @@
-"""What a stream says when its engine fails in the middle of it."""
+"""A stream reports that its engine failed midway."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ from types import SimpleNamespace
 import pytest
 
 from cortiq.errors import BackendError
-from cortiq.serve.answers import EventStream, updates
+from cortiq.serve.choice_builders import ResponseHead, TextChoiceBuilder
 from cortiq.serve.errors import ApiError
-from cortiq.serve.job import Job, Update
-from cortiq.serve.replies import Head, TextChoice
+from cortiq.serve.generation_job import ChoiceUpdate, GenerationJob
+from cortiq.serve.responses import EventStream, job_updates
 
 
 def job(*given):
-    made = Job([SimpleNamespace(prompt=(1, 2), masks=None)])
+    made = GenerationJob([SimpleNamespace(prompt=(1, 2), masks=None)])
     for update in given:
         made.updates.put_nowait(update)
     return made
 
 
 def events(made, include_usage=False):
-    wanted = SimpleNamespace(n=1, top_logprobs=None, include_usage=include_usage)
+    params = SimpleNamespace(n=1, top_logprobs=None, include_usage=include_usage)
     served = SimpleNamespace(name="m", fingerprint="c1-x")
     asked = SimpleNamespace(
         served=served,
-        wanted=wanted,
+        params=params,
         requests=made.requests,
         echo=(),
         prompt_tokens=2,
         tokenizer=None,
     )
-    stream = EventStream(asked, made, Head("text_completion", "cmpl", asked), TextChoice, 1, print)
+    stream = EventStream(
+        asked, made, ResponseHead("text_completion", "cmpl", asked), TextChoiceBuilder, 1, print
+    )
 
     async def collect():
         return "".join([text async for text in stream.events()]).split("\n\n")[:-1]
@@ -43,17 +45,19 @@ def events(made, include_usage=False):
 
 def test_an_error_in_the_middle_is_an_event_and_nothing_says_done():
     error = BackendError("the device is gone")
-    said, failed = events(job(Update(0, "so far"), Update(0, error=error)))
+    said, failed = events(job(ChoiceUpdate(0, "so far"), ChoiceUpdate(0, error=error)))
     assert json.loads(said[6:])["choices"][0]["text"] == "so far"
     assert json.loads(failed[6:])["error"]["code"] == "engine_error"
 
 
 def test_the_log_has_the_error_of_a_stream():
-    wanted = SimpleNamespace(n=1, top_logprobs=None, include_usage=False)
-    made = job(Update(0, error=BackendError("the device is gone")))
+    params = SimpleNamespace(n=1, top_logprobs=None, include_usage=False)
+    made = job(ChoiceUpdate(0, error=BackendError("the device is gone")))
     served = SimpleNamespace(name="m", fingerprint="c1-x")
-    asked = SimpleNamespace(served=served, wanted=wanted, requests=made.requests, echo=())
-    stream = EventStream(asked, made, Head("text_completion", "cmpl", asked), TextChoice, 1, print)
+    asked = SimpleNamespace(served=served, params=params, requests=made.requests, echo=())
+    stream = EventStream(
+        asked, made, ResponseHead("text_completion", "cmpl", asked), TextChoiceBuilder, 1, print
+    )
     scope = {"state": {"facts": {}}}
 
     async def receive():
@@ -67,7 +71,7 @@ def test_the_log_has_the_error_of_a_stream():
 
 
 def test_the_end_is_said_once_and_usage_before_it():
-    made = events(job(Update(0, "all"), Update(0, finish="length")), include_usage=True)
+    made = events(job(ChoiceUpdate(0, "all"), ChoiceUpdate(0, finish="length")), include_usage=True)
     assert made[-1] == "data: [DONE]" and made.count("data: [DONE]") == 1
     objects = [json.loads(event[6:]) for event in made[:-1]]
     assert [one["usage"] is None for one in objects] == [True, True, False]
@@ -75,20 +79,20 @@ def test_the_end_is_said_once_and_usage_before_it():
 
 
 def test_somebody_is_there_while_nothing_comes(monkeypatch):
-    monkeypatch.setattr("cortiq.serve.answers.ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr("cortiq.serve.responses.KEEP_ALIVE_SECONDS", 0.01)
 
     async def wait():
-        return await anext(updates(job()))
+        return await anext(job_updates(job()))
 
     assert asyncio.run(wait()) is None
 
 
 def test_a_form_that_could_not_be_followed_is_an_error():
-    made = job(Update(0, "{", finish="stop"))
+    made = job(ChoiceUpdate(0, "{", finish="stop"))
     made.requests[0].masks = SimpleNamespace(fault="too complex")
 
     async def run():
-        return [update async for update in updates(made)]
+        return [update async for update in job_updates(made)]
 
     with pytest.raises(ApiError, match="too complex") as caught:
         asyncio.run(run())

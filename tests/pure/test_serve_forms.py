@@ -52,7 +52,7 @@ def client(tmp_path_factory):
 
 
 def masks(grammars, schema=PERSON, **more):
-    matcher = grammars.compiled(grammars.of_schema(schema), "here")
+    matcher = grammars.compiled(grammars.schema_grammar(schema), "here")
     return GrammarMasks(grammars, matcher, 2, **more)
 
 
@@ -142,7 +142,9 @@ def test_a_schema_that_ends_nowhere_in_its_middle_is_the_requests_fault(grammars
         mask = made(ids[:end])
         if made.fault:
             break
-    assert made.fault == "no text has this form" and allowed_ids(mask, VOCABULARY).tolist() == [EOS]
+    assert made.fault == "no text follows this schema" and allowed_ids(
+        mask, VOCABULARY
+    ).tolist() == [EOS]
 
 
 def test_a_schema_has_a_size(grammars):
@@ -241,7 +243,7 @@ PART = {
 
 def accepts(grammars, schemas, text):
     """Whether a forced call of these tools may be this text."""
-    matcher = grammars.compiled(grammars.of_calls(schemas, ("", "")), "here")
+    matcher = grammars.compiled(grammars.call_grammar(schemas, ("", "")), "here")
     made = GrammarMasks(grammars, matcher, 0)
     ids = list(text.encode())
     return all(i in allowed_ids(made(ids[:n]), VOCABULARY) for n, i in enumerate([*ids, EOS]))
@@ -296,8 +298,8 @@ def test_arguments_of_a_forced_call_are_an_object(grammars, schema):
 
 def test_a_tool_whose_arguments_are_no_object_cannot_be_forced(grammars):
     for schema in ({"type": "integer"}, {"enum": [1]}, {"allOf": [{"type": "string"}]}):
-        with pytest.raises(ApiError, match="of no object"):
-            grammars.of_calls({"f": schema}, ("", ""))
+        with pytest.raises(ApiError, match="must describe an object"):
+            grammars.call_grammar({"f": schema}, ("", ""))
 
 
 class Inner(pydantic.BaseModel):

@@ -1,4 +1,4 @@
-"""Who may ask: keys, origins, names of the host; and what comes of errors inside."""
+"""Access checks (keys, origins, host names), and responses to internal errors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
 from cortiq.errors import BackendError
+from cortiq.serve.authority import read_authority
 from cortiq.serve.errors import ApiError, invalid
-from cortiq.serve.gate import Gate
-from cortiq.serve.hosts import read_authority
-from cortiq.serve.logs import TextLines
+from cortiq.serve.logs import TextFormatter
+from cortiq.serve.middleware import RequestMiddleware
 from cortiq.serve.options import ServeOptions
 
 FRIEND = "https://friend.example"
@@ -29,7 +29,7 @@ class Asked:
 
     def __init__(self, headers=HERE, path=CHAT, method="POST", fails=None, **options):
         self.reached, self.seen = False, []
-        self.gate = Gate(
+        self.gate = RequestMiddleware(
             self.inner, ServeOptions(**options), lambda *facts: self.seen.append(facts)
         )
         self.fails, self.sent = fails, []
@@ -108,8 +108,11 @@ def test_those_names(host):
 def test_the_address_counts_that_is_listened_on_and_its_name_is_its_own():
     """A name in --host may be one of this machine, as Debian gives 127.0.1.1 to its own."""
     observe = lambda *facts: None  # noqa: E731
-    gate = Gate(None, ServeOptions(host="mybox"), observe, bound="127.0.1.1")
-    assert gate.local and not Gate(None, ServeOptions(host="mybox"), observe, "10.0.0.1").local
+    gate = RequestMiddleware(None, ServeOptions(host="mybox"), observe, bound="127.0.1.1")
+    assert (
+        gate.local
+        and not RequestMiddleware(None, ServeOptions(host="mybox"), observe, "10.0.0.1").local
+    )
     gate._check_host(read_authority("MyBox:8080"))
     with pytest.raises(ApiError, match="not this server"):
         gate._check_host(read_authority("other:8080"))
@@ -139,7 +142,7 @@ def test_a_malformed_host_or_origin_is_a_bad_request_before_anything_else(host, 
         logger.removeHandler(caplog.handler)
     records = {id(record): record for record in caplog.records}.values()
     assert len(records) == 3 and not any(record.exc_info for record in records)
-    assert all(TextLines().format(record).isprintable() for record in records)
+    assert all(TextFormatter().format(record).isprintable() for record in records)
 
 
 def test_two_hosts_are_malformed():
@@ -150,7 +153,7 @@ def test_two_hosts_are_malformed():
 
 @given(st.text(max_size=12) | st.text("[]:@/.%1a", max_size=12))
 def test_an_authority_is_read_whole_or_not_at_all(text):
-    """What is taken is what a browser would send for it, and is read again as itself."""
+    """An accepted origin equals what a browser sends, and is parsed to itself again."""
     try:
         host, port = read_authority(text)
     except ValueError:
@@ -214,7 +217,7 @@ def test_the_log_has_code_and_field_of_an_error_and_not_its_text():
 
 def test_who_may_not_ask_is_told_why_and_so_is_the_log():
     page = Asked({**HERE, "origin": FRIEND})
-    noted = {"origin": FRIEND, "hint": "--allow-origin lets its pages call"}
+    noted = {"origin": FRIEND, "hint": "--allow-origin allows its pages"}
     assert page.seen[0][3] == {"error": "wrong_origin", **noted}
     assert FRIEND.encode() in page.body and b"--allow-origin" in page.body
     host = Asked({"host": "rebound.example"})

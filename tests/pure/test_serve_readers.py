@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from cortiq.errors import FormatError
-from cortiq.formats.strict_json import levels, parse_object
-from cortiq.serve.answers import ClientGone
-from cortiq.serve.app import READERS, Service
+from cortiq.formats.strict_json import nesting_depth, parse_object
+from cortiq.serve.app import READER_THREADS, Service
 from cortiq.serve.errors import ApiError
 from cortiq.serve.options import ServeOptions
-from cortiq.serve.served import Served
+from cortiq.serve.responses import ClientGone
+from cortiq.serve.served_model import ServedModel
 from cortiq.tokenizer.tokenizer import byte_tokenizer
 
 
@@ -36,7 +36,9 @@ def test_what_vanished_clients_asked_for_is_not_read():
 
     async def run():
         service = Service({}, ServeOptions(), None)
-        held = [asyncio.ensure_future(service.read(Client(), busy.wait)) for _ in range(READERS)]
+        held = [
+            asyncio.ensure_future(service.read(Client(), busy.wait)) for _ in range(READER_THREADS)
+        ]
         gone, there = [Client() for _ in range(20)], Client()
         waiting = [
             asyncio.ensure_future(service.read(client, lambda n=n: read.append(n)))
@@ -79,7 +81,7 @@ def chain(length):
 
 
 def test_levels_are_counted():
-    assert [levels(value) for value in (1, [], [[], 1], {"a": [{}]}, chain(9000))] == [
+    assert [nesting_depth(value) for value in (1, [], [[], 1], {"a": [{}]}, chain(9000))] == [
         0, 1, 2, 3, 9001,
     ]  # fmt: skip
     data = b'{"a": [[[]]], "b": "[[[[[["}'
@@ -92,7 +94,7 @@ def test_no_token_is_looked_for_in_a_text_that_cannot_fit():
     """A text of as many bytes as the context can hold may fit, one of a byte more cannot."""
     tokenizer = byte_tokenizer(400)
     model = SimpleNamespace(context=10, tokenizer=tokenizer)
-    served = Served("m", model, None, None, None, frozenset(), "", None)
+    served = ServedModel("m", model, None, None, None, frozenset(), "", None)
     assert tokenizer.longest_token == len("<bos>")
     served.check_size("x" * 50, "prompt")
     with pytest.raises(ApiError, match="10 tokens of at most 5 bytes, and the prompt has 51 bytes"):

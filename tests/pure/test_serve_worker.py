@@ -14,7 +14,7 @@ from cortiq.engine.scheduler import EngineOptions
 from cortiq.errors import BackendError
 from cortiq.options import GenerateOptions
 from cortiq.serve.errors import ApiError
-from cortiq.serve.job import Job
+from cortiq.serve.generation_job import GenerationJob
 from cortiq.serve.worker import Worker
 
 LONG = "a prompt that is worth a copy of its rows"
@@ -29,7 +29,7 @@ def model():
 def job(model, tokens=6, choices=1, prompt="hello"):
     options = GenerateOptions(max_tokens=tokens, temperature=0, ignore_eos=True)
     first = make_request(model.ids(prompt), options, model.program, model.eos_ids)
-    return Job([replace(first, choice=choice) for choice in range(choices)])
+    return GenerationJob([replace(first, choice=choice) for choice in range(choices)])
 
 
 def working(model, script, waiting=4, **options):

@@ -1,4 +1,4 @@
-"""What no weight can be is refused where a program is compiled, before a backend sees it."""
+"""Impossible weights are refused at compilation, before a backend sees them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_a_name_that_means_nothing_is_refused(name, error, words):
 
 
 def test_every_family_has_a_model_by_formula():
-    """Which conformance computes, whole: a family is in it as soon as it is in the registry."""
+    """The conformance kit covers a family as soon as it is in the registry."""
     kinds = {str(config["model_type"]) for config in CONFIGS.values()}
     missing = [f.name for f in describe_families() if not kinds & set(f.architectures)]
     assert missing == []

@@ -1,4 +1,4 @@
-"""What templates may use: all that transformers offers, or a refusal, at a cost known before."""
+"""Templates may use all that transformers offers, at a known cost; the rest is refused."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ GIVEN = [
 
 
 def refusals(sources, units=3000):
-    """What small budgets say of each source, in little memory."""
+    """Return the verdict of small budgets on each source, in little memory."""
     made = []
     with pytest.MonkeyPatch.context() as patch, memory_limit(96):
         patch.setattr(page, "BASE_UNITS", units)

@@ -1,4 +1,4 @@
-"""What files and models say never reaches a terminal as a command, nor fills it."""
+"""Texts of files and models never control a terminal, nor flood it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cortiq.cli.main import cli, main
 from cortiq.errors import CortiqError, FormatError, OptionError, brief, printable, printable_json
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.formats.strict_json import read_bytes, read_object
-from cortiq.serve.logs import JsonLines, TextLines
+from cortiq.serve.logs import JsonFormatter, TextFormatter
 
 CLI = Path(render.__file__).parent
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\r\x08\x7f"
@@ -117,7 +117,7 @@ def test_log_lines_are_harmless():
             "x", 20, "f", 1, "request " + ESCAPES, (), (type(error), error, error.__traceback__)
         )
     vars(record).update(facts)
-    for made in (TextLines().format(record), JsonLines().format(record)):
+    for made in (TextFormatter().format(record), JsonFormatter().format(record)):
         assert not COMMANDS & set(made)
     assert json.loads(made)["path"] == ESCAPES
 

@@ -35,7 +35,7 @@ MODEL = json.loads(ENGINE.to_str())["model"]
 
 
 def metadata(**changes):
-    """The same vocabulary as GGUF files hold it."""
+    """Return the same vocabulary as GGUF files hold it."""
     tokens = sorted(MODEL["vocab"], key=MODEL["vocab"].get)
     merges = [" ".join(m) if isinstance(m, list) else m for m in MODEL["merges"]]
     kinds = [3 if t == "<bos>" else 6 if t in BYTES else 1 for t in tokens]

@@ -37,7 +37,7 @@ MANY = [
 
 
 def compiled(*arguments, tool="tools/lint_triton.py"):
-    """What the lint says, in a process of its own: this one's kernels are interpreted."""
+    """Run the lint in a process of its own: this one's kernels are interpreted."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     done = subprocess.run(

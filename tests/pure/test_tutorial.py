@@ -68,7 +68,7 @@ def test_the_steps_lead_from_an_empty_directory_to_level_1(tmp_path):
 
 
 def write_kernels(file):
-    """What the page says to do to the generated file."""
+    """Apply the page's instructions to the generated file."""
     last = next(b.text for b in BLOCKS if b.not_run == "the last line of cortiq_acme/kernels.py")
     text = file.read_text()
     before, line, after = text.partition("KERNELS: Mapping[type[Op], Callable] = {}\n")

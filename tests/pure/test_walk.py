@@ -39,7 +39,7 @@ def rows(state, wants, inputs=None):
 
 
 def brought(executable, *asked):
-    """What sequences bring that are fed together; None for one that failed."""
+    """Return the results of sequences that are fed together; None for one that failed."""
     states = [executable.open(len(PROMPT)) for _ in asked]
     batch = [row for state, how in zip(states, asked, strict=True) for row in rows(state, *how)]
     result = executable.forward(Batch(batch)).result()

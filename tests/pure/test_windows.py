@@ -281,7 +281,7 @@ def test_states_that_lack_rows_are_refused_by_name():
 
 @pytest.mark.parametrize("backend", every_backend())
 def test_windowed_slots_stop_growing(backend):
-    """What a sequence takes grows by the rows of the slots that are seen whole, and no more."""
+    """A sequence's memory grows only by the rows of slots without windows."""
     on, full = compiled(backend, "tiny-gemma3"), compiled(backend, "tiny-gemma3", full_windows=True)
     growth = [e.state_bytes(64_000) - e.state_bytes(32_000) for e in (on, full)]
     assert growth[0] * 2 == growth[1]  # two of four layers are seen through windows

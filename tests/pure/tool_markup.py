@@ -1,4 +1,4 @@
-"""How models write tool calls, in every dialect: as they should, and as they do."""
+"""Tool calls in every dialect, well-formed and as models really write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON schemas that become part of another: their references go on meaning what they meant."""
+"""JSON schemas embedded in another one, with their references rewritten."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from cortiq.dialects.schema import Schema
 
-VALUES = frozenset({"const", "enum", "default", "examples"})
+VALUE_KEYWORDS = frozenset({"const", "enum", "default", "examples"})
 """Words of a schema whose values are values, not schemas."""
-NAMED = frozenset({
+NAMING_KEYWORDS = frozenset({
     "properties", "patternProperties", "$defs", "definitions", "dependentSchemas",
 })  # fmt: skip
 """Words that hold schemas by names of the user's own, none of which is a word."""
 
 
-def moved(schema: Mapping[str, Any], pointer: str) -> dict[str, Any]:
-    """Return a schema as it stands at `pointer` of another one.
+def relocated(schema: Mapping[str, Any], pointer: str) -> dict[str, Any]:
+    """Return a schema for embedding at `pointer` of another one.
 
     Its `$defs` and `definitions` go with it, and every reference into the schema, `#` itself
     included, points to the new place.
@@ -26,24 +26,24 @@ def moved(schema: Mapping[str, Any], pointer: str) -> dict[str, Any]:
     pointer : where the schema will be, such as `#/anyOf/0/properties/arguments`.
     """
     own = schema.get("$id")
-    made: dict[str, Any] = _moved(schema, pointer, own if isinstance(own, str) else None)
+    made: dict[str, Any] = _relocated(schema, pointer, own if isinstance(own, str) else None)
     made.pop("$id", None)  # a schema with an address of its own would be a document of its own
     return made
 
 
-def _moved(value: Any, pointer: str, own: str | None) -> Any:
+def _relocated(value: Any, pointer: str, own: str | None) -> Any:
     if isinstance(value, list):
-        return [_moved(item, pointer, own) for item in value]
+        return [_relocated(item, pointer, own) for item in value]
     if not isinstance(value, Mapping):
         return value
     made: dict[str, Any] = {}
     for word, inner in value.items():
         if word == "$ref" and isinstance(inner, str):
             made[word] = _reference(inner, pointer, own)
-        elif word in NAMED and isinstance(inner, Mapping):
-            made[word] = {name: _moved(each, pointer, own) for name, each in inner.items()}
+        elif word in NAMING_KEYWORDS and isinstance(inner, Mapping):
+            made[word] = {name: _relocated(each, pointer, own) for name, each in inner.items()}
         else:
-            made[word] = inner if word in VALUES else _moved(inner, pointer, own)
+            made[word] = inner if word in VALUE_KEYWORDS else _relocated(inner, pointer, own)
     return made
 
 
@@ -53,8 +53,8 @@ def _reference(reference: str, pointer: str, own: str | None) -> str:
     return pointer + reference[1:] if reference == "#" or reference[:2] == "#/" else reference
 
 
-def of_objects(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a schema that allows objects only; None where `schema` allows none."""
+def objects_only(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a schema that allows only objects, or None if `schema` allows none."""
     allowed = Schema(schema).types()
     if "object" not in allowed:
         return None

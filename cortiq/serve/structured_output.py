@@ -1,4 +1,4 @@
-"""`response_format` and forced tool calls: which grammar a request's answers have to follow."""
+"""Structured output: `response_format` and forced tool calls as grammars."""
 
 from __future__ import annotations
 
@@ -7,37 +7,39 @@ from typing import TYPE_CHECKING
 
 from cortiq.engine.request import Masks
 from cortiq.serve.errors import invalid
-from cortiq.serve.fields import Fields
+from cortiq.serve.fields import RequestFields
 from cortiq.serve.grammar import GrammarMasks
-from cortiq.serve.messages import Tools
-from cortiq.serve.served import Served
+from cortiq.serve.messages import RequestTools
+from cortiq.serve.served_model import ServedModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MakeMasks = Callable[["Sequence[int]", bool], Masks]
-"""From a prompt, and whether it opened a thinking block, to the masks of one choice."""
-KINDS = ("text", "json_object", "json_schema")
+"""Makes the masks of one choice, given its prompt and whether that opened a thinking block."""
+FORMAT_TYPES = ("text", "json_object", "json_schema")
 
 
-def read_form(served: Served, fields: Fields, tools: Tools) -> MakeMasks | None:
-    """What restricts the answers of a request; None for nothing."""
+def read_response_format(
+    served: ServedModel, fields: RequestFields, tools: RequestTools
+) -> MakeMasks | None:
+    """Return the masks' factory for a request, or None if its answers are unrestricted."""
     schema = _schema(fields.fields("response_format"))
     if tools.forced:
         if schema is not None:
             message = "'response_format' and a forced 'tool_choice' exclude each other."
             raise invalid(message, "tool_choice")
-        return _made(served, _calls(served, tools), "tool_choice")
+        return _mask_factory(served, _call_grammar(served, tools), "tool_choice")
     if schema is None:
         return None
-    return _made(served, served.grammars.of_schema(schema), "response_format")
+    return _mask_factory(served, served.grammars.schema_grammar(schema), "response_format")
 
 
-def _schema(form: Fields | None) -> dict[str, object] | None:
-    """The JSON schema that an answer has to follow."""
+def _schema(form: RequestFields | None) -> dict[str, object] | None:
+    """Return the JSON schema of `response_format`, or None for free text."""
     if form is None:
         return None
-    kind = form.choice("type", KINDS, "")
+    kind = form.choice("type", FORMAT_TYPES, "")
     inner = form.fields("json_schema")
     form.close()
     if kind != "json_schema":
@@ -52,18 +54,18 @@ def _schema(form: Fields | None) -> dict[str, object] | None:
     return {"type": "object"} if schema is None else schema
 
 
-def _calls(served: Served, tools: Tools) -> str:
-    """The grammar of a call that is forced."""
+def _call_grammar(served: ServedModel, tools: RequestTools) -> str:
+    """Return the grammar of a forced tool call."""
     dialect = served.dialect
     if dialect is None or dialect.wrap is None:
         message = "'tool_choice': calls of this model cannot be forced, only 'auto' and 'none'."
         raise invalid(message, "tool_choice", "unsupported_parameter")
-    wanted = {name: tools.schemas[name] for name in tools.forced}
-    return served.grammars.of_calls(wanted, dialect.wrap)
+    schemas = {name: tools.schemas[name] for name in tools.forced}
+    return served.grammars.call_grammar(schemas, dialect.wrap)
 
 
-def _made(served: Served, grammar: str, param: str) -> MakeMasks:
-    """Masks of a grammar; it is looked at once now, so that a bad one is said at once."""
+def _mask_factory(served: ServedModel, grammar: str, param: str) -> MakeMasks:
+    """Return the masks' factory of a grammar, which is compiled now so that errors come early."""
     grammars, thinking = served.grammars, served.thinking
     markers = (thinking.opens, thinking.closes) if thinking else ("", "")
     first = grammars.compiled(grammar, param)

@@ -1,4 +1,4 @@
-"""Answers as OpenAI's objects, whole and in chunks."""
+"""OpenAI's response objects: choices built from updates, whole or as stream chunks."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, Protocol
 
 from cortiq.dialects.dialect import ToolCall
 from cortiq.dialects.splitter import AnswerPart, AnswerSplitter, AnswerText, ThinkingText
-from cortiq.serve.asked import Asked, logprob_entry, token_text
-from cortiq.serve.job import Job, Update
+from cortiq.serve.generation_job import ChoiceUpdate, GenerationJob
+from cortiq.serve.parsed_request import ParsedRequest, logprob_entry, token_text
 
-FINISH = {"loop": "stop", "cancelled": "stop"}
-"""Our reasons to end that OpenAI has no word for."""
+FINISH_REASONS = {"loop": "stop", "cancelled": "stop"}
+"""OpenAI's finish reasons for those that only we have."""
 
 
 @dataclass
-class Head:
-    """What every object of one answer begins with."""
+class ResponseHead:
+    """Fields that every object of one response shares: id, time, model, fingerprint."""
 
     kind: str
     letters: str
-    asked: Asked
+    parsed: ParsedRequest
     id: str = ""
     created: int = 0
 
@@ -33,49 +33,49 @@ class Head:
         self.created = int(time.time())
 
     def object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """An object with these choices."""
+        """Return a response object with these choices."""
         return {
             "id": self.id,
             "object": kind,
             "created": self.created,
-            "model": self.asked.served.name,
-            "system_fingerprint": self.asked.served.fingerprint,
+            "model": self.parsed.served.name,
+            "system_fingerprint": self.parsed.served.fingerprint,
             "choices": choices,
         }
 
 
-def usage(asked: Asked, job: Job) -> dict[str, Any]:
-    """Token counts of a job; cached ones are those of each prompt's first choice."""
+def usage(parsed: ParsedRequest, job: GenerationJob) -> dict[str, Any]:
+    """Return the `usage` object; a prompt's cached tokens are those of its first choice."""
     stats = {choice: sequence.stats for choice, sequence in job.sequences.items()}
     made = sum(one.generated_tokens for one in stats.values())
-    cached = sum(one.reused_tokens for n, one in stats.items() if n % asked.wanted.n == 0)
+    cached = sum(one.reused_tokens for n, one in stats.items() if n % parsed.params.n == 0)
     return {
-        "prompt_tokens": asked.prompt_tokens,
+        "prompt_tokens": parsed.prompt_tokens,
         "completion_tokens": made,
-        "total_tokens": asked.prompt_tokens + made,
+        "total_tokens": parsed.prompt_tokens + made,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 
-class Choice(Protocol):
-    """Makes one choice of an answer out of updates."""
+class ChoiceBuilder(Protocol):
+    """Builds one choice of a response from updates."""
 
-    def first(self) -> dict[str, Any] | None:
-        """The chunk that opens the choice, if there is one."""
+    def first_chunk(self) -> dict[str, Any] | None:
+        """Return the chunk that opens the choice, if there is one."""
 
-    def chunk(self, update: Update) -> list[dict[str, Any]]:
-        """Choices of the chunks that an update brings."""
+    def chunks(self, update: ChoiceUpdate) -> list[dict[str, Any]]:
+        """Return the chunk choices for an update."""
 
-    def whole(self) -> dict[str, Any]:
-        """The choice, when it has ended."""
+    def full_choice(self) -> dict[str, Any]:
+        """Return the finished choice."""
 
 
 @dataclass
-class ChatChoice:
-    """One choice of a chat answer."""
+class ChatChoiceBuilder:
+    """Builds one choice of a chat completion."""
 
     index: int
-    asked: Asked
+    parsed: ParsedRequest
     splitter: AnswerSplitter = field(init=False)
     text: list[str] = field(default_factory=list)
     thinking: list[str] = field(default_factory=list)
@@ -84,33 +84,33 @@ class ChatChoice:
     finish: str = ""
 
     def __post_init__(self) -> None:
-        self.splitter = self.asked.splitter()
+        self.splitter = self.parsed.splitter()
 
-    def chunk(self, update: Update) -> list[dict[str, Any]]:
-        """Deltas: one for each part, the log-probabilities with the first, the end by itself."""
+    def chunks(self, update: ChoiceUpdate) -> list[dict[str, Any]]:
+        """Return a delta per part, log-probabilities with the first, the finish reason last."""
         parts = self.splitter.feed(update.text)
         if update.finish:
             parts += self.splitter.finish()
-        new = [logprob_entry(self.asked.tokenizer, one) for one in update.logprobs]
+        new = [logprob_entry(self.parsed.tokenizer, one) for one in update.logprobs]
         self.logprobs += new
-        deltas = [self._delta(part) for part in merged(parts)]
+        deltas = [self._delta(part) for part in merge_parts(parts)]
         chunks = [self._chunk(delta) for delta in deltas or ([{}] if new else [])]
-        if chunks and self.asked.wanted.top_logprobs is not None:
+        if chunks and self.parsed.params.top_logprobs is not None:
             chunks[0]["logprobs"] = {"content": new, "refusal": None}
         if update.finish:
             self.finish = self._reason(update.finish)
             chunks.append(self._chunk({}, self.finish))
         return chunks
 
-    def first(self) -> dict[str, Any]:
-        """The chunk that opens the choice."""
+    def first_chunk(self) -> dict[str, Any]:
+        """Return the chunk that opens the choice."""
         return self._chunk({"role": "assistant", "content": ""})
 
     def _chunk(self, delta: Mapping[str, Any], finish: str | None = None) -> dict[str, Any]:
         return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": finish}
 
     def _delta(self, part: AnswerPart) -> dict[str, Any]:
-        """Take a part of the answer; its delta."""
+        """Add a part of the answer and return its delta."""
         if isinstance(part, AnswerText):
             self.text.append(part.text)
             return {"content": part.text}
@@ -121,11 +121,11 @@ class ChatChoice:
         return {"tool_calls": [{"index": len(self.calls) - 1, **self.calls[-1]}]}
 
     def _reason(self, finish: str) -> str:
-        finish = FINISH.get(finish, finish)
+        finish = FINISH_REASONS.get(finish, finish)
         return "tool_calls" if self.calls and finish == "stop" else finish
 
-    def whole(self) -> dict[str, Any]:
-        """The choice, when it has ended."""
+    def full_choice(self) -> dict[str, Any]:
+        """Return the finished choice."""
         text = "".join(self.text)
         if self.calls:
             text = text.strip()
@@ -138,8 +138,8 @@ class ChatChoice:
             message["reasoning_content"] = "".join(self.thinking)
         if self.calls:
             message["tool_calls"] = self.calls
-        asked_for = self.asked.wanted.top_logprobs is not None
-        logprobs = {"content": self.logprobs, "refusal": None} if asked_for else None
+        with_logprobs = self.parsed.params.top_logprobs is not None
+        logprobs = {"content": self.logprobs, "refusal": None} if with_logprobs else None
         return {
             "index": self.index,
             "message": message,
@@ -148,8 +148,8 @@ class ChatChoice:
         }
 
 
-def merged(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
-    """Neighbouring pieces of one kind as one."""
+def merge_parts(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
+    """Join neighbouring parts of one kind."""
     made: list[AnswerPart] = []
     for part in parts:
         last = made[-1] if made else None
@@ -163,18 +163,18 @@ def merged(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
 
 
 def call_object(call: ToolCall) -> dict[str, Any]:
-    """A tool call, its arguments as a JSON text."""
+    """Return a tool call as OpenAI's object, its arguments as JSON text."""
     arguments = json.dumps(call.arguments, ensure_ascii=False)
     function = {"name": call.name, "arguments": arguments}
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 
 
 @dataclass
-class TextChoice:
-    """One choice of a text completion."""
+class TextChoiceBuilder:
+    """Builds one choice of a text completion."""
 
     index: int
-    asked: Asked
+    parsed: ParsedRequest
     text: list[str] = field(default_factory=list)
     finish: str | None = None
     logprobs: dict[str, list[Any]] = field(init=False)
@@ -183,28 +183,28 @@ class TextChoice:
         self.logprobs = _no_logprobs()
         self._offset = 0
 
-    def first(self) -> dict[str, Any] | None:
-        """The chunk that opens the choice: what is echoed of its prompt."""
-        if not self.asked.echo:
+    def first_chunk(self) -> dict[str, Any] | None:
+        """Return the echoed prompt as the opening chunk, if `echo` was requested."""
+        if not self.parsed.echo:
             return None
-        self.text.append(self.asked.echo[self.index])
+        self.text.append(self.parsed.echo[self.index])
         self._offset = len(self.text[0])
         return self._object(self.text[0], _no_logprobs())
 
-    def chunk(self, update: Update) -> list[dict[str, Any]]:
-        """The new text, and why it ended."""
+    def chunks(self, update: ChoiceUpdate) -> list[dict[str, Any]]:
+        """Return the new text and, at the end, the finish reason."""
         self.text.append(update.text)
         new = self._entries(update)
         for name, values in new.items():
             self.logprobs[name] += values
         if update.finish:
-            self.finish = FINISH.get(update.finish, update.finish)
+            self.finish = FINISH_REASONS.get(update.finish, update.finish)
         if not (update.text or update.finish or update.logprobs):
             return []
         return [self._object(update.text, new)]
 
-    def _entries(self, update: Update) -> dict[str, list[Any]]:
-        new, tokenizer = _no_logprobs(), self.asked.tokenizer
+    def _entries(self, update: ChoiceUpdate) -> dict[str, list[Any]]:
+        new, tokenizer = _no_logprobs(), self.parsed.tokenizer
         for made in update.logprobs:
             text = token_text(tokenizer, made.token_id)
             new["tokens"].append(text)
@@ -215,16 +215,16 @@ class TextChoice:
         return new
 
     def _object(self, text: str, logprobs: Mapping[str, Any]) -> dict[str, Any]:
-        wanted = self.asked.wanted.top_logprobs is not None
+        with_logprobs = self.parsed.params.top_logprobs is not None
         return {
             "index": self.index,
             "text": text,
-            "logprobs": logprobs if wanted else None,
+            "logprobs": logprobs if with_logprobs else None,
             "finish_reason": self.finish,
         }
 
-    def whole(self) -> dict[str, Any]:
-        """The choice, when it has ended."""
+    def full_choice(self) -> dict[str, Any]:
+        """Return the finished choice."""
         return self._object("".join(self.text), self.logprobs)
 
 

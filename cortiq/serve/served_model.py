@@ -1,4 +1,4 @@
-"""A model as it is served: its name, its worker, and how it is spoken to."""
+"""A served model: its name, its worker, and its dialects."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ HASH_LETTERS = 16
 
 
 @dataclass(frozen=True)
-class Served:
-    """A model behind the server.
+class ServedModel:
+    """A model that the server offers.
 
     Attributes
     ----------
     name : its `id` for clients.
-    dialect, thinking : how it writes tool calls and thinking; None for not at all.
-    shown_ids : control tokens that are parts of those markers.
-    fingerprint : model hash, contract version, and what else decides the bits: it is the same on
-        every backend.
-    grammars : what answers can be made to follow.
-    created : when it was loaded, in seconds since 1970.
+    dialect, thinking : its syntax of tool calls and of thinking; None if it has none.
+    shown_ids : control tokens that are parts of their markers.
+    fingerprint : contract version, model hash, and a hash of all that determines the logits; the
+        same on every backend.
+    grammars : compiler of grammars for structured output.
+    created : time of loading, in seconds since 1970.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Served:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_size(self, text: str, param: str) -> None:
-        """Refuse a text that no tokens of the context can make up, before it is cut into any.
+        """Refuse a text too long for the context whatever its tokens, before it is tokenized.
 
         Raises
         ------
@@ -60,7 +60,7 @@ class Served:
             raise too_large(size, longest, context, param)
 
     def as_dict(self) -> dict[str, Any]:
-        """The model's entry in `/v1/models`."""
+        """Return the model's entry in `/v1/models`."""
         model = self.model
         return {
             "id": self.name,
@@ -76,8 +76,10 @@ class Served:
         }
 
 
-def served(model: Model, worker: Worker, dialects: Sequence[ToolDialect] = ()) -> Served:
-    """A model with its worker, looked at once.
+def make_served_model(
+    model: Model, worker: Worker, dialects: Sequence[ToolDialect] = ()
+) -> ServedModel:
+    """Return a model with its worker and the dialects of its chat template.
 
     Parameters
     ----------
@@ -86,7 +88,7 @@ def served(model: Model, worker: Worker, dialects: Sequence[ToolDialect] = ()) -
     tokenizer = model.tokenizer
     dialect = dialect_of(tokenizer.chat_template(tools=True), dialects)
     thinking = thinking_of(tokenizer.chat_template())
-    return Served(
+    return ServedModel(
         client_name(model.name),
         model,
         worker,
@@ -99,7 +101,7 @@ def served(model: Model, worker: Worker, dialects: Sequence[ToolDialect] = ()) -
 
 
 def client_name(name: str) -> str:
-    """What clients call a model: of a file or folder its name, without `.gguf`."""
+    """Return a model's name for clients: of a path the last part, without `.gguf`."""
     path = Path(name)
     if path.suffix == ".gguf" or path.is_dir():
         return path.resolve().name.removesuffix(".gguf")
@@ -107,7 +109,7 @@ def client_name(name: str) -> str:
 
 
 def system_fingerprint(model: Model) -> str:
-    """Contract version, model hash, and the hash of everything that decides a logit."""
+    """Return contract version, model hash, and the hash of all that determines the logits."""
     model_hash, all_hash = model.model_hash[:HASH_LETTERS], model.fingerprint[:HASH_LETTERS]
     return f"c{CONTRACT_VERSION}-{model_hash}-{all_hash}"
 
@@ -115,7 +117,7 @@ def system_fingerprint(model: Model) -> str:
 def shown_ids(
     tokenizer: Tokenizer, dialect: ToolDialect | None, thinking: Thinking | None
 ) -> frozenset[int]:
-    """Control tokens in the markers of calls and thinking: the text has to show them."""
+    """Return the control tokens in the markers of calls and thinking, which texts must keep."""
     if tokenizer.absent:
         return frozenset()
     markers = [dialect.opens, dialect.closes, *dialect.inner] if dialect else []
@@ -124,9 +126,9 @@ def shown_ids(
     return frozenset(token for several in ids for token in several if tokenizer.is_special(token))
 
 
-def unique(models: Sequence[Served]) -> dict[str, Served]:
-    """Models by name; RequestError where two have one."""
-    found: dict[str, Served] = {}
+def models_by_name(models: Sequence[ServedModel]) -> dict[str, ServedModel]:
+    """Return models by name; raise RequestError if two have the same."""
+    found: dict[str, ServedModel] = {}
     for model in models:
         if model.name in found:
             raise RequestError(f"two models are called {model.name!r}", hint="serve one of them")

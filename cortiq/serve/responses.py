@@ -1,4 +1,4 @@
-"""Answering: a job is submitted, its updates become one object or a stream of chunks."""
+"""HTTP responses from a job's updates: one JSON object, or a stream of events."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from cortiq.serve.asked import Asked
-from cortiq.serve.errors import ApiError, as_api_error, cut_off, invalid
-from cortiq.serve.job import Job, Update
+from cortiq.serve.choice_builders import ChoiceBuilder, ResponseHead, usage
+from cortiq.serve.errors import ApiError, as_api_error, invalid, shutting_down
+from cortiq.serve.generation_job import ChoiceUpdate, GenerationJob
 from cortiq.serve.logs import LOG
-from cortiq.serve.replies import Choice, Head, usage
+from cortiq.serve.parsed_request import ParsedRequest
 
-ALIVE_SECONDS = 5.0
-"""A stream that has nothing to say sends a comment so often, for proxies and clients."""
+KEEP_ALIVE_SECONDS = 5.0
+"""A silent stream sends a comment at this interval, for proxies and clients."""
 PROGRESS_SECONDS = 0.5
-"""Least time between two comments about the prompt."""
-PARTING_SECONDS = 1.0
-"""How long a client may take to read that its stream was cut off."""
-Make = Callable[[int, Asked], Choice]
+"""Least time between two progress comments."""
+LAST_EVENT_SECONDS = 1.0
+"""Time a client has to read that its stream was interrupted."""
+MakeBuilder = Callable[[int, ParsedRequest], ChoiceBuilder]
 T = TypeVar("T")
 
 
-async def updates(job: Job) -> AsyncIterator[Update | None]:
-    """What comes of a job until all its choices have ended; None when nothing came for a while.
+async def job_updates(job: GenerationJob) -> AsyncIterator[ChoiceUpdate | None]:
+    """Yield a job's updates until all its choices have ended; None after a silent while.
 
     Raises
     ------
-    ApiError : a choice ended with an error; the whole answer does.
+    ApiError : a choice ended with an error, which ends the whole response.
     """
     left = len(job.requests)
     while left:
         try:
-            async with asyncio.timeout(ALIVE_SECONDS):
+            async with asyncio.timeout(KEEP_ALIVE_SECONDS):
                 update = await job.updates.get()
         except TimeoutError:
             yield None
@@ -47,30 +47,38 @@ async def updates(job: Job) -> AsyncIterator[Update | None]:
             raise as_api_error(update.error) from update.error
         left -= bool(update.finish)
         if fault := getattr(job.requests[update.choice].masks, "fault", ""):
-            raise invalid(f"The form could not be followed: {fault}.", code="invalid_schema")
+            raise invalid(
+                f"The answer could not follow the requested format: {fault}.", code="invalid_schema"
+            )
         yield update
 
 
-async def whole(request: HttpRequest, asked: Asked, job: Job, head: Head, make: Make) -> Response:
-    """One object, when all of it is there; a client that goes away takes its work with it."""
-    choices = [make(index, asked) for index in range(len(asked.requests))]
+async def json_response(
+    request: HttpRequest,
+    parsed: ParsedRequest,
+    job: GenerationJob,
+    head: ResponseHead,
+    make: MakeBuilder,
+) -> Response:
+    """Return the whole response as JSON; raise ClientGone if the client disconnects first."""
+    choices = [make(index, parsed) for index in range(len(parsed.requests))]
     for choice in choices:
-        choice.first()
+        choice.first_chunk()
 
     async def collect() -> None:
-        async for update in updates(job):
+        async for update in job_updates(job):
             if update is not None:
-                choices[update.choice].chunk(update)
+                choices[update.choice].chunks(update)
 
     await unless_gone(request.receive, collect())
-    made = head.object(head.kind, [choice.whole() for choice in choices])
-    return JSONResponse(made | {"usage": usage(asked, job)})
+    made = head.object(head.kind, [choice.full_choice() for choice in choices])
+    return JSONResponse(made | {"usage": usage(parsed, job)})
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Await some work, and return what comes of it; ClientGone when the client goes away first."""
+    """Return the result of `work`; raise ClientGone if the client disconnects first."""
     doing = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(gone(receive))
+    watching = asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait((doing, watching), return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():
@@ -81,50 +89,50 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
             task.cancel()
 
 
-async def gone(receive: Receive) -> None:
-    """Return when the client has gone away."""
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected."""
 
 
 class EventStream(Response):
-    """An answer as server-sent events.
+    """A response as server-sent events.
 
     Parameters
     ----------
-    write_seconds : a client that does not read for so long is given up.
-    over : called when nothing more will be sent, whyever.
+    write_seconds : a client that does not read for this long is disconnected.
+    on_end : called when nothing more will be sent, for whatever reason.
 
     Attributes
     ----------
-    failed : what the log has of the error that ended it; empty while there is none.
+    error_facts : facts for the log about the error that ended it; empty without one.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        asked: Asked,
-        job: Job,
-        head: Head,
-        make: Make,
+        parsed: ParsedRequest,
+        job: GenerationJob,
+        head: ResponseHead,
+        make: MakeBuilder,
         write_seconds: float,
-        over: Callable[[], None],
+        on_end: Callable[[], None],
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self.asked, self.job, self.head = asked, job, head
-        self.choices = [make(index, asked) for index in range(len(asked.requests))]
-        self.write_seconds, self.over = write_seconds, over
-        self.failed: dict[str, str] = {}
-        self._told = 0.0
+        self.parsed, self.job, self.head = parsed, job, head
+        self.choices = [make(index, parsed) for index in range(len(parsed.requests))]
+        self.write_seconds, self.on_end = write_seconds, on_end
+        self.error_facts: dict[str, str] = {}
+        self._last_progress = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send everything."""
+        """Send the events until the end or until the client disconnects."""
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         begun = False
 
@@ -148,55 +156,55 @@ class EventStream(Response):
         except asyncio.CancelledError:
             if begun:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(PARTING_SECONDS):
-                        await write(event(cut_off().as_dict()), more=False)
+                    async with asyncio.timeout(LAST_EVENT_SECONDS):
+                        await write(event(shutting_down().as_dict()), more=False)
             raise
         finally:
-            self.over()
-            scope["state"]["facts"].update(self.failed)
+            self.on_end()
+            scope["state"]["facts"].update(self.error_facts)
 
     async def events(self) -> AsyncIterator[str]:
-        """The texts of the stream."""
+        """Yield the events as text."""
         try:
-            firsts = [one for choice in self.choices if (one := choice.first())]
+            firsts = [one for choice in self.choices if (one := choice.first_chunk())]
             if firsts:
                 yield "".join(self._event([one]) for one in firsts)
-            async for update in updates(self.job):
+            async for update in job_updates(self.job):
                 if text := self._texts(update):
                     yield text
         except ApiError as error:
-            self.failed = error.facts
+            self.error_facts = error.facts
             if error.status >= 500:
                 LOG.error("a request failed", exc_info=error)
             yield event(error.as_dict())
             return
-        if self.asked.wanted.include_usage:
-            yield self._event([], usage(self.asked, self.job))
+        if self.parsed.params.include_usage:
+            yield self._event([], usage(self.parsed, self.job))
         yield "data: [DONE]\n\n"
 
-    def _texts(self, update: Update | None) -> str:
+    def _texts(self, update: ChoiceUpdate | None) -> str:
         if update is None:
             return ": waiting\n\n"
         if update.progress is not None:
             return self._progress(*update.progress)
-        return "".join(self._event([one]) for one in self.choices[update.choice].chunk(update))
+        return "".join(self._event([one]) for one in self.choices[update.choice].chunks(update))
 
     def _progress(self, done: int, total: int) -> str:
-        """A comment about the prompt; clients pass over it."""
+        """Return an SSE comment with the prompt's progress; clients ignore it."""
         now = asyncio.get_running_loop().time()
-        if now - self._told < PROGRESS_SECONDS:
+        if now - self._last_progress < PROGRESS_SECONDS:
             return ""
-        self._told = now
+        self._last_progress = now
         return f": prompt {done}/{total}\n\n"
 
     def _event(self, choices: list[dict[str, Any]], used: Mapping[str, Any] | None = None) -> str:
         kind = self.head.kind + (".chunk" if self.head.kind.startswith("chat") else "")
         made = self.head.object(kind, choices)
-        if self.asked.wanted.include_usage:
+        if self.parsed.params.include_usage:
             made["usage"] = used
         return event(made)
 
 
 def event(made: Mapping[str, Any]) -> str:
-    """An object as an event of a stream."""
+    """Return an object as a server-sent event."""
     return f"data: {json.dumps(made, ensure_ascii=False, separators=(',', ':'))}\n\n"
