@@ -52,6 +52,6 @@ def test_command_line():
     assert done.exit_code == 0, done.output
     assert set(json.loads(done.output)["tasks"]["copy"]) >= {"plain", "drafted", "ratio"}
     shown = CliRunner().invoke(cli, [*arguments, *sizes, "--draft-depth", "2"])
-    assert "tokens a step" in shown.output
+    assert "tokens/step" in shown.output
     refused = CliRunner().invoke(cli, [*arguments[:-1], "nothing", *sizes])
     assert "there is no drafter 'nothing'" in str(refused.exception)
