@@ -1,21 +1,14 @@
-"""The floors of the house: which package may import which. `--write` puts them into the docs.
+"""The floors of the house: which package may import which.
 
 A package of `cortiq` imports only packages of lower floors; backends, plugins and the conformance
-kit stand outside and import what `OUTSIDE` lists. Imports inside functions and under TYPE_CHECKING
-count like all others. `tests/pure/test_layering.py` checks this list against the tree.
+kit stand outside and import what `OUTSIDE` lists. `tools/check_layers.py` checks the tree against
+these lists and puts them into docs/architecture.md.
 """
 
 from __future__ import annotations
 
-import ast
-import sys
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import NamedTuple
-
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "architecture.md"
-BEGIN, END = "<!-- floors: tools/layers.py -->\n", "<!-- end of the floors -->\n"
 
 FLOORS: tuple[tuple[str, Mapping[str, str]], ...] = (
     (
@@ -54,7 +47,6 @@ FLOORS: tuple[tuple[str, Mapping[str, str]], ...] = (
         "seam",
         {
             "backend": "what a backend implements: protocol, batch, outcomes, `KernelBackend`",
-            "models": "families: a config and tensors become a graph",
         },
     ),
     ("options", {"options": "options of loading, generating, scoring, embedding"}),
@@ -62,6 +54,7 @@ FLOORS: tuple[tuple[str, Mapping[str, str]], ...] = (
         "engine",
         {"engine": "scheduler, sequences, state manager, prefix cache, drafters and policies"},
     ),
+    ("families", {"models": "families: a config and tensors become a graph"}),
     ("hooks", {"hookspecs": "the plugin contract"}),
     ("plugins", {"plugins": "finding, checking and calling packages"}),
     ("placement", {"placement": "which backend computes which node; chains of executables"}),
@@ -97,7 +90,7 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
     "cortiq_null": _BACKEND | {"cortiq_reference"},
     "cortiq_faulty": _BACKEND | {"cortiq_reference", "cortiq_conformance"},
     "cortiq_conformance": _BACKEND
-    | {"engine", "formats", "model", "models", "options", "plugins", "tokenizer"}
+    | {"cortiq", "engine", "formats", "model", "models", "options", "plugins", "tokenizer"}
     | {"cortiq_reference"},
 }
 """Packages outside `cortiq`, and all that each of them may import."""
@@ -132,106 +125,33 @@ EXEMPTIONS = (
 """Imports that the floors do not allow."""
 
 
-class Import(NamedTuple):
-    """One import statement: the file with its line, and the packages at both ends."""
+class Cycle(NamedTuple):
+    """Modules of one package that import one another, as patterns, and why they may."""
 
-    where: str
-    importer: str
-    imported: str
-
-
-def package_of(module: str) -> str:
-    """Return the package, or the single file beside the packages, that a module is in."""
-    first, _, rest = module.partition(".")
-    return rest.split(".")[0] if first == "cortiq" and rest else first
+    modules: tuple[str, ...]
+    reason: str
 
 
-def modules(root: Path) -> dict[str, Path]:
-    """Return the files of every package by the names they are imported by."""
-    found = {}
-    for pattern in (".", "backends/*", "plugins/*", "conformance"):
-        for folder in [root] if pattern == "." else sorted(root.glob(pattern)):
-            for path in sorted(folder.glob("cortiq*/**/*.py")):
-                parts = path.relative_to(folder).with_suffix("").parts
-                found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-def imported_modules(tree: ast.AST, known: Mapping[str, Path]) -> Iterator[tuple[int, str]]:
-    """Yield the line and the name of every module of ours that a file imports, lazily or not."""
-    for node in ast.walk(tree):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            if node.level or not node.module:
-                raise ValueError(f"line {node.lineno}: relative import; write the whole name")
-            inner = [f"{node.module}.{alias.name}" for alias in node.names]
-            names = [name if name in known else node.module for name in inner]
-        yield from ((node.lineno, n) for n in names if n.split(".")[0].startswith("cortiq"))
-
-
-def imports(root: Path) -> Iterator[Import]:
-    """Yield every import of one package by another."""
-    known = modules(root)
-    for name, path in known.items():
-        for line, imported in imported_modules(ast.parse(path.read_text("utf-8")), known):
-            ends = package_of(name), package_of(imported)
-            if ends[0] != ends[1]:
-                yield Import(f"{path.relative_to(root)}:{line}", *ends)
-
-
-def breaches(found: list[Import]) -> list[str]:
-    """Return a line for each import that the list does not allow, and each entry without use."""
-    floor = {name: i for i, (_, packages) in enumerate(FLOORS) for name in packages}
-    exempt = {(e.importer, e.imported): False for e in EXEMPTIONS}
-    problems = []
-    for where, importer, imported in found:
-        if importer not in floor and importer not in OUTSIDE:
-            problems.append(f"{where}: {importer} is not on the list of tools/layers.py")
-        elif (importer, imported) in exempt:
-            exempt[importer, imported] = True
-        elif importer in OUTSIDE:
-            if imported not in OUTSIDE[importer]:
-                problems.append(f"{where}: {importer} may not import {imported}")
-        elif floor.get(imported, len(FLOORS)) >= floor[importer]:
-            problems.append(
-                f"{where}: {importer} imports {imported}, which is not on a lower floor"
-            )
-    unused = [
-        f"exemption without use: {a} imports {b}" for (a, b), used in exempt.items() if not used
-    ]
-    return problems + unused
-
-
-def table() -> str:
-    """Return the floors as a table, the top one first."""
-    rows = ["| floor | packages |", "|---|---|"]
-    for name, packages in reversed(FLOORS):
-        cells = "<br>".join(f"`{package}`: {says}" for package, says in packages.items())
-        rows.append(f"| {name} | {cells} |")
-    rows += ["", "Imports that go another way, and why:", ""]
-    rows += [f"* `{e.importer}` → `{e.imported}`: {e.reason}." for e in EXEMPTIONS]
-    return "\n".join(rows) + "\n"
-
-
-def page(text: str) -> str:
-    """Return the page with the table of today."""
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + table() + END + rest.split(END)[1]
-
-
-def main() -> int:
-    """Print every breach; with `--write`, renew the page's table first."""
-    text = PAGE.read_text("utf-8")
-    if "--write" in sys.argv[1:]:
-        PAGE.write_text(page(text), "utf-8")
-    problems = breaches(list(imports(ROOT)))
-    if PAGE.read_text("utf-8") != page(text):
-        problems.append("docs/architecture.md is not current: python tools/layers.py --write")
-    print(*problems, sep="\n")
-    return 1 if problems else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+CYCLES = (
+    Cycle(
+        ("cortiq.model.*", "cortiq.receipts.*"),
+        "`Model`'s methods lie in several files, its drafters load models again, and its receipts "
+        "replay on it",
+    ),
+    Cycle(("cortiq.ir.graph", "cortiq.ir.op"), "a node holds an operator, which checks its node"),
+    Cycle(
+        ("cortiq.dialects.dialect", "cortiq.dialects.json_text"),
+        "calls in JSON are what most dialects parse",
+    ),
+    Cycle(("cortiq.cli.chat*",), "commands of a chat act on the chat that runs them"),
+    Cycle(
+        ("cortiq_conformance*",),
+        "the package exports what its modules import; the cases explain themselves",
+    ),
+    Cycle(
+        ("cortiq.backend.float64", "cortiq.backend.matrices"),
+        "matrices compute with a library's arrays, and the arrays' kernels stack matrices",
+    ),
+    Cycle(("cortiq_mlx.*",), "executable, run and state refer to their owner by type"),
+)
+"""Modules that may import one another; in a new package, or between two, none may."""

@@ -10,8 +10,9 @@ from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
 from cortiq.backend import State
-from cortiq.engine.in_flight import InFlightBatch, RowResult, ScheduledRows
+from cortiq.engine.in_flight import InFlightBatch, ScheduledRows
 from cortiq.engine.sequence import Sequence
+from cortiq.engine.session import RowResult
 from cortiq.errors import BackendError
 
 

@@ -10,9 +10,10 @@ from cortiq.backend import Executable
 from cortiq.engine.accept import Committed
 from cortiq.engine.drafters.batched import draft_steps, run_batched
 from cortiq.engine.drafting import NOTHING, Draft, FixedDepth, Round, Task
-from cortiq.engine.in_flight import InFlightBatch, RowResult, ScheduledRows
+from cortiq.engine.in_flight import InFlightBatch, ScheduledRows
 from cortiq.engine.request import vocabulary_size
 from cortiq.engine.sequence import Sequence
+from cortiq.engine.session import RowResult
 
 
 class DrafterManager:

@@ -9,14 +9,12 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from cortiq.backend import Executable, State, Want
-
-RowResult = Mapping[Want, Any]
-"""What a row of the target brought, by want."""
+from cortiq.engine.session import RowResult
 
 
 @dataclass(frozen=True)

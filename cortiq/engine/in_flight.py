@@ -14,8 +14,6 @@ from cortiq.engine.drafting import NOTHING, Draft
 from cortiq.engine.row_budget import RowDemand, RowGrant, divide_rows, urgency
 from cortiq.engine.sequence import Sequence
 
-RowResult = Mapping[Want, Any]
-
 
 @dataclass(eq=False)
 class ScheduledRows:

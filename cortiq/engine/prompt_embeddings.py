@@ -1,9 +1,6 @@
-"""Rows that a prompt is fed as, in place of those of the model's own table."""
+"""Embeddings that a prompt is fed as, in place of those of the model's own table."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,30 +8,29 @@ import numpy.typing as npt
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
 
-if TYPE_CHECKING:
-    from cortiq.engine.request import Request
 
-
-def with_embeddings(request: Request, rows: object, program: Program) -> Request:
-    """Return the request with a copy of these rows to be fed in place of its prompt's; None: as is.
+def copied_embeddings(
+    rows: object, tokens: int, program: Program
+) -> npt.NDArray[np.float32] | None:
+    """Return a checked copy of the embeddings of a prompt, None for None.
 
     Raises
     ------
     RequestError : they are no array of floats, or not one finite row for each id of the prompt.
     """
     if rows is None:
-        return request
+        return None
     if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f":
         what = f"an array of floats is wanted, not {shown(rows)}"
         raise RequestError(what, where="embeddings", hint="token_embeddings makes one of ids")
     with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused as such
         copied = np.array(rows, np.float32, order="C")
-    check_embeddings(copied, len(request.prompt), program)
-    return replace(request, embeddings=copied)
+    check_embeddings(copied, tokens, program)
+    return copied
 
 
 def check_embeddings(rows: npt.NDArray[np.float32] | None, tokens: int, program: Program) -> None:
-    """Refuse embeddings that are not one finite row for each of a prompt's tokens."""
+    """Check that embeddings are one finite row for each token of a prompt."""
     embed = program.trunk.values.get("embed")
     if rows is None:
         return

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from cortiq.backend import Argmax, Digest, Draw, Named, Top, Want
 from cortiq.engine.cache_roles import CachePoint
-from cortiq.engine.prompt_embeddings import check_embeddings
+from cortiq.engine.prompt_embeddings import check_embeddings, copied_embeddings
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
 from cortiq.numerics.masks import Mask, mask_fault
@@ -157,6 +157,12 @@ def checked_request(request: Request, program: Program) -> Request:
     if request.masks is None:
         return request
     return replace(request, masks=checked_masks(request.masks, vocabulary_size(program)))
+
+
+def with_embeddings(request: Request, rows: object, program: Program) -> Request:
+    """Return the request with a copy of these embeddings, which must fit its prompt."""
+    copied = copied_embeddings(rows, len(request.prompt), program)
+    return request if copied is None else replace(request, embeddings=copied)
 
 
 def checked_masks(masks: Masks, vocabulary: int) -> Masks:

@@ -16,11 +16,9 @@ from cortiq.backend import State
 from cortiq.engine.drafting import DepthPolicy, Drafting, Round, Speculation
 from cortiq.engine.output import Output
 from cortiq.engine.request import Request
+from cortiq.engine.session import Progress
 from cortiq.engine.statistics import Statistics
 from cortiq.errors import RequestError
-
-Progress = Callable[[int, int], None]
-"""Called with the prompt rows done and in all."""
 
 REPLAY_ROWS = 32
 """A decoding sequence that has to feed at most so many ids again does it in one step."""

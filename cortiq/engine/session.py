@@ -22,6 +22,7 @@ from cortiq.backend.error_attribution import attributed_to, backend_names, failu
 from cortiq.errors import BackendError, DeclinedError, RequestError, SequenceFailedError
 
 RowResult = Mapping[Want, Any]
+"""Result of a row, by want."""
 Progress = Callable[[int, int], None]
 """Called with the rows done and the rows in all."""
 

@@ -13,8 +13,7 @@ from cortiq.arguments import event_of, function_of
 from cortiq.backend import Executable
 from cortiq.engine.drafting import Speculation
 from cortiq.engine.output import Output
-from cortiq.engine.prompt_embeddings import with_embeddings
-from cortiq.engine.request import Masks, Request, id_list, make_request, with_seed
+from cortiq.engine.request import Masks, Request, id_list, make_request, with_embeddings, with_seed
 from cortiq.engine.session import Progress
 from cortiq.engine.statistics import Statistics
 from cortiq.errors import RequestError

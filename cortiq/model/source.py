@@ -101,7 +101,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
 
 
 def open_drafter(heads: str, progress: Progress | None = None) -> tuple[str, Any]:
-    """The option `heads` without a block drafter, and that drafter's folder, opened."""
+    """Return the option `heads` without a block drafter, and that drafter's folder, opened."""
     head, path = split_heads_option(heads)
     if path is None:
         return heads, None

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from cortiq.backend import ExportedState, Snapshot, State
 from cortiq.errors import BackendError, RequestError
+from cortiq.ir import Program
+from cortiq.placement.partition import GraphSegment
 
-if TYPE_CHECKING:
-    from cortiq.placement.chain_executable import ChainExecutable
+
+class Chain(Protocol):
+    """The executable that a chain's states belong to."""
+
+    @property
+    def program(self) -> Program:
+        """The program before it was cut."""
+        ...
+
+    def segments_of(self, entry: str) -> Sequence[GraphSegment]:
+        """Return the segments of an entry graph, in order."""
+        ...
 
 
 def open_all(makers: Sequence[Callable[[], State]]) -> list[State]:
@@ -34,7 +46,7 @@ class ChainState:
     a part, to every segment of the entry graph.
     """
 
-    def __init__(self, chain: ChainExecutable, states: Sequence[State], limit: int) -> None:
+    def __init__(self, chain: Chain, states: Sequence[State], limit: int) -> None:
         self.chain, self.parts, self._limit = chain, list(states), limit
         self.alive = True
 

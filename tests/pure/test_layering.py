@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-import layers  # noqa: E402
+import check_layers as layers  # noqa: E402
 
 
 def found_in(folder, name, source):
@@ -82,6 +82,21 @@ def test_an_exemption_that_nothing_needs_is_named():
 def test_relative_imports_are_refused():
     with pytest.raises(ValueError, match="relative"):
         list(layers.imported_modules(ast.parse("from . import model"), {}))
+
+
+def test_modules_import_one_another_only_where_the_list_says_so():
+    assert layers.unlisted_cycles(layers.module_cycles(ROOT)) == []
+
+
+def test_a_cycle_through_lazy_imports_is_found(tmp_path):
+    found_in(tmp_path, "cortiq/engine/a.py", "def late():\n    from cortiq.engine.b import B")
+    (tmp_path / "cortiq/engine/b.py").write_text("from cortiq.engine import c")
+    (tmp_path / "cortiq/engine/c.py").write_text("import cortiq.engine.a")
+    group = ["cortiq.engine.a", "cortiq.engine.b", "cortiq.engine.c"]
+    assert layers.module_cycles(tmp_path) == [group]
+    assert ", ".join(group) in layers.unlisted_cycles([group])[0]
+    (tmp_path / "cortiq/engine/c.py").write_text("import cortiq.errors")
+    assert layers.module_cycles(tmp_path) == []
 
 
 def test_every_package_has_one_floor():

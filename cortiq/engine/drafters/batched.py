@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from cortiq.backend import Batch, Executable, Row
 from cortiq.backend.error_attribution import attributed_to, backend_names, failure_hint
-from cortiq.engine.drafting import Draft, Drafting, RowResult
-from cortiq.engine.session import check_outcome
+from cortiq.engine.drafting import Draft, Drafting
+from cortiq.engine.session import RowResult, check_outcome
 from cortiq.errors import shown
 
 MOST_ROWS = 256

@@ -15,7 +15,8 @@ import numpy as np
 from cortiq.backend import Draw, Named, Row, State, Want
 from cortiq.engine.drafters.batched import DraftSteps, ForwardRequest
 from cortiq.engine.drafters.heads import CHUNK_ROWS, SharedStateDrafting, draft_want, head_of
-from cortiq.engine.drafting import NOTHING, Draft, RowResult, Task
+from cortiq.engine.drafting import NOTHING, Draft, Task
+from cortiq.engine.session import RowResult
 from cortiq.ir import Program
 from cortiq.ir.heads import RECALLED, DraftHead
 from cortiq.numerics import sampling

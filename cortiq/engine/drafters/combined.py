@@ -20,10 +20,10 @@ from cortiq.engine.drafting import (
     Drafter,
     Drafting,
     Round,
-    RowResult,
     Task,
 )
 from cortiq.engine.policy.lookup_gain import LookupGain
+from cortiq.engine.session import RowResult
 
 REAL = 3
 COPYING = 8

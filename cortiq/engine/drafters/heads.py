@@ -18,8 +18,9 @@ import numpy as np
 from cortiq.backend import Argmax, Draw, Executable, Named, Row, State, Want
 from cortiq.backend.error_attribution import attributed_to, backend_names
 from cortiq.engine.drafters.batched import DraftSteps, ForwardRequest, StepwiseDrafting, run_alone
-from cortiq.engine.drafting import Draft, RowResult, Task
+from cortiq.engine.drafting import Draft, Task
 from cortiq.engine.policy.streak import Streak
+from cortiq.engine.session import RowResult
 from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.ir.heads import CHAIN, RECALLED, SHORTLIST, DraftHead

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from cortiq.backend import Want
 from cortiq.engine.drafters.ngrams import GRAM, NgramIndex
-from cortiq.engine.drafting import NOTHING, Draft, RowResult, Task
+from cortiq.engine.drafting import NOTHING, Draft, Task
 from cortiq.engine.policy.adaptive import DepthLimits
+from cortiq.engine.session import RowResult
 
 RAMP = 3
 """Ids drafted for every id that agrees beyond the shortest match: short ones are coincidences."""

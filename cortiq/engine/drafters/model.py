@@ -13,8 +13,9 @@ from cortiq.backend import Executable, Row, Want
 from cortiq.backend.error_attribution import attributed_to, backend_names
 from cortiq.engine.drafters.batched import DraftSteps, ForwardRequest, StepwiseDrafting
 from cortiq.engine.drafters.ngrams import common_prefix
-from cortiq.engine.drafting import NOTHING, Draft, RowResult, Task
+from cortiq.engine.drafting import NOTHING, Draft, Task
 from cortiq.engine.request import vocabulary_size
+from cortiq.engine.session import RowResult
 from cortiq.errors import RequestError
 
 CHUNK_ROWS = 256

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cortiq.backend import Want
-from cortiq.engine.drafting import Draft, RowResult, Task
+from cortiq.engine.drafting import Draft, Task
+from cortiq.engine.session import RowResult
 
 Script = Callable[[Sequence[int], int], Sequence[int]]
 """From the ids so far and the number wanted to the ids drafted."""

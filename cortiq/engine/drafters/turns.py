@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from cortiq.backend import Want
 from cortiq.engine.drafters.batched import DraftSteps, StepwiseDrafting, draft_steps
-from cortiq.engine.drafting import Draft, Drafter, Drafting, RowResult, Speculation, Task
+from cortiq.engine.drafting import Draft, Drafter, Drafting, Speculation, Task
 from cortiq.engine.policy.turns import TurnPolicy, TurnPolicyFactory
+from cortiq.engine.session import RowResult
 
 
 class TurnsDrafting(StepwiseDrafting):

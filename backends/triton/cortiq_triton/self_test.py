@@ -12,7 +12,7 @@ from cortiq.errors import BackendError
 from cortiq.numerics import matmul, norms, quantise, scalar
 from cortiq.numerics.layouts import W8, Weight, decode
 from cortiq.numerics.philox import philox
-from cortiq_triton import products, wise
+from cortiq_triton import elementwise, products
 from cortiq_triton.products import PLAIN, Stack
 from cortiq_triton.rows import LAYER, normalised, quantise_rows
 from cortiq_triton.weights import pack
@@ -38,7 +38,7 @@ def _flags(rows: int, device: str) -> torch.Tensor:
 def _activation(name: str) -> Check:
     def check(x: np.ndarray, device: str) -> tuple[np.ndarray, np.ndarray]:
         given = torch.tensor(x, device=device)
-        y = wise.apply(wise.ACTIVATIONS[name], given, _flags(len(x), device))
+        y = elementwise.apply(elementwise.ACTIVATIONS[name], given, _flags(len(x), device))
         return y.cpu().numpy(), scalar.activation(x, name)
 
     return check
