@@ -30,8 +30,8 @@ class ArrayLibrary(ABC):
     """An array library on one device.
 
     Flags of rows at fault are arrays that are or-ed in place. A library whose arrays cannot be
-    written to overrides `write` and `put`, and brings flags of its own: `flags` makes an object that
-    has `|=`, and `flag`, `gather_flags`, `raise_flags` and `host` know it.
+    written to overrides `write` and `put`, and has flags of its own: `flags` makes an object that
+    knows `|=`, and `flag`, `gather_flags`, `raise_flags` and `host` take it.
 
     Attributes
     ----------
