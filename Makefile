@@ -40,6 +40,7 @@ lint: setup-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tools/budget.py
+	$(BIN)/python tools/check_layers.py
 
 test: setup-test lint
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile

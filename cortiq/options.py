@@ -268,7 +268,7 @@ class ScoreOptions(OptionSet):
 @documented
 @dataclass(frozen=True)
 class EmbedOptions(OptionSet):
-    """How a text becomes one vector: `cortiq.runtime.embed`."""
+    """How a text becomes one vector: `cortiq.model.embed`."""
 
     pooling: str = option(
         "mean", "Mean of the hidden states of all tokens, or that of the last one.",

@@ -80,8 +80,8 @@ def ids_of(model: str, prompt: str | None, count: int) -> np.ndarray:
     if prompt is None:
         vocabulary = models.load(model).program.facts["vocab_size"]
         return CaseData(f"bisect {model}").integers(0, vocabulary, count)
+    from cortiq.model.source import open_source
     from cortiq.options import LoadOptions
-    from cortiq.runtime.source import open_source
 
     ids = open_source(model, LoadOptions()).tokenizer.encode(prompt)[:count]
     if not ids:

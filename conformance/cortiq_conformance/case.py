@@ -66,7 +66,7 @@ class Case:
     ----------
     id : `levelN/FAMILY[what is run]`.
     family : the property a difference breaks. op : the operator it is blamed on.
-    stage : within a level, earlier stages are what later ones stand on.
+    stage : within a level; later stages depend on earlier ones.
     model : name of a model whose file it needs, if any.
     """
 

@@ -27,9 +27,9 @@ class Divergence:
     expected_bits, got_bits : as hexadecimal; `ulps` is their distance for floats.
     differing, compared : elements of this value.
     rows : the rows that differ, as (first, last) of each stretch.
-    remark : what the whole array looks like, where that says more.
+    remark : a description of the whole array, if it helps.
     message : the sentence, where there are no two elements to show.
-    dubious : whether it looks otherwise than the family of the case would: blame the operator.
+    dubious : whether it is untypical of the case's family; then the operator is blamed.
     """
 
     level: int
@@ -70,15 +70,15 @@ class Divergence:
 
     def _where(self) -> str:
         """Return the rows that differ, if there are several."""
-        format_number = [f"{a}" if a == b else f"{a}-{b}" for a, b in self.rows[:MOST_STRETCHES]]
+        ranges = [f"{a}" if a == b else f"{a}-{b}" for a, b in self.rows[:MOST_STRETCHES]]
         more = sum(b - a + 1 for a, b in self.rows[MOST_STRETCHES:])
-        format_number += [f"{more} more"] if more else []
-        if format_number in ([], [str(self.row)]):
+        ranges += [f"{more} more"] if more else []
+        if ranges in ([], [str(self.row)]):
             return ""
         return (
-            f" in rows {', '.join(format_number[:-1])} and {format_number[-1]}"
-            if format_number[1:]
-            else (f" in rows {format_number[0]}")
+            f" in rows {', '.join(ranges[:-1])} and {ranges[-1]}"
+            if ranges[1:]
+            else (f" in rows {ranges[0]}")
         )
 
     def as_dict(self) -> dict[str, Any]:

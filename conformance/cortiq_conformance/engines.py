@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Draw, Executable, Want
+from cortiq.engine.cache_roles import CachePoint, CacheRole
 from cortiq.engine.drafting import Draft, FixedDepth, Speculation, Task
 from cortiq.engine.engine import Engine
-from cortiq.engine.line import EngineOptions
 from cortiq.engine.prefixes import PrefixCache
-from cortiq.engine.roles import Mark, Role
+from cortiq.engine.request import Request
+from cortiq.engine.scheduler import EngineOptions
 from cortiq.engine.sequence import Sequence as Running
 from cortiq.errors import NoTokenizerError
 from cortiq.numerics.sampling import Sampling
-from cortiq.runtime.request import Request
 from cortiq.tokenizer.missing import MissingTokenizer
 from cortiq_conformance.drives import ProgramUnderTest, StoppedError
 from cortiq_conformance.schedules import GeneratedStream
@@ -149,8 +149,8 @@ class DraftedSchedule:
 
     Parameters
     ----------
-    right : how many ids of a draft are right. depth : ids of a draft.
-    ends : the text ends at a token inside a round, and another request goes on from there.
+    right : number of right ids in a draft. depth : ids of a draft.
+    ends : the text ends at a token inside a round, and another request continues from there.
     """
 
     right: int
@@ -228,7 +228,7 @@ def kept(work: EngineRun) -> list[GeneratedStream]:
     made = []
     for request in work.requests:
         half = len(request.prompt) // 2
-        marked = replace(request, marks=(Mark(half, Role.SYSTEM),))
+        marked = replace(request, cache_points=(CachePoint(half, CacheRole.SYSTEM),))
         other = (*request.prompt[:half], *(t ^ 1 for t in request.prompt[half:]))
         longer = (*request.prompt, *request.prompt[:3])
         for prompt in (request.prompt, other, longer):

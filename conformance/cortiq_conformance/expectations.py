@@ -104,8 +104,8 @@ def _check_until(until: Any, where: str) -> None:
     if len(words) != 2 or words[0] != "contract" or not words[1].isdecimal():
         raise FormatError(f"until = {until!r}", where=where, hint='write until = "contract 2"')
     if int(words[1]) <= CONTRACT_VERSION:
-        message = f"was to hold until contract {words[1]}, and this is {CONTRACT_VERSION}"
-        raise FormatError(message, where=where, hint="Remove it, and see what the case says.")
+        message = f"expired with contract {words[1]}, and this is contract {CONTRACT_VERSION}"
+        raise FormatError(message, where=where, hint="Remove the entry and run the case.")
 
 
 def apply_expectation(result: CaseResult, expectations: Expectations) -> CaseResult:
@@ -116,7 +116,7 @@ def apply_expectation(result: CaseResult, expectations: Expectations) -> CaseRes
     if result.outcome is expected.outcome:
         return replace(result, excused=expected.reason)
     if result.outcome is CaseOutcome.SAME:
-        reason = f"is the same, but {FILE} expects it {expected.outcome.value}: remove its lines"
+        reason = f"is the same, but {FILE} expects it {expected.outcome.value}: remove its entry"
         return replace(result, outcome=CaseOutcome.ERROR, reason=reason)
     reason = f"{result.reason} ({FILE} expects it {expected.outcome.value})"
     return replace(result, reason=reason)

@@ -29,7 +29,7 @@ _ROUTINES = {
 def available() -> str | None:
     """Return why flush-to-zero cannot be set here, or None."""
     here = (platform.machine(), platform.system())
-    return None if here in _ROUTINES else f"no way to set flush-to-zero on {' '.join(here)}"
+    return None if here in _ROUTINES else f"cannot set flush-to-zero on {' '.join(here)}"
 
 
 def _routine(code: bytes) -> tuple[Callable[..., None], mmap.mmap]:
@@ -62,7 +62,7 @@ def flush_to_zero() -> Iterator[None]:
     write(ctypes.byref(ctypes.c_uint32(before.value | bits)))
     try:
         if not is_flushing():
-            raise OSError("the processor did not take flush-to-zero")
+            raise OSError("the processor did not accept flush-to-zero")
         yield
     finally:
         write(ctypes.byref(before))

@@ -25,7 +25,7 @@ from cortiq_conformance.probes import ProbeProgram
 from cortiq_conformance.subject import Subject
 
 Slots = Mapping[str, Any]
-"""What a sequence holds, by slot, as the oracle keeps it: key and value rows, or an array."""
+"""State of a sequence by slot, in the oracle's form: key and value rows, or an array."""
 
 
 def planes_of(slot: Any) -> KVPlanes | np.ndarray:
@@ -70,8 +70,8 @@ class ImportScenario:
 
     Attributes
     ----------
-    before : what the sequence holds of the rows before, by slot.
-    steps : how many rows are fed at a time; none for all at once.
+    before : state of the rows before, by slot.
+    steps : rows fed at a time; none for all at once.
     options : of compilation.
     """
 

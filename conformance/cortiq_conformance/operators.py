@@ -1,4 +1,4 @@
-"""What every primitive takes, returns and keeps, read off the IR: for tables and for stubs."""
+"""Inputs, outputs and state of every primitive, derived from the IR, for tables and stubs."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _facts(kind: type[Op], samples: Sequence[Op], inputs: Sequence[Type]) -> Ope
 
 
 def _sizes(op: Any) -> dict[int, str]:
-    """Names of the sizes that are fields, those of a router included."""
+    """Return the names of sizes that are fields, including those of a router."""
     found: dict[int, str] = {}
     for field in dataclasses.fields(op):
         value = getattr(op, field.name)
@@ -162,7 +162,7 @@ def _type(found: Type, names: Mapping[int, str]) -> str:
 
 
 def _input(op: Op, inputs: Sequence[Type], at: int, names: Mapping[int, str]) -> str:
-    """The type of an input; where a quantised row may be one of floats, both."""
+    """Return the type of an input; both types if a quantised row may also be one of floats."""
     text = _type(inputs[at], names)
     if inputs[at].dtype != "q16":
         return text

@@ -6,8 +6,9 @@ A whole test file::
 
     test_conformance = conformance("acme")
 
-Every case is a test with the marker of its level (`-m level0`). Cases that are known to fail stand
-in `conformance.toml`, beside the test file or in a folder above it, up to that of `pyproject.toml`.
+Every case is a test with the marker of its level (`-m level0`). Cases that are known to fail are
+listed in `conformance.toml`, beside the test file or in a folder above it, up to that of
+`pyproject.toml`.
 """
 
 from __future__ import annotations

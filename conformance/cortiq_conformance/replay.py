@@ -36,7 +36,7 @@ class ReplayFile:
     Attributes
     ----------
     facts : the case's id, the backend and its plugin file, the divergence.
-    inputs : what the backend was given: `tokens` and extra inputs by name (after `sequence N: `
+    inputs : the backend's inputs: `tokens` and extra inputs by name (after `sequence N: `
         where there are several), and weights where they are small:
         `weight NAME` as floats, or the parts of its codes.
     expected, got : values by name, a row for each row of the input.

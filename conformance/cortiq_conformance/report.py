@@ -43,9 +43,9 @@ class CaseResult:
     Attributes
     ----------
     reason : why it is not `same`. live : live elements compared.
-    golden : whether it was held against a golden digest instead of the definition.
+    golden : whether it was compared with a golden digest instead of the definition.
     replay : file that replays it.
-    digest : of what the backend brought, where it brought something.
+    digest : of the backend's results, if there are any.
     excused : the reason of `conformance.toml` for which the failure is expected, if it is.
     """
 
@@ -92,7 +92,7 @@ class Report:
     parts : layers that were declined as a whole and computed as their parts.
     required : whether a case that could not be run fails the run.
     plugin : the file that brings the backend, if one does.
-    asked : how many cases were listed.
+    asked : number of listed cases.
     running : ids of cases under way.
     cut_short : why not every case ran; empty if all did.
     """

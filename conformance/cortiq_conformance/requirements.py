@@ -15,12 +15,12 @@ from cortiq.ir import Node, Program, ops
 
 OPTIONS = {
     "window": "attention over the last rows only",
-    "soft_cap": "scores that are capped by tanh",
-    "sinks": "a logit a head that only the denominator sees",
+    "soft_cap": "scores capped by tanh",
+    "sinks": "a logit per head that only enters the denominator",
 }
 """Options of Attend that are off by default."""
 PREFIXES = {
-    "weights": "matrices whose weights are laid out as {}",
+    "weights": "matrices in the layout {}",
     "state": "a slot of the kind {} in every sequence",
     "activations": "the function {}, elementwise",
     "routers": "experts chosen by the rule {}",

@@ -1,6 +1,6 @@
 """`python -m cortiq_conformance.rewrite_golden`: golden digests, from the definitions.
 
-A digest that exists changes only with the contract's version: whoever changes bits says so.
+An existing digest changes only with the contract's version.
 """
 
 from __future__ import annotations

@@ -57,16 +57,13 @@ def run(
     levels, profile, models : see `cases`.
     only : run cases whose id contains this.
     allow_declined : a declined case does not fail the run; it is never counted as passed.
-    use_golden : hold cases against golden digests where there are some; else against the
-        definitions, which takes longer.
+    use_golden : compare with golden digests where there are any; the definitions take longer.
     out : folder for a replay file of each difference.
     stop_early : stop after the first stage of a level in which a case failed.
     expectations : a `conformance.toml`: cases that are known to fail; see `expectations`.
     progress : called with each result.
-    watch : called with the report as it stands and whether the run is over: before each case, and
-        at the end, of whatever kind that is.
-    jobs : processes that run cases, each of which takes the next of one list. They find the
-        backend by its name.
+    watch : called with the report and whether the run is over, before each case and at any end.
+    jobs : processes that take cases from one list; they find the backend by its name.
 
     Raises
     ------

@@ -85,7 +85,7 @@ class SnapshotDrive(_Cut):
 class ForkDrive(_Cut):
     """Forks; the parent advances with other rows, then the fork with the right ones.
 
-    The parent then goes on too: a fork that shares its tail with its parent spoils one of them.
+    The parent then continues too: a fork that shares its parent's tail spoils one of them.
     """
 
     def _rest(

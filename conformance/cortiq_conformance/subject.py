@@ -65,7 +65,7 @@ class Subject:
 
     Attributes
     ----------
-    computed, covered, required, declined, decomposed : see `CompileCounts`, whose they become.
+    computed, covered, required, declined, decomposed : see `CompileCounts`.
     plugin, source : the file that brings the backend, if `--plugin` named one; file, or
         distribution and version.
     """

@@ -1,7 +1,7 @@
 """Summation orders that the contract defines, and how many terms each adds in a program.
 
-A sum of two terms has one order. Taken from the last to the first it differs where three meet, and
-taken in pairs where four do: only cases in which they meet tell a wrong order from the right one.
+A sum of two terms has one order. From the last to the first it differs for three terms, and in
+pairs for four: only cases with that many terms distinguish a wrong order from the right one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SumSite(NamedTuple):
 
 
 Count = Callable[[SumSite], Iterable[int]]
-"""How many terms each of the sums has, as far as they differ."""
+"""Number of terms of each of the sums, where they differ."""
 
 
 def _lanes(terms: int) -> int:

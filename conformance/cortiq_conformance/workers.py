@@ -32,8 +32,8 @@ class RunSpec:
     ----------
     backend : its name, and that of a device after a colon.
     files : files that are plugins.
-    levels, profile, models, only : which cases are listed.
-    use_golden, out : how one is run.
+    levels, profile, models, only : select the cases.
+    use_golden, out : options of a run.
     """
 
     backend: str
@@ -192,7 +192,7 @@ def serve(connection: Connection, work: RunSpec) -> None:
     from cortiq_conformance.runner import make_subject, run_case, select
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(OSError, EOFError):  # nobody listens any more
+    with contextlib.suppress(OSError, EOFError):  # the pool has closed the connection
         try:
             use_files(work.files)
             subject = make_subject(work.backend)
@@ -204,5 +204,5 @@ def serve(connection: Connection, work: RunSpec) -> None:
         while True:
             at = connection.recv()
             result = run_case(listed[at], subject, use_golden=work.use_golden, out=work.out)
-            # A case builds by functions that cannot be sent; whoever has the list has it too.
+            # A case's functions cannot be pickled; the parent has the case in its own list.
             connection.send((replace(result, case=None), subject.account()))  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from cortiq.backend.lower import Lowered, Step
 from cortiq.ir import Node, ops
 
 NORMS = (ops.RMSNorm, ops.LayerNorm)
-WISE = (ops.Add, ops.Multiply, ops.Scale, ops.Bias, ops.Activation, ops.SoftCap)
+ELEMENTWISE = (ops.Add, ops.Multiply, ops.Scale, ops.Bias, ops.Activation, ops.SoftCap)
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class NormChain:
 
 
 @dataclass(frozen=True)
-class Wise:
+class Elementwise:
     """An elementwise node, a gate (activation times another value), perhaps a quantised row."""
 
     node: Node
@@ -57,7 +57,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Heads:
+class QKVPrologue:
     """Parts that are computed in one op; `store` is the node that writes the slot, if one does."""
 
     parts: tuple[Part, ...]
@@ -164,8 +164,8 @@ class Fuser:
         if isinstance(step.op, NORMS):
             chain = NormChain(step.inputs[0], norm=step.nodes[0], out=step.outputs[0])
             return replace(step, op=chain)
-        if isinstance(step.op, WISE):
-            return replace(step, op=Wise(step.nodes[0], out=step.outputs[0]))
+        if isinstance(step.op, ELEMENTWISE):
+            return replace(step, op=Elementwise(step.nodes[0], out=step.outputs[0]))
         if isinstance(step.op, ops.Attend):
             return replace(step, op=Attention(step.nodes[0], step.outputs[0]))
         return step

@@ -8,13 +8,13 @@ from dataclasses import replace
 from cortiq.backend.fuse import (
     NORMS,
     Attention,
+    Elementwise,
     Fuser,
-    Heads,
     Join,
     NormChain,
     Part,
     Product,
-    Wise,
+    QKVPrologue,
 )
 from cortiq.backend.lower import Step
 from cortiq.ir import ops
@@ -23,7 +23,7 @@ from cortiq.ir import ops
 def _quantise_after(fuser: Fuser, step: Step) -> bool:
     """Let the op that computes a row also quantise it."""
     (source,), (record,) = step.inputs, step.outputs
-    place = fuser.maker(source, NormChain | Wise | Attention)
+    place = fuser.maker(source, NormChain | Elementwise | Attention)
     if place is None or fuser.done[place].op.record is not None:
         return False
     op = fuser.done[place].op
@@ -81,7 +81,7 @@ def _residual_sum(fuser: Fuser, step: Step) -> bool:
 def _gate(fuser: Fuser, step: Step) -> bool:
     """activation(gate) · up in one pass."""
     for gate, up in (step.inputs, step.inputs[::-1]):
-        place = fuser.maker(gate, Wise)
+        place = fuser.maker(gate, Elementwise)
         if place is None or not fuser.inner(gate) or fuser.root(gate) != gate:
             continue
         op = fuser.done[place].op
@@ -89,7 +89,7 @@ def _gate(fuser: Fuser, step: Step) -> bool:
             continue
         source = fuser.done[place].inputs[0]
         del fuser.done[place]
-        joined = Wise(step.nodes[0], gate=op.node, out=step.outputs[0])
+        joined = Elementwise(step.nodes[0], gate=op.node, out=step.outputs[0])
         fuser.done.append(replace(step, op=joined, inputs=(source, up)))
         return True
     return False
@@ -131,7 +131,7 @@ def _store(fuser: Fuser, step: Step) -> bool:
     for place in sorted((p for group in places for p in group), reverse=True):
         del fuser.done[place]
     inputs = tuple(part.x for part in parts)
-    fuser.done.append(replace(step, op=Heads(tuple(parts), step.nodes[0]), inputs=inputs))
+    fuser.done.append(replace(step, op=QKVPrologue(tuple(parts), step.nodes[0]), inputs=inputs))
     return True
 
 
@@ -144,7 +144,7 @@ def _query(fuser: Fuser, step: Step) -> bool:
     part, places = found
     for place in sorted(places, reverse=True):
         del fuser.done[place]
-    heads = [i for i, s in enumerate(fuser.done) if isinstance(s.op, Heads)]
+    heads = [i for i, s in enumerate(fuser.done) if isinstance(s.op, QKVPrologue)]
     made = fuser.producer(part.x)
     joins = [i for i in heads if fuser.done[i].nodes and _same_slot(fuser.done[i], step)]
     if joins and (made is None or made < joins[-1]):
@@ -153,7 +153,9 @@ def _query(fuser: Fuser, step: Step) -> bool:
         inputs, outputs = (*before.inputs, part.x), (*before.outputs, query)
         fuser.done[joins[-1]] = replace(before, op=op, inputs=inputs, outputs=outputs)
     else:
-        fuser.done.append(replace(step, op=Heads((part,)), inputs=(part.x,), outputs=(query,)))
+        fuser.done.append(
+            replace(step, op=QKVPrologue((part,)), inputs=(part.x,), outputs=(query,))
+        )
     out = step.outputs[0]
     fuser.done.append(replace(step, op=Attention(step.nodes[0], out), inputs=(query, *others)))
     return True

@@ -23,8 +23,8 @@ from cortiq.errors import CortiqError
 from cortiq.options import GenerateOptions, LoadOptions, environment_name, resolve, select
 
 if TYPE_CHECKING:
-    from cortiq.runtime.conversation import Conversation
-    from cortiq.runtime.model import Model
+    from cortiq.model.conversation import Conversation
+    from cortiq.model.model import Model
 
 LONGEST = 1024
 """Tokens of an answer at most, unless something else is asked for."""
@@ -157,7 +157,7 @@ def chat(
     a pipe each line is a message, and the chat ends with it. What an earlier turn has read is not
     read again.
     """
-    from cortiq.runtime.conversation import Conversation
+    from cortiq.model.conversation import Conversation
 
     variables = template_options(template_pairs)
     system = None if system is None else argument_text(system, "--system")

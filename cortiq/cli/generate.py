@@ -24,8 +24,8 @@ from cortiq.errors import RequestError
 from cortiq.options import GenerateOptions, LoadOptions, resolve, select
 
 if TYPE_CHECKING:
-    from cortiq.runtime.generate import Generation
-    from cortiq.runtime.model import Model
+    from cortiq.model.generation import Generation
+    from cortiq.model.model import Model
 
 IDS_HELP = "Token ids in place of a text; a model without a tokenizer prints ids too."
 
@@ -107,10 +107,10 @@ def generate(
 
 def _why_not(kept: int) -> str:
     """Why a prefix of so many tokens was of no use."""
-    from cortiq.engine.prefixes import LEAST
+    from cortiq.engine.prefixes import LEAST_ROWS
 
-    if kept < LEAST:
-        return f"it has {kept} tokens, fewer than the {LEAST} that are worth a copy"
+    if kept < LEAST_ROWS:
+        return f"it has {kept} tokens, fewer than the {LEAST_ROWS} that are worth a copy"
     return f"the prompt does not go on from its {kept} tokens"
 
 
@@ -136,11 +136,11 @@ def receipt_writer(path: str | None, key: str | None) -> Callable[[Generation], 
 
 def check_options(options: GenerateOptions) -> None:
     """What can be said of options without a model; RequestError."""
-    from cortiq.runtime.drafts import drafter_of
-    from cortiq.runtime.request import check_stop
+    from cortiq.engine.request import check_stop
+    from cortiq.model.drafts import drafters_named
 
     check_stop(options)
-    drafter_of(options)
+    drafters_named(options)
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def told_if_interrupted(receipt: str | None) -> Iterator[None]:
 
 def with_heads(options: dict[str, Any], draft: str | None) -> dict[str, Any]:
     """The options of loading, with the draft head that a drafter needs and nobody named."""
-    from cortiq.runtime.drafts import heads_of
+    from cortiq.model.drafts import heads_of
 
     needed, given = heads_of(draft), resolve(LoadOptions, select(LoadOptions, options)).heads
     return options if needed is None or given != "off" else {**options, "heads": needed}

@@ -46,11 +46,11 @@ class ToolDialect:
     ----------
     name : of the dialect.
     fits : whether a chat template (its Jinja source) asks for this dialect.
-    opens, closes : markers around calls. Without `closes` the calls go on to the end of the text,
+    opens, closes : markers around calls. Without `closes` the calls extend to the end of the text,
         and where `at_end` is set the end of the text closes them too (a marker that ends an answer
         is not part of the text).
-    parse : the calls in what stands between the markers; ValueError where there are none, and then
-        the whole of it is text. `Unfinished` where the closing marker is part of a call.
+    parse : the calls between the markers; ValueError if there are none, and then all of it is text.
+        `Unfinished` where the closing marker is part of a call.
     inner : further markers that calls are written with.
     texts : whether arguments are texts, typed by the tool's schema only (`coerce_arguments`).
     wrap : text around a call's JSON object `{"name": …, "arguments": …}` where a call can be forced
@@ -59,7 +59,7 @@ class ToolDialect:
     openings : further markers that calls begin with where models leave `opens` out, each with the
         markers that may end such a call. Only calls of offered tools count behind them. `opens` is
         among them where other markers than `closes` end its calls too.
-    bare : how an answer begins that may be a call without any marker.
+    bare : beginnings of answers that may be calls without a marker.
     """
 
     name: str
@@ -96,7 +96,7 @@ class ToolDialect:
 
 
 WORDS = {"true": True, "false": False, "null": None, "none": None}
-"""What models write for JSON's words, in Python's spelling too."""
+"""Spellings of JSON's words by models, Python's included."""
 
 
 def coerce_arguments(call: ToolCall, schema: Mapping[str, Any]) -> ToolCall:

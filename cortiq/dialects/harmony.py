@@ -1,7 +1,7 @@
 """Harmony (gpt-oss): a call is a message to `functions.NAME`, whichever header names it.
 
-The recipient stands behind the channel or behind the role, and some models write calls to the
-channel of their thinking.
+The recipient follows the channel or the role, and some models write calls to the channel of their
+thinking.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _ENDS = {"{": "}", "[": "]"}
 _KEYS = frozenset({"id", "type", "index", "name", "arguments", "parameters"})
-"""What an object that is a call may have: any other key would be an argument that gets lost."""
+"""Keys that a call object may have: any other key would be an argument that is lost."""
 
 
 def _no_constant(word: str) -> NoReturn:
@@ -47,7 +47,7 @@ def decode(text: str, at: int = 0, closes: str = "") -> tuple[Any, int]:
 
     Parameters
     ----------
-    closes : marker that ends a call. Brackets that are still open where it stands are closed.
+    closes : marker that ends a call. Brackets that are still open there are closed.
 
     Raises
     ------
@@ -124,8 +124,8 @@ def calls_of(value: object) -> list[ToolCall]:
 def object_reader(opens: str, closes: str) -> CallReader:
     """Return the reader of a dialect whose calls are JSON objects, or lists of them, after `opens`.
 
-    Several may stand in one block, with commas, semicolons, line breaks or markers between them,
-    and in a fence of code.
+    A block may hold several, separated by commas, semicolons, line breaks or markers, and may be in
+    a code fence.
     """
     marks = "|".join(re.escape(mark) for mark in (opens, closes) if mark)
     between = re.compile(rf"(?:[\s,;]|{FENCE}{f'|{marks}' if marks else ''})*")
@@ -150,7 +150,7 @@ def named_reader(
 
     Parameters
     ----------
-    head : up to the object; its groups are ways to find the name. tail : behind it, may be empty.
+    head : up to the object; its groups are ways to find the name. tail : follows it, may be empty.
     closes : marker that ends a call. closing : what may close the block.
     """
 

@@ -1,9 +1,9 @@
 """Calls in elements: a name, then keys with values that are texts, as several dialects have them.
 
-A value may hold anything, also what looks like a closing tag. Where a tag stands decides: one that
-closes a value is followed by the next key or by the end of the call, and a value that opens
-elements of the same kind closes them too. Where a model left a tag out, the tool's schema tells a
-key from a text that resembles one. What can be read in two ways is no call.
+A value may contain anything, also text like a closing tag. The position decides: a tag that closes
+a value is followed by the next key or by the end of the call, and a value that opens elements of
+the same kind closes them too. If a model left a tag out, the tool's schema distinguishes a key from
+similar text. Ambiguous text is not a call.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class MarkupReader:
     def _twice(self, text: str, start: int, again: re.Match[str]) -> bool:
         """Return whether the tag at `start` closes a value although it occurs again behind it.
 
-        A tag on a line of its own does; in a line it is text if the one on the next line closes.
+        A tag on its own line does; inside a line it is text if the tag on the next line closes.
         """
         if self.lines and text[start - 1] == "\n":
             return True

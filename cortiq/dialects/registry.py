@@ -35,7 +35,7 @@ def dialect_of(template: str | None, others: Sequence[ToolDialect] = ()) -> Tool
 
     Parameters
     ----------
-    others : dialects that plugins bring; they go before ours.
+    others : dialects of plugins, which come first.
     """
     if template is None or "tools" not in template:
         return None

@@ -32,7 +32,7 @@ MOST_READ = 1 << 24
 opens calls without end would cost the square of its length. Past them all of it is text."""
 
 BARE = ("{", "[{")
-"""How an answer begins that may be calls without any marker."""
+"""Beginnings of answers that may be calls without a marker."""
 
 _OBJECTS = object_reader("", "")
 
@@ -45,7 +45,7 @@ class AnswerSplitter:
 
     Parameters
     ----------
-    thinking, dialect : how the model marks both; None for not at all.
+    thinking, dialect : the model's markers; None for none.
     tools : JSON schema of each tool's arguments by name; without any no calls are looked for.
     opened : whether the prompt ended inside a thinking block.
     """

@@ -12,7 +12,7 @@ class Thinking:
     Attributes
     ----------
     opens, closes : the markers.
-    frames : markers of the answer itself, which are no part of its text.
+    frames : markers of the answer itself, which are not part of its text.
     """
 
     opens: str

@@ -140,7 +140,7 @@ def violations(described: Any, name: str = "") -> Iterator[Violation]:
 
     Parameters
     ----------
-    name : of the object, which the names of its fields are put behind.
+    name : of the object, the prefix of its fields' names.
     """
     prefix = f"{name}." if name else ""
     options = domains_of(type(described)).items()  # type: ignore[arg-type]

@@ -31,8 +31,8 @@ class KVRows(Slot):
     """Quantised key and value rows, one of each per position.
 
     Per position and KV head: int8 planes [key_dim] and [value_dim] twice, one int8 exponent each.
-    Rows behind the windows of all readers may be given up; the slot then goes back as far as
-    `cortiq.backend.windows` says, else from the start.
+    Rows behind the windows of all readers may be freed; the slot can then be rewound as far as
+    `cortiq.backend.windows` allows, else from the start.
     """
 
     heads: Count

@@ -12,7 +12,7 @@ from cortiq.ir.graph import Graph, Node, Program
 from cortiq.ir.op import TypeMismatchError, inferred, violations_of
 
 Finding = tuple[str, str]
-"""Where, and what is wrong."""
+"""The place and the fault."""
 
 DTYPES = ("f32", "i32", "q16")
 AXIS = CONTEXT = Integer(1, MAX_COUNT)
@@ -61,7 +61,7 @@ def _sound(graph: Graph) -> Iterator[Node]:
 def _types_exist(graph: Graph, program: Program) -> Iterator[Finding]:
     for name, (shape, dtype) in graph.values.items():
         if dtype not in DTYPES or not all(map(AXIS.admits, shape)):
-            yield graph.name, f"the type of {name!r}, {dtype}{list(shape)}, is none of the IR"
+            yield graph.name, f"the type of {name!r}, {dtype}{list(shape)}, is not a type of the IR"
 
 
 def _defined_before_use(graph: Graph, program: Program) -> Iterator[Finding]:
@@ -92,7 +92,7 @@ def _types_agree(graph: Graph, program: Program) -> Iterator[Finding]:
             yield node.name, str(error)
             continue
         if outputs != tuple(graph.values[n] for n in node.outputs):
-            yield node.name, f"outputs are declared otherwise than {node.op.kind} computes them"
+            yield node.name, f"the declared outputs differ from those of {node.op.kind}"
 
 
 def _weights_exist(graph: Graph, program: Program) -> Iterator[Finding]:

@@ -49,7 +49,7 @@ class LoadedProgram:
     program : its graphs, with the layout of every weight.
     weights : by canonical name; block layouts are views of the file, float matrices are converted
         when they are first looked at.
-    checkpoint : what it was read from.
+    checkpoint : its source.
     family : name of the family.
     config : the family's configuration; `None` for fixtures.
     tensors : the tensors of the file that each weight was made of.
@@ -84,7 +84,7 @@ def load_program(
     families : families of plugins.
     heads : draft head to load beside the trunk: `off`, `auto` (the file's, if it has one), `mtp` or
         `mimo`; `:post` or `:raw` behind it for the trunk's rows that it takes.
-    sidecar : the file beside the model's in which its draft head is looked for too.
+    sidecar : a file beside the model's that may hold its draft head.
     drafter : a block drafter's folder, beside a head or in place of one (`models.dflash`).
     draft_vocabulary : ids that a draft head looks at (`models.shortlist`); 0 for all.
 

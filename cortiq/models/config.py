@@ -1,7 +1,7 @@
 """Configurations: typed, every key known by name, from config.json or from GGUF metadata.
 
-A family's `Config` extends `BaseConfig` with fields named as the keys of config.json; `Keys` says
-what else its files may hold. A key that nobody knows is refused: it might change the graph.
+A family's `Config` extends `BaseConfig` with fields named as the keys of config.json; `Keys` lists
+further keys of its files. An unknown key is refused: it might change the graph.
 """
 
 from __future__ import annotations

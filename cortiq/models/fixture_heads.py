@@ -53,7 +53,7 @@ class MimoHead:
 
 
 HELD: Mapping[str, HeadTensors] = {"tiny-mimo": MimoHead()}
-"""What the fixtures have tensors of; others have any."""
+"""Tensors of the fixtures' heads; other models have any tensor."""
 
 
 def head_tensors(name: str) -> HeadTensors:

@@ -115,7 +115,7 @@ SALTS: Mapping[str, tuple[int, int]] = {
 EXPERT_SALTS: Mapping[str, int] = {
     f"block_sparse_moe.experts.{w}.weight": i for i, w in enumerate(("w1", "w3", "w2"))
 }
-"""What is added to 70 + 10·layer + 3·expert."""
+"""Offset from 70 + 10·layer + 3·expert."""
 
 
 def mimo_weight(name: str, shape: tuple[int, ...], layout: str) -> Weight:

@@ -63,8 +63,8 @@ def gguf_rope(
     """Return the RoPE parameters in the form of `BaseConfig`.
 
     `rope_freqs.weight`, if there is one, divides every frequency by a factor of its own; the two
-    tensors of longrope make it that. A key that the type of scaling has no use for is refused,
-    unless its value is the one without effect.
+    tensors of longrope select it. A key that the type of scaling does not use is refused, unless
+    its value has no effect.
 
     Raises
     ------

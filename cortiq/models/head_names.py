@@ -10,7 +10,7 @@ from cortiq.models.heads import HeadModule, HeadPlan
 
 OFF, AUTO, MTP, MIMO, DFLASH = "off", "auto", "mtp", "mimo", "dflash"
 NORMED, RAW = "post", "raw"
-"""Which of the trunk's rows modules take: after its last norm, or the last layer's output."""
+"""The trunk's rows that modules take: after its last norm, or the last layer's output."""
 MOST_MODULES = 16
 
 

@@ -69,7 +69,7 @@ def with_heads(program: Program, plan: HeadPlan, held: HeadTensors) -> Program:
     """
     others = [name for name in program.graphs if name != "trunk"]
     if others:
-        what = f"a draft head beside the entry {others[0]} that the program has of its own"
+        what = f"a draft head in addition to the program's own entry {others[0]}"
         raise UnsupportedError(what, where="heads", hint=WITHOUT)
     chained = plan.style == CHAIN
     entries = ("mtp",) if chained else tuple(f"mtp.{k}" for k in range(len(plan.modules)))

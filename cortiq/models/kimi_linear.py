@@ -136,7 +136,7 @@ class Config(LatentConfig):
         turns = tuple(GLOBAL if n and n % 4 == 0 else LINEAR for n in range(count))
         old = self._inner_kinds(inner) if set(inner) & set(LISTS) else None
         if None not in (old, self.layer_types) and old != self.layer_types:
-            raise FormatError("says other layers than layer_types", where="linear_attn_config")
+            raise FormatError("contradicts layer_types", where="linear_attn_config")
         return layer_list(self.layer_types or old or turns, count, (LINEAR, GLOBAL))
 
     def _inner_kinds(self, inner: Mapping[str, Any]) -> tuple[str, ...]:
@@ -160,7 +160,7 @@ class Config(LatentConfig):
         listed = self.mlp_layer_types
         found = derived if listed is None else sparse_layers(listed, count)
         if dense is not None and found != derived:
-            message = f"mlp_layer_types says otherwise than first_k_dense_replace, {dense}"
+            message = f"mlp_layer_types contradicts first_k_dense_replace, {dense}"
             raise FormatError(message, where="config")
         return found
 

@@ -84,7 +84,7 @@ class Decoder:
     Attributes
     ----------
     norm_op : the norm of a row of the model's width, wherever the family has one.
-    residual : what every branch is multiplied by before it is added.
+    residual : factor of every branch before it is added.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ NAMES = Names(
     ),
 )
 OLD_LONGROPE = ("su", "yarn")
-"""What files from before it had a name call longrope."""
+"""Name of longrope in old files."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ LINEAR = "linear_attention"
 TURNED = 0.25
 """Share of a head that is rotated, where a file does not say."""
 SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
-"""Which axis of an image turns which pair: in text all axes have one position."""
+"""Axes of an image by pair; in text all axes have the same position."""
 GGUF_KEYS: Mapping[str, str] = {
     "attention.sliding_window": "",
     "expert_count": "num_experts",

@@ -30,7 +30,7 @@ POSITIVE = frozenset({"rope_theta", "original_max_position_embeddings"})
 def rope_table(config: BaseConfig, context: int, layer_type: str | None = None) -> RopeTable:
     """Return the table of a config's `rope_parameters`, or of their entry for a layer type.
 
-    The choice that longrope makes by length is made by `context`, once, for every position.
+    longrope's choice by length uses `context`, once for all positions.
 
     Raises
     ------

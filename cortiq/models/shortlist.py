@@ -20,8 +20,8 @@ def with_shortlist(
 ) -> tuple[Program, dict[str, Weight]]:
     """Return program and weights whose draft entries also score the first `count` ids alone.
 
-    Nothing changes where there is no draft head, or a vocabulary that is no longer; 0 is for none.
-    Block drafters score one row in all for each draft, and look at everything.
+    The program is unchanged without a draft head, or if the vocabulary is not larger; 0 means none.
+    Block drafters score one row per draft, and the whole vocabulary.
     """
     head = program.facts.get("draft_head")
     if not isinstance(head, DraftHead):

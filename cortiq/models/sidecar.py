@@ -14,9 +14,9 @@ SAME = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "head_width", "v_head_dim",
     "vocab_size",
 )  # fmt: skip
-"""What a sidecar's configuration must say as the model's does."""
+"""Keys of a sidecar's configuration that must equal the model's."""
 DRAFTS = "num_nextn_predict_layers"
-"""What it may say otherwise: the model's own file need not know of layers that draft."""
+"""A key that may differ: the model's own file need not list draft layers."""
 
 
 class WithSidecar:

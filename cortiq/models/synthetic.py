@@ -98,7 +98,7 @@ def open_synthetic(name: str) -> SyntheticCheckpoint:
     title, _, query = name.removeprefix(PREFIX).partition("?")
     if title not in CONFIGS and title not in FIXTURES:
         hint = f"there are: {', '.join([*CONFIGS, *FIXTURES])}"
-        raise ModelNotFoundError("no synthetic model is called this", where=name, hint=hint)
+        raise ModelNotFoundError("there is no synthetic model of this name", where=name, hint=hint)
     pairs = parse_qsl(query, keep_blank_values=True)
     options = dict(pairs)
     if set(options) - {"seed", "format"} or len(options) < len(pairs):

@@ -90,7 +90,7 @@ class PieceView:
 class DequantisedPiece:
     """A piece of a quantised tensor that crosses blocks: floats, computed on demand.
 
-    Blocks run along the rows of the file; a matrix that lies the other way round has no codes.
+    Blocks run along the rows of the file; a transposed matrix has no codes.
     """
 
     source: Any

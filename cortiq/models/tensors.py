@@ -20,7 +20,7 @@ from cortiq.models.tensor_pieces import TensorPiece, fused_of, locate_piece, spl
 DRAFT_NAME = re.compile(r"(?:model\.)?mtp\.")
 """Tensors of draft heads, which no trunk needs."""
 COPIED = {"embed_tokens.weight": TABLE, "shared_head.head.weight": HEAD}
-"""What files repeat in a layer that drafts, and the trunk's tensor that it should be."""
+"""Tensors that files repeat in a draft layer, with the trunk's tensor they should equal."""
 LAYER_NAME = re.compile(r"(?:model\.layers|blk)\.(\d{1,9})\.")
 
 
@@ -176,7 +176,7 @@ def _left_over(
         unread = IGNORED.fullmatch(tensor) or re.fullmatch(names.unread, tensor)
         unread = unread or DRAFT_NAME.match(tensor)
         if tensor not in used and not unread and not _of_draft_head(tensor, checkpoint, config):
-            yield f"{tensor} belongs to nothing in the graph"
+            yield f"{tensor} is not used by the graph"
 
 
 def _of_draft_head(tensor: str, checkpoint: OpenCheckpoint, config: BaseConfig) -> bool:

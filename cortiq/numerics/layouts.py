@@ -191,7 +191,7 @@ def canonical_weights(values: Floats, weight: Weight, name: str) -> Floats:
         first = np.argwhere(bits >= LARGEST_BITS)[0]
         row, value = weight.row_numbers()[first[0]], values[tuple(first)]
         raise FormatError(
-            f"row {row} holds {value}, which no weight can be",
+            f"row {row} holds {value}, which is not a valid weight",
             where=name,
             hint="The file is damaged or was converted from a diverged model; fetch it again.",
         )

@@ -17,7 +17,7 @@ Counter: TypeAlias = tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike, npt.Arra
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
-"""What the two key words grow by after each round: the golden ratio and √3 − 1, times 2³²."""
+"""Increments of the two key words after each round: the golden ratio and √3 − 1, times 2³²."""
 
 LOW = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)

@@ -52,7 +52,7 @@ class Router:
     kind : "softmax" over all experts, "sigmoid" of each, or "softmax_topk", over the chosen ones.
     renormalise : divide the weights by their sum (plus `denominator_floor`).
     denominator_floor : 0, or a positive number of at least 2⁻¹⁰⁰.
-    routed_scaling : what the weights are multiplied by at the end, 2⁻⁴⁰ to 2⁴⁹.
+    routed_scaling : factor of the weights at the end, 2⁻⁴⁰ to 2⁴⁹.
     groups, kept_groups : experts are divided into groups of neighbours, and chosen from the best
         groups only; 1 and 1: no such limit.
     group_score : a group's score: "max", its largest key, or "top2", the sum of its two best

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cortiq.backend import Executable
+from cortiq.backend.error_attribution import attributed_to
 from cortiq.formats.digest import file_sha256
-from cortiq.runtime.blame import blamed_on
-from cortiq.runtime.chained import ChainExecutable
+from cortiq.placement.chain_executable import ChainExecutable
 
 if TYPE_CHECKING:
-    from cortiq.runtime.generate import Generation
-    from cortiq.runtime.model import Model
+    from cortiq.model.generation import Generation
+    from cortiq.model.model import Model
 
 BUILT = {".pyc", ".pyo", ".so", ".pyd", ".dylib", ".dll"}
 """Files of a package that are made from its sources."""
@@ -75,7 +75,7 @@ def _about(name: str, executable: Executable) -> dict[str, str]:
         "distribution": _name(plugins.sources.get(plugins.brought_by.get(name, ""), "")),
         "sources": source_hash(maker.__module__.partition(".")[0]),
     }
-    with blamed_on(name):
+    with attributed_to(name):
         told: Mapping[str, Any] = getattr(executable, "provenance", None) or {}
         return facts | {str(key): str(value) for key, value in told.items()}
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from cortiq.dialects.splitter import AnswerSplitter
 from cortiq.engine.output import TokenLogprobs
+from cortiq.engine.request import Request, make_request
 from cortiq.errors import RequestError
-from cortiq.runtime.chat import chat_ids
-from cortiq.runtime.request import Request, make_request
+from cortiq.model.chat import chat_ids
 from cortiq.serve.errors import as_api_error, invalid, too_long
 from cortiq.serve.fields import Fields
 from cortiq.serve.forms import read_form

@@ -51,7 +51,7 @@ def piece_bytes(piece: str) -> bytes:
     try:
         return bytes([table[character] for character in piece])
     except KeyError:
-        return piece.encode("utf-8", "surrogateescape")  # as bytes that are no characters come
+        return piece.encode("utf-8", "surrogateescape")  # as invalid UTF-8 does
 
 
 class ByteLevelEncoder:
@@ -61,7 +61,7 @@ class ByteLevelEncoder:
     ----------
     vocabulary : piece -> id, of the tokens that text may become.
     merges : pairs of pieces, first merged first.
-    pre_tokenizer : how text is cut into words before merging.
+    pre_tokenizer : splits text into words before merging.
 
     Raises
     ------

@@ -29,7 +29,7 @@ class DecoderChain:
     Parameters
     ----------
     steps : of `decoder_steps`.
-    edges : what of the text the pieces are; a text that goes on after another is no beginning.
+    edges : the part of the text that the pieces form; a continuation is no beginning.
     errors : of Python's UTF-8 decoder, for bytes that are no characters.
     """
 
@@ -124,8 +124,10 @@ def decoder_steps(decoder: Mapping[str, Any] | None, where: str) -> list[Mapping
         replaces = step["type"] == "Replace"
         sought = literal_of(step["pattern"]) if replaces else step.get("suffix", "none")
         if not sought:
-            what = f"the decoder {step['type']} looks for what is no text, or for an empty one"
-            raise UnsupportedError(what, where=where, hint="patterns are supported that are a text")
+            what = (
+                f"the decoder {step['type']} replaces a pattern that is not plain text, or is empty"
+            )
+            raise UnsupportedError(what, where=where, hint="only plain text patterns are supported")
         growth *= growth_of(step) or 1 if replaces else 1
         steps.append(step)
     if len(steps) > MOST_STEPS or growth > MOST_GROWTH:

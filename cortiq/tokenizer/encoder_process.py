@@ -19,12 +19,12 @@ def main() -> None:
     """Build the tokenizer of the first line; encode the texts of all others."""
     os.environ |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     engine: Any = None
     answer: dict[str, Any]
     for line in sys.stdin.buffer:
         asked = json.loads(line)
-        # The default action of SIGPROF ends the process, whatever it is in.
+        # The default action of SIGPROF ends the process in any code.
         signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
         try:
             _limit_memory(asked["memory"])
@@ -34,7 +34,7 @@ def main() -> None:
             else:
                 engine.encode_special_tokens = not asked["parse_special"]
                 answer = {"answer": engine.encode(asked["text"], add_special_tokens=False).ids}
-        except BaseException as error:  # Rust's panics are no Exception
+        except BaseException as error:  # Rust's panics are not an Exception
             answer = {"error": in_one_line(error)}
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")

@@ -40,7 +40,7 @@ _START = (
 class TextEncoder(Protocol):
     """Turns text into ids.
 
-    `description`: what `describe` says of the tokenizer.
+    `description`: the result of `describe`.
     """
 
     description: dict[str, Any]
@@ -122,7 +122,7 @@ class ChildEncoder:
 
     def __init__(self, text: str, why: str, where: str) -> None:
         if not hasattr(signal, "setitimer"):
-            what = f"{why} may take any time, which cannot be limited on {sys.platform}"
+            what = f"{why} has no bound on its time, and {sys.platform} cannot limit it"
             raise UnsupportedError(what, where=where, hint="use the model on Linux or macOS")
         self._text, self._why, self._where = text, why, where
         self._memory = MEMORY + PER_FILE_CHARACTER * len(text)
@@ -164,7 +164,7 @@ class ChildEncoder:
             line = process.stdout.readline()
         except OSError:  # it ended before it had read all
             line = b""
-        except BaseException:  # nobody waits for the answer any more
+        except BaseException:  # the caller no longer waits for the answer
             self._stop(process)
             raise
         if line.endswith(b"\n"):
@@ -176,7 +176,7 @@ class ChildEncoder:
         limit = f"{asked['memory'] >> 20} MiB of memory"
         if process.returncode == -signal.SIGPROF:
             limit = f"{asked['seconds']:.3g} s of processor time"
-        hint = f"the cost of {self._why} cannot be told from the file, so that it has limits"
+        hint = f"the file does not bound the cost of {self._why}, so it runs with limits"
         raise TokenizerError(f"{what}: it takes more than {limit}", where=self._where, hint=hint)
 
     def _stop(self, process: subprocess.Popen[bytes]) -> None:

@@ -131,7 +131,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: _Tokens) -> tuple[_GGUFVoca
     name = metadata.get(_PREFIX + "pre")
     if name is None:
         raise UnsupportedError(
-            "the file does not say which pre-tokenizer its vocabulary was made with",
+            "the file does not name the pre-tokenizer of its vocabulary",
             where=_PREFIX + "pre",
             hint="It was written by an old converter; convert the model again.",
         )

@@ -25,7 +25,7 @@ def units(characters: int) -> int:
 def number(value: Any) -> int:
     """Check that an argument is an integer: a text multiplied by another would be large."""
     if not isinstance(value, int):
-        raise TypeError(f"an integer is wanted, not a {type(value).__name__}")
+        raise TypeError(f"expected an integer, not a {type(value).__name__}")
     return value
 
 

@@ -4,9 +4,9 @@ Each is a list of stages. A stage cuts every piece of the stage before it: the m
 regular expression and the gaps between them all become pieces. Source: the tokenizer.json of the
 model families, as GGUF readers name them.
 
-A GGUF file cannot say that its tokenizer normalises texts, so the name has to stand for that too.
-The names with `nfc` are those of the tokenizers that transformers builds with that normalizer
-(Qwen 2 to 3.5, GPT-NeoX, Cohere), and of their descendants.
+A GGUF file has no field for its tokenizer's normalisation, so the name implies it. The names with
+`nfc` are those of the tokenizers that transformers builds with that normalizer (Qwen 2 to 3.5,
+GPT-NeoX, Cohere), and of their descendants.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class RenderBudget:
     def require(self, units: int) -> None:
         """Refuse a step that would cost more than is left, before it runs."""
         if units > self._left:
-            raise BudgetError("the template does too much, or makes too large a text")
+            raise BudgetError("the template takes too many steps, or makes too large a text")
 
     def charge(self, value: Any) -> Any:
         """Charge a value by its size, items included; return it."""

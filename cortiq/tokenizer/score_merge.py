@@ -29,7 +29,7 @@ class ScoreEncoder:
     ids : piece -> id, of the tokens that text may become.
     scores : score of each id.
     byte_ids : byte -> id of its `<0xXX>` token.
-    unknown_id : the token for what has neither.
+    unknown_id : the token for characters with neither.
     """
 
     def __init__(

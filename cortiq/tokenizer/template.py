@@ -58,7 +58,7 @@ def render(
     add_generation_prompt : end with the header of the assistant's turn.
     tools : JSON schemas of functions; templates see none rather than an empty list.
     options : further variables (`enable_thinking`, `documents`, ...).
-    now : what `strftime_now` shows; the current time if None.
+    now : the time of `strftime_now`; the current time if None.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def _run(source: str, variables: dict[str, Any], now: datetime | None) -> str:
         raise _stopped(str(error), error.__traceback__) from error
     except TemplateError as error:
         raise _stopped(error.message or type(error).__name__, error.__traceback__) from error
-    except Exception as error:  # whatever Python raises for what the template does
+    except Exception as error:  # any exception that the template causes
         message = f"{type(error).__name__}: {error}"
         raise _stopped(message, error.__traceback__) from error
 

@@ -58,9 +58,9 @@ class Tokenizer:
     bos_id, eos_id, unknown_id : ids, or None where the file names none.
     eos_ids : every token that ends an answer: EOS, end of turn, end of message, and what
         generation_config.json lists.
-    add_bos_default : whether the file wants BOS in front of a text.
+    add_bos_default : whether the file requests BOS before a text.
     chat_templates : name -> Jinja source; the usual one is called "default".
-    absent : why the model has no tokenizer at all (`AbsentTokenizer`), or None.
+    absent : why the model has no tokenizer (`MissingTokenizer`), or None.
     """
 
     absent: NoTokenizerError | None = None
@@ -115,7 +115,7 @@ class Tokenizer:
 
         Parameters
         ----------
-        add_bos : put BOS in front; None does what the file says.
+        add_bos : put BOS in front; None follows the file.
         parse_special : read the texts of control tokens (`<|im_start|>`) as those tokens. Off by
             default, so that a user's words cannot become control tokens.
 
@@ -137,8 +137,8 @@ class Tokenizer:
         Parameters
         ----------
         skip_special : leave out control and unknown tokens (user-defined tokens stay).
-        continuation : the ids go on after other text, so a leading space belongs to them. Else the
-            space that encoding put in front of a text is taken away.
+        continuation : the ids follow other text, so a leading space belongs to them. Otherwise the
+            space that encoding put before a text is removed.
 
         Raises
         ------
@@ -207,7 +207,7 @@ class Tokenizer:
     def _require_bos(self) -> int:
         if self.bos_id is None:
             raise TokenizerError(
-                "BOS was asked for, but the tokenizer has none", hint="Encode with add_bos=False."
+                "BOS was requested, but the tokenizer has none", hint="Encode with add_bos=False."
             )
         return self.bos_id
 

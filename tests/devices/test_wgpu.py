@@ -27,7 +27,7 @@ from cortiq_conformance.catalogue import cases
 from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import make_subject, run, run_case
 from cortiq_reference.backend import ReferenceBackend
-from cortiq_wgpu import adapters, gate, rowwise
+from cortiq_wgpu import adapters, rowwise, self_test
 from cortiq_wgpu.backend import WgpuBackend
 from cortiq_wgpu.device import DeviceLostError, Gpu
 
@@ -286,16 +286,16 @@ def test_a_device_is_named_or_numbered_on_the_command_line():
 
 def test_a_wrong_bit_refuses_the_device_by_name(monkeypatch):
     name, adapter = adapters.chosen(None)
-    expression, exact = gate.EXPRESSIONS["a * b + a"]
+    expression, exact = self_test.EXPRESSIONS["a * b + a"]
 
     def off_by_one(given):
         bits = np.ascontiguousarray(exact(given)).view(np.uint32).copy()
         bits[77] += 1
         return bits.view(np.float32)
 
-    monkeypatch.setattr(gate, "EXPRESSIONS", {"a * b + a": (expression, off_by_one)})
+    monkeypatch.setattr(self_test, "EXPRESSIONS", {"a * b + a": (expression, off_by_one)})
     with pytest.raises(BackendError, match=rf"wgpu on {name} computes a \* b \+ a with other bits"):
-        gate.check_device(Gpu(name, adapter))
+        self_test.check_device(Gpu(name, adapter))
 
 
 def test_only_the_public_seam_is_imported():

@@ -190,7 +190,7 @@ MEMORY_PROGRAM = """
 import json, sys
 from cortiq.backend import Argmax, Batch, CompileOptions, Row
 from cortiq.options import LoadOptions
-from cortiq.runtime.source import open_source
+from cortiq.model.source import open_source
 from cortiq_cpu.backend import CpuBackend
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096

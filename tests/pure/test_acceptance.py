@@ -19,6 +19,7 @@ from cortiq.engine.drafters.model import ModelDrafter
 from cortiq.engine.drafters.scripted import ScriptedDrafter
 from cortiq.engine.drafting import FixedDepth, Speculation
 from cortiq.engine.engine import Engine
+from cortiq.engine.request import make_request
 from cortiq.errors import (
     BackendError,
     CortiqError,
@@ -26,11 +27,10 @@ from cortiq.errors import (
     RequestError,
     SequenceFailedError,
 )
+from cortiq.model.model import Model
 from cortiq.numerics import ideal
 from cortiq.numerics.layouts import Weight
 from cortiq.options import GenerateOptions
-from cortiq.runtime.model import Model
-from cortiq.runtime.request import make_request
 from cortiq.tokenizer.tokenizer import byte_tokenizer
 from cortiq_reference.backend import ReferenceBackend
 

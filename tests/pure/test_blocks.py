@@ -15,7 +15,7 @@ from cortiq.numerics.attention import ChosenBlocks, attend
 from cortiq.numerics.blocks import choose_blocks
 from cortiq.numerics.ideal_mixers import attention_ideal, dequantise_ideal
 from cortiq.numerics.quantise import quantise_rows
-from cortiq.runtime.place import declined_nodes, place
+from cortiq.placement.place import declined_nodes, place
 from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import advance
 from cortiq_conformance.level0.blocks import CHOICES, CHOSEN, block_attention

@@ -279,7 +279,7 @@ def test_a_shared_cause_is_named_before_what_stands_on_it(monkeypatch):
     lines = []
     monkeypatch.setattr("click.echo", lines.append)
     print_report(report)
-    assert "look first at: exp; what failed stands on it: Activation" in lines
+    assert "look first at: exp; these failures follow from it: Activation" in lines
 
 
 @pytest.mark.parametrize("cause", ["exp", "sigmoid", "tanh", "relu"])

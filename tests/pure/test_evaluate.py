@@ -10,7 +10,7 @@ from engines import backends
 
 import cortiq
 from cortiq.errors import RequestError
-from cortiq.runtime.evaluate import Evaluated, generation_options, rolling_windows
+from cortiq.model.evaluate import EvaluationModel, generation_options, rolling_windows
 
 NAME = "synthetic:tiny-llama?seed=6"
 PAIRS = [
@@ -27,7 +27,7 @@ ASKED = [
 @pytest.fixture(scope="module")
 def evaluated():
     with cortiq.load(NAME, backend="reference", context=128) as model:
-        yield Evaluated(model, batch=2)
+        yield EvaluationModel(model, batch=2)
 
 
 def logprob(model, ids, start):
@@ -115,7 +115,7 @@ def test_every_backend_gives_the_same_item_for_item():
     found = {}
     for backend in backends():
         with cortiq.load(NAME, backend=backend, context=128) as model:
-            it = Evaluated(model)
+            it = EvaluationModel(model)
             found[backend] = it.likelihoods(PAIRS), it.rolling("a text " * 30), it.texts(ASKED)
     assert len(found) > 1 and all(one == found["reference"] for one in found.values())
 

@@ -84,7 +84,7 @@ def test_a_healed_case_fails_until_its_lines_are_removed(written, differing):
     report = run(ReferenceBackend(), levels=(0,), only="level0/MatMul[w", expectations=path)
     (healed,) = [r for r in report.results if r.outcome is CaseOutcome.ERROR]
     assert not report.passed and healed.case.id == differing[0]
-    assert "remove its lines" in healed.reason
+    assert "remove its entry" in healed.reason
 
 
 def test_another_failure_than_the_expected_one_is_not_excused(written, differing):
@@ -104,7 +104,7 @@ def test_another_failure_than_the_expected_one_is_not_excused(written, differing
         ("expect_different = 3", "is written"),
         (ENTRY.format(case="{case}") + "regex = true", "unknown key 'regex'"),
         (ENTRY.format(case="{case}") + "until = 'soon'", "until = 'soon'"),
-        (ENTRY.format(case="{case}") + "until = 'contract 1'", "was to hold until contract 1"),
+        (ENTRY.format(case="{case}") + "until = 'contract 1'", "expired with contract 1"),
         ("[[", "cannot be read"),
     ],
 )

@@ -27,12 +27,12 @@ from small_program import bound
 
 import cortiq
 from cortiq.backend import CompileOptions
-from cortiq.engine import keys
-from cortiq.engine.keys import RollingKey, fold
-from cortiq.engine.marks import usual_marks
+from cortiq.engine import prefix_key as keys
+from cortiq.engine.cache_points import default_cache_points
+from cortiq.engine.cache_roles import CachePoint, CacheRole
+from cortiq.engine.prefix_key import RollingKey, fold
 from cortiq.engine.prefixes import PrefixCache
-from cortiq.engine.roles import Mark, Role
-from cortiq.engine.tree import Tree, common
+from cortiq.engine.radix_tree import RadixTree, common_prefix_length
 from cortiq.errors import RequestError
 from cortiq.ir import Builder
 from cortiq.ir.layers import Embedding, Linear, RMSNorm, ShortConv
@@ -52,13 +52,13 @@ def shared(a, b):
 @given(FEW, FEW, st.integers(0, 600))
 def test_common_prefix(a, b, same):
     head = list(range(same))
-    assert common([*head, *a], [*head, *b]) == same + shared(a, b)
+    assert common_prefix_length([*head, *a], [*head, *b]) == same + shared(a, b)
 
 
 @examples(300)
 @given(st.lists(st.tuples(FEW.filter(bool), st.booleans()), max_size=30), FEW)
 def test_tree_finds_what_comparing_everything_finds(moves, wanted):
-    tree, known, nodes = Tree(), {}, {}
+    tree, known, nodes = RadixTree(), {}, {}
     for number, (ids, remove) in enumerate(moves):
         if remove and tuple(ids) in known:
             del known[tuple(ids)]
@@ -112,8 +112,8 @@ def conversation(seed, turns):
     return found
 
 
-def marks_of(ids):
-    return Mark(12, Role.SYSTEM), Mark(len(ids) // 2, Role.TURN)
+def points_of(ids):
+    return CachePoint(12, CacheRole.SYSTEM), CachePoint(len(ids) // 2, CacheRole.TURN)
 
 
 @pytest.mark.parametrize(("backend", "model"), EVERYWHERE)
@@ -121,7 +121,7 @@ def test_reuse_on_is_reuse_off(backend, model):
     on, reused = executable(backend, model), 0
     ways = list(WAYS.values())
     with_ways = [
-        request(ids, 8, chunk_rows=16, marks=marks_of(ids), **ways[i % 3])
+        request(ids, 8, chunk_rows=16, cache_points=points_of(ids), **ways[i % 3])
         for i, ids in enumerate(conversation(5, 12))
     ]
     expected = [alone(on, one) for one in with_ways]
@@ -179,7 +179,14 @@ def test_states_are_given_up_by_role_then_by_use_and_it_is_said():
         feed(on, kept, prompt(seed, 20), ())
         return cache.put(prompt(seed, 20), kept, role)
 
-    roles = [Role.SYSTEM, Role.BRANCH, Role.TURN, Role.TURN, Role.TURN, Role.THINKING]
+    roles = [
+        CacheRole.SYSTEM,
+        CacheRole.BRANCH,
+        CacheRole.TURN,
+        CacheRole.TURN,
+        CacheRole.TURN,
+        CacheRole.THINKING,
+    ]
     assert [put(i, role) for i, role in enumerate(roles)] == [0, 0, 0, 1, 1, 1]
     there = [i for i in range(6) if cache.has(prompt(i, 20))]
     assert there == [0, 3, 4]
@@ -191,7 +198,7 @@ def test_states_are_given_up_by_role_then_by_use_and_it_is_said():
     size = on.state_bytes(20)
     cache.clear()
     cache.nbytes = 2 * size
-    assert [put(i, Role.TURN) for i in range(4)] == [0, 0, 1, 1]
+    assert [put(i, CacheRole.TURN) for i in range(4)] == [0, 0, 1, 1]
     cache.clear()
 
 
@@ -245,8 +252,8 @@ def test_t35_embedding_prompts_are_no_prefix_of_anybody_and_have_none(model, fir
     """Either one first, whether it has ended, has a mark or still runs: nothing is reused."""
     on = executable(name=model)
     a, b = prompt(1, 40), prompt(2, 40)
-    foreign = request(a, 6, embeddings=embeddings(b, model), marks=marks_of(a))
-    same_ids, longer = (request(ids, 6, marks=marks_of(a)) for ids in (a, [*a, 7, 8, 9]))
+    foreign = request(a, 6, embeddings=embeddings(b, model), cache_points=points_of(a))
+    same_ids, longer = (request(ids, 6, cache_points=points_of(a)) for ids in (a, [*a, 7, 8, 9]))
     source = alone(on, request(b, 6))
     assert alone(on, foreign) == source != alone(on, same_ids)
     for before, after in ((foreign, same_ids), (foreign, longer), (longer, foreign)):
@@ -348,11 +355,11 @@ def test_conversations_of_models_that_cannot_go_back_go_on_from_their_marks(back
 
 
 def test_marks_are_the_system_prompt_and_the_answer():
-    assert usual_marks((1, 2, 3), TOKENIZER) == ()
-    assert usual_marks((256, 5, 257, 256, 6, 257, 256, 9), TOKENIZER) == (
-        Mark(3, Role.SYSTEM), Mark(6, Role.TURN),
+    assert default_cache_points((1, 2, 3), TOKENIZER) == ()
+    assert default_cache_points((256, 5, 257, 256, 6, 257, 256, 9), TOKENIZER) == (
+        CachePoint(3, CacheRole.SYSTEM), CachePoint(6, CacheRole.TURN),
     )  # fmt: skip
-    assert usual_marks((256, 1, 5, 257), TOKENIZER) == (Mark(3, Role.TURN),)
+    assert default_cache_points((256, 1, 5, 257), TOKENIZER) == (CachePoint(3, CacheRole.TURN),)
 
 
 def bounded_program():

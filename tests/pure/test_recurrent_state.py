@@ -11,7 +11,7 @@ from small_program import CONTEXT, VOCABULARY, bound, small_program
 
 from cortiq.backend import CompileOptions, Declined, Digest
 from cortiq.errors import RequestError
-from cortiq.runtime.place import declined_nodes, place
+from cortiq.placement.place import declined_nodes, place
 from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import SequenceInput, advance
 from cortiq_conformance.level0.recurrences import PROBES

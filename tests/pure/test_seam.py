@@ -32,8 +32,8 @@ from cortiq.cli.doctor import doctor
 from cortiq.cli.generate import generate
 from cortiq.cli.main import cli
 from cortiq.errors import BackendError, OptionError
+from cortiq.model.backend_check import check_backends
 from cortiq.plugins import find_backend, load_plugins, use_files
-from cortiq.runtime.trial import trials
 from cortiq_conformance import models
 from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import run
@@ -130,7 +130,7 @@ def test_a_compile_that_returns_none_is_a_sentence_and_doctor_tries_the_others(w
     sentence = "compile() of the backend 'wrong' returned None, which lacks open, import_, forward"
     with pytest.raises(BackendError, match=re.escape(sentence)):
         cortiq.load(MODEL, backend="wrong")
-    made = {t.backend: t for t in trials(load_plugins(only=["reference"], files=[path]))}
+    made = {t.backend: t for t in check_backends(load_plugins(only=["reference"], files=[path]))}
     assert made["wrong"].works is False and sentence in made["wrong"].problem
     assert made["reference"].works is True
 
@@ -138,7 +138,7 @@ def test_a_compile_that_returns_none_is_a_sentence_and_doctor_tries_the_others(w
 @pytest.mark.parametrize("what", ["devices(self)", "compile(self, program, weights, options)"])
 def test_a_backend_that_exits_ends_neither_doctor_nor_a_program(what, wrong_file):
     path = wrong_file(f"{what}: raise SystemExit(3)")
-    made = {t.backend: t for t in trials(load_plugins(only=["reference"], files=[path]))}
+    made = {t.backend: t for t in check_backends(load_plugins(only=["reference"], files=[path]))}
     assert made["wrong"].works is False and "SystemExit: 3" in made["wrong"].problem
     assert made["reference"].works is True
     with pytest.raises(BackendError, match="SystemExit: 3"):

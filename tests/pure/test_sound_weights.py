@@ -19,7 +19,7 @@ from cortiq.numerics.layouts import LAYOUTS, Weight
 from cortiq.numerics.soundness import check_finite
 from cortiq.numerics.synthetic import synthetic_weight
 from cortiq.numerics.weights import convert
-from cortiq.runtime.place import place, place_split
+from cortiq.placement.place import place, place_split
 from cortiq_conformance.case_weights import MATRIX_LAYOUTS
 from cortiq_cpu.backend import CpuBackend
 from cortiq_reference.backend import ReferenceBackend

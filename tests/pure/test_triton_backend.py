@@ -35,7 +35,7 @@ from cortiq.numerics.sampling import Sampling  # noqa: E402
 from cortiq_conformance import models  # noqa: E402
 from cortiq_conformance.runner import run  # noqa: E402
 from cortiq_reference.backend import ReferenceBackend  # noqa: E402
-from cortiq_triton import gate, kernels, memory  # noqa: E402
+from cortiq_triton import kernels, memory, self_test  # noqa: E402
 from cortiq_triton.backend import TritonBackend, gpus  # noqa: E402
 from cortiq_triton.kernels import KERNELS  # noqa: E402
 
@@ -192,14 +192,14 @@ def test_an_unknown_device_is_refused():
 
 
 def test_a_device_with_other_arithmetic_is_refused(monkeypatch):
-    gate.check_device.cache_clear()
-    wrong = dict(gate.CHECKS)
+    self_test.check_device.cache_clear()
+    wrong = dict(self_test.CHECKS)
     right = wrong["tanh"]
     wrong["tanh"] = lambda x, device: (right(x, device)[0], right(x, device)[1] * 2)
-    monkeypatch.setattr(gate, "CHECKS", wrong)
+    monkeypatch.setattr(self_test, "CHECKS", wrong)
     with pytest.raises(BackendError, match="triton on cpu computes tanh with other bits"):
-        gate.check_device("cpu")
-    gate.check_device.cache_clear()
+        self_test.check_device("cpu")
+    self_test.check_device.cache_clear()
 
 
 def test_states_beyond_a_program_are_declined_with_the_reason():

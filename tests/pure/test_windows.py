@@ -30,7 +30,7 @@ from cortiq.ir import Builder, ops
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
 from cortiq.numerics.sampling import Sampling
-from cortiq.runtime.place import place_split
+from cortiq.placement.place import place_split
 
 MODELS = ("tiny-gemma3", "tiny-mimo")
 WANTS = (Digest(), Draw(Sampling(temperature=0.9, frequency_penalty=0.2, seed=3)))

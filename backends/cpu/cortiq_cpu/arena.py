@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from cortiq.backend.arena import Free, place
-from cortiq.backend.fuse import Wise
+from cortiq.backend.fuse import Elementwise
 from cortiq.backend.lower import Lowered, Step
 from cortiq.ir import ops
 
 LINE = 64
 """Alignment of a value, in bytes."""
-REPLACING = (ops.CausalConv, Wise)
+REPLACING = (ops.CausalConv, Elementwise)
 """Steps whose output may lie where an input of theirs does: a cache then holds one of both."""
 
 

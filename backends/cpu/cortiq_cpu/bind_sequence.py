@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 
-from cortiq.backend.fuse import Attention, Heads, Part
+from cortiq.backend.fuse import Attention, Part, QKVPrologue
 from cortiq.backend.lower import Step
 from cortiq.ir import ops
 from cortiq_cpu import arguments
@@ -50,9 +50,9 @@ def _part(b: Binder, part: Part) -> arguments.HeadsPart:
     return args
 
 
-def bind_heads(b: Binder, step: Step) -> Bound:
+def bind_qkv_prologue(b: Binder, step: Step) -> Bound:
     """HEADS: parts on their way into attention."""
-    op: Heads = step.op  # type: ignore[assignment]
+    op: QKVPrologue = step.op  # type: ignore[assignment]
     parts = (arguments.HeadsPart * len(op.parts))(*(_part(b, part) for part in op.parts))
     b.kept.append(parts)
     args = arguments.Heads(parts=ctypes.addressof(parts), count=len(parts))

@@ -19,7 +19,7 @@ from math import prod
 
 import numpy as np
 
-from cortiq.backend.fuse import Attention, Heads
+from cortiq.backend.fuse import Attention, QKVPrologue
 from cortiq.backend.lower import Step
 from cortiq.ir import Node, ops
 from cortiq.numerics.contract import TILE
@@ -56,7 +56,7 @@ def label_of(binder: Binder, step: Step) -> Label:
         return Label(step.label, partial(recurred, binder.rows, layout, moved))
     if isinstance(step.op, ops.CausalConv):
         return Label(step.label, partial(convolved, binder.rows, step.op, moved))
-    if isinstance(step.op, Heads) and step.op.store is not None:
+    if isinstance(step.op, QKVPrologue) and step.op.store is not None:
         moved += _stored_bytes(binder, step.op.store)
     return Label(step.label, moving(moved))
 

@@ -36,7 +36,7 @@ class MlxBackend(KernelBackend):
     def library(self, device: str, options: CompileOptions) -> MlxArrays:
         """Look at the device's arithmetic; BackendError where it is not IEEE's."""
         from cortiq_mlx.executable import arrays_on
-        from cortiq_mlx.gate import check_device
+        from cortiq_mlx.self_test import check_device
 
         check_device(device)
         return arrays_on(device)

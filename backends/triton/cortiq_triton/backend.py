@@ -71,7 +71,7 @@ class TritonBackend:
         import torch
 
         from cortiq_triton.executable import TritonExecutable
-        from cortiq_triton.gate import check_device
+        from cortiq_triton.self_test import check_device
 
         check_device(device)
         try:

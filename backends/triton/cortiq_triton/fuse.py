@@ -10,12 +10,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cortiq.backend import lower
-from cortiq.backend.fuse import Attention, Fuser, Heads, NormChain, Part, Product, Wise
+from cortiq.backend.fuse import (
+    Attention,
+    Elementwise,
+    Fuser,
+    NormChain,
+    Part,
+    Product,
+    QKVPrologue,
+)
 from cortiq.backend.lower import Lowered
 from cortiq.backend.patterns import PATTERNS
 from cortiq.backend.plan import Step
 from cortiq.ir import Graph, Node, ops
-from cortiq_triton import fused, into, launches
+from cortiq_triton import fused, launches, qkv_prologue
 from cortiq_triton.steps import Fused, Joined
 from cortiq_triton.weights import Packed
 
@@ -85,7 +93,7 @@ class Launches:
 
     def _launches(self, step: lower.Step) -> list[Step]:
         makers: Mapping[type, Callable[[Any, lower.Step], Launch | None]] = {
-            NormChain: self._norm, Wise: self._gate, Heads: self._heads,
+            NormChain: self._norm, Elementwise: self._gate, QKVPrologue: self._heads,
             Attention: self._attention, Product: self._product,
         }  # fmt: skip
         made = makers[type(step.op)](step.op, step) if type(step.op) in makers else None
@@ -106,7 +114,7 @@ class Launches:
         wanted, given = {root(n) for n in step.outputs}, {root(n) for n in step.inputs}
         for before in reversed(list(self.known.values())):
             node = before.node
-            is_store = isinstance(step.op, Heads) and node is step.op.store
+            is_store = isinstance(step.op, QKVPrologue) and node is step.op.store
             if is_store or (wanted & set(node.outputs) and node.outputs[0] not in self.views):
                 found.append(before)
                 wanted |= {root(name) for name in node.inputs} - given
@@ -128,7 +136,7 @@ class Launches:
         kernel = launches.norm(norm.op.eps, op.out is not None)
         return kernel, self._weights(norm), step.inputs, {}
 
-    def _gate(self, op: Wise, step: lower.Step) -> Launch | None:
+    def _gate(self, op: Elementwise, step: lower.Step) -> Launch | None:
         """Activation, times what it gates, quantised."""
         if op.gate is None or op.record is None or op.out is not None:
             return None
@@ -141,9 +149,14 @@ class Launches:
         """Whether these are heads of one projection, none too wide, turned by positions of rows."""
         shape, turn = self.lowered.types[part.x].shape, part.rope
         sections = turn is not None and turn.op.sections  # type: ignore[attr-defined]
-        return part.x in self.views and len(shape) == 2 and shape[1] <= into.WIDEST and not sections
+        return (
+            part.x in self.views
+            and len(shape) == 2
+            and shape[1] <= qkv_prologue.WIDEST
+            and not sections
+        )
 
-    def _heads(self, op: Heads, step: lower.Step) -> Launch | None:
+    def _heads(self, op: QKVPrologue, step: lower.Step) -> Launch | None:
         """Heads from their projection on: [norm], [turn], quantised; keys and values are stored."""
         parts = {ROLES[part.target]: part for part in op.parts}
         if len(parts) < len(op.parts):
@@ -162,12 +175,12 @@ class Launches:
             name = self.lowered.aliases[name]
         return name
 
-    def _way(self, part: Part) -> into.Way:
+    def _way(self, part: Part) -> qkv_prologue.Way:
         """Describe the way of heads into attention."""
         norm, turn = part.norm, part.rope
         eps = None if norm is None else norm.op.eps  # type: ignore[attr-defined]
         shape = self.lowered.types[part.x].shape
-        return into.Way(shape, eps, None if turn is None else turn.op)
+        return qkv_prologue.Way(shape, eps, None if turn is None else turn.op)
 
     def _attention(self, op: Attention, step: lower.Step) -> Launch | None:
         """Attention, its heads side by side, quantised."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cortiq_triton import fused, into, products, wise
+from cortiq_triton import elementwise, fused, products, qkv_prologue
 from cortiq_triton.attend import attended_rows
 from cortiq_triton.call import Call
 from cortiq_triton.products import PLAIN, Stack
@@ -30,17 +30,17 @@ def gate(function: str) -> Kernel:
     """Activation, times what it gates, quantised."""
 
     def kernel(call: Call, gate: torch.Tensor, up: torch.Tensor) -> Rows:
-        return fused.gated_rows(wise.ACTIVATIONS[function], gate, up, call.faults)
+        return fused.gated_rows(elementwise.ACTIVATIONS[function], gate, up, call.faults)
 
     return kernel
 
 
-def heads(ways: dict[str, into.Way]) -> Kernel:
+def heads(ways: dict[str, qkv_prologue.Way]) -> Kernel:
     """Heads on their way into attention."""
     names = tuple(ways)
 
     def kernel(call: Call, *given: torch.Tensor) -> Rows | tuple[()]:
-        return into.into_attention(call, ways, dict(zip(names, given, strict=True)))
+        return qkv_prologue.into_attention(call, ways, dict(zip(names, given, strict=True)))
 
     return kernel
 

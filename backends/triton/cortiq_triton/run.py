@@ -13,7 +13,7 @@ from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.plan import Step
 from cortiq.backend.walk import Group, Walk
 from cortiq.numerics.contract import TILE
-from cortiq_triton import wise
+from cortiq_triton import elementwise
 from cortiq_triton.answers import Answers, packed, resolve
 from cortiq_triton.call import Call, Shared
 from cortiq_triton.plan import Plan
@@ -125,7 +125,7 @@ class Run(Walk[TritonState]):
 
     def snap(self, x: torch.Tensor, faults: torch.Tensor) -> torch.Tensor:
         """As every kernel ends."""
-        return wise.apply(wise.admit, x, faults)
+        return elementwise.apply(elementwise.admit, x, faults)
 
     def quantised(self, q: np.ndarray, e: np.ndarray) -> Rows:
         """Rows as planes, with their sums."""

@@ -17,8 +17,7 @@ import click
 def new_backend(name: str, into: str, all_stubs: bool) -> None:
     """Write the package of a new backend.
 
-    Its tests pass as it is written, for the reference computes everything; then kernel by kernel
-    becomes yours.
+    Its tests pass as generated, since the reference computes everything; replace kernel by kernel.
     """
     from cortiq_conformance.scaffold import write_backend
 

@@ -25,7 +25,7 @@ def print_report(report: Report) -> None:
     for text in table_lines(report.coverage()):
         click.echo(f"computed {text}")
     for kind, reason in report.decomposed.items():
-        click.echo(f"as its parts {kind}: {reason}")
+        click.echo(f"decomposed {kind}: {reason}")
     for owner, table in report.computed_by_others().items():
         click.echo(f"still the {owner}'s: {summarise(table, report.coverage())}")
     for owner, count in sorted(report.computed.items()):
@@ -39,5 +39,5 @@ def _print_blame(report: Report) -> None:
     if not blamed:
         return
     first = [name for name in causes if name not in blamed]
-    then = f"; what failed stands on it: {', '.join(blamed)}" if first else ""
+    then = f"; these failures follow from it: {', '.join(blamed)}" if first else ""
     click.echo(f"look first at: {', '.join(causes if first else blamed)}{then}")

@@ -15,7 +15,7 @@ class Fault:
     op : the operator that the report names.
     stage : that stage of level 0.
     order : of `cortiq_conformance.summation_orders`, if the fault is another order of these terms.
-    fewest : terms that have to meet in it; where fewer do, no bit differs.
+    fewest : terms that the order needs; with fewer no bit differs.
     """
 
     families: tuple[str, ...]

@@ -26,7 +26,7 @@ class OrderedTerms:
     Attributes
     ----------
     order : name in `cortiq_conformance.summation_orders`.
-    fault : what finds them in another order.
+    fault : the cases that find another order.
     kernels, answers : wrong ones, for another order.
     more : families that find one of the wrong orders only, by `WAYS`.
     """

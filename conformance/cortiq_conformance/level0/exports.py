@@ -43,7 +43,7 @@ def _build(make: Callable[[CaseData], ProbeProgram], source: CaseData) -> Export
 class ExportScenario:
     """Feeds `cut` rows and exports; imports the export by definition, and continues.
 
-    Rows behind the window, if there is one, are not looked at, and not there in what is imported.
+    Rows behind a window are not compared, and not part of the import.
     """
 
     probe: ProbeProgram

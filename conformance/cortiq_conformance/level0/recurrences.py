@@ -18,7 +18,7 @@ from cortiq_conformance.probes import ProbeProgram, floats, one
 
 ROWS = 40
 NEAR_ONE = F32(4)
-"""What is added to numbers before a sigmoid makes them decays."""
+"""Offset of numbers that a sigmoid turns into decays."""
 
 
 def cases() -> Iterator[Case]:

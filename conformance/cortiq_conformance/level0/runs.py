@@ -1,7 +1,7 @@
 """Three and four runs of a written order, the last one short, under few outputs.
 
-Two terms have one order: a + b is b + a. Only where three meet does a sum tell in which order it
-was taken, and only four can be added in pairs.
+Two terms have one order: a + b is b + a. Only a sum of three terms or more depends on its order,
+and only four can be added in pairs.
 """
 
 from __future__ import annotations

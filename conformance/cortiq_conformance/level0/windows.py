@@ -16,7 +16,7 @@ from cortiq_conformance.probes import ProbeProgram
 from cortiq_conformance.state_drives import ExportDrive, ForkDrive, RewindDrive, SnapshotDrive
 
 STAGE = states.STAGE + 1
-"""What goes wrong without windows too is found there."""
+"""After the state cases, which find faults that also occur without windows."""
 WINDOW, ROWS = 20, 500
 """Several tiles are given up, and the rows are more than one piece of a batch."""
 CUT, SLACK = 420, 64
@@ -34,7 +34,7 @@ WAYS: dict[str, tuple[Drive, Options]] = {
     "two forks": (ForkDrive(CUT, SLACK), {}),
     "moved to pages of 16 rows": (ExportDrive(CUT), {}),
 }
-"""How the rows are driven, by description."""
+"""Drives by description."""
 
 
 def cases() -> Iterator[Case]:

@@ -27,7 +27,7 @@ PLACES = {
     "tests/test_conformance.py.txt": "tests/test_conformance.py",
     "tests/test_backend.py.txt": "tests/test_backend.py",
 }
-"""Where each template goes."""
+"""Path of each template in the package."""
 NO_STUBS = {"imports": "from cortiq.ir import Op", "stubs": "", "kernels": "{}"}
 STUB_IMPORTS = """from typing import Any
 
@@ -105,7 +105,7 @@ def stub_functions() -> dict[str, str]:
 
 
 def _stub(op: OperatorFacts) -> str:
-    """A function whose docstring says what the operator takes, returns and keeps."""
+    """Return a function whose docstring lists the operator's inputs, outputs and state."""
     names = ["a", "b", "c", "d", "e"][: len(op.inputs)]
     parameters = "".join(f", {name}: Any" for name in names)
     lines = [f"{name} : {text}" for name, text in zip(names, op.inputs, strict=True)]
@@ -120,7 +120,7 @@ def _stub(op: OperatorFacts) -> str:
 
 
 def _function(name: str) -> str:
-    """The name of an operator's kernel: rms_norm of RMSNorm."""
+    """Return the name of an operator's kernel: rms_norm for RMSNorm."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
     return f"{words}_" if hasattr(builtins, words) else words
 

@@ -175,7 +175,7 @@ class KDA(Layer):
     ----------
     decay_rank : width between the two matrices `f_a` and `f_b`.
     gate_rank : the same of `g_a` and `g_b`; 0 for one matrix `g`.
-    decay_per : what A has a number for: "head", "value" (a channel of any head) or "channel".
+    decay_per : A has a number for each "head", "value" (a channel of any head) or "channel".
     decay_bound : α = exp(bound · σ(−A · f)) instead, the bound negative.
     decay_form : the file holds A as log(−A), "log", or as it is, "plain".
     """

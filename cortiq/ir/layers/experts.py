@@ -37,7 +37,7 @@ class MoE(Layer):
     masked : a vector `mask` admits the experts where it is not 0.
     gated : experts are gated MLPs; otherwise down(activation(up(x))).
     interleaved : one stack `gate_up` holds the rows of gate and up in turns.
-    biased, router_biased, shared_biased : which matrices have biases.
+    biased, router_biased, shared_biased : whether the matrices have biases.
     shared_factor : the shared expert's output times σ(v·x), v of the role `shared_factor`.
     expert_scale : weights are multiplied by a number of each expert, after all else.
     router_cap : soft cap of the scores.

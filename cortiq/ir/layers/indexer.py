@@ -22,7 +22,7 @@ class Indexer(Described):
     ----------
     heads : sets of blocks; the attention's heads are divided among them.
     dim : width of its queries and keys. block : keys of a block.
-    top : blocks a query takes. local : how many of them are the last ones, whatever they score.
+    top : blocks a query takes. local : number of last blocks that are always taken.
     eps, offset : of the RMSNorm of queries and keys, before RoPE.
     """
 

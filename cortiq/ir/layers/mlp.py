@@ -23,7 +23,7 @@ class Gating(Described):
     steepness : a(g) = g · σ(steepness · g).
     gate_cap : a(g) = cap · tanh(g / cap) · σ(g).
     up_cap : u becomes cap · tanh(u / cap).
-    up_shift : what is added to u at the end.
+    up_shift : added to u at the end.
     """
 
     activation: Function = "silu"

@@ -49,7 +49,7 @@ DECAYS: Mapping[str, tuple[str, str]] = {
     "log": ("A_log", "negative_exp"),
     "plain": ("A", "negative"),
 }
-"""How a file holds the decay A < 0 of a recurrent layer: as log(−A), or as it is. The role of the
+"""Forms of the decay A < 0 of a recurrent layer in files: log(−A), or A itself. The role of the
 weight, and the form of the gain."""
 
 

@@ -52,7 +52,7 @@ class Quantise(Op):
 class MatMul(Op):
     """x·Wᵀ with W [out, in], over the last axis (`numerics.matmul`).
 
-    A q16 row meets integer codes (`matmul`); an f32 row meets an `f32` weight (`matmul_f32`).
+    Integer codes multiply a q16 row (`matmul`); an `f32` weight an f32 row (`matmul_f32`).
     """
 
     in_width: Count

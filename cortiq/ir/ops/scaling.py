@@ -19,10 +19,10 @@ class Gain(Op):
 
     Parameters
     ----------
-    width : how many gains there are.
-    per : what each gain multiplies. "value": value i of the last axis, f32[..., width]; "head":
+    width : number of gains.
+    per : values of a gain. "value": value i of the last axis, f32[..., width]; "head":
         all values of head i, f32[width, n]; "all": everything (width is 1).
-    form : how g follows from the file's w, once, when a program is compiled: "plain" w, "exp" e^w,
+    form : formula of g from the file's w, once, when a program is compiled: "plain" w, "exp" e^w,
         "negative_exp" −e^w (decays stored as logarithms: A_log), "negative" w, which must not be
         above 0 (decays stored as they are); `numerics.scaling.gain`.
     """
