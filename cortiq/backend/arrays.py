@@ -29,6 +29,10 @@ Planes = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
 class ArrayLibrary(ABC):
     """An array library on one device.
 
+    Flags of rows at fault are arrays that are or-ed in place. A library whose arrays cannot be
+    written to overrides `write` and `put`, and has flags of its own: `flags` makes an object that
+    knows `|=`, and `flag`, `gather_flags`, `raise_flags` and `host` take it.
+
     Attributes
     ----------
     module : the library's module, whose functions have NumPy's names where nothing is overridden.
@@ -79,6 +83,12 @@ class ArrayLibrary(ABC):
     def write(self, array: Any, start: int, rows: Any) -> Any:
         """Return the array with other rows at `start`…; it may be changed in place."""
         array[start : start + len(rows)] = rows
+        return array
+
+    def put(self, array: Any, index: Any, rows: Any) -> Any:
+        """Return a copy of the array with other rows at `index`."""
+        array = self.copy(array)
+        array[index] = rows
         return array
 
     def settle(self, arrays: Sequence[Any]) -> None:

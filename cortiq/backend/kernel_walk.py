@@ -76,6 +76,10 @@ class KernelWalk(Walk[S]):
         """Make x canonical."""
         return self.library.snap(x, faults)
 
+    def put(self, value: Any, index: Any, rows: Any) -> Any:
+        """Return a value with other rows at `index`."""
+        return self.library.put(value, index, rows)
+
     def flags(self, count: int) -> Any:
         """Return a flag for each of so many rows, none set."""
         return self.library.flags(count)

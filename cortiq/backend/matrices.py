@@ -108,10 +108,11 @@ class Float64Matrix:
     def _float_product(self, x: Any, faults: Any, start: int, stop: int) -> Any:
         """Canonical sums of snapped products, one row at a time."""
         library, found = self.library, []
-        for index in range(len(x)):
-            flag = faults[index : index + 1]
-            products = library.snap((x[index] * self.values[start:stop])[None], flag)
+        flags = [library.flags(1) for _ in range(len(x))]
+        for row, flag in zip(x, flags, strict=True):
+            products = library.snap((row * self.values[start:stop])[None], flag)
             found.append(library.snap(library.canonical_sum(products)[..., 0], flag))
+        library.gather_flags(faults, flags)
         return library.concatenate(found)
 
     def rows(self, ids: Any, faults: Any) -> Any:
@@ -142,15 +143,17 @@ def stacked(matrix: Float64Matrix, count: int, x: Any, choice: Any, faults: Any)
     x is [rows, k, K], or [rows, K] when every slot meets the same row; choice is on the host.
     """
     library, height = matrix.library, matrix.height // count
-    out = library.full((*choice.shape, height), "f32")
+    parts, places = [], []
     for index, rows, slots in _users(choice):
         at, flags = [library.array(part) for part in (rows, slots)], library.flags(len(rows))
         span = (index * height, (index + 1) * height)
-        out[at[0], at[1]] = matrix.multiply(_picked(x, *at), flags, span)
+        parts.append(matrix.multiply(_picked(x, *at), flags, span))
+        places.append(rows * choice.shape[1] + slots)
         found = np.zeros(len(choice), np.bool_)
         found[rows[library.host(flags)]] = True
         library.raise_flags(faults, found)
-    return out
+    back = library.array(np.argsort(np.concatenate(places)).astype(np.int32))
+    return library.concatenate(parts)[back].reshape(*choice.shape, height)
 
 
 def _users(choice: Any) -> Iterator[tuple[int, Any, Any]]:

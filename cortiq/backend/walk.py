@@ -239,9 +239,13 @@ class Walk(ABC, Generic[S]):
         flags, index = self.flags(len(given)), self.array(np.array(given, np.int32))
         new = self._supplied(name, [rows[place].inputs[name] for place in given], flags)
         self.flag(faults, index, flags)
+        return self.put(value, index, new)
+
+    def put(self, value: Any, index: Any, rows: Any) -> Any:
+        """Return a value with other rows at `index`."""
         # Picking copies: the value may be a view of the node's input.
-        value = value[self.array(np.arange(len(rows), dtype=np.int32))]
-        value[index] = new
+        value = value[self.array(np.arange(len(value), dtype=np.int32))]
+        value[index] = rows
         return value
 
     def brought(self) -> list[list[Brought] | None]:
