@@ -137,7 +137,7 @@ def receipt_writer(path: str | None, key: str | None) -> Callable[[Generation], 
 def check_options(options: GenerateOptions) -> None:
     """What can be said of options without a model; RequestError."""
     from cortiq.engine.request import check_stop
-    from cortiq.model.drafts import drafters_named
+    from cortiq.model.drafter_factory import drafters_named
 
     check_stop(options)
     drafters_named(options)
@@ -159,7 +159,7 @@ def told_if_interrupted(receipt: str | None) -> Iterator[None]:
 
 def with_heads(options: dict[str, Any], draft: str | None) -> dict[str, Any]:
     """The options of loading, with the draft head that a drafter needs and nobody named."""
-    from cortiq.model.drafts import heads_of
+    from cortiq.model.drafter_factory import heads_of
 
     needed, given = heads_of(draft), resolve(LoadOptions, select(LoadOptions, options)).heads
     return options if needed is None or given != "off" else {**options, "heads": needed}
