@@ -18,7 +18,7 @@ BATCH_ROWS = 512
 """Prompt rows llama.cpp is given at a time."""
 
 
-class LlamaRunner:
+class LlamaCppRunner:
     """Runs a GGUF file with llama.cpp, on as many threads.
 
     Raises

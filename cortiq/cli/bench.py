@@ -62,7 +62,7 @@ def bench(
     """
     from cortiq.bench.measure import Workload, measure
     from cortiq.engine.request import vocabulary_size
-    from cortiq.model.drafts import drafters_named
+    from cortiq.model.drafter_factory import drafters_named
     from cortiq.model.load import load
 
     work = Workload(*(given.pop(n) for n in ("prompt_tokens", "new_tokens", "batch", "repeats")))
@@ -116,11 +116,11 @@ def _runners(
 
         runners[against] = EngineRunner(loaded.executable, loaded.tokenizer, work)
     elif against is not None:
-        from cortiq.bench.llama_cpp import LlamaRunner
+        from cortiq.bench.llama_cpp import LlamaCppRunner
         from cortiq.bench.measure import cores
         from cortiq.formats.fetch import resolve as path_of
 
-        runners[against] = LlamaRunner(path_of(model), work, threads or cores())
+        runners[against] = LlamaCppRunner(path_of(model), work, threads or cores())
     return runners
 
 

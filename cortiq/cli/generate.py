@@ -139,7 +139,7 @@ def receipt_writer(path: str | None, key: str | None) -> Callable[[Generation], 
 def check_options(options: GenerateOptions) -> None:
     """Check options without a model; raise RequestError."""
     from cortiq.engine.request import check_stop
-    from cortiq.model.drafts import drafters_named
+    from cortiq.model.drafter_factory import drafters_named
 
     check_stop(options)
     drafters_named(options)
@@ -163,7 +163,7 @@ def with_draft_heads(options: dict[str, Any], draft: str | None) -> dict[str, An
     """Return the load options, with the draft heads that the drafter needs unless some are
     named.
     """
-    from cortiq.model.drafts import heads_of
+    from cortiq.model.drafter_factory import heads_of
 
     needed, given = heads_of(draft), resolve(LoadOptions, select(LoadOptions, options)).heads
     return options if needed is None or given != "off" else {**options, "heads": needed}

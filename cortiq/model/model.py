@@ -19,7 +19,7 @@ from cortiq.engine.statistics import Statistics
 from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.model.chat import Message, chat_ids
-from cortiq.model.drafts import DrafterFactory
+from cortiq.model.drafter_factory import DrafterFactory
 from cortiq.model.fingerprint import drawing_facts, fingerprint, model_facts, node_counts
 from cortiq.model.generation import Generation, Identity, Stream, note_of, serve_batch, serve_one
 from cortiq.model.prefixes import PrefixCacheMixin

@@ -17,7 +17,7 @@ from cortiq.engine.drafting import FixedDepth, Speculation
 from cortiq.engine.engine import Engine
 from cortiq.engine.request import make_request
 from cortiq.errors import ModelNotFoundError, OptionError, RequestError
-from cortiq.model.drafts import DrafterFactory
+from cortiq.model.drafter_factory import DrafterFactory
 from cortiq.numerics.masks import mask_of
 from cortiq.options import GenerateOptions
 from cortiq.plugins import load_plugins

@@ -31,7 +31,7 @@ from cortiq.engine.policy.turns import (
 )
 from cortiq.engine.request import make_request
 from cortiq.errors import RequestError
-from cortiq.model.drafts import DrafterFactory, heads_of
+from cortiq.model.drafter_factory import DrafterFactory, heads_of
 from cortiq.models.head_names import split_heads_option
 from cortiq.options import GenerateOptions
 
