@@ -27,7 +27,7 @@ LIMIT = float(contract.SCORE_LIMIT)
 
 
 @dataclass(frozen=True)
-class Geometry:
+class AttentionGeometry:
     """What a layer fixes: constants of the scores, window, sinks [heads] or None, block size."""
 
     constants: contract.ScoreConstants
@@ -37,7 +37,7 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Sums:
+class TileSums:
     """Numerator `output`·2^`top` and denominator `total`·2^`peak`, the tiles along the first axis.
 
     total, peak, top : [..., groups, queries]. output : [..., groups, queries, dim].
@@ -92,7 +92,9 @@ class ExactProducts(Arithmetic):
     def recalled(self, keys: Any, at: Sequence[int]) -> Any:
         """Return key rows as floats, q·2^e: float32 [len(at), heads, dim]."""
 
-    def own_tiles(self, q: Any, k: Any, v: Any, visible: Any, how: Geometry) -> Sums | None:
+    def own_tiles(
+        self, q: Any, k: Any, v: Any, visible: Any, how: AttentionGeometry
+    ) -> TileSums | None:
         """Return what each tile contributes, where a kernel of the library's own computes it."""
         return None
 
@@ -128,7 +130,7 @@ def attend(
     keys: Any,
     values: Any,
     positions: Sequence[int],
-    how: Geometry,
+    how: AttentionGeometry,
     shared: dict[object, Any],
     chosen: Any = None,
     base: int = 0,
@@ -186,7 +188,9 @@ def _admitted(
     return turned.reshape(groups, rows * heads // groups, -1, TILE).swapaxes(1, 2).swapaxes(0, 1)
 
 
-def _tiles_of(library: ExactProducts, q: Any, k: Any, v: Any, visible: Any, how: Geometry) -> Sums:
+def _tiles_of(
+    library: ExactProducts, q: Any, k: Any, v: Any, visible: Any, how: AttentionGeometry
+) -> TileSums:
     """What each tile contributes, by integers only; a tile without visible keys is empty."""
     scores = _scores(library, q, k, how.constants)
     whole = library.rounded(scores)
@@ -199,7 +203,7 @@ def _tiles_of(library: ExactProducts, q: Any, k: Any, v: Any, visible: Any, how:
     mass = _integers(library, gain, kappa - (peak - library.constant(contract.TOTAL_BITS, peak)))
     shift = weighted - (top - library.constant(contract.WEIGHT_BITS, top))
     output = library.weighted(_integers(library, gain, shift), v)
-    return Sums(library.total(mass), peak[..., 0], output, top[..., 0])
+    return TileSums(library.total(mass), peak[..., 0], output, top[..., 0])
 
 
 def _scores(library: ExactProducts, q: Any, k: Any, constants: contract.ScoreConstants) -> Any:
@@ -220,7 +224,7 @@ def _integers(library: Arithmetic, gain: Any, exponent: Any) -> Any:
     return library.cast(library.rounded(gain * powers), "i32")
 
 
-def _whole(library: ExactProducts, parts: Sums, tiles: range) -> Sums:
+def _whole(library: ExactProducts, parts: TileSums, tiles: range) -> TileSums:
     """Tiles added to runs, runs to the whole: without the axis of tiles."""
     runs = range(tiles.start // RUN_TILES, (tiles.stop - 1) // RUN_TILES + 1)
     before = tiles.start - runs.start * RUN_TILES
@@ -236,10 +240,12 @@ def _whole(library: ExactProducts, parts: Sums, tiles: range) -> Sums:
         if len(runs) > 1:
             values, exponents = merged(library, in_runs(values, 0.0), in_runs(exponents, NONE))
         found += merged(library, values, exponents)
-    return Sums(*found)
+    return TileSums(*found)
 
 
-def _normalised(library: ExactProducts, sums: Sums, how: Geometry, rows: int, each: int) -> Any:
+def _normalised(
+    library: ExactProducts, sums: TileSums, how: AttentionGeometry, rows: int, each: int
+) -> Any:
     total, peak = sums.total, sums.peak
     if how.sinks is not None:
         sinks = library.repeat(how.sinks.reshape(-1, 1, each), rows, axis=1).reshape(total.shape)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from cortiq.backend.array_attention import ExactProducts, Geometry, attend
+from cortiq.backend.array_attention import AttentionGeometry, ExactProducts, attend
 from cortiq.backend.array_routing import first
 from cortiq.backend.kernel_walk import KernelCall
 from cortiq.backend.plan import Kernels
@@ -49,7 +49,7 @@ def attend_kernel(call: KernelCall, q: Any, position: Any, chosen: Any = None) -
     """Attend to each sequence's rows, with so many queries at a time that scores stay bounded."""
     op, library, out = call.op, call.library, []
     sinks = call.weights.get("sinks")
-    how = Geometry(_constants(op.scale, op.soft_cap), op.window, sinks, op.block)
+    how = AttentionGeometry(_constants(op.scale, op.soft_cap), op.window, sinks, op.block)
     for segment in call.segments:
         store = segment.state.stores[call.slots["kv"]]
         keys, values = store.read()

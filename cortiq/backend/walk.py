@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic
 
 import numpy as np
 import numpy.typing as npt
@@ -17,31 +17,13 @@ from cortiq.backend.batch import Batch, Row
 from cortiq.backend.executable import Accepted, Brought, S
 from cortiq.backend.outputs import Specimens, check_outputs, kernel_error, specimens_of
 from cortiq.backend.plan import Plan, Step
+from cortiq.backend.segments import Segment, restricted, segments_of
 from cortiq.errors import CortiqError
 from cortiq.numerics.contract import OutOfDomainError
 from cortiq.numerics.quantise import Quantised
 
 _SPECIMENS: dict[type, Specimens] = {}
 """By the kind of walk."""
-
-
-class Segment(NamedTuple, Generic[S]):
-    """Rows start…stop−1 of what a kernel is given are these positions of a sequence."""
-
-    state: S
-    start: int
-    stop: int
-    positions: Sequence[int]
-
-    @property
-    def position(self) -> int:
-        """The first of them."""
-        return self.positions[0]
-
-    @property
-    def cut(self) -> slice:
-        """Its rows."""
-        return slice(self.start, self.stop)
 
 
 @dataclass
@@ -107,14 +89,14 @@ class Walk(ABC, Generic[S]):
         self.tail_places = [at for at, row in enumerate(self.rows) if late[row.wants]]
         self.late = [late[self.rows[at].wants] for at in self.tail_places]
         self.mixed = len(set(self.late)) > 1
-        self.segments = _segments(batch, accepted)
+        self.segments = segments_of(batch, accepted)
 
     def start(self) -> None:
         """Make the groups of rows, with nothing computed yet."""
         places, tail = range(len(self.rows)), self.tail_places
         self.all = self.tail = Group(places, None, self.segments, self.flags(len(places)))
         if len(tail) < len(places):
-            index, segments = self.array(np.array(tail, np.int32)), _restricted(self.segments, tail)
+            index, segments = self.array(np.array(tail, np.int32)), restricted(self.segments, tail)
             self.tail = Group(tail, index, segments, self.flags(len(tail)))
 
     @abstractmethod
@@ -280,25 +262,3 @@ class Walk(ABC, Generic[S]):
         segment = next(s for s in self.segments if s.start <= at < s.stop)
         before = segment.state.tokens[: segment.positions[0]]
         return [*before, *self.tokens[segment.start : at + 1]]
-
-
-def _segments(batch: Batch, accepted: Sequence[Accepted[S]]) -> list[Segment[S]]:
-    found, start = [], 0
-    for sequence in accepted:
-        first = batch.rows[sequence.indices.start].position
-        positions = range(first, first + len(sequence.indices))
-        found.append(Segment(sequence.state, start, start + len(positions), positions))
-        start += len(positions)
-    return found
-
-
-def _restricted(segments: Sequence[Segment[S]], rows: Sequence[int]) -> list[Segment[S]]:
-    """The segments of some of the rows, numbered among these."""
-    found, start = [], 0
-    for segment in segments:
-        kept = [at for at in rows if segment.start <= at < segment.stop]
-        if kept:
-            positions = [segment.positions[at - segment.start] for at in kept]
-            found.append(Segment(segment.state, start, start + len(kept), positions))
-            start += len(kept)
-    return found

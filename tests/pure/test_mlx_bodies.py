@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from cortiq.backend.array_attention import Geometry, attend
+from cortiq.backend.array_attention import AttentionGeometry, attend
 from cortiq.numerics.attention import scoring
 from cortiq.numerics.layouts import LAYOUTS, decode
 from cortiq.numerics.matmul import run_sums
@@ -174,7 +174,7 @@ def test_tiles_have_the_bits_of_the_array_operations(on_host, window):
     _, values = cache_rows(rng, 130, 2, 40)
     queries = quantise_rows(rng.standard_normal((2, 4, 24)).astype(np.float32) * 3)
     q = Rows(mx.array(queries.q.astype(np.int16)), mx.array(queries.e))
-    how = Geometry(scoring(0.2), window, None)
+    how = AttentionGeometry(scoring(0.2), window, None)
     plain = attend(FLOATS, q, keys, values, [128, 129], how, {})
     with custom.using(frozenset({bodies.TILE.name})):
         own = attend(FLOATS, q, keys, values, [128, 129], how, {})

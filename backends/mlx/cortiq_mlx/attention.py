@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cortiq.backend.array_attention import ExactProducts, Geometry, Sums
+from cortiq.backend.array_attention import AttentionGeometry, ExactProducts, TileSums
 from cortiq.numerics import attention as contract
 from cortiq.numerics.contract import TILE
 from cortiq_mlx import bodies, custom
@@ -77,8 +77,10 @@ class PlaneProducts(ExactProducts):
         q = (both[:, :, 0] << 8) + both[:, :, 1]
         return q.astype(mx.float32) * self.exp2_int(e.astype(mx.int32))[..., None]
 
-    def own_tiles(self, q: Rows, k: Planes, v: Planes, visible: Any, how: Geometry) -> Sums | None:
+    def own_tiles(
+        self, q: Rows, k: Planes, v: Planes, visible: Any, how: AttentionGeometry
+    ) -> TileSums | None:
         """What each tile contributes, by our own kernel where it is in use."""
         if not custom.active(bodies.TILE) or how.constants.cap or visible.shape[1] != 1:
             return None
-        return Sums(*custom.tiles(q, k, v, visible, float(how.constants.factor)))
+        return TileSums(*custom.tiles(q, k, v, visible, float(how.constants.factor)))

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from cortiq.backend.array_attention import Geometry, attend
+from cortiq.backend.array_attention import AttentionGeometry, attend
 from cortiq.numerics.attention import scoring
 from cortiq.numerics.layouts import LAYOUTS, Weight
 from cortiq.numerics.philox import philox
@@ -66,7 +66,7 @@ def _tile() -> list[mx.array]:
         for side, e in zip(sides, exponents, strict=True)
     )
     q = FLOATS.quantised(mx.array(_floats(2 * 4, 64, 9).reshape(2, 4, 64)))
-    how = Geometry(scoring(0.125), 90, None)
+    how = AttentionGeometry(scoring(0.125), 90, None)
     return [attend(FLOATS, q, keys, values, [98, 99], how, {})]
 
 

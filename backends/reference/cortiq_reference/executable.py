@@ -20,7 +20,7 @@ from cortiq.backend.stored import SlotStore
 from cortiq.ir import Program, Recurrent, Slot, primitives_of
 from cortiq.numerics.layouts import Weight
 from cortiq_reference.kernels import KERNELS, prepare
-from cortiq_reference.recurrent_store import COPIES, RecurrentStore
+from cortiq_reference.recurrent_store import COPIES, CheckpointedStore
 
 REFERENCE = "reference"
 ONE_THREAD = 1
@@ -86,7 +86,7 @@ class ReferenceExecutable(KernelExecutable):
     def new_store(self, name: str, slot: Slot) -> SlotStore:
         """Return an empty store for the slot of this name; a recurrent one has marks."""
         if isinstance(slot, Recurrent):
-            return RecurrentStore(slot)
+            return CheckpointedStore(slot)
         return super().new_store(name, slot)
 
     def slot_bytes(self, slot: Slot, rows: int) -> int:

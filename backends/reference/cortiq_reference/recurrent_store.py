@@ -36,7 +36,7 @@ class Part(NamedTuple):
         return Part(self.length, tuple(x[: length - self.length] for x in self.rows))
 
 
-class RecurrentStore(SlotStore):
+class CheckpointedStore(SlotStore):
     """The state of a `Recurrent` slot, marks of it, and the rows fed since the oldest mark.
 
     Going back to a length from the oldest mark on takes the state of the nearest mark and the rows
