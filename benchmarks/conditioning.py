@@ -1,4 +1,4 @@
-"""How far w16 moves the logits of recurrent models, and how far any error of its size does.
+"""Measure how far w16 moves the logits of recurrent models, and how far any error of its size does.
 
     python benchmarks/conditioning.py [--seeds N]
 
