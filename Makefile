@@ -40,6 +40,7 @@ lint: setup-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tools/budget.py
+	$(BIN)/python tools/check_layers.py
 	$(BIN)/python tools/lint_names.py
 
 test: setup-test lint
@@ -54,6 +55,7 @@ quick: setup-test
 # code that the tests must notice, and the native core under sanitizers.
 SECONDS ?= 60
 slow: setup-test
+	$(BIN)/python -m pip install --quiet 'lm-eval>=0.4.9'
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 fuzz: setup-test
@@ -61,7 +63,7 @@ fuzz: setup-test
 	    ../$(BIN)/python -m fuzz.$$fuzzer --seconds $(SECONDS); done
 
 mutants: setup-test
-	$(BIN)/python tools/mutants.py
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tests/mutants.py
 
 sanitize: setup-test
 	$(BIN)/python tools/sanitize.py

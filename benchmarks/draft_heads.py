@@ -28,13 +28,13 @@ from cortiq.engine.drafters.kinds import DFLASH, MTP
 from cortiq.engine.drafters.turns import in_turns
 from cortiq.engine.drafting import Speculation
 from cortiq.engine.engine import Engine
+from cortiq.engine.request import Request, make_request
 from cortiq.models import load_program
 from cortiq.models.bind import LoadedProgram
 from cortiq.models.synthetic import SyntheticCheckpoint
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.weights import convert
 from cortiq.options import GenerateOptions
-from cortiq.runtime.request import Request, make_request
 from cortiq.tokenizer.tokenizer import byte_tokenizer
 from cortiq_reference.ideal import dequantise
 

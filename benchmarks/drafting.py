@@ -16,9 +16,9 @@ from cortiq.backend import Batch, Executable, Finished
 from cortiq.engine.drafters.scripted import ScriptedDrafter, planted
 from cortiq.engine.drafting import FixedDepth, Speculation
 from cortiq.engine.engine import Engine
+from cortiq.engine.request import Request, make_request
+from cortiq.model.model import Model
 from cortiq.options import GenerateOptions
-from cortiq.runtime.model import Model
-from cortiq.runtime.request import Request, make_request
 
 PROMPT, TOKENS, DEPTH = "The causes of the French Revolution were", 240, 4
 PATTERN = (4, 0, 2, 3, 1, 4, 4, 0)

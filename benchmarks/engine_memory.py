@@ -16,10 +16,10 @@ from pathlib import Path
 import cortiq
 from cortiq.engine.drafting import FixedDepth, Speculation
 from cortiq.engine.engine import Engine
-from cortiq.engine.line import EngineOptions
 from cortiq.engine.prefixes import PrefixCache
+from cortiq.engine.request import Request, make_request
+from cortiq.engine.scheduler import EngineOptions
 from cortiq.options import GenerateOptions
-from cortiq.runtime.request import Request, make_request
 
 PAGE = 4096
 LONGEST = 60

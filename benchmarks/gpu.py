@@ -105,7 +105,7 @@ def model(known: Known) -> Iterator[tuple[str, str]]:
         known[f"decode {sequences} {context}"] = got["rate"]
         show(got["kernels"])
         rows = context + steps
-        read = held - TABLE + sequences * rows * executable.layout.page / 64
+        read = held - TABLE + sequences * rows * executable.layout.page_bytes / 64
         part = read / got["device"] / known.get("stream", float("nan"))
         yield (
             f"ours, w8: decode, batch {sequences}, context {context}",
@@ -115,7 +115,7 @@ def model(known: Known) -> Iterator[tuple[str, str]]:
             f"{judge(name_of(sequences, context, steps), got['digests'])}",
         )
     peak = torch.cuda.max_memory_allocated() - before
-    rows = len(executable.pool.spare) * executable.layout.page
+    rows = len(executable.memory.spare) * executable.layout.page_bytes
     over = peak / (held + rows) - 1
     yield (
         "ours, w8: peak memory, loading included",

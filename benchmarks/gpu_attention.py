@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from gpu_models import seconds_of
 
+from cortiq.backend.walk import Segment
 from cortiq.ir import ops
 from cortiq_triton import attend
 from cortiq_triton.attend import Spans, Stream
 from cortiq_triton.call import Counters
 from cortiq_triton.rows import quantise_rows
-from cortiq_triton.rowset import RowSet, Segment
+from cortiq_triton.rowset import RowSet
 
 DEVICE = "cuda:0"
 HEADS, GROUPS, WIDTH, TILE = 32, 8, 128, 64
@@ -56,8 +57,9 @@ def rows_of(sequences: int, context: int, count: int) -> RowSet:
     table[:, :each] = pages.data_ptr() + PAGE * torch.arange(sequences * each).view(-1, each)
     whole = torch.arange(sequences, device=DEVICE, dtype=torch.int32)
     start = context - count
+    seen, state = range(start, context), SimpleNamespace(pages=pages)
     segments: list[Any] = [
-        Segment(SimpleNamespace(pages=pages), i * count, (i + 1) * count, start)  # type: ignore[arg-type]
+        Segment(state, i * count, (i + 1) * count, seen)  # type: ignore[type-var]
         for i in range(sequences)
     ]
     positions = torch.arange(start, context, device=DEVICE, dtype=torch.int32).repeat(sequences)

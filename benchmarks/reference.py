@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from cortiq.model.source import open_source
 from cortiq.options import LoadOptions
-from cortiq.runtime.source import open_source
 
 MODELS = ("smollm2", "gemma3-270m")
 TEXT = Path("/usr/share/common-licenses/GPL-3")
@@ -46,7 +46,7 @@ def speed(model: str, threads: int) -> dict[str, float]:
     """Return tokens a second of a 512-token prefill and of greedy decoding after it."""
     import cortiq
     from cortiq.backend import Argmax
-    from cortiq.runtime.sequence import Session
+    from cortiq.engine.session import Session
 
     wants = (Argmax(),)
     with cortiq.load(model, backend="reference", threads=threads) as loaded:
@@ -85,7 +85,7 @@ def resident(model: str, threads: int) -> dict[str, float]:
     beginning. Both as multiples of the file's size.
     """
     from cortiq.backend import Argmax, CompileOptions
-    from cortiq.runtime.sequence import Session
+    from cortiq.engine.session import Session
     from cortiq_reference.backend import ReferenceBackend
 
     path = model_path(model)

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from cortiq.backend import CompileOptions
 from cortiq.formats import fetch
+from cortiq.model.score import score_ids
+from cortiq.model.source import ModelSource, open_source
 from cortiq.models.bind import layout_name, matrix_names
 from cortiq.numerics.layouts import Weight, decode, dequantise_codes
 from cortiq.numerics.weights import convert
 from cortiq.options import LoadOptions, ScoreOptions
-from cortiq.runtime.score import score_ids
-from cortiq.runtime.source import Source, open_source
 from cortiq_reference.backend import ReferenceBackend
 
 FLOAT32 = {"smollm2": 24.0829, "gemma3-270m": 18.5526}
@@ -36,7 +36,7 @@ def converted(weight: Weight, name: str, target: str) -> Weight:
     return convert(Weight.from_floats(dequantise_codes(decode(weight, name))), target, name)
 
 
-def perplexity(source: Source, target: str, windows: int, threads: int) -> tuple[float, float]:
+def perplexity(source: ModelSource, target: str, windows: int, threads: int) -> tuple[float, float]:
     """Return (perplexity, processor seconds) with all matrices in a format; "file": as they are."""
     weights = dict(source.weights)
     if target != "file":

@@ -30,10 +30,10 @@ sys.path.append(sys.path.pop(0))  # last: here a file has the name of the librar
 import gpu_golden as golden
 
 from cortiq.backend import Argmax, Batch, CompileOptions, Drawn, Row
+from cortiq.bench.measure import ExecutableRunner, Workload, measure
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
 from cortiq.plugins import default_plugins
-from cortiq.runtime.bench import OwnRunner, Work, measure
 from cortiq_wgpu import opening
 from cortiq_wgpu.backend import WgpuBackend
 from cortiq_wgpu.rates import Product, dispatch_seconds, stream_rate
@@ -155,8 +155,8 @@ class WgpuBenchmark:
 
     def whole(self) -> None:
         """Measure a model: decode, prefill, and the times of their dispatches."""
-        decode = Work(64, 8, 1, 1) if self.small else Work(128, 128, 1, 2)
-        prefill = Work(70, 1, 1, 1) if self.small else Work(2048, 1, 1, 2)
+        decode = Workload(64, 8, 1, 1) if self.small else Workload(128, 128, 1, 2)
+        prefill = Workload(70, 1, 1, 1) if self.small else Workload(2048, 1, 1, 2)
         extra = {"progress": shown, "tuning": asdict(self.tuning)}
         options = CompileOptions(device=self.gpu.name, extra=extra)
         executable, vocabulary = self._compiled(WgpuBackend(), options, prefill.limit + 1)
@@ -198,10 +198,10 @@ class WgpuBenchmark:
         return executable, int(loaded.program.facts["vocab_size"])
 
     def _speeds(
-        self, name: str, executable: Any, vocabulary: int, decode: Work, prefill: Work
+        self, name: str, executable: Any, vocabulary: int, decode: Workload, prefill: Workload
     ) -> None:
         for what, work in (("decode", decode), ("prefill", prefill)):
-            runner = OwnRunner(executable, work)
+            runner = ExecutableRunner(executable, work)
             speed = measure({"": runner}, work, vocabulary)[""].as_dict()[what]["median"]
             runner.close()
             self.say(f"{name} {what} tokens/s", float(speed))
@@ -229,7 +229,7 @@ class WgpuBenchmark:
         if self.beside is None:
             return
         backend = default_plugins().backends[self.beside]
-        decode, prefill = Work(128, 128, 1, 2), Work(2048, 1, 1, 2)
+        decode, prefill = Workload(128, 128, 1, 2), Workload(2048, 1, 1, 2)
         executable, vocabulary = self._compiled(backend, CompileOptions(), prefill.limit + 1)
         self._speeds(self.beside, executable, vocabulary, decode, prefill)
         executable.close()

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 from cortiq.errors import CortiqError
 
 if TYPE_CHECKING:
+    from cortiq.model.asynchronous import AsyncModel, load_async
+    from cortiq.model.conversation import Conversation
+    from cortiq.model.generation import Generation
+    from cortiq.model.likelihood import Likelihood
+    from cortiq.model.load import load
+    from cortiq.model.model import Model
+    from cortiq.model.score import Score
     from cortiq.options import EmbedOptions, GenerateOptions, LoadOptions, ScoreOptions
     from cortiq.receipts.record import Receipt
     from cortiq.receipts.replay import Verification
     from cortiq.receipts.verify import verify
-    from cortiq.runtime.asynchronous import AsyncModel, load_async
-    from cortiq.runtime.conversation import Conversation
-    from cortiq.runtime.generate import Generation
-    from cortiq.runtime.likelihood import Likelihood
-    from cortiq.runtime.load import load
-    from cortiq.runtime.model import Model
-    from cortiq.runtime.score import Score
 
     __version__: str
 
@@ -47,14 +47,14 @@ __all__ = [
 ]
 
 _LAZY = {
-    "load": "cortiq.runtime.load",
-    "load_async": "cortiq.runtime.asynchronous",
-    "AsyncModel": "cortiq.runtime.asynchronous",
-    "Conversation": "cortiq.runtime.conversation",
-    "Model": "cortiq.runtime.model",
-    "Generation": "cortiq.runtime.generate",
-    "Score": "cortiq.runtime.score",
-    "Likelihood": "cortiq.runtime.likelihood",
+    "load": "cortiq.model.load",
+    "load_async": "cortiq.model.asynchronous",
+    "AsyncModel": "cortiq.model.asynchronous",
+    "Conversation": "cortiq.model.conversation",
+    "Model": "cortiq.model.model",
+    "Generation": "cortiq.model.generation",
+    "Score": "cortiq.model.score",
+    "Likelihood": "cortiq.model.likelihood",
     "Receipt": "cortiq.receipts.record",
     "Verification": "cortiq.receipts.replay",
     "verify": "cortiq.receipts.verify",

@@ -49,6 +49,7 @@ class CortiqError(Exception):
     """
 
     exit_code = 2
+    most_lines = MAX_LINES
 
     def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
         self.what, self.where, self.hint = what, where, hint
@@ -56,8 +57,9 @@ class CortiqError(Exception):
 
     def _sentence(self) -> str:
         where = brief((self.where or "").replace("\n", "\\n"))
-        text = f"{where}: {brief(self.what)}" if where else brief(self.what)
-        return f"{text}\n  {brief(self.hint)}" if self.hint else text
+        what = brief(self.what, self.most_lines)
+        text = f"{where}: {what}" if where else what
+        return f"{text}\n  {brief(self.hint, self.most_lines)}" if self.hint else text
 
 
 class FormatError(CortiqError):
@@ -113,6 +115,8 @@ class BackendError(CortiqError):
 
 class DeclinedError(CortiqError):
     """A backend declined nodes or a batch before anything moved; the message lists the reasons."""
+
+    most_lines = 1000  # a node a line, as it was asked for
 
 
 class SequenceFailedError(CortiqError):

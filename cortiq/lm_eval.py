@@ -11,7 +11,7 @@ import importlib
 from typing import Any
 
 from cortiq.errors import RequestError
-from cortiq.runtime.evaluate import Evaluated
+from cortiq.model.evaluate import EvaluationModel
 
 try:
     from lm_eval.api.model import LM
@@ -51,7 +51,7 @@ class CortiqLM(LM):
             raise RequestError("needs a model", where="model_args", hint="model=smollm2")
         self.loaded = cortiq.load(name, **options)
         batch = int(str(batch_size)) if str(batch_size).isdigit() else 16
-        self.evaluated = Evaluated(self.loaded, batch=max(batch, 1))
+        self.evaluated = EvaluationModel(self.loaded, batch=max(batch, 1))
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
         """Return (ln p, whether greedy) of each continuation after its context."""

@@ -272,7 +272,7 @@ class ScoreOptions(OptionSet):
 @documented
 @dataclass(frozen=True)
 class EmbedOptions(OptionSet):
-    """Options of embedding: `cortiq.runtime.embed`."""
+    """Options of embedding: `cortiq.model.embed`."""
 
     pooling: str = option(
         "mean", "Mean of all tokens' hidden states, or the last token's.",

@@ -14,10 +14,12 @@ from cortiq.formats import fetch
 settings.register_profile("any-machine", deadline=None)  # no test measures time
 settings.load_profile("any-machine")
 
-# Triton reads this once, when it is first imported, and torch and transformers import it too: set
-# in a test's own module it would count only where that test happens to come first in its worker.
-if not Path("/dev/nvidiactl").exists():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+# The suite runs on the CPU everywhere: a GPU would be the default device of whatever a test opens,
+# and `cortiq conform` is what checks one. Triton reads its variable once, when it is first
+# imported, and torch and transformers import it too: set in a test's own module it would count
+# only where that test happens to come first in its worker.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+os.environ.setdefault("TRITON_INTERPRET", "1")
 # Its LLVM must come before that of software Vulkan, which any test may open: or the process dies.
 with suppress(ImportError):
     import triton  # noqa: F401

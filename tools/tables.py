@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from cortiq.domains import Domain, Either, Kind, Record, domains_of
+from cortiq.domains import AnyOf, Domain, InstanceOf, TypedValue, domains_of
 from cortiq.ir.layers import LAYERS
 from cortiq.ir.ops import PRIMITIVES
 from cortiq.ir.slots import Slot
@@ -19,9 +19,11 @@ from cortiq.numerics.layouts import LAYOUTS, Layout
 from cortiq.numerics.rope_scaling import KINDS
 from cortiq.option_values import OptionSpec
 from cortiq.options import LoadOptions, specs
+from cortiq_conformance.operators import operators
 
 ROOT = Path(__file__).parent.parent
 README, IR = ROOT / "README.md", ROOT / "docs" / "ir.md"
+AUTHORS = ROOT / "docs" / "writing-a-backend.md"
 BEGIN, END = "<!-- table: tools/tables.py {} -->\n", "<!-- end of the table -->\n"
 
 
@@ -78,7 +80,7 @@ def options() -> Iterator[str]:
     for kind in (*kinds, *records):
         grouped: dict[str, list[str]] = {}
         for name, domain in domains_of(kind).items():
-            if domain != Kind(bool):
+            if domain != TypedValue(bool):
                 grouped.setdefault(domain.text(), []).append(f"`{name}`")
         listed = "; ".join(f"{', '.join(names)}: {text}" for text, names in grouped.items())
         relations = "; ".join(relation.text for relation in getattr(kind, "relations", ()))
@@ -89,16 +91,27 @@ def options() -> Iterator[str]:
 def _records(kind: type) -> Iterator[type]:
     """Yield the dataclasses that options hold, nested ones included, except rotary scalings."""
     for domain in domains_of(kind).values():
-        parts: tuple[Domain, ...] = domain.domains if isinstance(domain, Either) else (domain,)
+        parts: tuple[Domain, ...] = domain.domains if isinstance(domain, AnyOf) else (domain,)
         for part in parts:
-            if isinstance(part, Record) and part.type not in KINDS.values():
+            if isinstance(part, InstanceOf) and part.type not in KINDS.values():
                 yield part.type
                 yield from _records(part.type)
+
+
+def primitives() -> Iterator[str]:
+    """A row a primitive: what it takes, returns and keeps."""
+    yield "| operator | inputs | weights by role | outputs | state |"
+    yield "|---|---|---|---|---|"
+    for op in operators():
+        columns = (op.inputs, op.weights, op.outputs, op.state)
+        cells = (", ".join(f"`{text}`" for text in column) for column in columns)
+        yield f"| `{op.name}` | {' | '.join(cells)} |"
 
 
 TABLES: Mapping[str, tuple[Path, Callable[[], Iterator[str]]]] = {
     "backends": (README, backends),
     "formats": (README, formats),
+    "operators": (AUTHORS, primitives),
     "options": (IR, options),
 }
 

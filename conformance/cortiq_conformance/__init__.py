@@ -1,4 +1,4 @@
-"""The conformance harness: is a backend right, to the operator and the ulp?
+"""The conformance harness: check a backend to the operator and the bit.
 
 >>> from cortiq_conformance import run
 >>> report = run("reference", levels=(0,))
@@ -33,7 +33,7 @@ _HOMES = {"cases": "catalogue", "conformance": "pytest_plugin", "run": "runner"}
 
 @hookimpl
 def cortiq_commands() -> Sequence[click.Command]:
-    """`conform` and its company."""
+    """Register `conform` and the other commands of the kit."""
     from cortiq_conformance.cli import COMMANDS
 
     return list(COMMANDS.values())

@@ -19,21 +19,21 @@ from cortiq.ir import Graph, Node, primitives_of
 from cortiq.numerics.contract import F32
 from cortiq.numerics.quantise import Quantised
 from cortiq_conformance import models
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.compare import Divergence, first_difference
-from cortiq_conformance.drives import Bench, Feed, advance
+from cortiq_conformance.drives import ProgramUnderTest, SequenceInput, advance
 from cortiq_conformance.graphs import layer_values
 from cortiq_conformance.models import LoadedModel
+from cortiq_conformance.outputs import Observations
 from cortiq_conformance.runner import make_subject
-from cortiq_conformance.source import Source
 from cortiq_conformance.subject import Subject
-from cortiq_conformance.wants import Observations
 
 LEVEL = 2
 
 
 @dataclass(frozen=True)
 class Bisection:
-    """What was found.
+    """The result of a bisection.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Bisection:
     divergence: Divergence | None = None
 
     def sentence(self) -> str:
-        """What was found, for people."""
+        """Describe the result in a sentence."""
         pair = f"{self.backend} and {self.against}"
         if self.divergence is None:
             return f"{pair} give the same bits after every layer, in all of {self.rows} rows"
@@ -65,13 +65,13 @@ class Bisection:
         return f"{found}\n  {self.divergence.sentence()}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the result for JSON."""
         divergence = self.divergence.as_dict() if self.divergence else None
         return {**vars(self), "same": self.divergence is None, "divergence": divergence}
 
 
 def ids_of(model: str, prompt: str | None, count: int) -> np.ndarray:
-    """At most `count` ids: of a text, or by formula.
+    """Return at most `count` ids, of a text or by formula.
 
     Raises
     ------
@@ -79,9 +79,9 @@ def ids_of(model: str, prompt: str | None, count: int) -> np.ndarray:
     """
     if prompt is None:
         vocabulary = models.load(model).program.facts["vocab_size"]
-        return Source(f"bisect {model}").integers(0, vocabulary, count)
+        return CaseData(f"bisect {model}").integers(0, vocabulary, count)
+    from cortiq.model.source import open_source
     from cortiq.options import LoadOptions
-    from cortiq.runtime.source import open_source
 
     ids = open_source(model, LoadOptions()).tokenizer.encode(prompt)[:count]
     if not ids:
@@ -107,7 +107,7 @@ def bisect(
 
 
 class _Search:
-    """A model, and what it is run on."""
+    """Search for the first difference in a model on given ids."""
 
     def __init__(
         self, model: LoadedModel, subjects: tuple[Subject, Subject], ids: np.ndarray, chunk: int
@@ -116,7 +116,7 @@ class _Search:
         self.graph: Graph = primitives_of(model.program).trunk
 
     def run(self) -> Bisection:
-        """Layers, then what is inside the first that differs."""
+        """Compare layers, then the inside of the first that differs."""
         ours, theirs = (subject.name for subject in self.subjects)
         layers = layer_values(self.model.program.trunk)
         found = self._first([Digest(name) for name in layers], False)
@@ -134,14 +134,14 @@ class _Search:
         return Bisection(ours, theirs, len(self.ids), node.name, node.op.kind, layer, False, inner)
 
     def _inside(self, layers: Sequence[str], layer: str) -> list[Node]:
-        """Primitives between the layer before and this one's output."""
+        """Compare the primitives between the previous layer and this one's output."""
         order = [name for node in self.graph.nodes for name in node.outputs]
         owner = {name: at for at, n in enumerate(self.graph.nodes) for name in n.outputs}
         before = [owner[name] for name in layers[: layers.index(layer)] if name in order]
         return list(self.graph.nodes[max(before, default=-1) + 1 : owner[layer] + 1])
 
     def _as_a_whole(self, layer: str) -> Bisection:
-        """The layer's primitives agree: the first node of the graph as it is that does not."""
+        """Find the first differing node of the undecomposed graph: the layer's primitives agree."""
         graph = self.model.program.trunk
         names = [
             name
@@ -157,14 +157,14 @@ class _Search:
         return Bisection(ours, theirs, len(self.ids), node.name, node.op.kind, layer, True, found)
 
     def _first(self, wants: Sequence[Want], decomposed: bool) -> Divergence | None:
-        """The first want whose values differ."""
+        """Return the first want whose values differ."""
         ours, theirs = (self._observed(s, wants, decomposed) for s in self.subjects)
         return first_difference(theirs, ours, LEVEL, "")
 
     def _observed(self, subject: Subject, wants: Sequence[Want], decomposed: bool) -> Observations:
         program, weights = self.model.program, self.model.weights
-        bench = Bench(subject, program, weights, decomposed, {"threads": 0})
-        feed, rows = Feed(self.ids), []
+        bench = ProgramUnderTest(subject, program, weights, decomposed, {"threads": 0})
+        feed, rows = SequenceInput(self.ids), []
         with bench.compiled() as executable:
             state, step = executable.open(len(feed)), self.chunk or len(feed)
             for start in range(0, len(feed), step):
@@ -181,7 +181,7 @@ def _blamed(found: Divergence, node: Node) -> Divergence:
 
 
 def _arrays(want: Want, values: Sequence[Any]) -> Observations:
-    """A value of every row as arrays, by the value's name."""
+    """Return each value of all rows as arrays, by the value's name."""
     name = want.name  # type: ignore[union-attr]
     if isinstance(want, Digest):
         return {name: np.array([[int(w) for w in value] for value in values], np.uint32)}

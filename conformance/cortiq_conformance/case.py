@@ -1,4 +1,4 @@
-"""Cases: an id that is a sentence, cheap to list, and a scenario that is built when it is run."""
+"""Cases: an id that is a sentence, cheap to list, and a scenario built when it is run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,21 @@ import numpy as np
 from cortiq.backend import Named, Want
 from cortiq.ir import Program, primitives_of
 from cortiq.numerics.layouts import Weight, floats
-from cortiq_conformance import wants as want_arrays
+from cortiq_conformance import outputs
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.compare import Divergence, first_difference
-from cortiq_conformance.drives import Answer, Bench, Chunks, Drive, Feed
+from cortiq_conformance.drives import (
+    ChunkedDrive,
+    Drive,
+    ProgramUnderTest,
+    SequenceInput,
+    SequenceOutcome,
+)
 from cortiq_conformance.explain import explained
 from cortiq_conformance.flush import flush_to_zero
-from cortiq_conformance.oracle import Oracle
-from cortiq_conformance.source import Source
+from cortiq_conformance.oracle import OracleSequence
+from cortiq_conformance.outputs import Observations
 from cortiq_conformance.subject import Subject
-from cortiq_conformance.wants import Observations
 
 MOST_WEIGHTS = 1 << 18
 """Elements of weights that a replay file holds at most; those of models are in their files."""
@@ -33,22 +39,22 @@ class NotRunError(Exception):
 
 
 class Check(Protocol):
-    """What a case does once it is built."""
+    """The part of a case that is built to run it."""
 
     def expected(self) -> Observations:
-        """By definition."""
+        """Return the result by definition."""
         ...
 
     def observe(self, subject: Subject) -> Observations:
-        """On the backend."""
+        """Return the backend's result."""
         ...
 
     def inputs(self) -> Observations:
-        """What the backend is given, by name, for replay files."""
+        """Return the backend's inputs by name, for replay files."""
         ...
 
     def localise(self, subject: Subject, found: Divergence) -> Divergence:
-        """The first divergence inside, given the one that was seen."""
+        """Return the first divergence inside, given the one that was seen."""
         ...
 
 
@@ -60,7 +66,7 @@ class Case:
     ----------
     id : `levelN/FAMILY[what is run]`.
     family : the property a difference breaks. op : the operator it is blamed on.
-    stage : within a level, earlier stages are what later ones stand on.
+    stage : within a level; later stages depend on earlier ones.
     model : name of a model whose file it needs, if any.
     """
 
@@ -68,13 +74,13 @@ class Case:
     level: int
     family: str
     op: str
-    build: Callable[[Source], Check] = field(repr=False, compare=False)
+    build: Callable[[CaseData], Check] = field(repr=False, compare=False)
     stage: int = 1
     model: str | None = None
 
 
 def _weight(name: str, weight: Weight) -> Observations:
-    """A weight as floats, or as the parts of its codes."""
+    """Return a weight as floats, or as the parts of its codes."""
     if weight.layout.kind == "float":
         return {f"weight {name}": floats(weight, name)}
     return {f"weight {name}, {part}": array for part, array in weight.parts.items()}
@@ -82,42 +88,42 @@ def _weight(name: str, weight: Weight) -> Observations:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A program, what it is fed, what is wanted of every row, and how it is driven."""
+    """A program, its inputs, the wants of every row, and the drive that runs it."""
 
     program: Program
     weights: Mapping[str, Weight]
-    feeds: Sequence[Feed]
+    feeds: Sequence[SequenceInput]
     wants: Sequence[Want] = (Named("y"),)
-    drive: Drive = field(default_factory=Chunks)
+    drive: Drive = field(default_factory=ChunkedDrive)
     decomposed: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     flush: bool = False
 
     def expected(self) -> Observations:
-        """By the definitions of `cortiq.numerics`; computed once."""
+        """Evaluate the definitions of `cortiq.numerics`; the result is kept."""
         return dict(self._definition)
 
     @cached_property
     def _definition(self) -> Observations:
         return self._labelled([self._expected(feed) for feed in self.feeds])
 
-    def _expected(self, feed: Feed) -> tuple[int, Observations]:
-        oracle = Oracle(self.program, self.weights)
+    def _expected(self, feed: SequenceInput) -> tuple[int, Observations]:
+        oracle = OracleSequence(self.program, self.weights)
         evaluation = oracle.feed(feed.tokens, feed.inputs, feed.entry)
         if evaluation.faults.any():
             return 2, {}
         ids = [int(token) for token in feed.tokens]
-        return 0, want_arrays.expected(self.wants, evaluation, ids)
+        return 0, outputs.expected(self.wants, evaluation, ids)
 
     def observe(self, subject: Subject) -> Observations:
-        """On the backend, driven as the scenario says."""
-        bench = Bench(subject, self.program, self.weights, self.decomposed, self.options)
+        """Run the backend with the scenario's drive."""
+        bench = ProgramUnderTest(subject, self.program, self.weights, self.decomposed, self.options)
         with flush_to_zero() if self.flush else nullcontext():
             answers = self.drive.run(bench, self.feeds, self.wants)
         return self._labelled([self._observed(answer) for answer in answers])
 
     def inputs(self) -> Observations:
-        """Tokens and extra inputs of each sequence; weights too if they are small."""
+        """Return tokens and extra inputs of each sequence; weights too if they are small."""
         found: Observations = {}
         for index, feed in enumerate(self.feeds):
             prefix = f"sequence {index}: " if len(self.feeds) > 1 else ""
@@ -128,8 +134,8 @@ class Scenario:
                 found |= _weight(name, weight)
         return found
 
-    def _observed(self, answer: Answer) -> tuple[int, Observations]:
-        found = {} if answer.status else want_arrays.observed(self.wants, answer.rows)
+    def _observed(self, answer: SequenceOutcome) -> tuple[int, Observations]:
+        found = {} if answer.status else outputs.observed(self.wants, answer.rows)
         return answer.status, found
 
     def _labelled(self, answers: Sequence[tuple[int, Observations]]) -> Observations:
@@ -141,7 +147,7 @@ class Scenario:
         return found
 
     def localise(self, subject: Subject, found: Divergence) -> Divergence:
-        """Compare every value of the primitives, in order, driven in the same way.
+        """Compare every value of the primitives, in order, with the same drive.
 
         At level 0 there is one operator: say what the difference looks like.
         """

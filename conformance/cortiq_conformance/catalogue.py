@@ -49,7 +49,7 @@ PROFILES = ("quick", "full")
 def cases(
     levels: Iterable[int] = LEVELS, profile: str = "quick", models: Sequence[str] | None = None
 ) -> Iterator[Case]:
-    """Cases of these levels, in order; nothing is built.
+    """Yield the cases of these levels in order; nothing is built.
 
     Parameters
     ----------
@@ -76,5 +76,5 @@ def cases(
 
 
 def list_hash(listed: Iterable[Case]) -> str:
-    """SHA-256 over the ids: tells a trimmed list from a whole one."""
+    """Return a SHA-256 over the ids, which tells a trimmed list from a complete one."""
     return hashlib.sha256("\n".join(case.id for case in listed).encode()).hexdigest()[:16]

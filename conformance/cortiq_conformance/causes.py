@@ -1,4 +1,4 @@
-"""Shared causes: of the foundations that failed, those that the others stand on."""
+"""Shared causes: the failed foundations that other failures depend on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STANDS_ON = {
 
 
 def name_of(case_id: str, family: str) -> str:
-    """Return what a case of the foundations is about: a function, or its family."""
+    """Return the function that a case of the foundations tests, or its family."""
     what = case_id.partition("[")[2].partition(",")[0]
     return what if family == "Activation" else family
 
@@ -30,6 +30,6 @@ def stands_on(name: str) -> set[str]:
 
 
 def causes_of(names: Iterable[str]) -> list[str]:
-    """Return those of the names that stand on none of the others."""
+    """Return the names that depend on none of the others."""
     failed = set(names)
     return sorted(name for name in failed if not failed.intersection(stands_on(name)))

@@ -1,4 +1,4 @@
-"""Bit patterns compared: what is live, where the first difference is, and how far it is off."""
+"""Compare bit patterns: live elements, the first difference, and its size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from cortiq.backend import Status
 from cortiq.numerics.contract import F32, SMALLEST_EXPONENT
-from cortiq_conformance.wants import Observations
+from cortiq_conformance.outputs import Observations
 
 MOST_STRETCHES = 8
 """Stretches of differing rows that a sentence names; a report holds all."""
@@ -27,9 +27,9 @@ class Divergence:
     expected_bits, got_bits : as hexadecimal; `ulps` is their distance for floats.
     differing, compared : elements of this value.
     rows : the rows that differ, as (first, last) of each stretch.
-    remark : what the whole array looks like, where that says more.
+    remark : a description of the whole array, if it helps.
     message : the sentence, where there are no two elements to show.
-    dubious : whether it looks otherwise than the family of the case would: blame the operator.
+    dubious : whether it is untypical of the case's family; then the operator is blamed.
     """
 
     level: int
@@ -50,11 +50,11 @@ class Divergence:
     rows: tuple[tuple[int, int], ...] = ()
 
     def remarked(self, remark: str) -> Divergence:
-        """With one more remark."""
+        """Return the divergence with one more remark."""
         return replace(self, remark=f"{self.remark}; {remark}" if self.remark else remark)
 
     def sentence(self) -> str:
-        """The divergence in one line."""
+        """Describe the divergence in one line."""
         where = f"row {self.row}" + (f", element {list(self.element)}" if self.element else "")
         distance = "" if self.ulps is None else f", {self.ulps} ulp"
         text = (
@@ -69,31 +69,31 @@ class Divergence:
         return f"{text}; {self.remark}" if self.remark else text
 
     def _where(self) -> str:
-        """Rows that differ, if they are several."""
-        shown = [f"{a}" if a == b else f"{a}-{b}" for a, b in self.rows[:MOST_STRETCHES]]
+        """Return the rows that differ, if there are several."""
+        ranges = [f"{a}" if a == b else f"{a}-{b}" for a, b in self.rows[:MOST_STRETCHES]]
         more = sum(b - a + 1 for a, b in self.rows[MOST_STRETCHES:])
-        shown += [f"{more} more"] if more else []
-        if shown in ([], [str(self.row)]):
+        ranges += [f"{more} more"] if more else []
+        if ranges in ([], [str(self.row)]):
             return ""
         return (
-            f" in rows {', '.join(shown[:-1])} and {shown[-1]}"
-            if shown[1:]
-            else (f" in rows {shown[0]}")
+            f" in rows {', '.join(ranges[:-1])} and {ranges[-1]}"
+            if ranges[1:]
+            else (f" in rows {ranges[0]}")
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the divergence for JSON."""
         return asdict(self)
 
 
-def stretches(places: np.ndarray) -> tuple[tuple[int, int], ...]:
-    """Return first and last of each stretch of ascending places that are neighbours."""
+def contiguous_ranges(places: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """Return the first and last of each run of consecutive places in ascending order."""
     cuts = np.flatnonzero(np.diff(places) > 1) + 1
     return tuple((int(part[0]), int(part[-1])) for part in np.split(places, cuts) if len(part))
 
 
 def live_elements(found: Observations) -> tuple[int, int]:
-    """Non-zero finite elements, and distinct bit patterns among them; statuses aside."""
+    """Count non-zero finite elements, and distinct bit patterns among them; statuses excluded."""
     patterns = []
     for name, array in found.items():
         if name.endswith("outcome"):
@@ -108,7 +108,7 @@ def live_elements(found: Observations) -> tuple[int, int]:
 
 
 def digest_of(found: Observations) -> str:
-    """SHA-256 over labels, types, shapes and bits: 32 hexadecimal digits."""
+    """Return the SHA-256 over labels, types, shapes and bits: 32 hexadecimal digits."""
     state = hashlib.sha256()
     for name in sorted(found):
         array = np.ascontiguousarray(found[name])
@@ -118,21 +118,21 @@ def digest_of(found: Observations) -> str:
     return state.hexdigest()[:32]
 
 
-def ordered(words: np.ndarray) -> np.ndarray:
-    """Float bits as integers ordered like the numbers, int64."""
+def ordered_bits(words: np.ndarray) -> np.ndarray:
+    """Return float bits as integers ordered like the numbers, int64."""
     signed = np.ascontiguousarray(words).view(np.int32).astype(np.int64)
     return np.where(signed < 0, -(signed & 0x7FFFFFFF), signed)
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether type, shape and every bit agree."""
+    """Return whether type, shape and every bit agree."""
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def first_difference(
     expected: Observations, got: Observations, level: int, op: str
 ) -> Divergence | None:
-    """The first label and element that differ, in the order of `expected`."""
+    """Return the first label and element that differ, in the order of `expected`."""
     for name, wanted in expected.items():
         there = got.get(name)
         if there is None or (there.shape, there.dtype) != (wanted.shape, wanted.dtype):
@@ -163,7 +163,11 @@ def _difference(name: str, wanted: np.ndarray, got: np.ndarray, level: int, op: 
     where = np.argwhere(a != b)
     at = tuple(int(i) for i in where[0])
     floating = wanted.dtype == F32
-    ulps = int(abs(ordered(a[at].reshape(1)) - ordered(b[at].reshape(1)))[0]) if floating else None
+    ulps = (
+        int(abs(ordered_bits(a[at].reshape(1)) - ordered_bits(b[at].reshape(1)))[0])
+        if floating
+        else None
+    )
     message = _outcome(name, wanted, got) if name.endswith("outcome") else ""
     dead = _dead(got) if floating else ""
     remarks = [dead, _unsnapped(wanted[a != b], got[a != b]) if floating else ""]
@@ -172,9 +176,9 @@ def _difference(name: str, wanted: np.ndarray, got: np.ndarray, level: int, op: 
         remarks.append(f"only row {at[0]} of {len(wanted)} differs")
     return Divergence(
         level, op, name, at[0], at[1:], f"0x{int(a[at]):08x}", f"0x{int(b[at]):08x}",
-        shown(wanted[at]), shown(got[at]), ulps, len(where), wanted.size,
+        format_number(wanted[at]), format_number(got[at]), ulps, len(where), wanted.size,
         "; ".join(filter(None, remarks)), message, bool(dead or message),
-        stretches(rows),
+        contiguous_ranges(rows),
     )  # fmt: skip
 
 
@@ -185,8 +189,8 @@ def _outcome(name: str, wanted: np.ndarray, got: np.ndarray) -> str:
     return f"{name}: the sequence {there}{why}, expected {expected}"
 
 
-def shown(value: Any) -> str:
-    """A number as a report shows it."""
+def format_number(value: Any) -> str:
+    """Format a number as reports show it."""
     return f"{float(value):.9g}" if isinstance(value, np.floating) else str(int(value))
 
 
@@ -201,7 +205,7 @@ def _dead(got: np.ndarray) -> str:
 
 
 def _unsnapped(wanted: np.ndarray, got: np.ndarray) -> str:
-    """What differing values look like that are zero by the contract and small, or −0."""
+    """Describe differing values that are small or −0 where the contract gives zero."""
     small = (np.abs(got) < F32(2.0**SMALLEST_EXPONENT)) & (got.view(np.uint32) != 0)
     if (small & (wanted == 0)).all():
         return "every wrong value is below 2^-40, or -0, where 0 is right: not snapped?"

@@ -1,4 +1,4 @@
-"""What was computed, and by whose kernel: operators, types of their inputs, layouts of weights."""
+"""Coverage: operators computed, by kernel owner, input types and layouts of weights."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Table = dict[str, dict[str, list[str]]]
 """By operator and type of its first input, the layouts of weights."""
 
 
-def table_of(covered: Iterable[Covered]) -> Table:
-    """Return what was computed, whoever did it."""
+def merged_table(covered: Iterable[Covered]) -> Table:
+    """Return everything that was computed, by any owner."""
     table: Table = {}
     for op, dtype, layout in sorted({entry[:3] for entry in covered}):
         layouts = table.setdefault(op, {}).setdefault(dtype, [])
@@ -20,13 +20,13 @@ def table_of(covered: Iterable[Covered]) -> Table:
 
 
 def by_owner(covered: Iterable[Covered]) -> dict[str, Table]:
-    """Return what each one computed that `placement` names."""
+    """Return the operators computed by each owner that `placement` names."""
     entries = list(covered)
     owners = sorted({entry[3] for entry in entries})
-    return {owner: table_of(e for e in entries if e[3] == owner) for owner in owners}
+    return {owner: merged_table(e for e in entries if e[3] == owner) for owner in owners}
 
 
-def still_others(backend: str, covered: Iterable[Covered]) -> dict[str, Table]:
+def computed_by_others(backend: str, covered: Iterable[Covered]) -> dict[str, Table]:
     """Return what others computed, and no kernel of the backend did, by the others' names.
 
     Kernels that were given to the backend are its own here (`BACKEND/KERNEL`).
@@ -40,7 +40,7 @@ def _is_own(backend: str, owner: str) -> bool:
     return any(part.partition("/")[0] == backend for part in owner.split("+"))
 
 
-def listed(table: Table) -> list[str]:
+def table_lines(table: Table) -> list[str]:
     """Return a table as texts, one for each operator: `MatMul: f32 × f32; q16 × w8`."""
     found = []
     for op, kinds in table.items():
@@ -49,8 +49,8 @@ def listed(table: Table) -> list[str]:
     return found
 
 
-def briefly(table: Table, whole: Mapping[str, Mapping[str, list[str]]]) -> str:
-    """Return the operators of a table in one line, with types where it has not all of `whole`."""
-    texts = listed({op: kinds for op, kinds in table.items() if kinds != whole[op]})
+def summarise(table: Table, whole: Mapping[str, Mapping[str, list[str]]]) -> str:
+    """Return a table's operators in one line, with types where not all of `whole` are covered."""
+    texts = table_lines({op: kinds for op, kinds in table.items() if kinds != whole[op]})
     partly = {text.partition(":")[0]: text.partition(": ")[2] for text in texts}
     return ", ".join(f"{op} ({partly[op]})" if op in partly else op for op in table)

@@ -17,8 +17,8 @@ STATUS_CODES = {Status.COMPLETED: 0, Status.DECLINED: 1, Status.FAILED: 2}
 
 
 @dataclass(frozen=True)
-class Feed:
-    """What one sequence is fed: ids, and extra inputs with a row for each of them.
+class SequenceInput:
+    """Input of one sequence: ids, and extra inputs with a row for each of them.
 
     Attributes
     ----------
@@ -33,20 +33,20 @@ class Feed:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def cut(self, start: int, stop: int) -> Feed:
-        """Rows start…stop−1."""
+    def cut(self, start: int, stop: int) -> SequenceInput:
+        """Return rows start…stop−1."""
         inputs = {name: array[start:stop] for name, array in self.inputs.items()}
-        return Feed(self.tokens[start:stop], inputs, self.entry, self.start + start)
+        return SequenceInput(self.tokens[start:stop], inputs, self.entry, self.start + start)
 
-    def detour(self) -> Feed:
-        """Other rows of the same kind: these in reverse."""
+    def detour(self) -> SequenceInput:
+        """Return other rows of the same kind: these in reverse."""
         inputs = {name: array[::-1] for name, array in self.inputs.items()}
-        return Feed(self.tokens[::-1], inputs, self.entry, self.start)
+        return SequenceInput(self.tokens[::-1], inputs, self.entry, self.start)
 
 
 @dataclass
-class Answer:
-    """What a sequence brought: its rows, or why there are none."""
+class SequenceOutcome:
+    """Outcome of one sequence: its rows, or why there are none."""
 
     rows: list[Mapping[Want, Any]] = field(default_factory=list)
     status: int = 0
@@ -54,7 +54,7 @@ class Answer:
 
 
 @dataclass
-class Bench:
+class ProgramUnderTest:
     """A subject with a program to compile on it."""
 
     subject: Subject
@@ -64,15 +64,17 @@ class Bench:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def compiled(self, **options: Any) -> Any:
-        """A compiled executable, as a context manager."""
+        """Compile an executable, as a context manager."""
         chosen = {"threads": 1, **self.options, **options}
         return self.subject.compiled(
             self.program, self.weights, decomposed=self.decomposed, **chosen
         )
 
 
-def rows_of(state: State, feed: Feed, start: int, stop: int, wants: Sequence[Want]) -> list[Row]:
-    """Rows start…stop−1 of a feed."""
+def rows_of(
+    state: State, feed: SequenceInput, start: int, stop: int, wants: Sequence[Want]
+) -> list[Row]:
+    """Return rows start…stop−1 of an input."""
     return [
         Row(
             state, feed.start + i, int(feed.tokens[i]), tuple(wants),
@@ -83,11 +85,15 @@ def rows_of(state: State, feed: Feed, start: int, stop: int, wants: Sequence[Wan
 
 
 class StoppedError(Exception):
-    """A sequence was declined or failed where it should have gone on."""
+    """A sequence was declined or failed where it should have continued."""
 
 
 def advance(
-    executable: Executable, state: State, feed: Feed, span: tuple[int, int], wants: Sequence[Want]
+    executable: Executable,
+    state: State,
+    feed: SequenceInput,
+    span: tuple[int, int],
+    wants: Sequence[Want],
 ) -> list[Mapping[Want, Any]]:
     """Feed rows to a sequence alone and return what they brought."""
     batch = Batch(rows_of(state, feed, *span, wants), feed.entry)
@@ -101,24 +107,30 @@ def advance(
 class Drive(Protocol):
     """A way to run feeds."""
 
-    def run(self, bench: Bench, feeds: Sequence[Feed], wants: Sequence[Want]) -> list[Answer]:
-        """An answer for each feed."""
+    def run(
+        self, bench: ProgramUnderTest, feeds: Sequence[SequenceInput], wants: Sequence[Want]
+    ) -> list[SequenceOutcome]:
+        """Return an outcome for each input."""
         ...
 
 
 @dataclass(frozen=True)
-class Chunks:
+class ChunkedDrive:
     """Each sequence alone, so many rows at a time; 0: all at once."""
 
     rows: int = 0
 
-    def run(self, bench: Bench, feeds: Sequence[Feed], wants: Sequence[Want]) -> list[Answer]:
-        """One sequence after the other."""
+    def run(
+        self, bench: ProgramUnderTest, feeds: Sequence[SequenceInput], wants: Sequence[Want]
+    ) -> list[SequenceOutcome]:
+        """Run one sequence after the other."""
         with bench.compiled() as executable:
             return [self._one(executable, feed, wants) for feed in feeds]
 
-    def _one(self, executable: Executable, feed: Feed, wants: Sequence[Want]) -> Answer:
-        state, answer = executable.open(len(feed)), Answer()
+    def _one(
+        self, executable: Executable, feed: SequenceInput, wants: Sequence[Want]
+    ) -> SequenceOutcome:
+        state, answer = executable.open(len(feed)), SequenceOutcome()
         step = self.rows or len(feed)
         for start in range(0, len(feed), step):
             stop = min(start + step, len(feed))
@@ -133,16 +145,18 @@ class Chunks:
 
 
 @dataclass(frozen=True)
-class Together:
+class BatchedDrive:
     """All sequences in the same batches, `rows` rows of each at a time; 0: all of them."""
 
     rows: int = 0
 
-    def run(self, bench: Bench, feeds: Sequence[Feed], wants: Sequence[Want]) -> list[Answer]:
-        """Batches until the longest sequence has ended."""
+    def run(
+        self, bench: ProgramUnderTest, feeds: Sequence[SequenceInput], wants: Sequence[Want]
+    ) -> list[SequenceOutcome]:
+        """Run batches until the longest sequence has ended."""
         with bench.compiled() as executable:
             states = [executable.open(len(feed)) for feed in feeds]
-            answers = [Answer() for _ in feeds]
+            answers = [SequenceOutcome() for _ in feeds]
             longest = max(len(feed) for feed in feeds)
             step = self.rows or longest
             for start in range(0, longest, step):
@@ -153,9 +167,9 @@ class Together:
         self,
         executable: Executable,
         states: Sequence[State],
-        feeds: Sequence[Feed],
+        feeds: Sequence[SequenceInput],
         span: tuple[int, int],
-        answers: Sequence[Answer],
+        answers: Sequence[SequenceOutcome],
         wants: Sequence[Want],
     ) -> None:
         rows, owners = [], []

@@ -26,18 +26,18 @@ from typing import Any
 from cortiq.errors import FormatError
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq_conformance.catalogue import cases
-from cortiq_conformance.report import CaseResult, Outcome
+from cortiq_conformance.report import CaseOutcome, CaseResult
 
 FILE = "conformance.toml"
-TABLES = {"expect_different": Outcome.DIFFERENT, "expect_declined": Outcome.DECLINED}
+TABLES = {"expect_different": CaseOutcome.DIFFERENT, "expect_declined": CaseOutcome.DECLINED}
 KEYS = {"case", "reason", "until"}
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a case is known to come to, and why."""
+    """The known outcome of a case, and the reason."""
 
-    outcome: Outcome
+    outcome: CaseOutcome
     reason: str
 
 
@@ -45,7 +45,7 @@ Expectations = Mapping[str, Expectation]
 
 
 def read(path: str | Path) -> Expectations:
-    """The expectations of a file, by the id of their case.
+    """Read the expectations of a file, by case id.
 
     Raises
     ------
@@ -104,19 +104,19 @@ def _check_until(until: Any, where: str) -> None:
     if len(words) != 2 or words[0] != "contract" or not words[1].isdecimal():
         raise FormatError(f"until = {until!r}", where=where, hint='write until = "contract 2"')
     if int(words[1]) <= CONTRACT_VERSION:
-        message = f"was to hold until contract {words[1]}, and this is {CONTRACT_VERSION}"
-        raise FormatError(message, where=where, hint="Remove it, and see what the case says.")
+        message = f"expired with contract {words[1]}, and this is contract {CONTRACT_VERSION}"
+        raise FormatError(message, where=where, hint="Remove the entry and run the case.")
 
 
-def settled(result: CaseResult, expectations: Expectations) -> CaseResult:
-    """The result, excused where it is the expected failure, an error where it is none any more."""
+def apply_expectation(result: CaseResult, expectations: Expectations) -> CaseResult:
+    """Excuse a result that fails as expected; turn an unexpected pass into an error."""
     expected = expectations.get(result.case.id)
-    if expected is None or result.outcome is Outcome.NOT_RUN:
+    if expected is None or result.outcome is CaseOutcome.NOT_RUN:
         return result
     if result.outcome is expected.outcome:
         return replace(result, excused=expected.reason)
-    if result.outcome is Outcome.SAME:
-        reason = f"is the same, but {FILE} expects it {expected.outcome.value}: remove its lines"
-        return replace(result, outcome=Outcome.ERROR, reason=reason)
+    if result.outcome is CaseOutcome.SAME:
+        reason = f"is the same, but {FILE} expects it {expected.outcome.value}: remove its entry"
+        return replace(result, outcome=CaseOutcome.ERROR, reason=reason)
     reason = f"{result.reason} ({FILE} expects it {expected.outcome.value})"
     return replace(result, reason=reason)

@@ -1,4 +1,4 @@
-"""What a difference at level 0 looks like: operands of the wrong element, rows that see others."""
+"""Explain a difference at level 0: operands of the wrong element, rows that see others."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import floats
-from cortiq_conformance.compare import Divergence, first_difference, shown
-from cortiq_conformance.drives import Chunks, Feed
+from cortiq_conformance.compare import Divergence, first_difference, format_number
+from cortiq_conformance.drives import ChunkedDrive, SequenceInput
 
 if TYPE_CHECKING:
     from cortiq_conformance.case import Scenario
@@ -24,7 +24,7 @@ MOST_ROWS = 256
 
 
 def explained(scenario: Scenario, subject: Subject, found: Divergence) -> Divergence:
-    """The divergence with operands, or with the remark that rows see their batch neighbours."""
+    """Return the divergence with operands, or with the remark that rows see their neighbours."""
     if _rows_alone_are_right(scenario, subject):
         remark = "fed one row at a time every row is right: a row sees its neighbours in the batch"
         return replace(found.remarked(remark), dubious=True)
@@ -34,9 +34,9 @@ def explained(scenario: Scenario, subject: Subject, found: Divergence) -> Diverg
 
 def _rows_alone_are_right(scenario: Scenario, subject: Subject) -> bool:
     rows = max(len(feed) for feed in scenario.feeds)
-    if scenario.drive != Chunks() or not 1 < rows <= MOST_ROWS:
+    if scenario.drive != ChunkedDrive() or not 1 < rows <= MOST_ROWS:
         return False
-    alone = replace(scenario, drive=Chunks(1))
+    alone = replace(scenario, drive=ChunkedDrive(1))
     return first_difference(scenario.expected(), alone.observe(subject), 0, "") is None
 
 
@@ -51,10 +51,10 @@ def _operands(scenario: Scenario, found: Divergence) -> Iterator[str]:
 
 
 def _operand(name: str, value: np.floating) -> str:
-    return f"{name} = {shown(value)} (0x{int(F32(value).view(np.uint32)):08x})"
+    return f"{name} = {format_number(value)} (0x{int(F32(value).view(np.uint32)):08x})"
 
 
-def feed_of(scenario: Scenario, label: str) -> Feed:
-    """What the sequence was fed whose value has this label."""
+def feed_of(scenario: Scenario, label: str) -> SequenceInput:
+    """Return the input of the sequence whose value has this label."""
     prefix, _, _ = label.rpartition(": ")
     return scenario.feeds[int(prefix.removeprefix("sequence ")) if prefix else 0]

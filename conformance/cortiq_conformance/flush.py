@@ -1,4 +1,4 @@
-"""Flush-to-zero set in the calling thread, as a library built with fast-math leaves it."""
+"""Set flush-to-zero in the calling thread, as a library built with fast-math leaves it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _ROUTINES = {
 
 
 def available() -> str | None:
-    """Why flush-to-zero cannot be set here, or None."""
+    """Return why flush-to-zero cannot be set here, or None."""
     here = (platform.machine(), platform.system())
-    return None if here in _ROUTINES else f"no way to set flush-to-zero on {' '.join(here)}"
+    return None if here in _ROUTINES else f"cannot set flush-to-zero on {' '.join(here)}"
 
 
 def _routine(code: bytes) -> tuple[Callable[..., None], mmap.mmap]:
@@ -40,13 +40,13 @@ def _routine(code: bytes) -> tuple[Callable[..., None], mmap.mmap]:
 
 
 def is_flushing() -> bool:
-    """Whether NumPy in this thread turns subnormal results into zero."""
+    """Return whether NumPy in this thread turns subnormal results into zero."""
     return not (np.full(64, 2.0**-100, np.float32) * np.float32(2.0**-40)).any()
 
 
 @contextmanager
 def flush_to_zero() -> Iterator[None]:
-    """Set FTZ and DAZ in this thread; what was set before comes back at the end.
+    """Set FTZ and DAZ in this thread, and restore them at the end.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def flush_to_zero() -> Iterator[None]:
     write(ctypes.byref(ctypes.c_uint32(before.value | bits)))
     try:
         if not is_flushing():
-            raise OSError("the processor did not take flush-to-zero")
+            raise OSError("the processor did not accept flush-to-zero")
         yield
     finally:
         write(ctypes.byref(before))

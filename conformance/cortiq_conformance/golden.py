@@ -1,4 +1,4 @@
-"""Golden digests: what cases give, so that a device is checked without computing the reference."""
+"""Golden digests of cases, so that a device is checked without computing the reference."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FOLDER = Path(__file__).with_name("golden")
 
 
 def path_of(level: int) -> Path:
-    """The file of a level."""
+    """Return the file of a level."""
     return FOLDER / f"level{level}.json"
 
 
 @cache
 def read(level: int) -> Mapping[str, Any]:
-    """`contract` and `cases`, by id; empty where there is no file."""
+    """Read `contract` and `cases`, by id; empty if there is no file."""
     path = path_of(level)
     if not path.is_file():
         return {"contract": CONTRACT_VERSION, "cases": {}}
@@ -34,7 +34,7 @@ def read(level: int) -> Mapping[str, Any]:
 
 
 def entry(case: Case, check: Check) -> Mapping[str, Any] | None:
-    """The entry of a case under this contract version, and of this model file, if there is one.
+    """Return a case's entry under this contract version and model file, if there is one.
 
     It has a `digest`, and for models their hash (`model`), the layouts of their weights (`format`),
     and `tokens` of streams.

@@ -11,18 +11,17 @@ from cortiq.engine.drafters.blocks import BlockDrafter
 from cortiq.engine.drafters.heads import HeadDrafter
 from cortiq.engine.drafters.turns import in_turns
 from cortiq.engine.drafting import Drafter, FixedDepth, Speculation
-from cortiq_conformance import models
-from cortiq_conformance import wants as want_arrays
+from cortiq_conformance import models, outputs
 from cortiq_conformance.case import Case
-from cortiq_conformance.drives import Answer, Bench, Feed, advance
-from cortiq_conformance.engines import Engined, Work, stream_of
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.drives import ProgramUnderTest, SequenceInput, SequenceOutcome, advance
+from cortiq_conformance.engines import EngineRun, EngineSchedule, stream_of
 from cortiq_conformance.graphs import GraphScenario, layer_values
 from cortiq_conformance.level0.tails import CHAINS
-from cortiq_conformance.oracle import Oracle
-from cortiq_conformance.schedules import Stream
-from cortiq_conformance.source import Source
-from cortiq_conformance.streams import Streams
-from cortiq_conformance.wants import Observations
+from cortiq_conformance.oracle import OracleSequence
+from cortiq_conformance.outputs import Observations
+from cortiq_conformance.schedules import GeneratedStream
+from cortiq_conformance.streams import StreamScenario
 
 ROWS = 70
 DEPTHS = (1, 3, 5)
@@ -32,7 +31,7 @@ BLOCKS = frozenset({"tiny-llama+dflash", "tiny-llama+mtp,dflash"})
 
 
 def graph_cases(names: Sequence[str] | None) -> Iterator[Case]:
-    """Cases of level 2: the values of the first and the last module, and what the first drafts."""
+    """Yield cases of level 2: values of the first and last module, and the first one's drafts."""
     for name in models.chosen_headed(names):
         if name not in BLOCKS:
             case_id = f"level2/draft head[{name}, what it drafts]"
@@ -46,7 +45,7 @@ def graph_cases(names: Sequence[str] | None) -> Iterator[Case]:
 
 
 def stream_cases(level: int, names: Sequence[str] | None) -> Iterator[Case]:
-    """Cases of level 3, or of level 4: streams drafted for at several depths."""
+    """Yield the cases of level 3, or of level 4: streams drafted for at several depths."""
     choose: Want = Argmax() if level == 3 else Draw(CHAINS[CHAIN])
     family = "draft head" if level == 3 else "sampled draft head"
     for name in models.chosen_headed(names):
@@ -57,18 +56,20 @@ def stream_cases(level: int, names: Sequence[str] | None) -> Iterator[Case]:
 
 
 @dataclass(frozen=True)
-class AfterTrunk:
-    """The trunk's rows, and then those of a module that recalls them, in chunks."""
+class AfterTrunkDrive:
+    """Runs the trunk's rows, and then those of a module that recalls them, in chunks."""
 
-    trunk: Feed
+    trunk: SequenceInput
     rows: int = 33
 
-    def run(self, bench: Bench, feeds: Sequence[Feed], wants: Sequence[Want]) -> list[Answer]:
-        """An answer for each feed of the module."""
+    def run(
+        self, bench: ProgramUnderTest, feeds: Sequence[SequenceInput], wants: Sequence[Want]
+    ) -> list[SequenceOutcome]:
+        """Return an outcome for each input of the module."""
         with bench.compiled() as executable:
             answers = []
             for feed in feeds:
-                state, answer = executable.open(len(self.trunk)), Answer()
+                state, answer = executable.open(len(self.trunk)), SequenceOutcome()
                 advance(executable, state, self.trunk, (0, len(self.trunk)), ())
                 for start in range(0, len(feed), self.rows):
                     span = start, min(start + self.rows, len(feed))
@@ -82,23 +83,23 @@ class AfterTrunk:
 class HeadScenario(GraphScenario):
     """A module's values, after `drive.trunk`."""
 
-    def _expected(self, feed: Feed) -> tuple[int, Observations]:
-        oracle = Oracle(self.program, self.weights)
-        assert isinstance(self.drive, AfterTrunk)
+    def _expected(self, feed: SequenceInput) -> tuple[int, Observations]:
+        oracle = OracleSequence(self.program, self.weights)
+        assert isinstance(self.drive, AfterTrunkDrive)
         oracle.feed(self.drive.trunk.tokens)
         evaluation = oracle.feed(feed.tokens, feed.inputs, feed.entry)
-        return 0, want_arrays.expected(self.wants, evaluation, feed.tokens.tolist())
+        return 0, outputs.expected(self.wants, evaluation, feed.tokens.tolist())
 
 
-def _after_trunk(name: str, which: int, source: Source) -> HeadScenario:
+def _after_trunk(name: str, which: int, source: CaseData) -> HeadScenario:
     program = models.load(name).program
     entry = program.facts["draft_head"].entries[which]
     wants = tuple(Digest(value) for value in layer_values(program.graphs[entry]))
     return _module(name, entry, wants, source)
 
 
-def _drawn(name: str, source: Source) -> HeadScenario:
-    """Drafts with the numbers of the position after the next one, also after ids of a text."""
+def _drawn(name: str, source: CaseData) -> HeadScenario:
+    """Draw drafts with the numbers of the position after the next one, also after a text's ids."""
     (entry, *_) = models.load(name).program.facts["draft_head"].entries
     text = tuple(source.integers(0, 40, 30).tolist())
     plain = Draw(CHAINS["every filter"], 1, ahead=2)
@@ -107,25 +108,30 @@ def _drawn(name: str, source: Source) -> HeadScenario:
     )
 
 
-def _module(name: str, entry: str, wants: tuple[Want, ...], source: Source) -> HeadScenario:
-    """What a module's rows bring after the trunk's."""
+def _module(name: str, entry: str, wants: tuple[Want, ...], source: CaseData) -> HeadScenario:
+    """Return the scenario of a module's rows after the trunk's."""
     model = models.load(name)
     head = model.program.facts["draft_head"]
     ids = source.integers(0, model.program.facts["vocab_size"], ROWS)
     # Modules of a stack and the first of others recall the trunk alone.
-    feed = Feed(ids[head.entries.index(entry) + 1 :], {}, entry)
+    feed = SequenceInput(ids[head.entries.index(entry) + 1 :], {}, entry)
     return HeadScenario(
-        model.program, model.weights, [feed], wants, AfterTrunk(Feed(ids)), facts=model.facts
+        model.program,
+        model.weights,
+        [feed],
+        wants,
+        AfterTrunkDrive(SequenceInput(ids)),
+        facts=model.facts,
     )
 
 
 @dataclass(frozen=True)
-class Headed:
+class HeadSchedule:
     """All prompts at once, drafted for by the model's own head, its block drafter, or in turns."""
 
     depth: int
 
-    def __call__(self, work: Work) -> list[Stream]:
+    def __call__(self, work: EngineRun) -> list[GeneratedStream]:
         """Run; see the class."""
         facts, ways = work.executable.program.facts, list[Drafter]()
         ways += [HeadDrafter()] if "draft_head" in facts else []
@@ -139,7 +145,7 @@ class Headed:
         return [stream_of(one) for one in made]
 
 
-def _streams(name: str, depth: int, choose: Want, source: Source) -> Streams:
+def _streams(name: str, depth: int, choose: Want, source: CaseData) -> StreamScenario:
     titles = tuple(models.prompts(name))
-    schedule = Engined("draft head", Headed(depth))
-    return Streams(name, titles, schedule, choose, models.load(name).facts)
+    schedule = EngineSchedule("draft head", HeadSchedule(depth))
+    return StreamScenario(name, titles, schedule, choose, models.load(name).facts)

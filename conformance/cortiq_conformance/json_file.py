@@ -1,4 +1,4 @@
-"""A report's JSON file, kept up to date while the cases run: whatever ends a run, it is there."""
+"""A report's JSON file, kept up to date while the cases run, so that no end loses it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ UNFINISHED = "the process that ran the cases ended"
 
 
 class JsonFile:
-    """Written whole before each case, and at the end; each result becomes text once."""
+    """Writes the report before each case and at the end; each result is formatted once."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._texts: dict[str, str] = {}
 
     def update(self, report: Report, *, over: bool) -> None:
-        """Write the report as it stands; one that is not over says that it was cut short.
+        """Write the report as it stands; an unfinished one is marked as cut short.
 
         A pipe or a device is written to once, when all is over.
         """

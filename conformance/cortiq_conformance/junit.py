@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from cortiq_conformance.report import CaseResult, Outcome, Report
+from cortiq_conformance.report import CaseOutcome, CaseResult, Report
 
 ELEMENTS = {
-    Outcome.DIFFERENT: "failure",
-    Outcome.ERROR: "error",
-    Outcome.DECLINED: "failure",
-    Outcome.NOT_RUN: "skipped",
+    CaseOutcome.DIFFERENT: "failure",
+    CaseOutcome.ERROR: "error",
+    CaseOutcome.DECLINED: "failure",
+    CaseOutcome.NOT_RUN: "skipped",
 }
 
 
 def junit(report: Report) -> str:
-    """One test suite; a case's class is its level and family. Declined is never passed."""
+    """Return one test suite; a case's class is its level and family. Declined is never passed."""
     facts = report.as_dict()
     kinds = [_kind(result, report.allow_declined) for result in report.results]
     suite = ElementTree.Element(
@@ -53,8 +53,8 @@ def _case(result: CaseResult, allow_declined: bool) -> ElementTree.Element:
 
 
 def _kind(result: CaseResult, allow_declined: bool) -> str:
-    """The element that says what became of a case; none if it passed."""
-    if result.outcome is Outcome.SAME:
+    """Return the element for a case's outcome; none if it passed."""
+    if result.outcome is CaseOutcome.SAME:
         return ""
-    allowed = result.outcome is Outcome.DECLINED and allow_declined
+    allowed = result.outcome is CaseOutcome.DECLINED and allow_declined
     return "skipped" if allowed or result.excused else ELEMENTS[result.outcome]

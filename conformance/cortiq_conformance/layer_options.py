@@ -1,4 +1,4 @@
-"""Level 1: layers with the options that the drawn geometries do not have, a few at a time."""
+"""Level 1: layers with options that the drawn geometries lack, a few at a time."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from cortiq.ir import Op
 from cortiq.ir.layers import Attention, GatedMLP, LatentAttention, Linear
 from cortiq.numerics.rope import RopeTable
 from cortiq_conformance.case import Case, Check
-from cortiq_conformance.drives import Chunks
-from cortiq_conformance.imported import Imported, rows_before
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.drives import ChunkedDrive
+from cortiq_conformance.import_scenario import ImportScenario, rows_before
 from cortiq_conformance.layers import layer_probe, scenario
 from cortiq_conformance.level0.long import KEYS, STEPS
 from cortiq_conformance.level0.runs import BLOCKS
-from cortiq_conformance.source import Source
 
 TABLE = RopeTable(10000.0, 16)
 PRODUCTS: tuple[tuple[Op, str], ...] = (
@@ -40,21 +40,21 @@ ATTENTION: tuple[Op, ...] = (
 
 
 def cases() -> Iterator[Case]:
-    """Cases of level 1 in which three and four runs meet."""
+    """Yield the cases of level 1 in which three and four runs meet."""
     for op, layout in PRODUCTS:
-        build = partial(scenario, op, layout, False, Chunks())
+        build = partial(scenario, op, layout, False, ChunkedDrive())
         yield _case(op, f"{layout}, several runs", build)
     for runs, keys in KEYS.items():
         for op in ATTENTION:
             yield _case(op, f"{runs} runs of tiles", partial(_long, op, keys))
 
 
-def _case(op: Op, what: str, build: Callable[[Source], Check]) -> Case:
+def _case(op: Op, what: str, build: Callable[[CaseData], Check]) -> Case:
     name = f"level1/{op.kind}[{op.describe().partition('(')[2][:-1]}, {what}]"
     return Case(name, 1, op.kind, op.kind, build)
 
 
-def _long(op: Op, keys: int, source: Source) -> Imported:
+def _long(op: Op, keys: int, source: CaseData) -> ImportScenario:
     probe = layer_probe(op, "w8", source)
     feed = replace(probe.feed(source, sum(STEPS)), start=keys)
-    return Imported(probe, feed, rows_before(probe, source, keys), STEPS)
+    return ImportScenario(probe, feed, rows_before(probe, source, keys), STEPS)

@@ -35,12 +35,12 @@ from cortiq.numerics.layouts import LAYOUTS, Weight
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.route import Router
 from cortiq_conformance.case import Case, Scenario
-from cortiq_conformance.drives import Chunks, Drive, Together
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.case_weights import MATRIX_LAYOUTS, typical
+from cortiq_conformance.drives import BatchedDrive, ChunkedDrive, Drive
 from cortiq_conformance.layer_options import OPTIONS
-from cortiq_conformance.materials import MATRIX_LAYOUTS, typical
-from cortiq_conformance.moves import Export, Fork, Rewind, Snapshot
-from cortiq_conformance.probes import CONTEXT, OUTPUT, Probe, bound, vector
-from cortiq_conformance.source import Source
+from cortiq_conformance.probes import CONTEXT, OUTPUT, ProbeProgram, bound, vector
+from cortiq_conformance.state_drives import ExportDrive, ForkDrive, RewindDrive, SnapshotDrive
 
 EPS = 1e-6
 ROWS = 70
@@ -48,13 +48,13 @@ ROWS = 70
 GEOMETRIES = 4
 
 DRIVES: dict[str, Drive] = {
-    "chunks of 1": Chunks(1),
-    "chunks of 7": Chunks(7),
-    "batch": Together(64),
-    "rewind": Rewind(37),
-    "snapshot": Snapshot(37),
-    "fork": Fork(37),
-    "export": Export(37),
+    "chunks of 1": ChunkedDrive(1),
+    "chunks of 7": ChunkedDrive(7),
+    "batch": BatchedDrive(64),
+    "rewind": RewindDrive(37),
+    "snapshot": SnapshotDrive(37),
+    "fork": ForkDrive(37),
+    "export": ExportDrive(37),
 }
 STATEFUL = ("Attention", "LatentAttention", "ShortConv", "GatedDeltaNet", "KDA", "Mamba2")
 TURNS = 200
@@ -62,21 +62,21 @@ TURNS = 200
 
 
 class _Dice:
-    """Choices of a geometry, from its name."""
+    """Random choices of a geometry, seeded by its name."""
 
     def __init__(self, name: str) -> None:
-        self._source = Source(f"geometry of {name}")
+        self._source = CaseData(f"geometry of {name}")
 
     def one_of(self, *choices: object) -> object:
-        """One of them."""
+        """Return one of the choices."""
         return choices[int(self._source.integers(0, len(choices), 1)[0])]
 
     def number(self, *choices: int) -> int:
-        """One of these numbers."""
+        """Return one of these numbers."""
         return int(self.one_of(*choices))  # type: ignore[call-overload]
 
     def flip(self) -> bool:
-        """Yes or no."""
+        """Return true or false."""
         return bool(self.one_of(False, True))
 
 
@@ -170,7 +170,7 @@ LAYERS: dict[str, Callable[[_Dice], Op]] = {
 
 
 def cases() -> Iterator[Case]:
-    """All cases of level 1."""
+    """Yield all cases of level 1."""
     for kind, draw in LAYERS.items():
         seen = set()
         for number in range(GEOMETRIES):
@@ -193,17 +193,17 @@ def cases() -> Iterator[Case]:
 def _case(kind: str, op: Op, layout: str, decomposed: bool) -> Case:
     twin = ", as its decomposition" if decomposed else ""
     name = f"level1/{kind}[{_geometry(op)}, {layout}{twin}]"
-    build = partial(scenario, op, layout, decomposed, Chunks())
+    build = partial(scenario, op, layout, decomposed, ChunkedDrive())
     return Case(name, 1, kind, kind, build)
 
 
 def _geometry(op: Op) -> str:
-    """The operator's own description, without its name."""
+    """Return the operator's description without its name."""
     return op.describe().partition("(")[2][:-1]
 
 
 def _layout(op: Op, number: int) -> str:
-    """A layout whose blocks divide every row of the layer's matrices; another one each time."""
+    """Return a layout whose blocks divide every row of the layer's matrices; it varies."""
     columns = [shape[-1] for role, shape in op.weight_shapes().items() if _is_matrix(role, shape)]
     fitting = [
         name
@@ -217,8 +217,8 @@ def _is_matrix(role: str, shape: tuple[int, ...]) -> bool:
     return len(shape) > 1 and role != "conv" and not role.endswith("_bias")
 
 
-def weights_of(op: Op, layout: str, source: Source) -> dict[str, Weight]:
-    """Random weights by role: matrices in the layout, gains around 1, others around 0."""
+def weights_of(op: Op, layout: str, source: CaseData) -> dict[str, Weight]:
+    """Return random weights by role: matrices in the layout, gains around 1, others around 0."""
     found = {}
     for role, shape in op.weight_shapes().items():
         rows = int(np.prod(shape[:-1]))
@@ -234,7 +234,7 @@ def weights_of(op: Op, layout: str, source: Source) -> dict[str, Weight]:
 
 
 def _inputs(op: Op) -> dict[str, Type]:
-    """What a row supplies besides its token and position, in the layer's order."""
+    """Return a row's inputs besides token and position, in the layer's order."""
     if isinstance(op, Embedding):
         return {}
     if isinstance(op, Rope):
@@ -253,8 +253,8 @@ def _inputs(op: Op) -> dict[str, Type]:
     return found
 
 
-def layer_probe(op: Op, layout: str, source: Source) -> Probe:
-    """A program of one layer."""
+def layer_probe(op: Op, layout: str, source: CaseData) -> ProbeProgram:
+    """Build a program of one layer."""
     b, weights, inputs = Builder(context=CONTEXT), weights_of(op, layout, source), _inputs(op)
     token, position = b.input("token"), b.input("position")
     taken = [b.input(name, kind.shape, kind.dtype) for name, kind in inputs.items()]
@@ -266,20 +266,20 @@ def layer_probe(op: Op, layout: str, source: Source) -> Probe:
     slots = {role: role for role in op.slot_kinds()}
     b.add(op, *taken, name=OUTPUT, weights=roles, slots=slots)
     limits = {"token": _vocabulary(op), "turns": TURNS}
-    return Probe(bound(b.program((OUTPUT,)), weights), weights, inputs, limits)
+    return ProbeProgram(bound(b.program((OUTPUT,)), weights), weights, inputs, limits)
 
 
 def _vocabulary(op: Op) -> int:
-    """One past the largest token; per-layer tables lack the last few."""
+    """Return one past the largest token; per-layer tables lack the last few."""
     if isinstance(op, PerLayerInputs):
         return op.vocab + 5
     return op.vocab if isinstance(op, Embedding) else 2
 
 
-def scenario(op: Op, layout: str, decomposed: bool, drive: Drive, source: Source) -> Scenario:
-    """Rows of a layer, driven as asked."""
+def scenario(op: Op, layout: str, decomposed: bool, drive: Drive, source: CaseData) -> Scenario:
+    """Return a scenario of a layer's rows with this drive."""
     probe = layer_probe(op, layout, source)
-    many = isinstance(drive, Together)
+    many = isinstance(drive, BatchedDrive)
     feeds = [probe.feed(source, rows) for rows in ((ROWS, 30, 66) if many else (ROWS,))]
     found = Scenario(probe.program, probe.weights, feeds, drive=drive)
     return replace(found, decomposed=decomposed)

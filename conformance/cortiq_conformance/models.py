@@ -16,7 +16,7 @@ from cortiq.models import synthetic_configs as families
 from cortiq.numerics.layouts import Weight
 from cortiq.plugins import default_plugins
 from cortiq_conformance.case import NotRunError
-from cortiq_conformance.source import Source
+from cortiq_conformance.case_data import CaseData
 
 TINY: Mapping[str, str] = {
     "tiny-llama": "w16",
@@ -35,10 +35,16 @@ HEADED: Mapping[str, str] = {
     "tiny-llama+mtp": "w8",
     "tiny-lfm2+mtp": "w16",
     "tiny-mimo+mimo": "f32",
+    "mini-qwen3_5_text+mtp": "w16",
+    "mini-granitemoehybrid+mtp": "w8",
     "tiny-llama+dflash": "w16",
     "tiny-llama+mtp,dflash": "w8",
 }
-"""Tiny models with a draft head, a block drafter or both, which stand behind the plus."""
+"""Tiny models with a draft head, a block drafter or both, which stand behind the plus.
+
+Two have recurrent states in their trunks (a delta rule, a state space), which hold no rows that
+could be dropped where drafts do not hold.
+"""
 FORMULA: Mapping[str, str] = {**TINY, **MINI, **HEADED}
 REAL = ("smollm2", "gemma3-270m")
 TINY_PROMPTS = {"5 tokens": 5, "70 tokens": 70, "33 tokens": 33}
@@ -55,7 +61,7 @@ class LoadedModel:
 
 
 def chosen(models: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """Tiny and other models among those asked for; all of both without a choice."""
+    """Return tiny and other models among those asked for; all of both by default."""
     if models is None:
         return list(TINY), list(REAL)
     others = [m for m in models if m not in FORMULA]
@@ -63,18 +69,18 @@ def chosen(models: Sequence[str] | None) -> tuple[list[str], list[str]]:
 
 
 def chosen_headed(models: Sequence[str] | None) -> list[str]:
-    """Those of the models with a draft head that are asked for."""
+    """Return the requested models with a draft head."""
     return [name for name in HEADED if models is None or name in models]
 
 
 def chosen_mini(models: Sequence[str] | None) -> list[str]:
-    """Those of the small models that are asked for."""
+    """Return the requested small models."""
     return [name for name in MINI if models is None or name in models]
 
 
 @cache
 def load(name: str) -> LoadedModel:
-    """Open a model; one that is not here is a `NotRunError`."""
+    """Open a model; raise `NotRunError` if it is not here."""
     from cortiq.formats.checkpoint import open_checkpoint
     from cortiq.models import load_program
     from cortiq.models.synthetic import PREFIX, open_synthetic
@@ -110,14 +116,14 @@ def _real_prompts() -> Mapping[str, Mapping[str, list[int]]]:
 
 
 def prompts(name: str) -> list[str]:
-    """Names of a model's prompts."""
+    """Return the names of a model's prompts."""
     return list(_real_prompts().get(name, TINY_PROMPTS))
 
 
 def prompt(name: str, title: str) -> np.ndarray:
-    """Ids of a prompt, int32."""
+    """Return the ids of a prompt, int32."""
     if name in _real_prompts():
         return np.array(_real_prompts()[name][title], np.int32)
     vocabulary = load(name).program.facts["vocab_size"]
-    ids = Source(f"prompt {title} of {name}").integers(0, vocabulary, TINY_PROMPTS[title])
+    ids = CaseData(f"prompt {title} of {name}").integers(0, vocabulary, TINY_PROMPTS[title])
     return ids.astype(np.int32)

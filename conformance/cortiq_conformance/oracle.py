@@ -1,4 +1,4 @@
-"""What is expected: a program evaluated with the plain functions of `cortiq.numerics`.
+"""Expected values: a program evaluated with the plain functions of `cortiq.numerics`.
 
 One sequence, node by node, with no tiles, batches or chunks: the definition that every backend is
 compared with, the reference too.
@@ -48,7 +48,7 @@ class _Call:
     roles: Mapping[str, str] = field(default_factory=dict)
 
 
-class Oracle:
+class OracleSequence:
     """One sequence of a program; `feed` continues it."""
 
     def __init__(self, program: Program, weights: Mapping[str, Weight]) -> None:
@@ -60,7 +60,7 @@ class Oracle:
     def feed(
         self, tokens: Sequence[int] | Ints, inputs: Inputs | None = None, entry: str = "trunk"
     ) -> Evaluation:
-        """Evaluate the next rows; values are as after the fault check, however it went."""
+        """Evaluate the next rows; values are those after the fault check, however it ended."""
         graph, count = self.program.graphs[entry], len(tokens)
         faults: Flags = np.zeros(count, np.bool_)
         start = self.lengths[entry]
@@ -97,7 +97,7 @@ def _empty(slot: Any) -> Any:
 
 
 def _product(x: Quantised | Floats, weight: Weight, faults: Flags) -> Floats:
-    """x [rows, K] times a weight, by its layout."""
+    """Multiply x [rows, K] by a weight, by its layout."""
     if isinstance(x, Quantised):
         return matmul.matmul(x, decode(weight), faults)
     return matmul.matmul_f32(x, floats(weight), faults)
@@ -119,7 +119,7 @@ def _flat(x: Quantised | Floats) -> Quantised | Floats:
 
 
 def _stacked(call: _Call, x: Quantised | Floats, choice: Ints, count: int) -> Floats:
-    """Row i, slot j meets matrix choice[i, j] of a stack of `count`."""
+    """Multiply row i, slot j by matrix choice[i, j] of a stack of `count`."""
     weight = call.weights["weight"]
     height = weight.shape[0] // count
     out = np.zeros((*choice.shape, height), F32)
@@ -193,7 +193,7 @@ def _attend(call: _Call, q: Quantised, position: Ints, chosen: Ints | None = Non
     return attention.attend(
         q, keys, values, position, op.scale, window=op.window or 0, soft_cap=op.soft_cap,
         sinks=_vector(call, "sinks"), faults=call.faults,
-        blocks=None if chosen is None else attention.Blocks(op.block, chosen),
+        blocks=None if chosen is None else attention.ChosenBlocks(op.block, chosen),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Reports as one static page: backends × levels × models, with everything that is behind a cell."""
+"""Reports as one static page: backends × levels × models, with the details of every cell."""
 
 from __future__ import annotations
 
@@ -13,19 +13,25 @@ from typing import Any
 import jinja2
 
 from cortiq.errors import FormatError
-from cortiq_conformance.report import Outcome
+from cortiq_conformance.report import CaseOutcome
 
 Facts = Mapping[str, Any]
 """A report as `Report.as_dict` gives it."""
 NEEDED = {"backend", "device", "passed", "kit", "contract", "case_list", "results", "versions"}
-ORDER = (Outcome.DIFFERENT, Outcome.ERROR, Outcome.DECLINED, Outcome.NOT_RUN, Outcome.SAME)
+ORDER = (
+    CaseOutcome.DIFFERENT,
+    CaseOutcome.ERROR,
+    CaseOutcome.DECLINED,
+    CaseOutcome.NOT_RUN,
+    CaseOutcome.SAME,
+)
 """The worst first: it gives a cell its colour."""
 COLOURS = {
-    Outcome.SAME: "same",
-    Outcome.DIFFERENT: "different",
-    Outcome.ERROR: "different",
-    Outcome.DECLINED: "declined",
-    Outcome.NOT_RUN: "missing",
+    CaseOutcome.SAME: "same",
+    CaseOutcome.DIFFERENT: "different",
+    CaseOutcome.ERROR: "different",
+    CaseOutcome.DECLINED: "declined",
+    CaseOutcome.NOT_RUN: "missing",
 }
 
 
@@ -39,7 +45,7 @@ class Cell:
 
 
 def read_reports(paths: Iterable[str | Path]) -> list[Facts]:
-    """Reports that `conform --json` wrote; `FormatError` for what is none."""
+    """Read reports of `conform --json`; `FormatError` for any other file."""
     found: list[Facts] = []
     for path in paths:
         try:
@@ -58,7 +64,7 @@ def write_page(reports: Sequence[Facts], path: str | Path) -> None:
 
 
 def page(reports: Sequence[Facts]) -> str:
-    """The page's text."""
+    """Return the page's text."""
     template = files("cortiq_conformance") / "page.html"
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -75,13 +81,13 @@ def page(reports: Sequence[Facts]) -> str:
 
 
 def _columns(reports: Sequence[Facts]) -> list[tuple[int, str]]:
-    """Levels, and from level 2 on each of their models."""
+    """Return levels, and from level 2 on each of their models."""
     found = {(r["level"], r.get("model") or "") for facts in reports for r in facts["results"]}
     return sorted(found)
 
 
 def _cell(facts: Facts, level: int, model: str) -> Cell:
-    """What the cases of a level and model came to."""
+    """Summarise the outcomes of a level and model."""
     mine = [r for r in facts["results"] if r["level"] == level and (r.get("model") or "") == model]
     if not mine:
         return Cell("missing", "not run")
@@ -91,21 +97,21 @@ def _cell(facts: Facts, level: int, model: str) -> Cell:
     there += [f"{expected} expected to fail"] if expected else []
     colours = [COLOURS[o] for o in ORDER if counts[o.value]] or ["declined"]
     colour = "declined" if expected and colours[0] == "same" else colours[0]
-    reasons = [r["reason"] for r in mine if r["outcome"] != Outcome.SAME.value]
+    reasons = [r["reason"] for r in mine if r["outcome"] != CaseOutcome.SAME.value]
     return Cell(colour, ", ".join(there), reasons[0] if reasons else "")
 
 
 def _failing(facts: Facts) -> list[Facts]:
-    """What is not the same, the lowest level first."""
-    return [r for r in facts["results"] if r["outcome"] != Outcome.SAME.value]
+    """Return the results that are not the same, lowest level first."""
+    return [r for r in facts["results"] if r["outcome"] != CaseOutcome.SAME.value]
 
 
 def _requirement_rows(facts: Facts) -> list[tuple[str, str, Cell]]:
-    """Name, sentence and outcome of each requirement."""
+    """Return name, sentence and outcome of each requirement."""
     rows = []
     for row in facts.get("requirements", ()):
         counts = row["counts"]
-        worst = next((o for o in ORDER if counts.get(o.value)), Outcome.NOT_RUN)
+        worst = next((o for o in ORDER if counts.get(o.value)), CaseOutcome.NOT_RUN)
         text = ", ".join(f"{counts[o.value]} {o.value}" for o in ORDER if counts.get(o.value))
         rows.append((row["name"], row["sentence"], Cell(COLOURS[worst], text, row["declined"])))
     return rows

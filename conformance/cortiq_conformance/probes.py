@@ -11,8 +11,8 @@ import numpy as np
 from cortiq.ir import Builder, Op, Program, Type, Value, ops
 from cortiq.numerics.layouts import W8, Weight
 from cortiq_conformance.case import Scenario
-from cortiq_conformance.drives import Feed
-from cortiq_conformance.source import Source
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.drives import SequenceInput
 
 CONTEXT = 4096
 TOKEN = Type((), "i32")
@@ -20,7 +20,7 @@ OUTPUT = "y"
 
 
 @dataclass(frozen=True)
-class Probe:
+class ProbeProgram:
     """A program with its weights, and the types of the extra inputs that a row supplies.
 
     Attributes
@@ -33,31 +33,33 @@ class Probe:
     inputs: Mapping[str, Type]
     limits: Mapping[str, int] = field(default_factory=dict)
 
-    def feed(self, source: Source, rows: int, amplitude: float = 1.0) -> Feed:
-        """Random rows."""
+    def feed(self, source: CaseData, rows: int, amplitude: float = 1.0) -> SequenceInput:
+        """Return random rows."""
         given = {n: self._random(source, n, t, rows, amplitude) for n, t in self.inputs.items()}
-        return Feed(source.integers(0, self.limits.get("token", 2), rows), given)
+        return SequenceInput(source.integers(0, self.limits.get("token", 2), rows), given)
 
     def _random(
-        self, source: Source, name: str, kind: Type, rows: int, amplitude: float
+        self, source: CaseData, name: str, kind: Type, rows: int, amplitude: float
     ) -> np.ndarray:
         if kind.dtype == "f32":
             return source.floats(rows, *kind.shape, amplitude=amplitude)
         chosen = [source.permutation(self.limits[name])[: prod(kind.shape)] for _ in range(rows)]
         return np.sort(np.array(chosen, np.int32), axis=1).reshape(rows, *kind.shape)
 
-    def scenario(self, source: Source, rows: int = 8, amplitude: float = 1.0) -> Scenario:
-        """One sequence of random rows."""
+    def scenario(self, source: CaseData, rows: int = 8, amplitude: float = 1.0) -> Scenario:
+        """Return a scenario of one sequence of random rows."""
         return Scenario(self.program, self.weights, [self.feed(source, rows, amplitude)])
 
     def given(self, **inputs: np.ndarray) -> Scenario:
-        """One sequence of these rows."""
+        """Return a scenario of one sequence of these rows."""
         count = len(next(iter(inputs.values())))
-        return Scenario(self.program, self.weights, [Feed(np.zeros(count, np.int32), inputs)])
+        return Scenario(
+            self.program, self.weights, [SequenceInput(np.zeros(count, np.int32), inputs)]
+        )
 
 
 def bound(program: Program, weights: Mapping[str, Weight]) -> Program:
-    """The program with the layouts of these weights."""
+    """Return the program with the layouts of these weights."""
     names = {n: "f32" if w.layout.kind == "float" else w.layout.name for n, w in weights.items()}
     return program.with_layouts(names)
 
@@ -68,8 +70,8 @@ def one(
     weights: Mapping[str, Weight] | None = None,
     quantised: tuple[str, ...] = (),
     limits: Mapping[str, int] | None = None,
-) -> Probe:
-    """A program of one node, `y`; inputs named in `quantised` pass through Quantise.
+) -> ProbeProgram:
+    """Build a program of one node, `y`; inputs named in `quantised` pass through Quantise.
 
     Inputs named `token` and `position` are the row's own.
     """
@@ -81,7 +83,7 @@ def one(
     outputs = b.add_node(op, *taken, name=OUTPUT, weights=roles, slots=slots)
     program = b.program(tuple(value.name for value in outputs))
     extra = {n: t for n, t in inputs.items() if n not in known}
-    return Probe(bound(program, weights), weights, extra, limits or {})
+    return ProbeProgram(bound(program, weights), weights, extra, limits or {})
 
 
 def _input(b: Builder, known: Mapping[str, Value], name: str, kind: Type, quantised: bool) -> Value:
@@ -92,39 +94,41 @@ def _input(b: Builder, known: Mapping[str, Value], name: str, kind: Type, quanti
 
 
 def floats(*shape: int) -> Type:
-    """An f32 type."""
+    """Return an f32 type."""
     return Type(shape)
 
 
 def vector(values: np.ndarray) -> Weight:
-    """A norm, bias or other vector, or a matrix of floats, as a weight."""
+    """Return a norm, bias or other vector, or a matrix of floats, as a weight."""
     return Weight.from_floats(values if values.ndim == 2 else values[None])
 
 
 def identity(width: int) -> Weight:
-    """The identity matrix in w8: codes 1 under scales of 1."""
+    """Return the identity matrix in w8: codes 1 under scales of 1."""
     codes = np.eye(width, dtype=np.int8)
     return Weight(W8, (width, width), {"codes": codes, "scale": np.ones((width, 1), np.float32)})
 
 
-def through_quantise(width: int) -> Probe:
-    """Quantise seen through a product with the identity, which gives q·2^e exactly."""
+def through_quantise(width: int) -> ProbeProgram:
+    """Build a probe of Quantise through a product with the identity: exactly q·2^e."""
     weights = {"weight": identity(width)}
     return one(ops.MatMul(width, width), {"x": floats(width)}, weights, quantised=("x",))
 
 
-def logits(vocabulary: int, factor: float = 1.0) -> Probe:
-    """Rows that supply their logits: `logits` is `x` times a factor."""
+def logits(vocabulary: int, factor: float = 1.0) -> ProbeProgram:
+    """Build a probe whose rows supply their logits: `logits` is `x` times a factor."""
     b = Builder(context=CONTEXT)
     b.input("token")
     b.input("position")
     x = b.input("x", (vocabulary,), "f32")
     b.add(ops.Scale(factor), x, name="logits")
-    return Probe(b.program(("logits",)), {}, {"x": floats(vocabulary)}, {"token": vocabulary})
+    return ProbeProgram(
+        b.program(("logits",)), {}, {"x": floats(vocabulary)}, {"token": vocabulary}
+    )
 
 
-def attend(op: ops.Attend, sinks: np.ndarray | None = None) -> Probe:
-    """Attention over rows that supply q, k and v."""
+def attend(op: ops.Attend, sinks: np.ndarray | None = None) -> ProbeProgram:
+    """Build attention whose rows supply q, k and v."""
     b = Builder(context=CONTEXT)
     b.input("token")
     position = b.input("position")
@@ -140,4 +144,4 @@ def attend(op: ops.Attend, sinks: np.ndarray | None = None) -> Probe:
     weights = {} if sinks is None else {"sinks": vector(sinks)}
     roles = {role: role for role in weights}
     b.add(op, q, position, name=OUTPUT, weights=roles, slots={"kv": "kv"})
-    return Probe(bound(b.program((OUTPUT,)), weights), weights, shapes)
+    return ProbeProgram(bound(b.program((OUTPUT,)), weights), weights, shapes)

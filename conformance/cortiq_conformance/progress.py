@@ -1,4 +1,4 @@
-"""What is under way, on stderr: a line that moves on a terminal, a line now and then elsewhere."""
+"""Progress on stderr: a moving line on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from cortiq_conformance.case import Case
-from cortiq_conformance.report import CaseResult, Outcome
+from cortiq_conformance.report import CaseOutcome, CaseResult
 
 SECONDS = 10.0
 """Between two lines where stderr is no terminal."""
 
 
 class Progress:
-    """Counts results against the cases that were listed; entered and left around a run."""
+    """Counts results against the listed cases, as a context manager around a run."""
 
     def __init__(self, listed: Iterable[Case], clock: Callable[[], float] = time.monotonic) -> None:
         self._totals = Counter(case.level for case in listed)
@@ -28,10 +28,10 @@ class Progress:
         return self
 
     def step(self, result: CaseResult) -> None:
-        """One more case."""
+        """Count one more case."""
         level = result.case.level
         self._done[level] += 1
-        self._failed += result.outcome is not Outcome.SAME
+        self._failed += result.outcome is not CaseOutcome.SAME
         if self._moves:
             self._say(f"\r\x1b[K{sum(self._done.values())} {result.case.id[:100]}")
         elif self._done[level] == self._totals[level] or self._clock() - self._said >= SECONDS:

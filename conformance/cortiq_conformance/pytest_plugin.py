@@ -1,4 +1,4 @@
-"""Conformance as tests in somebody else's repository.
+"""Conformance as tests in another repository.
 
 A whole test file::
 
@@ -6,8 +6,9 @@ A whole test file::
 
     test_conformance = conformance("acme")
 
-Every case is a test with the marker of its level (`-m level0`). Cases that are known to fail stand
-in `conformance.toml`, beside the test file or in a folder above it, up to that of `pyproject.toml`.
+Every case is a test with the marker of its level (`-m level0`). Cases that are known to fail are
+listed in `conformance.toml`, beside the test file or in a folder above it, up to that of
+`pyproject.toml`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def conformance(
     use_golden: bool = True,
     expectations: str | Path | None = None,
 ) -> Callable[..., None]:
-    """A test that runs every case; arguments as for `cortiq_conformance.run`.
+    """Make a test that runs every case; arguments as for `cortiq_conformance.run`.
 
     A declined case fails, or is reported as an expected failure with `allow_declined`; a case that
     cannot be run here is skipped with its reason. `expectations` is another file than the
@@ -47,7 +48,7 @@ def conformance(
     """
     from cortiq_conformance import KIT_VERSION
     from cortiq_conformance.catalogue import cases, list_hash
-    from cortiq_conformance.expectations import read, settled
+    from cortiq_conformance.expectations import apply_expectation, read
     from cortiq_conformance.runner import make_subject, run_case, select
 
     listed = select(cases(levels, profile, models), None)
@@ -67,7 +68,7 @@ def conformance(
     def test_conformance(case: Any, request: pytest.FixtureRequest) -> None:
         out = request.config.getoption(OUT, None)
         ran = run_case(case, subject(), use_golden=use_golden, out=out)
-        result = settled(ran, known)
+        result = apply_expectation(ran, known)
         # The fixture `record_property` would warn of the default kind of JUnit XML at every case.
         outcome = (PROPERTY, f"{case.level} {result.outcome.value}")
         request.node.user_properties.extend([outcome, (LIST, whole)])
@@ -77,7 +78,7 @@ def conformance(
 
 
 def _found_beside(file: str) -> Path | None:
-    """The expectations of the repository that a test file lies in."""
+    """Find the expectations of the repository that a test file lies in."""
     from cortiq_conformance.expectations import FILE
 
     for folder in Path(file).resolve().parents:
@@ -89,23 +90,23 @@ def _found_beside(file: str) -> Path | None:
 
 
 def _report(result: Any, allow_declined: bool) -> None:
-    from cortiq_conformance.report import Outcome
+    from cortiq_conformance.report import CaseOutcome
 
     message = f"{result.outcome.value}: {result.reason}"
     if result.replay:
         message += f"\n  replay: cortiq replay {shlex.quote(result.replay)}"
-    if result.outcome is Outcome.NOT_RUN:
+    if result.outcome is CaseOutcome.NOT_RUN:
         pytest.skip(message)
     if result.excused:
         pytest.xfail(f"{message} (expected: {result.excused})")
-    if result.outcome is Outcome.DECLINED and allow_declined:
+    if result.outcome is CaseOutcome.DECLINED and allow_declined:
         pytest.xfail(message)
-    if result.outcome is not Outcome.SAME:
+    if result.outcome is not CaseOutcome.SAME:
         pytest.fail(message, pytrace=False)
 
 
 class _Tally:
-    """Counts outcomes by level, whichever process the tests ran in."""
+    """Counts outcomes by level, across the processes that run the tests."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, list[str]] = {}
@@ -122,16 +123,16 @@ class _Tally:
                     self.lists.add(str(value))
 
     def empty_levels(self) -> list[str]:
-        """Levels of which cases ran and none was the same."""
+        """Return the levels that ran cases of which none was the same."""
         return [level for level, found in self.outcomes.items() if "same" not in found]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """A level in which nothing was computed fails the session."""
+        """Fail the session for a level in which nothing was computed."""
         if self.empty_levels() and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """One line: the kit, and outcomes counted apart."""
+        """Write one line: the kit, and outcomes counted apart."""
         if not self.outcomes:
             return
         found = [outcome for outcomes in self.outcomes.values() for outcome in outcomes]
@@ -146,7 +147,7 @@ class _Tally:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where replay files go."""
+    """Add the option for the folder of replay files."""
     group = parser.getgroup("cortiq", "conformance of a cortiq backend")
     what = "folder for a replay file of each difference (cortiq replay FILE)"
     group.addoption(OUT, metavar="DIR", help=what)

@@ -1,4 +1,4 @@
-"""Reasons by name: of several for one name, that of the case that comes first in the list."""
+"""Reasons by name; of several, that of the first case in the list."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Reasons:
     found: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def note(self, at: int, reasons: Mapping[str, str]) -> None:
-        """Add those of case `at`."""
+        """Add the reasons of case `at`."""
         for name, reason in reasons.items():
             if name not in self.found or at < self.found[name][0]:
                 self.found[name] = at, reason
 
     def by_name(self) -> dict[str, str]:
-        """The reasons, in the order of their cases."""
+        """Return the reasons, in the order of their cases."""
         order = sorted(self.found, key=lambda name: (self.found[name][0], name))
         return {name: self.found[name][1] for name in order}

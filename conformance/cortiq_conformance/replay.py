@@ -17,26 +17,26 @@ from cortiq.errors import CortiqError, FormatError, RequestError
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq_conformance import KIT_VERSION
 from cortiq_conformance.case import Case
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.catalogue import cases
 from cortiq_conformance.compare import Divergence, digest_of
+from cortiq_conformance.outputs import Observations
 from cortiq_conformance.report import CaseResult
 from cortiq_conformance.runner import make_subject, run_case
-from cortiq_conformance.source import Source
 from cortiq_conformance.subject import Subject
-from cortiq_conformance.wants import Observations
 
 NEEDED = {"case", "backend", "device", "kit", "expected_digest"}
 """Facts without which a case cannot be run again."""
 
 
 @dataclass(frozen=True)
-class Replay:
-    """What a replay file holds.
+class ReplayFile:
+    """Contents of a replay file.
 
     Attributes
     ----------
     facts : the case's id, the backend and its plugin file, the divergence.
-    inputs : what the backend was given: `tokens` and extra inputs by name (after `sequence N: `
+    inputs : the backend's inputs: `tokens` and extra inputs by name (after `sequence N: `
         where there are several), and weights where they are small:
         `weight NAME` as floats, or the parts of its codes.
     expected, got : values by name, a row for each row of the input.
@@ -73,8 +73,8 @@ def save(
     return path
 
 
-def load(path: str | Path) -> Replay:
-    """Read a replay file; `FormatError` if it is none."""
+def load(path: str | Path) -> ReplayFile:
+    """Read a replay file; `FormatError` for any other file."""
     try:
         with np.load(path, allow_pickle=False) as stored:
             facts = _facts(str(stored["facts"]))
@@ -89,11 +89,11 @@ def load(path: str | Path) -> Replay:
         # NumPy's own words are about its parameters: nothing that would help here.
         hint = "`cortiq conform --out DIRECTORY` writes them"
         raise FormatError("is no replay file, or damaged", where=str(path), hint=hint) from None
-    return Replay(facts, **parts)
+    return ReplayFile(facts, **parts)
 
 
 def _facts(text: str) -> dict[str, Any]:
-    """The facts of a replay file; ValueError where one that a replay needs is missing."""
+    """Read the facts of a replay file; ValueError if one that a replay needs is missing."""
     facts = json.loads(text)
     if not isinstance(facts, dict) or not facts.keys() >= NEEDED:
         raise ValueError("facts are missing")
@@ -111,15 +111,15 @@ def replay(path: str | Path, backend: Any = None, out: str | Path | None = None)
     name, device = stored.facts["backend"], stored.facts["device"]
     chosen = backend or (f"{name}:{device}" if device else name)
     subject, case = _subject(chosen, path, stored), find(stored.facts["case"])
-    expected = case.build(Source(case.id)).expected()
+    expected = case.build(CaseData(case.id)).expected()
     if digest_of(expected) != stored.facts["expected_digest"]:
         message = f"this kit ({KIT_VERSION}) expects other bits of {case.id!r}"
         raise RequestError(message, where=str(path), hint=f"it is of kit {stored.facts['kit']}")
     return run_case(case, subject, use_golden=False, out=out)
 
 
-def _subject(chosen: Any, path: str | Path, stored: Replay) -> Subject:
-    """The backend to replay on; when it is gone, the error says which plugin file brought it."""
+def _subject(chosen: Any, path: str | Path, stored: ReplayFile) -> Subject:
+    """Return the backend to replay on; if it is missing, the error names its plugin file."""
     try:
         return make_subject(chosen)
     except CortiqError as error:
@@ -131,7 +131,7 @@ def _subject(chosen: Any, path: str | Path, stored: Replay) -> Subject:
 
 
 def find(case_id: str) -> Case:
-    """The case with this id, of any level and profile."""
+    """Find the case with this id, of any level and profile."""
     for case in cases(profile="full"):
         if case.id == case_id:
             return case

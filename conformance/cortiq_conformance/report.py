@@ -1,4 +1,4 @@
-"""What a run found: five outcomes counted apart, who computed, what was covered."""
+"""The report of a run: five outcomes counted apart, owners of kernels, coverage."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cortiq_conformance import KIT_VERSION
 from cortiq_conformance.case import Case
 from cortiq_conformance.causes import causes_of, name_of
 from cortiq_conformance.compare import Divergence
-from cortiq_conformance.coverage import Table, by_owner, still_others, table_of
+from cortiq_conformance.coverage import Table, by_owner, computed_by_others, merged_table
 from cortiq_conformance.reasons import Reasons
 from cortiq_conformance.requirements import sentence
-from cortiq_conformance.subject import Account, Covered
+from cortiq_conformance.subject import CompileCounts, Covered
 
 FOUNDATIONS = (0, 0)
 """Level and stage of what everything else stands on."""
@@ -26,8 +26,8 @@ MOST_ULPS = 64
 """Another order of operations moves a result by fewer; a wrong formula by more."""
 
 
-class Outcome(StrEnum):
-    """What became of a case."""
+class CaseOutcome(StrEnum):
+    """Outcome of a case."""
 
     SAME = "same"
     DIFFERENT = "different"
@@ -43,14 +43,14 @@ class CaseResult:
     Attributes
     ----------
     reason : why it is not `same`. live : live elements compared.
-    golden : whether it was held against a golden digest instead of the definition.
+    golden : whether it was compared with a golden digest instead of the definition.
     replay : file that replays it.
-    digest : of what the backend brought, where it brought something.
+    digest : of the backend's results, if there are any.
     excused : the reason of `conformance.toml` for which the failure is expected, if it is.
     """
 
     case: Case
-    outcome: Outcome
+    outcome: CaseOutcome
     reason: str = ""
     divergence: Divergence | None = None
     live: int = 0
@@ -62,13 +62,13 @@ class CaseResult:
 
     @property
     def dubious(self) -> bool:
-        """Whether the failure is not the kind that its family stands for: an error, or far off."""
+        """Whether the failure is untypical of its family: an error, or far off."""
         if self.divergence is None:
-            return self.outcome is Outcome.ERROR
+            return self.outcome is CaseOutcome.ERROR
         return self.divergence.dubious or (self.divergence.ulps or 0) > MOST_ULPS
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the result for JSON."""
         case = self.case
         return {
             "id": case.id, "level": case.level, "family": case.family, "op": case.op,
@@ -92,7 +92,7 @@ class Report:
     parts : layers that were declined as a whole and computed as their parts.
     required : whether a case that could not be run fails the run.
     plugin : the file that brings the backend, if one does.
-    asked : how many cases were listed.
+    asked : number of listed cases.
     running : ids of cases under way.
     cut_short : why not every case ran; empty if all did.
     """
@@ -114,8 +114,8 @@ class Report:
     running: list[str] = field(default_factory=list)
     cut_short: str = ""
 
-    def count(self, outcome: Outcome, level: int | None = None) -> int:
-        """Cases with this outcome."""
+    def count(self, outcome: CaseOutcome, level: int | None = None) -> int:
+        """Count the cases with this outcome."""
         found = (r for r in self.results if level is None or r.case.level == level)
         return sum(result.outcome is outcome for result in found)
 
@@ -125,23 +125,28 @@ class Report:
         return sorted({result.case.level for result in self.results})
 
     def failures(self) -> Iterator[str]:
-        """Why the run did not pass, a sentence each."""
+        """Yield the reasons why the run did not pass, a sentence each."""
         if self.cut_short:
             yield f"cut short: {self.cut_short}"
         elif not self.results:
             yield "no case was asked for"
         for level in self.levels:
-            if not self.count(Outcome.SAME, level):
+            if not self.count(CaseOutcome.SAME, level):
                 yield f"level {level}: nothing was computed and found the same"
-        for outcome in (Outcome.DIFFERENT, Outcome.ERROR, Outcome.DECLINED, Outcome.NOT_RUN):
+        for outcome in (
+            CaseOutcome.DIFFERENT,
+            CaseOutcome.ERROR,
+            CaseOutcome.DECLINED,
+            CaseOutcome.NOT_RUN,
+        ):
             counting = sum(result.outcome is outcome for result in self.failed_results())
             if counting:
                 yield f"{counting} cases: {outcome.value}"
 
-    def _counts_against(self, outcome: Outcome) -> bool:
-        if outcome is Outcome.DECLINED:
+    def _counts_against(self, outcome: CaseOutcome) -> bool:
+        if outcome is CaseOutcome.DECLINED:
             return not self.allow_declined
-        return self.required if outcome is Outcome.NOT_RUN else True
+        return self.required if outcome is CaseOutcome.NOT_RUN else True
 
     @property
     def passed(self) -> bool:
@@ -149,11 +154,13 @@ class Report:
         return not any(True for _ in self.failures())
 
     def failed_results(self) -> list[CaseResult]:
-        """Results that count against the backend."""
+        """Return the results that count against the backend."""
         return [
             r
             for r in self.results
-            if r.outcome is not Outcome.SAME and self._counts_against(r.outcome) and not r.excused
+            if r.outcome is not CaseOutcome.SAME
+            and self._counts_against(r.outcome)
+            and not r.excused
         ]
 
     @property
@@ -161,7 +168,7 @@ class Report:
         """Failures that `conformance.toml` expects."""
         return sum(bool(result.excused) for result in self.results)
 
-    def note(self, result: CaseResult, account: Account, at: int) -> None:
+    def note(self, result: CaseResult, account: CompileCounts, at: int) -> None:
         """Add the result of case `at`, and what its programs counted.
 
         The order in which results come changes nothing but their own: see `settle`.
@@ -175,51 +182,55 @@ class Report:
             self.requirements.setdefault(name, Counter())[result.outcome.value] += 1
 
     def settle(self, order: Mapping[str, int]) -> None:
-        """Put the results, and what is under way, into the order of the list, places by id."""
+        """Sort the results, and what is running, into the order of the list."""
         self.results.sort(key=lambda result: order[result.case.id])
         self.running.sort(key=order.__getitem__)
 
     @property
     def declined(self) -> dict[str, str]:
-        """Requirements that were declined, with the reason."""
+        """Return the requirements that were declined, with the reason."""
         return self.declines.by_name()
 
     @property
     def decomposed(self) -> dict[str, str]:
-        """Layers that were declined as a whole, with the reason."""
+        """Return the layers that were declined as a whole, with the reason."""
         return self.parts.by_name()
 
     def blamed(self) -> set[str]:
-        """Families that failed at the lowest level and stage: what later failures follow from.
+        """Return families that failed at the lowest level and stage, which cause later failures.
 
         A foundation is seen through an operator. That operator is named instead where the
         difference is not one that the foundation would make.
         """
-        failed = [r for r in self.results if r.outcome in (Outcome.DIFFERENT, Outcome.ERROR)]
+        failed = [
+            r for r in self.results if r.outcome in (CaseOutcome.DIFFERENT, CaseOutcome.ERROR)
+        ]
         first = min(((r.case.level, r.case.stage) for r in failed), default=None)
         found = [r for r in failed if (r.case.level, r.case.stage) == first]
         dubious = {r.case.family for r in found if r.dubious} if first == FOUNDATIONS else set()
         return {r.case.op if r.case.family in dubious else r.case.family for r in found}
 
     def causes(self) -> list[str]:
-        """Functions that failed among the foundations, without those that stand on another one.
+        """Return failed functions of the foundations that depend on no other failed one.
 
         There are none where one of them failed in another way than by some bits.
         """
-        failed = [r for r in self.results if r.outcome in (Outcome.DIFFERENT, Outcome.ERROR)]
+        failed = [
+            r for r in self.results if r.outcome in (CaseOutcome.DIFFERENT, CaseOutcome.ERROR)
+        ]
         found = [r for r in failed if (r.case.level, r.case.stage) == FOUNDATIONS]
         named = [(name_of(r.case.id, r.case.family), r.dubious) for r in found]
         causes = causes_of(name for name, _ in named)
         return [] if any(dubious for name, dubious in named if name in causes) else causes
 
     def replay_command(self, result: CaseResult) -> str:
-        """What runs a result's case again."""
+        """Return the command that runs a result's case again."""
         plugin = f" --plugin {shlex.quote(self.plugin)}" if self.plugin else ""
         return f"cortiq{plugin} replay {shlex.quote(result.replay or '')}"
 
     def summary(self) -> str:
-        """The last line."""
-        counts = ", ".join(f"{self.count(outcome)} {outcome.value}" for outcome in Outcome)
+        """Return the last line of the report."""
+        counts = ", ".join(f"{self.count(outcome)} {outcome.value}" for outcome in CaseOutcome)
         total = sum(self.computed.values())
         own = self.computed.get(self.backend, 0)
         excused = f", {self.excused} of them expected" if self.excused else ""
@@ -233,15 +244,15 @@ class Report:
         )
 
     def coverage(self) -> Table:
-        """By operator and type of its first input, the weight layouts it was computed with."""
-        return table_of(self.covered)
+        """Return the covered weight layouts by operator and type of its first input."""
+        return merged_table(self.covered)
 
-    def still_others(self) -> dict[str, Table]:
-        """By whoever computed it, what no kernel of the backend did."""
-        return still_others(self.backend, self.covered)
+    def computed_by_others(self) -> dict[str, Table]:
+        """Return the operators computed by no kernel of the backend, by owner."""
+        return computed_by_others(self.backend, self.covered)
 
     def requirement_rows(self) -> list[dict[str, Any]]:
-        """A row for each requirement: name, sentence, counts by outcome, why it was declined."""
+        """Return each requirement's name, sentence, counts by outcome, and reason if declined."""
         declined = self.declined
         return [
             {
@@ -254,20 +265,21 @@ class Report:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: everything needed to judge the report without the machine."""
+        """Return the report for JSON: everything needed to judge it without the machine."""
         return {**self.facts(), "results": [result.as_dict() for result in self.results]}
 
     def facts(self) -> dict[str, Any]:
-        """For JSON: all but the results."""
+        """Return the report for JSON without the results."""
         return {
             "backend": self.backend, "device": self.device, "passed": self.passed,
             "failures": list(self.failures()), "kit": KIT_VERSION, "contract": CONTRACT_VERSION,
             "cases": len(self.results), "case_list": self.case_list_hash,
             "listed": self.asked, "cut_short": self.cut_short, "running": list(self.running),
-            "counts": {outcome.value: self.count(outcome) for outcome in Outcome},
+            "counts": {outcome.value: self.count(outcome) for outcome in CaseOutcome},
             "blamed": sorted(self.blamed()), "causes": self.causes(),
             "computed_by": dict(sorted(self.computed.items())), "coverage": self.coverage(),
-            "coverage_by": by_owner(self.covered), "still_others": self.still_others(),
+            "coverage_by": by_owner(self.covered),
+            "still_others": self.computed_by_others(),
             "versions": {**machine_versions(), **self.versions},
             "allow_declined": self.allow_declined, "excused": self.excused,
             "requirements": self.requirement_rows(), "decomposed": self.decomposed,
@@ -275,7 +287,7 @@ class Report:
 
 
 def machine_versions() -> dict[str, str]:
-    """Python, NumPy, processor."""
+    """Return the versions of Python and NumPy, and the processor."""
     import numpy as np
 
     return {

@@ -1,4 +1,4 @@
-"""What a backend can be asked for, as named requirements: the rows of a report.
+"""Named requirements on a backend: the rows of a report.
 
 A name is `ops.RMSNorm`, `weights.q4_k`, `attention.sinks`, `state.ring`, `activations.silu`,
 `routers.softmax` or `options.Route.groups`. Each node of a program has some of them;
@@ -15,12 +15,12 @@ from cortiq.ir import Node, Program, ops
 
 OPTIONS = {
     "window": "attention over the last rows only",
-    "soft_cap": "scores that are capped by tanh",
-    "sinks": "a logit a head that only the denominator sees",
+    "soft_cap": "scores capped by tanh",
+    "sinks": "a logit per head that only enters the denominator",
 }
 """Options of Attend that are off by default."""
 PREFIXES = {
-    "weights": "matrices whose weights are laid out as {}",
+    "weights": "matrices in the layout {}",
     "state": "a slot of the kind {} in every sequence",
     "activations": "the function {}, elementwise",
     "routers": "experts chosen by the rule {}",
@@ -30,7 +30,7 @@ OPERATORS = {op.__name__: (op.__doc__ or "").split("\n")[0].rstrip(".") for op i
 
 
 def of_node(node: Node, program: Program) -> list[str]:
-    """Names of what computing this primitive requires."""
+    """Return the names of the requirements for computing this primitive."""
     op, found = node.op, [f"ops.{node.op.kind}"]
     layouts = [program.weights[weight].layout or "" for weight in node.weights.values()]
     if type(op) in (ops.EmbedRows, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul):
@@ -51,7 +51,7 @@ def _snake(slot: object) -> str:
 
 
 def sentence(name: str) -> str:
-    """What a requirement means."""
+    """Describe a requirement in a sentence."""
     kind, _, what = name.partition(".")
     if kind == "ops":
         return OPERATORS.get(what, what)
@@ -61,7 +61,7 @@ def sentence(name: str) -> str:
 
 
 def unmet(node: Node, program: Program, answer: Declined) -> str:
-    """The requirement that a backend declines a node for; its own word, if that is one of them.
+    """Return the requirement that a backend declines a node for: its own word if it is known.
 
     Raises
     ------

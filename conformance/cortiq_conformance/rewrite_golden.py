@@ -1,6 +1,6 @@
 """`python -m cortiq_conformance.rewrite_golden`: golden digests, from the definitions.
 
-A digest that exists changes only with the contract's version: whoever changes bits says so.
+An existing digest changes only with the contract's version.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from cortiq.errors import RequestError
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq_conformance import golden
 from cortiq_conformance.case import Case, NotRunError
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.catalogue import LEVELS, cases
 from cortiq_conformance.compare import digest_of
-from cortiq_conformance.source import Source
 
 
 def rewrite(levels: Iterable[int] = LEVELS) -> str:
-    """Write the digests of every case of these levels; a sentence about what was done.
+    """Write the digests of every case of these levels; return a summary sentence.
 
     Raises
     ------
@@ -54,9 +54,9 @@ def _level(level: int) -> str:
 
 
 def _entry(case: Case) -> dict[str, Any] | None:
-    """A case's entry; None where it cannot be computed here."""
+    """Return a case's entry; None if it cannot be computed here."""
     try:
-        check = case.build(Source(case.id))
+        check = case.build(CaseData(case.id))
     except NotRunError:
         return None
     expected = check.expected()

@@ -1,4 +1,4 @@
-"""Running cases: each one built, observed on the backend, and held against what is expected."""
+"""Run cases: build each, observe it on the backend, and compare it with what is expected."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from cortiq.errors import CortiqError, RequestError, shown
 from cortiq.plugins import default_plugins, used_files
 from cortiq_conformance import golden
 from cortiq_conformance.case import Case, Check, NotRunError
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.catalogue import LEVELS, cases, list_hash
 from cortiq_conformance.compare import Divergence, digest_of, first_difference, live_elements
+from cortiq_conformance.expectations import apply_expectation
 from cortiq_conformance.expectations import read as read_expectations
-from cortiq_conformance.expectations import settled
-from cortiq_conformance.jobs import Here, Work, Workers
-from cortiq_conformance.report import CaseResult, Outcome, Report
-from cortiq_conformance.source import Source
+from cortiq_conformance.outputs import Observations
+from cortiq_conformance.report import CaseOutcome, CaseResult, Report
 from cortiq_conformance.subject import DeclinedNodesError, Subject
-from cortiq_conformance.wants import Observations
+from cortiq_conformance.workers import InProcessRunner, RunSpec, WorkerPool
 
 Watch = Callable[[Report, bool], None]
 """Called with a report as it stands, and whether the run is over."""
@@ -57,16 +57,13 @@ def run(
     levels, profile, models : see `cases`.
     only : run cases whose id contains this.
     allow_declined : a declined case does not fail the run; it is never counted as passed.
-    use_golden : hold cases against golden digests where there are some; else against the
-        definitions, which takes longer.
+    use_golden : compare with golden digests where there are any; the definitions take longer.
     out : folder for a replay file of each difference.
     stop_early : stop after the first stage of a level in which a case failed.
     expectations : a `conformance.toml`: cases that are known to fail; see `expectations`.
     progress : called with each result.
-    watch : called with the report as it stands and whether the run is over: before each case, and
-        at the end, of whatever kind that is.
-    jobs : processes that run cases, each of which takes the next of one list. They find the
-        backend by its name.
+    watch : called with the report and whether the run is over, before each case and at any end.
+    jobs : processes that take cases from one list; they find the backend by its name.
 
     Raises
     ------
@@ -77,16 +74,18 @@ def run(
     listed = select(cases(levels, profile, models), only)
     report = _report(subject, listed)
     report.allow_declined, report.required = allow_declined, profile == "full" or models is not None
-    running: Here | Workers = Here(subject, listed, use_golden=use_golden, out=out)
+    running: InProcessRunner | WorkerPool = InProcessRunner(
+        subject, listed, use_golden=use_golden, out=out
+    )
     if jobs > 1:
         chosen = tuple(models) if models is not None else None
         how = (levels, profile, chosen, only, use_golden, out)
-        running = Workers(Work(_spec(backend, subject), used_files(), *how), listed, jobs)
+        running = WorkerPool(RunSpec(_spec(backend, subject), used_files(), *how), listed, jobs)
     with _noted(report, listed, watch), running:
         for places in _stretches(listed, stop_early):
             for at, result, account in running.ran(places, partial(_begin, report, listed, watch)):
                 report.running.remove(result.case.id)
-                noted = settled(result, known)
+                noted = apply_expectation(result, known)
                 report.note(noted, account, at)
                 if progress:
                     progress(noted)
@@ -103,7 +102,7 @@ def _begin(report: Report, listed: Sequence[Case], watch: Watch | None, at: int)
 
 @contextmanager
 def _noted(report: Report, listed: Sequence[Case], watch: Watch | None) -> Iterator[None]:
-    """Have a report say why it was cut short, if it was, and be watched a last time."""
+    """Record in a report why it was cut short, if it was, and notify its watcher."""
     try:
         yield
         if len(report.results) < len(listed):
@@ -118,7 +117,7 @@ def _noted(report: Report, listed: Sequence[Case], watch: Watch | None) -> Itera
 
 
 def _report(subject: Subject, listed: Sequence[Case]) -> Report:
-    """An empty report on the cases."""
+    """Return an empty report on the cases."""
     devices = {device.name: device for device in devices_of(subject.backend)}
     name = subject.device or next(iter(devices))
     versions = {"device": devices[name].description} if name in devices else {}
@@ -134,7 +133,7 @@ def _report(subject: Subject, listed: Sequence[Case]) -> Report:
 
 
 def _spec(backend: Backend | str | None, subject: Subject) -> str:
-    """The name by which other processes find the very backend that this one has found."""
+    """Return the name by which other processes find the same backend."""
     if backend is None or isinstance(backend, str):
         return f"{subject.name}:{subject.device}" if subject.device else subject.name
     what = f"several processes find a backend by its name, not by {shown(backend)}"
@@ -142,7 +141,7 @@ def _spec(backend: Backend | str | None, subject: Subject) -> str:
 
 
 def _stretches(listed: Sequence[Case], by_stage: bool) -> Iterator[list[int]]:
-    """Places of cases that may run together: all, or those of a stage."""
+    """Yield places of cases that may run together: all, or those of a stage."""
     if not by_stage:
         yield list(range(len(listed)))
         return
@@ -152,7 +151,7 @@ def _stretches(listed: Sequence[Case], by_stage: bool) -> Iterator[list[int]]:
 
 
 def make_subject(backend: Backend | str | None) -> Subject:
-    """The backend under test, found by name if it is not given."""
+    """Make the backend under test, found by name if it is not given."""
     if backend is None or isinstance(backend, str):
         from cortiq.plugins import find_backend
 
@@ -162,19 +161,19 @@ def make_subject(backend: Backend | str | None) -> Subject:
 
 
 def _source(name: str) -> str:
-    """What brings a backend: a distribution with its version, or a file."""
+    """Return a backend's origin: a distribution with its version, or a file."""
     plugins = default_plugins()
     return plugins.sources.get(plugins.brought_by.get(name, ""), "")
 
 
 def _plugin_file(name: str) -> str | None:
-    """The file that brings a backend, if a file does."""
+    """Return the file that registers a backend, if a file does."""
     source = _source(name)
     return source if source.endswith(".py") else None
 
 
 def select(listed: Iterable[Case], only: str | None) -> list[Case]:
-    """Cases whose id contains `only`, whatever its capitals; in order of level and stage."""
+    """Return the cases whose id contains `only`, case-insensitively, by level and stage."""
     wanted = (only or "").casefold()
     found = (case for case in listed if wanted in case.id.casefold())
     return sorted(found, key=lambda case: (case.level, case.stage))
@@ -183,17 +182,17 @@ def select(listed: Iterable[Case], only: str | None) -> list[Case]:
 def run_case(
     case: Case, subject: Subject, *, use_golden: bool = True, out: str | Path | None = None
 ) -> CaseResult:
-    """Run one case; whatever the backend raises is an outcome."""
+    """Run one case; any exception of the backend is an outcome."""
     start = time.perf_counter()
     subject.begin()
     try:
         result = _run(case, subject, use_golden, out)
     except NotRunError as reason:
-        result = CaseResult(case, Outcome.NOT_RUN, str(reason))
+        result = CaseResult(case, CaseOutcome.NOT_RUN, str(reason))
     except DeclinedNodesError as declined:
-        result = CaseResult(case, Outcome.DECLINED, str(declined))
+        result = CaseResult(case, CaseOutcome.DECLINED, str(declined))
     except (Exception, SystemExit) as error:  # a backend may raise anything at all
-        result = CaseResult(case, Outcome.ERROR, _described(error))
+        result = CaseResult(case, CaseOutcome.ERROR, _described(error))
     return replace(result, seconds=time.perf_counter() - start)
 
 
@@ -205,7 +204,7 @@ def _described(error: BaseException) -> str:
 
 
 def _run(case: Case, subject: Subject, use_golden: bool, out: str | Path | None) -> CaseResult:
-    check = case.build(Source(case.id))
+    check = case.build(CaseData(case.id))
     known = golden.entry(case, check) if use_golden else None
     got = check.observe(subject)
     digest = digest_of(got)
@@ -214,7 +213,7 @@ def _run(case: Case, subject: Subject, use_golden: bool, out: str | Path | None)
     expected = check.expected()
     if known is not None and known["digest"] != digest_of(expected):
         reason = "the definition gives other bits here than the golden digest: this machine's "
-        return CaseResult(case, Outcome.ERROR, reason + "NumPy, or an outdated golden file")
+        return CaseResult(case, CaseOutcome.ERROR, reason + "NumPy, or an outdated golden file")
     difference = first_difference(expected, got, case.level, case.op)
     if difference is None:
         return replace(_live(case, expected, False), digest=digest)
@@ -226,20 +225,20 @@ def _run(case: Case, subject: Subject, use_golden: bool, out: str | Path | None)
 
         replay = str(save(Path(out), case, subject, found, arrays))
     reason = found.sentence()
-    return CaseResult(case, Outcome.DIFFERENT, reason, found, replay=replay, digest=digest)
+    return CaseResult(case, CaseOutcome.DIFFERENT, reason, found, replay=replay, digest=digest)
 
 
 def _live(case: Case, expected: Observations, by_golden: bool) -> CaseResult:
-    """Same, if what was compared could have been different."""
+    """Return the outcome "same" if the compared values could have differed."""
     live, distinct = live_elements(expected)
     if distinct < FEWEST_DISTINCT:
         reason = f"proves nothing: {live} live elements, {distinct} distinct"
-        return CaseResult(case, Outcome.ERROR, reason, live=live)
-    return CaseResult(case, Outcome.SAME, live=live, golden=by_golden)
+        return CaseResult(case, CaseOutcome.ERROR, reason, live=live)
+    return CaseResult(case, CaseOutcome.SAME, live=live, golden=by_golden)
 
 
 def _localised(check: Check, subject: Subject, found: Divergence) -> Divergence:
-    """The first divergence inside, or what was seen where the backend cannot show more.
+    """Return the first divergence inside, or the one seen if the backend cannot show more.
 
     What is computed to find it counts nowhere.
     """

@@ -1,4 +1,4 @@
-"""Ways to generate the same streams: chunked prompts, batches, detours, chains on the device."""
+"""Ways to generate the same streams: chunked prompts, batches, detours, device-side chains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cortiq.backend import Batch, Digest, Drawn, Executable, Row, State, Status, Ticket, Want
-from cortiq_conformance.drives import Bench, StoppedError
+from cortiq_conformance.drives import ProgramUnderTest, StoppedError
 
 Ids = Sequence[int] | np.ndarray
 
@@ -24,7 +24,7 @@ CHAIN = 3
 
 
 @dataclass
-class Stream:
+class GeneratedStream:
     """Tokens, and the digest of the logits that each came from."""
 
     tokens: list[int] = field(default_factory=list)
@@ -41,26 +41,26 @@ class Schedule(Protocol):
 
     @property
     def family(self) -> str:
-        """Of its cases."""
+        """The property that its cases test."""
         ...
 
     def run(
-        self, bench: Bench, prompts: Sequence[np.ndarray], steps: int, choose: Want
-    ) -> list[Stream]:
-        """A stream for each prompt."""
+        self, bench: ProgramUnderTest, prompts: Sequence[np.ndarray], steps: int, choose: Want
+    ) -> list[GeneratedStream]:
+        """Generate a stream for each prompt."""
         ...
 
 
 @dataclass
-class Running:
-    """A sequence under way on an executable."""
+class RunningSequence:
+    """A running sequence on an executable."""
 
     executable: Executable
     state: State
     ids: list[int] = field(default_factory=list)
 
     def feed(self, ids: Ids, wants: tuple[Want, ...] = ()) -> Mapping[Want, Any]:
-        """Feed ids; the last row's wants."""
+        """Feed ids; return the last row's outputs."""
         result = self.executable.forward(Batch(self.rows(ids, wants))).result()
         outcome = result.outcomes[self.state]
         if outcome.status is not Status.COMPLETED:
@@ -69,7 +69,7 @@ class Running:
         return result.rows[-1]
 
     def rows(self, ids: Ids, wants: tuple[Want, ...]) -> list[Row]:
-        """Rows for these ids; the last one wants something."""
+        """Return rows for these ids; only the last one has wants."""
         start, last = len(self.ids), len(ids) - 1
         return [
             Row(self.state, start + i, int(token), wants if i == last else ())
@@ -77,12 +77,12 @@ class Running:
         ]
 
 
-Move = Callable[[Running, Bench, ExitStack], None]
+Move = Callable[[RunningSequence, ProgramUnderTest, ExitStack], None]
 """A detour after which the sequence must go on as if nothing had been."""
 
 
-def rewound(running: Running, bench: Bench, stack: ExitStack) -> None:
-    """Go ahead with other rows and rewind."""
+def rewound(running: RunningSequence, bench: ProgramUnderTest, stack: ExitStack) -> None:
+    """Advance with other rows and rewind."""
     length, kept = len(running.ids), list(running.ids)
     running.feed(DETOUR)
     reached = running.state.rewind(length)
@@ -91,22 +91,22 @@ def rewound(running: Running, bench: Bench, stack: ExitStack) -> None:
         running.feed(kept[reached:])
 
 
-def restored(running: Running, bench: Bench, stack: ExitStack) -> None:
-    """Take a snapshot, go ahead with other rows, restore."""
+def restored(running: RunningSequence, bench: ProgramUnderTest, stack: ExitStack) -> None:
+    """Take a snapshot, advance with other rows, restore."""
     kept, snapshot = list(running.ids), running.state.snapshot()
     running.feed(DETOUR)
     running.state.restore(snapshot)
     running.ids = kept
 
 
-def forked(running: Running, bench: Bench, stack: ExitStack) -> None:
-    """Fork, let the parent go ahead with other rows, go on with the fork."""
+def forked(running: RunningSequence, bench: ProgramUnderTest, stack: ExitStack) -> None:
+    """Fork, advance the parent with other rows, continue with the fork."""
     kept, child = list(running.ids), running.state.fork()
     running.feed(DETOUR)
     running.state, running.ids = child, kept
 
 
-def exported(running: Running, bench: Bench, stack: ExitStack) -> None:
+def exported(running: RunningSequence, bench: ProgramUnderTest, stack: ExitStack) -> None:
     """Move to an executable with another page size."""
     elsewhere = stack.enter_context(bench.compiled(page_rows=16))
     running.state = elsewhere.import_(running.state.export(), running.state.limit)
@@ -114,8 +114,10 @@ def exported(running: Running, bench: Bench, stack: ExitStack) -> None:
 
 
 @dataclass(frozen=True)
-class Alone:
-    """One prompt after the other, its rows in chunks (0: all at once), with detours or none."""
+class SequentialSchedule:
+    """Runs one prompt after the other, its rows in chunks (0: all at once), with or without
+    detours.
+    """
 
     family: str
     chunk: int = 0
@@ -123,9 +125,9 @@ class Alone:
     every: int = DETOUR_EVERY
 
     def run(
-        self, bench: Bench, prompts: Sequence[np.ndarray], steps: int, choose: Want
-    ) -> list[Stream]:
-        """Step by step, driven from the host."""
+        self, bench: ProgramUnderTest, prompts: Sequence[np.ndarray], steps: int, choose: Want
+    ) -> list[GeneratedStream]:
+        """Generate step by step, driven from the host."""
         with ExitStack() as stack:
             executable = stack.enter_context(bench.compiled())
             return [self._one(executable, p, steps, choose, bench, stack) for p in prompts]
@@ -136,11 +138,11 @@ class Alone:
         prompt: np.ndarray,
         steps: int,
         choose: Want,
-        bench: Bench,
+        bench: ProgramUnderTest,
         stack: ExitStack,
-    ) -> Stream:
+    ) -> GeneratedStream:
         limit = len(prompt) + steps + len(DETOUR)
-        running, stream = Running(executable, executable.open(limit)), Stream()
+        running, stream = RunningSequence(executable, executable.open(limit)), GeneratedStream()
         size, wants = self.chunk or len(prompt), (choose, LOGITS)
         for start in range(0, len(prompt), size):
             brought = running.feed(prompt[start : start + size], wants)
@@ -154,19 +156,21 @@ class Alone:
 
 
 @dataclass(frozen=True)
-class Mixed:
-    """All prompts in the same batches; each starts a step after the one before it."""
+class StaggeredSchedule:
+    """Runs all prompts in the same batches; each starts a step after the one before it."""
 
     family: str = "batch"
     chunk: int = 16
 
     def run(
-        self, bench: Bench, prompts: Sequence[np.ndarray], steps: int, choose: Want
-    ) -> list[Stream]:
-        """Prompt chunks of some ride with decode steps of others."""
-        streams = [Stream() for _ in prompts]
+        self, bench: ProgramUnderTest, prompts: Sequence[np.ndarray], steps: int, choose: Want
+    ) -> list[GeneratedStream]:
+        """Batch prompt chunks of some sequences with decode steps of others."""
+        streams = [GeneratedStream() for _ in prompts]
         with bench.compiled() as executable:
-            running = [Running(executable, executable.open(len(p) + steps)) for p in prompts]
+            running = [
+                RunningSequence(executable, executable.open(len(p) + steps)) for p in prompts
+            ]
             step = 0
             while any(len(stream.tokens) < steps for stream in streams):
                 batch: list[tuple[int, list[int]]] = []
@@ -177,16 +181,18 @@ class Mixed:
                 step += 1
         return streams
 
-    def _next(self, prompt: np.ndarray, running: Running, stream: Stream) -> list[int]:
+    def _next(
+        self, prompt: np.ndarray, running: RunningSequence, stream: GeneratedStream
+    ) -> list[int]:
         done = len(running.ids)
         return list(prompt[done : done + self.chunk]) if done < len(prompt) else stream.tokens[-1:]
 
     def _forward(
         self,
         executable: Executable,
-        running: Sequence[Running],
+        running: Sequence[RunningSequence],
         batch: Sequence[tuple[int, list[int]]],
-        streams: Sequence[Stream],
+        streams: Sequence[GeneratedStream],
         prompts: Sequence[np.ndarray],
         choose: Want,
     ) -> None:
@@ -200,22 +206,24 @@ class Mixed:
 
 
 @dataclass(frozen=True)
-class Chained:
-    """Decode steps that take the token drawn on the device, some of them under way at once."""
+class ChainedSchedule:
+    """Runs decode steps on tokens drawn on the device, several of them in flight."""
 
     family: str = "drawn"
 
     def run(
-        self, bench: Bench, prompts: Sequence[np.ndarray], steps: int, choose: Want
-    ) -> list[Stream]:
-        """One prompt after the other."""
+        self, bench: ProgramUnderTest, prompts: Sequence[np.ndarray], steps: int, choose: Want
+    ) -> list[GeneratedStream]:
+        """Generate one prompt's stream after the other."""
         with bench.compiled() as executable:
             return [self._one(executable, prompt, steps, choose) for prompt in prompts]
 
-    def _one(self, executable: Executable, prompt: np.ndarray, steps: int, choose: Want) -> Stream:
-        wants, stream = (choose, LOGITS), Stream()
+    def _one(
+        self, executable: Executable, prompt: np.ndarray, steps: int, choose: Want
+    ) -> GeneratedStream:
+        wants, stream = (choose, LOGITS), GeneratedStream()
         state = executable.open(len(prompt) + steps)
-        rows = Running(executable, state).rows(prompt, wants)
+        rows = RunningSequence(executable, state).rows(prompt, wants)
         tickets = [executable.forward(Batch(rows))]
         drawn = len(rows) - 1
         for step in range(1, steps):
@@ -230,21 +238,21 @@ class Chained:
         return stream
 
 
-def _collect(ticket: Ticket, stream: Stream, choose: Want) -> None:
+def _collect(ticket: Ticket, stream: GeneratedStream, choose: Want) -> None:
     stream.take(ticket.result().rows[-1], choose)
 
 
 ALONE = "one prompt after the other"
 SCHEDULES: Mapping[str, Schedule] = {
-    ALONE: Alone("stream"),
-    "chunks of 1": Alone("chunks", 1),
-    "chunks of 7": Alone("chunks", 7),
-    "chunks of 64": Alone("chunks", 64),
-    "in one batch": Mixed(),
-    "with rewinds": Alone("rewind", move=rewound),
-    "with snapshots": Alone("snapshot", move=restored),
-    "on forks": Alone("fork", move=forked),
-    "moved between executables": Alone("export", move=exported, every=9),
-    "drawn on the device": Chained(),
+    ALONE: SequentialSchedule("stream"),
+    "chunks of 1": SequentialSchedule("chunks", 1),
+    "chunks of 7": SequentialSchedule("chunks", 7),
+    "chunks of 64": SequentialSchedule("chunks", 64),
+    "in one batch": StaggeredSchedule(),
+    "with rewinds": SequentialSchedule("rewind", move=rewound),
+    "with snapshots": SequentialSchedule("snapshot", move=restored),
+    "on forks": SequentialSchedule("fork", move=forked),
+    "moved between executables": SequentialSchedule("export", move=exported, every=9),
+    "drawn on the device": ChainedSchedule(),
 }
 """By description."""

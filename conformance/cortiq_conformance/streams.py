@@ -13,17 +13,17 @@ from cortiq.backend import Argmax, Draw, Named, Want
 from cortiq.numerics import digest, sampling
 from cortiq_conformance import models
 from cortiq_conformance.case import Case
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.compare import Divergence
-from cortiq_conformance.drives import Bench, Chunks, Feed
+from cortiq_conformance.drives import ChunkedDrive, ProgramUnderTest, SequenceInput
 from cortiq_conformance.engines import ENGINED
 from cortiq_conformance.graphs import GraphScenario, reference
 from cortiq_conformance.level0.tails import CHAINS
-from cortiq_conformance.oracle import Oracle
-from cortiq_conformance.schedules import ALONE, Schedule, Stream
+from cortiq_conformance.oracle import OracleSequence
+from cortiq_conformance.outputs import Observations
+from cortiq_conformance.schedules import ALONE, GeneratedStream, Schedule
 from cortiq_conformance.schedules import SCHEDULES as DRIVEN
-from cortiq_conformance.source import Source
 from cortiq_conformance.subject import Subject
-from cortiq_conformance.wants import Observations
 
 STEPS = 24
 """Tokens of a stream."""
@@ -39,7 +39,7 @@ ENGINE_CHAINS = ("penalties",)
 
 
 def greedy_cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
-    """All cases of level 3."""
+    """Yield all cases of level 3."""
     tiny, real = models.chosen(names)
     for name in tiny:
         every = profile == "full" or names is not None or name in EVERY_SCHEDULE
@@ -53,7 +53,7 @@ def greedy_cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
 
 
 def sampled_cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
-    """All cases of level 4."""
+    """Yield all cases of level 4."""
     tiny, real = models.chosen(names)
     for name in tiny if profile == "full" else [n for n in tiny if n == SAMPLED_MODEL]:
         for chain in CHAINS:
@@ -82,7 +82,7 @@ def _listed(titles: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Streams:
+class StreamScenario:
     """Streams of a model's prompts under a schedule: tokens, and the digest of every logits row."""
 
     name: str
@@ -92,33 +92,33 @@ class Streams:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def prompts(self) -> list[np.ndarray]:
-        """Ids of the prompts."""
+        """Return the ids of the prompts."""
         return [models.prompt(self.name, title) for title in self.titles]
 
     def expected(self) -> Observations:
-        """By definition, token by token; by the reference for a real model."""
+        """Return the stream by definition, token by token; the reference's for a real model."""
         define = _defined if self.name in models.FORMULA else _referred
         return self._labelled([define(self.name, title, self.choose) for title in self.titles])
 
     def golden_facts(self, expected: Observations) -> Mapping[str, Any]:
-        """What a golden entry carries besides the digest; the tokens once a model."""
+        """Return the facts of a golden entry besides the digest; the tokens once a model."""
         if self.schedule is not SCHEDULES[ALONE]:
             return self.facts
         tokens = {title: expected[f"{title}: tokens"].tolist() for title in self.titles}
         return {**self.facts, "tokens": tokens}
 
     def observe(self, subject: Subject) -> Observations:
-        """On the backend."""
+        """Return the backend's stream."""
         model = models.load(self.name)
         threads = {"threads": 1 if self.name in models.FORMULA else 0}
-        bench = Bench(subject, model.program, model.weights, options=threads)
+        bench = ProgramUnderTest(subject, model.program, model.weights, options=threads)
         return self._labelled(self.schedule.run(bench, self.prompts(), STEPS, self.choose))
 
     def inputs(self) -> Observations:
-        """Ids of the prompts."""
+        """Return the ids of the prompts."""
         return dict(zip(self.titles, self.prompts(), strict=True))
 
-    def _labelled(self, streams: Sequence[Stream]) -> Observations:
+    def _labelled(self, streams: Sequence[GeneratedStream]) -> Observations:
         found: Observations = {}
         for title, stream in zip(self.titles, streams, strict=True):
             found[f"{title}: digests"] = np.array(stream.digests, np.uint32)
@@ -134,7 +134,7 @@ class Streams:
         )
         model = models.load(self.name)
         forced = GraphScenario(
-            model.program, model.weights, [Feed(ids)], (Named("logits"),), Chunks(),
+            model.program, model.weights, [SequenceInput(ids)], (Named("logits"),), ChunkedDrive(),
             real=self.name not in models.FORMULA,
         )  # fmt: skip
         inner = forced.localise(subject, found)
@@ -145,17 +145,17 @@ class Streams:
 
 
 def _build(
-    name: str, titles: tuple[str, ...], schedule: str, choose: Want, source: Source
-) -> Streams:
+    name: str, titles: tuple[str, ...], schedule: str, choose: Want, source: CaseData
+) -> StreamScenario:
     facts = models.load(name).facts
-    return Streams(name, titles, SCHEDULES[schedule], choose, facts)
+    return StreamScenario(name, titles, SCHEDULES[schedule], choose, facts)
 
 
 @cache
-def _defined(name: str, title: str, choose: Want) -> Stream:
-    """A stream by the definitions of `cortiq.numerics`."""
+def _defined(name: str, title: str, choose: Want) -> GeneratedStream:
+    """Generate a stream by the definitions of `cortiq.numerics`."""
     model = models.load(name)
-    oracle, stream = Oracle(model.program, model.weights), Stream()
+    oracle, stream = OracleSequence(model.program, model.weights), GeneratedStream()
     rows: np.ndarray = models.prompt(name, title)
     while len(stream.tokens) < STEPS:
         logits = oracle.feed(rows).values["logits"][-1]
@@ -166,10 +166,10 @@ def _defined(name: str, title: str, choose: Want) -> Stream:
 
 
 @cache
-def _referred(name: str, title: str, choose: Want) -> Stream:
-    """A stream by the reference."""
+def _referred(name: str, title: str, choose: Want) -> GeneratedStream:
+    """Generate a stream on the reference."""
     model = models.load(name)
-    bench = Bench(reference(), model.program, model.weights)
+    bench = ProgramUnderTest(reference(), model.program, model.weights)
     (stream,) = SCHEDULES[ALONE].run(bench, [models.prompt(name, title)], STEPS, choose)
     return stream
 

@@ -1,4 +1,4 @@
-"""The backend under test: programs placed on it alone, without fallback; what it did, counted."""
+"""The backend under test: programs placed on it alone, without fallback, and counted."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ Covered = tuple[str, str, str, str]
 
 
 @dataclass
-class Account:
-    """What compiling the programs of a case counted.
+class CompileCounts:
+    """Counts from compiling the programs of a case.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Account:
 
 
 def owner_of(name: str, placement: Mapping[str, str]) -> str:
-    """Return who computes a node, or the layer that it is a part of."""
+    """Return the owner of a node, or of the layer that it belongs to."""
     while name not in placement and "." in name:
         name = name.rpartition(".")[0]
     return placement.get(name, "")
@@ -65,7 +65,7 @@ class Subject:
 
     Attributes
     ----------
-    computed, covered, required, declined, decomposed : see `Account`, whose they become.
+    computed, covered, required, declined, decomposed : see `CompileCounts`.
     plugin, source : the file that brings the backend, if `--plugin` named one; file, or
         distribution and version.
     """
@@ -82,23 +82,25 @@ class Subject:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what was counted of earlier programs: another case begins."""
+        """Reset the counts: another case begins."""
         self.computed: Counter[str] = Counter()
         self.covered: Counter[Covered] = Counter()
         self.decomposed: dict[str, str] = {}
         self.required: set[str] = set()
         self.declined: dict[str, str] = {}
 
-    def account(self) -> Account:
-        """Return what was counted since the last `begin`."""
-        return Account(self.computed, self.covered, self.required, self.declined, self.decomposed)
+    def account(self) -> CompileCounts:
+        """Return the counts since the last `begin`."""
+        return CompileCounts(
+            self.computed, self.covered, self.required, self.declined, self.decomposed
+        )
 
     def apart(self) -> Subject:
-        """The same backend, counted apart: for runs that look for a cause."""
+        """Return a copy with separate counts, for runs that look for a cause."""
         return Subject(self.backend, self.device, self.plugin, self.source)
 
     def place(self, program: Program) -> Program:
-        """The program with declined layers decomposed; raises when primitives are declined."""
+        """Return the program with declined layers decomposed; raise for declined primitives."""
         layouts = {name: spec.layout for name, spec in program.weights.items()}
         reasons: dict[str, str] = {}
         graphs = {
@@ -140,7 +142,7 @@ class Subject:
         decomposed: bool = False,
         **options: Any,
     ) -> Iterator[Executable]:
-        """An executable of the program, closed at the end."""
+        """Compile an executable of the program, and close it at the end."""
         placed = self.place(primitives_of(program) if decomposed else program)
         chosen = CompileOptions(device=self.device, **options)
         checked = CheckedWeights(placed, weights)

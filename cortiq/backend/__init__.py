@@ -1,10 +1,14 @@
 """The backend seam: what a backend implements, and what the runtime asks of it.
 
 Hooks are used when things are built; between a runtime and an executable there are only the calls
-on this page. Everything here is data or a protocol: a backend imports this package, `cortiq.ir`
-and `cortiq.numerics`, and nothing else of cortiq.
+on this page. Besides data and protocols there is `KernelBackend`, which makes a backend of a table
+of kernels over an array library. A backend imports this package, `cortiq.ir` and `cortiq.numerics`,
+and nothing else of cortiq.
 """
 
+from cortiq.backend.arithmetic import Arithmetic
+from cortiq.backend.array_kernels import ARRAY_KERNELS, ARRAY_OPTIONS
+from cortiq.backend.arrays import ArrayLibrary
 from cortiq.backend.batch import (
     FAULT,
     Argmax,
@@ -22,7 +26,13 @@ from cortiq.backend.batch import (
     Top,
     Want,
 )
+from cortiq.backend.delegate import Delegate
+from cortiq.backend.float64 import FLOAT64_KERNELS, FLOAT64_OPTIONS, Float64Arrays
 from cortiq.backend.kernel import Kernel, TakesKernels
+from cortiq.backend.kernel_backend import KernelBackend, KernelTable
+from cortiq.backend.kernel_walk import KernelCall
+from cortiq.backend.matrices import Float64Matrix
+from cortiq.backend.numpy_arrays import NumPyArrays
 from cortiq.backend.protocol import (
     HOOKSPEC_VERSION,
     Backend,
@@ -35,26 +45,41 @@ from cortiq.backend.protocol import (
     Versions,
 )
 from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State, check_exported
+from cortiq.backend.weights import MATRICES, float_weight, stack_of
 
 __all__ = [
-    "FAULT",
-    "HOOKSPEC_VERSION",
+    "ARRAY_KERNELS",
+    "ARRAY_OPTIONS",
     "Argmax",
+    "Arithmetic",
+    "ArrayLibrary",
     "Backend",
     "Batch",
     "BatchResult",
     "CompileOptions",
     "Declined",
+    "Delegate",
     "Device",
     "Digest",
     "Draw",
     "Drawn",
     "Executable",
-    "Finished",
     "ExportedState",
+    "FAULT",
+    "FLOAT64_KERNELS",
+    "FLOAT64_OPTIONS",
+    "Finished",
+    "Float64Arrays",
+    "Float64Matrix",
+    "HOOKSPEC_VERSION",
     "KVPlanes",
     "Kernel",
+    "KernelBackend",
+    "KernelCall",
+    "KernelTable",
+    "MATRICES",
     "Named",
+    "NumPyArrays",
     "Outcome",
     "Row",
     "Snapshot",
@@ -68,4 +93,6 @@ __all__ = [
     "Versions",
     "Want",
     "check_exported",
+    "float_weight",
+    "stack_of",
 ]

@@ -55,10 +55,12 @@ class HeldState(State, Protocol):
     ----------
     owner : the executable it belongs to.
     alive : whether it can be used; not any more once it was released.
+    tokens : the ids fed.
     """
 
     owner: Any
     alive: bool
+    tokens: list[int]
 
     def grow(self, rows: int) -> bool:
         """Make room for this many rows in every slot: in all of them, or in none."""
@@ -187,6 +189,10 @@ class BaseExecutable(ABC, Generic[S, P]):
             raise
         return state
 
+    def settle(self) -> None:
+        """Wait for what is under way: nothing, where `forward` returns when all is computed."""
+        return
+
     def forget(self, state: S) -> None:
         """Drop a released sequence."""
         self.states = [known for known in self.states if known is not state]
@@ -207,7 +213,7 @@ class BaseExecutable(ABC, Generic[S, P]):
         plan = self._plan(batch.entry)
         outcomes: dict[State, Outcome] = {}
         accepted: list[Accepted[S]] = []
-        for state, indices in groups_of(batch, self._owns).items():
+        for state, indices in groups_of(batch, self.owns).items():
             tokens = [token_of(batch.rows[index], self.drawn) for index in indices]
             sequence = Accepted(state, indices, tokens)
             reason = self.refusal(plan, batch, sequence)
@@ -265,8 +271,9 @@ class BaseExecutable(ABC, Generic[S, P]):
             raise RequestError(f"no entry graph is named {entry!r}", hint=f"There are {there}")
         return self.plans[entry]
 
-    def _owns(self, state: Any) -> bool:
-        return any(state is known for known in self.states) and state.alive
+    def owns(self, state: Any) -> bool:
+        """Whether a state is a living sequence of this executable."""
+        return getattr(state, "owner", None) is self and state.alive
 
 
 def _settled(

@@ -114,13 +114,20 @@ class Plan:
         self.select = lru_cache(maxsize=256)(self._select)
 
     def _select(self, wanted: frozenset[str]) -> tuple[tuple[Step, tuple[str, ...]], ...]:
-        names, kept, chosen = self.needs(wanted), set(wanted), []
-        for step in reversed(self.steps):
-            if step.node.name in names:
-                touched = {*step.node.inputs, *step.node.outputs}
-                chosen.append((step, tuple(touched - kept)))
-                kept |= touched
-        return tuple(reversed(chosen))
+        names = self.needs(wanted)
+        return used_up([step for step in self.steps if step.node.name in names], wanted)
+
+
+def used_up(
+    steps: Sequence[Step], wanted: Iterable[str]
+) -> tuple[tuple[Step, tuple[str, ...]], ...]:
+    """Steps in order, each with the values that nothing needs after it."""
+    kept, found = set(wanted), []
+    for step in reversed(steps):
+        touched = {*step.node.inputs, *step.node.outputs}
+        found.append((step, tuple(touched - kept)))
+        kept |= touched
+    return tuple(reversed(found))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Sequences that keep a store for every slot: what no kind of store changes.
 
 A backend whose sequences are arrays of their own says what stores it has (`StoredExecutable`); one
-that shares memory between sequences keeps its own state.
+that shares memory between sequences has pages (`cortiq.backend.paged`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self, TypeVar
 
-import numpy as np
-
 from cortiq.backend.executable import BaseExecutable, P
-from cortiq.backend.state import ExportedState
-from cortiq.errors import RequestError
+from cortiq.backend.pages import NoMemoryError
+from cortiq.backend.sequence import SequenceState
 from cortiq.ir import Ring, Slot
 
 
@@ -55,43 +53,25 @@ Held = tuple[dict[str, Any], list[int], dict[str, int]]
 """Stores by slot, ids, rows by entry graph."""
 
 
-class StoredState:
-    """One sequence; see `cortiq.backend.State`.
+class StoredState(SequenceState):
+    """One sequence that has a store for every slot.
 
     Attributes
     ----------
-    owner : the executable it belongs to.
-    alive : whether it can be used; not any more once it was released.
-    stores : of each slot. tokens : the ids fed. lengths : rows that each entry graph has seen.
+    stores : of each slot.
     """
 
-    owner: Any
     stores: dict[str, Any]
-
-    def __init__(self, owner: Any, limit: int) -> None:
-        self.owner, self._limit = owner, limit
-        self.clear()
 
     def clear(self) -> None:
         """Empty the sequence."""
+        super().clear()
         slots = self.owner.program.slots.items()
         self.stores = {name: self.owner.new_store(name, slot) for name, slot in slots}
-        self.tokens: list[int] = []
-        self.lengths = dict.fromkeys(self.owner.program.graphs, 0)
-        self.alive = True
 
-    @property
-    def limit(self) -> int:
-        """Positions it may ever hold."""
-        return self._limit
-
-    def length(self, entry: str = "trunk") -> int:
-        """Rows that the entry graph has seen."""
-        return self.lengths[entry]
-
-    def reserve(self, rows: int) -> bool:
-        """Make room for `rows` more positions, if the memory limit allows it."""
-        return self.grow(self.lengths["trunk"] + rows)
+    def drop(self) -> None:
+        """Give up all stores."""
+        self.stores = {}
 
     def grow(self, rows: int) -> bool:
         """Make room for this many rows in every slot: in all of them, or in none."""
@@ -109,24 +89,17 @@ class StoredState:
 
     def advance(self, entry: str, tokens: list[int]) -> None:
         """Count rows that the stores now hold."""
-        self.lengths[entry] += len(tokens)
+        super().advance(entry, tokens)
         for name in self.owner.written[entry]:
             self.stores[name].trim()
-        if entry == "trunk":
-            self.tokens += tokens
 
-    def rewind(self, length: int, entry: str = "trunk") -> int:
-        """Forget the rows of `entry` from `length` on; see `cortiq.backend.State`."""
-        if not 0 <= length <= self.lengths[entry]:
-            raise RequestError(f"cannot rewind from {self.lengths[entry]} rows to {length}")
+    def go_back(self, length: int, entry: str) -> int:
+        """Forget rows of the stores that `entry` writes; the length reached."""
         stores = [self.stores[name] for name in self.owner.written[entry]]
         reached, back = -1, length
         while back != reached:  # a store that goes back further takes the others along
             reached = back
             back = min((store.rewind(reached) for store in stores), default=reached)
-        self.lengths[entry] = reached
-        if entry == "trunk":
-            del self.tokens[reached:]
         return reached
 
     def snapshot(self) -> Held:
@@ -140,42 +113,23 @@ class StoredState:
         self.stores, self.tokens, self.lengths = self.copies(stores), list(tokens), dict(lengths)
         if self.owner.free_bytes() < 0:
             self.stores, self.tokens, self.lengths = before
-            raise RequestError("no memory is left for this sequence", hint="Release another first.")
+            raise NoMemoryError()
+
+    def start_as(self, other: Self) -> None:
+        """Become, empty as it is, what another sequence is."""
+        self.restore((other.stores, other.tokens, other.lengths))
 
     def copies(self, stores: Mapping[str, Any]) -> dict[str, Any]:
         """Stores that hold the same."""
         return {name: store.copy() for name, store in stores.items()}
 
-    def fork(self, length: int | None = None) -> Self:
-        """A second sequence that starts as this one, cut to `length` rows if given."""
-        other = self.owner.open(self._limit)
-        try:
-            other.restore((self.stores, self.tokens, self.lengths))
-            if length is not None and other.rewind(length) != length:
-                raise RequestError(f"this sequence can be forked at its end, not at {length}")
-        except BaseException:
-            other.release()
-            raise
-        return other
+    def export_slot(self, name: str) -> Any:
+        """Return a store's contents in the canonical layout."""
+        return self.stores[name].export()
 
-    def export(self) -> ExportedState:
-        """The sequence in the canonical layout."""
-        slots = {name: store.export() for name, store in self.stores.items()}
-        return ExportedState(dict(self.lengths), np.array(self.tokens, np.int32), slots)
-
-    def load(self, exported: ExportedState) -> None:
-        """Become an exported sequence, which `check_exported` has let pass."""
-        if not self.grow(max(exported.lengths.values())):
-            raise RequestError("the exported state is longer than the limit, or than memory allows")
-        for entry, names in self.owner.written.items():
-            for name in names:
-                self.stores[name].load(exported.slots[name], exported.lengths[entry])
-        self.tokens, self.lengths = exported.tokens.tolist(), dict(exported.lengths)
-
-    def release(self) -> None:
-        """Give the memory back."""
-        self.stores, self.alive = {}, False
-        self.owner.forget(self)
+    def load_slot(self, name: str, given: Any, length: int) -> None:
+        """Let a store hold what was exported of a sequence of `length` rows."""
+        self.stores[name].load(given, length)
 
 
 T = TypeVar("T", bound=StoredState)

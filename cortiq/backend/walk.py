@@ -17,27 +17,13 @@ from cortiq.backend.batch import Batch, Row
 from cortiq.backend.executable import Accepted, Brought, S
 from cortiq.backend.outputs import Specimens, check_outputs, kernel_error, specimens_of
 from cortiq.backend.plan import Plan, Step
+from cortiq.backend.segments import Segment, restricted, segments_of
 from cortiq.errors import CortiqError
 from cortiq.numerics.contract import OutOfDomainError
 from cortiq.numerics.quantise import Quantised
 
 _SPECIMENS: dict[type, Specimens] = {}
 """By the kind of walk."""
-
-
-@dataclass(frozen=True)
-class Segment(Generic[S]):
-    """Rows start…stop−1 of what a kernel is given are these positions of a sequence."""
-
-    state: S
-    start: int
-    stop: int
-    positions: Sequence[int]
-
-    @property
-    def cut(self) -> slice:
-        """Its rows."""
-        return slice(self.start, self.stop)
 
 
 @dataclass
@@ -82,27 +68,36 @@ class Walk(ABC, Generic[S]):
 
     Attributes
     ----------
-    rows, tokens : of the batch, in order. all : all rows. tail : those that want late values, which
-        nobody else has. answers : to what rows want.
+    rows, tokens : of the batch, in order. segments : whose they are. tail_places : rows that want
+        late values, and `late` which. all, tail : both as groups, once the walk has started.
+    answers : to what rows want.
     """
 
     answers: Answers = ON_HOST
+    all: Group
+    tail: Group
 
     def __init__(self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[S]]) -> None:
         self.plan = plan
         self.rows: list[Row] = [batch.rows[at] for s in accepted for at in s.indices]
         self.tokens = [token for sequence in accepted for token in sequence.tokens]
         self.supplied = {name for row in self.rows for name in row.inputs}
-        wants = [frozenset(value_of(want) for want in row.wants) for row in self.rows]
-        self.wanted = frozenset().union(*wants)
-        tail = [at for at, names in enumerate(wants) if not names <= plan.known]
-        self.late = [wants[at] - plan.known for at in tail]
+        alike = {row.wants for row in self.rows}
+        names = {wants: frozenset(map(value_of, wants)) for wants in alike}
+        late = {wants: found - plan.known for wants, found in names.items()}
+        self.wanted = frozenset[str]().union(*names.values())
+        self.tail_places = [at for at, row in enumerate(self.rows) if late[row.wants]]
+        self.late = [late[self.rows[at].wants] for at in self.tail_places]
         self.mixed = len(set(self.late)) > 1
-        places, segments = range(len(self.rows)), _segments(batch, accepted)
-        self.all = self.tail = Group(places, None, segments, self.flags(len(places)))
+        self.segments = segments_of(batch, accepted)
+
+    def start(self) -> None:
+        """Make the groups of rows, with nothing computed yet."""
+        places, tail = range(len(self.rows)), self.tail_places
+        self.all = self.tail = Group(places, None, self.segments, self.flags(len(places)))
         if len(tail) < len(places):
-            index = self.array(np.array(tail, np.int32))
-            self.tail = Group(tail, index, _restricted(segments, tail), self.flags(len(tail)))
+            index, segments = self.array(np.array(tail, np.int32)), restricted(self.segments, tail)
+            self.tail = Group(tail, index, segments, self.flags(len(tail)))
 
     @abstractmethod
     def array(self, host: npt.NDArray[Any]) -> Any:
@@ -120,6 +115,11 @@ class Walk(ABC, Generic[S]):
     def snap(self, x: Any, faults: Any) -> Any:
         """x [rows, ...] made canonical; rows with a value outside the domain are flagged."""
 
+    def pick(self, value: Any, index: Any) -> Any:
+        """Rows of a value, quantised or not."""
+        quantised = isinstance(value, tuple)
+        return value._make(part[index] for part in value) if quantised else value[index]
+
     def flags(self, count: int) -> Any:
         """A flag for each of so many rows, none set."""
         return self.array(np.zeros(count, np.bool_))
@@ -134,23 +134,32 @@ class Walk(ABC, Generic[S]):
 
     def compute(self) -> list[list[Brought] | None]:
         """Run every step that is needed; what each sequence brings, None for one with a fault."""
+        self.walk()
+        return self.brought()
+
+    def steps(self) -> Sequence[tuple[Step, tuple[str, ...]]]:
+        """The steps of this batch, each with the values that nothing needs after it."""
+        return self.plan.select(self.wanted)
+
+    def walk(self) -> None:
+        """Run every step that is needed."""
+        self.start()
         for name in self.plan.graph.inputs:
-            self.all.values[name] = self._input(name)
-        for step, used_up in self.plan.select(self.wanted):
+            self.all.values[name] = self.input(name)
+        for step, used_up in self.steps():
             self._run(step, self.tail if step.late else self.all)
             for name in used_up:
                 self.all.values.pop(name, None)
                 self.tail.values.pop(name, None)
         if self.late and self.tail is not self.all:
             self.flag(self.all.faults, self.tail.index, self.tail.faults)
-        return self.brought()
 
     def _run(self, step: Step, group: Group) -> None:
         node = step.node
         inputs = [self._value(name, group) for name in node.inputs]
         mixed = step.late and self.mixed
         faults = self.flags(len(group.places)) if mixed else group.faults
-        outputs = self._outputs(step, self.call(step, group, faults), inputs, len(group.places))
+        outputs = self.outputs(step, self.call(step, group, faults), inputs, len(group.places))
         for name, value in zip(node.outputs, outputs, strict=True):
             given = name in self.supplied
             group.values[name] = self._replaced(name, value, group, faults) if given else value
@@ -158,8 +167,8 @@ class Walk(ABC, Generic[S]):
             concerned = np.array([node.name in self.plan.needs(names) for names in self.late])
             self.flag(group.faults, slice(None), faults, self.array(concerned))
 
-    def _outputs(self, step: Step, call: Call, inputs: list[Any], rows: int) -> Sequence[Any]:
-        """What the step's kernel makes of its inputs; BackendError where it is something else."""
+    def outputs(self, step: Step, call: Any, inputs: list[Any], rows: int) -> Sequence[Any]:
+        """Compute a step; raise BackendError where its kernel makes something else."""
         node = step.node
         try:
             result = step.kernel(call, *inputs)
@@ -182,10 +191,11 @@ class Walk(ABC, Generic[S]):
 
     def _value(self, name: str, group: Group) -> Any:
         if name not in group.values:
-            group.values[name] = _picked(self.all.values[name], group.index)
+            group.values[name] = self.pick(self.all.values[name], group.index)
         return group.values[name]
 
-    def _input(self, name: str) -> Any:
+    def input(self, name: str) -> Any:
+        """A value that every row has or supplies."""
         if name in BY_ROW:
             known = self.tokens if name == "token" else [row.position for row in self.rows]
             return self.array(np.array(known, np.int32))
@@ -211,15 +221,19 @@ class Walk(ABC, Generic[S]):
         flags, index = self.flags(len(given)), self.array(np.array(given, np.int32))
         new = self._supplied(name, [rows[place].inputs[name] for place in given], flags)
         self.flag(faults, index, flags)
+        return self.put(value, index, new)
+
+    def put(self, value: Any, index: Any, rows: Any) -> Any:
+        """Return a value with other rows at `index`."""
         # Picking copies: the value may be a view of the node's input.
-        value = value[self.array(np.arange(len(rows), dtype=np.int32))]
-        value[index] = new
+        value = value[self.array(np.arange(len(value), dtype=np.int32))]
+        value[index] = rows
         return value
 
     def brought(self) -> list[list[Brought] | None]:
         """What each sequence brings, once everything is computed; None for one with a fault."""
         failed = self.host(self.all.faults)
-        return [None if failed[s.cut].any() else self._answers(s) for s in self.all.segments]
+        return [None if failed[s.cut].any() else self._answers(s) for s in self.segments]
 
     def _answers(self, segment: Segment[S]) -> list[Brought] | None:
         try:
@@ -233,8 +247,8 @@ class Walk(ABC, Generic[S]):
     def row(self, name: str, at: int) -> Any:
         """Row `at` of a value, as the library has it."""
         if name in self.all.values:
-            return _picked(self.all.values[name], at)
-        return _picked(self.tail.values[name], bisect_left(self.tail.places, at))
+            return self.pick(self.all.values[name], at)
+        return self.pick(self.tail.values[name], bisect_left(self.tail.places, at))
 
     def row_of(self, name: str, at: int) -> Any:
         """Row `at` of a value, on the host."""
@@ -245,33 +259,6 @@ class Walk(ABC, Generic[S]):
 
     def history(self, at: int) -> list[int]:
         """Every id the row's sequence was fed, up to and including the row."""
-        segment = next(s for s in self.all.segments if s.start <= at < s.stop)
+        segment = next(s for s in self.segments if s.start <= at < s.stop)
         before = segment.state.tokens[: segment.positions[0]]
         return [*before, *self.tokens[segment.start : at + 1]]
-
-
-def _picked(value: Any, index: Any) -> Any:
-    """Rows of a value, quantised or not."""
-    quantised = isinstance(value, tuple)
-    return value._make(part[index] for part in value) if quantised else value[index]
-
-
-def _segments(batch: Batch, accepted: Sequence[Accepted[S]]) -> list[Segment[S]]:
-    found, start = [], 0
-    for sequence in accepted:
-        positions = [batch.rows[at].position for at in sequence.indices]
-        found.append(Segment(sequence.state, start, start + len(positions), positions))
-        start += len(positions)
-    return found
-
-
-def _restricted(segments: Sequence[Segment[S]], rows: Sequence[int]) -> list[Segment[S]]:
-    """The segments of some of the rows, numbered among these."""
-    found, start = [], 0
-    for segment in segments:
-        kept = [at for at in rows if segment.start <= at < segment.stop]
-        if kept:
-            positions = [segment.positions[at - segment.start] for at in kept]
-            found.append(Segment(segment.state, start, start + len(kept), positions))
-            start += len(kept)
-    return found

@@ -94,6 +94,16 @@ class Extent:
         """Rows that memory is needed for, in a sequence of so many."""
         return min(rows, most_rows(self.window)) if self.trims and self.window else rows
 
+    def written(self, length: int) -> None:
+        """Count the rows up to so many as written, and give up those behind the window."""
+        self.length = length
+        self.trim()
+
+    def begin(self, length: int, base: int = 0) -> None:
+        """Begin at what was imported of a sequence of this many rows: those from `base` on."""
+        self.length, self.base = length, base
+        self.trim()
+
     def trim(self) -> int:
         """After rows were computed: give up those behind the window; how many these are."""
         before = self.base

@@ -15,8 +15,8 @@ from cortiq.errors import BackendError
 from cortiq.options import GenerateOptions, LoadOptions, resolve
 
 if TYPE_CHECKING:
-    from cortiq.runtime.bench import Runner, Speed, Work
-    from cortiq.runtime.model import Model
+    from cortiq.bench.measure import Runner, Speed, Workload
+    from cortiq.model.model import Model
 
 PEERS = ("llama.cpp", "engine")
 
@@ -60,15 +60,15 @@ def bench(
 
     One repetition warms up; medians are of the others. Nothing else should run on the machine.
     """
-    from cortiq.runtime.bench import Work, measure
-    from cortiq.runtime.drafts import drafter_of
-    from cortiq.runtime.load import load
-    from cortiq.runtime.request import vocabulary_size
+    from cortiq.bench.measure import Workload, measure
+    from cortiq.engine.request import vocabulary_size
+    from cortiq.model.drafter_factory import drafters_named
+    from cortiq.model.load import load
 
-    work = Work(*(given.pop(n) for n in ("prompt_tokens", "new_tokens", "batch", "repeats")))
+    work = Workload(*(given.pop(n) for n in ("prompt_tokens", "new_tokens", "batch", "repeats")))
     chosen = resolve(LoadOptions, given)
     if draft is not None:
-        drafter_of(
+        drafters_named(
             GenerateOptions(draft=draft, draft_depth=draft_depth)
         )  # before a model is opened
     given = with_draft_heads(given, draft)
@@ -88,9 +88,11 @@ def bench(
     return _print(speeds, facts, as_json)
 
 
-def _print_drafts(loaded: Model, draft: str, depth: int | None, work: Work, as_json: bool) -> None:
+def _print_drafts(
+    loaded: Model, draft: str, depth: int | None, work: Workload, as_json: bool
+) -> None:
     """Measure a drafter; print decoded tokens per second."""
-    from cortiq.runtime.bench_drafts import compare
+    from cortiq.bench.drafts import compare
 
     with progress_bar() as bar:
         found = compare(loaded, draft, depth, work.new_tokens, work.repeats, bar)
@@ -104,26 +106,28 @@ def _print_drafts(loaded: Model, draft: str, depth: int | None, work: Work, as_j
 
 
 def _runners(
-    loaded: Model, model: str, work: Work, against: str | None, threads: int
+    loaded: Model, model: str, work: Workload, against: str | None, threads: int
 ) -> dict[str, Runner]:
-    from cortiq.runtime.bench import OwnRunner
+    from cortiq.bench.measure import ExecutableRunner
 
-    runners: dict[str, Runner] = {"cortiq": OwnRunner(loaded.executable, work)}
+    runners: dict[str, Runner] = {"cortiq": ExecutableRunner(loaded.executable, work)}
     if against == "engine":
-        from cortiq.runtime.bench_engine import EngineRunner
+        from cortiq.bench.engine_runner import EngineRunner
 
         runners[against] = EngineRunner(loaded.executable, loaded.tokenizer, work)
     elif against is not None:
+        from cortiq.bench.llama_cpp import LlamaCppRunner
+        from cortiq.bench.measure import cores
         from cortiq.formats.fetch import resolve as path_of
-        from cortiq.runtime.bench import cores
-        from cortiq.runtime.peer import LlamaRunner
 
-        runners[against] = LlamaRunner(path_of(model), work, threads or cores())
+        runners[against] = LlamaCppRunner(path_of(model), work, threads or cores())
     return runners
 
 
-def _facts(loaded: Model, model: str, work: Work, runners: Mapping[str, Runner]) -> dict[str, Any]:
-    from cortiq.runtime.bench import cores
+def _facts(
+    loaded: Model, model: str, work: Workload, runners: Mapping[str, Runner]
+) -> dict[str, Any]:
+    from cortiq.bench.measure import cores
 
     facts = {
         "model": model,
@@ -139,12 +143,12 @@ def _facts(loaded: Model, model: str, work: Work, runners: Mapping[str, Runner])
     return facts | ({"peer": versions} if versions else {})
 
 
-def profile_of(loaded: Model, runner: Runner, work: Work) -> dict[str, Any]:
+def profile_of(loaded: Model, runner: Runner, work: Workload) -> dict[str, Any]:
     """Return the time per op in a prefill and in decoding steps, and the machine's limits.
 
     The executable has a `profile` with `start`, `stop` and `limits` if its backend can record.
     """
-    from cortiq.runtime.request import vocabulary_size
+    from cortiq.engine.request import vocabulary_size
 
     recorder = getattr(loaded.executable, "profile", None)
     if recorder is None:

@@ -29,8 +29,8 @@ from cortiq.errors import CortiqError
 from cortiq.options import GenerateOptions, LoadOptions, environment_name, resolve, select
 
 if TYPE_CHECKING:
-    from cortiq.runtime.conversation import Conversation
-    from cortiq.runtime.model import Model
+    from cortiq.model.conversation import Conversation
+    from cortiq.model.model import Model
 
 DEFAULT_MAX_TOKENS = 1024
 """Default of `max_tokens` in a chat."""
@@ -169,7 +169,7 @@ def chat(
     is a message, and the chat ends with the input. The tokens of earlier turns are not computed
     again.
     """
-    from cortiq.runtime.conversation import Conversation
+    from cortiq.model.conversation import Conversation
 
     variables = template_options(template_pairs)
     system = None if system is None else argument_text(system, "--system")

@@ -12,7 +12,7 @@ import click
 from cortiq.cli.render import byte_count, echo, note, print_json, print_table
 
 if TYPE_CHECKING:
-    from cortiq.runtime.trial import Trial
+    from cortiq.model.backend_check import BackendCheck
 
 SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 NOTHING_WORKS = 1
@@ -43,10 +43,10 @@ def machine_report(*, trial: bool) -> dict[str, Any]:
     import cortiq
     from cortiq.formats.cache import models_folder
     from cortiq.formats.fetch import list_cached, partial_downloads
+    from cortiq.model import machine
+    from cortiq.model.backend_check import check_backends
     from cortiq.plugins import default_plugins
     from cortiq.plugins.extras import extras
-    from cortiq.runtime import machine
-    from cortiq.runtime.trial import trials
 
     plugins, memory = default_plugins(), machine.memory()
     return {
@@ -60,7 +60,7 @@ def machine_report(*, trial: bool) -> dict[str, Any]:
         "cache": machine.disk(models_folder()),
         "models": list(list_cached()),
         "unfinished": partial_downloads(),
-        "backends": [_facts(made) for made in trials(plugins, run=trial)],
+        "backends": [_facts(made) for made in check_backends(plugins, run=trial)],
         "problems": [{"plugin": p.name, "problem": p.sentence} for p in plugins.problems],
         "extras": [
             {"name": e.name, "packages": e.packages, "mend": e.command if e.missing else None}
@@ -75,7 +75,7 @@ def _shown(name: str, value: str) -> str:
     return "(set)" if any(word in name for word in SECRETS) else value
 
 
-def _facts(made: Trial) -> dict[str, Any]:
+def _facts(made: BackendCheck) -> dict[str, Any]:
     from dataclasses import asdict
 
     return asdict(made)

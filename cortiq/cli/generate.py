@@ -24,8 +24,8 @@ from cortiq.errors import RequestError
 from cortiq.options import GenerateOptions, LoadOptions, resolve, select
 
 if TYPE_CHECKING:
-    from cortiq.runtime.generate import Generation
-    from cortiq.runtime.model import Model
+    from cortiq.model.generation import Generation
+    from cortiq.model.model import Model
 
 IDS_HELP = "Token ids instead of a text; a model without a tokenizer prints ids, too."
 
@@ -109,10 +109,10 @@ def generate(
 
 def _unused_reason(kept: int) -> str:
     """Return why a prefix of this many tokens was not used."""
-    from cortiq.engine.prefixes import LEAST
+    from cortiq.engine.prefixes import LEAST_ROWS
 
-    if kept < LEAST:
-        return f"it has {kept} tokens, fewer than the {LEAST} that are worth reusing"
+    if kept < LEAST_ROWS:
+        return f"it has {kept} tokens, fewer than the {LEAST_ROWS} that are worth reusing"
     return f"the prompt does not begin with its {kept} tokens"
 
 
@@ -138,11 +138,11 @@ def receipt_writer(path: str | None, key: str | None) -> Callable[[Generation], 
 
 def check_options(options: GenerateOptions) -> None:
     """Check options without a model; raise RequestError."""
-    from cortiq.runtime.drafts import drafter_of
-    from cortiq.runtime.request import check_stop
+    from cortiq.engine.request import check_stop
+    from cortiq.model.drafter_factory import drafters_named
 
     check_stop(options)
-    drafter_of(options)
+    drafters_named(options)
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def with_draft_heads(options: dict[str, Any], draft: str | None) -> dict[str, An
     """Return the load options, with the draft heads that the drafter needs unless some are
     named.
     """
-    from cortiq.runtime.drafts import heads_of
+    from cortiq.model.drafter_factory import heads_of
 
     needed, given = heads_of(draft), resolve(LoadOptions, select(LoadOptions, options)).heads
     return options if needed is None or given != "off" else {**options, "heads": needed}

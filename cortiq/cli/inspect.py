@@ -16,7 +16,7 @@ from cortiq.errors import RequestError
 from cortiq.options import LoadOptions, resolve
 
 if TYPE_CHECKING:
-    from cortiq.runtime.source import Source
+    from cortiq.model.source import ModelSource
 
 
 @click.command()
@@ -54,7 +54,7 @@ def _inspect(
     model: str, chosen: LoadOptions, full: bool, check: bool, given: dict[str, Any]
 ) -> None:
     from cortiq.ir.printer import print_program
-    from cortiq.runtime.source import open_source
+    from cortiq.model.source import open_source
 
     with progress_bar(in_bytes=True) as bar:
         source = open_source(model, chosen, bar)
@@ -71,7 +71,7 @@ def _inspect(
         source.close()
 
 
-def _summary(source: Source) -> Iterator[str]:
+def _summary(source: ModelSource) -> Iterator[str]:
     from cortiq.ir.printer import describe_rope, rope_tables
 
     sizes: Counter[str] = Counter()
@@ -90,15 +90,15 @@ def _summary(source: Source) -> Iterator[str]:
     yield f"hash: {source.model_hash()}"
 
 
-def _template(source: Source) -> str:
+def _template(source: ModelSource) -> str:
     found = source.tokenizer.chat_template()
     return "with a chat template" if found else "no chat template (a base model)"
 
 
-def _print_placement(source: Source, chosen: LoadOptions) -> None:
+def _print_placement(source: ModelSource, chosen: LoadOptions) -> None:
     """Print the placement that the compiled executable reports."""
-    from cortiq.runtime.load import choose_backend, compile_source
-    from cortiq.runtime.place import declined_nodes
+    from cortiq.model.load import choose_backend, compile_source
+    from cortiq.placement.place import declined_nodes
 
     backend, device = choose_backend(chosen)
     executable = compile_source(source, backend, device, chosen)
@@ -113,7 +113,7 @@ def _print_placement(source: Source, chosen: LoadOptions) -> None:
         echo(f"  declined: {name}: {reason}")
 
 
-def _check(source: Source) -> None:
+def _check(source: ModelSource) -> None:
     from cortiq.numerics.soundness import check_finite
 
     total = len(source.weights)

@@ -1,6 +1,7 @@
-"""Dialects: how models write tool calls and their thinking, and how both are told from the answer.
+"""Dialects: models' formats for tool calls and thinking, and separating both from the answer.
 
-A dialect is a file; `cortiq_tool_dialects` brings further ones. Nothing here imports numpy.
+A dialect is a file; plugins add further ones by `cortiq_tool_dialects`. The package does not import
+numpy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a tool dialect is, and how texts become the values that a tool expects."""
+"""Tool dialects, and the conversion of text arguments to the types of a tool's schema."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class ToolCall:
 
 
 class Unfinished(ValueError):
-    """A call that goes on behind the closing marker that was found: the marker is part of it."""
+    """A call that continues behind the closing marker that was found: the marker is part of it."""
 
 
 Tools = Mapping[str, Mapping[str, Any]]
 """JSON schema of each offered tool's arguments, by its name."""
 
-Read = Callable[[str, Tools, bool], tuple[list[ToolCall], int]]
+CallReader = Callable[[str, Tools, bool], tuple[list[ToolCall], int]]
 """Reads calls from a text that begins with an opening marker: the calls, and where they end.
 
 The text reaches to a closing marker, or (the flag `final`) to the end of the answer. ValueError
@@ -46,20 +46,20 @@ class ToolDialect:
     ----------
     name : of the dialect.
     fits : whether a chat template (its Jinja source) asks for this dialect.
-    opens, closes : markers around calls. Without `closes` the calls go on to the end of the text,
+    opens, closes : markers around calls. Without `closes` the calls extend to the end of the text,
         and where `at_end` is set the end of the text closes them too (a marker that ends an answer
         is not part of the text).
-    parse : the calls in what stands between the markers; ValueError where there are none, and then
-        the whole of it is text. `Unfinished` where the closing marker is part of a call.
+    parse : the calls between the markers; ValueError if there are none, and then all of it is text.
+        `Unfinished` where the closing marker is part of a call.
     inner : further markers that calls are written with.
-    texts : whether arguments are texts whose types only the tool's schema tells (`typed`).
+    texts : whether arguments are texts, typed by the tool's schema only (`coerce_arguments`).
     wrap : text around a call's JSON object `{"name": …, "arguments": …}` where a call can be forced
         by a grammar; None where the dialect does not write calls as such an object.
     read : reads irregular calls too; used instead of `parse` where it is there.
     openings : further markers that calls begin with where models leave `opens` out, each with the
         markers that may end such a call. Only calls of offered tools count behind them. `opens` is
         among them where other markers than `closes` end its calls too.
-    bare : how an answer begins that may be a call without any marker.
+    bare : beginnings of answers that may be calls without a marker.
     """
 
     name: str
@@ -71,19 +71,19 @@ class ToolDialect:
     inner: tuple[str, ...] = ()
     texts: bool = False
     wrap: tuple[str, str] | None = None
-    read: Read | None = None
+    read: CallReader | None = None
     openings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     bare: tuple[str, ...] = ()
 
     def calls(self, text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
-        """Read calls from a text that begins with an opening marker; see `Read`."""
+        """Read calls from a text that begins with an opening marker; see `CallReader`."""
         made, end = self._read(text, tools, final)
         if not made:
             raise ValueError("no call")
         if not text.startswith(self.opens) and any(call.name not in tools for call in made):
             raise ValueError("no offered tool")
         if self.texts:
-            made = [typed(call, tools.get(call.name, {})) for call in made]
+            made = [coerce_arguments(call, tools.get(call.name, {})) for call in made]
         return made, end
 
     def _read(self, text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
@@ -96,10 +96,10 @@ class ToolDialect:
 
 
 WORDS = {"true": True, "false": False, "null": None, "none": None}
-"""What models write for JSON's words, in Python's spelling too."""
+"""Spellings of JSON's words by models, Python's included."""
 
 
-def typed(call: ToolCall, schema: Mapping[str, Any]) -> ToolCall:
+def coerce_arguments(call: ToolCall, schema: Mapping[str, Any]) -> ToolCall:
     """Return a call whose arguments were texts, with the values that the tool's schema expects.
 
     A text stays one unless the schema forbids strings there; then it is read as JSON, and stays a

@@ -18,7 +18,7 @@ Read = tuple[Any, int]
 
 
 def read(text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
-    """Read calls (`dialect.Read`)."""
+    """Read calls (`dialect.CallReader`)."""
     calls: list[ToolCall] = []
     at = end = len(OPENS)
     try:

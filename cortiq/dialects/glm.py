@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cortiq.dialects.dialect import ToolDialect
-from cortiq.dialects.markup import Markup
+from cortiq.dialects.markup import MarkupReader
 
-MARKUP = Markup(
+MARKUP = MarkupReader(
     opens="<tool_call>", closes="</tool_call>",
     head=r"([\w.-]+)(?=\s*(?:<arg_key>|</tool_call>|\Z))",
     key=r"<arg_key>([^<>]+)(?:</arg_key>(?:\s*<arg_value>)?|<arg_value>)",

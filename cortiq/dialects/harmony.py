@@ -1,7 +1,7 @@
 """Harmony (gpt-oss): a call is a message to `functions.NAME`, whichever header names it.
 
-The recipient stands behind the channel or behind the role, and some models write calls to the
-channel of their thinking.
+The recipient follows the channel or the role, and some models write calls to the channel of their
+thinking.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMED = named_reader(
 
 
 def read(text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
-    """Read calls (`dialect.Read`); a recipient that is no function has to be an offered tool."""
+    """Read calls (`dialect.CallReader`); only offered tools are recipients besides functions."""
     calls, end = _NAMED(text, tools, final)
     if not all(call.name.startswith(FUNCTIONS) or call.name in tools for call in calls):
         raise ValueError("no function")

@@ -9,7 +9,7 @@ OPENS, CLOSES = "<tool_call>", "</tool_call>"
 
 
 def fits(template: str) -> bool:
-    """The tag, and none of the dialects that use it for something else."""
+    """Return whether the template has the tag, and no other dialect's use of it."""
     return OPENS in template and not any(other in template for other in ("<function=", "<arg_key>"))
 
 

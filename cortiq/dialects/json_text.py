@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from cortiq.dialects.dialect import Read, ToolCall, Tools, Unfinished
+from cortiq.dialects.dialect import CallReader, ToolCall, Tools, Unfinished
 
 FENCE = "```(?:json)?"
 NOTHING = re.compile("")
@@ -16,7 +16,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _ENDS = {"{": "}", "[": "]"}
 _KEYS = frozenset({"id", "type", "index", "name", "arguments", "parameters"})
-"""What an object that is a call may have: any other key would be an argument that gets lost."""
+"""Keys that a call object may have: any other key would be an argument that is lost."""
 
 
 def _no_constant(word: str) -> NoReturn:
@@ -47,7 +47,7 @@ def decode(text: str, at: int = 0, closes: str = "") -> tuple[Any, int]:
 
     Parameters
     ----------
-    closes : marker that ends a call. Brackets that are still open where it stands are closed.
+    closes : marker that ends a call. Brackets that are still open there are closed.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def read_json(text: str) -> Any:
 
 
 def _missing(text: str, at: int, stop: int) -> str:
-    """The brackets that are open at `stop`, closed."""
+    """Return the closing brackets that are still missing at `stop`."""
     opened = []
     for token in _TOKEN.finditer(text, at, stop):
         if token[0] in _ENDS:
@@ -121,11 +121,11 @@ def calls_of(value: object) -> list[ToolCall]:
     return [call_of(item) for item in values]
 
 
-def object_reader(opens: str, closes: str) -> Read:
+def object_reader(opens: str, closes: str) -> CallReader:
     """Return the reader of a dialect whose calls are JSON objects, or lists of them, after `opens`.
 
-    Several may stand in one block, with commas, semicolons, line breaks or markers between them,
-    and in a fence of code.
+    A block may hold several, separated by commas, semicolons, line breaks or markers, and may be in
+    a code fence.
     """
     marks = "|".join(re.escape(mark) for mark in (opens, closes) if mark)
     between = re.compile(rf"(?:[\s,;]|{FENCE}{f'|{marks}' if marks else ''})*")
@@ -145,12 +145,12 @@ def object_reader(opens: str, closes: str) -> Read:
 
 def named_reader(
     opens: str, head: re.Pattern[str], tail: re.Pattern[str], closes: str, closing: re.Pattern[str]
-) -> Read:
+) -> CallReader:
     """Return the reader of a dialect that writes a name, then its arguments as a JSON object.
 
     Parameters
     ----------
-    head : up to the object; its groups are ways to find the name. tail : behind it, may be empty.
+    head : up to the object; its groups are ways to find the name. tail : follows it, may be empty.
     closes : marker that ends a call. closing : what may close the block.
     """
 

@@ -1,9 +1,9 @@
 """Calls in elements: a name, then keys with values that are texts, as several dialects have them.
 
-A value may hold anything, also what looks like a closing tag. Where a tag stands decides: one that
-closes a value is followed by the next key or by the end of the call, and a value that opens
-elements of the same kind closes them too. Where a model left a tag out, the tool's schema tells a
-key from a text that resembles one. What can be read in two ways is no call.
+A value may contain anything, also text like a closing tag. The position decides: a tag that closes
+a value is followed by the next key or by the end of the call, and a value that opens elements of
+the same kind closes them too. If a model left a tag out, the tool's schema distinguishes a key from
+similar text. Ambiguous text is not a call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from cortiq.dialects.dialect import Read, ToolCall, Tools, Unfinished
+from cortiq.dialects.dialect import CallReader, ToolCall, Tools, Unfinished
 from cortiq.dialects.json_text import ending, object_reader, skip
 from cortiq.dialects.schema import Schema
 
@@ -20,7 +20,7 @@ _SPACES = re.compile(r"\s*")
 
 
 @dataclass(frozen=True)
-class Markup:
+class MarkupReader:
     """The elements of a dialect.
 
     Attributes
@@ -45,7 +45,7 @@ class Markup:
         return re.compile(self.head)
 
     @cached_property
-    def _objects(self) -> Read:
+    def _objects(self) -> CallReader:
         return object_reader(self.opens, self.closes)
 
     @cached_property
@@ -67,7 +67,7 @@ class Markup:
 
     @cached_property
     def _follows(self) -> re.Pattern[str]:
-        """What stands behind a value that is over, in a call that is whole."""
+        """Pattern of what may follow a complete value in a complete call."""
         over = rf"(?:{self.head}|{re.escape(self.closes)}|{re.escape(self.opens)}|\Z)"
         return re.compile(rf"\s*(?:{self.key}|{re.escape(self.tail)}\s*{over})")
 
@@ -78,19 +78,19 @@ class Markup:
 
     @cached_property
     def _over(self) -> re.Pattern[str]:
-        """What stands behind a call that is over."""
+        """Pattern of what may follow a complete call."""
         opens, closes = re.escape(self.opens), re.escape(self.closes)
         return re.compile(rf"\s*(?:{closes}\s*)*(?:{opens}|{self.head}|\Z)")
 
     def _again(self, loosely: bool) -> re.Pattern[str]:
-        """Closing tags of a value that stand there once more, and what has to follow them."""
+        """Return a value's closing tags that are repeated, and what has to follow them."""
         behind = [self.key] + ([re.escape(self.tail)] if self.tail else [])
         if loosely or not self.tail:
             behind += [re.escape(self.closes), r"\Z"]
         return re.compile(rf"(?:\s*{re.escape(self.close)})+(?=\s*(?:{'|'.join(behind)}))")
 
     def read(self, text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
-        """Read a block (`dialect.Read`): as it should be, else at the end of an answer loosely.
+        """Read a block (`dialect.CallReader`) strictly, or loosely at the end of an answer.
 
         Models that were trained on several dialects write JSON objects between the same markers.
         """
@@ -121,7 +121,7 @@ class Markup:
     def _arguments(
         self, text: str, at: int, schema: Schema, loosely: bool
     ) -> tuple[dict[str, str], int]:
-        """The arguments of one call, and where it ends."""
+        """Return the arguments of one call, and where they end."""
         made: dict[str, str] = {}
         while key := self._key.match(text, at):
             name = key[1].strip()
@@ -141,7 +141,7 @@ class Markup:
     def _value(
         self, text: str, at: int, open_keys: frozenset[str], loosely: bool
     ) -> tuple[str, int]:
-        """A value, and where what follows it begins."""
+        """Return a value, and where the text after it begins."""
         inside = 0
         follows = self._follows_loosely if loosely else self._follows
         for tag in self._tags.finditer(text, at):
@@ -165,9 +165,9 @@ class Markup:
         raise Unfinished("the value does not end")
 
     def _twice(self, text: str, start: int, again: re.Match[str]) -> bool:
-        """Whether the tag at `start` closes a value though it is there again behind it.
+        """Return whether the tag at `start` closes a value although it occurs again behind it.
 
-        A tag on a line of its own does; in a line it is text if the one on the next line closes.
+        A tag on its own line does; inside a line it is text if the tag on the next line closes.
         """
         if self.lines and text[start - 1] == "\n":
             return True

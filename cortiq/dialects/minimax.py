@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cortiq.dialects.dialect import ToolDialect
-from cortiq.dialects.markup import Markup
+from cortiq.dialects.markup import MarkupReader
 
-MARKUP = Markup(
+MARKUP = MarkupReader(
     opens="<minimax:tool_call>", closes="</minimax:tool_call>",
     head=r'<invoke name="([^"<>\n]+)">', key=r'<parameter name="([^"<>\n]+)">',
     close="</parameter>", tail="</invoke>",

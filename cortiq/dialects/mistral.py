@@ -16,7 +16,7 @@ NAMED = named_reader(CALLS, HEAD, NOTHING, "", NOTHING)
 
 
 def read(text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
-    """Read calls in either way (`dialect.Read`)."""
+    """Read calls in either way (`dialect.CallReader`)."""
     listed = text.removeprefix(CALLS).lstrip().startswith(("[{", "{", "[ "))
     return (LISTED if listed else NAMED)(text, tools, final)
 

@@ -12,7 +12,7 @@ OPENS, CLOSES = "<|tool_call_start|>", "<|tool_call_end|>"
 
 
 def read(text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
-    """Read calls (`dialect.Read`); only literals are read, nothing is run."""
+    """Read calls (`dialect.CallReader`); only literals are read, nothing is run."""
     if text.removeprefix(OPENS).lstrip().startswith(("[{", "{")):
         return _OBJECTS(text, tools, final)
     body = text.removeprefix(OPENS).strip()

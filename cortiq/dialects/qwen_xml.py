@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cortiq.dialects.dialect import ToolDialect
-from cortiq.dialects.markup import Markup
+from cortiq.dialects.markup import MarkupReader
 
-MARKUP = Markup(
+MARKUP = MarkupReader(
     opens="<tool_call>", closes="</tool_call>",
     head=r"<function=([^<>\n]+)>", key=r"<parameter=([^<>\n]+)>",
     close="</parameter>", tail="</function>", lines=True,

@@ -1,4 +1,4 @@
-"""Which dialect a chat template asks for: plugins' first, then ours."""
+"""Find the dialect that a chat template asks for: plugins' first, then the built-in ones."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ OWN = (
 
 
 def dialect_of(template: str | None, others: Sequence[ToolDialect] = ()) -> ToolDialect | None:
-    """The dialect a chat template asks for; None where it knows of no tools.
+    """Return the dialect a chat template asks for; None if it does not support tools.
 
     Parameters
     ----------
-    others : dialects that plugins bring; they go before ours.
+    others : dialects of plugins, which come first.
     """
     if template is None or "tools" not in template:
         return None

@@ -1,4 +1,4 @@
-"""What a JSON schema says about a value: the JSON types that it allows, and where `$ref` points."""
+"""JSON schemas: the JSON types that a schema allows, and the targets of `$ref`."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Schema:
 
 
 def _property(branch: Mapping[str, Any], name: str) -> Iterator[object]:
-    """The schemas that one alternative of an object has for a property."""
+    """Yield the schemas that one alternative of an object has for a property."""
     properties, patterns = branch.get("properties"), branch.get("patternProperties")
     if isinstance(properties, Mapping) and name in properties:
         yield properties[name]
@@ -100,7 +100,7 @@ def _property(branch: Mapping[str, Any], name: str) -> Iterator[object]:
 def _branches(
     schema: object, root: object, seen: frozenset[str], steps: list[int]
 ) -> Iterator[Mapping[str, Any]]:
-    """The alternatives of a schema, through references, unions and intersections."""
+    """Yield the alternatives of a schema, through references, unions and intersections."""
     steps[0] -= 1
     if not isinstance(schema, Mapping) or steps[0] < 0:
         return
@@ -146,7 +146,7 @@ def _types(schema: object, root: object, seen: frozenset[str], steps: list[int])
 
 
 def _declared(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The types that a schema's own words allow.
+    """Return the types that a schema's own words allow.
 
     One that only describes the insides of objects or arrays is read as one of these, though to the
     letter it says nothing about other values.

@@ -1,4 +1,4 @@
-"""Tells the parts of an answer apart while it streams: thinking, tool calls, and text."""
+"""Split a streamed answer into thinking, tool calls and text."""
 
 from __future__ import annotations
 
@@ -6,46 +6,46 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cortiq.dialects.dialect import Read, ToolCall, ToolDialect, Tools, Unfinished
+from cortiq.dialects.dialect import CallReader, ToolCall, ToolDialect, Tools, Unfinished
 from cortiq.dialects.json_text import object_reader
 from cortiq.dialects.thinking import Thinking
 
 
 @dataclass(frozen=True)
-class Said:
+class AnswerText:
     """A piece of the answer's text."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Thought:
+class ThinkingText:
     """A piece of thinking."""
 
     text: str
 
 
-Part = Said | Thought | ToolCall
+AnswerPart = AnswerText | ThinkingText | ToolCall
 
 MOST_READ = 1 << 24
 """Characters of one answer that are read as calls, those read again counted again: an answer that
 opens calls without end would cost the square of its length. Past them all of it is text."""
 
 BARE = ("{", "[{")
-"""How an answer begins that may be calls without any marker."""
+"""Beginnings of answers that may be calls without a marker."""
 
 _OBJECTS = object_reader("", "")
 
 
-class Splitter:
-    """Cuts an answer into parts; what they are does not depend on the pieces it comes in.
+class AnswerSplitter:
+    """Splits an answer into parts; the parts do not depend on how the text is chunked.
 
     A call inside a thinking block is thinking. What looks like a call and cannot be parsed is text.
     An answer that is nothing but JSON objects of offered tools is calls too, without any marker.
 
     Parameters
     ----------
-    thinking, dialect : how the model marks both; None for not at all.
+    thinking, dialect : the model's markers; None for none.
     tools : JSON schema of each tool's arguments by name; without any no calls are looked for.
     opened : whether the prompt ended inside a thinking block.
     """
@@ -63,24 +63,24 @@ class Splitter:
         self._held = ""
         self._looked = self._read = 0
 
-    def feed(self, piece: str) -> list[Part]:
-        """Take a piece; the parts that are now certain."""
+    def feed(self, piece: str) -> list[AnswerPart]:
+        """Take a piece of text and return the parts that are now certain."""
         self._held += piece
         return list(self._run(final=False))
 
-    def finish(self) -> list[Part]:
-        """The end of the answer; the parts that were still held back."""
+    def finish(self) -> list[AnswerPart]:
+        """End the answer and return the parts that were still held back."""
         return list(self._run(final=True))
 
-    def _run(self, final: bool) -> Iterator[Part]:
+    def _run(self, final: bool) -> Iterator[AnswerPart]:
         while True:
             before, held = self._state, self._held
             yield from self._state(final)
             if self._state == before and self._held == held:
                 return
 
-    def _start(self, final: bool) -> Iterator[Part]:
-        """Before anything was said: a thinking block may open, or an object that is a call."""
+    def _start(self, final: bool) -> Iterator[AnswerPart]:
+        """Read the start of an answer: a thinking block, or an object that is a call."""
         text = self._held.lstrip()
         opens = self.thinking.opens if self.thinking else ""
         if opens and text.startswith(opens):
@@ -94,37 +94,37 @@ class Splitter:
         elif final or (text and not any(mark.startswith(packed) for mark in (opens, *bare))):
             self._state = self._say
 
-    def _open(self, final: bool) -> Iterator[Part]:
-        """Newlines after the opening marker are no part of the thinking."""
+    def _open(self, final: bool) -> Iterator[AnswerPart]:
+        """Skip newlines after the opening marker of a thinking block."""
         self._held = self._held.lstrip("\n")
         if self._held:
             self._state = self._think
         yield from ()
 
-    def _think(self, final: bool) -> Iterator[Part]:
+    def _think(self, final: bool) -> Iterator[AnswerPart]:
         assert self.thinking is not None
         inside, found, after = self._cut((self.thinking.closes,), final)
         if inside:
-            yield Thought(inside)
+            yield ThinkingText(inside)
         if found:
             self._held, self._state = after, self._after
         else:
             self._held = after
 
-    def _after(self, final: bool) -> Iterator[Part]:
-        """Between thinking and answer: newlines there belong to neither."""
+    def _after(self, final: bool) -> Iterator[AnswerPart]:
+        """Skip newlines between thinking and answer."""
         self._held = self._held.lstrip("\n")
         if self._held or final:
             self._state = self._start
         yield from ()
 
-    def _say(self, final: bool) -> Iterator[Part]:
+    def _say(self, final: bool) -> Iterator[AnswerPart]:
         thinking, dialect = self.thinking, self.dialect
         openings = (dialect.opens, *dialect.openings) if dialect else ()
         frames = (thinking.opens, *thinking.frames) if thinking and thinking.frames else ()
         text, found, after = self._cut((*openings, *frames), final)
         if text:
-            yield Said(text)
+            yield AnswerText(text)
         self._held = after
         if found and found in openings:
             self._held, self._opening = found + after, found
@@ -132,8 +132,8 @@ class Splitter:
         elif thinking and found == thinking.opens:
             self._state = self._open
 
-    def _call(self, final: bool) -> Iterator[Part]:
-        """From a call's opening marker on; nothing comes out before one that closes it."""
+    def _call(self, final: bool) -> Iterator[AnswerPart]:
+        """Read a call from its opening marker on; yield nothing before a marker closes it."""
         dialect, opening = self.dialect, self._opening
         assert dialect is not None
         ends = dialect.openings.get(opening, (dialect.closes,))
@@ -158,10 +158,10 @@ class Splitter:
             yield from calls
         else:
             self._held, self._state = self._held[len(opening) :], self._say
-            yield Said(opening)
+            yield AnswerText(opening)
 
-    def _called(self, final: bool) -> Iterator[Part]:
-        """After calls: closing markers that stand there again are no text."""
+    def _called(self, final: bool) -> Iterator[AnswerPart]:
+        """Skip closing markers that are repeated after calls."""
         text = self._held.lstrip()
         closes = self.dialect.closes if self.dialect else ""
         if closes and text.startswith(closes):
@@ -170,8 +170,8 @@ class Splitter:
             self._state = self._say
         yield from ()
 
-    def _bare(self, final: bool) -> Iterator[Part]:
-        """An answer that began as calls without a marker do: calls if all of it is, else text."""
+    def _bare(self, final: bool) -> Iterator[AnswerPart]:
+        """Read an answer that begins like calls without a marker: as calls if all of it is."""
         if not final:
             return
         self._state = self._say
@@ -181,8 +181,8 @@ class Splitter:
             self._held = ""
             yield from calls
 
-    def _whole(self, read: Read, text: str) -> list[ToolCall]:
-        """The calls of offered tools that all of a text is; none where it is not."""
+    def _whole(self, read: CallReader, text: str) -> list[ToolCall]:
+        """Return the calls of offered tools that make up a whole text; none otherwise."""
         try:
             calls, end = read(text, self.tools, True)
         except (ValueError, RecursionError, TypeError):
@@ -191,15 +191,15 @@ class Splitter:
         return calls if known and not text[end:].strip() else []
 
     def _calls(self, text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
-        """Calls that begin a text, and where they end."""
+        """Return the calls that begin a text, and where they end."""
         self._read += len(text)
         if self.dialect is None or self._read > MOST_READ:
             raise ValueError("no calls")
         return self.dialect.calls(text, tools, final)
 
     def _cut(self, markers: tuple[str, ...], final: bool) -> tuple[str, str, str]:
-        """Text before the first marker, that marker, and what follows; without one, the text that
-        cannot belong to a marker, nothing, and what has to wait.
+        """Return the text before the first marker, that marker, and the rest. Without a marker: the
+        text that cannot belong to one, nothing, and the text that has to wait.
         """
         text = self._held
         hits = [(at, -len(m), m) for m in markers if m and (at := text.find(m)) >= 0]
@@ -214,6 +214,6 @@ class Splitter:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Length of the longest end of `text` that begins `marker`."""
+    """Return the length of the longest suffix of `text` that is a prefix of `marker`."""
     longest = min(len(marker) - 1, len(text))
     return next((n for n in range(longest, 0, -1) if marker.startswith(text[-n:])), 0)

@@ -1,4 +1,4 @@
-"""How models mark their thinking, and how an answer's channels are framed."""
+"""Markers around models' thinking, and the framing of an answer's channels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Thinking:
     Attributes
     ----------
     opens, closes : the markers.
-    frames : markers of the answer itself, which are no part of its text.
+    frames : markers of the answer itself, which are not part of its text.
     """
 
     opens: str
@@ -31,7 +31,7 @@ HARMONY = Thinking(
 
 
 def thinking_of(template: str | None) -> Thinking | None:
-    """How the models of a chat template think; None for those that don't.
+    """Return the thinking markers of a chat template's models; None without thinking.
 
     Any thinking template names its closing marker: it takes the thinking of earlier turns away.
     """

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
 
-from cortiq.domains.values import Domain, Kind, Nothing, Violation
+from cortiq.domains.values import Domain, NoneOnly, TypedValue, Violation
 from cortiq.errors import CortiqError, shown
 
 
 @dataclass(frozen=True)
-class Each(Domain):
+class TupleOf(Domain):
     """Tuples of any length, of values of one domain."""
 
     item: Domain
@@ -30,7 +30,7 @@ class Each(Domain):
 
 
 @dataclass(frozen=True)
-class Record(Domain):
+class InstanceOf(Domain):
     """Objects of a dataclass whose fields lie in their domains."""
 
     type: type
@@ -44,7 +44,7 @@ class Record(Domain):
         return not any(self.violations(value, ""))
 
     def violations(self, value: Any, name: str) -> Iterator[Violation]:
-        """Yield what is wrong inside, or that it is no such object."""
+        """Yield the violations inside, or that the value is no such object."""
         if not isinstance(value, self.type):
             yield Violation(f"{name} is {shown(value)}", f"it takes {self.text()}")
         else:
@@ -52,7 +52,7 @@ class Record(Domain):
 
 
 @dataclass(frozen=True)
-class Either(Domain):
+class AnyOf(Domain):
     """Values of one domain or another."""
 
     domains: tuple[Domain, ...]
@@ -70,7 +70,7 @@ class Either(Domain):
         if self.admits(value):
             return
         for domain in self.domains:
-            if isinstance(domain, Record) and isinstance(value, domain.type):
+            if isinstance(domain, InstanceOf) and isinstance(value, domain.type):
                 yield from domain.violations(value, name)
                 return
         yield from super().violations(value, name)
@@ -78,7 +78,7 @@ class Either(Domain):
 
 @dataclass(frozen=True)
 class Relation:
-    """What fields of one class must be to each other.
+    """A condition between fields of one class.
 
     Attributes
     ----------
@@ -118,14 +118,14 @@ def domain_of(annotation: Any) -> Domain:
     if origin is Annotated:
         return next((a for a in arguments[1:] if isinstance(a, Domain)), domain_of(arguments[0]))
     if origin in (typing.Union, types.UnionType):
-        return Either(tuple(map(domain_of, arguments)))
+        return AnyOf(tuple(map(domain_of, arguments)))
     if origin is tuple and arguments[1:] == (...,):
-        return Each(domain_of(arguments[0]))
+        return TupleOf(domain_of(arguments[0]))
     if annotation is type(None):
-        return Nothing()
+        return NoneOnly()
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
-        return Record(annotation)
-    return Kind(annotation if isinstance(annotation, type) else object)
+        return InstanceOf(annotation)
+    return TypedValue(annotation if isinstance(annotation, type) else object)
 
 
 @cache
@@ -140,7 +140,7 @@ def violations(described: Any, name: str = "") -> Iterator[Violation]:
 
     Parameters
     ----------
-    name : of the object, which the names of its fields are put behind.
+    name : of the object, the prefix of its fields' names.
     """
     prefix = f"{name}." if name else ""
     options = domains_of(type(described)).items()  # type: ignore[arg-type]

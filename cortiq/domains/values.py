@@ -110,7 +110,7 @@ class Real(Domain):
             return math.copysign(1, number) > 0
         if not self._holds(number):
             return False
-        # Beyond float32 NumPy would warn, and no bound of a number that is rounded lies there.
+        # Beyond float32 NumPy would warn, and rounded numbers have no bounds there.
         return not self.single or (
             abs(number) < FLOAT32_LIMIT and self._holds(float(np.float32(number)))
         )
@@ -146,7 +146,7 @@ class OneOf(Domain):
 
 
 @dataclass(frozen=True)
-class Kind(Domain):
+class TypedValue(Domain):
     """Any value of a type; numbers are finite."""
 
     type: type
@@ -167,7 +167,7 @@ class Kind(Domain):
 
 
 @dataclass(frozen=True)
-class Nothing(Domain):
+class NoneOnly(Domain):
     """`None` alone."""
 
     def text(self) -> str:

@@ -1,7 +1,7 @@
-"""The end of a round: which rows hold, what they drew, and where the state has to go back to.
+"""Acceptance of drafts: commits the tokens of a round, and rewinds the state to them.
 
-One rule for greedy and sampled text: a row holds if every drafted id before it was what the target
-itself drew there; what it drew is then the next token. So drafts decide nothing.
+One rule for greedy and sampled text: a row is accepted if every drafted id before it is what the
+target itself drew there; what it drew is then the next token. So drafts decide nothing.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
 from cortiq.backend import State
-from cortiq.engine.batch import Part, RowResult, Step
+from cortiq.engine.in_flight import InFlightBatch, ScheduledRows
 from cortiq.engine.sequence import Sequence
+from cortiq.engine.session import RowResult
 from cortiq.errors import BackendError
 
 
 class Committed(NamedTuple):
-    """Tokens that a part brought, and how many of its drafted ids were among them."""
+    """Numbers of tokens that a round committed, and of drafted ids among them."""
 
     emitted: int
     accepted: int
@@ -25,56 +26,58 @@ class Committed(NamedTuple):
 NO_TOKEN = Committed(0, 0)
 
 
-def commit(step: Step, part: Part, rows: Rows[RowResult], vocabulary: int) -> Committed:
-    """Commit the tokens of a part that draws; return their numbers.
+def commit(
+    batch: InFlightBatch, scheduled: ScheduledRows, rows: Rows[RowResult], vocabulary: int
+) -> Committed:
+    """Commit the tokens of rows that draw; return their numbers.
 
     Every token goes through `Output.commit`, drafted or not. The text may end inside the round:
-    what was drawn after that is as if it never was.
+    what was drawn after that is dropped.
 
     Parameters
     ----------
-    rows : what the rows of the whole batch brought.
+    rows : results of all rows of the batch.
 
     Raises
     ------
     BackendError : a row drew no id of the vocabulary.
     """
-    sequence, drafted = part.sequence, part.draft.ids
-    name = part.drafter
+    sequence, drafted = scheduled.sequence, scheduled.draft.ids
+    name = scheduled.drafter
     emitted = accepted = 0
-    for place, index in enumerate(part.drawing):
+    for position, index in enumerate(scheduled.drawing):
         row = rows[index]
-        token = drawn_token(row[step.rows[index].wants[0]], vocabulary)
-        held = place < len(drafted) and drafted[place] == token
+        token = drawn_token(row[batch.rows[index].wants[0]], vocabulary)
+        matches = position < len(drafted) and drafted[position] == token
         sequence.stats.token_arrived()
-        sequence.output.commit(token, row, name if held else "")
+        sequence.output.commit(token, row, name if matches else "")
         sequence.ids.append(token)
         emitted += 1
-        accepted += held
-        if sequence.output.finish_reason or not held:
+        accepted += matches
+        if sequence.output.finish_reason or not matches:
             break
     return Committed(emitted, accepted)
 
 
 def drawn_token(drawn: object, vocabulary: int) -> int:
-    """The token a row drew; a backend that draws none, or no id at all, breaks its contract."""
+    """Return the token a row drew; BackendError if it is no id of the vocabulary."""
     token = int(drawn)  # type: ignore[call-overload]
     if not 0 <= token < vocabulary:
         raise BackendError(f"the backend drew token {token} of a vocabulary of {vocabulary}")
     return token
 
 
-def settle(sequence: Sequence, state: State, part: Part) -> None:
-    """Let the state hold the rows of committed ids only, however far it can go back.
+def settle(sequence: Sequence, state: State, scheduled: ScheduledRows) -> None:
+    """Rewind the state to the rows of committed ids.
 
-    Where it cannot go back exactly, what it lacks is fed again: with a checkpoint of before the
-    round that is the round's own rows, without one whatever the backend says.
+    Where it cannot rewind exactly, missing rows are fed again: with a checkpoint from before the
+    round these are the round's own rows, without one as many as the backend says.
     """
-    wanted = min(len(sequence.ids) - 1, part.stop)
-    if part.draws == 0 or wanted >= part.stop:
-        sequence.fed = part.stop
+    wanted = min(len(sequence.ids) - 1, scheduled.stop)
+    if scheduled.draws == 0 or wanted >= scheduled.stop:
+        sequence.fed = scheduled.stop
         return
     sequence.fed = state.rewind(wanted)
-    if sequence.fed < part.start and part.checkpoint is not None:
-        state.restore(part.checkpoint)
-        sequence.fed = part.start
+    if sequence.fed < scheduled.start and scheduled.checkpoint is not None:
+        state.restore(scheduled.checkpoint)
+        sequence.fed = scheduled.start

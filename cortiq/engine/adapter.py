@@ -10,16 +10,16 @@ import numpy as np
 from cortiq.backend import Executable, Named, State
 from cortiq.backend.windows import goes_back
 from cortiq.engine.drafters.ngrams import common_prefix
+from cortiq.engine.request import vocabulary_size
+from cortiq.engine.session import Session
 from cortiq.errors import RequestError
 from cortiq.numerics.contract import Floats
-from cortiq.runtime.request import vocabulary_size
-from cortiq.runtime.sequence import Session
 
 LOGITS = Named("logits")
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class ProducerCheckpoint:
     """A moment of a producer's sequence; `snapshot` where it cannot go back without one."""
 
     length: int
@@ -64,7 +64,7 @@ class ExecutableProducer:
         return len(self.fed)
 
     def session_slot_evicted(self) -> bool:
-        """There is one sequence and no pool."""
+        """Return False: there is one sequence and no pool."""
         return False
 
     def rewind(self, length: int) -> None:
@@ -74,7 +74,7 @@ class ExecutableProducer:
             del self.fed[self._session.length :]
 
     def produce(self, token: int, position: int) -> Floats:
-        """Feed a token; the logits of the next one."""
+        """Feed a token; return the logits of the next one."""
         return self.verify([token], position)[0]
 
     def produce_prefill(self, token: int, position: int) -> None:
@@ -82,20 +82,20 @@ class ExecutableProducer:
         self._feed([token], position, every=False, wanted=False)
 
     def prefill_chunk(self, tokens: Sequence[int], start: int) -> Floats:
-        """Feed a chunk; the logits after its last token."""
+        """Feed a chunk; return the logits after its last token."""
         return self._feed(tokens, start, every=False)[-1]
 
     def prefill_chunk_with_status(
         self, tokens: Sequence[int], start: int, *, is_final_prompt_chunk: bool
     ) -> Floats | None:
-        """Feed a chunk; its last logits if it ends the prompt."""
+        """Feed a chunk; return its last logits if it ends the prompt."""
         if is_final_prompt_chunk:
             return self.prefill_chunk(tokens, start)
         self._feed(tokens, start, every=False, wanted=False)
         return None
 
     def verify(self, feed: Sequence[int], base: int) -> Floats:
-        """Feed ids in one batch; the logits after each."""
+        """Feed ids in one batch; return the logits after each."""
         rows = self._feed(feed, base, every=True)
         self._verified = base, list(feed)
         return rows
@@ -113,12 +113,12 @@ class ExecutableProducer:
         self.fed.extend(ids)
         return np.array([row[LOGITS] for row in rows if LOGITS in row])
 
-    def checkpoint(self) -> Checkpoint:
-        """The sequence as it is; a snapshot only where rewinding would not do."""
-        return Checkpoint(len(self.fed), None if self._goes_back else self.state.snapshot())
+    def checkpoint(self) -> ProducerCheckpoint:
+        """Note the length; take a snapshot only where rewinding would not do."""
+        return ProducerCheckpoint(len(self.fed), None if self._goes_back else self.state.snapshot())
 
-    def rollback(self, point: Checkpoint) -> None:
-        """The sequence as it was."""
+    def rollback(self, point: ProducerCheckpoint) -> None:
+        """Restore the sequence."""
         if point.snapshot is not None:
             self.state.restore(point.snapshot)
         else:
@@ -126,7 +126,7 @@ class ExecutableProducer:
         self._session.length = point.length
         del self.fed[point.length :]
 
-    def rollback_retaining(self, point: Checkpoint, keep_rows: int) -> None:
+    def rollback_retaining(self, point: ProducerCheckpoint, keep_rows: int) -> None:
         """Keep the first rows of the last verify: rewound to, or fed again after the snapshot."""
         base, feed = self._verified
         if base != point.length or not 0 <= keep_rows <= len(feed):
@@ -169,7 +169,7 @@ class DraftedProducer(ExecutableProducer):
         self.drafter.produce_prefill(self.fed[position], position)
 
     def supports_chunked_drafter_prefill(self) -> bool:
-        """A draft model takes chunks like any other."""
+        """Return True: a draft model takes chunks like any other."""
         return True
 
     def prefill_chunk_priming_drafter(
@@ -184,15 +184,15 @@ class DraftedProducer(ExecutableProducer):
         return rows
 
     def draft_step(self, token: int, position: int) -> Floats:
-        """Feed the draft model; its logits."""
+        """Feed the draft model; return its logits."""
         return self.drafter.produce(token, position)
 
     def drafts_block_passes(self) -> bool:
-        """It drafts step by step."""
+        """Return False: it drafts step by step."""
         return False
 
     def draft_block(self, anchor: int, base: int, count: int) -> Sequence[int]:
-        """No block drafter: always an error."""
+        """Raise: a draft model drafts step by step."""
         raise RequestError("a draft model drafts step by step", hint="call draft_step")
 
     def rewind_drafter(self, position: int) -> None:
@@ -200,11 +200,11 @@ class DraftedProducer(ExecutableProducer):
         self.drafter.rewind(position)
 
     def supports_headless_prefill(self) -> bool:
-        """A draft model reads ids, not hidden states."""
+        """Return True: a draft model reads ids, not hidden states."""
         return True
 
     def supports_retaining_rollback(self) -> bool:
-        """Every executable can keep rows."""
+        """Return True: every executable can keep rows."""
         return True
 
     def record_committed(self, tokens: Sequence[int], start: int) -> None:

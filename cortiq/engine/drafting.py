@@ -1,4 +1,4 @@
-"""What a drafter, and what decides how deep it drafts, must do: the engine's side of speculation.
+"""The protocol of drafters and depth policies: the engine's side of speculation.
 
 One round of one sequence: `depth = depths.choose(generated, room)`, `draft = drafting.propose(ids,
 depth)`, one forward of the rows [last token, *draft.ids], commit of the longest prefix of the draft
@@ -9,14 +9,12 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from cortiq.backend import Executable, State, Want
-
-RowResult = Mapping[Want, Any]
-"""What a row of the target brought, by want."""
+from cortiq.engine.session import RowResult
 
 
 @dataclass(frozen=True)
@@ -26,9 +24,9 @@ class Draft:
     Attributes
     ----------
     ids : in order; may be fewer than asked for, or none.
-    extended : how many of the last ids another drafter added (a lookup that goes on where a chain
-        ends); their fate says nothing about the chain.
-    drafter : who made it, where several take turns.
+    extended : how many of the last ids another drafter added (a lookup behind the end of a chain);
+        their acceptance says nothing about the chain.
+    drafter : name of its drafter, where several take turns.
     """
 
     ids: tuple[int, ...] = ()
@@ -36,7 +34,7 @@ class Draft:
     drafter: str = ""
 
     def cut(self, count: int) -> Draft:
-        """Its first `count` ids."""
+        """Return the first `count` ids."""
         lost = len(self.ids) - count
         return replace(self, ids=self.ids[:count], extended=max(0, self.extended - lost))
 
@@ -47,7 +45,7 @@ NOTHING = Draft()
 
 @dataclass(frozen=True)
 class Task:
-    """What a drafter may know about a sequence when it is opened for it.
+    """Facts about a sequence for the drafter that is opened on it.
 
     Attributes
     ----------
@@ -82,7 +80,7 @@ class Round:
     asked : depth that the policy chose; 0 for a plain token.
     proposed : ids that were verified, at most `asked` and `room - 1`.
     extended : how many of the last of them a second drafter added.
-    accepted : how many of them held.
+    accepted : how many of them were accepted.
     emitted : tokens committed: accepted + 1, fewer where the text ended inside the round.
     draft_seconds : spent proposing.
     wall_seconds : from before proposing, or from the commit before where this step ran ahead, to
@@ -125,7 +123,7 @@ class Drafting(Protocol):
     wants: tuple[Want, ...]
 
     def propose(self, ids: Sequence[int], count: int) -> Draft:
-        """At most `count` ids that might follow `ids`, count ≥ 1.
+        """Propose at most `count` ids that may follow `ids`, count ≥ 1.
 
         Parameters
         ----------
@@ -135,13 +133,13 @@ class Drafting(Protocol):
 
         Raises
         ------
-        CortiqError : drafting is then over for this sequence, which goes on without; the error is
+        CortiqError : drafting then ends for this sequence, which continues without; the error is
             in its statistics.
         """
         ...
 
     def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
-        """Rows that the target computed and kept, from `position` on, and the ids now committed.
+        """Take the rows that the target computed and kept, from `position` on, and the ids so far.
 
         Called after every step that fed the sequence, prompt chunks included. What was drafted and
         not accepted is not among `rows`. Where `wants` is empty, neither may be worth a look.
@@ -158,7 +156,7 @@ class Drafter(Protocol):
 
     @property
     def name(self) -> str:
-        """In statistics, and who a token came from."""
+        """Name in statistics and traces."""
         ...
 
     def open(self, task: Task) -> Drafting:
@@ -167,17 +165,17 @@ class Drafter(Protocol):
 
 
 class DepthPolicy(Protocol):
-    """Decides, for one sequence, how many ids to draft next.
+    """Chooses, for one sequence, how many ids to draft next.
 
-    A pure function of its constructor's arguments and the rounds it was told, in order: the same
-    record replayed to a new one gives the same decisions. It looks at no clock. One that rests may
+    A pure function of its constructor's arguments and of the rounds recorded, in order: a record
+    replayed to a new policy gives the same decisions. It looks at no clock. One that rests may
     have an attribute `wakes`: tokens generated before which it drafts nothing. Steps run ahead
     until then; it may miss the first ones after. While an attribute `timing` is true, others that
     draft in turns with it draft nothing, so that it sees plain tokens.
     """
 
     def choose(self, generated: int, room: int) -> int:
-        """Depth of the next round: 0 for a plain token, else at most `room - 1`.
+        """Return the depth of the next round: 0 for a plain token, else at most `room - 1`.
 
         Parameters
         ----------
@@ -193,21 +191,21 @@ class DepthPolicy(Protocol):
 
 @dataclass(frozen=True)
 class FixedDepth:
-    """Always this deep, as far as there is room."""
+    """A constant depth, cut to the room."""
 
     depth: int
 
     def choose(self, generated: int, room: int) -> int:
-        """The depth, cut to the room."""
+        """Return the depth, cut to the room."""
         return max(0, min(self.depth, room - 1))
 
     def record(self, round_: Round) -> None:
-        """Nothing is learnt."""
+        """Do nothing: the depth is fixed."""
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """How a sequence is drafted for.
+    """Drafter and policy of a sequence.
 
     Attributes
     ----------

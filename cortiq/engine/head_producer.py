@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Batch, Executable, Named, Row
+from cortiq.backend.error_attribution import failure_hint
 from cortiq.engine.adapter import ExecutableProducer
 from cortiq.engine.drafters.heads import head_of
+from cortiq.engine.session import check_outcome
 from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.ir.heads import CHAIN, RECALLED, DraftHead
 from cortiq.numerics.contract import Floats
-from cortiq.runtime.blame import failure_hint
-from cortiq.runtime.sequence import check_outcome
 
 
 def speculation_blocker(program: Program) -> str | None:
-    """Why a program cannot draft with a head of its own; None where it can."""
+    """Return why a program cannot draft with a head of its own; None if it can."""
     head = program.facts.get("draft_head")
     if not isinstance(head, DraftHead):
         return "the program was compiled without a draft head"
@@ -51,11 +51,11 @@ class HeadProducer(ExecutableProducer):
         self._own: tuple[int, Floats] | None = None
 
     def mtp_draft_depth(self) -> int:
-        """Drafts that the head was made for; its chain goes on."""
+        """Return the depth that the head was made for; its chain may go deeper."""
         return self.head.deepest
 
     def mtp_kv_position(self) -> int:
-        """Rows that the head holds."""
+        """Return the number of rows that the head holds."""
         return self.state.length(self.entry)
 
     def prime_drafter(self, token: int, position: int) -> None:
@@ -63,7 +63,7 @@ class HeadProducer(ExecutableProducer):
         self._step([token], position, ())
 
     def supports_chunked_drafter_prefill(self) -> bool:
-        """Chunks are primed in one pass."""
+        """Return True: chunks are primed in one pass."""
         return True
 
     def prefill_chunk_priming_drafter(
@@ -78,11 +78,11 @@ class HeadProducer(ExecutableProducer):
         return rows
 
     def draft_step(self, token: int, position: int) -> Floats:
-        """Feed the head; its logits, for position + 2."""
+        """Feed the head; return its logits, for position + 2."""
         return self.stages(token, position, ("logits",))["logits"]
 
     def stages(self, token: int, position: int, names: Sequence[str] = ()) -> dict[str, Any]:
-        """A step's values by name, for comparisons: all of the head's graph without names."""
+        """Return a step's values by name, for comparisons; without names, all of the graph."""
         graph = self.executable.program.graphs[self.entry]
         chosen = names or [n for node in graph.nodes for n in node.outputs]
         output = self.head.output(0)
@@ -105,7 +105,7 @@ class HeadProducer(ExecutableProducer):
         return result.rows[-1]
 
     def _carried(self, position: int) -> dict[str, Any]:
-        """The head's own output of the row before, for a position the target has not read."""
+        """Return the head's output of the row before, for a position the target has not read."""
         before, output = self._own or (-1, None)
         if before != position - 1 or output is None:
             raise RequestError(
@@ -116,7 +116,7 @@ class HeadProducer(ExecutableProducer):
         return {RECALLED: output.reshape(shape)}
 
     def _check_cursor(self, position: int) -> None:
-        """The head must hold exactly the rows before a step."""
+        """Check that the head holds exactly the rows before a step."""
         held = self.mtp_kv_position()
         if held != position:
             remedy = "prime it over what lies between" if held < position else "rewind it first"
@@ -140,19 +140,19 @@ class HeadProducer(ExecutableProducer):
         self.state.rewind(position, self.entry)
 
     def drafts_block_passes(self) -> bool:
-        """It drafts step by step."""
+        """Return False: it drafts step by step."""
         return False
 
     def draft_block(self, anchor: int, base: int, count: int) -> Sequence[int]:
-        """No block drafter: always an error."""
+        """Raise: a draft head drafts step by step."""
         raise RequestError("a draft head drafts step by step", hint="call draft_step")
 
     def supports_headless_prefill(self) -> bool:
-        """The target keeps its hidden rows whether or not its logits are asked for."""
+        """Return True: the target keeps its hidden rows with or without logits."""
         return True
 
     def supports_retaining_rollback(self) -> bool:
-        """Every executable can keep rows."""
+        """Return True: every executable can keep rows."""
         return True
 
     def record_committed(self, tokens: Sequence[int], start: int) -> None:

@@ -1,4 +1,4 @@
-"""The text of a sequence: every token, drafted or not, goes through one function, once."""
+"""Output of a sequence: every token, drafted or not, is committed by one function, once."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Named, Top, Want
-from cortiq.engine.loops import loops
+from cortiq.engine.digest_chain import START, chain
+from cortiq.engine.repetition import is_looping
+from cortiq.engine.request import Request
+from cortiq.engine.session import digest_of
 from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.digest import Digest
-from cortiq.runtime.chain import START, chain
-from cortiq.runtime.request import Request
-from cortiq.runtime.sequence import digest_of
-from cortiq.tokenizer.stream import Detokenizer, StopMatcher
+from cortiq.tokenizer.detokenizer import Detokenizer, StopMatcher
 from cortiq.tokenizer.tokenizer import Tokenizer
 
 LOGITS = Named("logits")
@@ -23,14 +23,14 @@ LOGITS = Named("logits")
 
 @dataclass(frozen=True)
 class TraceRow:
-    """How one token came about.
+    """Record of one generated token.
 
     Attributes
     ----------
-    index : its place among the generated tokens.
+    index : its index among the generated tokens.
     confidence : its calibrated probability (`confidence`).
     digest : of the logits it was drawn from.
-    drafter : who had proposed it, and was right; empty for the target's own.
+    drafter : name of the drafter that proposed it; empty for the target's own.
     """
 
     index: int
@@ -57,7 +57,7 @@ class TokenLogprobs:
 
 
 def token_logprobs(row: Mapping[Want, Any], token: int, count: int) -> TokenLogprobs:
-    """The log-probabilities of a row that brought `Top` and logits."""
+    """Return the log-probabilities of a row that brought `Top` and logits."""
     ids, values, sums = row[Top(max(1, count))]
     total = F32(np.asarray(sums).item())
     top = zip(ids[:count].tolist(), (values[:count] - total).tolist(), strict=True)
@@ -84,7 +84,7 @@ class Output:
 
     Attributes
     ----------
-    finish_reason : empty while the stream goes on.
+    finish_reason : empty until the stream ends.
     digest : the chain over the committed steps.
     step_digests : of the logits of each of them.
     confidence, trace, logprobs : one entry a token where the request asks for them, else none.
@@ -140,12 +140,12 @@ class Output:
         """End the stream where its length or a loop does."""
         if len(self.token_ids) == self.request.max_tokens:
             return self.finish("length")
-        if loops(self.token_ids, self.request.loop_tokens):
+        if is_looping(self.token_ids, self.request.loop_tokens):
             return self.finish("loop")
         return ""
 
     def finish(self, reason: str) -> str:
-        """End the stream; return what was held back of characters and of stop strings."""
+        """End the stream; return the characters that were buffered for stop strings."""
         piece, stopped = self._matcher.add(self._decoder.finish() if self._decoder else "")
         self.finish_reason = "stop" if stopped else reason
         return self._emit(piece + self._matcher.finish())

@@ -71,7 +71,7 @@ def write_prefix(path: str | Path, exported: ExportedState, model_hash: str) -> 
 
 
 def _arrays(exported: ExportedState) -> dict[str, np.ndarray]:
-    """Everything of a sequence, little-endian, by name in order."""
+    """Return all arrays of a sequence, little-endian, by name in order."""
     found: dict[str, np.ndarray] = {"tokens": np.asarray(exported.tokens, "<i4")}
     for name, rows in exported.slots.items():
         if isinstance(rows, KVPlanes):
@@ -95,7 +95,7 @@ def _hash(arrays: Arrays, metadata: Mapping[str, str]) -> str:
 
 
 def read_prefix(path: str | Path, program: Program, model_hash: str) -> ExportedState:
-    """The sequence in a file, once it is sure that it is one of this model's.
+    """Read the sequence in a file, and check that it is one of this model's.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def _read(header: SafetensorsHeader, name: str) -> np.ndarray:
 def _exported(
     arrays: Arrays, metadata: Mapping[str, str], program: Program, where: str
 ) -> ExportedState:
-    """The arrays as a sequence of the program's slots; nothing may be missing or left over."""
+    """Return the arrays as a sequence of the program's slots; none may be missing or left over."""
     names = {"tokens"}
     for name, slot in program.slots.items():
         names |= {f"{name}/{p}" for p in PLANES} if isinstance(slot, KVRows) else {name}
@@ -154,7 +154,7 @@ def _exported(
 
 
 def first_difference(given: ExportedState, computed: ExportedState) -> str:
-    """Return what of a sequence is not as it was computed, by its name; empty where all is.
+    """Return the name of the first part that is not as computed; empty if all is equal.
 
     Of slots that are seen through windows, the rows that both have are compared.
     """

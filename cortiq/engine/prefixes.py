@@ -1,7 +1,7 @@
-"""Sequences that are kept when they end, and found again by prompts that begin like them.
+"""Prefix cache: states of finished sequences, found again by prompts that begin alike.
 
-A kept state is known by the ids that were fed to it, compared one by one; models whose state has a
-constant size are known by `RollingKey`. What was fed from embeddings is never kept, nor looked up.
+A cached state is found by the ids that were fed to it, compared one by one; states of constant size
+are found by `RollingKey`. Prompts fed as embeddings are never cached, nor looked up.
 """
 
 from __future__ import annotations
@@ -12,48 +12,48 @@ from dataclasses import dataclass
 
 from cortiq.backend import Executable, ExportedState, State
 from cortiq.backend.windows import goes_back
-from cortiq.engine.keys import RollingKey
-from cortiq.engine.roles import Role
+from cortiq.engine.cache_roles import CacheRole
+from cortiq.engine.prefix_key import RollingKey
+from cortiq.engine.radix_tree import RadixNode, RadixTree, common_prefix_length
 from cortiq.engine.sequence import Sequence
-from cortiq.engine.tree import Node, Tree, common
 from cortiq.errors import RequestError
 from cortiq.ir import KVRows
 
-LEAST = 8
-"""Rows that are worth a copy of a state."""
+LEAST_ROWS = 8
+"""Fewest rows that are worth a copy of a state."""
 
 
 @dataclass(eq=False)
-class Kept:
-    """A state that is kept.
+class CachedPrefix:
+    """A cached state.
 
     Attributes
     ----------
-    state : it, or what to import it from.
-    length : rows it holds. nbytes : of memory. used : when it last was of use.
+    state : the state, or its export, not yet imported.
+    length : its rows. nbytes : its memory. used : clock of its last use.
     """
 
     state: State | ExportedState
-    role: Role
+    role: CacheRole
     length: int
     nbytes: int
     used: int
-    node: Node[Kept] | None = None
+    node: RadixNode[CachedPrefix] | None = None
     key: RollingKey | None = None
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """Something to go on from, and how many rows of it could be the prompt's."""
+    """A state to continue from, and the number of its rows that the prompt shares."""
 
     reach: int
     whole: bool
-    kept: Kept | None = None
+    kept: CachedPrefix | None = None
     running: Sequence | None = None
 
 
-def copy_of(state: State) -> State | None:
-    """A fork, or None where there is no memory for one."""
+def fork_if_room(state: State) -> State | None:
+    """Fork a state; return None when memory is short."""
     try:
         return state.fork()
     except RequestError:
@@ -61,46 +61,45 @@ def copy_of(state: State) -> State | None:
 
 
 class PrefixCache:
-    """Kept states of one executable.
+    """Cached states of one executable.
 
     Parameters
     ----------
-    count : states kept at most. nbytes : of memory at most, None for no limit; rows that states
-        share count in each.
+    count : most states. nbytes : most memory, None for no limit; shared rows count in each state.
 
     Attributes
     ----------
-    free : whether any state can go back to any length.
-    evicted : states given up so far to keep within the limits, or to make room.
+    rewinds_freely : whether any state can be rewound to any length.
+    evicted : states evicted so far to keep within the limits, or to make room.
     """
 
     def __init__(self, executable: Executable, count: int = 8, nbytes: int | None = None) -> None:
         self.executable, self.count, self.nbytes = executable, count, nbytes
         self.evicted = 0
-        self._tree: Tree[Kept] = Tree()
-        self._kept: list[Kept] = []
+        self._tree: RadixTree[CachedPrefix] = RadixTree()
+        self._entries: list[CachedPrefix] = []
         self._clock = 0
         program = executable.program
         kinds = [program.slots[name] for name in program.trunk.written_slots()]
         self._bounded = bool(kinds) and not any(isinstance(slot, KVRows) for slot in kinds)
-        self.free = goes_back(executable)
+        self.rewinds_freely = goes_back(executable)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     def take(self, ids: list[int], running: Several[Sequence] = ()) -> tuple[State, int] | None:
-        """A state that holds the longest beginning of `ids` there is, and its rows; or None.
+        """Return a state with the longest cached prefix of `ids`, and its rows; or None.
 
-        One row is always left to feed. The state is the caller's: a turn's end is handed over, of
-        everything else a copy. Where a state cannot go back to the common prefix exactly, what it
-        lacks is the caller's to feed.
+        At least one row is left to feed. The state becomes the caller's: the end of a turn is
+        moved, anything else is copied. Where a state cannot be rewound to the common prefix,
+        the caller feeds the missing rows.
         """
         best: tuple[State, int] | None = None
         candidates = sorted(self._candidates(ids, running), key=lambda c: (-c.reach, not c.whole))
         for candidate in candidates:
-            if candidate.reach < LEAST or (best is not None and best[1] >= candidate.reach):
+            if candidate.reach < LEAST_ROWS or (best is not None and best[1] >= candidate.reach):
                 break
-            found = self._go_on_from(candidate)
+            found = self._resume_from(candidate)
             if found is None:
                 continue
             if best is None or found[1] > best[1]:
@@ -115,7 +114,7 @@ class PrefixCache:
     def _candidates(self, ids: list[int], running: Several[Sequence]) -> Iterator[_Candidate]:
         most = len(ids) - 1
         if self._bounded:
-            for kept in self._kept:
+            for kept in self._entries:
                 assert kept.key is not None
                 yield _Candidate(kept.key.extension(ids), True, kept)
         else:
@@ -128,91 +127,95 @@ class PrefixCache:
                 yield _Candidate(min(shared, most), nearest.depth <= most, nearest.value)
         for other in running:
             if other.state is not None and other.request.embeddings is None:
-                shared = min(common(other.ids, ids), other.fed, most)
+                shared = min(common_prefix_length(other.ids, ids), other.fed, most)
                 if not self._bounded or shared == other.fed:
                     yield _Candidate(shared, shared == other.fed, running=other)
 
-    def _go_on_from(self, candidate: _Candidate) -> tuple[State, int] | None:
-        """The state, and how far it reaches; None where memory has no room for a copy."""
+    def _resume_from(self, candidate: _Candidate) -> tuple[State, int] | None:
+        """Return the state and its length; None when memory is short for a copy."""
         kept = candidate.kept
         if kept is None:
             assert candidate.running is not None
-            state, length = copy_of(candidate.running.held_state()), candidate.running.fed
+            state, length = fork_if_room(candidate.running.live_state()), candidate.running.fed
         else:
             self._clock += 1
             kept.used, length = self._clock, kept.length
-            handed = kept.role <= Role.TURN and length == candidate.reach
-            state = self._opened(kept) if handed else copy_of(self._opened(kept))
+            handed = kept.role <= CacheRole.TURN and length == candidate.reach
+            state = self._live_state(kept) if handed else fork_if_room(self._live_state(kept))
             if handed:
-                self._forget(kept)
+                self._unlink(kept)
         if state is not None and length > candidate.reach:
             length = state.rewind(candidate.reach)
         return None if state is None else (state, length)
 
-    def _opened(self, kept: Kept) -> State:
-        """Its state; one that was loaded is imported when it is first of use."""
+    def _live_state(self, kept: CachedPrefix) -> State:
+        """Return its state; import a loaded one when it is first used."""
         if isinstance(kept.state, ExportedState):
             kept.state = self.executable.import_(kept.state, self.executable.program.context)
         return kept.state
 
     def has(self, ids: list[int]) -> bool:
-        """Whether exactly this prefix is kept."""
+        """Return whether exactly this prefix is cached."""
         if self._bounded:
             key = RollingKey.of(ids)
-            return any(kept.key == key for kept in self._kept)
+            return any(kept.key == key for kept in self._entries)
         whole, _, _ = self._tree.match(ids)
         return bool(whole) and whole[-1].depth == len(ids)
 
-    def put(self, ids: list[int], state: State | ExportedState, role: Role) -> int:
-        """Keep a state that holds exactly these rows; how many others had to go for it.
+    def put(self, ids: list[int], state: State | ExportedState, role: CacheRole) -> int:
+        """Cache a state that holds exactly these rows; return how many others were evicted.
 
-        Ends of turns that it goes on from are of no more use where any state can go back to them.
+        Ends of turns that it extends are dropped where any state can be rewound to them.
         """
         self._clock += 1
         size = self.executable.state_bytes(len(ids))
-        kept = Kept(state, role, len(ids), size, self._clock)
+        kept = CachedPrefix(state, role, len(ids), size, self._clock)
         if self._bounded:
             kept.key = RollingKey.of(ids)
-            same = [k for k in self._kept if k.key == kept.key]
+            same = [k for k in self._entries if k.key == kept.key]
         else:
             whole, _, _ = self._tree.match(ids)
             values = [node.value for node in whole if node.value is not None]
             same = [k for k in values if k.length == len(ids)]
-            same += [k for k in values if self.free and k.role <= Role.TURN and k not in same]
+            same += [
+                k
+                for k in values
+                if self.rewinds_freely and k.role <= CacheRole.TURN and k not in same
+            ]
         for old in same:
             kept.role = max(kept.role, old.role) if old.length == kept.length else kept.role
             self._drop(old)
         if not self._bounded:
             kept.node = self._tree.insert(ids, kept)
-        self._kept.append(kept)
+        self._entries.append(kept)
         gone = 0
-        while self._too_much() and self.evict():
+        while self._over_limits() and self.evict():
             gone += 1
         return gone
 
-    def _too_much(self) -> bool:
-        size = sum(kept.nbytes for kept in self._kept)
-        return len(self._kept) > self.count or (self.nbytes is not None and size > self.nbytes)
+    def _over_limits(self) -> bool:
+        size = sum(kept.nbytes for kept in self._entries)
+        return len(self._entries) > self.count or (self.nbytes is not None and size > self.nbytes)
 
     def evict(self) -> bool:
-        """Give up the least useful state: by role, then by when it last was of use."""
-        if not self._kept:
+        """Evict the least useful state: by role, then by last use; return whether there was one."""
+        if not self._entries:
             return False
-        self._drop(min(self._kept, key=lambda kept: (kept.role, kept.used)))
+        self._drop(min(self._entries, key=lambda kept: (kept.role, kept.used)))
         self.evicted += 1
         return True
 
-    def _drop(self, kept: Kept) -> None:
-        self._forget(kept)
+    def _drop(self, kept: CachedPrefix) -> None:
+        self._unlink(kept)
         if not isinstance(kept.state, ExportedState):
             kept.state.release()
 
-    def _forget(self, kept: Kept) -> None:
-        self._kept.remove(kept)
+    def _unlink(self, kept: CachedPrefix) -> None:
+        self._entries.remove(kept)
         if kept.node is not None:
             self._tree.remove(kept.node)
 
     def clear(self) -> None:
         """Free everything."""
-        while self._kept:
-            self._drop(self._kept[-1])
+        while self._entries:
+            self._drop(self._entries[-1])

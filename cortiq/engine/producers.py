@@ -1,4 +1,4 @@
-"""What a generation loop of somebody else's needs of a model, as three small protocols.
+"""Protocols of a foreign generation loop: what such a loop needs of a model.
 
 `adapter.ExecutableProducer` offers them over any executable, `scripted.ScriptedProducer` without
 one. Positions are absolute, ids are ints, a row of logits is float32 [vocabulary]. Our own loop
@@ -29,7 +29,7 @@ class LogitProducer(Protocol):
         ...
 
     def try_reuse_prefix(self, prompt: Sequence[int]) -> int:
-        """Go on from what is held of the first ids of a prompt; how many of them, 0 for none.
+        """Reuse the state of the first ids of a prompt; return how many of them, 0 for none.
 
         This commits: a state that ran past the prefix has gone back when it returns. Only ids
         actually fed count, and never what ids do not describe (embedding rows). At least the last
@@ -38,11 +38,11 @@ class LogitProducer(Protocol):
         ...
 
     def session_slot_evicted(self) -> bool:
-        """Whether the generation that began last discarded another conversation's state."""
+        """Return whether the last generation evicted another conversation's state."""
         ...
 
     def produce(self, token: int, position: int) -> Floats:
-        """Feed a token; the logits of the next one."""
+        """Feed a token; return the logits of the next one."""
         ...
 
     def produce_prefill(self, token: int, position: int) -> None:
@@ -54,13 +54,13 @@ class ChunkedPrefillRunner(Protocol):
     """A prompt in chunks: the same bits as one token after the other."""
 
     def prefill_chunk(self, tokens: Sequence[int], start: int) -> Floats:
-        """Feed a chunk; the logits after its last token. An empty chunk is an error."""
+        """Feed a chunk; return the logits after its last token."""
         ...
 
     def prefill_chunk_with_status(
         self, tokens: Sequence[int], start: int, *, is_final_prompt_chunk: bool
     ) -> Floats | None:
-        """Feed a chunk; logits only of the last one of the prompt."""
+        """Feed a chunk; return logits only for the last one of the prompt."""
         ...
 
 
@@ -79,13 +79,13 @@ class SpeculativeProducer(Protocol):
         ...
 
     def supports_chunked_drafter_prefill(self) -> bool:
-        """Whether `prefill_chunk_priming_drafter` is to be used for prompts."""
+        """Return whether to use `prefill_chunk_priming_drafter` for prompts."""
         ...
 
     def prefill_chunk_priming_drafter(
         self, tokens: Sequence[int], start: int, next_token: int | None
     ) -> Floats:
-        """`prefill_chunk`, the drafter primed at every position whose next token is known.
+        """Feed a chunk, and prime the drafter at every position whose next token is known.
 
         Parameters
         ----------
@@ -94,15 +94,15 @@ class SpeculativeProducer(Protocol):
         ...
 
     def draft_step(self, token: int, position: int) -> Floats:
-        """Feed the drafter; its logits, to be shaped and drawn from as the target's are."""
+        """Feed the drafter; return its logits, to be shaped and drawn from as the target's are."""
         ...
 
     def drafts_block_passes(self) -> bool:
-        """Whether the drafter proposes whole blocks (`draft_block`) instead of steps."""
+        """Return whether the drafter proposes whole blocks (`draft_block`) instead of steps."""
         ...
 
     def draft_block(self, anchor: int, base: int, count: int) -> Sequence[int]:
-        """Proposals for the positions base + 1 to base + count, after the committed `anchor`."""
+        """Propose ids for the positions base + 1 to base + count, after the committed `anchor`."""
         ...
 
     def rewind_drafter(self, position: int) -> None:
@@ -110,27 +110,27 @@ class SpeculativeProducer(Protocol):
         ...
 
     def checkpoint(self) -> Point:
-        """The target as it is."""
+        """Note the target's state."""
         ...
 
     def rollback(self, point: Point) -> None:
-        """The target as it was; the drafter stays where it is."""
+        """Restore the target; the drafter stays as it is."""
         ...
 
     def supports_headless_prefill(self) -> bool:
-        """Whether `produce_prefill` leaves what the drafter reads."""
+        """Return whether `produce_prefill` leaves what the drafter reads."""
         ...
 
     def record_committed(self, tokens: Sequence[int], start: int) -> None:
-        """Ids that a round committed and its verify fed: a later turn may reuse them."""
+        """Note ids that a round committed and its verify fed: a later turn may reuse them."""
         ...
 
     def supports_retaining_rollback(self) -> bool:
-        """Whether `rollback_retaining` is there."""
+        """Return whether `rollback_retaining` is supported."""
         ...
 
     def rollback_retaining(self, point: Point, keep_rows: int) -> None:
-        """`rollback`, but the first rows of the last verify stay as if they alone were fed.
+        """Roll back, but keep the first rows of the last verify, as if they alone were fed.
 
         The bonus token was not fed yet and does not count.
 

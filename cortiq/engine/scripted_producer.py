@@ -1,4 +1,4 @@
-"""A producer that replays rows somebody wrote: for testing loops, with no model behind it."""
+"""A producer that replays given rows: for testing loops, with no model behind it."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ class ScriptedProducer:
         self.used = 0
 
     def try_reuse_prefix(self, prompt: Sequence[int]) -> int:
-        """Nothing is held."""
+        """Return 0: no state is held."""
         return 0
 
     def session_slot_evicted(self) -> bool:
-        """Nothing is held."""
+        """Return False: no state is held."""
         return False
 
     def produce(self, token: int, position: int) -> Floats:
-        """The next row."""
+        """Return the next row."""
         if self.used == len(self.rows):
             raise RequestError(f"the script has {len(self.rows)} rows, and one more was asked for")
         self.used += 1
         return self.rows[self.used - 1]
 
     def produce_prefill(self, token: int, position: int) -> None:
-        """Take the next row and show it to nobody."""
+        """Use up the next row."""
         self.produce(token, position)
 
     def prefill_chunk(self, tokens: Sequence[int], start: int) -> Floats:
-        """The next row, whatever the chunk's length."""
+        """Return the next row, whatever the chunk's length."""
         if not tokens:
             raise RequestError("an empty chunk of tokens")
         return self.produce(tokens[-1], start + len(tokens) - 1)
@@ -60,6 +60,6 @@ class ScriptedProducer:
     def prefill_chunk_with_status(
         self, tokens: Sequence[int], start: int, *, is_final_prompt_chunk: bool
     ) -> Floats | None:
-        """The next row if the prompt ends here; it is taken in any case."""
+        """Return the next row if the prompt ends here; it is used up in any case."""
         row = self.prefill_chunk(tokens, start)
         return row if is_final_prompt_chunk else None

@@ -1,8 +1,8 @@
-"""A sequence under way: it owns its counters, and everything else is read off them.
+"""A running sequence: it owns its counters, and everything else is derived from them.
 
 `ids` is the prompt and every token committed; `fed` of them have rows in the state. Whatever is
-not fed is to be fed, and the row of the last id draws the next token: a prompt, a decode step, a
-replay after a rewind and a sequence that lost its memory are the same thing.
+not fed will be fed, and the row of the last id draws the next token: a prompt, a decode step, a
+replay after a rewind and a resumed preempted sequence are one case.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from cortiq.arguments import function_of, instance_of
 from cortiq.backend import State
 from cortiq.engine.drafting import DepthPolicy, Drafting, Round, Speculation
 from cortiq.engine.output import Output
+from cortiq.engine.request import Request
+from cortiq.engine.session import Progress
+from cortiq.engine.statistics import Statistics
 from cortiq.errors import RequestError
-from cortiq.runtime.request import Request
-from cortiq.runtime.statistics import Statistics
-
-Progress = Callable[[int, int], None]
-"""Called with the prompt rows done and in all."""
 
 REPLAY_ROWS = 32
 """A decoding sequence that has to feed at most so many ids again does it in one step."""
@@ -28,18 +26,18 @@ REPLAY_ROWS = 32
 
 @dataclass(eq=False)
 class Sequence:
-    """One request under way; made by `Engine.submit`, and the caller's handle on it.
+    """One submitted request; made by `Engine.submit`, and the caller's handle on it.
 
     Attributes
     ----------
     output : text, ids, confidence and trace so far.
     stats : its counts and times.
-    error : what ended it, if it did not end well.
-    done : whether nothing more will come of it.
+    error : the exception that ended it, if any.
+    done : whether it has ended.
     rounds : every step as recorded, if `Engine.submit` was asked to.
-    priority : how many `PATIENCE` earlier it is taken to have come; may be negative.
-    served : number of the step it last had rows in, or came in.
-    forgot_at : tokens drawn when it last had to forget rows; -1 before.
+    priority : each point ages the request by `PATIENCE` steps; may be negative.
+    served : number of the step it last had rows in, or was submitted in.
+    preempted_at : number of tokens drawn when it was last preempted; -1 before.
     """
 
     request: Request
@@ -59,7 +57,7 @@ class Sequence:
     error: BaseException | None = None
     done: bool = False
     cancelled: Callable[[], bool] = lambda: False
-    forgot_at: int = -1
+    preempted_at: int = -1
 
     def __post_init__(self) -> None:
         self._check()
@@ -68,7 +66,7 @@ class Sequence:
         self._taken = 0
 
     def _check(self) -> None:
-        """Refuse what `Engine.submit` cannot work with; RequestError."""
+        """Check the arguments of `Engine.submit`; RequestError."""
         instance_of(self.priority, int, "priority")
         instance_of(self.stats, Statistics, "stats")
         if self.speculation is not None:
@@ -78,16 +76,16 @@ class Sequence:
             raise RequestError("a function is wanted, not None", where="cancelled")
 
     def cancel(self) -> None:
-        """End it before the next step, as `cancelled`; any thread may call this."""
+        """End the sequence before the next step, as `cancelled`; any thread may call this."""
         self._cancel.set()
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether somebody wants it to end."""
+        """Whether it was cancelled."""
         return self._cancel.is_set() or self.cancelled()
 
     def take(self) -> list[str]:
-        """Pieces of text that became certain since the last call."""
+        """Return the pieces of text that became certain since the last call."""
         pieces = self.output.pieces[self._taken :]
         self._taken += len(pieces)
         return pieces
@@ -104,20 +102,20 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Ids whose rows have to be fed."""
+        """Number of ids whose rows have to be fed."""
         return len(self.ids) - self.fed
 
     @property
-    def may_forget(self) -> bool:
-        """Whether it can be made to forget rows: once for each token that it draws.
+    def can_be_preempted(self) -> bool:
+        """Whether its rows may be dropped: once for each token that it draws.
 
-        So every place it gets brings a token, whoever takes places away.
+        So every admission yields a token, however often it is preempted.
         """
-        return self.generated > self.forgot_at
+        return self.generated > self.preempted_at
 
     @property
     def needs_ids(self) -> bool:
-        """Whether its next step can only be planned when its ids are known.
+        """Whether its next step can be scheduled only once its ids are known.
 
         Not while its drafter rests: a step that runs ahead drafts nothing.
         """
@@ -130,12 +128,12 @@ class Sequence:
         """Whether the next step can draw its next token: it decodes."""
         return self.pending == 1 or (self.generated > 0 and self.pending <= REPLAY_ROWS)
 
-    def held_state(self) -> State:
-        """Its state, while it has one."""
+    def live_state(self) -> State:
+        """Return the state of a running sequence."""
         assert self.state is not None
         return self.state
 
-    def next_mark(self, start: int) -> int | None:
-        """The first position after `start` where a chunk is to end, if there is one."""
-        after = [mark.position for mark in self.request.marks if mark.position > start]
+    def next_cache_point(self, start: int) -> int | None:
+        """Return the first cache point after `start`, where a chunk has to end, if any."""
+        after = [p.position for p in self.request.cache_points if p.position > start]
         return min(after, default=None)

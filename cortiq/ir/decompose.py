@@ -1,4 +1,4 @@
-"""From layers to primitives: expansion of nodes, one step at a time, until a backend takes them."""
+"""Decompose layers to primitives, one step at a time, until a backend takes every node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cortiq.ir.graph import Builder, Graph, Node, Program, Scope, Value
 
 
 def decompose(node: Node, graph: Graph, layouts: Mapping[str, str | None]) -> list[Node]:
-    """One step: the nodes a layer stands for, whose last outputs carry the layer's output names.
+    """Decompose a layer by one step, into nodes whose last outputs carry its output names.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def _rename(node: Node, names: Mapping[str, str]) -> Node:
 
 
 def expand(graph: Graph, layouts: Mapping[str, str | None], keep: Callable[[Node], bool]) -> Graph:
-    """Decompose every node that `keep` refuses, again and again; primitives always stay.
+    """Decompose every node that `keep` refuses, repeatedly; primitives always stay.
 
     Raises `GraphError` if a node or value has the name of one inside a layer.
     """
@@ -78,7 +78,7 @@ def _check_names(
 
 
 def _share(nodes: list[Node], relied_on: set[str]) -> list[Node]:
-    """Drop nodes that compute what an earlier one did (q, k and v quantise the same row).
+    """Drop nodes that repeat an earlier one's computation (q, k and v quantise the same row).
 
     A node that computes an output of the graph stays: callers ask for it by name.
     """
@@ -97,7 +97,7 @@ def _share(nodes: list[Node], relied_on: set[str]) -> list[Node]:
 
 
 def primitives_within(node: Node, graph: Graph, program: Program) -> tuple[Node, ...]:
-    """The primitives that a node of a graph stands for: itself, if it is one."""
+    """Return the primitives that a node of a graph stands for: itself, if it is one."""
     if node.op.primitive:
         return (node,)
     layouts = {name: program.weights[name].layout for name in node.weights.values()}
@@ -106,7 +106,7 @@ def primitives_within(node: Node, graph: Graph, program: Program) -> tuple[Node,
 
 
 def primitives_of(program: Program) -> Program:
-    """The program with every layer decomposed to primitives."""
+    """Return the program with every layer decomposed to primitives."""
     layouts = {name: spec.layout for name, spec in program.weights.items()}
     graphs = {n: expand(g, layouts, lambda _: False) for n, g in program.graphs.items()}
     return replace(program, graphs=graphs)

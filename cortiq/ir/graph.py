@@ -61,12 +61,12 @@ class Graph:
     outputs: tuple[str, ...]
 
     def slots(self) -> list[str]:
-        """Names of the slots this graph touches, in order of first use."""
+        """Return the names of the slots this graph touches, in order of first use."""
         names = dict.fromkeys(name for node in self.nodes for name in node.slots.values())
         return list(names)
 
     def written_slots(self) -> list[str]:
-        """Names of the slots this graph writes."""
+        """Return the names of the slots this graph writes."""
         writers = (n for n in self.nodes if getattr(n.op, "writes_slots", False))
         return list(dict.fromkeys(name for node in writers for name in node.slots.values()))
 
@@ -95,7 +95,7 @@ class Program:
         return self.graphs["trunk"]
 
     def with_layouts(self, layouts: Mapping[str, str]) -> Program:
-        """The same program with the layout of every weight filled in."""
+        """Return a copy of the program with the layout of every weight filled in."""
         weights = {n: replace(w, layout=layouts[n]) for n, w in self.weights.items()}
         return replace(self, weights=weights)
 
@@ -182,7 +182,7 @@ class Builder:
         weights: Mapping[str, str] | None = None,
         slots: Mapping[str, str] | None = None,
     ) -> Value:
-        """`add_node` for operators with one output."""
+        """Append an operator with one output, as `add_node`."""
         (output,) = self.add_node(op, *inputs, name=name, weights=weights, slots=slots)
         return output
 
@@ -197,7 +197,7 @@ class Builder:
         return self.graphs[name]
 
     def program(self, outputs: tuple[str, ...] = ()) -> Program:
-        """The program; finishes the graph under construction as the trunk if there is one."""
+        """Return the program; finish the graph under construction as the trunk."""
         if self.nodes:
             self.graph("trunk", outputs)
         return Program(self.graphs, self.weights, self.slots, self.context, self.facts)
@@ -210,17 +210,17 @@ def _check_roles(name: str, what: str, wanted: Mapping[str, Any], given: Mapping
 
 
 class Scope:
-    """What a layer's `decompose` writes through: names below the node's, its weights and slots."""
+    """The writer of a layer's `decompose`: names below the node's, its weights and slots."""
 
     def __init__(self, builder: Builder, node: Node, layouts: Mapping[str, str | None]) -> None:
         self.builder, self.node, self.layouts = builder, node, layouts
 
     def layout(self, role: str) -> str | None:
-        """Layout of the weight in this role."""
+        """Return the layout of the weight in this role."""
         return self.layouts.get(self.node.weights[role])
 
     def position(self) -> Value:
-        """The graph's `position` value."""
+        """Return the graph's `position` value."""
         return Value("position", Type((), "i32"))
 
     def add(

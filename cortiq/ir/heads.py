@@ -1,4 +1,4 @@
-"""Draft heads: what a program says of the entry graphs that guess tokens further ahead.
+"""Draft heads: a program's description of the entry graphs that guess tokens further ahead.
 
 Row j of module k takes the token at position j+k+1 and a hidden row of position j, and its logits
 are for the token at j+k+2. All modules are entry graphs of one program: they share weights with
@@ -55,7 +55,7 @@ class DraftHead(Described):
         return self.size - 1 if self.style == BLOCK else len(self.entries)
 
     def output(self, depth: int) -> str:
-        """What of a module takes the place of a hidden row: after its last norm where those rows
-        are after the trunk's, else before.
+        """Return the name of the output that replaces a hidden row: after the last norm if those
+        rows are after the trunk's, else before it.
         """
         return f"{self.entries[depth]}.{'hidden' if self.source == 'hidden' else 'out'}"

@@ -1,4 +1,4 @@
-"""What every operator says about itself: types, weights, slots, and its decomposition."""
+"""The base of all operators: types, weights, slots, and decomposition."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Described:
     """Base of the dataclasses that a person reads in a printed graph."""
 
     def describe(self) -> str:
-        """The fields that differ from their defaults, in one line."""
+        """Return the fields that differ from their defaults, in one line."""
         parts = []
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
@@ -55,26 +55,28 @@ class Op(Described):
     relations: ClassVar[tuple[Relation, ...]] = ()
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Types of the outputs for inputs of these types; raises `TypeMismatchError`."""
+        """Infer the types of the outputs from those of the inputs; raises `TypeMismatchError`."""
         raise NotImplementedError
 
     def options(self) -> frozenset[str]:
-        """Options in use that a kernel may lack: a backend declines a node whose it does not know.
+        """Return the options in use; a backend declines a node with an option it does not know.
 
         An activation's is its function; others are those beyond the plain form of an operator.
         """
         return frozenset()
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each weight, by role."""
+        """Declare the shape of each weight, by role."""
         return {}
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """Geometry of each state slot, by role."""
+        """Declare the geometry of each state slot, by role."""
         return {}
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value | tuple[Value, ...]:
-        """Write the layer with simpler operators, through `scope`; primitives have no such form."""
+        """Write the layer with simpler operators, through `scope`; primitives have no
+        decomposition.
+        """
         raise NotImplementedError
 
     @property
@@ -87,7 +89,7 @@ class Elementwise(Op):
     """Base of primitives that keep the shape of one f32 value."""
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Any f32 value."""
+        """Require any f32 value."""
         return expect_f32(self, inputs)
 
 
@@ -97,19 +99,19 @@ class LastAxis(Op):
     width: int
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """f32[..., width]."""
+        """Require f32[..., width]."""
         (x,) = inputs
         expect_last(self, x, self.width)
         return inputs
 
 
 def violations_of(op: Op) -> tuple[Violation, ...]:
-    """Return which options are outside their domains, each named after its operator."""
+    """Return the violations of the options' domains, each named after its operator."""
     return tuple(violations(op, op.kind))
 
 
 def inferred(op: Op, inputs: tuple[Type, ...]) -> tuple[Type, ...]:
-    """Return the types of an operator's outputs, its options lying in their domains.
+    """Return the types of an operator's outputs after checking its options.
 
     Raises
     ------

@@ -9,7 +9,7 @@ from cortiq.numerics import attention, norms, scalar, scaling
 from cortiq.numerics.rope import PAIRINGS
 
 Constant = Annotated[float, scaling.CONSTANT]
-"""What values are multiplied by, moved by, or bounded by."""
+"""Factors, shifts and bounds of values."""
 
 Positive = Annotated[float, Real(2.0**-40, 2.0**50, below=True)]
 """A bound of magnitudes."""
@@ -18,7 +18,7 @@ Negative = Annotated[float, Real(-(2.0**50), -(2.0**-40), above=True)]
 """A bound of the logarithms of decays."""
 
 Epsilon = Annotated[float, norms.EPSILON]
-"""What a norm adds under its root."""
+"""The term that a norm adds under its root."""
 
 Cap = Annotated[float, scalar.SOFT_CAP]
 """The cap of a soft cap."""
@@ -33,4 +33,4 @@ Function = Annotated[str, OneOf(scalar.ACTIVATIONS)]
 """An activation."""
 
 Pairing = Annotated[str, OneOf(PAIRINGS)]
-"""Which values of a head turn together."""
+"""Pairs of a head's values that turn together."""

@@ -17,7 +17,7 @@ _INDEX = re.compile(r"\.(\d+)(?=\.|$)")
 
 
 def print_program(program: Program, *, full: bool = False) -> str:
-    """The program as text: facts, slots, and every graph; equal blocks folded unless `full`."""
+    """Return the program as text: facts, slots, every graph; equal blocks folded unless `full`."""
     lines = [f"{name}: {value}" for name, value in program.facts.items()]
     lines.append(f"context: {program.context}")
     for graph in program.graphs.values():
@@ -26,13 +26,13 @@ def print_program(program: Program, *, full: bool = False) -> str:
 
 
 def rope_tables(program: Program) -> list[RopeTable]:
-    """The rotary tables that a program's graphs use, each once."""
+    """Return the rotary tables that a program's graphs use, each once."""
     nodes = (node for graph in primitives_of(program).graphs.values() for node in graph.nodes)
     return list(dict.fromkeys(node.op.table for node in nodes if isinstance(node.op, Rope)))
 
 
 def describe_rope(table: RopeTable) -> str:
-    """A rotary table in a sentence; rules that look at a length say what was chosen by it."""
+    """Describe a rotary table in a sentence, with the choice its rule made by a length."""
     scaling = table.scaling
     text = f"base {table.base:g}, {table.dim} dimensions"
     match scaling:
@@ -51,7 +51,7 @@ def describe_rope(table: RopeTable) -> str:
 
 
 def print_graph(graph: Graph, *, full: bool = False) -> list[str]:
-    """One entry graph: a line a node, repeated blocks once with their count."""
+    """Return one entry graph as text: a line a node, repeated blocks once with their count."""
     inputs = ", ".join(f"{n} {graph.values[n]}" for n in graph.inputs)
     lines = [f"graph {graph.name}({inputs}) -> {', '.join(graph.outputs)}"]
     if full:

@@ -11,18 +11,18 @@ from cortiq.domains import Count, Size
 
 @dataclass(frozen=True)
 class Slot:
-    """One piece of per-sequence state. Subclasses say its geometry and what a rewind costs."""
+    """One piece of per-sequence state; subclasses define its geometry and the cost of a rewind."""
 
     rewind: ClassVar[str]
     """`free`: any earlier length; `retained`: as far back as rows are kept, else a replay from
     the start; `replay`: from the nearest snapshot."""
 
     def bytes_per_row(self) -> int:
-        """Bytes a position adds in the canonical layout (0 for slots of constant size)."""
+        """Return the bytes that a position adds in the canonical layout (0 for constant slots)."""
         return 0
 
     def constant_bytes(self) -> int:
-        """Bytes in the canonical layout that do not depend on how many positions there are."""
+        """Return the bytes in the canonical layout that do not depend on the length."""
         return 0
 
 
@@ -31,8 +31,8 @@ class KVRows(Slot):
     """Quantised key and value rows, one of each per position.
 
     Per position and KV head: int8 planes [key_dim] and [value_dim] twice, one int8 exponent each.
-    Rows behind the windows of all readers may be given up; the slot then goes back as far as
-    `cortiq.backend.windows` says, else from the start.
+    Rows behind the windows of all readers may be freed; the slot can then be rewound as far as
+    `cortiq.backend.windows` allows, else from the start.
     """
 
     heads: Count
@@ -41,7 +41,7 @@ class KVRows(Slot):
     rewind: ClassVar[str] = "free"
 
     def bytes_per_row(self) -> int:
-        """Planes and exponents of one position."""
+        """Return the bytes of planes and exponents of one position."""
         return self.heads * (2 * (self.key_dim + self.value_dim) + 2)
 
 
@@ -54,7 +54,7 @@ class Ring(Slot):
     rewind: ClassVar[str] = "retained"
 
     def constant_bytes(self) -> int:
-        """The rows."""
+        """Return the bytes of the rows."""
         return self.length * self.width * 4
 
 
@@ -66,5 +66,5 @@ class Recurrent(Slot):
     rewind: ClassVar[str] = "replay"
 
     def constant_bytes(self) -> int:
-        """The array."""
+        """Return the bytes of the array."""
         return prod(self.shape) * 4

@@ -12,7 +12,7 @@ from cortiq.ir.graph import Graph, Node, Program
 from cortiq.ir.op import TypeMismatchError, inferred, violations_of
 
 Finding = tuple[str, str]
-"""Where, and what is wrong."""
+"""The place and the fault."""
 
 DTYPES = ("f32", "i32", "q16")
 AXIS = CONTEXT = Integer(1, MAX_COUNT)
@@ -31,7 +31,7 @@ def verify(program: Program) -> None:
 
 
 def _declarations(program: Program) -> Iterator[Finding]:
-    """Yield what is wrong with what a program declares besides its graphs."""
+    """Yield the faults of a program's declarations outside its graphs."""
     for name, slot in program.slots.items():
         for violation in violations(slot, type(slot).__name__):
             yield name, str(violation)
@@ -40,7 +40,7 @@ def _declarations(program: Program) -> Iterator[Finding]:
 
 
 def _decomposition(program: Program) -> Iterator[Finding]:
-    """Yield what the builder refuses of what layers make of their options."""
+    """Yield the builder's refusals of decompositions with these options."""
     try:
         primitives_of(program)
     except GraphError as error:
@@ -54,14 +54,14 @@ def _options_in_domain(graph: Graph, program: Program) -> Iterator[Finding]:
 
 
 def _sound(graph: Graph) -> Iterator[Node]:
-    """Yield the nodes whose operators can be asked for types, weights and slots."""
+    """Yield the nodes whose operators can infer types, weights and slots."""
     return (node for node in graph.nodes if not violations_of(node.op))
 
 
 def _types_exist(graph: Graph, program: Program) -> Iterator[Finding]:
     for name, (shape, dtype) in graph.values.items():
         if dtype not in DTYPES or not all(map(AXIS.admits, shape)):
-            yield graph.name, f"the type of {name!r}, {dtype}{list(shape)}, is none of the IR"
+            yield graph.name, f"the type of {name!r}, {dtype}{list(shape)}, is not a type of the IR"
 
 
 def _defined_before_use(graph: Graph, program: Program) -> Iterator[Finding]:
@@ -92,7 +92,7 @@ def _types_agree(graph: Graph, program: Program) -> Iterator[Finding]:
             yield node.name, str(error)
             continue
         if outputs != tuple(graph.values[n] for n in node.outputs):
-            yield node.name, f"outputs are declared otherwise than {node.op.kind} computes them"
+            yield node.name, f"the declared outputs differ from those of {node.op.kind}"
 
 
 def _weights_exist(graph: Graph, program: Program) -> Iterator[Finding]:

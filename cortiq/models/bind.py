@@ -1,4 +1,4 @@
-"""From a checkpoint to a program with its weights: every tensor found, checked and named."""
+"""Bind a checkpoint to a program: find, check and name every tensor."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from cortiq.errors import FormatError, GraphError, RequestError, UnsupportedErro
 from cortiq.ir import Program, primitives_of, verify
 from cortiq.models.config import BaseConfig
 from cortiq.models.dflash import PREFIX, read_drafter, synthetic_drafter, with_drafter
-from cortiq.models.fixture_heads import held as held_by_fixture
+from cortiq.models.fixture_heads import head_tensors as held_by_fixture
 from cortiq.models.head_names import (
     AUTO,
     OFF,
-    asked_head,
     find_plan,
-    parted,
+    parse_head_option,
+    split_heads_option,
     synthetic_plan,
 )
+from cortiq.models.head_tensors import HeadTensors
 from cortiq.models.heads import HeadPlan, is_like, layer_count, with_heads
-from cortiq.models.held import Held
-from cortiq.models.pieces import cut
-from cortiq.models.registry import Checkpoint, family_for, family_name, place, read_config
+from cortiq.models.registry import OpenCheckpoint, family_for, family_name, location_of, read_config
 from cortiq.models.shortlist import with_shortlist
 from cortiq.models.sidecar import WithSidecar, check_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
-from cortiq.models.tensors import HeldTensors, find_tensors
+from cortiq.models.tensor_pieces import read_piece
+from cortiq.models.tensors import CheckpointTensors, find_tensors
 from cortiq.models.weights import matrix_weight, raw_weight, vector_weight
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.soundness import check_finite
@@ -49,7 +49,7 @@ class LoadedProgram:
     program : its graphs, with the layout of every weight.
     weights : by canonical name; block layouts are views of the file, float matrices are converted
         when they are first looked at.
-    checkpoint : what it was read from.
+    checkpoint : its source.
     family : name of the family.
     config : the family's configuration; `None` for fixtures.
     tensors : the tensors of the file that each weight was made of.
@@ -57,21 +57,21 @@ class LoadedProgram:
 
     program: Program
     weights: Mapping[str, Weight]
-    checkpoint: Checkpoint
+    checkpoint: OpenCheckpoint
     family: str
     config: BaseConfig | None
     tensors: Mapping[str, Sequence[str]]
 
 
 def load_program(
-    checkpoint: Checkpoint,
+    checkpoint: OpenCheckpoint,
     *,
     context: int | None = None,
     weight_format: str | None = None,
     families: Sequence[ModuleType] = (),
     heads: str = OFF,
-    sidecar: Checkpoint | None = None,
-    drafter: Checkpoint | None = None,
+    sidecar: OpenCheckpoint | None = None,
+    drafter: OpenCheckpoint | None = None,
     draft_vocabulary: int = 0,
 ) -> LoadedProgram:
     """Read the configuration, build the graph, bind every weight.
@@ -84,7 +84,7 @@ def load_program(
     families : families of plugins.
     heads : draft head to load beside the trunk: `off`, `auto` (the file's, if it has one), `mtp` or
         `mimo`; `:post` or `:raw` behind it for the trunk's rows that it takes.
-    sidecar : the file beside the model's in which its draft head is looked for too.
+    sidecar : a file beside the model's that may hold its draft head.
     drafter : a block drafter's folder, beside a head or in place of one (`models.dflash`).
     draft_vocabulary : ids that a draft head looks at (`models.shortlist`); 0 for all.
 
@@ -103,14 +103,14 @@ def load_program(
         theirs = read_config(family, sidecar)
         config = check_sidecar(checkpoint, config, sidecar, theirs)
         checkpoint = WithSidecar(checkpoint, sidecar)
-    held = HeldTensors(checkpoint, family.NAMES, config.source)
-    plan = find_plan(heads, config.num_hidden_layers, held.has)
-    program = _headed(program, plan, held, heads, checkpoint)
+    head_tensors = CheckpointTensors(checkpoint, family.NAMES, config.source)
+    plan = find_plan(heads, config.num_hidden_layers, head_tensors.has)
+    program = _headed(program, plan, head_tensors, heads, checkpoint)
     trunk, program = program, _drafted(program, drafter)
     tensors = find_tensors(trunk, checkpoint, family, config)
     matrices, weights = matrix_names(program), drafter_weights(program, drafter, weight_format)
     for name, pieces in tensors.items():
-        raws = [cut(checkpoint.tensor(piece.tensor), piece) for piece in pieces]
+        raws = [read_piece(checkpoint.tensor(piece.tensor), piece) for piece in pieces]
         shape = program.weights[name].shape
         if name in matrices:
             weights[name] = matrix_weight(raws, shape, weight_format or DEFAULT_WEIGHT_FORMAT)
@@ -127,7 +127,7 @@ def _load_synthetic(
     context: int | None,
     weight_format: str | None,
     heads: str,
-    drafter: Checkpoint | None,
+    drafter: OpenCheckpoint | None,
     draft_vocabulary: int,
 ) -> LoadedProgram:
     program, config = synthetic_program(checkpoint, context), None
@@ -135,7 +135,7 @@ def _load_synthetic(
         family = family_for(checkpoint)
         config = read_config(family, checkpoint)
         program = _built(family, config, context, checkpoint)
-    heads, block = parted(heads)
+    heads, block = split_heads_option(heads)
     plan = synthetic_plan(heads, layer_count(program.trunk))
     program = _headed(program, plan, held_by_fixture(checkpoint.name), heads, checkpoint)
     if block is not None:
@@ -149,8 +149,8 @@ def _load_synthetic(
     return LoadedProgram(_with_layouts(program, weights), weights, checkpoint, name, config, {})
 
 
-def _drafted(program: Program, drafter: Checkpoint | None) -> Program:
-    """The program with the entry of a block drafter, if there is one."""
+def _drafted(program: Program, drafter: OpenCheckpoint | None) -> Program:
+    """Return the program with the entry of a block drafter, if there is one."""
     if drafter is None:
         return program
     config = read_drafter(drafter, program)
@@ -159,9 +159,9 @@ def _drafted(program: Program, drafter: Checkpoint | None) -> Program:
 
 
 def drafter_weights(
-    program: Program, drafter: Checkpoint | None, weight_format: str | None
+    program: Program, drafter: OpenCheckpoint | None, weight_format: str | None
 ) -> dict[str, Weight]:
-    """The weights that a block drafter's own file holds.
+    """Return the weights that a block drafter's own file holds.
 
     Raises
     ------
@@ -174,11 +174,11 @@ def drafter_weights(
             continue
         tensor = name.removeprefix(PREFIX)
         if tensor not in drafter:
-            raise FormatError(f"lacks {tensor} {list(spec.shape)}", where=place(drafter))
+            raise FormatError(f"lacks {tensor} {list(spec.shape)}", where=location_of(drafter))
         found = drafter.tensor(tensor)
         if tuple(found.shape) != spec.shape:
             what = f"{tensor} is {list(found.shape)}, should be {list(spec.shape)}"
-            raise FormatError(what, where=place(drafter))
+            raise FormatError(what, where=location_of(drafter))
         layout = weight_format or DEFAULT_WEIGHT_FORMAT
         is_matrix = name in matrices
         weights[name] = (
@@ -190,43 +190,47 @@ def drafter_weights(
 
 
 def _headed(
-    program: Program, plan: HeadPlan | None, held: Held, heads: str, checkpoint: Checkpoint
+    program: Program,
+    plan: HeadPlan | None,
+    head_tensors: HeadTensors,
+    heads: str,
+    checkpoint: OpenCheckpoint,
 ) -> Program:
-    """The program with the draft head that was found; an error where one was asked for by name."""
-    name, _ = asked_head(heads)
+    """Return the program with the draft head; raise if one was asked for by name and not found."""
+    name, _ = parse_head_option(heads)
     if plan is not None and (name != AUTO or is_like(program.trunk, plan.modules[0])):
-        return with_heads(program, plan, held)
+        return with_heads(program, plan, head_tensors)
     if name in (OFF, AUTO):
         return program
     what = f"the model has no draft head {name!r}"
     hint = "heads='auto' takes one where there is one; drafting by lookup needs none"
-    raise RequestError(what, where=place(checkpoint), hint=hint)
+    raise RequestError(what, where=location_of(checkpoint), hint=hint)
 
 
 def _with_layouts(program: Program, weights: Mapping[str, Weight]) -> Program:
-    """The program with every layout filled in, and verified."""
+    """Fill in every layout of a program, and verify it."""
     program = program.with_layouts({name: layout_name(w) for name, w in weights.items()})
     verify(program)
     return program
 
 
 def _built(
-    family: ModuleType, config: BaseConfig, context: int | None, checkpoint: Checkpoint
+    family: ModuleType, config: BaseConfig, context: int | None, checkpoint: OpenCheckpoint
 ) -> Program:
-    """The family's program."""
+    """Build the family's program."""
     declared = _context(context, config)
     with _said_of(checkpoint):
         return family.build(config, declared)
 
 
 @contextmanager
-def _said_of(checkpoint: Checkpoint) -> Iterator[None]:
-    """What is wrong with a configuration is said of its file."""
+def _said_of(checkpoint: OpenCheckpoint) -> Iterator[None]:
+    """Attribute errors about a configuration to its file."""
     try:
         yield
     except (FormatError, GraphError, UnsupportedError) as error:
         inside = "" if error.where is None else f": {error.where}"
-        where = f"{place(checkpoint)}{inside}"
+        where = f"{location_of(checkpoint)}{inside}"
         raise type(error)(error.what, where=where, hint=error.hint) from error
 
 
@@ -241,12 +245,12 @@ def _context(context: int | None, config: BaseConfig) -> int:
 
 
 def layout_name(weight: Weight) -> str:
-    """The layout as `WeightSpec` names it: every float layout is `f32`."""
+    """Return the layout as `WeightSpec` names it: `f32` for every float layout."""
     return "f32" if weight.layout.kind == "float" else weight.layout.name
 
 
 def matrix_names(program: Program) -> set[str]:
-    """Weights that meet quantised rows or are looked up by token."""
+    """Return the weights that multiply quantised rows or are looked up by token."""
     nodes = (n for g in primitives_of(program).graphs.values() for n in g.nodes)
     return {w for n in nodes if n.op.kind in MATRIX_OPERATORS for w in n.weights.values()}
 

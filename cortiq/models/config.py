@@ -1,7 +1,7 @@
 """Configurations: typed, every key known by name, from config.json or from GGUF metadata.
 
-A family's `Config` extends `BaseConfig` with fields named as the keys of config.json; `Keys` says
-what else its files may hold. A key that nobody knows is refused: it might change the graph.
+A family's `Config` extends `BaseConfig` with fields named as the keys of config.json; `Keys` lists
+further keys of its files. An unknown key is refused: it might change the graph.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROPE_KEYS = frozenset({
 
 @dataclass(frozen=True)
 class Keys:
-    """What files of a family hold besides the fields of its `Config`.
+    """Keys of a family's files that are not fields of its `Config`.
 
     Attributes
     ----------
@@ -102,10 +102,10 @@ class BaseConfig:
 AnyConfig = TypeVar("AnyConfig", bound=BaseConfig)
 
 
-def in_form_of(
+def convert_config(
     config_type: type[AnyConfig], given: BaseConfig, where: str, **values: Any
 ) -> AnyConfig:
-    """A configuration of another type: the fields that both have, and `values`."""
+    """Return a configuration of another type from the common fields and `values`."""
     names = {f.name for f in fields(config_type)}
     shared = {f.name: getattr(given, f.name) for f in fields(given) if f.name in names}
     return construct(config_type, shared | values, where=where)
@@ -142,7 +142,7 @@ def config_from_json(
 
 
 def check_derived(where: str, **sizes: tuple[Any, Any]) -> None:
-    """Raise FormatError where a file says a size that follows from others, and says it otherwise.
+    """Raise FormatError where a size in a file contradicts the sizes it follows from.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ def check_derived(where: str, **sizes: tuple[Any, Any]) -> None:
 
 
 def _put(values: dict[str, Any], name: str, value: Any, where: str) -> None:
-    """Set a field, unless it is there already; another value there is a contradiction."""
+    """Set a field unless it is set already; a different value is a contradiction."""
     if value is None:
         return
     if values.get(name) is not None and values[name] != value:
@@ -172,7 +172,7 @@ def _refuse(unknown: list[str], what: str, where: str) -> None:
 def rope_parameters(
     values: Mapping[str, Any], default_theta: float, where: str = "config.json"
 ) -> dict[str, Any]:
-    """RoPE parameters as transformers 5 writes them, from either form.
+    """Return RoPE parameters as transformers 5 writes them, from either form.
 
     transformers 4 has `rope_theta` and `rope_scaling` (with `type` or `rope_type`), transformers 5
     `rope_parameters`, which may hold a mapping per layer type.
@@ -202,7 +202,7 @@ def _rope_entry(
 
 
 def construct(config_type: type[AnyConfig], values: Mapping[str, Any], *, where: str) -> AnyConfig:
-    """A config of these values, after checking that every field is there and of its type."""
+    """Construct a config from these values after checking that fields are complete and typed."""
     hints = typing.get_type_hints(config_type)
     problems, arguments = [], {}
     for name, kind, required in _fields(config_type):
@@ -229,7 +229,7 @@ def _fields(config_type: type[BaseConfig]) -> Iterator[tuple[str, str, bool]]:
 
 
 def _accepts(kind: Any, value: Any) -> bool:
-    """Whether a JSON value has the type of a field; numbers are finite.
+    """Return whether a JSON value has the type of a field; numbers are finite.
 
     Counts are positive; in lists they may be 0, for layers that have none.
     """
@@ -250,12 +250,12 @@ def _accepts(kind: Any, value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a JSON value is a number that float64 has: no NaN, and no integer of 400 digits."""
+    """Return whether a JSON value is a finite float64: no NaN, no integer of 400 digits."""
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _converted(kind: Any, value: Any) -> Any:
-    """The value as the field holds it: numbers as float, lists as tuples."""
+    """Convert a value to its field's form: numbers to float, lists to tuples."""
     if typing.get_origin(kind) in UNIONS:
         kind = next(k for k in kind.__args__ if _accepts(k, value))
     if kind is float:

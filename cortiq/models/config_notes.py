@@ -1,4 +1,4 @@
-"""Keys of config.json that change no graph: notes of tools, token ids, how texts are drawn.
+"""Keys of config.json that change no graph: notes of tools, token ids, sampling defaults.
 
 transformers writes the fields of its `PretrainedConfig` and, up to version 4, those of its
 `GenerationConfig` into every config.json; trainers and exporters add notes of their own.
@@ -58,6 +58,6 @@ ONLY: Mapping[str, Any] = {
 
 
 def is_note(key: str) -> bool:
-    """Whether a key of config.json changes no graph, whatever the family."""
+    """Return whether a key of config.json changes no graph in any family."""
     listed = key in MODEL or key in TRAINING or key in GENERATION
     return listed or any(fnmatchcase(key, pattern) for pattern in PATTERNS)

@@ -46,7 +46,7 @@ SOFTMAX, SIGMOID = 1, 2
 
 @dataclass(frozen=True, kw_only=True)
 class Config(BaseConfig):
-    """What a GGUF file says; `key_length_mla` and `value_length_mla` are of one head.
+    """Fields of a GGUF file; `key_length_mla` and `value_length_mla` are those of one head.
 
     Older files have the two without `_mla`, newer ones use those names for the slot's rows.
     """
@@ -85,7 +85,7 @@ class Config(BaseConfig):
         return self.qk_rope_head_dim
 
     def rope(self) -> dict[str, Any]:
-        """Rope parameters; YaRN's multiplier is a tenth of `mscale`, which is `mscale_all_dim`."""
+        """Return RoPE parameters; YaRN's multiplier is 0.1 · `mscale`, here `mscale_all_dim`."""
         given = dict(self.rope_parameters)
         if self.yarn_log_multiplier is not None:
             if given.get("rope_type") != "yarn":
@@ -96,7 +96,7 @@ class Config(BaseConfig):
         return given
 
     def shared(self) -> dict[str, Any]:
-        """Fields that the configurations of both versions have."""
+        """Return the fields that the configurations of both versions have."""
         key = self.key_length_mla or self.key_length
         value = self.value_length_mla or self.value_length
         if key is None or value is None or key <= self.qk_rope_head_dim:
@@ -117,7 +117,7 @@ class Config(BaseConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk, by the version whose router the file names."""
+    """Build the trunk of the version whose router the file names."""
     shared: Mapping[str, Any] = config.shared()
     if config.expert_gating_func == SIGMOID:
         v3 = deepseek_v3.Config(

@@ -42,7 +42,7 @@ class Config(LatentConfig):
     first_k_dense_replace: Amount = Amount(0)
 
     def router(self) -> Router:
-        """How experts are chosen."""
+        """Return the router's options."""
         if self.topk_method not in METHODS:
             hint = f"supported: {', '.join(METHODS)}"
             raise UnsupportedError(f"topk_method {self.topk_method!r}", where="config", hint=hint)
@@ -60,7 +60,7 @@ class Config(LatentConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     width, act = config.hidden_size, activation(config.hidden_act)
     decoder = Decoder(config, context, family="deepseek_v2", eps=config.rms_norm_eps)
     mixer, names = latent_attention(config, rope_table(config, context)), names_of(config)

@@ -46,7 +46,7 @@ class Config(LatentConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     width, act = config.hidden_size, activation(config.hidden_act)
     decoder = Decoder(config, context, family="deepseek_v3", eps=config.rms_norm_eps)
     pairing = "interleaved" if config.rope_interleave else "half"

@@ -1,4 +1,4 @@
-"""DFlash: a drafter that fills a whole block at once, from rows that the trunk's layers leave.
+"""DFlash: a drafter that fills a whole block at once, from rows tapped from the trunk's layers.
 
     c = norm(W·[tapped rows])                       a context row, once for each position
     h = embed(token)                                the block: the last token, then mask tokens
@@ -22,7 +22,7 @@ from cortiq.ir.layers import Embedding, GatedMLP, Linear, Residual, RMSNorm
 from cortiq.models.config import BaseConfig, Keys, config_from_json
 from cortiq.models.heads import keep, part_shape, resume, trunk_logits
 from cortiq.models.parts import activation
-from cortiq.models.registry import Checkpoint, place
+from cortiq.models.registry import OpenCheckpoint, location_of
 from cortiq.models.rope import rope_table
 
 ENTRY, PREFIX = "dflash", "dflash."
@@ -53,18 +53,18 @@ class Config(BaseConfig):
 
     @property
     def mask_token(self) -> int:
-        """The token that stands for what is to be drafted."""
+        """The token that stands for tokens to be drafted."""
         return self.dflash_config.get("mask_token_id", -1)
 
 
-def read_drafter(side: Checkpoint, program: Program) -> Config:
-    """The configuration of a drafter that fits a trunk.
+def read_drafter(side: OpenCheckpoint, program: Program) -> Config:
+    """Read a drafter's configuration and check that it fits a trunk.
 
     Raises
     ------
     FormatError : it was made for another model, or says nothing of taps and mask.
     """
-    where = place(side)
+    where = location_of(side)
     config = config_from_json(Config, KEYS, side.config, where=where)
     layers = program.facts["layers"]
     sound = all(type(n) is int and 0 <= n < layers for n in config.taps) and config.taps
@@ -91,7 +91,7 @@ def read_drafter(side: Checkpoint, program: Program) -> Config:
 
 
 def synthetic_drafter(program: Program) -> Config:
-    """A drafter for a model by formula, as wide as it is: two layers, blocks of eight."""
+    """Return a formula drafter as wide as its model: two layers, blocks of eight."""
     facts = program.facts
     dim = facts["width"] // facts["heads"]
     return Config(
@@ -104,7 +104,7 @@ def synthetic_drafter(program: Program) -> Config:
 
 
 def with_drafter(program: Program, config: Config) -> Program:
-    """The program with the drafter's entry, and a trunk that keeps the rows it taps."""
+    """Return the program with the drafter's entry and a trunk that stores the tapped rows."""
     sources = tuple(f"layers.{n}.out" for n in config.taps)
     head = DraftHead(BLOCK, (ENTRY,), ",".join(sources), config.block_size, config.mask_token)
     b = Builder(context=program.context, facts={**program.facts, "block_drafter": head})
@@ -147,7 +147,7 @@ def _norm(b: Builder, x: Value, name: str, tensor: str, eps: float) -> Value:
 
 
 def _tapped(b: Builder, position: Value, config: Config) -> Value:
-    """W·[tapped rows of the position]."""
+    """Return W·[tapped rows of the position]."""
     width, rows = config.hidden_size, []
     for n in range(len(config.taps)):
         slot, shape = f"{KEPT_ROWS}.{n}", part_shape(width)
@@ -170,7 +170,7 @@ class _Layers:
     context: Value
 
     def layer(self, h: Value, n: int) -> Value:
-        """Attention and MLP of a layer."""
+        """Write a layer: attention and MLP."""
         here, file, eps = f"layers.{n}", f"{PREFIX}layers.{n}", self.config.rms_norm_eps
         x = _norm(self.b, h, f"{here}.attention_norm", f"layers.{n}.input_layernorm", eps)
         y = self._attention(x, here, file)
@@ -210,7 +210,7 @@ class _Layers:
         return self.b.add(op, x, name=f"{name}.{role}", weights=weights)
 
     def _heads(self, x: Value, role: str, heads: int, name: str, file: str) -> Value:
-        """Quantised heads of a projection; queries and keys are normed and turned."""
+        """Return the quantised heads of a projection; queries and keys normed and rotated."""
         b, config, dim = self.b, self.config, self.config.head_width
         y = self._linear(x, role, name, file, heads * dim)
         y = b.add(ops.Reshape((heads, dim)), y, name=f"{name}.{role}.heads")

@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from cortiq.models.held import EVERYTHING, Held
+from cortiq.models.head_tensors import SYNTHETIC_TENSORS, HeadTensors
 from cortiq.models.patterns import pattern
 from cortiq.numerics.contract import F32, Floats
 
@@ -32,37 +32,37 @@ class MimoHead:
     widths: tuple[int, ...] = MIMO_WIDTHS
 
     def problems(self, shapes: Mapping[str, tuple[int, ...]]) -> Sequence[str]:
-        """All but two KV heads with sinks, and an MLP: no experts."""
+        """Refuse all but two KV heads with sinks, and an MLP without experts."""
         names = [name.rpartition(".")[0] for name in shapes]
         if any(name.startswith(MTP_PREFIX) for name in names):
             return names
         values = [shape for name, shape in shapes.items() if "v_proj" in name]
         windowed = any(name.endswith(".sinks") for name in shapes) and values == [(8, 16)]
-        held = windowed or (not values and all("block_sparse_moe" not in n for n in names))
-        return () if held else names
+        described = windowed or (not values and all("block_sparse_moe" not in n for n in names))
+        return () if described else names
 
     def rows(self, name: str) -> int | None:
-        """Those of a gate."""
+        """Return the rows of a gate."""
         if not name.startswith(MIMO_PREFIX):
             return None
         return self.widths[int(name.removeprefix(MIMO_PREFIX).partition(".")[0])]
 
     def called(self, name: str) -> str:
-        """The same."""
+        """Return the canonical name."""
         return name
 
 
-HELD: Mapping[str, Held] = {"tiny-mimo": MimoHead()}
-"""What the fixtures have tensors of; others have any."""
+HELD: Mapping[str, HeadTensors] = {"tiny-mimo": MimoHead()}
+"""Tensors of the fixtures' heads; other models have any tensor."""
 
 
-def held(name: str) -> Held:
-    """What there is for the draft head of a synthetic model."""
-    return HELD.get(name, EVERYTHING)
+def head_tensors(name: str) -> HeadTensors:
+    """Return the tensors that a synthetic model's draft head has."""
+    return HELD.get(name, SYNTHETIC_TENSORS)
 
 
 def mimo_head_values(name: str, shape: tuple[int, ...]) -> Floats:
-    """A tensor of `tiny-mimo`'s draft layers; norms are 1."""
+    """Return a tensor of `tiny-mimo`'s draft layers; norms are 1."""
     layer, _, rest = name.removeprefix(MIMO_PREFIX).partition(".")
     salt = MIMO_SALTS.get(rest.removesuffix(".weight"))
     if rest == "self_attn.sinks":
@@ -74,7 +74,7 @@ def mimo_head_values(name: str, shape: tuple[int, ...]) -> Floats:
 
 
 def mtp_head_values(name: str, shape: tuple[int, ...]) -> Floats:
-    """A tensor of `tiny-ties`'s draft module; norms are 1."""
+    """Return a tensor of `tiny-ties`'s draft module; norms are 1."""
     salt = MTP_SALTS.get(name.removesuffix(".weight"))
     if salt is None:
         return np.ones(prod(shape), F32)

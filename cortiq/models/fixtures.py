@@ -40,7 +40,7 @@ TABLES = {None: RopeTable(1e7, 4), 3: RopeTable(1e4, 4)}
 
 
 def mimo(context: int) -> Program:
-    """Four layers with KV heads 1, 2, 2, 1, values half as wide as keys, windows and sinks, MoE."""
+    """Build four layers: KV heads 1, 2, 2, 1, values half as wide as keys, windows, sinks, MoE."""
     b = Builder(context=context, facts={"family": "mimo fixture", "vocab_size": VOCABULARY})
     token, position = b.input("token"), b.input("position")
     x = b.add(Embedding(VOCABULARY, WIDTH), token, name="embed", weights={"table": TABLE})
@@ -80,7 +80,7 @@ def _mimo_layer(b: Builder, x: Value, position: Value, n: int) -> Value:
 
 
 def _mimo_values(name: str, shape: tuple[int, ...]) -> Floats:
-    """A tensor of `mimo`, by its salts; norms are 1."""
+    """Return a tensor of `mimo`, by its salts; norms are 1."""
     if name.startswith(MIMO_PREFIX):
         return mimo_head_values(name, shape)
     flat, parts = prod(shape), name.split(".")
@@ -115,11 +115,11 @@ SALTS: Mapping[str, tuple[int, int]] = {
 EXPERT_SALTS: Mapping[str, int] = {
     f"block_sparse_moe.experts.{w}.weight": i for i, w in enumerate(("w1", "w3", "w2"))
 }
-"""What is added to 70 + 10·layer + 3·expert."""
+"""Offset from 70 + 10·layer + 3·expert."""
 
 
 def mimo_weight(name: str, shape: tuple[int, ...], layout: str) -> Weight:
-    """A weight of `mimo` in a layout: the float32 formula, converted as a checkpoint would be."""
+    """Return a weight of `mimo` in a layout, converted from the float32 formula like a file's."""
     rows = 1 if len(shape) == 1 else prod(shape[:-1])
     values = Weight.from_floats(_mimo_values(name, shape).reshape(rows, shape[-1]))
     return values if layout == "f32" else convert(values, layout, name)
@@ -138,12 +138,12 @@ TIES_SALTS = {name: 1 + i for i, name in enumerate((
 
 
 def ties(context: int) -> Program:
-    """A Llama whose table and head repeat their rows: ids 97 apart have equal logits, always."""
+    """Build a Llama whose table and head repeat rows: ids 97 apart always have equal logits."""
     return llama.build(TIES_CONFIG, context)
 
 
 def ties_weight(name: str, shape: tuple[int, ...], layout: str) -> Weight:
-    """A weight of `ties`: the pattern of size 0.2, salt 10·layer and the tensor's; norms are 1."""
+    """Return a weight of `ties`: the pattern of size 0.2 with its salt; norms are 1."""
     flat, parts = prod(shape), name.split(".")
     salts = {TABLE: 100, HEAD: 200}
     if parts[1] == "layers" and parts[0] == "model":
@@ -171,7 +171,7 @@ MTP_CONFIG = llama.Config(
 
 
 def llama_with_mtp(context: int) -> Program:
-    """A tiny Llama and, as entry `mtp`, one multi-token-prediction layer on its hidden state."""
+    """Build a tiny Llama and, as entry `mtp`, one multi-token-prediction layer."""
     trunk = llama.build(MTP_CONFIG, context)
     b = Builder(context=context, facts={**trunk.facts, "family": "llama with a draft head"})
     b.weights.update(trunk.weights)
@@ -182,7 +182,7 @@ def llama_with_mtp(context: int) -> Program:
 
 
 def add_mtp(b: Builder, config: llama.Config) -> None:
-    """The entry graph `mtp`: token p+1 and the trunk's hidden state at p give logits for p+2.
+    """Add the entry `mtp`: token p+1 and the trunk's hidden state at p give logits for p+2.
 
     x = eh_proj·[norm(embed(token)) ; norm(hidden)], one block of the trunk's shape over its own KV
     rows, the layer's norm, the trunk's head.

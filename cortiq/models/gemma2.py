@@ -42,7 +42,7 @@ class Config(gemma3.ScaledConfig):
     layers_of_27b: ClassVar[int] = 46
 
     def windows(self) -> tuple[int | None, ...]:
-        """The window of every layer, `None` where it sees everything."""
+        """Return the window of every layer, `None` for full attention."""
         layers = range(self.num_hidden_layers)
         if self.layer_types is None:
             return tuple(None if n % 2 else self.sliding_window for n in layers)
@@ -50,7 +50,7 @@ class Config(gemma3.ScaledConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     offset = norm_offset(config)
     decoder = Decoder(config, context, family="gemma2", eps=config.rms_norm_eps, offset=offset)
     rope, mlp = rope_table(config, context), gated_mlp(config, config.hidden_activation)

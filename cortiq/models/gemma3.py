@@ -83,7 +83,7 @@ class Config(ScaledConfig):
     layers_of_27b: ClassVar[int] = 62
 
     def windows(self) -> tuple[int | None, ...]:
-        """The window of every layer, `None` where it sees everything."""
+        """Return the window of every layer, `None` for full attention."""
         layers, pattern = range(self.num_hidden_layers), self.sliding_window_pattern
         if self.layer_types is None:
             return tuple(self.sliding_window if (n + 1) % pattern else None for n in layers)
@@ -91,7 +91,7 @@ class Config(ScaledConfig):
 
 
 def attention(config: Config, window: int | None, rope: RopeTable) -> Attention:
-    """A layer's attention."""
+    """Return a layer's attention."""
     return Attention(
         width=config.hidden_size,
         heads=config.num_attention_heads,
@@ -108,14 +108,14 @@ def attention(config: Config, window: int | None, rope: RopeTable) -> Attention:
 
 
 def local_rope(config: Config, context: int) -> RopeTable:
-    """The table of layers with a window: never scaled, unless the file has its own entry."""
+    """Return the table of windowed layers: never scaled, unless the file has a separate entry."""
     if LOCAL in config.rope_parameters:
         return rope_table(config, context, LOCAL)
     return RopeTable(config.rope_local_base_freq, config.head_width)
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     width, eps, offset = config.hidden_size, config.rms_norm_eps, norm_offset(config)
     decoder = Decoder(config, context, family="gemma3", eps=eps, offset=offset)
     local, everywhere = local_rope(config, context), rope_table(config, context, GLOBAL)

@@ -20,19 +20,19 @@ from cortiq.ir.layers import (
 )
 from cortiq.ir.ops import Add, Gain
 from cortiq.models import gemma4_gguf
-from cortiq.models.config import Amount, BaseConfig, Keys, in_form_of
+from cortiq.models.config import Amount, BaseConfig, Keys, convert_config
 from cortiq.models.layer_kinds import GLOBAL, LOCAL, layer_list
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MLP, Decoder, activation, named
-from cortiq.models.pieces import Fused
 from cortiq.models.rope import rope_table
+from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("gemma4_text", "gemma4")
 GGUF = ("gemma4",)
 KEYS = Keys(gguf=gemma4_gguf.KEYS, gguf_tensors=gemma4_gguf.TENSORS)
-JOINT = Fused("experts.gate_up_proj", ("experts.gate_proj", "experts.up_proj"), bare=True)
-DOWN = Fused("experts.down_proj", ("experts.down_proj",), bare=True)
+JOINT = FusedTensor("experts.gate_up_proj", ("experts.gate_proj", "experts.up_proj"), bare=True)
+DOWN = FusedTensor("experts.down_proj", ("experts.down_proj",), bare=True)
 NAMES = Names(
     gguf=gemma4_gguf.NAMES,
     fused=(JOINT, DOWN),
@@ -82,14 +82,14 @@ class Config(BaseConfig):
     moe_intermediate_size: int | None = None
 
     def kinds(self) -> tuple[str, ...]:
-        """Whether a layer has a window; the last one never has."""
+        """Return whether each layer has a window; the last one never has."""
         count = self.num_hidden_layers
         turns = [LOCAL if (n + 1) % PATTERN else GLOBAL for n in range(count)]
         kinds = layer_list(self.layer_types or turns, count, (LOCAL, GLOBAL))
         return (*kinds[:-1], GLOBAL)
 
     def of_layer(self, layer: int, kind: str) -> Config:
-        """The configuration with the heads of a layer.
+        """Return the configuration with the heads of a layer.
 
         Raises
         ------
@@ -109,7 +109,7 @@ class Config(BaseConfig):
         return replace(self, **own)
 
     def sources(self) -> tuple[int, ...]:
-        """The layer whose keys and values each layer reads: its own, or the last of its kind.
+        """Return the layer that each layer's keys and values come from: itself, or the last alike.
 
         Raises
         ------
@@ -128,7 +128,7 @@ class Config(BaseConfig):
         return tuple(found)
 
     def check(self) -> None:
-        """Raise for what is not implemented, and for experts that are not described."""
+        """Raise for features that are not implemented, and for experts that are not described."""
         if self.use_bidirectional_attention not in (None, "vision"):
             what = f"use_bidirectional_attention = {self.use_bidirectional_attention!r}"
             raise UnsupportedError(what, where="config", hint="rows may not depend on later ones")
@@ -140,15 +140,15 @@ class Config(BaseConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GGUFConfig(gemma4_gguf.GGUFFields):
-    """What GGUF files say."""
+    """Fields of GGUF files."""
 
     def config(self, where: str) -> Config:
-        """The same as a folder says it."""
-        return in_form_of(Config, self, where, **self.in_folders_form())
+        """Return the configuration in a folder's form."""
+        return convert_config(Config, self, where, **self.in_folders_form())
 
 
 @dataclass
-class Layers:
+class LayerBuilder:
     """The layers under construction."""
 
     config: Config
@@ -156,7 +156,7 @@ class Layers:
     per_layer: Value | None = None
 
     def attend(self, x: Value, n: int, mixer: Attention, source: int) -> Value:
-        """The attention branch, with the slot of the layer whose keys and values it reads."""
+        """Write the attention branch, with the slot of the layer whose keys it reads."""
         file, here = f"model.layers.{n}", f"layers.{n}"
         table = {**ATTENTION}
         if self.config.attention_k_eq_v and mixer.window is None:
@@ -169,7 +169,7 @@ class Layers:
         )  # fmt: skip
 
     def feed_forward(self, x: Value, n: int, mlp: GatedMLP) -> Value:
-        """The MLP, beside it the experts, one norm over their sum."""
+        """Write the MLP, the experts beside it, and one norm over their sum."""
         file, here, add = f"model.layers.{n}", f"layers.{n}", self.decoder.builder.add
         norm = self.decoder.norm
         y = norm(x, f"{here}.mlp_norm", f"{file}.pre_feedforward_layernorm")
@@ -186,7 +186,7 @@ class Layers:
         return add(self.decoder.residual, x, y, name=f"{here}.fed")
 
     def finish(self, x: Value, n: int) -> Value:
-        """The branch of the per-layer embedding, and the layer's scale."""
+        """Write the branch of the per-layer embedding, and the layer's scale."""
         file, here, add = f"model.layers.{n}", f"layers.{n}", self.decoder.builder.add
         config = self.config
         if self.per_layer is not None:
@@ -204,7 +204,7 @@ class Layers:
 
 
 def experts_of(config: Config) -> MoE:
-    """The experts beside a layer's MLP: routed by the row before its norm."""
+    """Return the experts beside a layer's MLP, routed by the row before its norm."""
     width = config.hidden_size
     return MoE(
         width=width,
@@ -219,7 +219,7 @@ def experts_of(config: Config) -> MoE:
 
 
 def attention(config: Config, context: int, kind: str, shares: bool) -> Attention:
-    """A layer's attention; the config is that of the layer."""
+    """Return a layer's attention, from that layer's config."""
     rope = rope_table(config, context, kind)
     return Attention(
         width=config.hidden_size,
@@ -238,11 +238,11 @@ def attention(config: Config, context: int, kind: str, shares: bool) -> Attentio
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     config.check()
     width, dim = config.hidden_size, config.hidden_size_per_layer_input
     decoder = Decoder(config, context, family="gemma4", eps=config.rms_norm_eps)
-    layers = Layers(config, decoder)
+    layers = LayerBuilder(config, decoder)
     x = decoder.embed(math.sqrt(width))
     if dim:
         inputs = PerLayerInputs(

@@ -1,4 +1,4 @@
-"""Gemma 4 as GGUF files say it: the part of the family that reads their metadata."""
+"""Gemma 4's GGUF metadata."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from cortiq.errors import FormatError
 from cortiq.models.config import Amount, BaseConfig, check_derived
-from cortiq.models.layer_kinds import GLOBAL, LOCAL, by_layer, the_only
+from cortiq.models.layer_kinds import GLOBAL, LOCAL, by_layer, single_count
 
 KEYS: Mapping[str, str] = {
     "attention.key_length": "global_head_dim",
@@ -59,8 +59,8 @@ UNTURNED = 1e29
 
 @dataclass(frozen=True, kw_only=True)
 class GGUFFields(BaseConfig):
-    """What a file says; heads and widths may be lists by layer. Where KV heads are, layers without
-    a window have no values but their keys.
+    """Fields of GGUF files; heads and widths may be lists by layer. KV heads of layers without a
+    window use their keys as values.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class GGUFFields(BaseConfig):
     rope_theta_swa: float = 10000.0
 
     def in_folders_form(self) -> dict[str, Any]:
-        """Fields of `gemma4.Config` that a folder says otherwise."""
+        """Return the fields of `gemma4.Config` that a folder writes differently."""
         count, first = self.num_hidden_layers, self.num_hidden_layers - self.num_kv_shared_layers
         local = by_layer(self.sliding_window_pattern, count, "sliding_window_pattern")
         heads = by_layer(self.num_key_value_heads, count, "head_count_kv")
@@ -106,12 +106,12 @@ class GGUFFields(BaseConfig):
         if not self.enable_moe_block and any(experts):
             raise FormatError("says how many experts it has, and holds none", where="config")
         widths = by_layer(self.intermediate_size, count, "feed_forward_length")
-        narrow = the_only(widths[:first], "feed_forward_length")
-        shared = the_only(widths[first:], "feed_forward_length")
+        narrow = single_count(widths[:first], "feed_forward_length")
+        shared = single_count(widths[first:], "feed_forward_length")
         return {
             "layer_types": tuple(LOCAL if window else GLOBAL for window in local),
-            "num_key_value_heads": the_only(own or whole, "head_count_kv"),
-            "num_global_key_value_heads": the_only(whole, "head_count_kv"),
+            "num_key_value_heads": single_count(own or whole, "head_count_kv"),
+            "num_global_key_value_heads": single_count(whole, "head_count_kv"),
             "attention_k_eq_v": isinstance(self.num_key_value_heads, tuple),
             "intermediate_size": narrow,
             "use_double_wide_mlp": shared not in (None, narrow),
@@ -120,7 +120,7 @@ class GGUFFields(BaseConfig):
         }
 
     def _global_rope(self) -> dict[str, Any]:
-        """Of layers without a window: the first pairs turn, the others have a huge divisor."""
+        """Return the rope of layers without a window: only the first pairs turn."""
         given = {**self.rope_parameters, "rope_theta": self.rope_theta}
         given["partial_rotary_factor"] = 1.0
         factors = given.get("factors", ())

@@ -9,7 +9,7 @@ from typing import Any
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.models.config import AnyConfig, Keys, construct
-from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, GGUFSource, gguf_rope, shortest
+from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, GGUFSource, gguf_rope, shortest_decimals
 
 GGUF_KEYS: Mapping[str, str] = {
     "attention.head_count": "num_attention_heads",
@@ -53,7 +53,7 @@ def config_from_gguf(
     """
     prefix = f"{source.architecture}."
     given = {
-        key.removeprefix(prefix): shortest(source.config[key])
+        key.removeprefix(prefix): shortest_decimals(source.config[key])
         for key in source.config
         if key.startswith(prefix)
     }

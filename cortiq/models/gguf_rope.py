@@ -37,11 +37,11 @@ ROPE_TENSORS: Mapping[str, frozenset[str]] = {
 
 
 class GGUFSource(Protocol):
-    """What is read of an open checkpoint."""
+    """The part of an open checkpoint that is read."""
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The metadata."""
+        """Metadata."""
 
     @property
     def architecture(self) -> str:
@@ -49,12 +49,12 @@ class GGUFSource(Protocol):
 
     @property
     def tensor_names(self) -> Iterable[str]:
-        """All names."""
+        """Names of all tensors."""
 
     def __contains__(self, name: object) -> bool: ...
 
     def tensor(self, name: str) -> Any:
-        """A tensor with `shape`, `type` and `raw`."""
+        """Return a tensor with `shape`, `type` and `raw`."""
 
 
 def gguf_rope(
@@ -63,8 +63,8 @@ def gguf_rope(
     """Return the RoPE parameters in the form of `BaseConfig`.
 
     `rope_freqs.weight`, if there is one, divides every frequency by a factor of its own; the two
-    tensors of longrope make it that. A key that the type of scaling has no use for is refused,
-    unless its value is the one without effect.
+    tensors of longrope select it. A key that the type of scaling does not use is refused, unless
+    its value has no effect.
 
     Raises
     ------
@@ -127,8 +127,8 @@ def _factor(given: Mapping[str, Any], where: str) -> float:
 def _longrope(given: Mapping[str, Any], source: GGUFSource, where: str) -> dict[str, Any]:
     """Return longrope's factors; the amplitude is what the converter computed, 1 if it did not."""
     return {
-        "short_factor": [shortest(f) for f in _vector(source, SHORT_FACTORS, where)],
-        "long_factor": [shortest(f) for f in _vector(source, LONG_FACTORS, where)],
+        "short_factor": [shortest_decimals(f) for f in _vector(source, SHORT_FACTORS, where)],
+        "long_factor": [shortest_decimals(f) for f in _vector(source, LONG_FACTORS, where)],
         "attention_factor": given.get(ATTENTION_FACTOR, 1.0),
     }
 
@@ -143,8 +143,8 @@ def _vector(source: GGUFSource, name: str, where: str) -> tuple[float, ...]:
     return struct.unpack(f"<{tensor.shape[0]}f", tensor.raw.tobytes())
 
 
-def shortest(value: Any) -> Any:
-    """Return float32 numbers as the shortest decimal that gives them, and arrays as lists.
+def shortest_decimals(value: Any) -> Any:
+    """Return float32 numbers as their shortest decimals, and arrays as lists.
 
     1e-05 was 1e-05 before a converter rounded it to float32; RoPE reads decimals, so that a GGUF
     file and the folder it came from have the same tables.

@@ -61,7 +61,7 @@ class Config(BaseConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     width, act = config.hidden_size, activation(config.hidden_act)
     decoder = Decoder(config, context, family="glm4_moe", eps=config.rms_norm_eps)
     rope = {"partial_rotary_factor": TURNED, **config.rope_parameters}

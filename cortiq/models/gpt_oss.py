@@ -12,8 +12,8 @@ from cortiq.models.config import BaseConfig, Keys
 from cortiq.models.layer_kinds import layer_list
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder
-from cortiq.models.pieces import Fused
 from cortiq.models.rope import rope_table
+from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("gpt_oss", "gpt-oss")
@@ -35,7 +35,7 @@ NAMES = Names(
         "mlp.router": "ffn_gate_inp",
         **{f"mlp.experts.{role}_proj_bias": f"ffn_{role}_exps.bias" for role in ROLES},
     },
-    fused=tuple(Fused(name, (name,), (name,), bare=True) for name in STACKS),
+    fused=tuple(FusedTensor(name, (name,), (name,), bare=True) for name in STACKS),
 )
 EXPERTS: Mapping[str, str] = {
     "router": "router.weight", "router_bias": "router.bias",
@@ -71,7 +71,7 @@ class Config(BaseConfig):
     default_theta: ClassVar[float] = 150000.0
 
     def windows(self) -> tuple[int | None, ...]:
-        """The window of every layer, `None` where it sees everything."""
+        """Return the window of every layer, `None` for full attention."""
         layers = self.num_hidden_layers
         kinds = (KINDS * layers)[:layers]
         if self.layer_types is not None:
@@ -80,7 +80,7 @@ class Config(BaseConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     width, apart = config.hidden_size, config.source == "gguf"
     decoder = Decoder(config, context, family="gpt_oss", eps=config.rms_norm_eps)
     rope = dict(config.rope_parameters)

@@ -38,14 +38,14 @@ class Config(BaseConfig):
     logits_scaling: float = 1.0
 
     def factor(self) -> float:
-        """What logits are multiplied by: 1/logits_scaling."""
+        """Return the factor of logits: 1/logits_scaling."""
         if self.logits_scaling <= 0:
             raise FormatError(f"logits_scaling is {self.logits_scaling}", where="config")
         return 1 / self.logits_scaling
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk; GGUF files hold q and k rows pair by pair."""
+    """Build the trunk; GGUF files hold q and k rows pair by pair."""
     decoder = Decoder(
         config, context, family="granite", eps=config.rms_norm_eps,
         residual=config.residual_multiplier,

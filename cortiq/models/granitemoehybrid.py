@@ -9,12 +9,12 @@ from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
 from cortiq.ir.layers import GatedMLP, Mamba2, MoE
 from cortiq.models import granite
-from cortiq.models.config import Amount, BaseConfig, Keys, in_form_of, is_number
-from cortiq.models.layer_kinds import GLOBAL, by_layer, layer_list, the_only
+from cortiq.models.config import Amount, BaseConfig, Keys, convert_config, is_number
+from cortiq.models.layer_kinds import GLOBAL, by_layer, layer_list, single_count
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation, attention
-from cortiq.models.pieces import Fused
 from cortiq.models.rope import rope_table
+from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("granitemoehybrid", "granitehybrid")
@@ -47,11 +47,11 @@ OLD_KINDS: Mapping[str, str] = {"mamba": LINEAR, "attention": GLOBAL}
 MIXTURE, SHARED, ALONE = "block_sparse_moe", "block_sparse_moe.shared", "shared_mlp"
 
 
-def _joint(tensor: str, block: str) -> tuple[Fused, Fused]:
-    """Gate and up in one matrix, and the one after them."""
+def _joint(tensor: str, block: str) -> tuple[FusedTensor, FusedTensor]:
+    """Return gate and up in one matrix, and the one after them."""
     return (
-        Fused(f"{tensor}.input_linear", (f"{block}.gate", f"{block}.up")),
-        Fused(f"{tensor}.output_linear", (f"{block}.down",)),
+        FusedTensor(f"{tensor}.input_linear", (f"{block}.gate", f"{block}.up")),
+        FusedTensor(f"{tensor}.output_linear", (f"{block}.down",)),
     )
 
 
@@ -107,13 +107,13 @@ class Config(granite.Config):
     time_step_limit: tuple[object, ...] | None = None
 
     def kinds(self) -> tuple[str, ...]:
-        """What mixes each layer: Mamba-2 by default."""
+        """Return each layer's mixer: Mamba-2 by default."""
         listed = self.layer_types or (LINEAR,) * self.num_hidden_layers
         listed = tuple(OLD_KINDS.get(kind, kind) for kind in listed)
         return layer_list(listed, self.num_hidden_layers, (GLOBAL, LINEAR))
 
     def mamba(self) -> Mamba2:
-        """The mixer of most layers."""
+        """Return the mixer of most layers."""
         inner = self.mamba_expand * self.hidden_size
         head = inner // self.mamba_n_heads if self.mamba_d_head == "auto" else self.mamba_d_head
         if not isinstance(head, int) or head * self.mamba_n_heads != inner:
@@ -130,7 +130,7 @@ class Config(granite.Config):
         )  # fmt: skip
 
     def mixture(self) -> MoE:
-        """Experts, and the MLP that every token passes."""
+        """Return the experts and the shared MLP."""
         return MoE(
             width=self.hidden_size, inner=self.intermediate_size, experts=self.num_local_experts,
             router=Router(self.num_experts_per_tok, "softmax_topk"),
@@ -140,7 +140,7 @@ class Config(granite.Config):
 
 @dataclass(frozen=True, kw_only=True)
 class MambaGGUF(BaseConfig):
-    """What GGUF files say of Mamba-2 layers, and of which layers attend: those with KV heads."""
+    """GGUF fields of models with Mamba-2 layers; layers with KV heads have attention."""
 
     num_key_value_heads: int | tuple[int, ...] | None = None  # type: ignore[assignment]
     conv_kernel: int = 4
@@ -150,19 +150,19 @@ class MambaGGUF(BaseConfig):
     mamba_heads: int = 1
 
     def attending(self) -> tuple[bool, ...]:
-        """Whether each layer attends."""
+        """Return whether each layer has attention."""
         heads = by_layer(self.num_key_value_heads, self.num_hidden_layers, "head_count_kv")
         return tuple(bool(count) for count in heads)
 
     def heads(self) -> int | None:
-        """KV heads of the layers that attend."""
+        """Return the number of KV heads of the layers with attention."""
         heads = by_layer(self.num_key_value_heads, self.num_hidden_layers, "head_count_kv")
-        return the_only(heads, "head_count_kv")
+        return single_count(heads, "head_count_kv")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GGUFConfig(MambaGGUF):
-    """What GGUF files say: context_length is no limit where nothing turns."""
+    """Fields of GGUF files; context_length is no limit without rotation."""
 
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
@@ -178,12 +178,12 @@ class GGUFConfig(MambaGGUF):
     turns: bool = False
 
     def config(self, where: str) -> Config:
-        """The same as a folder says it."""
+        """Return the configuration in a folder's form."""
         if self.inner_size % self.hidden_size or self.inner_size % self.mamba_heads:
             message = f"{self.mamba_heads} Mamba heads share {self.inner_size} values"
             raise FormatError(message, where=where)
         shared = self.shared_intermediate_size or self.intermediate_size
-        return in_form_of(
+        return convert_config(
             Config, self, where, num_key_value_heads=self.heads(),
             num_experts_per_tok=self.num_experts_per_tok or 1, shared_intermediate_size=shared,
             layer_types=tuple(GLOBAL if attends else LINEAR for attends in self.attending()),
@@ -196,12 +196,12 @@ class GGUFConfig(MambaGGUF):
 
 
 def decay_form(config: BaseConfig) -> str:
-    """How a file holds decays: GGUF files as they are, folders as logarithms."""
+    """Return the form of a file's decays: plain in GGUF files, logarithms in folders."""
     return "plain" if config.source == "gguf" else "log"
 
 
 def step_bounds(limit: tuple[object, ...] | None) -> tuple[float | None, float | None]:
-    """What Δ is kept within by a config's `time_step_limit`, `None` where nothing bounds it."""
+    """Return the bounds of Δ in a config's `time_step_limit`, `None` for no bound."""
     low, high, *rest = (*(limit or (0.0, float("inf"))), None, None)
     bounds = [None if bound in WITHOUT_BOUND else bound for bound in (low, high)]
     if len(rest) != 2 or any(b is not None and not is_number(b) for b in bounds):
@@ -212,7 +212,7 @@ def step_bounds(limit: tuple[object, ...] | None) -> tuple[float | None, float |
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     decoder = Decoder(
         config, context, family="granitemoehybrid", eps=config.rms_norm_eps,
         residual=config.residual_multiplier,

@@ -1,4 +1,4 @@
-"""Where files have draft heads, and how their tensors are called: one table for all families."""
+"""Places and tensor names of draft heads in files: one table for all families."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Callable, Iterator
 
 from cortiq.errors import RequestError, shown
 from cortiq.ir.heads import CASCADE, CHAIN, STACK
-from cortiq.models.heads import HeadPlan, Module
+from cortiq.models.heads import HeadModule, HeadPlan
 
 OFF, AUTO, MTP, MIMO, DFLASH = "off", "auto", "mtp", "mimo", "dflash"
 NORMED, RAW = "post", "raw"
-"""Which of the trunk's rows modules take: after its last norm, or the last layer's output."""
+"""The trunk's rows that modules take: after its last norm, or the last layer's output."""
 MOST_MODULES = 16
 
 
-def parted(text: str) -> tuple[str, str | None]:
-    """The option `heads` as its draft head and its block drafter's folder, None without one."""
+def split_heads_option(text: str) -> tuple[str, str | None]:
+    """Split the option `heads` into a draft head and a block drafter's folder or None."""
     head, found, path = text.partition(DFLASH)
     if not found or (head and not head.endswith(",")) or (path and path[0] != ":"):
         return text, None
     return head.removesuffix(",") or OFF, path[1:]
 
 
-def asked_head(text: str) -> tuple[str, str]:
-    """What an option `heads` names: a head, and which rows it takes if it says so.
+def parse_head_option(text: str) -> tuple[str, str]:
+    """Parse the option `heads`: a draft head, and the rows it takes if given.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def asked_head(text: str) -> tuple[str, str]:
 
 
 def find_plan(text: str, layers: int, has: Callable[[str], bool]) -> HeadPlan | None:
-    """The draft head of a file, if it has the one that is asked for.
+    """Find the draft head of a file, if it has the one that is asked for.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def find_plan(text: str, layers: int, has: Callable[[str], bool]) -> HeadPlan | 
     layers : of the trunk.
     has : whether there is a tensor of this canonical name.
     """
-    name, rows = asked_head(text)
+    name, rows = parse_head_option(text)
     if name == OFF:
         return None
     last = f"layers.{layers - 1}.out"
@@ -62,8 +62,8 @@ def find_plan(text: str, layers: int, has: Callable[[str], bool]) -> HeadPlan | 
 
 def _known(
     layers: int, has: Callable[[str], bool]
-) -> Iterator[tuple[str, str, tuple[Module, ...]]]:
-    """Style, the rows it takes by default (empty: the last layer's), and the modules found.
+) -> Iterator[tuple[str, str, tuple[HeadModule, ...]]]:
+    """Yield each style, the rows it takes by default (empty: the last layer's), and its modules.
 
     Qwen 3 Next and 3.5 write `mtp.fc`, Nemotron H two layers, each half a block; DeepSeek V3 and
     GLM 4.5 write modules as layers after the trunk's, whose default is what public servers do, and
@@ -73,14 +73,14 @@ def _known(
     if has("mtp.fc.weight"):
         norms = "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden"
         table = "mtp.embed_tokens" if has("mtp.embed_tokens.weight") else ""
-        yield CHAIN, "hidden", (Module("mtp.layers.0", *norms, "mtp.fc", "mtp.norm", table),)
+        yield CHAIN, "hidden", (HeadModule("mtp.layers.0", *norms, "mtp.fc", "mtp.norm", table),)
     if has("mtp.layers.1.final_layernorm.weight"):
         one, two = "mtp.layers.0", "mtp.layers.1"
         ends = f"{one}.enorm", f"{one}.hnorm", f"{one}.eh_proj", f"{two}.final_layernorm", "", ""
-        yield CHAIN, "hidden", (Module(one, *ends, two),)
+        yield CHAIN, "hidden", (HeadModule(one, *ends, two),)
     if has("model.mtp.eh_proj.weight"):
         parts = (f"model.mtp.{part}" for part in ("enorm", "hnorm", "eh_proj", "norm"))
-        yield CHAIN, "", (Module("model.mtp.layers.0", *parts),)
+        yield CHAIN, "", (HeadModule("model.mtp.layers.0", *parts),)
     after = f"model.layers.{layers}.final_layernorm.weight"  # as GGUF files have MiMo's layers
     norm = "final_layernorm" if has(after) else "shared_head.norm"
     own = _modules("model.layers", layers, norm, has)
@@ -93,8 +93,10 @@ def _known(
         yield STACK, "", own
 
 
-def _modules(before: str, first: int, norm: str, has: Callable[[str], bool]) -> tuple[Module, ...]:
-    """Modules `BEFORE.N`, from N = first on, each with all of its tensors below."""
+def _modules(
+    before: str, first: int, norm: str, has: Callable[[str], bool]
+) -> tuple[HeadModule, ...]:
+    """Return the modules `BEFORE.N`, from N = first on, each with all of its tensors."""
     found = []
     for n in range(first, first + MOST_MODULES):
         layer = f"{before}.{n}"
@@ -102,13 +104,13 @@ def _modules(before: str, first: int, norm: str, has: Callable[[str], bool]) -> 
             break
         parts = (f"{layer}.{part}" for part in ("enorm", "hnorm", "eh_proj", norm))
         own = (f"{layer}.{part}" for part in ("embed_tokens", "shared_head.head"))
-        found.append(Module(layer, *parts, *(x if has(f"{x}.weight") else "" for x in own)))
+        found.append(HeadModule(layer, *parts, *(x if has(f"{x}.weight") else "" for x in own)))
     return tuple(found)
 
 
 def synthetic_plan(text: str, layers: int) -> HeadPlan | None:
-    """A draft head for a model by formula: a chain, or for `mimo` three modules."""
-    name, _ = asked_head(text)
+    """Return the draft head of a formula model: a chain, or for `mimo` three modules."""
+    name, _ = parse_head_option(text)
     first = "model.mtp.layers.{}.eh_proj.weight" if name == MIMO else "mtp.fc.weight"
     there = {first.format(k) for k in range(3)}
     return find_plan(text, layers, there.__contains__) if name not in (OFF, AUTO) else None

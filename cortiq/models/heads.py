@@ -1,4 +1,4 @@
-"""Draft heads joined to a trunk: which tensors they are, and the entry graphs they make.
+"""Join draft heads to a trunk: their tensors, and the entry graphs built from them.
 
     u = W·[norm(embed(token)) ; norm(hidden)]        the embedding's half first
     x = the block of a trunk layer, over rows of its own
@@ -18,7 +18,7 @@ from cortiq.errors import UnsupportedError
 from cortiq.ir import Builder, Graph, Node, Op, Program, Value, ops
 from cortiq.ir.heads import CASCADE, CHAIN, KEPT_ROWS, RECALLED, DraftHead
 from cortiq.ir.layers import GatedMLP, Linear
-from cortiq.models.held import Held, Shape
+from cortiq.models.head_tensors import HeadTensors, Shape
 
 LARGEST_PART = 128
 """Values of a kept row that share an exponent, at most."""
@@ -30,7 +30,7 @@ KEPT = "kept"
 
 
 @dataclass(frozen=True)
-class Module:
+class HeadModule:
     """Canonical tensor names of one module.
 
     Attributes
@@ -53,15 +53,15 @@ class Module:
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """A draft head to be made: its style, what the trunk keeps for it, and its modules."""
+    """A draft head to be built: its style, the rows that the trunk keeps for it, its modules."""
 
     style: str
     source: str
-    modules: tuple[Module, ...]
+    modules: tuple[HeadModule, ...]
 
 
-def with_heads(program: Program, plan: HeadPlan, held: Held) -> Program:
-    """The program with a draft head: its modules as entries, and a trunk that keeps their rows.
+def with_heads(program: Program, plan: HeadPlan, held: HeadTensors) -> Program:
+    """Return the program with a draft head's modules as entries and a trunk that keeps rows.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def with_heads(program: Program, plan: HeadPlan, held: Held) -> Program:
     """
     others = [name for name in program.graphs if name != "trunk"]
     if others:
-        what = f"a draft head beside the entry {others[0]} that the program has of its own"
+        what = f"a draft head in addition to the program's own entry {others[0]}"
         raise UnsupportedError(what, where="heads", hint=WITHOUT)
     chained = plan.style == CHAIN
     entries = ("mtp",) if chained else tuple(f"mtp.{k}" for k in range(len(plan.modules)))
@@ -91,18 +91,18 @@ def with_heads(program: Program, plan: HeadPlan, held: Held) -> Program:
 
 
 def resume(b: Builder, graph: Graph) -> None:
-    """Go on writing a graph that was finished."""
+    """Continue writing a finished graph."""
     b.inputs, b.nodes, b.values = list(graph.inputs), list(graph.nodes), dict(graph.values)
 
 
 def part_shape(width: int) -> tuple[int, int]:
-    """How a row of this width is kept: parts, each with an exponent, and their width."""
+    """Return the shape in which a row of this width is kept: parts, and their width."""
     count = next(n for n in range(1, width + 1) if width % n == 0 and width // n <= LARGEST_PART)
     return count, width // count
 
 
 def keep(b: Builder, x: Value, slot: str) -> None:
-    """Keep a row, quantised, where other entries can recall it."""
+    """Keep a row, quantised, so that other entries can recall it."""
     (width,) = x.type.shape
     shape = part_shape(width)
     parts = b.add(ops.Reshape(shape), x, name=f"{slot}.parts")
@@ -111,16 +111,16 @@ def keep(b: Builder, x: Value, slot: str) -> None:
 
 
 def recall(b: Builder, position: Value, width: int, slot: str, entry: str) -> Value:
-    """A row that `keep` kept at this position."""
+    """Recall the row that `keep` kept at this position."""
     shape = part_shape(width)
     parts = b.add(ops.Recall(*shape), position, name=RECALLED, slots={"kv": slot})
     return b.add(ops.Reshape((width,)), parts, name=f"{entry}.given")
 
 
 def _add_module(
-    b: Builder, trunk: Graph, entry: str, module: Module, source: str, held: Held
+    b: Builder, trunk: Graph, entry: str, module: HeadModule, source: str, held: HeadTensors
 ) -> None:
-    """One module, up to its logits."""
+    """Add one module, up to its logits."""
     token, position = b.input("token"), b.input("position")
     last = next(node for node in trunk.nodes if "hidden" in node.outputs)
     table = next(node for node in trunk.nodes if "embed" in node.outputs)
@@ -150,7 +150,7 @@ def _add_module(
 
 
 def trunk_logits(b: Builder, trunk: Graph, entry: str, x: Value, head: str = "") -> None:
-    """The trunk's nodes from its last norm to its logits, again; with another output matrix where
+    """Write the trunk's nodes from its last norm to its logits again; with another output matrix if
     one is named.
     """
     known = {"hidden": x}
@@ -165,8 +165,8 @@ def trunk_logits(b: Builder, trunk: Graph, entry: str, x: Value, head: str = "")
             known[out] = b.add(node.op, *inputs, name=name, weights=weights)
 
 
-def _block(trunk: Graph, entry: str, module: Module, held: Held) -> Iterator[Node]:
-    """The nodes of a module's block, from `ENTRY.input` to `ENTRY.out`."""
+def _block(trunk: Graph, entry: str, module: HeadModule, held: HeadTensors) -> Iterator[Node]:
+    """Yield the nodes of a module's block, from `ENTRY.input` to `ENTRY.out`."""
     halves = _halves(trunk)
     if not is_like(trunk, module):
         what, joint = (
@@ -188,7 +188,7 @@ def _block(trunk: Graph, entry: str, module: Module, held: Held) -> Iterator[Nod
 
 
 def _halves(trunk: Graph) -> dict[str, list[tuple[int, list[Node]]]]:
-    """By `middle` and `out`: (layer, its nodes up to the sum of that name)."""
+    """Return, by `middle` and `out`, the layer and its nodes up to the sum of that name."""
     found: dict[str, list[tuple[int, list[Node]]]] = {"middle": [], "out": []}
     nodes: list[Node] = []
     for node in trunk.nodes:
@@ -204,20 +204,24 @@ def _halves(trunk: Graph) -> dict[str, list[tuple[int, list[Node]]]]:
     return found
 
 
-def is_like(trunk: Graph, module: Module) -> bool:
-    """Whether a module's block has its halves in one layer, or in two, as the trunk has."""
+def is_like(trunk: Graph, module: HeadModule) -> bool:
+    """Return whether a module's block is split into layers as the trunk's blocks are."""
     return bool(_halves(trunk)["middle"]) != bool(module.second)
 
 
 def layer_count(trunk: Graph) -> int:
-    """Layers of a trunk."""
+    """Return the number of layers of a trunk."""
     return len(_halves(trunk)["out"])
 
 
 def _matching(
-    halves: list[tuple[int, list[Node]]], entry: str, prefix: str, module: Module, held: Held
+    halves: list[tuple[int, list[Node]]],
+    entry: str,
+    prefix: str,
+    module: HeadModule,
+    held: HeadTensors,
 ) -> list[Node]:
-    """The last half layer whose tensors the module has, renamed; one without a window first.
+    """Return the last half layer whose tensors the module has, renamed; unwindowed ones first.
 
     Raises
     ------
@@ -239,8 +243,8 @@ def _matching(
     )
 
 
-def _renamed(node: Node, layer: int, entry: str, prefix: str, held: Held) -> Node:
-    """A layer's node as the module's: its names, and an MLP of its width."""
+def _renamed(node: Node, layer: int, entry: str, prefix: str, held: HeadTensors) -> Node:
+    """Return a layer's node with the module's names and an MLP of its width."""
     here, file = f"layers.{layer}.", f"model.layers.{layer}."
 
     def moved(name: str) -> str:
@@ -260,14 +264,14 @@ def _renamed(node: Node, layer: int, entry: str, prefix: str, held: Held) -> Nod
     )
 
 
-def _of_width(op: Op, weights: Mapping[str, str], held: Held) -> Op:
-    """A gated MLP as wide as its gate has rows; another operator as it is."""
+def _of_width(op: Op, weights: Mapping[str, str], held: HeadTensors) -> Op:
+    """Return a gated MLP with its gate's width; any other operator unchanged."""
     gate = held.rows(weights["gate"]) if isinstance(op, GatedMLP) else None
     return replace(op, inner=gate) if gate and isinstance(op, GatedMLP) else op
 
 
 def _shapes(nodes: list[Node]) -> dict[str, Shape]:
-    """Weights of some nodes."""
+    """Return the weights of some nodes."""
     return {
         node.weights[role]: shape
         for node in nodes

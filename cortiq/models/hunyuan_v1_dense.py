@@ -49,7 +49,7 @@ class Config(BaseConfig):
 
 
 def rope(config: Config, context: int) -> RopeTable:
-    """The table: "dynamic" with an `alpha` is a fixed rule, without one it is refused."""
+    """Return the table; "dynamic" needs an `alpha`, which makes it a fixed rule."""
     given = dict(config.rope_parameters)
     if given.get("rope_type") == "dynamic" and given.get("alpha"):
         given = {key: value for key, value in given.items() if key not in UNREAD}
@@ -58,7 +58,7 @@ def rope(config: Config, context: int) -> RopeTable:
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     decoder = Decoder(config, context, family="hunyuan_v1_dense", eps=config.rms_norm_eps)
     mixer = attention(
         config,

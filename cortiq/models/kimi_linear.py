@@ -9,15 +9,15 @@ from typing import Any
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
 from cortiq.ir.layers import KDA, MoE
-from cortiq.models.config import Amount, Keys, check_derived, in_form_of
+from cortiq.models.config import Amount, Keys, check_derived, convert_config
 from cortiq.models.granitemoehybrid import decay_form
 from cortiq.models.layer_kinds import GLOBAL, by_layer, layer_list, sparse_layers
 from cortiq.models.mixtral import EXPERTS
 from cortiq.models.mla import JOINT, LATENT_GGUF, LatentConfig, latent_attention, names_of
 from cortiq.models.names import Names
 from cortiq.models.parts import MLP, MOE, Decoder, activation, gated_mlp
-from cortiq.models.pieces import Fused
 from cortiq.models.qwen3_next import LINEAR
+from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("kimi_linear", "kimi-linear")
@@ -47,7 +47,7 @@ NAMES = Names(
     # transformers writes the matrices of dense layers under the name of experts
     fused=(
         JOINT,
-        *(Fused(f"{SPARSE}.{m}_proj", (f"mlp.{m}_proj",)) for m in ("gate", "up", "down")),
+        *(FusedTensor(f"{SPARSE}.{m}_proj", (f"mlp.{m}_proj",)) for m in ("gate", "up", "down")),
     ),
     joined={"self_attn.conv1d": tuple(f"self_attn.{part}_conv1d" for part in "qkv")},
     gguf={
@@ -108,7 +108,7 @@ class Config(LatentConfig):
     routed_scaling_factor: float = 2.446
 
     def size(self, key: str, default: int) -> int:
-        """A number of the delta layers, by its key of `linear_attn_config`.
+        """Return a number of the delta layers, by its key of `linear_attn_config`.
 
         Raises
         ------
@@ -122,7 +122,7 @@ class Config(LatentConfig):
         return inner or new or default
 
     def kinds(self) -> tuple[str, ...]:
-        """What mixes each layer: every fourth but the first attends, where no list says otherwise.
+        """Return each layer's mixer; without a list every fourth has attention.
 
         Raises
         ------
@@ -136,7 +136,7 @@ class Config(LatentConfig):
         turns = tuple(GLOBAL if n and n % 4 == 0 else LINEAR for n in range(count))
         old = self._inner_kinds(inner) if set(inner) & set(LISTS) else None
         if None not in (old, self.layer_types) and old != self.layer_types:
-            raise FormatError("says other layers than layer_types", where="linear_attn_config")
+            raise FormatError("contradicts layer_types", where="linear_attn_config")
         return layer_list(self.layer_types or old or turns, count, (LINEAR, GLOBAL))
 
     def _inner_kinds(self, inner: Mapping[str, Any]) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ class Config(LatentConfig):
         return tuple(kind for _, kind in sorted(pairs))
 
     def sparse(self) -> tuple[bool, ...]:
-        """Which layers have experts: all but the first, where nothing says otherwise.
+        """Return whether each layer has experts: all but the first by default.
 
         Raises
         ------
@@ -160,12 +160,12 @@ class Config(LatentConfig):
         listed = self.mlp_layer_types
         found = derived if listed is None else sparse_layers(listed, count)
         if dense is not None and found != derived:
-            message = f"mlp_layer_types says otherwise than first_k_dense_replace, {dense}"
+            message = f"mlp_layer_types contradicts first_k_dense_replace, {dense}"
             raise FormatError(message, where="config")
         return found
 
     def delta(self) -> KDA:
-        """The mixer of most layers: both low ranks are the width of a head."""
+        """Return the mixer of most layers; both low ranks are the width of a head."""
         dim = self.size("head_dim", 128)
         return KDA(
             width=self.hidden_size, heads=self.size("num_heads", 32), key_dim=dim, value_dim=dim,
@@ -174,7 +174,7 @@ class Config(LatentConfig):
         )  # fmt: skip
 
     def experts(self) -> MoE:
-        """Experts in groups, chosen with a bias, and one for every token."""
+        """Return the experts: grouped, chosen with a bias, and a shared one."""
         router = Router(
             self.num_experts_per_token, "sigmoid", renormalise=self.moe_renormalize,
             denominator_floor=FLOOR, routed_scaling=self.routed_scaling_factor,
@@ -189,7 +189,7 @@ class Config(LatentConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GGUFConfig(LatentConfig):
-    """What GGUF files say: layers with KV heads have latent attention.
+    """Fields of GGUF files; layers with KV heads have latent attention.
 
     Attributes
     ----------
@@ -215,7 +215,7 @@ class GGUFConfig(LatentConfig):
     routed_scaling_factor: float = 2.446
 
     def config(self, where: str) -> Config:
-        """The same as a folder says it."""
+        """Return the configuration in a folder's form."""
         heads = by_layer(self.num_key_value_heads, self.num_hidden_layers, "head_count_kv")
         if self.qk_head_dim <= self.qk_rope_head_dim:
             message = f"keys of {self.qk_head_dim}, of which {self.qk_rope_head_dim} turn"
@@ -225,7 +225,7 @@ class GGUFConfig(LatentConfig):
             slot_width=(self.slot_width, self.kv_lora_rank + self.qk_rope_head_dim),
             value_length=(self.value_length, self.kv_lora_rank),
         )
-        return in_form_of(
+        return convert_config(
             Config, self, where, num_key_value_heads=self.num_attention_heads,
             qk_nope_head_dim=self.qk_head_dim - self.qk_rope_head_dim,
             layer_types=tuple(GLOBAL if count else LINEAR for count in heads),
@@ -234,7 +234,7 @@ class GGUFConfig(LatentConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk: nothing is rotated."""
+    """Build the trunk; nothing is rotated."""
     decoder = Decoder(config, context, family="kimi_linear", eps=config.rms_norm_eps)
     attend, names, delta = latent_attention(config, None), names_of(config), config.delta()
     mlp, experts = gated_mlp(config, config.hidden_act), config.experts()

@@ -55,12 +55,12 @@ class Config(BaseConfig):
     moe_router_logit_softcapping: float = 0.0
 
     def windows(self) -> tuple[int | None, ...]:
-        """The window of every layer: none by default."""
+        """Return the window of every layer: none by default."""
         layers = self.num_hidden_layers
         return windows(self.layer_types or (GLOBAL,) * layers, layers, self.sliding_window)
 
     def heads(self) -> tuple[int, ...]:
-        """Query heads of every layer."""
+        """Return the number of query heads of every layer."""
         layers, listed = self.num_hidden_layers, self.num_attention_heads_per_layer
         if listed is None:
             return (self.num_attention_heads,) * layers
@@ -70,13 +70,13 @@ class Config(BaseConfig):
         return listed
 
     def routed(self) -> tuple[bool, ...]:
-        """Which layers have experts: all but the first by default."""
+        """Return whether each layer has experts: all but the first by default."""
         layers = self.num_hidden_layers
         return sparse_layers(self.mlp_layer_types or ("dense", *("sparse",) * (layers - 1)), layers)
 
 
 def mixer(config: Config, heads: int, window: int | None, rope: RopeTable) -> Attention:
-    """A layer's attention."""
+    """Return a layer's attention."""
     return attention(
         replace(config, num_attention_heads=heads), rope=rope, window=window,
         qk_norm=QKNorm(config.rms_norm_eps), biased=config.attention_bias,
@@ -86,7 +86,7 @@ def mixer(config: Config, heads: int, window: int | None, rope: RopeTable) -> At
 
 
 def experts(config: Config) -> MoE:
-    """The experts of a layer that has them."""
+    """Return the experts of a sparse layer."""
     return MoE(
         width=config.hidden_size,
         inner=config.moe_intermediate_size,
@@ -103,7 +103,7 @@ def experts(config: Config) -> MoE:
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     decoder = Decoder(config, context, family="laguna", eps=config.rms_norm_eps)
     ropes = layer_ropes(config, context, ROPE)
     mlp, routed = gated_mlp(config, config.hidden_act), experts(config)

@@ -1,4 +1,4 @@
-"""Configurations that list their layers: every list checked for its length and its words."""
+"""Lists of layer kinds in configurations, checked for length and words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GLOBAL, LOCAL = "full_attention", "sliding_attention"
 def layer_list(
     values: Sequence[str] | None, count: int, kinds: Sequence[str], name: str = "layer_types"
 ) -> tuple[str, ...]:
-    """The kind of every layer, as a config lists them.
+    """Return the kind of every layer, as a config lists them.
 
     Raises
     ------
@@ -34,7 +34,7 @@ def layer_list(
 
 
 def windows(values: Sequence[str] | None, count: int, window: int | None) -> tuple[int | None, ...]:
-    """The window of every layer of `layer_types`: `None` where a layer sees everything.
+    """Return the window of every layer of `layer_types`, `None` for full attention.
 
     Raises
     ------
@@ -48,19 +48,18 @@ def windows(values: Sequence[str] | None, count: int, window: int | None) -> tup
 
 
 def sparse_layers(values: Sequence[str] | None, count: int) -> tuple[bool, ...]:
-    """Which layers of `mlp_layer_types` have experts; `FormatError` as `layer_list`."""
+    """Return whether each layer of `mlp_layer_types` has experts; errors as `layer_list`."""
     kinds = layer_list(values, count, ("dense", "sparse"), "mlp_layer_types")
     return tuple(kind == "sparse" for kind in kinds)
 
 
 def is_stepped_sparse(layer: int, step: int, dense: Sequence[int] | None) -> bool:
-    """Whether a layer has experts: every `step`th one, but for those that `dense` lists."""
+    """Return whether a layer has experts: every `step`th one not listed in `dense`."""
     return layer not in (dense or ()) and (layer + 1) % step == 0
 
 
 def by_layer(values: Any, count: int, name: str) -> tuple[Any, ...]:
-    """What a key says of every layer: one value for all, or a list, which may go on for layers that
-    draft.
+    """Expand a key's value to one per layer; a list may be longer, for layers that draft.
 
     Raises
     ------
@@ -74,8 +73,8 @@ def by_layer(values: Any, count: int, name: str) -> tuple[Any, ...]:
     return values[:count]
 
 
-def the_only(values: Iterable[int], name: str) -> int | None:
-    """The one count above 0 in a list by layer, `None` if there is none.
+def single_count(values: Iterable[int], name: str) -> int | None:
+    """Return the one count above 0 in a list by layer, `None` if there is none.
 
     Raises
     ------
@@ -90,7 +89,7 @@ def the_only(values: Iterable[int], name: str) -> int | None:
 def layer_ropes(
     config: BaseConfig, context: int, defaults: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, RopeTable]:
-    """The rotary table of every kind of layer, for families whose kinds always differ.
+    """Return the rotary table of each kind of layer, for families whose kinds always differ.
 
     Parameters
     ----------

@@ -62,7 +62,7 @@ FEED_FORWARD: Mapping[str, str] = {"gate": "w1.weight", "up": "w3.weight", "down
 
 @dataclass(frozen=True, kw_only=True)
 class Config(BaseConfig):
-    """Fields of `Lfm2Config`; GGUF files give the KV heads of every layer, 0 where it convolves."""
+    """Fields of `Lfm2Config`; GGUF files give KV heads by layer, 0 for convolutions."""
 
     num_key_value_heads: int | None = 8
     max_position_embeddings: int = 128000
@@ -98,7 +98,7 @@ class Config(BaseConfig):
         return -(-inner // self.block_multiple_of) * self.block_multiple_of
 
     def attends(self) -> tuple[bool, ...]:
-        """Which layers are attention; the others are short convolutions."""
+        """Return whether each layer is attention; the others are short convolutions."""
         layers = range(self.num_hidden_layers)
         kinds: tuple[bool | None, ...]
         if self.kv_heads_of_layers is not None:
@@ -116,7 +116,7 @@ class Config(BaseConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     width, eps = config.hidden_size, config.norm_eps
     decoder = Decoder(config, context, family="lfm2", eps=eps)
     conv = ShortConv(width, config.conv_L_cache, config.conv_bias)

@@ -80,7 +80,7 @@ class Config(BaseConfig):
         return super().kv_heads
 
     def kinds(self) -> tuple[str, ...]:
-        """What mixes each layer; in GGUF files, layers without KV heads convolve."""
+        """Return each layer's mixer; in GGUF files, layers without KV heads are convolutions."""
         listed = self.layer_types
         if self.kv_heads_of_layers is not None:
             listed = tuple(KINDS[heads > 0] for heads in self.kv_heads_of_layers)
@@ -88,7 +88,7 @@ class Config(BaseConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     width, eps = config.hidden_size, config.norm_eps
     decoder = Decoder(config, context, family="lfm2_moe", eps=eps)
     conv = ShortConv(width, config.conv_L_cache, config.conv_bias)

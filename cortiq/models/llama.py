@@ -37,7 +37,7 @@ class Config(BaseConfig):
 
 
 def attention(config: Config, context: int) -> Attention:
-    """Every layer's attention; GGUF files of this family hold q and k rows pair by pair."""
+    """Return a layer's attention; GGUF files of this family hold q and k rows pair by pair."""
     return Attention(
         width=config.hidden_size,
         heads=config.num_attention_heads,
@@ -52,7 +52,7 @@ def attention(config: Config, context: int) -> Attention:
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     decoder = Decoder(config, context, family="llama", eps=config.rms_norm_eps)
     mixer = attention(config, context)
     inner, act = config.intermediate_size, activation(config.hidden_act)

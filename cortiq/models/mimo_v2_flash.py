@@ -9,19 +9,19 @@ from typing import Any, ClassVar
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
 from cortiq.ir.layers import Attention, MoE
-from cortiq.models.config import Amount, BaseConfig, Keys, in_form_of
+from cortiq.models.config import Amount, BaseConfig, Keys, convert_config
 from cortiq.models.layer_kinds import (
     GLOBAL,
     LOCAL,
     by_layer,
     layer_ropes,
+    single_count,
     sparse_layers,
-    the_only,
     windows,
 )
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MOE, Decoder, activation, attention, gated_mlp
-from cortiq.models.pieces import Fused
+from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.route import Router
 
@@ -45,7 +45,7 @@ KEYS = Keys(
     },
     gguf_only={"expert_gating_func": 2},
 )
-QKV = Fused("self_attn.qkv_proj", tuple(f"self_attn.{part}_proj" for part in "qkv"))
+QKV = FusedTensor("self_attn.qkv_proj", tuple(f"self_attn.{part}_proj" for part in "qkv"))
 NAMES = Names(
     gguf={"self_attn.attention_sink_bias": "attn_sinks.weight", "self_attn.qkv_proj": "attn_qkv"},
     fused=(QKV,),
@@ -92,21 +92,21 @@ class Config(BaseConfig):
     not_in_json: ClassVar[frozenset[str]] = frozenset({"source", "num_nextn_predict_layers"})
 
     def windows(self) -> tuple[int | None, ...]:
-        """The window of every layer: the first and every sixth see everything by default."""
+        """Return the window of every layer; by default none for the first and every sixth."""
         layers, window = range(self.num_hidden_layers), self.sliding_window
         if self.layer_types is None:
             return tuple(window if n and (n + 1) % 6 else None for n in layers)
         return windows(self.layer_types, len(layers), window)
 
     def routed(self) -> tuple[bool, ...]:
-        """Which layers have experts: all but the first by default."""
+        """Return whether each layer has experts: all but the first by default."""
         layers = self.num_hidden_layers
         return sparse_layers(self.mlp_layer_types or ("dense", *("sparse",) * (layers - 1)), layers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GGUFConfig(BaseConfig):
-    """What GGUF files say: windows and KV heads by layer; all layers but the first have experts."""
+    """Fields of GGUF files: windows and KV heads by layer; experts in all layers but the first."""
 
     num_key_value_heads: int | tuple[int, ...] | None = None  # type: ignore[assignment]
     head_dim: int | None = 192
@@ -128,12 +128,14 @@ class GGUFConfig(BaseConfig):
     swa_rope_theta: float = 10000.0
 
     def config(self, where: str) -> Config:
-        """The same as a folder says it."""
+        """Return the configuration in a folder's form."""
         count = self.num_hidden_layers
         local = by_layer(self.sliding_window_pattern, count, "sliding_window_pattern")
         heads = by_layer(self.num_key_value_heads, count, "head_count_kv")
-        whole = the_only((h for h, w in zip(heads, local, strict=True) if not w), "head_count_kv")
-        own = the_only((h for h, w in zip(heads, local, strict=True) if w), "head_count_kv")
+        whole = single_count(
+            (h for h, w in zip(heads, local, strict=True) if not w), "head_count_kv"
+        )
+        own = single_count((h for h, w in zip(heads, local, strict=True) if w), "head_count_kv")
         whole = whole or (own or 0) // 2
         if own not in (None, 2 * whole):
             message = f"has {own} KV heads in layers with a window, {whole} in others"
@@ -143,7 +145,7 @@ class GGUFConfig(BaseConfig):
             raise UnsupportedError(message, where=where)
         turned = {"partial_rotary_factor": self.rope_dimension_count / self.head_width}
         ropes = {GLOBAL: self.rope_theta, LOCAL: self.swa_rope_theta}
-        return in_form_of(
+        return convert_config(
             Config, self, where, num_key_value_heads=whole,
             layer_types=tuple(LOCAL if w else GLOBAL for w in local),
             rope_parameters={k: {"rope_type": "default", "rope_theta": theta, **turned}
@@ -152,7 +154,7 @@ class GGUFConfig(BaseConfig):
 
 
 def mixer(config: Config, window: int | None, rope: RopeTable) -> Attention:
-    """A layer's attention."""
+    """Return a layer's attention."""
     scale = config.attention_value_scale
     heads = replace(config, num_key_value_heads=config.kv_heads * (2 if window else 1))
     return attention(
@@ -162,7 +164,7 @@ def mixer(config: Config, window: int | None, rope: RopeTable) -> Attention:
 
 
 def experts(config: Config) -> MoE:
-    """The experts of a layer that has them."""
+    """Return the experts of a sparse layer."""
     router = Router(
         config.num_experts_per_tok,
         "sigmoid",
@@ -184,7 +186,7 @@ def experts(config: Config) -> MoE:
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     decoder = Decoder(config, context, family="mimo_v2_flash", eps=config.rms_norm_eps)
     ropes = layer_ropes(config, context, ROPE)
     mlp, routed = gated_mlp(config, config.hidden_act), experts(config)

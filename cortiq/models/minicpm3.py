@@ -53,7 +53,7 @@ class Config(LatentConfig):
     dim_model_base: float | None = 256.0
 
     def resolved(self) -> Config:
-        """With the sizes that a file may leave out: value heads; in GGUF, what is not turned."""
+        """Return the configuration with optional sizes filled in."""
         value = self.v_head_dim or Amount(self.hidden_size // self.num_attention_heads)
         nope = self.qk_nope_head_dim
         if self.source == "gguf" and self.qk_head_dim:
@@ -62,7 +62,7 @@ class Config(LatentConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     config = config.resolved()
     layers, width = config.num_hidden_layers, config.hidden_size
     depth = math.sqrt(layers) if config.scale_depth is None else config.scale_depth

@@ -16,8 +16,8 @@ from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.layer_kinds import GLOBAL, layer_list, sparse_layers
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MOE, Decoder, attention
-from cortiq.models.pieces import Fused
 from cortiq.models.rope import rope_table
+from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("minimax_m3_vl_text",)
@@ -25,15 +25,15 @@ GGUF: tuple[str, ...] = ()
 KEYS = Keys(only={"hidden_act": "silu"})
 
 
-def _joint(block: str, bare: bool = False) -> Fused:
+def _joint(block: str, bare: bool = False) -> FusedTensor:
     parts = (f"{block}.gate_proj", f"{block}.up_proj")
-    return Fused(f"{block}.gate_up_proj", parts, bare=bare)
+    return FusedTensor(f"{block}.gate_up_proj", parts, bare=bare)
 
 
 NAMES = Names(
     fused=(
         _joint("mlp"), _joint("mlp.shared_experts"), _joint("mlp.experts", bare=True),
-        Fused("mlp.experts.down_proj", ("mlp.experts.down_proj",), bare=True),
+        FusedTensor("mlp.experts.down_proj", ("mlp.experts.down_proj",), bare=True),
     ),
     unread=r"model\.layers\.\d+\.self_attn\.indexer\..*",
 )  # fmt: skip
@@ -71,13 +71,13 @@ class Config(BaseConfig):
     default_theta: ClassVar[float] = 5000000.0
 
     def check(self, turned: int) -> None:
-        """Raise for two rotary widths."""
+        """Raise if two rotary widths are given."""
         if turned != self.rotary_dim:
             message = f"rotary_dim is {self.rotary_dim}, but the rope parameters turn {turned}"
             raise FormatError(message, where="config")
 
     def indexers(self, context: int) -> list[Indexer | None]:
-        """What chooses blocks in each layer."""
+        """Return each layer's indexer, which chooses blocks."""
         layers = self.num_hidden_layers
         kinds = layer_list(self.layer_types or (GLOBAL,) * layers, layers, (GLOBAL, SPARSE))
         if SPARSE in kinds:
@@ -106,13 +106,13 @@ class Config(BaseConfig):
                 raise UnsupportedError(what, where="config")
 
     def routed(self) -> tuple[bool, ...]:
-        """Which layers have experts: all by default."""
+        """Return whether each layer has experts: all by default."""
         layers = self.num_hidden_layers
         return sparse_layers(self.mlp_layer_types or ("sparse",) * layers, layers)
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     rope = rope_table(config, context)
     config.check(rope.dim)
     width, eps = config.hidden_size, config.rms_norm_eps

@@ -48,7 +48,7 @@ class Config(BaseConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     width = config.hidden_size
     decoder = Decoder(config, context, family="mixtral", eps=config.rms_norm_eps)
     mixer = Attention(

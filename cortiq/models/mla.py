@@ -1,4 +1,4 @@
-"""Multi-head latent attention as checkpoints have it: names, the joint matrix, YaRN's scale."""
+"""Multi-head latent attention in checkpoints: names, the joint matrix, YaRN's scale."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from cortiq.errors import FormatError
 from cortiq.ir.layers import LatentAttention
 from cortiq.models.config import BaseConfig
-from cortiq.models.pieces import Fused
 from cortiq.models.rope import yarn_scale
+from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.rope import RopeTable
 
 EPS = 1e-6
 """Of the norms of latents, whatever the others of the model have."""
 
-JOINT = Fused("self_attn.kv_b_proj", ("self_attn.k_b", "self_attn.v_b"), swapped=("self_attn.k_b",))
+JOINT = FusedTensor(
+    "self_attn.kv_b_proj", ("self_attn.k_b", "self_attn.v_b"), swapped=("self_attn.k_b",)
+)
 """Every head's rows of keys and of values; the absorbed form takes those of keys transposed."""
 
 LATENT: Mapping[str, str] = {
@@ -58,7 +60,7 @@ class LatentConfig(BaseConfig):
 def latent_attention(
     config: LatentConfig, rope: RopeTable | None, pairing: str = "interleaved"
 ) -> LatentAttention:
-    """A layer's attention.
+    """Return a layer's attention.
 
     Raises
     ------
@@ -91,6 +93,6 @@ def latent_attention(
 
 
 def names_of(config: LatentConfig) -> dict[str, str]:
-    """Roles of `LatentAttention` to tensor names: queries are compressed or they are not."""
+    """Return tensor names by role of `LatentAttention`, with or without compressed queries."""
     query = "q_b_proj.weight" if config.q_lora_rank else "q_proj.weight"
     return {**LATENT, "q": query}

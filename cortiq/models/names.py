@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cortiq.models.pieces import Fused
+from cortiq.models.tensor_pieces import FusedTensor
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
@@ -56,7 +56,7 @@ IGNORED = re.compile(r".*\.rotary_emb\.inv_freq")
 
 @dataclass(frozen=True)
 class Names:
-    """How a family's tensors are called where it is not the usual way.
+    """Tensor names of a family where they differ from the usual ones.
 
     Attributes
     ----------
@@ -68,13 +68,13 @@ class Names:
     """
 
     gguf: Mapping[str, str] = field(default_factory=dict)
-    fused: tuple[Fused, ...] = ()
+    fused: tuple[FusedTensor, ...] = ()
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     folder: Mapping[str, str] = field(default_factory=dict)
     unread: str = ""
 
     def in_gguf(self, name: str) -> str:
-        """GGUF's name of a canonical one: `model.layers.3.mlp.up_proj.weight` is `blk.3.ffn_up`…
+        """Return the GGUF name: `blk.3.ffn_up`… for `model.layers.3.mlp.up_proj.weight`.
 
         Raises
         ------
@@ -94,24 +94,24 @@ class Names:
         return f"{table[plain[1]]}.{plain[2]}"
 
     def of_expert(self, name: str, index: int, source: str) -> str:
-        """The tensor of one expert of a stack, for files that hold them one by one."""
+        """Return the tensor of one expert of a stack, for files that hold them separately."""
         if source == "gguf":
             return self.in_gguf(name).replace("_exps.", f".{index}.")
         return self.in_folder(name).replace(".experts.", f".experts.{index}.")
 
     def in_file(self, name: str, source: str) -> str:
-        """The tensor's name in a file of this kind, stacks as one tensor."""
+        """Return the tensor's name in a file of this kind, with stacks as one tensor."""
         return self.in_gguf(name) if source == "gguf" else self.in_folder(name)
 
     def known(self, name: str, source: str) -> str | None:
-        """The same, or `None` where no file of this kind has such a tensor."""
+        """Return the name as `in_file`, or `None` if no file of this kind has such a tensor."""
         try:
             return self.in_file(name, source)
         except KeyError:
             return None
 
     def in_folder(self, name: str) -> str:
-        """The tensor's name in a Hugging Face folder."""
+        """Return the tensor's name in a Hugging Face folder."""
         for canonical, own in self.folder.items():
             if name.startswith(canonical):
                 return own + name.removeprefix(canonical)

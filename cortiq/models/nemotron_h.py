@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cortiq.errors import FormatError
 from cortiq.ir import Op, Program
 from cortiq.ir.layers import MLP, Mamba2, MoE
-from cortiq.models.config import Amount, BaseConfig, Keys, in_form_of
+from cortiq.models.config import Amount, BaseConfig, Keys, convert_config
 from cortiq.models.granitemoehybrid import (
     LINEAR,
     MAMBA,
@@ -18,7 +18,7 @@ from cortiq.models.granitemoehybrid import (
     MambaGGUF,
     decay_form,
 )
-from cortiq.models.layer_kinds import GLOBAL, by_layer, layer_list, the_only
+from cortiq.models.layer_kinds import GLOBAL, by_layer, layer_list, single_count
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MOE, Decoder, activation, attention
 from cortiq.models.parts import MLP as MLP_TENSORS
@@ -80,7 +80,7 @@ FLOOR = 1e-20
 
 @dataclass(frozen=True, kw_only=True)
 class Config(BaseConfig):
-    """Fields of `NemotronHConfig`; the list of layers says how many there are."""
+    """Fields of `NemotronHConfig`; the list of layers gives their number."""
 
     num_hidden_layers: int = 0
     num_key_value_heads: int | None = 8
@@ -120,20 +120,20 @@ class Config(BaseConfig):
         object.__setattr__(self, "num_hidden_layers", listed)
 
     def layers(self) -> tuple[str, ...]:
-        """What every layer is, as a list or a pattern of letters says it."""
+        """Return each layer's kind, from a list or a pattern of letters."""
         if self.layers_block_type is not None:
             return tuple(OLD_KINDS.get(kind, kind) for kind in self.layers_block_type)
         return tuple(LETTERS.get(letter, letter) for letter in self.hybrid_override_pattern or "")
 
     def kinds(self) -> tuple[str, ...]:
-        """The same, checked."""
+        """Return each layer's kind, checked."""
         listed = self.layers()
         if not listed:
             raise FormatError("layers_block_type is missing", where="config")
         return layer_list(listed, len(listed), KINDS, "layers_block_type")
 
     def mamba(self) -> Mamba2:
-        """The mixer of most layers."""
+        """Return the mixer of most layers."""
         return Mamba2(
             width=self.hidden_size, heads=self.mamba_num_heads, head_dim=self.mamba_head_dim,
             state_dim=self.ssm_state_size, groups=self.n_groups, kernel=self.conv_kernel,
@@ -144,7 +144,7 @@ class Config(BaseConfig):
         )  # fmt: skip
 
     def experts(self) -> MoE:
-        """Plain experts, and one for every token."""
+        """Return the experts, which are plain MLPs, and a shared one."""
         router = Router(
             self.num_experts_per_tok, "sigmoid", renormalise=self.norm_topk_prob,
             denominator_floor=FLOOR, routed_scaling=self.routed_scaling_factor,
@@ -162,7 +162,9 @@ class Config(BaseConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GGUFConfig(MambaGGUF):
-    """What GGUF files say: a layer with KV heads attends, one with a width is an MLP or experts."""
+    """Fields of GGUF files: layers with KV heads have attention, those with a width an MLP or
+    experts.
+    """
 
     intermediate_size: int | tuple[int, ...] = 0  # type: ignore[assignment]
     head_dim: int | None = 128
@@ -182,7 +184,7 @@ class GGUFConfig(MambaGGUF):
     num_nextn_predict_layers: Amount = Amount(0)
 
     def config(self, where: str) -> Config:
-        """The same as a folder says it."""
+        """Return the configuration in a folder's form."""
         count, heads = self.num_hidden_layers, self.mamba_heads
         if self.inner_size % heads:
             message = f"{heads} Mamba heads share {self.inner_size} values"
@@ -193,16 +195,16 @@ class GGUFConfig(MambaGGUF):
             GLOBAL if attends else feeds if width else LINEAR
             for attends, width in zip(self.attending(), widths, strict=True)
         )
-        return in_form_of(
+        return convert_config(
             Config, self, where, num_key_value_heads=self.heads(), layers_block_type=kinds,
-            intermediate_size=the_only(widths, "feed_forward_length") or 1,
+            intermediate_size=single_count(widths, "feed_forward_length") or 1,
             n_routed_experts=self.n_routed_experts or 1, mamba_num_heads=heads,
             mamba_head_dim=self.inner_size // heads, ssm_state_size=self.state_size,
         )  # fmt: skip
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk: nothing is rotated."""
+    """Build the trunk; nothing is rotated."""
     decoder = Decoder(config, context, family="nemotron_h", eps=config.layer_norm_epsilon)
     act, width = activation(config.mlp_hidden_act), config.hidden_size
     mixers: dict[str, tuple[str, Op, Mapping[str, str]]] = {

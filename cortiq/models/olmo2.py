@@ -31,7 +31,7 @@ class Config(BaseConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     decoder = Decoder(config, context, family="olmo2", eps=config.rms_norm_eps)
     mixer = attention(
         config,

@@ -1,4 +1,4 @@
-"""What several families share: the pre-norm decoder, written node by node."""
+"""The pre-norm decoder shared by families, written node by node."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def activation(name: str) -> str:
-    """The catalogue's name of an activation; `UnsupportedError` names an unknown one."""
+    """Return the catalogue's name of an activation; `UnsupportedError` if it is unknown."""
     if name not in ACTIVATIONS:
         hint = f"supported: {', '.join(ACTIVATIONS)}"
         raise UnsupportedError(f"activation {name!r}", where="config", hint=hint)
@@ -55,23 +55,23 @@ def activation(name: str) -> str:
 
 
 def named(op: Op, prefix: str, table: Mapping[str, str]) -> dict[str, str]:
-    """Tensor names of an operator's weights: the prefix and the table's entry for each role."""
+    """Return an operator's tensor names: the prefix and the table's entry for each role."""
     return {role: f"{prefix}.{table[role]}" for role in op.weight_shapes()}
 
 
 def norm_offset(config: BaseConfig) -> float:
-    """Of families whose folders hold w for a norm of (1 + w); their GGUF files hold the sum."""
+    """Return the offset for norms of (1 + w): folders hold w, GGUF files hold the sum."""
     return 0.0 if config.source == "gguf" else 1.0
 
 
 def attention(config: BaseConfig, **options: Any) -> Attention:
-    """Attention with the config's heads and widths, and options of its own."""
+    """Return attention with the config's heads and widths, and further options."""
     heads, width = config.num_attention_heads, config.hidden_size
     return Attention(width, heads, config.kv_heads, config.head_width, **options)
 
 
 def gated_mlp(config: BaseConfig, act: str, biased: bool = False) -> GatedMLP:
-    """A gated MLP of the config's widths with the activation that config.json names."""
+    """Return a gated MLP of the config's widths with the activation that config.json names."""
     return GatedMLP(config.hidden_size, config.intermediate_size, activation(act), biased)
 
 
@@ -84,7 +84,7 @@ class Decoder:
     Attributes
     ----------
     norm_op : the norm of a row of the model's width, wherever the family has one.
-    residual : what every branch is multiplied by before it is added.
+    residual : factor of every branch before it is added.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class Decoder:
         self.position = self.builder.input("position")
 
     def embed(self, multiplier: float = 1.0) -> Value:
-        """The token's row of the table."""
+        """Write the token's row of the table."""
         op = Embedding(self.config.vocab_size, self.config.hidden_size, multiplier)
         return self.builder.add(op, self.token, name="embed", weights={"table": TABLE})
 
     def norm(self, x: Value, name: str, prefix: str) -> Value:
-        """The family's norm, with the tensors `prefix`.weight and, if it has one, `prefix`.bias."""
+        """Write the family's norm, with tensors `prefix`.weight and possibly `prefix`.bias."""
         weights = {role: f"{prefix}.{role}" for role in self.norm_op.weight_shapes()}
         return self.builder.add(self.norm_op, x, name=name, weights=weights)
 
@@ -134,7 +134,7 @@ class Decoder:
         after: str | None = None,
         out: str,
     ) -> Value:
-        """x + norm?(op(norm?(x))): one residual branch.
+        """Write one residual branch: x + norm?(op(norm?(x))).
 
         Parameters
         ----------
@@ -163,7 +163,7 @@ class Decoder:
         after: str | None = None,
         out: str = "middle",
     ) -> Value:
-        """The branch of a layer's attention (or another mixer) under the usual names.
+        """Write the branch of a layer's attention (or another mixer) under the usual names.
 
         Parameters
         ----------
@@ -190,7 +190,7 @@ class Decoder:
         before: str | None = "post_attention_layernorm",
         after: str | None = None,
     ) -> Value:
-        """The branch of a layer's MLP or experts under the usual names, see `mixer`."""
+        """Write the branch of a layer's MLP or experts under the usual names, see `mixer`."""
         file, here = f"model.layers.{layer}", f"layers.{layer}"
         return self.branch(
             x, op, f"{here}.mlp", before=_within(file, before), after=_within(file, after),
@@ -205,7 +205,7 @@ class Decoder:
         multiplier: float = 1.0,
         soft_cap: float | None = None,
     ) -> Program:
-        """Final norm, head (the table again, if tied), multiplier, soft cap; the program."""
+        """Write final norm, head (the table if tied), multiplier, soft cap; return the program."""
         y = self.norm(x, "hidden", norm)
         weights = {"weight": TABLE if self.config.tie_word_embeddings else HEAD}
         steps: list[tuple[Op, Mapping[str, str]]] = [

@@ -9,8 +9,8 @@ from cortiq.ir.layers import Attention, GatedMLP
 from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation
-from cortiq.models.pieces import Fused
 from cortiq.models.rope import rope_table
+from cortiq.models.tensor_pieces import FusedTensor
 
 ARCHITECTURES = ("phi3",)
 KEYS = Keys(
@@ -23,12 +23,14 @@ KEYS = Keys(
 NAMES = Names(
     gguf={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
     fused=(
-        Fused("self_attn.qkv_proj", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
-        Fused("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj")),
+        FusedTensor(
+            "self_attn.qkv_proj", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        ),
+        FusedTensor("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj")),
     ),
 )
 OLD_LONGROPE = ("su", "yarn")
-"""What files from before it had a name call longrope."""
+"""Name of longrope in old files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ class Config(BaseConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     width = config.hidden_size
     decoder = Decoder(config, context, family="phi3", eps=config.rms_norm_eps)
     rope = dict(config.rope_parameters)

@@ -31,11 +31,11 @@ class Config(BaseConfig):
     layer_types: tuple[str, ...] | None = None
 
     def is_local(self, layer: int) -> bool:
-        """Whether a layer has a window, where no list says it."""
+        """Return whether a layer has a window if no list gives it."""
         return layer >= self.max_window_layers
 
     def windows(self) -> tuple[int | None, ...]:
-        """The window of every layer, `None` where it sees everything."""
+        """Return the window of every layer, `None` for full attention."""
         layers = range(self.num_hidden_layers)
         window = (self.sliding_window or None) if self.use_sliding_window else None
         if self.layer_types is None:
@@ -44,7 +44,7 @@ class Config(BaseConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     decoder = Decoder(config, context, family="qwen2", eps=config.rms_norm_eps)
     rope, mlp = rope_table(config, context), gated_mlp(config, config.hidden_act)
     x = decoder.embed()

@@ -54,16 +54,16 @@ class Config(qwen2.Config):
     mlp_only_layers: tuple[int, ...] | None = None
 
     def is_local(self, layer: int) -> bool:
-        """Every other one of the first `max_window_layers`, where no list says it."""
+        """Return whether a layer is every other one of the first `max_window_layers`."""
         return layer % 2 == 0 and layer < self.max_window_layers
 
     def is_sparse(self, layer: int) -> bool:
-        """Whether a layer has experts."""
+        """Return whether a layer has experts."""
         return is_stepped_sparse(layer, self.decoder_sparse_step, self.mlp_only_layers)
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     width, rope = config.hidden_size, rope_table(config, context)
     act = activation(config.hidden_act)
     decoder = Decoder(config, context, family="qwen2_moe", eps=config.rms_norm_eps)

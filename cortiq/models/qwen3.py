@@ -25,7 +25,7 @@ class Config(qwen2.Config):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     decoder = Decoder(config, context, family="qwen3", eps=config.rms_norm_eps)
     rope, mlp = rope_table(config, context), gated_mlp(config, config.hidden_act)
     biased, qk_norm = config.attention_bias, QKNorm(config.rms_norm_eps)

@@ -48,7 +48,7 @@ class HybridDecoder(Decoder):
         self._attention = gated_attention(config, context)
 
     def mixed(self, x: Value, layer: int, kind: str) -> Value:
-        """The branch of a layer's mixer."""
+        """Write the branch of a layer's mixer."""
         if kind == GLOBAL:
             return self.mixer(x, layer, self._attention)
         op, tensors = self._delta, "linear_attn"
@@ -56,7 +56,7 @@ class HybridDecoder(Decoder):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     decoder = HybridDecoder(config, context, "qwen3_5")
     mlp = GatedMLP(config.hidden_size, config.intermediate_size, activation(config.hidden_act))
     x = decoder.embed()

@@ -32,7 +32,7 @@ class Config(LinearConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     decoder = qwen3_5.HybridDecoder(config, context, "qwen3_5_moe")
     experts = MoE(
         width=config.hidden_size,

@@ -47,16 +47,16 @@ class Config(BaseConfig):
 
     @property
     def renormalises(self) -> bool:
-        """Whether weights are divided by their sum: of GGUF files, which do not say, always."""
+        """Whether weights are divided by their sum; always for GGUF files, which have no key."""
         return self.norm_topk_prob or self.source == "gguf"
 
     def is_sparse(self, layer: int) -> bool:
-        """Whether a layer has experts."""
+        """Return whether a layer has experts."""
         return is_stepped_sparse(layer, self.decoder_sparse_step, self.mlp_only_layers)
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     width, act = config.hidden_size, activation(config.hidden_act)
     decoder = Decoder(config, context, family="qwen3_moe", eps=config.rms_norm_eps)
     mixer = Attention(

@@ -13,9 +13,9 @@ from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.layer_kinds import GLOBAL, is_stepped_sparse, layer_list
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation, norm_offset
-from cortiq.models.pieces import Fused
 from cortiq.models.qwen2_moe import EXPERTS, SHARED_EXPERT
 from cortiq.models.rope import rope_table
+from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("qwen3_next", "qwen3next")
@@ -24,7 +24,7 @@ LINEAR = "linear_attention"
 TURNED = 0.25
 """Share of a head that is rotated, where a file does not say."""
 SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
-"""Which axis of an image turns which pair: in text all axes have one position."""
+"""Axes of an image by pair; in text all axes have the same position."""
 GGUF_KEYS: Mapping[str, str] = {
     "attention.sliding_window": "",
     "expert_count": "num_experts",
@@ -54,7 +54,7 @@ GGUF_NAMES: Mapping[str, str] = {
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
 }
-GATE_UP = Fused("mlp.experts.gate_up_proj", ("mlp.experts.gate_proj", "mlp.experts.up_proj"))
+GATE_UP = FusedTensor("mlp.experts.gate_up_proj", ("mlp.experts.gate_proj", "mlp.experts.up_proj"))
 HEAD_NOTES = frozenset({
     "mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings",
 })  # fmt: skip
@@ -107,7 +107,7 @@ class LinearConfig(BaseConfig):
     })  # fmt: skip
 
     def value_dim(self) -> int:
-        """Width of a value head; `FormatError` if the heads don't share what there is."""
+        """Return the width of a value head; `FormatError` if it does not divide the total."""
         whole, heads = self.linear_values, self.linear_num_value_heads
         if whole is None:
             return self.linear_value_head_dim
@@ -116,7 +116,7 @@ class LinearConfig(BaseConfig):
         return whole // heads
 
     def kinds(self) -> tuple[str, ...]:
-        """What mixes each layer: every fourth attends, where no list says otherwise.
+        """Return each layer's mixer; without a list every fourth has attention.
 
         Raises
         ------
@@ -149,16 +149,16 @@ class Config(LinearConfig):
     not_in_json: ClassVar[frozenset[str]] = LinearConfig.not_in_json | {"grouped_rows"}
 
     def grouped(self) -> tuple[str, ...]:
-        """Matrices with rows by key head: newer GGUF files have those of q, k, v and z apart."""
+        """Return the matrices with rows by key head: newer GGUF files have q, k, v and z apart."""
         return ("qkvz", "ba") if self.grouped_rows else ("ba",)
 
     def is_sparse(self, layer: int) -> bool:
-        """Whether a layer has experts."""
+        """Return whether a layer has experts."""
         return is_stepped_sparse(layer, self.decoder_sparse_step, self.mlp_only_layers)
 
 
 def delta_net(config: LinearConfig, **layout: Any) -> GatedDeltaNet:
-    """The delta net of a configuration; GGUF files hold its decays as they are."""
+    """Return the delta net of a configuration; GGUF files hold plain decays."""
     return GatedDeltaNet(
         width=config.hidden_size,
         heads=config.linear_num_value_heads,
@@ -174,7 +174,7 @@ def delta_net(config: LinearConfig, **layout: Any) -> GatedDeltaNet:
 
 
 def gated_attention(config: LinearConfig, context: int) -> Attention:
-    """Attention whose queries bring the gates of its output."""
+    """Return attention whose queries carry the gates of its output."""
     given = {key: v for key, v in config.rope_parameters.items() if key not in SECTIONS}
     rope = {"partial_rotary_factor": TURNED, **given}
     return Attention(
@@ -191,7 +191,7 @@ def gated_attention(config: LinearConfig, context: int) -> Attention:
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     width, act = config.hidden_size, activation(config.hidden_act)
     eps, offset = config.rms_norm_eps, norm_offset(config)
     decoder = Decoder(config, context, family="qwen3_next", eps=eps, offset=offset)

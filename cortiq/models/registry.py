@@ -1,4 +1,4 @@
-"""Which family reads which architecture: our own, and those that plugins bring."""
+"""Find the family that reads an architecture: built-in families, and those of plugins."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ EXPERTS = "+experts"
 """Added to a GGUF architecture whose file holds experts: Mixtral's is `llama`."""
 
 
-class Checkpoint(Protocol):
-    """What is read of an open model, as `cortiq.formats.open_checkpoint` returns it."""
+class OpenCheckpoint(Protocol):
+    """An open model, as `cortiq.formats.open_checkpoint` returns it."""
 
     @property
     def kind(self) -> str:
@@ -70,16 +70,16 @@ class Checkpoint(Protocol):
 
     @property
     def tensor_names(self) -> Iterable[str]:
-        """All names."""
+        """Names of all tensors."""
 
     def __contains__(self, name: object) -> bool: ...
 
     def tensor(self, name: str) -> Any:
-        """A tensor with `shape`, `type` and `raw`."""
+        """Return a tensor with `shape`, `type` and `raw`."""
 
 
 def families(extra: Sequence[ModuleType] = ()) -> dict[str, ModuleType]:
-    """Architecture (`model_type`, or GGUF's) to family; `extra` are those of plugins.
+    """Return families by architecture (`model_type`, or GGUF's); `extra` are plugins' families.
 
     A plugin may add architectures; one that names ours again replaces it.
     """
@@ -88,7 +88,7 @@ def families(extra: Sequence[ModuleType] = ()) -> dict[str, ModuleType]:
 
 
 def gguf_architectures(family: ModuleType) -> tuple[str, ...]:
-    """Those of a family's architectures that GGUF files have: all, unless the module has `GGUF`."""
+    """Return a family's architectures in GGUF files: all, or the module's `GGUF`."""
     return getattr(family, "GGUF", family.ARCHITECTURES)
 
 
@@ -108,7 +108,7 @@ class FamilyInfo:
 
 
 def describe_families(extra: Sequence[ModuleType] = ()) -> list[FamilyInfo]:
-    """Every family, in the order of `families`."""
+    """Return every family, in the order of `families`."""
     listed: dict[ModuleType, list[str]] = {}
     for architecture, module in families(extra).items():
         listed.setdefault(module, []).append(architecture)
@@ -124,19 +124,19 @@ def describe_families(extra: Sequence[ModuleType] = ()) -> list[FamilyInfo]:
 
 
 def family_name(family: ModuleType) -> str:
-    """A family's name: that of its module."""
+    """Return a family's name: that of its module."""
     return family.__name__.rpartition(".")[2]
 
 
-def architecture_of(checkpoint: Checkpoint) -> str:
-    """What the registry looks up; GGUF files with experts have `+experts` added."""
+def architecture_of(checkpoint: OpenCheckpoint) -> str:
+    """Return the registry's key; GGUF files with experts have `+experts` added."""
     name = checkpoint.architecture
     experts = checkpoint.config.get(f"{name}.expert_count") if checkpoint.kind == "gguf" else None
     return name + EXPERTS if isinstance(experts, int) and experts else name
 
 
-def family_for(checkpoint: Checkpoint, extra: Sequence[ModuleType] = ()) -> ModuleType:
-    """The family that reads a checkpoint; `UnsupportedError` names those that are alike."""
+def family_for(checkpoint: OpenCheckpoint, extra: Sequence[ModuleType] = ()) -> ModuleType:
+    """Return the family that reads a checkpoint; `UnsupportedError` names similar ones."""
     known = families(extra)
     name = architecture_of(checkpoint)
     if name not in known:
@@ -146,27 +146,27 @@ def family_for(checkpoint: Checkpoint, extra: Sequence[ModuleType] = ()) -> Modu
         near = difflib.get_close_matches(name, known, n=3)
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         hint = f"{meant}`cortiq inspect --families` lists the {len(known)} there are"
-        raise UnsupportedError(message, where=place(checkpoint), hint=hint)
+        raise UnsupportedError(message, where=location_of(checkpoint), hint=hint)
     if checkpoint.kind == "gguf" and name not in gguf_architectures(known[name]):
         message = f"GGUF files of the architecture {name!r} are not supported"
         raise UnsupportedError(
-            message, where=place(checkpoint), hint="take the Hugging Face folder"
+            message, where=location_of(checkpoint), hint="take the Hugging Face folder"
         )
     return known[name]
 
 
-def place(checkpoint: Checkpoint) -> str:
-    """The file or name of a checkpoint, for messages."""
+def location_of(checkpoint: OpenCheckpoint) -> str:
+    """Return the file or name of a checkpoint, for messages."""
     return str(getattr(checkpoint, "path", checkpoint.architecture))
 
 
-def read_config(family: ModuleType, checkpoint: Checkpoint) -> BaseConfig:
-    """The checkpoint's configuration, every key of it known by name.
+def read_config(family: ModuleType, checkpoint: OpenCheckpoint) -> BaseConfig:
+    """Read the checkpoint's configuration; every key of it is known by name.
 
     A family whose GGUF files say things otherwise than its folders has a `GGUFConfig` of what they
     say, with a method `config` that makes a `Config` of it.
     """
-    where = place(checkpoint)
+    where = location_of(checkpoint)
     if checkpoint.kind == "gguf":
         stored = getattr(family, "GGUFConfig", family.Config)
         config = config_from_gguf(stored, family.KEYS, checkpoint, where=where)

@@ -28,9 +28,9 @@ POSITIVE = frozenset({"rope_theta", "original_max_position_embeddings"})
 
 
 def rope_table(config: BaseConfig, context: int, layer_type: str | None = None) -> RopeTable:
-    """The table of a config's `rope_parameters`, or of their entry for a layer type.
+    """Return the table of a config's `rope_parameters`, or of their entry for a layer type.
 
-    The choice that longrope makes by length is made by `context`, once, for every position.
+    longrope's choice by length uses `context`, once for all positions.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def rope_table(config: BaseConfig, context: int, layer_type: str | None = None) 
 
 
 def yarn_scale(table: RopeTable) -> float:
-    """What yarn multiplies the attention's scale by where `mscale_all_dim` is given: m².
+    """Return YaRN's factor on the attention's scale, if `mscale_all_dim` is given: m².
 
     m = 0.1·mscale_all_dim·ln(factor) + 1, in decimals as every number of a table.
     """
@@ -82,7 +82,7 @@ def yarn_scale(table: RopeTable) -> float:
 
 
 def check_rope_values(given: Mapping[str, Any], where: str) -> None:
-    """Raise `FormatError` for a rope parameter that is no number (or word, or list) it could be.
+    """Raise `FormatError` for a rope parameter that is not a valid number, word or list.
 
     Numbers are finite and not negative; what they mean together is for `RopeTable.check`.
     """
@@ -103,5 +103,5 @@ def _is_amount(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Lists as tuples, so that tables compare and hash."""
+    """Convert lists to tuples, so that tables compare and hash."""
     return tuple(float(v) for v in value) if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""The draft shortlist: a draft head that looks at the first ids of the vocabulary only.
+"""The draft shortlist: a draft head that scores only the first ids of the vocabulary.
 
 Ids are ordered by how frequent they are in most vocabularies, and the head's matrix is the larger
 part of what a draft costs. Rows past the shortlist are not computed, so their ids cannot be
@@ -18,10 +18,10 @@ from cortiq.numerics.layouts import Weight
 def with_shortlist(
     program: Program, weights: dict[str, Weight], count: int
 ) -> tuple[Program, dict[str, Weight]]:
-    """The program whose draft entries also score the first `count` ids alone, and its weights.
+    """Return program and weights whose draft entries also score the first `count` ids alone.
 
-    Nothing changes where there is no draft head, or a vocabulary that is no longer; 0 is for none.
-    Block drafters score one row in all for each draft, and look at everything.
+    The program is unchanged without a draft head, or if the vocabulary is not larger; 0 means none.
+    Block drafters score one row per draft, and the whole vocabulary.
     """
     head = program.facts.get("draft_head")
     if not isinstance(head, DraftHead):
@@ -53,6 +53,6 @@ def _scores(node: Node, hidden: str) -> bool:
 
 
 def first_rows(weight: Weight, count: int) -> Weight:
-    """The first rows of a weight, as views made when they are looked at."""
+    """Return the first rows of a weight, as views made on first use."""
     parts = LazyParts(lambda: weight.rows(0, count).parts)
     return Weight(weight.layout, (count, weight.shape[1]), parts, weight.origin, weight)

@@ -1,4 +1,4 @@
-"""A draft head in a file beside the model's: the two as one checkpoint, if they fit together."""
+"""A draft head in a file beside the model's: both read as one checkpoint, if they fit."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 from cortiq.errors import FormatError
 from cortiq.models.config import BaseConfig
-from cortiq.models.registry import Checkpoint, place
+from cortiq.models.registry import OpenCheckpoint, location_of
 
 SAME = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "head_width", "v_head_dim",
     "vocab_size",
 )  # fmt: skip
-"""What a sidecar's configuration must say as the model's does."""
+"""Keys of a sidecar's configuration that must equal the model's."""
 DRAFTS = "num_nextn_predict_layers"
-"""What it may say otherwise: the model's own file need not know of layers that draft."""
+"""A key that may differ: the model's own file need not list draft layers."""
 
 
 class WithSidecar:
-    """A checkpoint, and behind it the tensors that only its sidecar has."""
+    """A checkpoint followed by the tensors that only its sidecar has."""
 
-    def __init__(self, main: Checkpoint, side: Checkpoint) -> None:
+    def __init__(self, main: OpenCheckpoint, side: OpenCheckpoint) -> None:
         self._main, self._side = main, side
 
     def __getattr__(self, name: str) -> Any:
@@ -38,14 +38,14 @@ class WithSidecar:
         yield from (name for name in self._side.tensor_names if name not in self._main)
 
     def tensor(self, name: str) -> Any:
-        """The model's tensor, or the sidecar's."""
+        """Return the model's tensor, or the sidecar's."""
         return (self._main if name in self._main else self._side).tensor(name)
 
 
 def check_sidecar(
-    main: Checkpoint, ours: BaseConfig, side: Checkpoint, theirs: BaseConfig
+    main: OpenCheckpoint, ours: BaseConfig, side: OpenCheckpoint, theirs: BaseConfig
 ) -> BaseConfig:
-    """The model's configuration, with the layers that draft of its sidecar.
+    """Return the model's configuration, with the draft layers of its sidecar.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def check_sidecar(
         if mine != other:
             raise FormatError(
                 f"is the draft head of another model: its {key} is {other!r}, the model's {mine!r}",
-                where=place(side),
+                where=location_of(side),
                 hint="move it away, or load with heads='off'",
             )
     drafts: Any = max(getattr(config, DRAFTS, 0) for config in (ours, theirs))

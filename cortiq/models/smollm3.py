@@ -41,7 +41,7 @@ class Config(BaseConfig):
     default_theta: ClassVar[float] = 2000000.0
 
     def rotates(self) -> tuple[bool, ...]:
-        """Whether each layer turns queries and keys."""
+        """Return whether each layer turns queries and keys."""
         layers, interval = self.num_hidden_layers, self.no_rope_layer_interval
         if self.no_rope_layers is None:
             return tuple((n + 1) % interval != 0 for n in range(layers))
@@ -51,7 +51,7 @@ class Config(BaseConfig):
         return tuple(turns == 1 for turns in self.no_rope_layers)
 
     def windows(self) -> tuple[int | None, ...]:
-        """The window of every layer, `None` where it sees everything."""
+        """Return the window of every layer, `None` for full attention."""
         window = (self.sliding_window or None) if self.use_sliding_window else None
         if self.layer_types is None:
             return tuple(None if turns else window for turns in self.rotates())
@@ -59,7 +59,7 @@ class Config(BaseConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk; GGUF files hold q and k rows pair by pair."""
+    """Build the trunk; GGUF files hold q and k rows pair by pair."""
     decoder = Decoder(config, context, family="smollm3", eps=config.rms_norm_eps)
     mlp = gated_mlp(config, config.hidden_act, config.mlp_bias)
     rope, biased = rope_table(config, context), config.attention_bias

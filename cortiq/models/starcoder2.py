@@ -44,7 +44,7 @@ class Config(BaseConfig):
 
 
 def build(config: Config, context: int) -> Program:
-    """The trunk."""
+    """Build the trunk."""
     width, biased = config.hidden_size, config.use_bias
     norm = LayerNorm(width, config.norm_epsilon)
     decoder = Decoder(config, context, family="starcoder2", norm=norm)

@@ -40,7 +40,7 @@ FORMATS: Mapping[str, str] = dict.fromkeys(("llama3-8b", "delta-1b", "moe-1b", "
 
 @dataclass(frozen=True)
 class SyntheticCheckpoint:
-    """A model by formula, with what the loader reads of a checkpoint.
+    """A formula model with the interface of a checkpoint.
 
     Attributes
     ----------
@@ -75,20 +75,20 @@ class SyntheticCheckpoint:
         return False
 
     def tensor(self, name: str) -> Any:
-        """There are no tensors: weights are made by formula."""
+        """Raise: there are no tensors; weights are computed by formula."""
         raise KeyError(name)
 
     def model_hash(self) -> str:
-        """SHA-256 in hex of the definition."""
+        """Return the SHA-256 of the definition, in hex."""
         text = json.dumps([self.path, dict(self.config)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 def open_synthetic(name: str) -> SyntheticCheckpoint:
-    """The model of a name `synthetic:NAME`, with `?seed=N`, `?format=LAYOUT` or both (`&`).
+    """Open the model `synthetic:NAME`, with `?seed=N`, `?format=LAYOUT` or both (`&`).
 
     Raises
     ------
@@ -98,7 +98,7 @@ def open_synthetic(name: str) -> SyntheticCheckpoint:
     title, _, query = name.removeprefix(PREFIX).partition("?")
     if title not in CONFIGS and title not in FIXTURES:
         hint = f"there are: {', '.join([*CONFIGS, *FIXTURES])}"
-        raise ModelNotFoundError("no synthetic model is called this", where=name, hint=hint)
+        raise ModelNotFoundError("there is no synthetic model of this name", where=name, hint=hint)
     pairs = parse_qsl(query, keep_blank_values=True)
     options = dict(pairs)
     if set(options) - {"seed", "format"} or len(options) < len(pairs):
@@ -114,7 +114,7 @@ def open_synthetic(name: str) -> SyntheticCheckpoint:
 
 
 def synthetic_program(checkpoint: SyntheticCheckpoint, context: int | None) -> Program | None:
-    """The program of a fixture, `None` for models that a family describes."""
+    """Return the program of a fixture, `None` for models that a family describes."""
     build = FIXTURES.get(checkpoint.name)
     return build(context or fixtures.CONTEXT) if build else None
 
@@ -122,7 +122,7 @@ def synthetic_program(checkpoint: SyntheticCheckpoint, context: int | None) -> P
 def synthetic_weights(
     checkpoint: SyntheticCheckpoint, program: Program, matrices: set[str], layout: str | None
 ) -> dict[str, Weight]:
-    """Weights of every name in the program; large ones are made when they are looked at."""
+    """Return the weights of every name in the program; large ones are made on first use."""
     layout = layout or checkpoint.format
     formula = fixtures.WEIGHTS.get(checkpoint.name)
     if formula is not None:
@@ -138,7 +138,7 @@ def synthetic_weights(
 
 
 def _users(program: Program) -> dict[str, list[Node]]:
-    """Primitives that use each weight."""
+    """Return the primitives that use each weight."""
     users: dict[str, list[Node]] = {}
     for graph in primitives_of(program).graphs.values():
         for node in graph.nodes:

@@ -61,6 +61,7 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "partial_rotary_factor": 0.5, "mlp_layer_types": ["dense", "sparse"],
     },
     "deepseek2": _MINI | _EXPERTS | {
+        "num_key_value_heads": 4,
         "key_length": 24, "value_length": 16, "kv_lora_rank": 32, "qk_rope_head_dim": 8,
         "n_routed_experts": 4,
     },

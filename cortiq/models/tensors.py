@@ -1,4 +1,4 @@
-"""Which tensors of a file make each weight: missing, misshapen and left over ones, all by name."""
+"""Find the tensors of every weight; report missing, misshapen and unused ones by name."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from cortiq.models.config import BaseConfig
 from cortiq.models.gguf_rope import ROPE_TENSORS
 from cortiq.models.names import IGNORED, Names
 from cortiq.models.parts import HEAD, TABLE
-from cortiq.models.pieces import Piece, fused_of, piece_of, split_name
-from cortiq.models.registry import Checkpoint, place
+from cortiq.models.registry import OpenCheckpoint, location_of
+from cortiq.models.tensor_pieces import TensorPiece, fused_of, locate_piece, split_name
 
 DRAFT_NAME = re.compile(r"(?:model\.)?mtp\.")
 """Tensors of draft heads, which no trunk needs."""
 COPIED = {"embed_tokens.weight": TABLE, "shared_head.head.weight": HEAD}
-"""What files repeat in a layer that drafts, and the trunk's tensor that it should be."""
+"""Tensors that files repeat in a draft layer, with the trunk's tensor they should equal."""
 LAYER_NAME = re.compile(r"(?:model\.layers|blk)\.(\d{1,9})\.")
 
 
 def find_tensors(
-    program: Program, checkpoint: Checkpoint, family: ModuleType, config: BaseConfig
-) -> dict[str, list[Piece]]:
-    """Tensors of the file, or what of them, for each weight; `FormatError` lists every problem."""
+    program: Program, checkpoint: OpenCheckpoint, family: ModuleType, config: BaseConfig
+) -> dict[str, list[TensorPiece]]:
+    """Find the tensors, or parts of them, of each weight; `FormatError` lists every problem."""
     shapes = {name: spec.shape for name, spec in program.weights.items()}
     places = {
         name: _pieces(name, shapes, checkpoint, family.NAMES, config.source) for name in shapes
@@ -39,29 +39,29 @@ def find_tensors(
     if problems:
         lines = "\n  ".join(problems)
         message = f"does not hold the tensors of its architecture:\n  {lines}"
-        raise FormatError(message, where=place(checkpoint))
+        raise FormatError(message, where=location_of(checkpoint))
     return places
 
 
-class HeldTensors:
-    """The tensors of a checkpoint, by the canonical names of weights (`models.held.Held`)."""
+class CheckpointTensors:
+    """Tensors of a checkpoint, by the canonical names of weights (`HeadTensors`)."""
 
-    def __init__(self, checkpoint: Checkpoint, names: Names, source: str) -> None:
+    def __init__(self, checkpoint: OpenCheckpoint, names: Names, source: str) -> None:
         self.checkpoint, self.names, self.source = checkpoint, names, source
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor of this name that is no copy of the trunk's."""
+        """Return whether there is a tensor of this name that is not a copy of the trunk's."""
         return self.called(name) in self.checkpoint and not self._is_copy(name)
 
     def rows(self, name: str) -> int | None:
-        """Rows of a matrix; None where it is not there."""
+        """Return the rows of a matrix; None if it does not exist."""
         file_name = self.called(name)
         if file_name not in self.checkpoint:
             return None
         return self.checkpoint.tensor(file_name).shape[0]
 
     def problems(self, shapes: Mapping[str, tuple[int, ...]]) -> Sequence[str]:
-        """What is missing or misshapen of weights of these names and shapes."""
+        """Return the missing or misshapen weights among these names and shapes."""
         try:
             pieces = [
                 piece
@@ -73,11 +73,11 @@ class HeldTensors:
         return [text for p in pieces for text in _tensor_problems(p, self.checkpoint)]
 
     def called(self, name: str) -> str:
-        """The tensor's name in the file; empty where no such file has it."""
+        """Return the tensor's name in the file; empty if no such file has it."""
         return self.names.known(name, self.source) or ""
 
     def _is_copy(self, name: str) -> bool:
-        """Whether a draft layer's own table or head is the trunk's again, by its ends."""
+        """Return whether a draft layer's table or head repeats the trunk's, by its ends."""
         layer, _, end = name.partition(".")[2].partition(".")[2].partition(".")
         trunk = COPIED.get(end) if layer.isdecimal() else None
         if trunk is None:
@@ -93,47 +93,45 @@ class HeldTensors:
 def _pieces(
     name: str,
     shapes: Mapping[str, tuple[int, ...]],
-    checkpoint: Checkpoint,
+    checkpoint: OpenCheckpoint,
     names: Names,
     source: str,
-) -> list[Piece]:
-    """The tensor of a weight; one an expert where the file holds a stack in pieces; a part of one
-    that holds several; several that are joined.
-    """
+) -> list[TensorPiece]:
+    """Return a weight's tensors: one; one an expert; part of a fused one; or several joined."""
     shape, piece = shapes[name], _fused_piece(name, shapes, checkpoint, names, source)
     whole = names.known(name, source)
     if whole is None:  # this kind of file never has it as a tensor of its own
         return [piece] if piece else _joined_pieces(name, shape, names, source)
     if whole in checkpoint and (piece is None or piece.tensor != whole):
-        return [Piece(whole, shape)]
+        return [TensorPiece(whole, shape)]
     if len(shape) == 3 and names.of_expert(name, 0, source) in checkpoint:
         experts = range(shape[0])
-        return [Piece(names.of_expert(name, e, source), shape[1:]) for e in experts]
+        return [TensorPiece(names.of_expert(name, e, source), shape[1:]) for e in experts]
     if piece is not None:
         return [piece]
     if joined := _joined_pieces(name, shape, names, source):
         return joined
-    return [Piece(whole, shape)]
+    return [TensorPiece(whole, shape)]
 
 
-def _joined_pieces(name: str, shape: tuple[int, ...], names: Names, source: str) -> list[Piece]:
-    """The tensors that hold the rows of a weight one after the other, if the family has such."""
+def _joined_pieces(
+    name: str, shape: tuple[int, ...], names: Names, source: str
+) -> list[TensorPiece]:
+    """Return the tensors whose rows are joined into a weight, if the family has such."""
     prefix, stem, suffix = split_name(name)
     tensors = names.joined.get(stem, ())
     own = [names.in_file(f"{prefix}{tensor}.{suffix}", source) for tensor in tensors]
-    return [Piece(tensor, (shape[0] // len(own), *shape[1:])) for tensor in own]
+    return [TensorPiece(tensor, (shape[0] // len(own), *shape[1:])) for tensor in own]
 
 
 def _fused_piece(
     name: str,
     shapes: Mapping[str, tuple[int, ...]],
-    checkpoint: Checkpoint,
+    checkpoint: OpenCheckpoint,
     names: Names,
     source: str,
-) -> Piece | None:
-    """The part of a tensor that holds several weights, if the family has such a one, and unless the
-    file has others of these weights by themselves.
-    """
+) -> TensorPiece | None:
+    """Return the part of a fused tensor, if the family has one and the file no separate ones."""
     found = fused_of(names.fused, name)
     if found is None:
         return None
@@ -145,10 +143,10 @@ def _fused_piece(
         return None
     parts = {part: shapes[f"{prefix}{part}.{suffix}"] for part in fused.parts}
     part = name.removeprefix(prefix).removesuffix(f".{suffix}")
-    return piece_of(fused, part, parts, tensor)
+    return locate_piece(fused, part, parts, tensor)
 
 
-def _tensor_problems(piece: Piece, checkpoint: Checkpoint) -> Iterator[str]:
+def _tensor_problems(piece: TensorPiece, checkpoint: OpenCheckpoint) -> Iterator[str]:
     tensor, shape = piece.tensor, list(piece.shape)
     if tensor not in checkpoint:
         yield f"{tensor} {shape} is missing"
@@ -164,8 +162,8 @@ def _tensor_problems(piece: Piece, checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _left_over(
-    places: Mapping[str, Sequence[Piece]],
-    checkpoint: Checkpoint,
+    places: Mapping[str, Sequence[TensorPiece]],
+    checkpoint: OpenCheckpoint,
     config: BaseConfig,
     names: Names,
 ) -> Iterator[str]:
@@ -178,12 +176,12 @@ def _left_over(
         unread = IGNORED.fullmatch(tensor) or re.fullmatch(names.unread, tensor)
         unread = unread or DRAFT_NAME.match(tensor)
         if tensor not in used and not unread and not _of_draft_head(tensor, checkpoint, config):
-            yield f"{tensor} belongs to nothing in the graph"
+            yield f"{tensor} is not used by the graph"
 
 
-def _of_draft_head(tensor: str, checkpoint: Checkpoint, config: BaseConfig) -> bool:
-    """Whether a tensor belongs to a layer after the trunk's that drafts tokens: one with the
-    matrix that joins an embedding and a hidden state.
+def _of_draft_head(tensor: str, checkpoint: OpenCheckpoint, config: BaseConfig) -> bool:
+    """Return whether a tensor belongs to a draft layer after the trunk's: one with the matrix that
+    joins an embedding and a hidden state.
     """
     layer = LAYER_NAME.match(tensor)
     drafts = int(getattr(config, "num_nextn_predict_layers", 0) or 0)
@@ -193,8 +191,8 @@ def _of_draft_head(tensor: str, checkpoint: Checkpoint, config: BaseConfig) -> b
     return any(f"{layer[0]}{end}eh_proj.weight" in checkpoint for end in ("", "nextn."))
 
 
-def _untied(checkpoint: Checkpoint, config: BaseConfig, table_name: str) -> Iterator[str]:
-    """A head of its own in a file that says the head is the table: some files hold the copy.
+def _untied(checkpoint: OpenCheckpoint, config: BaseConfig, table_name: str) -> Iterator[str]:
+    """Yield a separate head in a file that declares tied embeddings: some hold the copy.
 
     Only the ends of the two are compared, so that nothing long is read at load.
     """

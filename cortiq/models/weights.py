@@ -18,12 +18,12 @@ FORMATS = ("w16", "w8", "w8b256", "f32")
 """Layouts that float matrices can be converted to."""
 
 
-class Tensor(Protocol):
+class StoredTensor(Protocol):
     """A tensor in the file's own codes: `formats.checkpoint.RawTensor`."""
 
     @property
     def name(self) -> str:
-        """In the file."""
+        """Name in the file."""
 
     @property
     def type(self) -> str:
@@ -31,11 +31,11 @@ class Tensor(Protocol):
 
     @property
     def raw(self) -> npt.NDArray[np.uint8]:
-        """Its bytes, rows in order; the last axis may be split."""
+        """Bytes, rows in order; the last axis may be split."""
 
 
 class LazyParts(Mapping[str, npt.NDArray[np.generic]]):
-    """Parts of a weight that are made when one of them is first looked at, and then kept.
+    """Parts of a weight that are made on first use, and then kept.
 
     Loading a model reads nothing; a tensor with NaN or infinity is named when it is converted.
     """
@@ -61,17 +61,17 @@ class LazyParts(Mapping[str, npt.NDArray[np.generic]]):
 
 
 def _converted(
-    tensors: Sequence[Tensor], size: tuple[int, int], layout: str
+    tensors: Sequence[StoredTensor], size: tuple[int, int], layout: str
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """Parts of float tensors of a size in a layout, the rows of all one after the other."""
+    """Return parts of float tensors in a layout, the rows of all one after the other."""
     done = [convert(raw_weight(t, size), layout, t.name).parts for t in tensors]
     if len(done) == 1:
         return dict(done[0])
     return {key: np.concatenate([parts[key] for parts in done]) for key in done[0]}
 
 
-def matrix_weight(tensors: Sequence[Tensor], shape: tuple[int, ...], layout: str) -> Weight:
-    """A matrix, or a stack of them as one tensor or several, as a `Weight` of E·N rows.
+def matrix_weight(tensors: Sequence[StoredTensor], shape: tuple[int, ...], layout: str) -> Weight:
+    """Make a matrix, or a stack of them, as a `Weight` of E·N rows.
 
     Block layouts stay in the file's codes and are not copied; F32, F16 and BF16 become `layout`.
     """
@@ -92,7 +92,7 @@ def matrix_weight(tensors: Sequence[Tensor], shape: tuple[int, ...], layout: str
 
 
 def _stacked(weights: Sequence[Weight]) -> Weight:
-    """Rows of all weights one after the other; a single one stays a view."""
+    """Return the rows of all weights one after the other; a single one stays a view."""
     if len(weights) == 1:
         return weights[0]
     raw = np.concatenate([w.parts["raw"] for w in weights])
@@ -100,8 +100,8 @@ def _stacked(weights: Sequence[Weight]) -> Weight:
     return Weight.from_bytes(weights[0].layout, raw, (rows, weights[0].shape[1]))
 
 
-def vector_weight(tensors: Sequence[Tensor], shape: tuple[int, ...]) -> Weight:
-    """A norm, bias or other small float tensor as a float32 `Weight` (1, n), or (N, K) taps.
+def vector_weight(tensors: Sequence[StoredTensor], shape: tuple[int, ...]) -> Weight:
+    """Make a float32 `Weight` (1, n), or (N, K) taps, from a small float tensor.
 
     The rows of several tensors of one size lie one after the other.
     """
@@ -113,8 +113,8 @@ def vector_weight(tensors: Sequence[Tensor], shape: tuple[int, ...]) -> Weight:
     return Weight.from_floats(np.concatenate(parts))
 
 
-def _float_weight(tensor: Tensor, size: tuple[int, int]) -> Weight:
-    """A tensor that the file holds as floats, in float32."""
+def _float_weight(tensor: StoredTensor, size: tuple[int, int]) -> Weight:
+    """Return a float tensor of the file in float32."""
     weight = raw_weight(tensor, size)
     if weight.layout.kind != "float":
         message = f"is quantised ({tensor.type}), but a graph takes it as floats"
@@ -125,7 +125,7 @@ def _float_weight(tensor: Tensor, size: tuple[int, int]) -> Weight:
 
 
 def raw_weight(tensor: Any, shape: tuple[int, int]) -> Weight:
-    """The tensor's bytes as a weight in the file's layout; what is no view is made when used."""
+    """Return the tensor's bytes as a weight in the file's layout; copies are made on use."""
     layout = LAYOUTS[tensor.type]
     size = (shape[0], layout.row_bytes(shape[1]))
     if getattr(tensor, "lazy", False):

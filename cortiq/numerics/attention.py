@@ -49,7 +49,7 @@ ATTENTION_TYPICAL_ERROR = 3e-4
 """Error for normal q, k, v with scores of standard deviation 1, relative to the row's largest."""
 
 
-class Scoring(NamedTuple):
+class ScoreConstants(NamedTuple):
     """Host constants of a layer: `factor` c, `cap` C (0: none) and `inverse_cap` RN(1/C)."""
 
     factor: np.float32
@@ -57,8 +57,8 @@ class Scoring(NamedTuple):
     inverse_cap: np.float32 = F32(0)
 
 
-class Partial(NamedTuple):
-    """What some keys contribute, per head: the denominator total·2^(peak−21) and the numerator
+class PartialAttention(NamedTuple):
+    """Contribution of some keys, per head: the denominator total·2^(peak−21) and the numerator
     output·2^(output_peak−14).
 
     total float32 [heads], peak int32 [heads]; output float32 [heads, Dv], output_peak int32
@@ -71,15 +71,16 @@ class Partial(NamedTuple):
     output_peak: Ints
 
 
-class Blocks(NamedTuple):
+class ChosenBlocks(NamedTuple):
     """Keys j of the blocks j // size in `chosen`; others are not visible."""
 
     size: int
     chosen: npt.NDArray[np.integer]
 
 
-def scoring(scale: float, soft_cap: float | None = None) -> Scoring:
-    """Constants of a layer: c = RN(scale·log₂ e), the product in float64; with a cap c = RN(scale).
+def scoring(scale: float, soft_cap: float | None = None) -> ScoreConstants:
+    """Return a layer's constants: c = RN(scale·log₂ e), the product in float64; with a cap, c =
+    RN(scale).
 
     Raises
     ------
@@ -88,21 +89,21 @@ def scoring(scale: float, soft_cap: float | None = None) -> Scoring:
     if not SCALE.admits(scale):
         raise UnsupportedError(f"a softmax scale of {scale}; it is {SCALE.text()}")
     if soft_cap is None:
-        return Scoring(F32(scale * LOG2_E))
+        return ScoreConstants(F32(scale * LOG2_E))
     if not SOFT_CAP.admits(soft_cap):
         raise UnsupportedError(f"a soft cap of {soft_cap}; it is {SOFT_CAP.text()}")
     cap = F32(soft_cap)
-    return Scoring(F32(scale), cap, F32(1) / cap)
+    return ScoreConstants(F32(scale), cap, F32(1) / cap)
 
 
 def power(n: Ints, lowest: int = FORGET) -> Floats:
-    """δ(n): 2^n, or 0 where n < lowest."""
+    """Return δ(n): 2^n, or 0 for n < lowest."""
     n = np.asarray(n, np.int32)
     return np.where(n < lowest, F32(0), exp2_int(np.maximum(n, lowest)))
 
 
-def score(q: Quantised, keys: Quantised, constants: Scoring) -> Floats:
-    """Base-2 scores of queries against keys, float32 [heads, keys], clamped to ±16384.
+def score(q: Quantised, keys: Quantised, constants: ScoreConstants) -> Floats:
+    """Return base-2 scores of queries against keys, float32 [heads, keys], clamped to ±16384.
 
     s = RN(RN(I)·c)·2^(eq+ek), I = Σ q·k the exact integer; with a soft cap C then
     s = RN(RN(C·tanh(RN(s·RN(1/C))))·RN(log₂ e)).
@@ -119,13 +120,15 @@ def score(q: Quantised, keys: Quantised, constants: Scoring) -> Floats:
 
 
 def split_score(s: Floats) -> tuple[Floats, Ints]:
-    """2^s = g·2^κ: κ = rint(s), g = exp2_fraction(s − κ)."""
+    """Split 2^s = g·2^κ: κ = rint(s), g = exp2_fraction(s − κ)."""
     whole = np.rint(s)
     return exp2_fraction(s - whole), whole.astype(np.int32)
 
 
-def tile(q: Quantised, keys: Quantised, values: Quantised, constants: Scoring) -> Partial:
-    """Contribution of one tile's visible keys (1 to 64 of them), by integer sums only.
+def tile(
+    q: Quantised, keys: Quantised, values: Quantised, constants: ScoreConstants
+) -> PartialAttention:
+    """Return the contribution of one tile's visible keys (1 to 64), by integer sums only.
 
     K = max κ; E = max(κ + ev); total = RN(Σ rint(g·2^(21+κ−K)));
     w = rint(g·2^(14+κ+ev−E)); output = RN(Σ w·v). Exponents below −60 give 0.
@@ -141,10 +144,10 @@ def tile(q: Quantised, keys: Quantised, values: Quantised, constants: Scoring) -
     output_peak = scaled.max(axis=1)
     w = np.rint(g * power(WEIGHT_BITS + scaled - output_peak[:, None])).astype(np.int64)
     output = w @ values.q.astype(np.int64)
-    return Partial(round_to_f32(total), peak, round_to_f32(output), output_peak)
+    return PartialAttention(round_to_f32(total), peak, round_to_f32(output), output_peak)
 
 
-def merge(before: Partial | None, after: Partial) -> Partial:
+def merge(before: PartialAttention | None, after: PartialAttention) -> PartialAttention:
     """Add a later contribution to an earlier one; None is the empty state.
 
     M' = max(M, K); l = RN(l·δ(M−M')) + RN(L·δ(K−M')); the output likewise with its own peaks.
@@ -156,10 +159,10 @@ def merge(before: Partial | None, after: Partial) -> Partial:
     total = before.total * power(before.peak - peak) + after.total * power(after.peak - peak)
     kept = before.output * power(before.output_peak - output_peak)[:, None]
     added = after.output * power(after.output_peak - output_peak)[:, None]
-    return Partial(total, peak, kept + added, output_peak)
+    return PartialAttention(total, peak, kept + added, output_peak)
 
 
-def add_sinks(state: Partial, sinks: Floats) -> Partial:
+def add_sinks(state: PartialAttention, sinks: Floats) -> PartialAttention:
     """Add a learned logit per head to the denominator, after all keys.
 
     s = RN(sink·RN(log₂ e)), clamped to ±16384; L = g·2²¹ with peak κ, merged into the total only.
@@ -172,8 +175,8 @@ def add_sinks(state: Partial, sinks: Floats) -> Partial:
     return state._replace(total=total, peak=peak)
 
 
-def normalise(state: Partial) -> Floats:
-    """RN(RN(output·RN(1/total))·2^(N−M+7)), float32 [heads, Dv], not yet snapped.
+def normalise(state: PartialAttention) -> Floats:
+    """Return RN(RN(output·RN(1/total))·2^(N−M+7)), float32 [heads, Dv], not yet snapped.
 
     2^n below n = −126 is 0 here: the result is far below 2⁻⁴⁰ anyway.
     """
@@ -183,12 +186,12 @@ def normalise(state: Partial) -> Floats:
 
 
 def first_visible(position: int, window: int) -> int:
-    """First key that a query at `position` sees: max(0, position − window + 1); 0 = no window."""
+    """Return the first key visible at `position`: max(0, position − window + 1); 0 = no window."""
     return max(0, position - window + 1) if window else 0
 
 
 def visible_tiles(position: int, window: int) -> list[list[tuple[int, int]]]:
-    """Ranges [start, stop) of visible keys, one a tile, grouped by run; only tiles with keys."""
+    """Return ranges [start, stop) of visible keys, one a tile, grouped by run, none empty."""
     first = first_visible(position, window)
     runs: dict[int, list[tuple[int, int]]] = {}
     for index in range(first // TILE, position // TILE + 1):
@@ -202,14 +205,14 @@ def attend_keys(
     keys: Quantised,
     values: Quantised,
     position: int,
-    constants: Scoring,
+    constants: ScoreConstants,
     window: int = 0,
-    blocks: Blocks | None = None,
-) -> Partial | None:
-    """All visible keys for the query heads [heads, Dk] of one KV head; None if there are none."""
-    state: Partial | None = None
+    blocks: ChosenBlocks | None = None,
+) -> PartialAttention | None:
+    """Attend to all visible keys for the query heads [heads, Dk] of a KV head; None for none."""
+    state: PartialAttention | None = None
     for run in visible_tiles(position, window):
-        partial: Partial | None = None
+        partial: PartialAttention | None = None
         for start, stop in run:
             seen = np.arange(start, stop)
             if blocks is not None:
@@ -232,10 +235,10 @@ def attend(
     window: int = 0,
     soft_cap: float | None = None,
     sinks: Floats | None = None,
-    blocks: Blocks | None = None,
+    blocks: ChosenBlocks | None = None,
     faults: Flags | None = None,
 ) -> Floats:
-    """Causal attention of rows of one sequence: float32 [rows, H, Dv].
+    """Compute causal attention of one sequence's rows: float32 [rows, H, Dv].
 
     Row i sees keys max(0, p−window+1) … p, p = positions[i]; whatever else the cache holds is not
     read. Query head h uses KV head h // (H/KV). A row that sees no key (p < 0) is +0. With
@@ -263,7 +266,7 @@ def attend(
             int(positions[row]),
             constants,
             window,
-            blocks and Blocks(blocks.size, blocks.chosen[row, part * sets // parts]),
+            blocks and ChosenBlocks(blocks.size, blocks.chosen[row, part * sets // parts]),
         )
         if state is None:
             continue

@@ -1,4 +1,4 @@
-"""Block-sparse attention: which blocks of keys a query attends to."""
+"""Block-sparse attention: the choice of the key blocks that a query attends to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def choose_blocks(
     top: int,
     local: int = 1,
 ) -> Ints:
-    """Blocks that each query takes, ascending: int32 [rows, H, top].
+    """Choose the blocks of each query, ascending: int32 [rows, H, top].
 
     A query at position p scores the keys j = 0 … p: s = RN(I)·2^(eq+ek), I = Σ q·k the exact
     integer. A block is the keys of one j // block; its score is the largest of its keys' scores.

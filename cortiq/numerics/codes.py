@@ -1,7 +1,7 @@
-"""Weights as integers under float scales: what a layout's bytes mean to the matmul.
+"""Weights as integers under float scales: the values that a layout's bytes stand for.
 
-`Fields` is a layout unpacked but not yet multiplied out (small codes, integer sub-scales), which
-backends repack from; `Codes` is the form in which `matmul` is defined.
+`UnpackedWeight` is a layout unpacked but not yet multiplied out (small codes, integer sub-scales);
+backends repack from it. `Codes` is the form in which `matmul` is defined.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cortiq.numerics.contract import F32, Floats, Ints
 Bytes = npt.NDArray[np.uint8]
 
 
-class Fields(NamedTuple):
+class UnpackedWeight(NamedTuple):
     """An unpacked weight [N, K]; `block` elements along K share one float scale.
 
     codes : int8 or int16 [N, K]; scale : float32 [N, ⌈K/block⌉].
@@ -53,14 +53,14 @@ class Codes(NamedTuple):
     minimum: Floats | None = None
 
     def rows(self, start: int, stop: int) -> Codes:
-        """Output rows start…stop−1, as views: a split along N, or one expert of a stack."""
+        """Return output rows start…stop−1, as views: a split along N, or one expert of a stack."""
         cut = slice(start, stop)
         offsets = None if self.offsets is None else self.offsets[cut]
         minimum = None if self.minimum is None else self.minimum[cut]
         return Codes(self.codes[cut], self.block, self.scale[cut], offsets, self.sub, minimum)
 
     def columns(self, start: int, stop: int) -> Codes:
-        """Columns start…stop−1, as views: a split along K.
+        """Return columns start…stop−1, as views: a split along K.
 
         A weight of one block per row can be cut anywhere; others between blocks only.
         """
@@ -82,7 +82,7 @@ class Codes(NamedTuple):
         )
 
 
-def fold(fields: Fields) -> Codes:
+def fold(fields: UnpackedWeight) -> Codes:
     """Multiply the integer sub-scales into the codes: exact, and int16 holds every layout's."""
     codes = fields.codes.astype(np.int16, copy=False)
     if fields.sub_scales is not None:
@@ -99,7 +99,7 @@ def fold(fields: Fields) -> Codes:
 
 
 def widen_half(half: npt.NDArray[np.uint32]) -> Floats:
-    """Bits of IEEE binary16 values to float32, by integers, exactly.
+    """Widen bits of IEEE binary16 values to float32, by integers, exactly.
 
     Subnormals are mantissa·2⁻²⁴; infinities and NaNs keep their meaning. A device's f16 type is
     never used: some flush subnormals, which most scales of real Q6_K files are.
@@ -117,20 +117,20 @@ def _every_half() -> Floats:
 
 
 def half_to_float(raw: Bytes) -> Floats:
-    """IEEE binary16 (little-endian byte pairs on the last axis) to float32: `widen_half`, read
-    from a table of all 65,536 values, since every product of a file's weights begins with it.
+    """Convert IEEE binary16 (little-endian byte pairs on the last axis) to float32: `widen_half`,
+    read from a table of all 65,536 values, since every product of a file's weights begins with it.
     """
     return _every_half().take(raw.view("<u2"))
 
 
 def contiguous_runs(runs: Bytes) -> Bytes:
-    """A copy without the gaps between blocks; each run of the last axis is moved as one item,
-    since NumPy is slow at inner loops of a few bytes.
+    """Copy without the gaps between blocks; each run of the last axis is moved as one item, since
+    NumPy is slow at inner loops of a few bytes.
     """
     return np.ascontiguousarray(runs.view(f"V{runs.shape[-1]}")).view(np.uint8)
 
 
 def bfloat_to_float(raw: Bytes) -> Floats:
-    """bfloat16 (little-endian byte pairs on the last axis) to float32: the upper half, exactly."""
+    """Convert bfloat16 (little-endian byte pairs) to float32: the upper half, exactly."""
     bits = (raw[..., 0::2].astype(np.uint32) << 16) | (raw[..., 1::2].astype(np.uint32) << 24)
     return bits.view(F32)

@@ -39,7 +39,7 @@ class OutOfDomainError(ArithmeticError):
 
 
 def magnitude_bits(x: Floats) -> Ints:
-    """Bits of |x| as int32: ordered like the magnitudes, NaN above infinity above all numbers."""
+    """Return the bits of |x| as int32: ordered like magnitudes, NaN above infinity above all."""
     return np.ascontiguousarray(x, F32).view(np.int32) & MAGNITUDE_BITS
 
 
@@ -67,10 +67,10 @@ def snap(y: Floats, faults: Flags | None = None) -> Floats:
 
 
 def exp2_int(n: npt.ArrayLike) -> Floats:
-    """2ⁿ as float32, built from bits; n is an integer with −126 ≤ n ≤ 127."""
+    """Return 2ⁿ as float32, built from bits; n is an integer with −126 ≤ n ≤ 127."""
     return ((np.asarray(n, np.int32) + np.int32(127)) << np.int32(23)).view(F32)
 
 
 def round_to_f32(total: npt.NDArray[np.int64]) -> Floats:
-    """RN(I): an integer to float32 with one rounding (half to even)."""
+    """Return RN(I): an integer as float32 with one rounding (half to even)."""
     return total.astype(np.int64, copy=False).astype(F32)

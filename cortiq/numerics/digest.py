@@ -27,14 +27,14 @@ EMPTY: Digest = (0, 0, 0, 0)
 
 
 def mix(word: Words) -> Words:
-    """w ^= w >> 16; w *= 0x7FEB352D; w ^= w >> 15; w *= 0x846CA68B; w ^= w >> 16, modulo 2³²."""
+    """Mix w ^= w >> 16; w *= 0x7FEB352D; w ^= w >> 15; w *= 0x846CA68B; w ^= w >> 16 in 32 bits."""
     word = (word ^ (word >> np.uint32(16))) * np.uint32(MIX_MULTIPLIERS[0])
     word = (word ^ (word >> np.uint32(15))) * np.uint32(MIX_MULTIPLIERS[1])
     return word ^ (word >> np.uint32(16))
 
 
 def digest(x: Floats, start: int = 0) -> Digest:
-    """The contract's digest of x.
+    """Return the contract's digest of x.
 
     For each element, with i its index and b the bits of its float32: w = b ^ mix(i + INDEX_KEY);
     word l of the digest is Σ mix(w + LANE_KEYS[l]) modulo 2³², in any order.
@@ -59,7 +59,7 @@ def _digest_of_part(bits: Words, start: int) -> Digest:
 
 
 def combine(digests: Iterable[Digest]) -> Digest:
-    """Digest of an array from those of its slices: word-wise sums modulo 2³²."""
+    """Combine the digests of an array's slices into its digest: word-wise sums modulo 2³²."""
     total = EMPTY
     for words in digests:
         total = tuple((a + b) & 0xFFFFFFFF for a, b in zip(total, words, strict=True))  # type: ignore[assignment]
@@ -67,5 +67,5 @@ def combine(digests: Iterable[Digest]) -> Digest:
 
 
 def hexadecimal(words: Digest) -> str:
-    """The digest as 32 hexadecimal digits."""
+    """Return the digest as 32 hexadecimal digits."""
     return "".join(f"{word:08x}" for word in words)

@@ -21,51 +21,51 @@ Array = npt.ArrayLike
 
 
 def wide(x: Array) -> Doubles:
-    """X as float64."""
+    """Return x as float64."""
     return np.asarray(x, np.float64)
 
 
 def sigmoid(x: Array) -> Doubles:
-    """1/(1 + e^−x), without overflow."""
+    """Return 1/(1 + e^−x), without overflow."""
     e = np.exp(-np.abs(wide(x)))
     return np.where(wide(x) >= 0, 1, e) / (1 + e)
 
 
 def silu(x: Array) -> Doubles:
-    """x·σ(x)."""
+    """Return x·σ(x)."""
     return wide(x) * sigmoid(x)
 
 
 def gelu_tanh(x: Array) -> Doubles:
-    """½x(1 + tanh(√(2/π)(x + 0.044715x³)))."""
+    """Return ½x(1 + tanh(√(2/π)(x + 0.044715x³)))."""
     x = wide(x)
     return x * sigmoid(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
 
 
 def gelu(x: Array) -> Doubles:
-    """x·Φ(x), Φ the normal distribution."""
+    """Return x·Φ(x), Φ the normal distribution."""
     x = wide(x)
     tails = [math.erfc(-value / math.sqrt(2)) / 2 for value in x.ravel()]
     return x * np.array(tails).reshape(x.shape)
 
 
 def softplus(x: Array) -> Doubles:
-    """ln(1 + e^x), without overflow."""
+    """Return ln(1 + e^x), without overflow."""
     return np.maximum(wide(x), 0) + np.log1p(np.exp(-np.abs(wide(x))))
 
 
 def relu(x: Array) -> Doubles:
-    """max(x, 0)."""
+    """Return max(x, 0)."""
     return np.maximum(wide(x), 0)
 
 
 def relu2(x: Array) -> Doubles:
-    """max(x, 0)²."""
+    """Return max(x, 0)²."""
     return relu(x) ** 2
 
 
 def tanh(x: Array) -> Doubles:
-    """Hyperbolic tangent."""
+    """Return the hyperbolic tangent."""
     return np.tanh(wide(x))
 
 
@@ -83,7 +83,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Doubles]] = {
 
 
 def activation(x: Array, kind: str) -> Doubles:
-    """ACTIVATIONS[kind](x)."""
+    """Return ACTIVATIONS[kind](x)."""
     if kind not in ACTIVATIONS:
         hint = f"supported: {', '.join(ACTIVATIONS)}"
         raise UnsupportedError(f"no activation is called {kind!r}", where="activation", hint=hint)
@@ -91,26 +91,26 @@ def activation(x: Array, kind: str) -> Doubles:
 
 
 def soft_cap(x: Array, cap: float) -> Doubles:
-    """cap·tanh(x/cap)."""
+    """Return cap·tanh(x/cap)."""
     return cap * np.tanh(wide(x) / cap)
 
 
 def clamp(x: Array, low: float | None, high: float | None) -> Doubles:
-    """min(max(x, low), high), the bounds rounded to float32."""
+    """Return min(max(x, low), high), the bounds rounded to float32."""
     lowest = -np.inf if low is None else float(np.float32(low))
     highest = np.inf if high is None else float(np.float32(high))
     return np.minimum(np.maximum(wide(x), lowest), highest)
 
 
 def rms_norm(x: Array, weight: Array | None, eps: float) -> Doubles:
-    """x/√(mean(x²) + eps)·w over the last axis."""
+    """Return x/√(mean(x²) + eps)·w over the last axis."""
     x = wide(x)
     y = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps)
     return y if weight is None else y * wide(weight)
 
 
 def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Doubles:
-    """(x − mean)/√(variance + eps)·w + b over the last axis."""
+    """Return (x − mean)/√(variance + eps)·w + b over the last axis."""
     x = wide(x)
     centred = x - x.mean(axis=-1, keepdims=True)
     y = centred / np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + eps) * wide(weight)
@@ -118,13 +118,13 @@ def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Doubl
 
 
 def l2_norm(x: Array, eps: float) -> Doubles:
-    """x/√(Σx² + eps) over the last axis."""
+    """Return x/√(Σx² + eps) over the last axis."""
     x = wide(x)
     return x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + eps)
 
 
 def rope_table(table: RopeTable, positions: Array) -> tuple[Doubles, Doubles]:
-    """(cos, sin)·amplitude, [n, dim/2]; good to 1e-9 for positions below 2²⁰."""
+    """Return (cos, sin)·amplitude, [n, dim/2]; good to 1e-9 for positions below 2²⁰."""
     frequencies = np.array([float(f) for f in table.frequencies])
     angles = wide(positions)[:, None] * frequencies
     amplitude = float(table.amplitude)
@@ -132,7 +132,7 @@ def rope_table(table: RopeTable, positions: Array) -> tuple[Doubles, Doubles]:
 
 
 def apply_rope(x: Array, cos: Array, sin: Array, pairing: str = "half") -> Doubles:
-    """(a, b) → (a·cos − b·sin, b·cos + a·sin) of each pair, as `rope.apply_rope`."""
+    """Turn each pair (a, b) to (a·cos − b·sin, b·cos + a·sin), as `rope.apply_rope`."""
     x = wide(x)
     pairs = np.shape(cos)[-1]
     half = pairing == "half"
@@ -145,7 +145,7 @@ def apply_rope(x: Array, cos: Array, sin: Array, pairing: str = "half") -> Doubl
 
 
 def softmax(x: Array, allowed: Array | None = None) -> Doubles:
-    """e^x/Σe^x over the allowed elements of the last axis, 0 elsewhere."""
+    """Return e^x/Σe^x over the allowed elements of the last axis, 0 elsewhere."""
     x = wide(x)
     kept = np.broadcast_to(True if allowed is None else np.asarray(allowed, bool), x.shape)
     highest = np.where(kept, x, -np.inf).max(axis=-1, keepdims=True)
@@ -156,7 +156,7 @@ def softmax(x: Array, allowed: Array | None = None) -> Doubles:
 def route(
     scores: Array, router: Router, selection_bias: Array | None = None, mask: Array | None = None
 ) -> tuple[npt.NDArray[np.int32], Doubles]:
-    """Indices (ascending) and weights of the chosen experts, see `route.route`."""
+    """Return the indices (ascending) and weights of the chosen experts, see `route.route`."""
     scores = wide(scores)
     p = {"softmax": softmax, "sigmoid": sigmoid}.get(router.kind, wide)(scores)
     values = p if selection_bias is None else p + wide(selection_bias)
@@ -193,12 +193,12 @@ def _admitted(values: Doubles, keys: Doubles, router: Router, mask: Array | None
 
 
 def combine_experts(weights: Array, outputs: Array) -> Doubles:
-    """Σ_k w[row, k]·out[row, k]."""
+    """Return Σ_k w[row, k]·out[row, k]."""
     return (wide(weights)[..., None] * wide(outputs)).sum(axis=1)
 
 
 def log_sum_exp(logits: Array) -> Doubles:
-    """ln Σ e^x over the last axis."""
+    """Return ln Σ e^x over the last axis."""
     x = wide(logits)
     highest = x.max(axis=-1, keepdims=True)
     return highest[..., 0] + np.log(np.exp(x - highest).sum(axis=-1))
@@ -207,7 +207,7 @@ def log_sum_exp(logits: Array) -> Doubles:
 def adjusted(
     logits: Array, history: Sequence[int], bias: Mapping[int, float], penalties: Sequence[float]
 ) -> Doubles:
-    """Logits after bias and (repetition, presence, frequency) penalties over the history."""
+    """Return logits after bias and (repetition, presence, frequency) penalties over the history."""
     x = wide(logits).copy()
     repetition, presence, frequency = penalties
     for token, value in bias.items():
@@ -221,7 +221,7 @@ def adjusted(
 def kept_probabilities(
     logits: Array, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Doubles:
-    """What a draw's probabilities are: softmax of logits/T after the three filters, else 0."""
+    """Return a draw's probabilities: softmax of logits/T after the three filters, else 0."""
     p = softmax(wide(logits) / temperature)
     order = np.argsort(-p, kind="stable")
     order = order[: top_k or None]

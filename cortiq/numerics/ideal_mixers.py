@@ -15,12 +15,12 @@ Doubles = npt.NDArray[np.float64]
 
 
 def dequantise_ideal(x: Quantised) -> Doubles:
-    """q·2^e in float64, exact."""
+    """Return q·2^e in float64, exact."""
     return x.q.astype(np.float64) * np.exp2(x.e.astype(np.float64))[..., None]
 
 
 def weight_ideal(weight: Codes) -> Doubles:
-    """scale·code [+ minimum·offset] in float64 [N, K]."""
+    """Return scale·code [+ minimum·offset] in float64 [N, K]."""
     columns = weight.codes.shape[1]
     scale = np.repeat(weight.scale.astype(np.float64), weight.block, axis=1)[:, :columns]
     values = scale * weight.codes
@@ -31,12 +31,12 @@ def weight_ideal(weight: Codes) -> Doubles:
 
 
 def matmul_ideal(x: Quantised, weight: Codes) -> Doubles:
-    """x·Wᵀ of the dequantised operands, float64 [rows, N]."""
+    """Return x·Wᵀ of the dequantised operands, float64 [rows, N]."""
     return dequantise_ideal(x) @ weight_ideal(weight).T
 
 
 def matmul_error_scale(x: Quantised, weight: Codes) -> Doubles:
-    """Σ_b (|I_b·scale_b| + |J_b·minimum_b|)·2^e, which the matmul's error bound multiplies."""
+    """Return Σ_b (|I_b·scale_b| + |J_b·minimum_b|)·2^e, the factor in the matmul's error bound."""
     total = np.zeros((len(x.q), len(weight.codes)))
     for block in range(weight.scale.shape[1]):
         part = weight.columns(*_block_edges(weight, block))
@@ -65,7 +65,7 @@ def attention_ideal(
     soft_cap: float | None = None,
     sinks: npt.NDArray[np.floating] | None = None,
 ) -> tuple[Doubles, Doubles]:
-    """Softmax attention in float64, and a bound on the contract's error: both [rows, H, Dv].
+    """Return softmax attention in float64, and a bound on the contract's error: [rows, H, Dv].
 
     The bound, with p the softmax weights, u_j = 32512·2^ev of value row j and s the base-2 scores:
     Σ_tiles n·2⁻¹⁴·max(p·u) + (2⁻¹⁹ + 2⁻²⁰·max|s| + tiles·2⁻²³)·max u + 2⁻⁴⁰, n the tile's keys.
@@ -106,7 +106,7 @@ def _attention_bound(
 def causal_conv_ideal(
     history: Doubles, x: Doubles, weight: Doubles, bias: Doubles | None = None
 ) -> Doubles:
-    """Depthwise causal convolution in float64, shapes as `recurrent.causal_conv`."""
+    """Compute depthwise causal convolution in float64, shapes as `recurrent.causal_conv`."""
     padded = np.concatenate([history, x]).astype(np.float64)
     windows = np.lib.stride_tricks.sliding_window_view(padded, weight.shape[1], axis=0)
     y = (windows * weight.astype(np.float64)).sum(axis=-1)
@@ -116,8 +116,8 @@ def causal_conv_ideal(
 def delta_rule_ideal(
     state: Doubles, q: Doubles, k: Doubles, v: Doubles, alpha: Doubles, beta: Doubles
 ) -> tuple[Doubles, Doubles]:
-    """The gated delta rule in float64, S ← (I − β·k·kᵀ)·diag(α)·S + β·k·vᵀ and o = Sᵀ·q; shapes as
-    `recurrent.delta_step`, with rows.
+    """Return the gated delta rule in float64, S ← (I − β·k·kᵀ)·diag(α)·S + β·k·vᵀ and o = Sᵀ·q;
+    shapes as `recurrent.delta_step`, with rows.
     """
     out = np.zeros(v.shape)
     q, k = (np.repeat(x, v.shape[1] // x.shape[1], axis=1) for x in (q, k))
@@ -136,7 +136,7 @@ def delta_rule_ideal(
 def state_space_ideal(
     state: Doubles, x: Doubles, b: Doubles, c: Doubles, alpha: Doubles, delta: Doubles
 ) -> tuple[Doubles, Doubles]:
-    """The selective state space in float64, S ← α·S + B·(Δ·x)ᵀ and o = Sᵀ·C; shapes as
+    """Return the selective state space in float64, S ← α·S + B·(Δ·x)ᵀ and o = Sᵀ·C; shapes as
     `recurrent.state_space_step`, with rows.
     """
     out, state = np.zeros(x.shape), state.astype(np.float64)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from cortiq.errors import FormatError, RequestError
 from cortiq.numerics import blockquants, kquants
-from cortiq.numerics.codes import Bytes, Codes, Fields, bfloat_to_float, fold, half_to_float
+from cortiq.numerics.codes import Bytes, Codes, UnpackedWeight, bfloat_to_float, fold, half_to_float
 from cortiq.numerics.contract import (
     F32,
     LARGEST_BITS,
@@ -30,7 +30,7 @@ from cortiq.numerics.quantise import from_planes
 
 @dataclass(frozen=True)
 class Layout:
-    """How a weight [N, K] lies in memory.
+    """The memory layout of a weight [N, K].
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Layout:
     block : elements of a row that share one float scale; 0 means the whole row, or a float layout.
     block_bytes : bytes of one block; for float layouts those of one element; 0 for "parts".
     ggml_type : the type number in GGUF files, or None.
-    unpack : raw blocks [N, blocks, block_bytes] to `Fields`, for "blocks".
+    unpack : raw blocks [N, blocks, block_bytes] to `UnpackedWeight`, for "blocks".
     words : type of the values, or of a block's scales: a key of `WORDS`.
     scales_at : bytes of a block at which its scales, and minima, lie.
     """
@@ -50,12 +50,12 @@ class Layout:
     block: int
     block_bytes: int
     ggml_type: int | None = None
-    unpack: Callable[[Bytes], Fields] | None = None
+    unpack: Callable[[Bytes], UnpackedWeight] | None = None
     words: str = "f32"
     scales_at: tuple[int, ...] = ()
 
     def row_bytes(self, columns: int) -> int:
-        """Bytes of a row of K = `columns` elements; `FormatError` if K is not whole blocks."""
+        """Return the bytes of a row of K = `columns`; `FormatError` if K is not whole blocks."""
         elements = self.block or 1
         if self.kind == "parts":
             raise ValueError(f"{self.name} keeps its parts in separate arrays")
@@ -75,7 +75,7 @@ of 2⁵⁰ or more, an infinity or a NaN."""
 
 
 def _blocks(
-    name: str, ggml_type: int, size: int, unpack: Callable[[Bytes], Fields], *scales_at: int
+    name: str, ggml_type: int, size: int, unpack: Callable[[Bytes], UnpackedWeight], *scales_at: int
 ) -> Layout:
     block = kquants.BLOCK if name.endswith("_K") else blockquants.BLOCK
     words = "e8m0" if name == "MXFP4" else "f16"
@@ -150,13 +150,13 @@ class Weight:
 
     @staticmethod
     def from_floats(values: Floats) -> Weight:
-        """A float32 matrix [N, K] in the layout `f32`."""
+        """Make a float32 matrix [N, K] in the layout `f32`."""
         values = np.ascontiguousarray(values, "<f4")
         rows, columns = values.shape
         return Weight.from_bytes(F32_LAYOUT, values.view(np.uint8), (rows, columns))
 
     def rows(self, start: int, stop: int) -> Weight:
-        """Rows start…stop−1 as views: a slice along N, or expert e of a stack at e·N…(e+1)·N."""
+        """Return rows start…stop−1 as views: a slice, or expert e of a stack at e·N…(e+1)·N."""
         if not 0 <= start <= stop <= self.shape[0]:
             raise ValueError(f"rows {start}:{stop} of a weight of {self.shape[0]} rows")
         parts = {name: part[start:stop] for name, part in self.parts.items()}
@@ -165,13 +165,13 @@ class Weight:
         return Weight(self.layout, (stop - start, self.shape[1]), parts, origin)
 
     def take(self, ids: npt.NDArray[np.integer]) -> Weight:
-        """The rows named by `ids`, copied."""
+        """Copy the rows named by `ids`."""
         parts = {name: part[ids] for name, part in self.parts.items()}
         origin = self.origin[ids] if isinstance(self.origin, np.ndarray) else ids + self.origin
         return Weight(self.layout, (len(ids), self.shape[1]), parts, origin)
 
     def row_numbers(self) -> npt.NDArray[np.integer]:
-        """Each row's number in the whole weight, for messages."""
+        """Return each row's number in the whole weight, for messages."""
         if isinstance(self.origin, np.ndarray):
             return self.origin
         return np.arange(self.origin, self.origin + self.shape[0])
@@ -191,15 +191,15 @@ def canonical_weights(values: Floats, weight: Weight, name: str) -> Floats:
         first = np.argwhere(bits >= LARGEST_BITS)[0]
         row, value = weight.row_numbers()[first[0]], values[tuple(first)]
         raise FormatError(
-            f"row {row} holds {value}, which no weight can be",
+            f"row {row} holds {value}, which is not a valid weight",
             where=name,
             hint="The file is damaged or was converted from a diverged model; fetch it again.",
         )
     return snap(values)
 
 
-def _raw_fields(weight: Weight) -> Fields:
-    """Codes and scales as the layout stores them, scales not yet checked."""
+def _raw_fields(weight: Weight) -> UnpackedWeight:
+    """Return codes and scales as the layout stores them, with scales not yet checked."""
     layout, parts = weight.layout, weight.parts
     if layout.kind == "float":
         raise ValueError(f"{layout.name} has no codes; use floats() and matmul_f32()")
@@ -209,11 +209,11 @@ def _raw_fields(weight: Weight) -> Fields:
         return layout.unpack(blocks)
     block = layout.block or weight.shape[1]
     codes = from_planes(parts["hi"], parts["lo"]) if layout is W16 else parts["codes"]
-    return Fields(codes, parts["scale"], block)
+    return UnpackedWeight(codes, parts["scale"], block)
 
 
-def unpack(weight: Weight, name: str = "weight") -> Fields:
-    """Small codes, integer sub-scales and canonical float scales: what backends repack from.
+def unpack(weight: Weight, name: str = "weight") -> UnpackedWeight:
+    """Unpack small codes, integer sub-scales and canonical float scales, for backends to repack.
 
     Scales of magnitude below 2⁻⁴⁰ are +0; one that is not finite, or 2⁵⁰ or more, is a
     `FormatError` that names the tensor.
@@ -227,12 +227,12 @@ def unpack(weight: Weight, name: str = "weight") -> Fields:
 
 
 def decode(weight: Weight, name: str = "weight") -> Codes:
-    """The integer codes and scales that `matmul` is defined on; errors as `unpack`."""
+    """Decode the integer codes and scales that `matmul` is defined on; errors as `unpack`."""
     return fold(unpack(weight, name))
 
 
 def floats(weight: Weight, name: str = "weight") -> Floats:
-    """The exact values of a float layout, float32 [N, K], snapped; errors as `unpack`."""
+    """Return the exact values of a float layout, float32 [N, K], snapped; errors as `unpack`."""
     return canonical_weights(_raw_floats(weight), weight, name)
 
 
@@ -248,7 +248,7 @@ def _raw_floats(weight: Weight) -> Floats:
 
 
 def dequantise_codes(codes: Codes, faults: Flags | None = None) -> Floats:
-    """Every element as float32 [N, K]: RN(scale·f32(code)), or with minima
+    """Return every element as float32 [N, K]: RN(scale·f32(code)), or with minima
     RN(RN(scale·f32(code)) + RN(minimum·f32(offset))); snapped.
 
     In every GGUF layout both products are exact, so that the value is rounded at most once and
@@ -270,7 +270,7 @@ def embedding_rows(
     faults: Flags | None = None,
     name: str = "embedding",
 ) -> Floats:
-    """Rows `ids` of a table as float32 [len(ids), K]: exact values of float layouts, else
+    """Return rows `ids` of a table as float32 [len(ids), K]: exact values of float layouts, else
     `dequantise_codes`. An id outside the table is a `RequestError`.
 
     Parameters

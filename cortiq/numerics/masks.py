@@ -1,4 +1,4 @@
-"""Sampling masks: which ids a row may draw, one bit each.
+"""Sampling masks: the ids that a row may draw, one bit each.
 
 Bit t of a mask is bit t mod 8 of byte t // 8, as in an array of little-endian 32-bit words, which
 is how grammar libraries keep them: `mask.tobytes()` of theirs is a mask of ours.
@@ -17,7 +17,7 @@ Mask = bytes
 
 
 def mask_of(ids: Iterable[int], vocabulary: int) -> Mask:
-    """A mask that allows these ids.
+    """Make a mask that allows these ids.
 
     Raises
     ------
@@ -33,7 +33,8 @@ def mask_of(ids: Iterable[int], vocabulary: int) -> Mask:
 
 
 def allowed_ids(mask: Mask | None, vocabulary: int) -> npt.NDArray[np.int64]:
-    """The ids that a mask allows, ascending; without one all. Bits past the end don't count.
+    """Return the ids that a mask allows, ascending; all without a mask. Bits past the end are
+    ignored.
 
     Raises
     ------
@@ -48,7 +49,7 @@ def allowed_ids(mask: Mask | None, vocabulary: int) -> npt.NDArray[np.int64]:
 
 
 def mask_fault(mask: object, vocabulary: int) -> str:
-    """What is wrong with a mask, empty for nothing."""
+    """Return the fault of a mask, or an empty string."""
     if not isinstance(mask, bytes):
         return f"a mask is bytes, not {type(mask).__name__}"
     size = -(-vocabulary // 8)

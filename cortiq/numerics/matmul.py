@@ -37,7 +37,8 @@ MATMUL_UNIT_ERROR = 2.0**-24
 
 
 def matmul(x: Quantised, weight: Codes, faults: Flags | None = None) -> Floats:
-    """Quantised rows times a weight: float32 [rows, N] from q [rows, K], e [rows], codes [N, K].
+    """Multiply quantised rows by a weight: float32 [rows, N] from q [rows, K], e [rows], codes [N,
+    K].
 
     Error against the exact product of the dequantised operands: at most
     `rounding_count(weight)`·2⁻²⁴ times Σ_b (|I_b·scale_b| + |J_b·minimum_b|)·2^e, and 2⁻⁴⁰ by snap.
@@ -46,14 +47,14 @@ def matmul(x: Quantised, weight: Codes, faults: Flags | None = None) -> Floats:
 
 
 def rounding_count(weight: Codes) -> int:
-    """Roundings between an operand and the result, with 3 to spare for their second order."""
+    """Return the roundings between operand and result, plus 3 for second-order terms."""
     runs = -(-weight.scale.shape[1] // RUN_BLOCKS)
     terms = 2 if weight.minimum is None else 3
     return terms + min(weight.scale.shape[1], RUN_BLOCKS) + runs + 3
 
 
 def check_columns(columns: int) -> None:
-    """`UnsupportedError` if K is larger than the contract allows."""
+    """Raise `UnsupportedError` if K is larger than the contract allows."""
     if columns > MAX_COLUMNS:
         raise UnsupportedError(
             f"a matmul over {columns} columns; integer sums are defined up to {MAX_COLUMNS}"
@@ -61,13 +62,13 @@ def check_columns(columns: int) -> None:
 
 
 def block_dot(q: Ints, weight: Codes, block: int) -> npt.NDArray[np.int64]:
-    """I of one block, the exact integer Σ code·q: int64 [rows, N]."""
+    """Return I of one block, the exact integer Σ code·q: int64 [rows, N]."""
     columns = slice(block * weight.block, (block + 1) * weight.block)
     return q[:, columns].astype(np.int64) @ weight.codes[:, columns].astype(np.int64).T
 
 
 def block_offset_dot(q: Ints, weight: Codes, block: int) -> npt.NDArray[np.int64]:
-    """J of one block, the exact integer Σ_sub offset·Σq over the sub-block: int64 [rows, N]."""
+    """Return J of one block, the exact integer Σ offset·Σq over its sub-blocks: int64 [rows, N]."""
     assert weight.offsets is not None
     subs = weight.block // weight.sub
     columns = q[:, block * weight.block : (block + 1) * weight.block].astype(np.int64)
@@ -76,7 +77,7 @@ def block_offset_dot(q: Ints, weight: Codes, block: int) -> npt.NDArray[np.int64
 
 
 def block_term(q: Ints, weight: Codes, block: int) -> Floats:
-    """t of one block: RN(RN(I)·scale) [+ RN(RN(J)·minimum)], float32 [rows, N]."""
+    """Return the t of one block: RN(RN(I)·scale) [+ RN(RN(J)·minimum)], float32 [rows, N]."""
     term = round_to_f32(block_dot(q, weight, block)) * weight.scale[:, block]
     if weight.minimum is None:
         return term
@@ -85,7 +86,7 @@ def block_term(q: Ints, weight: Codes, block: int) -> Floats:
 
 
 def run_sums(q: Ints, weight: Codes) -> Floats:
-    """Sums of each run's terms in order from +0: float32 [runs, rows, N].
+    """Sum each run's terms in order from +0: float32 [runs, rows, N].
 
     A device that holds whole runs of the columns gets exactly its share of these; gathered in
     order, they `finish` to the bits of the unsplit matmul.
@@ -108,7 +109,7 @@ def finish(sums: Floats, e: Ints, faults: Flags | None = None) -> Floats:
 
 
 def row_dot(q: Ints, weight: Codes) -> npt.NDArray[np.int64]:
-    """I of a weight with one block a row (w8, w16): int64 [rows, N].
+    """Return I of a weight with one block a row (w8, w16): int64 [rows, N].
 
     Shards along K, cut anywhere, add their integers (or those of the planes) in any order.
     """
@@ -121,12 +122,12 @@ def row_dot(q: Ints, weight: Codes) -> npt.NDArray[np.int64]:
 def finish_rows(
     total: npt.NDArray[np.int64], weight: Codes, e: Ints, faults: Flags | None = None
 ) -> Floats:
-    """snap((RN(I)·scale)·2^e), the matmul of a one-block weight from its integer dot."""
+    """Return snap((RN(I)·scale)·2^e), the matmul of a one-block weight from its integer dot."""
     return finish((round_to_f32(total) * weight.scale[:, 0])[None], e, faults)
 
 
 def matmul_f32(x: Floats, weight: Floats, faults: Flags | None = None) -> Floats:
-    """Unquantised product: y[i, n] = snap(canonical_sum_k(snap(x[i, k]·weight[n, k]))).
+    """Multiply unquantised rows: y[i, n] = snap(canonical_sum_k(snap(x[i, k]·weight[n, k]))).
 
     x float32 [rows, K] and weight float32 [N, K], canonical; for tests and float checkpoints.
     """

@@ -18,7 +18,7 @@ LAYER_NORM_MAX_ERROR = 2.0**-21
 
 
 def checked_epsilon(eps: float) -> np.float32:
-    """Eps rounded to float32.
+    """Return eps rounded to float32.
 
     Raises
     ------
@@ -31,7 +31,7 @@ def checked_epsilon(eps: float) -> np.float32:
 
 
 def offset_weight(w: Floats, offset: float) -> Floats:
-    """snap(RN(w + RN(offset))): the weight of files that store w for a factor (offset + w).
+    """Return snap(RN(w + RN(offset))): the weight of files that store w for a factor (offset + w).
 
     It is formed once, when the weight is loaded.
     """
@@ -39,12 +39,12 @@ def offset_weight(w: Floats, offset: float) -> Floats:
 
 
 def inverse_root(x: Floats) -> Floats:
-    """RN(1/RN(sqrt(x))), as a column for rows of the last axis."""
+    """Return RN(1/RN(sqrt(x))), as a column for rows of the last axis."""
     return np.divide(F32(1), np.sqrt(x))[..., None]
 
 
 def rms_norm(x: Floats, weight: Floats | None, eps: float, faults: Flags | None = None) -> Floats:
-    """x/√(mean(x²) + eps)·w.
+    """Compute x/√(mean(x²) + eps)·w.
 
     S = canonical_sum(RN(x·x)); r = RN(1/RN(sqrt(RN(RN(S·RN(1/n)) + eps)))); snap(RN(RN(x·r)·w)),
     without a weight snap(RN(x·r)). Error at most `RMS_NORM_MAX_ERROR`.
@@ -64,7 +64,7 @@ def rms_norm(x: Floats, weight: Floats | None, eps: float, faults: Flags | None 
 def layer_norm(
     x: Floats, weight: Floats, bias: Floats | None, eps: float, faults: Flags | None = None
 ) -> Floats:
-    """(x − mean(x))/√(variance(x) + eps)·w + b.
+    """Compute (x − mean(x))/√(variance(x) + eps)·w + b.
 
     m = canonical_mean(x); c = snap(RN(x − m)); S = canonical_sum(RN(c·c));
     r = RN(1/RN(sqrt(RN(RN(S·RN(1/n)) + eps)))); snap(RN(RN(RN(c·r)·w) + b)), without a bias
@@ -86,7 +86,7 @@ def layer_norm(
 
 
 def l2_norm(x: Floats, eps: float, faults: Flags | None = None) -> Floats:
-    """x/√(Σx² + eps): r = RN(1/RN(sqrt(RN(S + eps)))), S as in `rms_norm`; snap(RN(x·r)).
+    """Compute x/√(Σx² + eps): r = RN(1/RN(sqrt(RN(S + eps)))), S as in `rms_norm`; snap(RN(x·r)).
 
     Parameters
     ----------

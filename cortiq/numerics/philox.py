@@ -17,14 +17,14 @@ Counter: TypeAlias = tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike, npt.Arra
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
-"""What the two key words grow by after each round: the golden ratio and √3 − 1, times 2³²."""
+"""Increments of the two key words after each round: the golden ratio and √3 − 1, times 2³²."""
 
 LOW = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
 
 
 def philox(counter: Counter, key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:
-    """Four random 32-bit words for each counter.
+    """Return four random 32-bit words for each counter.
 
     Ten rounds of (c0, c1, c2, c3) → (hi(M1·c2) ^ c1 ^ k0, lo(M1·c2), hi(M0·c0) ^ c3 ^ k1,
     lo(M0·c0)), the key words growing by `KEY_INCREMENTS` modulo 2³² between rounds.
@@ -47,5 +47,5 @@ def philox(counter: Counter, key: tuple[int, int]) -> tuple[Words, Words, Words,
 
 
 def key_of_seed(seed: int) -> tuple[int, int]:
-    """Philox key of a 64-bit seed: its low word, then its high word."""
+    """Return the Philox key of a 64-bit seed: its low word, then its high word."""
     return seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""RN(I) from int32 alone: how a device without int64 rounds a sum of int8 planes once.
+"""RN(I) from int32 alone: one rounding of a sum of int8 planes for devices without int64.
 
 Each form splits I = A·2²³ + M with |M| < 2²³, so that both parts are exact in float32 and the one
 addition rounds. Arithmetic is int32; shifts to the right are arithmetic. (f32(H)·256 + f32(L) is
@@ -17,7 +17,7 @@ def _recombine(a: Ints, m: Ints) -> Floats:
 
 
 def round_two_planes(high: Ints, low: Ints) -> Floats:
-    """RN(256·high + low): one factor is int8, the other two planes.
+    """Return RN(256·high + low): one factor is int8, the other two planes.
 
     Domain: |high|, |low| ≤ 2²⁹ (K ≤ 32768 products of int8), where nothing overflows.
     Order: c = (low + 128) >> 8; high += c; low −= c << 8; A = (high + 16384) >> 15;
@@ -31,7 +31,7 @@ def round_two_planes(high: Ints, low: Ints) -> Floats:
 
 
 def round_three_planes(high: Ints, middle: Ints, low: Ints) -> Floats:
-    """RN(65536·high + 256·middle + low): both factors are two planes.
+    """Return RN(65536·high + 256·middle + low): both factors are two planes.
 
     Domain: |high|, |low| ≤ 2²⁹ and |middle| ≤ 2³⁰ (it sums both cross products).
     Order: carry low into middle and middle into high, each rest in [−128, 128), then
@@ -46,7 +46,7 @@ def round_three_planes(high: Ints, middle: Ints, low: Ints) -> Floats:
 
 
 def round_one(total: Ints) -> Floats:
-    """RN(I) of one int32 on a device whose own conversion is not trusted to round to even:
+    """Return RN(I) of one int32 on a device whose own conversion is not trusted to round to even:
     f32(I >> 12)·4096 + f32(I & 4095).
     """
     return (total >> 12).astype(F32) * F32(4096) + (total & 4095).astype(F32)

@@ -54,12 +54,12 @@ def quantise_rows(x: Floats) -> Quantised:
 
 
 def dequantise(row: Quantised) -> Floats:
-    """q·2^e, exact in float32."""
+    """Return q·2^e, exact in float32."""
     return row.q.astype(F32) * exp2_int(row.e)[..., None]
 
 
 def recalled(row: Quantised) -> Floats:
-    """snap(q·2^e): a row that was stored, as a value of a graph."""
+    """Return snap(q·2^e): a stored row as a value of a graph."""
     return snap(dequantise(row))
 
 
@@ -70,11 +70,11 @@ def planes(q: Ints) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:
 
 
 def from_planes(hi: npt.NDArray[np.int8], lo: npt.NDArray[np.int8]) -> Ints:
-    """Inverse of `planes`."""
+    """Return the integers of `planes`."""
     return (hi.astype(np.int32) << np.int32(8)) + lo.astype(np.int32)
 
 
 def no_values(rows: int, heads: int) -> Quantised:
-    """Value rows [rows, heads, 0] of a slot that holds keys only: the exponent of a zero row."""
+    """Return value rows [rows, heads, 0] for a slot of keys only: the exponent of a zero row."""
     exponents = np.full((rows, heads), ZERO_ROW_EXPONENT, np.int32)
     return Quantised(np.zeros((rows, heads, 0), np.int32), exponents)

@@ -26,7 +26,7 @@ def causal_conv(
     bias: Floats | None = None,
     faults: Flags | None = None,
 ) -> Floats:
-    """Depthwise causal convolution of a sequence's rows, no activation: float32 [rows, C].
+    """Compute depthwise causal convolution of a sequence's rows, no activation: float32 [rows, C].
 
     y starts at +0; taps in order, the oldest row first: y = y + RN(weight[:, t]·x[i − (L−1) + t])
     for t = 0 … L−1; then y = y + bias if there is one; snap(y).
@@ -49,7 +49,7 @@ def causal_conv(
 
 
 def conv_history(history: Floats, x: Floats) -> Floats:
-    """The history after rows x: the last L−1 rows of both, float32 [L−1, C]."""
+    """Return the history after rows x: the last L−1 rows of both, float32 [L−1, C]."""
     both = np.concatenate([history, x])
     return both[len(both) - len(history) :]
 
@@ -63,7 +63,7 @@ def delta_step(
     beta: Floats,
     faults: Flags | None = None,
 ) -> tuple[Floats, Floats]:
-    """One step of the gated delta rule: (state', o), o float32 [H, Dv].
+    """Compute one step of the gated delta rule: (state', o), o float32 [H, Dv].
 
     With k′[i] = snap(RN(k[i]·α[i])): m[j] = canonical_sum_i(RN(S[i, j]·k′[i]));
     d[j] = snap(RN(RN(v[j] − m[j])·β)); S[i, j] = snap(RN(RN(S[i, j]·α[i]) + RN(k[i]·d[j])));
@@ -97,7 +97,7 @@ def state_space_step(
     delta: Floats,
     faults: Flags | None = None,
 ) -> tuple[Floats, Floats]:
-    """One step of a selective state space: (state', o), o float32 [H, P].
+    """Compute one step of a selective state space: (state', o), o float32 [H, P].
 
     u[p] = snap(RN(Δ·x[p])); S[n, p] = snap(RN(RN(S[n, p]·α) + RN(B[n]·u[p])));
     o[p] = snap(canonical_sum_n(RN(S[n, p]·C[n]))).
@@ -117,19 +117,19 @@ def state_space_step(
 
 
 def _read(state: Floats, weights: Floats) -> Floats:
-    """canonical_sum_i(RN(S[i, j]·w[i])) of each head: float32 [H, Dv]; no snap."""
+    """Return canonical_sum_i(RN(S[i, j]·w[i])) of each head: float32 [H, Dv]; no snap."""
     return canonical_sum(state * weights[:, :, None], axis=-2)
 
 
 def _snapped(y: Floats, faults: Flags | None) -> Floats:
-    """`snap` of what belongs to one row."""
+    """Snap the values of one row."""
     return snap(y[None], faults)[0]
 
 
 def in_order(
     step: StepFunction, state: Floats, rows: Sequence[Floats], faults: Flags | None = None
 ) -> tuple[Floats, Floats]:
-    """A step for each row of one sequence in turn: the last state, every row's output [rows, ...].
+    """Step through one sequence's rows: the last state, every row's output [rows, ...].
 
     Parameters
     ----------

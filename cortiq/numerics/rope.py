@@ -42,7 +42,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 def taylor(z: Doubles, terms: tuple[float, ...]) -> Doubles:
-    """Horner in float64, highest power first."""
+    """Evaluate a polynomial by Horner's rule in float64, highest power first."""
     y = np.full_like(z, terms[0])
     for term in terms[1:]:
         y = y * z + term
@@ -50,7 +50,7 @@ def taylor(z: Doubles, terms: tuple[float, ...]) -> Doubles:
 
 
 def turn(phase: npt.NDArray[np.uint64]) -> tuple[Floats, Floats]:
-    """(cos, sin) of 2π·phase/2⁶⁴, rounded to float32.
+    """Return (cos, sin) of 2π·phase/2⁶⁴, rounded to float32.
 
     q = (phase + 2⁶¹) >> 62 is the nearest quarter turn; r = phase − q·2⁶² as a signed integer;
     x = float64(r >> 9)·RADIANS, z = x·x; sine x·Taylor(z), cosine Taylor(z); q swaps and negates.
@@ -87,14 +87,14 @@ class RopeTable:
         require(self, GraphError, "rotary table")
 
     def check(self) -> None:
-        """Raise `UnsupportedError` now, not at the first row, if no table follows."""
+        """Raise `UnsupportedError` now, not at the first row, if the parameters define no table."""
         exact = rope_scaling.amplitude(self.scaling)
         if not Decimal(2) ** -40 <= exact < Decimal(2) ** 50 or not len(self.phase_steps):
             what = f"cosines and sines would be multiplied by {exact:.6g}"
             raise UnsupportedError(what, where="rope scaling")
 
     def follows(self) -> bool:
-        """Return whether a table follows: whether `check` raises nothing."""
+        """Return whether the parameters define a table: whether `check` raises nothing."""
         try:
             self.check()
         except UnsupportedError:
@@ -117,11 +117,11 @@ class RopeTable:
 
     @cached_property
     def amplitude(self) -> np.float32:
-        """What cosines and sines are multiplied by."""
+        """Factor of cosines and sines."""
         return F32(float(rope_scaling.amplitude(self.scaling)))
 
     def compute(self, positions: npt.ArrayLike) -> tuple[Floats, Floats]:
-        """(cos, sin), float32 [n, dim/2], of the positions: snap(RN(value·amplitude)).
+        """Return (cos, sin), float32 [n, dim/2], of the positions: snap(RN(value·amplitude)).
 
         The phase is position·phase_steps modulo 2⁶⁴; with amplitude 1 nothing is multiplied.
         """
@@ -132,7 +132,7 @@ class RopeTable:
         return snap(cos), snap(sin)
 
     def table(self, positions: npt.ArrayLike) -> tuple[Floats, Floats]:
-        """The values of `compute`, read from a table that grows by `CHUNK` positions as needed.
+        """Return the values of `compute` from a table that grows by `CHUNK` positions as needed.
 
         Parameters
         ----------
@@ -160,7 +160,7 @@ class RopeTable:
 
 @dataclass(frozen=True)
 class Sections:
-    """Which axis of a position turns each pair: rotary embedding of time, height and width.
+    """Axes of a position by pair: rotary embedding of time, height and width.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ class Sections:
 
     @property
     def count(self) -> int:
-        """How many axes a position has."""
+        """Number of axes of a position."""
         return len(self.pairs)
 
     @cached_property
@@ -208,7 +208,9 @@ class Sections:
         return found
 
     def table(self, table: RopeTable, positions: npt.ArrayLike) -> tuple[Floats, Floats]:
-        """(cos, sin), float32 [n, dim/2], of positions [n, axes]: pair i of its axis's row."""
+        """Return (cos, sin), float32 [n, dim/2], of positions [n, axes]: each pair from its axis's
+        row.
+        """
         where = np.asarray(positions, np.int64)
         rows = [table.table(where[:, axis]) for axis in range(self.count)]
         cos, sin = (np.stack(parts, axis=-1) for parts in zip(*rows, strict=True))

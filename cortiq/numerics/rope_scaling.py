@@ -129,7 +129,7 @@ KINDS: dict[str, type] = {
 
 
 def scaling_of(kind: str, parameters: Mapping[str, object]) -> Scaling:
-    """The scaling called `kind`, with the fields of its class as parameters.
+    """Return the scaling called `kind`, with the fields of its class as parameters.
 
     Raises
     ------
@@ -154,18 +154,18 @@ def scaling_of(kind: str, parameters: Mapping[str, object]) -> Scaling:
 
 
 def exact(value: float) -> Decimal:
-    """The decimal literal that a config file would write for this number."""
+    """Return the decimal literal that a config file would write for this number."""
     return Decimal(repr(float(value)))
 
 
 def inverse_powers(base: float, dim: int) -> list[Decimal]:
-    """base^(−2i/dim) for i < dim/2, as exp(−(2i/dim)·ln base)."""
+    """Return base^(−2i/dim) for i < dim/2, as exp(−(2i/dim)·ln base)."""
     log_base = exact(base).ln()
     return [(-(Decimal(2 * i) / dim) * log_base).exp() for i in range(dim // 2)]
 
 
 def divided(powers: list[Decimal], factors: tuple[float, ...]) -> list[Decimal]:
-    """Each frequency by its own factor; the list must have one factor a pair."""
+    """Divide each frequency by a factor of its own; the list must have one factor a pair."""
     if len(factors) != len(powers):
         what = f"{len(factors)} frequency factors for {len(powers)} rotary pairs"
         raise UnsupportedError(what, where="rope scaling")
@@ -173,7 +173,7 @@ def divided(powers: list[Decimal], factors: tuple[float, ...]) -> list[Decimal]:
 
 
 def llama3(powers: list[Decimal], scaling: Llama3) -> list[Decimal]:
-    """See `Llama3`."""
+    """Return the frequencies of `Llama3`."""
     factor, low, high = map(
         exact, (scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor)
     )
@@ -191,7 +191,7 @@ def llama3(powers: list[Decimal], scaling: Llama3) -> list[Decimal]:
 
 
 def yarn_ramp(base: float, dim: int, scaling: Yarn) -> list[Decimal]:
-    """The share of interpolation of each pair, see `Yarn`."""
+    """Return the share of interpolation of each pair, see `Yarn`."""
 
     def dimension(rotations: float) -> Decimal:
         waves = Decimal(scaling.original_context) / (exact(rotations) * 2 * PI)
@@ -208,7 +208,7 @@ def yarn_ramp(base: float, dim: int, scaling: Yarn) -> list[Decimal]:
 
 
 def frequencies(base: float, dim: int, scaling: Scaling) -> list[Decimal]:
-    """Radians a position, for each of the dim/2 pairs, to 60 digits.
+    """Return radians a position, for each of the dim/2 pairs, to 60 digits.
 
     Raises
     ------
@@ -220,7 +220,7 @@ def frequencies(base: float, dim: int, scaling: Scaling) -> list[Decimal]:
 
 @contextmanager
 def _meaningful(what: str) -> Iterator[None]:
-    """Compute in 60 digits; parameters without a meaning are an `UnsupportedError`."""
+    """Compute in 60 digits; raise `UnsupportedError` for parameters without a meaning."""
     try:
         with localcontext(PRECISION):
             yield
@@ -257,14 +257,14 @@ def _frequencies(base: float, dim: int, scaling: Scaling) -> list[Decimal]:
 
 
 def yarn_magnitude(factor: float, slope: float) -> Decimal:
-    """m(slope) of `Yarn`."""
+    """Return m(slope) of `Yarn`."""
     if factor <= 1:
         return Decimal(1)
     return exact(0.1) * exact(slope) * exact(factor).ln() + 1
 
 
 def amplitude(scaling: Scaling) -> Decimal:
-    """What cos and sin are multiplied by, to 60 digits; 1 for most scalings. Errors as above."""
+    """Return the factor of cos and sin to 60 digits; 1 for most scalings. Errors as above."""
     with _meaningful(f"amplitude follows from {scaling}"):
         if isinstance(scaling, Yarn | LongRope) and scaling.attention_factor is not None:
             return exact(scaling.attention_factor)

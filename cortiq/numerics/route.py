@@ -22,7 +22,7 @@ SOFTMAX_MAX_ERROR = 2.0**-19
 
 
 def softmax(x: Floats, allowed: Flags | bool | None = None, faults: Flags | None = None) -> Floats:
-    """Primitive over the last axis: m = max x; p = exp(RN(x − m)); snap(RN(p·RN(1/S))).
+    """Compute the primitive over the last axis: m = max x; p = exp(RN(x − m)); snap(RN(p·RN(1/S))).
 
     S = canonical_sum(p). Where `allowed` is false, x takes no part in m and p is +0 by select; a
     row without an allowed element is all +0. Error at most `SOFTMAX_MAX_ERROR`.
@@ -44,7 +44,7 @@ def softmax(x: Floats, allowed: Flags | bool | None = None, faults: Flags | None
 
 @dataclass(frozen=True)
 class Router:
-    """How a mixture-of-experts layer chooses and weighs its experts.
+    """The choice and the weights of a mixture-of-experts layer's experts.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Router:
     kind : "softmax" over all experts, "sigmoid" of each, or "softmax_topk", over the chosen ones.
     renormalise : divide the weights by their sum (plus `denominator_floor`).
     denominator_floor : 0, or a positive number of at least 2⁻¹⁰⁰.
-    routed_scaling : what the weights are multiplied by at the end, 2⁻⁴⁰ to 2⁴⁹.
+    routed_scaling : factor of the weights at the end, 2⁻⁴⁰ to 2⁴⁹.
     groups, kept_groups : experts are divided into groups of neighbours, and chosen from the best
         groups only; 1 and 1: no such limit.
     group_score : a group's score: "max", its largest key, or "top2", the sum of its two best
@@ -80,13 +80,13 @@ class Router:
         require(self, UnsupportedError, "router")
 
     def __repr__(self) -> str:
-        """The first five fields, and of the others those that differ from their defaults."""
+        """Return the first five fields, and those others that differ from their defaults."""
         known = fields(self)
         shown = [f for i, f in enumerate(known) if i < 5 or getattr(self, f.name) != f.default]
         return f"Router({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
 
     def refusal(self, experts: int) -> str:
-        """Why so many experts cannot be routed by this; empty if they can."""
+        """Return why this router cannot route so many experts; empty if it can."""
         if experts % self.groups:
             return f"{experts} experts in {self.groups} groups"
         reach = self.kept_groups * (experts // self.groups)
@@ -94,7 +94,7 @@ class Router:
 
 
 def choose(keys: Floats, top_k: int, admitted: Flags | None = None) -> Ints:
-    """Indices of the top_k largest keys of each row, lower index first on equality; ascending.
+    """Choose the top_k largest keys of each row, lower index first on equality; ascending indices.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def choose(keys: Floats, top_k: int, admitted: Flags | None = None) -> Ints:
 
 
 def admit(values: Floats, keys: Floats, router: Router, mask: Floats | None) -> Flags | None:
-    """Experts that may be chosen, bool [rows, experts]; None for all of them.
+    """Return the experts that may be chosen, bool [rows, experts]; None for all of them.
 
     Those that the mask admits and whose group is kept. A group's score counts its admitted
     experts only: the largest key, or RN(a + b) of the two largest values (a alone if it has one).
@@ -140,7 +140,7 @@ def admit(values: Floats, keys: Floats, router: Router, mask: Floats | None) -> 
 
 
 def trimmed(weights: Floats, keys: Floats, tau: float) -> Floats:
-    """The weights of the shortest prefix that holds τ of them; the others are +0, by select.
+    """Keep the weights of the shortest prefix that holds τ of them; the others are +0, by select.
 
     T = RN(τ·Σw), the sum from +0 in ascending index order. Expert c stays if T is 0, or the sum of
     the weights of the experts before it (a larger key, or an equal one and a lower index), from +0
@@ -225,7 +225,7 @@ def route(
 
 
 def renormalised(weights: Floats, floor: float) -> Floats:
-    """Step 5 of `route`."""
+    """Compute step 5 of `route`."""
     total = np.zeros(weights.shape[:-1], F32)
     for column in range(weights.shape[-1]):
         total = total + weights[..., column]
@@ -235,7 +235,7 @@ def renormalised(weights: Floats, floor: float) -> Floats:
 
 
 def combine_experts(weights: Floats, outputs: Floats, faults: Flags | None = None) -> Floats:
-    """y = +0; y = RN(y + RN(w·out)) over the chosen experts in ascending index order; snap.
+    """Compute y = +0; y = RN(y + RN(w·out)) over chosen experts in ascending index order; snap.
 
     Parameters
     ----------

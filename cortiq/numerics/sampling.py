@@ -83,7 +83,7 @@ def _check(name: str, value: float, rule: str, holds: bool) -> None:
 
 
 def argmax(x: Floats) -> Ints:
-    """Index of the largest value of the last axis; the lowest index wins a tie. int32."""
+    """Return the int32 index of the last axis's largest value; the lowest index wins a tie."""
     return np.argmax(np.asarray(x, F32), axis=-1).astype(np.int32)
 
 
@@ -94,7 +94,7 @@ def adjusted(
     faults: Flags | None = None,
     mask: Mask | None = None,
 ) -> Floats:
-    """Logits after bias and penalties; each of the two steps is a primitive.
+    """Return logits after bias and penalties; each of the two steps is a primitive.
 
     Bias: snap(RN(x + RN(bias))) for the ids it names. Penalties, for ids with a count c > 0 in
     `history`: x > 0 ? RN(x·RN(1/RN(repetition))) : RN(x·RN(repetition)); RN(x − RN(presence));
@@ -145,13 +145,13 @@ def _penalised(x: Floats, sampling: Sampling, counts: npt.NDArray[np.int64]) -> 
 
 
 def distances(logits: Floats, temperature: float, faults: Flags | None = None) -> Floats:
-    """x = snap(RN(logit·RN(1/T))), 1/T from the host; snap(RN(x − max x)), at most 0."""
+    """Return snap(RN(x − max x)), at most 0: x = snap(RN(logit·RN(1/T))), 1/T from the host."""
     x = snap(logits[None] * (F32(1) / F32(temperature)), faults)
     return snap(x - x.max(), faults)[0]
 
 
 def integer_weights(distance: Floats) -> Weights:
-    """⌊p·2⁴⁰⌋ for p = exp(distance); the most likely token has 2⁴⁰.
+    """Return ⌊p·2⁴⁰⌋ for p = exp(distance); the most likely token has 2⁴⁰.
 
     Portably, in 32-bit integers: h = ⌊p·2²⁰⌋, l = ⌊(p·2²⁰ − h)·2²⁰⌋, weight h·2²⁰ + l; every
     product and difference is exact.
@@ -161,12 +161,12 @@ def integer_weights(distance: Floats) -> Weights:
 
 
 def share(total: int, fraction: float) -> int:
-    """⌈total·f/2²⁴⌉ for f = rint(fraction·2²⁴), rint to even: the weight that is a share."""
+    """Return ⌈total·f/2²⁴⌉ for f = rint(fraction·2²⁴), rint to even: the weight of a share."""
     return -(-total * round(fraction * 2**SHARE_BITS) >> SHARE_BITS)
 
 
 def kept_ids(distance: Floats, sampling: Sampling) -> npt.NDArray[np.int64]:
-    """Ids that survive top_k, top_p and min_p, by (distance descending, id ascending).
+    """Return the ids that survive top_k, top_p, min_p, by (distance descending, id ascending).
 
     All three keep a prefix of that order. top_k: its length. top_p: the shortest prefix whose
     weights add up to share(weights of what top_k kept, top_p). min_p: weights of at least
@@ -185,14 +185,14 @@ def kept_ids(distance: Floats, sampling: Sampling) -> npt.NDArray[np.int64]:
 
 
 def uniform(words: Words) -> Floats:
-    """(w + ½)/2³²: RN(f32(w >> 8)·2⁻²⁴ + f32(2·(w & 255) + 1)·2⁻³³); both terms are exact."""
+    """Return (w + ½)/2³²: RN(f32(w >> 8)·2⁻²⁴ + f32(2·(w & 255) + 1)·2⁻³³), both terms exact."""
     high, low = words >> np.uint32(8), words & np.uint32(255)
     odd = (low << np.uint32(1)) + np.uint32(1)
     return high.astype(F32) * F32(2.0**-24) + odd.astype(F32) * F32(2.0**-33)
 
 
 def gumbel(words: Words) -> Floats:
-    """Gumbel noise −ln(E), E = −ln(1 − v) for v = (w + ½)/2³².
+    """Return Gumbel noise −ln(E), E = −ln(1 − v) for v = (w + ½)/2³².
 
     E = −log1p(−uniform(w)) for w < 2³¹, else −log(uniform(~w)); RN(−log(E)). Both tails keep their
     relative precision. Error at most `GUMBEL_MAX_ERROR`; the range is −3.2 to 22.9.
@@ -204,7 +204,7 @@ def gumbel(words: Words) -> Floats:
 
 
 def noise(ids: npt.ArrayLike, seed: int, choice: int, position: int) -> Floats:
-    """Noise of each id: gumbel(word 0 of Philox).
+    """Return the noise of each id: gumbel(word 0 of Philox).
 
     Counter (id, position, choice, `GUMBEL_STREAM`), key (low, high word of the seed).
     """
@@ -220,7 +220,7 @@ def draw(
     faults: Flags | None = None,
     mask: Mask | None = None,
 ) -> int:
-    """The token of this row: among `kept_ids`, the one with the largest distance + noise.
+    """Draw the token of this row: among `kept_ids`, the one with the largest distance + noise.
 
     Gumbel-max: x = `adjusted` logits, d = `distances`, then the argmax of RN(d + noise) over
     the kept ids; the lowest id wins a tie. Temperature 0 is the argmax of x. With a mask all of it
@@ -246,7 +246,7 @@ def draw(
 
 
 def top(logits: Floats, n: int) -> tuple[Ints, Floats]:
-    """The n largest logits, by (value descending, id ascending).
+    """Return the n largest logits, by (value descending, id ascending).
 
     Parameters
     ----------
@@ -265,7 +265,8 @@ def top(logits: Floats, n: int) -> tuple[Ints, Floats]:
 
 
 def log_sum_exp(logits: Floats) -> Floats:
-    """ln Σ e^x over the last axis: m = max x; snap(RN(m + log(canonical_sum(exp(RN(x − m)))))).
+    """Return ln Σ e^x over the last axis: m = max x; snap(RN(m + log(canonical_sum(exp(RN(x −
+    m)))))).
 
     A token's log-probability is its logit minus this.
     """

@@ -33,7 +33,7 @@ EXPONENTIAL_MAX_ULP = 1.75
 
 
 def _constants(*values: float) -> tuple[np.float32, ...]:
-    """Coefficients, each rounded to float32 once."""
+    """Round each coefficient to float32 once."""
     return tuple(F32(value) for value in values)
 
 
@@ -72,7 +72,7 @@ TAIL_POLYNOMIAL = _constants(
 
 
 def horner(x: Floats, coefficients: tuple[np.float32, ...]) -> Floats:
-    """Polynomial, highest power first: y = c0; y = RN(RN(y·x) + c) for each further c."""
+    """Evaluate a polynomial, highest power first: y = c0; y = RN(RN(y·x) + c) for each c."""
     y = np.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         y = y * x + coefficient
@@ -80,7 +80,7 @@ def horner(x: Floats, coefficients: tuple[np.float32, ...]) -> Floats:
 
 
 def exp(x: Floats) -> Floats:
-    """e^x for x ≤ 0, by Cody–Waite reduction; x < −80 gives exp(−80).
+    """Return e^x for x ≤ 0, by Cody–Waite reduction; x < −80 gives exp(−80).
 
     x = max(x, −80); k = rint(x·LOG2_E); r = x − k·LN2_HIGH; r = r − k·LN2_LOW;
     y = horner(r, EXP_POLYNOMIAL); y = y·(r·r); y = y + r; y = y + 1; then k is added to the
@@ -97,7 +97,7 @@ def exp(x: Floats) -> Floats:
 
 
 def exponential(x: Floats) -> Floats:
-    """e^x of either sign: e = exp(−|x|); x > 0 ? RN(1/e) : e. Error at most `EXPONENTIAL_MAX_ULP`.
+    """Return e^x of either sign: e = exp(−|x|); x > 0 ? RN(1/e) : e. Error: `EXPONENTIAL_MAX_ULP`.
 
     Beyond ±80 it stays at e^±80, which `snap` makes +0 or a fault.
     """
@@ -107,12 +107,12 @@ def exponential(x: Floats) -> Floats:
 
 
 def exp2_fraction(f: Floats) -> Floats:
-    """2^f for −½ ≤ f ≤ ½: horner(f, EXP2_POLYNOMIAL). Error at most `EXP2_FRACTION_MAX_ULP`."""
+    """Return 2^f for |f| ≤ ½: horner(f, EXP2_POLYNOMIAL). Error at most `EXP2_FRACTION_MAX_ULP`."""
     return horner(np.asarray(f, F32), EXP2_POLYNOMIAL)
 
 
 def sigmoid(x: Floats) -> Floats:
-    """σ(x): e = exp(−|x|); r = RN(1/(1 + e)); x ≥ 0 ? r : RN(e·r).
+    """Return σ(x): e = exp(−|x|); r = RN(1/(1 + e)); x ≥ 0 ? r : RN(e·r).
 
     Error at most `SIGMOID_MAX_ULP` for |x| ≤ 80; below −80 it stays at σ(−80).
     """
@@ -123,13 +123,13 @@ def sigmoid(x: Floats) -> Floats:
 
 
 def silu(x: Floats) -> Floats:
-    """x·σ(x). Error at most `SILU_MAX_ULP` for |x| ≤ 80."""
+    """Return x·σ(x). Error at most `SILU_MAX_ULP` for |x| ≤ 80."""
     x = np.asarray(x, F32)
     return x * sigmoid(x)
 
 
 def gelu_tanh(x: Floats) -> Floats:
-    """GELU by its tanh formula, ½x(1 + tanh u), written as x·σ(2u).
+    """Return GELU by its tanh formula, ½x(1 + tanh u), written as x·σ(2u).
 
     v = clamp(x, ±16); u = RN(GELU_SCALE·RN(v + RN(GELU_CUBIC·RN(RN(v·v)·v)))); x·σ(u + u).
     |error| at most `GELU_TANH_MAX_ERROR`·|x|.
@@ -141,7 +141,7 @@ def gelu_tanh(x: Floats) -> Floats:
 
 
 def gelu(x: Floats) -> Floats:
-    """GELU, x·Φ(x) with Φ the normal distribution (½x(1 + erf(x/√2))).
+    """Return GELU, x·Φ(x) with Φ the normal distribution (½x(1 + erf(x/√2))).
 
     a = min(|x|, 16); t = RN(1/RN(1 + RN(TAIL_SCALE·a))); p = RN(horner(t, TAIL_POLYNOMIAL)·t);
     r = RN(exp(RN(−0.5·RN(a·a)))·p), which is Φ(−a); RN(x·(x ≥ 0 ? RN(1 − r) : r)). |error| at most
@@ -155,7 +155,7 @@ def gelu(x: Floats) -> Floats:
 
 
 def tanh(x: Floats) -> Floats:
-    """Hyperbolic tangent; error at most `TANH_MAX_ULP`.
+    """Return the hyperbolic tangent; error at most `TANH_MAX_ULP`.
 
     |x| < 0.625: z = x·x; RN(RN(RN(horner(z, TANH_POLYNOMIAL)·z)·x) + x). Otherwise E = exp(−2|x|);
     RN((1 − E)/(1 + E)) with the sign of x.
@@ -170,7 +170,7 @@ def tanh(x: Floats) -> Floats:
 
 
 def log(x: Floats) -> Floats:
-    """Natural logarithm of a positive normal x; error at most `LOG_MAX_ULP`.
+    """Return the natural logarithm of a positive normal x; error at most `LOG_MAX_ULP`.
 
     k = (bits(x) − SQRT_HALF_BITS) >> 23, so that m = x·2^−k is in [√½, √2); f = m − 1;
     s = RN(f/(2 + f)); z = s·s; R = RN(z·horner(z, LOG_POLYNOMIAL)); h = RN(RN(0.5·f)·f);
@@ -189,7 +189,7 @@ def log(x: Floats) -> Floats:
 
 
 def log1p(y: Floats) -> Floats:
-    """ln(1 + y) for −½ ≤ y ≤ 1; error at most `LOG1P_MAX_ULP`.
+    """Return ln(1 + y) for −½ ≤ y ≤ 1; error at most `LOG1P_MAX_ULP`.
 
     u = RN(1 + y); c = y − (u − 1), exact: what the rounding of u lost; RN(log(u) + RN(c/u)).
     """
@@ -199,19 +199,19 @@ def log1p(y: Floats) -> Floats:
 
 
 def softplus(x: Floats) -> Floats:
-    """ln(1 + e^x): RN(max(x, 0) + log1p(exp(−|x|))). Error at most `SOFTPLUS_MAX_ULP`, x ≥ −80."""
+    """Return ln(1 + e^x): RN(max(x, 0) + log1p(exp(−|x|))). Error: `SOFTPLUS_MAX_ULP`, x ≥ −80."""
     x = np.asarray(x, F32)
     return relu(x) + log1p(exp(-np.abs(x)))
 
 
 def relu(x: Floats) -> Floats:
-    """x > 0 ? x : +0, exact."""
+    """Return x > 0 ? x : +0, exact."""
     x = np.asarray(x, F32)
     return np.where(x > 0, x, F32(0))
 
 
 def relu2(x: Floats) -> Floats:
-    """Squared ReLU: r = relu(x); RN(r·r)."""
+    """Return the squared ReLU: r = relu(x); RN(r·r)."""
     r = relu(x)
     return r * r
 
@@ -231,7 +231,7 @@ ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
 
 
 def activation(x: Floats, kind: str, faults: Flags | None = None) -> Floats:
-    """Primitive: snap(ACTIVATIONS[kind](x)).
+    """Compute the primitive snap(ACTIVATIONS[kind](x)).
 
     Parameters
     ----------
@@ -250,7 +250,7 @@ def activation(x: Floats, kind: str, faults: Flags | None = None) -> Floats:
 
 
 def soft_cap(x: Floats, cap: float, faults: Flags | None = None) -> Floats:
-    """Primitive: snap(RN(C·tanh(RN(x·RN(1/C))))), C = RN(cap) and 1/C from the host.
+    """Compute the primitive snap(RN(C·tanh(RN(x·RN(1/C))))), C = RN(cap) and 1/C from the host.
 
     Raises
     ------
@@ -262,21 +262,21 @@ def soft_cap(x: Floats, cap: float, faults: Flags | None = None) -> Floats:
 
 
 def check_soft_cap(cap: float) -> None:
-    """Raise what `soft_cap` would."""
+    """Raise the errors of `soft_cap`."""
     if not SOFT_CAP.admits(cap):
         raise UnsupportedError(f"a soft cap of {cap}; it is {SOFT_CAP.text()}", where="soft_cap")
 
 
 def add(a: Floats, b: Floats, faults: Flags | None = None) -> Floats:
-    """Primitive: snap(RN(a + b)); shapes broadcast, rows (for `faults`) are the result's."""
+    """Compute snap(RN(a + b)), a primitive; shapes broadcast, `faults` has the result's rows."""
     return snap(np.asarray(a, F32) + np.asarray(b, F32), faults)
 
 
 def multiply(a: Floats, b: Floats, faults: Flags | None = None) -> Floats:
-    """Primitive: snap(RN(a·b)); shapes broadcast, rows (for `faults`) are the result's."""
+    """Compute snap(RN(a·b)), a primitive; shapes broadcast, `faults` has the result's rows."""
     return snap(np.asarray(a, F32) * np.asarray(b, F32), faults)
 
 
 def scale(a: Floats, factor: float, faults: Flags | None = None) -> Floats:
-    """Primitive: snap(RN(a·RN(factor))), the factor rounded to float32 on the host."""
+    """Compute the primitive snap(RN(a·RN(factor))), the factor rounded to float32 on the host."""
     return snap(np.asarray(a, F32) * F32(factor), faults)

@@ -1,4 +1,4 @@
-"""Constants and gains: what is formed on the host, and the primitives that shift and bound values.
+"""Constants and gains formed on the host, and the primitives that shift and bound values.
 
 A gain itself is `scalar.multiply`: RN(x·g).
 """
@@ -28,8 +28,8 @@ GAIN_FORMS = ("plain", "exp", "negative_exp", "negative")
 
 
 def gain(w: Floats, form: str = "plain", name: str = "weight") -> Floats:
-    """The gains of a weight, formed once on the host: w, snap(exponential(w)), −that, or snap(w) of
-    a w that must not be above 0.
+    """Form a weight's gains once on the host: w, snap(exponential(w)), −that, or snap(w) of a w
+    that must not be above 0.
 
     Raises
     ------
@@ -53,20 +53,20 @@ def gain(w: Floats, form: str = "plain", name: str = "weight") -> Floats:
 
 
 def check_gain_form(form: str) -> None:
-    """Raise what `gain` would for a form that does not exist."""
+    """Raise the error of `gain` for an unknown form."""
     if form not in GAIN_FORMS:
         hint = f"forms: {', '.join(GAIN_FORMS)}"
         raise UnsupportedError(f"a gain has no form {form!r}", where="gain", hint=hint)
 
 
 def shift(x: Floats, amount: float, faults: Flags | None = None) -> Floats:
-    """Primitive: snap(RN(x + RN(amount))), the amount rounded to float32 on the host."""
+    """Compute the primitive snap(RN(x + RN(amount))), the amount rounded to float32 on the host."""
     check_bounds(amount)
     return snap(np.asarray(x, F32) + F32(amount), faults)
 
 
 def clamp(x: Floats, low: float | None, high: float | None) -> Floats:
-    """Primitive: x < RN(low) ? RN(low) : x, then x > RN(high) ? RN(high) : x; exact, no faults.
+    """Clamp, a primitive: x < RN(low) ? RN(low) : x, then x > RN(high) ? RN(high) : x; no faults.
 
     Parameters
     ----------

@@ -38,10 +38,10 @@ def canonical_sum(x: Floats, axis: int = -1) -> Floats:
 
 
 def _along(axis: int, where: slice | int) -> tuple[Any, ...]:
-    """The index that picks from one axis."""
+    """Return the index that picks from one axis."""
     return (..., where, *(slice(None),) * (-1 - axis))
 
 
 def canonical_mean(x: Floats) -> Floats:
-    """Mean over the last axis: RN(S·RN(1/n)), S the canonical sum and 1/n rounded on the host."""
+    """Return the mean over the last axis: RN(S·RN(1/n)), S the canonical sum, 1/n from the host."""
     return canonical_sum(x) * (F32(1) / F32(x.shape[-1]))

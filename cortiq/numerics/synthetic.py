@@ -30,7 +30,7 @@ COUNTERS = 1 << 15
 
 
 class BlockRecipe(NamedTuple):
-    """Where a GGUF layout keeps its f16 scale and minimum, and what its random codes are like.
+    """Places of a GGUF layout's f16 scale and minimum, and the distribution of its random codes.
 
     `spread` is their standard deviation, sub-scales included, with the minimum set to `ratio`/2
     times the scale (negative where the layout adds it), so that values have a mean near 0.
@@ -61,7 +61,7 @@ BLOCK_RECIPES = {
 def random_bytes(
     name: str, seed: int, rows: tuple[int, int], count: int, stream: int = CODES
 ) -> Bytes:
-    """Bytes 0…count−1 of rows a…b−1 of a tensor's stream: uint8 [b−a, count]."""
+    """Return bytes 0…count−1 of rows a…b−1 of a tensor's stream: uint8 [b−a, count]."""
     blocks = -(-count // BYTES_PER_COUNTER)
     words = np.empty((rows[1] - rows[0], blocks, 4), "<u4")
     column = np.arange(blocks, dtype=np.uint32)[None]
@@ -84,14 +84,14 @@ def random_bytes(
 
 
 def _unit(columns: int) -> int:
-    """⌊2¹⁶/√K⌋ by integers."""
+    """Return ⌊2¹⁶/√K⌋ by integers."""
     return isqrt((1 << 32) // columns)
 
 
 def row_scales(
     name: str, seed: int, rows: tuple[int, int], columns: int, blocks: int, exponent: int
 ) -> Floats:
-    """⌊2¹⁶/√K⌋·(96 + (byte & 63))·2^(exponent−23): about 2^exponent/√K, float32 [n, blocks].
+    """Return ⌊2¹⁶/√K⌋·(96 + (byte & 63))·2^(exponent−23): about 2^exponent/√K, float32 [n, blocks].
 
     The integer product is below 2²⁴, so that the value is exact.
     """
@@ -100,7 +100,7 @@ def row_scales(
 
 
 def _signed(name: str, seed: int, rows: tuple[int, int], columns: int, limit: int) -> Codes8:
-    """Code bytes as int8, clipped to ±limit."""
+    """Return code bytes as int8, clipped to ±limit."""
     codes = random_bytes(name, seed, rows, columns).view(np.int8)
     return np.clip(codes, np.int8(-limit), np.int8(limit))
 
@@ -108,7 +108,7 @@ def _signed(name: str, seed: int, rows: tuple[int, int], columns: int, limit: in
 def _ours(
     layout: Layout, name: str, seed: int, rows: tuple[int, int], columns: int, gain: int
 ) -> Weight:
-    """w8, w8b256: codes in ±127 with a deviation of 74; w16: planes with one of 74·2⁸."""
+    """Make w8 or w8b256 codes in ±127 with a deviation of 74, or w16 planes with one of 74·2⁸."""
     shape = (rows[1] - rows[0], columns)
     blocks = -(-columns // (layout.block or columns))
     if layout is W16:
@@ -122,7 +122,7 @@ def _ours(
 
 
 def half_bits(numerator: int) -> int:
-    """The f16 bits of numerator·2⁻³⁰, truncated, at least the smallest subnormal."""
+    """Return the f16 bits of numerator·2⁻³⁰, truncated, at least the smallest subnormal."""
     if numerator < 1 << 16:
         return max(numerator >> 6, 1)
     length = numerator.bit_length()
@@ -130,7 +130,7 @@ def half_bits(numerator: int) -> int:
 
 
 def _halves(numerator: int, jitter: Bytes, negative: bool = False) -> Bytes:
-    """f16 numbers a little above numerator·2⁻³⁰, as byte pairs: uint8 [n, blocks, 2]."""
+    """Return f16 numbers a little above numerator·2⁻³⁰, as byte pairs: uint8 [n, blocks, 2]."""
     halves = (half_bits(numerator) + jitter.astype(np.int32)) | (0x8000 if negative else 0)
     return halves.astype("<u2")[..., None].view(np.uint8)
 
@@ -138,7 +138,7 @@ def _halves(numerator: int, jitter: Bytes, negative: bool = False) -> Bytes:
 def _gguf(
     layout: Layout, name: str, seed: int, rows: tuple[int, int], columns: int, gain: int
 ) -> Weight:
-    """Blocks of random bytes whose scale and minimum fields are then written by formula."""
+    """Make blocks of random bytes, then write their scale and minimum fields by formula."""
     recipe = BLOCK_RECIPES[layout.name]
     count, row_bytes = rows[1] - rows[0], layout.row_bytes(columns)
     blocks = columns // layout.block
@@ -165,7 +165,7 @@ def synthetic_weight(
     rows: tuple[int, int] | None = None,
     gain: int = 0,
 ) -> Weight:
-    """Rows a…b−1 (all, without `rows`) of the tensor `name` [N, K] in a layout.
+    """Make rows a…b−1 (all, without `rows`) of the tensor `name` [N, K] in a layout.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def synthetic_weight(
 
 
 def synthetic_vector(name: str, seed: int, count: int, centre: float = 1.0) -> Floats:
-    """A norm's weight: centre + byte·2⁻¹⁰ with a signed byte, float32 [count], exact.
+    """Make a norm's weight: centre + byte·2⁻¹⁰ with a signed byte, float32 [count], exact.
 
     The centre is 1 for norms, 0 for biases; it must be a multiple of 2⁻¹⁰.
     """

@@ -16,7 +16,7 @@ SLICE_ELEMENTS = 1 << 22
 
 
 def block_scales(values: Floats, block: int, limit: int) -> Floats:
-    """s = snap(RN(amax/limit)) of each block of each row: float32 [n, ⌈K/block⌉].
+    """Return s = snap(RN(amax/limit)) of each block of each row: float32 [n, ⌈K/block⌉].
 
     A block whose scale would be below 2⁻⁴⁰ gets +0, and its codes are 0.
     """
@@ -26,7 +26,7 @@ def block_scales(values: Floats, block: int, limit: int) -> Floats:
 
 
 def block_codes(values: Floats, scale: Floats, block: int, limit: int) -> Ints:
-    """code = clip(rint(RN(w/s)), ±limit), half to even; 0 where s = 0: int32 [n, K]."""
+    """Return clip(rint(RN(w/s)), ±limit), half to even; 0 for s = 0: int32 [n, K]."""
     scale = np.repeat(scale, block, axis=1)[:, : values.shape[1]]
     ratio = values / np.where(scale > 0, scale, F32(1))
     codes = np.clip(np.rint(ratio), F32(-limit), F32(limit)).astype(np.int32)

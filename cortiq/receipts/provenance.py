@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cortiq.backend import Executable
+from cortiq.backend.error_attribution import attributed_to
 from cortiq.formats.digest import file_sha256
-from cortiq.runtime.blame import blamed_on
-from cortiq.runtime.chained import ChainExecutable
+from cortiq.placement.chain_executable import ChainExecutable
 
 if TYPE_CHECKING:
-    from cortiq.runtime.generate import Generation
-    from cortiq.runtime.model import Model
+    from cortiq.model.generation import Generation
+    from cortiq.model.model import Model
 
 COMPILED_SUFFIXES = {".pyc", ".pyo", ".so", ".pyd", ".dylib", ".dll"}
 """Suffixes of files that are compiled from a package's sources."""
@@ -76,7 +76,7 @@ def _about(name: str, executable: Executable) -> dict[str, str]:
         "distribution": _name(plugins.sources.get(plugins.brought_by.get(name, ""), "")),
         "sources": source_hash(maker.__module__.partition(".")[0]),
     }
-    with blamed_on(name):
+    with attributed_to(name):
         stated: Mapping[str, Any] = getattr(executable, "provenance", None) or {}
         return facts | {str(key): str(value) for key, value in stated.items()}
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from cortiq.arguments import path_of
 from cortiq.atomic import write_atomically
+from cortiq.engine.request import Request
 from cortiq.errors import CortiqError, RequestError, shown
 from cortiq.numerics.digest import Digest, hexadecimal
 from cortiq.options import GenerateOptions, defaults, specs
-from cortiq.runtime.request import Request
 
 if TYPE_CHECKING:
-    from cortiq.runtime.generate import Generation
-    from cortiq.runtime.model import Model
+    from cortiq.model.generation import Generation
+    from cortiq.model.model import Model
 
 FORMAT = "cortiq-receipt"
 VERSION = 1
@@ -55,7 +55,7 @@ class Claim:
     options : options that determine the draws and the end of the text (`RECORDED`).
     token_ids : every drawn token.
     digests : the contract's digest of the logits that each token was drawn from.
-    chain : SHA-256 chain over these digests (`runtime.chain`), in hex.
+    chain : SHA-256 chain over these digests (`engine.digest_chain`), in hex.
     finish_reason, text : as in `Generation`.
     """
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from cortiq.engine.accept import drawn_token
 from cortiq.engine.output import Output
+from cortiq.engine.request import Request, make_request, vocabulary_size
+from cortiq.engine.session import Progress, RowResult, Session, digest_of
 from cortiq.errors import RequestError, SequenceFailedError, shown
+from cortiq.model.fingerprint import drawing_facts, fingerprint
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.digest import hexadecimal
 from cortiq.receipts.record import RECORDED, Claim, Receipt
-from cortiq.runtime.fingerprint import drawing_facts, fingerprint
-from cortiq.runtime.request import Request, make_request, vocabulary_size
-from cortiq.runtime.sequence import Progress, RowResult, Session, digest_of
 
 if TYPE_CHECKING:
-    from cortiq.runtime.model import Model
+    from cortiq.model.model import Model
 
 CANCELLED = "cancelled"
 """The one finish reason that recomputation cannot show; the tokens before it are verified."""
@@ -208,7 +208,9 @@ class ClaimReplay:
             chunk_rows = max(1, min(request.chunk_rows, MAX_LOGITS // vocabulary))
             for start in range(silent, len(ids), chunk_rows):
                 end = min(start + chunk_rows, len(ids))
-                wants = [(request.want_at(ids[: i + 1]), *request.facts) for i in range(start, end)]
+                wants = [
+                    (request.want_at(ids[: i + 1]), *request.captures) for i in range(start, end)
+                ]
                 rows = session.read_rows(session.feed_each(ids[start:end], wants))
                 yield from ((row[want[0]], row) for want, row in zip(wants, rows, strict=True))
                 self._advance(end, len(ids))

@@ -8,9 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from cortiq.arguments import path_of
+from cortiq.engine.session import Progress
 from cortiq.errors import RequestError, shown
 from cortiq.formats.cache import Progress as FetchProgress
 from cortiq.formats.known_models import KNOWN_MODELS
+from cortiq.model.load import choose_backend, model_of
+from cortiq.model.model import Model
+from cortiq.model.source import ModelSource, model_name, open_source
 from cortiq.models.synthetic import PREFIX
 from cortiq.options import LoadOptions, resolve
 from cortiq.receipts.record import Claim, Receipt
@@ -21,10 +25,6 @@ from cortiq.receipts.replay import (
     edited_fields,
     field_difference,
 )
-from cortiq.runtime.load import choose_backend, model_of
-from cortiq.runtime.model import Model
-from cortiq.runtime.sequence import Progress
-from cortiq.runtime.source import Source, model_name, open_source
 
 
 def verify(
@@ -143,7 +143,7 @@ def _open_claimed(
     return model
 
 
-def _hash_difference(source: Source, claim: Claim) -> list[Difference]:
+def _hash_difference(source: ModelSource, claim: Claim) -> list[Difference]:
     if source.model_hash() == claim.model_hash:
         return []
     return [field_difference("model_hash", claim.model_hash, source.model_hash())]

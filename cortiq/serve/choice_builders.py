@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cortiq.dialects.dialect import ToolCall
-from cortiq.dialects.splitter import Part, Said, Splitter, Thought
+from cortiq.dialects.splitter import AnswerPart, AnswerSplitter, AnswerText, ThinkingText
 from cortiq.serve.generation_job import ChoiceUpdate, GenerationJob
 from cortiq.serve.parsed_request import ParsedRequest, logprob_entry, token_text
 
@@ -76,7 +76,7 @@ class ChatChoiceBuilder:
 
     index: int
     parsed: ParsedRequest
-    splitter: Splitter = field(init=False)
+    splitter: AnswerSplitter = field(init=False)
     text: list[str] = field(default_factory=list)
     thinking: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -109,12 +109,12 @@ class ChatChoiceBuilder:
     def _chunk(self, delta: Mapping[str, Any], finish: str | None = None) -> dict[str, Any]:
         return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": finish}
 
-    def _delta(self, part: Part) -> dict[str, Any]:
+    def _delta(self, part: AnswerPart) -> dict[str, Any]:
         """Add a part of the answer and return its delta."""
-        if isinstance(part, Said):
+        if isinstance(part, AnswerText):
             self.text.append(part.text)
             return {"content": part.text}
-        if isinstance(part, Thought):
+        if isinstance(part, ThinkingText):
             self.thinking.append(part.text)
             return {"reasoning_content": part.text}
         self.calls.append(call_object(part))
@@ -148,15 +148,15 @@ class ChatChoiceBuilder:
         }
 
 
-def merge_parts(parts: Sequence[Part]) -> list[Part]:
+def merge_parts(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
     """Join neighbouring parts of one kind."""
-    made: list[Part] = []
+    made: list[AnswerPart] = []
     for part in parts:
         last = made[-1] if made else None
-        if isinstance(part, Said) and isinstance(last, Said):
-            made[-1] = Said(last.text + part.text)
-        elif isinstance(part, Thought) and isinstance(last, Thought):
-            made[-1] = Thought(last.text + part.text)
+        if isinstance(part, AnswerText) and isinstance(last, AnswerText):
+            made[-1] = AnswerText(last.text + part.text)
+        elif isinstance(part, ThinkingText) and isinstance(last, ThinkingText):
+            made[-1] = ThinkingText(last.text + part.text)
         else:
             made.append(part)
     return made

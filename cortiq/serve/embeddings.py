@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from cortiq.model.embed import embedding_steps
 from cortiq.options import EmbedOptions
-from cortiq.runtime.embed import embedding_steps
 from cortiq.serve.errors import invalid, too_long
 from cortiq.serve.fields import RequestFields
 from cortiq.serve.parsed_request import parse_prompts

@@ -7,8 +7,8 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 
 from cortiq.engine.output import TokenLogprobs
+from cortiq.engine.request import Request
 from cortiq.engine.sequence import Sequence
-from cortiq.runtime.request import Request
 
 
 @dataclass(frozen=True)

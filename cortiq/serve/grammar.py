@@ -139,7 +139,7 @@ class _GrammarTokenizer:
 
 
 class GrammarMasks:
-    """The masks of one choice (`runtime.request.Masks`): they depend on the ids alone.
+    """The masks of one choice (`engine.request.Masks`): they depend on the ids alone.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cortiq.errors import shown
-from cortiq.runtime.chat import ROLES, as_template
+from cortiq.model.chat import ROLES, as_template
 from cortiq.serve.errors import invalid
 from cortiq.serve.fields import RequestFields, object_fields
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cortiq.dialects.splitter import Splitter
+from cortiq.dialects.splitter import AnswerSplitter
 from cortiq.engine.output import TokenLogprobs
+from cortiq.engine.request import Request, make_request
 from cortiq.errors import RequestError
-from cortiq.runtime.chat import chat_ids
-from cortiq.runtime.request import Request, make_request
+from cortiq.model.chat import chat_ids
 from cortiq.serve.completion_params import (
     MAX_TOKENS,
     CompletionParams,
@@ -51,10 +51,10 @@ class ParsedRequest:
     opened: bool = False
     echo: Sequence[str] = ()
 
-    def splitter(self) -> Splitter:
+    def splitter(self) -> AnswerSplitter:
         """Return a splitter for one answer."""
         served = self.served
-        return Splitter(served.thinking, served.dialect, self.tools.schemas, self.opened)
+        return AnswerSplitter(served.thinking, served.dialect, self.tools.schemas, self.opened)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -11,10 +11,10 @@ from typing import Any
 from cortiq.dialects.dialect import ToolDialect
 from cortiq.dialects.registry import dialect_of
 from cortiq.dialects.thinking import Thinking, thinking_of
+from cortiq.engine.request import vocabulary_size
 from cortiq.errors import RequestError
+from cortiq.model.model import Model
 from cortiq.numerics.contract import CONTRACT_VERSION
-from cortiq.runtime.model import Model
-from cortiq.runtime.request import vocabulary_size
 from cortiq.serve.errors import too_large
 from cortiq.serve.grammar import Grammars
 from cortiq.serve.worker import Worker

@@ -7,11 +7,11 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
-from cortiq.engine.line import EngineOptions
+from cortiq.engine.scheduler import EngineOptions
 from cortiq.formats.strict_json import read_text
+from cortiq.model.model import Model
 from cortiq.options import GenerateOptions
 from cortiq.plugins import default_plugins
-from cortiq.runtime.model import Model
 from cortiq.serve.app import COUNTED_PATHS, Service, application
 from cortiq.serve.metrics import Metrics
 from cortiq.serve.options import ServeOptions

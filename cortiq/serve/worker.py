@@ -14,9 +14,9 @@ from typing import Any
 
 from cortiq.engine.drafting import Speculation
 from cortiq.engine.engine import Engine
-from cortiq.engine.line import EngineOptions
+from cortiq.engine.scheduler import EngineOptions
 from cortiq.errors import BackendError
-from cortiq.runtime.model import Model
+from cortiq.model.model import Model
 from cortiq.serve.errors import queue_full
 from cortiq.serve.generation_job import ChoiceUpdate, GenerationJob
 

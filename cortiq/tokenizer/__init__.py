@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cortiq.tokenizer.stream import Detokenizer, StopMatcher
+from cortiq.tokenizer.detokenizer import Detokenizer, StopMatcher
 from cortiq.tokenizer.template import render
 from cortiq.tokenizer.tokenizer import Tokenizer, byte_tokenizer
 

@@ -30,7 +30,7 @@ LONG = 1 << 14
 
 @cache
 def byte_alphabet() -> tuple[str, ...]:
-    """The 256 characters that stand for bytes in a byte-level vocabulary, in byte order.
+    """Return the 256 characters that stand for bytes in a byte-level vocabulary, in byte order.
 
     Bytes 0x21-0x7E, 0xA1-0xAC and 0xAE-0xFF stand for themselves; the other 68, ascending, are
     U+0100, U+0101, ... Source: GPT-2's encoder.
@@ -46,12 +46,12 @@ def _byte_of() -> dict[str, int]:
 
 
 def piece_bytes(piece: str) -> bytes:
-    """Bytes of a byte-level piece; a piece with a foreign character is taken as plain text."""
+    """Return the bytes of a byte-level piece; one with a foreign character is plain text."""
     table = _byte_of()
     try:
         return bytes([table[character] for character in piece])
     except KeyError:
-        return piece.encode("utf-8", "surrogateescape")  # as bytes that are no characters come
+        return piece.encode("utf-8", "surrogateescape")  # as invalid UTF-8 does
 
 
 class ByteLevelEncoder:
@@ -61,7 +61,7 @@ class ByteLevelEncoder:
     ----------
     vocabulary : piece -> id, of the tokens that text may become.
     merges : pairs of pieces, first merged first.
-    pre_tokenizer : how text is cut into words before merging.
+    pre_tokenizer : splits text into words before merging.
 
     Raises
     ------
@@ -79,7 +79,7 @@ class ByteLevelEncoder:
         self._normalized = _nfc() if pre_tokenizer.nfc else str
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, which holds no special token any more."""
+        """Return the ids of `text`, from which special tokens have been cut."""
         text = self._normalized(text)
         refuse_missing_bytes(text, self._missing)
         with library_errors("the text cannot be encoded"):
@@ -87,7 +87,7 @@ class ByteLevelEncoder:
 
 
 def encoded(engine: tokenizers.Tokenizer, text: str) -> list[int]:
-    """Ids of a text by the library, without special tokens.
+    """Encode a text with the library, without special tokens.
 
     A long one goes as a batch of one: only for batches does the library let other threads run
     meanwhile, and a text of megabytes takes seconds.
@@ -112,12 +112,12 @@ def library_errors(what: str, where: str | None = None) -> Iterator[None]:
 
 
 def in_one_line(error: BaseException) -> str:
-    """What the library says, which may hold as much of a file as it likes, in 300 characters."""
+    """Return the library's message, which may quote much of a file, cut to 300 characters."""
     return " ".join(str(error)[:1000].split())[:300]
 
 
 def missing_bytes(vocabulary: Container[str]) -> frozenset[int]:
-    """Bytes that a byte-level vocabulary has no piece for (SmolLM2 lacks 0x04, 0x06, 0x13, ...)."""
+    """Return the bytes without a piece in a vocabulary (SmolLM2 lacks 0x04, 0x06, 0x13, ...)."""
     return frozenset(b for b, letter in enumerate(byte_alphabet()) if letter not in vocabulary)
 
 
@@ -136,7 +136,7 @@ def refuse_missing_bytes(text: str, missing: frozenset[int]) -> None:
 
 
 def _nfc() -> Callable[[str], str]:
-    """The library's normalization: Python's may know another version of Unicode."""
+    """Return the library's NFC normaliser: Python's may follow another version of Unicode."""
     from tokenizers.normalizers import NFC
 
     normalized: Callable[[str], str] = NFC().normalize_str

@@ -43,7 +43,7 @@ class CharLevelEncoder:
         self._engine, self._vocabulary = Tokenizer(model), vocabulary
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, which holds no special token any more."""
+        """Return the ids of `text`, from which special tokens have been cut."""
         ids: list[int] = []
         for run in _RUNS.findall(text.replace(" ", SPACE)):
             if run[0] == "\n" and run in self._vocabulary:

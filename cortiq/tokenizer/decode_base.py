@@ -1,4 +1,4 @@
-"""The protocol of decoders' steps, and where in a text they stand."""
+"""The protocol of decoder steps, and their position in a text."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MIDDLE", "WHOLE", "Edges", "Place", "Sink", "Step", "literal_of"]
+__all__ = ["MIDDLE", "WHOLE", "TextEdges", "StepPosition", "TextSink", "DecodeStep", "literal_of"]
 
 _REGEX_SIGNS = frozenset("\\^$.|?*+()[]{}")
 
 
 @dataclass(frozen=True)
-class Edges:
+class TextEdges:
     """Whether the pieces begin and end the text, or lie inside one."""
 
     first: bool = True
     last: bool = True
 
 
-WHOLE, MIDDLE = Edges(), Edges(first=False, last=False)
+WHOLE, MIDDLE = TextEdges(), TextEdges(first=False, last=False)
 
 
-class Step:
+class DecodeStep:
     """Passes tokens on as they are: parts of a token, its end, and the end of the text."""
 
-    after: Step
+    after: DecodeStep
 
     def part(self, text: str) -> None:
         """Take a part of a token."""
@@ -40,8 +40,8 @@ class Step:
         self.after.close()
 
 
-class Sink(Step):
-    """Keeps the text that came out."""
+class TextSink(DecodeStep):
+    """Collects the decoded text."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -58,10 +58,10 @@ class Sink(Step):
 
 
 @dataclass(frozen=True)
-class Place:
-    """A step's place: edges of the text, and whether all tokens are one already (`joined`)."""
+class StepPosition:
+    """A step's position: edges of the text, and whether all tokens are joined already."""
 
-    edges: Edges
+    edges: TextEdges
     joined: bool
     errors: str
 
@@ -77,7 +77,7 @@ class Place:
 
 
 def literal_of(pattern: Mapping[str, Any]) -> str | None:
-    """The text that a pattern of the library matches, or None where it may match several."""
+    """Return the text that one of the library's patterns matches; None if it matches several."""
     text = pattern.get("String", pattern.get("Regex"))
     if not isinstance(text, str) or ("Regex" in pattern and _REGEX_SIGNS.intersection(text)):
         return None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cortiq.tokenizer.byte_level import piece_bytes
-from cortiq.tokenizer.decode_base import Place, Step, literal_of
+from cortiq.tokenizer.decode_base import DecodeStep, StepPosition, literal_of
 
 __all__ = ["MAKERS"]
 
@@ -22,8 +22,8 @@ _CLEANUP = (
 )
 
 
-class _Gather(Step):
-    """Waits for the end of a token, and hands it to `turn` whole."""
+class _Gather(DecodeStep):
+    """Buffers a token until it is complete, and passes it to `turn` whole."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -44,8 +44,8 @@ class _Gather(Step):
         self.after.end()
 
 
-class _Fuse(Step):
-    """Makes one token of all."""
+class _Fuse(DecodeStep):
+    """Joins all tokens into one."""
 
     def end(self) -> None:
         pass
@@ -56,7 +56,7 @@ class _Fuse(Step):
 
 
 class _ByteLevel(_Gather):
-    """All tokens become one of bytes, shown as far as they are whole characters."""
+    """Joins all tokens into one of bytes, shown as far as they form whole characters."""
 
     def __init__(self, errors: str) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class _ByteLevel(_Gather):
 
 
 class _ByteFallback(_Gather):
-    """Tokens called `<0xXX>` that follow each other become one of characters."""
+    """Joins consecutive tokens called `<0xXX>` into characters."""
 
     def __init__(self, errors: str) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class _ByteFallback(_Gather):
         self.after.close()
 
 
-class _Replace(Step):
+class _Replace(DecodeStep):
     """Replaces a text inside every token, also where it lies across two parts."""
 
     def __init__(self, old: str, new: str) -> None:
@@ -115,7 +115,7 @@ class _Replace(Step):
         self.after.end()
 
 
-class _Strip(Step):
+class _Strip(DecodeStep):
     """Cuts up to `start` characters `content` off a token's beginning, `stop` off its end."""
 
     def __init__(self, content: str, start: int, stop: int) -> None:
@@ -137,7 +137,7 @@ class _Strip(Step):
         self.after.end()
 
 
-class _Metaspace(Step):
+class _Metaspace(DecodeStep):
     """Writes the sign as a space; in the first token it is left out, unless never put there."""
 
     def __init__(self, sign: str, leaves_out: bool) -> None:
@@ -167,7 +167,7 @@ class _WordPiece(_Gather):
 
 
 class _CTC(_Gather):
-    """Leaves out padding and tokens that say again what the one before said."""
+    """Drops padding and tokens that repeat the previous one."""
 
     def __init__(self, pad: str, delimiter: str, cleanup: bool) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class _Suffix(_Gather):
         self.after.close()
 
 
-class _Spaced(Step):
+class _Spaced(DecodeStep):
     """Joins tokens by spaces: what the library does where a file has no decoder."""
 
     def __init__(self, first: bool) -> None:
@@ -233,12 +233,12 @@ class _Spaced(Step):
         self.after.end()
 
 
-def _strip(step: Mapping[str, Any], place: Place) -> Step:
+def _strip(step: Mapping[str, Any], place: StepPosition) -> DecodeStep:
     begun, unending = (place.joined and not e for e in (place.edges.first, place.edges.last))
     return _Strip(step["content"], 0 if begun else step["start"], 0 if unending else step["stop"])
 
 
-MAKERS: dict[str, Callable[[Mapping[str, Any], Place], Step]] = {
+MAKERS: dict[str, Callable[[Mapping[str, Any], StepPosition], DecodeStep]] = {
     "BPEDecoder": lambda step, place: _Suffix(step["suffix"], place.last),
     "ByteFallback": lambda step, place: _ByteFallback(place.errors),
     "ByteLevel": lambda step, place: _ByteLevel(place.errors),
@@ -258,7 +258,7 @@ MAKERS: dict[str, Callable[[Mapping[str, Any], Place], Step]] = {
 
 
 def _partial_suffix(text: str, pattern: str) -> int:
-    """Length of the longest end of `text` that begins `pattern`, but is not all of it."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `pattern`."""
     for length in range(min(len(pattern) - 1, len(text)), 0, -1):
         if text.endswith(pattern[:length]):
             return length

@@ -16,31 +16,31 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cortiq.errors import UnsupportedError
-from cortiq.tokenizer.cost import MOST_GROWTH, MOST_STEPS, flattened, growth_of
-from cortiq.tokenizer.decode_base import WHOLE, Edges, Place, Sink, literal_of
+from cortiq.tokenizer.decode_base import WHOLE, StepPosition, TextEdges, TextSink, literal_of
 from cortiq.tokenizer.decode_steps import MAKERS
+from cortiq.tokenizer.encoding_cost import MOST_GROWTH, MOST_STEPS, flattened, growth_of
 
-__all__ = ["ByteStream", "Chain", "PieceStream", "decoder_steps"]
+__all__ = ["ByteStream", "DecoderChain", "PieceStream", "decoder_steps"]
 
 
-class Chain:
+class DecoderChain:
     """Decodes pieces one by one.
 
     Parameters
     ----------
     steps : of `decoder_steps`.
-    edges : what of the text the pieces are; a text that goes on after another is no beginning.
+    edges : the part of the text that the pieces form; a continuation is no beginning.
     errors : of Python's UTF-8 decoder, for bytes that are no characters.
     """
 
     def __init__(
-        self, steps: Sequence[Mapping[str, Any]], edges: Edges = WHOLE, errors: str = "replace"
+        self, steps: Sequence[Mapping[str, Any]], edges: TextEdges = WHOLE, errors: str = "replace"
     ) -> None:
         made, joined = [], False
         for step in steps:
-            made.append(MAKERS[step["type"]](step, Place(edges, joined, errors)))
+            made.append(MAKERS[step["type"]](step, StepPosition(edges, joined, errors)))
             joined = joined or step["type"] in ("Fuse", "ByteLevel")
-        self._sink = Sink()
+        self._sink = TextSink()
         for before, after in zip(made, [*made[1:], self._sink], strict=True):
             before.after = after
         self._head = made[0] if made else self._sink
@@ -52,7 +52,7 @@ class Chain:
         return self._taken()
 
     def finish(self) -> str:
-        """The rest of the text."""
+        """Return the rest of the text."""
         self._head.close()
         return self._taken()
 
@@ -72,12 +72,12 @@ class PieceStream:
     chain : new.
     """
 
-    def __init__(self, piece_of: Callable[[int], str | None], chain: Chain) -> None:
+    def __init__(self, piece_of: Callable[[int], str | None], chain: DecoderChain) -> None:
         self._piece_of, self._chain = piece_of, chain
         self.finish = chain.finish
 
     def add(self, token_id: int) -> str:
-        """The text that is certain with this id."""
+        """Return the text that is final after this id."""
         piece = self._piece_of(token_id)
         return "" if piece is None else self._chain.add(piece)
 
@@ -96,19 +96,19 @@ class ByteStream:
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token_id: int) -> str:
-        """The characters that this id completes, possibly none."""
+        """Return the characters that this id completes, possibly none."""
         piece = self._bytes_of(token_id)
         if self._strips:
             piece, self._strips = piece.removeprefix(b" "), False
         return self._characters.decode(piece)
 
     def finish(self) -> str:
-        """U+FFFD for a character that never became complete, else nothing."""
+        """Return U+FFFD for a character that never became complete, else nothing."""
         return self._characters.decode(b"", final=True)
 
 
 def decoder_steps(decoder: Mapping[str, Any] | None, where: str) -> list[Mapping[str, Any]]:
-    """The steps of a decoder as the library writes it, sequences flattened.
+    """Return the steps of a decoder as the library writes it, sequences flattened.
 
     Raises
     ------
@@ -124,8 +124,10 @@ def decoder_steps(decoder: Mapping[str, Any] | None, where: str) -> list[Mapping
         replaces = step["type"] == "Replace"
         sought = literal_of(step["pattern"]) if replaces else step.get("suffix", "none")
         if not sought:
-            what = f"the decoder {step['type']} looks for what is no text, or for an empty one"
-            raise UnsupportedError(what, where=where, hint="patterns are supported that are a text")
+            what = (
+                f"the decoder {step['type']} replaces a pattern that is not plain text, or is empty"
+            )
+            raise UnsupportedError(what, where=where, hint="only plain text patterns are supported")
         growth *= growth_of(step) or 1 if replaces else 1
         steps.append(step)
     if len(steps) > MOST_STEPS or growth > MOST_GROWTH:

@@ -22,11 +22,11 @@ from cortiq.errors import (
 )
 from cortiq.formats.strict_json import parse_object, read_bytes, read_optional, read_text
 from cortiq.tokenizer.byte_level import missing_bytes, refuse_missing_bytes
-from cortiq.tokenizer.cost import flattened
-from cortiq.tokenizer.decode_base import MIDDLE, Edges
-from cortiq.tokenizer.decoders import Chain, PieceStream, decoder_steps
-from cortiq.tokenizer.engines import Engine, open_engine
-from cortiq.tokenizer.special import SpecialTokens, find_end_tokens
+from cortiq.tokenizer.decode_base import MIDDLE, TextEdges
+from cortiq.tokenizer.decoders import DecoderChain, PieceStream, decoder_steps
+from cortiq.tokenizer.encoders import TextEncoder, open_encoder
+from cortiq.tokenizer.encoding_cost import flattened
+from cortiq.tokenizer.special_tokens import SpecialTokens, find_end_tokens
 
 __all__ = ["load_folder"]
 
@@ -37,7 +37,7 @@ LARGEST_ID = 1 << 22
 class _FolderVocabulary:
     """Pieces of tokenizer.json, and its engine."""
 
-    def __init__(self, engine: Engine, where: str) -> None:
+    def __init__(self, engine: TextEncoder, where: str) -> None:
         described = engine.description
         self._engine = engine
         self._ids: dict[str, int] = described["ids"]
@@ -59,14 +59,14 @@ class _FolderVocabulary:
         return self._engine.encode(text, parse_special)
 
     def stream(self, continuation: bool) -> PieceStream:
-        """Decodes ids one by one; a hole in the numbering is no token."""
-        chain = Chain(self._steps, Edges(first=not continuation))
+        """Open a stream that decodes ids; a gap in the numbering is no token."""
+        chain = DecoderChain(self._steps, TextEdges(first=not continuation))
         return PieceStream(self._pieces.get, chain)
 
     def piece_bytes(self, token_id: int) -> bytes:
         known = self._bytes.get(token_id)
         if known is None:
-            chain = Chain(self._steps, MIDDLE, "surrogateescape")
+            chain = DecoderChain(self._steps, MIDDLE, "surrogateescape")
             piece = self._pieces.get(token_id)
             text = "" if piece is None else chain.add(piece) + chain.finish()
             known = self._bytes[token_id] = text.encode("utf-8", "surrogateescape")
@@ -79,19 +79,19 @@ class _FolderVocabulary:
         return self._ids.get(text)
 
     def begins_with(self, token_id: int) -> bool:
-        """Whether the post-processor puts this token in front of a text."""
+        """Return whether the post-processor puts this token in front of a text."""
         return self._first == token_id
 
 
 def load_folder(path: Path) -> tuple[_FolderVocabulary, SpecialTokens, dict[str, str]]:
-    """Vocabulary, special tokens and chat templates of a model folder."""
+    """Load vocabulary, special tokens and chat templates of a model folder."""
     file = path / "tokenizer.json"
     vocabulary = _FolderVocabulary(_open_engine(file), str(file))
     settings = {**_json(path / "special_tokens_map.json"), **_json(path / "tokenizer_config.json")}
     return vocabulary, _special_tokens(path, vocabulary, settings), _templates(path, settings)
 
 
-def _open_engine(file: Path) -> Engine:
+def _open_engine(file: Path) -> TextEncoder:
     if not file.is_file():
         raise NoTokenizerError(
             "the folder has no tokenizer.json: give token ids instead of text",
@@ -106,7 +106,7 @@ def _open_engine(file: Path) -> Engine:
     if isinstance(model, dict) and model.get("dropout"):
         message = "the tokenizer drops merges at random (dropout): a text has no definite ids"
         raise UnsupportedError(message, where=str(file), hint="set model.dropout to null")
-    return open_engine(data.decode(), described, str(file))
+    return open_encoder(data.decode(), described, str(file))
 
 
 def _special_tokens(
@@ -150,7 +150,7 @@ def _templates(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def leading_id(processor: Mapping[str, Any] | None, where: str) -> int | None:
-    """The id that a post-processor puts in front of every text.
+    """Return the id that a post-processor puts in front of every text.
 
     Raises
     ------
@@ -172,7 +172,7 @@ def leading_id(processor: Mapping[str, Any] | None, where: str) -> int | None:
 
 
 def _ids_before_text(template: Mapping[str, Any], where: str) -> list[int]:
-    """The ids of the first token with ids that a template puts before the text."""
+    """Return the ids of the first token with ids that a template puts before the text."""
     for piece in template["single"]:
         name = piece.get("SpecialToken", {}).get("id")
         if name is None:

@@ -18,7 +18,12 @@ from cortiq.tokenizer.char_level import CharLevelEncoder
 from cortiq.tokenizer.decoders import ByteStream
 from cortiq.tokenizer.pretokenizers import pre_tokenizer
 from cortiq.tokenizer.score_merge import SPACE, ScoreEncoder
-from cortiq.tokenizer.special import CutTable, SpecialTokens, TokenType, find_end_tokens
+from cortiq.tokenizer.special_tokens import (
+    SpecialTokens,
+    SpecialTokenSplitter,
+    TokenType,
+    find_end_tokens,
+)
 
 __all__ = ["load_gguf"]
 
@@ -37,14 +42,14 @@ class _Tokens:
             self._of_type[kind][text] = token
 
     def of(self, *kinds: int) -> dict[str, int]:
-        """Text -> id of the tokens of these types."""
+        """Return text -> id of the tokens of these types."""
         merged: dict[str, int] = {}
         for kind in kinds:
             merged |= self._of_type[kind]
         return merged
 
     def but(self, *kinds: int) -> dict[str, int]:
-        """Text -> id of the tokens of all other types."""
+        """Return text -> id of the tokens of all other types."""
         return self.of(*(self._of_type.keys() - {*kinds}))
 
 
@@ -64,7 +69,7 @@ class _GGUFVocabulary:
         self._tokens = tokens
         self._encode_text = encode_text
         self._plain_bytes = plain_bytes
-        self._cuts = CutTable(tokens.of(TokenType.USER_DEFINED), tokens.of(*_HIDDEN))
+        self._cuts = SpecialTokenSplitter(tokens.of(TokenType.USER_DEFINED), tokens.of(*_HIDDEN))
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         ids: list[int] = []
@@ -103,7 +108,7 @@ class _GGUFVocabulary:
 def load_gguf(
     metadata: Mapping[str, Any],
 ) -> tuple[_GGUFVocabulary, SpecialTokens, dict[str, str]]:
-    """Vocabulary, special tokens and chat templates of a GGUF file's metadata."""
+    """Load vocabulary, special tokens and chat templates from a GGUF file's metadata."""
     model = metadata.get(_PREFIX + "model")
     if model is None:
         message = "the file has no tokenizer: give token ids instead of text"
@@ -126,7 +131,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: _Tokens) -> tuple[_GGUFVoca
     name = metadata.get(_PREFIX + "pre")
     if name is None:
         raise UnsupportedError(
-            "the file does not say which pre-tokenizer its vocabulary was made with",
+            "the file does not name the pre-tokenizer of its vocabulary",
             where=_PREFIX + "pre",
             hint="It was written by an old converter; convert the model again.",
         )
@@ -162,7 +167,7 @@ def _char_level(metadata: Mapping[str, Any], tokens: _Tokens) -> tuple[_GGUFVoca
 
 
 def _spaced_bytes(text: str) -> bytes:
-    """Bytes of a piece in which a space is written ▁."""
+    """Return the bytes of a piece in which a space is written ▁."""
     return text.replace(SPACE, " ").encode("utf-8")
 
 

@@ -4,9 +4,9 @@ Each is a list of stages. A stage cuts every piece of the stage before it: the m
 regular expression and the gaps between them all become pieces. Source: the tokenizer.json of the
 model families, as GGUF readers name them.
 
-A GGUF file cannot say that its tokenizer normalises texts, so the name has to stand for that too.
-The names with `nfc` are those of the tokenizers that transformers builds with that normalizer
-(Qwen 2 to 3.5, GPT-NeoX, Cohere), and of their descendants.
+A GGUF file has no field for its tokenizer's normalisation, so the name implies it. The names with
+`nfc` are those of the tokenizers that transformers builds with that normalizer (Qwen 2 to 3.5,
+GPT-NeoX, Cohere), and of their descendants.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How text is cut into words before byte pairs merge.
+    """Rules that split text into words before byte pairs merge.
 
     `ignore_merges`: a word that is a token is that token, whatever the merges say.
     `add_bos`: the family puts BOS before a text unless the file says otherwise.
@@ -164,7 +164,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
 
 
 def pre_tokenizer(name: str) -> PreTokenizer:
-    """The pre-tokenizer a GGUF file calls `name`.
+    """Return the pre-tokenizer that a GGUF file calls `name`.
 
     Raises
     ------
@@ -181,7 +181,7 @@ def pre_tokenizer(name: str) -> PreTokenizer:
 
 
 def plain_pattern(pattern: object) -> str:
-    """A pattern with its characters written out, as files write them in several ways."""
+    """Return a pattern with its characters written out: files spell them in several ways."""
     text = re.sub(r"\\x\{([0-9A-Fa-f]{1,6})\}", lambda m: chr(int(m[1], 16)), str(pattern))
     for escape, character in ((r"\r", "\r"), (r"\n", "\n"), (r"\"", '"')):
         text = text.replace(escape, character)

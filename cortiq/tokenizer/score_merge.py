@@ -29,7 +29,7 @@ class ScoreEncoder:
     ids : piece -> id, of the tokens that text may become.
     scores : score of each id.
     byte_ids : byte -> id of its `<0xXX>` token.
-    unknown_id : the token for what has neither.
+    unknown_id : the token for characters with neither.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ScoreEncoder:
         self._boundary = _word_boundary(ids)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, in which spaces are already written as `SPACE`."""
+        """Return the ids of `text`, in which spaces are already written as `SPACE`."""
         ids: list[int] = []
         for word in self._boundary.split(text):
             ids += self._encode_word(word)
@@ -64,7 +64,7 @@ class ScoreEncoder:
         return ids
 
     def _merge(self, word: str) -> list[str]:
-        """Pieces of `word` after all merges: a linked list of spans and a heap of candidates."""
+        """Return the pieces of `word` after all merges: a linked list and a heap of candidates."""
         count = len(word)
         ends = list(range(1, count + 1))  # the span at i is word[i:ends[i]]; 0 marks a merged one
         previous = list(range(-1, count - 1))
@@ -110,7 +110,7 @@ class ScoreEncoder:
 
 
 def _word_boundary(pieces: Mapping[str, object]) -> re.Pattern[str]:
-    """Pattern of the places before a space that no piece spans; nothing merges across them.
+    """Return a pattern of the places before a space that no merge crosses.
 
     The text is cut there so that words can be remembered; the ids are the same without cutting.
     """

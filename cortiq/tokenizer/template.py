@@ -17,7 +17,7 @@ MAX_SOURCE = 1 << 18
 """Characters of a template's source."""
 
 BASE_UNITS = 1_000_000
-"""Steps, or groups of 16 characters, that any template may use; see `budget.Budget`."""
+"""Steps, or groups of 16 characters, that any template may use; see `RenderBudget`."""
 
 UNITS_PER_INPUT_UNIT = 64
 """Further units for each unit of messages and tools: long conversations need longer work."""
@@ -47,7 +47,7 @@ def render(
     eos_token: str = "",
     now: datetime | None = None,
 ) -> str:
-    """The prompt that `template` makes of `messages`.
+    """Return the prompt that `template` makes of `messages`.
 
     Encode it with `add_bos=False, parse_special=True`: a template writes its own BOS.
 
@@ -58,7 +58,7 @@ def render(
     add_generation_prompt : end with the header of the assistant's turn.
     tools : JSON schemas of functions; templates see none rather than an empty list.
     options : further variables (`enable_thinking`, `documents`, ...).
-    now : what `strftime_now` shows; the current time if None.
+    now : the time of `strftime_now`; the current time if None.
 
     Raises
     ------
@@ -84,11 +84,11 @@ def _run(source: str, variables: dict[str, Any], now: datetime | None) -> str:
     from jinja2 import Template
     from jinja2.exceptions import TemplateError
 
-    from cortiq.tokenizer.budget import Budget, BudgetError, measure
+    from cortiq.tokenizer.render_budget import BudgetError, RenderBudget, measure
 
     code = _compile(source)
     size = measure(variables, 1 << 40)
-    environment = _environment(Budget(BASE_UNITS + UNITS_PER_INPUT_UNIT * size, SECONDS), now)
+    environment = _environment(RenderBudget(BASE_UNITS + UNITS_PER_INPUT_UNIT * size, SECONDS), now)
     template = Template.from_code(environment, code, environment.make_globals(None))
     try:
         return "".join(template.root_render_func(template.new_context(variables)))
@@ -96,7 +96,7 @@ def _run(source: str, variables: dict[str, Any], now: datetime | None) -> str:
         raise _stopped(str(error), error.__traceback__) from error
     except TemplateError as error:
         raise _stopped(error.message or type(error).__name__, error.__traceback__) from error
-    except Exception as error:  # whatever Python raises for what the template does
+    except Exception as error:  # any exception that the template causes
         message = f"{type(error).__name__}: {error}"
         raise _stopped(message, error.__traceback__) from error
 
@@ -105,12 +105,12 @@ def _run(source: str, variables: dict[str, Any], now: datetime | None) -> str:
 def _compile(source: str) -> CodeType:
     from jinja2 import TemplateSyntaxError
 
-    from cortiq.tokenizer.budget import Budget
+    from cortiq.tokenizer.render_budget import RenderBudget
 
     if len(source) > MAX_SOURCE:
         raise TokenizerError(f"the chat template is longer than {MAX_SOURCE} characters")
     try:
-        return _environment(Budget(BASE_UNITS, SECONDS), None).compile(source)
+        return _environment(RenderBudget(BASE_UNITS, SECONDS), None).compile(source)
     except TemplateSyntaxError as error:
         raise _failure(error.message or "syntax error", error.lineno) from error
     except Exception as error:  # nesting too deep for the parser or for Python's compiler
@@ -120,7 +120,7 @@ def _compile(source: str) -> CodeType:
 def _environment(budget: Any, now: datetime | None) -> Any:
     from jinja2.exceptions import TemplateError
 
-    from cortiq.tokenizer.sandbox import TemplateEnvironment
+    from cortiq.tokenizer.template_sandbox import TemplateEnvironment
 
     def raise_exception(message: Any) -> None:
         raise TemplateError(message if isinstance(message, str) else str(message))
@@ -158,7 +158,7 @@ def _tojson(
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates expect it: no None, and reasoning under the names they read."""
+    """Return a message as templates expect it: no None, reasoning under the names they read."""
     if not isinstance(message, Mapping):
         raise TokenizerError(f"a message must be a mapping with 'role', not {message!r}")
     given = {key: value for key, value in message.items() if value is not None}
@@ -170,7 +170,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """A copy out of exact JSON types: objects with methods have no business in a sandbox."""
+    """Copy a value into exact JSON types: objects with methods must not enter a sandbox."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, str):
@@ -184,7 +184,7 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def _stopped(message: str, traceback: TracebackType | None) -> TokenizerError:
-    """The error at the innermost line of the template that the traceback went through."""
+    """Return the error with the innermost template line of the traceback."""
     line = None
     while traceback is not None:
         template = traceback.tb_frame.f_globals.get("__jinja_template__")

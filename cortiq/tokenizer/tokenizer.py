@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from cortiq.arguments import path_of
 from cortiq.errors import NoTokenizerError, TokenizerError, shown
 from cortiq.tokenizer.decoders import ByteStream
-from cortiq.tokenizer.special import SpecialTokens
+from cortiq.tokenizer.special_tokens import SpecialTokens
 
 __all__ = ["TextStream", "Tokenizer", "Vocabulary", "byte_tokenizer"]
 
@@ -20,31 +20,31 @@ class TextStream(Protocol):
     """Ids to text, one by one."""
 
     def add(self, token_id: int) -> str:
-        """The text that is certain with this id, possibly none."""
+        """Return the text that is final after this id, possibly none."""
 
     def finish(self) -> str:
-        """The rest of the text."""
+        """Return the rest of the text."""
 
 
 class Vocabulary(Protocol):
-    """What a kind of tokenizer brings: pieces, and text cut into them."""
+    """The part of a tokenizer that depends on its kind: pieces, and splitting text into them."""
 
     size: int
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
-        """Ids of a text of valid Unicode, without BOS."""
+        """Return the ids of a text of valid Unicode, without BOS."""
 
     def stream(self, continuation: bool) -> TextStream:
-        """What decodes ids one by one; `continuation`: they go on after other text."""
+        """Open a stream that decodes ids; `continuation`: they follow other text."""
 
     def piece_bytes(self, token_id: int) -> bytes:
-        """UTF-8 bytes, possibly a part of a character, that the id stands for inside a text."""
+        """Return the UTF-8 bytes of an id inside a text; possibly part of a character."""
 
     def own_text(self, token_id: int) -> str:
-        """The text by which `find` finds this token."""
+        """Return the text by which `find` finds this token."""
 
     def find(self, text: str) -> int | None:
-        """Id of the token written exactly like this, if there is one."""
+        """Return the id of the token written exactly like this, if there is one."""
 
 
 class Tokenizer:
@@ -58,9 +58,9 @@ class Tokenizer:
     bos_id, eos_id, unknown_id : ids, or None where the file names none.
     eos_ids : every token that ends an answer: EOS, end of turn, end of message, and what
         generation_config.json lists.
-    add_bos_default : whether the file wants BOS in front of a text.
+    add_bos_default : whether the file requests BOS before a text.
     chat_templates : name -> Jinja source; the usual one is called "default".
-    absent : why the model has no tokenizer at all (`AbsentTokenizer`), or None.
+    absent : why the model has no tokenizer (`MissingTokenizer`), or None.
     """
 
     absent: NoTokenizerError | None = None
@@ -90,7 +90,7 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
-        """Tokenizer described by the `tokenizer.*` keys of a GGUF file's metadata.
+        """Open the tokenizer described by the `tokenizer.*` keys of a GGUF file's metadata.
 
         Raises
         ------
@@ -103,7 +103,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
-        """Tokenizer of a Hugging Face model folder: tokenizer.json and the configs beside it."""
+        """Open the tokenizer of a Hugging Face folder: tokenizer.json and its configs."""
         from cortiq.tokenizer.from_folder import load_folder
 
         return cls(*load_folder(path_of(path, "Tokenizer.from_folder")))
@@ -111,11 +111,11 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_bos: bool | None = None, parse_special: bool = False
     ) -> list[int]:
-        """Ids of `text`.
+        """Return the ids of `text`.
 
         Parameters
         ----------
-        add_bos : put BOS in front; None does what the file says.
+        add_bos : put BOS in front; None follows the file.
         parse_special : read the texts of control tokens (`<|im_start|>`) as those tokens. Off by
             default, so that a user's words cannot become control tokens.
 
@@ -132,13 +132,13 @@ class Tokenizer:
     def decode(
         self, ids: Iterable[int], *, skip_special: bool = True, continuation: bool = False
     ) -> str:
-        """Text of `ids`; incomplete characters become U+FFFD.
+        """Return the text of `ids`; incomplete characters become U+FFFD.
 
         Parameters
         ----------
         skip_special : leave out control and unknown tokens (user-defined tokens stay).
-        continuation : the ids go on after other text, so a leading space belongs to them. Else the
-            space that encoding put in front of a text is taken away.
+        continuation : the ids follow other text, so a leading space belongs to them. Otherwise the
+            space that encoding put before a text is removed.
 
         Raises
         ------
@@ -151,11 +151,11 @@ class Tokenizer:
         return "".join(texts) + stream.finish()
 
     def stream(self, *, continuation: bool) -> TextStream:
-        """What decodes ids below `vocab_size` one by one."""
+        """Open a stream that decodes ids below `vocab_size`."""
         return self._vocabulary.stream(continuation)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of one token, control tokens included; they may be part of a character.
+        """Return the bytes of one token, control tokens included; possibly part of a character.
 
         None for an id from `vocab_size` on: models have more logits than their tokenizer has ids.
         """
@@ -164,7 +164,7 @@ class Tokenizer:
         return self._vocabulary.piece_bytes(token_id) if self.has_piece(token_id) else b""
 
     def has_piece(self, token_id: int) -> bool:
-        """Whether the tokenizer knows this id; raises a TokenizerError for a negative one."""
+        """Return whether the id has a piece; a TokenizerError for a negative id."""
         if token_id < 0:
             raise TokenizerError(f"token id {token_id} is negative")
         return token_id < self.vocab_size
@@ -175,12 +175,12 @@ class Tokenizer:
         return max((len(self.token_bytes(i)) for i in range(self.vocab_size)), default=1) or 1
 
     def token_id(self, text: str) -> int | None:
-        """Id of the token whose own text is `text`, control tokens included, or None."""
+        """Return the id of the token whose own text is `text`, control tokens included, or None."""
         _check_text(text)
         return self._vocabulary.find(text)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the id is a control or unknown token, which decoding skips."""
+        """Return whether the id is a control or unknown token, which decoding skips."""
         if type(token_id) is not int:
             (token_id,) = _whole([token_id])
         return token_id in self._hidden_ids
@@ -196,7 +196,7 @@ class Tokenizer:
         return self._text_of(self.eos_id)
 
     def chat_template(self, *, tools: bool = False) -> str | None:
-        """The chat template of the file; the one for tools where it has such and they are used."""
+        """Return the chat template; the one for tools if there is one and tools are used."""
         if tools and "tool_use" in self.chat_templates:
             return self.chat_templates["tool_use"]
         return self.chat_templates.get("default")
@@ -207,13 +207,13 @@ class Tokenizer:
     def _require_bos(self) -> int:
         if self.bos_id is None:
             raise TokenizerError(
-                "BOS was asked for, but the tokenizer has none", hint="Encode with add_bos=False."
+                "BOS was requested, but the tokenizer has none", hint="Encode with add_bos=False."
             )
         return self.bos_id
 
 
 def _whole(ids: Iterable[int]) -> list[int]:
-    """Token ids as `int`, which NumPy's integers become too."""
+    """Return token ids as `int`; NumPy integers are converted."""
     try:
         return [operator.index(token) for token in ids]
     except TypeError:  # no iterable, or no integers in it
@@ -227,7 +227,7 @@ def _check_text(text: object) -> None:
 
 
 def check_unicode(text: str) -> None:
-    """Refuse what is no text, and a text with lone surrogates, which has no UTF-8 form."""
+    """Refuse a value that is no text, and a text with lone surrogates: it has no UTF-8 form."""
     _check_text(text)
     try:
         text.encode("utf-8")
@@ -285,7 +285,7 @@ def _split_bos_eos(text: str) -> list[str]:
 
 
 def byte_tokenizer(vocab_size: int = 258) -> Tokenizer:
-    """The tokenizer of synthetic models: ids 0-255 are bytes, 256 is `<bos>`, 257 is `<eos>`.
+    """Return the tokenizer of synthetic models: ids 0-255 are bytes, 256 `<bos>`, 257 `<eos>`.
 
     Further ids up to `vocab_size` are shown as `<258>`, `<259>`, ...; a vocabulary too small for
     BOS and EOS has none. No BOS is added by default.

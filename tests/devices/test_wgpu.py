@@ -22,12 +22,12 @@ from cortiq.ir import Builder, ops
 from cortiq.numerics.synthetic import synthetic_weight
 from cortiq.plugins import find_backend
 from cortiq_conformance import models, probes
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.catalogue import cases
-from cortiq_conformance.report import Outcome
+from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import make_subject, run, run_case
-from cortiq_conformance.source import Source
 from cortiq_reference.backend import ReferenceBackend
-from cortiq_wgpu import adapters, gate, rowwise
+from cortiq_wgpu import adapters, rowwise, self_test
 from cortiq_wgpu.backend import WgpuBackend
 from cortiq_wgpu.device import DeviceLostError, Gpu
 
@@ -44,7 +44,7 @@ def test_primitives_and_layers(level):
     subject = make_subject(WgpuBackend())
     listed = [c for c in cases((level,)) if not c.id.endswith(", as its decomposition]")]
     results = [run_case(case, subject) for case in listed]
-    others = {r.case.id: str(r.outcome) for r in results if r.outcome is not Outcome.SAME}
+    others = {r.case.id: str(r.outcome) for r in results if r.outcome is not CaseOutcome.SAME}
     assert others == {}
     assert len(results) > 120
     assert set(subject.computed) == {"wgpu"}
@@ -131,7 +131,7 @@ def wide_values():
     b.input("position")
     x = b.input("x", (2500,), "f32")
     b.add(ops.Multiply(), b.add(ops.Activation("silu"), x, name="a"), x, name=probes.OUTPUT)
-    return probes.Probe(b.program((probes.OUTPUT,)), {}, {"x": probes.floats(2500)})
+    return probes.ProbeProgram(b.program((probes.OUTPUT,)), {}, {"x": probes.floats(2500)})
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def wide_values():
 def test_rows_of_many_values_are_shared_out_to_workgroups(probe, label, monkeypatch):
     monkeypatch.setattr(rowwise, "MANY_VALUES", 2500)
     monkeypatch.setattr(rowwise, "MERGED", 9 * 64)
-    feed = probe.feed(Source("shared out"), 3)
+    feed = probe.feed(CaseData("shared out"), 3)
     expected, _ = brought_by(ReferenceBackend(), probe, feed)
     found, widths = brought_by(WgpuBackend(), probe, feed, gpu_kernels=True)
     assert widths[label] == 3
@@ -286,16 +286,16 @@ def test_a_device_is_named_or_numbered_on_the_command_line():
 
 def test_a_wrong_bit_refuses_the_device_by_name(monkeypatch):
     name, adapter = adapters.chosen(None)
-    expression, exact = gate.EXPRESSIONS["a * b + a"]
+    expression, exact = self_test.EXPRESSIONS["a * b + a"]
 
     def off_by_one(given):
         bits = np.ascontiguousarray(exact(given)).view(np.uint32).copy()
         bits[77] += 1
         return bits.view(np.float32)
 
-    monkeypatch.setattr(gate, "EXPRESSIONS", {"a * b + a": (expression, off_by_one)})
+    monkeypatch.setattr(self_test, "EXPRESSIONS", {"a * b + a": (expression, off_by_one)})
     with pytest.raises(BackendError, match=rf"wgpu on {name} computes a \* b \+ a with other bits"):
-        gate.check_device(Gpu(name, adapter))
+        self_test.check_device(Gpu(name, adapter))
 
 
 def test_only_the_public_seam_is_imported():

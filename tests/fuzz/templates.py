@@ -23,8 +23,8 @@ from jinja2.filters import FILTERS as FILTERS_OF_JINJA
 from jinja2.tests import TESTS
 
 from cortiq.errors import TokenizerError
-from cortiq.tokenizer import costs
 from cortiq.tokenizer import template as page
+from cortiq.tokenizer import template_costs as costs
 
 MEBIBYTES = 256
 SECONDS = 20

@@ -16,9 +16,9 @@ from threadpoolctl import threadpool_info
 
 import cortiq
 from cortiq.backend import Argmax, Batch, Digest, Row
+from cortiq.engine.digest_chain import START, chain
+from cortiq.engine.session import Session, digest_of
 from cortiq.ir import primitives_of
-from cortiq.runtime.chain import START, chain
-from cortiq.runtime.sequence import Session, digest_of
 
 PROMPT_ROWS, DIGESTED_ROWS, STEPS = 70, 6, 2
 TEXT = "Everyone is permitted to copy and distribute verbatim copies of this license document. " * 6

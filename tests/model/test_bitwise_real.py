@@ -27,7 +27,7 @@ from cortiq.backend import (
 )
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
-from cortiq.runtime.place import place_split
+from cortiq.placement.place import place_split
 from cortiq_reference.backend import ReferenceBackend
 
 LENGTH, LIMIT = 70, 90

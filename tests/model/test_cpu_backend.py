@@ -69,13 +69,13 @@ def stream(executable, prompt=PROMPT, steps=4, wants=WANTS):
 
 @pytest.mark.parametrize("level", [0, 1])
 def test_conformance(level):
-    from cortiq_conformance.report import Outcome
+    from cortiq_conformance.report import CaseOutcome
     from cortiq_conformance.runner import run
 
     report = run("cpu", levels=[level])
     assert report.passed, report.summary()
     assert set(report.computed) == {"cpu"}
-    assert {r.outcome for r in report.results} == {Outcome.SAME}
+    assert {r.outcome for r in report.results} == {CaseOutcome.SAME}
 
 
 def test_golden_streams_of_the_real_models():
@@ -190,7 +190,7 @@ MEMORY_PROGRAM = """
 import json, sys
 from cortiq.backend import Argmax, Batch, CompileOptions, Row
 from cortiq.options import LoadOptions
-from cortiq.runtime.source import open_source
+from cortiq.model.source import open_source
 from cortiq_cpu.backend import CpuBackend
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import cortiq
-from cortiq.runtime.bench_drafts import TASKS
+from cortiq.bench.drafts import TASKS
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ that are no multiples of 32; `switched`: every switch of the family away from it
 
 * the graph in float64 is transformers' model in double, within 1e-5 of the largest logit;
 * the contract on the reference is the graph in float64, within 2e-3 norm-wise;
+* no product has rows or weights whose range makes w16 cost more than sixteen bits must;
 * chunks, single rows, rewinds, forks and batch neighbours change no bit;
 * every option, and every switch, moves the logits or contradicts the tensors, and no field of the
   family's config is left out;
@@ -21,6 +22,7 @@ A family takes about half a second.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 
 import pytest
@@ -43,6 +45,7 @@ from family_harness import (
     norm_distance,
 )
 from gguf_files import write_gguf
+from product_costs import LARGEST_COST, costs
 from sequences import alive, alone, completed, feed, in_chunks, rows, same
 
 from cortiq.backend import CompileOptions, Digest, Named
@@ -50,6 +53,7 @@ from cortiq.errors import CortiqError, FormatError, GraphError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
 from cortiq.models.registry import describe_families
+from cortiq.numerics.quantise import dequantise, quantise_rows
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_reference.ideal import evaluate
 
@@ -111,6 +115,36 @@ def test_the_contract_is_close_and_scheduling_changes_no_bit(family, geometry, w
     other, again = executable.open(POSITIONS), executable.open(POSITIONS)
     groups = rows(other, ids[::-1], WANTS), rows(again, ids, WANTS)
     assert same(completed(executable, *groups)[POSITIONS:], expected)
+
+
+def in_formats(family, written, *formats):
+    model = written(family, "wide")
+    load = functools.partial(load_program, context=family.context)
+    return model.tokens, *(load(open_checkpoint(model.folder), weight_format=f) for f in formats)
+
+
+@every_family
+def test_no_product_has_rows_or_weights_that_sixteen_bits_hurt(family, written):
+    tokens, exact, w16 = in_formats(family, written, "f32", "w16")
+    found = costs(exact, w16, tokens)
+    assert found
+    assert {name: cost for name, cost in found.items() if cost > LARGEST_COST} == {}
+
+
+def test_weights_in_eight_bits_and_rows_of_mixed_ranges_are_found(written):
+    family = next(family for family in FAMILIES if family.name == "qwen3_next")
+    tokens, exact, w16, w8 = in_formats(family, written, "f32", "w16", "w8")
+    one = next(name for name in w16.weights if name.endswith("in_proj_ba.weight"))
+    mixed = dataclasses.replace(w16, weights={**w16.weights, one: w8.weights[one]})
+    found = costs(exact, mixed, tokens)
+    dear = [name for name, cost in found.items() if cost > LARGEST_COST]
+    assert dear == ["layers.0.delta.ba.matmul"]
+
+    def beside_a_larger_one(x):
+        larger = 200 * np.abs(x).max(axis=-1, keepdims=True)
+        return dequantise(quantise_rows(np.concatenate([x, larger], axis=-1)))[..., :-1]
+
+    assert min(costs(exact, w16, tokens, beside_a_larger_one).values()) > LARGEST_COST
 
 
 def options_of(families):

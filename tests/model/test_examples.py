@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import cortiq
+from cortiq.model.model import Model
 from cortiq.plugins import default_plugins
-from cortiq.runtime.model import Model
 
 FOLDER = Path(__file__).parents[2] / "examples"
 QUICK = {"cpu", "reference", "torch"}

@@ -9,9 +9,9 @@ from installed import backends
 
 import cortiq
 from cortiq.backend import Argmax, Digest
+from cortiq.engine.digest_chain import START, chain
+from cortiq.engine.session import Session, digest_of
 from cortiq.errors import BackendError, ModelNotFoundError, RequestError, TokenizerError
-from cortiq.runtime.chain import START, chain
-from cortiq.runtime.sequence import Session, digest_of
 
 TINY = ["synthetic:tiny-llama", "synthetic:tiny-gemma3", "synthetic:tiny-mixtral",
         "synthetic:tiny-lfm2"]  # fmt: skip

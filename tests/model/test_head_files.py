@@ -17,8 +17,8 @@ from head_folders import FILES, Folder
 from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.ir import primitives_of
+from cortiq.model.source import open_sidecar
 from cortiq.models import load_program
-from cortiq.runtime.source import open_sidecar
 from cortiq_reference.ideal import dequantise, evaluate
 
 

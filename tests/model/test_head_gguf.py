@@ -27,8 +27,8 @@ from cortiq.backend import Batch, CompileOptions, Named, Row
 from cortiq.errors import CortiqError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.ir import primitives_of
+from cortiq.model.source import open_sidecar
 from cortiq.models import load_program
-from cortiq.runtime.source import open_sidecar
 from cortiq_cpu.backend import CpuBackend
 from cortiq_reference.ideal import evaluate
 

@@ -87,5 +87,5 @@ def test_draft_layers_are_no_part_of_the_trunk(tmp_path):
     head = Edited(checkpoint, extra="model.layers.2.eh_proj.weight")
     assert np.array_equal(logits_of(head, model.tokens), logits_of(checkpoint, model.tokens))
     none = changed(checkpoint, {"num_nextn_predict_layers": 0})
-    with pytest.raises(FormatError, match=r"eh_proj\.weight belongs to nothing"):
+    with pytest.raises(FormatError, match=r"eh_proj\.weight is not used"):
         load_program(Edited(none, extra="model.layers.2.eh_proj.weight"))

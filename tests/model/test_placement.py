@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from cortiq.backend import Argmax, Backend, Batch, CompileOptions, Digest, Drawn, Executable, Row
+from cortiq.model.source import ModelSource, open_source
 from cortiq.options import LoadOptions
+from cortiq.placement.place import declined_nodes, place, place_split
 from cortiq.plugins import fallback_backend, load_plugins
-from cortiq.runtime.place import declined_nodes, place, place_split
-from cortiq.runtime.source import Source, open_source
 
 TINY = ["tiny-llama", "tiny-gemma3", "tiny-mixtral", "tiny-lfm2"]
 PARTIAL = Path(__file__).parents[1] / "plugins" / "partial-backend" / "cortiq_partial.py"
@@ -22,7 +22,7 @@ STEPS = 3
 
 
 @pytest.fixture(scope="module", params=[*TINY, "smollm2"])
-def source(request: pytest.FixtureRequest) -> Iterator[Source]:
+def source(request: pytest.FixtureRequest) -> Iterator[ModelSource]:
     real = request.param == "smollm2"
     name = request.getfixturevalue("smollm2_path") if real else f"synthetic:{request.param}"
     opened = open_source(str(name), LoadOptions())
@@ -36,7 +36,7 @@ def partial() -> Backend:
 
 
 @pytest.fixture(scope="module")
-def expected(source: Source) -> list[dict]:
+def expected(source: ModelSource) -> list[dict]:
     return answers(fallback_backend().compile(source.program, source.weights, OPTIONS), 70)
 
 
@@ -61,7 +61,9 @@ def answers(executable: Executable, chunk: int) -> list[dict]:
 
 
 @pytest.mark.parametrize("parts", [2, 3])
-def test_layers_split_over_executables(source: Source, expected: list[dict], parts: int) -> None:
+def test_layers_split_over_executables(
+    source: ModelSource, expected: list[dict], parts: int
+) -> None:
     layers = source.program.facts["layers"]
     cuts = [f"layers.{part * layers // parts}" for part in range(1, parts)]
     assignments = [(fallback_backend(), OPTIONS)] * parts
@@ -70,7 +72,7 @@ def test_layers_split_over_executables(source: Source, expected: list[dict], par
 
 
 def test_two_layers_on_a_backend_and_the_rest_on_the_reference(
-    source: Source, partial: Backend, expected: list[dict]
+    source: ModelSource, partial: Backend, expected: list[dict]
 ) -> None:
     executable = place(partial, source.program, source.weights, OPTIONS)
     assert any(reason == "Attend is not written yet" or "slot" in reason

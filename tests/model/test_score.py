@@ -12,9 +12,9 @@ import pytest
 
 import cortiq
 from cortiq.backend import Named
+from cortiq.engine.session import Session
 from cortiq.errors import RequestError
-from cortiq.runtime.score import negative_log_likelihood
-from cortiq.runtime.sequence import Session
+from cortiq.model.score import negative_log_likelihood
 
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 3
 GPL3 = Path("/usr/share/common-licenses/GPL-3")
@@ -108,8 +108,8 @@ def gpl3():
 )
 def test_recipe_on_the_real_tokenizers(request, name, tokens, bos):
     """The text's number of tokens is that of shared recipe, and `auto` puts BOS as it does."""
+    from cortiq.model.source import open_source
     from cortiq.options import LoadOptions
-    from cortiq.runtime.source import open_source
 
     source = open_source(str(request.getfixturevalue(f"{name}_path")), LoadOptions())
     assert len(source.tokenizer.encode(gpl3(), add_bos=False)) == tokens

@@ -30,7 +30,7 @@ from cortiq.ir import verify
 from cortiq.ir.layers import LAYERS
 from cortiq.ir.ops import PRIMITIVES
 from cortiq.numerics.sampling import Sampling
-from cortiq.runtime.place import place, place_split
+from cortiq.placement.place import place, place_split
 from cortiq_reference.backend import ReferenceBackend
 
 ONE_THREAD = CompileOptions(threads=1, page_rows=8)

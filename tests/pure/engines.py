@@ -11,12 +11,12 @@ import numpy as np
 from cortiq.backend import Batch, CompileOptions, Executable
 from cortiq.engine.drafting import Draft, FixedDepth, Speculation, Task
 from cortiq.engine.engine import Engine
-from cortiq.engine.line import EngineOptions
+from cortiq.engine.request import Request, make_request
+from cortiq.engine.scheduler import EngineOptions
 from cortiq.engine.sequence import Sequence as Running
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
 from cortiq.options import GenerateOptions
-from cortiq.runtime.request import Request, make_request
 from cortiq.tokenizer.tokenizer import byte_tokenizer
 from cortiq_reference.backend import ReferenceBackend
 
@@ -86,7 +86,7 @@ class DeferredTicket:
 
 
 def request(ids: Sequence[int], max_tokens: int = 12, **options: Any) -> Request:
-    extra = {k: options.pop(k) for k in ("marks", "embeddings", "choice") if k in options}
+    extra = {k: options.pop(k) for k in ("cache_points", "embeddings", "choice") if k in options}
     chosen = GenerateOptions(max_tokens=max_tokens, **GREEDY | options)
     made = make_request(list(ids), chosen, loaded("tiny-llama").program, ())
     return Request(**{**vars(made), **extra}) if extra else made

@@ -70,7 +70,7 @@ def prefixes(folder: Path, seed: int) -> dict[str, int]:
     """A prefix that loads, whichever of two it is."""
     import cortiq
     from cortiq.engine.prefix_file import write_prefix
-    from cortiq.runtime.sequence import Session
+    from cortiq.engine.session import Session
 
     file = folder / "p.prefix"
     model = cortiq.load("synthetic:tiny-llama", backend="reference")
@@ -150,7 +150,7 @@ def conversations(folder: Path, seed: int) -> dict[str, int]:
     """A saved chat, whichever of two it is."""
     from types import SimpleNamespace
 
-    from cortiq.runtime.conversation import Conversation, read_conversation
+    from cortiq.model.conversation import Conversation, read_conversation
 
     file = folder / "chat.json"
     model = SimpleNamespace(name="m", prefixes=object(), chat_ids=lambda *_, **__: [1])

@@ -16,7 +16,7 @@ from cortiq.numerics.route import Router
 from cortiq_conformance.layer_options import OPTIONS
 from cortiq_conformance.layers import LAYERS as DRAWN
 from cortiq_conformance.layers import _Dice, layer_probe, weights_of
-from cortiq_conformance.probes import Probe, bound
+from cortiq_conformance.probes import ProbeProgram, bound
 
 TABLE = RopeTable(1e4, 8)
 PRIMITIVES = (
@@ -120,7 +120,7 @@ def probe_of(op, source):
     given |= {n: kind for n, kind in inputs.items() if n not in known}
     limits = {"token": min(2, getattr(op, "vocab", 2)), "index": getattr(op, "experts", 1)}
     limits |= {"turns": 50, "blocks": 8, "last": 1}
-    return Probe(bound(program, weights), weights, given, limits)
+    return ProbeProgram(bound(program, weights), weights, given, limits)
 
 
 def _rows(b, name, kind):

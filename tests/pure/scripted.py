@@ -21,10 +21,10 @@ from cortiq.backend import (
 )
 from cortiq.ir import Builder, Program
 from cortiq.ir.layers import Embedding, Linear
+from cortiq.model.model import Model
+from cortiq.model.source import ModelSource
 from cortiq.numerics.digest import digest
 from cortiq.options import LoadOptions
-from cortiq.runtime.model import Model
-from cortiq.runtime.source import Source
 from cortiq.tokenizer.tokenizer import Tokenizer, byte_tokenizer
 
 VOCABULARY = 258
@@ -187,7 +187,7 @@ def scripted_model(
         executable = ScriptedExecutable(lambda p: tokens.get(p, END), **details)
     else:
         executable = ScriptedExecutable(answer, **details)
-    source = Source(
+    source = ModelSource(
         executable.program,
         {},
         tokenizer or byte_tokenizer(VOCABULARY),

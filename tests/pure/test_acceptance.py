@@ -6,6 +6,7 @@ must break ties alike; `tiny-mimo` has per-layer geometry, windows, sinks and ex
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -13,16 +14,23 @@ import pytest
 from scripted import tiny_program
 
 import cortiq
-from cortiq.backend import CompileOptions, Named
+from cortiq.backend import Batch, BatchResult, CompileOptions, Named, Outcome, Status
 from cortiq.engine.drafters.model import ModelDrafter
 from cortiq.engine.drafters.scripted import ScriptedDrafter
 from cortiq.engine.drafting import FixedDepth, Speculation
 from cortiq.engine.engine import Engine
-from cortiq.errors import RequestError
+from cortiq.engine.request import make_request
+from cortiq.errors import (
+    BackendError,
+    CortiqError,
+    DeclinedError,
+    RequestError,
+    SequenceFailedError,
+)
+from cortiq.model.model import Model
+from cortiq.numerics import ideal
 from cortiq.numerics.layouts import Weight
 from cortiq.options import GenerateOptions
-from cortiq.runtime.model import Model
-from cortiq.runtime.request import make_request
 from cortiq.tokenizer.tokenizer import byte_tokenizer
 from cortiq_reference.backend import ReferenceBackend
 
@@ -55,16 +63,38 @@ def served(model: Model, ids, speculation, max_tokens, **options):
 def test_t10_hidden_states_of_a_text_are_the_same_every_time(ties):
     from sequences import completed, rows
 
-    def states():
-        state = ties.executable.open(8)
-        found = completed(ties.executable, rows(state, [1, 7, 11, 19], (Named("hidden"),)))
+    def states(model, ids):
+        state = model.executable.open(8)
+        found = completed(model.executable, rows(state, ids, (Named("hidden"),)))
         state.release()
         return np.array([row[Named("hidden")] for row in found])
 
-    one = states()
+    ids = [1, 7, 11, 19]
+    other = states(ties, ids[::-1])
+    one = states(ties, ids)
     assert one.shape == (4, 8) and np.isfinite(one).all()
-    assert np.array_equal(one.view(np.uint32), states().view(np.uint32))
-    ties.logits([1, 7, 11])
+    assert np.array_equal(one.view(np.uint32), states(ties, ids).view(np.uint32))
+    with cortiq.load(ties.name, backend=ties.backend, threads=1) as fresh:
+        assert np.array_equal(one.view(np.uint32), states(fresh, ids).view(np.uint32))
+        assert np.array_equal(other.view(np.uint32), states(fresh, ids[::-1]).view(np.uint32))
+        np.testing.assert_array_equal(ties.logits(ids), fresh.logits(ids))
+
+
+def test_t10_hidden_states_are_those_after_the_norm(ties, mimo):
+    """Each is the norm, in float64, of what the last layer puts out; and embeddings are of them."""
+    from sequences import completed, rows
+
+    for model, last in ((ties, "layers.1.out"), (mimo, "layers.3.out")):
+        state, wants = model.executable.open(8), (Named("hidden"), Named(last))
+        found = completed(model.executable, rows(state, [1, 7, 11, 19], wants))
+        state.release()
+        hidden, out = (np.array([row[want] for row in found], np.float64) for want in wants)
+        eps = next(node.op.eps for node in model.program.trunk.nodes if node.name == "hidden")
+        normed = ideal.rms_norm(out, np.ones(out.shape[1]), eps)
+        assert np.abs(out - normed).max() > 0.1
+        np.testing.assert_allclose(hidden, normed, rtol=2e-6, atol=1e-12)
+        (embedding,) = model.embed([[1, 7, 11, 19]], pooling="last", normalise=False)
+        np.testing.assert_array_equal(embedding, found[-1][Named("hidden")])
 
 
 def test_t15_cancelled_before_the_start_and_not_the_next_time(ties):
@@ -86,6 +116,18 @@ def test_t23_speculative_is_plain_greedy_through_exact_ties(ties, depth):
     drafted = ties.generate("abcdef", draft=f"model:{ties.name}", draft_depth=depth, **told)
     assert drafted.token_ids == plain.token_ids and drafted.digest == plain.digest
     assert 0 < drafted.stats.drafts.accepted <= drafted.stats.drafts.drafted
+
+
+def test_t23_a_draft_that_ties_with_the_token_is_not_the_token(ties):
+    """Ids 97 apart have the same logits, bit for bit; the lower one is drawn, the other refused."""
+    plain = served(ties, [97, 98, 99], None, 24)
+    truth, made = plain.ids, slice(3, None)
+    twins = truth[:3] + [t + 97 if i % 3 and t < 97 else t for i, t in enumerate(truth[made])]
+    assert twins != truth
+    drafter = ScriptedDrafter(lambda ids, count: twins[len(ids) : len(ids) + count])
+    sequence = served(ties, [97, 98, 99], Speculation(drafter, lambda tokens: FixedDepth(3)), 24)
+    assert sequence.ids == truth and sequence.output.digest == plain.output.digest
+    assert 0 < sequence.stats.drafts.accepted < sequence.stats.drafts.drafted
 
 
 def test_t24_where_all_logits_are_equal_drafts_and_target_take_the_same_one():
@@ -160,6 +202,63 @@ def test_t31_t32_confidence_and_trace_have_a_true_entry_for_every_token(ties, dr
 def test_t33_logits_say_the_first_greedy_token(ties):
     for prompt in ("abcd", "zyx", [1, 2, 3]):
         assert ties.generate(prompt, max_tokens=1).token_ids[0] == ties.logits(prompt)[-1].argmax()
+
+
+CALLS = {
+    "score": lambda model, ids: model.score(ids, window=70).token_nll,
+    "logits": lambda model, ids: model.logits(ids).tobytes(),
+    "likelihoods": lambda model, ids: model.likelihoods(ids, [[5, 6], [5, 7]]),
+    "embed": lambda model, ids: model.embed(ids).tobytes(),
+    "generate": lambda model, ids: model.generate(ids, max_tokens=4, ignore_eos=True).digest,
+}
+
+
+@dataclasses.dataclass
+class Failing:
+    """A ticket of a batch that fails, or that the device loses."""
+
+    batch: Batch
+    status: Status | None
+
+    def result(self) -> BatchResult:
+        if self.status is None:
+            raise OSError("the device is gone")
+        outcomes = {row.state: Outcome(self.status, "planted") for row in self.batch.rows}
+        return BatchResult(outcomes, [{}] * len(self.batch.rows))
+
+
+@pytest.mark.parametrize("status", [Status.FAILED, Status.DECLINED, None], ids=str)
+@pytest.mark.parametrize("call", CALLS)
+def test_t53_a_call_that_fails_ends_with_its_error_and_the_next_is_fresh(
+    mimo, call, status, monkeypatch
+):
+    """Whichever batch fails: no part of an answer, no state left behind, and no trace of it."""
+    ids, forward = [(11 * i + 5) % 64 for i in range(150)], mimo.executable.forward
+    expected, before = CALLS[call](mimo, ids), len(mimo.executable.states)
+    errors = {Status.FAILED: SequenceFailedError, Status.DECLINED: DeclinedError}
+    for at in range(9):
+        batches = []
+
+        def some_fail(batch, at=at, batches=batches):
+            batches.append(batch)
+            return Failing(batch, status) if len(batches) == at + 1 else forward(batch)
+
+        monkeypatch.setattr(mimo.executable, "forward", some_fail)
+        try:
+            found = CALLS[call](mimo, ids)
+        except CortiqError as error:
+            assert len(batches) == at + 1
+            assert isinstance(error, errors.get(status, BackendError))
+            assert "planted" in str(error) or "the device is gone" in str(error)
+        else:
+            assert len(batches) <= at and at > 0  # no batch was left to fail
+            assert found == expected
+            break
+        monkeypatch.setattr(mimo.executable, "forward", forward)
+        assert len(mimo.executable.states) <= before
+        assert CALLS[call](mimo, ids) == expected
+    else:
+        raise AssertionError("more batches than were to be tried")
 
 
 def test_t42_planted_drafters_of_every_honesty_leave_the_greedy_text(mimo):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from cortiq.bench.measure import TokenRates, Workload, cores, measure
 from cortiq.cli.main import cli
 from cortiq.errors import RequestError
-from cortiq.runtime.bench import Spread, Work, cores, measure
 
 
 class Recorder:
@@ -33,19 +33,19 @@ class Recorder:
 def test_runners_take_turns_and_the_first_round_only_warms_up():
     calls = []
     runners = {name: Recorder(name, calls) for name in ("ours", "theirs")}
-    speeds = measure(runners, Work(7, 3, repeats=2), vocabulary=50)
+    speeds = measure(runners, Workload(7, 3, repeats=2), vocabulary=50)
     one_round = [(n, *part) for n in runners for part in (("prefill", 7), ("decode", 3))]
     assert calls == one_round * 3
     assert {len(speeds[name].decode.values) for name in runners} == {2}
 
 
 def test_prompt_ids_are_of_the_vocabulary_and_differ():
-    ids = Work(300).prompt(1000)
+    ids = Workload(300).prompt(1000)
     assert len(ids) == 300 == len(set(ids)) and min(ids) >= 0 and max(ids) < 1000
 
 
 def test_spread():
-    shown = Spread((3.0, 9.0, 4.0)).as_dict()
+    shown = TokenRates((3.0, 9.0, 4.0)).as_dict()
     assert shown == {"median": 4.0, "least": 3.0, "most": 9.0}
 
 
@@ -104,9 +104,9 @@ def test_attention_costs_what_its_rows_see(window):
 
 
 def test_what_the_context_has_no_room_for_is_refused_and_the_last_position_is_measured():
-    Work(prompt_tokens=60, new_tokens=4).check(64)
+    Workload(prompt_tokens=60, new_tokens=4).check(64)
     with pytest.raises(RequestError, match="the context is 64"):
-        Work(prompt_tokens=60, new_tokens=5).check(64)
+        Workload(prompt_tokens=60, new_tokens=5).check(64)
     done = bench("--backend", "reference", "--context", "6")
     assert isinstance(done.exception, RequestError) and not done.stdout
 

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 import cortiq
+from cortiq.bench import drafts as bench_drafts
+from cortiq.bench.drafts import DraftComparison, compare
 from cortiq.cli.main import cli
 from cortiq.errors import BackendError
-from cortiq.runtime import bench_drafts
-from cortiq.runtime.bench_drafts import Compared, compare
 
 TINY = "synthetic:tiny-llama"
 
@@ -27,7 +27,7 @@ def test_tasks_are_measured_in_pairs_and_the_texts_compared():
 
 
 def test_ratio_is_the_median_of_pairs():
-    compared = Compared((10.0, 20.0, 10.0), (20.0, 30.0, 40.0), 10, 30, 10)
+    compared = DraftComparison((10.0, 20.0, 10.0), (20.0, 30.0, 40.0), 10, 30, 10)
     assert compared.ratio == 2.0
     assert compared.tokens_per_step == 50 / 20
 

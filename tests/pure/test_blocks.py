@@ -11,15 +11,15 @@ from chains import ONE_THREAD, REFERENCE, partial_by_name, same
 from cortiq.backend import Named
 from cortiq.ir import ops
 from cortiq.ir.op import Type, TypeMismatchError
-from cortiq.numerics.attention import Blocks, attend
+from cortiq.numerics.attention import ChosenBlocks, attend
 from cortiq.numerics.blocks import choose_blocks
 from cortiq.numerics.ideal_mixers import attention_ideal, dequantise_ideal
 from cortiq.numerics.quantise import quantise_rows
-from cortiq.runtime.place import declined_nodes, place
+from cortiq.placement.place import declined_nodes, place
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import advance
 from cortiq_conformance.level0.blocks import CHOICES, CHOSEN, block_attention
-from cortiq_conformance.oracle import Oracle
-from cortiq_conformance.source import Source
+from cortiq_conformance.oracle import OracleSequence
 from cortiq_reference.ideal import evaluate
 
 ROWS, HEADS, DIM = 90, 2, 8
@@ -75,12 +75,14 @@ def test_attention_to_every_block_is_attention_and_hidden_keys_are_never_read():
     q, k, v = (coded(ROWS, n, DIM, seed=s) for n, s in ((4, 2), (2, 3), (2, 4)))
     plain = attend(q, k, v, POSITIONS, 0.3)
     every = np.broadcast_to(np.arange(12), (ROWS, 1, 12))
-    assert attend(q, k, v, POSITIONS, 0.3, blocks=Blocks(8, every)).tobytes() == plain.tobytes()
+    assert (
+        attend(q, k, v, POSITIONS, 0.3, blocks=ChosenBlocks(8, every)).tobytes() == plain.tobytes()
+    )
     few = np.broadcast_to([3, 5], (ROWS, 1, 2))
-    seen = attend(q, k, v, POSITIONS, 0.3, blocks=Blocks(8, few))
+    seen = attend(q, k, v, POSITIONS, 0.3, blocks=ChosenBlocks(8, few))
     hidden = ~np.isin(POSITIONS // 8, [3, 5])
     v.q[hidden], k.q[hidden] = 9999, -9999
-    assert attend(q, k, v, POSITIONS, 0.3, blocks=Blocks(8, few)).tobytes() == seen.tobytes()
+    assert attend(q, k, v, POSITIONS, 0.3, blocks=ChosenBlocks(8, few)).tobytes() == seen.tobytes()
     assert not seen[:24].any()
     assert seen[24:].any(axis=-1).all()
 
@@ -88,7 +90,7 @@ def test_attention_to_every_block_is_attention_and_hidden_keys_are_never_read():
 def test_one_block_is_attention_over_that_block_alone():
     q, k, v = (coded(ROWS, 1, DIM, seed=s) for s in (2, 3, 4))
     chosen = np.full((ROWS, 1, 1), 2)
-    ours = attend(q, k, v, POSITIONS, 0.3, blocks=Blocks(16, chosen))[60:]
+    ours = attend(q, k, v, POSITIONS, 0.3, blocks=ChosenBlocks(16, chosen))[60:]
     cut = slice(32, 48)
     alone, bound = attention_ideal(
         type(q)(q.q[60:], q.e[60:]), type(k)(k.q[cut], k.e[cut]), type(v)(v.q[cut], v.e[cut]),
@@ -100,9 +102,9 @@ def test_one_block_is_attention_over_that_block_alone():
 @pytest.mark.parametrize("name", CHOICES)
 def test_the_float64_twin_chooses_and_attends_alike(name):
     probe = block_attention(CHOICES[name])
-    feed = probe.feed(Source(name), ROWS, 1.5)
+    feed = probe.feed(CaseData(name), ROWS, 1.5)
     exact = evaluate(probe.program, {}, feed.tokens, ["y", CHOSEN], inputs=feed.inputs)
-    ours = Oracle(probe.program, probe.weights).feed(feed.tokens, feed.inputs).values
+    ours = OracleSequence(probe.program, probe.weights).feed(feed.tokens, feed.inputs).values
     assert np.array_equal(ours[CHOSEN], exact[CHOSEN])
     np.testing.assert_allclose(ours["y"], exact["y"], atol=1e-3 * np.abs(exact["y"]).max())
 
@@ -124,7 +126,7 @@ def test_geometries_that_do_not_fit_are_refused(op, inputs):
 def test_blocks_cross_a_cut_between_backends():
     """The choice on the fallback, attention on another: blocks are integers that rows supply."""
     probe = block_attention(CHOICES["4 of 16 keys, the last one among them"])
-    feed = probe.feed(Source("cut"), ROWS)
+    feed = probe.feed(CaseData("cut"), ROWS)
     backend = partial_by_name(lambda node: node.slots.get("kv") != "index")
     chain = place(backend, probe.program, {}, ONE_THREAD, fallback=REFERENCE)
     assert set(declined_nodes(chain)) == {"store_index", CHOSEN}

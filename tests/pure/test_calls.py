@@ -47,7 +47,7 @@ from cortiq.numerics.contract import OutOfDomainError
 from cortiq.numerics.layouts import Weight, embedding_rows
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.sampling import Sampling
-from cortiq.runtime.place import place_split
+from cortiq.placement.place import place_split
 from cortiq_conformance.faults.backend import FaultyBackend
 from cortiq_reference.backend import ReferenceBackend
 

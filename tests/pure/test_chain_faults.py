@@ -11,7 +11,7 @@ from small_program import CONTEXT, WIDTH, bound, small_program
 
 from cortiq.backend import Batch, Device, Executable, Named, Row, State, Status, Supported, Versions
 from cortiq.errors import BackendError
-from cortiq.runtime.place import place_split
+from cortiq.placement.place import place_split
 
 
 class Breaks:

@@ -447,7 +447,7 @@ def test_options_that_no_model_could_serve_are_refused_before_one_is_opened(
         raise AssertionError("a model was opened")
 
     monkeypatch.setattr(cortiq, "load", opened)
-    monkeypatch.setattr("cortiq.runtime.load.load", opened)
+    monkeypatch.setattr("cortiq.model.load.load", opened)
     code, out, err = cli(*arguments)
     assert (code, out) == (2, "") and message in err
 

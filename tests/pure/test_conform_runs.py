@@ -21,11 +21,11 @@ from cortiq.numerics.contract import F32, snap
 from cortiq.plugins import use_files
 from cortiq_conformance.causes import stands_on
 from cortiq_conformance.cli import conform
-from cortiq_conformance.compare import Divergence, first_difference, stretches
-from cortiq_conformance.jobs import Work, Workers, ended
+from cortiq_conformance.compare import Divergence, contiguous_ranges, first_difference
 from cortiq_conformance.json_file import JsonFile
-from cortiq_conformance.report import Outcome
+from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import run
+from cortiq_conformance.workers import RunSpec, WorkerPool, describe_exit
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_reference.kernels import KERNELS
 
@@ -121,7 +121,7 @@ def test_a_process_that_dies_is_an_error_of_its_case_and_the_rest_goes_on(plante
     assert found["Add"].reason == "the process that ran it died: SIGSEGV, signal 11"
     assert found["Multiply"].reason == "the process that ran it died: exit code 3"
     others = {r.outcome for family, r in found.items() if family not in ("Add", "Multiply")}
-    assert others == {Outcome.SAME}
+    assert others == {CaseOutcome.SAME}
     assert not report.cut_short and not report.passed
 
 
@@ -129,8 +129,8 @@ def test_a_process_that_cannot_begin_is_an_error_of_the_run(planted, monkeypatch
     monkeypatch.setenv("PLANTED", "no process")
     with pytest.raises(BackendError, match="ended before its first case: exit code 4"):
         run("planted", levels=(0,), only="level0/ScaleRows", jobs=2)
-    work = Work("nobody", (), (0,), "quick", None, "level0/Slice", True, None)
-    with Workers(work, [], 1) as workers, pytest.raises(BackendError, match="is named 'nobody'"):
+    work = RunSpec("nobody", (), (0,), "quick", None, "level0/Slice", True, None)
+    with WorkerPool(work, [], 1) as workers, pytest.raises(BackendError, match="is named 'nobody'"):
         list(workers.ran([0], lambda at: None))
 
 
@@ -140,7 +140,7 @@ def test_several_processes_need_a_name():
 
 
 def test_ends_have_names():
-    assert [ended(code) for code in (-9, -250, 7)] == [
+    assert [describe_exit(code) for code in (-9, -250, 7)] == [
         "SIGKILL, signal 9",
         "signal 250",
         "exit code 7",
@@ -198,7 +198,11 @@ def test_a_run_whose_process_dies_leaves_what_ran_and_names_what_was_under_way(p
 def test_a_backend_that_exits_is_an_error_of_the_case(monkeypatch):
     interrupting(monkeypatch, SystemExit(0))
     report = run("reference", levels=(0,), only="level0/Add[")
-    assert [r.outcome for r in report.results] == [Outcome.SAME, Outcome.SAME, Outcome.ERROR]
+    assert [r.outcome for r in report.results] == [
+        CaseOutcome.SAME,
+        CaseOutcome.SAME,
+        CaseOutcome.ERROR,
+    ]
     assert "SystemExit" in report.results[-1].reason
 
 
@@ -225,13 +229,13 @@ def test_what_is_still_anothers_is_said_by_operator_and_layout():
     backend = with_kernel(ops.RMSNorm, KERNELS[ops.RMSNorm])
     report = run(backend, levels=(0,), only="Norm")
     assert report.passed
-    (owner, table), *rest = report.still_others().items()
+    (owner, table), *rest = report.computed_by_others().items()
     assert owner == "reference" and not rest
     assert "LayerNorm" in table and "RMSNorm" not in table
     facts = report.as_dict()
     assert set(facts["coverage_by"]) == {"reference", "acme/own"}
     assert set(facts["coverage_by"]["acme/own"]) == {"RMSNorm"}
-    assert facts["still_others"] == report.still_others()
+    assert facts["still_others"] == report.computed_by_others()
 
 
 def test_an_operator_of_which_another_computes_a_part_has_that_part_listed(monkeypatch):
@@ -240,7 +244,7 @@ def test_an_operator_of_which_another_computes_a_part_has_that_part_listed(monke
     report.backend = "acme"
     report.covered.update({(op, t, layout, "acme"): 1 for op, t, layout, _ in mine})
     report.covered[("MatMul", "q16", "w8", "reference")] += 1
-    assert report.still_others()["reference"]["MatMul"] == {"q16": ["w8"]}
+    assert report.computed_by_others()["reference"]["MatMul"] == {"q16": ["w8"]}
     from cortiq_conformance.cli.print_report import print_report
 
     lines = []
@@ -275,7 +279,7 @@ def test_a_shared_cause_is_named_before_what_stands_on_it(monkeypatch):
     lines = []
     monkeypatch.setattr("click.echo", lines.append)
     print_report(report)
-    assert "look first at: exp; what failed stands on it: Activation" in lines
+    assert "look first at: exp; these failures follow from it: Activation" in lines
 
 
 @pytest.mark.parametrize("cause", ["exp", "sigmoid", "tanh", "relu"])
@@ -308,9 +312,9 @@ def test_stretches_hold_every_place_once():
     generator = np.random.default_rng(0)
     for density in (0.0, 0.1, 0.5, 0.9, 1.0):
         places = np.flatnonzero(generator.random(200) < density)
-        found = [at for first, last in stretches(places) for at in range(first, last + 1)]
+        found = [at for first, last in contiguous_ranges(places) for at in range(first, last + 1)]
         assert found == places.tolist()
-        pairs = list(zip(stretches(places), stretches(places)[1:], strict=False))
+        pairs = list(zip(contiguous_ranges(places), contiguous_ranges(places)[1:], strict=False))
         assert all(left[1] + 1 < right[0] for left, right in pairs)
 
 

@@ -15,6 +15,7 @@ from cortiq.errors import FormatError, RequestError
 from cortiq.ir import ops
 from cortiq_conformance import golden, models, rewrite_golden
 from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.catalogue import cases, list_hash
 from cortiq_conformance.cli import conform
 from cortiq_conformance.faults import FaultyBackend
@@ -22,9 +23,8 @@ from cortiq_conformance.flush import flush_to_zero, is_flushing
 from cortiq_conformance.junit import junit
 from cortiq_conformance.probes import floats, one
 from cortiq_conformance.replay import load, replay
-from cortiq_conformance.report import Outcome
+from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import run, run_case
-from cortiq_conformance.source import Source
 from cortiq_conformance.subject import Subject
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_reference.executable import ReferenceExecutable
@@ -74,8 +74,8 @@ def whole():
 
 def test_the_reference_passes_levels_0_and_1_against_the_definitions(whole):
     assert list(whole.failures()) == []
-    assert whole.count(Outcome.SAME) + whole.count(Outcome.NOT_RUN) == len(whole.results)
-    assert all(r.live > 0 for r in whole.results if r.outcome is Outcome.SAME)
+    assert whole.count(CaseOutcome.SAME) + whole.count(CaseOutcome.NOT_RUN) == len(whole.results)
+    assert all(r.live > 0 for r in whole.results if r.outcome is CaseOutcome.SAME)
 
 
 def test_the_golden_digests_are_those_of_the_definitions():
@@ -113,7 +113,7 @@ def test_ids_are_unique_and_stable():
 
 
 def test_the_same_id_gives_the_same_data_and_another_id_other_data():
-    first, again, other = (Source(name).floats(100) for name in ("a", "a", "b"))
+    first, again, other = (CaseData(name).floats(100) for name in ("a", "a", "b"))
     assert first.tobytes() == again.tobytes() != other.tobytes()
 
 
@@ -126,22 +126,24 @@ def test_flush_to_zero_is_set_and_taken_back():
 
 def test_a_decline_is_counted_apart_and_fails_unless_allowed():
     strict = run(Without("LayerNorm"), levels=(0,), only="Norm")
-    assert strict.count(Outcome.DECLINED) > 0 and not strict.passed
-    declined = next(r for r in strict.results if r.outcome is Outcome.DECLINED)
+    assert strict.count(CaseOutcome.DECLINED) > 0 and not strict.passed
+    declined = next(r for r in strict.results if r.outcome is CaseOutcome.DECLINED)
     assert declined.reason == "LayerNorm: no kernel for LayerNorm"
     allowed = run(Without("LayerNorm"), levels=(0,), only="Norm", allow_declined=True)
-    assert allowed.passed and allowed.count(Outcome.DECLINED) == strict.count(Outcome.DECLINED)
+    assert allowed.passed and allowed.count(CaseOutcome.DECLINED) == strict.count(
+        CaseOutcome.DECLINED
+    )
 
 
 def test_a_declined_layer_is_run_as_its_decomposition():
     report = run(Without("Attention", "Linear"), levels=(1,), only="level1/Attention[")
-    assert report.passed and report.count(Outcome.DECLINED) == 0
+    assert report.passed and report.count(CaseOutcome.DECLINED) == 0
 
 
 def test_whatever_a_backend_raises_is_an_error():
     report = run(Raising(), levels=(0,), only=SLICE)
     (result,) = report.results
-    assert result.outcome is Outcome.ERROR
+    assert result.outcome is CaseOutcome.ERROR
     assert "the device is gone" in result.reason and not report.passed
 
 
@@ -153,16 +155,16 @@ def test_an_expectation_of_zeros_proves_nothing():
 
     case = Case("level0/Add[zeros]", 0, "Add", "Add", zeros)
     result = run_case(case, Subject(ReferenceBackend()))
-    assert result.outcome is Outcome.ERROR and "proves nothing" in result.reason
+    assert result.outcome is CaseOutcome.ERROR and "proves nothing" in result.reason
 
 
 def test_a_model_that_is_not_here_fails_only_when_it_was_asked_for(monkeypatch, tmp_path):
     monkeypatch.setenv("CORTIQ_CACHE", str(tmp_path))
     monkeypatch.setattr(models, "load", models.load.__wrapped__)
     quick = run(ReferenceBackend(), levels=(3,), only="gemma3")
-    assert quick.count(Outcome.NOT_RUN) == 1 and quick.passed
+    assert quick.count(CaseOutcome.NOT_RUN) == 1 and quick.passed
     asked = run(ReferenceBackend(), levels=(3,), only="stream[", models=["tiny-llama", "smollm2"])
-    assert asked.count(Outcome.NOT_RUN) == 1 and not asked.passed
+    assert asked.count(CaseOutcome.NOT_RUN) == 1 and not asked.passed
     assert "cortiq pull smollm2" in asked.results[-1].reason
 
 
@@ -215,7 +217,7 @@ def test_a_difference_is_reported_to_the_bit_and_replays(tmp_path):
     bits = [np.asarray(a["y"][at]).view(np.uint32) for a in (stored.expected, stored.got)]
     assert [f"0x{int(b):08x}" for b in bits] == [found.expected_bits, found.got_bits]
     assert replay(result.replay, faulty).divergence == found
-    assert replay(result.replay, ReferenceBackend()).outcome is Outcome.SAME
+    assert replay(result.replay, ReferenceBackend()).outcome is CaseOutcome.SAME
 
 
 def test_a_file_that_is_no_replay_is_refused(tmp_path):
@@ -268,7 +270,7 @@ def test_golden_files_are_written_for_new_cases_and_never_changed_in_silence(gol
         rewrite_golden.rewrite([0])
     assert json.loads(path.read_text()) == facts
     result = run(ReferenceBackend(), levels=(0,), only=SLICE).results[0]
-    assert result.outcome is Outcome.ERROR and "golden digest" in result.reason
+    assert result.outcome is CaseOutcome.ERROR and "golden digest" in result.reason
     facts["contract"] = 0
     path.write_text(json.dumps(facts))
     golden.read.cache_clear()

@@ -66,7 +66,7 @@ def test_an_expected_decline_is_an_expected_failure_and_a_healed_one_fails(autho
     author("('Concat',)").assert_outcomes(passed=2, xfailed=1)
     healed = author()
     healed.assert_outcomes(passed=2, failed=1)
-    healed.stdout.fnmatch_lines(["*remove its lines*"])
+    healed.stdout.fnmatch_lines(["*remove its entry*"])
 
 
 def test_a_level_in_which_nothing_was_computed_fails_the_session(author):

@@ -12,7 +12,7 @@ import cortiq
 from cortiq.cli import chat as command
 from cortiq.cli.chat_input import read_message
 from cortiq.errors import CortiqError, FormatError, RequestError, TokenizerError
-from cortiq.runtime.conversation import Conversation
+from cortiq.model.conversation import Conversation
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"

@@ -152,7 +152,7 @@ def attended(layer):
     sinks = np.linspace(-3, 9, layer.heads).astype(F32) if layer.sinks else None
     out = attention.attend(
         q, k, v, np.arange(layer.first, end), 0.25, window=layer.window, sinks=sinks,
-        blocks=attention.Blocks(layer.block, chosen),
+        blocks=attention.ChosenBlocks(layer.block, chosen),
     )  # fmt: skip
     return (q, k, v, chosen, sinks), out
 

@@ -6,6 +6,8 @@ from itertools import pairwise
 
 import pytest
 
+from cortiq.backend.fuse import Attention, Elementwise, NormChain, QKVPrologue
+from cortiq.backend.lower import Gather, joined_products, lower
 from cortiq.errors import BackendError
 from cortiq.ir import ops, primitives_of
 from cortiq.models import load_program
@@ -14,8 +16,7 @@ from cortiq.models.synthetic import open_synthetic
 pytest.importorskip("cortiq_cpu")
 from cortiq_cpu import native
 from cortiq_cpu.arena import REPLACING, assign
-from cortiq_cpu.fuse import Attention, Fuser, Heads, NormChain, Wise
-from cortiq_cpu.lower import Gather, lower
+from cortiq_cpu.fuse import fuser
 
 try:
     native.library()
@@ -37,11 +38,11 @@ def graph(request):
 
 @pytest.mark.parametrize("wanted", REQUESTS, ids=len)
 def test_every_value_is_computed_before_it_is_read(graph, wanted):
-    lowered = lower(graph, wanted)
-    fuser = Fuser(lowered, wanted, frozenset())
+    lowered = joined_products(lower(graph, wanted))
+    joins = fuser(lowered, wanted, frozenset())
     for steps in (
         (lowered.trunk, lowered.tail),
-        (fuser.fuse(lowered.trunk), fuser.fuse(lowered.tail)),
+        (joins.fuse(lowered.trunk), joins.fuse(lowered.tail)),
     ):
         known = set(graph.inputs)
         for step in (*steps[0], *steps[1]):
@@ -53,9 +54,9 @@ def test_every_value_is_computed_before_it_is_read(graph, wanted):
 @pytest.mark.parametrize("wanted", REQUESTS, ids=len)
 def test_living_values_never_share_memory(graph, wanted):
     """A step that may takes the place of an input it reads last, whole; nothing else overlaps."""
-    lowered = lower(graph, wanted)
-    fuser = Fuser(lowered, wanted, frozenset())
-    trunk, tail = fuser.fuse(lowered.trunk), fuser.fuse(lowered.tail)
+    lowered = joined_products(lower(graph, wanted))
+    joins = fuser(lowered, wanted, frozenset())
+    trunk, tail = joins.fuse(lowered.trunk), joins.fuse(lowered.tail)
     steps = [*trunk, *tail]
     names = {lowered.root(n) for s in steps for n in (*s.inputs, *s.outputs)} - {
         "token",
@@ -63,7 +64,7 @@ def test_living_values_never_share_memory(graph, wanted):
     }
     sizes = {name: 64 * (1 + len(name) % 3) for name in names}
     kept = {*wanted, *(n for s in tail if isinstance(s.op, Gather) for n in s.inputs)}
-    places = assign(lowered, [[s] for s in steps], sizes, kept, [])
+    places = assign(lowered, steps, sizes, kept, [])
     living: dict[str, int] = {}
     for index, step in enumerate(steps):
         read = {lowered.root(n) for n in step.inputs}
@@ -81,20 +82,20 @@ def test_living_values_never_share_memory(graph, wanted):
 
 
 def test_a_prompt_without_wants_computes_no_tail(graph):
-    lowered = lower(graph, frozenset())
+    lowered = joined_products(lower(graph, frozenset()))
     assert not lowered.tail
     assert "logits" not in {name for step in lowered.trunk for name in step.outputs}
 
 
 def test_a_llama_block_is_seven_ops():
     program = primitives_of(load_program(open_synthetic("synthetic:tiny-llama")).program)
-    lowered = lower(program.trunk, frozenset({"logits"}))
-    fuser = Fuser(lowered, frozenset({"logits"}), frozenset())
-    steps = fuser.fuse(lowered.trunk)
+    lowered = joined_products(lower(program.trunk, frozenset({"logits"})))
+    joins = fuser(lowered, frozenset({"logits"}), frozenset())
+    steps = joins.fuse(lowered.trunk)
     (first,) = [i for i, s in enumerate(steps) if isinstance(s.op, Attention)][:1]
     block = [type(step.op) for step in steps[first - 2 : first + 6]]
-    chain = [ops.MatMul, NormChain, ops.MatMul, Wise, ops.MatMul]
-    assert block == [ops.MatMul, Heads, Attention, *chain]
+    chain = [ops.MatMul, NormChain, ops.MatMul, Elementwise, ops.MatMul]
+    assert block == [ops.MatMul, QKVPrologue, Attention, *chain]
 
 
 def test_what_is_asked_for_by_name_is_not_swallowed():
@@ -104,7 +105,7 @@ def test_what_is_asked_for_by_name_is_not_swallowed():
     assert len(inside) > 15
     for name in sorted(inside):
         wanted = frozenset({name})
-        lowered = lower(program.trunk, wanted)
-        fuser = Fuser(lowered, wanted, frozenset())
-        steps = (*fuser.fuse(lowered.trunk), *fuser.fuse(lowered.tail))
+        lowered = joined_products(lower(program.trunk, wanted))
+        joins = fuser(lowered, wanted, frozenset())
+        steps = (*joins.fuse(lowered.trunk), *joins.fuse(lowered.tail))
         assert lowered.root(name) in {n for s in steps for n in s.outputs}, name

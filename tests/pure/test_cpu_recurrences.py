@@ -10,7 +10,8 @@ from cortiq.ir import Recurrent
 from cortiq.numerics import recurrent
 from cortiq.numerics.contract import F32, snap
 from cortiq_cpu.arguments import SEGMENT, Kind
-from cortiq_cpu.recurrents import Recurrences, Whole
+from cortiq_cpu.packing import aligned_floats
+from cortiq_cpu.recurrents import Recurrences
 
 SHAPES = [(2, 128, 72), (2, 128, 32), (2, 40, 33), (1, 300, 5)]
 """Heads, rows of the state, columns: several blocks, one, and what is left over everywhere."""
@@ -41,7 +42,7 @@ def inputs_of(shape, channels, rng):
     ]
 
 
-def run(path, layout, whole, given):
+def run(path, layout, memory, given):
     """Outputs and faults of the rows, in batches."""
     out, faults, start = np.full_like(given[2], 7), [], 0
     for count in BATCHES:
@@ -49,7 +50,7 @@ def run(path, layout, whole, given):
         parts = [np.ascontiguousarray(x[start : start + count]) for x in given]
         struct.q, struct.k, struct.v, struct.alpha, struct.beta = map(address, parts)
         struct.out = address(out[start:])
-        pointer = np.array([whole.data.ctypes.data], np.uint64)
+        pointer = np.array([memory.ctypes.data], np.uint64)
         segment, number = np.array([(0, count, start)], SEGMENT), np.array([1], np.int32)
         struct.states, struct.segments = address(pointer), address(segment)
         struct.segment_count = address(number)
@@ -79,12 +80,11 @@ def test_rows_and_state_are_those_of_the_steps(path, shape, kind, large):
     if large:
         before *= F32(2.0**47)
         given[3][:3] += F32(3)
-    whole = Whole(layout)
-    whole.open()
-    whole.load(before, 0)
-    out, faults = run(path, layout, whole, given)
+    memory = aligned_floats(layout.size)
+    layout.write(memory, before, 0)
+    out, faults = run(path, layout, memory, given)
     after, exact, failed = expected(layout, before, given)
     assert np.array_equal(out.view(np.int32), exact.view(np.int32))
-    assert np.array_equal(whole.last(ROWS).view(np.int32), after.view(np.int32))
+    assert np.array_equal(layout.read(memory).view(np.int32), after.view(np.int32))
     assert np.array_equal(faults, failed)
     assert faults.any() == large

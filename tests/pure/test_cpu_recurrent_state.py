@@ -9,10 +9,10 @@ pytest.importorskip("cortiq_cpu")
 from sequences import same
 
 from cortiq.backend import CompileOptions
-from cortiq_conformance.drives import Feed, advance
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.drives import SequenceInput, advance
 from cortiq_conformance.level0.recurrences import PROBES
-from cortiq_conformance.source import Source
-from cortiq_conformance.wants import Named
+from cortiq_conformance.outputs import Named
 from cortiq_cpu.backend import CpuBackend
 from cortiq_reference.backend import ReferenceBackend
 
@@ -28,7 +28,7 @@ def rows(outcome):
 def started(request):
     """An executable, rows for it, and what the reference brings for each of them."""
     probe = PROBES[request.param]()
-    fed, options = probe.feed(Source(request.param), ROWS), CompileOptions(threads=2)
+    fed, options = probe.feed(CaseData(request.param), ROWS), CompileOptions(threads=2)
     reference = ReferenceBackend().compile(probe.program, probe.weights, options)
     expected = rows(advance(reference, reference.open(CONTEXT), fed, (0, ROWS), WANTS))
     executable = CpuBackend().compile(probe.program, probe.weights, options)
@@ -43,7 +43,7 @@ def test_rewind_is_never_having_gone_ahead(started, length, ahead):
     state = executable.open(CONTEXT)
     for start in range(0, length, 50):
         advance(executable, state, fed, (start, min(start + 50, length)), WANTS)
-    other = Feed(fed.tokens[::-1], {name: x[::-1] for name, x in fed.inputs.items()})
+    other = SequenceInput(fed.tokens[::-1], {name: x[::-1] for name, x in fed.inputs.items()})
     advance(executable, state, other, (length, min(length + ahead, ROWS)), WANTS)
     branch = state.fork(length)
     assert state.rewind(length) == length == state.length()

@@ -12,15 +12,15 @@ from cortiq.errors import BackendError
 from cortiq.ir import Type, ops
 from cortiq.ir.layers import Attention
 from cortiq.numerics.rope import RopeTable, Sections
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.layers import layer_probe
 from cortiq_conformance.probes import OUTPUT, one
-from cortiq_conformance.source import Source
 from cortiq_reference.backend import ReferenceBackend
 
 pytest.importorskip("cortiq_cpu")
+from cortiq.backend.paged_executable import EARLY_POSITIONS
 from cortiq_cpu import native
 from cortiq_cpu.backend import CpuBackend
-from cortiq_cpu.executable import EARLY_POSITIONS
 
 try:
     native.library()
@@ -60,8 +60,8 @@ def answers(backend, probe, feed, cuts, asking):
 def test_each_pair_turns_by_the_position_of_its_axis(sections, cuts, asking):
     """Queries of rows that want nothing are not computed: the tail's rows are others."""
     op = Attention(width=64, heads=4, kv_heads=2, head_dim=16, rope=TABLE, sections=sections)
-    probe = layer_probe(op, "Q4_1", Source("sections"))
-    feed = probe.feed(Source("rows"), ROWS)
+    probe = layer_probe(op, "Q4_1", CaseData("sections"))
+    feed = probe.feed(CaseData("rows"), ROWS)
     mine = answers(CpuBackend(), probe, feed, cuts, asking)
     theirs = answers(ReferenceBackend(), probe, feed, [], asking)
     assert len(mine) == len(theirs) == len(asking)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cortiq.dialects.dialect import ToolCall, ToolDialect, Unfinished
 from cortiq.dialects.registry import OWN, dialect_of
-from cortiq.dialects.splitter import Said, Splitter, Thought
+from cortiq.dialects.splitter import AnswerSplitter, AnswerText, ThinkingText
 from cortiq.dialects.thinking import HARMONY, TAGS, thinking_of
 
 TOOLS = {
@@ -49,7 +49,7 @@ DIALECTS = {dialect.name: dialect for dialect in OWN}
 
 def split(text, cuts=(), **given):
     """The parts of an answer that arrives in these pieces, neighbours of one kind joined."""
-    splitter, made, start = Splitter(tools=TOOLS, **given), [], 0
+    splitter, made, start = AnswerSplitter(tools=TOOLS, **given), [], 0
     for stop in [*sorted({cut % (len(text) + 1) for cut in cuts}), len(text)]:
         made += splitter.feed(text[start:stop])
         start = stop
@@ -71,14 +71,14 @@ def test_every_dialect_has_a_sample():
 @given(cuts=st.lists(st.integers(0, 400), max_size=12))
 def test_calls_are_found_however_the_answer_is_cut(name, cuts):
     text = "Let me see. " + WRITTEN[name]
-    assert split(text, cuts, dialect=DIALECTS[name]) == [Said("Let me see. "), CALL]
+    assert split(text, cuts, dialect=DIALECTS[name]) == [AnswerText("Let me see. "), CALL]
 
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_call_inside_thinking_is_thinking(name):
     text = f"<think>\nmaybe {WRITTEN[name]} no</think>\n\nHello"
     parts = split(text, dialect=DIALECTS[name], thinking=TAGS)
-    assert parts == [Thought(f"maybe {WRITTEN[name]} no"), Said("Hello")]
+    assert parts == [ThinkingText(f"maybe {WRITTEN[name]} no"), AnswerText("Hello")]
     opened = split(text.removeprefix("<think>"), dialect=DIALECTS[name], thinking=TAGS, opened=True)
     assert opened == parts
 
@@ -94,7 +94,7 @@ def test_what_is_no_call_comes_back_as_text_letter_by_letter(name, junk, cut):
         dialect.calls(block, TOOLS, final=not dialect.closes)
     except ValueError:
         parts = split(text, (cut,), dialect=dialect)
-        assert parts == [Said(text)]
+        assert parts == [AnswerText(text)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -113,17 +113,17 @@ def test_channels_of_harmony_are_thinking_calls_and_text():
         "<|message|>I look.<|end|><|start|>assistant" + WRITTEN["harmony"].removesuffix("<|call|>")
     )
     parts = split(text, range(0, 200, 7), thinking=HARMONY, dialect=DIALECTS["harmony"])
-    assert parts == [Thought("hm"), Said("I look."), CALL]
+    assert parts == [ThinkingText("hm"), AnswerText("I look."), CALL]
 
 
 def test_an_answer_that_is_an_offered_tools_object_is_a_call():
     written = json.dumps({"name": "weather", "parameters": CALL.arguments})
     assert split(f" {written}\n", (3, 9)) == [CALL]
-    assert split('{"name": "other"}', (3,)) == [Said('{"name": "other"}')]
+    assert split('{"name": "other"}', (3,)) == [AnswerText('{"name": "other"}')]
 
 
 def test_without_tools_nothing_is_a_call():
-    splitter = Splitter(dialect=DIALECTS["hermes"])
+    splitter = AnswerSplitter(dialect=DIALECTS["hermes"])
     text = WRITTEN["hermes"]
     assert "".join(part.text for part in splitter.feed(text) + splitter.finish()) == text
 
@@ -144,10 +144,10 @@ def test_a_plugins_closing_marker_inside_an_argument():
 
     mine = ToolDialect("mine", lambda template: True, "<<", ">>", parse)
     assert split("a <<'>>'>> b", (5,), dialect=mine) == [
-        Said("a "), ToolCall("now", {"a": "'>>'"}), Said(" b"),
+        AnswerText("a "), ToolCall("now", {"a": "'>>'"}), AnswerText(" b"),
     ]  # fmt: skip
     assert split("a <<'>> b <<c>>", dialect=mine) == [
-        Said("a <<'>> b "), ToolCall("now", {"a": "c"}),
+        AnswerText("a <<'>> b "), ToolCall("now", {"a": "c"}),
     ]  # fmt: skip
 
 

@@ -45,3 +45,15 @@ def test_variables_on_the_page_are_those_of_the_options():
     known = {environment_name(name) for o in OptionSet.__subclasses__() for name in specs(o)}
     known |= {"CORTIQ_CACHE", "CORTIQ_PLUGINS", "CORTIQ_TRACEBACK"}
     assert set(re.findall(r"CORTIQ_[A-Z_]+", page)) <= known
+
+
+def test_the_glossary_names_what_there_is():
+    rows = re.findall(r"\| (`[^|]*) \|$", (ROOT / "docs/glossary.md").read_text("utf-8"), re.M)
+    assert len(rows) > 50
+    for row in rows:
+        path, *names = re.findall(r"`([^`]+)`", row)
+        assert (ROOT / path).exists(), row
+        for name in names:
+            text, (owner, _, member) = (ROOT / path).read_text("utf-8"), name.partition(".")
+            assert re.search(rf"^(class|def|async def) {owner}\b|^{owner}\b.* = ", text, re.M), row
+            assert not member or re.search(rf"^    (def )?{member}\b", text, re.M), row

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import cortiq
 from cortiq.engine.drafters.kinds import OWN, usage
-from cortiq.engine.policy.trial import (
+from cortiq.engine.policy.depth_trial import (
     AFFORDED,
     FIRST_REST,
     LOSING_ROUNDS,
@@ -24,7 +24,7 @@ def test_the_plugin_of_the_page_drafts(tmp_path, monkeypatch):
     file.write_text(re.search(r"^```python\n(# echo\.py\n.*?)^```", PAGE, re.M | re.S).group(1))
     plugins = load_plugins(entry_points=[], files=[file])
     assert not plugins.problems
-    monkeypatch.setattr("cortiq.runtime.drafts.default_plugins", lambda: plugins)
+    monkeypatch.setattr("cortiq.model.drafter_factory.default_plugins", lambda: plugins)
     with cortiq.load("synthetic:tiny-llama", backend="cpu", threads=1) as model:
         plain = model.generate("to be", max_tokens=20, ignore_eos=True)
         made = model.generate("to be", max_tokens=20, ignore_eos=True, draft="echo:3")

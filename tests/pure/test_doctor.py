@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from cortiq.cli import doctor as module
+from cortiq.model import machine
+from cortiq.model.backend_check import check_backends
 from cortiq.plugins import load_plugins
 from cortiq.plugins.extras import extras, missing_requirements
-from cortiq.runtime import machine
-from cortiq.runtime.trial import trials
 
 PLUGIN = """
 from cortiq.hookspecs import hookimpl
@@ -48,7 +48,7 @@ def cortiq_backends():
 def found(tmp_path_factory):
     file = tmp_path_factory.mktemp("plugins") / "four.py"
     file.write_text(PLUGIN)
-    return {made.backend: made for made in trials(load_plugins(files=[file]))}
+    return {made.backend: made for made in check_backends(load_plugins(files=[file]))}
 
 
 @pytest.mark.parametrize("name", ["reference", "cpu"])
@@ -76,7 +76,7 @@ def test_other_bits_are_seen(found):
 
 
 def test_without_a_trial_nothing_is_run():
-    assert {made.works for made in trials(load_plugins(), run=False)} == {None}
+    assert {made.works for made in check_backends(load_plugins(), run=False)} == {None}
 
 
 def test_a_package_that_is_missing_is_named(tmp_path):

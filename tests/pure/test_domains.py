@@ -11,13 +11,13 @@ import pytest
 from one_node import PRIMITIVES, SPECIMENS, probe_of
 
 from cortiq.domains import (
-    Each,
-    Either,
+    AnyOf,
+    InstanceOf,
     Integer,
-    Kind,
     OneOf,
     Real,
-    Record,
+    TupleOf,
+    TypedValue,
     domains_of,
 )
 from cortiq.errors import CortiqError, GraphError
@@ -27,9 +27,9 @@ from cortiq.ir.op import Op, TypeMismatchError, inferred, violations_of
 from cortiq.numerics import rope_scaling
 from cortiq.numerics.rope import RopeTable, Sections
 from cortiq_conformance.case import Scenario
-from cortiq_conformance.source import Source
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.outputs import Named
 from cortiq_conformance.subject import Subject
-from cortiq_conformance.wants import Named
 from cortiq_cpu.backend import CpuBackend
 from cortiq_reference.backend import ReferenceBackend
 
@@ -52,13 +52,13 @@ def inside(domain):
             return found + [0.0] * domain.zero + [-n for n in found if domain.signed]
         case OneOf(words):
             return list(words)
-        case Either(domains):
+        case AnyOf(domains):
             return [value for d in domains for value in inside(d)]
-        case Each(item):
+        case TupleOf(item):
             return [(value,) for value in inside(item)]
-        case Kind():
+        case TypedValue():
             return [True, False] if domain.type is bool else []
-        case Record():
+        case InstanceOf():
             return []
     return [None]
 
@@ -75,9 +75,9 @@ def outside(domain):
             near += [-0.0, low / 2] if zero else [0.0] * (low > 0)
         case OneOf(words):
             near = [words[0].upper(), ""]
-        case Each(item):
+        case TupleOf(item):
             near = [(value,) for value in outside(item)] + [[]]
-        case Either(domains):
+        case AnyOf(domains):
             near = [value for d in domains for value in outside(d)]
         case _:
             near = [0, 1]
@@ -96,21 +96,21 @@ def options(described, path=()):
     for name, domain in domains_of(type(described)).items():
         value = getattr(described, name)
         yield (*path, name), domain
-        records = domain.domains if isinstance(domain, Either) else (domain,)
+        records = domain.domains if isinstance(domain, AnyOf) else (domain,)
         if type(value) in SCALINGS:
             continue
-        if any(isinstance(d, Record) and isinstance(value, d.type) for d in records):
+        if any(isinstance(d, InstanceOf) and isinstance(value, d.type) for d in records):
             yield from options(value, (*path, name))
 
 
 def bare(described):
     """Fields of a class that say nothing of their values but a type."""
     for name, domain in domains_of(described).items():
-        parts = domain.domains if isinstance(domain, Either) else (domain,)
-        for part in (p.item if isinstance(p, Each) else p for p in parts):
-            if isinstance(part, Kind) and part.type is not bool:
+        parts = domain.domains if isinstance(domain, AnyOf) else (domain,)
+        for part in (p.item if isinstance(p, TupleOf) else p for p in parts):
+            if isinstance(part, TypedValue) and part.type is not bool:
                 yield f"{described.__name__}.{name}"
-            if isinstance(part, Record) and part.type not in SCALINGS:
+            if isinstance(part, InstanceOf) and part.type not in SCALINGS:
                 yield from bare(part.type)
 
 
@@ -125,8 +125,8 @@ def test_every_operator_has_a_specimen_with_each_of_its_records():
         part.type
         for kind in KINDS
         for d in domains_of(kind).values()
-        for part in (d.domains if isinstance(d, Either) else (d,))
-        if isinstance(part, Record)
+        for part in (d.domains if isinstance(d, AnyOf) else (d,))
+        if isinstance(part, InstanceOf)
     }
     seen = {type(getattr(op, f.name)) for op in SPECIMENS for f in fields(op)}
     assert known - set(SCALINGS) <= seen
@@ -134,7 +134,7 @@ def test_every_operator_has_a_specimen_with_each_of_its_records():
 
 @cache
 def probe(op):
-    return probe_of(op, Source(op.describe()))
+    return probe_of(op, CaseData(op.describe()))
 
 
 def with_op(op, other):
@@ -202,8 +202,8 @@ def observed(case, backend):
 @pytest.mark.parametrize("op", [op for op in PRIMITIVES if fields(op)], ids=Op.describe)
 def test_at_the_borders_the_reference_and_cpu_agree(op):
     for other in borders(op):
-        made = probe_of(other, Source(other.describe()))
-        feed = made.feed(Source("rows"), ROWS)
+        made = probe_of(other, CaseData(other.describe()))
+        feed = made.feed(CaseData("rows"), ROWS)
         if "last" in feed.inputs:
             feed.inputs["last"][:] = ROWS - 1
         wants = tuple(map(Named, made.program.trunk.outputs))
@@ -219,8 +219,8 @@ def relations_of(described):
     """Relations of a class and of the dataclasses that its fields hold."""
     yield from ((described, relation) for relation in getattr(described, "relations", ()))
     for domain in domains_of(described).values():
-        for part in domain.domains if isinstance(domain, Either) else (domain,):
-            if isinstance(part, Record):
+        for part in domain.domains if isinstance(domain, AnyOf) else (domain,):
+            if isinstance(part, InstanceOf):
                 yield from relations_of(part.type)
 
 

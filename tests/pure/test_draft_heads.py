@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 from itertools import pairwise
 
@@ -18,11 +19,12 @@ from cortiq.engine.drafters.head_probe import feed_forward, prefix_rates, teache
 from cortiq.engine.drafters.heads import HeadDrafter, final_rows
 from cortiq.engine.drafting import Task
 from cortiq.engine.policy.streak import Streak
-from cortiq.errors import RequestError
+from cortiq.errors import CortiqError, RequestError
 from cortiq.ir import primitives_of
 from cortiq.models import load_program
 from cortiq.models.fixture_heads import MimoHead
 from cortiq.models.head_names import synthetic_plan
+from cortiq.models.head_tensors import SyntheticTensors
 from cortiq.models.heads import with_heads
 from cortiq.models.synthetic import open_synthetic
 from cortiq.numerics.layouts import Weight
@@ -151,6 +153,32 @@ def test_t41_incremental_rounds_are_the_teacher_forced_table(heads, backend):
     assert len(prefix_rates(table, ids)) == 3
 
 
+@pytest.mark.parametrize("heads", ["mimo", "mimo:post"])
+def test_t41_the_table_is_that_of_the_formula_in_float64(heads):
+    """Rows of either reading, with a last norm that is not 1: what wins clearly is drafted."""
+    model, ids = loaded("tiny-mimo", heads, "f32"), [(11 * i + 5) % 64 for i in range(30)]
+    weights = with_final_norm(model)
+    executable = backends()["reference"]().compile(
+        model.program, weights, CompileOptions(threads=1)
+    )
+    table = teacher_forced(executable, ids, 3)
+    source = "hidden" if heads.endswith("post") else "layers.3.out"
+    trunk = evaluate(model.program, weights, ids, [source])[source]
+    how, compared = FORMULAS["tiny-mimo"][4], 0
+    embed, head = (dequantise(weights[f"{n}.weight"]) for n in ("model.embed_tokens", "lm_head"))
+    for k in range(3):
+        tokens = np.array(ids[k + 1 :])
+        names = mimo_names(k)
+        logits = module(lambda n: dequantise(weights[n]), names, how, tokens, trunk[: len(tokens)],
+                        embed, head)[1]  # fmt: skip
+        for t, row in enumerate(logits[: len(table)]):
+            second, first = np.sort(row)[-2:]
+            if first - second > 1e-3 * np.abs(row).max():
+                assert table[t][k] == row.argmax(), (k, t)
+                compared += 1
+    assert compared > 70
+
+
 def test_rows_over_drafts_are_forgotten_and_the_others_kept():
     executable = compiled("tiny-mimo", "mimo", "cpu")
     ids, state = [(5 * i + 1) % 64 for i in range(12)], executable.open(30)
@@ -237,12 +265,42 @@ def test_t14_a_prompt_s_last_row_has_no_pair_yet():
 
 
 def test_t22_the_probe_sees_the_module_s_own_width():
-    executable = compiled("tiny-ties", "mtp")
-    (found,) = feed_forward(executable, [3, 9, 4, 12, 7, 2])
-    assert (len(found.mass), found.rows) == (16, 5) and found.mass.max() > 0
+    model, ids = with_module_of_width(11), [3, 9, 4, 12, 7, 2]
+    executable = backends()["reference"]().compile(
+        model.program, model.weights, CompileOptions(threads=1)
+    )
+    (found,) = feed_forward(executable, ids)
+    assert (len(found.mass), found.rows) == (11, 5)
+    # The sums of what the float64 graph says of the module's rows, and of no others.
+    trunk = evaluate(model.program, model.weights, ids, ["hidden"])["hidden"][:-1]
+    shape = primitives_of(model.program).graphs["mtp"].values["recalled"].shape
+    given, want = {"recalled": trunk.reshape(-1, *shape)}, "mtp.mlp.product"
+    exact = evaluate(model.program, model.weights, ids[1:], [want], "mtp", given)[want]
+    np.testing.assert_allclose(found.mass, np.abs(exact).sum(axis=0), rtol=1e-3, atol=1e-7)
+    np.testing.assert_allclose(found.squared, (exact**2).sum(axis=0), rtol=1e-3, atol=1e-9)
+    assert found.mass.min() > 0
+    assert executable.states == []
+    with pytest.raises(CortiqError, match="out of range"):
+        feed_forward(executable, [3, 9, 100_000])
     assert executable.states == []
     with pytest.raises(RequestError, match="without a draft head"):
         feed_forward(compiled("tiny-ties", "off"), [3, 9])
+
+
+@cache
+def with_module_of_width(width):
+    """`tiny-ties` with a module whose MLP is narrower than the trunk's, which has 16 neurons."""
+    from cortiq.models.fixtures import ties_weight
+
+    class Narrow(SyntheticTensors):
+        def rows(self, name):
+            return width if name.endswith("gate_proj.weight") else None
+
+    model = loaded("tiny-ties", "off", "f32")
+    program = with_heads(model.program, synthetic_plan("mtp", 2), Narrow())
+    weights = {n: ties_weight(n, s.shape, "f32") for n, s in program.weights.items()}
+    program = program.with_layouts(dict.fromkeys(weights, "f32"))
+    return dataclasses.replace(model, program=program, weights=weights)
 
 
 def test_t23_t25_a_head_through_exact_ties_and_only_where_it_is_asked_for():

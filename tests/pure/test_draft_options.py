@@ -15,12 +15,12 @@ from cortiq.engine.drafters.kinds import DrafterKind, find_kinds, speculation
 from cortiq.engine.drafters.scripted import ScriptedDrafter
 from cortiq.engine.drafting import FixedDepth, Speculation
 from cortiq.engine.engine import Engine
+from cortiq.engine.request import make_request
 from cortiq.errors import ModelNotFoundError, OptionError, RequestError
+from cortiq.model.drafter_factory import DrafterFactory
 from cortiq.numerics.masks import mask_of
 from cortiq.options import GenerateOptions
 from cortiq.plugins import load_plugins
-from cortiq.runtime.drafts import Drafts
-from cortiq.runtime.request import make_request
 
 PROMPT = "to be or not to be, to be or not "
 GREEDY = {"seed": 0}
@@ -197,7 +197,7 @@ def test_walls_of_any_length_change_no_token(model, seed):
             request = make_request(ids, chosen, model.program, ())
             found = find_kinds(draft)
             with Engine(model.executable, model.tokenizer, clock=clock) as engine:
-                drafted = speculation(found, None, Drafts(model))
+                drafted = speculation(found, None, DrafterFactory(model))
                 sequence = engine.submit(request, speculation=drafted, record=True)
                 engine.run()
             plain = model.generate(ids, max_tokens=50, ignore_eos=True, **options)
@@ -215,7 +215,7 @@ def test_one_draft_model_serves_several_sequences(model):
     told = [{"max_tokens": n, "ignore_eos": True, "seed": n} for n in (5, 30, 24, 18)]
     prompts = [[3, 7, 9], [11, 12, 13, 14, 15], [1], [40, 2, 40, 2]]
     alone = [model.generate(p, **t).token_ids for p, t in zip(prompts, told, strict=True)]
-    drafted = speculation(find_kinds(f"model:{model.name}"), 3, Drafts(model))
+    drafted = speculation(find_kinds(f"model:{model.name}"), 3, DrafterFactory(model))
     with Engine(model.executable, model.tokenizer) as engine:
         made = [
             engine.submit(
@@ -290,7 +290,7 @@ def test_kinds_that_make_no_drafter_are_a_sentence():
         ):
             kind = DrafterKind("mine", "a test", make, "N")
             with pytest.raises(RequestError, match=f"drafter mine makes none for 'x': .*{reason}"):
-                speculation({"mine:x": (kind, "x")}, 3, Drafts(opened))
+                speculation({"mine:x": (kind, "x")}, 3, DrafterFactory(opened))
 
 
 def test_a_drafting_that_lacks_a_part_ends_itself_only():

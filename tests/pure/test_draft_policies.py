@@ -9,18 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortiq.engine.drafting import Round
-from cortiq.engine.policy.account import Account
-from cortiq.engine.policy.adaptive import AdaptiveDepth, Learning, Limits
+from cortiq.engine.policy.adaptive import AdaptiveDepth, AdaptiveDepthFactory, DepthLimits
 from cortiq.engine.policy.depth import (
-    HOLD_PRIOR,
+    ACCEPTANCE_PRIOR,
     depth_by_walls,
+    estimated_wall,
     expected_tokens,
-    hold_after,
     planned_depth,
-    wall_of,
+    updated_acceptance,
 )
-from cortiq.engine.policy.gain import Gain
-from cortiq.engine.policy.trial import Decided, Monitor, Timing, Trial, Trying, rest_after
+from cortiq.engine.policy.depth_trial import (
+    Decided,
+    DepthTrial,
+    PayoffMonitor,
+    Timing,
+    Trying,
+    rest_after,
+)
+from cortiq.engine.policy.drafter_profile import DrafterProfile
+from cortiq.engine.policy.lookup_gain import LookupGain
 
 FLAT = (1.10, 1.275, 1.54, 1.59, 1.65, 1.70, 1.76)
 NARROW = (1.12, 1.15, 1.17, 1.19, 1.21, 1.22, 1.24)
@@ -30,10 +37,10 @@ BLOCK_PRIOR = (0.85, 0.82, *(0.80,) * 5)
 @pytest.mark.parametrize(
     ("cost", "hold", "draft", "step", "depth", "rate"),
     [
-        (FLAT, HOLD_PRIOR, 0, 0, 2, 1.8824),
+        (FLAT, ACCEPTANCE_PRIOR, 0, 0, 2, 1.8824),
         (FLAT, (0.6, 0.15, *(0.5,) * 5), 0, 0, 1, 1.6 / 1.1),
         (FLAT, (0.97,) * 7, 0, 0, 7, 4.0958),
-        (NARROW, HOLD_PRIOR, 0, 0.03, 5, 2.2292),
+        (NARROW, ACCEPTANCE_PRIOR, 0, 0.03, 5, 2.2292),
         (FLAT, BLOCK_PRIOR, 0.44, 0, 6, 1.9594),
         (NARROW, BLOCK_PRIOR, 0.19, 0, 6, 2.9738),
     ],
@@ -63,10 +70,10 @@ def test_depth_by_measured_walls(hold, walls, now, chosen):
 
 def test_walls_of_untimed_depths_lie_on_the_line_of_the_two_nearest():
     walls = (0, 10, 12, 0, 0, 30, 0)
-    assert wall_of(walls, 1) == 8 and wall_of(walls, 2) == 10
-    assert wall_of(walls, 4) == 14 and wall_of(walls, 7) == 36
-    assert wall_of((10, 2, 0, 0, 0, 0, 0), 5) == 10  # no slope below 0
-    assert wall_of((0, 0, 0, 0, 0, 10, 100), 1) == 5  # half of the lower one
+    assert estimated_wall(walls, 1) == 8 and estimated_wall(walls, 2) == 10
+    assert estimated_wall(walls, 4) == 14 and estimated_wall(walls, 7) == 36
+    assert estimated_wall((10, 2, 0, 0, 0, 0, 0), 5) == 10  # no slope below 0
+    assert estimated_wall((0, 0, 0, 0, 0, 10, 100), 1) == 5  # half of the lower one
 
 
 def test_others_who_wait_make_a_deep_round_less_worth():
@@ -77,45 +84,45 @@ def test_others_who_wait_make_a_deep_round_less_worth():
 
 def test_depth_follows_what_holds():
     """Deeper while both drafts hold, back as soon as the third never does, then stable."""
-    hold, rounds = HOLD_PRIOR, 0
+    hold, rounds = ACCEPTANCE_PRIOR, 0
     while (depth := planned_depth(FLAT, hold)[0]) == 2:
-        hold, rounds = hold_after(hold, depth, 2), rounds + 1
+        hold, rounds = updated_acceptance(hold, depth, 2), rounds + 1
         assert rounds < 60
     assert (rounds, depth) == (13, 6)
     rounds = 0
     while planned_depth(FLAT, hold)[0] != 2:
-        hold, rounds = hold_after(hold, planned_depth(FLAT, hold)[0], 2), rounds + 1
+        hold, rounds = updated_acceptance(hold, planned_depth(FLAT, hold)[0], 2), rounds + 1
         assert rounds < 10
     assert rounds == 1
     deep = 0
     for _ in range(400):
         depth = planned_depth(FLAT, hold)[0]
         deep += depth > 2
-        hold = hold_after(hold, depth, 2)
+        hold = updated_acceptance(hold, depth, 2)
     assert deep < 40
 
 
 def test_depth_stays_shallow_where_acceptance_wavers():
-    hold = HOLD_PRIOR
+    hold = ACCEPTANCE_PRIOR
     for i in range(300):
         depth = planned_depth(FLAT, hold)[0]
         assert depth <= 2
-        hold = hold_after(hold, depth, min(i % 3, depth))
+        hold = updated_acceptance(hold, depth, min(i % 3, depth))
 
 
 def test_only_drafts_that_were_tested_move_their_average():
-    hold = hold_after((0.5,) * 4, 3, 1)
+    hold = updated_acceptance((0.5,) * 4, 3, 1)
     assert hold == pytest.approx((0.55, 0.45, 0.5, 0.5))
     assert expected_tokens((0.5, 0.5)) == [1.5, 1.75]
 
 
 def test_three_rounds_without_an_accepted_draft_end_a_try():
-    trial = Trial()
+    trial = DepthTrial()
     for generated, state in ((1, Trying(1)), (2, Trying(2)), (3, Timing(3))):
         trial = trial.after_round(generated, 1.0, 1)
         assert trial.state == state
     assert 3 + rest_after(0) == 35
-    lucky = Trial().after_round(1, 1.0, 1).after_round(3, 1.0, 2)
+    lucky = DepthTrial().after_round(1, 1.0, 1).after_round(3, 1.0, 2)
     assert lucky.state == Trying(2) and lucky.monitor.zeros == 0
     assert lucky.after_round(4, 1.0, 1).after_round(5, 1.0, 1).state == Trying(4)
 
@@ -128,26 +135,28 @@ def after_rounds(trial, count, seconds, produced, generated=0):
 
 
 def test_a_try_is_decided_by_plain_tokens_that_are_timed():
-    trial = after_rounds(Trial(), 5, 2.0, 3)
+    trial = after_rounds(DepthTrial(), 5, 2.0, 3)
     assert trial.state == Timing(15)
     assert not trial.speculates
     assert trial.after_plain(22, 1.0).state == Timing(15)
     assert trial.after_plain(23, 1.0).state == Decided(True)  # 3 tokens of 1 against 2
     loses = trial.after_plain(23, 0.5)  # 3 tokens of 0.5 against 2
     assert loses.state == Decided(False, 23 + 32)
-    assert loses.begun(54).state == loses.state
-    assert loses.begun(55).state == Trying()
+    assert loses.at_step(54).state == loses.state
+    assert loses.at_step(55).state == Trying()
 
 
 def test_known_plain_time_decides_at_once_and_a_proxy_where_it_is_given():
-    assert after_rounds(Trial().knowing(1.0), 5, 2.0, 3).state == Decided(True)
-    assert after_rounds(Trial().knowing(0.5), 5, 2.0, 3).state == Decided(False, 15 + 32)
-    proxied = Trial(monitor=Monitor(enough=2.0))
+    assert after_rounds(DepthTrial().with_plain_seconds(1.0), 5, 2.0, 3).state == Decided(True)
+    assert after_rounds(DepthTrial().with_plain_seconds(0.5), 5, 2.0, 3).state == Decided(
+        False, 15 + 32
+    )
+    proxied = DepthTrial(monitor=PayoffMonitor(enough=2.0))
     assert after_rounds(proxied, 5, 2.0, 3).state == Decided(True)
 
 
 def test_four_losing_rounds_end_a_decision_and_each_loss_doubles_the_rest():
-    trial = after_rounds(Trial(afforded=1.0).knowing(1.0), 8, 2.0, 4)
+    trial = after_rounds(DepthTrial(afforded=1.0).with_plain_seconds(1.0), 8, 2.0, 4)
     assert trial.state == Decided(True)
     trial = replace(trial, monitor=replace(trial.monitor, tokens=1.0))
     for generated in (33, 34, 35):
@@ -155,15 +164,15 @@ def test_four_losing_rounds_end_a_decision_and_each_loss_doubles_the_rest():
         assert trial.state == Decided(True)
     trial = trial.after_round(36, 2.0, 1)
     assert trial.state == Decided(False, 36 + 32)
-    again = after_rounds(trial.begun(68), 2, 2.0, 1, 68)
+    again = after_rounds(trial.at_step(68), 2, 2.0, 1, 68)
     assert again.state == Decided(False, 70 + 64)
     assert rest_after(20) == 1024
 
 
 def test_after_a_failure_two_empty_rounds_end_a_try_and_drafts_are_short():
-    trial = after_rounds(Trial(afforded=1.0).knowing(1.0), 3, 2.0, 1)
+    trial = after_rounds(DepthTrial(afforded=1.0).with_plain_seconds(1.0), 3, 2.0, 1)
     assert trial.state == Decided(False, 3 + 32) and not trial.doubted
-    trial = trial.begun(35)
+    trial = trial.at_step(35)
     assert trial.doubted
     assert trial.after_round(36, 2.0, 1).state == Trying(1)
     assert trial.after_round(36, 2.0, 1).after_round(37, 2.0, 1).state == Decided(False, 37 + 64)
@@ -174,18 +183,18 @@ def test_after_a_failure_two_empty_rounds_end_a_try_and_drafts_are_short():
 
 def test_a_rest_is_as_long_as_the_cost_of_tries_asks_for():
     """Lost tokens stay under their share if the next try costs twice what the last one did."""
-    cheap = after_rounds(Trial(afforded=0.1).knowing(1.0), 3, 2.0, 1)
+    cheap = after_rounds(DepthTrial(afforded=0.1).with_plain_seconds(1.0), 3, 2.0, 1)
     assert cheap.lost == 3.0  # the first round pays for set-up: it is taken to cost as the others
     assert cheap.state == Decided(False, 90)
-    dear = after_rounds(Trial(afforded=0.1).knowing(1.0), 3, 3.0, 1)
+    dear = after_rounds(DepthTrial(afforded=0.1).with_plain_seconds(1.0), 3, 3.0, 1)
     assert dear.lost == 6.0 and dear.state == Decided(False, 180)
-    dearest = after_rounds(Trial(afforded=0.001).knowing(1.0), 3, 4.0, 1)
+    dearest = after_rounds(DepthTrial(afforded=0.001).with_plain_seconds(1.0), 3, 4.0, 1)
     assert dearest.state == Decided(False, 3 + 8 * 32)
-    again = after_rounds(dear.begun(180), 2, 4.0, 1, 180)
+    again = after_rounds(dear.at_step(180), 2, 4.0, 1, 180)
     assert again.lost == 12.0 and again.state == Decided(False, 246)  # counts alone: 182 + 64
-    never = after_rounds(dear.begun(180), 2, 9.0, 1, 180)
+    never = after_rounds(dear.at_step(180), 2, 9.0, 1, 180)
     assert never.lost == 22.0 and never.state == Decided(False, 540)
-    paid = after_rounds(dear.begun(180), 5, 2.0, 3, 180)
+    paid = after_rounds(dear.at_step(180), 5, 2.0, 3, 180)
     assert (paid.state, paid.lost, paid.since) == (Decided(True), 0.0, 195)
     again = after_rounds(paid, 5, 2.0, 1, 195)
     assert again.state == Decided(False, 200 + 32) and again.lost == 0.0  # it had earned more
@@ -195,7 +204,7 @@ def test_a_rest_is_as_long_as_the_cost_of_tries_asks_for():
 @pytest.mark.parametrize("tokens", [200, 400, 1000, 3000])
 def test_a_useless_head_costs_less_than_three_tokens_in_a_hundred(round_cost, tokens):
     """Rounds as measured: a draft, a second row, and rows to be caught up with before a try."""
-    policy, generated, seconds, fed = AdaptiveDepth(limits=Limits(start=1)), 0, 0.0, 0
+    policy, generated, seconds, fed = AdaptiveDepth(limits=DepthLimits(start=1)), 0, 0.0, 0
     while generated < tokens:
         depth = policy.choose(generated, 10_000)
         assert depth <= 1
@@ -212,7 +221,7 @@ def test_a_useless_head_costs_less_than_three_tokens_in_a_hundred(round_cost, to
 
 @pytest.mark.parametrize("useless", [10, 150, 700])
 def test_a_head_that_becomes_useful_is_found(useless):
-    policy = AdaptiveDepth(limits=Limits(start=1))
+    policy = AdaptiveDepth(limits=DepthLimits(start=1))
     _, record = played(policy, lambda i: 0 if i < useless else 100, lambda k: 1 + 0.2 * k, 3000)
     first = next(r for r in record if r.accepted)
     assert first.generated < 3 * useless + 300
@@ -222,7 +231,7 @@ def test_a_head_that_becomes_useful_is_found(useless):
 def test_a_resting_policy_asks_and_tells_little():
     """Noticing costs time as well: while it rests one plain token of sixteen is looked at."""
     noticed = []
-    policy = AdaptiveDepth(publish=lambda company, account: noticed.append(account))
+    policy = AdaptiveDepth(publish=lambda company, profile: noticed.append(profile))
     played(policy, lambda i: 0, steep, 40)
     seen = len(noticed)
     rest = policy.trial.state.until - 40
@@ -234,7 +243,7 @@ def test_a_resting_policy_asks_and_tells_little():
 
 
 def test_first_round_is_not_timed_and_the_second_sets_the_averages():
-    monitor = Monitor().after(100.0, 2)
+    monitor = PayoffMonitor().after(100.0, 2)
     assert (monitor.round_seconds, monitor.tokens) == (0, 0)
     monitor = monitor.after(2.0, 3)
     assert (monitor.round_seconds, monitor.tokens) == (2.0, 3)
@@ -243,13 +252,13 @@ def test_first_round_is_not_timed_and_the_second_sets_the_averages():
 
 
 def test_pay_has_a_margin():
-    base = Monitor(round_seconds=1.0, tokens=1.03, plain_seconds=1.0)
+    base = PayoffMonitor(round_seconds=1.0, tokens=1.03, plain_seconds=1.0)
     assert not base.pays()
     assert replace(base, tokens=1.031).pays()
 
 
 def test_lookups_that_add_nothing_rest():
-    gain = Gain()
+    gain = LookupGain()
     for _ in range(3):
         gain = gain.after(5, 3, 2)
     assert gain.average == pytest.approx(2 * 0.8**3)
@@ -258,27 +267,27 @@ def test_lookups_that_add_nothing_rest():
     for _ in range(24):
         gain = gain.rested()
     assert gain.rest == 0
-    assert Gain().after(7, 5, 7) == Gain(2 + 0.2 * 3)
+    assert LookupGain().after(7, 5, 7) == LookupGain(2 + 0.2 * 3)
 
 
 def test_account_leaves_the_first_time_out_and_forgets_one_taken_too_near():
-    account = Account.new(3)
+    profile = DrafterProfile.new(3)
     for seconds in (9.0, 2.0, 3.0):
-        account = account.after_round(2, seconds).after_plain(100, seconds)
-    assert account.walls == pytest.approx((0, 2.2, 0)) and account.runs == (0, 3, 0)
-    assert account.plain_seconds == pytest.approx(2.2)
-    assert account.for_prompt(1224) is account
-    assert account.for_prompt(1225).plain_seconds == 0
-    assert account.after_round(4, 1.0) is account
+        profile = profile.after_round(2, seconds).after_plain(100, seconds)
+    assert profile.walls == pytest.approx((0, 2.2, 0)) and profile.runs == (0, 3, 0)
+    assert profile.plain_seconds == pytest.approx(2.2)
+    assert profile.for_prompt(1224) is profile
+    assert profile.for_prompt(1225).plain_seconds == 0
+    assert profile.after_round(4, 1.0) is profile
 
 
 def test_one_timed_depth_and_the_plain_token_make_a_price():
-    account = replace(Account.new(4), walls=(0, 0, 22.0, 0))
-    assert account.prices() == account.walls
-    account = replace(account, plain_seconds=10.0)
-    assert account.prices() == (14.0, 0, 22.0, 0)
-    assert replace(account, walls=(12.0, 0, 0, 0)).prices() == (12.0, 14.0, 0, 0)
-    assert replace(account, walls=(12.0, 0, 20.0, 0)).prices() == (12.0, 0, 20.0, 0)
+    profile = replace(DrafterProfile.new(4), walls=(0, 0, 22.0, 0))
+    assert profile.prices() == profile.walls
+    profile = replace(profile, plain_seconds=10.0)
+    assert profile.prices() == (14.0, 0, 22.0, 0)
+    assert replace(profile, walls=(12.0, 0, 0, 0)).prices() == (12.0, 14.0, 0, 0)
+    assert replace(profile, walls=(12.0, 0, 20.0, 0)).prices() == (12.0, 0, 20.0, 0)
 
 
 def played(policy, rights, wall, rounds=400, room=1_000_000):
@@ -328,14 +337,14 @@ def test_depth_settles_where_drafts_stop_to_hold():
 def test_rounds_cut_by_the_room_and_by_a_second_drafter_move_no_account():
     policy = AdaptiveDepth()
     policy.record(Round(5, 20, 3, asked=3, proposed=2, accepted=0, wall_seconds=1.0))
-    assert policy.account == Limits().account()
+    assert policy.profile == DepthLimits().profile()
     copied = Round(5, 20, 99, asked=3, proposed=3, extended=3, accepted=3, emitted=4, rows=4)
     policy.record(copied)
-    assert policy.account == Limits().account()
+    assert policy.profile == DepthLimits().profile()
     for _ in range(2):
         policy.record(replace(copied, extended=1, accepted=2, wall_seconds=1.0))
-    assert policy.account.hold[1] > HOLD_PRIOR[1]
-    assert policy.account.walls == (0.0,) * 7
+    assert policy.profile.acceptance[1] > ACCEPTANCE_PRIOR[1]
+    assert policy.profile.walls == (0.0,) * 7
 
 
 def test_steps_that_prompts_rode_in_have_no_price():
@@ -344,11 +353,11 @@ def test_steps_that_prompts_rode_in_have_no_price():
         policy.record(Round(0, 33, 50, wall_seconds=9.0, rows=33))
         policy.record(Round(3, 40, 50, asked=2, proposed=2, wall_seconds=9.0, rows=200))
         policy.record(Round(3, 40, 50, wall_seconds=9.0, rows=200, sequences=3))
-    assert policy.account.plain_runs == 0 and sum(policy.account.runs) == 0
-    assert policy.account.hold[0] < HOLD_PRIOR[0]
+    assert policy.profile.plain_runs == 0 and sum(policy.profile.runs) == 0
+    assert policy.profile.acceptance[0] < ACCEPTANCE_PRIOR[0]
     for _ in range(2):
         policy.record(Round(3, 40, 50, wall_seconds=1.0, rows=3, sequences=3))
-    assert policy.account.plain_seconds == 1.0
+    assert policy.profile.plain_seconds == 1.0
 
 
 def crowd(policies, rights, wall, steps=300):
@@ -381,19 +390,22 @@ def test_in_company_each_drafts_by_what_its_own_drafts_bring():
 
 
 def test_times_of_a_crowd_are_no_prices_for_one_alone():
-    learning = Learning()
+    learning = AdaptiveDepthFactory()
     crowd([learning(10) for _ in range(6)], [100] * 6, lambda rows: 5.0 + rows)
-    assert set(learning.accounts) == {3}
-    assert learning(10).account.plain_seconds == 0
+    assert set(learning.profiles) == {3}
+    assert learning(10).profile.plain_seconds == 0
     policy = learning(10)
     policy.record(Round(3, 40, 50, wall_seconds=1.0, rows=5, sequences=5))
-    assert policy.account.walls == learning.accounts[3].walls
+    assert policy.profile.walls == learning.profiles[3].walls
     policy.record(Round(4, 41, 50, wall_seconds=1.0))
-    assert policy.account.plain_runs == 1 and policy.account.hold == learning.accounts[3].hold
+    assert (
+        policy.profile.plain_runs == 1
+        and policy.profile.acceptance == learning.profiles[3].acceptance
+    )
 
 
 def test_a_drafter_that_failed_last_begins_the_next_text_with_a_short_try():
-    learning = Learning()
+    learning = AdaptiveDepthFactory()
     played(learning(10), lambda i: 0, steep, 20)
     depths, _ = played(learning(10), lambda i: 0, steep, 20)
     assert all(depths[:2]) and not any(depths[2:])
@@ -405,7 +417,7 @@ def test_an_unlucky_try_says_little_of_a_drafter_whose_record_is_good():
     """Its next try is soon and has three rounds; one whose record is bad waits until it can pay."""
 
     def unlucky(record):
-        learning = Learning(Limits(start=1))
+        learning = AdaptiveDepthFactory(DepthLimits(start=1))
         played(learning(10), record, lambda k: 1 + 0.45 * k, 300)
         policy = learning(10)
         depths, _ = played(policy, lambda i: 0, lambda k: 1 + 0.45 * k, 10)
@@ -440,9 +452,9 @@ def test_a_recorded_run_replays_to_the_same_decisions(record, prompt):
     one, two = (AdaptiveDepth(prompt_tokens=prompt) for _ in range(2))
     chosen = decisions(one)
     assert chosen == decisions(two)
-    assert (one.trial, one.account, one.depth) == (two.trial, two.account, two.depth)
+    assert (one.trial, one.profile, one.depth) == (two.trial, two.profile, two.depth)
     assert all(0 <= depth <= 7 for depth in chosen)
-    assert all(0 <= hold <= 1 for hold in one.account.hold)
+    assert all(0 <= hold <= 1 for hold in one.profile.acceptance)
 
 
 @given(st.integers(0, 50), st.integers(1, 50))
@@ -451,7 +463,7 @@ def test_depth_never_exceeds_the_room(generated, room):
 
 
 def test_later_sequences_begin_with_what_earlier_ones_measured():
-    learning = Learning()
+    learning = AdaptiveDepthFactory()
     first = learning(10)
     played(first, lambda i: 1, steep, 30)
-    assert learning(10).account == first.account != Limits().account()
+    assert learning(10).profile == first.profile != DepthLimits().profile()

@@ -17,23 +17,23 @@ from cortiq.engine.drafters.kinds import find_kinds, speculation
 from cortiq.engine.drafters.turns import in_turns
 from cortiq.engine.drafting import FixedDepth, Round, Speculation
 from cortiq.engine.engine import Engine
-from cortiq.engine.policy.adaptive import AdaptiveDepth, Learning, Limits
+from cortiq.engine.policy.adaptive import AdaptiveDepth, AdaptiveDepthFactory, DepthLimits
+from cortiq.engine.policy.round_values import RoundCosts, RoundStart, RoundValue, round_values
 from cortiq.engine.policy.turns import (
     DIP,
     LONGEST_WAIT,
     TURN,
     WAIT,
     Arm,
-    TakingTurns,
-    Turning,
-    Turns,
+    DrafterTurns,
+    TurnPolicy,
+    TurnPolicyFactory,
 )
-from cortiq.engine.policy.values import Prices, Start, Value, round_values
+from cortiq.engine.request import make_request
 from cortiq.errors import RequestError
-from cortiq.models.head_names import parted
+from cortiq.model.drafter_factory import DrafterFactory, heads_of
+from cortiq.models.head_names import split_heads_option
 from cortiq.options import GenerateOptions
-from cortiq.runtime.drafts import Drafts, heads_of
-from cortiq.runtime.request import make_request
 
 BLOCK_HOLD = (0.85, 0.82, *(0.80,) * 5)
 WAYS = {"greedy": {}, "sampled": {"temperature": 0.9, "seed": 4, "repetition_penalty": 1.1}}
@@ -43,30 +43,30 @@ def test_t03_value_of_a_block_round_beside_a_chain_s():
     ids, after = list(range(100, 140)), list(range(10, 30))
 
     def values(drafts, prices):
-        return list(round_values([Start(ids, after, drafts)] * 40, prices))
+        return list(round_values([RoundStart(ids, after, drafts)] * 40, prices))
 
-    block = values(list(range(10, 17)), Prices(FLAT, draft=0.44, hold=BLOCK_HOLD))
-    chain = values([10, *[99] * 6], Prices(FLAT))
-    assert (block[0], chain[0]) == (Value(7, 1.70 + 0.44), Value(2, 1.275))
-    assert (block[-1], chain[-1]) == (Value(8, 1.76 + 0.44), Value(2, 1.10))
+    block = values(list(range(10, 17)), RoundCosts(FLAT, draft=0.44, acceptance=BLOCK_HOLD))
+    chain = values([10, *[99] * 6], RoundCosts(FLAT))
+    assert (block[0], chain[0]) == (RoundValue(7, 1.70 + 0.44), RoundValue(2, 1.275))
+    assert (block[-1], chain[-1]) == (RoundValue(8, 1.76 + 0.44), RoundValue(2, 1.10))
     assert block[-1].tokens / block[-1].cost > chain[-1].tokens / chain[-1].cost
 
 
 def test_what_is_looked_up_behind_drafts_counts_in_a_round_s_value():
     """The text repeats itself: two drafts are right, and the lookup goes on with five more."""
     ids = [*range(9), *range(5)]
-    start = Start(ids, [5, 6, 7, 8, 0, 1, 2], [5, 6])
-    (first, *_, last) = round_values([start] * 30, Prices(FLAT))
-    assert first == Value(8, 1.76) == last
-    wrong = Start(ids, [5, 6, 50, 51, 52, 53, 54], [5, 6])
-    values = list(round_values([wrong] * 30, Prices(FLAT)))
-    assert values[0] == Value(3, 1.76)
-    assert Value(3, 1.275) in values  # lookups rest
+    start = RoundStart(ids, [5, 6, 7, 8, 0, 1, 2], [5, 6])
+    (first, *_, last) = round_values([start] * 30, RoundCosts(FLAT))
+    assert first == RoundValue(8, 1.76) == last
+    wrong = RoundStart(ids, [5, 6, 50, 51, 52, 53, 54], [5, 6])
+    values = list(round_values([wrong] * 30, RoundCosts(FLAT)))
+    assert values[0] == RoundValue(3, 1.76)
+    assert RoundValue(3, 1.275) in values  # lookups rest
 
 
 def shown(bring, rounds=200, start=0):
     """Return the arm of each round; arm i yields `bring(i, round)` tokens in a second."""
-    turns, found = Turns((Arm(), Arm()), start), []
+    turns, found = DrafterTurns((Arm(), Arm()), start), []
     for number in range(rounds):
         turns = turns.among([True, True])
         found.append(turns.at)
@@ -104,11 +104,11 @@ def test_one_that_is_little_better_does_not_take_the_turn():
     known = Arm(rounds=9, recent=((1.0, 2.0),))
     for tokens, at in ((2.09, 0), (2.11, 1)):
         other = Arm(rounds=5, recent=((1.0, tokens),))
-        assert Turns((known, other)).among([True, True]).at == at
-    assert Turns((known, Arm())).among([True, False]).at == 0
-    assert Turns((known, Arm(wait=9))).among([True, True]).at == 0
-    assert Turns((known, Arm(wait=9))).among([False, True]).at == 1
-    assert Turns((known, Arm())).among([False, False]).at == 0
+        assert DrafterTurns((known, other)).among([True, True]).at == at
+    assert DrafterTurns((known, Arm())).among([True, False]).at == 0
+    assert DrafterTurns((known, Arm(wait=9))).among([True, True]).at == 0
+    assert DrafterTurns((known, Arm(wait=9))).among([False, True]).at == 1
+    assert DrafterTurns((known, Arm())).among([False, False]).at == 0
 
 
 def test_one_slow_round_decides_nothing():
@@ -123,7 +123,7 @@ def taking(rights, walls, rounds=600, policies=None):
 
     `rights[i](number)` ids of drafter i hold; a round of its k drafts takes `walls[i](k)`.
     """
-    policy = TakingTurns(policies or [AdaptiveDepth(limits=Limits(start=1)) for _ in rights])
+    policy = TurnPolicy(policies or [AdaptiveDepth(limits=DepthLimits(start=1)) for _ in rights])
     generated, who, seconds = 0, [], 0.0
     for number in range(rounds):
         depth = policy.choose(generated, 100_000)
@@ -159,14 +159,14 @@ def test_the_drafter_that_pays_drafts():
 
 
 def test_plain_tokens_are_timed_for_all_and_rounds_for_whoever_drafted():
-    policies = [AdaptiveDepth(limits=Limits(start=1)) for _ in range(2)]
+    policies = [AdaptiveDepth(limits=DepthLimits(start=1)) for _ in range(2)]
     taking([lambda n: 1, lambda n: 0], [steep, steep], 40, policies)
-    assert policies[0].account.plain_seconds == policies[1].account.plain_seconds == 1.0
-    assert policies[0].account.hold[0] > 0.8 > policies[1].account.hold[0]
+    assert policies[0].profile.plain_seconds == policies[1].profile.plain_seconds == 1.0
+    assert policies[0].profile.acceptance[0] > 0.8 > policies[1].profile.acceptance[0]
 
 
 def test_one_that_has_nothing_to_say_gives_its_turn_away():
-    policy = TakingTurns([FixedDepth(3), FixedDepth(2)])
+    policy = TurnPolicy([FixedDepth(3), FixedDepth(2)])
     assert policy.choose(0, 50) == 3
     policy.record(Round(0, 10, 50, asked=3, wall_seconds=1.0))
     assert policy.choose(1, 49) == 2 and policy.turns.at == 1
@@ -174,7 +174,9 @@ def test_one_that_has_nothing_to_say_gives_its_turn_away():
 
 
 def test_a_text_begins_with_the_drafter_that_the_last_one_ended_with():
-    turning = Turning([Learning(Limits(start=1)), Learning(Limits(start=1))])
+    turning = TurnPolicyFactory(
+        [AdaptiveDepthFactory(DepthLimits(start=1)), AdaptiveDepthFactory(DepthLimits(start=1))]
+    )
     policy = turning(10)
     assert policy.turns.at == 0
     policy.record(Round(0, 10, 50, asked=1, wall_seconds=1.0))
@@ -196,7 +198,7 @@ rounds = st.builds(
 @given(st.lists(rounds, max_size=60))
 def test_a_recorded_run_replays_to_the_same_turns(record):
     def run():
-        policy, found = TakingTurns([AdaptiveDepth(), AdaptiveDepth(), FixedDepth(2)]), []
+        policy, found = TurnPolicy([AdaptiveDepth(), AdaptiveDepth(), FixedDepth(2)]), []
         for number, round_ in enumerate(record):
             found.append((policy.choose(number, 500 - number), policy.turns.at))
             policy.record(round_)
@@ -254,7 +256,7 @@ def test_auto_notices_copies_while_a_useless_head_rests():
         ids, ticks = loaded.ids("to be or not"), count()
         plain = loaded.generate(ids, max_tokens=150, ignore_eos=True)
         assert len(set(plain.token_ids[-60:])) < 12
-        drafted = speculation(find_kinds("auto"), None, Drafts(loaded))
+        drafted = speculation(find_kinds("auto"), None, DrafterFactory(loaded))
         with Engine(
             loaded.executable, loaded.tokenizer, clock=lambda: float(next(ticks))
         ) as engine:
@@ -280,7 +282,7 @@ def test_turns_by_clocks_of_any_kind_change_no_token(model, folder, seed):
     plain = [
         model.generate(ids, max_tokens=60, ignore_eos=True, **way).token_ids for ids in prompts
     ]
-    drafted = speculation(find_kinds(f"dflash:{folder},mtp"), None, Drafts(model))
+    drafted = speculation(find_kinds(f"dflash:{folder},mtp"), None, DrafterFactory(model))
     with Engine(model.executable, model.tokenizer, clock=clock) as engine:
         made = [
             engine.submit(make_request(ids, options, model.program, ()), speculation=drafted)
@@ -316,8 +318,11 @@ def test_lists_name_drafters_and_what_they_must_be_loaded_with():
     assert heads_of("auto,dflash:x") == "auto,dflash:x" and heads_of("auto,mtp") == "mtp"
     assert list(find_kinds("mtp, lookup,mtp")) == ["mtp", "lookup"]
     assert heads_of("lookup,model:y") is None and heads_of("auto") == "auto"
-    assert parted("auto,dflash:/a,b") == ("auto", "/a,b")
-    assert parted("dflash:p") == ("off", "p") and parted("mtp:raw") == ("mtp:raw", None)
+    assert split_heads_option("auto,dflash:/a,b") == ("auto", "/a,b")
+    assert split_heads_option("dflash:p") == ("off", "p") and split_heads_option("mtp:raw") == (
+        "mtp:raw",
+        None,
+    )
     for draft, sentence in (
         ("mtp,nothing", "no drafter 'nothing'"),
         ("mtp,dflash", "takes an"),

@@ -10,7 +10,7 @@ from rounds import speculated
 
 import cortiq
 from cortiq.backend import Argmax, Draw
-from cortiq.engine.drafters.combined import COPYING, CombinedDrafter, WithExtra
+from cortiq.engine.drafters.combined import COPYING, CombinedDrafter, PolicyWithLookup
 from cortiq.engine.drafters.lookup import LookupDrafter
 from cortiq.engine.drafters.model import ModelDrafter
 from cortiq.engine.drafters.scripted import ScriptedDrafter, planted, replayed
@@ -182,8 +182,8 @@ def test_depth_kept_for_a_lookup_is_not_the_chain_s():
         def record(self, round_):
             told.append(round_)
 
-    policy = WithExtra(Inner(3), 4)
+    policy = PolicyWithLookup(Inner(3), 4)
     assert policy.choose(0, 100) == 7 and policy.choose(0, 6) == 5
     policy.record(Round(0, 9, 99, asked=7, proposed=5, extended=2))
     assert told[0].asked == 3
-    assert WithExtra(FixedDepth(0)).choose(0, 100) == 0
+    assert PolicyWithLookup(FixedDepth(0)).choose(0, 100) == 0

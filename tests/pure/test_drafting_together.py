@@ -10,20 +10,20 @@ import pytest
 from engines import TOKENIZER, WAYS, backends, facts
 
 from cortiq.backend import Argmax, CompileOptions, Row
-from cortiq.engine.drafters import together as module
+from cortiq.engine.drafters import batched as module
+from cortiq.engine.drafters.batched import ForwardRequest, StepwiseDrafting, run_alone, run_batched
 from cortiq.engine.drafters.blocks import BlockDrafter
 from cortiq.engine.drafters.combined import CombinedDrafter
 from cortiq.engine.drafters.heads import HeadDrafter
 from cortiq.engine.drafters.model import ModelDrafter
 from cortiq.engine.drafters.scripted import ScriptedDrafter
-from cortiq.engine.drafters.together import Feed, Stepwise, alone, together
 from cortiq.engine.drafting import FixedDepth, Speculation
 from cortiq.engine.engine import Engine
+from cortiq.engine.request import make_request
 from cortiq.errors import BackendError, DeclinedError
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
 from cortiq.options import GenerateOptions
-from cortiq.runtime.request import make_request
 
 
 @cache
@@ -114,7 +114,7 @@ def test_a_batch_that_raises_ends_the_drafting_of_all_in_it_and_no_text():
 def feeding(executable, state, positions, wants=()):
     """Feeds one row of each position, then gives how many came."""
     for position in positions:
-        yield Feed(executable, [Row(state, position, 3, wants)])
+        yield ForwardRequest(executable, [Row(state, position, 3, wants)])
     return len(positions)
 
 
@@ -125,11 +125,11 @@ def test_what_is_declined_is_raised_where_it_was_asked_for():
         feeding(executable, states[0], [0, 1, 2]), feeding(executable, states[1], [0, 5]),
         feeding(executable, states[2], [0]),
     ]  # fmt: skip
-    first, second, third = together(steps)
+    first, second, third = run_batched(steps)
     assert (first, third) == (3, 1) and isinstance(second, DeclinedError)
     assert [state.length() for state in states] == [3, 1, 1]
     with pytest.raises(DeclinedError, match="go on from 1"):
-        alone(feeding(executable, states[1], [7]))
+        run_alone(feeding(executable, states[1], [7]))
     for state in states:
         state.release()
 
@@ -141,16 +141,16 @@ def test_batches_have_a_most_and_a_feed_by_itself_may_have_more(monkeypatch):
 
     def whole(state, count):
         rows = [Row(state, i, 5, (Argmax(),) if i + 1 == count else ()) for i in range(count)]
-        brought = yield Feed(executable, rows)
+        brought = yield ForwardRequest(executable, rows)
         return brought[-1][Argmax()]
 
     sizes = (3, 1, 9, 2)
-    found = together([whole(s, n) for s, n in zip(states, sizes, strict=True)])
+    found = run_batched([whole(s, n) for s, n in zip(states, sizes, strict=True)])
     assert [size for _, size in executable.sizes] == [4, 9, 2]
     for count, state in zip(sizes, states, strict=True):
         state.release()
         apart = executable.open(20)
-        assert alone(whole(apart, count)) == found[sizes.index(count)]
+        assert run_alone(whole(apart, count)) == found[sizes.index(count)]
         apart.release()
 
 
@@ -197,7 +197,7 @@ class Careless:
         return drafting
 
 
-class Steady(Stepwise):
+class Steady(StepwiseDrafting):
     wants = ()
 
     def steps(self, ids, count):
@@ -210,7 +210,7 @@ class Steady(Stepwise):
         pass
 
 
-@pytest.mark.parametrize("yields", [None, [], Feed(None, ())])
+@pytest.mark.parametrize("yields", [None, [], ForwardRequest(None, ())])
 def test_a_drafter_that_yields_no_rows_ends_its_own_drafting_only(yields):
     made, plain = run(compiled(), Careless(yields), range(2)), run(compiled(), None, range(2))
     assert [facts(one) for one in made] == [facts(one) for one in plain]

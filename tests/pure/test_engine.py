@@ -26,11 +26,11 @@ from scripted import END, ScriptedExecutable
 from small_program import bound, small_program
 
 from cortiq.backend import CompileOptions
+from cortiq.engine.cache_roles import CachePoint, CacheRole
 from cortiq.engine.drafting import Speculation
-from cortiq.engine.policy.adaptive import Learning, Limits
+from cortiq.engine.policy.adaptive import AdaptiveDepthFactory, DepthLimits
 from cortiq.engine.prefixes import PrefixCache
-from cortiq.engine.roles import Mark, Role
-from cortiq.engine.schedule import Need, Share, shares, urgency
+from cortiq.engine.row_budget import RowDemand, RowGrant, divide_rows, urgency
 from cortiq.errors import BackendError, RequestError, SequenceFailedError
 
 MODELS = ("tiny-llama", "tiny-lfm2")
@@ -70,7 +70,7 @@ def test_batch_of_sixteen_in_any_order_is_each_one_alone(backend, model):
 def test_batches_submitted_ahead_change_nothing(model):
     """On a slow device, with marks, kept prefixes, cancels, priorities and little memory."""
     on = executable("cpu", model)
-    wanted = [replace(one, marks=(Mark(9, Role.SYSTEM),)) for one in sixteen()]
+    wanted = [replace(one, cache_points=(CachePoint(9, CacheRole.SYSTEM),)) for one in sixteen()]
     expected = [alone(on, one) for one in wanted]
     limited = executable("cpu", model, memory_limit=9 * on.state_bytes(64))
     device = Deferred(limited)
@@ -107,7 +107,7 @@ def test_steps_run_ahead_while_a_drafter_rests(honest):
     expected, device, ahead = alone(on, wanted), Deferred(on), []
     device.inner = timed = Timed(on)
     drafter = oracle([*wanted.prompt, *expected[0]], lambda place, i: not honest)
-    drafted = Speculation(drafter, Learning(Limits(start=1)))
+    drafted = Speculation(drafter, AdaptiveDepthFactory(DepthLimits(start=1)))
     with engine(device, clock=lambda: timed.seconds) as mine:
         made = mine.submit(wanted, speculation=drafted, record=True)
         while mine.step():
@@ -164,7 +164,7 @@ def test_drafts_and_kept_prefixes_over_every_kind_of_slot(backend):
         for number in range(6):
             ids = (*(7 * i % 50 for i in range(12 + 3 * number)), number)
             wanted = replace(request([1], 16, **PENALISED), prompt=ids)
-            wanted = replace(wanted, marks=(Mark(10, Role.SYSTEM),))
+            wanted = replace(wanted, cache_points=(CachePoint(10, CacheRole.SYSTEM),))
             expected.append(alone(on, wanted))
             truth = [*ids, *expected[-1][0]]
             drafter = oracle(truth, lambda place, i: chance.random() < 0.3)
@@ -420,20 +420,28 @@ def test_a_text_that_repeats_itself_ends_as_a_loop():
 
 
 def test_rows_go_to_decoding_sequences_first_then_to_drafts_and_prompts():
-    decoding = [Need(1, 64, True, 4, (i, i)) for i in range(3)]
-    prompts = [Need(100, 64, False, 0, (0, 9)), Need(5, 64, False, 0, (1, 10))]
-    assert shares(decoding, 256) == [Share(1, 4)] * 3
-    assert shares([*decoding, *prompts], 23) == [
-        Share(1, 4), Share(1, 4), Share(1, 2), Share(10), Share(0),
+    decoding = [RowDemand(1, 64, True, 4, (i, i)) for i in range(3)]
+    prompts = [RowDemand(100, 64, False, 0, (0, 9)), RowDemand(5, 64, False, 0, (1, 10))]
+    assert divide_rows(decoding, 256) == [RowGrant(1, 4)] * 3
+    assert divide_rows([*decoding, *prompts], 23) == [
+        RowGrant(1, 4), RowGrant(1, 4), RowGrant(1, 2), RowGrant(10), RowGrant(0),
     ]  # fmt: skip
-    assert shares([*decoding, *prompts], 2) == [Share(1), Share(1), Share(), Share(), Share()]
-    first = Need(100, 64, False, 0, (-1, 9))  # a prompt more urgent than all of them gets a row
-    assert shares([*decoding, first], 2) == [Share(1), Share(), Share(), Share(1)]
-    assert shares([*decoding, first], 1) == [Share(), Share(), Share(), Share(1)]
-    assert shares([*prompts], 256) == [Share(64), Share(5)]
-    replay = Need(20, 64, True, 4, (0, 0))
-    assert shares([replay, decoding[1]], 8) == [Share(8), Share()]
-    assert shares([replay], 22) == [Share(20, 2)]
+    assert divide_rows([*decoding, *prompts], 2) == [
+        RowGrant(1),
+        RowGrant(1),
+        RowGrant(),
+        RowGrant(),
+        RowGrant(),
+    ]
+    first = RowDemand(
+        100, 64, False, 0, (-1, 9)
+    )  # a prompt more urgent than all of them gets a row
+    assert divide_rows([*decoding, first], 2) == [RowGrant(1), RowGrant(), RowGrant(), RowGrant(1)]
+    assert divide_rows([*decoding, first], 1) == [RowGrant(), RowGrant(), RowGrant(), RowGrant(1)]
+    assert divide_rows([*prompts], 256) == [RowGrant(64), RowGrant(5)]
+    replay = RowDemand(20, 64, True, 4, (0, 0))
+    assert divide_rows([replay, decoding[1]], 8) == [RowGrant(8), RowGrant()]
+    assert divide_rows([replay], 22) == [RowGrant(20, 2)]
 
 
 def test_nobody_waits_for_ever():

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cortiq.backend import CompileOptions
+from cortiq.engine.cache_roles import CachePoint, CacheRole
 from cortiq.engine.prefixes import PrefixCache
-from cortiq.engine.roles import Mark, Role
 
 BACKEND = "cpu" if "cpu" in backends() else "reference"
 MORE = int(os.environ.get("CORTIQ_TEST_EXAMPLES", "0"))
@@ -76,9 +76,9 @@ class EngineMachine(RuleBasedStateMachine):
     def submit(self, head, cut, tail, way, tokens, priority, honesty, marked):
         head = head if self.windowed else head[:70]
         ids = [*head[: len(head) - cut], *tail]
-        marks = (Mark(10, Role.SYSTEM),) if marked else ()
+        points = (CachePoint(10, CacheRole.SYSTEM),) if marked else ()
         rows = 16 if len(ids) < 100 else 150
-        wanted = request(ids, tokens, chunk_rows=rows, marks=marks, **WAYS[way])
+        wanted = request(ids, tokens, chunk_rows=rows, cache_points=points, **WAYS[way])
         self._submit(wanted, priority, honesty)
 
     def _submit(self, wanted, priority, honesty):

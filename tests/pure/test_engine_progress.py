@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scripted import VOCABULARY, tiny_program
 
 from cortiq.backend import Argmax, BatchResult, Digest, Draw, Finished, Outcome, Status
-from cortiq.engine import schedule
-from cortiq.engine.places import Places
+from cortiq.engine import row_budget as schedule
+from cortiq.engine.state_manager import StateManager
 from cortiq.numerics.digest import digest
 
 PATIENCE = 4
@@ -90,18 +90,18 @@ def text(wanted):
 def impatient(monkeypatch):
     """Turns come soon; and places are looked for a bounded number of times in a step."""
     monkeypatch.setattr(schedule, "PATIENCE", PATIENCE)
-    find = Places.find
+    allocate = StateManager.allocate
 
     def counted(self, *given):
         self.looked = getattr(self, "looked", 0) + 1
         assert self.looked < 1000, "places are given and taken without a step"
-        return find(self, *given)
+        return allocate(self, *given)
 
-    monkeypatch.setattr(Places, "find", counted)
+    monkeypatch.setattr(StateManager, "allocate", counted)
 
 
 def step(mine):
-    mine._places.looked = 0
+    mine._states.looked = 0
     return mine.step()
 
 

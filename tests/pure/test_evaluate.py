@@ -10,7 +10,7 @@ from engines import backends
 
 import cortiq
 from cortiq.errors import RequestError
-from cortiq.runtime.evaluate import Evaluated, generation_options, rolling_windows
+from cortiq.model.evaluate import EvaluationModel, generation_options, rolling_windows
 
 NAME = "synthetic:tiny-llama?seed=6"
 PAIRS = [
@@ -27,7 +27,7 @@ ASKED = [
 @pytest.fixture(scope="module")
 def evaluated():
     with cortiq.load(NAME, backend="reference", context=128) as model:
-        yield Evaluated(model, batch=2)
+        yield EvaluationModel(model, batch=2)
 
 
 def logprob(model, ids, start):
@@ -115,14 +115,17 @@ def test_every_backend_gives_the_same_item_for_item():
     found = {}
     for backend in backends():
         with cortiq.load(NAME, backend=backend, context=128) as model:
-            it = Evaluated(model)
+            it = EvaluationModel(model)
             found[backend] = it.likelihoods(PAIRS), it.rolling("a text " * 30), it.texts(ASKED)
     assert len(found) > 1 and all(one == found["reference"] for one in found.values())
 
 
+@pytest.mark.slow
 def test_the_harness_itself(tmp_path):
-    """A task of the harness, from a file, on two backends: every sample has equal scores."""
-    pytest.importorskip("lm_eval", reason="needs the harness: pip install 'cortiq[lm-eval]'")
+    """Tasks of the harness, from files, on two backends: every sample has equal scores, and they
+    are those that the model gives without a harness.
+    """
+    pytest.importorskip("lm_eval", reason="needs the harness, which `make slow` installs")
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
@@ -143,13 +146,36 @@ def test_the_harness_itself(tmp_path):
         "generation_kwargs:\n  until: ['.']\n  max_gen_toks: 5\n"
         "metric_list:\n  - metric: exact_match\n"
     )
+    (tmp_path / "whole.yaml").write_text(
+        f"task: whole\noutput_type: loglikelihood_rolling\n{common}doc_to_target: '{{{{q}}}}'\n"
+        "metric_list:\n  - metric: word_perplexity\n"
+    )
+    names = ["choice", "free", "whole"]
     tasks, samples = TaskManager(include_path=str(tmp_path), include_defaults=False), []
     for backend in ("reference", "cpu"):
         model = CortiqLM(NAME, backend=backend, context=128)
         made = simple_evaluate(
-            model, tasks=["choice", "free"], task_manager=tasks, log_samples=True, verbosity="ERROR"
+            model, tasks=names, task_manager=tasks, log_samples=True, verbosity="ERROR"
         )
-        samples.append([[s["resps"] for s in made["samples"][t]] for t in ("choice", "free")])
+        samples.append([[s["resps"] for s in made["samples"][name]] for name in names])
+        own = model.evaluated
+        pairs = [(row["q"], f" {end}") for row in rows for end in row["a"]]
+        scored = [(one.logprob, one.greedy) for one in own.likelihoods(pairs)]
+        rolled = [own.rolling(row["q"]) for row in rows]
         model.loaded.close()
+        assert made["config"]["model_hash"] == model.get_model_info()["model_hash"]
     assert samples[0] == samples[1]
-    assert len(samples[0][0]) == len(rows)
+    choice, free, whole = samples[0]
+    assert len(choice) == len(free) == len(whole) == len(rows)
+    assert all(isinstance(text, str) for text in _flat(free))
+    assert sorted(_flat(whole)) == sorted(rolled)
+    assert sorted(n for n in _flat(choice) if not isinstance(n, bool)) == sorted(
+        logprob for logprob, _ in scored
+    )
+
+
+def _flat(nested):
+    """Every value of lists in lists."""
+    if isinstance(nested, (list, tuple)):
+        return [value for part in nested for value in _flat(part)]
+    return [nested]

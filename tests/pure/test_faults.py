@@ -10,13 +10,13 @@ import pytest
 from cortiq.errors import RequestError
 from cortiq.ir import primitives_of
 from cortiq_conformance import catalogue
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.catalogue import cases
 from cortiq_conformance.faults import FAULTS, FaultyBackend
 from cortiq_conformance.faults.table import ANSWERS, DECLINES, DELEGATES, STATES, WRONG
-from cortiq_conformance.orders import ORDERS, meeting
-from cortiq_conformance.report import Outcome
+from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import run
-from cortiq_conformance.source import Source
+from cortiq_conformance.summation_orders import ORDERS, terms_meeting
 
 COMPUTING = [fault for fault in FAULTS if fault not in (DECLINES, DELEGATES)]
 ORDERED = [fault for fault in FAULTS if FAULTS[fault].order]
@@ -29,7 +29,7 @@ def blamed_results(report):
 @pytest.fixture(scope="module")
 def listed():
     """Level 0 by id, its cases built once: many faults are held against what they expect."""
-    built = {case: case.build(Source(case.id)) for case in cases((0,))}
+    built = {case: case.build(CaseData(case.id)) for case in cases((0,))}
     return {
         case.id: (replace(case, build=lambda _, check=check: check), check)
         for case, check in built.items()
@@ -63,7 +63,7 @@ def sees(check, kinds):
 def terms(check, fault):
     """Return the most terms that meet in the order that the fault changes."""
     order, kinds = FAULTS[fault].order, touched(fault)
-    met = meeting(order, *program_of(check))
+    met = terms_meeting(order, *program_of(check))
     counts = [max(found, default=0) for (kind, _), found in met.items() if kind in kinds]
     return max(counts, default=0)
 
@@ -82,7 +82,7 @@ def test_a_fault_is_found_where_the_table_says_and_nowhere_before(fault, listed,
     assert report.blamed() == set(known.families)
     assert {result.case.stage for result in failed} == {known.stage}
     assert {result.divergence.op for result in blamed_results(report)} == {known.op}
-    assert report.count(Outcome.ERROR) == 0
+    assert report.count(CaseOutcome.ERROR) == 0
     if known.order:  # not by luck: a bit differs only where enough terms meet
         assert min(terms(listed[r.case.id][1], fault) for r in failed) >= known.fewest
 
@@ -111,7 +111,7 @@ def test_three_and_four_terms_of_every_order_meet_in_level_0(listed):
     met = {}
     for _, check in listed.values():
         for order in ORDERS:
-            for (kind, layout), counts in meeting(order, *program_of(check)).items():
+            for (kind, layout), counts in terms_meeting(order, *program_of(check)).items():
                 met.setdefault((order, kind, layout), set()).update(counts)
     adding = {name: counts for name, counts in met.items() if max(counts, default=0) > 1}
     assert [name for name, counts in adding.items() if not {3, 4} <= counts] == []
@@ -145,15 +145,15 @@ def test_the_operands_of_the_first_wrong_element_are_shown():
     report = run(FaultyBackend("output never written"), levels=(0,), only="Bias[width")
     (result,) = report.results
     found = result.divergence
-    case = result.case.build(Source(result.case.id))
+    case = result.case.build(CaseData(result.case.id))
     x = case.feeds[0].inputs["x"][(found.row, *found.element)]
     assert f"there x = {float(x):.9g} (0x" in result.reason and ", bias = " in result.reason
 
 
 def test_declining_everything_computes_nothing_and_fails_whatever_is_allowed():
     report = run(FaultyBackend(DECLINES), levels=(0, 1), allow_declined=True)
-    assert report.count(Outcome.SAME) == 0
-    assert report.count(Outcome.DECLINED) == len(report.results)
+    assert report.count(CaseOutcome.SAME) == 0
+    assert report.count(CaseOutcome.DECLINED) == len(report.results)
     assert list(report.failures())[:2] == [
         "level 0: nothing was computed and found the same",
         "level 1: nothing was computed and found the same",
@@ -162,7 +162,7 @@ def test_declining_everything_computes_nothing_and_fails_whatever_is_allowed():
 
 def test_delegating_behind_the_back_is_found_for_every_primitive():
     report = run(FaultyBackend(DELEGATES), levels=(0,), only="level0/placement")
-    assert {result.outcome for result in report.results} == {Outcome.DIFFERENT}
+    assert {result.outcome for result in report.results} == {CaseOutcome.DIFFERENT}
     assert report.blamed() == {"placement"}
     values = run(FaultyBackend(DELEGATES), levels=(0,), only="level0/Add")
     assert values.passed

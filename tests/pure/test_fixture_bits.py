@@ -13,9 +13,13 @@ from sequences import WANTS, alive, alone, completed, feed, forward, in_chunks, 
 from walk import Walk, calls
 
 from cortiq.backend import Argmax, CompileOptions, Digest, Drawn, Executable, Named, Row, Status
+from cortiq.ir import Program, primitives_of
 from cortiq.ir.layers import Attention
+from cortiq.ir.ops import Rope
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
+from cortiq.numerics import ideal
+from cortiq.numerics.rope import RopeTable
 from cortiq_reference.backend import ReferenceBackend
 
 HIDDEN, DRAFT_HIDDEN = Named("hidden"), Named("mtp.hidden")
@@ -52,6 +56,38 @@ def test_t36_is_of_the_model_it_names():
     assert [op.kv_heads for op in layers] == [1, 2, 2, 1]
     assert [op.sinks for op in layers] == [False, True, True, False]
     assert [op.window for op in layers] == [None, 3, 3, None]
+    assert [op.rope and op.rope.base for op in layers] == [1e7, 1e4, 1e4, 1e7]
+
+
+def attending(program: Program) -> list[Attention]:
+    return [node.op for node in program.trunk.nodes if isinstance(node.op, Attention)]
+
+
+@pytest.mark.parametrize("name", ["tiny-mimo", "tiny-gemma3"])
+def test_t18_windowed_layers_turn_by_their_own_table(name):
+    """Each layer's queries are its heads turned, in float64, by its own table and by no other's."""
+    executable = compiled(f"{name}?format=f32")
+    primitives = primitives_of(executable.program).trunk.nodes
+    turns = [node for node in primitives if isinstance(node.op, Rope)]
+    wants = tuple(Named(v) for node in turns for v in (node.inputs[0], node.outputs[0]))
+    ids = [(7 * i + 3) % 64 for i in range(40)]
+    (found,) = feed(executable, executable.open(64), ids, wants)[-1:]
+    tables = {node.op.table for node in turns}
+    assert len(tables) == 2
+    layers = {f"layers.{n}.": op.rope for n, op in enumerate(attending(executable.program))}
+    for node in turns:
+        x, turned = (np.asarray(found[Named(v)], np.float64)
+                     for v in (node.inputs[0], node.outputs[0]))  # fmt: skip
+        (own,) = (table for layer, table in layers.items() if node.name.startswith(layer))
+        fits = {
+            table: np.abs(turned - by_table(x, table, node.op.pairing, len(ids) - 1)).max()
+            for table in tables
+        }
+        assert fits.pop(own) < 1e-5 < 1e-2 < min(fits.values())
+
+
+def by_table(x: np.ndarray, table: RopeTable, pairing: str, position: int) -> np.ndarray:
+    return ideal.apply_rope(x[None], *ideal.rope_table(table, np.array([position])), pairing)[0]
 
 
 MODELS = ["tiny-llama", "tiny-gemma3", "tiny-mixtral", "tiny-lfm2", "tiny-mimo"]

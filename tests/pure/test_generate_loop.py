@@ -10,6 +10,7 @@ import pytest
 from scripted import END, scripted_model
 
 from cortiq.backend import Argmax, Digest, Draw, Drawn
+from cortiq.engine.digest_chain import START, chain
 from cortiq.errors import (
     BackendError,
     DeclinedError,
@@ -18,7 +19,6 @@ from cortiq.errors import (
     TokenizerError,
 )
 from cortiq.numerics.digest import digest
-from cortiq.runtime.chain import START, chain
 
 
 def pieces_of(model, prompt="ab", **options):
@@ -378,7 +378,7 @@ def test_statistics_count_prompt_and_answer():
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_times_are_those_of_prefill_and_of_the_tokens_after_the_first(asynchronous, monkeypatch):
     rows = 0
-    monkeypatch.setattr("cortiq.runtime.statistics._now", lambda: float(rows))
+    monkeypatch.setattr("cortiq.engine.statistics._now", lambda: float(rows))
     model = scripted_model("hello", asynchronous=asynchronous)
     plain = model.executable.logits
 

@@ -17,12 +17,12 @@ from cortiq.engine.drafters.heads import HeadDrafter
 from cortiq.engine.drafting import FixedDepth, Speculation
 from cortiq.engine.engine import Engine
 from cortiq.engine.prefixes import PrefixCache
+from cortiq.engine.request import make_request
 from cortiq.errors import RequestError, UnsupportedError
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
 from cortiq.numerics.layouts import Weight
 from cortiq.options import GenerateOptions
-from cortiq.runtime.request import make_request
 
 MODELS = [("tiny-llama", "mtp"), ("tiny-lfm2", "mtp"), ("tiny-llama", "mimo")]
 

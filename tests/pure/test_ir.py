@@ -182,7 +182,7 @@ BROKEN = {
     "an input or output has no type": lambda: with_trunk(
         looped(), values={k: v for k, v in looped().trunk.values.items() if k != "embed"}
     ),
-    "outputs are declared otherwise than RMSNorm computes them": lambda: with_trunk(
+    "the declared outputs differ from those of RMSNorm": lambda: with_trunk(
         looped(), values=looped().trunk.values | {"layers.0.norm": Type((9,))}
     ),
     r"RMSNorm takes f32\[..., 9\], got f32\[8\]": lambda: edited(

@@ -31,7 +31,7 @@ def test_every_layer_primitive_and_slot_is_listed():
 
 
 def test_what_is_planned_does_not_exist_yet():
-    planned = set(re.findall(r"^\| `(\w+)", section("What later operators bring"), re.MULTILINE))
+    planned = set(re.findall(r"^\| `(\w+)", section("Planned operators"), re.MULTILINE))
     assert not planned & {op.__name__ for op in PRIMITIVES}
     assert {"RowMoments", "PhaseScan"} <= planned
 

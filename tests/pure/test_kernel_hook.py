@@ -17,7 +17,6 @@ from cortiq.plugins import load_plugins
 from cortiq_conformance import models
 from cortiq_conformance.runner import run
 from cortiq_reference.backend import ReferenceBackend
-from cortiq_torch.arithmetic import snap as torch_snap
 from cortiq_torch.backend import TorchBackend
 
 
@@ -26,7 +25,7 @@ def add(call, a, b):
 
 
 def torch_add(call, a, b):
-    return torch_snap(torch.add(a, b), call.faults)
+    return call.library.snap(torch.add(a, b), call.faults)
 
 
 def returning(found):
@@ -86,7 +85,7 @@ def test_on_torch_a_kernel_reaches_the_primitives_of_a_claimed_layer():
 
     def multiply(call, a, b):
         calls.append(call.op)
-        return torch_snap(a * b, call.faults)
+        return call.library.snap(a * b, call.faults)
 
     kernel = Kernel("torch", ops.Multiply, multiply, "counted")
     backend = loaded([kernel], backend=TorchBackend()).backends["torch"]

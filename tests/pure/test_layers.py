@@ -10,6 +10,7 @@ from one_layer import EPS, FUNCTIONS, normed, plain, run, sigmoid, weights_for
 
 from cortiq.errors import GraphError
 from cortiq.ir.layers import Attention, AttentionGate, LatentAttention, QKNorm
+from cortiq.ir.layers.indexer import Indexer
 from cortiq.numerics.rope import RopeTable, Sections
 
 ROWS = 20
@@ -70,6 +71,7 @@ def attention(op, w, x, values=None, turns=None):
 
 BASE = {"width": 24, "heads": 6, "kv_heads": 2, "head_dim": 8}
 TABLE, PARTIAL = RopeTable(100.0, 8), RopeTable(100.0, 4)
+INDEXER = Indexer(2, 8, 16, 2, 1, EPS)
 OPTIONS = {
     "plain": {},
     "rope": {"rope": TABLE},
@@ -115,12 +117,18 @@ def test_attention_is_its_formula(name):
         ({"output_gate": True, "qk_norm": QKNorm(EPS, full_width=True)}, "queries and their gates"),
         ({"biased": ("q", "w")}, "biased is .*each of which is one of q, k, v"),
         ({"kv_heads": 4}, "kv_heads is 4, .*heads is 6; .* kv_heads divides heads"),
+        ({"shares_kv": True, "value_input": True}, "a layer without values takes no row"),
+        ({"sections": Sections((2, 1, 1)), "rope": TABLE, "indexer": INDEXER}, "an indexer goes"),
+        ({"shares_kv": True, "indexer": INDEXER}, "an indexer goes with keys"),
     ],
 )
 def test_attention_that_cannot_be_is_refused(options, words):
     op = Attention(**BASE | options)
+    given = {"x": np.zeros((1, 24))}
+    given |= {"turns": np.zeros((1, 3), np.int32)} if op.sections else {}
+    given |= {"values": np.zeros((1, 24))} if op.value_input else {}
     with pytest.raises(GraphError, match=words):
-        run(op, {}, {"x": np.zeros((1, 24))})
+        run(op, {}, given)
 
 
 def test_sections_turn_each_pair_by_the_position_of_its_axis():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from cortiq_conformance.case import Scenario
+from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.layer_options import KIMI, NET, OPTIONS, SPACE
 from cortiq_conformance.layers import layer_probe
-from cortiq_conformance.source import Source
 from cortiq_reference.ideal import evaluate
 
 ROWS, TOLERANCE = 40, 2e-3
@@ -17,7 +17,7 @@ ROWS, TOLERANCE = 40, 2e-3
 @pytest.mark.parametrize("layout", ["f32", "w16"])
 @pytest.mark.parametrize("op", [*OPTIONS, NET, KIMI, SPACE], ids=lambda op: op.describe()[:70])
 def test_the_contract_is_close_to_float64(op, layout):
-    source = Source(f"{op.describe()} {layout}")
+    source = CaseData(f"{op.describe()} {layout}")
     probe = layer_probe(op, layout, source)
     feed = probe.feed(source, ROWS)
     contract = Scenario(probe.program, probe.weights, [feed]).expected()["y"]

@@ -42,6 +42,7 @@ def test_tail_repeat_counts_the_copied_stretch(ids, length):
         ([1, 2, 3, 4, 5, 6, 7, 9, 9, 2, 3, 4], 4, 3, []),
         ([5, 2, 3, 4, 8, 0, 3, 4, 7, 0, 5, 2, 3, 4], 2, 1, [8]),
         ([2, 3, 4, 8, 0, 2, 3, 4, 7, 0, 2, 3, 4], 2, 1, [7]),
+        ([9, 2, 3, 4, 8, 5, 2, 3, 4, 7, 6, 2, 3, 4], 3, 1, [7]),
         ([1, 2, 1, 2, 1, 2], 3, 4, [1, 2]),
         ([1, 2], 3, 4, []),
         ([], 3, 4, []),
@@ -51,6 +52,27 @@ def test_tail_repeat_counts_the_copied_stretch(ids, length):
 )
 def test_lookup_continues_a_repeated_stretch(ids, least, count, next_ids):
     assert list(lookup_continuation(ids, least, count)) == next_ids
+    index = NgramIndex()
+    index.extend(ids)
+    if least >= GRAM:  # shorter matches are none of the index's
+        drafted = LookupDrafter().open(None).propose(ids, count).ids
+        found = index.match()
+        assert (found.length >= least) is bool(next_ids or count <= 0)
+        assert list(index.continuation(found, count))[: len(next_ids)] == next_ids
+        assert list(drafted[: len(next_ids)]) == next_ids[: trusted(found.length, count)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "count", "drafts"),
+    [
+        # the longest match goes before a later one that is shorter, the latest before its equals
+        ([5, 2, 3, 4, 1, 8, 9, 0, 3, 4, 1, 7, 0, 5, 2, 3, 4, 1], 1, [8]),
+        ([9, 2, 3, 4, 8, 5, 2, 3, 4, 7, 6, 2, 3, 4], 1, [7]),
+        ([1, 2, 3, 4, 5, 6, 7, 9, 9, 2, 3], 3, []),
+    ],
+)
+def test_t04_what_is_drafted_is_the_stretch_that_is_repeated(ids, count, drafts):
+    assert list(LookupDrafter().open(None).propose(ids, count).ids) == drafts
 
 
 few_ids = st.lists(st.integers(0, 3), max_size=CHAIN)

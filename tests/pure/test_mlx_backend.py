@@ -17,7 +17,7 @@ from cortiq_conformance.runner import run
 
 mx = pytest.importorskip("mlx.core", reason="MLX has no wheel here", exc_type=ImportError)
 
-from cortiq_mlx import exact, fuse, gate, matrices  # noqa: E402
+from cortiq_mlx import exact, fuse, matrices, self_test  # noqa: E402
 from cortiq_mlx.backend import MlxBackend  # noqa: E402
 
 FILES = sorted(Path(cortiq_mlx.__file__).parent.glob("*.py"))
@@ -146,12 +146,12 @@ def test_what_computes_is_stated_for_receipts():
 
 
 def test_a_device_with_other_arithmetic_is_refused(monkeypatch):
-    gate.check_device.cache_clear()
-    wrong = (lambda a, b: a + b * (1.0 + 2.0**-23), gate.OPERATIONS["a + b"][1])
-    monkeypatch.setitem(gate.OPERATIONS, "a + b", wrong)
+    self_test.check_device.cache_clear()
+    wrong = (lambda a, b: a + b * (1.0 + 2.0**-23), self_test.OPERATIONS["a + b"][1])
+    monkeypatch.setitem(self_test.OPERATIONS, "a + b", wrong)
     with pytest.raises(BackendError, match=r"MLX on cpu computes a \+ b with other bits"):
-        gate.check_device("cpu")
-    gate.check_device.cache_clear()
+        self_test.check_device("cpu")
+    self_test.check_device.cache_clear()
 
 
 def test_an_unknown_device_is_refused():

@@ -9,6 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 
+from cortiq.backend.array_attention import AttentionGeometry, attend
 from cortiq.numerics.attention import scoring
 from cortiq.numerics.layouts import LAYOUTS, decode
 from cortiq.numerics.matmul import run_sums
@@ -22,8 +23,9 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compil
 pytest.importorskip("cortiq_cpu")
 from cpu_products import random_rows, random_weight  # noqa: E402
 
-from cortiq_mlx import attention, bodies, custom, exact, executable, matrices, trial  # noqa: E402
-from cortiq_mlx.arithmetic import Rows  # noqa: E402
+from cortiq_mlx import bodies, custom, exact, executable, matrices, trial  # noqa: E402
+from cortiq_mlx.arithmetic import Planes, Rows  # noqa: E402
+from cortiq_mlx.arrays import FLOATS  # noqa: E402
 from cortiq_mlx.backend import MlxBackend  # noqa: E402
 
 TYPES = {
@@ -161,7 +163,7 @@ def cache_rows(rng, rows, heads, dim):
     x = rng.standard_normal((rows, heads, dim)) * np.exp2(rng.integers(-6, 6, (rows, heads, 1)))
     known = quantise_rows(x.astype(np.float32))
     sides = mx.array(np.stack(planes(known.q), axis=2))
-    return known, attention.Planes(sides, mx.array(known.e.astype(np.int8)))
+    return known, Planes(sides, mx.array(known.e.astype(np.int8)))
 
 
 @needs_compiler
@@ -172,10 +174,10 @@ def test_tiles_have_the_bits_of_the_array_operations(on_host, window):
     _, values = cache_rows(rng, 130, 2, 40)
     queries = quantise_rows(rng.standard_normal((2, 4, 24)).astype(np.float32) * 3)
     q = Rows(mx.array(queries.q.astype(np.int16)), mx.array(queries.e))
-    how = attention.Geometry(scoring(0.2), window, None)
-    plain = attention.attend(q, keys, values, [128, 129], how, {})
+    how = AttentionGeometry(scoring(0.2), window, None)
+    plain = attend(FLOATS, q, keys, values, [128, 129], how, {})
     with custom.using(frozenset({bodies.TILE.name})):
-        own = attention.attend(q, keys, values, [128, 129], how, {})
+        own = attend(FLOATS, q, keys, values, [128, 129], how, {})
     assert on_host == [bodies.TILE.name]
     np.testing.assert_array_equal(np.array(own), np.array(plain))
 

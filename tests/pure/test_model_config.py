@@ -332,7 +332,7 @@ def test_a_family_only_describes(family):
         "__future__", "collections.abc", "dataclasses", "math", "typing", "cortiq.errors",
         "cortiq.ir", "cortiq.ir.layers", "cortiq.ir.ops", "cortiq.models", "cortiq.models.config",
         "cortiq.models.layer_kinds", "cortiq.models.mla", "cortiq.models.names",
-        "cortiq.models.parts", "cortiq.models.pieces", "cortiq.models.rope",
+        "cortiq.models.parts", "cortiq.models.tensor_pieces", "cortiq.models.rope",
         "cortiq.numerics.rope", "cortiq.numerics.route",
     }  # fmt: skip
     allowed |= {f"cortiq.models.{name}" for name in OWN}

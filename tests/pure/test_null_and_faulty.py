@@ -16,7 +16,7 @@ from cortiq_conformance import models
 from cortiq_conformance.catalogue import cases
 from cortiq_conformance.faults import FAULTS
 from cortiq_conformance.faults.table import DECLINES
-from cortiq_conformance.report import Outcome
+from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import run, run_case, select
 from cortiq_conformance.subject import Subject
 from cortiq_faulty.backend import BY_DEVICE, ChosenFault, DecliningBackend
@@ -81,8 +81,8 @@ def test_every_fault_can_be_chosen():
 def test_a_chosen_fault_is_found():
     (case,) = select(cases((0,)), "level0/Add[")[:1]
     subject = Subject(ChosenFault(), "sums-that-are-not-snapped")
-    assert run_case(case, subject).outcome is Outcome.DIFFERENT
-    assert run_case(case, Subject(ChosenFault(), "all-zero")).outcome is Outcome.SAME
+    assert run_case(case, subject).outcome is CaseOutcome.DIFFERENT
+    assert run_case(case, Subject(ChosenFault(), "all-zero")).outcome is CaseOutcome.SAME
 
 
 def test_without_a_fault_it_says_how_to_choose_one():
@@ -93,7 +93,7 @@ def test_without_a_fault_it_says_how_to_choose_one():
 def test_one_declines_everything():
     report = run(DecliningBackend(), levels=(0,), only="level0/Add[", allow_declined=True)
     assert report.backend == "faulty-declines"
-    assert not report.passed and report.count(Outcome.SAME) == 0
+    assert not report.passed and report.count(CaseOutcome.SAME) == 0
 
 
 def test_the_command_shows_a_report_and_a_replay(tmp_path):

@@ -13,7 +13,7 @@ from cortiq.errors import BackendError
 from cortiq.ir import ops
 from cortiq.numerics.quantise import Quantised
 from cortiq_conformance import models
-from cortiq_conformance.report import Outcome
+from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import run
 from cortiq_reference.backend import ReferenceBackend
 
@@ -56,7 +56,7 @@ def test_a_kernel_that_returns_something_else_is_named_with_node_and_operator(ba
 
     chosen.use_kernel(Kernel(chosen.name, ops.Add, wrong_add, "wrong"))
     report = run(chosen, levels=(0,), only="level0/Add[")
-    assert report.results and {r.outcome for r in report.results} == {Outcome.ERROR}
+    assert report.results and {r.outcome for r in report.results} == {CaseOutcome.ERROR}
     for result in report.results:
         assert re.match(r"node '\w+', Add: the kernel .*wrong_add ", result.reason), result.reason
         assert re.search(sentence, result.reason), result.reason
@@ -79,7 +79,7 @@ def test_both_parts_of_quantised_rows_are_checked(made, sentence):
     backend = ReferenceBackend()
     backend.use_kernel(Kernel("reference", ops.Quantise, wrong, "wrong"))
     (result, *_) = run(backend, levels=(0,), only="level0/Quantise[zeros").results
-    assert result.outcome is Outcome.ERROR
+    assert result.outcome is CaseOutcome.ERROR
     assert re.search(sentence, result.reason), result.reason
 
 

@@ -14,7 +14,7 @@ from walk import Walk, calls
 
 from cortiq.backend import CompileOptions, Digest, Executable, Named
 from cortiq.ir import Node
-from cortiq.runtime.place import place, place_split
+from cortiq.placement.place import place, place_split
 from cortiq_reference.backend import ReferenceBackend
 
 REFERENCE = ReferenceBackend()

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 from cortiq.errors import FormatError
-from cortiq.models.pieces import Fused, cut, fused_of, piece_of
+from cortiq.models.tensor_pieces import FusedTensor, fused_of, locate_piece, read_piece
 from cortiq.models.weights import matrix_weight, vector_weight
 from cortiq.numerics.codes import half_to_float
 from cortiq.numerics.layouts import LAYOUTS, Weight, embedding_rows, floats
 
-QKV = Fused("attn.qkv", ("attn.q", "attn.k", "attn.v"))
-KV_B = Fused("attn.kv_b", ("attn.k_b", "attn.v_b"), ("attn.k_b",))
-BESIDE = Fused("experts.gate_up", ("experts.gate", "experts.up"), ("experts.gate", "experts.up"))
+QKV = FusedTensor("attn.qkv", ("attn.q", "attn.k", "attn.v"))
+KV_B = FusedTensor("attn.kv_b", ("attn.k_b", "attn.v_b"), ("attn.k_b",))
+BESIDE = FusedTensor(
+    "experts.gate_up", ("experts.gate", "experts.up"), ("experts.gate", "experts.up")
+)
 
 
 @dataclass
@@ -42,8 +44,8 @@ def q8_0(random, rows, columns):
 
 
 def part(fused, name, shapes, tensor, layout="f32"):
-    piece = piece_of(fused, name, shapes, "t")
-    return piece, matrix_weight([cut(tensor, piece)], shapes[name], layout)
+    piece = locate_piece(fused, name, shapes, "t")
+    return piece, matrix_weight([read_piece(tensor, piece)], shapes[name], layout)
 
 
 def values_of(weight, shape):
@@ -67,9 +69,9 @@ def test_matrices_below_each_other(kind):
 def test_biases_below_each_other():
     shapes = {"attn.q": (12,), "attn.k": (4,), "attn.v": (4,)}
     whole = np.arange(1, 21, dtype=np.float32)
-    piece = piece_of(QKV, "attn.k", shapes, "t")
+    piece = locate_piece(QKV, "attn.k", shapes, "t")
     assert piece.shape == (20,)
-    weight = vector_weight([cut(stored(whole), piece)], (4,))
+    weight = vector_weight([read_piece(stored(whole), piece)], (4,))
     assert np.array_equal(floats(weight)[0], whole[12:16])
 
 

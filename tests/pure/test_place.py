@@ -30,8 +30,8 @@ from cortiq.errors import BackendError, CortiqError, DeclinedError, GraphError, 
 from cortiq.ir import Builder
 from cortiq.ir.layers import Embedding, Linear
 from cortiq.ir.ops import Attend, Quantise, Reshape, Scale, StoreKV
-from cortiq.runtime.partition import partition
-from cortiq.runtime.place import declined_nodes, place, place_split
+from cortiq.placement.partition import partition
+from cortiq.placement.place import declined_nodes, place, place_split
 
 
 def test_a_memory_limit_is_kept_and_shared() -> None:
@@ -79,7 +79,7 @@ def test_the_parts_that_a_backend_supports_are_its_own() -> None:
     assert mine == {"Linear", "RMSNorm"}
     assert "Attend" in kinds
     # q, k and v are computed in one run: what is ready is computed before parts alternate.
-    assert len(executable.runs_of("trunk")) < 40
+    assert len(executable.segments_of("trunk")) < 40
 
 
 def test_a_slot_has_one_owner() -> None:
@@ -177,9 +177,9 @@ def test_a_reader_waits_for_the_writer_of_its_slot() -> None:
     program = b.program(outputs=("y",))
     owners = {("trunk", n.name): int(n.name == "slow") for n in program.trunk.nodes}
     cut = partition(program, owners, 2)
-    order = [n.name for run in cut.runs["trunk"] for n in run.graph.nodes]
+    order = [n.name for segment in cut.segments["trunk"] for n in segment.graph.nodes]
     assert order.index("store") < order.index("y")
-    assert [run.part for run in cut.runs["trunk"]] == [0, 1, 0]
+    assert [segment.part for segment in cut.segments["trunk"]] == [0, 1, 0]
 
 
 def test_a_decomposition_into_a_taken_name_is_an_error() -> None:
@@ -197,7 +197,7 @@ def test_a_split_beside_a_shared_slot_moves_the_reader_to_the_writer() -> None:
     executable = split(["layers.3"])
     assert not declined_nodes(executable)
     assert len(executable.open(8).parts) == 2
-    part_of = {n.name: r.part for r in executable.runs_of("trunk") for n in r.graph.nodes}
+    part_of = {n.name: r.part for r in executable.segments_of("trunk") for n in r.graph.nodes}
     assert part_of["layers.3.attention"] == part_of["layers.2.attention"] == 0
     assert part_of["layers.3.attended"] == 1
 

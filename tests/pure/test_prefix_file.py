@@ -163,7 +163,7 @@ def test_file_that_is_not_right_is_refused(saved, name, change, error, message):
     [("{", FormatError, "lengths: is not valid JSON"), ("[]", FormatError, "not a JSON object"),
      ('{"trunk": 3}', RequestError, "ids for 3 rows|has"), ("{}", RequestError, "entry graphs"),
      ('{"trunk": 64, "trunk": 64}', FormatError, "appears twice"),
-     ("[" * 5000, FormatError, "deep"), ('{"trunk": NaN}', RequestError, "has nan rows")],
+     ("[" * 100_000, FormatError, "deep"), ('{"trunk": NaN}', RequestError, "has nan rows")],
 )  # fmt: skip
 def test_lengths_are_read_strictly_even_with_the_right_hash(saved, name, lengths, error, message):
     def change(table, body):

@@ -25,13 +25,14 @@ from hypothesis import strategies as st
 from sequences import feed
 from small_program import bound
 
+import cortiq
 from cortiq.backend import CompileOptions
-from cortiq.engine import keys
-from cortiq.engine.keys import RollingKey, fold
-from cortiq.engine.marks import usual_marks
+from cortiq.engine import prefix_key as keys
+from cortiq.engine.cache_points import default_cache_points
+from cortiq.engine.cache_roles import CachePoint, CacheRole
+from cortiq.engine.prefix_key import RollingKey, fold
 from cortiq.engine.prefixes import PrefixCache
-from cortiq.engine.roles import Mark, Role
-from cortiq.engine.tree import Tree, common
+from cortiq.engine.radix_tree import RadixTree, common_prefix_length
 from cortiq.errors import RequestError
 from cortiq.ir import Builder
 from cortiq.ir.layers import Embedding, Linear, RMSNorm, ShortConv
@@ -51,13 +52,13 @@ def shared(a, b):
 @given(FEW, FEW, st.integers(0, 600))
 def test_common_prefix(a, b, same):
     head = list(range(same))
-    assert common([*head, *a], [*head, *b]) == same + shared(a, b)
+    assert common_prefix_length([*head, *a], [*head, *b]) == same + shared(a, b)
 
 
 @examples(300)
 @given(st.lists(st.tuples(FEW.filter(bool), st.booleans()), max_size=30), FEW)
 def test_tree_finds_what_comparing_everything_finds(moves, wanted):
-    tree, known, nodes = Tree(), {}, {}
+    tree, known, nodes = RadixTree(), {}, {}
     for number, (ids, remove) in enumerate(moves):
         if remove and tuple(ids) in known:
             del known[tuple(ids)]
@@ -111,8 +112,8 @@ def conversation(seed, turns):
     return found
 
 
-def marks_of(ids):
-    return Mark(12, Role.SYSTEM), Mark(len(ids) // 2, Role.TURN)
+def points_of(ids):
+    return CachePoint(12, CacheRole.SYSTEM), CachePoint(len(ids) // 2, CacheRole.TURN)
 
 
 @pytest.mark.parametrize(("backend", "model"), EVERYWHERE)
@@ -120,7 +121,7 @@ def test_reuse_on_is_reuse_off(backend, model):
     on, reused = executable(backend, model), 0
     ways = list(WAYS.values())
     with_ways = [
-        request(ids, 8, chunk_rows=16, marks=marks_of(ids), **ways[i % 3])
+        request(ids, 8, chunk_rows=16, cache_points=points_of(ids), **ways[i % 3])
         for i, ids in enumerate(conversation(5, 12))
     ]
     expected = [alone(on, one) for one in with_ways]
@@ -178,7 +179,14 @@ def test_states_are_given_up_by_role_then_by_use_and_it_is_said():
         feed(on, kept, prompt(seed, 20), ())
         return cache.put(prompt(seed, 20), kept, role)
 
-    roles = [Role.SYSTEM, Role.BRANCH, Role.TURN, Role.TURN, Role.TURN, Role.THINKING]
+    roles = [
+        CacheRole.SYSTEM,
+        CacheRole.BRANCH,
+        CacheRole.TURN,
+        CacheRole.TURN,
+        CacheRole.TURN,
+        CacheRole.THINKING,
+    ]
     assert [put(i, role) for i, role in enumerate(roles)] == [0, 0, 0, 1, 1, 1]
     there = [i for i in range(6) if cache.has(prompt(i, 20))]
     assert there == [0, 3, 4]
@@ -190,7 +198,7 @@ def test_states_are_given_up_by_role_then_by_use_and_it_is_said():
     size = on.state_bytes(20)
     cache.clear()
     cache.nbytes = 2 * size
-    assert [put(i, Role.TURN) for i in range(4)] == [0, 0, 1, 1]
+    assert [put(i, CacheRole.TURN) for i in range(4)] == [0, 0, 1, 1]
     cache.clear()
 
 
@@ -209,11 +217,11 @@ def test_kept_states_make_room_for_requests():
     assert free.free_bytes() == 4 * free.state_bytes(64) + 1000
 
 
-def embeddings(ids):
+def embeddings(ids, name="tiny-llama"):
     """The rows that the model's own table has for these ids."""
     from cortiq.numerics.layouts import embedding_rows
 
-    model = loaded("tiny-llama")
+    model = loaded(name)
     (name,) = [n for n in model.weights if "embed_tokens" in n]
     return np.ascontiguousarray(embedding_rows(model.weights[name], np.array(ids, np.int32)))
 
@@ -236,6 +244,74 @@ def test_embedding_prompts_never_meet_kept_prefixes(backend):
     assert facts(after) == alone(on, request([*a, 7], 6))
     assert facts(first) == alone(on, request(a, 4))
     cache.clear()
+
+
+@pytest.mark.parametrize("first", ["ended", "running"])
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-lfm2"])
+def test_t35_embedding_prompts_are_no_prefix_of_anybody_and_have_none(model, first):
+    """Either one first, whether it has ended, has a mark or still runs: nothing is reused."""
+    on = executable(name=model)
+    a, b = prompt(1, 40), prompt(2, 40)
+    foreign = request(a, 6, embeddings=embeddings(b, model), cache_points=points_of(a))
+    same_ids, longer = (request(ids, 6, cache_points=points_of(a)) for ids in (a, [*a, 7, 8, 9]))
+    source = alone(on, request(b, 6))
+    assert alone(on, foreign) == source != alone(on, same_ids)
+    for before, after in ((foreign, same_ids), (foreign, longer), (longer, foreign)):
+        cache = PrefixCache(on, 10)
+        with engine(on, prefixes=cache) as mine:
+            earlier = mine.submit(before)
+            mine.step()
+            if first == "ended":
+                mine.run()
+                assert earlier.done and bool(len(cache)) is (before is longer)
+            later = mine.submit(after)
+            mine.run()
+        assert later.stats.reused_tokens == 0
+        for made in (earlier, later):
+            assert facts(made) == (source if made.request is foreign else alone(on, made.request))
+        cache.clear()
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma3", "tiny-mimo"])
+@pytest.mark.parametrize("backend", backends())
+def test_embeddings_through_a_model_are_the_rows_they_are(backend, name):
+    """Rows of a text give that text's bits whatever the labels say, with prefixes, drafted, in
+    streams; of other rows they give others; and what the caller does to the array later is his.
+    """
+    with cortiq.load(f"synthetic:{name}", backend=backend, threads=1, context=128) as model:
+        model.keep_prefixes(4)
+        told = {"max_tokens": 6, "ignore_eos": True, "chunk_rows": 7}
+        a, b = ([(k * i + 3) % 60 for i in range(20)] for k in (7, 11))
+        rows, expected = model.token_embeddings(b), model.generate(b, **told)
+        assert rows.dtype == np.float32 and rows.shape[0] == 20
+        labelled = model.generate(a, **told)
+        for draft in ("off", "lookup"):
+            made = model.generate(a, embeddings=rows, draft=draft, **told)
+            assert (made.token_ids, made.digest) == (expected.token_ids, expected.digest)
+            assert made.digest != labelled.digest and made.stats.reused_tokens == 0
+            assert made.prompt_ids == tuple(a)
+        with pytest.raises(RequestError, match="embeddings or masks"):
+            made.receipt()
+        stream = model.stream(a, embeddings=rows, **told)
+        kept, rows[:] = rows.copy(), 1.0
+        "".join(stream)
+        assert stream.generation.digest == expected.digest
+        other = kept.copy()
+        other[4] = kept[5]
+        assert model.generate(a, embeddings=other, **told).digest != expected.digest
+        assert model.generate(a, **told).digest == labelled.digest
+        double = model.generate(a, embeddings=kept.astype(np.float64), **told)
+        assert double.digest == expected.digest
+        far = kept.astype(np.float64)
+        far[0, 0] = 1e300
+        for wrong, words in (
+            (kept[:-1], "19, "), (kept[:, :-1], "the embeddings are"), (kept.tolist(), "an array"),
+            (kept.astype(int), "an array"), (far, "not finite"), ("hello", "an array"),
+        ):  # fmt: skip
+            with pytest.raises(RequestError, match=words):
+                model.stream(a, embeddings=wrong, **told)
+        with pytest.raises(RequestError, match="the prompt is empty"):
+            model.token_embeddings([])
 
 
 def test_embeddings_that_fit_no_prompt_are_refused():
@@ -279,11 +355,11 @@ def test_conversations_of_models_that_cannot_go_back_go_on_from_their_marks(back
 
 
 def test_marks_are_the_system_prompt_and_the_answer():
-    assert usual_marks((1, 2, 3), TOKENIZER) == ()
-    assert usual_marks((256, 5, 257, 256, 6, 257, 256, 9), TOKENIZER) == (
-        Mark(3, Role.SYSTEM), Mark(6, Role.TURN),
+    assert default_cache_points((1, 2, 3), TOKENIZER) == ()
+    assert default_cache_points((256, 5, 257, 256, 6, 257, 256, 9), TOKENIZER) == (
+        CachePoint(3, CacheRole.SYSTEM), CachePoint(6, CacheRole.TURN),
     )  # fmt: skip
-    assert usual_marks((256, 1, 5, 257), TOKENIZER) == (Mark(3, Role.TURN),)
+    assert default_cache_points((256, 1, 5, 257), TOKENIZER) == (CachePoint(3, CacheRole.TURN),)
 
 
 def bounded_program():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cortiq_conformance.case import Case
 from cortiq_conformance.progress import SECONDS, Progress
-from cortiq_conformance.report import CaseResult, Outcome
+from cortiq_conformance.report import CaseOutcome, CaseResult
 
 LISTED = [Case(f"level{n // 3}/x[{n}]", n // 3, "x", "X", lambda source: None) for n in range(6)]
 
@@ -23,7 +23,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(capsys):
     with Progress(LISTED, clock) as progress:
         for number, case in enumerate(LISTED):
             clock.now += SECONDS if number == 1 else 1
-            outcome = Outcome.ERROR if number == 4 else Outcome.SAME
+            outcome = CaseOutcome.ERROR if number == 4 else CaseOutcome.SAME
             progress.step(CaseResult(case, outcome))
     assert capsys.readouterr().err.splitlines() == [
         "level 0: 2 of 3 cases, 0 not the same so far, 11 s",
@@ -35,5 +35,5 @@ def test_without_a_terminal_there_is_a_line_now_and_then(capsys):
 def test_on_a_terminal_one_line_moves(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     with Progress(LISTED, Clock()) as progress:
-        progress.step(CaseResult(LISTED[0], Outcome.SAME))
+        progress.step(CaseResult(LISTED[0], CaseOutcome.SAME))
     assert capsys.readouterr().err == "\r\x1b[K1 level0/x[0]\r\x1b[K"

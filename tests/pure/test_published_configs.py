@@ -9,7 +9,8 @@ from cortiq.ir.layers import Attention, LatentAttention
 from cortiq.ir.printer import describe_rope
 from cortiq.models.config import config_from_json
 from cortiq.models.registry import families
-from cortiq.numerics.rope_scaling import Default, LongRope, NTKAlpha
+from cortiq.models.synthetic import CONFIGS
+from cortiq.numerics.rope_scaling import Default, Linear, LongRope, NTKAlpha
 
 COMMON = {
     "_name_or_path": "x", "architectures": ["X"], "attention_dropout": 0.0, "bos_token_id": 1,
@@ -111,14 +112,33 @@ MINICPM3 = {
 }  # fmt: skip
 
 
-def mixers(values, context=None):
+def mixers(values, context=None, common=COMMON):
     """The layers that attend, of a program built for a context."""
-    given = COMMON | values
+    given = common | values
     family = families()[values["model_type"]]
     config = config_from_json(family.Config, family.KEYS, given, where="config.json")
     program = family.build(config, context or config.max_position_embeddings)
     nodes = program.trunk.nodes
     return [n.op for n in nodes if isinstance(n.op, Attention | LatentAttention)]
+
+
+@pytest.mark.parametrize("name", ["tiny-gemma3", "mini-mimo_v2_flash", "mini-laguna"])
+def test_t18_an_explicit_schedule_gives_windowed_layers_the_local_table(name):
+    schedule = ["sliding_attention"] * 3 + ["full_attention"]
+    turned = {} if name == "tiny-gemma3" else {"partial_rotary_factor": 0.5}
+    values = dict(CONFIGS[name]) | {
+        "num_hidden_layers": 4, "layer_types": schedule, "sliding_window": 24,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0} | turned,
+            "full_attention": {"rope_type": "linear", "rope_theta": 2000.0, "factor": 8.0} | turned,
+        },
+    }  # fmt: skip
+    if "num_attention_heads_per_layer" in values:
+        values["num_attention_heads_per_layer"] = [4] * 4
+    layers = mixers(values, common={})
+    assert [op.window for op in layers] == [layers[0].window] * 3 + [None] != [None] * 4
+    assert [op.rope.base for op in layers] == [300.0] * 3 + [2000.0]
+    assert [op.rope.scaling for op in layers] == [Default()] * 3 + [Linear(8.0)]
 
 
 @pytest.mark.parametrize(

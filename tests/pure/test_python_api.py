@@ -15,10 +15,10 @@ from scripted import scripted_model
 import cortiq
 from cortiq.cli.main import main
 from cortiq.engine.engine import Engine
+from cortiq.engine.request import make_request
 from cortiq.errors import ModelNotFoundError, OptionError, RequestError, TokenizerError
 from cortiq.formats.cache import report_growth
 from cortiq.options import GenerateOptions
-from cortiq.runtime.request import make_request
 from cortiq.tokenizer.tokenizer import Tokenizer
 
 TINY = "synthetic:tiny-llama"
@@ -286,3 +286,14 @@ def test_mask_of_another_vocabulary_is_the_callers_mistake(model, draft):
         with pytest.raises(RequestError, match=says) as refused:
             model.generate([1, 2, 1, 2], max_tokens=4, draft=draft, masks=lambda ids: mask)  # noqa: B023
         assert refused.value.where == "masks"
+
+
+def test_the_engine_package_exports_what_serves_requests():
+    import cortiq.engine
+
+    listed = {name for names in cortiq.engine._MODULES.values() for name in names}
+    assert listed == set(cortiq.engine.__all__) <= set(dir(cortiq.engine))
+    for name in cortiq.engine.__all__:
+        assert getattr(cortiq.engine, name).__name__ == name
+    with pytest.raises(AttributeError, match="Nothing"):
+        _ = cortiq.engine.Nothing

@@ -13,13 +13,13 @@ from installed import backends
 from scripted import scripted_model
 
 import cortiq
+from cortiq.engine.request import Request, make_request
 from cortiq.errors import CortiqError, FormatError, RequestError
+from cortiq.model.load import model_of
+from cortiq.model.source import open_source
 from cortiq.options import GenerateOptions, LoadOptions, specs
 from cortiq.receipts.reader import parse_receipt
 from cortiq.receipts.record import ALWAYS, RECORDED, Receipt, Signature, make_receipt
-from cortiq.runtime.load import model_of
-from cortiq.runtime.request import Request, make_request
-from cortiq.runtime.source import open_source
 from cortiq_conformance.faults import FaultyBackend
 
 NAME = "synthetic:tiny-llama"

@@ -11,11 +11,11 @@ from small_program import CONTEXT, VOCABULARY, bound, small_program
 
 from cortiq.backend import CompileOptions, Declined, Digest
 from cortiq.errors import RequestError
-from cortiq.runtime.place import declined_nodes, place
-from cortiq_conformance.drives import Feed, advance
+from cortiq.placement.place import declined_nodes, place
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.drives import SequenceInput, advance
 from cortiq_conformance.level0.recurrences import PROBES
-from cortiq_conformance.source import Source
-from cortiq_conformance.wants import Named
+from cortiq_conformance.outputs import Named
 
 ROWS = 200
 WANTS = (Named("y"),)
@@ -25,14 +25,14 @@ every_recurrence = pytest.mark.parametrize("kind", PROBES)
 def started(kind):
     """An executable, rows for it, and what each of them brings."""
     probe = PROBES[kind]()
-    fed = probe.feed(Source(kind), ROWS)
+    fed = probe.feed(CaseData(kind), ROWS)
     executable = REFERENCE.compile(probe.program, probe.weights, ONE_THREAD)
     return executable, fed, advance(executable, executable.open(CONTEXT), fed, (0, ROWS), WANTS)
 
 
 def detour(executable, state, fed, start, count):
     """Other rows than those that belong here."""
-    other = Feed(fed.tokens[::-1], {name: x[::-1] for name, x in fed.inputs.items()})
+    other = SequenceInput(fed.tokens[::-1], {name: x[::-1] for name, x in fed.inputs.items()})
     advance(executable, state, other, (start, start + count), WANTS)
 
 

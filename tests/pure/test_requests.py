@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scripted import tiny_program
 
+from cortiq.engine.request import SEED_BITS, id_list, make_request
 from cortiq.errors import RequestError
 from cortiq.options import GenerateOptions
-from cortiq.runtime.request import SEED_BITS, id_list, make_request
 
 
 @pytest.mark.parametrize("details", [{}, {"temperature": 0.8}, {"presence_penalty": 0.5}])

@@ -222,6 +222,27 @@ def test_renormalised_single_expert_weighs_exactly_one():
     assert same_bits(weights, np.ones((200, 1), F32))
 
 
+@pytest.mark.parametrize("kind", ROUTER_KINDS)
+@pytest.mark.parametrize("renormalise", [False, True])
+def test_t62_the_best_admitted_expert_is_chosen_and_weighs_one(kind, renormalise):
+    scores = np.array([[-1, 3, -0.5, 2], [-7, 9, -7, 9], [0, 0, 0, 0]], F32)
+    mask, only = np.array([1, 0, 1, 0], F32), np.array([0, 0, 0, 1], F32)
+    router = Router(1, kind, renormalise)
+    indices, weights = route(scores, router, mask=mask)
+    assert indices[:, 0].tolist() == [2, 0, 0]  # the lowest index where they are equal
+    whole = renormalise or kind == "softmax_topk"
+    expected = np.ones((3, 1)) if whole else {
+        "softmax": ideal.softmax(scores.astype(np.float64)), "sigmoid": ideal.sigmoid(scores),
+    }[kind][[0, 1, 2], [2, 0, 0]][:, None]  # fmt: skip
+    np.testing.assert_allclose(weights, expected, rtol=1e-5)
+    assert not whole or same_bits(weights, np.ones((3, 1), F32))
+    assert (route(scores, router, mask=only)[0] == 3).all()
+    everybody, plain = route(scores, router, mask=np.ones(4, F32)), route(scores, router)
+    assert np.array_equal(everybody[0], plain[0]) and same_bits(everybody[1], plain[1])
+    nobody = route(scores, router, mask=np.zeros(4, F32))
+    assert (nobody[0] == plain[0]).all() and not nobody[1].view(np.uint32).any()
+
+
 def test_weights_that_vanish_are_zero_not_nan():
     scores = np.full((1, 4), F32(-70))
     for floor in (0.0, 1e-20):

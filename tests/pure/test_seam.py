@@ -32,10 +32,10 @@ from cortiq.cli.doctor import doctor
 from cortiq.cli.generate import generate
 from cortiq.cli.main import cli
 from cortiq.errors import BackendError, OptionError
+from cortiq.model.backend_check import check_backends
 from cortiq.plugins import find_backend, load_plugins, use_files
-from cortiq.runtime.trial import trials
 from cortiq_conformance import models
-from cortiq_conformance.report import Outcome
+from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import run
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_reference.executable import ReferenceExecutable
@@ -130,7 +130,7 @@ def test_a_compile_that_returns_none_is_a_sentence_and_doctor_tries_the_others(w
     sentence = "compile() of the backend 'wrong' returned None, which lacks open, import_, forward"
     with pytest.raises(BackendError, match=re.escape(sentence)):
         cortiq.load(MODEL, backend="wrong")
-    made = {t.backend: t for t in trials(load_plugins(only=["reference"], files=[path]))}
+    made = {t.backend: t for t in check_backends(load_plugins(only=["reference"], files=[path]))}
     assert made["wrong"].works is False and sentence in made["wrong"].problem
     assert made["reference"].works is True
 
@@ -138,7 +138,7 @@ def test_a_compile_that_returns_none_is_a_sentence_and_doctor_tries_the_others(w
 @pytest.mark.parametrize("what", ["devices(self)", "compile(self, program, weights, options)"])
 def test_a_backend_that_exits_ends_neither_doctor_nor_a_program(what, wrong_file):
     path = wrong_file(f"{what}: raise SystemExit(3)")
-    made = {t.backend: t for t in trials(load_plugins(only=["reference"], files=[path]))}
+    made = {t.backend: t for t in check_backends(load_plugins(only=["reference"], files=[path]))}
     assert made["wrong"].works is False and "SystemExit: 3" in made["wrong"].problem
     assert made["reference"].works is True
     with pytest.raises(BackendError, match="SystemExit: 3"):
@@ -261,7 +261,7 @@ def test_what_supports_returns_is_an_answer_or_an_error(answer):
     backend = Returning(supports=lambda node, graph, program: answer)
     sentence = "supports() of the backend 'returning' returned"
     report = run(backend, levels=(0,), only="level0/Add[")
-    assert {result.outcome for result in report.results} == {Outcome.ERROR}
+    assert {result.outcome for result in report.results} == {CaseOutcome.ERROR}
     assert all(result.reason.startswith(sentence) for result in report.results)
     with pytest.raises(BackendError, match=re.escape(sentence)):
         cortiq.load(MODEL, backend=backend)
@@ -270,7 +270,7 @@ def test_what_supports_returns_is_an_answer_or_an_error(answer):
 def test_in_the_kit_a_compile_that_returns_none_is_an_error_of_the_case():
     backend = Returning(compile=lambda program, weights, options: None)
     (result, *_) = run(backend, levels=(0,), only="level0/Add[").results
-    assert result.outcome is Outcome.ERROR
+    assert result.outcome is CaseOutcome.ERROR
     assert result.reason.startswith("compile() of the backend 'returning' returned None")
     with pytest.raises(BackendError, match=r"devices\(\) of the backend 'returning' returned"):
         run(Returning(devices=lambda: ["cpu"]), levels=(0,), only="level0/Add[")

@@ -59,7 +59,7 @@ def test_what_vanished_clients_asked_for_is_not_read():
 
 def test_reading_that_goes_too_deep_is_the_clients_error():
     def deep():
-        return json.dumps(nested) if (nested := chain(5000)) else None
+        return json.dumps(nested) if (nested := chain(100_000)) else None
 
     async def run():
         service = Service({}, ServeOptions(), None)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cortiq.errors import OptionError, RequestError, TokenizerError
-from cortiq.runtime.chat import check_messages
+from cortiq.model.chat import check_messages
 from cortiq.serve.completion_params import chat_logprobs, model_name, read_params
 from cortiq.serve.errors import ApiError, as_api_error
 from cortiq.serve.fields import RequestFields

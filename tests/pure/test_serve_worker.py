@@ -9,10 +9,10 @@ import pytest
 from serving import TINY
 
 import cortiq
-from cortiq.engine.line import EngineOptions
+from cortiq.engine.request import make_request
+from cortiq.engine.scheduler import EngineOptions
 from cortiq.errors import BackendError
 from cortiq.options import GenerateOptions
-from cortiq.runtime.request import make_request
 from cortiq.serve.errors import ApiError
 from cortiq.serve.generation_job import GenerationJob
 from cortiq.serve.worker import Worker

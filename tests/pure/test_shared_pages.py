@@ -10,12 +10,12 @@ import pytest
 from engines import executable, prompt
 from sequences import alone, feed, same
 
+from cortiq.backend.windows import ROLLBACK_ROWS
 from cortiq.errors import BackendError
 
 pytest.importorskip("cortiq_cpu")
 try:
     from cortiq_cpu.native import supported_isas
-    from cortiq_cpu.rings import SLACK
 
     supported_isas()
 except BackendError as error:
@@ -30,39 +30,44 @@ def on(request):
     return executable("cpu", request.param, memory_limit=1 << 26)
 
 
+def pages_of(on):
+    """Pages of rows that there are."""
+    return sum(on.pages.counts[group.number] for group in on.layout.groups)
+
+
 def test_fork_shares_whole_pages_and_copies_the_one_that_is_written(on):
     gc.collect()
-    before, free = on.pages.count, on.free_bytes()
+    before, free = pages_of(on), on.free_bytes()
     state = on.open(512)
     feed(on, state, IDS, ())
-    assert on.pages.count == before + 5
+    assert pages_of(on) == before + 5
     children = [state.fork() for _ in range(3)]
-    assert on.pages.count == before + 5
+    assert pages_of(on) == before + 5
     feed(on, children[0], [1])
-    assert on.pages.count == before + 6
+    assert pages_of(on) == before + 6
     feed(on, state, [2])
-    assert on.pages.count == before + 7
+    assert pages_of(on) == before + 7
     for holder in (*children, state):
         holder.release()
-    assert (on.pages.count, on.free_bytes()) == (before, free)
+    assert (pages_of(on), on.free_bytes()) == (before, free)
 
 
 def test_snapshots_give_their_pages_back_when_they_are_forgotten(on):
     gc.collect()
-    before = on.pages.count
+    before = pages_of(on)
     state = on.open(512)
     feed(on, state, IDS, ())
     snapshot = state.snapshot()
     state.release()
-    assert on.pages.count == before + 5
+    assert pages_of(on) == before + 5
     other = on.open(512)
     other.restore(snapshot)
     del snapshot
     gc.collect()
-    assert on.pages.count == before + 5
+    assert pages_of(on) == before + 5
     assert same(feed(on, other, [3]), alone(on, [*IDS, 3])[0][-1:])
     other.release()
-    assert on.pages.count == before
+    assert pages_of(on) == before
 
 
 def test_a_family_of_forks_at_any_length_each_goes_on_as_if_alone(on):
@@ -78,7 +83,7 @@ def test_a_family_of_forks_at_any_length_each_goes_on_as_if_alone(on):
         elif move < 0.75 and len(known) < 8:
             known.append((state.fork(), list(ids)))
         elif ids:
-            reached = state.rewind(chance.randrange(max(0, len(ids) - SLACK), len(ids)))
+            reached = state.rewind(chance.randrange(max(0, len(ids) - ROLLBACK_ROWS), len(ids)))
             del ids[reached:]
     for state, ids in known:
         brought, left = alone(on, [*ids, 9])
@@ -91,15 +96,16 @@ def test_rings_do_not_grow_with_the_text_and_go_back_as_far_as_they_say():
     on = executable("cpu", "tiny-lfm2", memory_limit=1 << 26)
     state = on.open(512)
     feed(on, state, IDS, ())
-    held = state.ring_bytes()
+    held = on.pages.nbytes - pages_of(on) * on.layout.page_bytes
     length = len(IDS)
-    assert held == sum(4 * (slot.length + SLACK) * slot.width for slot in on.layout.rings.values())
-    assert state.rewind(length - SLACK) == length - SLACK
-    back = feed(on, state, IDS[length - SLACK :])
-    assert same(back, alone(on, IDS)[0][-SLACK:])
-    assert state.rewind(length - SLACK - 1) == 0
+    rings = on.layout.fixed.values()
+    assert held == sum(4 * (slot.length + ROLLBACK_ROWS) * slot.width for slot in rings)
+    assert state.rewind(length - ROLLBACK_ROWS) == length - ROLLBACK_ROWS
+    back = feed(on, state, IDS[length - ROLLBACK_ROWS :])
+    assert same(back, alone(on, IDS)[0][-ROLLBACK_ROWS:])
+    assert state.rewind(length - ROLLBACK_ROWS - 1) == 0
     assert same(feed(on, state, IDS[:5]), alone(on, IDS[:5])[0])
-    assert state.ring_bytes() == held
+    assert on.pages.nbytes - pages_of(on) * on.layout.page_bytes == held
     state.release()
 
 

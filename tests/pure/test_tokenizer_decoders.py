@@ -13,9 +13,9 @@ from tokenizers import Tokenizer as Engine
 
 from cortiq.errors import TokenizerError, UnsupportedError
 from cortiq.tokenizer import Detokenizer, Tokenizer, byte_tokenizer
-from cortiq.tokenizer.decode_base import MIDDLE, Edges
+from cortiq.tokenizer.decode_base import MIDDLE, TextEdges
 from cortiq.tokenizer.decode_steps import MAKERS
-from cortiq.tokenizer.decoders import Chain, decoder_steps
+from cortiq.tokenizer.decoders import DecoderChain, decoder_steps
 
 SCHEMES = st.sampled_from(["always", "first", "never"])
 STEPS = {
@@ -74,7 +74,7 @@ def steps_of(decoder):
     return decoder_steps(json.loads(decoder.__getstate__()), "file")
 
 
-def run(chain: Chain, pieces: list[str]) -> str:
+def run(chain: DecoderChain, pieces: list[str]) -> str:
     return "".join(map(chain.add, pieces)) + chain.finish()
 
 
@@ -87,14 +87,14 @@ def test_every_decoder_of_the_library_is_tried_and_made():
 @settings(max_examples=400)
 @given(CHAINS, TOKENS)
 def test_any_chain_decodes_as_the_library(decoder, pieces):
-    expected, got = decoder.decode(pieces), run(Chain(steps_of(decoder)), pieces)
+    expected, got = decoder.decode(pieces), run(DecoderChain(steps_of(decoder)), pieces)
     assume("\ufffd" not in expected or "\ufffd" not in got)  # see the next test
     assert got == expected
 
 
 def test_bytes_that_are_no_characters_are_shown_as_unicode_recommends():
     def text(*pieces: str) -> list[str]:
-        chain = Chain(steps_of(decoders.ByteFallback()))
+        chain = DecoderChain(steps_of(decoders.ByteFallback()))
         return [*map(chain.add, pieces), chain.finish()]
 
     assert text("<0x61>", "<0xFF>", "b") == ["a", "\ufffd", "b", ""]
@@ -108,7 +108,7 @@ def test_stripping_does_not_depend_on_the_parts(stop, text, cut):
     steps = [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": stop}]
     rest = text.removeprefix(" ")
     ends = min(stop, len(rest) - len(rest.rstrip(" ")))
-    assert run(Chain(steps), [text[:cut], text[cut:]]) == rest[: len(rest) - ends]
+    assert run(DecoderChain(steps), [text[:cut], text[cut:]]) == rest[: len(rest) - ends]
 
 
 CONTINUED = [
@@ -132,13 +132,15 @@ def test_a_continuation_and_single_tokens_are_the_rest_of_a_longer_text(decoder,
     whole = decoder.decode(["b", *pieces])
     assume("\ufffd" not in whole)
     steps = steps_of(decoder)
-    assert "b" + run(Chain(steps, Edges(first=False)), pieces) == whole
-    alone = "".join(run(Chain(steps, MIDDLE, "surrogateescape"), [piece]) for piece in pieces)
+    assert "b" + run(DecoderChain(steps, TextEdges(first=False)), pieces) == whole
+    alone = "".join(
+        run(DecoderChain(steps, MIDDLE, "surrogateescape"), [piece]) for piece in pieces
+    )
     assert b"b" + alone.encode("utf-8", "surrogateescape") == whole.encode()
 
 
 def test_a_character_comes_with_its_last_token():
-    chain = Chain(steps_of(CONTINUED[-1]))
+    chain = DecoderChain(steps_of(CONTINUED[-1]))
     pieces = ["▁a", "▁b", "<0xC3>", "<0xA9>", "▁"]
     assert [*map(chain.add, pieces), chain.finish()] == ["a", " b", "", "é", " ", ""]
 

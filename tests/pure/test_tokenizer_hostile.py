@@ -23,9 +23,9 @@ from tokenizer_files import (
 from tokenizers import Tokenizer as Engine
 
 from cortiq.errors import TokenizerError, UnsupportedError
-from cortiq.tokenizer import Tokenizer, engines
-from cortiq.tokenizer.cost import part_of_unknown_cost
-from cortiq.tokenizer.engines import ChildEngine, LocalEngine
+from cortiq.tokenizer import Tokenizer, encoders
+from cortiq.tokenizer.encoders import ChildEncoder, LocalEncoder
+from cortiq.tokenizer.encoding_cost import part_of_unknown_cost
 from cortiq.tokenizer.from_folder import LARGEST_ID, leading_id
 
 TESTS = Path(__file__).parents[1]
@@ -106,7 +106,7 @@ def test_what_is_published_works_in_this_process(tmp_path):
     file = described(normalizer=normalizer, pre_tokenizer=sequence("pretokenizers", steps))
     assert part_of_unknown_cost(file) == ""
     text = json.dumps(file)
-    assert isinstance(engines.open_engine(text, file, "file"), LocalEngine)
+    assert isinstance(encoders.open_encoder(text, file, "file"), LocalEncoder)
 
 
 def test_a_child_gives_the_same_ids_and_outlives_what_fails_in_it(monkeypatch, capfd):
@@ -117,8 +117,8 @@ def test_a_child_gives_the_same_ids_and_outlives_what_fails_in_it(monkeypatch, c
         added_tokens=[added(1499, "<s>", special=True)],
     )
     text = json.dumps(file)
-    child, library = ChildEngine(text, "it", "file"), Engine.from_str(text)
-    described_here = json.loads(json.dumps(engines.describe(engines.build(text))))
+    child, library = ChildEncoder(text, "it", "file"), Engine.from_str(text)
+    described_here = json.loads(json.dumps(encoders.describe(encoders.build(text))))
     assert child.description == described_here
 
     def agree() -> None:
@@ -131,7 +131,7 @@ def test_a_child_gives_the_same_ids_and_outlives_what_fails_in_it(monkeypatch, c
     with pytest.raises(TokenizerError, match="retry-limit"):  # a panic of the library
         child.encode("a" * 40 + "!", False)
     agree()
-    monkeypatch.setattr(engines, "ENCODE_SECONDS", 0.2)
+    monkeypatch.setattr(encoders, "ENCODE_SECONDS", 0.2)
     with pytest.raises(TokenizerError, match=r"0\.\d+ s of processor time"):
         child.encode("a" * 30_000, False)
     agree()
@@ -139,9 +139,9 @@ def test_a_child_gives_the_same_ids_and_outlives_what_fails_in_it(monkeypatch, c
 
 
 def test_a_child_has_so_much_memory(monkeypatch):
-    monkeypatch.setattr(engines, "MEMORY", 1 << 29)
+    monkeypatch.setattr(encoders, "MEMORY", 1 << 29)
     text = json.dumps(described(normalizer=replacing("a", "a" * 10**5)))
-    child = ChildEngine(text, "it", "file")
+    child = ChildEncoder(text, "it", "file")
     assert len(child.encode("aa", False)) == 2 * 10**5
     with pytest.raises(TokenizerError, match="MiB of memory"):
         child.encode("a" * 10**4, False)
@@ -165,9 +165,9 @@ PROCESSORS |= st.sampled_from([[BYTE_LEVEL, one] for one in TEMPLATES])
 @given(PROCESSORS, st.booleans())
 def test_the_first_id_is_the_post_processors(steps, flat):
     processor = steps[-1] if flat and steps else sequence("processors", steps)
-    engine = engines.build(json.dumps(described(post_processor=processor)))
+    engine = encoders.build(json.dumps(described(post_processor=processor)))
     expected = engine.encode("", add_special_tokens=True).ids[:1]
-    found = leading_id(engines.describe(engine)["post_processor"], "file")
+    found = leading_id(encoders.describe(engine)["post_processor"], "file")
     assert [found][: found is not None] == expected
     assert engine.encode("", add_special_tokens=True).ids == []  # taken out: never run again
 

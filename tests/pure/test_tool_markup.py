@@ -9,8 +9,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tool_markup import CASES, DIALECTS, TOOLS, WRITERS
 
-from cortiq.dialects.dialect import ToolCall, typed
-from cortiq.dialects.splitter import Said, Splitter
+from cortiq.dialects.dialect import ToolCall, coerce_arguments
+from cortiq.dialects.splitter import AnswerSplitter, AnswerText
 from cortiq.dialects.thinking import HARMONY
 
 MARKED = {"qwen_xml", "glm", "minimax"}
@@ -45,10 +45,10 @@ def some_calls(texts):
 
 def parts(name, pieces, tools=TOOLS):
     thinking = HARMONY if name == "harmony" else None
-    splitter, made = Splitter(thinking, DIALECTS[name], tools), []
+    splitter, made = AnswerSplitter(thinking, DIALECTS[name], tools), []
     for part in [p for piece in pieces for p in splitter.feed(piece)] + splitter.finish():
-        if isinstance(part, Said) and made and isinstance(made[-1], Said):
-            part = Said(made.pop().text + part.text)
+        if isinstance(part, AnswerText) and made and isinstance(made[-1], AnswerText):
+            part = AnswerText(made.pop().text + part.text)
         made.append(part)
     return made
 
@@ -75,9 +75,9 @@ def test_calls_that_are_written_are_read(name, way, data):
     text = WRITERS[name][way](calls)
     made = parts(name, [text])
     assert calls_of(made) == calls
-    assert not "".join(p.text for p in made if isinstance(p, Said)).strip(" \n,;")
+    assert not "".join(p.text for p in made if isinstance(p, AnswerText)).strip(" \n,;")
     if not way.startswith("no ") and name != "harmony":
-        assert parts(name, ["So: " + text])[0] == Said("So: ")
+        assert parts(name, ["So: " + text])[0] == AnswerText("So: ")
         assert calls_of(parts(name, ["So: " + text])) == calls
 
 
@@ -186,7 +186,7 @@ AMBIGUOUS = [
 
 @pytest.mark.parametrize(("name", "text"), AMBIGUOUS)
 def test_what_may_mean_two_things_is_text(name, text):
-    assert parts(name, [text]) == [Said(text)] == parts(name, text)
+    assert parts(name, [text]) == [AnswerText(text)] == parts(name, text)
 
 
 SCHEMAS = {
@@ -223,7 +223,7 @@ def test_a_text_stays_one_unless_the_schema_forbids_strings(text):
     for shape in (schema, {"$ref": "#/$defs/Args", "$defs": {**DEFINITIONS, "Args": {
             "properties": SCHEMAS}}}, {"allOf": [schema], "$defs": DEFINITIONS}):  # fmt: skip
         given = dict.fromkeys([*SCHEMAS, "unknown"], text)
-        made = typed(ToolCall("f", given), shape).arguments
+        made = coerce_arguments(ToolCall("f", given), shape).arguments
         expected = given | EXPECTED[text]
         assert json.dumps(made) == json.dumps(expected)
         for key, value in expected.items():
@@ -233,7 +233,7 @@ def test_a_text_stays_one_unless_the_schema_forbids_strings(text):
 def test_a_schema_that_doubles_is_looked_at_in_bounds():
     definitions = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(60)}
     schema = {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": definitions}
-    assert typed(ToolCall("f", {"a": "1"}), schema).arguments == {"a": "1"}
+    assert coerce_arguments(ToolCall("f", {"a": "1"}), schema).arguments == {"a": "1"}
 
 
 def test_markers_without_end_are_read_in_bounds(monkeypatch):
@@ -250,5 +250,5 @@ def test_markers_without_end_are_read_in_bounds(monkeypatch):
     monkeypatch.setattr(type(dialect), "calls", counting)
     monkeypatch.setattr("cortiq.dialects.splitter.MOST_READ", 100_000)
     text = "<tool_call><function=w><parameter=s></tool_call>" * 500
-    assert parts("qwen_xml", [text]) == [Said(text)]
+    assert parts("qwen_xml", [text]) == [AnswerText(text)]
     assert sum(read) <= 100_000

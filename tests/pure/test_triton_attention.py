@@ -10,13 +10,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="the Triton backend keeps its memory in PyTorch")
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
+from cortiq.backend.walk import Segment  # noqa: E402
 from cortiq.ir import ops  # noqa: E402
 from cortiq.numerics import attention, quantise  # noqa: E402
 from cortiq_triton import attend  # noqa: E402
 from cortiq_triton.attend import Spans, Stream  # noqa: E402
 from cortiq_triton.call import Counters  # noqa: E402
 from cortiq_triton.rows import quantise_rows  # noqa: E402
-from cortiq_triton.rowset import RowSet, Segment  # noqa: E402
+from cortiq_triton.rowset import RowSet  # noqa: E402
 
 HEADS, GROUPS, WIDTH, CONTEXT, SCALE = 4, 2, 32, 1210, 0.2
 PAGES = -(-CONTEXT // 64)
@@ -50,7 +51,7 @@ def case(window, rows):
     pages = pages_of(keys, values)
     table = pages.data_ptr() + pages.shape[1] * torch.arange(PAGES)
     there, zeros = torch.tensor(positions, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
-    segment = Segment(SimpleNamespace(pages=pages), 0, rows, CONTEXT - rows)
+    segment = Segment(SimpleNamespace(pages=pages), 0, rows, range(CONTEXT - rows, CONTEXT))
     some = (there, zeros, table, PAGES, table, zeros, zeros + rows, CONTEXT - 1)
     call = SimpleNamespace(
         rows=RowSet("cpu", [segment], *some), weights={}, faults=zeros.clone(),

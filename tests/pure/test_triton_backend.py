@@ -35,7 +35,7 @@ from cortiq.numerics.sampling import Sampling  # noqa: E402
 from cortiq_conformance import models  # noqa: E402
 from cortiq_conformance.runner import run  # noqa: E402
 from cortiq_reference.backend import ReferenceBackend  # noqa: E402
-from cortiq_triton import gate, kernels, memory  # noqa: E402
+from cortiq_triton import kernels, memory, self_test  # noqa: E402
 from cortiq_triton.backend import TritonBackend, gpus  # noqa: E402
 from cortiq_triton.kernels import KERNELS  # noqa: E402
 
@@ -69,7 +69,8 @@ def test_cases_are_computed_by_triton_alone(level, only):
 
 
 def steps_of(executable, wanted=("logits",)):
-    return executable.plans["trunk"].fused(frozenset(wanted), frozenset())
+    pairs = executable.plans["trunk"].fused(frozenset(wanted), frozenset())
+    return [step for step, _ in pairs]
 
 
 def stream(executable, ahead, steps=3):
@@ -117,6 +118,19 @@ def test_nothing_is_fused_across_what_a_row_asks_for_or_supplies():
     every = {o for s in executable.plans["trunk"].steps for o in s.node.outputs}
     kept = {o for s in steps_of(executable, every) for o in s.node.outputs}
     assert kept == every
+    executable.close()
+
+
+def test_heads_that_rows_supply_are_read_in_place_of_what_they_are_views_of():
+    model = models.load("tiny-llama")
+    executable = TritonBackend().compile(model.program, model.weights, CompileOptions())
+    plan = executable.plans["trunk"]
+    nodes = [step.node for step in plan.steps]
+    views = [node.outputs[0] for node in nodes if isinstance(node.op, ops.Reshape)]
+    assert len(views) > 6
+    for view in views:
+        pairs = plan.fused(frozenset({"logits"}), frozenset({view}))
+        assert view in {name for step, _ in pairs for name in step.node.inputs}, view
     executable.close()
 
 
@@ -178,14 +192,14 @@ def test_an_unknown_device_is_refused():
 
 
 def test_a_device_with_other_arithmetic_is_refused(monkeypatch):
-    gate.check_device.cache_clear()
-    wrong = dict(gate.CHECKS)
+    self_test.check_device.cache_clear()
+    wrong = dict(self_test.CHECKS)
     right = wrong["tanh"]
     wrong["tanh"] = lambda x, device: (right(x, device)[0], right(x, device)[1] * 2)
-    monkeypatch.setattr(gate, "CHECKS", wrong)
+    monkeypatch.setattr(self_test, "CHECKS", wrong)
     with pytest.raises(BackendError, match="triton on cpu computes tanh with other bits"):
-        gate.check_device("cpu")
-    gate.check_device.cache_clear()
+        self_test.check_device("cpu")
+    self_test.check_device.cache_clear()
 
 
 def test_states_beyond_a_program_are_declined_with_the_reason():
@@ -245,7 +259,7 @@ def test_without_memory_to_grow_a_batch_is_declined_and_smaller_ones_are_compute
 ):
     executable = llama()
     first, second = executable.open(200), executable.open(200)
-    monkeypatch.setattr(memory.Pool, "_fresh", no_room)
+    monkeypatch.setattr(memory.TritonMemory, "_fresh", no_room)
     long = Batch([Row(first, i, 1) for i in range(70)])
     outcome = executable.forward(long).result().outcomes[first]
     assert outcome.status is Status.DECLINED and "no room for 70 rows" in outcome.reason
@@ -260,7 +274,7 @@ def test_without_memory_to_grow_a_batch_is_declined_and_smaller_ones_are_compute
 
 
 def test_a_memory_limit_is_kept_to_by_whole_pages(llama):
-    page = llama().layout.page
+    page = llama().layout.page_bytes
     executable = llama(memory_limit=page + page // 2)
     state = executable.open(200)
     assert state.reserve(64) and not state.reserve(65)

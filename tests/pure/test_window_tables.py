@@ -7,18 +7,32 @@ import random
 import numpy as np
 import pytest
 
-pytest.importorskip("cortiq_cpu")
-from cortiq_cpu.shared import Pages
-from cortiq_cpu.tables import Group, Table
+from cortiq.backend.pages import PageGroup, PageMemory, PagePool, PageTable
 
 BYTES, MOST, REACH = 10, 4, 30
 
 
-class Counting(Pages):
+class Arrays(PageMemory):
+    """Pages are arrays of the host."""
+
+    def allocate(self, group):
+        return np.zeros(BYTES, np.uint8)
+
+    def free(self, group, data):
+        data[:] = 255
+
+    def copy(self, group, source, target):
+        target[:] = source
+
+    def spoil(self, group, data):
+        data[:] = 254
+
+
+class Counting(PagePool):
     """Pages whose rows are the number that their sequence gave them."""
 
     def __init__(self):
-        super().__init__(lambda group: np.zeros(BYTES, np.uint8))
+        super().__init__(Arrays())
         self.closed = False
 
     def new(self, group, source=None):
@@ -34,7 +48,7 @@ class Walk:
         self.tables, self.held, self.reach, self.marks = [self._new()], [{}], [0], 0
 
     def _new(self):
-        return Table(self.pages, Group(0, "trunk", MOST, BYTES))
+        return PageTable(self.pages, PageGroup(0, "trunk", MOST, BYTES))
 
     def go(self):
         index = self.chance.randrange(len(self.tables))
@@ -84,7 +98,7 @@ class Walk:
         other = self._new()
         after, before = other.lacking_after(run, stop), self.pages.nbytes
         other.become(run)
-        self.pages.drop(run[1])
+        self.pages.decref(run[1])
         other.provide(stop)
         assert self.pages.nbytes - before <= after
         self.tables.append(other), self.held.append(dict(held)), self.reach.append(stop)
@@ -100,7 +114,7 @@ class Walk:
         table.become(run)
         table.provide(self.reach[index])
         assert self.pages.nbytes - before <= lacking
-        self.pages.drop(run[1])
+        self.pages.decref(run[1])
         self.held[index] = held
 
 
@@ -116,7 +130,7 @@ def test_pages_take_turns(seed):
 
 def test_a_sequence_alone_takes_its_limit_and_no_more():
     pages = Counting()
-    table = Table(pages, Group(0, "trunk", MOST, BYTES))
+    table = PageTable(pages, PageGroup(0, "trunk", MOST, BYTES))
     assert [table.lacking(n) for n in (0, 2, MOST, REACH)] == [0, 20, 40, 40]
     table.provide(REACH)
     for number in range(REACH):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 
 import numpy as np
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sequences import alone, feed, forward, rows, same
 
-from cortiq.backend import CompileOptions, Digest, Draw, Row, Status, check_exported
+from cortiq.backend import CompileOptions, Digest, Draw, KVPlanes, Row, Status, check_exported
 from cortiq.backend.windows import (
     PIECE_ROWS,
     ROLLBACK_ROWS,
@@ -30,7 +30,7 @@ from cortiq.ir import Builder, ops
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
 from cortiq.numerics.sampling import Sampling
-from cortiq.runtime.place import place_split
+from cortiq.placement.place import place_split
 
 MODELS = ("tiny-gemma3", "tiny-mimo")
 WANTS = (Digest(), Draw(Sampling(temperature=0.9, frequency_penalty=0.2, seed=3)))
@@ -216,6 +216,22 @@ def test_a_state_with_all_rows_is_imported_without_those_behind_the_windows(back
     state = on.import_(left, CONTEXT)
     rows_there = {n: len(p.key_high) for n, p in state.export().slots.items()}
     assert rows_there == {n: LONG - kept_from(LONG, on.windows.get(n)) for n in left.slots}
+    state.release()
+
+
+@pytest.mark.parametrize(("backend", "model"), EVERYWHERE)
+def test_slots_of_one_window_may_begin_at_different_rows(backend, model):
+    """Each slot has what the next row looks at; one of them, more than that."""
+    on, ids, (expected, left) = compiled(backend, model), text(model), whole(model)
+    cut = 400
+    kept = {n: cut - first_seen(cut, w) // 64 * 64 for n, w in on.windows.items()}
+    kept[max(kept)] = cut
+    rows = left.slots.items()
+    slots = {n: KVPlanes(*(getattr(p, f.name)[:cut] for f in fields(p))) for n, p in rows}
+    slots = {n: p.last(kept.get(n, cut)) for n, p in slots.items()}
+    moved = replace(left, lengths={"trunk": cut}, tokens=left.tokens[:cut], slots=slots)
+    state = on.import_(moved, CONTEXT)
+    assert same(feed(on, state, ids[cut:], WANTS), expected[cut:])
     state.release()
 
 

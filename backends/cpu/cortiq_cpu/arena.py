@@ -5,18 +5,19 @@ Places depend on a request's steps only, so that nothing is allocated while batc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from cortiq.backend.stretches import Free
+from cortiq.backend.arena import Free, place
+from cortiq.backend.fuse import Elementwise
+from cortiq.backend.lower import Lowered, Step
 from cortiq.ir import ops
-from cortiq_cpu.fuse import Wise
-from cortiq_cpu.lower import Lowered, Step
 
 LINE = 64
 """Alignment of a value, in bytes."""
-REPLACING = (ops.CausalConv, Wise)
+REPLACING = (ops.CausalConv, Elementwise)
 """Steps whose output may lie where an input of theirs does: a cache then holds one of both."""
 
 
@@ -55,47 +56,14 @@ class Places:
 
 
 def assign(
-    lowered: Lowered,
-    groups: list[list[Step]],
-    sizes: dict[str, int],
-    kept: set[str],
-    first: list[str],
+    lowered: Lowered, steps: Sequence[Step], sizes: dict[str, int], kept: set[str], first: list[str]
 ) -> Places:
-    """Give every value of the steps a place.
-
-    Parameters
-    ----------
-    groups : steps in order; those of one group run interleaved, so that a place is not given away
-        inside it.
-    sizes : bytes of each value's buffer.
-    kept : values whose places are never given away: wants and the graph's inputs.
-    first : of these, values that exist before the first step.
-    """
-    last: dict[str, int] = {}
-    for index, group in enumerate(groups):
-        for step in group:
-            for name in (*step.inputs, *step.outputs):
-                last[lowered.root(name)] = index
-    free = Free()
-    offsets: dict[str, int] = {}
-    roots = {lowered.root(name) for name in kept}
-    offsets.update((name, free.take(aligned(sizes[name]))) for name in first)
-    for index, group in enumerate(groups):
-        touched = dict.fromkeys(
-            lowered.root(name) for step in group for name in (*step.inputs, *step.outputs)
-        )
-        read = {n for n in touched if last[n] == index and n in offsets and n not in roots}
-        for step in group:
-            replaced = _replaced(lowered, step, sizes, read) if len(group) == 1 else None
-            if replaced is not None:
-                offsets[step.outputs[0]] = offsets[replaced]
-                last[replaced] = -1  # its place is the output's to give away
-        for name in touched:
-            if name not in offsets and name in sizes:
-                offsets[name] = free.take(aligned(sizes[name]))
-        for name in touched:
-            if last[name] == index and name not in roots and name in sizes:
-                free.give(offsets[name], aligned(sizes[name]))
+    """Give every value of the steps a place; see `cortiq.backend.arena.place`."""
+    free, whole = Free(), {name: aligned(size) for name, size in sizes.items()}
+    offsets = place(
+        [[step] for step in steps], lowered.root, whole, kept, first, lambda name: free,
+        lambda step, read: _replaced(lowered, step, sizes, read),
+    )  # fmt: skip
     return Places(offsets, free.end)
 
 

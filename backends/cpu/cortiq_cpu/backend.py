@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cortiq.backend import CompileOptions, Declined, Device, Support, Supported, Versions
-from cortiq.errors import BackendError
-from cortiq.ir import Graph, Node, Program, primitives_within
+from cortiq.backend import CompileOptions, Device, Support, Versions
+from cortiq.backend.support import check_extra, supported_within
+from cortiq.ir import Graph, Node, Program
 from cortiq.numerics.layouts import Weight
 from cortiq_cpu import native
 from cortiq_cpu.executable import CpuExecutable
@@ -28,9 +28,7 @@ class CpuBackend:
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
         """Primitives that have a kernel, and whatever decomposes into them."""
-        parts = (refusal(part, graph, program) for part in primitives_within(node, graph, program))
-        reason = next(filter(None, parts), "")
-        return Declined(reason) if reason else Supported()
+        return supported_within(node, graph, program, refusal)
 
     def compile(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
@@ -41,10 +39,5 @@ class CpuBackend:
         ------
         BackendError : an option in `extra` is unknown, or its instruction set does not run here.
         """
-        unknown = sorted(set(options.extra) - set(EXTRA_OPTIONS))
-        if unknown:
-            raise BackendError(
-                f"the CPU backend has no options {unknown}",
-                hint=f"its options are {', '.join(EXTRA_OPTIONS)}",
-            )
+        check_extra("CPU", options, EXTRA_OPTIONS)
         return CpuExecutable(program, weights, options)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cortiq.backend.fuse import Attention, Elementwise, NormChain, QKVPrologue
+from cortiq.backend.lower import Admit, Gather, Step
 from cortiq.ir import ops
 from cortiq_cpu.bind_matrices import (
     bind_chosen,
@@ -15,27 +17,25 @@ from cortiq_cpu.bind_matrices import (
 from cortiq_cpu.bind_rows import (
     bind_admit,
     bind_concat,
+    bind_elementwise,
     bind_gather,
     bind_norm,
     bind_quantise,
     bind_slice,
-    bind_wise,
 )
 from cortiq_cpu.bind_scaled import bind_l2_norm, bind_scaled
 from cortiq_cpu.bind_sequence import (
     bind_attend,
     bind_choose,
     bind_conv,
-    bind_heads,
+    bind_qkv_prologue,
     bind_recall,
     bind_recurrence,
     bind_rope,
     bind_store_kv,
 )
 from cortiq_cpu.binder import Binder, Bound
-from cortiq_cpu.fuse import Attention, Heads, NormChain, Wise
 from cortiq_cpu.kernels import SCALED
-from cortiq_cpu.lower import Admit, Gather, Step
 from cortiq_cpu.native import Op
 
 BINDERS: dict[type, Callable[[Binder, Step], Bound]] = {
@@ -46,10 +46,10 @@ BINDERS: dict[type, Callable[[Binder, Step], Bound]] = {
     ops.HeadMatMul: bind_chosen,
     ops.ExpertMatMul: bind_chosen,
     ops.Quantise: bind_quantise,
-    Wise: bind_wise,
+    Elementwise: bind_elementwise,
     NormChain: bind_norm,
     ops.Rope: bind_rope,
-    Heads: bind_heads,
+    QKVPrologue: bind_qkv_prologue,
     ops.StoreKV: bind_store_kv,
     Attention: bind_attend,
     ops.ChooseBlocks: bind_choose,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from cortiq.backend.lower import Step
 from cortiq.ir import ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import Kind, address
 from cortiq_cpu.binder import Binder, Bound
-from cortiq_cpu.lower import Step
 from cortiq_cpu.structs import PRODUCTS, ChosenArgs, EmbedArgs, MatmulArgs
 
 F32 = np.float32

@@ -7,14 +7,14 @@ from math import prod
 
 import numpy as np
 
+from cortiq.backend.fuse import Elementwise, NormChain
+from cortiq.backend.lower import Step
 from cortiq.ir import ops
 from cortiq.numerics import scalar
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import Kind, address
 from cortiq_cpu.bind_scaled import bind_scaled
 from cortiq_cpu.binder import FLOAT_BYTES, Binder, Bound, fields, row_bytes
-from cortiq_cpu.fuse import NormChain, Wise
-from cortiq_cpu.lower import Step
 
 F32 = np.float32
 ACTIVATIONS = tuple(scalar.ACTIVATIONS)
@@ -52,7 +52,7 @@ def bind_quantise(b: Binder, step: Step) -> Bound:
     return [(Kind.QUANTISE, args)]
 
 
-WISE_KINDS: Mapping[type, Kind] = {
+ELEMENTWISE_KINDS: Mapping[type, Kind] = {
     ops.Add: Kind.ADD,
     ops.Multiply: Kind.MULTIPLY,
     ops.Scale: Kind.SCALE,
@@ -62,9 +62,9 @@ WISE_KINDS: Mapping[type, Kind] = {
 }
 
 
-def bind_wise(b: Binder, step: Step) -> Bound:
+def bind_elementwise(b: Binder, step: Step) -> Bound:
     """An elementwise op, perhaps with a gate or a quantised row."""
-    wise: Wise = step.op  # type: ignore[assignment]
+    wise: Elementwise = step.op  # type: ignore[assignment]
     node = wise.gate or wise.node
     shape = wise.node.outputs[0]
     stride = b.stride(shape)
@@ -83,7 +83,7 @@ def bind_wise(b: Binder, step: Step) -> Bound:
         args.factor = F32(op.factor)
     elif isinstance(op, ops.SoftCap):
         args.factor, args.inverse = F32(op.cap), F32(1) / F32(op.cap)
-    return [(WISE_KINDS[type(op)], args)]
+    return [(ELEMENTWISE_KINDS[type(op)], args)]
 
 
 def bind_norm(b: Binder, step: Step) -> Bound:

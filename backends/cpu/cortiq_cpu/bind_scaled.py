@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from cortiq.backend.lower import Step
 from cortiq.ir import ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import Kind
 from cortiq_cpu.binder import Binder, Bound
-from cortiq_cpu.lower import Step
 
 F32 = np.float32
 HOW = ("value", "head", "all", "row", "expert", "bias", "shift", "clamp", "softmax", "every")

@@ -6,13 +6,12 @@ import ctypes
 
 import numpy as np
 
+from cortiq.backend.fuse import Attention, Part, QKVPrologue
+from cortiq.backend.lower import Step
 from cortiq.ir import ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import Kind, address
 from cortiq_cpu.binder import Binder, Bound, fields
-from cortiq_cpu.fuse import Attention, Heads, Part
-from cortiq_cpu.lower import Step
-from cortiq_cpu.recurrents import Recurrences
 
 F32 = np.float32
 PAIRINGS = ("half", "interleaved")
@@ -24,7 +23,7 @@ def bind_rope(b: Binder, step: Step) -> Bound:
     """ROPE."""
     op: ops.Rope = step.op  # type: ignore[assignment]
     heads, width = b.shape(step.nodes[0].inputs[0])
-    cos, sin = b.angles.rows(step.nodes[0], b.rows)
+    cos, sin = b.angles.place(step.nodes[0], b.rows)
     args = arguments.Rope(
         x=b.at(step.inputs[0]), out=b.at(step.outputs[0]), cos=cos, sin=sin,
         x_stride=heads * width, out_stride=heads * width, heads=heads, width=width,
@@ -46,14 +45,14 @@ def _part(b: Binder, part: Part) -> arguments.HeadsPart:
         args.weight = b.vector(part.norm, "weight")
     if part.rope is not None:
         op = fields(part.rope)
-        args.cos, args.sin = b.angles.rows(part.rope, b.rows)
+        args.cos, args.sin = b.angles.place(part.rope, b.rows)
         args.pairs, args.interleaved = op.table.dim // 2, PAIRINGS.index(op.pairing)
     return args
 
 
-def bind_heads(b: Binder, step: Step) -> Bound:
+def bind_qkv_prologue(b: Binder, step: Step) -> Bound:
     """HEADS: parts on their way into attention."""
-    op: Heads = step.op  # type: ignore[assignment]
+    op: QKVPrologue = step.op  # type: ignore[assignment]
     parts = (arguments.HeadsPart * len(op.parts))(*(_part(b, part) for part in op.parts))
     b.kept.append(parts)
     args = arguments.Heads(parts=ctypes.addressof(parts), count=len(parts))
@@ -109,11 +108,11 @@ def bind_conv(b: Binder, step: Step) -> Bound:
     """CAUSAL_CONV."""
     node = step.nodes[0]
     op: ops.CausalConv = node.op  # type: ignore[assignment]
-    number = b.layout.ring_numbers[node.slots["ring"]]
+    number = b.layout.fixed_numbers[node.slots["ring"]]
     args = arguments.Conv(
         x=b.at(step.inputs[0]), out=b.at(step.outputs[0]),
         weight=b.weights.taps(node.weights["weight"]), bias=b.vector(node, "bias"),
-        rings=b.rows.rings[number].ctypes.data,
+        rings=b.rows.fixed[number].ctypes.data,
         capacities=b.rows.ring_capacities[number].ctypes.data,
         segments=address(b.rows.segments), segment_count=address(b.rows.segment_count),
         x_stride=op.width, out_stride=op.width, width=op.width, taps=op.kernel,
@@ -124,12 +123,11 @@ def bind_conv(b: Binder, step: Step) -> Bound:
 def bind_recurrence(b: Binder, step: Step) -> Bound:
     """GATED_DELTA: the delta rule, or the state-space step, where q, k and v are C, B and x."""
     slot = step.nodes[0].slots["state"]
-    number, layout = b.layout.ring_numbers[slot], b.layout.rings[slot]
-    assert isinstance(layout, Recurrences)
+    number, layout = b.layout.fixed_numbers[slot], b.layout.recurrences[slot]
     first, second, third, *rest = step.inputs
     names = step.inputs if layout.delta else (third, second, first, *rest)
     args = layout.args()
     args.q, args.k, args.v, args.alpha, args.beta = (b.at(name) for name in names)
-    args.out, args.states = b.at(step.outputs[0]), b.rows.rings[number].ctypes.data
+    args.out, args.states = b.at(step.outputs[0]), b.rows.fixed[number].ctypes.data
     args.segments, args.segment_count = address(b.rows.segments), address(b.rows.segment_count)
     return [(Kind.GATED_DELTA, args)]

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from cortiq.backend.lower import Lowered
 from cortiq.ir import Node, Type
 from cortiq_cpu import arguments
 from cortiq_cpu.angles import Angles
 from cortiq_cpu.arena import Arena, Places
 from cortiq_cpu.arguments import Kind, address
-from cortiq_cpu.lower import Lowered
-from cortiq_cpu.native import Op, library
+from cortiq_cpu.native import Op
+from cortiq_cpu.records import record_bytes
 from cortiq_cpu.rows import RowSet
 from cortiq_cpu.state_layout import StateLayout
 from cortiq_cpu.weights import Weights
@@ -34,7 +35,7 @@ def row_bytes(type_: Type) -> int:
     """Bytes of one row of a value."""
     if type_.dtype != "q16":
         return FLOAT_BYTES * prod(type_.shape)
-    return prod(type_.shape[:-1]) * library().cortiq_record_bytes(type_.shape[-1])
+    return prod(type_.shape[:-1]) * record_bytes(type_.shape[-1])
 
 
 def fields(node: Node) -> Any:
@@ -96,7 +97,7 @@ class Binder:
 
     def kv(self, slot: str) -> arguments.KV:
         """The rows of a slot, for the sequences of this set."""
-        number, layout = self.layout.kv_numbers[slot], self.layout.kv[slot]
+        number, layout = self.layout.kv_numbers[slot], self.layout.rows[slot]
         geometry = layout.slot
         return arguments.KV(
             pages=self.rows.pages[number].ctypes.data,

@@ -19,11 +19,11 @@ from math import prod
 
 import numpy as np
 
+from cortiq.backend.fuse import Attention, QKVPrologue
+from cortiq.backend.lower import Step
 from cortiq.ir import Node, ops
+from cortiq.numerics.contract import TILE
 from cortiq_cpu.binder import FLOAT_BYTES, Binder, fields, row_bytes
-from cortiq_cpu.fuse import Attention, Heads
-from cortiq_cpu.lower import Step
-from cortiq_cpu.pages import TILE
 from cortiq_cpu.profile import Cost, Label, moving
 from cortiq_cpu.recurrents import Recurrences
 from cortiq_cpu.rows import RowSet
@@ -52,12 +52,11 @@ def label_of(binder: Binder, step: Step) -> Label:
         return Label(step.label, _choice(binder, step))
     moved = sum(row_bytes(binder.lowered.types[n]) for n in (*step.inputs, *step.outputs))
     if isinstance(step.op, RECURRENCES):
-        layout = binder.layout.rings[step.nodes[0].slots["state"]]
-        assert isinstance(layout, Recurrences)
+        layout = binder.layout.recurrences[step.nodes[0].slots["state"]]
         return Label(step.label, partial(recurred, binder.rows, layout, moved))
     if isinstance(step.op, ops.CausalConv):
         return Label(step.label, partial(convolved, binder.rows, step.op, moved))
-    if isinstance(step.op, Heads) and step.op.store is not None:
+    if isinstance(step.op, QKVPrologue) and step.op.store is not None:
         moved += _stored_bytes(binder, step.op.store)
     return Label(step.label, moving(moved))
 
@@ -117,7 +116,7 @@ def convolved(rows: RowSet, op: ops.CausalConv, moved: int, count: int) -> Cost:
 
 def _stored_bytes(binder: Binder, node: Node) -> int:
     """Bytes of one position's keys and values."""
-    layout = binder.layout.kv[node.slots["kv"]]
+    layout = binder.layout.rows[node.slots["kv"]]
     return layout.slot.heads * layout.block_bytes // TILE
 
 

@@ -9,25 +9,23 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from cortiq.backend import Batch, CompileOptions
-from cortiq.backend.executable import Accepted, BaseExecutable, Brought
+from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.paged import PagedState
+from cortiq.backend.paged_executable import EARLY_POSITIONS, PagedExecutable
 from cortiq.backend.windows import windows_of
 from cortiq.ir import Program, primitives_of
 from cortiq.numerics.layouts import Weight
+from cortiq_cpu.memory import CpuMemory
 from cortiq_cpu.native import Pool, library_hash
 from cortiq_cpu.plan import Plan
 from cortiq_cpu.profile import Profile
-from cortiq_cpu.recurrents import Recurrences
 from cortiq_cpu.run import Run
-from cortiq_cpu.shared import Pages
 from cortiq_cpu.state import CpuState
 from cortiq_cpu.state_layout import StateLayout
 from cortiq_cpu.weights import Weights
 
-EARLY_POSITIONS = 1 << 13
-"""Positions that rotary tables are made for when a sequence is opened; others when it grows."""
 
-
-class CpuExecutable(BaseExecutable[CpuState, Plan]):
+class CpuExecutable(PagedExecutable[CpuState, Plan]):
     """A program bound to its packed weights; see `cortiq.backend.Executable`.
 
     Parameters
@@ -41,6 +39,9 @@ class CpuExecutable(BaseExecutable[CpuState, Plan]):
     """
 
     trims: ClassVar[bool] = True
+    state_type: ClassVar[type[PagedState]] = CpuState
+    memory: CpuMemory
+    layout: StateLayout
 
     def __init__(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
@@ -50,11 +51,12 @@ class CpuExecutable(BaseExecutable[CpuState, Plan]):
         graphs = primitives_of(program).graphs
         poison = bool(options.extra.get("poison"))
         windows = {} if options.full_windows else windows_of(program)
-        self.layout = StateLayout(program, graphs, options.page_rows, poison, windows)
+        layout = StateLayout(program, graphs, options.page_rows, windows)
         with ThreadPoolExecutor(threads) as packers:
             packed = Weights(weights, packers)
-            plans = {n: Plan(g, packed, self.layout, self.pool) for n, g in graphs.items()}
+            plans = {n: Plan(g, packed, layout, self.pool) for n, g in graphs.items()}
         super().__init__(program, options, plans)
+        self.use_memory(CpuMemory(layout, self.pool, poison))
         for plan in plans.values():
             if plan.angles.supplied:  # Rows may be anywhere in the context from the first one on.
                 plan.prepare(min(program.context, EARLY_POSITIONS))
@@ -62,7 +64,6 @@ class CpuExecutable(BaseExecutable[CpuState, Plan]):
             (node.name for graph in program.graphs.values() for node in graph.nodes), "cpu"
         )
         self.profile = Profile(self.pool) if options.extra.get("profile") else None
-        self.pages = Pages(self.layout.new_page, self.layout.spoil)
         self._ending = weakref.finalize(self, self.pool.close)
 
     @property
@@ -70,64 +71,25 @@ class CpuExecutable(BaseExecutable[CpuState, Plan]):
         """What a receipt states: the instruction set, and the hash of the native core."""
         return {"isa": self.pool.isa, "native": library_hash()}
 
-    def new_state(self, limit: int) -> CpuState:
-        """An empty sequence of at most `limit` positions."""
-        self.prepare(min(limit, EARLY_POSITIONS))
-        return CpuState(self, limit)
-
-    def prepare(self, positions: int) -> None:
-        """Know whatever sequences of this many positions need."""
-        for plan in self.plans.values():
-            plan.prepare(positions)
-
-    def state_bytes(self, rows: int) -> int:
-        """Memory one sequence of this many rows takes."""
-        return self.layout.nbytes(rows)
-
-    def held_bytes(self) -> int:
-        """Memory that all living sequences hold."""
-        rings = sum(state.ring_bytes() for state in self.states)
-        return self.pages.nbytes + rings
-
     def fits(self, nbytes: int) -> bool:
-        """Whether sequences may take so many bytes more; what is kept for them is no hindrance."""
-        free = self.free_bytes()
-        slots = [slot for slot in self.layout.rings.values() if isinstance(slot, Recurrences)]
-        if nbytes + sum(slot.spare_bytes for slot in slots) > free:
-            for slot in slots:
-                slot.spare.clear()
-        return nbytes <= 0 or nbytes <= free
+        """Whether sequences may take so many bytes more; spare memory is freed if needed."""
+        if nbytes + self.memory.spare_bytes > self.free_bytes():
+            self.memory.spare.clear()
+        return super().fits(nbytes)
 
     def close(self) -> None:
         """Release threads, weights and sequences."""
         super().close()
         self.pool.close()
 
-    def make_room(self, state: CpuState, start: int, stop: int) -> bool:
-        """Whether rows can be written: there is memory, and no other sequence shares the pages."""
-        return state.grow(stop, start)
-
-    def refusal(self, plan: Plan, batch: Batch, sequence: Accepted[CpuState]) -> str | None:
-        """Why a sequence's rows cannot be computed; None also has the angles of positions made."""
-        reason = super().refusal(plan, batch, sequence)
-        if reason is None:
-            indices = sequence.indices
-            plan.prepare(plan.reach(batch.rows[indices.start : indices.stop]))
-        return reason
-
     def compute(
         self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[CpuState]]
     ) -> list[Sequence[Brought] | None]:
         """What the rows of each sequence bring, None for one with a fault."""
-        recording = self.profile is not None and self.profile.recording
-        brought: list[Brought] = [{} for _ in batch.rows]
         for s in accepted:
             s.state.turn(batch.entry, s.state.length(batch.entry) + len(s.tokens))
-        failed = Run(plan, batch, accepted, brought, self.profile if recording else None).compute()
-        return [
-            None if s.state in failed else brought[s.indices.start : s.indices.stop]
-            for s in accepted
-        ]
+        recording = self.profile is not None and self.profile.recording
+        return Run(plan, batch, accepted, self.profile if recording else None).compute()
 
 
 def _cores() -> int:

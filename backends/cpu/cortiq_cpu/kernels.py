@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cortiq.backend.support import no_kernel, unplaced
 from cortiq.ir import Graph, Node, Program, ops
 from cortiq.numerics import scalar
 
@@ -17,8 +18,6 @@ KERNELS = (
     ops.Recall, *SCALED,
 )  # fmt: skip
 """Primitives with a kernel."""
-POSITIONED = (ops.Rope, ops.Attend, ops.ChooseBlocks, ops.Recall)
-"""Those that take positions."""
 OPTIONS = frozenset({
     *scalar.ACTIVATIONS, "groups", "mask", "tau", "missing", "step", "sections", "blocks",
     "keys only", "until",
@@ -36,20 +35,7 @@ def _choice_bytes(op: ops.ChooseBlocks) -> int:
 
 def refusal(node: Node, graph: Graph, program: Program) -> str:
     """Why a primitive is declined; empty if it is not."""
-    if type(node.op) not in KERNELS:
-        return f"no kernel for {node.op.kind}"
-    if isinstance(node.op, ops.EmbedRows) and node.inputs != ("token",):
-        return "rows of a table are looked up for the row's token only"
-    if isinstance(node.op, POSITIONED) and not _where_rows_are(node, graph):
-        return f"{node.op.kind} is computed at positions that rows have or supply only"
-    if isinstance(node.op, ops.ChooseBlocks) and _choice_bytes(node.op) > CHOICE_BYTES:
-        return f"no kernel for ChooseBlocks of {node.op.top} blocks"
-    unknown = sorted(node.op.options() - OPTIONS)
-    return f"no kernel for {node.op.kind} with {', '.join(unknown)}" if unknown else ""
-
-
-def _where_rows_are(node: Node, graph: Graph) -> bool:
-    """Whether the host knows the node's positions before a batch runs."""
-    supplied = getattr(node.op, "until", False) or getattr(node.op, "sections", None)
-    position = node.inputs[0 if isinstance(node.op, ops.Recall) else 1]
-    return position in (graph.inputs if supplied else ("position",))
+    op = node.op
+    if isinstance(op, ops.ChooseBlocks) and _choice_bytes(op) > CHOICE_BYTES:
+        return f"no kernel for ChooseBlocks of {op.top} blocks"
+    return no_kernel(op, KERNELS, OPTIONS) or unplaced(node, graph)

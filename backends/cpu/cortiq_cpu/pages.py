@@ -7,18 +7,17 @@ keys and of the 64 values; key_dim is padded to even, value_dim to 16s (`native/
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from cortiq.backend import KVPlanes
+from cortiq.backend.planes import planes_of
 from cortiq.ir import KVRows
-from cortiq.numerics.quantise import ZERO_ROW_EXPONENT
+from cortiq.numerics.contract import TILE
+from cortiq.numerics.quantise import LARGEST_CODE, ZERO_ROW_EXPONENT, from_planes
 
-TILE = 64
-LARGEST = 32512
-"""Largest |q| of a quantised row."""
 PAIR = 2
 VALUE_STEP = 16
 
@@ -73,31 +72,15 @@ class PageLayout:
         """Fill a page, its padding aside, with large integers under large exponents."""
         keys, values, *exponents = self.parts(page)
         odd = self.slot.key_dim % PAIR
-        keys[...] = LARGEST
+        keys[...] = LARGEST_CODE
         if odd:
             keys[:, :, -1, :, 1] = 0
-        values[..., : self.slot.value_dim, :] = LARGEST
+        values[..., : self.slot.value_dim, :] = LARGEST_CODE
         for exponent in exponents:
             exponent[...] = 60
 
-    def read(self, pages: list[Bytes], skipped: int, rows: int) -> KVPlanes:
-        """Rows as canonical planes; so many before them in the first page are left out."""
-        slot = self.slot
-        parts = [self._rows_of(page) for page in pages]
-        empty = (
-            np.empty((0, slot.heads, slot.key_dim), np.int16),
-            np.empty((0, slot.heads, slot.value_dim), np.int16),
-            np.empty((0, slot.heads), np.int8),
-            np.empty((0, slot.heads), np.int8),
-        )
-        joined = [
-            np.concatenate(group)[skipped : skipped + rows]
-            for group in zip(empty, *parts, strict=True)
-        ]
-        keys, values, key_e, value_e = joined
-        return KVPlanes(*_planes(keys), key_e, *_planes(values), value_e)
-
-    def _rows_of(self, page: Bytes) -> tuple[Shorts, Shorts, Exponents, Exponents]:
+    def read(self, page: Bytes) -> KVPlanes:
+        """All rows of a page as canonical planes."""
         keys, values, key_e, value_e = self.parts(page)
         slot, rows = self.slot, self.tiles * TILE
         keys = keys.transpose(0, 3, 1, 2, 4).reshape(rows, slot.heads, -1)[..., : slot.key_dim]
@@ -107,55 +90,19 @@ class PageLayout:
         )
         if not slot.value_dim:
             value_e = np.full_like(value_e, ZERO_ROW_EXPONENT)
-        return keys, values[..., : slot.value_dim], key_e, value_e
+        values = values[..., : slot.value_dim]
+        return KVPlanes(*planes_of(keys), key_e, *planes_of(values), value_e)
 
-    def write(self, pages: list[Bytes], skipped: int, planes: KVPlanes) -> None:
-        """Fill pages from canonical planes, which must have the slot's geometry.
-
-        So many rows before them in the first page become zero.
-        """
-        planes = _behind(skipped, planes)
-        rows, step = len(planes.key_high), self.tiles * TILE
-        keys = _whole(planes.key_high, planes.key_low)
-        values = _whole(planes.value_high, planes.value_low)
-        for index, page in enumerate(pages[: -(-rows // step)]):
-            cut = slice(index * step, min((index + 1) * step, rows))
-            exponents = planes.key_exponent[cut], planes.value_exponent[cut]
-            self._fill(page, keys[cut], values[cut], *exponents)
-
-    def _fill(
-        self, page: Bytes, keys: Shorts, values: Shorts, key_e: Exponents, value_e: Exponents
-    ) -> None:
-        slot = self.slot
+    def write(self, page: Bytes, planes: KVPlanes) -> None:
+        """Fill a page from canonical planes of all its rows."""
+        slot, lead = self.slot, (self.tiles, TILE, self.slot.heads)
+        keys, values, *exponents = self.parts(page)
         whole = np.zeros((self.tiles * TILE, slot.heads, self.key_pairs * PAIR), np.int16)
-        whole[: len(keys), :, : slot.key_dim] = keys
-        lead = (self.tiles, TILE, slot.heads)
-        placed = self.parts(page)
-        placed[0][...] = whole.reshape(*lead, -1, PAIR).transpose(0, 2, 3, 1, 4)
+        whole[..., : slot.key_dim] = from_planes(planes.key_high, planes.key_low)
+        keys[...] = whole.reshape(*lead, -1, PAIR).transpose(0, 2, 3, 1, 4)
         whole = np.zeros((self.tiles * TILE, slot.heads, self.value_width), np.int16)
-        whole[: len(values), :, : slot.value_dim] = values
+        whole[..., : slot.value_dim] = from_planes(planes.value_high, planes.value_low)
         pairs = whole.reshape(self.tiles, TILE // PAIR, PAIR, slot.heads, self.value_width)
-        placed[1][...] = pairs.transpose(0, 3, 1, 4, 2)
-        for view, exponent in zip(placed[2:], (key_e, value_e), strict=True):
-            padded = np.zeros((self.tiles * TILE, slot.heads), np.int8)
-            padded[: len(exponent)] = exponent
-            view[...] = padded.reshape(lead).transpose(0, 2, 1)
-
-
-def _behind(count: int, planes: KVPlanes) -> KVPlanes:
-    """The rows with so many rows of zeros before them."""
-    parts = (getattr(planes, field.name) for field in fields(planes))
-    return KVPlanes(
-        *(np.concatenate([np.zeros_like(p, shape=(count, *p.shape[1:])), p]) for p in parts)
-    )
-
-
-def _planes(q: Shorts) -> tuple[Exponents, Exponents]:
-    wide = q.astype(np.int32)
-    high = (wide + 128) >> 8
-    return high.astype(np.int8), (wide - (high << 8)).astype(np.int8)
-
-
-def _whole(high: Exponents, low: Exponents) -> Shorts:
-    """The 16-bit integers of two planes."""
-    return ((high.astype(np.int32) << 8) + low).astype(np.int16)
+        values[...] = pairs.transpose(0, 3, 1, 4, 2)
+        for view, e in zip(exponents, (planes.key_exponent, planes.value_exponent), strict=True):
+            view[...] = e.reshape(lead).transpose(0, 2, 1)

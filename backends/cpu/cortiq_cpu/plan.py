@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cortiq.backend import Row, Want
-from cortiq.backend.admission import last_keys_of, value_of
-from cortiq.backend.plan import needed
+from cortiq.backend.admission import BY_ROW
+from cortiq.backend.lower import Admit, Lowered, Step, joined_products, lower
+from cortiq.backend.requests import Ask, Request, RequestPlan
 from cortiq.ir import Graph, ops
 from cortiq_cpu.angles import Angles
 from cortiq_cpu.arena import Arena, Places, assign
 from cortiq_cpu.bind import ops_of
 from cortiq_cpu.binder import Binder, row_bytes
 from cortiq_cpu.costs import label_of
-from cortiq_cpu.fuse import Fuser
-from cortiq_cpu.lower import Admit, Gather, Lowered, Step, always_known, lower
+from cortiq_cpu.fuse import fuser
 from cortiq_cpu.native import Op, Pool, library, op_list
 from cortiq_cpu.profile import Label, moving
 from cortiq_cpu.rows import RowSet
 from cortiq_cpu.state_layout import StateLayout
-from cortiq_cpu.wants import Ask, Asked, asked_by
+from cortiq_cpu.wants import Asked, parts_of
 from cortiq_cpu.weights import Weights
 
 TRUNK_ROWS = 256
@@ -34,27 +32,6 @@ TAIL_BYTES = 16 << 20
 """Room for the widest value of the tail, usually logits: bounds the tail's rows."""
 LONG = 1 << 16
 """Positions up to which few queries' keys are spread over threads."""
-MOST_COMPILED = 64
-"""Op lists kept; the oldest goes first."""
-SIDE_VALUES = ("token", "position")
-"""Inputs that live in the row sets, not in the arena."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What rows ask for: decides which op list computes them.
-
-    Attributes
-    ----------
-    wanted : names of values. asks : answers about them. supplied : names of computed values that
-        rows replace. mixed : whether some rows want values of the tail that others do not; then
-        nothing of the tail is joined, and faults are known by op.
-    """
-
-    wanted: frozenset[str]
-    asks: frozenset[Ask]
-    supplied: frozenset[str]
-    mixed: bool = False
 
 
 @dataclass
@@ -93,26 +70,23 @@ class Compiled:
         return self.arena.view(offset + place * size, size)
 
 
-class Plan:
+class Plan(RequestPlan[Compiled]):
     """An entry graph of primitives with its weights."""
 
+    angles: Angles
+
     def __init__(self, graph: Graph, weights: Weights, layout: StateLayout, pool: Pool) -> None:
-        self.computed = frozenset(name for node in graph.nodes for name in node.outputs)
-        # Equal nodes were merged: the names of the others' values are known, but mean nothing.
-        there = self.computed | set(graph.inputs)
-        graph = replace(graph, values={n: t for n, t in graph.values.items() if n in there})
-        self.graph, self.layout, self.pool, self.weights = graph, layout, pool, weights
+        super().__init__(graph)
+        graph = self.graph
+        self.layout, self.pool, self.weights = layout, pool, weights
         for node in graph.nodes:
             weights.prepare(node)
-        self.always, self.until = always_known(graph), last_keys_of(graph)
         late = (row_bytes(t) for n, t in graph.values.items() if n not in self.always)
         tail_rows = min(TRUNK_ROWS, max(1, TAIL_BYTES // max(late, default=1)))
         self.sets = RowSet(TRUNK_ROWS, layout), RowSet(tail_rows, layout)
         self.angles = Angles(graph.nodes)
         self.workspace = Arena(self._workspace_bytes())
         self.arena = Arena(0)
-        self._compiled: dict[Request, Compiled] = {}
-        self.needs = lru_cache(maxsize=256)(self._needs)
 
     def _workspace_bytes(self) -> int:
         """What attention and answers need besides their inputs and outputs."""
@@ -123,36 +97,12 @@ class Plan:
         sizes.append(native.cortiq_tail_workspace(max(widths, default=1), threads))
         return max(sizes)
 
-    def request_of(self, rows: Sequence[Row]) -> Request:
-        """What these rows ask for."""
-        kinds = {row.wants for row in rows if row.wants}
-        asked = [pair for wants in kinds for pair in asked_by(wants)]
-        wanted = frozenset(value_of(want) for want, _ in asked) - set(SIDE_VALUES)
-        asks = frozenset(ask for _, group in asked for ask in group)
-        given = frozenset(name for row in rows if row.inputs for name in row.inputs)
-        late = {frozenset(value_of(want) for want in wants) - self.always for wants in kinds}
-        mixed = len(late - {frozenset()}) > 1
-        return Request(wanted, asks, given & self.computed, mixed)
-
-    def _needs(self, wants: tuple[Want, ...]) -> frozenset[str]:
-        """Names of the nodes that a row with these wants depends on."""
-        return frozenset(needed(self.graph.nodes, {value_of(want) for want in wants}))
-
-    def compiled(self, request: Request) -> Compiled:
-        """The op lists of a request."""
-        if request not in self._compiled:
-            if len(self._compiled) == MOST_COMPILED:
-                del self._compiled[next(iter(self._compiled))]
-            self._compiled[request] = self._compile(request)
-        return self._compiled[request]
-
-    def _compile(self, request: Request) -> Compiled:
-        lowered = lower(self.graph, request.wanted)
-        fuser = Fuser(lowered, request.wanted, request.supplied)
-        trunk = fuser.fuse(lowered.trunk)
-        if request.mixed:
-            fuser = Fuser(lowered, request.wanted, frozenset(lowered.types))
-        tail = fuser.fuse(lowered.tail)
+    def compile(self, request: Request) -> Compiled:
+        """Make the op lists of a request."""
+        lowered = joined_products(lower(self.graph, request.wanted))
+        trunk = fuser(lowered, request.wanted, request.supplied).fuse(lowered.trunk)
+        apart = frozenset(lowered.types) if request.mixed else request.supplied
+        tail = fuser(lowered, request.wanted, apart).fuse(lowered.tail)
         places = self._places(lowered, trunk, tail, request)
         if places.size > self.arena.size:
             # Op lists hold addresses: those of the smaller block are made anew when needed.
@@ -161,7 +111,8 @@ class Plan:
         binders = self._binder(lowered, places, 0), self._binder(lowered, places, 1)
         asked: tuple[list[Asked], list[Asked]] = ([], [])
         late = frozenset(n for n in request.wanted if lowered.root(n) not in self.always)
-        for ask in sorted(request.asks):
+        parts = {part for ask in request.asks for part in parts_of(ask)}
+        for ask in sorted(parts):
             asked[ask.value in late].append(self._asked(ask, binders[ask.value in late]))
         bound = [
             _bind(binder, steps, request.supplied)
@@ -196,13 +147,12 @@ class Plan:
         made = {name for step in trunk for name in step.outputs} | set(self.graph.inputs)
         for name, type_ in lowered.types.items():
             rows = self.sets[lowered.root(name) not in made]
-            if name not in SIDE_VALUES:
+            if name not in BY_ROW:
                 sizes[name] = rows.capacity * row_bytes(type_)
-        gathered = {name for step in tail if isinstance(step.op, Gather) for name in step.inputs}
+        gathered = lowered.gathered()
         kept = {*request.wanted, *request.supplied, *gathered, *self.graph.inputs}
-        groups = [[step] for step in (*trunk, *tail)]
-        first = [name for name in self.graph.inputs if name not in SIDE_VALUES]
-        return assign(lowered, groups, sizes, kept - set(SIDE_VALUES), first)
+        first = [name for name in self.graph.inputs if name not in BY_ROW]
+        return assign(lowered, (*trunk, *tail), sizes, kept - set(BY_ROW), first)
 
     def _binder(self, lowered: Lowered, places: Places, number: int) -> Binder:
         shared = (self.angles, self.layout, self.weights, self.workspace)
@@ -216,16 +166,6 @@ class Plan:
 
     def _answering(self, asked: Asked) -> Label:
         return Label(asked.ask.kind, moving(row_bytes(self.graph.values[asked.ask.value])))
-
-    def reach(self, rows: Sequence[Row]) -> int:
-        """How many positions must be known for those that rows supply."""
-        names = self.angles.supplied
-        given = [int(np.max(row.inputs[name])) for name in names for row in rows]
-        return max(given, default=-1) + 1
-
-    def prepare(self, limit: int) -> None:
-        """Know whatever sequences of this many positions need."""
-        self.angles.grow(limit)
 
 
 class BoundOps(NamedTuple):

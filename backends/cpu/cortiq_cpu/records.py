@@ -9,23 +9,40 @@ from cortiq.numerics.quantise import Quantised
 from cortiq_cpu.native import library
 from cortiq_cpu.packing import aligned
 
+Bytes = npt.NDArray[np.uint8]
+
 
 def record_bytes(width: int) -> int:
     """Bytes of a record of `width` columns, a multiple of 64."""
     return library().cortiq_record_bytes(width)
 
 
-def records_of(rows: Quantised) -> npt.NDArray[np.uint8]:
+def records_of(rows: Quantised) -> Bytes:
     """Quantised rows q [n, K], e [n] as records: uint8 [n, record bytes], 64-byte aligned."""
     count, width = rows.q.shape
-    stride = record_bytes(width)
-    records = aligned(count * stride).reshape(count, stride)
+    records = aligned(count * record_bytes(width))
+    write_records(records, rows, width)
+    return records.reshape(count, -1)
+
+
+def write_records(buffer: Bytes, rows: Quantised, width: int) -> None:
+    """Fill a buffer with the records of quantised rows."""
+    records = buffer.reshape(-1, record_bytes(width))
     records[:] = 0
-    q = records[:, : 2 * width].view(np.int16)
-    q[:] = rows.q
-    blocks = (width + 31) // 32
-    e = records[:, 88 * blocks : 88 * blocks + 4].view(np.int32)
-    e[:, 0] = rows.e
+    records[:, : 2 * width].view(np.int16)[:] = np.asarray(rows.q).reshape(-1, width)
+    _exponents(records, width)[:] = np.asarray(rows.e).reshape(-1)
     for record in records:
         library().cortiq_record_finish(record.ctypes.data, width)
-    return records
+
+
+def read_records(buffer: Bytes, shape: tuple[int, ...]) -> Quantised:
+    """The quantised rows of this shape that a buffer holds."""
+    *lead, width = shape
+    records = buffer.reshape(-1, record_bytes(width))
+    q = records[:, : 2 * width].view(np.int16).astype(np.int32)
+    return Quantised(q.reshape(shape), _exponents(records, width).reshape(lead).copy()[()])
+
+
+def _exponents(records: Bytes, width: int) -> npt.NDArray[np.int32]:
+    at = library().cortiq_record_exponent_at(width)
+    return records[:, at : at + 4].view(np.int32)[:, 0]

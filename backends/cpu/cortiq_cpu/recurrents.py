@@ -7,18 +7,18 @@ rows are in the order in which a canonical sum meets them.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 
 import numpy as np
 
+from cortiq.backend.extents import RecurrentExtent
+from cortiq.backend.planes import Floats
 from cortiq.ir import Graph, Node, Recurrent, ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import SEGMENT, Kind, address
 from cortiq_cpu.native import Op, Pool, op_list
-from cortiq_cpu.packing import aligned_floats
-from cortiq_cpu.rings import Floats, snapped
 
 MARK = 64
 """The state is kept at lengths that this divides, the last two of them."""
@@ -30,8 +30,6 @@ COLUMNS = 32
 """Columns of a block."""
 LANES, RUN = 256, 16
 """Lanes of a canonical sum, and those apart that meet first."""
-SPARE = 1
-"""Released sequences whose memory the next ones take: fresh pages cost more than a short prompt."""
 
 
 @cache
@@ -49,14 +47,12 @@ class Recurrences:
     Attributes
     ----------
     groups, per_channel, delta : as in `cortiq_recurrence`.
-    spare : memory of released sequences.
     """
 
     slot: Recurrent
     groups: int
     per_channel: bool
     delta: bool
-    spare: list[Floats] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -69,22 +65,6 @@ class Recurrences:
     def size(self) -> int:
         """Values of the state, its marks and the rows."""
         return COPIES * prod(self.slot.shape) + KEPT * sum(self.widths)
-
-    def take(self) -> Floats:
-        """Memory of a sequence, [1, size]; what is in it means nothing."""
-        if self.spare:
-            return self.spare.pop()
-        return aligned_floats(1, self.size)
-
-    @property
-    def spare_bytes(self) -> int:
-        """Memory that waits for sequences."""
-        return sum(data.nbytes for data in self.spare)
-
-    def give(self, data: Floats) -> None:
-        """Take memory back."""
-        if len(data) and len(self.spare) < SPARE:
-            self.spare.append(data)
 
     def blocks(self, memory: Floats) -> list[tuple[slice, Floats]]:
         """Columns of every block and its values, float32 [heads, rows, columns], of a state."""
@@ -104,6 +84,55 @@ class Recurrences:
             per_channel=self.per_channel, delta=self.delta, keep=keep,
         )  # fmt: skip
 
+    def states(self, data: Floats) -> Floats:
+        """The state and its two marks, of a sequence's memory [size]."""
+        return data[: COPIES * prod(self.slot.shape)].reshape(COPIES, -1)
+
+    def read(self, data: Floats) -> Floats:
+        """The state, in the slot's shape."""
+        values = np.zeros(self.slot.shape, np.float32)
+        order = row_order(values.shape[1])
+        for columns, block in self.blocks(self.states(data)[0]):
+            values[:, order, columns] = block
+        return values
+
+    def write(self, data: Floats, values: Floats, length: int) -> None:
+        """Become the state after `length` rows."""
+        states = self.states(data)
+        ordered = values[:, row_order(values.shape[1])]
+        for columns, block in self.blocks(states[0]):
+            block[:] = ordered[..., columns]
+        states[1 + length // MARK % 2] = states[0]
+
+    def rewind(self, data: Floats, extent: MarkedExtent, pool: Pool) -> None:
+        """Go back to where an extent is now: to its last mark, and through the rows behind it."""
+        states, mark = self.states(data), extent.marks[-1]
+        if mark == 0:
+            states[1] = 0
+        states[0] = states[1 + mark // MARK % 2]
+        if extent.length > mark:
+            self._replay(data, (mark, extent.length), pool)
+
+    def _replay(self, data: Floats, rows: tuple[int, int], pool: Pool) -> None:
+        (start, stop), state_size = rows, COPIES * prod(self.slot.shape)
+        count = stop - start
+        kept = data[state_size:].reshape(KEPT, -1)[np.arange(start, stop) % KEPT]
+        parts = np.split(kept, np.cumsum(self.widths)[:-1], axis=1)
+        q, k, v, alpha, beta = (np.ascontiguousarray(part) for part in parts)
+        out, faults = np.empty_like(v), np.zeros(count, np.uint8)
+        state = np.array([data.ctypes.data], np.uint64)
+        segments, numbers = np.array([(0, count, start)], SEGMENT), np.array([1, count], np.int32)
+        args = self.args(keep=False)
+        args.q, args.k, args.v, args.alpha, args.beta, args.out = map(
+            address, (q, k, v, alpha, beta, out)
+        )
+        args.states, args.segments, args.segment_count = map(address, (state, segments, numbers))
+        op = Op(
+            int(Kind.GATED_DELTA), 0, address(numbers[1:]), address(faults),
+            ctypes.addressof(args), 0,
+        )  # fmt: skip
+        pool.run(op_list([op]), 1)
+
 
 def recurrences_of(node: Node, graph: Graph) -> Recurrences:
     """What a node keeps in its slot."""
@@ -115,106 +144,32 @@ def recurrences_of(node: Node, graph: Graph) -> Recurrences:
     return Recurrences(slot, op.groups, per_channel, isinstance(op, ops.DeltaRule))
 
 
-class Whole:
-    """A sequence's state in one slot, which every row replaces.
+@dataclass
+class MarkedExtent(RecurrentExtent):
+    """A state that can go back to its marks, and from there through the rows that were kept.
 
     Attributes
     ----------
-    data : float32 [1, size], or no row before there is memory: the state, what it was at two
-        marks, and rows, as `cortiq_recurrence` says.
     marks : lengths at which the state is known, ascending; m is at 1 + m // MARK % 2.
     """
 
-    def __init__(self, layout: Recurrences) -> None:
-        self.layout = layout
-        self.data: Floats = np.zeros((0, layout.size), np.float32)
-        self.marks = [0]
+    marks: tuple[int, ...] = (0,)
 
-    @property
-    def nbytes(self) -> int:
-        """Memory when it is open."""
-        return 4 * self.layout.size
+    def written(self, length: int) -> None:
+        """Count the rows up to so many as computed, and marks taken on the way."""
+        first, last = self.length // MARK + 1, length // MARK
+        self.marks = (*self.marks, *(m * MARK for m in range(first, last + 1)))[-2:]
+        self.length = length
 
-    @property
-    def _states(self) -> Floats:
-        return self.data[0, : COPIES * prod(self.layout.slot.shape)].reshape(COPIES, -1)
+    def reaches(self, length: int) -> bool:
+        """Whether there is a mark before it."""
+        return length >= min(self.length, self.marks[0])
 
-    def open(self) -> bool:
-        """Have memory; whether it is new."""
-        if len(self.data):
-            return False
-        self.data = self.layout.take()
-        self._states[0] = 0
-        return True
+    def rewind(self, length: int) -> int:
+        """Forget the rows from `length` on, and marks behind it."""
+        self.marks = tuple(mark for mark in self.marks if mark <= length) or (0,)
+        return super().rewind(length)
 
-    def __del__(self) -> None:
-        self.layout.give(self.data)
-
-    def written(self, before: int, after: int) -> None:
-        """Rows `before` … `after` − 1 are computed, and marks taken on the way."""
-        first = before // MARK + 1
-        self.marks = (self.marks + [m * MARK for m in range(first, after // MARK + 1)])[-2:]
-
-    def rewind(self, length: int, reached: int) -> int:
-        """How far back a sequence of `length` rows can go, if not to `reached`."""
-        return reached if reached >= min(length, self.marks[0]) else 0
-
-    def go(self, length: int, pool: Pool) -> None:
-        """Go back to a length that `rewind` gave: to a mark, and through the rows behind it."""
-        self.marks = [mark for mark in self.marks if mark <= length] or [0]
-        if not len(self.data):
-            return
-        mark = self.marks[-1]
-        states = self._states
-        if mark == 0:
-            states[1] = 0
-        states[0] = states[1 + mark // MARK % 2]
-        if length > mark:
-            self._again(mark, length, pool)
-
-    def _again(self, start: int, stop: int, pool: Pool) -> None:
-        widths, count = self.layout.widths, stop - start
-        kept = self.data[0, self._states.size :].reshape(KEPT, -1)
-        rows = kept[np.arange(start, stop) % KEPT]
-        parts = np.split(rows, np.cumsum(widths)[:-1], axis=1)
-        q, k, v, alpha, beta = (np.ascontiguousarray(part) for part in parts)
-        out, faults = np.empty_like(v), np.zeros(count, np.uint8)
-        state = np.array([self.data.ctypes.data], np.uint64)
-        segments, numbers = np.array([(0, count, start)], SEGMENT), np.array([1, count], np.int32)
-        args = self.layout.args(keep=False)
-        args.q, args.k, args.v, args.alpha, args.beta, args.out = map(
-            address, (q, k, v, alpha, beta, out)
-        )
-        args.states, args.segments, args.segment_count = map(address, (state, segments, numbers))
-        op = Op(
-            int(Kind.GATED_DELTA), 0, address(numbers[1:]), address(faults),
-            ctypes.addressof(args), 0,
-        )  # fmt: skip
-        pool.run(op_list([op]), 1)
-
-    def last(self, length: int) -> Floats:
-        """The state, in the slot's shape."""
-        values = np.zeros(self.layout.slot.shape, np.float32)
-        if len(self.data):
-            order = row_order(values.shape[1])
-            for columns, block in self.layout.blocks(self._states[0]):
-                values[:, order, columns] = block
-        return values
-
-    def load(self, values: Floats, length: int) -> None:
-        """Become the state after `length` rows; values below 2⁻⁴⁰ count as zero."""
-        states = self._states
-        ordered = snapped(values)[:, row_order(values.shape[1])]
-        for columns, block in self.layout.blocks(states[0]):
-            block[:] = ordered[..., columns]
-        states[1 + length // MARK % 2] = states[0]
-        self.marks = [length]
-
-    def copy(self) -> Whole:
-        """Another one that knows the same ways back."""
-        other = Whole(self.layout)
-        if len(self.data):
-            other.data = self.layout.take()
-            other.data[:] = self.data
-        other.marks = list(self.marks)
-        return other
+    def begin(self, length: int, base: int = 0) -> None:
+        """Begin at what was imported, of a sequence of this many rows."""
+        self.length, self.marks = length, (length,)

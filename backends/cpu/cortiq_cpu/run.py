@@ -3,62 +3,59 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from cortiq.backend import Batch, Draw, Named, Row, State, Top, Want
-from cortiq.backend.admission import chunks_of, value_of
-from cortiq.backend.executable import Accepted
-from cortiq.ir import Type
-from cortiq.numerics.quantise import Quantised
-from cortiq_cpu.native import Op, library
-from cortiq_cpu.plan import SIDE_VALUES, Plan
+from cortiq.backend import Batch, Draw, Named, Want
+from cortiq.backend.admission import BY_ROW, chunks_of, value_of
+from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.flat import FlatRun
+from cortiq.backend.requests import Ask, asked_by
+from cortiq_cpu.native import Op
+from cortiq_cpu.plan import Compiled, Plan
 from cortiq_cpu.profile import Label, Profile
-from cortiq_cpu.rows import Flat
-from cortiq_cpu.wants import Ask, asked_by, fill_draw, penalises
+from cortiq_cpu.records import read_records, write_records
+from cortiq_cpu.state import CpuState
+from cortiq_cpu.wants import fill_draw, parts_of
 
 OP_BYTES = ctypes.sizeof(Op)
 
 
-class Run:
-    """One batch; `compute` returns the sequences that failed.
+class Run(FlatRun[Plan]):
+    """One batch.
 
     Attributes
     ----------
-    flat : the rows of all accepted sequences, which all other row numbers count in.
     which : rows that the trunk set (0) and the tail set (1) hold now.
     """
+
+    compiled: Compiled
 
     def __init__(
         self,
         plan: Plan,
         batch: Batch,
-        accepted: Sequence[Accepted],
-        brought: list[Mapping[Want, Any]],
+        accepted: Sequence[Accepted[CpuState]],
         profile: Profile | None = None,
     ) -> None:
-        self.plan, self.entry, self.brought, self.profile = plan, batch.entry, brought, profile
-        self.flat = Flat(accepted, batch.entry)
-        self.rows: list[Row] = [batch.rows[index] for index in self.flat.indices]
-        self.request = plan.request_of(self.rows)
-        self.compiled = plan.compiled(self.request)
+        super().__init__(plan, batch, accepted)
+        self.profile = profile
         self.which: list[np.ndarray] = [np.zeros(0, np.int64)] * 2
-        self.failed: set[State] = set()
         self.answers: dict[tuple[Ask, int], Any] = {}
         self._alive: list[Any] = []
 
-    def compute(self) -> set[State]:
-        """Run all chunks."""
+    def compute(self) -> list[Sequence[Brought] | None]:
+        """Run all chunks; what the rows of each sequence bring."""
         size = self.plan.sets[0].capacity
         for start, stop in chunks_of(self.rows, self.plan.until, size):
             self._chunk(np.arange(start, stop))
-        return self.failed
+        return self.outcome()
 
     def _chunk(self, chunk: np.ndarray) -> None:
         """Some rows: all of them through the trunk, those with late wants through the tail."""
-        late = [row for row in chunk.tolist() if self._has_late_wants(row)]
+        late = [row for row in chunk.tolist() if self.has_late_wants(row)]
         self._fill(0, chunk)
         self._take_inputs()
         capacity = self.plan.sets[1].capacity
@@ -74,10 +71,6 @@ class Run:
                 self._collect(1)
         self._collect(0)
 
-    def _has_late_wants(self, row: int) -> bool:
-        late = self.compiled.late
-        return bool(late) and any(value_of(want) in late for want in self.rows[row].wants)
-
     def _fill(self, number: int, rows: np.ndarray) -> None:
         """Let a set hold these rows, and tell its answering ops who asks."""
         flat, row_set = self.flat, self.plan.sets[number]
@@ -87,32 +80,21 @@ class Run:
             row_set.source[: len(rows)] = rows - self.which[0][0]
             for flags, _ in self.compiled.exact:
                 flags[: len(rows)] = 0
-        supplied = {name: self._supplied(name, rows) for name in self.plan.angles.supplied}
-        self.plan.angles.fill(row_set, supplied)
+        self.plan.angles.fill(row_set, self.supplied_positions(rows))
         for asked in self.compiled.asked[number]:
             asking = [
                 (place, want)
                 for place, row in enumerate(rows.tolist())
-                for want, asks in asked_by(self.rows[row].wants)
-                if asked.ask in asks
+                for want, ask in asked_by(self.rows[row].wants)
+                if asked.ask in parts_of(ask)
             ]
             asked.start([place for place, _ in asking])
             if asked.ask.kind == "draw":
                 for draw, (place, want) in zip(asked.draws, asking, strict=False):
                     assert isinstance(want, Draw)
-                    self._fill_draw(draw, want, int(rows[place]))
-
-    def _supplied(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """What rows give for an input of integers: [rows, …]."""
-        return np.stack([np.asarray(self.rows[row].inputs[name], np.int64) for row in rows])
-
-    def _fill_draw(self, draw: Any, want: Draw, row: int) -> None:
-        history: np.ndarray | None = None
-        if penalises(want):
-            own = want.history
-            history = self.flat.history(row, self.entry) if own is None else np.array(own, np.int32)
-        position = int(self.flat.positions[row]) + want.ahead
-        self._alive.append(fill_draw(draw, want, history, position))
+                    row = int(rows[place])
+                    position = int(flat.positions[row]) + want.ahead
+                    self._alive.append(fill_draw(draw, want, self.history(want, row), position))
 
     def _run(self, number: int) -> None:
         """One op list, interrupted where rows replace a value."""
@@ -135,7 +117,7 @@ class Run:
     def _take_inputs(self) -> None:
         """Write what rows supply for the graph's inputs; ops pass it through `snap`."""
         for name in self.plan.graph.inputs:
-            if name not in SIDE_VALUES:
+            if name not in BY_ROW:
                 for place, row in enumerate(self.which[0].tolist()):
                     self._put(name, place, self.rows[row].inputs[name])
 
@@ -143,7 +125,7 @@ class Run:
         type_ = self.plan.graph.values[name]
         buffer = self.compiled.row(name, place)
         if type_.dtype == "q16":
-            _write_records(buffer, value, type_.shape[-1])
+            write_records(buffer, value, type_.shape[-1])
         else:
             dtype = np.int32 if type_.dtype == "i32" else np.float32
             with np.errstate(over="ignore"):  # beyond float32 is infinite, and so a fault
@@ -162,83 +144,36 @@ class Run:
     def _collect(self, number: int) -> None:
         """Read the answers about a set's rows, and its faults."""
         rows = self.which[number]
-        self._note_faults(self.plan.sets[number].faults[: len(rows)], rows)
+        self.note_faults(self.plan.sets[number].faults, rows)
         if number:
-            self._note_exact_faults(rows)
+            for flags, nodes in self.compiled.exact:
+                self.note_faults(flags, rows, nodes)
         for asked in self.compiled.asked[number]:
             count = int(asked.count[0])
             looked_at = rows[asked.rows[:count]]
-            self._note_faults(asked.faults[:count], looked_at)
+            self.note_faults(asked.faults, looked_at)
             for index, row in enumerate(looked_at.tolist()):
                 self.answers[asked.ask, row] = asked.answer(index)
         late = self.compiled.late
         for place, row in enumerate(rows.tolist()):
-            wants = self.rows[row].wants
-            if wants:
-                mine = {
-                    want: self._answer(want, asks, row, place)
-                    for want, asks in asked_by(wants)
-                    if (value_of(want) in late) == bool(number)
-                }
-                index = self.flat.indices[row]
-                self.brought[index] = {**self.brought[index], **mine}
+            for want, ask in asked_by(self.rows[row].wants):
+                if (value_of(want) in late) == bool(number):
+                    self.brought[row][want] = self._answer(want, ask, row, place)
 
-    def _note_exact_faults(self, rows: np.ndarray) -> None:
-        """Count faults of an op for the rows whose wants depend on it."""
-        for flags, names in self.compiled.exact:
-            for place in np.flatnonzero(flags[: len(rows)]).tolist():
-                row = int(rows[place])
-                if names & self.plan.needs(self.rows[row].wants):
-                    self.failed.add(self.flat.accepted[self.flat.owner[row]].state)
-
-    def _note_faults(self, faults: np.ndarray, rows: np.ndarray) -> None:
-        if faults.any():
-            owners = set(self.flat.owner[rows[faults != 0]].tolist())
-            self.failed |= {self.flat.accepted[owner].state for owner in owners}
-
-    def _answer(self, want: Want, asks: tuple[Ask, ...], row: int, place: int) -> Any:
+    def _answer(self, want: Want, ask: Ask | None, row: int, place: int) -> Any:
         if isinstance(want, Named):
             return self._named(want.name, row, place)
-        if isinstance(want, Top):
-            ids, values = self.answers[asks[0], row]
-            return ids, values, self.answers[asks[1], row]
-        return self.answers[asks[0], row]
+        first, *rest = (self.answers[part, row] for part in parts_of(ask))
+        return (*first, *rest) if rest else first
 
     def _named(self, name: str, row: int, place: int) -> Any:
         """A copy of a row's value, in the shape of one row."""
-        if name in SIDE_VALUES:
-            source = self.flat.tokens if name == "token" else self.flat.positions
-            return source[row]
+        if name in BY_ROW:
+            return self.by_row(name, row)
         type_ = self.plan.graph.values[name]
         buffer = self.compiled.row(name, place)
         if type_.dtype == "q16":
-            return _read_records(buffer, type_)
+            return read_records(buffer, type_.shape)
         dtype = np.int32 if type_.dtype == "i32" else np.float32
         value = buffer.view(dtype).reshape(type_.shape).copy()
         return value if type_.shape else value[()]
-
-
-def _records(buffer: np.ndarray, width: int) -> np.ndarray:
-    """A buffer's records, one a line: uint8 [records, bytes]."""
-    return buffer.reshape(-1, library().cortiq_record_bytes(width))
-
-
-def _exponents(records: np.ndarray, width: int) -> np.ndarray:
-    at = library().cortiq_record_exponent_at(width)
-    return records[:, at : at + 4].view(np.int32)[:, 0]
-
-
-def _write_records(buffer: np.ndarray, value: Quantised, width: int) -> None:
-    records = _records(buffer, width)
-    records[:] = 0
-    records[:, : 2 * width].view(np.int16)[:] = np.asarray(value.q).reshape(-1, width)
-    _exponents(records, width)[:] = np.asarray(value.e).reshape(-1)
-    for record in records:
-        library().cortiq_record_finish(record.ctypes.data, width)
-
-
-def _read_records(buffer: np.ndarray, type_: Type) -> Quantised:
-    *lead, width = type_.shape
-    records = _records(buffer, width)
-    q = records[:, : 2 * width].view(np.int16).astype(np.int32)
-    return Quantised(q.reshape(type_.shape), _exponents(records, width).reshape(lead).copy()[()])

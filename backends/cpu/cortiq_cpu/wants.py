@@ -5,53 +5,26 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from cortiq.backend import Argmax, Digest, Draw, Top, Want
+from cortiq.backend import Draw
+from cortiq.backend.requests import Ask, draw_numbers
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import Kind, address
 from cortiq_cpu.native import Op
 
 F32 = np.float32
-WORD = (1 << 32) - 1
-SHARE = 1 << 24
 MOST_KEPT = (1 << 31) - 1
-"""top_p and min_p are used in units of 2⁻²⁴."""
 WORDS = 4
 
 
-class Ask(NamedTuple):
-    """One kind of answer about one value: the key of an op.
-
-    `number` is how many of `Top`, and which of the draws of its row for a draw.
-    """
-
-    kind: str
-    value: str
-    number: int = 0
-
-
-@lru_cache(maxsize=128)  # masks have kilobytes, and every row may have its own
-def asked_by(wants: tuple[Want, ...]) -> tuple[tuple[Want, tuple[Ask, ...]], ...]:
-    """What has to be computed for each want of a row; named values are only looked up.
-
-    The draws of one row are numbered, since an op draws once from each row.
-    """
-    draws = [want for want in wants if isinstance(want, Draw)]
-    return tuple((want, _asks(want, draws)) for want in wants)
-
-
-def _asks(want: Want, draws: list[Draw]) -> tuple[Ask, ...]:
-    if isinstance(want, Digest):
-        return (Ask("digest", want.name),)
-    if isinstance(want, Draw):
-        return (Ask("draw", want.name, draws.index(want)),)
-    if isinstance(want, Top):
-        return Ask("top", "logits", want.count), Ask("log_sum_exp", "logits")
-    return (Ask("argmax", want.name),) if isinstance(want, Argmax) else ()
+def parts_of(ask: Ask | None) -> tuple[Ask, ...]:
+    """List the ops that answer one ask: the largest logits need the logarithm of their sum."""
+    if ask is None:
+        return ()
+    return (ask, Ask("log_sum_exp", ask.value)) if ask.kind == "top" else (ask,)
 
 
 KINDS = {
@@ -120,18 +93,8 @@ class Asked:
         return int(self.index[place, 0])
 
 
-class DrawArrays(NamedTuple):
-    """What a draw's struct points at."""
-
-    bias: np.ndarray
-    bias_ids: np.ndarray
-    seen_ids: np.ndarray
-    seen_counts: np.ndarray
-    mask: np.ndarray | None
-
-
-def fill_draw(draw: Any, want: Draw, history: np.ndarray | None, position: int) -> DrawArrays:
-    """Write how a row is drawn from; the arrays returned must live until it is.
+def fill_draw(draw: Any, want: Draw, history: np.ndarray | None, position: int) -> object:
+    """Write how a row is drawn from; what is returned must live until it is.
 
     Parameters
     ----------
@@ -139,29 +102,12 @@ def fill_draw(draw: Any, want: Draw, history: np.ndarray | None, position: int) 
     history : ids that penalties look at; None when none is on.
     position : that of the drawn token.
     """
-    s = want.sampling
-    ids = np.array(list(s.logit_bias), np.int32)
-    bias = np.array(list(s.logit_bias.values()), np.float64).astype(F32)
-    empty = np.zeros(0, np.int32)
-    seen, counts = (empty, empty) if history is None else np.unique(history, return_counts=True)
-    mask = None if want.mask is None else np.frombuffer(want.mask, np.uint8)
-    arrays = DrawArrays(bias, ids, seen.astype(np.int32), counts.astype(np.int32), mask)
-    for name, array in zip(DrawArrays._fields, arrays, strict=True):
-        setattr(draw, name, address(array))
-    draw.bias_count, draw.seen_count = len(ids), len(arrays.seen_ids)
-    draw.inverse_temperature = F32(1) / F32(s.temperature) if s.temperature else F32(0)
-    draw.repetition = F32(s.repetition_penalty)
-    draw.inverse_repetition = F32(1) / F32(s.repetition_penalty)
-    draw.presence, draw.frequency = F32(s.presence_penalty), F32(s.frequency_penalty)
-    draw.top_k = min(s.top_k, MOST_KEPT)  # as many ids as there are, and more, keep all
-    draw.top_p, draw.min_p = round(s.top_p * SHARE), round(s.min_p * SHARE)
-    draw.top_p_on = s.top_p < 1
-    draw.seed_low, draw.seed_high = s.seed & WORD, s.seed >> 32
-    draw.choice, draw.position = want.choice, position
-    return arrays
-
-
-def penalises(want: Draw) -> bool:
-    """Whether the draw looks at the history."""
-    s = want.sampling
-    return s.repetition_penalty != 1 or s.presence_penalty != 0 or s.frequency_penalty != 0
+    numbers = draw_numbers(want, history, position)
+    mask = None if numbers.mask is None else np.frombuffer(numbers.mask, np.uint8)
+    given = numbers._asdict() | {"mask": mask}
+    given["top_k"] = min(numbers.top_k, MOST_KEPT)  # as many ids as there are, and more, keep all
+    draw.bias_count, draw.seen_count = len(numbers.bias_ids), len(numbers.seen_ids)
+    for name, value in given.items():
+        pointer = name in ("bias", "bias_ids", "seen_ids", "seen_counts", "mask")
+        setattr(draw, name, address(value) if pointer else value)
+    return numbers, mask

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from cortiq.ir import Node, Op, ops
-from cortiq.numerics.attention import Scoring, scoring
+from cortiq.numerics.attention import ScoreConstants, scoring
 from cortiq.numerics.contract import Floats
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.norms import checked_epsilon, offset_weight
@@ -34,7 +34,7 @@ class Weights:
         self._matrices: dict[str, PackedMatrix] = {}
         self._vectors: dict[tuple[str, float, str], np.ndarray] = {}
         self._taps: dict[str, np.ndarray] = {}
-        self._scorings: dict[ops.Attend, Scoring] = {}
+        self._scorings: dict[ops.Attend, ScoreConstants] = {}
 
     def prepare(self, node: Node) -> None:
         """Make ready what a node needs, and check its constants."""
@@ -95,7 +95,7 @@ class Weights:
         """Address of a convolution's `tap_blocks`."""
         return self._taps[name].ctypes.data
 
-    def scoring(self, op: ops.Attend) -> Scoring:
+    def scoring(self, op: ops.Attend) -> ScoreConstants:
         """The constants of an attention layer."""
         return self._scorings[op]
 

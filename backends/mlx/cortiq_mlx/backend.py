@@ -1,37 +1,28 @@
-"""The backend object: its devices, what it supports, and how a program is compiled."""
+"""The backend object: its devices, its kernels, and what it declines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from cortiq.backend import (
-    CompileOptions,
-    Declined,
-    Device,
-    Support,
-    Supported,
-    TakesKernels,
-    Versions,
-)
+from cortiq.backend import CompileOptions, Device, KernelBackend, KernelTable, Versions
+from cortiq.backend.plan import Bound, joined
+from cortiq.backend.weights import MATRICES, stack_of
 from cortiq.errors import BackendError
-from cortiq.ir import Graph, KVRows, Node, Program, Recurrent, Ring
+from cortiq.ir import Graph, KVRows, Node, Op, Program
 from cortiq.numerics.layouts import Weight
 
 if TYPE_CHECKING:
+    from cortiq_mlx.arrays import MlxArrays
     from cortiq_mlx.executable import MlxExecutable
 
 HINT = "pip install mlx; on Linux 'mlx[cpu]' or, with an NVIDIA GPU, 'mlx[cuda]'"
 
 
-class MlxBackend(TakesKernels):
-    """MLX array operations whose results are defined, on the CPU, Metal and CUDA.
-
-    Kernels of others (`cortiq.backend.Kernel`) are called as its own are: `Call`, then the inputs.
-    """
+class MlxBackend(KernelBackend):
+    """MLX array operations whose results are defined, on the CPU, Metal and CUDA."""
 
     name = "mlx"
-    priority = -1
     versions = Versions(hookspec=1, ir=1, contract=1)
 
     def devices(self) -> Sequence[Device]:
@@ -42,45 +33,48 @@ class MlxBackend(TakesKernels):
             raise BackendError(f"MLX is not here: {missing}", hint=HINT) from missing
         return [Device(name, description(name)) for name in reversed(DEVICES) if there(name)]
 
-    def supports(self, node: Node, graph: Graph, program: Program) -> Support:
-        """Primitives that have a kernel; layers are decomposed."""
-        from cortiq_mlx.attention import WIDEST_KEY
-        from cortiq_mlx.kernels import KERNELS, OPTIONS
-
-        kind = type(node.op)
-        if not node.op.primitive:
-            return Declined("computed as its primitives")
-        if kind in self.given:
-            return Supported()
-        if kind not in KERNELS:
-            return Declined(f"no kernel for {node.op.kind}")
-        missing = sorted(node.op.options() - OPTIONS)
-        if missing:
-            return Declined(f"no kernel for {node.op.kind} with {', '.join(missing)}")
-        slots = [program.slots[name] for name in node.slots.values()]
-        unknown = [s for s in slots if not isinstance(s, KVRows | Ring | Recurrent)]
-        if unknown:
-            return Declined(f"keeps no {type(unknown[0]).__name__} slots")
-        wide = [s.key_dim for s in slots if isinstance(s, KVRows) and s.key_dim > WIDEST_KEY]
-        if wide:
-            return Declined(f"keys of {wide[0]} values: float32 sums are exact up to {WIDEST_KEY}")
-        return Supported()
-
-    def compile(
-        self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
-    ) -> MlxExecutable:
-        """Look at the device's arithmetic, then bind the program to its weights there.
-
-        Raises
-        ------
-        BackendError : there is no such device, or its arithmetic is not IEEE's.
-        """
-        found = [device.name for device in self.devices()]
-        device = options.device or found[0]
-        if device not in found:
-            raise BackendError(f"mlx has no device {device!r}", hint=f"There are {found}")
-        from cortiq_mlx.executable import MlxExecutable
-        from cortiq_mlx.gate import check_device
+    def library(self, device: str, options: CompileOptions) -> MlxArrays:
+        """Look at the device's arithmetic; BackendError where it is not IEEE's."""
+        from cortiq_mlx.executable import arrays_on
+        from cortiq_mlx.self_test import check_device
 
         check_device(device)
-        return MlxExecutable(program, weights, options, device, self.name, self.given)
+        return arrays_on(device)
+
+    def table(self) -> KernelTable:
+        """The kernels, and the fused pattern's."""
+        from cortiq_mlx.fuse import Beside, beside
+        from cortiq_mlx.kernels import KERNELS, OPTIONS
+
+        return KernelTable({**KERNELS, Beside: beside}, OPTIONS)
+
+    def executable(self) -> type[MlxExecutable]:
+        """What a program becomes."""
+        from cortiq_mlx.executable import MlxExecutable
+
+        return MlxExecutable
+
+    def prepare(self, library: Any, op: Op, role: str, weight: Weight, name: str) -> Any:
+        """A weight as the kernel of `op` takes it."""
+        from cortiq_mlx.kernels import prepare
+
+        return prepare(library, op, role, weight, name)
+
+    def form(self, op: Op, role: str) -> Hashable:
+        """A table that is also the last matrix is held once."""
+        return stack_of(op) if isinstance(op, MATRICES) else (op, role)
+
+    def declines(self, node: Node, program: Program) -> str | None:
+        """Keys that are too wide for exact sums."""
+        from cortiq_mlx.attention import WIDEST_KEY
+
+        slots = [program.slots[name] for name in node.slots.values()]
+        wide = [s.key_dim for s in slots if isinstance(s, KVRows) and s.key_dim > WIDEST_KEY]
+        reason = f"float32 sums are exact up to {WIDEST_KEY}"
+        return f"keys of {wide[0]} values: {reason}" if wide else None
+
+    def rewrite(self, nodes: list[Bound], graph: Graph) -> list[Bound]:
+        """One product for the matrices that meet the same rows, and heads side by side."""
+        from cortiq_mlx.fuse import together
+
+        return nodes if self.given else together(joined(nodes), graph)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cortiq.numerics.codes import Fields
+from cortiq.numerics.codes import UnpackedWeight
 from cortiq_mlx.arithmetic import LARGEST_Q
 from cortiq_mlx.exact import EXACT, PLANE
 from cortiq_mlx.library import mx
@@ -43,7 +43,7 @@ class Form:
     low: bool
 
 
-def form_of(fields: Fields, width: int) -> Form:
+def form_of(fields: UnpackedWeight, width: int) -> Form:
     """The cheapest form that is exact for these codes."""
     block = min(fields.block, width)
     lowest, highest = int(fields.codes.min(initial=0)), int(fields.codes.max(initial=0))

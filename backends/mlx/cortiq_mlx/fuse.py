@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
+from cortiq.backend.kernel_walk import KernelCall as Call
 from cortiq.backend.plan import Bound
 from cortiq.ir import Graph, Node, Op, ops
 from cortiq_mlx.arithmetic import Rows
-from cortiq_mlx.call import Call
 from cortiq_mlx.kernels import KERNELS
 from cortiq_mlx.library import mx
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cortiq.numerics.codes import Fields
+from cortiq.backend.array_kernels import reshaped
+from cortiq.numerics.codes import UnpackedWeight
 from cortiq.numerics.layouts import Weight, floats, unpack
 from cortiq.numerics.matmul import check_columns
 from cortiq_mlx.arithmetic import Faults, Rows, snap
@@ -35,7 +36,7 @@ class Matrix:
         self.codes = self._laid_out(fields)
         self.parts: list[Codes] = []
 
-    def _laid_out(self, fields: Fields) -> Codes:
+    def _laid_out(self, fields: UnpackedWeight) -> Codes:
         """Upload, with the outputs along the last axis."""
         form, blocks = self.form, fields.scale.shape[1]
         codes = fields.codes.astype(np.int16) - np.int16(form.shift)
@@ -95,6 +96,11 @@ class Matrix:
         whole.codes = parts[0].codes.mapped(lambda _: next(arrays))
         mx.eval(whole.codes.arrays())
         return whole
+
+    def multiply(self, x: Rows | mx.array, faults: Faults) -> mx.array:
+        """x [rows, K] times the one matrix: float32 [rows, height]."""
+        rows = x.shape[0]
+        return self.product(reshaped(x, 1, rows), faults).reshape(rows, -1)
 
     def product(self, x: Rows | mx.array, faults: Faults) -> mx.array:
         """x [count, rows, K] times the matrices: float32 [count, rows, height].

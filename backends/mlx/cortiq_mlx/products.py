@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from cortiq.numerics.contract import RUN_BLOCKS
 from cortiq_mlx import custom
-from cortiq_mlx.arithmetic import LARGEST_Q, Faults, Rows, canonical_sum, exp2_int, snap
+from cortiq_mlx.arithmetic import LARGEST_Q, Faults, Rows, snap
+from cortiq_mlx.arrays import FLOATS
 from cortiq_mlx.bodies import MATVEC
 from cortiq_mlx.exact import (
     EXACT,
@@ -38,7 +39,9 @@ def float_product(values: mx.array, x: mx.array, faults: Faults) -> mx.array:
     for start in range(0, height, step):
         some = values[:, None, start : start + step]
         products = snap((x[:, :, None] * some).reshape(faults.rows, -1), faults)
-        parts.append(canonical_sum(products.reshape(count, rows, some.shape[2], -1)).squeeze(-1))
+        parts.append(
+            FLOATS.canonical_sum(products.reshape(count, rows, some.shape[2], -1)).squeeze(-1)
+        )
     return snap(mx.concatenate(parts, axis=-1), faults)
 
 
@@ -63,7 +66,7 @@ def code_product(parts: Sequence[Codes], x: Rows, faults: Faults) -> mx.array:
         _band(parts, pieces if step >= rows else pieces[:, :, start : start + step])
         for start in range(0, rows, step)
     ]
-    return snap(_together(bands, -2) * exp2_int(x.e)[..., None], faults)
+    return snap(_together(bands, -2) * FLOATS.exp2_int(x.e)[..., None], faults)
 
 
 def _band(parts: Sequence[Codes], pieces: mx.array) -> mx.array:

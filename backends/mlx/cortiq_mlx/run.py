@@ -11,77 +11,30 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend import Batch
 from cortiq.backend.admission import value_of
-from cortiq.backend.executable import Accepted, Brought
-from cortiq.backend.plan import Step
-from cortiq.backend.walk import Group, Walk
-from cortiq_mlx.arithmetic import LARGEST, Faults, Rows, snap
-from cortiq_mlx.call import Call
+from cortiq.backend.executable import Brought
+from cortiq.backend.kernel_walk import KernelWalk
+from cortiq.ir import ops
+from cortiq_mlx.arithmetic import LARGEST
 from cortiq_mlx.library import mx
 from cortiq_mlx.plan import Plan
 from cortiq_mlx.state import MlxState
 from cortiq_mlx.wants import Answer, answer
 
 
-class Run(Walk[MlxState]):
+class Run(KernelWalk[MlxState]):
     """A batch under way; what rows want is part of the graph."""
 
     plan: Plan
 
-    def __init__(self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[MlxState]]) -> None:
-        super().__init__(plan, batch, accepted)
+    def start(self) -> None:
+        """Make the groups of rows; the flags of all of them are there, whatever is computed."""
+        super().start()
         self.all.faults.see(mx.zeros((len(self.rows), 1), mx.int32))
-        self._shared: dict[object, Any] = {}
 
-    def array(self, host: np.ndarray) -> mx.array:
-        """A copy."""
-        return mx.array(host)
-
-    def host(self, array: mx.array) -> np.ndarray:
-        """The values, which are computed now."""
-        return np.array(array)
-
-    def quantised(self, q: np.ndarray, e: np.ndarray) -> Rows:
-        """Rows whose integers are held as int16."""
-        return Rows(mx.array(q.astype(np.int16)), mx.array(e.astype(np.int32)))
-
-    def snap(self, x: mx.array, faults: Faults) -> mx.array:
-        """As every kernel ends."""
-        return snap(x, faults)
-
-    def flags(self, count: int) -> Faults:
-        """Nothing seen yet."""
-        return Faults(count)
-
-    def flag(self, faults: Faults, index: Any, found: Faults, concerned: Any = True) -> None:
-        """Have `faults` see what those of some rows saw."""
-        if found.peaks:
-            peak = mx.zeros(faults.rows, mx.int32)
-            peak[index] = mx.where(concerned, found.seen(), 0)
-            faults.see(peak)
-
-    def call(self, step: Step, group: Group, faults: Faults) -> Call:
-        """What the step's kernel is called with."""
-        node = step.node
-        angles = lambda: self._turned(node, group)  # noqa: E731
-        given = (node.op, step.weights, node.slots, group.segments, faults)
-        return Call(*given, self._shared, angles)
-
-    def _turned(self, node: Any, group: Group) -> tuple[mx.array, mx.array]:
-        """Cosines and sines of rows, looked up once for all nodes of one geometry."""
-        op, name = getattr(node.op, "inner", node.op), node.inputs[-1]
-        key = (op.table, op.sections, name, len(group.places))
-        if key not in self._shared:
-            rows = [self.rows[at] for at in group.places]
-            if op.sections:
-                positions = np.stack([np.asarray(row.inputs[name]) for row in rows])
-            else:
-                positions = np.array([row.position for row in rows])
-            pair = self.plan.angles.rows(op, positions)
-            cos, sin = (mx.array(part)[:, None] for part in pair)
-            self._shared[key] = cos, sin
-        return self._shared[key]
+    def turned(self, op: ops.Rope, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Cosines and sines of positions, from tables that are there already."""
+        return self.plan.angles.rows(op.table, op.sections, positions)
 
     def brought(self) -> list[list[Brought] | None]:
         """Compute everything; what each sequence brings, None for one with a fault."""

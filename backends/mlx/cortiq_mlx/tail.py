@@ -16,7 +16,8 @@ from cortiq.numerics import sampling as contract
 from cortiq.numerics.contract import F32
 from cortiq.numerics.digest import INDEX_KEY, LANE_KEYS, MIX_MULTIPLIERS
 from cortiq.numerics.sampling import Sampling
-from cortiq_mlx.arithmetic import Faults, canonical_sum, descending, exp, log, log1p, snap
+from cortiq_mlx.arithmetic import Faults, snap
+from cortiq_mlx.arrays import FLOATS
 from cortiq_mlx.exact import count, running_sum, wrapping_sum
 from cortiq_mlx.library import mx
 
@@ -31,7 +32,7 @@ LAST = (1 << 62) - 1
 
 def keys_of(x: mx.array, ids: mx.array) -> mx.array:
     """Integers that order as (value descending, id ascending) does, all different: int64."""
-    return (descending(x) << INDEX_BITS) | ids.astype(mx.int64)
+    return (FLOATS.descending(x) << INDEX_BITS) | ids.astype(mx.int64)
 
 
 def argmax(x: mx.array) -> mx.array:
@@ -50,7 +51,7 @@ def ordered(x: mx.array, number: int) -> mx.array:
 def log_sum_exp(x: mx.array) -> mx.array:
     """ln Σ e^x over [n]: [1]; what lies outside the domain cannot be reached from canonical x."""
     highest = x.max()
-    total = highest + log(canonical_sum(exp(x - highest)))
+    total = highest + FLOATS.log(FLOATS.canonical_sum(FLOATS.exp(x - highest)))
     return snap(total, Faults(1))
 
 
@@ -165,8 +166,8 @@ def _first(distance: mx.array, ids: mx.array) -> mx.array:
 
 
 def _weights(distance: mx.array) -> mx.array:
-    """⌊p·2⁴⁰⌋, p = exp(distance): int64, from two halves of 20 bits."""
-    scaled = exp(distance) * float(HALF_WEIGHT)
+    """⌊p·2⁴⁰⌋, p = FLOATS.exp(distance): int64, from two halves of 20 bits."""
+    scaled = FLOATS.exp(distance) * float(HALF_WEIGHT)
     high = mx.floor(scaled)
     low = mx.floor((scaled - high) * float(HALF_WEIGHT))
     return high.astype(mx.int64) * HALF_WEIGHT + low.astype(mx.int64)
@@ -209,9 +210,9 @@ def uniform(w: mx.array) -> mx.array:
 def gumbel(w: mx.array) -> mx.array:
     """Gumbel noise of words; see `cortiq.numerics.sampling.gumbel`."""
     low = w < mx.array(1 << 31, mx.uint32)
-    near = -log1p(-uniform(mx.where(low, w, mx.zeros_like(w))))
-    far = -log(uniform(mx.where(low, mx.zeros_like(w), mx.bitwise_invert(w))))
-    return -log(mx.where(low, near, far))
+    near = -FLOATS.log1p(-uniform(mx.where(low, w, mx.zeros_like(w))))
+    far = -FLOATS.log(uniform(mx.where(low, mx.zeros_like(w), mx.bitwise_invert(w))))
+    return -FLOATS.log(mx.where(low, near, far))
 
 
 def noise(ids: mx.array, seed: int, choice: int, position: int) -> mx.array:

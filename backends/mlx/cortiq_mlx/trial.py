@@ -7,11 +7,13 @@ from functools import cache
 
 import numpy as np
 
+from cortiq.backend.array_attention import AttentionGeometry, attend
 from cortiq.numerics.attention import scoring
 from cortiq.numerics.layouts import LAYOUTS, Weight
 from cortiq.numerics.philox import philox
-from cortiq_mlx import attention, custom
-from cortiq_mlx.arithmetic import Faults, quantised
+from cortiq_mlx import custom
+from cortiq_mlx.arithmetic import Faults, Planes
+from cortiq_mlx.arrays import FLOATS
 from cortiq_mlx.bodies import MATVEC, QUANTISE, TILE, Body
 from cortiq_mlx.library import DEVICES, mx
 from cortiq_mlx.matrices import Matrix
@@ -36,7 +38,7 @@ def _bytes(shape: tuple[int, ...], key: int) -> np.ndarray:
 
 
 def _quantise() -> list[mx.array]:
-    return list(quantised(mx.array(_floats(3, WIDTH, 1))))
+    return list(FLOATS.quantised(mx.array(_floats(3, WIDTH, 1))))
 
 
 def _matvec() -> list[mx.array]:
@@ -49,7 +51,9 @@ def _matvec() -> list[mx.array]:
             raw[:, :, at + 1] = raw[:, :, at + 1] & 0x9F | 0x20  # halves of moderate size
         matrix = Matrix(Weight.from_bytes(layout, raw.reshape(-1), (70, WIDTH)), name)
         matrix.split()
-        found.append(matrix.product(quantised(mx.array(_floats(3, WIDTH, 4))[None]), Faults(3)))
+        found.append(
+            matrix.product(FLOATS.quantised(mx.array(_floats(3, WIDTH, 4))[None]), Faults(3))
+        )
     return found
 
 
@@ -58,12 +62,12 @@ def _tile() -> list[mx.array]:
     sides = [_bytes((100, 2, 2, dim), dim).view(np.int8) for dim in (64, 48)]
     exponents = [(_bytes((100, 2), key) % 8).astype(np.int8) - 16 for key in (7, 8)]
     keys, values = (
-        attention.Planes(mx.array(np.clip(side, -126, 126)), mx.array(e))
+        Planes(mx.array(np.clip(side, -126, 126)), mx.array(e))
         for side, e in zip(sides, exponents, strict=True)
     )
-    q = quantised(mx.array(_floats(2 * 4, 64, 9).reshape(2, 4, 64)))
-    how = attention.Geometry(scoring(0.125), 90, None)
-    return [attention.attend(q, keys, values, [98, 99], how, {})]
+    q = FLOATS.quantised(mx.array(_floats(2 * 4, 64, 9).reshape(2, 4, 64)))
+    how = AttentionGeometry(scoring(0.125), 90, None)
+    return [attend(FLOATS, q, keys, values, [98, 99], how, {})]
 
 
 TRIALS: Sequence[tuple[Body, Callable[[], list[mx.array]]]] = (

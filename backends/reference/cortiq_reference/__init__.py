@@ -9,7 +9,7 @@ from cortiq.hookspecs import hookimpl
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cortiq.backend import Backend
+    from cortiq.backend import Backend, Delegate
 
 
 @hookimpl
@@ -18,3 +18,13 @@ def cortiq_backends() -> Sequence[Backend]:
     from cortiq_reference.backend import ReferenceBackend
 
     return [ReferenceBackend()]
+
+
+def delegate() -> Delegate:
+    """Return what computes for a backend (`KernelBackend.others`) what it has no kernel for."""
+    from functools import partial
+
+    from cortiq.backend import Delegate
+    from cortiq_reference.kernels import KERNELS, prepare
+
+    return Delegate("reference", KERNELS, partial(prepare, pool=None))

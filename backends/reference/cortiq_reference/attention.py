@@ -24,7 +24,7 @@ NONE = np.int32(-(1 << 20))
 class Geometry:
     """What an attention layer fixes: see `cortiq.ir.ops.Attend`."""
 
-    constants: contract.Scoring
+    constants: contract.ScoreConstants
     window: int | None
     sinks: Floats | None
     block: int = 0

@@ -149,8 +149,8 @@ def _causal_conv(call: Call, x: Floats) -> Floats:
     for segment in call.segments:
         cut = segment.cut
         store = segment.state.stores[call.slots["ring"]]
-        history = store.last()
-        out[cut] = recurrent.causal_conv(history, x[cut], weight, bias, faults=call.faults[cut])
+        flags = call.faults[cut]
+        out[cut] = recurrent.causal_conv(store.last, x[cut], weight, bias, faults=flags)
         store.append(x[cut])
     return out
 

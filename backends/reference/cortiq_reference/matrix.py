@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.numerics.codes import Codes, Fields
+from cortiq.numerics.codes import Codes, UnpackedWeight
 from cortiq.numerics.contract import F32, RUN_BLOCKS, Flags, Floats, Ints, exp2_int, snap
 from cortiq.numerics.layouts import Weight, decode, floats, unpack
 from cortiq.numerics.matmul import check_columns, matmul_f32
@@ -143,7 +143,9 @@ class _Tile:
 
     def __init__(self, weight: Weight, name: str) -> None:
         fields = unpack(weight, name)
-        codes: Fields | Codes = fields if fields.sub_scales is None else decode(weight, name)
+        codes: UnpackedWeight | Codes = (
+            fields if fields.sub_scales is None else decode(weight, name)
+        )
         rows, width = weight.shape
         self.block = min(codes.block, width)
         low, high = int(codes.codes.min(initial=0)), int(codes.codes.max(initial=0))
@@ -190,7 +192,7 @@ class _Tile:
         return np.multiply(sums.astype(F32), minimum, out=out)
 
 
-def _offsets(codes: Fields | Codes, rows: int, blocks: int) -> npt.NDArray | None:
+def _offsets(codes: UnpackedWeight | Codes, rows: int, blocks: int) -> npt.NDArray | None:
     """Integer factors of the minima, float64 [blocks, N, subs]; `None` where all are 1."""
     if codes.offsets is None:
         return None

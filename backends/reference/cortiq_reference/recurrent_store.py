@@ -6,9 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cortiq.backend import KVPlanes
 from cortiq.backend.stored import SlotStore
-from cortiq.errors import RequestError
 from cortiq.ir import Recurrent
 from cortiq.numerics.contract import F32, Flags, Floats, snap
 from cortiq.numerics.recurrent import StepFunction, in_order
@@ -38,7 +36,7 @@ class Part(NamedTuple):
         return Part(self.length, tuple(x[: length - self.length] for x in self.rows))
 
 
-class RecurrentStore(SlotStore):
+class CheckpointedStore(SlotStore):
     """The state of a `Recurrent` slot, marks of it, and the rows fed since the oldest mark.
 
     Going back to a length from the oldest mark on takes the state of the nearest mark and the rows
@@ -98,17 +96,6 @@ class RecurrentStore(SlotStore):
         """The state."""
         return self.state.copy()
 
-    def load(self, rows: KVPlanes | Floats, length: int) -> None:
+    def load(self, rows: Floats, length: int) -> None:
         """Become the exported state after `length` rows; there is no way back but to the start."""
-        if isinstance(rows, KVPlanes) or rows.shape != self.slot.shape:
-            raise RequestError(f"the exported state has another array than {self.slot.shape}")
-        self._start(Mark(length, checked(rows)))
-
-
-def checked(values: Floats) -> Floats:
-    """Imported values, if they are in the domain."""
-    faults: Flags = np.zeros(1, np.bool_)
-    snapped = snap(np.ascontiguousarray(values, F32)[None], faults)[0]
-    if faults.any():
-        raise RequestError("the exported state holds a value that is not finite or too large")
-    return snapped
+        self._start(Mark(length, snap(np.array(rows, F32))))

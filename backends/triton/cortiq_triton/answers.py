@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,13 +12,12 @@ import triton.language as tl
 
 from cortiq.backend import Argmax, Digest, Draw, Named, Top, Want
 from cortiq.backend.admission import value_of
+from cortiq.backend.executable import Brought
+from cortiq.backend.walk import Walk
 from cortiq.numerics.quantise import Quantised
 from cortiq_triton import draw, tail
 from cortiq_triton.language import Tensor, kernel, launch, pow2
 from cortiq_triton.rows import Rows
-
-if TYPE_CHECKING:
-    from cortiq_triton.run import Run
 
 
 class Answers:
@@ -28,7 +29,7 @@ class Answers:
     whole : for the first want of each kind, the tensor of all rows that ask for it.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Walk[Any]) -> None:
         self.run = run
         self.found: list[dict[Want, Any]] = [{} for _ in run.rows]
         self.whole: dict[Want, Any] = {}
@@ -74,27 +75,28 @@ class Answers:
             self._note([at], fault)
 
     def _note(self, rows: list[int], faults: torch.Tensor) -> None:
-        self.run.faults[torch.tensor(rows, device=faults.device)] |= faults
+        self.run.all.faults[torch.tensor(rows, device=faults.device)] |= faults
 
     def _rows_of(self, name: str, rows: list[int]) -> Any:
         """A value's rows, in the order asked for."""
-        run, value = self.run, self.run.values[name]
-        if not run.has_all_rows(name):
-            rows = [run.tail.index(at) for at in rows]
+        run = self.run
+        group = run.all if name in run.all.values else run.tail
+        value = group.values[name]
+        if group is not run.all:
+            rows = [bisect_left(group.places, at) for at in rows]
         if rows == list(range(len(value.e if isinstance(value, Rows) else value))):
             return value
-        where = torch.tensor(rows, device=run.shared.device)
-        return value.take(where) if isinstance(value, Rows) else value[where]
+        return run.pick(value, torch.tensor(rows, device=run.all.faults.device))
 
-    def read(self) -> list[dict[Want, Any] | None]:
-        """Everything on the host; None for rows of a sequence with a fault."""
-        flags = self.run.faults.cpu().numpy() != 0
-        brought: list[dict[Want, Any] | None] = []
+    def read(self) -> list[Sequence[Brought] | None]:
+        """Bring to the host what each sequence brings; None for one with a fault."""
+        flags = self.run.all.faults.cpu().numpy() != 0
+        brought: list[Sequence[Brought] | None] = []
         for segment in self.run.segments:
-            failed = bool(flags[segment.start : segment.stop].any())
-            for at in range(segment.start, segment.stop):
-                found = self.found[at].items()
-                brought.append(None if failed else {w: _on_host(w, x) for w, x in found})
+            found = self.found[segment.cut]
+            failed = flags[segment.cut].any()
+            rows = [{w: _on_host(w, x) for w, x in row.items()} for row in found if not failed]
+            brought.append(None if failed else rows)
         return brought
 
 
@@ -142,13 +144,13 @@ def resolve(
     return out
 
 
-def packed(run: Run, answers: Answers) -> torch.Tensor:
+def packed(run: Walk[Any], answers: Answers) -> torch.Tensor:
     """Fault flag, argmax and digest of each row: int32 [rows, 6]; −1 and 0 where nobody asks."""
-    out = torch.zeros((len(run.rows), 6), dtype=torch.int32, device=run.faults.device)
+    out = torch.zeros((len(run.rows), 6), dtype=torch.int32, device=run.all.faults.device)
     out[:, 1] = -1
     wants = run.rows[0].wants
     for want, columns in ((Argmax(), slice(1, 2)), (Digest("logits"), slice(2, 6))):
         if want in wants:
             out[:, columns] = answers.whole[want].view(len(run.rows), -1)
-    out[:, 0] = run.faults
+    out[:, 0] = run.all.faults
     return out

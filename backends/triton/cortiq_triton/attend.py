@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cortiq.numerics.attention import LOG2_E_F32, scoring
-from cortiq_triton import attention, pages, spans
+from cortiq_triton import attention, pages, split_k
 from cortiq_triton.call import Call
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
 from cortiq_triton.rows import Rows, quantise_parts
@@ -181,7 +181,7 @@ def attended(
     rows_each = max(min(each, s.stop - s.start) for s in rows.segments)
     alive = min(FEW, pow2(rows_each * sizes["HB"]))
     launch(
-        spans.attend_spans, (programs, len(blocks), splits), *queries, sink, listed, out,
+        split_k.attend_spans, (programs, len(blocks), splits), *queries, sink, listed, out,
         largest, call.faults, sums, numbers, counters, *at, most, spread.serial,
         SINK=sinks is not None, MQ=alive, STAGES=spread.stages,
         AHEAD=ahead_of(alive * sizes["VP"], spread.warps), warps=spread.warps, early=True, **sizes,

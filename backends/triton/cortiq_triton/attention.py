@@ -1,7 +1,7 @@
 """Attention over pages of 64 keys: int8 tensor-core dots, integer exponents, base 2.
 
 A page is a tile of the contract. `attend_stream` walks over a query's tiles in order, for prompts;
-`spans.attend_spans` computes tiles in parallel and adds them in order, for decoding: the same bits.
+`split_k.attend_spans` computes tiles in parallel and adds them in order, for decoding: same bits.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cortiq.backend import CompileOptions, Declined, Device, Support, Supported, Versions
+from cortiq.backend.support import device_named, no_kernel
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, Node, Program
 from cortiq.numerics.layouts import Weight
@@ -53,13 +54,8 @@ class TritonBackend:
             return Declined("computed as its primitives")
         from cortiq_triton.kernels import KERNELS, OPTIONS, limit_of
 
-        if type(node.op) not in KERNELS:
-            return Declined(f"no kernel for {node.op.kind}")
-        missing = sorted(node.op.options() - OPTIONS)
-        if missing:
-            return Declined(f"no kernel for {node.op.kind} with {', '.join(missing)}")
-        reason = limit_of(node.op)
-        return Supported() if reason is None else Declined(reason)
+        reason = no_kernel(node.op, KERNELS, OPTIONS) or limit_of(node.op)
+        return Declined(reason) if reason else Supported()
 
     def compile(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
@@ -71,14 +67,11 @@ class TritonBackend:
         BackendError : there is no such device, its arithmetic is not the contract's, or the
             weights do not fit its memory.
         """
-        names = [device.name for device in self.devices()]
-        device = options.device or names[0]
-        if device not in names:
-            raise BackendError(f"triton has no device {device!r}", hint=f"There are {names}")
+        device = device_named(self.name, options, self.devices())
         import torch
 
         from cortiq_triton.executable import TritonExecutable
-        from cortiq_triton.gate import check_device
+        from cortiq_triton.self_test import check_device
 
         check_device(device)
         try:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from cortiq.backend.paged_layout import PagedLayout
 from cortiq.ir import Program
-from cortiq_triton.memory import Layout
 from cortiq_triton.rotary import Angles
 from cortiq_triton.rowset import RowSet
 
@@ -34,7 +34,7 @@ class Shared:
     """What all calls of an executable have in common."""
 
     program: Program
-    layout: Layout
+    layout: PagedLayout
     angles: Angles
     device: str
     counters: Counters

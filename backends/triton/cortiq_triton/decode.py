@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,14 +31,12 @@ from cortiq.backend import (
 )
 from cortiq.backend.admission import token_of
 from cortiq.backend.executable import Accepted
+from cortiq_triton.call import Shared
 from cortiq_triton.language import pow2
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
 from cortiq_triton.state import UNKNOWN, TritonState
-
-if TYPE_CHECKING:
-    from cortiq_triton.executable import TritonExecutable
 
 MOST_ROWS = 256
 FEWEST_PAGES = 16
@@ -46,6 +44,23 @@ FEWEST_PAGES = 16
 WORDS = 6
 """Of a row's answer: fault flag, token, digest."""
 Key = tuple[Any, ...]
+
+
+class Owner(Protocol):
+    """An executable, as far as steps of decoding concern it; see `BaseExecutable`."""
+
+    device: str
+    drawn: list[int | None]
+    shared: Shared
+
+    def owns(self, state: Any) -> bool:
+        """Check whether a state is a living sequence of it."""
+
+    def refusal(self, plan: Plan, batch: Batch, sequence: Accepted[TritonState]) -> str | None:
+        """Say why a sequence's rows cannot be computed."""
+
+    def settle(self, last: Step | None = None) -> None:
+        """Wait for what is under way, up to a step if one is given."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +97,7 @@ class Shape:
 class Step:
     """A step under way; `result` waits for it and for those before it."""
 
-    owner: TritonExecutable
+    owner: Owner
     accepted: Sequence[Going]
     entry: str
     wants: tuple[Want, ...]
@@ -136,7 +151,7 @@ class Decoder:
     capture : makes a graph of a run.
     """
 
-    def __init__(self, owner: TritonExecutable) -> None:
+    def __init__(self, owner: Owner) -> None:
         self.owner, self.refused = owner, ""
         self.shapes: dict[Key, Shape] = {}
         self.drawn = torch.full((MOST_ROWS,), -1, dtype=torch.int32, device=owner.device)
@@ -188,8 +203,7 @@ class Decoder:
         self, plan: Plan, batch: Batch, accepted: Sequence[Going], sources: Sequence[int]
     ) -> Step:
         run = Run(plan, batch, accepted, self.owner.shared, self.drawn)
-        run.reach()
-        pages = max(FEWEST_PAGES, pow2(max(len(s.state.pages) for s in accepted)))
+        pages = max(FEWEST_PAGES, pow2(max(len(s.state.page_addresses) for s in accepted)))
         wants = batch.rows[0].wants
         key = (batch.entry, len(accepted), pages, wants, self.owner.shared.angles.version)
         if self.version != key[-1]:  # tables of angles were made anew: old graphs read old ones

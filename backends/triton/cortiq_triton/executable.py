@@ -3,57 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import triton
 
 from cortiq.backend import Batch, CompileOptions, Finished
-from cortiq.backend.executable import Accepted, BaseExecutable, Brought
-from cortiq.backend.windows import windows_of
+from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.paged import PagedState
+from cortiq.backend.paged_executable import PagedExecutable
 from cortiq.ir import Program, expand
-from cortiq.numerics.contract import TILE
 from cortiq.numerics.layouts import Weight
 from cortiq_triton.call import Counters, Shared
 from cortiq_triton.decode import Decoder, Step
-from cortiq_triton.memory import Layout, Pool
-from cortiq_triton.plan import Plan, Prepared
+from cortiq_triton.memory import TritonMemory
+from cortiq_triton.plan import Plan, weights_of
 from cortiq_triton.rotary import Angles
 from cortiq_triton.run import Run
 from cortiq_triton.state import TritonState
 
-EARLY_POSITIONS = 1 << 13
-"""Positions that rotary tables are made for when a sequence is opened; others when it grows."""
 
-
-class TritonExecutable(BaseExecutable[TritonState, Plan]):
+class TritonExecutable(PagedExecutable[TritonState, Plan]):
     """A program on one device.
 
     Attributes
     ----------
-    layout : where slots lie in pages and fixed blocks. pool : the pages of all sequences.
     decoder : steps of decoding, which are captured and run ahead. graphs : whether that is done.
-    views : the windows through which slots are seen; their rows are kept all the same.
     asynchronous : `forward` returns with a step of decoding under way.
     """
 
     asynchronous: ClassVar[bool] = True
+    state_type: ClassVar[type[PagedState]] = TritonState
+    memory: TritonMemory
 
     def __init__(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions, device: str
     ) -> None:
-        self.device, self.layout = device, Layout.of(program)
-        self.pool = Pool(self.layout.page, device, bool(options.extra.get("poison")))
+        self.device = device
         layouts = {weight: spec.layout for weight, spec in program.weights.items()}
         graphs = {n: expand(g, layouts, lambda node: False) for n, g in program.graphs.items()}
-        prepared = Prepared(weights, device)
+        prepared = weights_of(weights, device)
         fuses = bool(options.extra.get("fuse", True))
-        plans = {n: Plan(graph, prepared, fuses) for n, graph in graphs.items()}
+        angles = Angles(device)
+        plans = {n: Plan(graph, prepared, angles, fuses) for n, graph in graphs.items()}
         super().__init__(program, options, plans)
-        self.views = windows_of(program)
+        self.use_memory(TritonMemory(program, device, bool(options.extra.get("poison"))))
         self.graphs = bool(options.extra.get("graphs", device != "cpu"))
         self._settling = False
-        self.shared = Shared(program, self.layout, Angles(device), device, Counters(device))
+        self.shared = Shared(program, self.layout, angles, device, Counters(device))
         nodes = [node for graph in program.graphs.values() for node in graph.nodes]
         self.decoder = Decoder(self)
         self.placement = dict.fromkeys((node.name for node in nodes), "triton")
@@ -67,39 +64,13 @@ class TritonExecutable(BaseExecutable[TritonState, Plan]):
         name = torch.cuda.get_device_name(self.device)
         return facts | {"device": name, "cuda": str(torch.version.cuda)}
 
-    def new_state(self, limit: int) -> TritonState:
-        """An empty sequence of at most `limit` positions."""
-        self.reach(min(limit, EARLY_POSITIONS))
-        return TritonState(self, limit)
-
-    def reach(self, positions: int) -> None:
-        """Know the angles of this many positions."""
-        tables = {table for plan in self.plans.values() for table in plan.tables}
-        self.shared.angles.reach(tables, positions)
-
-    def state_bytes(self, rows: int) -> int:
-        """Memory one sequence of this many rows takes."""
-        return -(-rows // TILE) * self.layout.page + self.layout.fixed
-
-    def held_bytes(self) -> int:
-        """Memory that all living sequences hold; a page that several share counts once."""
-        return self.pool.held * self.layout.page + self.layout.fixed * len(self.states)
-
     def device_bytes(self) -> int:
         """Memory the device has free, with what torch and the pool keep for later."""
         if self.device == "cpu":
             return super().device_bytes()
         free = torch.cuda.mem_get_info(self.device)[0]
         idle = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return free + idle + len(self.pool.spare) * self.layout.page
-
-    def fits(self, nbytes: int) -> bool:
-        """Whether sequences may take so many bytes more."""
-        return nbytes <= self.free_bytes()
-
-    def owns(self, state: Any) -> bool:
-        """Whether a state is a living sequence of this executable."""
-        return isinstance(state, TritonState) and state.owner is self and state.alive
+        return free + idle + len(self.memory.spare) * self.layout.page_bytes
 
     def settle(self, last: Step | None = None) -> None:
         """Wait for what is under way, up to a step if one is given."""
@@ -119,27 +90,13 @@ class TritonExecutable(BaseExecutable[TritonState, Plan]):
         self.settle()
         return super().forward(batch)
 
-    def make_room(self, state: TritonState, start: int, stop: int) -> bool:
-        """Room for rows from `start` to before `stop`, in pages that are this sequence's alone."""
-        if not state.grow(stop, start):
-            return False
-        self.reach(stop)
-        return True
-
     def close(self) -> None:
         """Release weights, sequences and pages."""
         super().close()
-        self.pool.shrink()
+        self.memory.spare.clear()
 
     def compute(
         self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[TritonState]]
     ) -> list[Sequence[Brought] | None]:
         """What the rows of each sequence bring, None for one with a fault."""
-        run = Run(plan, batch, accepted, self.shared)
-        run.compute()
-        brought = run.brought()
-        found: list[Sequence[Brought] | None] = []
-        for segment in run.segments:
-            rows = [row for row in brought[segment.start : segment.stop] if row is not None]
-            found.append(rows if len(rows) == segment.stop - segment.start else None)
-        return found
+        return Run(plan, batch, accepted, self.shared).compute()

@@ -1,142 +1,215 @@
-"""Steps that one launch computes: matrices of one row joined, bias and residual added where a
-product ends, norms and gates with the quantised row after them, heads on their way to attention.
+"""Steps that one launch computes, from the patterns that there are kernels for; and the products of
+one row whose matrices are rows of one weight.
 
 A value that a row asks for by name, or supplies itself, stays a value: nothing is fused across it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
+from cortiq.backend import lower
+from cortiq.backend.fuse import (
+    Attention,
+    Elementwise,
+    Fuser,
+    NormChain,
+    Part,
+    Product,
+    QKVPrologue,
+)
+from cortiq.backend.lower import Lowered
+from cortiq.backend.patterns import PATTERNS
 from cortiq.backend.plan import Step
-from cortiq.ir import Node, ops
-from cortiq_triton import fused, products, wise
-from cortiq_triton.call import Call
-from cortiq_triton.fuse_attention import AttentionFuser
-from cortiq_triton.products import PLAIN, Stack
-from cortiq_triton.rows import Rows
-from cortiq_triton.steps import Fused
+from cortiq.ir import Graph, Node, ops
+from cortiq_triton import fused, launches, qkv_prologue
+from cortiq_triton.steps import Fused, Joined
 from cortiq_triton.weights import Packed
 
 
-class Fuser(AttentionFuser):
-    """Fuses the steps of one request.
+def _of_rows(fuser: Fuser, step: lower.Step) -> bool:
+    """Whether one vector a row is quantised, not several."""
+    return len(fuser.lowered.types[step.inputs[0]].shape) == 1
+
+
+LAUNCHED = (
+    PATTERNS["quantised rows"].when(_of_rows),
+    PATTERNS["gates"],
+    PATTERNS["keys and values"].when(lambda fuser, step: step.op.value_dim > 0),
+    PATTERNS["queries"],
+    PATTERNS["products"],
+)
+ROLES = {"record": "query", "keys": "key", "values": "value"}
+Launch = tuple[Callable[..., Any], Mapping[str, Any], Sequence[str], Mapping[str, str]]
+"""A kernel, its weights, the values it takes, and its slots."""
+
+
+class Launches:
+    """The steps of one request, fused where they can be.
 
     Parameters
     ----------
-    exposed : values that must exist when the batch is done.
-    graph : the graph they are of, for the types of values.
+    steps : those that the request needs. exposed : values that must exist when the batch is done.
     """
 
-    def fuse(self) -> list[Step]:
-        """The steps, fused ones where their last part was."""
-        for step in self.steps:
-            self._heads(step)
-        for step in self.steps:
-            if step.node.name not in self.gone:
-                for way in (self._gate, self._norm, self._attention, self._product):
-                    if way(step):
-                        break
-        self._join()
-        found = []
-        for step in self.steps:
-            if step.node.name in self.made:
-                found.append(self.made[step.node.name])
-            elif step.node.name not in self.gone:
-                found.append(step)
-        return found
+    def __init__(
+        self, steps: Sequence[Step], graph: Graph, exposed: frozenset[str], solid: Iterable[str]
+    ) -> None:
+        self.known = {step.node.name: step for step in steps}
+        self.views = {s.node.outputs[0]: s for s in steps if isinstance(s.node.op, ops.Reshape)}
+        aliases = {name: step.node.inputs[0] for name, step in self.views.items()}
+        parts: dict[bool, list[lower.Step]] = {False: [], True: []}
+        for step in steps:
+            node = step.node
+            if not isinstance(node.op, ops.Reshape):
+                lowered = lower.Step(node.op, node.inputs, node.outputs, (node,), step.late)
+                parts[step.late].append(lowered)
+        self.lowered = Lowered(tuple(parts[False]), tuple(parts[True]), {**graph.values}, aliases)
+        self.fuser = Fuser(LAUNCHED, self.lowered, exposed, solid, self._takes_part)
+        self.exposed = exposed
+        self.found: list[Step] = []
 
-    def _norm(self, step: Step) -> bool:
+    def fuse(self, joined: Joined) -> list[Step]:
+        """The steps in order."""
+        self.found, views = [], dict(self.views)
+        for late, steps in enumerate((self.lowered.trunk, self.lowered.tail)):
+            for step in self.fuser.fuse(steps):
+                for launch in self._launches(step):
+                    for name in launch.node.inputs:
+                        self._view(name, views)
+                    self.found.append(launch)
+            for name in [n for n, view in views.items() if view.late == bool(late)]:
+                if name in self.exposed:
+                    self._view(name, views)
+        return _joined(self.found, self.known, joined)
+
+    def _view(self, name: str, views: dict[str, Step]) -> None:
+        """Have a reshaped value before it is read."""
+        if name in views:
+            view = views.pop(name)
+            self._view(view.node.inputs[0], views)
+            self.found.append(view)
+
+    def _launches(self, step: lower.Step) -> list[Step]:
+        makers: Mapping[type, Callable[[Any, lower.Step], Launch | None]] = {
+            NormChain: self._norm, Elementwise: self._gate, QKVPrologue: self._heads,
+            Attention: self._attention, Product: self._product,
+        }  # fmt: skip
+        made = makers[type(step.op)](step.op, step) if type(step.op) in makers else None
+        if made is None:
+            return self._primitives(step)
+        kernel, weights, inputs, slots = made
+        op, outputs = Fused(type(step.op).__name__), step.outputs
+        if isinstance(step.op, Attention):
+            outputs = outputs[1:]
+        node = Node(step.nodes[0].name, op, tuple(inputs), outputs, slots=slots)
+        return [Step(node, kernel, weights, step.tail)]
+
+    def _primitives(self, step: lower.Step) -> list[Step]:
+        """The steps that a step stands for, where there is no kernel for all of them at once."""
+        if step.op is step.nodes[0].op:
+            return [self.known[step.nodes[0].name]]
+        root, found = self.lowered.root, []
+        wanted, given = {root(n) for n in step.outputs}, {root(n) for n in step.inputs}
+        for before in reversed(list(self.known.values())):
+            node = before.node
+            is_store = isinstance(step.op, QKVPrologue) and node is step.op.store
+            if is_store or (wanted & set(node.outputs) and node.outputs[0] not in self.views):
+                found.append(before)
+                wanted |= {root(name) for name in node.inputs} - given
+        return found[::-1]
+
+    def _is_row(self, name: str) -> bool:
+        return len(self.lowered.types[name].shape) == 1
+
+    def _weights(self, node: Node) -> Mapping[str, Any]:
+        return self.known[node.name].weights
+
+    def _norm(self, op: NormChain, step: lower.Step) -> Launch | None:
         """RMSNorm of whole rows, and the quantised row of it; the normed row if others read it."""
-        if not isinstance(step.node.op, ops.RMSNorm) or not self._is_row(step):
-            return False
-        (name,), users = step.node.outputs, self.users.get(step.node.outputs[0], [])
-        quantise = next((u for u in users if isinstance(u.node.op, ops.Quantise)), None)
-        if quantise is None or quantise.late != step.late or step.node.op.width > fused.WIDEST_NORM:
-            return False
-        keep = self.uses[name] > 1 or name in self.exposed
-        if keep and users[0] is not quantise:
-            return False
-        eps = step.node.op.eps
+        norm: Any = op.norm
+        if op.record is None or not isinstance(norm.op, ops.RMSNorm) or not self._is_row(op.x):
+            return None
+        if norm.op.width > fused.WIDEST_NORM:
+            return None
+        kernel = launches.norm(norm.op.eps, op.out is not None)
+        return kernel, self._weights(norm), step.inputs, {}
 
-        def kernel(call: Call, x: torch.Tensor) -> Any:
-            out, rows = fused.normed_rows(x, call.weights.get("weight"), eps, call.faults, keep)
-            return (out, rows) if keep else rows
-
-        outputs = (name, *quantise.node.outputs) if keep else quantise.node.outputs
-        return self._replace([step, quantise], step.node.inputs, kernel, step.weights, outputs)
-
-    def _gate(self, step: Step) -> bool:
+    def _gate(self, op: Elementwise, step: lower.Step) -> Launch | None:
         """Activation, times what it gates, quantised."""
-        op = step.node.op
-        times = self.only_user(step, ops.Multiply) if isinstance(op, ops.Activation) else None
-        quantise = self.only_user(times, ops.Quantise) if times is not None else None
-        if times is None or quantise is None or times.node.inputs[0] == times.node.inputs[1]:
-            return False
-        if not self._is_row(step) or self._width(step) > fused.WIDEST:
-            return False
-        other = next(n for n in times.node.inputs if n != step.node.outputs[0])
-        function = wise.ACTIVATIONS[op.function]  # type: ignore[attr-defined]
+        if op.gate is None or op.record is None or op.out is not None:
+            return None
+        (width, *more), gate = self.lowered.types[step.inputs[0]].shape, op.gate
+        if more or width > fused.WIDEST:
+            return None
+        return launches.gate(gate.op.function), {}, step.inputs, {}  # type: ignore[attr-defined]
 
-        def kernel(call: Call, gate: torch.Tensor, up: torch.Tensor) -> Rows:
-            return fused.gated_rows(function, gate, up, call.faults)
+    def _takes_part(self, part: Part) -> bool:
+        """Whether these are heads of one projection, none too wide, turned by positions of rows."""
+        shape, turn = self.lowered.types[part.x].shape, part.rope
+        sections = turn is not None and turn.op.sections  # type: ignore[attr-defined]
+        return (
+            part.x in self.views
+            and len(shape) == 2
+            and shape[1] <= qkv_prologue.WIDEST
+            and not sections
+        )
 
-        return self._replace([step, times, quantise], (step.node.inputs[0], other), kernel, {})
+    def _heads(self, op: QKVPrologue, step: lower.Step) -> Launch | None:
+        """Heads from their projection on: [norm], [turn], quantised; keys and values are stored."""
+        parts = {ROLES[part.target]: part for part in op.parts}
+        if len(parts) < len(op.parts):
+            return None
+        parts = {role: parts[role] for role in ROLES.values() if role in parts}
+        norms = {role: part.norm for role, part in parts.items() if part.norm is not None}
+        known = {role: self._weights(norm).get("weight") for role, norm in norms.items()}
+        weights = {role: weight for role, weight in known.items() if weight is not None}
+        ways = {role: self._way(part) for role, part in parts.items()}
+        inputs = [self._source(part.x) for part in parts.values()]
+        return launches.heads(ways), weights, inputs, op.store.slots if op.store else {}
 
-    def _product(self, step: Step) -> bool:
+    def _source(self, name: str) -> str:
+        """Name the value that heads are views of; themselves where rows may have replaced them."""
+        while name in self.views and name not in self.exposed:
+            name = self.lowered.aliases[name]
+        return name
+
+    def _way(self, part: Part) -> qkv_prologue.Way:
+        """Describe the way of heads into attention."""
+        norm, turn = part.norm, part.rope
+        eps = None if norm is None else norm.op.eps  # type: ignore[attr-defined]
+        shape = self.lowered.types[part.x].shape
+        return qkv_prologue.Way(shape, eps, None if turn is None else turn.op)
+
+    def _attention(self, op: Attention, step: lower.Step) -> Launch | None:
+        """Attention, its heads side by side, quantised."""
+        if op.record is None or not self.fuser.inner(op.out):
+            return None
+        kernel = launches.attention(op.node.op)
+        return kernel, self._weights(op.node), step.inputs, op.node.slots
+
+    def _product(self, op: Product, step: lower.Step) -> Launch | None:
         """A product with the bias, and then the residual, that are added to it."""
-        if not isinstance(step.node.op, ops.MatMul) or not isinstance(
-            step.weights["weight"], Packed
-        ):
-            return False
-        bias = self.only_user(step, ops.Bias)
-        add = self.only_user(bias or step, ops.Add)
-        if add is not None and add.node.inputs[0] == add.node.inputs[1]:
-            add = None
-        if bias is None and add is None:
-            return False
-        parts = [part for part in (step, bias, add) if part is not None]
-        ended = (bias or step).node.outputs[0]
-        other = [n for n in add.node.inputs if n != ended] if add is not None else []
-        vector = None if bias is None else bias.weights["bias"]
+        weights = self._weights(op.node)
+        if not isinstance(weights["weight"], Packed):
+            return None
+        bias = None if op.bias is None else self._weights(op.bias)["bias"]
+        return launches.product(bias), weights, step.inputs, {}
 
-        def kernel(call: Call, x: Rows, *residual: torch.Tensor) -> torch.Tensor:
-            weight, lead = call.weights["weight"], tuple(x.e.shape)
-            count, each = x.e.numel(), max(1, x.e.numel() // max(1, lead[0]))
-            given = residual[0].reshape(count, -1) if residual else None
-            how = Stack(PLAIN, weight.height, group=each, bias=vector, residual=given)
-            return products.product(weight, x, count, call.faults, how).view(*lead, -1)
 
-        inputs = (step.node.inputs[0], *other)
-        return self._replace(parts, inputs, kernel, step.weights)
-
-    def _join(self) -> None:
-        """Products of one row as one, where none of them was fused with what follows."""
-        done: set[str] = set()
-        for step in self.steps:
-            group, whole = self.joined.groups.get(step.node.name, ([], None))
-            names = [part.node.name for part in group]
-            if not group or names[0] in done or any(n in self.gone for n in names):
-                continue
-            if not set(names) <= {s.node.name for s in self.steps}:
-                continue
-            done |= set(names)
+def _joined(steps: list[Step], known: Mapping[str, Step], joined: Joined) -> list[Step]:
+    """Products of one row as one, where none of them was fused with what follows."""
+    alone = {s.node.name for s in steps if known.get(s.node.name) is s}
+    found: list[Step] = []
+    for step in steps:
+        group, whole = joined.groups.get(step.node.name, ([], None))
+        names = [part.node.name for part in group]
+        if not group or not alone.issuperset(names):
+            found.append(step)
+        elif step.node.name == names[0]:
             heights = tuple(part.node.op.out_width for part in group)  # type: ignore[attr-defined]
-
-            def kernel(call: Call, x: Rows, heights: tuple[int, ...] = heights) -> Any:
-                weight, lead = call.weights["weight"], tuple(x.e.shape)
-                count, each = x.e.numel(), max(1, x.e.numel() // max(1, lead[0]))
-                how = Stack(PLAIN, weight.height, group=each, parts=heights)
-                flat = products.product(weight, x, count, call.faults, how).view(-1)
-                cut = flat.split([count * height for height in heights])
-                return tuple(
-                    part.view(*lead, height) for part, height in zip(cut, heights, strict=True)
-                )
-
             outputs = tuple(output for part in group for output in part.node.outputs)
-            first = group[0].node
-            node = Node(first.name, Fused(tuple(p.node.op for p in group)), first.inputs, outputs)
-            self.gone |= set(names[1:])
-            self.made[first.name] = Step(node, kernel, {"weight": whole}, group[0].late)
+            node = Node(names[0], Fused("Products"), step.node.inputs, outputs)
+            found.append(Step(node, launches.products_of(heights), {"weight": whole}, step.late))
+    return found

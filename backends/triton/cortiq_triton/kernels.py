@@ -7,16 +7,17 @@ from typing import Any, TypeAlias
 
 import torch
 
+from cortiq.backend.extents import ring_rows
 from cortiq.ir import Op, ops
 from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.norms import offset_weight
 from cortiq.numerics.scaling import gain
-from cortiq_triton import mixers, products, rotary, routing, wise
+from cortiq_triton import elementwise as ew
+from cortiq_triton import mixers, products, rotary, routing
 from cortiq_triton.attend import attend, choose_blocks, recall, store_kv
 from cortiq_triton.call import Call
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
-from cortiq_triton.memory import ring_rows
 from cortiq_triton.products import EXPERTS, HEADS, PLAIN, Stack
 from cortiq_triton.rows import L2, LAYER, RMS, Rows, normalised, quantise_rows, softmaxed
 from cortiq_triton.weights import pack
@@ -73,25 +74,35 @@ def _expert_matmul(call: Call, x: Value, index: torch.Tensor) -> torch.Tensor:
 
 
 def _gain(call: Call, x: torch.Tensor) -> torch.Tensor:
-    mode = {"value": wise.LAST, "head": wise.HEAD, "all": wise.ONE}[call.op.per]
-    if mode == wise.HEAD and x.ndim == 2:
+    mode = {"value": ew.LAST, "head": ew.HEAD, "all": ew.ONE}[call.op.per]
+    if mode == ew.HEAD and x.ndim == 2:
         raise AssertionError("a gain a head is for heads")
-    return wise.apply(
-        wise.multiply, x, call.faults, y=call.weights["weight"], mode=mode, heads=call.op.width
+    return ew.apply(
+        ew.multiply,
+        x,
+        call.faults,
+        y=call.weights["weight"],
+        mode=mode,
+        heads=call.op.width,
     )
 
 
 def _expert_gain(call: Call, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     flat = x[..., None] if x.ndim == index.ndim else x
-    y = wise.apply(
-        wise.multiply, flat, call.faults, y=call.weights["weight"], mode=wise.EXPERT, index=index
+    y = ew.apply(
+        ew.multiply,
+        flat,
+        call.faults,
+        y=call.weights["weight"],
+        mode=ew.EXPERT,
+        index=index,
     )
     return y.view(x.shape)
 
 
 def _expert_bias(call: Call, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    return wise.apply(
-        wise.add, x, call.faults, y=call.weights["bias"], mode=wise.EXPERT, index=index,
+    return ew.apply(
+        ew.add, x, call.faults, y=call.weights["bias"], mode=ew.EXPERT, index=index,
         heads=call.op.width,
     )  # fmt: skip
 
@@ -100,12 +111,12 @@ def _clamp(call: Call, x: torch.Tensor) -> torch.Tensor:
     low, high = call.op.low, call.op.high
     a = -LIMIT if low is None else float(F32(low))
     b = LIMIT if high is None else float(F32(high))
-    return wise.apply(wise.bounded, x, call.faults, a=a, b=b)
+    return ew.apply(ew.bounded, x, call.faults, a=a, b=b)
 
 
 def _soft_cap(call: Call, x: torch.Tensor) -> torch.Tensor:
     cap = F32(call.op.cap)
-    return wise.apply(wise.soft_cap, x, call.faults, a=float(cap), b=float(F32(1) / cap))
+    return ew.apply(ew.soft_cap, x, call.faults, a=float(cap), b=float(F32(1) / cap))
 
 
 def _norm(kind: int) -> Callable[..., torch.Tensor]:
@@ -198,7 +209,7 @@ def _rope(call: Call, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
 
 
 def _pairwise(function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-    return lambda call, x, y: wise.apply(function, x, call.faults, y=y, mode=wise.SAME)
+    return lambda call, x, y: ew.apply(function, x, call.faults, y=y, mode=ew.SAME)
 
 
 KERNELS: Mapping[type[Op], Callable[..., Any]] = {
@@ -207,13 +218,13 @@ KERNELS: Mapping[type[Op], Callable[..., Any]] = {
     ops.MatMul: _matmul,
     ops.HeadMatMul: _head_matmul,
     ops.ExpertMatMul: _expert_matmul,
-    ops.Add: _pairwise(wise.add),
-    ops.Multiply: _pairwise(wise.multiply),
-    ops.Scale: lambda call, x: wise.apply(wise.scale, x, call.faults, a=float(F32(call.op.factor))),
-    ops.Bias: lambda call, x: wise.apply(
-        wise.add, x, call.faults, y=call.weights["bias"], mode=wise.LAST
+    ops.Add: _pairwise(ew.add),
+    ops.Multiply: _pairwise(ew.multiply),
+    ops.Scale: lambda call, x: ew.apply(ew.scale, x, call.faults, a=float(F32(call.op.factor))),
+    ops.Bias: lambda call, x: ew.apply(
+        ew.add, x, call.faults, y=call.weights["bias"], mode=ew.LAST
     ),
-    ops.Activation: lambda call, x: wise.apply(wise.ACTIVATIONS[call.op.function], x, call.faults),
+    ops.Activation: lambda call, x: ew.apply(ew.ACTIVATIONS[call.op.function], x, call.faults),
     ops.SoftCap: _soft_cap,
     ops.RMSNorm: _norm(RMS),
     ops.LayerNorm: _norm(LAYER),
@@ -233,17 +244,15 @@ KERNELS: Mapping[type[Op], Callable[..., Any]] = {
     ops.Concat: lambda call, *parts: torch.cat(parts, dim=-1),
     ops.Reshape: lambda call, x: x.reshape(len(x), *call.op.shape),
     ops.Gain: _gain,
-    ops.ScaleRows: lambda call, x, y: wise.apply(
-        wise.multiply, x, call.faults, y=y, mode=wise.OUTER
-    ),
-    ops.Shift: lambda call, x: wise.apply(wise.shift, x, call.faults, a=float(F32(call.op.amount))),
+    ops.ScaleRows: lambda call, x, y: ew.apply(ew.multiply, x, call.faults, y=y, mode=ew.OUTER),
+    ops.Shift: lambda call, x: ew.apply(ew.shift, x, call.faults, a=float(F32(call.op.amount))),
     ops.Clamp: _clamp,
     ops.ExpertGain: _expert_gain,
     ops.ExpertBias: _expert_bias,
 }
 """The kernel of every primitive."""
 OPTIONS = frozenset(
-    {*wise.ACTIVATIONS, "step", "missing", "sections", "groups", "mask", "tau", "blocks",
+    {*ew.ACTIVATIONS, "step", "missing", "sections", "groups", "mask", "tau", "blocks",
      "keys only", "until"}
 )  # fmt: skip
 """Options that the kernels know, as `Op.options` names them."""

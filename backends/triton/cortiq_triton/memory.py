@@ -1,194 +1,143 @@
-"""Where sequences keep rows: pages of 64 positions for all slots, a block of what does not grow.
+"""The device's memory for sequences: pages of 64 positions for all slots, a block of the rest.
 
-A page's bytes follow from the program; kernels reach pages through tables of addresses, so
-that memory can grow without any launch changing.
+Kernels reach pages through tables of addresses, so that memory can grow without any launch
+changing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
 
 from cortiq.backend import KVPlanes
-from cortiq.ir import KVRows, Program, Recurrent, Ring, Slot
+from cortiq.backend.extents import ring_rows
+from cortiq.backend.paged_layout import PagedLayout
+from cortiq.backend.paged_memory import PagedMemory
+from cortiq.backend.pages import NoMemoryError, PageGroup
+from cortiq.backend.planes import Floats
+from cortiq.ir import KVRows, Program, Ring, Slot
 from cortiq.numerics.contract import TILE
 
 ALIGNMENT = 16
-RING_ROWS = 64
-"""Rows that a ring can go back, besides those that its convolution reads."""
 POISON = 0x7B
 """Byte that fills unused memory in tests: large codes, exponents and floats."""
 
 
-def _aligned(size: int) -> int:
+def slot_bytes(name: str, slot: Slot) -> int:
+    """Bytes of a slot in a page or in a sequence's block.
+
+    In a page lie planes of keys [heads, 64, dim] and of values [heads, dim, 64], then exponents
+    [heads, 64] of both.
+    """
+    if isinstance(slot, KVRows):
+        size = TILE * slot.heads * (2 * (slot.key_dim + slot.value_dim) + 2)
+    else:
+        size = 4 * prod(fixed_shape(slot))
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def page_bytes(slot: KVRows) -> int:
-    """Bytes of a slot in a page: planes of keys [heads, 64, dim] and of values [heads, dim, 64],
-    then exponents [heads, 64] of both.
-    """
-    return _aligned(TILE * slot.heads * (2 * (slot.key_dim + slot.value_dim) + 2))
+def fixed_shape(slot: Any) -> tuple[int, ...]:
+    """Shape of a ring or of a recurrent state."""
+    return (ring_rows(slot), slot.width) if isinstance(slot, Ring) else slot.shape
 
 
-def ring_rows(slot: Ring) -> int:
-    """Rows that a ring holds."""
-    return slot.length + RING_ROWS
+class DeviceBytes:
+    """Memory of a page or block, and where it lies."""
+
+    __slots__ = ("address", "memory")
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory, self.address = memory, memory.data_ptr()
 
 
-def fixed_bytes(slot: Slot) -> int:
-    """Bytes of a slot in a sequence's fixed block."""
-    if isinstance(slot, Ring):
-        return _aligned(ring_rows(slot) * slot.width * 4)
-    return _aligned(prod(slot.shape) * 4) if isinstance(slot, Recurrent) else 0
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Offsets of all slots, in a page or in the fixed block; sizes of both.
-
-    `kept` is the size of the part of the fixed block that recurrent states take.
-    """
-
-    offsets: Mapping[str, int]
-    page: int
-    fixed: int
-
-    @staticmethod
-    def of(program: Program) -> Layout:
-        """The layout of a program's slots."""
-        offsets, page, fixed = {}, 0, 0
-        for name, slot in program.slots.items():
-            if isinstance(slot, KVRows):
-                offsets[name] = page
-                page += page_bytes(slot)
-            else:
-                offsets[name] = fixed
-                fixed += fixed_bytes(slot)
-        return Layout(offsets, page, fixed)
-
-
-@dataclass
-class Page:
-    """A page's memory and how many sequences hold it."""
-
-    memory: torch.Tensor
-    holders: int = 1
-
-    @property
-    def address(self) -> int:
-        """Where it lies."""
-        return self.memory.data_ptr()
-
-
-@dataclass
-class Pool:
-    """All pages of an executable; freed ones are used again before memory is asked for.
+class TritonMemory(PagedMemory):
+    """Pages and blocks on a device; freed pages are used again before memory is asked for.
 
     Attributes
     ----------
-    spare : pages nobody holds. count : pages that exist. most : pages that may, or None.
+    spare : pages nobody holds.
     """
 
-    size: int
-    device: str
-    poison: bool = False
-    spare: list[torch.Tensor] = field(default_factory=list)
-    held: int = 0
+    def __init__(self, program: Program, device: str, poison: bool) -> None:
+        self.layout = PagedLayout(program, slot_bytes)
+        self._device, self._poison = device, poison
+        self.spare: list[DeviceBytes] = []
 
-    def take(self, count: int) -> list[Page]:
-        """So many new pages.
+    def allocate(self, group: PageGroup) -> DeviceBytes:
+        """Return memory of a page or block."""
+        if self.spare and group != self.layout.block:
+            return self.spare.pop()
+        try:
+            return DeviceBytes(self._fresh(group.page_bytes))
+        except torch.OutOfMemoryError as error:
+            raise NoMemoryError() from error
 
-        Raises
-        ------
-        torch.OutOfMemoryError : the device has no room; nothing was taken.
-        """
-        missing = count - len(self.spare)
-        fresh = [self._fresh() for _ in range(max(0, missing))]
-        memory = fresh + [self.spare.pop() for _ in range(count - len(fresh))]
-        self.held += count
-        return [Page(part) for part in memory]
+    def _fresh(self, size: int) -> torch.Tensor:
+        memory = torch.empty(size, dtype=torch.int8, device=self._device)
+        return memory.fill_(POISON) if self._poison else memory
 
-    def _fresh(self) -> torch.Tensor:
-        memory = torch.empty(self.size, dtype=torch.int8, device=self.device)
-        return memory.fill_(POISON) if self.poison else memory
+    def free(self, group: PageGroup, data: DeviceBytes) -> None:
+        """Keep a page for whoever needs one."""
+        if group != self.layout.block:
+            self.spare.append(data)
 
-    def drop(self, page: Page) -> None:
-        """A holder less."""
-        page.holders -= 1
-        if page.holders == 0:
-            self.held -= 1
-            self.spare.append(page.memory)
+    def copy(self, group: PageGroup, source: DeviceBytes, target: DeviceBytes) -> None:
+        """Copy what a page or block holds into another of its group."""
+        target.memory.copy_(source.memory)
 
-    def shrink(self) -> None:
-        """Give spare memory back to the device."""
-        self.spare.clear()
+    def _part(self, name: str, slot: Slot, chunk: DeviceBytes) -> torch.Tensor:
+        start = self.layout.offsets[name]
+        return chunk.memory[start : start + slot_bytes(name, slot)]
 
-
-@dataclass(frozen=True)
-class SlotView:
-    """A slot's arrays in one page, as tensors."""
-
-    key_planes: torch.Tensor
-    value_planes: torch.Tensor
-    exponents: torch.Tensor
-
-    @staticmethod
-    def of(page: torch.Tensor, offset: int, slot: KVRows) -> SlotView:
-        """Keys [2, heads, 64, dim], values [2, heads, dim, 64], exponents [2, heads, 64]."""
+    def _views(
+        self, slot: KVRows, at: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Keys [2, 64, heads, dim], values the same, exponents [2, 64, heads] of a page's part."""
         heads, dk, dv = slot.heads, slot.key_dim, slot.value_dim
-        keys, values = 2 * heads * TILE * dk, 2 * heads * TILE * dv
-        at = page[offset : offset + page_bytes(slot)]
-        return SlotView(
-            at[:keys].view(2, heads, TILE, dk),
-            at[keys : keys + values].view(2, heads, dv, TILE),
-            at[keys + values : keys + values + 2 * heads * TILE].view(2, heads, TILE),
+        ends = np.cumsum([2 * heads * TILE * width for width in (dk, dv, 1)]).tolist()
+        keys, values, exponents, _ = torch.tensor_split(at, ends)
+        return (
+            keys.view(2, heads, TILE, dk).permute(0, 2, 1, 3),
+            values.view(2, heads, dv, TILE).permute(0, 3, 1, 2),
+            exponents.view(2, heads, TILE).permute(0, 2, 1),
         )
 
+    def read_page(self, name: str, page: DeviceBytes) -> KVPlanes:
+        """Return all rows of a slot in a page."""
+        slot = self.layout.kv[name]
+        k, v, e = (x.numpy() for x in self._views(slot, self._part(name, slot, page).cpu()))
+        return KVPlanes(k[0], k[1], e[0], v[0], v[1], e[1])
 
-def export_rows(pages: list[Page], offset: int, slot: KVRows, base: int, length: int) -> KVPlanes:
-    """Rows `base` to `length` − 1 of a slot as canonical planes."""
-    keys, values, exponents = [], [], []
-    for page in pages:
-        view = SlotView.of(page.memory.cpu(), offset, slot)
-        keys.append(view.key_planes.permute(0, 2, 1, 3))
-        values.append(view.value_planes.permute(0, 3, 1, 2))
-        exponents.append(view.exponents.permute(0, 2, 1))
-    if not pages:
-        return _no_rows(slot)
-    k, v, e = (torch.cat(part, dim=1)[:, base:length].numpy() for part in (keys, values, exponents))
-    parts = (k[0], k[1], e[0], v[0], v[1], e[1])
-    return KVPlanes(*(np.ascontiguousarray(part) for part in parts))
+    def write_page(self, name: str, page: DeviceBytes, rows: KVPlanes) -> None:
+        """Replace all rows of a slot in a page."""
+        slot = self.layout.kv[name]
+        there = self._part(name, slot, page)
+        host = torch.empty_like(there, device="cpu")
+        given = (
+            (rows.key_high, rows.key_low),
+            (rows.value_high, rows.value_low),
+            (rows.key_exponent, rows.value_exponent),
+        )
+        for view, parts in zip(self._views(slot, host), given, strict=True):
+            view.copy_(torch.from_numpy(np.stack(parts)))
+        there.copy_(host)
 
+    def _floats(self, name: str, block: DeviceBytes) -> torch.Tensor:
+        slot = self.layout.fixed[name]
+        shape = fixed_shape(slot)
+        return self._part(name, slot, block)[: 4 * prod(shape)].view(torch.float32).view(shape)
 
-def _no_rows(slot: KVRows) -> KVPlanes:
-    keys, values = (0, slot.heads, slot.key_dim), (0, slot.heads, slot.value_dim)
-    empty = [np.zeros(shape, np.int8) for shape in (keys, keys, keys[:2], values, values, keys[:2])]
-    return KVPlanes(*empty)
+    def read(self, name: str, block: DeviceBytes) -> Floats:
+        """Return a ring, or a recurrent state."""
+        return self._floats(name, block).cpu().numpy().copy()
 
+    def write(self, name: str, block: DeviceBytes, values: Floats, length: int) -> None:
+        """Replace a ring or a recurrent state."""
+        self._floats(name, block).copy_(torch.from_numpy(values))
 
-def import_rows(pages: list[Page], offset: int, slot: KVRows, rows: KVPlanes, base: int) -> None:
-    """Write canonical planes into pages; `base`, a multiple of 64, is their first row."""
-    count = len(rows.key_high)
-    for number, page in enumerate(pages[base // TILE :]):
-        start = number * TILE
-        here = min(TILE, count - start)
-        if here <= 0:
-            break
-        cut = slice(start, start + here)
-        host = page.memory.cpu() if page.memory.is_cuda else page.memory
-        view = SlotView.of(host, offset, slot)
-        for plane, (key, value, exponent) in enumerate(
-            (
-                (rows.key_high, rows.value_high, rows.key_exponent),
-                (rows.key_low, rows.value_low, rows.value_exponent),
-            )
-        ):
-            view.key_planes[plane, :, :here] = torch.tensor(key[cut]).permute(1, 0, 2)
-            view.value_planes[plane, :, :, :here] = torch.tensor(value[cut]).permute(1, 2, 0)
-            view.exponents[plane, :, :here] = torch.tensor(exponent[cut]).permute(1, 0)
-        page.memory.copy_(host)
+    def rewind(self, name: str, block: DeviceBytes, extent: Any) -> None:
+        """Bring a recurrent state back to before the first row."""
+        self._floats(name, block).zero_()

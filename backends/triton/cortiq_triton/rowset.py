@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
+from cortiq.backend.walk import Segment
 from cortiq_triton.language import pow2
-from cortiq_triton.state import TritonState
 
 
 class RowBuffer:
@@ -62,16 +63,6 @@ def _padded(part: np.ndarray) -> int:
     return max(16, -(-part.nbytes // 16) * 16)
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Rows start … stop − 1 of what is computed are consecutive positions of one sequence."""
-
-    state: TritonState
-    start: int
-    stop: int
-    position: int
-
-
 @dataclass
 class RowSet:
     """Rows on the device.
@@ -85,7 +76,7 @@ class RowSet:
     """
 
     device: str
-    segments: Sequence[Segment]
+    segments: Sequence[Segment[Any]]
     positions: torch.Tensor
     owners: torch.Tensor
     table: torch.Tensor
@@ -120,7 +111,7 @@ class RowSet:
 
 
 def arrays(
-    segments: Sequence[Segment],
+    segments: Sequence[Segment[Any]],
     tokens: Sequence[int],
     sources: Sequence[int],
     tail: Sequence[int],
@@ -134,14 +125,14 @@ def arrays(
         stop = segment.position + segment.stop - segment.start
         positions[segment.start : segment.stop] = np.arange(segment.position, stop)
     states = [segment.state for segment in segments]
-    width = pages or max(1, *(len(state.pages) for state in states))
+    width = pages or max(1, *(len(state.page_addresses) for state in states))
     table = np.zeros((len(states), width), np.int64)
     for number, state in enumerate(states):
-        table[number, : len(state.pages)] = [page.address for page in state.pages]
+        table[number, : len(state.page_addresses)] = state.page_addresses
     late = np.array(tail, np.int32)
     return {
         "table": table,
-        "fixed": np.array([state.fixed.data_ptr() for state in states], np.int64),
+        "fixed": np.array([state.block_address for state in states], np.int64),
         "tokens": np.array(tokens, np.int32),
         "sources": np.array(sources, np.int32),
         "positions": positions,
@@ -155,7 +146,7 @@ def arrays(
 
 
 def row_sets(
-    segments: Sequence[Segment], tail: Sequence[int], parts: Mapping[str, np.ndarray],
+    segments: Sequence[Segment[Any]], tail: Sequence[int], parts: Mapping[str, np.ndarray],
     there: Mapping[str, torch.Tensor], device: str, last: int | None = None,
 ) -> tuple[RowSet, RowSet]:  # fmt: skip
     """All rows of a batch, and those of the tail. `last` stands for the highest position."""
@@ -169,16 +160,19 @@ def row_sets(
     return whole, some
 
 
-def _restricted(segments: Sequence[Segment], rows: Sequence[int]) -> list[Segment]:
+def _restricted(segments: Sequence[Segment[Any]], rows: Sequence[int]) -> list[Segment[Any]]:
     """The segments of some of the rows, numbered among these; each is of neighbours."""
-    found: list[Segment] = []
+    found: list[Segment[Any]] = []
     before = -2
     for place, row in enumerate(rows):
         segment = next(s for s in segments if s.start <= row < s.stop)
         position = segment.position + row - segment.start
         if found and found[-1].state is segment.state and before == row - 1:
-            found[-1] = Segment(segment.state, found[-1].start, place + 1, found[-1].position)
+            first = found[-1].position
+            found[-1] = Segment(
+                segment.state, found[-1].start, place + 1, range(first, position + 1)
+            )
         else:
-            found.append(Segment(segment.state, place, place + 1, position))
+            found.append(Segment(segment.state, place, place + 1, range(position, position + 1)))
         before = row
     return found

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from cortiq.backend import Batch, Row, Want
-from cortiq.backend.admission import value_of
-from cortiq.backend.executable import Accepted
+from cortiq.backend import Batch
+from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.plan import Step
+from cortiq.backend.walk import Group, Walk
 from cortiq.numerics.contract import TILE
-from cortiq_triton import wise
+from cortiq_triton import elementwise
 from cortiq_triton.answers import Answers, packed, resolve
 from cortiq_triton.call import Call, Shared
 from cortiq_triton.plan import Plan
 from cortiq_triton.rows import Rows, empty_rows
-from cortiq_triton.rowset import RowBuffer, Segment, arrays, row_sets
+from cortiq_triton.rowset import RowBuffer, RowSet, arrays, row_sets
 from cortiq_triton.state import TritonState
 
 
-class Run:
-    """One batch; rows are numbered among the accepted ones.
+class Run(Walk[TritonState]):
+    """One batch, which may be computed again once its rows were filled anew.
 
     Attributes
     ----------
-    tail : rows that want a value which no state depends on; such values have only these rows.
-    supplied : values that some rows bring themselves.
+    row_sets : all rows, and those of the tail, as kernels read them. there : their arrays.
     """
+
+    plan: Plan
+    row_sets: tuple[RowSet, RowSet]
+    there: Mapping[str, torch.Tensor]
 
     def __init__(
         self,
@@ -39,180 +42,99 @@ class Run:
         shared: Shared,
         drawn: torch.Tensor | None = None,
     ) -> None:
-        self.plan, self.shared, self.entry, self.drawn = plan, shared, batch.entry, drawn
-        self.order = [index for sequence in accepted for index in sequence.indices]
-        self.rows: list[Row] = [batch.rows[index] for index in self.order]
-        self.tokens = [token for sequence in accepted for token in sequence.tokens]
-        self.segments, start = [], 0
-        for sequence in accepted:
-            position = batch.rows[sequence.indices.start].position
-            stop = start + len(sequence.indices)
-            self.segments.append(Segment(sequence.state, start, stop, position))
-            start = stop
-        known = plan.always | set(plan.graph.inputs)
-        alike = {row.wants for row in self.rows}
-        names = {wants: frozenset(map(value_of, wants)) for wants in alike}
-        late = {wants: found - known for wants, found in names.items()}
-        self.wants = [names[row.wants] for row in self.rows]
-        self.late = [late[row.wants] for row in self.rows]
-        self.tail = [at for at, names in enumerate(self.late) if names]
-        self.mixed = len({self.late[at] for at in self.tail}) > 1
-        self.supplied = frozenset(name for row in self.rows for name in row.inputs)
-        self.values: dict[str, Any] = {}
-
-    def reach(self) -> None:
-        """Know the angles of all positions."""
-        last = max(segment.position + segment.stop - segment.start for segment in self.segments)
-        given = [row.inputs[name] for name in self.plan.supplied for row in self.rows]
-        last = max([last, *(int(np.max(positions)) + 1 for positions in given)])
-        self.shared.angles.reach(self.plan.tables, last)
+        super().__init__(plan, batch, accepted)
+        self.shared, self.drawn = shared, drawn
 
     def fill(self, buffer: RowBuffer, sources: Sequence[int], pages: int = 0) -> dict[str, Any]:
-        """Write what is known of the rows to the device."""
-        parts = arrays(self.segments, self.tokens, sources, self.tail, pages)
+        """Upload row metadata; with `pages`, pad page tables to so many."""
+        parts = arrays(self.segments, self.tokens, sources, self.tail_places, pages)
         buffer.fill(parts)
         return parts
 
     def place(self, buffer: RowBuffer, sources: Sequence[int] = (), pages: int = 0) -> None:
-        """The same, and name the places. With `pages` the run may be launched again, filled anew
-        with rows that have at most so many.
+        """Upload row metadata and keep its places; with `pages`, so that launches captured from
+        this can be replayed after `fill`.
         """
         parts = self.fill(buffer, sources, pages)
-        there = buffer.views(parts)
-        last = pages * TILE - 1 if pages else None
-        sets = row_sets(self.segments, self.tail, parts, there, self.shared.device, last)
-        (self.all, self.some), self.sources = sets, there["sources"]
-        self.ids = self.ids_given = there["tokens"]
-        self.tail_rows = there["tail"].long()
+        self.there, last = buffer.views(parts), pages * TILE - 1 if pages else None
+        known = (self.tail_places, parts, self.there, self.shared.device, last)
+        self.row_sets = row_sets(self.segments, *known)
+        self.ids, self.tail_rows = self.there["tokens"], self.there["tail"].long()
 
-    def compute(self) -> None:
-        """Run every step that is needed."""
-        self.reach()
+    def compute(self) -> list[Sequence[Brought] | None]:  # type: ignore[override]
+        """Run every step that is needed; what each sequence brings, None for one with a fault."""
         self.place(RowBuffer(self.shared.device))
-        self._steps()
+        self.walk()
+        return Answers(self).read()
 
     def launch(self) -> None:
         """Every step and every answer, with nothing of the host's: `packed` is what was found."""
         if self.drawn is not None:
-            self.ids = resolve(self.all.count, self.ids_given, self.sources, self.drawn)
-        self._steps()
+            known = self.there["tokens"], self.there["sources"], self.drawn
+            self.ids = resolve(len(self.rows), *known)
+        self.walk()
         self.packed = packed(self, Answers(self))
         if self.drawn is not None:
-            self.drawn[: self.all.count] = self.packed[:, 1]
+            self.drawn[: len(self.rows)] = self.packed[:, 1]
 
-    def _steps(self) -> None:
-        device = self.shared.device
-        self.faults = torch.zeros(len(self.rows), dtype=torch.int32, device=device)
-        self.tail_faults = torch.zeros(len(self.tail), dtype=torch.int32, device=device)
-        for name in self.plan.graph.inputs:
-            self.values[name] = self._input(name)
-        steps = [step for step in self._selected() if self.tail or not step.late]
-        for step, spent in zip(steps, self._spent(steps), strict=True):
-            self._run(step)
-            for name in spent:
-                del self.values[name]
-        if len(self.tail) == len(self.rows):
-            self.faults |= self.tail_faults
-        elif self.tail:
-            self.faults[self.tail_rows] |= self.tail_faults
+    def start(self) -> None:
+        """Make the groups of rows, over what was uploaded."""
+        places, tail = range(len(self.rows)), self.tail_places
+        self.all = self.tail = Group(places, None, self.segments, self.flags(len(places)))
+        if len(tail) < len(places):
+            self.tail = Group(tail, self.tail_rows, (), self.flags(len(tail)))
+            self.tail.values["position"] = self.row_sets[1].positions
 
-    def _selected(self) -> list[Step]:
+    def steps(self) -> Sequence[tuple[Step, tuple[str, ...]]]:
         """The steps of this batch: fused, unless rows differ in what their faults concern."""
-        wanted = frozenset[str]().union(*self.wants)
         if self.mixed:
-            return self.plan.select(wanted)
-        return self.plan.fused(wanted, self.supplied)
+            return super().steps()
+        return self.plan.fused(self.wanted, frozenset(self.supplied))
 
-    def _spent(self, steps: Sequence[Step]) -> list[list[str]]:
-        """For each step the values that nobody reads after it."""
-        seen = frozenset[str]().union(*self.wants)
-        spent: list[list[str]] = []
-        for step in reversed(steps):
-            names = dict.fromkeys((*step.node.inputs, *step.node.outputs))
-            spent.append([name for name in names if name not in seen and name != "position"])
-            seen |= names.keys()
-        return spent[::-1]
+    def call(self, step: Step, group: Group, faults: torch.Tensor) -> Any:
+        """Make the call of a step's kernel."""
+        rows = self.row_sets[group is not self.all]
+        return Call(step.node.op, step.weights, step.node.slots, rows, faults, self.shared)
 
-    def _run(self, step: Step) -> None:
-        node, late = step.node, step.late
-        inputs = [self._value(name, late) for name in node.inputs]
-        faults = self.tail_faults if late else self.faults
-        if late and self.mixed:
-            faults = torch.zeros_like(faults)
-        rows = self.some if late else self.all
-        call = Call(node.op, step.weights, node.slots, rows, faults, self.shared)
+    def outputs(self, step: Step, call: Any, inputs: list[Any], rows: int) -> Sequence[Any]:
+        """Launch a step: the backend's own kernels, whose errors, torch's, others wait for."""
         result = step.kernel(call, *inputs)
-        outputs = result if len(node.outputs) != 1 else (result,)
-        for name, value in zip(node.outputs, outputs, strict=True):
-            self.values[name] = self._overridden(name, value, late, faults)
-        if late and self.mixed:
-            concerned = [node.name in self.plan.needs(self.wants[at]) for at in self.tail]
-            there = torch.tensor(concerned, dtype=torch.int32, device=faults.device)
-            self.tail_faults |= faults * there
+        return result if len(step.node.outputs) != 1 else (result,)
 
-    def _value(self, name: str, late: bool) -> Any:
-        if name == "position":
-            return (self.some if late else self.all).positions
-        value = self.values[name]
-        if not late or not self.has_all_rows(name) or len(self.tail) == len(self.rows):
-            return value
-        return value.take(self.tail_rows) if isinstance(value, Rows) else value[self.tail_rows]
-
-    def has_all_rows(self, name: str) -> bool:
-        """Whether a value exists for all rows, not for those of the tail only."""
-        return name in self.plan.always or name in self.plan.graph.inputs
-
-    def _input(self, name: str) -> Any:
+    def input(self, name: str) -> Any:
+        """A value that every row has or supplies."""
         if name == "token":
             return self.ids
-        if name == "position":
-            return self.all.positions
-        return self._supplied(name, [row.inputs[name] for row in self.rows], self.faults)
+        return self.row_sets[0].positions if name == "position" else super().input(name)
 
-    def _supplied(self, name: str, given: list[Any], faults: torch.Tensor) -> Any:
-        """Values that rows bring, as a kernel would have left them."""
-        kind = self.plan.graph.values[name]
-        if kind.dtype == "q16":
-            q, e = (np.stack([getattr(value, part) for value in given]) for part in "qe")
-            return _quantised(q, e, self.shared.device)
-        stacked = np.stack([np.asarray(value).reshape(kind.shape) for value in given])
-        if kind.dtype == "i32":
-            return torch.tensor(stacked.astype(np.int32), device=self.shared.device)
-        with np.errstate(over="ignore"):  # float64 beyond float32 is infinite, and so a fault
-            values = torch.tensor(stacked.astype(np.float32), device=self.shared.device)
-        return wise.apply(wise.admit, values, faults)
+    def array(self, host: np.ndarray) -> torch.Tensor:
+        """A copy on the device."""
+        return torch.tensor(host, device=self.shared.device)
 
-    def _overridden(self, name: str, value: Any, late: bool, faults: torch.Tensor) -> Any:
-        """Values that a row supplies itself take the place of what the node computed."""
-        if name not in self.supplied:
-            return value
-        rows = self.tail if late else range(len(self.rows))
-        given = {at: self.rows[index].inputs[name] for at, index in enumerate(rows)
-                 if name in self.rows[index].inputs}  # fmt: skip
-        value = value.clone()  # it may be a view of the node's input
-        for at, supplied in given.items():
-            value[at] = self._supplied(name, [supplied], faults[at : at + 1])[0]
-        return value
+    def host(self, array: torch.Tensor) -> np.ndarray:
+        """The values, which wait for what is under way."""
+        return array.cpu().numpy()
 
-    def history(self, at: int) -> list[int]:
-        """Every id the row's sequence was fed, up to and including the row."""
-        segment = next(s for s in self.segments if s.start <= at < s.stop)
-        before = segment.state.tokens[: segment.position]
-        return [*before, *self.tokens[segment.start : at + 1]]
+    def flags(self, count: int) -> torch.Tensor:
+        """A flag for each of so many rows, none set."""
+        return torch.zeros(count, dtype=torch.int32, device=self.shared.device)
 
-    def brought(self) -> list[dict[Want, Any] | None]:
-        """What each row asked for; None for rows of a sequence with a fault."""
-        answers = Answers(self)
-        return answers.read()
+    def pick(self, value: Any, index: Any) -> Any:
+        """Rows of a value, quantised or not."""
+        return value.take(index) if isinstance(value, Rows) else value[index]
 
+    def snap(self, x: torch.Tensor, faults: torch.Tensor) -> torch.Tensor:
+        """As every kernel ends."""
+        return elementwise.apply(elementwise.admit, x, faults)
 
-def _quantised(q: np.ndarray, e: np.ndarray, device: str) -> Rows:
-    rows = empty_rows(e.shape, q.shape[-1], device)
-    whole = np.zeros((*e.shape, rows.high.shape[-1]), np.int32)
-    whole[..., : q.shape[-1]] = q
-    high = (whole + 128) >> 8
-    rows.high.copy_(torch.from_numpy(high.astype(np.int8)))
-    rows.low.copy_(torch.from_numpy((whole - (high << 8)).astype(np.int8)))
-    rows.e.copy_(torch.from_numpy(e.astype(np.int32)))
-    rows.sums.copy_(torch.from_numpy(whole.reshape(*e.shape, -1, 16).sum(axis=-1)))
-    return rows
+    def quantised(self, q: np.ndarray, e: np.ndarray) -> Rows:
+        """Rows as planes, with their sums."""
+        rows = empty_rows(e.shape, q.shape[-1], self.shared.device)
+        whole = np.zeros((*e.shape, rows.high.shape[-1]), np.int32)
+        whole[..., : q.shape[-1]] = q
+        high = (whole + 128) >> 8
+        rows.high.copy_(torch.from_numpy(high.astype(np.int8)))
+        rows.low.copy_(torch.from_numpy((whole - (high << 8)).astype(np.int8)))
+        rows.e.copy_(torch.from_numpy(e.astype(np.int32)))
+        rows.sums.copy_(torch.from_numpy(whole.reshape(*e.shape, -1, 16).sum(axis=-1)))
+        return rows

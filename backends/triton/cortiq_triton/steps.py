@@ -14,9 +14,9 @@ from cortiq_triton.weights import Packed, join
 
 @dataclass(frozen=True)
 class Fused(Op):
-    """What replaces several primitives; `of` are theirs, in order."""
+    """Stands for several primitives."""
 
-    of: tuple[Op, ...]
+    name: str
 
 
 def joinable(steps: Iterable[Step]) -> list[list[Step]]:

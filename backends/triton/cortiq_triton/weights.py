@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from cortiq.numerics.codes import Fields
+from cortiq.numerics.codes import UnpackedWeight
 from cortiq.numerics.layouts import W16, Weight, floats, unpack
 from cortiq.numerics.matmul import check_columns
 from cortiq_triton.rows import PAD
@@ -164,7 +164,7 @@ def _packed(weight: Weight, name: str) -> Packed:
     )  # fmt: skip
 
 
-def _codes(weight: Weight, fields: Fields, padded: int) -> tuple[int, int, torch.Tensor]:
+def _codes(weight: Weight, fields: UnpackedWeight, padded: int) -> tuple[int, int, torch.Tensor]:
     rows, columns = weight.shape
     if weight.layout is W16:
         planes = np.zeros((2, rows, padded), np.int8)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cortiq.backend import CompileOptions, Declined, Device, Support, Supported, Versions
-from cortiq.errors import BackendError
-from cortiq.ir import Graph, Node, Program, ops, primitives_within
+from cortiq.backend import CompileOptions, Device, Support, Versions
+from cortiq.backend.support import check_extra, no_kernel, supported_within, unplaced
+from cortiq.ir import Graph, Node, Program, ops
 from cortiq.numerics import scalar
 from cortiq.numerics.layouts import Weight
 
@@ -20,29 +20,17 @@ OPTIONS = frozenset({
     "keys only", "until",
 })  # fmt: skip
 """What the kernels know beyond the plain form of an operator."""
-POSITIONED = (ops.Rope, ops.Attend, ops.ChooseBlocks, ops.Recall)
 MOST_CHOSEN, MOST_GROUPS = 32, 1024
 
 
-def refusal(node: Node, graph: Graph) -> str:
+def refusal(node: Node, graph: Graph, program: Program) -> str:
     """Why a primitive is declined; empty if it is not."""
     op = node.op
-    if type(op) not in ops.PRIMITIVES:
-        return f"no kernel for {op.kind}"
-    if isinstance(op, ops.EmbedRows) and node.inputs != ("token",):
-        return "rows of a table are looked up for the row's token only"
-    if isinstance(op, POSITIONED):
-        turned = getattr(op, "sections", None) or getattr(op, "until", False)
-        if node.inputs[-1 if isinstance(op, ops.Recall) else 1] not in (
-            graph.inputs if turned else ("position",)
-        ):
-            return f"{op.kind} is computed at positions that rows have or supply only"
     if isinstance(op, ops.Route) and op.router.tau is not None and op.router.top_k > MOST_CHOSEN:
         return f"no kernel for tau with more than {MOST_CHOSEN} experts chosen"
     if isinstance(op, ops.Route) and op.router.groups > MOST_GROUPS:
         return f"no kernel for more than {MOST_GROUPS} groups of experts"
-    unknown = sorted(op.options() - OPTIONS)
-    return f"no kernel for {op.kind} with {', '.join(unknown)}" if unknown else ""
+    return no_kernel(op, ops.PRIMITIVES, OPTIONS) or unplaced(node, graph)
 
 
 class WgpuBackend:
@@ -60,9 +48,7 @@ class WgpuBackend:
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
         """Primitives that have a kernel, and whatever decomposes into them."""
-        parts = (refusal(part, graph) for part in primitives_within(node, graph, program))
-        reason = next(filter(None, parts), "")
-        return Declined(reason) if reason else Supported()
+        return supported_within(node, graph, program, refusal)
 
     def compile(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
@@ -76,10 +62,5 @@ class WgpuBackend:
         """
         from cortiq_wgpu.executable import WgpuExecutable
 
-        unknown = sorted(set(options.extra) - set(EXTRA_OPTIONS))
-        if unknown:
-            raise BackendError(
-                f"the wgpu backend has no options {unknown}",
-                hint=f"its options are {', '.join(EXTRA_OPTIONS)}",
-            )
+        check_extra(self.name, options, EXTRA_OPTIONS)
         return WgpuExecutable(program, weights, options)

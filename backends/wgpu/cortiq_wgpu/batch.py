@@ -2,52 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cortiq.backend import Draw
-from cortiq.backend.executable import Accepted
-from cortiq_wgpu.state import WgpuState
-from cortiq_wgpu.wants import asked_by, draw_block, penalises
+from cortiq.backend.flat import FlatRun
+from cortiq.backend.requests import asked_by
+from cortiq_wgpu.plan import Plan
+from cortiq_wgpu.wants import draw_block
 from cortiq_wgpu.work import SEGMENTS, Work
-
-if TYPE_CHECKING:
-    from cortiq_wgpu.run import Run
 
 HEADER = 16
 TOKEN, POSITION, PAGES, BLOCK, BEGIN, END, SOURCE, DRAWS, TOPS = range(9)
-
-
-class Flat:
-    """The rows of all accepted sequences, one after another.
-
-    Attributes
-    ----------
-    spans : first row and end of each sequence. owner : the sequence's number, by row.
-    """
-
-    def __init__(self, accepted: Sequence[Accepted[WgpuState]], entry: str) -> None:
-        self.states = [one.state for one in accepted]
-        self.indices = [index for one in accepted for index in one.indices]
-        counts = [len(one.tokens) for one in accepted]
-        ends = np.cumsum(counts)
-        self.spans = [(int(e - c), int(e)) for e, c in zip(ends, counts, strict=True)]
-        self.tokens = np.array([token for one in accepted for token in one.tokens], np.int64)
-        self.owner = np.repeat(np.arange(len(counts)), counts)
-
-        starts = [state.length(entry) for state in self.states]
-        spans = zip(starts, self.spans, strict=True)
-        parts = [start + np.arange(stop - first) for start, (first, stop) in spans]
-        self.positions = np.concatenate(parts)
-
-    def history(self, row: int, entry: str) -> list[int]:
-        """Every id the row's sequence was fed, up to and including the row."""
-        owner = int(self.owner[row])
-        first, _ = self.spans[owner]
-        before = self.states[owner].tokens[: int(self.positions[first])]
-        return [*before, *self.tokens[first : row + 1].tolist()]
 
 
 class Records:
@@ -58,7 +25,7 @@ class Records:
     segments : stretches of neighbouring rows of one sequence. parts : of attention's keys.
     """
 
-    def __init__(self, run: Run, chunk: np.ndarray, late: np.ndarray) -> None:
+    def __init__(self, run: FlatRun[Plan], chunk: np.ndarray, late: np.ndarray) -> None:
         self.run, self.chunk, self.late = run, chunk, late
         self.flat, self.plan = run.flat, run.plan
         positions = self.flat.positions[chunk]
@@ -78,7 +45,7 @@ class Records:
 
     def words(self) -> np.ndarray:
         """All of them: header, records of both sets, segments, pages, draws."""
-        width = self.plan.turns.words
+        width = self.plan.angles.words
         trunk = np.zeros((len(self.chunk), width), np.uint32)
         tail = np.zeros((len(self.late), width), np.uint32)
         segments = np.zeros((self.segments, 4), np.uint32)
@@ -104,7 +71,8 @@ class Records:
     def _tables(self, extra: _Extra) -> dict[int, int]:
         """Where the pages of each sequence are listed."""
         owners = np.unique(self.flat.owner[self.chunk]).tolist()
-        return {o: extra.add(np.array(self.flat.states[o].pages, np.uint32)) for o in owners}
+        tables = {o: [p.data for t in self.flat.states[o].tables for p in t.pages] for o in owners}
+        return {o: extra.add(np.array(pages, np.uint32)) for o, pages in tables.items()}
 
     def _fill(
         self, rows: np.ndarray, records: np.ndarray, tables: dict[int, int], extra: _Extra
@@ -113,15 +81,12 @@ class Records:
         if not len(rows):
             return
         owners = flat.owner[rows]
+        blocks = [0 if state.block is None else state.block.data for state in flat.states]
         records[:, TOKEN], records[:, POSITION] = flat.tokens[rows], flat.positions[rows]
         records[:, PAGES] = [tables[owner] for owner in owners.tolist()]
-        records[:, BLOCK] = [max(0, flat.states[owner].block) for owner in owners.tolist()]
+        records[:, BLOCK] = [blocks[owner] for owner in owners.tolist()]
         records[:, SOURCE] = rows - self.chunk[0]
-        supplied = {
-            name: np.stack([np.asarray(self.run.rows[r].inputs[name], np.int64) for r in rows])
-            for name in self.plan.turns.supplied
-        }
-        self.plan.turns.fill(records, flat.positions[rows], supplied)
+        self.plan.angles.fill(records, flat.positions[rows], self.run.supplied_positions(rows))
         for place, row in enumerate(rows.tolist()):
             if self.run.rows[row].wants:
                 self._ask(records[place], row, extra)
@@ -133,18 +98,12 @@ class Records:
             if ask is not None and ask in self.run.compiled.tops:
                 record[TOPS] |= self.run.compiled.tops[ask]
             if isinstance(want, Draw) and ask is not None:
-                history = self._history(want, row) if penalises(want) else None
+                history = self.run.history(want, row)
                 position = int(self.flat.positions[row]) + want.ahead
                 places[ask.number] = extra.add(draw_block(want, history, position, extra.end))
         if places:
             count = 1 + max(ask.number for ask in self.run.compiled.answers if ask.kind == "draw")
             record[DRAWS] = extra.add(np.array([places.get(n, 0) for n in range(count)], np.uint32))
-
-    def _history(self, want: Draw, row: int) -> Sequence[int]:
-        """What the penalties of a draw look at."""
-        if want.history is not None:
-            return want.history
-        return self.flat.history(row, self.run.entry)
 
 
 class _Extra:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from cortiq.backend.lower import Lowered, Step
 from cortiq.ir import Type, ops
-from cortiq.numerics.attention import Scoring
-from cortiq_wgpu.angles import Turns
-from cortiq_wgpu.lower import Lowered, Step
+from cortiq.numerics.attention import ScoreConstants
+from cortiq_wgpu.angles import Angles
 from cortiq_wgpu.places import Places, record_words, units_of
 from cortiq_wgpu.pools import Pools
 from cortiq_wgpu.tuning import Tuning
@@ -29,10 +29,10 @@ class Binder:
     lowered: Lowered
     places: Places
     weights: Weights
-    turns: Turns
+    angles: Angles
     pools: Pools
     dot: str
-    scoring: Mapping[ops.Attend, Scoring]
+    scoring: Mapping[ops.Attend, ScoreConstants]
     tuning: Tuning | None
     rows: int
     context: int

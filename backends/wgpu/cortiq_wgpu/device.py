@@ -39,7 +39,7 @@ class Gpu:
     name : of the adapter, as `cortiq backends` lists it. info : what wgpu says of it.
     software : whether it is a processor that computes, not a GPU.
     binding_bytes : the largest buffer that a kernel can see.
-    dot : WGSL of the dot product of four bytes that the gate has found right here.
+    dot : WGSL of the dot product of four bytes that the self test has found right here.
     """
 
     def __init__(self, name: str, adapter: Any) -> None:

@@ -6,23 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cortiq.backend import Batch, CompileOptions
-from cortiq.backend.executable import Accepted, BaseExecutable, Brought
+from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.paged import PagedState
+from cortiq.backend.paged_executable import PagedExecutable
 from cortiq.ir import Program, primitives_of
 from cortiq.numerics.layouts import Weight
 from cortiq_wgpu import opening
-from cortiq_wgpu.device import DeviceLostError, Gpu
+from cortiq_wgpu.device import DeviceLostError
 from cortiq_wgpu.plan import Plan
 from cortiq_wgpu.pools import Pools
 from cortiq_wgpu.run import Run
-from cortiq_wgpu.state import WgpuState
 from cortiq_wgpu.tuning import Tuning
 from cortiq_wgpu.weights import Weights
 
-EARLY_POSITIONS = 1 << 13
-"""Positions that rotary tables are made for when a sequence is opened; others when it grows."""
 
-
-class WgpuExecutable(BaseExecutable[WgpuState, Plan]):
+class WgpuExecutable(PagedExecutable[PagedState, Plan]):
     """A program bound to its weights on a device.
 
     Parameters
@@ -42,10 +40,7 @@ class WgpuExecutable(BaseExecutable[WgpuState, Plan]):
     ) -> None:
         self._weights = weights
         self._graphs = primitives_of(program).graphs
-        self.gpu: Gpu
-        self.pools: Pools
         super().__init__(program, options, {})
-        self.written = {name: graph.written_slots() for name, graph in self._graphs.items()}
         nodes = [node for graph in program.graphs.values() for node in graph.nodes]
         self.placement = {node.name: "wgpu" for node in nodes}
         self._open_device()
@@ -65,6 +60,7 @@ class WgpuExecutable(BaseExecutable[WgpuState, Plan]):
             name: Plan(graph, weights, self.pools, self.gpu, tuning, self.program.context)
             for name, graph in self._graphs.items()
         }
+        self.use_memory(self.pools)
         self._lost = False
 
     @property
@@ -74,33 +70,10 @@ class WgpuExecutable(BaseExecutable[WgpuState, Plan]):
         kinds = {"device": "device", "driver": "description", "interface": "backend_type"}
         return {key: str(info[name]) for key, name in kinds.items()}
 
-    def prepare(self, positions: int) -> None:
-        """Know whatever sequences of this many positions need."""
-        for plan in self.plans.values():
-            plan.turns.grow(positions)
-
-    def open(self, limit: int) -> WgpuState:
+    def open(self, limit: int) -> PagedState:
         """A new, empty sequence of at most `limit` positions."""
         self._reopen()
-        self.prepare(min(limit, EARLY_POSITIONS))
         return super().open(limit)
-
-    def new_state(self, limit: int) -> WgpuState:
-        """An empty sequence of at most `limit` positions."""
-        return WgpuState(self, limit)
-
-    def slot_lengths(self, lengths: Mapping[str, int]) -> dict[str, int]:
-        """Rows of each slot when the entry graphs have seen these."""
-        return {slot: lengths[entry] for entry, slots in self.written.items() for slot in slots}
-
-    def state_bytes(self, rows: int) -> int:
-        """Memory one sequence of this many rows takes."""
-        pages = -(-rows // 64) * self.pools.pages.nbytes
-        return pages + (self.pools.blocks.nbytes if rows else 0)
-
-    def held_bytes(self) -> int:
-        """Memory that all living sequences hold."""
-        return self.pools.held_bytes()
 
     def device_bytes(self) -> int:
         """Memory left: WebGPU does not say what a device has, so what buffers can hold."""
@@ -108,19 +81,7 @@ class WgpuExecutable(BaseExecutable[WgpuState, Plan]):
 
     def fits(self, nbytes: int) -> bool:
         """Whether sequences may take so many bytes more."""
-        return nbytes <= self.free_bytes() and nbytes <= self.pools.left_bytes()
-
-    def make_room(self, state: WgpuState, start: int, stop: int) -> bool:
-        """Whether rows from `start` to before `stop` can be written; has memory for them then."""
-        return state.grow(stop, start)
-
-    def refusal(self, plan: Plan, batch: Batch, sequence: Accepted[WgpuState]) -> str | None:
-        """Why a sequence's rows cannot be computed; see `BaseExecutable`."""
-        reason = super().refusal(plan, batch, sequence)
-        if reason is None:
-            rows = batch.rows[sequence.indices.start : sequence.indices.stop]
-            plan.turns.grow(plan.reach(rows))
-        return reason
+        return super().fits(nbytes) and nbytes <= self.pools.left_bytes()
 
     def forward(self, batch: Batch) -> Any:
         """Compute a batch; see `BaseExecutable`. A device that was lost is opened again first."""
@@ -146,15 +107,11 @@ class WgpuExecutable(BaseExecutable[WgpuState, Plan]):
             return
         self._open_device()
         for state in self.states:
-            state.pages, state.block = [], -1
+            state.block = None
             state.clear()
 
     def compute(
-        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[WgpuState]]
+        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[PagedState]]
     ) -> Sequence[Sequence[Brought] | None]:
         """What the rows of each sequence bring, None for one with a fault."""
         return Run(plan, batch, accepted).compute()
-
-    def close(self) -> None:
-        """Release weights and sequences."""
-        super().close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from cortiq.backend.lower import Step
 from cortiq.ir import ops
 from cortiq_wgpu.binder import Binder
-from cortiq_wgpu.lower import Step
 from cortiq_wgpu.packing import Matrix, Part
 from cortiq_wgpu.products import embed_kernel, product_kernel
 from cortiq_wgpu.streams import fast_kernel, outputs_of

@@ -1,10 +1,10 @@
-"""Devices that are open: each adapter once, looked at by the gate before it is used."""
+"""Devices that are open: each adapter once, self tested before it is used."""
 
 from __future__ import annotations
 
 from cortiq_wgpu import adapters
 from cortiq_wgpu.device import Gpu
-from cortiq_wgpu.gate import check_device
+from cortiq_wgpu.self_test import check_device
 
 _open: dict[tuple[str, bool], Gpu] = {}
 

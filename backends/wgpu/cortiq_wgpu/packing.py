@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.numerics.codes import Fields
+from cortiq.numerics.codes import UnpackedWeight
 from cortiq.numerics.layouts import Weight, floats, unpack
 
 GROUP = 32
@@ -94,7 +94,7 @@ class Matrix:
         return -(-self.width // GROUP)
 
 
-def form_of(weight: Weight, fields: Fields) -> Form:
+def form_of(weight: Weight, fields: UnpackedWeight) -> Form:
     """The form of a layout with codes."""
     name = weight.layout.name
     block = 0 if fields.block >= weight.shape[1] and weight.layout.kind == "parts" else fields.block
@@ -126,7 +126,7 @@ def _words(rows: np.ndarray) -> Words:
     return padded.view(np.uint32)
 
 
-def _packed(form: Form, fields: Fields) -> tuple[Words, dict[str, Words]]:
+def _packed(form: Form, fields: UnpackedWeight) -> tuple[Words, dict[str, Words]]:
     """Words of codes [rows, n], and those of each stretch beside them."""
     side: dict[str, Words] = {"scale": np.ascontiguousarray(fields.scale).view(np.uint32)}
     if fields.minimum is not None:
@@ -227,7 +227,7 @@ class Uploader:
 
     def _pieces(
         self, weights: Mapping[str, Weight], span: tuple[int, int]
-    ) -> Iterator[tuple[int, Fields]]:
+    ) -> Iterator[tuple[int, UnpackedWeight]]:
         """Rows to pack, a few at a time, and where in the part they belong."""
         place = 0
         for name, weight in weights.items():

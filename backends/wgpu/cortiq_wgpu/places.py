@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from cortiq.backend.stretches import Free
+from cortiq.backend.arena import Free, place
 from cortiq.ir import Type
-from cortiq_wgpu.lower import Lowered
+from cortiq_wgpu.lower import Grouped
 
 LINE = 16
 """Places begin at multiples of so many words."""
@@ -46,39 +46,20 @@ class Places:
     records: int
 
 
-def assign(lowered: Lowered, rows: dict[str, int], kept: set[str]) -> Places:
+def assign(lowered: Grouped, rows: dict[str, int], kept: set[str]) -> Places:
     """Give every value a place.
 
     Parameters
     ----------
     rows : rows of each value that has one. kept : values that are never given away.
     """
-    last: dict[str, int] = {}
-    for index, group in enumerate(lowered.groups):
-        for step in group:
-            for name in (*step.inputs, *step.outputs):
-                last[lowered.root(name)] = index
     blocks = {False: Free(), True: Free()}
-    offsets: dict[str, int] = {}
-    roots = {lowered.root(name) for name in kept}
-
-    def size_of(name: str) -> tuple[Free, int]:
-        type_ = lowered.types[name]
-        words = max(1, rows[name] * row_words(type_))
-        return blocks[type_.dtype == "q16"], -(-words // LINE) * LINE
-
-    for name in sorted(roots & rows.keys()):
-        block, size = size_of(name)
-        offsets[name] = block.take(size)
-    for index, group in enumerate(lowered.groups):
-        touched = [lowered.root(n) for step in group for n in (*step.inputs, *step.outputs)]
-        touched = [name for name in dict.fromkeys(touched) if name in rows]
-        for name in touched:
-            if name not in offsets:
-                block, size = size_of(name)
-                offsets[name] = block.take(size)
-        for name in touched:
-            if last[name] == index and name not in roots:
-                block, size = size_of(name)
-                block.give(offsets[name], size)
+    types = {name: lowered.types[name] for name in rows}
+    words = {name: max(1, count * row_words(types[name])) for name, count in rows.items()}
+    sizes = {name: -(-size // LINE) * LINE for name, size in words.items()}
+    first = sorted({lowered.root(name) for name in kept} & rows.keys())
+    offsets = place(
+        lowered.groups, lowered.root, sizes, kept, first,
+        lambda name: blocks[types[name].dtype == "q16"],
+    )  # fmt: skip
     return Places(offsets, blocks[False].end, blocks[True].end)

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from cortiq.backend import Row, Want
-from cortiq.backend.admission import last_keys_of, value_of
-from cortiq.backend.plan import always_known, needed
+from cortiq.backend.admission import BY_ROW
+from cortiq.backend.lower import Admit, Step, lower
+from cortiq.backend.requests import Ask, Request, RequestPlan
 from cortiq.ir import Graph, ops
 from cortiq.numerics.attention import scoring
-from cortiq_wgpu.angles import Turns
+from cortiq_wgpu.angles import Angles
 from cortiq_wgpu.binder import Binder
 from cortiq_wgpu.device import SLICE, Gpu
-from cortiq_wgpu.lower import SIDE_VALUES, Admit, Lowered, Lowering, Step
+from cortiq_wgpu.lower import Grouped, Grouping, is_wide
 from cortiq_wgpu.places import Places, assign, row_words
 from cortiq_wgpu.pools import Pools
-from cortiq_wgpu.requests import Compiled, Memory, Ready, Request
+from cortiq_wgpu.requests import Compiled, Memory, Ready
 from cortiq_wgpu.rowwise import stage_works
 from cortiq_wgpu.source import staged
 from cortiq_wgpu.stages import MAKERS
 from cortiq_wgpu.tuning import Tuning
-from cortiq_wgpu.wants import Ask, answering, asked_by
+from cortiq_wgpu.wants import answering, words_of
 from cortiq_wgpu.weights import Weights
 from cortiq_wgpu.wide import dispatches
 from cortiq_wgpu.work import Grid, Work
@@ -39,14 +38,15 @@ TAIL_BYTES = 16 << 20
 """Room for the widest value of the tail, usually logits: bounds the tail's rows."""
 MOST_GROUPS = 65535
 """Workgroups in one direction that every device has."""
-MOST_COMPILED = 32
-"""Requests kept; the oldest goes first."""
 SCRATCH_BYTES = 1 << 24
 """Attention's runs of keys are computed side by side while their sums fit."""
 
 
-class Plan:
+class Plan(RequestPlan[Compiled]):
     """An entry graph of primitives with its weights."""
+
+    most_compiled: ClassVar[int] = 32
+    angles: Angles
 
     def __init__(
         self,
@@ -57,13 +57,10 @@ class Plan:
         tuning: Tuning | None,
         context: int,
     ) -> None:
-        self.computed = frozenset(name for node in graph.nodes for name in node.outputs)
-        there = self.computed | set(graph.inputs)
-        self.graph = replace(graph, values={n: t for n, t in graph.values.items() if n in there})
+        super().__init__(graph)
         self.weights, self.pools, self.gpu = weights, pools, gpu
         self.tuning, self.context = tuning, context
-        self.always = always_known(self.graph)
-        self.turns = Turns(graph.nodes)
+        self.angles = Angles(graph.nodes)
         self.memory = Memory(gpu)
         late = (row_words(t) for n, t in self.graph.values.items() if n not in self.always)
         inner = (prod(t.shape[:-1]) for t in self.graph.values.values() if t.shape)
@@ -72,35 +69,13 @@ class Plan:
         self.rows = min(TRUNK_ROWS * (1 + (tuning is not None)), most)
         room = max(1, TAIL_BYTES // (4 * max(late, default=1)))
         self.tail_rows = min(TRUNK_ROWS, self.rows, room)
-        self._compiled: dict[Request, Compiled] = {}
-        self.needs = lru_cache(maxsize=256)(self._needs)
         self.attends = [n.op for n in graph.nodes if isinstance(n.op, ops.Attend)]
         self.scoring = {op: scoring(op.scale, op.soft_cap) for op in self.attends}
-        self.until = last_keys_of(graph)
         self.blocks = [n.op.block for n in graph.nodes if isinstance(n.op, ops.ChooseBlocks)]
-
-    def _needs(self, wants: tuple[Want, ...]) -> frozenset[str]:
-        """Names of the nodes that a row with these wants depends on."""
-        return frozenset(needed(self.graph.nodes, {value_of(want) for want in wants}))
-
-    def request_of(self, rows: Sequence[Row]) -> Request:
-        """What these rows ask for."""
-        kinds = {row.wants for row in rows if row.wants}
-        asked = [pair for wants in kinds for pair in asked_by(wants)]
-        wanted = frozenset(value_of(want) for want, _ in asked) - set(SIDE_VALUES)
-        asks = frozenset(ask for _, ask in asked if ask is not None)
-        given = frozenset(name for row in rows if row.inputs for name in row.inputs)
-        late = {frozenset(value_of(want) for want in wants) - self.always for wants in kinds}
-        mixed = len(late - {frozenset()}) > 1
-        return Request(wanted, asks, given & self.computed, mixed)
 
     def compiled(self, request: Request) -> Compiled:
         """The dispatches of a request, bound to the buffers that there are now."""
-        found = self._compiled.get(request)
-        if found is None:
-            if len(self._compiled) == MOST_COMPILED:
-                del self._compiled[next(iter(self._compiled))]
-            found = self._compiled[request] = self._compile(request)
+        found = super().compiled(request)
         if found.version != self._version():
             self._bind(found)
         return found
@@ -108,16 +83,17 @@ class Plan:
     def _version(self) -> tuple[int, int]:
         return self.pools.version, self.memory.version
 
-    def _compile(self, request: Request) -> Compiled:
+    def compile(self, request: Request) -> Compiled:
+        """Make the dispatches of a request."""
         solid = request.supplied
-        lowering = Lowering(self.graph, self.always, solid, request.mixed, self._together)
-        lowered = lowering.lowered(request.wanted)
+        steps = lower(self.graph, request.wanted)
+        lowered = Grouping(steps, solid, request.mixed, self._together).grouped()
         places = self._places(lowered, request)
         binder = Binder(
             lowered,
             places,
             self.weights,
-            self.turns,
+            self.angles,
             self.pools,
             self.gpu.dot,
             self.scoring,
@@ -136,7 +112,7 @@ class Plan:
         for ask in sorted(request.asks):
             tail = ask.value in late
             rows = self.tail_rows if tail else self.rows
-            answers[ask], end = end, end + rows * ask.words
+            answers[ask], end = end, end + rows * words_of(ask)
             work = end
             if ask.kind == "draw":
                 end += 3 * rows * binder.size(ask.value)
@@ -162,7 +138,7 @@ class Plan:
     def _works(self, binder: Binder, group: tuple[Step, ...]) -> list[Work]:
         nodes = frozenset(step.node.name for step in group if step.node)
         outputs = tuple(name for step in group for name in step.outputs)
-        made = (dispatches if group[0].wide else stage_works)(binder, group)
+        made = (dispatches if is_wide(group[0]) else stage_works)(binder, group)
         label = " ".join(dict.fromkeys(type(step.op).__name__ for step in group))
         return [replace(w, label=w.label or label, nodes=nodes, outputs=outputs) for w in made]
 
@@ -190,7 +166,7 @@ class Plan:
                 start += self.tail_rows
         return regions
 
-    def _places(self, lowered: Lowered, request: Request) -> Places:
+    def _places(self, lowered: Grouped, request: Request) -> Places:
         late = {
             name for group in lowered.groups for step in group if step.tail
             for name in step.outputs
@@ -202,9 +178,9 @@ class Plan:
         rows = {
             name: self.tail_rows if name in late else self.rows
             for name in roots
-            if name in lowered.types and name not in SIDE_VALUES
+            if name in lowered.types and name not in BY_ROW
         }
-        kept = {*request.wanted, *request.supplied, *self.graph.inputs} - set(SIDE_VALUES)
+        kept = {*request.wanted, *request.supplied, *self.graph.inputs} - set(BY_ROW)
         if self.tail_rows < self.rows:  # the tail may be passed again, and reads these each time
             kept |= lowered.gathered()
         places = assign(lowered, rows, kept)
@@ -226,7 +202,7 @@ class Plan:
             if work.tail:
                 base = next(bases)[0] if mixed else compiled.regions[1][0]
             for one in filter(None, (work, work.some, work.many)):
-                common = (base, int(work.tail), self.turns.words)
+                common = (base, int(work.tail), self.angles.words)
                 mine = one.kernel.words(common, one.values)
                 slices.append((one, 4 * len(words), 4 * len(mine)))
                 words += mine
@@ -274,11 +250,6 @@ class Plan:
         """Blocks that a row may have to score."""
         return max((last // block + 1 for block in self.blocks), default=0)
 
-    def reach(self, rows: Sequence[Row]) -> int:
-        """How many positions must be known for those that rows supply."""
-        given = [int(np.max(row.inputs[n])) for n in self.turns.supplied for row in rows]
-        return max(given, default=-1) + 1
-
     def words_of(self, name: str) -> int:
         """Words of a row's value."""
         return row_words(self.graph.values[name])
@@ -294,4 +265,4 @@ class Plan:
     @property
     def inputs(self) -> Mapping[str, Any]:
         """Types of the inputs that rows supply."""
-        return {n: self.graph.values[n] for n in self.graph.inputs if n not in SIDE_VALUES}
+        return {n: self.graph.values[n] for n in self.graph.inputs if n not in BY_ROW}

@@ -2,80 +2,52 @@
 
 A page is a number that every `KVRows` slot has memory for, a block one that every `Ring` and
 `Recurrent` slot has memory for. Slots keep them in one buffer each, which doubles when they run
-out. Pages are shared while they are only read: `users` counts who holds one.
+out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from cortiq.errors import BackendError
+from cortiq.backend import KVPlanes
+from cortiq.backend.extents import ring_rows
+from cortiq.backend.paged_layout import PagedLayout
+from cortiq.backend.paged_memory import PagedMemory
+from cortiq.backend.pages import NoMemoryError, PageGroup
+from cortiq.backend.planes import POISON, Floats
 from cortiq.ir import KVRows, Program, Recurrent, Ring, Slot
+from cortiq.numerics.contract import TILE
+from cortiq_wgpu import layout
 
-TILE = 64
-SLACK = 64
-"""Rows of a ring beyond those that the next row looks at: how far it can go back exactly."""
 FIRST = 8
 """Pages, or blocks, that there is memory for at first."""
-POISON_FLOAT = 2.0**49
-
-
-def capacity_of(slot: Ring) -> int:
-    """Rows of a ring."""
-    return slot.length + SLACK
 
 
 def unit_words(slot: Slot) -> int:
     """Words of a page or a block of a slot."""
     if isinstance(slot, KVRows):
-        return slot.heads * head_words(slot)
+        return slot.heads * layout.head_words(slot)
     if isinstance(slot, Ring):
-        return max(1, capacity_of(slot) * slot.width)
+        return max(1, ring_rows(slot) * slot.width)
     assert isinstance(slot, Recurrent)
     return prod(slot.shape)
 
 
-def head_words(slot: KVRows) -> int:
-    """Words of a page's head: key planes, value planes, exponents."""
-    return 2 * TILE * -(-slot.key_dim // 4) + 32 * slot.value_dim + 2 * TILE
-
-
 @dataclass
 class Shelf:
-    """Numbers of pages or blocks: free ones, and how many hold each of the others."""
+    """Numbers of pages or blocks: how many there may be, how many there are, which are free."""
 
-    slots: Mapping[str, Slot]
     most: int
     capacity: int = 0
     free: list[int] = field(default_factory=list)
-    users: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one, over all slots."""
-        return sum(4 * unit_words(slot) for slot in self.slots.values())
-
-    def drop(self, numbers: list[int]) -> None:
-        """What a holder needs no more."""
-        for number in numbers:
-            self.users[number] -= 1
-            if not self.users[number]:
-                del self.users[number]
-                self.free.append(number)
-
-    def share(self, numbers: list[int]) -> list[int]:
-        """The same for one more holder."""
-        for number in numbers:
-            self.users[number] += 1
-        return list(numbers)
 
 
-class Pools:
+class Pools(PagedMemory):
     """All slots of a program.
 
     Attributes
@@ -85,47 +57,45 @@ class Pools:
 
     def __init__(self, program: Program, gpu: Any, limit: int, poison: bool) -> None:
         self.gpu, self.limit, self.poison = gpu, limit, poison
-        rows = {n: s for n, s in program.slots.items() if isinstance(s, KVRows)}
-        whole = {n: s for n, s in program.slots.items() if not isinstance(s, KVRows)}
-        self.pages, self.blocks = self._shelf(rows), self._shelf(whole)
+        self.layout = PagedLayout(program, lambda name, slot: 4 * unit_words(slot))
         self.slots = program.slots
         self.buffers: dict[str, Any] = {}
         self.version = 0
-        for shelf in (self.pages, self.blocks):
-            self._grow(shelf, min(FIRST, shelf.most))
+        self._shelves: dict[PageGroup, Shelf] = {}
+        for group in (*self.layout.groups, self.layout.block):
+            largest = max((4 * unit_words(slot) for _, slot in self._slots(group)), default=1)
+            shelf = self._shelves[group] = Shelf(limit // largest)
+            self._grow(group, min(FIRST, shelf.most))
 
-    def _shelf(self, slots: Mapping[str, Slot]) -> Shelf:
-        largest = max((4 * unit_words(slot) for slot in slots.values()), default=1)
-        return Shelf(slots, self.limit // largest)
-
-    def held_bytes(self) -> int:
-        """What all sequences and snapshots hold, what they share once."""
-        return sum(len(shelf.users) * shelf.nbytes for shelf in (self.pages, self.blocks))
+    def _slots(self, group: PageGroup) -> Iterator[tuple[str, Slot]]:
+        whole = group == self.layout.block
+        yield from (self.layout.fixed if whole else self.layout.kv).items()
 
     def left_bytes(self) -> int:
-        """What there can be beyond that, in buffers that kernels see."""
-        return sum(
-            (shelf.most - len(shelf.users)) * shelf.nbytes for shelf in (self.pages, self.blocks)
-        )
+        """Return the bytes there can be beyond those in use, in buffers that kernels see."""
+        shelves = self._shelves.items()
+        return sum((s.most - s.capacity + len(s.free)) * g.page_bytes for g, s in shelves)
 
-    def new(self, shelf: Shelf, source: int | None = None) -> int:
-        """A page or block: with the words of another one if given, else of any."""
+    def allocate(self, group: PageGroup) -> int:
+        """Return the number of a page or block."""
+        shelf = self._shelves[group]
         if not shelf.free:
             if shelf.capacity >= shelf.most:
-                raise BackendError("no memory is left for sequences", hint="Release another first.")
-            self._grow(shelf, min(shelf.most, max(1, 2 * shelf.capacity)))
+                raise NoMemoryError()
+            self._grow(group, min(shelf.most, max(1, 2 * shelf.capacity)))
         number = shelf.free.pop()
-        shelf.users[number] = 1
-        if source is not None:
-            self._copy(shelf, source, number)
-        elif self.poison:
-            self._poison(shelf, number)
+        for name, slot in self._slots(group) if self.poison else ():
+            self._write(name, number, _poison(slot))
         return number
 
-    def _grow(self, shelf: Shelf, capacity: int) -> None:
+    def free(self, group: PageGroup, data: int) -> None:
+        """Take a number back."""
+        self._shelves[group].free.append(data)
+
+    def _grow(self, group: PageGroup, capacity: int) -> None:
         """Have memory for so many, what is there kept."""
-        encoder = self.gpu.device.create_command_encoder()
-        for name, slot in shelf.slots.items():
+        encoder, shelf = self.gpu.device.create_command_encoder(), self._shelves[group]
+        for name, slot in self._slots(group):
             size = 4 * unit_words(slot)
             more = self.gpu.buffer(size * capacity)
             if shelf.capacity:
@@ -137,40 +107,48 @@ class Pools:
         shelf.capacity = capacity
         self.version += 1
 
-    def _copy(self, shelf: Shelf, source: int, number: int) -> None:
+    def copy(self, group: PageGroup, source: int, target: int) -> None:
+        """Copy what a page or block holds into another one."""
         encoder = self.gpu.device.create_command_encoder()
-        for name, slot in shelf.slots.items():
+        for name, slot in self._slots(group):
             size, buffer = 4 * unit_words(slot), self.buffers[name]
             held = self.gpu.buffer(size)  # a buffer cannot be copied to itself
             encoder.copy_buffer_to_buffer(buffer, source * size, held, 0, size)
-            encoder.copy_buffer_to_buffer(held, 0, buffer, number * size, size)
+            encoder.copy_buffer_to_buffer(held, 0, buffer, target * size, size)
         self.gpu.device.queue.submit([encoder.finish()])
 
-    def _poison(self, shelf: Shelf, number: int) -> None:
-        for name, slot in shelf.slots.items():
-            size = unit_words(slot)
-            if isinstance(slot, KVRows):
-                keys, heads = TILE * -(-slot.key_dim // 4), slot.heads
-                largest, lows = np.full(keys, 0x7F7F7F7F), np.zeros(keys)
-                values = np.full(16 * slot.value_dim, 0x7F7F7F7F), np.zeros(16 * slot.value_dim)
-                head = np.concatenate([largest, lows, *values, np.full(2 * TILE, 60)])
-                words = np.tile(head.astype(np.uint32), heads)
-            else:
-                words = np.full(size, POISON_FLOAT, np.float32).view(np.uint32)
-            self.gpu.upload(self.buffers[name], 4 * number * size, words)
-
-    def clear(self, number: int) -> None:
-        """Zero the recurrent states of a block."""
-        for name, slot in self.blocks.slots.items():
-            if isinstance(slot, Recurrent):
-                words = unit_words(slot)
-                self.write(name, number, np.zeros(words, np.uint32))
-
-    def read(self, name: str, number: int) -> np.ndarray:
-        """The words of a slot's page or block."""
+    def _read(self, name: str, number: int) -> np.ndarray:
         size = 4 * unit_words(self.slots[name])
         return self.gpu.download(self.buffers[name], number * size, size)
 
-    def write(self, name: str, number: int, words: np.ndarray) -> None:
-        """Replace them."""
+    def _write(self, name: str, number: int, words: np.ndarray) -> None:
         self.gpu.upload(self.buffers[name], 4 * number * unit_words(self.slots[name]), words)
+
+    def read_page(self, name: str, page: int) -> KVPlanes:
+        """Return all rows of a slot in a page."""
+        return layout.planes_of(self.layout.kv[name], self._read(name, page))
+
+    def write_page(self, name: str, page: int, rows: KVPlanes) -> None:
+        """Replace all rows of a slot in a page."""
+        self._write(name, page, layout.words_of(self.layout.kv[name], rows))
+
+    def read(self, name: str, block: int) -> Floats:
+        """Return a ring, or a recurrent state."""
+        slot: Any = self.layout.fixed[name]
+        shape = (ring_rows(slot), slot.width) if isinstance(slot, Ring) else slot.shape
+        return self._read(name, block)[: prod(shape)].view(np.float32).reshape(shape)
+
+    def write(self, name: str, block: int, values: Floats, length: int) -> None:
+        """Replace a ring or a recurrent state."""
+        self._write(name, block, values.reshape(-1).view(np.uint32))
+
+
+def _poison(slot: Slot) -> np.ndarray:
+    """Words that would show if they were read."""
+    if not isinstance(slot, KVRows):
+        return np.full(unit_words(slot), POISON, np.float32).view(np.uint32)
+    keys = TILE * -(-slot.key_dim // 4)
+    largest, lows = np.full(keys, 0x7F7F7F7F), np.zeros(keys)
+    values = np.full(16 * slot.value_dim, 0x7F7F7F7F), np.zeros(16 * slot.value_dim)
+    head = np.concatenate([largest, lows, *values, np.full(2 * TILE, 60)])
+    return np.tile(head.astype(np.uint32), slot.heads)

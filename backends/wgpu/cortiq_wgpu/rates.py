@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from cortiq.backend.requests import Request
 from cortiq.numerics.synthetic import synthetic_weight
 from cortiq_wgpu.device import Gpu
 from cortiq_wgpu.packing import Matrix, Part, Uploader
 from cortiq_wgpu.places import record_words, units_of
 from cortiq_wgpu.plan import Plan
-from cortiq_wgpu.requests import Request
 from cortiq_wgpu.source import Kernel
 from cortiq_wgpu.streams import fast_kernel
 from cortiq_wgpu.tiles import tile_kernel

@@ -1,31 +1,15 @@
-"""What rows ask for, and what has been made of it: dispatches, places, buffers."""
+"""Compiled requests: dispatches, places, buffers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from cortiq.backend.lower import Lowered
+from cortiq.backend.requests import Ask
 from cortiq_wgpu.device import Gpu
-from cortiq_wgpu.lower import Lowered
 from cortiq_wgpu.places import Places
-from cortiq_wgpu.wants import Ask
 from cortiq_wgpu.work import Work
-
-
-class Request(NamedTuple):
-    """What rows ask for: decides which dispatches compute them.
-
-    Attributes
-    ----------
-    wanted : names of values. asks : answers about them. supplied : names of computed values that
-        rows replace. mixed : whether some rows want values of the tail that others do not; then
-        faults are known by dispatch.
-    """
-
-    wanted: frozenset[str]
-    asks: frozenset[Ask]
-    supplied: frozenset[str]
-    mixed: bool = False
 
 
 @dataclass

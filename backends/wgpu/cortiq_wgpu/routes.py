@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from cortiq.backend.lower import Step
 from cortiq.numerics.contract import F32
 from cortiq_wgpu.binder import Binder
-from cortiq_wgpu.lower import Step
 from cortiq_wgpu.source import Stage, bits, stage
 from cortiq_wgpu.work import NONE
 

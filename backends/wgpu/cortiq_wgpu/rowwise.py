@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from cortiq.backend.lower import Step
 from cortiq.ir import ops
 from cortiq_wgpu.binder import Binder
-from cortiq_wgpu.lower import Merge, Step
+from cortiq_wgpu.lower import Merge
 from cortiq_wgpu.source import staged
 from cortiq_wgpu.stages import LANES, MAKERS
 from cortiq_wgpu.work import Grid, Work

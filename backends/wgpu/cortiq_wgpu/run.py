@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from cortiq.backend import Batch, Named, Row, Want
-from cortiq.backend.admission import chunks_of, value_of
-from cortiq.backend.executable import Accepted
-from cortiq_wgpu.batch import Flat, Records
-from cortiq_wgpu.lower import SIDE_VALUES
+from cortiq.backend import Batch, Named
+from cortiq.backend.admission import BY_ROW, chunks_of, value_of
+from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.flat import FlatRun
+from cortiq.backend.paged import PagedState
+from cortiq.backend.requests import Ask, asked_by
+from cortiq_wgpu.batch import Records
 from cortiq_wgpu.plan import Plan
 from cortiq_wgpu.records import quantised_of, records_of
 from cortiq_wgpu.requests import Compiled
-from cortiq_wgpu.state import WgpuState
-from cortiq_wgpu.wants import Ask, answer, asked_by
+from cortiq_wgpu.wants import answer, words_of
 from cortiq_wgpu.work import Work
 
 
@@ -55,50 +56,35 @@ class Pass:
     named: dict[tuple[str, int], slice] = field(default_factory=dict)
 
 
-class Run:
-    """One batch.
+class Run(FlatRun[Plan]):
+    """One batch."""
 
-    Attributes
-    ----------
-    flat : the rows of all accepted sequences, which all other row numbers count in.
-    """
+    compiled: Compiled
 
-    def __init__(self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[WgpuState]]) -> None:
-        self.plan, self.gpu, self.entry = plan, plan.gpu, batch.entry
-        self.flat = Flat(accepted, batch.entry)
-        self.rows: list[Row] = [batch.rows[index] for index in self.flat.indices]
-        self.request = plan.request_of(self.rows)
-        self.compiled: Compiled = plan.compiled(self.request)
-        self.failed: set[int] = set()
-        self.brought: list[dict[Want, Any]] = [{} for _ in self.rows]
+    def __init__(self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[PagedState]]) -> None:
+        super().__init__(plan, batch, accepted)
+        self.gpu = plan.gpu
         self._temporary: list[Any] = []
         self.records: Records
 
-    def compute(self) -> list[list[Mapping[Want, Any]] | None]:
-        """What the rows of each sequence bring, None for one with a fault."""
+    def compute(self) -> list[Sequence[Brought] | None]:
+        """Compute the batch; return what each sequence brings, None for one with a fault."""
         under_way = [self._submitted(*chunk) for chunk in self._chunks()]
         if len(under_way) == 1 and len(self.rows) <= self.plan.few:
             self._encode_ahead(under_way[0])
         for one in under_way:
             self._collect(one)
-        found: list[list[Mapping[Want, Any]] | None] = []
-        for owner, (start, stop) in enumerate(self.flat.spans):
-            found.append(None if owner in self.failed else list(self.brought[start:stop]))
-        return found
+        return self.outcome()
 
     def _chunks(self) -> Iterator[tuple[np.ndarray, bool, np.ndarray]]:
         """(rows of the chunk, whether they are computed now, rows of the tail) for each pass."""
         tail = self.plan.tail_rows
         for start, stop in chunks_of(self.rows, self.plan.until, self.plan.rows):
             chunk = np.arange(start, stop)
-            late = np.array([row for row in chunk.tolist() if self._has_late_wants(row)], np.int64)
+            late = np.array([row for row in chunk.tolist() if self.has_late_wants(row)], np.int64)
             yield chunk, True, late[:tail]
             for first in range(tail, len(late), tail):
                 yield chunk, False, late[first : first + tail]
-
-    def _has_late_wants(self, row: int) -> bool:
-        late = self.compiled.late
-        return bool(late) and any(value_of(want) in late for want in self.rows[row].wants)
 
     def _submitted(self, chunk: np.ndarray, fresh: bool, late: np.ndarray) -> Pass:
         """Upload the rows' records, encode unless that was done ahead, submit."""
@@ -215,7 +201,7 @@ class Run:
         for ask, start in self.compiled.answers.items():
             rows = one.rows[ask.value in late]
             if len(rows):
-                cut = copies.add("x", start, len(rows) * ask.words)
+                cut = copies.add("x", start, len(rows) * words_of(ask))
                 one.answers[ask] = cut, ask.value in late
         for late_rows, rows in zip((False, True), one.rows, strict=True):
             for place, row in enumerate(rows.tolist()):
@@ -232,7 +218,7 @@ class Run:
             start += words
 
     def _read_value(self, one: Pass, name: str, row: int, place: int) -> None:
-        if name in SIDE_VALUES or not self.plan.words_of(name):
+        if name in BY_ROW or not self.plan.words_of(name):
             return
         buffer = "q" if self.plan.graph.values[name].dtype == "q16" else "x"
         words = self.plan.words_of(name)
@@ -243,9 +229,11 @@ class Run:
         """Read what came back: faults, answers, values."""
         words = self.gpu.read(one.readable, 4 * one.copies.words)
         one.readable.destroy()
-        self._note_faults(words[one.faults], one)
+        flags = words[one.faults]
+        for begin, tail, nodes in self.compiled.regions:
+            self.note_faults(flags[begin:], one.rows[tail], nodes)
         for ask, (cut, tail) in one.answers.items():
-            values = words[cut].reshape(-1, ask.words)
+            values = words[cut].reshape(-1, words_of(ask))
             for place, row in enumerate(one.rows[tail].tolist()):
                 for want, asked in asked_by(self.rows[row].wants):
                     if asked == ask:
@@ -259,9 +247,8 @@ class Run:
 
     def _named(self, name: str, row: int, one: Pass, words: np.ndarray) -> Any:
         """A row's value, in the shape of one row."""
-        if name in SIDE_VALUES:
-            source = self.flat.tokens if name == "token" else self.flat.positions
-            return np.int32(source[row])
+        if name in BY_ROW:
+            return self.by_row(name, row)
         type_ = self.plan.graph.values[name]
         cut = one.named.get((name, row), slice(0, 0))
         if type_.dtype == "q16":
@@ -269,11 +256,3 @@ class Run:
         dtype = np.int32 if type_.dtype == "i32" else np.float32
         value = words[cut].view(dtype).reshape(type_.shape).copy()
         return value if type_.shape else value[()]
-
-    def _note_faults(self, flags: np.ndarray, one: Pass) -> None:
-        for begin, tail, nodes in self.compiled.regions:
-            rows = one.rows[tail]
-            for place in np.flatnonzero(flags[begin : begin + len(rows)]).tolist():
-                row = int(rows[place])
-                if nodes is None or nodes & self.plan.needs(self.rows[row].wants):
-                    self.failed.add(int(self.flat.owner[row]))

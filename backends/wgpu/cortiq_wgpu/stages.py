@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cortiq.backend.lower import Admit, Gather, Step
 from cortiq.ir import ops
 from cortiq.numerics.contract import F32
 from cortiq_wgpu.binder import Binder
-from cortiq_wgpu.lower import Admit, Gather, Merge, Step
+from cortiq_wgpu.lower import Merge
 from cortiq_wgpu.places import row_words
 from cortiq_wgpu.routes import route_stage
 from cortiq_wgpu.source import Stage, bits, stage
@@ -200,7 +201,7 @@ def _rope(binder: Binder, step: Step) -> Bound:
     values = {
         "x": binder.at(step.inputs[0]), "out": binder.at(step.outputs[0]), "heads": heads,
         "n": width, "pairs": step.op.table.dim // 2, "half": int(step.op.pairing == "half"),
-        "angles": binder.turns.place(step.op, step.inputs[1].removesuffix("@tail")),
+        "angles": binder.angles.place(step.op, step.inputs[1].removesuffix("@tail")),
     }  # fmt: skip
     return [(stage("rope"), values)]
 

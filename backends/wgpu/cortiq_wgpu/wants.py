@@ -2,58 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from cortiq.backend import Argmax, Digest, Draw, Top, Want
+from cortiq.backend import Draw
+from cortiq.backend.requests import WORD, Ask, draw_numbers
 from cortiq_wgpu.binder import Binder
 from cortiq_wgpu.source import Stage, bits, stage
 from cortiq_wgpu.wide import MOST_TURNS
 
-F32 = np.float32
-WORD = (1 << 32) - 1
-SHARE = 1 << 24
 BLOCK_WORDS = 18
 """Words of a draw's block before its lists."""
 
 
-class Ask(NamedTuple):
-    """One kind of answer about one value: the key of a stage.
-
-    `number` is how many of `Top`, and which of the draws of its row for a draw.
-    """
-
-    kind: str
-    value: str
-    number: int = 0
-
-    @property
-    def words(self) -> int:
-        """Words of an answer."""
-        return {"digest": 4, "top": 1 + 2 * self.number}.get(self.kind, 1)
-
-
-@lru_cache(maxsize=128)  # masks have kilobytes, and every row may have its own
-def asked_by(wants: tuple[Want, ...]) -> tuple[tuple[Want, Ask | None], ...]:
-    """What has to be computed for each want of a row; named values are only looked up.
-
-    The draws of one row are numbered, since a stage draws once from each row.
-    """
-    draws = [want for want in wants if isinstance(want, Draw)]
-    return tuple((want, _ask(want, draws)) for want in wants)
-
-
-def _ask(want: Want, draws: list[Draw]) -> Ask | None:
-    if isinstance(want, Digest):
-        return Ask("digest", want.name)
-    if isinstance(want, Draw):
-        return Ask("draw", want.name, draws.index(want))
-    if isinstance(want, Top):
-        return Ask("top", "logits", want.count)
-    return Ask("argmax", want.name) if isinstance(want, Argmax) else None
+def words_of(ask: Ask) -> int:
+    """Words of an answer."""
+    return {"digest": 4, "top": 1 + 2 * ask.number}.get(ask.kind, 1)
 
 
 STAGES = {"argmax": "pick", "digest": "digest", "top": "top", "draw": "draw"}
@@ -86,11 +52,15 @@ def answer(ask: Ask, words: np.ndarray) -> Any:
         return tuple(int(word) for word in words)
     if ask.kind == "top":
         ids, values = words[1 : 1 + ask.number], words[1 + ask.number :]
-        return ids.astype(np.int32), values.view(F32).copy(), words[:1].view(F32).copy()
+        return (
+            ids.astype(np.int32),
+            values.view(np.float32).copy(),
+            words[:1].view(np.float32).copy(),
+        )
     return int(words[0])
 
 
-def draw_block(want: Draw, history: Sequence[int] | None, position: int, place: int) -> np.ndarray:
+def draw_block(want: Draw, history: np.ndarray | None, position: int, place: int) -> np.ndarray:
     """The words of a draw, as `stage_draw` reads them from `place` on.
 
     Parameters
@@ -98,29 +68,19 @@ def draw_block(want: Draw, history: Sequence[int] | None, position: int, place: 
     history : ids that penalties look at; None when none is on.
     position : that of the drawn token.
     """
-    s = want.sampling
-    seen, counts = np.unique(np.array(history or [], np.uint32), return_counts=True)
-    ids = np.array(list(s.logit_bias), np.uint32)
-    bias = np.array(list(s.logit_bias.values()), np.float64).astype(F32)
+    d, cold = draw_numbers(want, history, position), want.sampling.temperature == 0
     mask = np.zeros(0, np.uint32)
-    if want.mask is not None:
-        mask = np.frombuffer(want.mask + bytes(-len(want.mask) % 4), "<u4")
+    if d.mask is not None:
+        mask = np.frombuffer(d.mask + bytes(-len(d.mask) % 4), "<u4")
     bias_at = place + BLOCK_WORDS
-    seen_at = bias_at + 2 * len(ids)
-    mask_at = seen_at + 2 * len(seen)
-    repetition = F32(s.repetition_penalty)
+    seen_at = bias_at + 2 * len(d.bias_ids)
+    mask_at = seen_at + 2 * len(d.seen_ids)
+    constants = (d.repetition, d.inverse_repetition, d.presence, d.frequency)
     head = [
-        int(s.temperature == 0), bits(F32(1) / F32(s.temperature or 1)), bits(repetition),
-        bits(F32(1) / repetition), bits(s.presence_penalty), bits(s.frequency_penalty),
-        min(s.top_k, WORD), round(s.top_p * SHARE) if s.top_p < 1 else 0, round(s.min_p * SHARE),
-        s.seed & WORD, s.seed >> 32, want.choice, position, len(ids), bias_at, len(seen), seen_at,
+        int(cold), bits(1.0 if cold else d.inverse_temperature), *map(bits, constants),
+        min(d.top_k, WORD), d.top_p if d.top_p_on else 0, d.min_p, d.seed_low, d.seed_high,
+        d.choice, d.position, len(d.bias_ids), bias_at, len(d.seen_ids), seen_at,
         mask_at if len(mask) else 0,
     ]  # fmt: skip
-    lists = ids, bias.view(np.uint32), seen, counts.astype(np.uint32), mask
-    return np.concatenate([np.array(head, np.uint32), *lists])
-
-
-def penalises(want: Draw) -> bool:
-    """Whether the draw looks at the history."""
-    s = want.sampling
-    return s.repetition_penalty != 1 or s.presence_penalty != 0 or s.frequency_penalty != 0
+    lists = (part.view(np.uint32) for part in (d.bias_ids, d.bias, d.seen_ids, d.seen_counts))
+    return np.concatenate([np.array(head, np.uint32), *lists, mask])

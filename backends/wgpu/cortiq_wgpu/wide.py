@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from cortiq.backend.extents import ring_rows
+from cortiq.backend.lower import Step
 from cortiq.ir import Recurrent, Ring, ops
 from cortiq_wgpu.binder import Binder
-from cortiq_wgpu.lower import Spread, Step
+from cortiq_wgpu.lower import Spread
 from cortiq_wgpu.matrices import embed_rows, matrix_products, stack_products
-from cortiq_wgpu.pools import capacity_of
 from cortiq_wgpu.source import bits, kernel, stage, staged
 from cortiq_wgpu.work import NONE, SEGMENTS, Grid, Work
 
@@ -93,7 +94,7 @@ def _conv(binder: Binder, step: Step) -> list[Work]:
     ring = binder.pools.slots[pool]
     assert isinstance(ring, Ring)
     values = {
-        "n": n, "taps": step.op.kernel, "capacity": capacity_of(ring),
+        "n": n, "taps": step.op.kernel, "capacity": ring_rows(ring),
         "weight": binder.vector(step, "weight", NONE), "bias": binder.vector(step, "bias", NONE),
         "x": binder.at(step.inputs[0]), "out": binder.at(step.outputs[0]),
     }  # fmt: skip

@@ -9,12 +9,12 @@ import click
 
 @click.command("bisect")
 @click.argument("model")
-@click.option("--backend", "-b", metavar="NAME[:DEVICE]", help="The backend in question.")
+@click.option("--backend", "-b", metavar="NAME[:DEVICE]", help="The backend to check.")
 @click.option(
     "--against", metavar="NAME[:DEVICE]", default="reference", show_default=True,
     help="The backend to compare with.",
 )  # fmt: skip
-@click.option("--prompt", "-p", help="A text to run; without it ids by formula.")
+@click.option("--prompt", "-p", help="A text to run; by default ids from a formula.")
 @click.option(
     "--tokens", type=click.IntRange(1), default=33, show_default=True,
     help="Ids to run at most.",

@@ -28,7 +28,9 @@ HIGHEST_LEVEL = 4
     "--jobs", "-j", type=click.IntRange(1), default=1, show_default=True, metavar="N",
     help="Processes that run cases, each taking the next of one list.",
 )  # fmt: skip
-@click.option("--recompute", is_flag=True, help="Compute what golden digests would tell.")
+@click.option(
+    "--recompute", is_flag=True, help="Compute the definitions instead of using golden digests."
+)
 @click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write a JSON report.")
 @click.option("--junit", "junit_file", type=click.Path(dir_okay=False), help="Write JUnit XML.")
 @click.option("--html", "html_file", type=click.Path(dir_okay=False), help="Write a page.")
@@ -112,7 +114,7 @@ def _run(level: int, options: dict[str, Any]) -> None:
 
 
 def _expectations() -> str | None:
-    """The file of this folder, if there is one; the summary says how many cases it excuses."""
+    """Read this folder's file, if there is one; the summary counts the cases it excuses."""
     from cortiq_conformance.expectations import FILE
 
     return FILE if Path(FILE).is_file() else None

@@ -11,7 +11,7 @@ import click
 def matrix(reports: tuple[str, ...], output: str) -> None:
     """Show reports of `conform` side by side on one page.
 
-    REPORTS are files that `conform --json` wrote, on whatever machines.
+    REPORTS are files of `conform --json`, from any machines.
     """
     from cortiq_conformance.page import read_reports, write_page
 

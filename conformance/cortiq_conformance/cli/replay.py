@@ -1,4 +1,4 @@
-"""`cortiq replay`: a failed case again."""
+"""`cortiq replay`: run a failed case again."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def replay(file: str, backend: str | None, out: str | None) -> None:
     `conform --out DIR` leaves such a file for each difference. Exit code 1 if there still is one.
     """
     from cortiq_conformance.replay import replay as again
-    from cortiq_conformance.report import Outcome
+    from cortiq_conformance.report import CaseOutcome
 
     result = again(file, backend, out)
     click.echo(f"{result.outcome.value}: {result.case.id}\n  {result.reason or 'same bits'}")
     if result.replay:
         click.echo(f"  replay: {result.replay}")
-    if result.outcome is not Outcome.SAME:
+    if result.outcome is not CaseOutcome.SAME:
         raise click.exceptions.Exit(1)

@@ -31,7 +31,7 @@ class FaultyBackend(ReferenceBackend):
         self.name = "faulty"
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
-        """As the reference, or nothing."""
+        """Return the reference's decision, or decline."""
         if self.fault == DECLINES:
             return Declined(f"{node.op.kind} is not implemented")
         return super().supports(node, graph, program)
@@ -39,7 +39,7 @@ class FaultyBackend(ReferenceBackend):
     def compile(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
     ) -> ReferenceExecutable:
-        """The reference's executable with wrong parts in it."""
+        """Compile the reference's executable with wrong parts in it."""
         executable = _executable_type(self.fault)(program, weights, options)
         if self.fault == DELEGATES:
             executable.placement = dict.fromkeys(executable.placement, self.name)

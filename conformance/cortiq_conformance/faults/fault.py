@@ -1,4 +1,4 @@
-"""What is known of a planted fault: which cases find it first, and what they name."""
+"""Properties of a planted fault: the cases that find it first, and the names they report."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Fault:
-    """What finds a fault.
+    """The cases that find a fault.
 
     Attributes
     ----------
     families : of the cases that differ in the first stage that can see it.
     op : the operator that the report names.
     stage : that stage of level 0.
-    order : of `cortiq_conformance.orders`, if the fault is another order of these terms.
-    fewest : terms that have to meet in it; where fewer do, no bit differs.
+    order : of `cortiq_conformance.summation_orders`, if the fault is another order of these terms.
+    fewest : terms that the order needs; with fewer no bit differs.
     """
 
     families: tuple[str, ...]
@@ -25,11 +25,11 @@ class Fault:
     fewest: int = 0
 
     def in_order(self, order: str, fewest: int) -> Fault:
-        """As the fault of an order."""
+        """Return the fault as one of a summation order."""
         return replace(self, order=order, fewest=fewest)
 
     def sentence(self) -> str:
-        """What finds it, for people."""
+        """Describe what finds the fault."""
         found = ", ".join(self.families)
         met = f", where {self.fewest} meet," if self.order else ""
         return f"found{met} at stage {self.stage} by the cases of {found}" if found else "found"

@@ -1,4 +1,4 @@
-"""Wrong orders of the same terms, and kernels with a part of the contract replaced."""
+"""Wrong orders of summation, and kernels with a part of the contract replaced."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Fold = Callable[[Callable[[Any, Any], Any], Sequence[Any]], Any]
 
 
 def in_order(add: Callable[[T, T], T], terms: Sequence[T]) -> T:
-    """((t0 + t1) + t2) + …: right."""
+    """Add ((t0 + t1) + t2) + …: the right order."""
     return reduce(add, terms)
 
 
 def from_the_last(add: Callable[[T, T], T], terms: Sequence[T]) -> T:
-    """((tn + …) + t1) + t0."""
+    """Add ((tn + …) + t1) + t0."""
     return reduce(add, terms[::-1])
 
 
 def in_pairs(add: Callable[[T, T], T], terms: Sequence[T]) -> T:
-    """(t0 + t1) + (t2 + t3) …: neighbours, then neighbours of those."""
+    """Add (t0 + t1) + (t2 + t3) …: neighbours, then neighbours of those."""
     while len(terms) > 1:
         odd = terms[len(terms) & ~1 :]
         pairs = [add(a, b) for a, b in zip(terms[::2], terms[1::2], strict=False)]
@@ -35,26 +35,29 @@ def in_pairs(add: Callable[[T, T], T], terms: Sequence[T]) -> T:
     return terms[0]
 
 
-class Way(NamedTuple):
+class WrongOrder(NamedTuple):
     """A wrong order, and the fewest terms by which it differs from the right one."""
 
     fold: Fold
     fewest: int
 
 
-WAYS = {"added from the last": Way(from_the_last, 3), "added in pairs": Way(in_pairs, 4)}
+WAYS = {
+    "added from the last": WrongOrder(from_the_last, 3),
+    "added in pairs": WrongOrder(in_pairs, 4),
+}
 
 
-class Part(NamedTuple):
-    """A function of a module or class that computes a part of a kernel, and what replaces it."""
+class ReplacedFunction(NamedTuple):
+    """A function of a module or class that a kernel uses, and its replacement."""
 
     owner: Any
     name: str
     wrong: Callable[..., Any]
 
 
-def with_parts(kernel: Kernel, *parts: Part) -> Kernel:
-    """The kernel, with parts of it replaced while it runs."""
+def with_replaced(kernel: Kernel, *parts: ReplacedFunction) -> Kernel:
+    """Return the kernel with functions replaced while it runs."""
 
     def wrong(call: Call, *inputs: Any) -> Any:
         with ExitStack() as stack:

@@ -24,7 +24,7 @@ FIRST_ROWS = 4
 
 
 def _fused(call: Call, x: Floats) -> Floats:
-    """mean·(1/n) + eps with one rounding."""
+    """Compute mean·(1/n) + eps with one rounding."""
     inverse, eps = F32(1) / F32(x.shape[-1]), F32(call.op.eps)
     total = canonical_sum(x * x).astype(np.float64) * np.float64(inverse) + np.float64(eps)
     return _scaled(call, x, total.astype(F32))
@@ -36,7 +36,7 @@ def _scaled(call: Call, x: Floats, variance: Floats) -> Floats:
 
 
 def _weight_first(call: Call, x: Floats) -> Floats:
-    """x·(r·w) instead of (x·r)·w."""
+    """Compute x·(r·w) instead of (x·r)·w."""
     weight = call.weights.get("weight")
     if weight is None:
         return KERNELS[ops.RMSNorm](call, x)
@@ -87,8 +87,8 @@ def _no_sinks(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Floats
 
 
 def _relative_tiles(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Floats:
-    """Tiles of a chunk's first rows begin at its first position: keys are moved to where the
-    contract's do.
+    """Begin tiles at the chunk's first position: keys are moved to where the contract's tiles
+    begin.
     """
     op, out = call.op, KERNELS[ops.Attend](call, q, position, *chosen)
     for segment in call.segments if not chosen else ():
@@ -113,7 +113,7 @@ def _moved(rows: Quantised, pad: int) -> Quantised:
 
 
 def _neighbour(kind: type[Op]) -> Kernel:
-    """A sequence's first row takes a little of the row before it in the batch."""
+    """Let a sequence's first row take a little of the row before it in the batch."""
 
     def kernel(call: Call, *inputs: Any) -> Floats:
         out = KERNELS[kind](call, *inputs)
@@ -125,7 +125,7 @@ def _neighbour(kind: type[Op]) -> Kernel:
 
 
 def _highest_expert(call: Call, scores: Floats) -> tuple[Ints, Floats]:
-    """Among equal scores the last expert wins."""
+    """Let the last expert win among equal scores."""
     router = call.op.router
     indices, _ = route.route(scores[:, ::-1], router, _reversed(call.weights.get("bias")))
     chosen = np.sort(scores.shape[1] - 1 - indices, axis=1).astype(np.int32)
@@ -140,7 +140,7 @@ def _reversed(bias: Floats | None) -> Floats | None:
 
 
 def _filled(kind: type[Op], value: float) -> Kernel:
-    """The right shape, filled with one value; no fault is raised."""
+    """Return the right shape, filled with one value; no fault is raised."""
 
     def kernel(call: Call, *inputs: Any) -> Floats:
         return np.full_like(KERNELS[kind](call, *inputs), value)
@@ -149,7 +149,7 @@ def _filled(kind: type[Op], value: float) -> Kernel:
 
 
 def _never_written(call: Call, x: Floats) -> Floats:
-    """Whatever the memory held."""
+    """Return uninitialised memory."""
     held = np.frombuffer(b"\xcd\xab\x01\x40" * x.size, "<f4").copy()
     return (held * np.arange(1, x.size + 1, dtype=F32)).reshape(x.shape)
 

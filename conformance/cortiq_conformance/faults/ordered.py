@@ -1,4 +1,4 @@
-"""Every order of the contract, and for each two faults: taken from the last, and in pairs."""
+"""Every summation order of the contract, with two faults each: from the last, and in pairs."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 from cortiq.backend import Top
 from cortiq.ir import ops
 from cortiq.numerics.layouts import LAYOUTS
+from cortiq_conformance.case_weights import CODE_LAYOUTS
 from cortiq_conformance.faults import products, sums
 from cortiq_conformance.faults.fault import Fault
 from cortiq_conformance.faults.folds import WAYS, Fold
 from cortiq_conformance.faults.kernels import Wrong
 from cortiq_conformance.level0.runs import STACK_LAYOUTS
-from cortiq_conformance.materials import CODE_LAYOUTS
 
 Answers = dict[type, Callable[[Any, Any, int], Any]]
 
 
 @dataclass(frozen=True)
-class Ordered:
+class OrderedTerms:
     """Terms that are added in a written order.
 
     Attributes
     ----------
-    order : name in `cortiq_conformance.orders`.
-    fault : what finds them in another order.
+    order : name in `cortiq_conformance.summation_orders`.
+    fault : the cases that find another order.
     kernels, answers : wrong ones, for another order.
     more : families that find one of the wrong orders only, by `WAYS`.
     """
@@ -38,7 +38,7 @@ class Ordered:
     more: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def faults(self) -> dict[str, Fault]:
-        """A fault for each way."""
+        """Return a fault for each wrong order."""
         return {
             way: replace(
                 self.fault,
@@ -51,25 +51,25 @@ class Ordered:
 
 
 def _families(op: str, layouts: tuple[str, ...]) -> tuple[str, ...]:
-    """Families of products whose rows have several blocks."""
+    """Return the families of products whose rows have several blocks."""
     return tuple(f"{op}[{name}]" for name in layouts if LAYOUTS[name].block)
 
 
-def _summed(kind: type, op: str, family: str = "") -> Ordered:
-    """A canonical sum of one operator."""
+def _summed(kind: type, op: str, family: str = "") -> OrderedTerms:
+    """Return the fault of an operator's canonical sum."""
     fault = Fault((family or op,), op)
-    return Ordered(
+    return OrderedTerms(
         "lanes of a sum", fault, lambda fold: {kind: sums.summed(kind, sums.lanes(fold))}
     )
 
 
-def _product(order: str, kind: type, op: str, layouts: tuple[str, ...]) -> Ordered:
+def _product(order: str, kind: type, op: str, layouts: tuple[str, ...]) -> OrderedTerms:
     part = "blocks" if order == "blocks of a run" else "runs"
     fault = Fault(_families(op, layouts), op)
-    return Ordered(order, fault, lambda fold: {kind: products.product(kind, **{part: fold})})
+    return OrderedTerms(order, fault, lambda fold: {kind: products.product(kind, **{part: fold})})
 
 
-def _by_blocks(order: str, what: str) -> Iterator[tuple[str, Ordered]]:
+def _by_blocks(order: str, what: str) -> Iterator[tuple[str, OrderedTerms]]:
     yield f"{what} of a product", _product(order, ops.MatMul, "MatMul", CODE_LAYOUTS)
     yield f"{what} of heads", _product(order, ops.HeadMatMul, "HeadMatMul", STACK_LAYOUTS)
     yield f"{what} of experts", _product(order, ops.ExpertMatMul, "ExpertMatMul", STACK_LAYOUTS)
@@ -84,8 +84,8 @@ PRODUCTS = _families("MatMul", CODE_LAYOUTS)
 FOUNDATION = 0
 """Stage of what everything else stands on."""
 
-ORDERED: Mapping[str, Ordered] = {
-    "lanes of every sum": Ordered(
+ORDERED: Mapping[str, OrderedTerms] = {
+    "lanes of every sum": OrderedTerms(
         "lanes of a sum", Fault(("canonical_sum",), "RMSNorm", FOUNDATION),
         lambda fold: sums.all_summed(sums.lanes(fold)),
     ),
@@ -96,34 +96,34 @@ ORDERED: Mapping[str, Ordered] = {
     "lanes of a float product": _summed(ops.MatMul, "MatMul", "MatMul[f32]"),
     "lanes of a delta rule": _summed(ops.DeltaRule, "DeltaRule"),
     "lanes of a state space": _summed(ops.StateSpace, "StateSpace"),
-    "lanes of a log-sum-exp": Ordered(
+    "lanes of a log-sum-exp": OrderedTerms(
         "lanes of a sum", Fault(("Top",), "Top"),
         answers=lambda fold: {Top: sums.top_summed(sums.lanes(fold))},
         more={"added from the last": ("Top ties",)},
     ),
     **dict(_by_blocks("blocks of a run", "blocks")),
     **dict(_by_blocks("runs of blocks", "runs")),
-    "tiles of a run": Ordered(
+    "tiles of a run": OrderedTerms(
         "tiles of a run", Fault(ATTEND, "Attend"),
         lambda fold: {ops.Attend: products.attend(tiles=fold)},
     ),
-    "runs of tiles": Ordered(
+    "runs of tiles": OrderedTerms(
         "runs of tiles", Fault(ATTEND, "Attend"),
         lambda fold: {ops.Attend: products.attend(runs=fold)},
     ),
-    "taps": Ordered(
+    "taps": OrderedTerms(
         "taps", Fault(("CausalConv",), "CausalConv"),
         lambda fold: {ops.CausalConv: sums.conv(fold)},
     ),
-    "experts": Ordered(
+    "experts": OrderedTerms(
         "outputs of experts", Fault(("CombineExperts",), "CombineExperts"),
         lambda fold: {ops.CombineExperts: sums.combined(fold)},
     ),
-    "weights of experts": Ordered(
+    "weights of experts": OrderedTerms(
         "weights of experts", Fault(("Route",), "Route"),
         lambda fold: {ops.Route: sums.renormalised(fold)},
     ),
-    "weights of a prefix": Ordered(
+    "weights of a prefix": OrderedTerms(
         "weights of a prefix", Fault(("Route",), "Route"),
         lambda fold: {ops.Route: sums.trimmed(fold)},
     ),
@@ -132,7 +132,7 @@ ORDERED: Mapping[str, Ordered] = {
 
 
 def faults() -> dict[str, Fault]:
-    """The faults, by name."""
+    """Return the faults, by name."""
     return {
         f"{what} {way}": fault
         for what, one in ORDERED.items()

@@ -10,13 +10,13 @@ import numpy as np
 from cortiq.backend.walk import Call
 from cortiq.ir import Op, ops
 from cortiq.numerics import attention
-from cortiq.numerics.attention import Blocks, Partial, Scoring, merge
+from cortiq.numerics.attention import ChosenBlocks, PartialAttention, ScoreConstants, merge
 from cortiq.numerics.codes import Codes
 from cortiq.numerics.contract import F32, RUN_BLOCKS, Flags, Floats, Ints, exp2_int, round_to_f32
 from cortiq.numerics.layouts import decode
 from cortiq.numerics.matmul import block_dot, block_offset_dot, block_term, finish
 from cortiq.numerics.quantise import Quantised
-from cortiq_conformance.faults.folds import Fold, Part, in_order, with_parts
+from cortiq_conformance.faults.folds import Fold, ReplacedFunction, in_order, with_replaced
 from cortiq_conformance.faults.kernels import Kernel, Wrong
 from cortiq_reference import attention as of_reference
 from cortiq_reference.kernels import KERNELS
@@ -26,18 +26,18 @@ MULTIPLY, SUMS = Matrix.multiply, of_reference.Sums
 
 
 def _multiplying(kind: type[Op], total: Any) -> Kernel:
-    """The kernel of a product; `total` makes of a row's integers and codes the sum over blocks."""
+    """Return the kernel of a product; `total` sums a row's integers and codes over blocks."""
 
     def wrong(self: Matrix, x: Quantised | Floats, faults: Flags) -> Floats:
         if not isinstance(x, Quantised):
             return MULTIPLY(self, x, faults)
         return finish(total(x.q, decode(self.weight, self.name))[None], x.e, faults)
 
-    return with_parts(KERNELS[kind], Part(Matrix, "multiply", wrong))
+    return with_replaced(KERNELS[kind], ReplacedFunction(Matrix, "multiply", wrong))
 
 
 def product(kind: type[Op], blocks: Fold = in_order, runs: Fold = in_order) -> Kernel:
-    """A product that adds blocks of a run, or runs, in another order."""
+    """Return a product that adds blocks of a run, or runs, in another order."""
 
     def total(q: Ints, codes: Codes) -> Floats:
         terms = [block_term(q, codes, b) for b in range(codes.scale.shape[1])]
@@ -48,12 +48,12 @@ def product(kind: type[Op], blocks: Fold = in_order, runs: Fold = in_order) -> K
 
 
 def _without_runs(q: Ints, codes: Codes) -> Floats:
-    """Every block is added to all before it."""
+    """Add every block to the sum of all before it."""
     return reduce(np.add, [block_term(q, codes, b) for b in range(codes.scale.shape[1])])
 
 
 def _minima_last(q: Ints, codes: Codes) -> Floats:
-    """In a run first the scaled sums are added, and then the minima."""
+    """Add a run's scaled sums first, and then its minima."""
     total = np.zeros((len(q), len(codes.codes)), F32)
     for start in range(0, codes.scale.shape[1], RUN_BLOCKS):
         run = range(start, min(start + RUN_BLOCKS, codes.scale.shape[1]))
@@ -66,7 +66,7 @@ def _minima_last(q: Ints, codes: Codes) -> Floats:
 
 
 class _Collected(SUMS):  # type: ignore[misc,valid-type]
-    """Sums that keep what is added, and add it up when they are asked for."""
+    """Sums that collect their terms, and add them when the total is asked for."""
 
     tiles: Fold = staticmethod(in_order)
     runs: Fold = staticmethod(in_order)
@@ -107,10 +107,10 @@ def _merged(a: Any, b: Any) -> Any:
 
 
 def attend(tiles: Fold = in_order, runs: Fold = in_order, flat: bool = False) -> Kernel:
-    """Attention that adds tiles of a run, or runs, in another order, or all tiles without runs."""
+    """Return attention that adds tiles of a run, or runs, in another order, or without runs."""
     parts = {"tiles": staticmethod(tiles), "runs": staticmethod(runs), "flat": flat}
     wrong = type("Collected", (_Collected,), parts)
-    return with_parts(KERNELS[ops.Attend], Part(of_reference, "Sums", wrong))
+    return with_replaced(KERNELS[ops.Attend], ReplacedFunction(of_reference, "Sums", wrong))
 
 
 def _runs(
@@ -118,11 +118,11 @@ def _runs(
     keys: Quantised,
     values: Quantised,
     position: int,
-    constants: Scoring,
+    constants: ScoreConstants,
     window: int = 0,
-    blocks: Blocks | None = None,
-) -> list[Partial]:
-    """As `attend_keys`, but a partial sum for every run."""
+    blocks: ChosenBlocks | None = None,
+) -> list[PartialAttention]:
+    """Compute `attend_keys` with a partial sum for every run."""
     found = []
     for run in attention.visible_tiles(position, window):
         parts = [
@@ -137,8 +137,8 @@ def _rows(rows: Quantised, cut: slice) -> Quantised:
     return Quantised(rows.q[cut], rows.e[cut])
 
 
-def _from_the_sink(runs: list[Partial], sinks: Floats) -> Partial:
-    """As `add_sinks`, but runs are added to the sink instead of the sink to them."""
+def _from_the_sink(runs: list[PartialAttention], sinks: Floats) -> PartialAttention:
+    """Compute `add_sinks` with runs added to the sink instead of the sink to them."""
     s = np.clip(sinks * attention.LOG2_E_F32, -attention.SCORE_LIMIT, attention.SCORE_LIMIT)
     gain, peak = attention.split_score(s)
     nothing = runs[0]._replace(
@@ -148,14 +148,15 @@ def _from_the_sink(runs: list[Partial], sinks: Floats) -> Partial:
 
 
 def _sinks_first(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Floats:
-    """Attention that begins with the sink, where all keys are there."""
+    """Compute attention that begins with the sink, where all keys are visible."""
     op = call.op
     if not op.sinks or op.window or chosen:
         return KERNELS[ops.Attend](call, q, position, *chosen)
     parts = (
-        Part(attention, "attend_keys", _runs), Part(attention, "add_sinks", _from_the_sink),
-    )  # fmt: skip
-    return with_parts(_by_definition, *parts)(call, q, position)
+        ReplacedFunction(attention, "attend_keys", _runs),
+        ReplacedFunction(attention, "add_sinks", _from_the_sink),
+    )
+    return with_replaced(_by_definition, *parts)(call, q, position)
 
 
 def _by_definition(call: Call, q: Quantised, position: Ints) -> Floats:

@@ -16,7 +16,7 @@ from cortiq_reference.kernels import KERNELS
 
 
 def _stepped(step: recurrent.StepFunction) -> Kernel:
-    """The reference's kernel with another step."""
+    """Return the reference's kernel with another step."""
 
     def kernel(call: Call, *rows: Floats) -> Floats:
         outputs = []
@@ -38,7 +38,7 @@ def _decayed_first(
     beta: Floats,
     faults: Flags | None = None,
 ) -> tuple[Floats, Floats]:
-    """The decayed state is rounded before what the key recalls is read from it."""
+    """Round the decayed state before the recalled value is read from it."""
     decay = alpha if alpha.ndim == 2 else alpha[:, None]
     decayed = state * decay[:, :, None]
     return recurrent.delta_step(decayed, q, k, v, np.ones_like(alpha), beta, faults)
@@ -53,20 +53,20 @@ def _row_after_row(
     delta: Floats,
     faults: Flags | None = None,
 ) -> tuple[Floats, Floats]:
-    """The state is summed from its first row to its last."""
+    """Sum the state from its first row to its last."""
     after, _ = recurrent.state_space_step(state, x, b, c, alpha, delta, faults)
     shared = np.repeat(c, len(x) // len(c), axis=0)
     return after, snap(np.cumsum(after * shared[:, :, None], axis=1, dtype=F32)[:, -1][None])[0]
 
 
 def _without_groups(call: Call, scores: Floats) -> tuple[Ints, Floats]:
-    """Experts of every group."""
+    """Choose experts of every group."""
     call.op = replace(call.op, router=replace(call.op.router, groups=1, kept_groups=1))
     return KERNELS[ops.Route](call, scores)
 
 
 def _logarithms(call: Call, x: Floats) -> Floats:
-    """Gains one bit off where the file holds their logarithms."""
+    """Return gains one bit off if the file holds their logarithms."""
     if call.op.form != "plain":
         gains = call.weights["weight"]
         call.weights = {"weight": np.nextafter(gains, np.full_like(gains, np.inf))}
@@ -83,10 +83,10 @@ WRONG_RECURRENCES: dict[str, Wrong] = {
 
 
 class KeptState(StoredState):
-    """A recurrent state that a rewind leaves as it is."""
+    """A recurrent state that a rewind leaves unchanged."""
 
     def rewind(self, length: int, entry: str = "trunk") -> int:
-        """Forget rows, but not what they did to a delta rule's state."""
+        """Forget rows, but not their effect on a delta rule's state."""
         before = {name: getattr(store, "state", None) for name, store in self.stores.items()}
         reached = super().rewind(length, entry)
         for name, store in self.stores.items():

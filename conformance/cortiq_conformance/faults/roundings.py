@@ -1,4 +1,4 @@
-"""More faults of kernels: a rounding too many, another choice, a term left out."""
+"""Faults of kernels: a rounding too many, another choice, a term left out."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from cortiq.numerics.layouts import W16, decode
 from cortiq.numerics.matmul import matmul
 from cortiq.numerics.quantise import Quantised
 from cortiq.numerics.sums import canonical_mean
-from cortiq_conformance.faults.folds import Part, with_parts
+from cortiq_conformance.faults.folds import ReplacedFunction, with_replaced
 from cortiq_conformance.faults.kernels import Wrong
 from cortiq_reference import kernels
 from cortiq_reference.kernels import KERNELS
 
 
 def _not_snapped(call: Call, a: Floats, b: Floats) -> Floats:
-    """a + b as the processor leaves it: small results and −0 stay; faults are still flagged."""
+    """Compute a + b without snap: small results and −0 stay; faults are still flagged."""
     snap(a + b, call.faults)
     return a + b
 
 
 def _rounded_twice(call: Call, x: Quantised | Floats) -> Floats:
-    """w16: RN(RN(high products)·256 + RN(low products)) instead of one rounding of the whole."""
+    """Compute w16 as RN(RN(high products)·256 + RN(low products)): one rounding too many."""
     matrix = call.weights["weight"]
     if matrix.weight.layout is not W16 or not isinstance(x, Quantised):
         return KERNELS[ops.MatMul](call, x)
@@ -41,7 +41,7 @@ def _rounded_twice(call: Call, x: Quantised | Floats) -> Floats:
 
 
 def _no_minimum(call: Call, x: Quantised | Floats) -> Floats:
-    """Q4_K: codes times scales, and no minimum."""
+    """Compute Q4_K without minima: codes times scales only."""
     matrix = call.weights["weight"]
     if matrix.weight.layout.name != "Q4_K" or not isinstance(x, Quantised):
         return KERNELS[ops.MatMul](call, x)
@@ -51,21 +51,21 @@ def _no_minimum(call: Call, x: Quantised | Floats) -> Floats:
 
 
 def _other_pairs(call: Call, x: Floats, position: Ints) -> Floats:
-    """Pairs (2i, 2i + 1) where (i, i + n) are meant, and the other way round."""
+    """Turn pairs (2i, 2i + 1) instead of (i, i + n), and the other way round."""
     pairing = "half" if call.op.pairing == "interleaved" else "interleaved"
     call.op = replace(call.op, pairing=pairing)
     return KERNELS[ops.Rope](call, x, position)
 
 
 def _short_table(call: Call, x: Floats, position: Ints) -> Floats:
-    """Rotations by a table of 4096 positions, used again from its start."""
+    """Turn by a table of 4096 positions that repeats."""
     return KERNELS[ops.Rope](call, x, position % 4096)
 
 
 def _highest_block(
     q: Quantised, keys: Quantised, positions: Ints, block: int, top: int, local: int = 1
 ) -> Ints:
-    """Of blocks with equal scores the last one."""
+    """Choose the last of blocks with equal scores."""
     out = choose_blocks(q, keys, positions, block, top, local)
     for row, head in np.ndindex(*q.e.shape):
         seen, count = int(positions[row]) + 1, int(positions[row]) // block + 1
@@ -79,7 +79,7 @@ def _highest_block(
 
 
 def _moments(call: Call, x: Floats) -> Floats:
-    """The variance as E[x²] − m²."""
+    """Compute the variance as E[x²] − m²."""
     mean = canonical_mean(x)
     variance = canonical_mean(x * x) - mean * mean
     centred = snap(x - mean[..., None], call.faults)
@@ -95,8 +95,8 @@ WRONG_ROUNDINGS: dict[str, Wrong] = {
     "the other rotary pairs": {ops.Rope: _other_pairs},
     "a rotary table of 4096 positions": {ops.Rope: _short_table},
     "the last of equal blocks": {
-        ops.ChooseBlocks: with_parts(
-            KERNELS[ops.ChooseBlocks], Part(kernels, "choose_blocks", _highest_block)
+        ops.ChooseBlocks: with_replaced(
+            KERNELS[ops.ChooseBlocks], ReplacedFunction(kernels, "choose_blocks", _highest_block)
         )
     },
     "a variance of moments": {ops.LayerNorm: _moments},

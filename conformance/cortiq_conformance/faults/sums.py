@@ -14,7 +14,13 @@ from cortiq.ir import Op, ops
 from cortiq.numerics import matmul, norms, recurrent, route, sampling, scalar
 from cortiq.numerics.contract import F32, LANES, Flags, Floats, snap
 from cortiq.numerics.sums import canonical_sum
-from cortiq_conformance.faults.folds import Fold, Part, in_order, in_pairs, with_parts
+from cortiq_conformance.faults.folds import (
+    Fold,
+    ReplacedFunction,
+    in_order,
+    in_pairs,
+    with_replaced,
+)
 from cortiq_conformance.faults.kernels import Kernel, Wrong
 from cortiq_reference.kernels import KERNELS
 
@@ -22,7 +28,7 @@ Sum = Callable[..., Floats]
 
 
 def _chunks(x: Floats, axis: int) -> list[Floats]:
-    """What the lanes of a sum add, in order: [..., 256] each, zero past the end."""
+    """Return the terms of a sum's lanes in order: [..., 256] each, zero past the end."""
     x = np.moveaxis(np.asarray(x, F32), axis, -1)
     missing = np.zeros((*x.shape[:-1], -x.shape[-1] % LANES), F32)
     whole = np.concatenate([x, missing], axis=-1)
@@ -30,12 +36,12 @@ def _chunks(x: Floats, axis: int) -> list[Floats]:
 
 
 def lanes(fold: Fold) -> Sum:
-    """`canonical_sum` whose lanes add their terms in another order."""
+    """Return a `canonical_sum` whose lanes add their terms in another order."""
     return lambda x, axis=-1: canonical_sum(fold(np.add, _chunks(x, axis)))
 
 
 def neighbours(x: Floats, axis: int = -1) -> Floats:
-    """`canonical_sum` whose lanes are added two neighbours at a time."""
+    """Return a `canonical_sum` whose lanes are added two neighbours at a time."""
     total = in_order(np.add, _chunks(x, axis))
     while total.shape[-1] > 1:
         total = total[..., ::2] + total[..., 1::2]
@@ -47,7 +53,7 @@ def _mean(total: Sum) -> Callable[[Floats], Floats]:
 
 
 def one_after_the_other(x: Floats, axis: int = -1) -> Floats:
-    """A float sum from left to right."""
+    """Sum floats from left to right."""
     return np.take(np.cumsum(x, axis=axis, dtype=F32), -1, axis=axis)
 
 
@@ -65,26 +71,26 @@ SUMMING: dict[type[Op], Any] = {
 
 
 def summed(kind: type[Op], total: Sum) -> Kernel:
-    """The kernel of an operator with another canonical sum."""
+    """Return an operator's kernel with another canonical sum."""
     module = SUMMING[kind]
-    parts = [Part(module, "canonical_sum", total)]
+    parts = [ReplacedFunction(module, "canonical_sum", total)]
     if module is norms:
-        parts.append(Part(norms, "canonical_mean", _mean(total)))
-    return with_parts(KERNELS[kind], *parts)
+        parts.append(ReplacedFunction(norms, "canonical_mean", _mean(total)))
+    return with_replaced(KERNELS[kind], *parts)
 
 
 def all_summed(total: Sum) -> Wrong:
-    """Every operator with another canonical sum."""
+    """Return every operator with another canonical sum."""
     return {kind: summed(kind, total) for kind in SUMMING}
 
 
 def top_summed(total: Sum) -> Callable[[Any, Any, int], Any]:
-    """The answer to `Top` with another canonical sum."""
-    return with_parts(ON_HOST[Top], Part(sampling, "canonical_sum", total))
+    """Return the answer to `Top` with another canonical sum."""
+    return with_replaced(ON_HOST[Top], ReplacedFunction(sampling, "canonical_sum", total))
 
 
 def conv(fold: Fold) -> Kernel:
-    """A convolution whose taps and bias are added in another order."""
+    """Return a convolution whose taps and bias are added in another order."""
 
     def wrong(
         history: Floats,
@@ -98,11 +104,11 @@ def conv(fold: Fold) -> Kernel:
         terms += [] if bias is None else [np.broadcast_to(bias, x.shape)]
         return snap(fold(np.add, terms), faults)
 
-    return with_parts(KERNELS[ops.CausalConv], Part(recurrent, "causal_conv", wrong))
+    return with_replaced(KERNELS[ops.CausalConv], ReplacedFunction(recurrent, "causal_conv", wrong))
 
 
 def combined(fold: Fold) -> Kernel:
-    """Outputs of experts added in another order."""
+    """Return the outputs of experts added in another order."""
 
     def wrong(call: Call, weights: Floats, outputs: Floats) -> Floats:
         terms = [weights[:, i, None] * outputs[:, i] for i in range(outputs.shape[1])]
@@ -112,18 +118,18 @@ def combined(fold: Fold) -> Kernel:
 
 
 def renormalised(fold: Fold) -> Kernel:
-    """Weights of experts divided by a sum that is taken in another order."""
+    """Return the weights of experts divided by a sum that is taken in another order."""
 
     def wrong(weights: Floats, floor: float) -> Floats:
         total = (fold(np.add, list(np.moveaxis(weights, -1, 0))) + F32(floor))[..., None]
         empty = total == 0
         return np.where(empty, F32(0), weights / np.where(empty, F32(1), total))
 
-    return with_parts(KERNELS[ops.Route], Part(route, "renormalised", wrong))
+    return with_replaced(KERNELS[ops.Route], ReplacedFunction(route, "renormalised", wrong))
 
 
 def trimmed(fold: Fold) -> Kernel:
-    """A prefix of the chosen experts whose weight is summed in another order."""
+    """Return a prefix of the chosen experts whose weight is summed in another order."""
 
     def wrong(weights: Floats, keys: Floats, tau: float) -> Floats:
         columns = range(weights.shape[-1])
@@ -136,11 +142,11 @@ def trimmed(fold: Fold) -> Kernel:
         enough = (F32(tau) * fold(np.add, [weights[..., d] for d in columns]))[..., None]
         return np.where((enough == 0) | (before < enough), weights, F32(0))
 
-    return with_parts(KERNELS[ops.Route], Part(route, "trimmed", wrong))
+    return with_replaced(KERNELS[ops.Route], ReplacedFunction(route, "trimmed", wrong))
 
 
 def by_score(call: Call, scores: Floats) -> Any:
-    """The softmax of the chosen experts summed in the order of their scores."""
+    """Return the softmax of the chosen experts summed in the order of their scores."""
 
     def wrong(
         x: Floats, allowed: Flags | bool | None = None, faults: Flags | None = None
@@ -155,11 +161,13 @@ def by_score(call: Call, scores: Floats) -> Any:
     right = route.softmax
     if call.op.router.kind != "softmax_topk":
         return KERNELS[ops.Route](call, scores)
-    return with_parts(KERNELS[ops.Route], Part(route, "softmax", wrong))(call, scores)
+    return with_replaced(KERNELS[ops.Route], ReplacedFunction(route, "softmax", wrong))(
+        call, scores
+    )
 
 
 def polynomial(fold: Fold) -> Kernel:
-    """Activations whose polynomials add their terms in another order than Horner's."""
+    """Return activations whose polynomials add their terms in another order than Horner's."""
 
     def wrong(x: Floats, coefficients: tuple[np.float32, ...]) -> Floats:
         power, terms = np.ones_like(x), []
@@ -168,7 +176,7 @@ def polynomial(fold: Fold) -> Kernel:
             power = power * x
         return fold(np.add, terms[::-1])
 
-    return with_parts(KERNELS[ops.Activation], Part(scalar, "horner", wrong))
+    return with_replaced(KERNELS[ops.Activation], ReplacedFunction(scalar, "horner", wrong))
 
 
 WRONG_SUMS: dict[str, Wrong] = {

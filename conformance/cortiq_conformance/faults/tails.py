@@ -13,11 +13,11 @@ import numpy as np
 from cortiq.backend import Argmax, Draw, ExportedState, KVPlanes, Top
 from cortiq.backend.answers import ON_HOST
 from cortiq.backend.stored import StoredState
+from cortiq.backend.stores import KVStore
 from cortiq.numerics import sampling
 from cortiq.numerics.contract import TILE, Floats
 from cortiq.numerics.masks import allowed_ids
 from cortiq.numerics.quantise import Quantised
-from cortiq_reference.stores import KVStore
 
 
 def _last_argmax(want: Argmax, run: Any, at: int) -> int:
@@ -31,7 +31,7 @@ def _fixed_key(want: Draw, run: Any, at: int) -> int:
 
 
 def _biased_mask(want: Draw, run: Any, at: int) -> int:
-    """Subtracts something large, which is not enough where a logit is larger."""
+    """Subtract a large constant, which is not enough for a larger logit."""
     position, history = run.rows[at].position + 1, run.history(at)
     logits = run.row_of("logits", at)
     banned = np.setdiff1d(np.arange(logits.size), allowed_ids(want.mask, logits.size))
@@ -41,12 +41,12 @@ def _biased_mask(want: Draw, run: Any, at: int) -> int:
 
 
 def _next_position(want: Draw, run: Any, at: int) -> int:
-    """As if every row were the trunk's."""
+    """Draw as if every row were the trunk's."""
     return ON_HOST[Draw](replace(want, ahead=1, history=None), run, at)
 
 
 def _bias_last(want: Draw, run: Any, at: int) -> int:
-    """Penalties before the bias."""
+    """Apply penalties before the bias."""
     plain = replace(want.sampling, logit_bias={})
     history = run.history(at) if want.history is None else want.history
     penalised = sampling.adjusted(run.row_of(want.name, at), plain, history, mask=want.mask)
@@ -58,7 +58,7 @@ def _bias_last(want: Draw, run: Any, at: int) -> int:
 
 
 def _share_of_all(want: Draw, run: Any, at: int) -> int:
-    """top_p as a share of everything, whatever top_k keeps."""
+    """Take top_p as a share of everything, whatever top_k keeps."""
 
     def wrong(distance: Floats, chain: sampling.Sampling) -> Any:
         share = right(distance, replace(chain, top_k=0))
@@ -92,10 +92,10 @@ class _StaleStore(KVStore):
 
     def append(self, keys: Quantised, values: Quantised) -> None:
         """Write rows, and put the stale one back."""
-        at, parts = self.length, (self.k, self.v, self.k_exponent, self.v_exponent)
-        before = [part.data[at].copy() for part in parts]
+        at = self.length
+        before = [part.data[at].copy() for part in self.arrays]
         super().append(keys, values)
-        for part, row in zip(parts, before, strict=True):
+        for part, row in zip(self.arrays, before, strict=True):
             part.data[at] = row
         self.__class__ = KVStore  # type: ignore[assignment]
 
@@ -104,7 +104,7 @@ class StaleState(StoredState):
     """A stale row after rewind."""
 
     def rewind(self, length: int, entry: str = "trunk") -> int:
-        """Forget rows, but for one."""
+        """Forget rows, except one."""
         ahead = self.lengths[entry] > length
         reached = super().rewind(length, entry)
         for store in self.stores.values():
@@ -117,7 +117,7 @@ class SharedState(StoredState):
     """A fork that shares its parent's tail."""
 
     def fork(self, length: int | None = None) -> Self:
-        """A second sequence over the same memory."""
+        """Return a second sequence over the same memory."""
         other = super().fork(length)
         shared = {n: s for n, s in self.stores.items() if isinstance(s, KVStore)}
         for name, store in shared.items():
@@ -128,10 +128,10 @@ class SharedState(StoredState):
 
 
 class SharedSnapshot(StoredState):
-    """A snapshot that holds the sequence's own memory: what is written later is in it."""
+    """A snapshot that shares the sequence's memory: later writes appear in it."""
 
     def snapshot(self) -> Any:
-        """Lengths of now over memory that goes on."""
+        """Return the current lengths over live memory."""
         stores, tokens, lengths = super().snapshot()
         shared = {n: s for n, s in self.stores.items() if isinstance(s, KVStore)}
         return {**stores, **shared}, tokens, lengths
@@ -141,7 +141,7 @@ class FlatExport(StoredState):
     """An export whose rows have only their high planes."""
 
     def export(self) -> ExportedState:
-        """The sequence, coarsely."""
+        """Export the sequence without low planes."""
         exported = super().export()
         flat = {
             name: replace(slot, key_low=slot.key_low * 0, value_low=slot.value_low * 0)
@@ -153,7 +153,7 @@ class FlatExport(StoredState):
 
 
 class HastyState(StoredState):
-    """Rows behind a window that are given up a tile too early, as a rewind finds out."""
+    """Rows behind a window that are freed a tile too early, which a rewind reveals."""
 
     def advance(self, entry: str, tokens: list[int]) -> None:
         """Count rows, and spoil the oldest tile that is kept."""
@@ -161,7 +161,7 @@ class HastyState(StoredState):
         for store in self.stores.values():
             if isinstance(store, KVStore) and store.base:
                 at = store.base - store.start
-                store.k.data[at : at + TILE] = 0
+                store.arrays[0].data[at : at + TILE] = 0
 
 
 WRONG_STATES: dict[str, type[StoredState]] = {

@@ -10,8 +10,8 @@ from cortiq.backend import Named
 from cortiq.ir import Builder, ops
 from cortiq.numerics.contract import F32
 from cortiq_conformance.case import Case, Scenario
-from cortiq_conformance.probes import CONTEXT, OUTPUT, Probe, floats
-from cortiq_conformance.source import Source
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.probes import CONTEXT, OUTPUT, ProbeProgram, floats
 
 ROWS = 150
 CHOSEN = "chosen"
@@ -20,7 +20,7 @@ DIM = 8
 
 
 def cases() -> Iterator[Case]:
-    """Block cases of level 0."""
+    """Yield block cases of level 0."""
     for what, op in CHOICES.items():
         yield _case("ChooseBlocks", what, partial(_typical, op, 2, CHOSEN))
         yield _case("Attend blocks", what, partial(_typical, op, 2, OUTPUT))
@@ -33,7 +33,7 @@ def cases() -> Iterator[Case]:
         yield _case("Attend blocks", what, build)
 
 
-def _case(family: str, what: str, build: Callable[[Source], Scenario]) -> Case:
+def _case(family: str, what: str, build: Callable[[CaseData], Scenario]) -> Case:
     op = family.partition(" ")[0]
     return Case(f"level0/{family}[{what}]", 0, family, op, build)
 
@@ -47,8 +47,8 @@ CHOICES = {
 }
 
 
-def block_attention(op: ops.ChooseBlocks, kv_heads: int = 2, heads: int = 4) -> Probe:
-    """Rows that supply q, k and v, and the query and key that choose blocks."""
+def block_attention(op: ops.ChooseBlocks, kv_heads: int = 2, heads: int = 4) -> ProbeProgram:
+    """Build a probe whose rows supply q, k, v and the query and key that choose blocks."""
     b = Builder(context=CONTEXT)
     b.input("token")
     position = b.input("position")
@@ -66,16 +66,16 @@ def block_attention(op: ops.ChooseBlocks, kv_heads: int = 2, heads: int = 4) -> 
     chosen = b.add(op, coded["index_q"], position, name=CHOSEN, slots={"kv": "index"})
     attend = ops.Attend(heads, kv_heads, DIM, DIM, DIM**-0.5, block=op.block)
     b.add(attend, coded["q"], position, chosen, name=OUTPUT, slots={"kv": "kv"})
-    return Probe(b.program((OUTPUT, CHOSEN)), {}, shapes)
+    return ProbeProgram(b.program((OUTPUT, CHOSEN)), {}, shapes)
 
 
-def _typical(op: ops.ChooseBlocks, kv_heads: int, wanted: str, source: Source) -> Scenario:
+def _typical(op: ops.ChooseBlocks, kv_heads: int, wanted: str, source: CaseData) -> Scenario:
     probe = block_attention(op, kv_heads)
     return replace(probe.scenario(source, ROWS, 2.0), wants=(Named(wanted),))
 
 
-def _ties(source: Source) -> Scenario:
-    """Whole numbers, of which many blocks have the same largest product."""
+def _ties(source: CaseData) -> Scenario:
+    """Return integers for which many blocks share the largest product."""
     probe = block_attention(ops.ChooseBlocks(2, DIM, 16, 3))
     scenario = probe.scenario(source, ROWS)
     (feed,) = scenario.feeds
@@ -87,13 +87,13 @@ def _ties(source: Source) -> Scenario:
     return replace(scenario, feeds=[feed], wants=(Named(CHOSEN),))
 
 
-def sparse(source: Source) -> Probe:
-    """The small program of the state cases."""
+def sparse(source: CaseData) -> ProbeProgram:
+    """Return the small program of the state cases."""
     return block_attention(FOUR)
 
 
-def choosing(source: Source) -> Probe:
-    """As `sparse`, its blocks being the output."""
+def choosing(source: CaseData) -> ProbeProgram:
+    """Return `sparse` with its blocks as the output."""
     probe = sparse(source)
     graph = replace(probe.program.trunk, outputs=(CHOSEN,))
     return replace(probe, program=replace(probe.program, graphs={"trunk": graph}))

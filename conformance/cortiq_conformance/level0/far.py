@@ -9,14 +9,14 @@ from functools import partial
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.rope_scaling import Linear
 from cortiq_conformance.case import Case
-from cortiq_conformance.imported import Imported
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.import_scenario import ImportScenario
 from cortiq_conformance.level0.sequences import TABLE, rope
-from cortiq_conformance.probes import Probe
-from cortiq_conformance.source import Source
+from cortiq_conformance.probes import ProbeProgram
 
 POSITIONS = 1 << 17
 ROWS = 8
-PROBES: Mapping[str, Probe] = {
+PROBES: Mapping[str, ProbeProgram] = {
     "pairs of halves": rope(TABLE),
     "interleaved pairs": rope(RopeTable(1e6, 64), "interleaved", heads=2, width=64),
     "scaled linearly": rope(RopeTable(500000.0, 16, Linear(4.0))),
@@ -24,12 +24,12 @@ PROBES: Mapping[str, Probe] = {
 
 
 def cases() -> Iterator[Case]:
-    """Rotations at positions 131,064 to 131,071."""
+    """Yield rotations at positions 131,064 to 131,071."""
     for what, probe in PROBES.items():
         name = f"level0/Rope[{what}, the last {ROWS} of {POSITIONS} positions]"
         yield Case(name, 0, "Rope", "Rope", partial(_build, probe))
 
 
-def _build(probe: Probe, source: Source) -> Imported:
+def _build(probe: ProbeProgram, source: CaseData) -> ImportScenario:
     long = replace(probe, program=replace(probe.program, context=POSITIONS))
-    return Imported(long, replace(long.feed(source, ROWS), start=POSITIONS - ROWS))
+    return ImportScenario(long, replace(long.feed(source, ROWS), start=POSITIONS - ROWS))

@@ -1,4 +1,4 @@
-"""What everything else stands on: the order of float sums, the quantiser, the scalar functions."""
+"""Foundations of all other cases: the order of float sums, the quantiser, scalar functions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cortiq.ir import ops
 from cortiq.numerics import scalar
 from cortiq.numerics.contract import F32, LANES, Flags, Floats, exp2_int
 from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.case_data import CaseData, edges, every_bfloat16
 from cortiq_conformance.probes import floats, one, through_quantise
-from cortiq_conformance.source import Source, edges, every_bfloat16
 
 STAGE = 0
 WIDTH = 256
@@ -21,7 +21,7 @@ FEW_LANES = (5, 102, 240)
 
 
 def cases() -> Iterator[Case]:
-    """Foundations of level 0."""
+    """Yield the foundations of level 0."""
     for width in (256, 512, 2048):
         yield _case("canonical_sum", "RMSNorm", f"squares of powers of two, {width}",
                     partial(_sums, width))  # fmt: skip
@@ -45,8 +45,8 @@ def _case(family: str, op: str, what: str, build: object) -> Case:
     return Case(f"level0/{family}[{what}]", 0, family, op, build, STAGE)  # type: ignore[arg-type]
 
 
-def _sums(width: int, source: Source) -> Scenario:
-    """Only the order of the sum is rounded: squares, 1/width and the last products are exact."""
+def _sums(width: int, source: CaseData) -> Scenario:
+    """Return inputs for which only the order of the sum rounds; squares and products are exact."""
     exponents = source.integers(-12, 13, 48, width)
     signs = source.integers(0, 2, 48, width).astype(F32) * F32(2) - F32(1)
     norm = ops.RMSNorm(width, 2.0**-40, weighted=False)
@@ -54,7 +54,7 @@ def _sums(width: int, source: Source) -> Scenario:
 
 
 def in_few_lanes(values: Floats, filled: int, other: float = 0.0) -> Floats:
-    """Values in three lanes of a canonical sum of so many terms, `other` everywhere else.
+    """Return values in three lanes of a canonical sum of so many terms, `other` elsewhere.
 
     A sum over all lanes hides how a lane was added: its error is a small part of the whole.
     """
@@ -63,15 +63,15 @@ def in_few_lanes(values: Floats, filled: int, other: float = 0.0) -> Floats:
     return np.where(kept, values, F32(other))
 
 
-def _few_lanes(filled: int, source: Source) -> Scenario:
-    """Squares of 12 bits and the division by the width are exact."""
+def _few_lanes(filled: int, source: CaseData) -> Scenario:
+    """Return inputs whose squares have 12 bits and whose division by the width is exact."""
     x = source.integers(1, 1 << 12, 48, 1024).astype(F32) * exp2_int(source.integers(-6, 7, 48, 1))
     norm = ops.RMSNorm(1024, 2.0**-40, weighted=False)
     return one(norm, {"x": floats(1024)}).given(x=in_few_lanes(x, filled))
 
 
-def _ties(source: Source) -> Scenario:
-    """The first element fixes the exponent; the others lie halfway between two integers."""
+def _ties(source: CaseData) -> Scenario:
+    """Return rows whose first element fixes the exponent; the others lie between integers."""
     rows = 24
     exponent = source.integers(-50, 30, rows)
     whole = source.integers(-16000, 16000, rows, WIDTH).astype(F32)
@@ -80,8 +80,8 @@ def _ties(source: Source) -> Scenario:
     return through_quantise(WIDTH).given(x=np.where(np.abs(x) < 2.0**-40, F32(0), x))
 
 
-def _thresholds(source: Source) -> Scenario:
-    """Row maxima around the mantissa at which the exponent grows, at every exponent."""
+def _thresholds(source: CaseData) -> Scenario:
+    """Return row maxima around the mantissa at which the exponent grows, at every exponent."""
     exponents = np.arange(-39, 49, dtype=np.int32)
     steps = np.array([0x7DFFFE, 0x7DFFFF, 0x7E0000, 0x7E0001], np.int32)
     bits = (((exponents + 127) << np.int32(23))[:, None] + steps).reshape(-1)
@@ -92,8 +92,8 @@ def _thresholds(source: Source) -> Scenario:
     return through_quantise(WIDTH).given(x=np.where(np.abs(x) < 2.0**-40, F32(0), x))
 
 
-def _extremes(source: Source) -> Scenario:
-    """Rows of zeros among live ones, values next to 2⁻⁴⁰ and to 2⁵⁰, one lone value."""
+def _extremes(source: CaseData) -> Scenario:
+    """Return rows of zeros among live ones, values next to 2⁻⁴⁰ and to 2⁵⁰, one lone value."""
     x = source.floats(6, WIDTH)
     x[1] = 0
     x[2] = source.spread(WIDTH, low=-40, high=-38)
@@ -111,8 +111,8 @@ QUANTISED = {
 }
 
 
-def _elementwise(op: ops.Activation | ops.SoftCap, whole: bool, source: Source) -> Scenario:
-    """Values in rows of 256; those that leave the domain by definition are left out."""
+def _elementwise(op: ops.Activation | ops.SoftCap, whole: bool, source: CaseData) -> Scenario:
+    """Return values in rows of 256, without those that leave the domain by definition."""
     if whole:
         values = every_bfloat16()
     else:
@@ -132,6 +132,6 @@ def _leaves(op: ops.Activation | ops.SoftCap, values: Floats) -> Flags:
 
 
 def in_rows(values: Floats, width: int = WIDTH) -> Floats:
-    """The values in rows of `width`, the last one filled up with the first ones again."""
+    """Return the values in rows of `width`; the last is filled up with the first values."""
     rows = -(-len(values) // width)
     return np.resize(values, rows * width).reshape(rows, width)

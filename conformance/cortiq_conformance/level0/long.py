@@ -1,4 +1,4 @@
-"""Attention over three and four runs of tiles, in sequences that are imported up to their end."""
+"""Attention over three and four runs of tiles, in sequences imported up to their end."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from cortiq.backend import Named
 from cortiq.ir import ops
 from cortiq_conformance.case import Case
-from cortiq_conformance.imported import Imported, rows_before
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.import_scenario import ImportScenario, rows_before
 from cortiq_conformance.level0.blocks import CHOSEN, DIM, block_attention
 from cortiq_conformance.level0.sequences import attention, sink_values, until
 from cortiq_conformance.level0.states import STAGE
-from cortiq_conformance.probes import OUTPUT, Probe
-from cortiq_conformance.source import Source
+from cortiq_conformance.probes import OUTPUT, ProbeProgram
 
 KEYS = {3: 2048 + 2 * 64 + 10, 4: 3072 + 3 * 64 + 7}
 """Rows before the first that is fed, by runs of tiles; as many tiles meet in the last run."""
@@ -29,7 +29,7 @@ FEW = (1, 5)
 """Rows that choose blocks."""
 FORTY = ops.ChooseBlocks(2, DIM, 16, 40)
 """Forty blocks of a sequence, from every run of its tiles."""
-MADE: Mapping[str, tuple[str, Callable[[int, Source], Probe]]] = {
+MADE: Mapping[str, tuple[str, Callable[[int, CaseData], ProbeProgram]]] = {
     "Attend": ("", lambda runs, s: attention((6, 1, 8, 12) if runs == 4 else (4, 2, 16, 16))),
     "Attend window": ("", lambda runs, s: attention((2, 1, 8, 8), window=WINDOWS[runs])),
     "Attend sinks": ("", lambda runs, s: attention(sinks=sink_values(s, 4))),
@@ -42,7 +42,7 @@ PAGED: Mapping[str, Any] = {"page_rows": 64, "extra": {"poison": True}}
 
 
 def cases() -> Iterator[Case]:
-    """Cases of attention beyond a run of tiles."""
+    """Yield the cases of attention beyond a run of tiles."""
     for runs, keys in KEYS.items():
         for family, (more, make) in MADE.items():
             what = f"{runs} runs of tiles{more}"
@@ -58,43 +58,43 @@ def cases() -> Iterator[Case]:
     yield _case("Attend sinks", "Attend", "2 runs of tiles", build)
 
 
-def _case(family: str, op: str, what: str, build: Callable[[Source], Imported]) -> Case:
+def _case(family: str, op: str, what: str, build: Callable[[CaseData], ImportScenario]) -> Case:
     return Case(f"level0/{family}[{what}]", 0, family, op, build)
 
 
 def _imported(
-    make: Callable[[int, Source], Probe],
+    make: Callable[[int, CaseData], ProbeProgram],
     runs: int,
     keys: int,
     options: Mapping[str, Any],
-    source: Source,
-) -> Imported:
+    source: CaseData,
+) -> ImportScenario:
     probe = make(runs, source)
     steps = FEW if CHOSEN in probe.program.trunk.outputs else STEPS
     return _continued(probe, keys, steps, source, options)
 
 
 def _continued(
-    probe: Probe,
+    probe: ProbeProgram,
     keys: int,
     steps: tuple[int, ...],
-    source: Source,
+    source: CaseData,
     options: Mapping[str, Any] | None = None,
-) -> Imported:
-    """So many rows of the probe behind those that are imported."""
+) -> ImportScenario:
+    """Return rows of the probe that follow the imported ones."""
     feed = replace(probe.feed(source, sum(steps)), start=keys)
     if "last" in probe.program.trunk.inputs:
         last = np.repeat(keys + np.cumsum(steps) - 1, steps).astype(np.int32)
         feed = replace(feed, inputs={**feed.inputs, "last": last})
     before = rows_before(probe, source, keys)
-    return Imported(probe, feed, before, steps, (Named(OUTPUT),), options or {})
+    return ImportScenario(probe, feed, before, steps, (Named(OUTPUT),), options or {})
 
 
-def _choosing(keys: int, source: Source) -> Imported:
+def _choosing(keys: int, source: CaseData) -> ImportScenario:
     probe = block_attention(FORTY)
     return replace(_continued(probe, keys, FEW, source), wants=(Named(CHOSEN),))
 
 
-def _across(source: Source) -> Imported:
-    """Rows whose windows begin in one run and end in the next."""
+def _across(source: CaseData) -> ImportScenario:
+    """Return rows whose windows begin in one run and end in the next."""
     return _continued(attention((2, 1, 8, 8), window=100), 1000, (1, 60, 70), source)

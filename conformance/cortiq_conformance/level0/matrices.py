@@ -14,16 +14,16 @@ from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import LAYOUTS, Weight
 from cortiq.numerics.route import Router
 from cortiq_conformance.case import Case, Scenario
-from cortiq_conformance.drives import Feed
-from cortiq_conformance.materials import MATRIX_LAYOUTS, extreme, typical
-from cortiq_conformance.probes import TOKEN, Probe, floats, one, vector
-from cortiq_conformance.source import Source
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.case_weights import MATRIX_LAYOUTS, extreme, typical
+from cortiq_conformance.drives import SequenceInput
+from cortiq_conformance.probes import TOKEN, ProbeProgram, floats, one, vector
 
 EXPERTS, TOP = 6, 3
 
 
 def cases() -> Iterator[Case]:
-    """Matrix cases of level 0."""
+    """Yield matrix cases of level 0."""
     for layout in MATRIX_LAYOUTS:
         for what, build in MATMULS.items():
             yield _case("MatMul", layout, what, partial(build, layout))
@@ -52,12 +52,12 @@ def cases() -> Iterator[Case]:
                _combine)  # fmt: skip
 
 
-def _case(op: str, layout: str, what: str, build: Callable[[Source], Scenario]) -> Case:
+def _case(op: str, layout: str, what: str, build: Callable[[CaseData], Scenario]) -> Case:
     return Case(f"level0/{op}[{layout}, {what}]", 0, f"{op}[{layout}]", op, build)
 
 
-def matmul(weight: Weight) -> Probe:
-    """x times a weight."""
+def matmul(weight: Weight) -> ProbeProgram:
+    """Build a probe of x times a weight."""
     rows, columns = weight.shape
     quantised = () if weight.layout.kind == "float" else ("x",)
     weights = {"weight": weight}
@@ -69,12 +69,12 @@ def _columns(layout: str, least: int) -> int:
     return -(-least // block) * block
 
 
-def _typical(layout: str, source: Source) -> Scenario:
+def _typical(layout: str, source: CaseData) -> Scenario:
     weight = typical(source, layout, 70, _columns(layout, 512))
     return matmul(weight).scenario(source, 67)
 
 
-def _extreme(layout: str, source: Source) -> Scenario:
+def _extreme(layout: str, source: CaseData) -> Scenario:
     weight = extreme(source, layout, _columns(layout, 512))
     probe = matmul(weight)
     x = source.floats(5, weight.shape[1])
@@ -84,63 +84,63 @@ def _extreme(layout: str, source: Source) -> Scenario:
     return probe.given(x=x)
 
 
-def _odd_blocks(layout: str, source: Source) -> Scenario:
-    """A number of blocks that fills no run, and a width that fills no tile."""
+def _odd_blocks(layout: str, source: CaseData) -> Scenario:
+    """Return a number of blocks that fills no run, and a width that fills no tile."""
     block = LAYOUTS[layout].block or 37
     weight = typical(source, layout, 19, block * 11)
     return matmul(weight).scenario(source, 3, amplitude=100.0)
 
 
-MATMULS: dict[str, Callable[[str, Source], Scenario]] = {
+MATMULS: dict[str, Callable[[str, CaseData], Scenario]] = {
     "67 rows of typical codes": _typical,
     "extreme codes and scales": _extreme,
     "11 blocks": _odd_blocks,
 }
 
 
-def embed(weight: Weight) -> Probe:
-    """Rows of a table."""
+def embed(weight: Weight) -> ProbeProgram:
+    """Build a probe of a table's rows."""
     op = ops.EmbedRows(*weight.shape)
     return one(op, {"token": TOKEN}, {"table": weight}, limits={"token": weight.shape[0]})
 
 
-def _embed(layout: str, source: Source) -> Scenario:
+def _embed(layout: str, source: CaseData) -> Scenario:
     weight = extreme(source, layout, _columns(layout, 256))
     probe = embed(weight)
     tokens = source.permutation(weight.shape[0]).astype(np.int32)
-    return Scenario(probe.program, weight_map(probe), [Feed(tokens)])
+    return Scenario(probe.program, weight_map(probe), [SequenceInput(tokens)])
 
 
-def _missing(source: Source) -> Scenario:
-    """Every other id is past the table, and gives zeros."""
+def _missing(source: CaseData) -> Scenario:
+    """Return ids of which every other one is past the table and gives zeros."""
     weight = typical(source, "w8", 20, 64)
     op = ops.EmbedRows(*weight.shape, missing=True)
     probe = one(op, {"token": TOKEN}, {"table": weight}, limits={"token": 40})
     tokens = source.permutation(40).astype(np.int32)
-    return Scenario(probe.program, weight_map(probe), [Feed(tokens)])
+    return Scenario(probe.program, weight_map(probe), [SequenceInput(tokens)])
 
 
-def weight_map(probe: Probe) -> dict[str, Weight]:
-    """The weights of a probe."""
+def weight_map(probe: ProbeProgram) -> dict[str, Weight]:
+    """Return the weights of a probe."""
     return dict(probe.weights)
 
 
-def head_matmul(source: Source, layout: str, least: int = 64, height: int = 20) -> Probe:
-    """Three heads of their own matrix, of at least so many columns."""
+def head_matmul(source: CaseData, layout: str, least: int = 64, height: int = 20) -> ProbeProgram:
+    """Build a probe of three heads with their own matrices of at least so many columns."""
     columns = _columns(layout, least)
     op, weight = ops.HeadMatMul(3, columns, height), typical(source, layout, 3 * height, columns)
     quantised = () if layout == "f32" else ("x",)
     return one(op, {"x": floats(3, columns)}, {"weight": weight}, quantised)
 
 
-def _heads(layout: str, source: Source) -> Scenario:
+def _heads(layout: str, source: CaseData) -> Scenario:
     return head_matmul(source, layout).scenario(source, 5)
 
 
 def expert_matmul(
-    source: Source, layout: str, shared: bool, least: int = 64, height: int = 24
-) -> Probe:
-    """Three of six experts a row, of at least so many columns."""
+    source: CaseData, layout: str, shared: bool, least: int = 64, height: int = 24
+) -> ProbeProgram:
+    """Build a probe of three of six experts a row, of at least so many columns."""
     columns = _columns(layout, least)
     op = ops.ExpertMatMul(EXPERTS, columns, height)
     weight = typical(source, layout, EXPERTS * height, columns)
@@ -150,7 +150,7 @@ def expert_matmul(
     return one(op, inputs, {"weight": weight}, quantised, limits={"index": EXPERTS})
 
 
-def _experts(layout: str, shared: bool, source: Source) -> Scenario:
+def _experts(layout: str, shared: bool, source: CaseData) -> Scenario:
     return expert_matmul(source, layout, shared).scenario(source, 7)
 
 
@@ -178,9 +178,9 @@ LIMITED = {
 
 
 def route(
-    source: Source, router: Router, biased: bool, masked: bool = False, experts: int = 32
-) -> Probe:
-    """Scores to indices and weights."""
+    source: CaseData, router: Router, biased: bool, masked: bool = False, experts: int = 32
+) -> ProbeProgram:
+    """Build a probe of scores to indices and weights."""
     op = ops.Route(experts, router, biased, masked)
     weights = {"bias": vector(source.floats(experts, amplitude=0.1))} if biased else {}
     if masked:
@@ -189,9 +189,9 @@ def route(
 
 
 def _route(
-    router: Router, biased: bool, source: Source, ties: bool = False, masked: bool = False
+    router: Router, biased: bool, source: CaseData, ties: bool = False, masked: bool = False
 ) -> Scenario:
-    """Indices are compared through the weights and as they are."""
+    """Return a case that compares indices through the weights and directly."""
     probe = route(source, router, biased, masked)
     x = source.floats(40, 32, amplitude=3)
     if ties:
@@ -199,10 +199,10 @@ def _route(
     return replace(probe.given(x=x), wants=(Named("y.0"), Named("y.1")))
 
 
-def combine(source: Source, count: int = TOP) -> Probe:
-    """Weights and outputs to their sum."""
+def combine(source: CaseData, count: int = TOP) -> ProbeProgram:
+    """Build a probe of weights and outputs to their sum."""
     return one(ops.CombineExperts(), {"weight": floats(count), "output": floats(count, 48)})
 
 
-def _combine(source: Source) -> Scenario:
+def _combine(source: CaseData) -> Scenario:
     return combine(source).scenario(source, 24)

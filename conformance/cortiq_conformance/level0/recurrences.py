@@ -12,17 +12,17 @@ from cortiq.ir import Op, Type, ops
 from cortiq.numerics.contract import F32
 from cortiq.numerics.scalar import sigmoid
 from cortiq_conformance.case import Case, Scenario
-from cortiq_conformance.drives import Feed
-from cortiq_conformance.probes import Probe, floats, one
-from cortiq_conformance.source import Source
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.drives import SequenceInput
+from cortiq_conformance.probes import ProbeProgram, floats, one
 
 ROWS = 40
 NEAR_ONE = F32(4)
-"""What is added to numbers before a sigmoid makes them decays."""
+"""Offset of numbers that a sigmoid turns into decays."""
 
 
 def cases() -> Iterator[Case]:
-    """Recurrent cases of level 0."""
+    """Yield recurrent cases of level 0."""
     for what, op in DELTA_RULES.items():
         for decay in ("a head", "a channel"):
             make = partial(delta_rule, op, decay == "a channel")
@@ -35,7 +35,7 @@ def cases() -> Iterator[Case]:
         yield _case(what, f"states that decay to nothing, {what}", partial(_forgotten, probe))
 
 
-def _case(op: str, what: str, build: Callable[[Source], Scenario]) -> Case:
+def _case(op: str, what: str, build: Callable[[CaseData], Scenario]) -> Case:
     return Case(f"level0/{op}[{what}]", 0, op, op, build)
 
 
@@ -54,11 +54,11 @@ STATE_SPACES = {
 }
 
 
-class Recurrence(Probe):
-    """A probe whose rows are like those of models: unit keys, decays below 1, positive steps."""
+class RecurrentProbe(ProbeProgram):
+    """A probe with rows like those of models: unit keys, decays below 1, positive steps."""
 
-    def feed(self, source: Source, rows: int, amplitude: float = 1.0) -> Feed:
-        """Rows that keep a state alive."""
+    def feed(self, source: CaseData, rows: int, amplitude: float = 1.0) -> SequenceInput:
+        """Return rows that keep a state alive."""
         feed = super().feed(source, rows, amplitude)
         inputs = dict(feed.inputs)
         for name in inputs.keys() & {"q", "k", "b", "c"}:
@@ -67,16 +67,16 @@ class Recurrence(Probe):
         for name, shift in (("alpha", NEAR_ONE), ("beta", F32(0)), ("delta", F32(0))):
             if name in inputs:
                 inputs[name] = sigmoid(inputs[name] + shift)
-        return Feed(feed.tokens, inputs)
+        return SequenceInput(feed.tokens, inputs)
 
 
-def _probe(op: Op, inputs: Mapping[str, Type]) -> Recurrence:
+def _probe(op: Op, inputs: Mapping[str, Type]) -> RecurrentProbe:
     plain = one(op, inputs)
-    return Recurrence(plain.program, plain.weights, plain.inputs, plain.limits)
+    return RecurrentProbe(plain.program, plain.weights, plain.inputs, plain.limits)
 
 
-def delta_rule(op: ops.DeltaRule, channels: bool = False) -> Recurrence:
-    """A delta rule over rows that supply everything."""
+def delta_rule(op: ops.DeltaRule, channels: bool = False) -> RecurrentProbe:
+    """Build a delta rule whose rows supply everything."""
     keys, decay = floats(op.groups, op.key_dim), (op.heads, op.key_dim)
     return _probe(op, {
         "q": keys, "k": keys, "v": floats(op.heads, op.value_dim),
@@ -84,8 +84,8 @@ def delta_rule(op: ops.DeltaRule, channels: bool = False) -> Recurrence:
     })  # fmt: skip
 
 
-def state_space(op: ops.StateSpace) -> Recurrence:
-    """A state space over rows that supply everything."""
+def state_space(op: ops.StateSpace) -> RecurrentProbe:
+    """Build a state space whose rows supply everything."""
     shared, numbers = floats(op.groups, op.state_dim), floats(op.heads)
     return _probe(op, {
         "x": floats(op.heads, op.head_dim), "b": shared, "c": shared, "alpha": numbers,
@@ -93,25 +93,25 @@ def state_space(op: ops.StateSpace) -> Recurrence:
     })  # fmt: skip
 
 
-PROBES: Mapping[str, Callable[[], Recurrence]] = {
+PROBES: Mapping[str, Callable[[], RecurrentProbe]] = {
     "DeltaRule": lambda: delta_rule(ops.DeltaRule(4, 8, 6, 2)),
     "StateSpace": lambda: state_space(ops.StateSpace(4, 6, 8, 2)),
 }
 """A small program of each kind."""
 
 
-def _typical(make: Callable[[], Recurrence], source: Source) -> Scenario:
+def _typical(make: Callable[[], RecurrentProbe], source: CaseData) -> Scenario:
     return make().scenario(source, ROWS)
 
 
-def _changed(probe: Recurrence, source: Source, **inputs: np.ndarray) -> Scenario:
+def _changed(probe: RecurrentProbe, source: CaseData, **inputs: np.ndarray) -> Scenario:
     scenario = probe.scenario(source, ROWS)
     (feed,) = scenario.feeds
-    return replace(scenario, feeds=[Feed(feed.tokens, {**feed.inputs, **inputs})])
+    return replace(scenario, feeds=[SequenceInput(feed.tokens, {**feed.inputs, **inputs})])
 
 
-def _spread(make: Callable[[], Recurrence], source: Source) -> Scenario:
-    """Values of every size, whose products run through many exponents."""
+def _spread(make: Callable[[], RecurrentProbe], source: CaseData) -> Scenario:
+    """Return the values of every size, whose products run through many exponents."""
     probe = make()
     spread = {
         name: source.spread(ROWS, *kind.shape, low=-20, high=8)
@@ -121,8 +121,8 @@ def _spread(make: Callable[[], Recurrence], source: Source) -> Scenario:
     return _changed(probe, source, **spread)
 
 
-def _forgotten(make: Callable[[], Recurrence], source: Source) -> Scenario:
-    """Nothing is written from the third row on, and every row keeps a hundredth."""
+def _forgotten(make: Callable[[], RecurrentProbe], source: CaseData) -> Scenario:
+    """Return rows that write nothing from the third on and keep a hundredth each."""
     probe = make()
     quiet: dict[str, np.ndarray] = {}
     for name in probe.inputs.keys() & {"beta", "delta"}:

@@ -12,24 +12,24 @@ from cortiq.backend import Executable, Named
 from cortiq.ir import Program, ops
 from cortiq.numerics.contract import F32
 from cortiq.numerics.route import Router
+from cortiq_conformance.call_counter import CallCounter
 from cortiq_conformance.case import Case, NotRunError, Scenario
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.case_weights import extreme, typical
 from cortiq_conformance.compare import Divergence
-from cortiq_conformance.drives import Feed, Together
+from cortiq_conformance.drives import BatchedDrive, SequenceInput
 from cortiq_conformance.flush import available
-from cortiq_conformance.guard import Guard
 from cortiq_conformance.level0 import blocks, elementwise, matrices, recurrences, scaling, sequences
-from cortiq_conformance.materials import extreme, typical
-from cortiq_conformance.probes import Probe, floats, one, through_quantise
-from cortiq_conformance.source import Source
+from cortiq_conformance.outputs import Observations
+from cortiq_conformance.probes import ProbeProgram, floats, one, through_quantise
 from cortiq_conformance.subject import Subject
-from cortiq_conformance.wants import Observations
 
 STAGE = 3
 DELEGATED = "delegation behind the back (the reference ran, and placement names the backend)"
 """Label of a value that is 1 where a node said to be the backend's own was delegated."""
 BAD_VALUES = (float("nan"), float("inf"), float("-inf"), 2.0**50)
 
-PROBES: dict[str, Callable[[Source], Probe]] = {
+PROBES: dict[str, Callable[[CaseData], ProbeProgram]] = {
     "Add": lambda s: elementwise.binary(ops.Add(), 64),
     "Multiply": lambda s: elementwise.binary(ops.Multiply(), 64),
     "Scale": lambda s: one(ops.Scale(0.3), {"x": floats(64)}),
@@ -68,7 +68,7 @@ PROBES: dict[str, Callable[[Source], Probe]] = {
 
 
 def cases() -> Iterator[Case]:
-    """Robustness cases of level 0."""
+    """Yield robustness cases of level 0."""
     for op, probe in PROBES.items():
         if op != "EmbedRows":
             yield _case("planted NaN", op, f"{op}, in the second of three sequences",
@@ -87,33 +87,33 @@ def _wants(op: str) -> tuple[Named, ...]:
     return tuple(map(Named, names))
 
 
-def _planted(make: Callable[[Source], Probe], op: str, source: Source) -> Scenario:
-    """Four bad values, each in a sequence of its own; the sequences between them are sound."""
+def _planted(make: Callable[[CaseData], ProbeProgram], op: str, source: CaseData) -> Scenario:
+    """Return four bad values in separate sequences, with sound sequences between them."""
     probe = make(source)
     feeds = [probe.feed(source, 3)]
     for bad in BAD_VALUES:
         feeds += [_spoilt(probe.feed(source, 3), bad, source), probe.feed(source, 3)]
-    return Scenario(probe.program, probe.weights, feeds, _wants(op), Together())
+    return Scenario(probe.program, probe.weights, feeds, _wants(op), BatchedDrive())
 
 
-def _spoilt(feed: Feed, bad: float, source: Source) -> Feed:
+def _spoilt(feed: SequenceInput, bad: float, source: CaseData) -> SequenceInput:
     inputs = {name: array.copy() for name, array in feed.inputs.items()}
     for array in inputs.values():
         if array.dtype == F32:
             array[1].reshape(-1)[int(source.integers(0, array[1].size, 1)[0])] = F32(bad)
             break
-    return Feed(feed.tokens, inputs)
+    return SequenceInput(feed.tokens, inputs)
 
 
-def _flushed(make: Callable[[Source], Probe], op: str, source: Source) -> Scenario:
+def _flushed(make: Callable[[CaseData], ProbeProgram], op: str, source: CaseData) -> Scenario:
     reason = available()
     if reason:
         raise NotRunError(reason)
     return replace(_edge(make, op, source), flush=True)
 
 
-def _edge(make: Callable[[Source], Probe], op: str, source: Source) -> Scenario:
-    """−0, and values around 2⁻⁴⁰: without snap, products and differences would be subnormal."""
+def _edge(make: Callable[[CaseData], ProbeProgram], op: str, source: CaseData) -> Scenario:
+    """Return −0 and values around 2⁻⁴⁰, whose unsnapped products would be subnormal."""
     probe = make(source)
     feed = probe.feed(source, 16)
     inputs = dict(feed.inputs)
@@ -122,24 +122,24 @@ def _edge(make: Callable[[Source], Probe], op: str, source: Source) -> Scenario:
             small = source.spread(*array.shape, low=-40, high=-18)
             chosen = source.integers(0, 3, *array.shape)
             inputs[name] = np.where(chosen == 0, small, np.where(chosen == 1, F32(-0.0), array))
-    feeds = [Feed(feed.tokens, inputs)]
+    feeds = [SequenceInput(feed.tokens, inputs)]
     return Scenario(probe.program, probe.weights, feeds, _wants(op))
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Runs a program under a guard that sees calls into the reference and the contract."""
+class PlacementScenario:
+    """Runs a program with a counter of calls into the reference and the contract."""
 
     scenario: Scenario
     op: str
 
     def expected(self) -> Observations:
-        """No function of the reference computes what the backend says it computes itself."""
+        """Return no calls: the backend computes what it claims to compute."""
         values = self.scenario.expected()
         return {**values, DELEGATED: np.zeros(1, np.int32)}
 
     def observe(self, subject: Subject) -> Observations:
-        """The values, and whether a node said to be the backend's own was delegated."""
+        """Return the values, and whether a node claimed by the backend was delegated."""
         watched = _Watched(subject, self.op)
         values, called = self._watch(watched)
         subject.computed.update(watched.computed)
@@ -148,17 +148,17 @@ class Placement:
         return {**values, DELEGATED: np.array([bool(called)], np.int32)}
 
     def _watch(self, watched: _Watched) -> tuple[Observations, Mapping[str, int]]:
-        """The values, and who else computed the operator if the backend claims it."""
-        with Guard() as guard:
+        """Return the values, and who else computed the operator if the backend claims it."""
+        with CallCounter() as guard:
             values = self.scenario.observe(watched)
         return values, guard.calls(self.op) if watched.claimed else {}
 
     def inputs(self) -> Observations:
-        """Those of the scenario."""
+        """Return the scenario's inputs."""
         return self.scenario.inputs()
 
     def localise(self, subject: Subject, found: Divergence) -> Divergence:
-        """Which functions computed what `placement` says the backend computes."""
+        """Return the functions that computed nodes claimed by the backend."""
         if found.value != DELEGATED:
             return self.scenario.localise(subject, found)
         _, called = self._watch(_Watched(subject, self.op))
@@ -184,7 +184,9 @@ class _Watched(Subject):
         self.claimed |= self.name in owners and self.name != "reference"
 
 
-def _placed(make: Callable[[Source], Probe], op: str, source: Source) -> Placement:
+def _placed(
+    make: Callable[[CaseData], ProbeProgram], op: str, source: CaseData
+) -> PlacementScenario:
     probe = make(source)
     scenario = replace(probe.scenario(source, 4), wants=_wants(op))
-    return Placement(scenario, op)
+    return PlacementScenario(scenario, op)

@@ -11,9 +11,9 @@ from cortiq.ir import Type, ops
 from cortiq.numerics import scaling
 from cortiq.numerics.contract import F32, Flags
 from cortiq_conformance.case import Case, Scenario
+from cortiq_conformance.case_data import CaseData, edges
 from cortiq_conformance.level0.foundations import in_rows
-from cortiq_conformance.probes import Probe, floats, one, vector
-from cortiq_conformance.source import Source, edges
+from cortiq_conformance.probes import ProbeProgram, floats, one, vector
 
 WIDTH = 256
 EXPERTS, TOP = 6, 3
@@ -21,7 +21,7 @@ NORM_WIDTHS = (1, 3, 64, 128, 256, 257, 640)
 
 
 def cases() -> Iterator[Case]:
-    """Scaling cases of level 0."""
+    """Yield scaling cases of level 0."""
     for per, probe in GAINS.items():
         yield _case("Gain", f"per {per}", partial(_random, probe))
     for form in ("exp", "negative_exp"):
@@ -39,40 +39,40 @@ def cases() -> Iterator[Case]:
         yield _case(what.partition(",")[0], what, partial(_random, probe))
 
 
-def _case(family: str, what: str, build: Callable[[Source], Scenario]) -> Case:
+def _case(family: str, what: str, build: Callable[[CaseData], Scenario]) -> Case:
     return Case(f"level0/{family}[{what}]", 0, family, family, build)
 
 
-def _random(make: Callable[[Source], Probe], source: Source) -> Scenario:
+def _random(make: Callable[[CaseData], ProbeProgram], source: CaseData) -> Scenario:
     return make(source).scenario(source, 24, amplitude=3.0)
 
 
-def gain(source: Source, width: int, per: str, shape: tuple[int, ...]) -> Probe:
-    """Values times gains around 1."""
+def gain(source: CaseData, width: int, per: str, shape: tuple[int, ...]) -> ProbeProgram:
+    """Build a probe of values times gains around 1."""
     weights = {"weight": vector(F32(1) + source.floats(width) * F32(0.5))}
     return one(ops.Gain(width, per), {"x": floats(*shape)}, weights)
 
 
-GAINS: dict[str, Callable[[Source], Probe]] = {
+GAINS: dict[str, Callable[[CaseData], ProbeProgram]] = {
     "value": lambda s: gain(s, 65, "value", (3, 65)),
     "head": lambda s: gain(s, 5, "head", (5, 48)),
     "all": lambda s: gain(s, 1, "all", (70,)),
 }
 
 
-def _formed(form: str, source: Source) -> Scenario:
-    """Gains that the file holds as logarithms, from e^-9 to e^5."""
+def _formed(form: str, source: CaseData) -> Scenario:
+    """Return gains that the file holds as logarithms, from e^-9 to e^5."""
     logarithms = source.floats(64, amplitude=2) * F32(1.75) - F32(2)
     weights = {"weight": vector(logarithms)}
     return one(ops.Gain(64, "head", form), {"x": floats(64, 4)}, weights).scenario(source)
 
 
-def scale_rows(source: Source) -> Probe:
-    """Four heads, each times a number of its own."""
+def scale_rows(source: CaseData) -> ProbeProgram:
+    """Build a probe of four heads, each times a number of its own."""
     return one(ops.ScaleRows(), {"x": floats(4, 40), "factor": floats(4, 1)})
 
 
-def _shift(amount: float, source: Source) -> Scenario:
+def _shift(amount: float, source: CaseData) -> Scenario:
     values = np.concatenate([edges(), source.spread(4096), source.floats(2048)])
     faults: Flags = np.zeros(len(values), np.bool_)
     scaling.shift(values[:, None], amount, faults)
@@ -86,16 +86,16 @@ CLAMPS = {
 }
 
 
-def _clamp(op: ops.Clamp, source: Source) -> Scenario:
-    """Values on both sides of the bounds, on them, and next to them."""
+def _clamp(op: ops.Clamp, source: CaseData) -> Scenario:
+    """Return values on both sides of the bounds, on them, and next to them."""
     bounds = np.array([b for b in (op.low, op.high) if b], F32)
     near = (bounds.view(np.int32)[:, None] + np.arange(-3, 4, dtype=np.int32)).view(F32).ravel()
     values = np.concatenate([near, edges(), source.spread(4096)])
     return one(op, {"x": floats(WIDTH)}).given(x=in_rows(values))
 
 
-def normed(op: ops.L2Norm | ops.Softmax, source: Source) -> Scenario:
-    """Rows of small, plain and large values."""
+def normed(op: ops.L2Norm | ops.Softmax, source: CaseData) -> Scenario:
+    """Return rows of small, plain and large values."""
     x = np.concatenate([source.floats(24, op.width, amplitude=a) for a in (0.01, 1.0, 40.0)])
     return one(op, {"x": floats(op.width)}).given(x=x)
 
@@ -104,21 +104,21 @@ def _index() -> Type:
     return Type((TOP,), "i32")
 
 
-def expert_gain(source: Source, *width: int) -> Probe:
-    """Three of six experts, each times its gain."""
+def expert_gain(source: CaseData, *width: int) -> ProbeProgram:
+    """Build a probe of three of six experts, each times its gain."""
     inputs = {"x": floats(TOP, *width), "index": _index()}
     weights = {"weight": vector(F32(1) + source.floats(EXPERTS) * F32(0.5))}
     return one(ops.ExpertGain(EXPERTS), inputs, weights, limits={"index": EXPERTS})
 
 
-def expert_bias(source: Source) -> Probe:
-    """Three of six experts, each plus its bias."""
+def expert_bias(source: CaseData) -> ProbeProgram:
+    """Build a probe of three of six experts, each plus its bias."""
     inputs = {"x": floats(TOP, 40), "index": _index()}
     weights = {"bias": vector(source.floats(EXPERTS, 40))}
     return one(ops.ExpertBias(EXPERTS, 40), inputs, weights, limits={"index": EXPERTS})
 
 
-EXPERT_PROBES: dict[str, Callable[[Source], Probe]] = {
+EXPERT_PROBES: dict[str, Callable[[CaseData], ProbeProgram]] = {
     "ExpertGain, of weights": expert_gain,
     "ExpertGain, of outputs": lambda s: expert_gain(s, 40),
     "ExpertBias, of outputs": expert_bias,

@@ -13,10 +13,10 @@ from cortiq.numerics.contract import F32
 from cortiq.numerics.rope import RopeTable, Sections
 from cortiq.numerics.rope_scaling import Linear
 from cortiq_conformance.case import Case, Scenario
-from cortiq_conformance.drives import Feed
-from cortiq_conformance.probes import CONTEXT, OUTPUT, Probe, attend, floats, one, vector
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.drives import SequenceInput
+from cortiq_conformance.probes import CONTEXT, OUTPUT, ProbeProgram, attend, floats, one, vector
 from cortiq_conformance.probes import TOKEN as POSITION
-from cortiq_conformance.source import Source
 
 TABLE = RopeTable(10000.0, 16)
 WINDOWS = (1, 5, 63, 64, 65, 100)
@@ -24,7 +24,7 @@ GEOMETRIES = ((4, 2, 16, 16), (6, 1, 8, 12), (3, 3, 32, 8))
 
 
 def cases() -> Iterator[Case]:
-    """Sequence primitives of level 0."""
+    """Yield sequence primitives of level 0."""
     for what, build in ROTATIONS.items():
         yield _case("Rope", "Rope", what, build)
     for geometry in GEOMETRIES:
@@ -50,7 +50,7 @@ def cases() -> Iterator[Case]:
             yield _case("CausalConv", "CausalConv", what, partial(_conv, kernel, biased))
 
 
-def _case(family: str, op: str, what: str, build: Callable[[Source], Scenario]) -> Case:
+def _case(family: str, op: str, what: str, build: Callable[[CaseData], Scenario]) -> Case:
     return Case(f"level0/{family}[{what}]", 0, family, op, build)
 
 
@@ -59,20 +59,22 @@ def _described(geometry: tuple[int, int, int, int]) -> str:
     return f"{heads} heads on {kv_heads}, keys of {key_dim}, values of {value_dim}"
 
 
-def rope(table: RopeTable = TABLE, pairing: str = "half", heads: int = 3, width: int = 16) -> Probe:
-    """Heads turned by their row's position."""
+def rope(
+    table: RopeTable = TABLE, pairing: str = "half", heads: int = 3, width: int = 16
+) -> ProbeProgram:
+    """Build a probe of heads turned by their row's position."""
     inputs = {"x": floats(heads, width), "position": POSITION}
     return one(ops.Rope(table, pairing), inputs)
 
 
-def _sections(sections: Sections, source: Source) -> Scenario:
-    """Heads turned by three positions that the row supplies."""
+def _sections(sections: Sections, source: CaseData) -> Scenario:
+    """Return heads turned by three positions that the row supplies."""
     op = ops.Rope(TABLE, sections=sections)
     inputs = {"x": floats(3, 16), "positions": Type((3,), "i32")}
     return one(op, inputs, limits={"positions": 4096}).scenario(source, 40)
 
 
-ROTATIONS: dict[str, Callable[[Source], Scenario]] = {
+ROTATIONS: dict[str, Callable[[CaseData], Scenario]] = {
     "pairs of halves": lambda s: rope().scenario(s, 40),
     "interleaved pairs": lambda s: rope(pairing="interleaved").scenario(s, 40),
     "16 of 24 values turn": lambda s: rope(width=24).scenario(s, 10),
@@ -87,19 +89,19 @@ ROTATIONS: dict[str, Callable[[Source], Scenario]] = {
 STORED = ((1, 1), (3, 5), (2, 64), (1, 300))
 
 
-def recall(heads: int = 2, dim: int = 8) -> Probe:
-    """Rows that are stored, and recalled at their own positions."""
+def recall(heads: int = 2, dim: int = 8) -> ProbeProgram:
+    """Build a probe of rows that are stored and recalled at their own positions."""
     b = Builder(context=CONTEXT)
     b.input("token")
     position, shape = b.input("position"), floats(heads, dim)
     x = b.add(ops.Quantise(), b.input("x", shape.shape, "f32"), name="x.quantised")
     b.add_node(ops.StoreKV(heads, dim, 0), x, name="store", slots={"kv": "kv"})
     b.add(ops.Recall(heads, dim), position, name=OUTPUT, slots={"kv": "kv"})
-    return Probe(b.program((OUTPUT,)), {}, {"x": shape})
+    return ProbeProgram(b.program((OUTPUT,)), {}, {"x": shape})
 
 
-def _recalled(heads: int, dim: int, source: Source) -> Scenario:
-    """Rows of all magnitudes, more than a tile of them."""
+def _recalled(heads: int, dim: int, source: CaseData) -> Scenario:
+    """Return rows of all magnitudes, more than a tile of them."""
     rows = source.spread(130, heads, dim, low=-44, high=48)
     return recall(heads, dim).given(x=rows)
 
@@ -111,45 +113,45 @@ def attention(
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,
     scale: float | None = None,
-) -> Probe:
-    """An Attend over rows that supply q, k and v."""
+) -> ProbeProgram:
+    """Build an Attend whose rows supply q, k and v."""
     factor = geometry[2] ** -0.5 if scale is None else scale
     op = ops.Attend(*geometry, factor, window, soft_cap, sinks is not None)
     return attend(op, sinks)
 
 
-def _plain(geometry: tuple[int, int, int, int], source: Source) -> Scenario:
+def _plain(geometry: tuple[int, int, int, int], source: CaseData) -> Scenario:
     return attention(geometry).scenario(source, 150, amplitude=2.0)
 
 
-def _long(source: Source) -> Scenario:
+def _long(source: CaseData) -> Scenario:
     return attention((1, 1, 8, 8)).scenario(source, 1100, amplitude=2.0)
 
 
-def _ladders(source: Source) -> Scenario:
+def _ladders(source: CaseData) -> Scenario:
     probe = attention((2, 1, 8, 8))
     feed = probe.feed(source, 140, amplitude=2.0)
     power = 2.0 ** source.integers(-36, 40, 140, 1, 1)
     v = feed.inputs["v"] * power.astype(F32)
     v = np.where(np.abs(v) < 2.0**-40, F32(0), v)
     scenario = Scenario(probe.program, probe.weights, [feed])
-    return replace(scenario, feeds=[Feed(feed.tokens, {**feed.inputs, "v": v})])
+    return replace(scenario, feeds=[SequenceInput(feed.tokens, {**feed.inputs, "v": v})])
 
 
-def _clamped(source: Source) -> Scenario:
-    """Scores of some ten thousand, beyond ±16384 in part; far weights are forgotten."""
+def _clamped(source: CaseData) -> Scenario:
+    """Return scores of some ten thousand, partly beyond ±16384; far weights vanish."""
     return attention((2, 2, 8, 8), scale=1.0).scenario(source, 100, amplitude=60.0)
 
 
-def _window(window: int, source: Source) -> Scenario:
+def _window(window: int, source: CaseData) -> Scenario:
     return attention((2, 1, 8, 8), window=window).scenario(source, 64 + window + 70, 1.5)
 
 
 BLOCKS = ((0, 5), (60, 7), (1, 130), (100, 16))
 
 
-def until() -> Probe:
-    """An Attend whose rows supply the last key that they see, as `last`."""
+def until() -> ProbeProgram:
+    """Build an Attend whose rows supply the last key they see, as `last`."""
     b = Builder(context=CONTEXT)
     b.input("token")
     b.input("position")
@@ -160,40 +162,40 @@ def until() -> Probe:
     b.add_node(ops.StoreKV(2, 8, 8), k, v, name="store", slots={"kv": "kv"})
     op = ops.Attend(4, 2, 8, 8, 8**-0.5, until=True)
     b.add(op, q, last, name=OUTPUT, slots={"kv": "kv"})
-    return Probe(b.program((OUTPUT,)), {}, shapes)
+    return ProbeProgram(b.program((OUTPUT,)), {}, shapes)
 
 
-def _in_block(rows: int, size: int, source: Source) -> Scenario:
-    """Rows that see what is before them, and behind them a block whose rows see one another."""
+def _in_block(rows: int, size: int, source: CaseData) -> Scenario:
+    """Return rows that see everything before them, then a block whose rows see one another."""
     probe = until()
     feed = probe.feed(source, rows + size, 2.0)
     ends = np.minimum(np.arange(rows + size), rows - 1)
     ends[rows:] = rows + size - 1
-    feed = Feed(feed.tokens, {**feed.inputs, "last": ends.astype(np.int32)})
+    feed = SequenceInput(feed.tokens, {**feed.inputs, "last": ends.astype(np.int32)})
     return Scenario(probe.program, {}, [feed])
 
 
-def sink_values(source: Source, heads: int) -> np.ndarray:
-    """Logits that take a share of every row."""
+def sink_values(source: CaseData, heads: int) -> np.ndarray:
+    """Return sink logits that take a share of every row."""
     return source.floats(heads) + F32(2)
 
 
-def _sinks(geometry: tuple[int, int, int, int], source: Source) -> Scenario:
+def _sinks(geometry: tuple[int, int, int, int], source: CaseData) -> Scenario:
     probe = attention(geometry, sinks=sink_values(source, geometry[0]))
     return probe.scenario(source, 80, amplitude=1.5)
 
 
-def _capped(cap: float, source: Source) -> Scenario:
+def _capped(cap: float, source: CaseData) -> Scenario:
     return attention((4, 2, 16, 16), soft_cap=cap).scenario(source, 80, amplitude=3.0)
 
 
-def conv(source: Source, kernel: int = 3, biased: bool = False) -> Probe:
-    """A causal convolution of 32 channels."""
+def conv(source: CaseData, kernel: int = 3, biased: bool = False) -> ProbeProgram:
+    """Build a causal convolution of 32 channels."""
     weights = {"weight": vector(source.floats(32, kernel))}
     if biased:
         weights["bias"] = vector(source.floats(32))
     return one(ops.CausalConv(32, kernel, biased), {"x": floats(32)}, weights)
 
 
-def _conv(kernel: int, biased: bool, source: Source) -> Scenario:
+def _conv(kernel: int, biased: bool, source: CaseData) -> Scenario:
     return conv(source, kernel, biased).scenario(source, 20)

@@ -1,4 +1,4 @@
-"""The same rows in chunks, batches, after going back, branching off, moving: the same bits."""
+"""Rows in chunks, batches, after rewinds, forks and moves: bits must not change."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from dataclasses import replace
 from functools import partial
 
 from cortiq_conformance.case import Case, Scenario
-from cortiq_conformance.drives import Chunks, Drive, Together
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.drives import BatchedDrive, ChunkedDrive, Drive
 from cortiq_conformance.level0.blocks import sparse
 from cortiq_conformance.level0.recurrences import PROBES
 from cortiq_conformance.level0.sequences import attention, conv
-from cortiq_conformance.moves import Export, Fork, Rewind, Snapshot
-from cortiq_conformance.probes import Probe
-from cortiq_conformance.source import Source
+from cortiq_conformance.probes import ProbeProgram
+from cortiq_conformance.state_drives import ExportDrive, ForkDrive, RewindDrive, SnapshotDrive
 
 STAGE = 2
 CUT, ROWS = 64, 150
 """Going back and branching off happen where a tile ends, so that they test nothing else."""
 
-WHOLE = Chunks()
+WHOLE = ChunkedDrive()
 DRIVES: dict[str, dict[str, Drive]] = {
-    "chunks": {f"of {n}": Chunks(n) for n in (1, 7, 64, 65)},
-    "batch": {"whole": Together(), "64 rows at a time": Together(64)},
-    "rewind": {"over 16 rows": Rewind(CUT), "over 86 rows": Rewind(CUT, 86)},
-    "snapshot": {"over 16 rows": Snapshot(CUT)},
-    "fork": {"two forks": Fork(CUT, 64)},
-    "export": {"to pages of 16 rows": Export(CUT)},
+    "chunks": {f"of {n}": ChunkedDrive(n) for n in (1, 7, 64, 65)},
+    "batch": {"whole": BatchedDrive(), "64 rows at a time": BatchedDrive(64)},
+    "rewind": {"over 16 rows": RewindDrive(CUT), "over 86 rows": RewindDrive(CUT, 86)},
+    "snapshot": {"over 16 rows": SnapshotDrive(CUT)},
+    "fork": {"two forks": ForkDrive(CUT, 64)},
+    "export": {"to pages of 16 rows": ExportDrive(CUT)},
 }
 """By family and description."""
 
 
-def probes() -> dict[str, Callable[[Source], Probe]]:
-    """A program for each kind of slot."""
+def probes() -> dict[str, Callable[[CaseData], ProbeProgram]]:
+    """Return a program for each kind of slot."""
     return {
         "attention": lambda source: attention((2, 1, 8, 8)),
         "convolution": lambda source: conv(source),
@@ -51,7 +51,7 @@ OPERATORS = {
 
 
 def cases() -> Iterator[Case]:
-    """State cases of level 0."""
+    """Yield state cases of level 0."""
     for slot, probe in probes().items():
         op = OPERATORS[slot]
         for family, drives in DRIVES.items():
@@ -63,7 +63,7 @@ def cases() -> Iterator[Case]:
 
 
 def _scenario(
-    make: Callable[[Source], Probe], drive: Drive, family: str, source: Source
+    make: Callable[[CaseData], ProbeProgram], drive: Drive, family: str, source: CaseData
 ) -> Scenario:
     probe = make(source)
     counts = (ROWS, 90, 64) if family == "batch" else (ROWS,)
@@ -71,7 +71,7 @@ def _scenario(
     return Scenario(probe.program, probe.weights, feeds, drive=drive)
 
 
-def _poisoned(make: Callable[[Source], Probe], source: Source) -> Scenario:
+def _poisoned(make: Callable[[CaseData], ProbeProgram], source: CaseData) -> Scenario:
     probe = make(source)
     options = {"page_rows": 48, "extra": {"poison": True}}
     return replace(probe.scenario(source, 100), options=options)

@@ -1,4 +1,4 @@
-"""What is computed where the logits are: argmax, draws, the largest logits, digests."""
+"""Computations on logits: argmax, draws, the largest logits, digests."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from cortiq.numerics.masks import mask_of
 from cortiq.numerics.sampling import Sampling
 from cortiq.numerics.synthetic import synthetic_weight
 from cortiq_conformance.case import Case, Scenario
-from cortiq_conformance.drives import Feed
-from cortiq_conformance.probes import Probe, floats, logits
-from cortiq_conformance.source import Source
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.drives import SequenceInput
+from cortiq_conformance.probes import ProbeProgram, floats, logits
 
 VOCABULARY = 1000
 ROWS = 24
@@ -57,7 +57,7 @@ MASKED: dict[str, tuple[Sampling, Sequence[int]]] = {
 
 
 def cases() -> Iterator[Case]:
-    """Tails of level 0."""
+    """Yield the tails of level 0."""
     for what, build in ARGMAXES.items():
         yield _case("Argmax", "Argmax", what, build)
     for what, sampling in CHAINS.items():
@@ -73,21 +73,21 @@ def cases() -> Iterator[Case]:
     yield _case("Digest", "Digest", "many rows of wide logits", _wide)
 
 
-def _case(family: str, op: str, what: str, build: Callable[[Source], Scenario]) -> Case:
+def _case(family: str, op: str, what: str, build: Callable[[CaseData], Scenario]) -> Case:
     return Case(f"level0/{family}[{what}]", 0, family, op, build)
 
 
-def rows(x: np.ndarray, wants: tuple[Want, ...], source: Source, factor: float = 1.0) -> Scenario:
-    """Rows that supply `x`, their logits by this factor; their ids repeat, so that penalties have
-    a history.
+def rows(x: np.ndarray, wants: tuple[Want, ...], source: CaseData, factor: float = 1.0) -> Scenario:
+    """Return rows that supply `x`, with logits by this factor; ids repeat, so that penalties have a
+    history.
     """
     probe = logits(x.shape[1], factor)
     tokens = source.integers(0, 12, len(x))
-    return Scenario(probe.program, probe.weights, [Feed(tokens, {"x": x})], wants)
+    return Scenario(probe.program, probe.weights, [SequenceInput(tokens, {"x": x})], wants)
 
 
-def _argmax_ties(source: Source) -> Scenario:
-    """The largest value several times in each row, zeros of both signs among them."""
+def _argmax_ties(source: CaseData) -> Scenario:
+    """Return rows with the largest value several times, zeros of both signs among them."""
     x = source.floats(ROWS, VOCABULARY)
     for row in range(ROWS):
         x[row, source.permutation(VOCABULARY)[:5]] = 7
@@ -96,32 +96,32 @@ def _argmax_ties(source: Source) -> Scenario:
     return rows(x, (Argmax(),), source)
 
 
-ARGMAXES: dict[str, Callable[[Source], Scenario]] = {
+ARGMAXES: dict[str, Callable[[CaseData], Scenario]] = {
     "the lowest index wins a tie": _argmax_ties,
 }
 
 
-def _draws(sampling: Sampling, source: Source) -> Scenario:
+def _draws(sampling: Sampling, source: CaseData) -> Scenario:
     x = source.floats(ROWS, VOCABULARY, amplitude=2)
     return rows(x, (Draw(sampling),), source)
 
 
-def _masked(sampling: Sampling, ids: Sequence[int], source: Source) -> Scenario:
+def _masked(sampling: Sampling, ids: Sequence[int], source: CaseData) -> Scenario:
     x = source.floats(ROWS, VOCABULARY, amplitude=2)
     banned = np.setdiff1d(np.arange(VOCABULARY), ids)
     x[::2, banned] = np.nextafter(F32(2.0**50), F32(0))
     return rows(x, (Draw(sampling, mask=mask_of(ids, VOCABULARY)),), source)
 
 
-def _choices(source: Source) -> Scenario:
-    """One distribution at every position: only position and choice tell the draws apart."""
+def _choices(source: CaseData) -> Scenario:
+    """Return one distribution for all positions: only position and choice tell draws apart."""
     x = np.repeat(source.floats(1, VOCABULARY), ROWS, axis=0)
     wants = tuple(Draw(Sampling(seed=9), choice) for choice in range(3))
     return rows(x, wants, source)
 
 
-def _elsewhere(source: Source) -> Scenario:
-    """As draft heads draw: for a token further on, after ids that are not their rows'."""
+def _elsewhere(source: CaseData) -> Scenario:
+    """Draw as draft heads do: for a token further on, after ids that are not their rows'."""
     x = np.repeat(source.floats(1, VOCABULARY), ROWS, axis=0)
     penalised = CHAINS["penalties"]
     wants = (
@@ -131,20 +131,20 @@ def _elsewhere(source: Source) -> Scenario:
     return rows(x, wants, source)
 
 
-def _of_another(source: Source) -> Scenario:
+def _of_another(source: CaseData) -> Scenario:
     x = source.floats(ROWS, VOCABULARY, amplitude=2)
     wants = (Argmax(), Argmax("x"), Draw(Sampling(seed=9)), Draw(Sampling(seed=9), name="x"))
     return rows(x, wants, source, factor=-1.0)
 
 
-def _top(ties: bool, count: int, source: Source) -> Scenario:
+def _top(ties: bool, count: int, source: CaseData) -> Scenario:
     x = source.floats(8, VOCABULARY, amplitude=2)
     if ties:
         x = source.integers(-3, 4, 8, VOCABULARY).astype(F32)
     return rows(x, (Top(count),), source)
 
 
-def _digests(source: Source) -> Scenario:
+def _digests(source: CaseData) -> Scenario:
     x = source.spread(8, VOCABULARY)
     return replace(rows(x, (), source), wants=(Digest("logits"), Digest("x")))
 
@@ -153,8 +153,8 @@ WIDTHS = (16, 8, 12, 20, 16, 40_000)
 """Of what is stored, of what follows, and of the logits."""
 
 
-def _wide(source: Source) -> Scenario:
-    """More logits than a backend need hold at once, behind small values that no state needs.
+def _wide(source: CaseData) -> Scenario:
+    """Return more logits than a backend need hold at once, behind small values.
 
     What is fed to these values is stored: a backend that computes it once for all rows, and the
     rest for some rows at a time, must find it whole each time.
@@ -179,5 +179,5 @@ def _wide(source: Source) -> Scenario:
             y = b.add(ops.MatMul(width, height), q, name=f"y{i}", weights=roles)
             q = b.add(ops.Quantise(), y, name=f"q{i + 1}")
     program = b.program(("logits",)).with_layouts(dict.fromkeys(weights, "w8"))
-    scenario = Probe(program, weights, {"x": floats(1, WIDTHS[0])}).scenario(source, 130)
+    scenario = ProbeProgram(program, weights, {"x": floats(1, WIDTHS[0])}).scenario(source, 130)
     return replace(scenario, wants=(Digest("logits"),))

@@ -1,14 +1,17 @@
-"""A new backend's package, written out: `cortiq new-backend NAME`."""
+"""Write a new backend's package: `cortiq new-backend NAME`."""
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
+import cortiq
 from cortiq.backend import Versions
 from cortiq.errors import RequestError
+from cortiq_conformance.operators import OperatorFacts, operators
 
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 TAKEN = ("cpu", "reference", "conformance")
@@ -24,11 +27,20 @@ PLACES = {
     "tests/test_conformance.py.txt": "tests/test_conformance.py",
     "tests/test_backend.py.txt": "tests/test_backend.py",
 }
-"""Where each template goes."""
+"""Path of each template in the package."""
+NO_STUBS = {"imports": "from cortiq.ir import Op", "stubs": "", "kernels": "{}"}
+STUB_IMPORTS = """from typing import Any
+
+from cortiq.backend import KernelCall
+from cortiq.ir import Op, ops  # noqa: F401"""
 
 
-def write_backend(name: str, parent: Path) -> list[Path]:
+def write_backend(name: str, parent: Path, stubs: bool = False) -> list[Path]:
     """Write the package of a backend to `parent`/cortiq-NAME, and return its files.
+
+    Parameters
+    ----------
+    stubs : write a function for every primitive, ready to be filled.
 
     Raises
     ------
@@ -45,7 +57,7 @@ def write_backend(name: str, parent: Path) -> list[Path]:
         hint = "remove it, or choose another folder with --into"
         raise RequestError("is there already", where=str(folder), hint=hint)
     written = []
-    for path, text in rendered(name):
+    for path, text in rendered(name, stubs):
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
@@ -53,8 +65,8 @@ def write_backend(name: str, parent: Path) -> list[Path]:
     return written
 
 
-def rendered(name: str) -> Iterator[tuple[str, str]]:
-    """Relative path and text of each file of the package."""
+def rendered(name: str, stubs: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield relative path and text of each file of the package; see `write_backend`."""
     words = name.split("-")
     versions = Versions()
     values = {
@@ -64,6 +76,8 @@ def rendered(name: str) -> Iterator[tuple[str, str]]:
         "hookspec": str(versions.hookspec),
         "ir": str(versions.ir),
         "contract": str(versions.contract),
+        "pin": pinned(cortiq.__version__),
+        **(stub_functions() if stubs else NO_STUBS),
     }
     templates = files(__name__) / "template"
     for source, place in PLACES.items():
@@ -71,6 +85,46 @@ def rendered(name: str) -> Iterator[tuple[str, str]]:
         yield _filled(place, values), _filled(text, values)
 
 
+def pinned(version: str) -> str:
+    """Return the range of versions that have this one's seam: of one minor version before 1.0."""
+    major, minor, *_ = version.split(".")
+    if int(major):
+        return f">={major}.{minor},<{int(major) + 1}"
+    return f">=0.{minor},<0.{int(minor) + 1}"
+
+
+def stub_functions() -> dict[str, str]:
+    """Return a function for every primitive, and the lines that put it into `KERNELS`."""
+    facts = operators()
+    lines = "".join(f"    # ops.{op.name}: {_function(op.name)},\n" for op in facts)
+    return {
+        "imports": STUB_IMPORTS,
+        "stubs": "".join(_stub(op) for op in facts) + "\n",
+        "kernels": f"{{\n{lines}}}",
+    }
+
+
+def _stub(op: OperatorFacts) -> str:
+    """Return a function whose docstring lists the operator's inputs, outputs and state."""
+    names = ["a", "b", "c", "d", "e"][: len(op.inputs)]
+    parameters = "".join(f", {name}: Any" for name in names)
+    lines = [f"{name} : {text}" for name, text in zip(names, op.inputs, strict=True)]
+    told = {"Fields": op.fields, "Weights": op.weights, "Returns": op.outputs, "State": op.state}
+    lines += [f"{what} : {', '.join(parts)}" for what, parts in told.items() if parts]
+    facts = "\n    ".join(lines)
+    return (
+        f"\n\ndef {_function(op.name)}(call: KernelCall{parameters}) -> Any:\n"
+        f'    """{op.summary}\n\n    {facts}\n    """\n'
+        f"    raise NotImplementedError\n"
+    )
+
+
+def _function(name: str) -> str:
+    """Return the name of an operator's kernel: rms_norm for RMSNorm."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    return f"{words}_" if hasattr(builtins, words) else words
+
+
 def _filled(text: str, values: dict[str, str]) -> str:
-    """The text with every {{key}} replaced."""
+    """Return the text with every {{key}} replaced."""
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], text)

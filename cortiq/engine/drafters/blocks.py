@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from cortiq.backend import Draw, Named, Row, State, Want
-from cortiq.engine.drafters.heads import CHUNK_ROWS, OwnRows, draft_want, head_of
-from cortiq.engine.drafters.together import Feed, Steps
-from cortiq.engine.drafting import NOTHING, Draft, RowResult, Task
+from cortiq.engine.drafters.batched import DraftSteps, ForwardRequest
+from cortiq.engine.drafters.heads import CHUNK_ROWS, SharedStateDrafting, draft_want, head_of
+from cortiq.engine.drafting import NOTHING, Draft, Task
+from cortiq.engine.session import RowResult
 from cortiq.ir import Program
 from cortiq.ir.heads import RECALLED, DraftHead
 from cortiq.numerics import sampling
@@ -25,7 +26,7 @@ LOGITS = Named("logits")
 
 
 def block_head(program: Program) -> DraftHead:
-    """The block drafter of a program.
+    """Return the block drafter of a program.
 
     Raises
     ------
@@ -35,8 +36,8 @@ def block_head(program: Program) -> DraftHead:
 
 
 def block_want(task: Task, ids: Sequence[int]) -> Want:
-    """What every masked row is asked for: its own place's token, or its logits where what may be
-    drawn there depends on the drafts before it.
+    """Return the want of every masked row: its token, or its logits where what may be drawn depends
+    on the drafts before it.
     """
     want = draft_want(task, ids, ahead=0)
     apart = isinstance(want, Draw) and (want.history is not None or want.mask is not None)
@@ -44,7 +45,7 @@ def block_want(task: Task, ids: Sequence[int]) -> Want:
 
 
 def drawn_draft(task: Task, row: RowResult, text: Sequence[int]) -> int:
-    """The draft after a text, drawn of a row's logits as the target will draw there."""
+    """Draw the draft after a text from a row's logits, as the target will draw there."""
     wanted = task.want_at(text)
     if not isinstance(wanted, Draw):
         return int(sampling.argmax(row[LOGITS]))
@@ -52,7 +53,7 @@ def drawn_draft(task: Task, row: RowResult, text: Sequence[int]) -> int:
     return sampling.draw(row[LOGITS], how, text, len(text), choice, mask=mask)
 
 
-class BlockDrafting(OwnRows):
+class BlockDrafting(SharedStateDrafting):
     """One sequence of a block drafter."""
 
     def __init__(self, head: DraftHead, task: Task) -> None:
@@ -62,8 +63,8 @@ class BlockDrafting(OwnRows):
         taps = [n for node in graph.nodes for n in node.outputs if n.startswith(RECALLED)]
         self._nothing = {n: np.zeros(graph.values[n].shape, F32) for n in taps}
 
-    def steps(self, ids: Sequence[int], count: int) -> Steps[Draft]:
-        """The drafts of one block, at most as many as it was made for."""
+    def steps(self, ids: Sequence[int], count: int) -> DraftSteps[Draft]:
+        """Draft one block, at most as many ids as it was made for."""
         state = self._state()
         stop, count = state.length(), min(count, self.head.deepest)
         room = min(state.limit, self.task.executable.program.context) - stop
@@ -77,7 +78,7 @@ class BlockDrafting(OwnRows):
         rows = [self._context(state, ids, p) for p in range(start, stop)]
         rows += [self._masked(state, stop + i, token, end, (want,) if i else ())
                  for i, token in enumerate(tokens)]  # fmt: skip
-        brought = (yield Feed(self.task.executable, rows, self.entry))[-count:]
+        brought = (yield ForwardRequest(self.task.executable, rows, self.entry))[-count:]
         self._rewind(self.entry, stop)
         text = list(ids)
         for row in brought:
@@ -87,7 +88,7 @@ class BlockDrafting(OwnRows):
     def _known(self, depth: int) -> int:
         return self.task.state().length()
 
-    def _catch_up(self, ids: Sequence[int], leave: int = 0) -> Steps[None]:
+    def _catch_up(self, ids: Sequence[int], leave: int = 0) -> DraftSteps[None]:
         """Feed context rows, all or but the last `leave`."""
         state = self._state()
         stop = state.length()
@@ -95,7 +96,7 @@ class BlockDrafting(OwnRows):
             start = state.length(self.entry)
             end = min(start + CHUNK_ROWS, stop)
             rows = [self._context(state, ids, p) for p in range(start, end)]
-            yield Feed(self.task.executable, rows, self.entry)
+            yield ForwardRequest(self.task.executable, rows, self.entry)
 
     def _context(self, state: State, ids: Sequence[int], position: int) -> Row:
         given = {"last": np.array(position, np.int32), "context": np.ones(1, F32)}

@@ -1,4 +1,4 @@
-"""A drafter and prompt lookup together: the lookup goes on where the drafter's chain ends.
+"""A drafter and prompt lookup together: the lookup extends the drafter's chain.
 
 Where the text is visibly being copied the lookup drafts alone, at no cost. Elsewhere the chain
 does, and a continuation is looked up behind it: at least `REAL` committed ids must agree besides
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cortiq.backend import Want
+from cortiq.engine.drafters.batched import DraftSteps, StepwiseDrafting, draft_steps
 from cortiq.engine.drafters.ngrams import NgramIndex
-from cortiq.engine.drafters.together import Steps, Stepwise, steps_of
 from cortiq.engine.drafting import (
     NOTHING,
     DepthPolicy,
@@ -20,10 +20,10 @@ from cortiq.engine.drafting import (
     Drafter,
     Drafting,
     Round,
-    RowResult,
     Task,
 )
-from cortiq.engine.policy.gain import Gain
+from cortiq.engine.policy.lookup_gain import LookupGain
+from cortiq.engine.session import RowResult
 
 REAL = 3
 COPYING = 8
@@ -32,17 +32,17 @@ EXTRA = 4
 """Depth kept for the lookup."""
 
 
-class CombinedDrafting(Stepwise):
+class CombinedDrafting(StepwiseDrafting):
     """One sequence of a drafter, and the index of its ids."""
 
     def __init__(self, chain: Drafting, extra: int) -> None:
         self.chain, self.extra = chain, extra
         self.wants: tuple[Want, ...] = chain.wants
-        self.index, self.gain = NgramIndex(), Gain()
+        self.index, self.gain = NgramIndex(), LookupGain()
         self._draft, self._start = NOTHING, 0
 
-    def steps(self, ids: Sequence[int], count: int) -> Steps[Draft]:
-        """A copy where one is under way, else the chain and what a lookup adds to it."""
+    def steps(self, ids: Sequence[int], count: int) -> DraftSteps[Draft]:
+        """Propose a copy while the text is being copied, else the chain and a lookup behind it."""
         self.index.follow(ids)
         self._start = len(ids)
         match = self.index.match()
@@ -50,7 +50,7 @@ class CombinedDrafting(Stepwise):
             copied = self.index.continuation(match, count)
             self._draft = NOTHING
             return Draft(copied, extended=len(copied))
-        drafted = yield from steps_of(self.chain, ids, max(1, count - self.extra))
+        drafted = yield from draft_steps(self.chain, ids, max(1, count - self.extra))
         self._draft = self._lengthened(drafted, count - len(drafted.ids))
         return self._draft
 
@@ -68,7 +68,7 @@ class CombinedDrafting(Stepwise):
         return Draft(drafted.ids + more, drafted.extended + len(more))
 
     def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
-        """Learn what the lookup added; the chain sees its rows."""
+        """Measure the gain of the lookup; pass the rows to the chain."""
         draft, self._draft = self._draft, NOTHING
         if draft.extended:
             came = ids[self._start : self._start + len(draft.ids)]
@@ -100,7 +100,7 @@ class CombinedDrafter:
 
 
 @dataclass(frozen=True)
-class WithExtra:
+class PolicyWithLookup:
     """A policy for the chain of a `CombinedDrafter`: its depth, and `extra` for the lookup."""
 
     policy: DepthPolicy
@@ -108,7 +108,7 @@ class WithExtra:
 
     @property
     def wakes(self) -> int:
-        """As its policy's."""
+        """Tokens before which nothing is drafted, of the chain's policy."""
         return int(getattr(self.policy, "wakes", 0))
 
     @property
@@ -117,10 +117,10 @@ class WithExtra:
         return bool(getattr(self.policy, "timing", False))
 
     def choose(self, generated: int, room: int) -> int:
-        """The chain's depth and the lookup's, cut to the room."""
+        """Return the chain's depth and the lookup's together, cut to the room."""
         depth = self.policy.choose(generated, room)
         return min(depth + self.extra, room - 1) if depth else 0
 
     def record(self, round_: Round) -> None:
-        """The chain's depth is what was asked without the extra."""
+        """Record the round with the chain's own depth."""
         self.policy.record(replace(round_, asked=max(0, round_.asked - self.extra)))

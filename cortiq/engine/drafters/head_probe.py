@@ -1,4 +1,4 @@
-"""What a draft head is worth on a text, and what passes through its layers: for people.
+"""Measurements of a draft head on a text: acceptance rates, and activations of its layers.
 
 Every position of the text is drafted from through the path that drafting takes, each draft going
 on from the text itself.
@@ -13,17 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.backend import Argmax, Batch, Executable, Named, Row, State
+from cortiq.backend.error_attribution import failure_hint
 from cortiq.engine.drafters.heads import HeadDrafting, final_rows, head_of
 from cortiq.engine.drafting import Task
-from cortiq.runtime.blame import failure_hint
-from cortiq.runtime.sequence import check_outcome
+from cortiq.engine.session import check_outcome
 
 Doubles = npt.NDArray[np.float64]
 CHUNK_ROWS = 128
 
 
 def teacher_forced(executable: Executable, ids: Sequence[int], count: int) -> list[list[int]]:
-    """The greedy drafts after ids[: t + 2], for every t: one row a position, `count` each.
+    """Return the greedy drafts after ids[: t + 2], for every t: one row a position, `count` each.
 
     Position t has read ids up to t + 1; its drafts are for t + 2 and on, each made from the true
     ids before it. The last position is the one whose first draft has an id to be compared with.
@@ -42,7 +42,7 @@ def teacher_forced(executable: Executable, ids: Sequence[int], count: int) -> li
 
 
 def prefix_rates(table: Sequence[Sequence[int]], ids: Sequence[int]) -> list[float]:
-    """For each depth the share of positions whose drafts up to it are what the text has."""
+    """Return for each depth the share of positions whose drafts up to it are right."""
     rates = []
     for depth in range(1, len(table[0]) + 1 if table else 1):
         whole = [t for t in range(len(table)) if t + 2 + depth <= len(ids)]
@@ -52,8 +52,8 @@ def prefix_rates(table: Sequence[Sequence[int]], ids: Sequence[int]) -> list[flo
 
 
 @dataclass(frozen=True)
-class FeedForward:
-    """What the neurons of a draft module's MLP did over a text: arrays [width], and rows seen.
+class MLPActivations:
+    """Activations of a draft module's MLP over a text: arrays [width], and the rows seen.
 
     Attributes
     ----------
@@ -67,8 +67,8 @@ class FeedForward:
 
 def feed_forward(
     executable: Executable, ids: Sequence[int], chunk_rows: int = CHUNK_ROWS
-) -> list[FeedForward]:
-    """The MLP of every module over its rows of a text; the width of chunks changes nothing."""
+) -> list[MLPActivations]:
+    """Measure the MLP of every module over a text; the width of chunks changes nothing."""
     head, state = head_of(executable.program), executable.open(len(ids))
     try:
         for start in range(0, len(ids), chunk_rows):
@@ -88,7 +88,7 @@ def _statistics(
     ids: Sequence[int],
     depth: int,
     chunk_rows: int,
-) -> FeedForward:
+) -> MLPActivations:
     count, want = final_rows(len(ids), len(ids), depth), Named(f"{entry}.mlp.product")
     rows: list[Doubles] = []
     for start in range(0, count, chunk_rows):
@@ -98,7 +98,7 @@ def _statistics(
     for row in rows:
         mass = mass + np.abs(row)
         squared = squared + row * row
-    return FeedForward(count, mass, squared)
+    return MLPActivations(count, mass, squared)
 
 
 def _feed(

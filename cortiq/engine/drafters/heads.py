@@ -16,14 +16,15 @@ from weakref import WeakSet
 import numpy as np
 
 from cortiq.backend import Argmax, Draw, Executable, Named, Row, State, Want
-from cortiq.engine.drafters.together import Feed, Steps, Stepwise, alone
-from cortiq.engine.drafting import Draft, RowResult, Task
+from cortiq.backend.error_attribution import attributed_to, backend_names
+from cortiq.engine.drafters.batched import DraftSteps, ForwardRequest, StepwiseDrafting, run_alone
+from cortiq.engine.drafting import Draft, Task
 from cortiq.engine.policy.streak import Streak
+from cortiq.engine.session import RowResult
 from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.ir.heads import CHAIN, RECALLED, SHORTLIST, DraftHead
 from cortiq.numerics.contract import F32
-from cortiq.runtime.blame import blamed_on, names_of
 
 WARM: WeakSet[Executable] = WeakSet()
 """Executables that have been asked for all that drafting asks for."""
@@ -39,7 +40,7 @@ HINTS = {
 
 
 def head_of(program: Program, fact: str = "draft_head") -> DraftHead:
-    """The draft head of a program, or its block drafter.
+    """Return the draft head of a program, or its block drafter.
 
     Raises
     ------
@@ -53,12 +54,14 @@ def head_of(program: Program, fact: str = "draft_head") -> DraftHead:
 
 
 def final_rows(ids: int, fed: int, depth: int) -> int:
-    """How many rows of module `depth` follow from `ids` known ids, `fed` of them in the trunk."""
+    """Return how many rows of module `depth` follow from `ids` known ids, `fed` of them in the
+    trunk.
+    """
     return max(0, min(fed, ids - 1 - depth))
 
 
 def draft_want(task: Task, text: Sequence[int], ahead: int, short: bool = False) -> Want:
-    """What brings the draft after a text: what the target will be asked for there, of a head's row.
+    """Return the want of the draft after a text: the target's own there, of a head's row.
 
     Parameters
     ----------
@@ -76,7 +79,7 @@ def draft_want(task: Task, text: Sequence[int], ahead: int, short: bool = False)
     return replace(wanted, name=name, ahead=ahead, history=tuple(text) if penalised else None)
 
 
-class OwnRows(Stepwise):
+class SharedStateDrafting(StepwiseDrafting):
     """One sequence of a drafter whose rows belong to the target's sequence."""
 
     wants: tuple[Want, ...] = ()
@@ -86,12 +89,14 @@ class OwnRows(Stepwise):
         self._held: State | None = None
 
     def _known(self, depth: int) -> int:
-        """Rows of a module that follow from what the trunk has been fed."""
+        """Return the number of rows of a module that follow from the trunk's rows."""
         fed = self.task.state().length()
         return final_rows(fed, fed, depth)
 
     def _state(self) -> State:
-        """The target's sequence; in another one than before, rows may follow from other ids."""
+        """Return the target's state; when it is another one, drop rows that may follow from other
+        ids.
+        """
         state = self.task.state()
         if state is not self._held:
             self._held = state
@@ -100,26 +105,26 @@ class OwnRows(Stepwise):
         return state
 
     def _rewind(self, entry: str, length: int) -> None:
-        """Let an entry forget the rows from `length` on."""
+        """Drop the rows of an entry graph from `length` on."""
         state = self.task.state()
         if length < state.length(entry):
-            with blamed_on(names_of(self.task.executable)):
+            with attributed_to(backend_names(self.task.executable)):
                 state.rewind(length, entry)
 
-    def _catch_up(self, ids: Sequence[int], leave: int = 0) -> Steps[None]:
+    def _catch_up(self, ids: Sequence[int], leave: int = 0) -> DraftSteps[None]:
         """Feed the rows that are final but the last `leave`."""
         raise NotImplementedError
 
     def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
-        """Go with a prompt as it is fed; later rows wait for the next draft."""
+        """Feed the prompt's rows as the target does; later rows wait for the next draft."""
         if position < len(self.task.prompt):
-            alone(self._catch_up(ids))
+            run_alone(self._catch_up(ids))
 
     def close(self) -> None:
-        """The rows stay with the target's sequence."""
+        """Do nothing: the rows stay with the target's sequence."""
 
 
-class HeadDrafting(OwnRows):
+class HeadDrafting(SharedStateDrafting):
     """One sequence of a draft head."""
 
     def __init__(self, head: DraftHead, task: Task) -> None:
@@ -128,22 +133,22 @@ class HeadDrafting(OwnRows):
         self._streak = Streak(short.shape[0]) if short else None
         self._seen = 0
 
-    def steps(self, ids: Sequence[int], count: int) -> Steps[Draft]:
-        """Drafts of the first module, and of those after it or the first one's chain."""
+    def steps(self, ids: Sequence[int], count: int) -> DraftSteps[Draft]:
+        """Draft with the first module, and with those after it or the first one's chain."""
         return Draft(tuple((yield from self._drafts(ids, count))))
 
     def drafts(self, ids: Sequence[int], count: int, forced: Sequence[int] = ()) -> list[int]:
-        """The drafts after these ids.
+        """Return the drafts after these ids.
 
         Parameters
         ----------
-        forced : for probes, ids that later drafts go on from in place of those drafted.
+        forced : for probes, ids that later drafts continue from in place of those drafted.
         """
-        return alone(self._drafts(ids, count, forced))
+        return run_alone(self._drafts(ids, count, forced))
 
     def _drafts(
         self, ids: Sequence[int], count: int, forced: Sequence[int] = ()
-    ) -> Steps[list[int]]:
+    ) -> DraftSteps[list[int]]:
         if not self._state().length():
             return []  # before a prompt of one token: a head drafts from the trunk's rows
         if self._streak is not None:
@@ -161,8 +166,8 @@ class HeadDrafting(OwnRows):
         self._forget_drafts(len(ids))
         return found
 
-    def _warm(self, ids: Sequence[int]) -> Steps[None]:
-        """Feed a row that supplies its hidden row, and forget it.
+    def _warm(self, ids: Sequence[int]) -> DraftSteps[None]:
+        """Feed a row that supplies its hidden row, and drop it.
 
         Backends prepare for what they have not been asked for yet; that belongs in a sequence's
         first round, which no account of times counts, and not in the first one of two drafts.
@@ -179,13 +184,15 @@ class HeadDrafting(OwnRows):
         return Named(self.head.output(0))
 
     def _given(self, row: RowResult | None) -> Mapping[str, Any]:
-        """What a row of a chain is given in place of the trunk's: the output of the one before."""
+        """Return the inputs of a chain's row: the output of the row before, in place of the
+        trunk's.
+        """
         graph = self.task.executable.program.graphs[self.head.entries[0]]
         shape = graph.values[RECALLED].shape
         given = np.zeros(shape, F32) if row is None else np.asarray(row[self._output])
         return {RECALLED: given.reshape(shape)}
 
-    def _catch_up(self, ids: Sequence[int], leave: int = 0) -> Steps[None]:
+    def _catch_up(self, ids: Sequence[int], leave: int = 0) -> DraftSteps[None]:
         """Feed every module its final rows but the newest, which a draft begins with.
 
         Parameters
@@ -201,10 +208,8 @@ class HeadDrafting(OwnRows):
 
     def _draft(
         self, text: Sequence[int], step: int, given: Mapping[str, Any], last: bool
-    ) -> Steps[tuple[int, Mapping[str, Any]]]:
-        """The draft after a text, and what the next row of a chain is given in place of the
-        trunk's: its own output.
-        """
+    ) -> DraftSteps[tuple[int, Mapping[str, Any]]]:
+        """Draft one id; return it, and the inputs of the next row of a chain."""
         chained = self.head.style == CHAIN
         stop = self._state().length() + (step if chained else 0)
         want = self._want(text, stop)
@@ -220,8 +225,8 @@ class HeadDrafting(OwnRows):
         stop: int,
         wants: tuple[Want, ...] = (),
         given: Mapping[str, Any] | None = None,
-    ) -> Steps[RowResult]:
-        """Feed a module its next rows up to `stop`; what the last of them brought.
+    ) -> DraftSteps[RowResult]:
+        """Feed a module its next rows up to `stop`; return the last one's result.
 
         Parameters
         ----------
@@ -234,11 +239,11 @@ class HeadDrafting(OwnRows):
             Row(state, j, text[j + depth + 1], wants if j + 1 == stop else (), given or {})
             for j in range(start, stop)
         ]
-        brought = yield Feed(self.task.executable, rows, entry)
+        brought = yield ForwardRequest(self.task.executable, rows, entry)
         return brought[-1]
 
     def _want(self, text: Sequence[int], stop: int) -> Want:
-        """What brings the draft after these ids, of a row before `stop`."""
+        """Return the want of the draft after these ids, of a row before `stop`."""
         short = self._streak is not None and not self._streak.full
         return draft_want(self.task, text, len(text) - stop + 1, short)
 

@@ -8,33 +8,33 @@ from typing import Protocol
 
 from cortiq.backend import Executable
 from cortiq.engine.drafters.blocks import BlockDrafter, block_head
-from cortiq.engine.drafters.combined import EXTRA, CombinedDrafter, WithExtra
+from cortiq.engine.drafters.combined import EXTRA, CombinedDrafter, PolicyWithLookup
 from cortiq.engine.drafters.heads import HeadDrafter, head_of
 from cortiq.engine.drafters.lookup import LIMITS as LOOKUP_LIMITS
 from cortiq.engine.drafters.lookup import LookupDrafter
 from cortiq.engine.drafters.model import ModelDrafter
 from cortiq.engine.drafters.turns import in_turns
 from cortiq.engine.drafting import DepthPolicy, Drafter, FixedDepth, Speculation
-from cortiq.engine.policy.adaptive import Learning, Limits
+from cortiq.engine.policy.adaptive import AdaptiveDepthFactory, DepthLimits
 from cortiq.errors import CortiqError, RequestError, shown
 from cortiq.ir.heads import STACK
 
 OFF, AUTO = "off", "auto"
 RESERVED = frozenset({OFF, AUTO})
-DEFAULT_LIMITS = Limits()
-Policies = Callable[[int], DepthPolicy]
+DEFAULT_LIMITS = DepthLimits()
+PolicyFactory = Callable[[int], DepthPolicy]
 
 
-class Target(Protocol):
-    """The model that is drafted for, as drafters see it."""
+class DraftTarget(Protocol):
+    """The model to draft for, as drafters see it."""
 
     @property
     def executable(self) -> Executable:
-        """What computes it; `executable.program` are its graphs."""
+        """The compiled model; `executable.program` are its graphs."""
         ...
 
     def draft_model(self, name: str) -> Executable:
-        """Another model, opened on the same backend and closed with this one.
+        """Open another model on the same backend; it is closed with this one.
 
         Raises
         ------
@@ -60,14 +60,14 @@ class DrafterKind:
 
     name: str
     summary: str
-    make: Callable[[Target, str], Drafter]
+    make: Callable[[DraftTarget, str], Drafter]
     argument: str = ""
-    limits: Limits = DEFAULT_LIMITS
+    limits: DepthLimits = DEFAULT_LIMITS
     extra: int = 0
     heads: str = ""
 
-    def policies(self, depth: int | None, among: int = 1) -> Policies:
-        """Makes the policy of each sequence: always this depth, or one that learns and rests.
+    def policies(self, depth: int | None, among: int = 1) -> PolicyFactory:
+        """Return a factory of policies: always this depth, or one that adapts and rests.
 
         Parameters
         ----------
@@ -75,29 +75,29 @@ class DrafterKind:
         """
         if depth is not None:
             return lambda prompt_tokens: FixedDepth(depth)
-        learning = Learning(replace(self.limits, afforded=self.limits.afforded / among))
+        learning = AdaptiveDepthFactory(replace(self.limits, afforded=self.limits.afforded / among))
         if not self.extra:
             return learning
-        return lambda prompt_tokens: WithExtra(learning(prompt_tokens), self.extra)
+        return lambda prompt_tokens: PolicyWithLookup(learning(prompt_tokens), self.extra)
 
 
-def _lookup(target: Target, argument: str) -> Drafter:
+def _lookup(target: DraftTarget, argument: str) -> Drafter:
     return LookupDrafter()
 
 
-def _model(target: Target, argument: str) -> Drafter:
+def _model(target: DraftTarget, argument: str) -> Drafter:
     return CombinedDrafter(ModelDrafter(target.draft_model(argument)))
 
 
-def _mtp(target: Target, argument: str) -> Drafter:
+def _mtp(target: DraftTarget, argument: str) -> Drafter:
     return _head(target, "mtp")
 
 
-def _mimo(target: Target, argument: str) -> Drafter:
+def _mimo(target: DraftTarget, argument: str) -> Drafter:
     return _head(target, "mimo")
 
 
-def _head(target: Target, asked: str) -> Drafter:
+def _head(target: DraftTarget, asked: str) -> Drafter:
     head = head_of(target.executable.program)  # says now that there is none
     name = "mimo" if head.style == STACK else "mtp"
     if name != asked:
@@ -106,7 +106,7 @@ def _head(target: Target, asked: str) -> Drafter:
     return CombinedDrafter(HeadDrafter(name))
 
 
-def _block(target: Target, argument: str) -> Drafter:
+def _block(target: DraftTarget, argument: str) -> Drafter:
     block_head(target.executable.program)
     return CombinedDrafter(BlockDrafter())
 
@@ -118,26 +118,26 @@ MODEL = DrafterKind(
     "model", "a smaller model of the same tokens, and lookups", _model, "PATH", extra=EXTRA
 )
 MTP = DrafterKind(
-    "mtp", "the draft head in the model's file, and lookups", _mtp, limits=Limits(start=1),
+    "mtp", "the draft head in the model's file, and lookups", _mtp, limits=DepthLimits(start=1),
     extra=EXTRA, heads="mtp",
 )  # fmt: skip
 MIMO = DrafterKind(
-    "mimo", "MiMo's three draft layers, and lookups", _mimo, limits=Limits(deepest=3, start=1),
+    "mimo", "MiMo's three draft layers, and lookups", _mimo, limits=DepthLimits(deepest=3, start=1),
     extra=EXTRA, heads="mimo",
 )  # fmt: skip
 DFLASH = DrafterKind(
     "dflash", "a block drafter that reads the model's layers, and lookups", _block, "PATH",
-    limits=Limits(start=3, hold=(0.85, 0.82, 0.80)), extra=EXTRA, heads="dflash",
+    limits=DepthLimits(start=3, acceptance=(0.85, 0.82, 0.80)), extra=EXTRA, heads="dflash",
 )  # fmt: skip
 OWN: Mapping[str, DrafterKind] = {k.name: k for k in (LOOKUP, MODEL, MTP, MIMO, DFLASH)}
 
 
-Named = tuple[DrafterKind, str]
+NamedKind = tuple[DrafterKind, str]
 """A kind, and its argument."""
 
 
-def find_kinds(draft: str, others: Sequence[DrafterKind] = ()) -> dict[str, Named]:
-    """The kinds that a `--draft` other than `off` names, each by the words that name it.
+def find_kinds(draft: str, others: Sequence[DrafterKind] = ()) -> dict[str, NamedKind]:
+    """Return the kinds that a `--draft` other than `off` names, each by the words that name it.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ def find_kinds(draft: str, others: Sequence[DrafterKind] = ()) -> dict[str, Name
     return found
 
 
-def _check_once(found: Mapping[str, Named]) -> None:
+def _check_once(found: Mapping[str, NamedKind]) -> None:
     """Refuse a kind with two arguments: statistics and turns know drafters by their kinds."""
     words = dict[str, str]()
     for word, (kind, argument) in found.items():
@@ -172,7 +172,7 @@ def _check_once(found: Mapping[str, Named]) -> None:
             raise RequestError(what, where="draft", hint=f"draft with one {kind.name} at a time")
 
 
-def _find_kind(draft: str, kinds: Mapping[str, DrafterKind]) -> Named:
+def _find_kind(draft: str, kinds: Mapping[str, DrafterKind]) -> NamedKind:
     name, colon, argument = draft.partition(":")
     kind = LOOKUP if name == AUTO else kinds.get(name)
     if kind is None:
@@ -191,14 +191,14 @@ def _find_kind(draft: str, kinds: Mapping[str, DrafterKind]) -> Named:
     return kind, argument
 
 
-def kinds_for(found: Mapping[str, Named], target: Target) -> list[Named]:
-    """The kinds; for `auto` those of the model's draft head and block drafter, where it was loaded
-    with them, and lookups of their own: copies shall be noticed while a useless head rests.
+def kinds_for(found: Mapping[str, NamedKind], target: DraftTarget) -> list[NamedKind]:
+    """Return the kinds; for `auto` those of the model's draft head and block drafter, where it was
+    loaded with them, and separate lookups: copies are noticed while a useless head rests.
     """
     facts = target.executable.program.facts
     own = [({STACK: MIMO}.get(facts["draft_head"].style, MTP), "")] if "draft_head" in facts else []
     own += [(DFLASH, "")] if "block_drafter" in facts else []
-    chosen = list[Named]()
+    chosen = list[NamedKind]()
     for word, kind in found.items():
         wanted = [*own, kind] if word == AUTO else [kind]
         chosen += [one for one in wanted if one[0] not in (known for known, _ in chosen)]
@@ -206,12 +206,14 @@ def kinds_for(found: Mapping[str, Named], target: Target) -> list[Named]:
 
 
 def usage(kind: DrafterKind) -> str:
-    """How a kind is named, its argument included."""
+    """Return how a kind is named, with its argument."""
     return f"{kind.name}:{kind.argument}" if kind.argument else kind.name
 
 
-def speculation(found: Mapping[str, Named], depth: int | None, target: Target) -> Speculation:
-    """How sequences of a model are drafted for; by several kinds in turns."""
+def speculation(
+    found: Mapping[str, NamedKind], depth: int | None, target: DraftTarget
+) -> Speculation:
+    """Make the drafter and policy of a model's sequences; several kinds take turns."""
     several = kinds_for(found, target)
     return in_turns(
         [
@@ -221,8 +223,8 @@ def speculation(found: Mapping[str, Named], depth: int | None, target: Target) -
     )
 
 
-def _made(kind: DrafterKind, target: Target, argument: str) -> Drafter:
-    """The drafter of a kind, which may be a plugin's; RequestError where it makes none."""
+def _made(kind: DrafterKind, target: DraftTarget, argument: str) -> Drafter:
+    """Make the drafter of a kind, which may be a plugin's; RequestError if that fails."""
     try:
         drafter = kind.make(target, argument)
         drafter.open, drafter.name  # noqa: B018 raises where it is no drafter

@@ -10,20 +10,21 @@ from collections.abc import Sequence
 
 from cortiq.backend import Want
 from cortiq.engine.drafters.ngrams import GRAM, NgramIndex
-from cortiq.engine.drafting import NOTHING, Draft, RowResult, Task
-from cortiq.engine.policy.adaptive import Limits
+from cortiq.engine.drafting import NOTHING, Draft, Task
+from cortiq.engine.policy.adaptive import DepthLimits
+from cortiq.engine.session import RowResult
 
 RAMP = 3
 """Ids drafted for every id that agrees beyond the shortest match: short ones are coincidences."""
 
-LIMITS = Limits(start=7, deepest=15, hold=(0.6, 0.9, 0.95, 0.97), afforded=0.0)
+LIMITS = DepthLimits(start=7, deepest=15, acceptance=(0.6, 0.9, 0.95, 0.97), afforded=0.0)
 """A copy that goes on mostly keeps going on; the first id after a short match is doubtful. Where
 nothing was copied nothing is drafted, so that tries need no purse: a copy is noticed soon.
 """
 
 
 def trusted(length: int, count: int) -> int:
-    """How many of `count` ids a match of this length is worth: 1 for the shortest, then more."""
+    """Return how many of `count` ids to draft after a match of this length."""
     return min(count, 1 + RAMP * (length - GRAM))
 
 
@@ -36,7 +37,7 @@ class LookupDrafting:
         self.index = NgramIndex()
 
     def propose(self, ids: Sequence[int], count: int) -> Draft:
-        """What came after the longest earlier occurrence of the end of `ids`."""
+        """Draft what followed the longest earlier occurrence of the end of `ids`."""
         self.index.follow(ids)
         match = self.index.match()
         if not match.length:
@@ -44,10 +45,10 @@ class LookupDrafting:
         return Draft(self.index.continuation(match, trusted(match.length, count)))
 
     def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
-        """Nothing to do: `propose` sees all ids."""
+        """Do nothing: `propose` sees all ids."""
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is nothing to free."""
 
 
 class LookupDrafter:

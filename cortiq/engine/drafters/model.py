@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cortiq.backend import Executable, Row, Want
+from cortiq.backend.error_attribution import attributed_to, backend_names
+from cortiq.engine.drafters.batched import DraftSteps, ForwardRequest, StepwiseDrafting
 from cortiq.engine.drafters.ngrams import common_prefix
-from cortiq.engine.drafters.together import Feed, Steps, Stepwise
-from cortiq.engine.drafting import NOTHING, Draft, RowResult, Task
+from cortiq.engine.drafting import NOTHING, Draft, Task
+from cortiq.engine.request import vocabulary_size
+from cortiq.engine.session import RowResult
 from cortiq.errors import RequestError
-from cortiq.runtime.blame import blamed_on, names_of
-from cortiq.runtime.request import vocabulary_size
 
 CHUNK_ROWS = 256
 """Rows of a prompt that the draft model is fed at a time."""
 
 
-class ModelDrafting(Stepwise):
+class ModelDrafting(StepwiseDrafting):
     """The draft model's sequence: it follows the target's, and goes back where that turned off.
 
     Attributes
@@ -34,7 +35,7 @@ class ModelDrafting(Stepwise):
     def __init__(self, executable: Executable, task: Task) -> None:
         self.executable, self._want_at = executable, task.want_at
         self.limit = min(task.limit, executable.program.context)
-        with blamed_on(names_of(executable)):
+        with attributed_to(backend_names(executable)):
             self._state = executable.open(self.limit)
             enough = self._state.reserve(self.limit)
         if not enough:
@@ -45,8 +46,8 @@ class ModelDrafting(Stepwise):
             )
         self.fed: list[int] = []
 
-    def steps(self, ids: Sequence[int], count: int) -> Steps[Draft]:
-        """A chain of the draft model's own tokens: one row each, after what it has not seen yet."""
+    def steps(self, ids: Sequence[int], count: int) -> DraftSteps[Draft]:
+        """Draft a chain of the draft model's own tokens: one row each, after rows it lacks."""
         count = min(count, self.limit - len(ids) + 1)
         if count < 1:
             return NOTHING
@@ -59,28 +60,28 @@ class ModelDrafting(Stepwise):
         return Draft(tuple(text[len(ids) :]))
 
     def _go_back(self, ids: Sequence[int]) -> None:
-        """To the longest prefix shared with `ids`, its last id left out: that one is fed again."""
+        """Rewind to the longest prefix shared with `ids`, but its last id, which is fed again."""
         same = min(common_prefix(self.fed, ids), len(ids) - 1)
         if same < len(self.fed):
-            with blamed_on(names_of(self.executable)):
+            with attributed_to(backend_names(self.executable)):
                 same = self._state.rewind(same)
             del self.fed[same:]
 
-    def _drawn(self, ids: Sequence[int]) -> Steps[int]:
+    def _drawn(self, ids: Sequence[int]) -> DraftSteps[int]:
         want = self._want_at(ids)
         brought = yield from self._feed(ids[len(self.fed) :], (want,))
         return int(brought[want])
 
-    def _feed(self, ids: Sequence[int], wants: tuple[Want, ...] = ()) -> Steps[RowResult]:
-        """Feed ids; what the last of them brought."""
+    def _feed(self, ids: Sequence[int], wants: tuple[Want, ...] = ()) -> DraftSteps[RowResult]:
+        """Feed ids; return the result of the last one."""
         state, start, last = self._state, len(self.fed), len(ids) - 1
         rows = [Row(state, start + i, t, wants if i == last else ()) for i, t in enumerate(ids)]
-        brought = yield Feed(self.executable, rows)
+        brought = yield ForwardRequest(self.executable, rows)
         self.fed.extend(ids)
         return brought[last]
 
     def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
-        """Nothing to do: what was committed is fed when drafts are next wanted."""
+        """Do nothing: committed ids are fed before the next draft."""
 
     def close(self) -> None:
         """Release the sequence."""

@@ -1,4 +1,4 @@
-"""Where the end of a sequence occurred before: what prompt lookup and copy detection stand on.
+"""N-gram index: finds where the end of a sequence occurred before, for prompt lookup.
 
 `tail_repeat` and `lookup_continuation` are the definition, by a scan; `NgramIndex` gives the same
 answers without one, and follows a sequence that grows and is rewound.
@@ -12,14 +12,14 @@ from typing import NamedTuple
 LONGEST = 32
 """Ids at which a match counts as long as any."""
 GRAM = 3
-"""Ids that the index finds places by: shorter matches are coincidences."""
+"""Ids of an n-gram in the index: shorter matches are coincidences."""
 BLOCK = 512
 CHAIN = 64
-"""Places looked at, latest first; a phrase that occurs more often is found in these."""
+"""Positions looked at, latest first; a phrase that occurs more often is found in these."""
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many ids two sequences begin with alike; whole blocks are compared at a time."""
+    """Return the length of the common prefix; whole blocks are compared at a time."""
     most = min(len(a), len(b))
     for start in range(0, most, BLOCK):
         stop = min(start + BLOCK, most)
@@ -30,7 +30,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return most
 
 
-class Match(NamedTuple):
+class NgramMatch(NamedTuple):
     """The longest earlier occurrence of a sequence's end, the latest among equals.
 
     Attributes
@@ -43,11 +43,11 @@ class Match(NamedTuple):
     after: int = 0
 
 
-NO_MATCH = Match()
+NO_MATCH = NgramMatch()
 
 
 def common_suffix(ids: Sequence[int], end: int) -> int:
-    """Ids at the end of ids[: end] that are the last ones of `ids` too, at most `LONGEST`."""
+    """Return how many ids at the end of ids[: end] are the last of `ids` too, at most `LONGEST`."""
     last, most = len(ids), min(LONGEST, end)
     length = 0
     while length < most and ids[end - 1 - length] == ids[last - 1 - length]:
@@ -55,25 +55,25 @@ def common_suffix(ids: Sequence[int], end: int) -> int:
     return length
 
 
-def longest_match(ids: Sequence[int], ends: Iterable[int]) -> Match:
-    """The longest match among those that stop before one of these places, given latest first."""
+def longest_match(ids: Sequence[int], ends: Iterable[int]) -> NgramMatch:
+    """Return the longest match that ends before one of these positions, given latest first."""
     best = NO_MATCH
     for end in ends:
         length = common_suffix(ids, end)
         if length > best.length:
-            best = Match(length, end)
+            best = NgramMatch(length, end)
         if length == LONGEST:
             break
     return best
 
 
 def tail_repeat(ids: Sequence[int]) -> int:
-    """How many of the last ids also stand somewhere before: the length of what is being copied."""
+    """Return how many of the last ids occur together before: the length of a copy."""
     return longest_match(ids, range(len(ids) - 1, 0, -1)).length
 
 
 def lookup_continuation(ids: Sequence[int], least: int, count: int) -> Sequence[int]:
-    """What followed the longest earlier match of the end: at most `count` ids, none past the end.
+    """Return what followed the longest earlier match of the end: at most `count` ids.
 
     Parameters
     ----------
@@ -84,14 +84,14 @@ def lookup_continuation(ids: Sequence[int], least: int, count: int) -> Sequence[
     return _continuation(ids, longest_match(ids, range(len(ids) - 1, 0, -1)), least, count)
 
 
-def _continuation(ids: Sequence[int], match: Match, least: int, count: int) -> Sequence[int]:
+def _continuation(ids: Sequence[int], match: NgramMatch, least: int, count: int) -> Sequence[int]:
     return ids[match.after : match.after + count] if match.length >= least else []
 
 
 class NgramIndex:
-    """Places of every run of `GRAM` ids of a sequence, as chains from the latest back.
+    """Index of the positions of every `GRAM` ids of a sequence, as chains from the latest back.
 
-    Adding an id and taking it away again are O(1); a search looks at no more than `CHAIN` places.
+    Adding an id and taking it away again are O(1); a search looks at `CHAIN` positions at most.
     It holds one number and at most one entry of a table for every id.
     """
 
@@ -119,7 +119,7 @@ class NgramIndex:
             self.ids.pop()
 
     def follow(self, ids: Sequence[int]) -> None:
-        """Become the index of `ids`, which mostly go on from what it has.
+        """Update the index to `ids`, which mostly extend those it has.
 
         Only the last id is compared before the longer way is gone: drafts from a wrong past would
         cost time, never a token.
@@ -129,12 +129,12 @@ class NgramIndex:
             self.truncate(common_prefix(self.ids, ids))
         self.extend(ids[len(self.ids) :])
 
-    def match(self) -> Match:
-        """The longest earlier match of the end, `NO_MATCH` if it is shorter than `GRAM`."""
-        found = longest_match(self.ids, self._places())
+    def match(self) -> NgramMatch:
+        """Return the longest earlier match of the end, `NO_MATCH` if it is shorter than `GRAM`."""
+        found = longest_match(self.ids, self._positions())
         return found if found.length >= GRAM else NO_MATCH
 
-    def _places(self) -> Iterable[int]:
+    def _positions(self) -> Iterable[int]:
         at = self._before[-1] if self._before else 0
         for _ in range(CHAIN):
             if not at:
@@ -142,8 +142,8 @@ class NgramIndex:
             yield at
             at = self._before[at - 1]
 
-    def continuation(self, match: Match, count: int) -> tuple[int, ...]:
-        """`count` ids as they came after a match; past the end the copy goes on with itself."""
+    def continuation(self, match: NgramMatch, count: int) -> tuple[int, ...]:
+        """Return the `count` ids after a match; past the end the copy repeats itself."""
         copied: list[int] = []
         for at in range(match.after, match.after + count if match.length else 0):
             known = at < len(self.ids)

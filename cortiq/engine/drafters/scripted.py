@@ -1,4 +1,4 @@
-"""Drafts that somebody wrote down: for tests, and for replaying a text that is known."""
+"""Scripted drafts: for tests, and for replaying a known text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cortiq.backend import Want
-from cortiq.engine.drafting import Draft, RowResult, Task
+from cortiq.engine.drafting import Draft, Task
+from cortiq.engine.session import RowResult
 
 Script = Callable[[Sequence[int], int], Sequence[int]]
 """From the ids so far and the number wanted to the ids drafted."""
@@ -14,20 +15,20 @@ Script = Callable[[Sequence[int], int], Sequence[int]]
 
 @dataclass
 class ScriptedDrafting:
-    """Asks the script."""
+    """One sequence of a script."""
 
     script: Script
     wants: tuple[Want, ...] = ()
 
     def propose(self, ids: Sequence[int], count: int) -> Draft:
-        """What the script says, cut to `count` ids."""
+        """Draft what the script says, cut to `count` ids."""
         return Draft(tuple(self.script(ids, count))[:count])
 
     def observe(self, position: int, rows: Sequence[RowResult], ids: Sequence[int]) -> None:
-        """Scripts learn nothing."""
+        """Do nothing: scripts learn nothing."""
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is nothing to free."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,12 @@ class ScriptedDrafter:
 
 
 def replayed(text: Sequence[int]) -> Script:
-    """Drafts of a sequence known beforehand, prompt included: all hold where it is right."""
+    """Return a script of a sequence known beforehand, prompt included: all its drafts are right."""
     return lambda ids, count: text[len(ids) : len(ids) + count]
 
 
 def planted(text: Sequence[int], held: Callable[[int], int], vocabulary: int) -> Script:
-    """Drafts of a known sequence of which, in round i, exactly the first held(i) are right.
+    """Return a script whose draft of round i has exactly held(i) right ids.
 
     The first id that must not hold is the right one plus 1, modulo the vocabulary. Rounds count
     from 0; a round that wants fewer ids is right as far as it goes.

@@ -1,4 +1,4 @@
-"""The policy that notices: depth by what holds and what rounds take, rests where nothing pays."""
+"""Adaptive depth policy: depth by acceptance and round times, rests where nothing pays."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from cortiq.engine.drafting import Round
-from cortiq.engine.policy.account import Account
-from cortiq.engine.policy.depth import HOLD_PRIOR, Hold, depth_by_walls
-from cortiq.engine.policy.trial import AFFORDED, MARGIN, Decided, Monitor, Timing, Trial, Trying
+from cortiq.engine.policy.depth import ACCEPTANCE_PRIOR, AcceptanceRates, depth_by_walls
+from cortiq.engine.policy.depth_trial import (
+    AFFORDED,
+    MARGIN,
+    Decided,
+    DepthTrial,
+    PayoffMonitor,
+    Timing,
+    Trying,
+)
+from cortiq.engine.policy.drafter_profile import DrafterProfile
 
 MORE, LESS = 0.75, 0.4
 """Shares of a round's drafts that hold above which depth grows, below which it shrinks."""
@@ -26,46 +34,46 @@ costs time too.
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Between what, and from where, depth moves.
+class DepthLimits:
+    """Bounds and start of the depth.
 
     Attributes
     ----------
     least, start, deepest : depths.
     enough : tokens a round that pay without a timed plain token; None: time one.
-    hold : what is assumed of the drafter before it was seen.
-    afforded : share of a text that tries may cost (`Trial`).
+    acceptance : what is assumed of the drafter before it was seen.
+    afforded : share of a text that tries may cost (`DepthTrial`).
     """
 
     least: int = 1
     start: int = 3
     deepest: int = 7
     enough: float | None = None
-    hold: Hold = HOLD_PRIOR
+    acceptance: AcceptanceRates = ACCEPTANCE_PRIOR
     afforded: float = AFFORDED
 
-    def account(self) -> Account:
-        """An account of a drafter that was not seen yet."""
-        return Account.new(self.deepest, self.hold)
+    def profile(self) -> DrafterProfile:
+        """Return the profile of a drafter without measurements."""
+        return DrafterProfile.new(self.deepest, self.acceptance)
 
 
-def company(sequences: int) -> int:
-    """Which account a batch of so many sequences belongs to: 1, 2, 3 to 4, 5 to 8, …"""
+def batch_bucket(sequences: int) -> int:
+    """Return the bucket of a batch size, each with times of its own: 1, 2, 3 to 4, 5 to 8, …"""
     return (sequences - 1).bit_length()
 
 
-def undisturbed(round_: Round, deepest: int = 7) -> bool:
-    """Whether a round's wall is that of tokens and drafts, and not of some prompt's rows."""
+def is_clean_round(round_: Round, deepest: int = 7) -> bool:
+    """Return whether a round's wall has no share of some prompt's rows."""
     others = round_.rows - 1 - round_.proposed
     return others <= (round_.sequences - 1) * (1 + deepest)
 
 
 class AdaptiveDepth:
-    """Depth for one sequence (`drafting.DepthPolicy`), from accounts and the rounds it is told.
+    """Depth for one sequence (`drafting.DepthPolicy`), from profiles and recorded rounds.
 
     While fewer than two depths were timed, depth moves by the share of drafts that hold; from then
     on by `depth_by_walls`. Whether to draft at all is the trial's to say. A round that the room
-    shortened moves no account, ids that a second drafter added are nobody's depth, and the wall of
+    shortened moves no profile, ids that a second drafter added count for no depth, and the wall of
     such a round has no price. Nor has that of a batch which prompt rows rode in.
 
     A batch of more sequences has prices of its own. There a round is charged its share of the time
@@ -73,25 +81,25 @@ class AdaptiveDepth:
 
     Parameters
     ----------
-    accounts : measured so far, by `company`; `publish` is told every new one.
+    profiles : measured so far, by `batch_bucket`; `publish` gets every new one.
     prompt_tokens : length of the prompt.
     """
 
     def __init__(
         self,
-        accounts: Mapping[int, Account] | None = None,
+        profiles: Mapping[int, DrafterProfile] | None = None,
         prompt_tokens: int = 0,
-        limits: Limits | None = None,
-        publish: Callable[[int, Account], None] = lambda company, account: None,
+        limits: DepthLimits | None = None,
+        publish: Callable[[int, DrafterProfile], None] = lambda bucket, profile: None,
     ) -> None:
-        self.limits = limits or Limits()
-        known = accounts or {}
-        self._accounts = {k: account.for_prompt(prompt_tokens) for k, account in known.items()}
-        self._company, self.publish = 0, publish
-        self.account = self._accounts.get(0) or self.limits.account()
-        self.trial = Trial(
-            monitor=Monitor(enough=self.limits.enough),
-            losses=self.account.losses,
+        self.limits = limits or DepthLimits()
+        known = profiles or {}
+        self._profiles = {k: profile.for_prompt(prompt_tokens) for k, profile in known.items()}
+        self._bucket, self.publish = 0, publish
+        self.profile = self._profiles.get(0) or self.limits.profile()
+        self.trial = DepthTrial(
+            monitor=PayoffMonitor(enough=self.limits.enough),
+            losses=self.profile.losses,
             afforded=self._afforded(),
         )
         self.wakes = 0
@@ -108,7 +116,7 @@ class AdaptiveDepth:
         """Depth of the next round, 0 for a plain token."""
         if generated < self.wakes:
             return 0
-        self.trial = self.trial.begun(generated)
+        self.trial = self.trial.at_step(generated)
         self.wakes = self.trial.wakes
         if not self.trial.speculates:
             return 0
@@ -119,62 +127,66 @@ class AdaptiveDepth:
         """Learn from a round; one that nothing was proposed in is a plain token."""
         if round_.generated < self.wakes and round_.generated % SAMPLED and not self.timing:
             return
-        self._meet(company(round_.sequences))
+        self._switch_bucket(batch_bucket(round_.sequences))
         if round_.proposed:
             self._after_round(round_)
         else:
             self._after_plain(round_)
         self.wakes = self.trial.wakes
         self._note_failure()
-        self.publish(self._company, self.account)
+        self.publish(self._bucket, self.profile)
 
     def _note_failure(self) -> None:
-        """For later sequences, whether the last try failed."""
+        """Note for later sequences whether the last try failed."""
         failed = min(1, self.trial.losses)
-        if failed != self.account.losses:
-            self.account = replace(self.account, losses=failed)
+        if failed != self.profile.losses:
+            self.profile = replace(self.profile, losses=failed)
 
-    def _meet(self, now: int) -> None:
-        """In another company prices are others; what holds is as it was, and a rest goes on."""
-        if now == self._company:
+    def _switch_bucket(self, now: int) -> None:
+        """Switch to the profile of another batch size; acceptance and rests carry over."""
+        if now == self._bucket:
             return
-        self._accounts[self._company] = self.account
-        known, hold = self._accounts.get(now) or self.limits.account(), self.account.hold
-        self._company, self.account = now, replace(known, hold=hold)
+        self._profiles[self._bucket] = self.profile
+        known, hold = self._profiles.get(now) or self.limits.profile(), self.profile.acceptance
+        self._bucket, self.profile = now, replace(known, acceptance=hold)
         resting = isinstance(self.trial.state, Decided) and not self.trial.state.speculate
         state = self.trial.state if resting else Trying()
-        self.trial = replace(self.trial, state=state, monitor=Monitor(enough=self.limits.enough))
+        self.trial = replace(
+            self.trial, state=state, monitor=PayoffMonitor(enough=self.limits.enough)
+        )
 
     def _wall(self, round_: Round) -> float:
-        """The time of a round if nobody else had drafted: drafted rows are taken to cost alike."""
-        plain, drafted = self.account.plain_seconds, round_.rows - round_.sequences
+        """Return a round's time without other sequences' drafts, whose rows are taken to cost
+        alike.
+        """
+        plain, drafted = self.profile.plain_seconds, round_.rows - round_.sequences
         if round_.sequences == 1 or not plain or drafted < round_.proposed:
             return round_.wall_seconds
         added = max(0.0, round_.wall_seconds - plain)
         return plain + added * round_.proposed / drafted
 
     def _after_plain(self, round_: Round) -> None:
-        if round_.rows != round_.sequences:  # somebody drafts, or reads a prompt
+        if round_.rows != round_.sequences:  # some sequence drafts, or reads a prompt
             return
-        account = self.account.after_plain(round_.position, round_.wall_seconds)
+        profile = self.profile.after_plain(round_.position, round_.wall_seconds)
         generated = round_.generated + round_.emitted
-        self.account = account
-        if account.plain_seconds:
+        self.profile = profile
+        if profile.plain_seconds:
             trial = replace(self.trial, afforded=self._afforded())
-            self.trial = trial.after_plain(generated, account.plain_seconds)
+            self.trial = trial.after_plain(generated, profile.plain_seconds)
 
     def _afforded(self) -> float:
-        """What tries may cost: one that fails says little of a drafter whose record is good."""
-        return 0.0 if self.account.promises(MARGIN) else self.limits.afforded
+        """Return the share that tries may cost; a drafter with a good record may cost anything."""
+        return 0.0 if self.profile.is_promising(MARGIN) else self.limits.afforded
 
     def _after_round(self, round_: Round) -> None:
         others = round_.sequences - 1
         produced = (others + round_.emitted) / round_.sequences
-        trial = self.trial.knowing(self.account.plain_seconds)
+        trial = self.trial.with_plain_seconds(self.profile.plain_seconds)
         trial = replace(trial, afforded=self._afforded())
         generated = round_.generated + round_.emitted
-        if undisturbed(round_, self.limits.deepest):
-            own = not others or self.account.plain_seconds > 0
+        if is_clean_round(round_, self.limits.deepest):
+            own = not others or self.profile.plain_seconds > 0
             self.trial = trial.after_round(generated, self._wall(round_), produced, own)
         if not round_.shortened:
             self._learn(round_, others)
@@ -184,25 +196,25 @@ class AdaptiveDepth:
         held = min(round_.accepted, own)
         if not own:
             return
-        self.account = self.account.after_drafts(own, held)
-        if not round_.extended and undisturbed(round_, self.limits.deepest):
-            self.account = self.account.after_round(own, self._wall(round_))
+        self.profile = self.profile.after_drafts(own, held)
+        if not round_.extended and is_clean_round(round_, self.limits.deepest):
+            self.profile = self.profile.after_round(own, self._wall(round_))
             self._forget_stale(own)
         self._move(own, held, others)
 
     def _forget_stale(self, now: int) -> None:
         self._rounds += 1
         self._timed_at[now] = self._rounds
-        for depth, wall in enumerate(self.account.walls, 1):
+        for depth, wall in enumerate(self.profile.walls, 1):
             seen = self._timed_at.setdefault(depth, self._rounds)
             if wall and self._rounds - seen > STALE:
-                self.account = self.account.without_price(depth)
+                self.profile = self.profile.without_price(depth)
 
     def _move(self, own: int, held: int, others: int) -> None:
-        """The next depth: by price where that is known, by the share that holds elsewhere."""
-        limits, account = self.limits, self.account
+        """Set the next depth: by times where they are known, else by the share accepted."""
+        limits, profile = self.limits, self.profile
         priced = depth_by_walls(
-            account.hold, account.prices(), self.depth, limits.least, limits.deepest, others
+            profile.acceptance, profile.prices(), self.depth, limits.least, limits.deepest, others
         )
         self._share += SHARE_WEIGHT * (held / own - self._share)
         if priced is None:
@@ -217,16 +229,16 @@ class AdaptiveDepth:
             self.depth, self._share = chosen, SHARE_START
 
 
-class Learning:
+class AdaptiveDepthFactory:
     """Makes a policy for every sequence, each beginning with what the ones before measured."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
-        self.accounts: dict[int, Account] = {}
+    def __init__(self, limits: DepthLimits | None = None) -> None:
+        self.limits = limits or DepthLimits()
+        self.profiles: dict[int, DrafterProfile] = {}
 
     def __call__(self, prompt_tokens: int) -> AdaptiveDepth:
-        """A policy for a prompt of this many tokens."""
-        return AdaptiveDepth(dict(self.accounts), prompt_tokens, self.limits, self._keep)
+        """Make the policy of a sequence with a prompt of this many tokens."""
+        return AdaptiveDepth(dict(self.profiles), prompt_tokens, self.limits, self._keep)
 
-    def _keep(self, company: int, account: Account) -> None:
-        self.accounts[company] = account
+    def _keep(self, bucket: int, profile: DrafterProfile) -> None:
+        self.profiles[bucket] = profile

@@ -1,4 +1,4 @@
-"""Which depth lands most tokens a second, given how often drafts hold and what rounds cost.
+"""Depth with the most tokens a second, given acceptance rates and round times.
 
 `hold[j − 1]` is the running share of rounds in which draft j held, among those in which drafts 1 to
 j − 1 did. A round of k drafts is then expected to bring T(k) = 1 + Σ_{i ≤ k} Π_{j ≤ i} hold_j
@@ -13,24 +13,24 @@ from operator import mul
 
 BETTER = 1.04
 """A depth replaces another only when it is this much faster: prices are noisy."""
-HOLD_WEIGHT = 0.1
+ACCEPTANCE_WEIGHT = 0.1
 SURE, DRIFT = 0.9, 0.005
 """Where the deepest draft holds this often, deeper ones drift towards it and so get tried."""
-HOLD_PRIOR = (0.80, 0.75, 0.50, 0.67, 0.65, 0.69, 0.67)
+ACCEPTANCE_PRIOR = (0.80, 0.75, 0.50, 0.67, 0.65, 0.69, 0.67)
 """Before anything was seen: what a draft head's chain holds."""
 
-Hold = tuple[float, ...]
+AcceptanceRates = tuple[float, ...]
 
 
 def expected_tokens(hold: Sequence[float]) -> list[float]:
-    """T(1), T(2), … for as many depths as `hold` has."""
+    """Return T(1), T(2), … for as many depths as `hold` has."""
     return list(accumulate(accumulate(hold, mul), initial=1.0))[1:]
 
 
 def planned_depth(
     cost: Sequence[float], hold: Sequence[float], draft: float = 0.0, step: float = 0.0
 ) -> tuple[int, float]:
-    """The depth to draft at, and its rate in tokens for the time of a plain one.
+    """Return the depth to draft at, and its rate in tokens for the time of a plain one.
 
     Depths are gone through upwards; one takes over only when its rate T(k)/(cost_k + draft +
     step·k) is more than `BETTER` times that of the depth kept so far.
@@ -48,16 +48,16 @@ def planned_depth(
     return kept, best
 
 
-def hold_after(hold: Sequence[float], depth: int, accepted: int) -> Hold:
-    """The averages after a round of `depth` drafts of which `accepted` held.
+def updated_acceptance(hold: Sequence[float], depth: int, accepted: int) -> AcceptanceRates:
+    """Return the rates after a round of `depth` drafts of which `accepted` held.
 
-    Drafts 1 to accepted + 1 were tested; their averages move by `HOLD_WEIGHT`. Where the deepest
-    draft of the round holds nearly always, deeper ones drift towards it.
+    Drafts 1 to accepted + 1 were tested; their averages move by `ACCEPTANCE_WEIGHT`. Where the
+    deepest draft of the round holds nearly always, deeper ones drift towards it.
     """
     depth = max(1, min(depth, len(hold)))
     moved = list(hold)
     for j in range(min(depth, accepted + 1)):
-        moved[j] += HOLD_WEIGHT * ((accepted > j) - moved[j])
+        moved[j] += ACCEPTANCE_WEIGHT * ((accepted > j) - moved[j])
     last = moved[depth - 1]
     if last >= SURE:
         for j in range(depth, len(moved)):
@@ -65,8 +65,8 @@ def hold_after(hold: Sequence[float], depth: int, accepted: int) -> Hold:
     return tuple(moved)
 
 
-def wall_of(walls: Sequence[float], depth: int) -> float:
-    """What a round of `depth` drafts takes, by the walls measured so far (0: not yet).
+def estimated_wall(walls: Sequence[float], depth: int) -> float:
+    """Return the time of a round of `depth` drafts, by the times measured so far (0: not yet).
 
     A depth that was not timed lies on the line through the two timed ones nearest to it, whose
     slope is at least 0; it costs at least half of the lower one. Two depths must be timed.
@@ -91,7 +91,8 @@ def depth_by_walls(
     most: int,
     others: int = 0,
 ) -> int | None:
-    """The depth with the best T(k)/wall(k), or `now` where that is not `BETTER` times as good.
+    """Return the depth with the best T(k)/wall(k), or `now` where that is not `BETTER` times as
+    good.
 
     Parameters
     ----------
@@ -108,6 +109,6 @@ def depth_by_walls(
     least, most = (max(1, min(k, len(walls))) for k in (least, most))
     now = max(least, min(now, most))
     tokens = expected_tokens(hold)
-    rates = {k: (others + tokens[k - 1]) / wall_of(walls, k) for k in range(least, most + 1)}
+    rates = {k: (others + tokens[k - 1]) / estimated_wall(walls, k) for k in range(least, most + 1)}
     best = max(rates, key=lambda k: (rates[k], k))
     return best if rates[best] > BETTER * rates[now] else now

@@ -1,4 +1,4 @@
-"""When a draft head looks at the whole vocabulary: while a text uses ids of its far end."""
+"""Full-vocabulary drafting: while a text uses ids far beyond the shortlist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STREAK = 16
 
 @dataclass(frozen=True)
 class Streak:
-    """How many more tokens the whole vocabulary is looked at for.
+    """The number of tokens left for which the whole vocabulary is computed.
 
     Attributes
     ----------
@@ -24,7 +24,7 @@ class Streak:
     left: int = 0
 
     def after(self, ids: Iterable[int]) -> Streak:
-        """After committed ids: one from the far end starts it anew, others count it down."""
+        """Return the streak after committed ids: a far one restarts it, others count it down."""
         left, far = self.left, max(self.shortlist, FAR)
         for token in ids:
             left = STREAK if token >= far else max(0, left - 1)

@@ -1,4 +1,4 @@
-"""Which of several drafters drafts next: whichever brought most tokens a second, here and now.
+"""Choice among several drafters: the one that brought most tokens a second lately.
 
 A drafter that is not known has its turn first. Known ones are compared by what their last rounds
 brought and took; the one in turn gives way only to one that is clearly better, and then waits.
@@ -14,7 +14,7 @@ from math import inf
 from statistics import mean, median
 
 from cortiq.engine.drafting import DepthPolicy, Round
-from cortiq.engine.policy.adaptive import company, undisturbed
+from cortiq.engine.policy.adaptive import batch_bucket, is_clean_round
 
 CLEARLY = 1.05
 """What a drafter must be better than the one in turn."""
@@ -31,7 +31,7 @@ most, and after a full one.
 
 @dataclass(frozen=True)
 class Arm:
-    """One drafter: what a round of it brings.
+    """One drafter's recent rounds.
 
     Attributes
     ----------
@@ -56,40 +56,40 @@ class Arm:
         return mean(tokens) / max(median(seconds), TINY)
 
     def after(self, seconds: float, tokens: float) -> Arm:
-        """After a round of its own; the first of a turn catches up with the text, untimed."""
+        """Return the arm after a round of its own; the first of a turn catches up, untimed."""
         recent = (*self.recent, (seconds, tokens))[-RECENT:] if self.rounds else self.recent
         return replace(self, rounds=self.rounds + 1, recent=recent)
 
     def waited(self) -> Arm:
-        """After a round of another; when the wait is over nothing is known of it any more."""
+        """Return the arm after a round of another; after its wait it is unknown again."""
         return Arm(back=self.back) if self.wait == 1 else replace(self, wait=max(0, self.wait - 1))
 
     def lost(self) -> Arm:
-        """Another is better, or it had nothing to say."""
+        """Return the arm after losing its turn."""
         if self.rounds >= FULL_TURN:
             return replace(self, wait=DIP, back=WAIT)
         return replace(self, wait=self.back, back=min(2 * self.back, LONGEST_WAIT))
 
 
 @dataclass(frozen=True)
-class Turns:
-    """All drafters, and whose turn it is."""
+class DrafterTurns:
+    """All drafters, and the index of the one in turn."""
 
     arms: tuple[Arm, ...]
     at: int = 0
 
-    def after_round(self, seconds: float, tokens: float) -> Turns:
-        """After a round of the one in turn."""
+    def after_round(self, seconds: float, tokens: float) -> DrafterTurns:
+        """Return the turns after a round of the drafter in turn."""
         arms = [arm.waited() for arm in self.arms]
         arms[self.at] = self.arms[self.at].after(seconds, tokens)
         return replace(self, arms=tuple(arms))
 
-    def silent(self) -> Turns:
-        """After the one in turn had nothing to say."""
+    def silent(self) -> DrafterTurns:
+        """Return the turns after the drafter in turn proposed nothing."""
         return self if self.arms[self.at].wait else self._lost(self.at)
 
-    def among(self, awake: Sequence[bool]) -> Turns:
-        """Whose turn the next round is, among those that want to draft; the same if none does."""
+    def among(self, awake: Sequence[bool]) -> DrafterTurns:
+        """Return the turns with the drafter of the next round, among those that want to draft."""
         now = self.arms[self.at]
         others = [i for i, wants in enumerate(awake) if wants and i != self.at]
         ready = [i for i in others if not self.arms[i].wait]
@@ -106,23 +106,23 @@ class Turns:
             best = others[0]  # one that waits is better than none
         return self if best == self.at else self._give(best)
 
-    def _lost(self, *which: int) -> Turns:
+    def _lost(self, *which: int) -> DrafterTurns:
         arms = [arm.lost() if i in which else arm for i, arm in enumerate(self.arms)]
         return replace(self, arms=tuple(arms))
 
-    def _give(self, at: int) -> Turns:
+    def _give(self, at: int) -> DrafterTurns:
         arms = list(self.arms)
         arms[at] = replace(arms[at], rounds=0, wait=0)
-        return Turns(tuple(arms), at)
+        return DrafterTurns(tuple(arms), at)
 
 
-class TakingTurns:
+class TurnPolicy:
     """The policy of a sequence that several drafters draft for (`drafting.DepthPolicy`).
 
     Parameters
     ----------
     policies : one for each of them: how deep, and whether at all.
-    first : whose turn the first round is; `publish` is told whenever it is another's.
+    first : index of the drafter of the first round; `publish` gets each later one.
     """
 
     def __init__(
@@ -132,16 +132,16 @@ class TakingTurns:
         publish: Callable[[int], None] = lambda at: None,
     ) -> None:
         self.policies, self.publish = policies, publish
-        self.turns = Turns((Arm(),) * len(policies), first)
-        self._company = 0
+        self.turns = DrafterTurns((Arm(),) * len(policies), first)
+        self._bucket = 0
 
     @property
     def wakes(self) -> int:
-        """Tokens generated before which nobody drafts."""
+        """Number of generated tokens before which no drafter drafts."""
         return min(getattr(policy, "wakes", 0) for policy in self.policies)
 
     def choose(self, generated: int, room: int) -> int:
-        """Depth of the next round of whoever has the turn, 0 where nobody wants to draft.
+        """Return the depth of the next round of the drafter in turn, 0 where none wants to draft.
 
         Nobody drafts while one of them times plain tokens: the others learn from these as well.
         """
@@ -154,7 +154,7 @@ class TakingTurns:
         return depths[self.turns.at]
 
     def record(self, round_: Round) -> None:
-        """A round is told to whoever drafted it, a plain token to all."""
+        """Record a round for the drafter that made it, a plain token for all."""
         if round_.proposed:
             self._after_round(round_)
             return
@@ -164,27 +164,27 @@ class TakingTurns:
             self.turns = self.turns.silent()
 
     def _after_round(self, round_: Round) -> None:
-        """What it took is compared within batches of alike many sequences only."""
+        """Compare round times within batches of similar size only."""
         self.policies[self.turns.at].record(round_)
-        now, others = company(round_.sequences), round_.sequences - 1
-        if now != self._company:
-            self._company = now
+        now, others = batch_bucket(round_.sequences), round_.sequences - 1
+        if now != self._bucket:
+            self._bucket = now
             self.turns = replace(self.turns, arms=(Arm(),) * len(self.turns.arms))
-        if undisturbed(round_) and not round_.shortened:
+        if is_clean_round(round_) and not round_.shortened:
             tokens = (others + round_.emitted) / round_.sequences
             self.turns = self.turns.after_round(round_.wall_seconds, tokens)
 
 
-class Turning:
+class TurnPolicyFactory:
     """Makes the policy of every sequence: the last one's best drafter begins."""
 
     def __init__(self, makers: Sequence[Callable[[int], DepthPolicy]]) -> None:
         self.makers, self.first = makers, 0
 
-    def __call__(self, prompt_tokens: int) -> TakingTurns:
-        """A policy for a prompt of this many tokens."""
+    def __call__(self, prompt_tokens: int) -> TurnPolicy:
+        """Make the policy of a sequence with a prompt of this many tokens."""
         policies = [maker(prompt_tokens) for maker in self.makers]
-        return TakingTurns(policies, self.first, self._keep)
+        return TurnPolicy(policies, self.first, self._keep)
 
     def _keep(self, at: int) -> None:
         self.first = at

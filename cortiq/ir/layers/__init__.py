@@ -1,7 +1,7 @@
 """The layers: what model families are written in, each with its decomposition.
 
 A layer's weights and slots are named by role. `Linear` and everything built from it works over any
-weight layout: integer codes meet quantised rows, an `f32` weight meets the float row itself.
+weight layout: integer codes multiply quantised rows, an `f32` weight the float row itself.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class Attention(Layer):
         return self.biased
 
     def _rows(self) -> dict[str, int]:
-        """Rows of each projection there is."""
+        """Return the width of each projection that exists."""
         rows = {
             "q": self.heads * self.head_dim * (2 if self.output_gate else 1),
             "k": self.kv_heads * self.head_dim,
@@ -156,7 +156,7 @@ class Attention(Layer):
         return {"q": rows["q"]} if self.shares_kv else rows
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the width."""
+        """Keep the width."""
         x, position, *others = inputs
         expect_last(self, x, self.width)
         expect(position == Type((), "i32"), f"Attention takes a position, got {position}")
@@ -166,7 +166,7 @@ class Attention(Layer):
         return (Type((self.width,)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Projections, norms, biases, gate, sinks."""
+        """Declare projections, norms, biases, gate, sinks."""
         rows = self._rows()
         shapes: dict[str, tuple[int, ...]] = {r: (n, self.width) for r, n in rows.items()}
         shapes["o"] = (self.width, self.heads * self.value_width)
@@ -190,12 +190,15 @@ class Attention(Layer):
         return self.heads * (1 if gate.per_head else self.value_width)
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """Key and value rows."""
+        """Declare key and value rows."""
         rows: dict[str, Slot] = {"kv": KVRows(self.kv_heads, self.head_dim, self.value_width)}
         return rows | ({"index": self.indexer.slot()} if self.indexer else {})
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, Reshape, RMSNorm, Rope, Quantise, StoreKV, [Indexer], Attend, gates, Linear."""
+        """Write the primitives.
+
+        Linear, Reshape, RMSNorm, Rope, Quantise, StoreKV, [Indexer], Attend, gates, Linear.
+        """
         x, position = inputs[:2]
         turned = inputs[2] if self.sections else position
         q = self._project(scope, x, "q")
@@ -213,7 +216,7 @@ class Attention(Layer):
         return linear(scope, y, "o", width, self.width, self.output_biased)
 
     def _attend(self, scope: Scope, q: Value, x: Value, position: Value) -> Value:
-        """The heads' outputs."""
+        """Write the attention and return the heads' outputs."""
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         attend = ops.Attend(
             self.heads, self.kv_heads, self.head_dim, self.value_width, scale,
@@ -226,7 +229,7 @@ class Attention(Layer):
         return scope.add(attend, *inputs, name="attend", weights=sinks, slots={"kv": "kv"})
 
     def _store(self, scope: Scope, x: Value, position: Value, values: Value) -> None:
-        """Keys and values to the slot."""
+        """Store keys and values in the slot."""
         k = self._placed(scope, self._project(scope, x, "k"), position, "k")
         v = self._project(scope, values, "v")
         if self.value_norm is not None:
@@ -240,7 +243,7 @@ class Attention(Layer):
         scope.add_node(store, k, v, name="store", slots={"kv": "kv"})
 
     def _project(self, scope: Scope, x: Value, role: str) -> Value:
-        """The heads of one projection."""
+        """Write one projection and return its heads."""
         rows = self._rows()[role]
         heads = self.heads if role == "q" else self.kv_heads
         y = linear(scope, x, role, self.width, rows, role in self.biases)
@@ -253,7 +256,7 @@ class Attention(Layer):
         return scope.add(op, y, name=f"{role}.norm", weights={"weight": f"{role}_norm"})
 
     def _placed(self, scope: Scope, y: Value, position: Value, role: str) -> Value:
-        """Heads of q or k after norm and RoPE, in the layer's order."""
+        """Return the heads of q or k after norm and RoPE, in the layer's order."""
         norm = self.qk_norm if self.qk_norm and not self.qk_norm.full_width else None
         if norm and not norm.after_rope:
             y = self._norm(scope, y, role, norm)
@@ -265,7 +268,7 @@ class Attention(Layer):
         return y
 
     def _gated(self, scope: Scope, x: Value, y: Value, gate: Value | None) -> Value:
-        """The heads' outputs times the gates."""
+        """Return the heads' outputs multiplied by the gates."""
         if gate is not None:
             gate = scope.add(ops.Activation("sigmoid"), gate, name="output_gate")
             y = scope.add(ops.Multiply(), y, gate, name="output_gated")

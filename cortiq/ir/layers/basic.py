@@ -22,7 +22,7 @@ class Layer(Op):
 
 
 def rows_for(scope: Scope, role: str, x: Value, name: str) -> Value:
-    """The row as the weight in `role` meets it: quantised, or as it is for an `f32` weight."""
+    """Return the row in the form the weight in `role` takes: quantised, or floats for `f32`."""
     if scope.layout(role) == "f32":
         return x
     return scope.add(ops.Quantise(), x, name=f"{name}.quantise")
@@ -31,7 +31,7 @@ def rows_for(scope: Scope, role: str, x: Value, name: str) -> Value:
 def linear(
     scope: Scope, x: Value, role: str, inner: int, outer: int, biased: bool = False
 ) -> Value:
-    """A `Linear` inside a layer, whose weight is the layer's `role` (bias `role`_bias)."""
+    """Write a `Linear` inside a layer, whose weight is the layer's `role` (bias `role`_bias)."""
     weights = {"weight": role} | ({"bias": f"{role}_bias"} if biased else {})
     return scope.add(Linear(inner, outer, biased), x, name=role, weights=weights)
 
@@ -45,15 +45,15 @@ class Embedding(Layer):
     multiplier: Constant = 1.0
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """One row."""
+        """Infer one row."""
         return ops.EmbedRows(self.vocab, self.width).infer(*inputs)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The table."""
+        """Declare the table."""
         return {"table": (self.vocab, self.width)}
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """EmbedRows, Scale."""
+        """Write EmbedRows, Scale."""
         rows = ops.EmbedRows(self.vocab, self.width)
         x = scope.add(rows, *inputs, name="rows", weights={"table": "table"})
         if self.multiplier == 1.0:
@@ -70,18 +70,18 @@ class Linear(Layer):
     biased: bool = False
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """[..., in] → [..., out]."""
+        """Infer [..., in] → [..., out]."""
         (x,) = inputs
         expect_last(self, x, self.in_width)
         return (Type((*x.shape[:-1], self.out_width)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Matrix and bias."""
+        """Declare matrix and bias."""
         matrix: dict[str, tuple[int, ...]] = {"weight": (self.out_width, self.in_width)}
         return matrix | {"bias": (self.out_width,)} if self.biased else matrix
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Quantise, MatMul, Bias."""
+        """Write Quantise, MatMul, Bias."""
         x = rows_for(scope, "weight", inputs[0], "x")
         matmul = ops.MatMul(self.in_width, self.out_width)
         y = scope.add(matmul, x, name="matmul", weights={"weight": "weight"})
@@ -97,11 +97,11 @@ class Residual(Layer):
     multiplier: Constant = 1.0
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Two values of one shape."""
+        """Require two values of one shape."""
         return ops.Add().infer(*inputs)
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Scale, Add."""
+        """Write Scale, Add."""
         hidden, branch = inputs
         if self.multiplier != 1.0:
             branch = scope.add(ops.Scale(self.multiplier), branch, name="scaled")
@@ -124,11 +124,11 @@ class Blend(Layer):
     )  # fmt: skip
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Two values of one shape."""
+        """Require two values of one shape."""
         return ops.Add().infer(*inputs)
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Scale, Add, Scale, Add."""
+        """Write Scale, Add, Scale, Add."""
         a, b = inputs
         near = self.fraction < 0.5
         less = scope.add(ops.Scale(-1.0), a, name="negated")

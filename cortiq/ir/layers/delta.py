@@ -77,12 +77,12 @@ class GatedDeltaNet(Layer):
         return self.heads * self.value_dim
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the width."""
+        """Keep the width."""
         expect(inputs == (Type((self.width,)),), f"GatedDeltaNet takes f32[{self.width}]: {inputs}")
         return inputs
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Projections, taps, decay, norm."""
+        """Declare projections, taps, decay, norm."""
         rows = {"qkv": 2 * self.keys + self.values, "z": self.values}
         rows |= {"a": self.heads, "b": self.heads}
         for joint in self.grouped:
@@ -95,12 +95,15 @@ class GatedDeltaNet(Layer):
         }  # fmt: skip
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """The last kernel−1 rows of [q | k | v], and what the keys so far map to."""
+        """Declare the last kernel−1 rows of [q | k | v], and the delta rule's state."""
         ring = Ring(2 * self.keys + self.values, self.kernel - 1)
         return {"ring": ring, "state": Recurrent((self.heads, self.key_dim, self.value_dim))}
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, CausalConv, Activation, L2Norm, Scale, DeltaRule, RMSNorm, Multiply, Linear."""
+        """Write the primitives.
+
+        Linear, CausalConv, Activation, L2Norm, Scale, DeltaRule, RMSNorm, Multiply, Linear.
+        """
         given = self._projected(scope, *inputs)
         joint = convolved(scope, given["qkv"], self.kernel, self.activation)
         rows = parts(scope, joint, q=self.keys, k=self.keys, v=self.values)
@@ -122,7 +125,7 @@ class GatedDeltaNet(Layer):
         return linear(scope, y, "out", self.values, self.width)
 
     def _tiled(self, scope: Scope, rows: Value, name: str) -> Value:
-        """A row for every value head: those of the key heads, over and over."""
+        """Return a row for every value head: the key heads' rows, repeated in turn."""
         flat = shaped(scope, rows, f"{name}.flat", self.keys)
         joint = scope.add(
             ops.Concat(), *[flat] * (self.heads // self.key_heads), name=f"{name}.all"
@@ -130,7 +133,7 @@ class GatedDeltaNet(Layer):
         return shaped(scope, joint, f"{name}.tiled", self.heads, self.key_dim)
 
     def _projected(self, scope: Scope, x: Value) -> dict[str, Value]:
-        """Values `qkv`, `z`, `a` and `b`, from matrices of their own or grouped ones."""
+        """Return `qkv`, `z`, `a` and `b`, from separate matrices or grouped ones."""
         given = {
             role: linear(scope, x, role, self.width, shape[0])
             for role, shape in self.weight_shapes().items()
@@ -150,7 +153,7 @@ class GatedDeltaNet(Layer):
     def _apart(
         self, scope: Scope, joint: Value, name: str, widths: Mapping[str, int]
     ) -> dict[str, Value]:
-        """Parts of a grouped row, those of all key heads one after the other."""
+        """Split a grouped row into its parts, each over all key heads."""
         rows = shaped(scope, joint, f"{name}.groups", self.key_heads, sum(widths.values()))
         given = parts(scope, rows, **{f"{part}.group": width for part, width in widths.items()})
         return {
@@ -161,7 +164,7 @@ class GatedDeltaNet(Layer):
 
 @dataclass(frozen=True)
 class KDA(Layer):
-    """Kimi delta attention, whose every key channel decays by itself: f32[width] → f32[width].
+    """Kimi delta attention; every key channel has a decay of its own: f32[width] → f32[width].
 
     [q | k | v] = activation(conv([Linear(x) | Linear(x) | Linear(x)])); q and k are unit rows;
     f = Linear(Linear(x)) + dt_bias; α = exp(A · softplus(f)), a number a channel; β =
@@ -172,7 +175,7 @@ class KDA(Layer):
     ----------
     decay_rank : width between the two matrices `f_a` and `f_b`.
     gate_rank : the same of `g_a` and `g_b`; 0 for one matrix `g`.
-    decay_per : what A has a number for: "head", "value" (a channel of any head) or "channel".
+    decay_per : A has a number for each "head", "value" (a channel of any head) or "channel".
     decay_bound : α = exp(bound · σ(−A · f)) instead, the bound negative.
     decay_form : the file holds A as log(−A), "log", or as it is, "plain".
     """
@@ -198,7 +201,7 @@ class KDA(Layer):
     )  # fmt: skip
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the width."""
+        """Keep the width."""
         expect(inputs == (Type((self.width,)),), f"KDA takes f32[{self.width}]: {inputs}")
         return inputs
 
@@ -214,7 +217,7 @@ class KDA(Layer):
         }  # fmt: skip
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Projections, taps, decay, gate, norm."""
+        """Declare projections, taps, decay, gate, norm."""
         keys, values = self.heads * self.key_dim, self.heads * self.value_dim
         shapes: dict[str, tuple[int, ...]] = {r: (n, self.width) for r, n in self._rows.items()}
         logs = {"head": self.heads, "value": self.key_dim, "channel": keys}
@@ -229,12 +232,15 @@ class KDA(Layer):
         return shapes | {"g_a": (self.gate_rank, self.width), "g_b": (values, self.gate_rank)}
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """The last kernel−1 rows of [q | k | v], and what the keys so far map to."""
+        """Declare the last kernel−1 rows of [q | k | v], and the delta rule's state."""
         ring = Ring(sum(self._rows.values()), self.kernel - 1)
         return {"ring": ring, "state": Recurrent((self.heads, self.key_dim, self.value_dim))}
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, Concat, CausalConv, Activation, L2Norm, DeltaRule, RMSNorm, Multiply, Linear."""
+        """Write the primitives.
+
+        Linear, Concat, CausalConv, Activation, L2Norm, DeltaRule, RMSNorm, Multiply, Linear.
+        """
         (x,) = inputs
         rows = self._rows
         projected = [linear(scope, x, role, self.width, n) for role, n in rows.items()]
@@ -253,7 +259,7 @@ class KDA(Layer):
         return linear(scope, y, "o", rows["v"], self.width)
 
     def _decay(self, scope: Scope, x: Value) -> Value:
-        """α, a number a channel of every head."""
+        """Return the decay α, one number for each channel of every head."""
         keys = self.heads * self.key_dim
         f = linear(scope, x, "f_a", self.width, self.decay_rank)
         f = linear(scope, f, "f_b", self.decay_rank, keys)

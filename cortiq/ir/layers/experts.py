@@ -16,7 +16,7 @@ from cortiq.numerics.route import Router
 
 @dataclass(frozen=True)
 class RouterNorm(Described):
-    """What a router's input passes first: RMSNorm, and a constant factor."""
+    """Normalisation of a router's input: RMSNorm, and a constant factor."""
 
     eps: Epsilon
     factor: Constant = 1.0
@@ -37,7 +37,7 @@ class MoE(Layer):
     masked : a vector `mask` admits the experts where it is not 0.
     gated : experts are gated MLPs; otherwise down(activation(up(x))).
     interleaved : one stack `gate_up` holds the rows of gate and up in turns.
-    biased, router_biased, shared_biased : which matrices have biases.
+    biased, router_biased, shared_biased : whether the matrices have biases.
     shared_factor : the shared expert's output times σ(v·x), v of the role `shared_factor`.
     expert_scale : weights are multiplied by a number of each expert, after all else.
     router_cap : soft cap of the scores.
@@ -93,13 +93,13 @@ class MoE(Layer):
         return MLP(self.width, self.shared_inner, str(self.activation), self.shared_biased)
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the width."""
+        """Keep the width."""
         wanted = (Type((self.width,)),) * (2 if self.router_input else 1)
         expect(inputs == wanted, f"MoE takes {wanted}, got {inputs}")
         return inputs[:1]
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Router, stacked experts, projections around them, shared expert."""
+        """Declare router, stacked experts, projections around them, and shared expert."""
         shapes: dict[str, tuple[int, ...]] = {"router": (self.experts, self.width)}
         shapes |= self._expert_shapes() | self._router_vectors()
         if self.latent:
@@ -144,7 +144,7 @@ class MoE(Layer):
         return shapes
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, Route, ExpertMatMul with activation, CombineExperts, shared expert."""
+        """Write Linear, Route, ExpertMatMul with activation, CombineExperts, shared expert."""
         x = inputs[0]
         index, weight = self._route(scope, inputs[-1])
         rows = x
@@ -159,7 +159,7 @@ class MoE(Layer):
         return scope.add(ops.Add(), y, self._shared_output(scope, x), name="sum")
 
     def _route(self, scope: Scope, x: Value) -> tuple[Value, Value]:
-        """The chosen experts and their weights."""
+        """Return the chosen experts and their weights."""
         if self.router_norm:
             norm = self.router_norm
             weights = {"weight": "router_norm"} if norm.weighted else {}
@@ -179,7 +179,7 @@ class MoE(Layer):
         return index, weight
 
     def _experts(self, scope: Scope, x: Value, index: Value) -> Value:
-        """The outputs of the chosen experts."""
+        """Return the outputs of the chosen experts."""
         width, inner = self.expert_width, self.inner
         if not self.gated:
             up = self._expert(scope, x, index, "up", width, inner)
@@ -207,7 +207,7 @@ class MoE(Layer):
         return scope.add(bias, y, index, name=f"{role}.biased", weights=weights)
 
     def _shared_output(self, scope: Scope, x: Value) -> Value:
-        """The shared expert's output, times its factor."""
+        """Return the shared expert's output, multiplied by its factor."""
         roles = {role: f"shared_{role}" for role in self.shared.weight_shapes()}
         y = scope.add(self.shared, x, name="shared", weights=roles)
         if not self.shared_factor:

@@ -1,4 +1,4 @@
-"""The part of block-sparse attention that chooses blocks of keys."""
+"""The indexer of block-sparse attention: it chooses blocks of keys."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cortiq.numerics.rope import RopeTable
 
 @dataclass(frozen=True)
 class Indexer(Described):
-    """Queries of a few heads and one key a position score the blocks that attention then sees.
+    """Scores blocks of keys for attention: queries of a few heads against one key a position.
 
     Attributes
     ----------
     heads : sets of blocks; the attention's heads are divided among them.
     dim : width of its queries and keys. block : keys of a block.
-    top : blocks a query takes. local : how many of them are the last ones, whatever they score.
+    top : blocks a query takes. local : number of last blocks that are always taken.
     eps, offset : of the RMSNorm of queries and keys, before RoPE.
     """
 
@@ -36,20 +36,23 @@ class Indexer(Described):
     relations = (at_most("local", "top"),)
 
     def weight_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
-        """Projections and norms."""
+        """Declare projections and norms."""
         return {
             "index_q": (self.heads * self.dim, width), "index_k": (self.dim, width),
             "index_q_norm": (self.dim,), "index_k_norm": (self.dim,),
         }  # fmt: skip
 
     def slot(self) -> Slot:
-        """A key a position."""
+        """Declare the slot: one key a position."""
         return KVRows(1, self.dim, 0)
 
     def choose(
         self, scope: Scope, x: Value, position: Value, rope: RopeTable | None, pairing: str
     ) -> Value:
-        """Linear, Reshape, RMSNorm, Rope, Quantise, StoreKV, ChooseBlocks: i32[heads, top]."""
+        """Write the primitives and return the chosen blocks, i32[heads, top].
+
+        Linear, Reshape, RMSNorm, Rope, Quantise, StoreKV, ChooseBlocks.
+        """
         coded = {}
         for role, heads in (("index_q", self.heads), ("index_k", 1)):
             y = linear(scope, x, role, x.type.shape[-1], heads * self.dim)

@@ -51,14 +51,14 @@ class LatentAttention(Layer):
     )  # fmt: skip
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the width."""
+        """Keep the width."""
         x, position = inputs
         expect_last(self, x, self.width)
         expect(position == Type((), "i32"), f"LatentAttention takes a position, got {position}")
         return (Type((self.width,)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Projections; the two halves of kv_b as a matrix a head."""
+        """Declare the projections, with the two halves of kv_b as one matrix a head each."""
         q_out, h = self.heads * (self.nope_dim + self.rope_dim), self.heads
         shapes: dict[str, tuple[int, ...]] = {
             "kv_a": (self.latent + self.rope_dim, self.width), "kv_a_norm": (self.latent,),
@@ -74,11 +74,11 @@ class LatentAttention(Layer):
         return shapes | {f"{role}_bias": shapes[role][:1] for role in named}
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """One latent row a position."""
+        """Declare one latent row a position."""
         return {"kv": KVRows(1, self.latent + self.rope_dim, self.latent)}
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, RMSNorm, Slice, Rope, HeadMatMul, StoreKV, Attend, HeadMatMul, Linear."""
+        """Write Linear, RMSNorm, Slice, Rope, HeadMatMul, StoreKV, Attend, HeadMatMul, Linear."""
         x, position = inputs
         self._store(scope, x, position)
         q = self._query(scope, x, position)

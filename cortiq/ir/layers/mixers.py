@@ -26,12 +26,12 @@ class ShortConv(Layer):
     writes_slots = True
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the width."""
+        """Keep the width."""
         expect(inputs == (Type((self.width,)),), f"ShortConv takes f32[{self.width}]: {inputs}")
         return inputs
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Projections, taps and biases."""
+        """Declare projections, taps and biases."""
         n = self.width
         shapes: dict[str, tuple[int, ...]] = {
             "in": (3 * n, n), "conv": (n, self.kernel), "out": (n, n),
@@ -41,11 +41,11 @@ class ShortConv(Layer):
         return shapes
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """The last kernel−1 inputs of the convolution."""
+        """Declare the last kernel−1 inputs of the convolution."""
         return {"ring": Ring(self.width, self.kernel - 1)}
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, Slice ×3, Multiply, CausalConv, Multiply, Linear."""
+        """Write Linear, Slice ×3, Multiply, CausalConv, Multiply, Linear."""
         n = self.width
         projected = linear(scope, inputs[0], "in", n, 3 * n, self.biased)
         b, c, x = (

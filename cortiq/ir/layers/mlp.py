@@ -1,4 +1,4 @@
-"""Feed-forward layers, gated and plain, and how a gate is joined with what it gates."""
+"""Feed-forward layers, gated and plain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cortiq.ir.options import Cap, Constant, Function, Positive
 
 @dataclass(frozen=True)
 class Gating(Described):
-    """How a gate row g and a row u become the inner row of an MLP: a(g) · u, with options.
+    """The combination of a gate row g and a row u into an MLP's inner row: a(g) · u, with options.
 
     Attributes
     ----------
@@ -23,7 +23,7 @@ class Gating(Described):
     steepness : a(g) = g · σ(steepness · g).
     gate_cap : a(g) = cap · tanh(g / cap) · σ(g).
     up_cap : u becomes cap · tanh(u / cap).
-    up_shift : what is added to u at the end.
+    up_shift : added to u at the end.
     """
 
     activation: Function = "silu"
@@ -39,7 +39,7 @@ Activation = Function | Gating
 
 
 def join(scope: Scope, gate: Value, up: Value, how: Activation) -> Value:
-    """The inner row of a gate and what it gates."""
+    """Return the inner row made from a gate and the row it multiplies."""
     gating = Gating(how) if isinstance(how, str) else how
     if gating.limit is not None:
         gate = scope.add(ops.Clamp(None, gating.limit), gate, name="gate.bounded")
@@ -65,7 +65,7 @@ def _activated(scope: Scope, gate: Value, gating: Gating) -> Value:
 
 
 def halves(scope: Scope, rows: Value, inner: int) -> tuple[Value, Value]:
-    """Gate and up of rows that hold them in turns."""
+    """Split rows that interleave gate and up."""
     gate, up = (
         scope.add(ops.Slice(first, 2 * inner, 2), rows, name=name)
         for first, name in enumerate(("gate", "up"))
@@ -90,13 +90,13 @@ class GatedMLP(Layer):
     interleaved: bool = False
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the width."""
+        """Keep the width."""
         (x,) = inputs
         expect_last(self, x, self.width)
         return inputs
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Three matrices, or two, and their biases."""
+        """Declare three matrices, or two, and their biases."""
         wide, narrow = (self.inner, self.width), (self.width, self.inner)
         shapes: dict[str, tuple[int, ...]] = {"gate": wide, "up": wide, "down": narrow}
         if self.interleaved:
@@ -106,7 +106,7 @@ class GatedMLP(Layer):
         return shapes
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, Linear, Activation, Multiply, Linear."""
+        """Write Linear, Linear, Activation, Multiply, Linear."""
         (x,) = inputs
         if self.interleaved:
             both = linear(scope, x, "gate_up", self.width, 2 * self.inner, self.biased)
@@ -128,13 +128,13 @@ class MLP(Layer):
     biased: bool = False
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the width."""
+        """Keep the width."""
         (x,) = inputs
         expect_last(self, x, self.width)
         return inputs
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Two matrices and their biases."""
+        """Declare two matrices and their biases."""
         shapes: dict[str, tuple[int, ...]] = {
             "up": (self.inner, self.width), "down": (self.width, self.inner),
         }  # fmt: skip
@@ -143,7 +143,7 @@ class MLP(Layer):
         return shapes
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, Activation, Linear."""
+        """Write Linear, Activation, Linear."""
         up = linear(scope, inputs[0], "up", self.width, self.inner, self.biased)
         up = scope.add(ops.Activation(self.activation), up, name="activation")
         return linear(scope, up, "down", self.inner, self.width, self.biased)

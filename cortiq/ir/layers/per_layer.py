@@ -14,7 +14,7 @@ from cortiq.ir.options import Epsilon, Function
 
 @dataclass(frozen=True)
 class PerLayerInputs(Layer):
-    """What every layer is given of its token: i32[], f32[width] → f32[layers·dim].
+    """Inputs of every layer from a token's embedding: i32[], f32[width] → f32[layers·dim].
 
     y = (RMSNorm(Linear(x)·width^(−1/2)) + table[token]·dim^(1/2)) · 2^(−1/2), the norm over the
     `dim` values of each layer; x is the scaled embedding. Ids past the table look up zeros.
@@ -28,18 +28,18 @@ class PerLayerInputs(Layer):
     eps: Epsilon
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """A row of all layers' inputs."""
+        """Infer one row with the inputs of all layers."""
         wanted = (Type((), "i32"), Type((self.width,)))
         expect(inputs == wanted, f"PerLayerInputs takes {wanted}, got {inputs}")
         return (Type((self.layers * self.dim,)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Table, projection, norm."""
+        """Declare table, projection, norm."""
         n = self.layers * self.dim
         return {"table": (self.vocab, n), "projection": (n, self.width), "norm": (self.dim,)}
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """EmbedRows, Scale, Linear, Scale, RMSNorm, Add, Scale."""
+        """Write EmbedRows, Scale, Linear, Scale, RMSNorm, Add, Scale."""
         token, x = inputs
         n = self.layers * self.dim
         look = ops.EmbedRows(self.vocab, n, missing=True)
@@ -72,17 +72,17 @@ class PerLayerGate(Layer):
     )
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the width."""
+        """Keep the width."""
         wanted = (Type((self.width,)), Type((self.layers * self.dim,)))
         expect(inputs == wanted, f"PerLayerGate takes {wanted}, got {inputs}")
         return inputs[:1]
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Gate and projection."""
+        """Declare gate and projection."""
         return {"gate": (self.dim, self.width), "projection": (self.width, self.dim)}
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, Activation, Slice, Multiply, Linear."""
+        """Write Linear, Activation, Slice, Multiply, Linear."""
         x, given = inputs
         own = ops.Slice(self.layer * self.dim, (self.layer + 1) * self.dim)
         mine = scope.add(own, given, name="input")

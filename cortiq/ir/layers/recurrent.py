@@ -1,4 +1,4 @@
-"""What mixers with a recurrent state are built from."""
+"""Building blocks of mixers with a recurrent state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEY_EPS = 1e-6
 
 
 def parts(scope: Scope, joint: Value, **widths: int) -> dict[str, Value]:
-    """Slices of the last axis, one after the other, named."""
+    """Return consecutive slices of the last axis, by name."""
     found, start = {}, 0
     for name, width in widths.items():
         found[name] = scope.add(ops.Slice(start, start + width), joint, name=name)
@@ -23,12 +23,12 @@ def parts(scope: Scope, joint: Value, **widths: int) -> dict[str, Value]:
 
 
 def shaped(scope: Scope, x: Value, name: str, *shape: int) -> Value:
-    """The value in another shape."""
+    """Reshape a value."""
     return scope.add(ops.Reshape(shape), x, name=name)
 
 
 def convolved(scope: Scope, x: Value, kernel: int, activation: str, biased: bool = False) -> Value:
-    """activation(conv(x)) with the roles `conv` and `conv_bias`, and the slot `ring`."""
+    """Return activation(conv(x)) with the roles `conv` and `conv_bias`, and the slot `ring`."""
     weights = {"weight": "conv"} | ({"bias": "conv_bias"} if biased else {})
     conv = ops.CausalConv(x.type.shape[0], kernel, biased)
     y = scope.add(conv, x, name="conv", weights=weights, slots={"ring": "ring"})
@@ -36,7 +36,7 @@ def convolved(scope: Scope, x: Value, kernel: int, activation: str, biased: bool
 
 
 def unit_rows(scope: Scope, q: Value, k: Value, heads: int, dim: int) -> tuple[Value, Value]:
-    """Queries and keys of a delta net: unit rows a head, queries times dim^(−1/2)."""
+    """Return queries and keys of a delta net: unit rows a head, queries times dim^(−1/2)."""
     norm = ops.L2Norm(dim, KEY_EPS)
     q, k = (
         scope.add(norm, shaped(scope, x, f"{n}.heads", heads, dim), name=f"{n}.norm")
@@ -49,7 +49,7 @@ DECAYS: Mapping[str, tuple[str, str]] = {
     "log": ("A_log", "negative_exp"),
     "plain": ("A", "negative"),
 }
-"""How a file holds the decay A < 0 of a recurrent layer: as log(−A), or as it is. The role of the
+"""Forms of the decay A < 0 of a recurrent layer in files: log(−A), or A itself. The role of the
 weight, and the form of the gain."""
 
 
@@ -57,7 +57,7 @@ DecayForm = Annotated[str, OneOf(DECAYS)]
 
 
 def decay(scope: Scope, step: Value, count: int, form: str, per: str = "value") -> Value:
-    """exp(A · step), A a number for each of `count` heads or values."""
+    """Return exp(A · step), with A a number for each of `count` heads or values."""
     role, gain = DECAYS[form]
     op = ops.Gain(count, per, gain)
     log = scope.add(op, step, name="log_decay", weights={"weight": role})
@@ -65,7 +65,7 @@ def decay(scope: Scope, step: Value, count: int, form: str, per: str = "value") 
 
 
 def gated_rows(scope: Scope, y: Value, z: Value, eps: float, function: str) -> Value:
-    """RMSNorm of every head, times function(z), as one row."""
+    """Return the RMSNorm of every head, times function(z), as one row."""
     heads, dim = y.type.shape
     norm = ops.RMSNorm(dim, eps)
     y = scope.add(norm, y, name="rule.norm", weights={"weight": "norm"})

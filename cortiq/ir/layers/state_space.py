@@ -70,12 +70,12 @@ class Mamba2(Layer):
         return self.inner + 2 * self.groups * self.state_dim
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the width."""
+        """Keep the width."""
         expect(inputs == (Type((self.width,)),), f"Mamba2 takes f32[{self.width}]: {inputs}")
         return inputs
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Projections, taps, decay, skip, norm."""
+        """Declare projections, taps, decay, skip, norm."""
         rows = self.inner + self.conv_width + self.heads
         shapes: dict[str, tuple[int, ...]] = {
             "in": (rows, self.width), "out": (self.width, self.inner),
@@ -90,12 +90,15 @@ class Mamba2(Layer):
         }  # fmt: skip
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """The last kernel−1 rows of [x | B | C], and the state."""
+        """Declare the last kernel−1 rows of [x | B | C], and the state."""
         state = Recurrent((self.heads, self.state_dim, self.head_dim))
         return {"ring": Ring(self.conv_width, self.kernel - 1), "state": state}
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Linear, CausalConv, Activation, StateSpace, Gain, Add, Multiply, RMSNorm, Linear."""
+        """Write the primitives.
+
+        Linear, CausalConv, Activation, StateSpace, Gain, Add, Multiply, RMSNorm, Linear.
+        """
         n, shared = self.inner, self.groups * self.state_dim
         rows = n + self.conv_width + self.heads
         joint = linear(scope, inputs[0], "in", self.width, rows, self.biased)
@@ -115,7 +118,7 @@ class Mamba2(Layer):
         return linear(scope, y, "out", n, self.width, self.biased)
 
     def _step(self, scope: Scope, dt: Value) -> tuple[Value, Value]:
-        """Δ and α."""
+        """Return Δ and α."""
         dt = scope.add(ops.Bias(self.heads), dt, name="dt.biased", weights={"bias": "dt_bias"})
         step = scope.add(ops.Activation("softplus"), dt, name="dt.softplus")
         if self.step_low is not None or self.step_high is not None:
@@ -123,7 +126,7 @@ class Mamba2(Layer):
         return step, decay(scope, step, self.heads, self.decay_form)
 
     def _normed(self, scope: Scope, y: Value, z: Value) -> Value:
-        """RMSNorm(y · silu(z))."""
+        """Return RMSNorm(y · silu(z))."""
         n, each = self.inner, self.inner // self.norm_groups
         z = scope.add(ops.Activation("silu"), z, name="z.activation")
         y = scope.add(ops.Multiply(), y, z, name="gated")

@@ -1,8 +1,7 @@
 """The primitives: what a backend must compute, each defined to the bit in `cortiq.numerics`.
 
 A backend that has all of them has every layer. Inputs and outputs are per row; the order of float
-steps is that of the function named in each docstring. `docs/ir.md` lists them with the primitives
-that later operators bring.
+steps is that of the function named in each docstring. `docs/ir.md` lists them and the planned ones.
 """
 
 from __future__ import annotations

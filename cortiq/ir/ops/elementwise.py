@@ -14,7 +14,7 @@ class Pairwise(Op):
     """Base of primitives of two f32 values of one shape."""
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Two f32 values of one shape."""
+        """Require two f32 values of one shape."""
         a, b = inputs
         equal = a == b and a.dtype == "f32"
         expect(equal, f"{self.kind} takes two equal f32 shapes, got {a} and {b}")
@@ -45,7 +45,7 @@ class Bias(LastAxis):
     width: Count
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The vector added."""
+        """Declare the vector added."""
         return {"bias": (self.width,)}
 
 
@@ -56,7 +56,7 @@ class Activation(Elementwise):
     function: Function
 
     def options(self) -> frozenset[str]:
-        """The function."""
+        """Return the function."""
         return frozenset({self.function})
 
 
@@ -77,11 +77,11 @@ class Slice(Op):
     relations = (Relation(("start", "stop"), "start is below stop", lambda s: s.start < s.stop),)
 
     def options(self) -> frozenset[str]:
-        """A step beyond 1."""
+        """Return `step` if it is above 1."""
         return frozenset({"step"}) if self.step != 1 else frozenset()
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Narrows the last axis."""
+        """Narrow the last axis."""
         (x,) = expect_f32(self, inputs)
         expect(bool(x.shape) and self.stop <= x.shape[-1], f"{self.describe()} of {x}")
         return (Type((*x.shape[:-1], len(range(self.start, self.stop, self.step)))),)
@@ -92,7 +92,7 @@ class Concat(Op):
     """Inputs one after the other along the last axis."""
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Widens the last axis."""
+        """Widen the last axis."""
         lead = {(x.shape[:-1], x.dtype) for x in inputs}
         fits = len(lead) == 1 and all(x.shape and x.dtype == "f32" for x in inputs)
         expect(fits, f"Concat takes f32 values: {inputs}")
@@ -101,12 +101,12 @@ class Concat(Op):
 
 @dataclass(frozen=True)
 class Reshape(Op):
-    """The same values in another shape, row-major."""
+    """The values in another shape, row-major."""
 
     shape: tuple[Count, ...]
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the number of values."""
+        """Keep the number of values."""
         (x,) = expect_f32(self, inputs)
         expect(math.prod(x.shape) == math.prod(self.shape), f"{self.describe()} of {x}")
         return (Type(self.shape),)

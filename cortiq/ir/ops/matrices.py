@@ -23,16 +23,16 @@ class EmbedRows(Op):
     missing: bool = False
 
     def options(self) -> frozenset[str]:
-        """Missing rows."""
+        """Return the option of missing rows, if it is used."""
         return frozenset({"missing"}) if self.missing else frozenset()
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """One token id gives one row."""
+        """Infer one row for one token id."""
         expect(inputs == (Type((), "i32"),), f"EmbedRows takes a token id, got {inputs}")
         return (Type((self.width,)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The table."""
+        """Declare the table."""
         return {"table": (self.vocab, self.width)}
 
 
@@ -41,7 +41,7 @@ class Quantise(Op):
     """Rows to 16-bit integers and an exponent, over the last axis (`numerics.quantise_rows`)."""
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """f32[..., K] → q16[..., K]."""
+        """Infer f32[..., K] → q16[..., K]."""
         (x,) = inputs
         fits = x.dtype == "f32" and len(x.shape) > 0 and x.shape[-1] <= MAX_COLUMNS
         expect(fits, f"Quantise takes f32 rows of at most {MAX_COLUMNS} values, got {x}")
@@ -52,20 +52,20 @@ class Quantise(Op):
 class MatMul(Op):
     """x·Wᵀ with W [out, in], over the last axis (`numerics.matmul`).
 
-    A q16 row meets integer codes (`matmul`); an f32 row meets an `f32` weight (`matmul_f32`).
+    Integer codes multiply a q16 row (`matmul`); an `f32` weight an f32 row (`matmul_f32`).
     """
 
     in_width: Count
     out_width: Count
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """[..., in] → f32[..., out]."""
+        """Infer [..., in] → f32[..., out]."""
         (x,) = inputs
         expect_last(self, x, self.in_width, ("q16", "f32"))
         return (Type((*x.shape[:-1], self.out_width)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The matrix."""
+        """Declare the matrix."""
         return {"weight": (self.out_width, self.in_width)}
 
 
@@ -78,14 +78,14 @@ class HeadMatMul(Op):
     out_width: Count
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """One product per head."""
+        """Infer one product per head."""
         (x,) = inputs
         expect_last(self, x, self.in_width, ("q16", "f32"))
         expect(x.shape == (self.heads, self.in_width), f"HeadMatMul: {self.heads} heads, got {x}")
         return (Type((self.heads, self.out_width)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """A matrix a head."""
+        """Declare a matrix a head."""
         return {"weight": (self.heads, self.out_width, self.in_width)}
 
 
@@ -102,7 +102,7 @@ class ExpertMatMul(Op):
     out_width: Count
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """One product per chosen expert."""
+        """Infer one product per chosen expert."""
         x, index = inputs
         expect_last(self, x, self.in_width, ("q16", "f32"))
         expect(
@@ -113,7 +113,7 @@ class ExpertMatMul(Op):
         return (Type((*index.shape, self.out_width)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """A matrix an expert."""
+        """Declare a matrix an expert."""
         return {"weight": (self.experts, self.out_width, self.in_width)}
 
 
@@ -142,19 +142,19 @@ class Route(Op):
     )  # fmt: skip
 
     def options(self) -> frozenset[str]:
-        """Groups, the mask, τ."""
+        """Return groups, mask and τ, if they are used."""
         router = self.router
         used = {"groups": router.groups > 1, "mask": self.masked, "tau": router.tau is not None}
         return frozenset(name for name, there in used.items() if there)
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Indices and weights."""
+        """Infer indices and weights."""
         expect(inputs == (Type((self.experts,)),), f"Route takes f32[{self.experts}]: {inputs}")
         chosen = self.router.top_k
         return Type((chosen,), "i32"), Type((chosen,))
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The bias that affects the choice only, and the mask."""
+        """Declare the bias, which affects the choice only, and the mask."""
         roles = {"bias": self.selection_bias, "mask": self.masked}
         return {role: (self.experts,) for role, there in roles.items() if there}
 
@@ -167,7 +167,7 @@ class CombineExperts(Op):
     """
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """The weighted sum."""
+        """Infer the weighted sum."""
         weights, outputs = inputs
         fits = weights.dtype == outputs.dtype == "f32" and weights.shape == outputs.shape[:1]
         expect(fits and len(outputs.shape) == 2, f"CombineExperts takes {weights} and {outputs}")

@@ -23,7 +23,7 @@ class RMSNorm(LastAxis):
     weighted: bool = True
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The gain, if there is one."""
+        """Declare the gain, if there is one."""
         return {"weight": (self.width,)} if self.weighted else {}
 
 
@@ -36,7 +36,7 @@ class LayerNorm(LastAxis):
     biased: bool = True
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Gain and bias."""
+        """Declare gain and bias."""
         gain: dict[str, tuple[int, ...]] = {"weight": (self.width,)}
         return gain | {"bias": (self.width,)} if self.biased else gain
 

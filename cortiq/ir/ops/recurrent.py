@@ -36,7 +36,7 @@ class DeltaRule(Op):
         return self.key_heads or self.heads
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """One output row a head."""
+        """Infer one output row a head."""
         q, k, v, alpha, beta = inputs
         keys = Type((self.groups, self.key_dim))
         values, numbers = Type((self.heads, self.value_dim)), Type((self.heads,))
@@ -46,7 +46,7 @@ class DeltaRule(Op):
         return (values,)
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """What the keys so far map to."""
+        """Declare the state: the map from keys to values."""
         return {"state": Recurrent((self.heads, self.key_dim, self.value_dim))}
 
 
@@ -68,7 +68,7 @@ class StateSpace(Op):
     writes_slots = True
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """One output row a head."""
+        """Infer one output row a head."""
         x, b, c, alpha, delta = inputs
         rows, numbers = Type((self.heads, self.head_dim)), Type((self.heads,))
         shared = Type((self.groups, self.state_dim))
@@ -77,5 +77,5 @@ class StateSpace(Op):
         return (rows,)
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """The state."""
+        """Declare the state."""
         return {"state": Recurrent((self.heads, self.state_dim, self.head_dim))}

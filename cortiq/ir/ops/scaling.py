@@ -19,10 +19,10 @@ class Gain(Op):
 
     Parameters
     ----------
-    width : how many gains there are.
-    per : what each gain multiplies. "value": value i of the last axis, f32[..., width]; "head":
+    width : number of gains.
+    per : values of a gain. "value": value i of the last axis, f32[..., width]; "head":
         all values of head i, f32[width, n]; "all": everything (width is 1).
-    form : how g follows from the file's w, once, when a program is compiled: "plain" w, "exp" e^w,
+    form : formula of g from the file's w, once, when a program is compiled: "plain" w, "exp" e^w,
         "negative_exp" −e^w (decays stored as logarithms: A_log), "negative" w, which must not be
         above 0 (decays stored as they are); `numerics.scaling.gain`.
     """
@@ -35,7 +35,7 @@ class Gain(Op):
     )
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the shape."""
+        """Keep the shape."""
         (x,) = inputs
         axis = {"value": x.shape[-1:], "head": x.shape[:-1], "all": (1,)}[self.per]
         fits = x.dtype == "f32" and axis == (self.width,)
@@ -43,7 +43,7 @@ class Gain(Op):
         return (x,)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The gains."""
+        """Declare the gains."""
         return {"weight": (self.width,)}
 
 
@@ -55,7 +55,7 @@ class ScaleRows(Op):
     """
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """The first input's shape."""
+        """Infer the first input's shape."""
         x, factor = inputs
         fits = x.dtype == factor.dtype == "f32" and factor.shape == (*x.shape[:-1], 1)
         expect(fits and bool(x.shape), f"ScaleRows takes f32[..., n] and f32[..., 1]: {inputs}")
@@ -88,7 +88,7 @@ class ExpertGain(Op):
     experts: Count
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the first input's type."""
+        """Keep the first input's type."""
         x, index = inputs
         fits = x.dtype == "f32" and index.dtype == "i32" and 1 <= len(x.shape) <= 2
         fits = fits and x.shape[:1] == index.shape
@@ -96,7 +96,7 @@ class ExpertGain(Op):
         return (x,)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """A gain an expert."""
+        """Declare a gain an expert."""
         return {"weight": (self.experts,)}
 
 
@@ -111,11 +111,11 @@ class ExpertBias(Op):
     width: Count
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the first input's type."""
+        """Keep the first input's type."""
         x, index = inputs
         expect_last(self, x, self.width)
         return ExpertGain(self.experts).infer(x, index)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """A bias vector an expert."""
+        """Declare a bias vector an expert."""
         return {"bias": (self.experts, self.width)}

@@ -32,11 +32,11 @@ class Rope(Op):
     )  # fmt: skip
 
     def options(self) -> frozenset[str]:
-        """Sections."""
+        """Return the sections, if there are any."""
         return frozenset({"sections"}) if self.sections else frozenset()
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the shape."""
+        """Keep the shape."""
         x, position = inputs
         expect(x.dtype == "f32" and len(x.shape) == 2, f"Rope takes f32[heads, dim], got {x}")
         expect(
@@ -60,18 +60,18 @@ class StoreKV(Op):
     writes_slots = True
 
     def options(self) -> frozenset[str]:
-        """Keys without values."""
+        """Return the option of keys without values, if it is used."""
         return frozenset() if self.value_dim else frozenset({"keys only"})
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """q16[heads, key_dim] and q16[heads, value_dim]."""
+        """Require q16[heads, key_dim] and q16[heads, value_dim]."""
         dims = (self.key_dim, self.value_dim)
         wanted = tuple(Type((self.heads, dim), "q16") for dim in dims if dim)
         expect(inputs == wanted, f"StoreKV takes {wanted}, got {inputs}")
         return ()
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """The rows written."""
+        """Declare the rows written."""
         return {"kv": KVRows(self.heads, self.key_dim, self.value_dim)}
 
 
@@ -101,11 +101,11 @@ class Attend(Op):
     relations = (divides("kv_heads", "heads"),)
 
     def options(self) -> frozenset[str]:
-        """Chosen blocks; keys up to one that the row supplies."""
+        """Return chosen blocks and last keys supplied by the row, if they are used."""
         return frozenset(["blocks"] * (self.block > 0) + ["until"] * self.until)
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """One output row a head."""
+        """Infer one output row a head."""
         q, position, *blocks = inputs
         wanted = Type((self.heads, self.key_dim), "q16")
         expect(q == wanted, f"Attend takes {wanted}, got {q}")
@@ -122,11 +122,11 @@ class Attend(Op):
         expect(fits, f"Attend takes blocks i32[sets, n] for {self.kv_heads} KV heads: {chosen}")
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The sinks, if there are any."""
+        """Declare the sinks, if there are any."""
         return {"sinks": (self.heads,)} if self.sinks else {}
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """The rows read."""
+        """Declare the rows read."""
         return {"kv": KVRows(self.kv_heads, self.key_dim, self.value_dim)}
 
 
@@ -147,13 +147,13 @@ class ChooseBlocks(Op):
     relations = (at_most("local", "top"),)
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Blocks of each head."""
+        """Infer blocks of each head."""
         wanted = (Type((self.heads, self.key_dim), "q16"), Type((), "i32"))
         expect(inputs == wanted, f"ChooseBlocks takes {wanted}, got {inputs}")
         return (Type((self.heads, self.top), "i32"),)
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """One key a position, for all heads, and no values."""
+        """Declare one key a position, for all heads, and no values."""
         return {"kv": KVRows(1, self.key_dim, 0)}
 
 
@@ -171,12 +171,12 @@ class Recall(Op):
     dim: Count
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """The row."""
+        """Infer the row."""
         expect(inputs == (Type((), "i32"),), f"Recall takes a position, got {inputs}")
         return (Type((self.heads, self.dim)),)
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """The rows read: keys only."""
+        """Declare the rows read: keys only."""
         return {"kv": KVRows(self.heads, self.dim, 0)}
 
 
@@ -193,15 +193,15 @@ class CausalConv(Op):
     writes_slots = True
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keeps the shape."""
+        """Keep the shape."""
         expect(inputs == (Type((self.width,)),), f"CausalConv takes f32[{self.width}]: {inputs}")
         return inputs
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Taps, oldest first, and a bias."""
+        """Declare taps, oldest first, and a bias."""
         taps: dict[str, tuple[int, ...]] = {"weight": (self.width, self.kernel)}
         return taps | {"bias": (self.width,)} if self.biased else taps
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """The rows before this one."""
+        """Declare the rows before this one."""
         return {"ring": Ring(self.width, self.kernel - 1)}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def cortiq_backends() -> Sequence[Backend]:
-    """One backend whose devices are faults, and one that declines everything."""
+    """Return a backend whose devices are faults, and one that declines everything."""
     from cortiq_faulty.backend import ChosenFault, DecliningBackend
 
     return [ChosenFault(), DecliningBackend()]

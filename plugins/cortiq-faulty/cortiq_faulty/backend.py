@@ -17,7 +17,7 @@ VERSIONS = Versions(hookspec=1, ir=1, contract=1)
 
 
 def device_name(fault: str) -> str:
-    """A fault's name as one word."""
+    """Return a fault's name as one word."""
     return re.sub(r"[^a-z0-9]+", "-", fault.lower()).strip("-")
 
 
@@ -32,7 +32,7 @@ class ChosenFault(ReferenceBackend):
     versions = VERSIONS
 
     def devices(self) -> Sequence[Device]:
-        """Every fault."""
+        """Return one device for every fault."""
         return [
             Device(name, f"{fault}; {FAULTS[fault].sentence()}")
             for name, fault in BY_DEVICE.items()
@@ -41,7 +41,7 @@ class ChosenFault(ReferenceBackend):
     def compile(  # type: ignore[override]
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
     ) -> Executable:
-        """The reference's executable with the fault in it.
+        """Compile the reference's executable with the fault in it.
 
         Raises
         ------

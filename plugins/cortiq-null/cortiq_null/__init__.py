@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def cortiq_backends() -> Sequence[NullBackend]:
-    """The backend of this package."""
+    """Return the backend of this package."""
     from cortiq_null.backend import NullBackend
 
     return [NullBackend()]

@@ -43,11 +43,11 @@ class NullBackend:
         self._inner, self._log = ReferenceBackend(), Log(log)
 
     def devices(self) -> Sequence[Device]:
-        """The reference's."""
+        """Return the reference's devices."""
         return [Device("cpu", "the reference, and a log of every call")]
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
-        """What the reference does."""
+        """Return the reference's decision."""
         with self._log.call("supports", node=node.name, op=node.op.describe()) as outcome:
             answer = self._inner.supports(node, graph, program)
             outcome["declined"] = None if isinstance(answer, Supported) else answer.reason
@@ -56,7 +56,7 @@ class NullBackend:
     def compile(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
     ) -> NullExecutable:
-        """The reference's executable, logged."""
+        """Compile the reference's executable, and log its calls."""
         nodes = {name: len(graph.nodes) for name, graph in program.graphs.items()}
         given = {**asdict(options), "extra": sorted(options.extra)}
         with self._log.call("compile", nodes=nodes, weights=len(weights), options=given):
@@ -74,19 +74,19 @@ class NullExecutable:
         self.program, self.placement = inner.program, inner.placement
 
     def wrapped(self, state: State) -> NullState:
-        """A sequence of the reference under the next number."""
+        """Return a sequence of the reference under the next number."""
         self._opened += 1
         return NullState(state, self, self._opened)
 
     def open(self, limit: int) -> NullState:
-        """A new, empty sequence of at most `limit` positions."""
+        """Open a new, empty sequence of at most `limit` positions."""
         with self.log.call("open", limit=limit) as outcome:
             state = self.wrapped(self._inner.open(limit))
             outcome["sequence"] = state.number
             return state
 
     def import_(self, exported: ExportedState, limit: int) -> NullState:
-        """A sequence that continues an exported one."""
+        """Import a sequence that continues an exported one."""
         with self.log.call("import", lengths=dict(exported.lengths), limit=limit) as outcome:
             state = self.wrapped(self._inner.import_(exported, limit))
             outcome["sequence"] = state.number
@@ -105,11 +105,11 @@ class NullExecutable:
         return Finished(BatchResult(outcomes, result.rows))
 
     def state_bytes(self, rows: int) -> int:
-        """Memory one sequence of this many rows takes."""
+        """Return the memory that one sequence of this many rows takes."""
         return self._inner.state_bytes(rows)
 
     def free_bytes(self) -> int:
-        """Memory left for sequences."""
+        """Return the memory left for sequences."""
         return self._inner.free_bytes()
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class NullState:
         return self.inner.limit
 
     def length(self, entry: str = "trunk") -> int:
-        """Rows that the entry graph has seen."""
+        """Return the number of rows that the entry graph has seen."""
         return self.inner.length(entry)
 
     def reserve(self, rows: int) -> bool:
@@ -142,7 +142,7 @@ class NullState:
         return self._logged("rewind", length=length, entry=entry)
 
     def snapshot(self) -> Any:
-        """A copy of everything."""
+        """Copy the whole state."""
         with self._owner.log.call("snapshot", sequence=self.number):
             return self.inner.snapshot()
 
@@ -152,32 +152,32 @@ class NullState:
             self.inner.restore(snapshot)
 
     def fork(self, length: int | None = None) -> NullState:
-        """A second sequence that starts as this one."""
+        """Fork the sequence into a second one."""
         with self._owner.log.call("fork", sequence=self.number, length=length) as outcome:
             other = self._owner.wrapped(self.inner.fork(length))
             outcome["result"] = other.number
             return other
 
     def export(self) -> ExportedState:
-        """The sequence in the canonical layout."""
+        """Export the sequence in the canonical layout."""
         with self._owner.log.call("export", sequence=self.number) as outcome:
             exported = self.inner.export()
             outcome["result"] = dict(exported.lengths)
             return exported
 
     def release(self) -> None:
-        """Give its memory back."""
+        """Free its memory."""
         self._logged("release")
 
     def _logged(self, name: str, **given: Any) -> Any:
-        """A call with plain arguments and a plain result."""
+        """Log a call with plain arguments and a plain result."""
         with self._owner.log.call(name, sequence=self.number, **given) as outcome:
             outcome["result"] = getattr(self.inner, name)(**given)
             return outcome["result"]
 
 
 def _inner_of(state: Any) -> Any:
-    """The reference's sequence, or whatever was given instead: the reference refuses that."""
+    """Return the reference's sequence; anything else is passed on for the reference to refuse."""
     return state.inner if isinstance(state, NullState) else state
 
 
@@ -186,7 +186,7 @@ def _number(state: Any) -> int | None:
 
 
 def _shown(batch: Batch) -> list[dict[str, Any]]:
-    """Rows of a batch, for the log."""
+    """Return the rows of a batch, for the log."""
     return [
         {
             "sequence": _number(row.state),
@@ -200,7 +200,7 @@ def _shown(batch: Batch) -> list[dict[str, Any]]:
 
 
 def _token(row: Row) -> Any:
-    """The id, or the row of the previous batch that drew it."""
+    """Return the id, or the row of the previous batch that drew it."""
     if isinstance(row.token, Drawn):
         return {"drawn": row.token.row}
     try:

@@ -16,14 +16,14 @@ VARIABLE = "CORTIQ_NULL_LOG"
 
 
 class Log:
-    """Where calls are written; the file is appended to, and opened with the first line."""
+    """A log of calls; its file is opened for appending with the first line."""
 
     def __init__(self, place: str | None = None) -> None:
         self.place = place
 
     @contextmanager
     def call(self, name: str, **given: Any) -> Iterator[dict[str, Any]]:
-        """A call under way: what is put into the mapping is its outcome; an error is logged too."""
+        """Log a call: the mapping given takes its outcome; an error is logged too."""
         outcome: dict[str, Any] = {}
         started = time.perf_counter()
         try:

@@ -1,4 +1,4 @@
-"""Float32 arithmetic of the contract in torch: every operation rounded once, in a written order.
+"""Torch as an array library: operations that round once, which the shared kernels are made of.
 
 Eager torch computes what is written, one operation at a time, so nothing is contracted here. What
 is avoided: its sums, means and norms (their order is their own), `addcmul`, `lerp` and other fused
@@ -8,17 +8,16 @@ result rounds to the right float32 whatever library computes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, SupportsFloat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from cortiq.numerics import contract, quantise, scalar
-
-MAGNITUDE = int(contract.MAGNITUDE_BITS)
-SMALLEST = int(contract.SMALLEST_BITS)
-LARGEST = int(contract.LARGEST_BITS)
+from cortiq.backend import CompileOptions
+from cortiq.backend.float64 import Float64Arrays
 
 
 class Rows(NamedTuple):
@@ -28,176 +27,100 @@ class Rows(NamedTuple):
     e: Tensor
 
 
-def magnitude_bits(x: Tensor) -> Tensor:
-    """Bits of |x|, int32."""
-    return x.view(torch.int32) & MAGNITUDE
+class TorchArrays(Float64Arrays):
+    """Tensors on one device: what torch calls otherwise than NumPy does, or rounds otherwise."""
 
+    module: ClassVar[Any] = torch
+    rows = Rows
 
-def snap(y: Tensor, faults: Tensor) -> Tensor:
-    """Make y [rows, ...] canonical; rows with a value outside the domain are flagged in place."""
-    bits = magnitude_bits(y)
-    outside = bits >= LARGEST
-    faults |= outside.reshape(len(y), -1).any(dim=1)
-    return torch.where((bits < SMALLEST) | outside, 0.0, y)
+    def __init__(self, device: str) -> None:
+        self.device = device
 
+    def array(self, host: np.ndarray) -> Tensor:
+        """Return a copy on the device."""
+        return torch.tensor(host, device=self.device)
 
-def exp2_int(n: Tensor) -> Tensor:
-    """2ⁿ of int32 n, built from bits."""
-    return ((n + 127) << 23).view(torch.float32)
+    def host(self, array: Tensor) -> Any:
+        """Return the values, which wait for what is under way."""
+        return array.cpu().numpy().copy()
 
+    def full(self, shape: Sequence[int], dtype: str, value: float = 0) -> Tensor:
+        """Return a tensor that holds one value."""
+        return torch.full(tuple(shape), value, dtype=self.dtype(dtype), device=self.device)
 
-def canonical_sum(x: Tensor) -> Tensor:
-    """Sum over the last axis in the contract's order: 256 lanes, then halves."""
-    padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % contract.LANES))
-    lanes = torch.zeros_like(padded[..., : contract.LANES])
-    for part in padded.split(contract.LANES, dim=-1):
-        lanes = lanes + part
-    while lanes.shape[-1] > 1:
-        low, high = lanes.chunk(2, dim=-1)
-        lanes = low + high
-    return lanes[..., 0]
+    def cast(self, array: Tensor, dtype: str) -> Tensor:
+        """Return the values in another type."""
+        return array.to(self.dtype(dtype))
 
+    def copy(self, array: Tensor) -> Tensor:
+        """Return a copy."""
+        return array.clone()
 
-def canonical_mean(x: Tensor) -> Tensor:
-    """The sum times RN(1/n), which the host computes."""
-    return canonical_sum(x) * float(contract.F32(1) / contract.F32(x.shape[-1]))
+    def clamp(self, x: Tensor, low: float | None, high: float | None) -> Tensor:
+        """Return x, no lower and no higher than these."""
+        return x.clamp(low, high)
 
+    def root(self, x: Tensor) -> Tensor:
+        """Return RN(√x)."""
+        return x.double().sqrt().float()
 
-def inverse(x: Tensor) -> Tensor:
-    """RN(1/x). (A division by a Python number becomes a product on CUDA.)"""
-    return torch.ones_like(x) / x
+    def inverse(self, x: Tensor) -> Tensor:
+        """Return RN(1/x). (A division of a Python number is a product on CUDA.)"""
+        return torch.ones_like(x) / x
 
+    def highest(self, x: Tensor) -> Tensor:
+        """Return the largest value of the last axis, which stays."""
+        return x.amax(dim=-1, keepdim=True)
 
-def inverse_root(x: Tensor) -> Tensor:
-    """RN(1/RN(√x))."""
-    return inverse(x.double().sqrt().float())
+    def padded(self, x: Tensor, before: int, after: int, axis: int = -1, fill: float = 0) -> Tensor:
+        """Return x with so many entries of one value before and behind an axis."""
+        behind = -1 - axis if axis < 0 else x.ndim - 1 - axis
+        return torch.nn.functional.pad(x, (0, 0) * behind + (before, after), value=fill)
 
+    def split(self, x: Tensor, widths: Sequence[int], axis: int = -1) -> Sequence[Tensor]:
+        """Return parts of these widths along an axis."""
+        return [part.contiguous() for part in x.split(tuple(widths), dim=axis)]
 
-def horner(x: Tensor, coefficients: Iterable[SupportsFloat]) -> Tensor:
-    """A polynomial, highest power first."""
-    first, *rest = (float(c) for c in coefficients)
-    y = torch.full_like(x, first)
-    for coefficient in rest:
-        y = y * x
-        y = y + coefficient
-    return y
+    def repeat(self, x: Tensor, count: int, axis: int = 0) -> Tensor:
+        """Return x with each entry of an axis so many times."""
+        return x.repeat_interleave(count, dim=axis)
 
+    def counted(self, count: int) -> Tensor:
+        """Return 0, 1, …"""
+        return torch.arange(count, dtype=torch.int32, device=self.device)
 
-def exp(x: Tensor) -> Tensor:
-    """e^x for x ≤ 0; see `cortiq.numerics.scalar.exp`."""
-    x = x.clamp(min=float(scalar.EXP_LOWEST))
-    k = (x * float(scalar.LOG2_E)).round()
-    r = x - k * float(scalar.LN2_HIGH)
-    r = r - k * float(scalar.LN2_LOW)
-    y = horner(r, scalar.EXP_POLYNOMIAL) * (r * r)
-    y = (y + r) + 1.0
-    return (y.view(torch.int32) + (k.int() << 23)).view(torch.float32)
+    def ascending(self, n: Tensor) -> Tensor:
+        """Return n with the last axis in ascending order."""
+        return n.sort(dim=-1).values
 
+    def take_along(self, x: Tensor, index: Tensor) -> Tensor:
+        """Return the values of the last axis at these places."""
+        return x.gather(-1, index.long())
 
-def exponential(x: Tensor) -> Tensor:
-    """e^x of either sign."""
-    e = exp(-x.abs())
-    return torch.where(x > 0, inverse(e), e)
+    def running_highest(self, n: Tensor) -> Tensor:
+        """Return the largest integer so far along the first axis."""
+        return n.cummax(dim=0).values
 
+    def provenance(self) -> dict[str, str]:
+        """Return what computes here, for receipts: PyTorch, CUDA, the device."""
+        facts = {"torch": str(torch.__version__), "device": self.device}
+        if self.device != "cpu":
+            facts["device"] = torch.cuda.get_device_name(self.device)
+            facts["cuda"] = str(torch.version.cuda)
+        return facts
 
-def sigmoid(x: Tensor) -> Tensor:
-    """σ(x)."""
-    e = exp(-x.abs())
-    r = inverse(e + 1.0)
-    return torch.where(x >= 0, r, e * r)
+    def free_bytes(self) -> int | None:
+        """Return the memory that a GPU has free."""
+        return None if self.device == "cpu" else torch.cuda.mem_get_info(self.device)[0]
 
-
-def silu(x: Tensor) -> Tensor:
-    """x·σ(x)."""
-    return x * sigmoid(x)
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    """x·σ(2u); see `cortiq.numerics.scalar.gelu_tanh`."""
-    bound = float(scalar.GELU_CLAMP)
-    v = x.clamp(-bound, bound)
-    cube = ((v * v) * v) * float(scalar.GELU_CUBIC)
-    u = (v + cube) * float(scalar.GELU_SCALE)
-    return x * sigmoid(u + u)
-
-
-def gelu(x: Tensor) -> Tensor:
-    """x·Φ(x); see `cortiq.numerics.scalar.gelu`."""
-    a = x.abs().clamp(max=float(scalar.GELU_CLAMP))
-    t = inverse(a * float(scalar.TAIL_SCALE) + 1.0)
-    tail = exp((a * a) * -0.5) * (horner(t, scalar.TAIL_POLYNOMIAL) * t)
-    return x * torch.where(x >= 0, 1.0 - tail, tail)
-
-
-def tanh(x: Tensor) -> Tensor:
-    """An odd polynomial below 0.625, else by exp."""
-    magnitude = x.abs()
-    near = magnitude.clamp(max=float(scalar.TANH_SMALL))
-    z = near * near
-    small = (horner(z, scalar.TANH_POLYNOMIAL) * z) * x + x
-    e = exp(magnitude * -2.0)
-    large = (1.0 - e) / (e + 1.0)
-    return torch.where(magnitude < scalar.TANH_SMALL, small, torch.where(x < 0, -large, large))
-
-
-def log(x: Tensor) -> Tensor:
-    """ln x of a positive normal x; see `cortiq.numerics.scalar.log`."""
-    bits = x.view(torch.int32)
-    shift = (bits - int(scalar.SQRT_HALF_BITS)) >> 23
-    f = (bits - (shift << 23)).view(torch.float32) - 1.0
-    k = shift.float()
-    s = f / (f + 2.0)
-    z = s * s
-    rest = z * horner(z, scalar.LOG_POLYNOMIAL)
-    half_square = (f * 0.5) * f
-    correction = half_square - (s * (half_square + rest) + k * float(scalar.LN2_LOW))
-    return k * float(scalar.LN2_HIGH) + (f - correction)
-
-
-def log1p(y: Tensor) -> Tensor:
-    """ln(1 + y), with what the rounding of 1 + y lost."""
-    u = y + 1.0
-    return log(u) + (y - (u - 1.0)) / u
-
-
-def softplus(x: Tensor) -> Tensor:
-    """ln(1 + e^x)."""
-    return relu(x) + log1p(exp(-x.abs()))
-
-
-def relu(x: Tensor) -> Tensor:
-    """x > 0 ? x : +0."""
-    return torch.where(x > 0, x, 0.0)
-
-
-def relu2(x: Tensor) -> Tensor:
-    """Squared ReLU."""
-    return relu(x) * relu(x)
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": silu,
-    "gelu_tanh": gelu_tanh,
-    "sigmoid": sigmoid,
-    "tanh": tanh,
-    "softplus": softplus,
-    "relu": relu,
-    "relu2": relu2,
-    "gelu": gelu,
-    "exp": exponential,
-}
-
-
-def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """C·tanh(x·RN(1/C))."""
-    bound = contract.F32(cap)
-    return tanh(x * float(contract.F32(1) / bound)) * float(bound)
-
-
-def quantised(x: Tensor) -> Rows:
-    """Rows (last axis) to 16-bit integers and an exponent; `cortiq.numerics.quantise_rows`."""
-    m = magnitude_bits(x).amax(dim=-1)
-    empty = m < SMALLEST
-    e = torch.where(empty, quantise.ZERO_ROW_EXPONENT, ((m + 0x20000) >> 23) - 141).int()
-    q = (x * exp2_int(-e)[..., None]).round()
-    return Rows(torch.where(empty[..., None], 0.0, q).double(), e)
+    @contextmanager
+    def running(self, options: CompileOptions) -> Iterator[None]:
+        """Let torch use so many host threads, 0 for what it chose itself."""
+        before = torch.get_num_threads()
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        try:
+            yield
+        finally:
+            if options.threads:
+                torch.set_num_threads(before)

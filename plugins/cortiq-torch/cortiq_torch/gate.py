@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cortiq.backend.self_test import check_operations
 from cortiq.errors import BackendError
-from cortiq.numerics.philox import philox
+from cortiq_torch.arithmetic import TorchArrays
 
-COUNT = 1 << 14
 Operation = Callable[[Tensor, Tensor], Tensor]
 
 OPERATIONS: dict[str, tuple[Operation, Callable[..., np.ndarray]]] = {
@@ -32,16 +32,7 @@ OPERATIONS: dict[str, tuple[Operation, Callable[..., np.ndarray]]] = {
 @cache
 def check_device(device: str) -> None:
     """`BackendError` if the device computes another bit than IEEE arithmetic has."""
-    words = philox((np.arange(COUNT, dtype=np.uint32), 0, 0, 0), (1, 2))
-    # Numbers from 2⁻²⁰ to 2²⁰ of both signs, and every half on the way.
-    bits = [(w & np.uint32(0x807FFFFF)) + ((107 + w % np.uint32(40)) << 23) for w in words[:2]]
-    a, b = (word.astype(np.uint32).view(np.float32) for word in bits)
-    a[:256] = np.arange(-128, 128, dtype=np.float32) / np.float32(8)
-    there = [torch.tensor(array, device=device) for array in (a, b)]
-    for name, (operation, definition) in OPERATIONS.items():
-        got = operation(*there).cpu().numpy()
-        if (got.view(np.uint32) != definition(a, b).view(np.uint32)).any():
-            raise BackendError(f"torch on {device} computes {name} with other bits than IEEE's")
+    check_operations(f"torch on {device}", TorchArrays(device), OPERATIONS)
     _check_products(device)
 
 

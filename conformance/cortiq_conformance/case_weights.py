@@ -1,0 +1,82 @@
+"""Weights of cases: every layout, with the codes and scales that break decoders."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cortiq.numerics.contract import F32
+from cortiq.numerics.layouts import LAYOUTS, W16, Layout, Weight
+from cortiq.numerics.synthetic import BLOCK_RECIPES, synthetic_weight
+from cortiq_conformance.case_data import CaseData
+
+BLOCK_LAYOUTS = tuple(BLOCK_RECIPES)
+OUR_LAYOUTS = ("w8", "w16", "w8b256")
+CODE_LAYOUTS = (*OUR_LAYOUTS, *BLOCK_LAYOUTS)
+MATRIX_LAYOUTS = (*CODE_LAYOUTS, "f32")
+"""Every layout a matrix can have in a program."""
+
+CODE_BYTES = (0x00, 0xFF, 0x0F, 0xF0, 0x80, 0x7F)
+HALF_SCALES = (0x0000, 0x0001, 0x03FF, 0x0400, 0x8001, 0xBC00, 0x3C00)
+"""f16 scales: zero, subnormals, the smallest normal, negative ones, 1."""
+EXPONENT_SCALES = (80, 100, 127, 160, 90, 110, 127)
+"""MXFP4 scales 2^(b − 127)."""
+
+
+def typical(source: CaseData, layout: str, rows: int, columns: int) -> Weight:
+    """Make random codes whose products stay near the size of the rows."""
+    seed = int(source.words(1)[0])
+    return synthetic_weight(layout, "weight", seed, (rows, columns))
+
+
+def uneven(source: CaseData, layout: str, rows: int, columns: int) -> Weight:
+    """Make weights as `typical`, with varying powers of two as block scales: their sums round."""
+    weight = typical(source, layout, rows, columns)
+    if layout != "MXFP4":
+        return weight
+    blocks = weight.parts["raw"].reshape(rows, columns // weight.layout.block, -1).copy()
+    blocks[..., BLOCK_RECIPES[layout].scale_at] += source.integers(0, 9, *blocks.shape[:2]).astype(
+        np.uint8
+    )
+    return Weight.from_bytes(weight.layout, blocks.reshape(rows, -1), weight.shape)
+
+
+def extreme(source: CaseData, layout: str, columns: int) -> Weight:
+    """Make rows of every extreme code byte, then rows of every kind of scale."""
+    kind = LAYOUTS[layout]
+    rows = len(CODE_BYTES) + len(HALF_SCALES)
+    weight = typical(source, layout, rows, columns)
+    if kind.kind == "float":
+        return Weight.from_floats(source.spread(rows, columns, low=-12, high=8))
+    return _extreme_blocks(weight, kind) if kind.kind == "blocks" else _extreme_parts(weight)
+
+
+def _extreme_blocks(weight: Weight, layout: Layout) -> Weight:
+    rows, columns = weight.shape
+    blocks = weight.parts["raw"].reshape(rows, columns // layout.block, -1).copy()
+    recipe = BLOCK_RECIPES[layout.name]
+    width = 1 if layout.name == "MXFP4" else 2
+    fields = [recipe.scale_at] + ([recipe.minimum_at] if recipe.ratio else [])
+    for row, byte in enumerate(CODE_BYTES):
+        kept = {at: blocks[row, :, at : at + width].copy() for at in fields}
+        blocks[row] = byte
+        for at, old in kept.items():
+            blocks[row, :, at : at + width] = old
+    for index, half in enumerate(HALF_SCALES):
+        row = len(CODE_BYTES) + index
+        for at in fields:
+            scale = (EXPONENT_SCALES[index],) if width == 1 else (half & 255, half >> 8)
+            blocks[row, :, at : at + width] = scale
+    return Weight.from_bytes(layout, blocks.reshape(rows, -1), weight.shape)
+
+
+def _extreme_parts(weight: Weight) -> Weight:
+    parts = {name: array.copy() for name, array in weight.parts.items()}
+    for name in parts.keys() & {"codes", "hi", "lo"}:
+        limit = 126 if weight.layout is W16 and name == "hi" else 127
+        for row, code in enumerate((limit, -limit, 1, -1, 0, 64)):
+            parts[name][row] = code
+    if weight.layout is W16:
+        parts["lo"][:6] = np.array([127, -128, 0, -1, -128, 127], np.int8)[:, None]
+    scales = np.array([0, 2.0**-40, 2.0**-39, 2.0**-20, 3e-5, 1.5, 2.0**10], F32)
+    parts["scale"][len(CODE_BYTES) :] = scales[:, None]
+    return Weight(weight.layout, weight.shape, parts)

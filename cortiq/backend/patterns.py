@@ -1,0 +1,198 @@
+"""The table of patterns: which steps one kernel computes together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from cortiq.backend.fuse import (
+    NORMS,
+    Attention,
+    Elementwise,
+    Fuser,
+    Join,
+    NormChain,
+    Part,
+    Product,
+    QKVPrologue,
+)
+from cortiq.backend.lower import Step
+from cortiq.ir import ops
+
+
+def _quantise_after(fuser: Fuser, step: Step) -> bool:
+    """Let the op that computes a row also quantise it."""
+    (source,), (record,) = step.inputs, step.outputs
+    place = fuser.maker(source, NormChain | Elementwise | Attention)
+    if place is None or fuser.done[place].op.record is not None:
+        return False
+    op = fuser.done[place].op
+    if isinstance(op, NormChain) and fuser.root(source) != op.out:
+        return False
+    if not _whole_rows(fuser, op, source):
+        return False
+    dropped = fuser.inner(source) and not isinstance(op, Attention)
+    joined = replace(op, record=record, out=None if dropped else op.out)
+    total = (joined.total,) if isinstance(joined, NormChain) else ()
+    fuser.replace_at(place, joined, (*total, joined.out, record))
+    return True
+
+
+def _whole_rows(fuser: Fuser, op: object, source: str) -> bool:
+    """Whether the quantised rows are those that the op makes: heads may have been merged."""
+    root, types = fuser.root(source), fuser.lowered.types
+    if isinstance(op, Attention):
+        return len(types[source].shape) == 1
+    return types[source].shape == types[root].shape
+
+
+def _norm_after_sum(fuser: Fuser, step: Step) -> bool:
+    """Let the op that adds a branch to the residual also norm the sum."""
+    (source,), (out,) = step.inputs, step.outputs
+    place = fuser.maker(source, NormChain)
+    if place is None or not isinstance(step.op, ops.RMSNorm):
+        return False
+    op = fuser.done[place].op
+    if op.norm is not None or fuser.root(source) != source:
+        return False
+    joined = replace(op, norm=step.nodes[0], out=out)
+    fuser.replace_at(place, joined, (joined.total, out))
+    return True
+
+
+def _residual_sum(fuser: Fuser, step: Step) -> bool:
+    """A residual sum, with the norm of its branch where there is one, waits for a norm."""
+    residual, branch = step.inputs
+    if len(fuser.lowered.types[step.outputs[0]].shape) != 1:
+        return False
+    chain = NormChain(branch, residual, total=step.outputs[0])
+    place = fuser.maker(branch, NormChain)
+    if place is not None and fuser.inner(branch):
+        op = fuser.done[place].op
+        plain = op.residual is None and op.record is None and isinstance(op.norm.op, ops.RMSNorm)
+        if plain and fuser.root(branch) == branch:
+            del fuser.done[place]
+            chain = replace(chain, x=op.x, after=op.norm)
+    inputs = (chain.x, residual)
+    fuser.done.append(replace(step, op=chain, inputs=inputs))
+    return True
+
+
+def _gate(fuser: Fuser, step: Step) -> bool:
+    """activation(gate) · up in one pass."""
+    for gate, up in (step.inputs, step.inputs[::-1]):
+        place = fuser.maker(gate, Elementwise)
+        if place is None or not fuser.inner(gate) or fuser.root(gate) != gate:
+            continue
+        op = fuser.done[place].op
+        if not isinstance(op.node.op, ops.Activation) or op.record is not None:
+            continue
+        source = fuser.done[place].inputs[0]
+        del fuser.done[place]
+        joined = Elementwise(step.nodes[0], gate=op.node, out=step.outputs[0])
+        fuser.done.append(replace(step, op=joined, inputs=(source, up)))
+        return True
+    return False
+
+
+def _part(fuser: Fuser, record: str, target: str, dim: int) -> tuple[Part, list[int]] | None:
+    """Heads of `dim` behind a quantised value, and the places of the steps they replace."""
+    place = fuser.maker(record, ops.Quantise)
+    if place is None or not fuser.inner(record):
+        return None
+    step, places = fuser.done[place], [place]
+    part = Part(step.inputs[0], step.nodes[0], target=target)
+    rope = fuser.maker(part.x, ops.Rope)
+    if rope is not None and fuser.inner(part.x):
+        places.append(rope)
+        part = replace(part, rope=fuser.done[rope].nodes[0], x=fuser.done[rope].inputs[0])
+    norm = fuser.maker(part.x, NormChain)
+    if norm is not None and fuser.inner(part.x) and _norm_alone(fuser.done[norm].op, dim):
+        places.append(norm)
+        chain = fuser.done[norm].op
+        part = replace(part, norm=chain.norm, x=chain.x)
+    return (part, places) if fuser.takes_part(part) else None
+
+
+def _norm_alone(op: NormChain, dim: int) -> bool:
+    """Whether nothing but an RMSNorm of each head is computed: one over all heads is no part."""
+    norm = None if op.residual is not None or op.record is not None else op.norm
+    return norm is not None and isinstance(norm.op, ops.RMSNorm) and norm.op.width == dim
+
+
+def _store(fuser: Fuser, step: Step) -> bool:
+    """Keys and values on their way into the cache."""
+    op = step.op
+    targets = (("keys", op.key_dim), ("values", op.value_dim))
+    found = [_part(fuser, n, *to) for n, to in zip(step.inputs, targets, strict=False)]
+    if any(part is None for part in found):
+        return False
+    parts, places = zip(*found, strict=True)  # type: ignore[arg-type]
+    for place in sorted((p for group in places for p in group), reverse=True):
+        del fuser.done[place]
+    inputs = tuple(part.x for part in parts)
+    fuser.done.append(replace(step, op=QKVPrologue(tuple(parts), step.nodes[0]), inputs=inputs))
+    return True
+
+
+def _query(fuser: Fuser, step: Step) -> bool:
+    """Queries on their way into attention, in one op with the keys and values."""
+    query, *others = step.inputs
+    found = _part(fuser, query, "record", step.op.key_dim)
+    if found is None:
+        return False
+    part, places = found
+    for place in sorted(places, reverse=True):
+        del fuser.done[place]
+    heads = [i for i, s in enumerate(fuser.done) if isinstance(s.op, QKVPrologue)]
+    made = fuser.producer(part.x)
+    joins = [i for i in heads if fuser.done[i].nodes and _same_slot(fuser.done[i], step)]
+    if joins and (made is None or made < joins[-1]):
+        before = fuser.done[joins[-1]]
+        op = replace(before.op, parts=(*before.op.parts, part))
+        inputs, outputs = (*before.inputs, part.x), (*before.outputs, query)
+        fuser.done[joins[-1]] = replace(before, op=op, inputs=inputs, outputs=outputs)
+    else:
+        fuser.done.append(
+            replace(step, op=QKVPrologue((part,)), inputs=(part.x,), outputs=(query,))
+        )
+    out = step.outputs[0]
+    fuser.done.append(replace(step, op=Attention(step.nodes[0], out), inputs=(query, *others)))
+    return True
+
+
+def _same_slot(heads: Step, attend: Step) -> bool:
+    return heads.nodes[0].slots.get("kv") == attend.nodes[0].slots.get("kv")
+
+
+def _product_end(fuser: Fuser, step: Step) -> bool:
+    """Let a product also add its bias, or the residual, where nobody else reads what it adds to."""
+    for source, *other in (step.inputs, step.inputs[::-1]):
+        place = fuser.maker(source, (ops.MatMul, Product))
+        if place is None or not fuser.inner(source) or fuser.root(source) != source:
+            continue
+        before = fuser.done[place]
+        op = before.op if isinstance(before.op, Product) else Product(before.nodes[0])
+        if op.residual is not None or source in other:
+            continue
+        if isinstance(step.op, ops.Bias):
+            op = replace(op, bias=step.nodes[0])
+        else:
+            op = replace(op, residual=other[0])
+        del fuser.done[place]
+        inputs = (*before.inputs, *other)
+        fuser.done.append(replace(step, op=op, inputs=inputs))
+        return True
+    return False
+
+
+PATTERNS: Mapping[str, Join] = {
+    "quantised rows": Join((ops.Quantise,), _quantise_after),
+    "norms of sums": Join(NORMS, _norm_after_sum),
+    "residual sums": Join((ops.Add,), _residual_sum),
+    "gates": Join((ops.Multiply,), _gate),
+    "keys and values": Join((ops.StoreKV,), _store),
+    "queries": Join((ops.Attend,), _query),
+    "products": Join((ops.Bias, ops.Add), _product_end),
+}
+"""Patterns by what is computed together."""

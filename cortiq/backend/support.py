@@ -1,0 +1,61 @@
+"""Refusals that backends word alike: of nodes, options and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from cortiq.backend.protocol import CompileOptions, Declined, Device, Support, Supported
+from cortiq.errors import BackendError
+from cortiq.ir import Graph, Node, Op, Program, ops, primitives_within
+
+POSITIONED = (ops.Rope, ops.Attend, ops.ChooseBlocks, ops.Recall)
+"""Primitives that take positions."""
+
+
+def no_kernel(op: Op, kernels: Collection[type[Op]], options: frozenset[str]) -> str:
+    """Say why a primitive has no kernel, or none with its options; empty if it has one."""
+    if type(op) not in kernels:
+        return f"no kernel for {op.kind}"
+    unknown = sorted(op.options() - options)
+    return f"no kernel for {op.kind} with {', '.join(unknown)}" if unknown else ""
+
+
+def unplaced(node: Node, graph: Graph) -> str:
+    """Say why a primitive is declined where the host has to know tokens and positions before a
+    batch runs; empty if it knows them.
+    """
+    op = node.op
+    if isinstance(op, ops.EmbedRows) and node.inputs != ("token",):
+        return "rows of a table are looked up for the row's token only"
+    if isinstance(op, POSITIONED):
+        supplied = getattr(op, "until", False) or getattr(op, "sections", None)
+        position = node.inputs[0 if isinstance(op, ops.Recall) else 1]
+        if position not in (graph.inputs if supplied else ("position",)):
+            return f"{op.kind} is computed at positions that rows have or supply only"
+    return ""
+
+
+def supported_within(
+    node: Node, graph: Graph, program: Program, refusal: Callable[[Node, Graph, Program], str]
+) -> Support:
+    """Support a primitive that is not refused, or a layer of such."""
+    parts = (refusal(part, graph, program) for part in primitives_within(node, graph, program))
+    reason = next(filter(None, parts), "")
+    return Declined(reason) if reason else Supported()
+
+
+def check_extra(backend: str, options: CompileOptions, known: Sequence[str]) -> None:
+    """Refuse options in `extra` that a backend does not know."""
+    unknown = sorted(set(options.extra) - set(known))
+    if unknown:
+        what, hint = f"the {backend} backend has no options {unknown}", ", ".join(known)
+        raise BackendError(what, hint=f"its options are {hint}")
+
+
+def device_named(backend: str, options: CompileOptions, devices: Sequence[Device]) -> str:
+    """Return the name of the device that is asked for, or of the first."""
+    names = [device.name for device in devices]
+    device = options.device or names[0]
+    if device not in names:
+        raise BackendError(f"{backend} has no device {device!r}", hint=f"There are {names}")
+    return device

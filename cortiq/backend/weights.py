@@ -1,0 +1,38 @@
+"""Weights that are vectors or small tables of floats, as kernels take them."""
+
+from __future__ import annotations
+
+from cortiq.ir import Op, ops
+from cortiq.numerics.contract import Floats
+from cortiq.numerics.layouts import Weight, floats
+from cortiq.numerics.norms import offset_weight
+from cortiq.numerics.scaling import gain
+
+MATRICES = (ops.EmbedRows, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)
+"""Operators whose weight is a matrix, a table, or a stack of matrices."""
+
+
+def stack_of(op: Op) -> int:
+    """Return how many matrices the weight of an operator holds."""
+    if isinstance(op, ops.HeadMatMul):
+        return op.heads
+    return op.experts if isinstance(op, ops.ExpertMatMul) else 1
+
+
+def float_weight(op: Op, role: str, weight: Weight, name: str) -> Floats:
+    """Return a weight of floats as the kernel of `op` takes it, on the host.
+
+    That is one row, or [experts, width] for the bias of experts and [width, kernel] for the taps of
+    a convolution. A norm's offset and a gain's form are worked in.
+
+    Parameters
+    ----------
+    role : what the weight is to the operator. name : its name, for errors.
+    """
+    values = floats(weight, name)
+    if isinstance(op, ops.RMSNorm):
+        return offset_weight(values[0], op.offset)
+    if isinstance(op, ops.Gain):
+        return gain(values[0], op.form, name)
+    whole = isinstance(op, ops.ExpertBias) or (isinstance(op, ops.CausalConv) and role == "weight")
+    return values if whole else values[0]

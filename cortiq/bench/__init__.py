@@ -1,0 +1,1 @@
+"""Benchmarks: measure a model's speed, and drafting's, beside llama.cpp."""

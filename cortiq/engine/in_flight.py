@@ -1,0 +1,217 @@
+"""Batches: schedules the rows of each sequence, and keeps them until the results are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cortiq.backend import Drawn, Row, State, Ticket, Want
+from cortiq.backend.windows import ROLLBACK_ROWS
+from cortiq.engine.drafting import NOTHING, Draft
+from cortiq.engine.row_budget import RowDemand, RowGrant, divide_rows, urgency
+from cortiq.engine.sequence import Sequence
+
+
+@dataclass(eq=False)
+class ScheduledRows:
+    """Rows of one sequence in a batch.
+
+    Attributes
+    ----------
+    start : position of the first row.
+    tokens : ids of the rows, drafted ones last; or what the batch before draws.
+    draws : number of rows at the end that draw a token: none in a chunk inside a prompt, else one
+        and one more for every drafted id.
+    first : index of the first row in the batch.
+    draft, asked, draft_seconds : the draft, the depth that was asked for, and its time.
+    checkpoint : snapshot from before a round that the state may be unable to rewind.
+    drawing_wants : what each row that draws is asked for; empty for the request's own want.
+    """
+
+    sequence: Sequence
+    state: State
+    start: int
+    tokens: list[int | Drawn]
+    draws: int
+    first: int = 0
+    draft: Draft = NOTHING
+    asked: int = 0
+    draft_seconds: float = 0.0
+    checkpoint: Any = None
+    drawing_wants: list[Want] = field(default_factory=list)
+
+    @property
+    def stop(self) -> int:
+        """Position after the last row."""
+        return self.start + len(self.tokens)
+
+    @property
+    def drafter(self) -> str:
+        """Name of the drafter; empty for a sequence without one."""
+        speculation = self.sequence.speculation
+        return self.draft.drafter or (speculation.drafter.name if speculation else "")
+
+    @property
+    def drawing(self) -> range:
+        """Indices in the batch of the rows that draw."""
+        end = self.first + len(self.tokens)
+        return range(end - self.draws, end)
+
+    def wants(self) -> list[tuple[Want, ...]]:
+        """Return the outputs that each row requests."""
+        sequence, request = self.sequence, self.sequence.request
+        more = sequence.drafting.wants if sequence.drafting else ()
+        silent: list[tuple[Want, ...]] = [more] * (len(self.tokens) - self.draws)
+        drawing = self.drawing_wants or [request.want] * self.draws
+        return [*silent, *((want, *request.captures, *more) for want in drawing)]
+
+    def rows(self) -> list[Row]:
+        """Return the rows of the batch."""
+        return [
+            Row(self.state, self.start + i, token, wants, self._inputs(self.start + i))
+            for i, (token, wants) in enumerate(zip(self.tokens, self.wants(), strict=True))
+        ]
+
+    def _inputs(self, position: int) -> dict[str, np.ndarray]:
+        embeddings = self.sequence.request.embeddings
+        if embeddings is None or position >= len(embeddings):
+            return {}
+        return {"embed": embeddings[position]}
+
+
+@dataclass(eq=False)
+class InFlightBatch:
+    """A batch that was submitted and is not read yet.
+
+    Attributes
+    ----------
+    scheduled : the rows of each sequence. rows : all of them, in order.
+    started : time at which it was scheduled.
+    ticket : gives the result.
+    """
+
+    scheduled: list[ScheduledRows]
+    started: float
+    rows: list[Row] = field(default_factory=list)
+    ticket: Ticket | None = None
+
+    def __post_init__(self) -> None:
+        for scheduled in self.scheduled:
+            scheduled.first = len(self.rows)
+            self.rows += scheduled.rows()
+
+    def rows_of(self, sequence: Sequence) -> ScheduledRows | None:
+        """Return the rows of a sequence, None if it has none here."""
+        return next((rows for rows in self.scheduled if rows.sequence is sequence), None)
+
+
+def demand_of(sequence: Sequence, before: ScheduledRows | None) -> RowDemand | None:
+    """Return the rows that a sequence can use in the next batch, None while it can use none.
+
+    Parameters
+    ----------
+    before : its rows in the batch in flight. While its last token is being drawn there, there is
+        nothing to schedule.
+    """
+    start = before.stop if before else sequence.fed
+    rows = len(sequence.ids) - start
+    decodes = sequence.ready if before is None else rows <= 1
+    if before is not None and before.draws:
+        if sequence.room <= 1:
+            return None
+        rows, decodes = 1, True
+    most = sequence.request.chunk_rows
+    points = sequence.request.cache_points
+    if before is not None and any(point.position == start for point in points):
+        return None  # its state is copied first
+    point = sequence.next_cache_point(start)
+    if point is not None:
+        most = min(most, point - start)
+        decodes = decodes and point - start >= rows
+    depth = 0
+    # Not on top of a replay: a copy of the state from before both would have it done again.
+    if sequence.drafting and sequence.policy and decodes and before is None and rows == 1:
+        depth = sequence.policy.choose(sequence.generated, sequence.room)
+        depth = max(0, min(depth, sequence.room - 1, ROLLBACK_ROWS))
+    order = urgency(sequence.served, sequence.priority, sequence.number)
+    return RowDemand(rows, most, decodes, depth, order)
+
+
+def schedule_batch(
+    sequences: Iterable[Sequence],
+    budget: int,
+    in_flight: InFlightBatch | None,
+    propose: Callable[[Mapping[Sequence, int]], Mapping[Sequence, tuple[Draft, float]]],
+) -> list[ScheduledRows]:
+    """Schedule the rows of the next batch.
+
+    Parameters
+    ----------
+    in_flight : a batch that is not read yet: its sequences continue from what it draws.
+    propose : returns drafts of at most so many ids for each sequence, and the seconds each took.
+    """
+    befores = {s: in_flight.rows_of(s) if in_flight else None for s in sequences}
+    demands = {s: demand for s, before in befores.items() if (demand := demand_of(s, before))}
+    grants = dict(zip(demands, divide_rows(list(demands.values()), budget), strict=True))
+    drafts = propose({s: grant.depth for s, grant in grants.items() if grant.rows and grant.depth})
+    scheduled = [
+        _scheduled_rows(sequence, befores[sequence], grant, *drafts.get(sequence, (NOTHING, 0.0)))
+        for sequence, grant in grants.items()
+        if grant.rows
+    ]
+    return [rows for rows in scheduled if rows is not None]
+
+
+def _scheduled_rows(
+    sequence: Sequence,
+    before: ScheduledRows | None,
+    grant: RowGrant,
+    draft: Draft,
+    seconds: float,
+) -> ScheduledRows | None:
+    """Return a sequence's rows; None where its masks raised, which ends it before the next step.
+
+    Where the fault of a draft head cleared the sequence, its rows are fed again first.
+    """
+    assert sequence.state is not None
+    start = before.stop if before else sequence.fed
+    if before is not None and before.draws:
+        row = before.drawing[-1]
+        return ScheduledRows(sequence, sequence.state, start, [Drawn(row)], 1)
+    tokens: list[int | Drawn] = list(sequence.ids[start : start + grant.rows])
+    if start + grant.rows < len(sequence.ids):
+        return ScheduledRows(sequence, sequence.state, start, tokens, 0)
+    try:
+        draft = _permitted(sequence, draft)
+        return ScheduledRows(
+            sequence, sequence.state, start, [*tokens, *draft.ids], 1 + len(draft.ids),
+            draft=draft, asked=grant.depth, draft_seconds=seconds,
+            drawing_wants=_drawing_wants(sequence, draft),
+        )  # fmt: skip
+    except Exception as error:
+        sequence.error = error
+        sequence.cancel()
+        return None
+
+
+def _drawing_wants(sequence: Sequence, draft: Draft) -> list[Want]:
+    """Return what each drawing row is asked for, with the masks after its drafted ids."""
+    ids, drafted = sequence.ids, draft.ids
+    return [
+        sequence.request.want_at([*ids, *drafted[:i]] if i else ids)
+        for i in range(1 + len(drafted))
+    ]
+
+
+def _permitted(sequence: Sequence, draft: Draft) -> Draft:
+    """Cut a draft before the first id that a mask excludes: no later row could be accepted."""
+    request, ids = sequence.request, draft.ids
+    if request.masks is None:
+        return draft
+    sound = 0
+    while sound < len(ids) and request.allows([*sequence.ids, *ids[:sound]], ids[sound]):
+        sound += 1
+    return draft.cut(sound)

@@ -1,0 +1,42 @@
+"""Embeddings that a prompt is fed as, in place of those of the model's own table."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.errors import RequestError, shown
+from cortiq.ir import Program
+
+
+def copied_embeddings(
+    rows: object, tokens: int, program: Program
+) -> npt.NDArray[np.float32] | None:
+    """Return a checked copy of the embeddings of a prompt, None for None.
+
+    Raises
+    ------
+    RequestError : they are no array of floats, or not one finite row for each id of the prompt.
+    """
+    if rows is None:
+        return None
+    if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f":
+        what = f"an array of floats is wanted, not {shown(rows)}"
+        raise RequestError(what, where="embeddings", hint="token_embeddings makes one of ids")
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused as such
+        copied = np.array(rows, np.float32, order="C")
+    check_embeddings(copied, tokens, program)
+    return copied
+
+
+def check_embeddings(rows: npt.NDArray[np.float32] | None, tokens: int, program: Program) -> None:
+    """Check that embeddings are one finite row for each token of a prompt."""
+    embed = program.trunk.values.get("embed")
+    if rows is None:
+        return
+    if embed is None or rows.shape != (tokens, *embed.shape):
+        wanted = "none" if embed is None else [tokens, *embed.shape]
+        message = f"the embeddings are {list(rows.shape)}, the model takes {wanted}"
+        raise RequestError(message, where="prompt")
+    if not np.isfinite(rows).all():
+        raise RequestError("an embedding is not finite", where="prompt")

@@ -1,0 +1,294 @@
+"""A request: a prompt and its options, checked before any work is done."""
+
+from __future__ import annotations
+
+import operator
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.backend import Argmax, Digest, Draw, Named, Top, Want
+from cortiq.engine.cache_roles import CachePoint
+from cortiq.engine.prompt_embeddings import check_embeddings, copied_embeddings
+from cortiq.errors import RequestError, shown
+from cortiq.ir import Program
+from cortiq.numerics.masks import Mask, mask_fault
+from cortiq.numerics.sampling import Sampling
+from cortiq.options import GenerateOptions
+
+SEED_BITS = 32
+"""Bits of a random seed: enough to differ, few enough to type in again."""
+
+
+Masks = Callable[[Sequence[int]], Mask | None]
+"""From the ids so far, prompt and drafted ones included, to the mask of the next; None allows all.
+
+It is called for every row, in any order, and some rows are dropped: it must depend on the ids
+alone. It is never called with ids that an earlier mask of its own excluded, prompts aside.
+"""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and its checked options.
+
+    Attributes
+    ----------
+    prompt : token ids.
+    sampling : how tokens are drawn; its seed is the one reported.
+    greedy : whether every token is the plain argmax of the logits.
+    max_tokens : tokens to generate at most, already cut to what the context has room for.
+    end_ids : ids after which generation ends.
+    stop : texts before which it ends.
+    chunk_rows : prompt rows a batch.
+    note : what the caller should know about the limits.
+    choice : number of the completion: others of the same seed draw other tokens.
+    confidence, trace : whether each token's probability, and a row about it, are kept.
+    calibration : temperature of that probability's softmax.
+    loop_tokens : the text ends as a loop when so many last tokens repeat; 0 is never.
+    embeddings : float32 [prompt, width] fed in place of the prompt's embeddings; ids are then only
+        labels, and nothing is reused for such a prompt or of it.
+    cache_points : prompt positions worth keeping the sequence's state at, for later prompts.
+    masks : which ids may follow a text (`Masks`).
+    top_logprobs : tokens whose log-probability is kept beside that of each token drawn; None keeps
+        none at all.
+    shown_ids : control tokens that are part of the text, which else shows none.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    greedy: bool
+    max_tokens: int
+    end_ids: frozenset[int]
+    stop: tuple[str, ...]
+    chunk_rows: int
+    note: str = ""
+    choice: int = 0
+    confidence: bool = False
+    trace: bool = False
+    calibration: float = 1.0
+    loop_tokens: int = 0
+    embeddings: npt.NDArray[np.float32] | None = field(default=None, compare=False)
+    cache_points: tuple[CachePoint, ...] = ()
+    masks: Masks | None = None
+    top_logprobs: int | None = None
+    shown_ids: frozenset[int] = frozenset()
+
+    @property
+    def want(self) -> Want:
+        """Want of the next token."""
+        return Argmax() if self.greedy else Draw(self.sampling, self.choice)
+
+    def want_at(self, history: Sequence[int]) -> Want:
+        """Return the want of the token after these ids, drafted ones among them."""
+        mask = self.masks(history) if self.masks else None
+        return self.want if mask is None else Draw(self.sampling, self.choice, mask)
+
+    def allows(self, history: Sequence[int], token: int) -> bool:
+        """Return whether a token may follow these ids: a mask excludes ids that are never drawn."""
+        mask = self.masks(history) if self.masks else None
+        return mask is None or bool(mask[token // 8] >> token % 8 & 1)
+
+    @property
+    def captures(self) -> tuple[Want, ...]:
+        """Further outputs of each row that draws: the digest, and logits where they are needed."""
+        captures: tuple[Want, ...] = (Digest("logits"),)
+        if self.confidence or self.trace or self.top_logprobs is not None:
+            captures += (Named("logits"),)
+        if self.top_logprobs is not None:
+            captures += (Top(max(1, self.top_logprobs)),)
+        return captures
+
+    @property
+    def limit(self) -> int:
+        """Positions the sequence needs: the last token generated is never fed."""
+        return len(self.prompt) + self.max_tokens - 1
+
+
+def vocabulary_size(program: Program) -> int:
+    """Return the number of token ids that the trunk has logits for."""
+    return program.trunk.values["logits"].shape[0]
+
+
+def check_prompt(ids: Iterable[int], program: Program, longest: int = 0) -> tuple[int, ...]:
+    """Return token ids as a tuple of int.
+
+    Parameters
+    ----------
+    longest : context the model can be loaded with, for the hint.
+
+    Raises
+    ------
+    RequestError : there are none, one is no id of the vocabulary, or they exceed the context.
+    """
+    prompt = tuple(_as_id(token) for token in ids)
+    vocabulary = vocabulary_size(program)
+    if not prompt:
+        raise RequestError("the prompt is empty", hint="give at least one character or token id")
+    for position, token in enumerate(prompt):
+        if not 0 <= token < vocabulary:
+            raise RequestError(
+                f"token id {shown(token)} is outside the vocabulary of {vocabulary}",
+                where=f"prompt, position {position}",
+            )
+    if len(prompt) > program.context:
+        raise RequestError(
+            f"the prompt has {len(prompt)} tokens, the context is {program.context}",
+            hint=_shorten(program, longest),
+        )
+    return prompt
+
+
+def checked_request(request: Request, program: Program) -> Request:
+    """Return the request with checked masks; they are the caller's.
+
+    Raises
+    ------
+    RequestError : it is no request, or its embeddings do not fit the prompt.
+    """
+    if not isinstance(request, Request):
+        what = f"a request is wanted, not {shown(request)}"
+        hint = "cortiq.engine.request.make_request makes one of token ids"
+        raise RequestError(what, where="submit", hint=hint)
+    check_embeddings(request.embeddings, len(request.prompt), program)
+    if request.masks is None:
+        return request
+    return replace(request, masks=checked_masks(request.masks, vocabulary_size(program)))
+
+
+def with_embeddings(request: Request, rows: object, program: Program) -> Request:
+    """Return the request with a copy of these embeddings, which must fit its prompt."""
+    copied = copied_embeddings(rows, len(request.prompt), program)
+    return request if copied is None else replace(request, embeddings=copied)
+
+
+def checked_masks(masks: Masks, vocabulary: int) -> Masks:
+    """Wrap masks; RequestError for one of another size or kind, or that allows nothing."""
+
+    def asked(ids: Sequence[int]) -> Mask | None:
+        mask = masks(ids)
+        fault = "" if mask is None else mask_fault(mask, vocabulary)
+        if fault:
+            hint = "cortiq.numerics.masks.mask_of makes one of the ids that are allowed"
+            raise RequestError(fault, where="masks", hint=hint)
+        return mask
+
+    return asked
+
+
+def _shorten(program: Program, longest: int) -> str:
+    """Return the hint for a prompt that is too long."""
+    if longest <= program.context:
+        return "shorten the prompt: it is the longest context of this model"
+    return f"shorten the prompt, or load the model with a longer context (at most {longest})"
+
+
+def _as_id(token: int) -> int:
+    try:
+        if not isinstance(token, bool):
+            return operator.index(token)
+    except TypeError:
+        pass
+    hint = "generate_many takes several texts" if isinstance(token, str) else ""
+    raise RequestError(f"{shown(token)} is not a token id", where="prompt", hint=hint)
+
+
+def id_list(ids: Iterable[int]) -> list[int]:
+    """Return ids as a list; refuse bytes, which are an undecoded text."""
+    if isinstance(ids, (bytes, bytearray)) or not isinstance(ids, Iterable):
+        raise RequestError(f"a text or token ids are wanted, not {shown(ids)}", where="prompt")
+    try:
+        return list(ids)
+    except TypeError:  # an array of no dimensions says that it is iterable
+        raise RequestError(f"{shown(ids)} are no token ids", where="prompt") from None
+
+
+def make_request(
+    ids: Sequence[int],
+    options: GenerateOptions,
+    program: Program,
+    eos_ids: Iterable[int],
+    longest: int = 0,
+    masks: Masks | None = None,
+) -> Request:
+    """Check a prompt and its options against the program.
+
+    Parameters
+    ----------
+    options : without a seed one is drawn; the request's `sampling` tells it.
+    longest : context the model can be loaded with, for the hint.
+    masks : which ids may follow a text.
+
+    Raises
+    ------
+    RequestError : the prompt is empty, too long or out of the vocabulary, or so is an option.
+    """
+    prompt = check_prompt(ids, program, longest)
+    if masks is not None and not callable(masks):
+        what = f"masks is a function of the ids so far, not {shown(masks)}"
+        raise RequestError(what, where="masks")
+    vocabulary = vocabulary_size(program)
+    for name in ("logit_bias", "stop_ids"):
+        for token in getattr(options, name) or ():
+            if token >= vocabulary:
+                message = f"token id {shown(token)} is outside the vocabulary of {vocabulary}"
+                raise RequestError(message, where=name)
+    check_stop(options)
+    room = program.context - len(prompt)
+    if room == 0:
+        raise RequestError(
+            f"the prompt fills the context of {program.context} tokens: no room to generate",
+            hint=_shorten(program, longest),
+        )
+    note = f"the context of {program.context} tokens is full" if room < options.max_tokens else ""
+    ends = set(options.stop_ids) | (set() if options.ignore_eos else set(eos_ids))
+    sampling = sampling_of(with_seed(options))
+    return Request(
+        prompt=prompt,
+        sampling=sampling,
+        greedy=is_greedy(options),
+        max_tokens=min(room, options.max_tokens),
+        end_ids=frozenset(ends),
+        stop=options.stop,
+        chunk_rows=options.chunk_rows,
+        note=note,
+        choice=options.choice,
+        confidence=options.confidence,
+        trace=options.trace,
+        calibration=options.calibration,
+        loop_tokens=options.loop_tokens,
+        masks=masks,
+    )
+
+
+def check_stop(options: GenerateOptions) -> None:
+    """Refuse a stop string that would end every text before it begins."""
+    if "" in options.stop:
+        raise RequestError("a stop string is empty", where="stop")
+
+
+def with_seed(options: GenerateOptions) -> GenerateOptions:
+    """Return the options with a seed: the given one, or a random one."""
+    if options.seed is not None:
+        return options
+    return replace(options, seed=secrets.randbits(SEED_BITS))
+
+
+def is_greedy(options: GenerateOptions) -> bool:
+    """Return whether tokens are the argmax of the logits themselves: nothing drawn or adjusted."""
+    adjusted = (
+        bool(options.logit_bias)
+        or options.repetition_penalty != 1.0
+        or options.presence_penalty != 0.0
+        or options.frequency_penalty != 0.0
+    )
+    return options.temperature == 0.0 and not adjusted
+
+
+def sampling_of(options: GenerateOptions) -> Sampling:
+    """Return the contract's sampling options; a seed must have been chosen (`with_seed`)."""
+    values = {field.name: getattr(options, field.name) for field in fields(Sampling)}
+    return Sampling(**values | {"logit_bias": dict(options.logit_bias or {})})

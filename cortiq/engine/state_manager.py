@@ -1,0 +1,104 @@
+"""Allocates sequence states: opens them, reuses cached prefixes, caches or frees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+
+from cortiq.backend import Executable, State
+from cortiq.backend.error_attribution import attributed_to, backend_names
+from cortiq.engine.cache_roles import CacheRole
+from cortiq.engine.prefixes import PrefixCache, fork_if_room
+from cortiq.engine.sequence import Sequence
+from cortiq.errors import RequestError
+
+
+class StateManager:
+    """Owns the states of an engine's sequences; see `Engine` for the parameters.
+
+    Attributes
+    ----------
+    backend : names of the backends, for errors.
+    """
+
+    def __init__(self, executable: Executable, prefixes: PrefixCache | None) -> None:
+        self.executable, self.prefixes = executable, prefixes
+        self.backend = backend_names(executable)
+
+    def allocate(self, sequence: Sequence, running: Several[Sequence], quiescent: bool) -> bool:
+        """Give a sequence a state with room for its limit; return whether memory allowed it.
+
+        Parameters
+        ----------
+        running : other sequences, whose rows can be shared.
+        quiescent : whether no batch is in flight, so that their states can be copied.
+
+        Raises
+        ------
+        RequestError : memory is short although nothing else is running.
+        """
+        request = sequence.request
+        with attributed_to(self.backend):
+            state, fed = self._open_or_reuse(sequence, running if quiescent else ())
+            while not state.reserve(request.limit - fed):
+                if self.prefixes is None or not self.prefixes.evict():
+                    state.release()
+                    if running:
+                        return False
+                    raise self._no_room(request.limit)
+                sequence.stats.evicted += 1
+        sequence.state, sequence.fed = state, fed
+        if not sequence.generated:
+            sequence.stats.reused_tokens = fed
+        return True
+
+    def _open_or_reuse(self, sequence: Sequence, running: Several[Sequence]) -> tuple[State, int]:
+        """Return a state with the longest cached prefix of the ids, and the number of its rows."""
+        limit = sequence.request.limit
+        if self.prefixes is None or sequence.request.embeddings is not None:
+            return self.executable.open(limit), 0
+        found = self.prefixes.take(sequence.ids, running)
+        if found is not None:
+            return found
+        return self.executable.open(self.executable.program.context), 0
+
+    def _no_room(self, limit: int) -> RequestError:
+        needed, free = self.executable.state_bytes(limit), self.executable.free_bytes()
+        return RequestError(
+            f"{limit} positions take {needed} bytes of state, {free} are free",
+            hint="ask for fewer tokens or a shorter context",
+        )
+
+    def cache_at_points(self, sequence: Sequence) -> None:
+        """Cache a copy of the state where the prompt has a cache point."""
+        points = sequence.request.cache_points
+        point = next((p for p in points if p.position == sequence.fed), None)
+        if self.prefixes is None or point is None or sequence.request.embeddings is not None:
+            return
+        assert sequence.state is not None
+        ids = sequence.ids[: sequence.fed]
+        if not self.prefixes.has(ids):
+            with attributed_to(self.backend):
+                state = fork_if_room(sequence.state)
+                if state is not None:
+                    sequence.stats.evicted += self.prefixes.put(ids, state, point.role)
+
+    def release_to_cache(self, sequence: Sequence, role: CacheRole) -> None:
+        """Move the state of a sequence into the prefix cache, or free it."""
+        state = sequence.state
+        if state is None:
+            return
+        fed, ids = sequence.fed, sequence.ids
+        sound = sequence.error is None and sequence.request.embeddings is None
+        if self.prefixes is None or not sound or fed == 0 or state.length() != fed:
+            self.free(sequence)
+            return
+        sequence.state = None
+        with attributed_to(self.backend):
+            sequence.stats.evicted += self.prefixes.put(ids[:fed], state, role)
+
+    def free(self, sequence: Sequence) -> None:
+        """Release the state of a sequence."""
+        state, sequence.state = sequence.state, None
+        if state is not None:
+            with attributed_to(self.backend):
+                state.release()

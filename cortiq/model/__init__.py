@@ -1,0 +1,1 @@
+"""The model API: load, generate, stream, chat, score, embed."""

@@ -1,0 +1,66 @@
+"""The fingerprint: a hash over everything that decides the bits, the prompt aside."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from cortiq.ir import Program
+from cortiq.ir.heads import HEAD_FACTS, KEPT_ROWS, RECALLED
+from cortiq.numerics.contract import CONTRACT_VERSION
+from cortiq.numerics.rope import RopeTable
+from cortiq.options import GenerateOptions, specs
+
+DRAWING_ONLY = frozenset({"top_k", "top_p", "min_p", "seed", "choice"})
+"""Options that decide nothing at temperature 0."""
+
+
+def fingerprint(facts: Mapping[str, Any]) -> str:
+    """Return the SHA-256, in hex, of the facts as JSON with sorted keys and no spaces."""
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def model_facts(program: Program, model_hash: str) -> dict[str, Any]:
+    """Return the facts that decide the logits of given token ids.
+
+    The contract's version, the hash of the model's files, every weight's layout (a `weight_format`
+    shows there), the declared context and the rotary tables fixed with it. All of it is the
+    trunk's: what drafts decides nothing.
+    """
+    own = {name for node in program.trunk.nodes for name in node.weights.values()}
+    return {
+        "contract": CONTRACT_VERSION,
+        "model": model_hash,
+        "layouts": {n: weight.layout for n, weight in program.weights.items() if n in own},
+        "context": program.context,
+        "rope": sorted({repr(table) for table in _rope_tables(program)}),
+    }
+
+
+def node_counts(program: Program, placement: Mapping[str, str]) -> dict[str, int]:
+    """Count the nodes that each backend computes, but for those that draft."""
+    heads = [program.facts[fact] for fact in HEAD_FACTS if fact in program.facts]
+    entries = [f"{entry}." for head in heads for entry in head.entries]
+    drafts = (*entries, KEPT_ROWS, RECALLED) if heads else ()
+    return dict(Counter(home for node, home in placement.items() if not node.startswith(drafts)))
+
+
+def _rope_tables(program: Program) -> list[RopeTable]:
+    ops = [node.op for node in program.trunk.nodes]
+    fields = [getattr(op, f.name) for op in ops for f in dataclasses.fields(op)]  # type: ignore[arg-type]
+    return [value for value in fields if isinstance(value, RopeTable)]
+
+
+def drawing_facts(options: GenerateOptions) -> dict[str, Any]:
+    """Return the options that decide a token, given its logits; the options have a seed."""
+    names = {name for name, spec in specs(GenerateOptions).items() if spec.bits}
+    if options.temperature == 0.0:
+        names -= DRAWING_ONLY
+    facts = {name: getattr(options, name) for name in names}
+    bias = sorted((options.logit_bias or {}).items())
+    return facts | {"logit_bias": bias}

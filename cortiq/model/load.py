@@ -1,0 +1,102 @@
+"""Loading: a name to a model, compiled for a backend."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from cortiq.backend import Backend, CompileOptions, Executable
+from cortiq.backend.seam import devices_of
+from cortiq.errors import OptionError
+from cortiq.formats.cache import Progress
+from cortiq.model.model import Model
+from cortiq.model.source import ModelSource, model_name, open_source
+from cortiq.options import LoadOptions, resolve
+
+
+def load(
+    name: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+    extra: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Model:
+    """Open a model and compile it for a backend.
+
+    Parameters
+    ----------
+    name : a known name, a file, a folder, `hf:organisation/name@revision`, or `synthetic:NAME`; a
+        path object is always a file or folder.
+    progress : called while a model is fetched: what is done, bytes done, bytes in all.
+    extra : options of the backend's own (`CompileOptions.extra`); none changes a bit.
+    options : fields of `cortiq.LoadOptions`; `help(cortiq.LoadOptions)` lists them.
+
+    Raises
+    ------
+    ModelNotFoundError, DownloadError, FormatError, UnsupportedError : about the model.
+    BackendError, DeclinedError : about the backend.
+    """
+    started = time.perf_counter()
+    called, chosen = model_name(name), resolve(LoadOptions, options)
+    placed = choose_backend(chosen)
+    source = open_source(called, chosen, progress)
+    model = model_of(called, source, placed, chosen, extra)
+    model.load_seconds = time.perf_counter() - started
+    return model
+
+
+def model_of(
+    name: str,
+    source: ModelSource,
+    placed: tuple[Backend, str],
+    options: LoadOptions,
+    extra: Mapping[str, Any] | None = None,
+) -> Model:
+    """Compile an opened source for a backend's device; close it if that fails."""
+    backend, device = placed
+    try:
+        executable = compile_source(source, backend, device, options, extra)
+    except BaseException:
+        source.close()
+        raise
+    return Model(name, source, executable, backend.name, device, options)
+
+
+def choose_backend(options: LoadOptions) -> tuple[Backend, str]:
+    """Return the chosen backend, or the best available, and the name of its device."""
+    from cortiq.plugins.selection import device_of, find_backend
+
+    name = options.backend
+    if options.device is not None and (name is None or isinstance(name, str)):
+        if name is None:
+            what = f"{options.device!r} needs a backend: a device belongs to one"
+            raise OptionError("device", what, hint=f"name both, as backend NAME:{options.device}")
+        if ":" in name:
+            what = f"is {options.device!r}, and the backend {name!r} names one too"
+            raise OptionError("device", what, hint="name the device once")
+        name = f"{name}:{options.device}"
+    backend, device = find_backend(name)
+    if not isinstance(name, str) and options.device is not None:
+        device = device_of(backend, options.device)
+    return backend, device or devices_of(backend)[0].name
+
+
+def compile_source(
+    source: ModelSource,
+    backend: Backend,
+    device: str,
+    options: LoadOptions,
+    extra: Mapping[str, Any] | None = None,
+) -> Executable:
+    """Compile an opened model for a backend, and for the fallback what that one declines."""
+    from cortiq.placement.place import place
+
+    compile_options = CompileOptions(
+        device=device, threads=options.threads, full_windows=options.full_windows,
+        extra=extra or {},
+    )  # fmt: skip
+    return place(
+        backend, source.program, source.weights, compile_options, strict=options.strict_placement
+    )

@@ -1,0 +1,299 @@
+"""A model, opened, compiled for a backend, and ready to generate, score and chat."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from cortiq.arguments import event_of, function_of
+from cortiq.backend import Executable
+from cortiq.engine.drafting import Speculation
+from cortiq.engine.output import Output
+from cortiq.engine.request import Masks, Request, id_list, make_request, with_embeddings, with_seed
+from cortiq.engine.session import Progress
+from cortiq.engine.statistics import Statistics
+from cortiq.errors import RequestError
+from cortiq.ir import Program
+from cortiq.model.chat import Message, chat_ids
+from cortiq.model.drafter_factory import DrafterFactory
+from cortiq.model.fingerprint import drawing_facts, fingerprint, model_facts, node_counts
+from cortiq.model.generation import Generation, Identity, Stream, note_of, serve_batch, serve_one
+from cortiq.model.prefixes import PrefixCacheMixin
+from cortiq.model.scoring import ScoringMixin
+from cortiq.model.source import ModelSource
+from cortiq.numerics.contract import CONTRACT_VERSION
+from cortiq.options import GenerateOptions, LoadOptions, resolve
+from cortiq.receipts.record import make_receipt
+from cortiq.tokenizer.tokenizer import Tokenizer
+
+Prompt = str | Iterable[int]
+
+
+class Model(PrefixCacheMixin, ScoringMixin):
+    """A model on a backend; made by `load`, a context manager that closes it.
+
+    Any thread may call it, but it does one thing at a time: a call made while a stream or another
+    call is running raises RequestError. `generate_many` and `AsyncModel` are for several.
+
+    Attributes
+    ----------
+    name : what it was loaded as. program : its graphs. tokenizer : text to ids and back.
+    executable : the compiled program. backend, device : names of what computes it.
+    options : how it was loaded. drafts : its drafters.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: ModelSource,
+        executable: Executable,
+        backend: str,
+        device: str,
+        options: LoadOptions,
+    ) -> None:
+        self.name, self.executable = name, executable
+        self.program: Program = executable.program
+        self.tokenizer: Tokenizer = source.tokenizer
+        self.backend, self.device, self.options = backend, device, options
+        self._source, self.drafts = source, DrafterFactory(self)
+        self.load_seconds, self._busy, self._closed = 0.0, threading.Lock(), False
+
+    @property
+    def placement(self) -> Mapping[str, str]:
+        """Backend of each node, by name of the node."""
+        return self.executable.placement
+
+    @property
+    def declined(self) -> Mapping[str, str]:
+        """Nodes that the backend declined and the reference computes, each with the reason."""
+        from cortiq.placement.place import declined_nodes
+
+        return declined_nodes(self.executable)
+
+    @property
+    def context(self) -> int:
+        """The longest sequence, prompt and answer together, in tokens."""
+        return self.program.context
+
+    @property
+    def model_hash(self) -> str:
+        """SHA-256, in hex, of the model's files (or of a synthetic model's definition)."""
+        return self._source.model_hash()
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of everything that decides the logits of given token ids (`fingerprint.py`)."""
+        return fingerprint(model_facts(self.program, self.model_hash))
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The model's own end tokens: those of its files and of its tokenizer."""
+        return tuple(sorted({*self._source.eos_ids, *self.tokenizer.eos_ids}))
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        on_text: Callable[[str], bool | None] | None = None,
+        cancel: threading.Event | None = None,
+        progress: Progress | None = None,
+        masks: Masks | None = None,
+        embeddings: np.ndarray | None = None,
+        **options: Any,
+    ) -> Generation:
+        """Generate from a raw text (the tokenizer's BOS, no template) or from token ids.
+
+        Parameters
+        ----------
+        on_text : called with every piece of text as soon as it is certain; returning False cancels.
+        cancel : ends the generation before its next step when it is set.
+        progress : called with the prompt rows done and in all.
+        masks : says which ids may come next (`engine.request.Masks`).
+        embeddings : float32 [tokens, width], fed in place of the prompt's own `token_embeddings`:
+            its ids are then labels, nothing is reused for it or of it, and there is no receipt.
+        options : fields of `cortiq.GenerateOptions`; `help(cortiq.GenerateOptions)` lists them.
+
+        Raises
+        ------
+        RequestError : prompt or options cannot be served; nothing was computed.
+        SequenceFailedError : a value left the contract's domain.
+        """
+        cancel, on_text = event_of(cancel), function_of(on_text, "on_text")
+        options |= {"progress": progress, "masks": masks, "embeddings": embeddings}
+        with self.stream(prompt, cancel=cancel, **options) as stream:
+            for piece in stream:
+                if on_text is not None and on_text(piece) is False:
+                    cancel.set()
+            return stream.generation
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        cancel: threading.Event | None = None,
+        progress: Progress | None = None,
+        masks: Masks | None = None,
+        embeddings: np.ndarray | None = None,
+        **options: Any,
+    ) -> Stream:
+        """Yield the text of `generate` piece by piece; errors of the request are raised here.
+
+        It takes what `generate` takes: see `help(cortiq.GenerateOptions)`.
+        """
+        chosen = with_seed(resolve(GenerateOptions, options))
+        request = with_embeddings(self._request(prompt, chosen, masks), embeddings, self.program)
+        drafted, cancel = self.drafts.speculation(chosen), event_of(cancel)
+        progress = function_of(progress, "progress")
+        return Stream(self._steps(request, chosen, drafted, cancel.is_set, progress), cancel)
+
+    def _steps(
+        self,
+        request: Request,
+        options: GenerateOptions,
+        drafted: Speculation | None,
+        cancelled: Callable[[], bool],
+        progress: Progress | None,
+    ) -> Generator[str, None, Generation]:
+        with self._working():
+            stats = Statistics(self.load_seconds, len(request.prompt))
+            on = self.executable, self.tokenizer, self.prefixes
+            output = yield from serve_one(*on, request, stats, drafted, progress, cancelled)
+        return self._generation(request, options, output, stats)
+
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        cancel: threading.Event | None = None,
+        masks: Masks | None = None,
+        **options: Any,
+    ) -> list[Generation]:
+        """Generate from each prompt, all computed together; each is as it is alone, to the bit.
+
+        Raises
+        ------
+        RequestError : one of the prompts or an option cannot be served; nothing was computed.
+        SequenceFailedError : a value of one of them left the contract's domain.
+        """
+        chosen, cancel = with_seed(resolve(GenerateOptions, options)), event_of(cancel)
+        requests = [self._request(prompt, chosen, masks) for prompt in prompts]
+        drafted = self.drafts.speculation(chosen)
+        with self._working():
+            on = self.executable, self.tokenizer, self.prefixes
+            served = serve_batch(*on, requests, self.load_seconds, drafted, cancel.is_set)
+        return [self._generation(s.request, chosen, s.output, s.stats) for s in served]
+
+    def _request(self, prompt: Prompt, options: GenerateOptions, masks: Masks | None) -> Request:
+        """Check a prompt and its options."""
+        if options.stop and self.tokenizer.absent:
+            raise self.tokenizer.absent
+        longest = self._source.longest
+        return make_request(self.ids(prompt), options, self.program, self.eos_ids, longest, masks)
+
+    def _generation(
+        self, request: Request, options: GenerateOptions, output: Output, stats: Statistics
+    ) -> Generation:
+        def identity() -> Identity:
+            facts = {"model": self.fingerprint, **drawing_facts(options)}
+            return Identity(self.model_hash, fingerprint(facts))
+
+        return Generation(
+            text="".join(output.pieces),
+            token_ids=tuple(output.token_ids),
+            finish_reason=output.finish_reason,
+            backend=self.backend,
+            device=self.device,
+            placement=node_counts(self.program, self.placement),
+            seed=request.sampling.seed if options.temperature > 0 else None,
+            contract=CONTRACT_VERSION,
+            digest=output.digest.hex(),
+            stats=stats,
+            note=note_of(request, output),
+            confidence=tuple(output.confidence),
+            trace=tuple(output.trace),
+            prompt_ids=request.prompt,
+            options=options,
+            step_digests=tuple(output.step_digests),
+            record=lambda made: make_receipt(made, self, request),
+            identity=identity,
+        )
+
+    def ids(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a raw text, with the tokenizer's BOS; ids as they are.
+
+        Raises
+        ------
+        RequestError : the text is empty, or the prompt is neither text nor ids.
+        TokenizerError : it is not valid Unicode.
+        """
+        if not isinstance(prompt, str):
+            return id_list(prompt)
+        if not prompt:
+            raise RequestError("the prompt is empty", hint="give at least one character")
+        return self.tokenizer.encode(prompt)
+
+    def chat_ids(
+        self, messages: Sequence[Message], *, template_options: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Return the token ids of a conversation, rendered by the model's chat template.
+
+        Parameters
+        ----------
+        messages : mappings with `role` and `content`.
+        template_options : variables the template looks at, such as `enable_thinking`.
+
+        Raises
+        ------
+        TokenizerError : the model has no chat template, or the template refuses the messages.
+        """
+        return chat_ids(self.tokenizer, messages, template_options, self.name)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Generation:
+        """Generate from a conversation; takes everything `generate` takes."""
+        ids = self.chat_ids(messages, template_options=template_options)
+        return self.generate(ids, **options)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"on {self.backend}:{self.device}"
+        family = self.program.facts.get("family", "model")
+        return f"<Model {self.name}: {family}, context {self.context}, {state}>"
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        closed = RequestError("the model is closed", where=self.name)
+        if self._closed:
+            raise closed
+        if not self._busy.acquire(blocking=False):
+            hint = "finish or close that stream first"
+            raise RequestError("the model is busy with another stream", where=self.name, hint=hint)
+        try:
+            yield
+        except RequestError as error:  # perhaps because it was closed meanwhile
+            raise (closed if self._closed else error) from error.__cause__
+        finally:
+            self._busy.release()
+
+    def close(self) -> None:
+        """Free weights, sequences and files; the model is unusable afterwards."""
+        if not self._closed:
+            self._closed = True
+            self.drafts.close()
+            self.drop_prefixes()
+            self.executable.close()
+            self._source.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,108 @@
+"""Cached prefixes of a model: prompts that begin like an earlier one reuse its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from cortiq.arguments import path_of
+from cortiq.backend import ExportedState
+from cortiq.engine.cache_roles import CacheRole
+from cortiq.engine.prefix_file import first_difference, read_prefix, write_prefix
+from cortiq.engine.prefixes import PrefixCache
+from cortiq.engine.request import check_prompt
+from cortiq.engine.session import Session
+from cortiq.errors import FormatError, RequestError, shown
+
+if TYPE_CHECKING:
+    from cortiq.model.model import Model, Prompt
+
+CHUNK_ROWS = 256
+
+
+class PrefixCacheMixin:
+    """The prefix cache of `Model`. No token depends on what is cached.
+
+    Attributes
+    ----------
+    prefixes : kept sequences; None until `keep_prefixes` or `load_prefix` is called.
+    """
+
+    prefixes: PrefixCache | None = None
+
+    def keep_prefixes(self, count: int = 8, nbytes: int | None = None) -> PrefixCache:
+        """Cache up to `count` finished sequences, for prompts that begin like them.
+
+        Parameters
+        ----------
+        nbytes : memory they may take, None for no limit but the backend's own.
+
+        Raises
+        ------
+        RequestError : either is no integer of at least 1.
+        """
+        for name, value in (("count", count), ("nbytes", 1 if nbytes is None else nbytes)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                what = f"{name} must be an integer of at least 1, not {shown(value)}"
+                raise RequestError(what, where="keep_prefixes")
+        self.drop_prefixes()
+        self.prefixes = PrefixCache(cast("Model", self).executable, count, nbytes)
+        return self.prefixes
+
+    def drop_prefixes(self) -> None:
+        """Free cached sequences, and cache no more."""
+        if self.prefixes is not None:
+            self.prefixes.clear()
+        self.prefixes = None
+
+    def save_prefix(self, prompt: Prompt, path: str | Path) -> int:
+        """Compute a prompt's rows and write them to a file; return their number.
+
+        Raises
+        ------
+        RequestError : the prompt cannot be served, or the file not be written.
+        """
+        file = path_of(path, "save_prefix")
+        model = cast("Model", self)
+        ids = check_prompt(model.ids(prompt), model.program)
+        with model._working():
+            write_prefix(file, self._computed(ids), model.fingerprint)
+        return len(ids)
+
+    def _computed(self, ids: Sequence[int]) -> ExportedState:
+        """Compute the rows of some ids."""
+        with Session(cast("Model", self).executable, len(ids)) as session:
+            for start in range(0, len(ids), CHUNK_ROWS):
+                session.read_rows(session.feed(ids[start : start + CHUNK_ROWS], ()))
+            return session.state.export()
+
+    def load_prefix(self, path: str | Path, *, check: bool = False) -> list[int]:
+        """Load a prefix that `save_prefix` wrote, on whatever backend; return its ids.
+
+        Parameters
+        ----------
+        check : compute the prefix again, and compare every bit. Without it the file is believed:
+            whoever wrote it decides what the model takes those tokens for.
+
+        Raises
+        ------
+        FormatError : no such file, or it is damaged; with `check`, or not what the model computes.
+        RequestError : it is of another model, or was loaded with other options that decide bits.
+        """
+        model, file = cast("Model", self), path_of(path, "load_prefix")
+        exported = read_prefix(file, model.program, model.fingerprint)
+        ids = exported.tokens.tolist()
+        if check:
+            with model._working():
+                differs = first_difference(exported, self._computed(ids))
+            if differs:
+                what = f"is not what the model computes of its tokens: {differs!r} differs"
+                hint = "do not use it; save the prefix again"
+                raise FormatError(what, where=str(file), hint=hint)
+        # An empty cache is false, and is the caller's all the same.
+        prefixes = self.keep_prefixes() if self.prefixes is None else self.prefixes
+        with model._working():
+            state = model.executable.import_(exported, model.program.context)
+            prefixes.put(ids, state, CacheRole.FILE)
+        return ids

@@ -1,0 +1,143 @@
+"""Model sources: files on disk, or a formula; either way a program and a tokenizer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cortiq.engine.request import vocabulary_size
+from cortiq.errors import NoTokenizerError, RequestError, shown
+from cortiq.formats.cache import Progress
+from cortiq.formats.checkpoint import open_checkpoint
+from cortiq.formats.fetch import resolve
+from cortiq.ir import Program
+from cortiq.models import load_program
+from cortiq.models.head_names import split_heads_option
+from cortiq.models.synthetic import PREFIX, open_synthetic
+from cortiq.numerics.layouts import Weight
+from cortiq.options import LoadOptions
+from cortiq.plugins import default_plugins
+from cortiq.tokenizer.missing import MissingTokenizer
+from cortiq.tokenizer.tokenizer import Tokenizer, byte_tokenizer
+
+
+@dataclass
+class ModelSource:
+    """An opened model, not yet compiled.
+
+    Attributes
+    ----------
+    program, weights : what a backend compiles.
+    tokenizer : text to ids and back.
+    eos_ids : end tokens that the model's files name.
+    model_hash : gives the SHA-256 of what the model is made of, in hex; may take a while.
+    close : lets go of the files.
+    longest : the longest context the model can be loaded with; 0 for the one it has.
+    """
+
+    program: Program
+    weights: Mapping[str, Weight]
+    tokenizer: Tokenizer
+    eos_ids: tuple[int, ...]
+    model_hash: Callable[[], str]
+    close: Callable[[], None] = lambda: None
+    longest: int = 0
+
+
+def model_name(name: object) -> str:
+    """Return a model's name; a path object becomes a path, never a known name.
+
+    Raises
+    ------
+    RequestError : it is neither a text nor a path.
+    """
+    if isinstance(name, str):
+        return name
+    path = os.fspath(name) if isinstance(name, os.PathLike) else None
+    if not isinstance(path, str):
+        raise RequestError(f"a model is given by its name or path, not as {shown(name)}")
+    return os.path.abspath(path)
+
+
+def open_source(name: str, options: LoadOptions, progress: Progress | None = None) -> ModelSource:
+    """Open a model by name, fetching it if it is known and not there; see `cortiq.load`."""
+    if name.startswith(PREFIX):
+        checkpoint: Any = open_synthetic(name)
+    else:
+        checkpoint = open_checkpoint(resolve(name, progress=progress))
+    with ExitStack() as opened:
+        opened.callback(checkpoint.close)
+        heads, drafter = open_drafter(options.heads, progress)
+        if drafter is not None:
+            opened.callback(drafter.close)
+        sidecar = open_sidecar(checkpoint, heads)
+        if sidecar is not None:
+            opened.callback(sidecar.close)
+        loaded = load_program(
+            checkpoint,
+            sidecar=sidecar,
+            drafter=drafter,
+            context=options.context,
+            weight_format=options.weight_format,
+            families=default_plugins().families,
+            heads=heads,
+            draft_vocabulary=options.draft_vocabulary,
+        )
+        tokenizer = open_tokenizer(checkpoint.tokenizer_source, loaded.program)
+        close = opened.pop_all().close
+    return ModelSource(
+        loaded.program,
+        loaded.weights,
+        tokenizer,
+        checkpoint.eos_token_ids,
+        checkpoint.model_hash,
+        close,
+        getattr(loaded.config, "max_position_embeddings", 0),
+    )
+
+
+def open_drafter(heads: str, progress: Progress | None = None) -> tuple[str, Any]:
+    """Return the option `heads` without a block drafter, and that drafter's folder, opened."""
+    head, path = split_heads_option(heads)
+    if path is None:
+        return heads, None
+    if not path:
+        raise RequestError("the folder of the block drafter is missing", where="heads",
+                           hint="heads='dflash:PATH'")  # fmt: skip
+    return head, open_checkpoint(resolve(path, progress=progress))
+
+
+def open_sidecar(checkpoint: Any, heads: str) -> Any:
+    """Open the file beside a model's that holds its draft head, if it is wanted and there.
+
+    Beside a folder `NAME` it is the folder `NAME.mtp`, beside `NAME.gguf` the file `NAME.mtp.gguf`.
+    """
+    path = getattr(checkpoint, "path", None)
+    if heads == "off" or not isinstance(path, Path):
+        return None
+    path = path.resolve()
+    suffix = path.suffix if path.is_file() else ""
+    beside = path.with_name(f"{path.name.removesuffix(suffix)}.mtp{suffix}")
+    return open_checkpoint(beside) if os.path.lexists(beside) else None
+
+
+def open_tokenizer(source: Mapping[str, Any] | Path | str, program: Program) -> Tokenizer:
+    """Make the tokenizer that a checkpoint's `tokenizer_source` describes.
+
+    Parameters
+    ----------
+    source : GGUF metadata, a folder with tokenizer.json, or "bytes" for synthetic models. One
+        that has no tokenizer at all gives an `MissingTokenizer`.
+    """
+    if source == "bytes":
+        return byte_tokenizer(vocabulary_size(program))
+    try:
+        if isinstance(source, Path):
+            return Tokenizer.from_folder(source)
+        return Tokenizer.from_gguf(source)  # type: ignore[arg-type]
+    except NoTokenizerError as reason:
+        return MissingTokenizer(reason)

@@ -1,0 +1,179 @@
+"""Weights that are only part of a file's tensor, or transposed in it.
+
+A file may hold q, k and v as one matrix, gate and up as another, or a head's key and value matrices
+as one. `FusedTensor` declares this once for a family; every weight is then a `TensorPiece` of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.numerics.layouts import LAYOUTS, Weight, embedding_rows
+
+LAYER_PREFIX = "model.layers."
+
+
+@dataclass(frozen=True)
+class FusedTensor:
+    """A tensor of the file that holds several weights, one after the other.
+
+    Matrices lie one below the other; of a stack [heads or experts, rows, columns], those of every
+    member do.
+
+    Attributes
+    ----------
+    tensor : its name in a Hugging Face file, without the layer's prefix and `.weight` (or `.bias`).
+    parts : canonical names of the weights, in order, written alike.
+    swapped : those whose matrices are the other way round in the file, [columns, rows]. A tensor
+        all of whose parts are swapped holds them side by side.
+    bare : the tensor's name has no `.weight` at its end.
+    """
+
+    tensor: str
+    parts: tuple[str, ...]
+    swapped: tuple[str, ...] = ()
+    bare: bool = False
+
+    @property
+    def beside(self) -> bool:
+        """Whether the parts lie side by side, along the last axis."""
+        return len(self.parts) > 1 and set(self.parts) == set(self.swapped)
+
+
+@dataclass(frozen=True)
+class TensorPiece:
+    """The part of a tensor that makes a weight.
+
+    Attributes
+    ----------
+    tensor : its name in the file.
+    shape : that the tensor should have.
+    axis, start, stop : the part taken.
+    swapped : the last two axes change places after that.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    axis: int = 0
+    start: int = 0
+    stop: int | None = None
+    swapped: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the weight is the whole tensor."""
+        stop = self.shape[self.axis] if self.stop is None else self.stop
+        return not self.swapped and (self.start, stop) == (0, self.shape[self.axis])
+
+
+@dataclass(frozen=True)
+class PieceView:
+    """A piece of a tensor that was read: `raw` has one more axis, of bytes, and may have gaps.
+
+    Attributes
+    ----------
+    raw : uint8 [..., bytes of an element], or of a row's blocks.
+    """
+
+    name: str
+    type: str
+    raw: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class DequantisedPiece:
+    """A piece of a quantised tensor that crosses blocks: floats, computed on demand.
+
+    Blocks run along the rows of the file; a transposed matrix has no codes.
+    """
+
+    source: Any
+    piece: TensorPiece
+    type = "F32"
+
+    @property
+    def name(self) -> str:
+        """The tensor's name."""
+        return self.source.name
+
+    @property
+    def raw(self) -> npt.NDArray[np.uint8]:
+        """The floats' bytes, as `PieceView.raw`."""
+        rows, columns = prod(self.piece.shape[:-1]), self.piece.shape[-1]
+        weight = Weight.from_bytes(LAYOUTS[self.source.type], self.source.raw, (rows, columns))
+        values = embedding_rows(weight, np.arange(rows), name=self.name)
+        part = _taken(values.reshape(*self.piece.shape, 1), self.piece)
+        return np.ascontiguousarray(part, "<f4").view(np.uint8)
+
+
+def locate_piece(
+    fused: FusedTensor, part: str, shapes: Mapping[str, tuple[int, ...]], tensor: str
+) -> TensorPiece:
+    """Return the place of the weight `part` in a tensor of the file.
+
+    Parameters
+    ----------
+    shapes : of every part, as the graph has them.
+    """
+    stored = {name: _stored(shapes[name], name in fused.swapped) for name in fused.parts}
+    axis = max(len(shapes[part]) - (1 if fused.beside else 2), 0)
+    sizes = [stored[name][axis] for name in fused.parts]
+    start = sum(sizes[: fused.parts.index(part)])
+    whole = list(stored[part])
+    whole[axis] = sum(sizes)
+    size = stored[part][axis]
+    swapped = part in fused.swapped and len(whole) > 1
+    return TensorPiece(tensor, tuple(whole), axis, start, start + size, swapped)
+
+
+def _stored(shape: tuple[int, ...], swapped: bool) -> tuple[int, ...]:
+    """Return a weight's shape in the file."""
+    return (*shape[:-2], shape[-1], shape[-2]) if swapped and len(shape) > 1 else shape
+
+
+def read_piece(tensor: Any, piece: TensorPiece) -> Any:
+    """Return the piece of a tensor as a view; nothing is copied or computed yet."""
+    if piece.is_whole:
+        return tensor
+    layout = LAYOUTS[tensor.type]
+    if layout.kind == "float":
+        raw = tensor.raw.reshape(*piece.shape, layout.block_bytes)
+    elif piece.swapped or piece.axis == len(piece.shape) - 1:
+        return DequantisedPiece(tensor, piece)
+    else:
+        raw = tensor.raw.reshape(*piece.shape[:-1], 1, -1)
+    return PieceView(tensor.name, tensor.type, _taken(raw, piece))
+
+
+def _taken(values: npt.NDArray[Any], piece: TensorPiece) -> npt.NDArray[Any]:
+    """Return the slice of [..., elements or bytes], with its matrices transposed if swapped."""
+    values = values[(slice(None),) * piece.axis + (slice(piece.start, piece.stop),)]
+    return values.swapaxes(-2, -3) if piece.swapped else values
+
+
+def split_name(name: str) -> tuple[str, str, str]:
+    """Split a canonical name: layer (`model.layers.3.` or empty), stem, suffix (`weight`)."""
+    stem, _, suffix = name.rpartition(".")
+    prefix = ""
+    if stem.startswith(LAYER_PREFIX):
+        index, _, stem = stem.removeprefix(LAYER_PREFIX).partition(".")
+        prefix = f"{LAYER_PREFIX}{index}."
+    return prefix, stem, suffix
+
+
+def fused_of(table: Sequence[FusedTensor], name: str) -> tuple[FusedTensor, str, str] | None:
+    """Return the entry that has the weight of a canonical name, and the name's other parts.
+
+    Returns
+    -------
+    The entry, the layer's prefix (`model.layers.3.`, or nothing) and the suffix (`weight`).
+    """
+    prefix, stem, suffix = split_name(name)
+    entry = next((fused for fused in table if stem in fused.parts), None)
+    return None if entry is None else (entry, prefix, suffix)

@@ -1,0 +1,1 @@
+"""Placement: choose which backend computes each node, and chain the executables."""

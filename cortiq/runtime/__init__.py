@@ -1,3 +1,0 @@
-"""The runtime: models opened and placed, sequences advanced, text generated and scored."""
-
-from __future__ import annotations
