@@ -30,7 +30,7 @@ def port(smollm2_path):
 def test_twelve_clients_get_what_each_gets_alone(port, smollm2_path):
     import serve as benchmark
 
-    client = benchmark.Client(port)
+    client = benchmark.LoadClient(port)
     asked = benchmark.kinds(smollm2_path.name.removesuffix(".gguf"))[:6]
 
     async def alone_and_together():
