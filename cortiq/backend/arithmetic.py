@@ -59,6 +59,10 @@ class Arithmetic(ArrayLibrary):
         """Return RN(√x)."""
         return self.module.sqrt(x)
 
+    def quotient(self, a: Any, b: Any) -> Any:
+        """Return RN(a/b) of arrays; a compiler may have made a product of a division."""
+        return a / b
+
     def inverse(self, x: Any) -> Any:
         """Return RN(1/x)."""
         return self.constant(1.0, x) / x
@@ -210,7 +214,7 @@ class Arithmetic(ArrayLibrary):
         z = near * near
         small = (self.horner(z, scalar.TANH_POLYNOMIAL) * z) * x + x
         e = self.exp(magnitude * -2.0)
-        large = (1.0 - e) / (e + 1.0)
+        large = self.quotient(1.0 - e, e + 1.0)
         big = self.where(x < 0.0, -large, large)
         return self.where(magnitude < float(scalar.TANH_SMALL), small, big)
 
@@ -220,7 +224,7 @@ class Arithmetic(ArrayLibrary):
         shift = (bits - int(scalar.SQRT_HALF_BITS)) >> 23
         f = self.from_bits(bits - (shift << 23)) - 1.0
         k = self.cast(shift, "f32")
-        s = f / (f + 2.0)
+        s = self.quotient(f, f + 2.0)
         z = s * s
         rest = z * self.horner(z, scalar.LOG_POLYNOMIAL)
         half_square = (f * 0.5) * f
@@ -230,7 +234,7 @@ class Arithmetic(ArrayLibrary):
     def log1p(self, y: Any) -> Any:
         """Return ln(1 + y), with what the rounding of 1 + y lost."""
         u = y + 1.0
-        return self.log(u) + (y - (u - 1.0)) / u
+        return self.log(u) + self.quotient(y - (u - 1.0), u)
 
     def softplus(self, x: Any) -> Any:
         """Return ln(1 + e^x)."""

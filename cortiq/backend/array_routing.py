@@ -120,7 +120,7 @@ def _renormalised(library: Arithmetic, weights: Any, floor: float) -> Any:
         total = total + weights[..., column]
     total = (total + float(F32(floor)))[..., None]
     whole = library.where(total == 0.0, 1.0, total)
-    return library.where(total == 0.0, 0.0, weights / whole)
+    return library.where(total == 0.0, 0.0, library.quotient(weights, whole))
 
 
 def combined(library: Arithmetic, weights: Any, outputs: Any, faults: Any) -> Any:
