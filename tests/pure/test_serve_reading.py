@@ -12,7 +12,7 @@ from cortiq.serve.completion_params import chat_logprobs, model_name, read_param
 from cortiq.serve.errors import ApiError, as_api_error
 from cortiq.serve.fields import RequestFields
 from cortiq.serve.messages import read_messages, read_tools
-from cortiq.tokenizer.stream import Detokenizer
+from cortiq.tokenizer.detokenizer import Detokenizer
 from cortiq.tokenizer.template import render
 from cortiq.tokenizer.tokenizer import byte_tokenizer
 
