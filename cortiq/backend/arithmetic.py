@@ -121,7 +121,7 @@ class Arithmetic(ArrayLibrary):
         return self.where((bits < SMALLEST) | outside, self.constant(0.0, x), x)
 
     def quantised(self, x: Any) -> Any:
-        """Return rows (last axis) as integers and exponents; `cortiq.numerics.quantise_rows`."""
+        """Return rows (last axis) as integers and exponents; `cortiq.numerics.quantise`."""
         # A row below 2⁻⁴⁰ is all zeros, and gets the exponent of the smallest row that is not.
         m = self.clamp(self.highest(self.magnitude_bits(x)), SMALLEST, None)
         top = (m + self.constant(0x20000, m)) >> self.constant(23, m)

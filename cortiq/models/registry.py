@@ -54,7 +54,7 @@ EXPERTS = "+experts"
 
 
 class OpenCheckpoint(Protocol):
-    """An open model, as `cortiq.formats.open_checkpoint` returns it."""
+    """An open model, as `cortiq.formats.checkpoint` opens it."""
 
     @property
     def kind(self) -> str:
