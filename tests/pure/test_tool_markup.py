@@ -252,3 +252,10 @@ def test_markers_without_end_are_read_in_bounds(monkeypatch):
     text = "<tool_call><function=w><parameter=s></tool_call>" * 500
     assert parts("qwen_xml", [text]) == [AnswerText(text)]
     assert sum(read) <= 100_000
+
+
+@pytest.mark.parametrize("filling", [" ", "w", "w "])
+def test_a_long_header_is_divided_in_one_way(filling):
+    """A run in a header costs its length, not a power of it: 4,000 spaces would never end."""
+    text = "<|channel|>commentary to=w" + filling * 4_000
+    assert parts("harmony", [text]) == [AnswerText(text)]
