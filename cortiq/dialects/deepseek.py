@@ -10,8 +10,9 @@ from cortiq.dialects.json_text import named_reader
 OPENS, CLOSES = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 HEAD = re.compile(
-    rf"\s*(?:{OPENS}\s*)?{CALL}\s*"
-    rf"(?:function{SEPARATOR}\s*([^<\n]+?)[ \t]*\n|([^<\n]+?)\s*{SEPARATOR})\s*(?:```(?:json)?\s*)?"
+    rf"\s*(?:{OPENS}\s*)?{CALL}\s*+"
+    rf"(?:function{SEPARATOR}\s*+([^<\n]{{1,256}}?)[ \t]*+\n"
+    rf"|([^<\n]{{1,256}}?)\s*+{SEPARATOR})\s*(?:```(?:json)?\s*)?"
 )
 TAIL = re.compile(rf"\s*(?:```\s*)?(?:{END})?")
 

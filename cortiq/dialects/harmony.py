@@ -16,9 +16,11 @@ FUNCTIONS = "functions."
 ENDS = (END, "<|end|>", "<|return|>")
 CHANNEL = r"(?:<\|channel\|>\s*(?:analysis|commentary)\b)"
 HEAD = re.compile(
-    rf"(?:<\|start\|>assistant)?\s*{CHANNEL}?\s*to=([\w.-]+)\s*"
-    rf"{CHANNEL}?\s*(?:<\|constrain\|>)?\s*\w*\s*<\|message\|>\s*"
+    rf"(?:<\|start\|>assistant)?\s*+{CHANNEL}?\s*+to=([\w.-]++)\s*+"
+    rf"{CHANNEL}?\s*+(?:<\|constrain\|>)?\s*+\w*+\s*+<\|message\|>\s*"
 )
+"""A header; possessive, as runs that could be divided in many ways would cost a power of them."""
+
 _NAMED = named_reader(
     "", HEAD, re.compile(r"\s*<\|call\|>"), END, re.compile(r"\s*<\|(?:end|return)\|>")
 )

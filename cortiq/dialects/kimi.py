@@ -11,8 +11,8 @@ OPENS, CLOSES = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS, END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 ENDS = (CLOSES, "<|tool_call_section_end|>")
 HEAD = re.compile(
-    r"\s*(?:<\|tool_calls?_section_begin\|>\s*)?<\|tool_call_begin\|>\s*(?:functions\.)?"
-    r"([^<\n]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*"
+    r"\s*(?:<\|tool_calls?_section_begin\|>\s*)?<\|tool_call_begin\|>\s*+(?:functions\.)?"
+    r"([^<\n]{1,256}?)(?::\d++)?\s*+<\|tool_call_argument_begin\|>\s*"
 )
 TAIL = re.compile(r"\s*(?:<\|tool_call_end\|>)?")
 CLOSING = re.compile(r"\s*<\|tool_calls?_section_end\|>")

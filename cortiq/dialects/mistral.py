@@ -9,7 +9,7 @@ from cortiq.dialects.json_text import NOTHING, named_reader, object_reader
 
 CALLS, ARGS, ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 HEAD = re.compile(
-    r"\s*(?:\[TOOL_CALLS\]\s*)?([\w.-]+)\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(?=\{)"
+    r"\s*(?:\[TOOL_CALLS\]\s*)?([\w.-]++)\s*+(?:\[CALL_ID\][^\[{]*+)?(?:\[ARGS\])?\s*+(?=\{)"
 )
 LISTED = object_reader(CALLS, "")
 NAMED = named_reader(CALLS, HEAD, NOTHING, "", NOTHING)

@@ -252,3 +252,19 @@ def test_markers_without_end_are_read_in_bounds(monkeypatch):
     text = "<tool_call><function=w><parameter=s></tool_call>" * 500
     assert parts("qwen_xml", [text]) == [AnswerText(text)]
     assert sum(read) <= 100_000
+
+
+HEADS = {
+    "harmony": "<|channel|>commentary to=w",
+    "deepseek": "<｜tool▁call▁begin｜>",
+    "kimi": "<|tool_call_begin|>",
+    "mistral": "[TOOL_CALLS]w",
+}
+
+
+@pytest.mark.parametrize("filling", [" ", "w", "w "])
+@pytest.mark.parametrize("name", HEADS)
+def test_a_long_header_is_divided_in_one_way(name, filling):
+    """A run in a header costs its length, not a power of it: 4,000 spaces would never end."""
+    text = HEADS[name] + filling * 4_000 + DIALECTS[name].closes
+    assert not any(isinstance(part, ToolCall) for part in parts(name, [text]))
