@@ -24,6 +24,10 @@ COPIED = {"embed_tokens.weight": TABLE, "shared_head.head.weight": HEAD}
 LAYER_NAME = re.compile(r"(?:model\.layers|blk)\.(\d{1,9})\.")
 
 
+PROBLEM_LINES = 4
+"""Lines of a message that lists problems of tensors."""
+
+
 def find_tensors(
     program: Program, checkpoint: OpenCheckpoint, family: ModuleType, config: BaseConfig
 ) -> dict[str, list[TensorPiece]]:
@@ -37,8 +41,9 @@ def find_tensors(
     problems += _left_over(places, checkpoint, config, family.NAMES)
     problems += _untied(checkpoint, config, family.NAMES.in_file(TABLE, config.source))
     if problems:
-        lines = "\n  ".join(problems)
-        message = f"does not hold the tensors of its architecture:\n  {lines}"
+        size = -(-len(problems) // PROBLEM_LINES)  # a message has few lines, and names all of them
+        lines = ("; ".join(problems[i : i + size]) for i in range(0, len(problems), size))
+        message = "\n  ".join(("does not hold the tensors of its architecture:", *lines))
         raise FormatError(message, where=location_of(checkpoint))
     return places
 
