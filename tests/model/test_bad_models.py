@@ -277,7 +277,7 @@ def test_rows_are_numbered_in_the_whole_tensor(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "b"}},
+        {"model": {"type": "WordLevel", "vocab": {"z": 0}, "unk_token": "b"}},
         {"post_processor": {
             "type": "TemplateProcessing", "pair": [], "special_tokens": {},
             "single": [{"SpecialToken": {"id": "<zz>", "type_id": 0}}]}},
