@@ -37,7 +37,7 @@ BARE = ("{", "[{")
 _OBJECTS = object_reader("", "")
 
 
-class AnswerSplitter:
+class Splitter:
     """Splits an answer into parts; the parts do not depend on how the text is chunked.
 
     A call inside a thinking block is thinking. What looks like a call and cannot be parsed is text.

@@ -19,7 +19,7 @@ from cortiq.serve.choice_builders import ChatChoiceBuilder, ResponseHead, TextCh
 from cortiq.serve.completion_params import model_name
 from cortiq.serve.embeddings import parse_embeddings
 from cortiq.serve.errors import ApiError, as_api_error, too_deep
-from cortiq.serve.fields import RequestFields, read_body
+from cortiq.serve.fields import Fields, read_body
 from cortiq.serve.generation_job import GenerationJob
 from cortiq.serve.logs import job_facts
 from cortiq.serve.metrics import CONTENT_TYPE, Metrics
@@ -90,7 +90,7 @@ class Service:
 
         return await unless_gone(request.receive, wait())
 
-    async def body(self, request: HttpRequest) -> RequestFields:
+    async def body(self, request: HttpRequest) -> Fields:
         """Read and parse a request's body.
 
         Raises

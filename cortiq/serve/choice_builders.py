@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cortiq.dialects.dialect import ToolCall
-from cortiq.dialects.splitter import AnswerPart, AnswerSplitter, AnswerText, ThinkingText
+from cortiq.dialects.splitter import AnswerPart, AnswerText, Splitter, ThinkingText
 from cortiq.serve.generation_job import ChoiceUpdate, GenerationJob
 from cortiq.serve.parsed_request import ParsedRequest, logprob_entry, token_text
 
@@ -76,7 +76,7 @@ class ChatChoiceBuilder:
 
     index: int
     parsed: ParsedRequest
-    splitter: AnswerSplitter = field(init=False)
+    splitter: Splitter = field(init=False)
     text: list[str] = field(default_factory=list)
     thinking: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)

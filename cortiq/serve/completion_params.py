@@ -7,7 +7,7 @@ from typing import Any
 
 from cortiq.options import GenerateOptions
 from cortiq.serve.errors import invalid
-from cortiq.serve.fields import RequestFields
+from cortiq.serve.fields import Fields
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -36,9 +36,7 @@ class CompletionParams:
     include_usage: bool
 
 
-def read_params(
-    fields: RequestFields, top_logprobs: int | None, max_tokens: int
-) -> CompletionParams:
+def read_params(fields: Fields, top_logprobs: int | None, max_tokens: int) -> CompletionParams:
     """Read the fields shared by both completion endpoints."""
     fields.text("model")
     stream = fields.flag("stream")
@@ -65,19 +63,19 @@ def read_params(
     )
 
 
-def _top_p(fields: RequestFields) -> dict[str, Any]:
+def _top_p(fields: Fields) -> dict[str, Any]:
     """Return the options for `top_p`; 0 keeps only the most likely token."""
     top_p = fields.number("top_p", 0, 1, 1.0)
     return {"top_p": top_p} if top_p > 0 else {"top_k": 1}
 
 
-def _seed(fields: RequestFields) -> int | None:
+def _seed(fields: Fields) -> int | None:
     """Return the seed modulo 2^53; OpenAI allows any 64-bit integer."""
     seed = fields.integer("seed", -(2**63), 2**63 - 1)
     return None if seed is None else seed % SEED_MODULUS
 
 
-def _stops(fields: RequestFields) -> tuple[str, ...]:
+def _stops(fields: Fields) -> tuple[str, ...]:
     expected = f"a string or an array of at most {MAX_STOPS} strings, none of them empty"
     value = fields.get("stop", (str, list), expected)
     stops = [value] if isinstance(value, str) else value or []
@@ -86,7 +84,7 @@ def _stops(fields: RequestFields) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _logit_bias(fields: RequestFields) -> dict[int, float]:
+def _logit_bias(fields: Fields) -> dict[int, float]:
     expected = "an object of token ids and numbers from -100 to 100"
     made = {}
     given = fields.fields("logit_bias")
@@ -100,7 +98,7 @@ def _logit_bias(fields: RequestFields) -> dict[int, float]:
     return made
 
 
-def _include_usage(fields: RequestFields, stream: bool) -> bool:
+def _include_usage(fields: Fields, stream: bool) -> bool:
     inner = fields.fields("stream_options")
     if inner is None:
         return False
@@ -112,7 +110,7 @@ def _include_usage(fields: RequestFields, stream: bool) -> bool:
     return included
 
 
-def chat_logprobs(fields: RequestFields) -> int | None:
+def chat_logprobs(fields: Fields) -> int | None:
     """Read `logprobs` and `top_logprobs` of a chat request."""
     top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
     if not fields.flag("logprobs"):
@@ -122,12 +120,12 @@ def chat_logprobs(fields: RequestFields) -> int | None:
     return top or 0
 
 
-def text_logprobs(fields: RequestFields) -> int | None:
+def text_logprobs(fields: Fields) -> int | None:
     """Read `logprobs` of a text request: a number of tokens."""
     return fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
 
 
-def model_name(fields: RequestFields) -> str:
+def model_name(fields: Fields) -> str:
     """Return the name of the requested model."""
     name = fields.text("model")
     if not name:

@@ -12,7 +12,7 @@ import numpy as np
 from cortiq.model.embed import embedding_steps
 from cortiq.options import EmbedOptions
 from cortiq.serve.errors import invalid, too_long
-from cortiq.serve.fields import RequestFields
+from cortiq.serve.fields import Fields
 from cortiq.serve.parsed_request import parse_prompts
 from cortiq.serve.served_model import ServedModel
 
@@ -66,7 +66,7 @@ class EmbeddingRequest:
         return vector.tolist()
 
 
-def parse_embeddings(served: ServedModel, fields: RequestFields) -> EmbeddingRequest:
+def parse_embeddings(served: ServedModel, fields: Fields) -> EmbeddingRequest:
     """Parse an embedding request; `pooling` (`mean` or `last`) is our own field."""
     fields.text("model")
     fields.belongs("input")

@@ -29,7 +29,7 @@ MAX_DEPTH = 100
 """Levels of a request's body; what reads it may take a call for each."""
 
 
-class RequestFields:
+class Fields:
     """The fields of one JSON object; `close` refuses those that were never read.
 
     Parameters
@@ -109,10 +109,10 @@ class RequestFields:
         """Return an object with free keys, such as a JSON schema; nulls in it are kept."""
         return self.get(name, dict, "an object")
 
-    def fields(self, name: str) -> RequestFields | None:
+    def fields(self, name: str) -> Fields | None:
         """Return the fields of a nested object."""
         value = self.object(name)
-        return None if value is None else RequestFields(value, self.path(name))
+        return None if value is None else Fields(value, self.path(name))
 
     def refuse(self, name: str, why: str) -> None:
         """Refuse a field that is not supported."""
@@ -142,18 +142,18 @@ def given(value: object) -> str:
     return "null" if value is None else shown(value)
 
 
-def read_body(data: bytes) -> RequestFields:
+def read_body(data: bytes) -> Fields:
     """Parse a request's body."""
     try:
-        return RequestFields(parse_object(data, "the body", MAX_DEPTH))
+        return Fields(parse_object(data, "the body", MAX_DEPTH))
     except FormatError as error:
         raise invalid(
             f"We could not parse the JSON body of your request: {error_sentence(error)}"
         ) from None
 
 
-def object_fields(value: object, where: str) -> RequestFields:
+def object_fields(value: object, where: str) -> Fields:
     """Return the fields of a value that must be an object."""
     if not isinstance(value, dict):
         raise invalid(f"'{where}' must be an object, not {given(value)}.", where)
-    return RequestFields(value, where)
+    return Fields(value, where)

@@ -10,7 +10,7 @@ from typing import Any
 from cortiq.errors import shown
 from cortiq.model.chat import ROLES, as_template
 from cortiq.serve.errors import invalid
-from cortiq.serve.fields import RequestFields, object_fields
+from cortiq.serve.fields import Fields, object_fields
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 MAX_TOOLS = 128
@@ -35,7 +35,7 @@ class RequestTools:
 NO_TOOLS = RequestTools()
 
 
-def read_messages(fields: RequestFields) -> list[dict[str, Any]]:
+def read_messages(fields: Fields) -> list[dict[str, Any]]:
     """Read `messages`: contents as texts, arguments of earlier calls as objects."""
     messages = fields.items("messages")
     if not messages:
@@ -43,7 +43,7 @@ def read_messages(fields: RequestFields) -> list[dict[str, Any]]:
     return [_message(object_fields(m, f"messages[{i}]")) for i, m in enumerate(messages)]
 
 
-def _message(fields: RequestFields) -> dict[str, Any]:
+def _message(fields: Fields) -> dict[str, Any]:
     role = fields.choice("role", ROLES, "")
     message: dict[str, Any] = {"role": role}
     content = fields.get("content", (str, list), "a string or an array of parts")
@@ -68,7 +68,7 @@ def _message(fields: RequestFields) -> dict[str, Any]:
     return as_template(message)
 
 
-def _text(content: str | list[Any], fields: RequestFields) -> str:
+def _text(content: str | list[Any], fields: Fields) -> str:
     """Return a content's text; several parts are joined by line breaks."""
     if isinstance(content, str):
         return content
@@ -88,7 +88,7 @@ def _text(content: str | list[Any], fields: RequestFields) -> str:
     return "\n".join(texts)
 
 
-def _call(fields: RequestFields) -> dict[str, Any]:
+def _call(fields: Fields) -> dict[str, Any]:
     """Read a tool call of an earlier answer; `as_template` parses its arguments."""
     function = fields.fields("function")
     if function is None:
@@ -98,7 +98,7 @@ def _call(fields: RequestFields) -> dict[str, Any]:
     return {"id": fields.text("id", ""), "type": "function", "function": made}
 
 
-def read_tools(fields: RequestFields) -> RequestTools:
+def read_tools(fields: Fields) -> RequestTools:
     """Read `tools` and `tool_choice`; with "none" there are no tools."""
     given = fields.items("tools") or []
     if len(given) > MAX_TOOLS:
@@ -112,7 +112,7 @@ def read_tools(fields: RequestFields) -> RequestTools:
     return RequestTools(tuple(read), schemas, forced)
 
 
-def _tool(fields: RequestFields) -> dict[str, Any]:
+def _tool(fields: Fields) -> dict[str, Any]:
     """Read one tool, in the form that templates expect."""
     fields.choice("type", ("function",), "")
     function = fields.fields("function")
@@ -126,7 +126,7 @@ def _tool(fields: RequestFields) -> dict[str, Any]:
     return {**fields.values, "function": function.values}
 
 
-def _forced(fields: RequestFields, names: list[str]) -> tuple[str, ...] | None:
+def _forced(fields: Fields, names: list[str]) -> tuple[str, ...] | None:
     """Return the tools of which one must be called (empty: any or none), or None if no tool may be
     called.
     """

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cortiq.dialects.splitter import AnswerSplitter
+from cortiq.dialects.splitter import Splitter
 from cortiq.engine.output import TokenLogprobs
 from cortiq.engine.request import Request, make_request
 from cortiq.errors import RequestError
@@ -19,7 +19,7 @@ from cortiq.serve.completion_params import (
     text_logprobs,
 )
 from cortiq.serve.errors import as_api_error, invalid, too_long
-from cortiq.serve.fields import RequestFields
+from cortiq.serve.fields import Fields
 from cortiq.serve.messages import NO_TOOLS, RequestTools, read_messages, read_tools
 from cortiq.serve.served_model import ServedModel
 from cortiq.serve.structured_output import read_response_format
@@ -51,10 +51,10 @@ class ParsedRequest:
     opened: bool = False
     echo: Sequence[str] = ()
 
-    def splitter(self) -> AnswerSplitter:
+    def splitter(self) -> Splitter:
         """Return a splitter for one answer."""
         served = self.served
-        return AnswerSplitter(served.thinking, served.dialect, self.tools.schemas, self.opened)
+        return Splitter(served.thinking, served.dialect, self.tools.schemas, self.opened)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -67,7 +67,7 @@ class ParsedRequest:
         return sum(len(request.prompt) for request in self.requests[:: self.params.n])
 
 
-def parse_chat(served: ServedModel, fields: RequestFields, answer_tokens: int) -> ParsedRequest:
+def parse_chat(served: ServedModel, fields: Fields, answer_tokens: int) -> ParsedRequest:
     """Parse a chat request; all its errors are raised here, before it is queued."""
     fields.belongs("messages")
     newer, older = (
@@ -100,7 +100,7 @@ def parse_chat(served: ServedModel, fields: RequestFields, answer_tokens: int) -
     return ParsedRequest(served, params, requests, tools, opened)
 
 
-def _check_count(served: ServedModel, fields: RequestFields) -> None:
+def _check_count(served: ServedModel, fields: Fields) -> None:
     """Refuse more messages than the context has tokens, before any is parsed."""
     count, context = len(fields.items("messages") or ()), served.model.context
     if count > context:
@@ -108,7 +108,7 @@ def _check_count(served: ServedModel, fields: RequestFields) -> None:
         raise invalid(message, "messages", "context_length_exceeded")
 
 
-def _template_options(fields: RequestFields) -> dict[str, Any]:
+def _template_options(fields: Fields) -> dict[str, Any]:
     """Return template variables: `chat_template_kwargs` and OpenAI's `reasoning_effort`."""
     given = fields.fields("chat_template_kwargs")
     options = given.values if given else {}
@@ -124,7 +124,7 @@ def _opens_thinking(served: ServedModel, ids: Sequence[int]) -> bool:
     return text.rstrip().endswith(served.thinking.opens.rstrip())
 
 
-def parse_completion(served: ServedModel, fields: RequestFields) -> ParsedRequest:
+def parse_completion(served: ServedModel, fields: Fields) -> ParsedRequest:
     """Parse a text request: one or several prompts, as texts or token ids."""
     fields.belongs("prompt")
     max_tokens = fields.integer("max_tokens", 1, MAX_TOKENS) or COMPLETION_TOKENS
@@ -148,7 +148,7 @@ def parse_completion(served: ServedModel, fields: RequestFields) -> ParsedReques
     return ParsedRequest(served, params, _requests(served, ids, params, "prompt"), echo=echoed)
 
 
-def parse_prompts(fields: RequestFields, name: str) -> list[str | list[int]]:
+def parse_prompts(fields: Fields, name: str) -> list[str | list[int]]:
     """Parse a field of one or several prompts, each a text or token ids."""
     expected = "a string, an array of strings, of token ids, or of arrays of token ids"
     value = fields.get(name, (str, list), expected)

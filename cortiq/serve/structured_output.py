@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cortiq.engine.request import Masks
 from cortiq.serve.errors import invalid
-from cortiq.serve.fields import RequestFields
+from cortiq.serve.fields import Fields
 from cortiq.serve.grammar import GrammarMasks
 from cortiq.serve.messages import RequestTools
 from cortiq.serve.served_model import ServedModel
@@ -21,7 +21,7 @@ FORMAT_TYPES = ("text", "json_object", "json_schema")
 
 
 def read_response_format(
-    served: ServedModel, fields: RequestFields, tools: RequestTools
+    served: ServedModel, fields: Fields, tools: RequestTools
 ) -> MakeMasks | None:
     """Return the masks' factory for a request, or None if its answers are unrestricted."""
     schema = _schema(fields.fields("response_format"))
@@ -35,7 +35,7 @@ def read_response_format(
     return _mask_factory(served, served.grammars.schema_grammar(schema), "response_format")
 
 
-def _schema(form: RequestFields | None) -> dict[str, object] | None:
+def _schema(form: Fields | None) -> dict[str, object] | None:
     """Return the JSON schema of `response_format`, or None for free text."""
     if form is None:
         return None

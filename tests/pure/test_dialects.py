@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cortiq.dialects.dialect import ToolCall, ToolDialect, Unfinished
 from cortiq.dialects.registry import OWN, dialect_of
-from cortiq.dialects.splitter import AnswerSplitter, AnswerText, ThinkingText
+from cortiq.dialects.splitter import AnswerText, Splitter, ThinkingText
 from cortiq.dialects.thinking import HARMONY, TAGS, thinking_of
 
 TOOLS = {
@@ -49,7 +49,7 @@ DIALECTS = {dialect.name: dialect for dialect in OWN}
 
 def split(text, cuts=(), **given):
     """The parts of an answer that arrives in these pieces, neighbours of one kind joined."""
-    splitter, made, start = AnswerSplitter(tools=TOOLS, **given), [], 0
+    splitter, made, start = Splitter(tools=TOOLS, **given), [], 0
     for stop in [*sorted({cut % (len(text) + 1) for cut in cuts}), len(text)]:
         made += splitter.feed(text[start:stop])
         start = stop
@@ -123,7 +123,7 @@ def test_an_answer_that_is_an_offered_tools_object_is_a_call():
 
 
 def test_without_tools_nothing_is_a_call():
-    splitter = AnswerSplitter(dialect=DIALECTS["hermes"])
+    splitter = Splitter(dialect=DIALECTS["hermes"])
     text = WRITTEN["hermes"]
     assert "".join(part.text for part in splitter.feed(text) + splitter.finish()) == text
 

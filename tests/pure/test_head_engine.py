@@ -161,7 +161,7 @@ def test_a_model_without_a_head_says_so():
         cortiq.load("synthetic:tiny-llama", heads="nothing")
     for name, sentence in (
         ("tiny-mimo", "like no layer of this model"),
-        ("tiny-mtp", "a draft head beside the entry mtp"),
+        ("tiny-mtp", "a draft head in addition to the program's own entry mtp"),
         ("mini-gemma4_text", "draft modules of layers that take per_layer"),
     ):
         with pytest.raises(UnsupportedError, match=sentence):

@@ -10,7 +10,7 @@ from serving import TEMPLATE, TINY
 import cortiq
 from cortiq.serve.embeddings import parse_embeddings
 from cortiq.serve.errors import ApiError
-from cortiq.serve.fields import RequestFields
+from cortiq.serve.fields import Fields
 from cortiq.serve.parsed_request import parse_chat, parse_completion
 from cortiq.serve.served_model import make_served_model
 
@@ -77,7 +77,7 @@ def places(value, at=()):
 def answer(model, kind, request):
     """Return a parsed request, or its error, as text."""
     try:
-        made = READERS[kind](model, RequestFields(request))
+        made = READERS[kind](model, Fields(request))
     except ApiError as error:
         return f"{error.param}: {error}"
     if kind == "embeddings":
@@ -124,13 +124,13 @@ def test_the_samples_have_every_field_that_is_read(model, monkeypatch):
             read.add(self.fields.path(name))
             super().add(name)
 
-    begin = RequestFields.__init__
+    begin = Fields.__init__
 
     def noting(fields, values, where=""):
         begin(fields, values, where)
         fields._read = Noting(fields)
 
-    monkeypatch.setattr(RequestFields, "__init__", noting)
+    monkeypatch.setattr(Fields, "__init__", noting)
     for kind, request in REQUESTS.items():
         assert answer(model, kind, request).startswith("(")
     known = set()

@@ -213,5 +213,5 @@ def test_a_tool_dialect_from_outside_is_asked_before_ours(site: Path) -> None:
         [sys.executable, "-c", SPLIT], capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     )  # fmt: skip
-    made = "pairs [Said(text='Well '), ToolCall(name='now', arguments={'zone': 1})]"
+    made = "pairs [AnswerText(text='Well '), ToolCall(name='now', arguments={'zone': 1})]"
     assert done.stdout.strip() == made

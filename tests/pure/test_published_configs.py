@@ -272,7 +272,7 @@ def test_kimi_linear_in_its_older_and_its_newer_form():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"layer_types": ["linear_attention"] * 27}, "other layers than layer_types"),
+        ({"layer_types": ["linear_attention"] * 27}, "contradicts layer_types"),
         ({"num_hidden_layers": 28}, "every layer once"),
         ({"linear_attn_config": {"kda_layers": list(range(27))}}, "every layer once"),
         ({"linear_attn_config": {"kda_layers": [1, "2"]}}, "every layer once"),

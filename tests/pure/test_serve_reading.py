@@ -10,7 +10,7 @@ from cortiq.errors import OptionError, RequestError, TokenizerError
 from cortiq.model.chat import check_messages
 from cortiq.serve.completion_params import chat_logprobs, model_name, read_params
 from cortiq.serve.errors import ApiError, as_api_error
-from cortiq.serve.fields import RequestFields
+from cortiq.serve.fields import Fields
 from cortiq.serve.messages import read_messages, read_tools
 from cortiq.tokenizer.detokenizer import Detokenizer
 from cortiq.tokenizer.template import render
@@ -20,11 +20,11 @@ TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "
 
 
 def messages(*given):
-    return read_messages(RequestFields({"messages": list(given)}))
+    return read_messages(Fields({"messages": list(given)}))
 
 
 def wanted(**given):
-    fields = RequestFields(given)
+    fields = Fields(given)
     return read_params(fields, chat_logprobs(fields), 7)
 
 
@@ -72,14 +72,14 @@ def test_parts_are_lines_and_developers_are_systems():
      ({"type": "function", "function": {"name": "now"}}, 1, ("now",))],
 )  # fmt: skip
 def test_the_choice_of_tools(choice, offered, forced):
-    tools = read_tools(RequestFields({"tools": [TOOL], "tool_choice": choice}))
+    tools = read_tools(Fields({"tools": [TOOL], "tool_choice": choice}))
     assert (len(tools.offered), tools.forced) == (offered, forced)
 
 
 def test_a_tool_that_is_not_offered_cannot_be_forced():
     choice = {"type": "function", "function": {"name": "other"}}
     with pytest.raises(ApiError, match="names no tool"):
-        read_tools(RequestFields({"tools": [TOOL], "tool_choice": choice}))
+        read_tools(Fields({"tools": [TOOL], "tool_choice": choice}))
 
 
 def test_seeds_of_any_sign_are_taken_and_no_nucleus_is_the_most_likely_token():
@@ -100,7 +100,7 @@ def test_log_probabilities_that_are_kept(given, kept):
 
 
 def test_a_field_nobody_read_is_refused_by_its_name_and_the_nearest():
-    fields = RequestFields({"model": "m", "top_logprob": 1, "user": "no effect"})
+    fields = Fields({"model": "m", "top_logprob": 1, "user": "no effect"})
     read_params(fields, chat_logprobs(fields), 7)
     with pytest.raises(ApiError, match="Did you mean 'top_logprobs'") as caught:
         fields.close()
@@ -121,7 +121,7 @@ def test_a_field_nobody_read_is_refused_by_its_name_and_the_nearest():
 )  # fmt: skip
 def test_what_is_missing_is_said_to_be_missing(read, given, said):
     with pytest.raises(ApiError, match=said) as caught:
-        read(RequestFields(given))
+        read(Fields(given))
     assert "None" not in caught.value.message
 
 
@@ -132,9 +132,9 @@ def test_what_is_missing_is_said_to_be_missing(read, given, said):
 )  # fmt: skip
 def test_the_field_of_another_path_points_there(own, sent, where):
     with pytest.raises(ApiError, match=f"go to {where}.$") as caught:
-        RequestFields({sent: "a"}).belongs(own)
+        Fields({sent: "a"}).belongs(own)
     assert (caught.value.status, caught.value.param) == (400, sent)
-    RequestFields({own: "a", sent: None}).belongs(own)
+    Fields({own: "a", sent: None}).belongs(own)
 
 
 @pytest.mark.parametrize(

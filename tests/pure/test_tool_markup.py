@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tool_markup import CASES, DIALECTS, TOOLS, WRITERS
 
 from cortiq.dialects.dialect import ToolCall, coerce_arguments
-from cortiq.dialects.splitter import AnswerSplitter, AnswerText
+from cortiq.dialects.splitter import AnswerText, Splitter
 from cortiq.dialects.thinking import HARMONY
 
 MARKED = {"qwen_xml", "glm", "minimax"}
@@ -45,7 +45,7 @@ def some_calls(texts):
 
 def parts(name, pieces, tools=TOOLS):
     thinking = HARMONY if name == "harmony" else None
-    splitter, made = AnswerSplitter(thinking, DIALECTS[name], tools), []
+    splitter, made = Splitter(thinking, DIALECTS[name], tools), []
     for part in [p for piece in pieces for p in splitter.feed(piece)] + splitter.finish():
         if isinstance(part, AnswerText) and made and isinstance(made[-1], AnswerText):
             part = AnswerText(made.pop().text + part.text)
