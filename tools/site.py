@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-GENERATED = ("index.md", "changelog.md", "api.md")
-"""README.md, CHANGELOG.md, and the reference of the API."""
+GENERATED = ("index.md", "changelog.md", "contributing.md", "api.md")
+"""README.md, CHANGELOG.md, CONTRIBUTING.md, and the reference of the API."""
 
 
 def pages() -> dict[str, str]:
@@ -16,14 +16,14 @@ def pages() -> dict[str, str]:
     sys.path.insert(0, str(ROOT / "tools"))
     import api_page
 
-    index = (ROOT / "README.md").read_text("utf-8")
-    changes = (ROOT / "CHANGELOG.md").read_text("utf-8")
-    texts = (_from_docs(index), _from_docs(changes), api_page.page())
-    return dict(zip(GENERATED, texts, strict=True))
+    names = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
+    texts = [_from_docs((ROOT / name).read_text("utf-8")) for name in names]
+    return dict(zip(GENERATED, [*texts, api_page.page()], strict=True))
 
 
 def _from_docs(text: str) -> str:
-    return text.replace("](docs/", "](").replace("](CHANGELOG.md", "](changelog.md")
+    text = text.replace("](docs/", "](").replace("](CHANGELOG.md", "](changelog.md")
+    return text.replace("](CONTRIBUTING.md", "](contributing.md")
 
 
 def on_files(files: Any, config: Any) -> Any:
