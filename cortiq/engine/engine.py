@@ -143,9 +143,18 @@ class Engine:
         return not self.idle
 
     def _runs_ahead(self) -> bool:
-        asynchronous = getattr(self.executable, "asynchronous", False)
-        needs_ids = self._scheduler.blocked or any(s.needs_ids for s in self.running)
-        return asynchronous and not needs_ids
+        """Return whether a batch can be submitted before the one in flight is read.
+
+        The reason why it cannot is counted in the statistics of every running sequence.
+        """
+        if not getattr(self.executable, "asynchronous", False):
+            return False
+        reasons = {"memory"} if self._scheduler.blocked else set()
+        reasons |= {reason for s in self.running if (reason := s.waits_for)}
+        for reason in reasons:
+            for sequence in self.running:
+                sequence.stats.waited[reason] += 1
+        return not reasons
 
     def _end_cancelled(self) -> None:
         for sequence in [*self.waiting, *self.running]:
