@@ -32,6 +32,14 @@ class ModelName(click.ParamType):
     def __init__(self, *, cached: bool = False) -> None:
         self._cached = cached
 
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the name; raise ModelNotFoundError, before anything is imported for it."""
+        if not self._cached:
+            from cortiq.formats.fetch import check_there
+
+            check_there(value)
+        return value
+
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:

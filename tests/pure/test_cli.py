@@ -17,6 +17,7 @@ from work import HANG_SECONDS
 import cortiq
 from cortiq.cli.main import COMMANDS, main
 from cortiq.cli.main import cli as group
+from cortiq.formats import fetch
 from cortiq.options import GenerateOptions, LoadOptions, ScoreOptions, environment_name, flag, specs
 
 HELP_MODULES = 20
@@ -38,6 +39,7 @@ def cli(monkeypatch, capsys):
     def call(*arguments, answer="hello", stdin=b"", **details):
         model = scripted_model(answer, **details)
         monkeypatch.setattr(cortiq, "load", lambda name, **options: model, raising=False)
+        monkeypatch.setattr(fetch, "check_there", lambda name: None)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         with pytest.raises(SystemExit) as exit:
             main(arguments)
@@ -253,7 +255,7 @@ def test_unknown_model_and_backend_exit_with_2():
     done = run("generate", "no-such-model", "-p", "x")
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: ") and "smollm2" in done.stderr
-    done = run("generate", "no-such-model", "-p", "x", "--backend", "no-such-backend")
+    done = run("generate", "synthetic:tiny-llama", "-p", "x", "--backend", "no-such-backend")
     assert done.returncode == 2 and "no backend is named 'no-such-backend'" in done.stderr
 
 
@@ -398,6 +400,7 @@ def slow(position):
     return plain(position)
 model.executable.logits = slow
 cortiq.load = lambda name, **options: model
+cortiq.formats.fetch.check_there = lambda name: None
 from cortiq.cli.main import main
 main(["generate", "m", "-p", "ab", *sys.argv[1:]])
 """
