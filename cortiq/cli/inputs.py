@@ -72,6 +72,13 @@ def stdin_text() -> str:
     return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
 
 
+def piped_text() -> str | None:
+    """Return the text on stdin, or None if stdin is a terminal, closed, or empty."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return None
+    return stdin_text() or None
+
+
 def _stdin() -> bytes:
     if sys.stdin is None:
         raise RequestError("is closed: there is nothing to read", where="stdin")
