@@ -19,7 +19,9 @@ BYTES, NIBBLES, PLANES = range(3)
 """How codes lie: int8; two a byte, element j and j+16 of each 32; two int8 planes (w16)."""
 F32S, HALVES, UPPER = range(3)
 """How scales lie: float32; as f16 bits; as the upper half of float32."""
-OFFSET_CODES = {"Q4_0": 8, "Q4_1": 0, "Q4_K": 0, "Q2_K": 0, "Q3_K": 4}
+OFFSET_CODES = {
+    "Q4_0": 8, "Q4_1": 0, "Q4_K": 0, "Q2_K": 0, "Q3_K": 4, "i4b32": 8, "i4b32m": 0,
+}  # fmt: skip
 """Layouts whose codes fit a nibble once this is added."""
 SLICE = 1 << 24
 """Elements repacked at a time: bounds host memory."""
@@ -197,8 +199,10 @@ def _integers(array: np.ndarray | None, width: int) -> torch.Tensor | None:
 def _form(values: np.ndarray, weight: Weight) -> np.ndarray:
     """The smallest array that holds these floats exactly in the layout's own form.
 
-    int16 holds f16 bits; uint16 the upper half of float32 (MXFP4's powers of two).
+    float32 is its own; int16 holds f16 bits; uint16 the upper half of float32 (MXFP4's powers of two).
     """
+    if weight.layout.words == "f32":
+        return values
     bits = values.view(np.uint32)
     if weight.layout.name == "MXFP4":
         return (bits >> 16).astype(np.uint16)
