@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 OLDEST = (8, 0)
 """Compute capability from which on int8 tensor cores are what the kernels expect."""
 INTERPRETER = "cpu"
-WITHOUT_KERNELS = frozenset({"e2m1b16", "e4m3b32"})
-"""Layouts that the reference multiplies, whatever it takes."""
 
 
 class TritonBackend:
@@ -57,9 +55,6 @@ class TritonBackend:
         from cortiq_triton.kernels import KERNELS, OPTIONS, limit_of
 
         reason = no_kernel(node.op, KERNELS, OPTIONS) or limit_of(node.op)
-        layouts = {program.weights[name].layout for name in node.weights.values()}
-        if unknown := layouts & WITHOUT_KERNELS:
-            reason = f"no kernel for weights in {', '.join(sorted(unknown))}"
         return Declined(reason) if reason else Supported()
 
     def compile(
