@@ -21,7 +21,7 @@ from cortiq.formats.mxfp4 import METHOD, MXFP4Tensor, MXFP4Tensors
 from cortiq.formats.recommended import Sampling, of_generation_config, of_gguf
 from cortiq.formats.safetensors import PICKLED_SUFFIXES, open_safetensors, refuse_pickled
 from cortiq.formats.strict_json import read_object, read_optional, read_text
-from cortiq.formats.text_model import has_text_model, text_config, text_tensors, with_tie
+from cortiq.formats.text_model import has_text_model, is_nested, text_config, text_tensors, with_tie
 
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
@@ -199,8 +199,9 @@ def _from_huggingface(folder: Path) -> Checkpoint:
         tensors = MXFP4Tensors(tensors)
         config = {key: value for key, value in config.items() if key != "quantization_config"}
     _refuse_quantised(config, where)
-    if has_text_model(whole):
+    if has_text_model(whole) or is_nested(tensors):
         tensors = text_tensors(tensors)
+    if has_text_model(whole):
         config = with_tie(config, tensors)
     generation = read_optional(folder / "generation_config.json")
     ids = [source.get("eos_token_id") for source in (whole, config, generation)]
