@@ -45,6 +45,7 @@ from cortiq.backend.protocol import (
     Supported,
     Versions,
     batch_rows_of,
+    warm,
 )
 from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State, check_exported
 from cortiq.backend.weights import MATRICES, float_weight, stack_of
@@ -99,4 +100,5 @@ __all__ = [
     "check_exported",
     "float_weight",
     "stack_of",
+    "warm",
 ]
