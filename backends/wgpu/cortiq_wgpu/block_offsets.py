@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from cortiq.backend.arena import Free, place
+from cortiq.backend.arena import FreeSpans, place
 from cortiq.ir import Type
 from cortiq_wgpu.step_groups import GroupedSteps
 
@@ -53,7 +53,7 @@ def assign(lowered: GroupedSteps, rows: dict[str, int], kept: set[str]) -> Block
     ----------
     rows : rows of each value that has one. kept : values that are never given away.
     """
-    blocks = {False: Free(), True: Free()}
+    blocks = {False: FreeSpans(), True: FreeSpans()}
     types = {name: lowered.types[name] for name in rows}
     words = {name: max(1, count * row_words(types[name])) for name, count in rows.items()}
     sizes = {name: -(-size // LINE) * LINE for name, size in words.items()}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend.requests import Request
+from cortiq.backend.requests import RequestedOutputs
 from cortiq.numerics.synthetic import synthetic_weight
 from cortiq_wgpu.block_offsets import record_words, units_of
 from cortiq_wgpu.device import GpuDevice
@@ -161,7 +161,7 @@ class ProductProbe:
 
 
 def dispatch_seconds(
-    plan: WgpuPlan, request: Request, rows: tuple[int, int], positions: tuple[int, int]
+    plan: WgpuPlan, request: RequestedOutputs, rows: tuple[int, int], positions: tuple[int, int]
 ) -> dict[str, tuple[int, float]]:
     """Count a batch's dispatches of each kind, and measure their times.
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Draw
-from cortiq.backend.flat import FlatRun
+from cortiq.backend.flat_rows import FlatRun
 from cortiq.backend.requests import asked_by
 from cortiq_wgpu.dispatch import SEGMENTS, Dispatch
 from cortiq_wgpu.plan import WgpuPlan

@@ -11,7 +11,7 @@ import numpy as np
 
 from cortiq.backend.admission import BY_ROW
 from cortiq.backend.lower import Admit, Step, lower
-from cortiq.backend.requests import Ask, Request, RequestPlan
+from cortiq.backend.requests import Ask, RequestedOutputs, RequestPlan
 from cortiq.ir import Graph, ops
 from cortiq.numerics.attention import scoring
 from cortiq_wgpu.binder import DispatchBinder
@@ -73,7 +73,7 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
         self.scoring = {op: scoring(op.scale, op.soft_cap) for op in self.attends}
         self.blocks = [n.op.block for n in graph.nodes if isinstance(n.op, ops.ChooseBlocks)]
 
-    def compiled(self, request: Request) -> CompiledDispatches:
+    def compiled(self, request: RequestedOutputs) -> CompiledDispatches:
         """Return the dispatches of a request, bound to the current buffers."""
         found = super().compiled(request)
         if found.version != self._version():
@@ -83,7 +83,7 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
     def _version(self) -> tuple[int, int]:
         return self.pools.version, self.memory.version
 
-    def compile(self, request: Request) -> CompiledDispatches:
+    def compile(self, request: RequestedOutputs) -> CompiledDispatches:
         """Make the dispatches of a request."""
         solid = request.supplied
         steps = lower(self.graph, request.wanted)
@@ -170,7 +170,7 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
                 start += self.tail_rows
         return regions
 
-    def _places(self, lowered: GroupedSteps, request: Request) -> BlockOffsets:
+    def _places(self, lowered: GroupedSteps, request: RequestedOutputs) -> BlockOffsets:
         late = {
             name for group in lowered.groups for step in group if step.tail
             for name in step.outputs
