@@ -1,4 +1,4 @@
-"""The device's arithmetic, looked at once before it is used: one wrong bit and it is refused."""
+"""Self test of a device's arithmetic before its first use: one wrong bit and it is refused."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ OPERATIONS: dict[str, tuple[Operation, Callable[..., np.ndarray]]] = {
 
 @cache
 def check_device(device: str) -> None:
-    """`BackendError` if the device computes another bit than IEEE arithmetic has."""
+    """Raise `BackendError` if the device computes another bit than IEEE arithmetic has."""
     check_operations(f"torch on {device}", TorchArrays(device), OPERATIONS)
     _check_products(device)
 
 
 def _check_products(device: str) -> None:
-    """A float64 product of the largest integers that a weight and a row hold."""
+    """Check a float64 product of the largest integers that a weight and a row hold."""
     q = torch.full((3, 4096), 32512.0, dtype=torch.float64, device=device)
     codes = torch.full((4096, 5), -32639.0, dtype=torch.float64, device=device)
     if not ((q @ codes) == -32512.0 * 32639.0 * 4096).all():

@@ -1,4 +1,4 @@
-"""Dispatches of their own: products, look-ups, attention's runs, convolutions, recurrences."""
+"""Dispatches of wide steps: products, look-ups, attention's runs, convolutions, recurrences."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 from cortiq.backend.extents import ring_rows
 from cortiq.backend.lower import Step
 from cortiq.ir import Recurrent, Ring, ops
-from cortiq_wgpu.binder import Binder
-from cortiq_wgpu.lower import Spread
-from cortiq_wgpu.matrices import embed_rows, matrix_products, stack_products
-from cortiq_wgpu.source import bits, kernel, stage, staged
-from cortiq_wgpu.work import NONE, SEGMENTS, Grid, Work
+from cortiq_wgpu.binder import DispatchBinder
+from cortiq_wgpu.dispatch import NONE, SEGMENTS, Dispatch, Grid
+from cortiq_wgpu.product_dispatches import embed_rows, matrix_products, stack_products
+from cortiq_wgpu.shader_source import bits, kernel, stage, staged
+from cortiq_wgpu.step_groups import AttentionSplits
 
 LANES = 64
 LEAVES = 256
@@ -27,7 +27,7 @@ CHOSEN = """
 """
 
 
-def _spread(binder: Binder, step: Step) -> list[Work]:
+def _spread(binder: DispatchBinder, step: Step) -> list[Dispatch]:
     op, record = step.op.attend, binder.record(step.inputs[0])
     constants = binder.scoring[op]
     values = {
@@ -54,10 +54,12 @@ def _spread(binder: Binder, step: Step) -> list[Work]:
     assert step.node is not None
     pool = step.node.slots["kv"]
 
-    def made(begin: int, heads: int) -> Work:
+    def made(begin: int, heads: int) -> Dispatch:
         text = kernel("attend", binder.dot, {**parts, "HEADS": str(heads)})
         grid = Grid(op.heads // heads, parts=True)
-        return Work(text, ({**values, "begin": begin},), grid, step.tail, pool=pool, begin=begin)
+        return Dispatch(
+            text, ({**values, "begin": begin},), grid, step.tail, pool=pool, begin=begin
+        )
 
     beside = _heads_beside(op, channels) if binder.tuning is not None else 1
     return [
@@ -67,12 +69,12 @@ def _spread(binder: Binder, step: Step) -> list[Work]:
 
 
 def _heads_beside(op: ops.Attend, channels: int) -> int:
-    """Heads that share their keys, so many that a lane has registers for their outputs."""
+    """Count heads with shared keys that are computed together, bounded by a lane's registers."""
     group = op.heads // op.kv_heads
     return max(n for n in range(1, 5) if group % n == 0 and (n == 1 or n * channels <= 8))
 
 
-def _choose(binder: Binder, step: Step) -> list[Work]:
+def _choose(binder: DispatchBinder, step: Step) -> list[Dispatch]:
     key, op = binder.record(step.inputs[0]), step.op
     values = {
         "q": key["at"], "key_size": key["size"], "key_units": key["units"],
@@ -83,12 +85,12 @@ def _choose(binder: Binder, step: Step) -> list[Work]:
     assert step.node is not None
     pool = step.node.slots["kv"]
     return [
-        Work(text, ({**values, "head": head},), Grid(), step.tail, pool=pool)
+        Dispatch(text, ({**values, "head": head},), Grid(), step.tail, pool=pool)
         for head in range(op.heads)
     ]
 
 
-def _conv(binder: Binder, step: Step) -> list[Work]:
+def _conv(binder: DispatchBinder, step: Step) -> list[Dispatch]:
     assert step.node is not None
     pool, n = step.node.slots["ring"], step.op.width
     ring = binder.pools.slots[pool]
@@ -99,9 +101,9 @@ def _conv(binder: Binder, step: Step) -> list[Work]:
         "x": binder.at(step.inputs[0]), "out": binder.at(step.outputs[0]),
     }  # fmt: skip
     grid = Grid(-(-n // LANES))
-    works = [Work(kernel("conv", binder.dot), (values,), grid, step.tail, pool=pool)]
+    works = [Dispatch(kernel("conv", binder.dot), (values,), grid, step.tail, pool=pool)]
     if step.op.kernel > 1:
-        works.append(Work(kernel("ring", binder.dot), (values,), grid, step.tail, pool=pool))
+        works.append(Dispatch(kernel("ring", binder.dot), (values,), grid, step.tail, pool=pool))
     return works
 
 
@@ -124,7 +126,7 @@ PUSH = """var level = 0u;
       stack[level] = carried;"""
 
 
-def _recurrence(binder: Binder, step: Step) -> list[Work]:
+def _recurrence(binder: DispatchBinder, step: Step) -> list[Dispatch]:
     op = step.op
     is_delta = isinstance(op, ops.DeltaRule)
     roles = ("q", "k", "v", "alpha", "beta") if is_delta else ("v", "k", "q", "alpha", "beta")
@@ -144,17 +146,17 @@ def _recurrence(binder: Binder, step: Step) -> list[Work]:
     grid = Grid(-(-columns // LANES), z=heads, over=SEGMENTS)
     each = max(1, MOST_TURNS // (4 * (rows + (1 << levels))))
     return [
-        Work(text, ({**values, "begin": begin, "step": each},), grid, step.tail,
+        Dispatch(text, ({**values, "begin": begin, "step": each},), grid, step.tail,
              pool=step.node.slots["state"], begin=begin)
         for begin in range(0, binder.rows, each)
     ]  # fmt: skip
 
 
-MAKERS: Mapping[type, Callable[[Binder, Step], list[Work]]] = {
+MAKERS: Mapping[type, Callable[[DispatchBinder, Step], list[Dispatch]]] = {
     ops.HeadMatMul: stack_products,
     ops.ExpertMatMul: stack_products,
     ops.EmbedRows: embed_rows,
-    Spread: _spread,
+    AttentionSplits: _spread,
     ops.ChooseBlocks: _choose,
     ops.CausalConv: _conv,
     ops.DeltaRule: _recurrence,
@@ -163,8 +165,8 @@ MAKERS: Mapping[type, Callable[[Binder, Step], list[Work]]] = {
 """How each wide step becomes dispatches."""
 
 
-def dispatches(binder: Binder, group: tuple[Step, ...]) -> list[Work]:
-    """The dispatches of a wide step, or of products of one row with neighbouring matrices."""
+def dispatches(binder: DispatchBinder, group: tuple[Step, ...]) -> list[Dispatch]:
+    """Make the dispatches of a wide step, or of products with neighbouring matrices."""
     if isinstance(group[0].op, ops.MatMul):
         return matrix_products(binder, group)
     return MAKERS[type(group[0].op)](binder, group[0])

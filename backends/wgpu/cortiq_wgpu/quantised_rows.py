@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from cortiq.numerics.quantise import Quantised
-from cortiq_wgpu.places import record_words, units_of
+from cortiq_wgpu.block_offsets import record_words, units_of
 
 
 def records_of(value: Quantised, shape: tuple[int, ...]) -> np.ndarray:
-    """The words of quantised rows."""
+    """Write quantised rows as words."""
     width = shape[-1]
     units = units_of(width)
     q = np.asarray(value.q, np.int32).reshape(-1, width)
@@ -27,7 +27,7 @@ def records_of(value: Quantised, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def quantised_of(words: np.ndarray, shape: tuple[int, ...]) -> Quantised:
-    """Quantised rows of these words."""
+    """Read quantised rows from words."""
     *lead, width = shape
     units = units_of(width)
     records = words.reshape(-1, record_words(width))

@@ -1,10 +1,10 @@
-"""Texts of the norm stages."""
+"""WGSL of the norm stages."""
 
 from __future__ import annotations
 
 from functools import cache
 
-from cortiq_wgpu.source import Stage, stage
+from cortiq_wgpu.shader_source import Stage, stage
 
 EACH = "for (var i = i0; i < last; i += width)"
 VALUE = "from_bits(x[from_ + i])"
@@ -47,7 +47,7 @@ SOFTMAX = f"""var largest = 0u;
 
 @cache
 def norm_stage(kind: str, parameters: frozenset[str]) -> Stage:
-    """The stage of a norm: `rms`, `l2`, `layer` or `softmax`, with a weight and a bias or not."""
+    """Make the stage of a norm, `rms`, `l2`, `layer` or `softmax`, weight and bias or not."""
     if kind == "softmax":
         return stage("norm", KIND=kind, BODY=SOFTMAX)
     mean = "total" if kind == "l2" else "multiply(total, from_bits($inverse))"

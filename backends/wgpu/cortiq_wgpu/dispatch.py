@@ -1,4 +1,4 @@
-"""Dispatches: what a plan records once and a batch only encodes."""
+"""Dispatches, recorded once by a plan and encoded by each batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cortiq_wgpu.source import Kernel
+from cortiq_wgpu.shader_source import ShaderSource
 
 ALL_ROWS = "rows"
 SEGMENTS = "segments"
@@ -29,13 +29,13 @@ class Grid:
     parts: bool = False
 
     def groups(self, rows: int, segments: int, parts: int) -> tuple[int, int, int]:
-        """The numbers for a batch."""
+        """Return the numbers for a batch."""
         count = rows if self.over == ALL_ROWS else segments
         return self.x, -(-count * self.inner // self.each), parts if self.parts else self.z
 
 
 @dataclass(frozen=True)
-class Work:
+class Dispatch:
     """One dispatch.
 
     Attributes
@@ -47,7 +47,7 @@ class Work:
     rows (of a row's runs of keys) that it is about; without any it is left out.
     """
 
-    kernel: Kernel
+    kernel: ShaderSource
     values: tuple[Mapping[str, int], ...]
     grid: Grid
     tail: bool
@@ -56,7 +56,7 @@ class Work:
     label: str = ""
     nodes: frozenset[str] = frozenset()
     outputs: tuple[str, ...] = ()
-    some: Work | None = None
-    many: Work | None = None
+    some: Dispatch | None = None
+    many: Dispatch | None = None
     given: str | None = None
     begin: int = 0

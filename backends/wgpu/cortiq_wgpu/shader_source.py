@@ -41,17 +41,17 @@ fn dot4(a: u32, b: u32) -> i32 {
 
 @cache
 def source(name: str) -> str:
-    """The text of shaders/NAME.wgsl."""
+    """Return the text of shaders/NAME.wgsl."""
     return (files("cortiq_wgpu") / "shaders" / f"{name}.wgsl").read_text("utf-8")
 
 
 def bits(value: SupportsFloat) -> int:
-    """A number as the bits of the float32 nearest to it."""
+    """Return the bits of the float32 nearest to a number."""
     return int(np.float32(float(value)).view(np.uint32))
 
 
 def literal(value: SupportsFloat) -> str:
-    """A float32 constant as its bit pattern, so that no decimal parser rounds it."""
+    """Write a float32 constant as its bit pattern, so that no decimal parser rounds it."""
     return f"from_bits({bits(value):#010x}u)"
 
 
@@ -63,7 +63,7 @@ def _polynomial(name: str, coefficients: Sequence[np.float32]) -> str:
 
 @cache
 def constants() -> str:
-    """The contract's constants and polynomials as WGSL."""
+    """Write the contract's constants and polynomials as WGSL."""
     names = ("LOG2_E", "LN2_HIGH", "LN2_LOW", "GELU_SCALE", "GELU_CUBIC", "TAIL_SCALE")
     lines = [f"fn {n}() -> f32 {{ return {literal(getattr(scalar, n))}; }}" for n in names]
     lines.append(f"fn LOWEST() -> f32 {{ return {literal(float(LOWEST))}; }}")
@@ -79,7 +79,7 @@ def constants() -> str:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class ShaderSource:
     """A kernel's text, and the names of its parameters in their order.
 
     Attributes
@@ -92,12 +92,12 @@ class Kernel:
 
     @cached_property
     def bindings(self) -> tuple[tuple[int, str, bool], ...]:
-        """Number, name and whether it is written, of each buffer."""
+        """List number and name of each buffer, and whether it is written."""
         found = BINDING.findall(self.text)
         return tuple((int(n), name, access == "read_write") for n, access, name in found)
 
     def words(self, common: Sequence[int], values: Sequence[Mapping[str, int]]) -> list[int]:
-        """The buffer `p` for these values of each stage's parameters."""
+        """Return the buffer `p` for these values of each stage's parameters."""
         words = list(common)
         for names, given in zip(self.parameters, values, strict=True):
             words += [given[name] for name in names]
@@ -111,7 +111,7 @@ def _filled(text: str, parts: Mapping[str, str]) -> str:
 
 
 def _repeated(lines: Sequence[str]) -> list[str]:
-    """Lines between `//each NAME COUNT` and `//end` so many times, `#NAME` being the number.
+    """Repeat lines between `//each NAME COUNT` and `//end` so many times, `#NAME` being the number.
 
     Values in registers have names of their own then: an array may be put elsewhere.
     """
@@ -136,7 +136,7 @@ def _repeated(lines: Sequence[str]) -> list[str]:
 
 
 def _numbered(text: str, start: int) -> tuple[str, tuple[str, ...]]:
-    """The text with parameters as words of p from `start` on, and their names."""
+    """Replace parameters by words of p from `start` on; return the text and their names."""
     names = [n for n in dict.fromkeys(PARAMETER.findall(text)) if n not in COMMON]
     places = {name: start + place for place, name in enumerate(names)}
     places |= {name: place for place, name in enumerate(COMMON)}
@@ -150,16 +150,16 @@ def _prelude(dot: str) -> str:
 @cache
 def _kernel(
     name: str, parts: tuple[tuple[str, str], ...], uses: tuple[str, ...], dot: str
-) -> Kernel:
+) -> ShaderSource:
     body = "".join(source(part) for part in uses) + source(name)
     text, names = _numbered(_filled(body, dict(parts)), len(COMMON))
-    return Kernel(_prelude(dot) + text, (names,))
+    return ShaderSource(_prelude(dot) + text, (names,))
 
 
 def kernel(
     name: str, dot: str, parts: Mapping[str, str] | None = None, uses: tuple[str, ...] = ()
-) -> Kernel:
-    """A kernel of one file, with other files before it, and what is written into it."""
+) -> ShaderSource:
+    """Make a kernel of one file, others before it, and the parts that it is filled with."""
     return _kernel(name, tuple(sorted((parts or {}).items())), uses, dot)
 
 
@@ -168,13 +168,13 @@ Stage = tuple[str, tuple[tuple[str, str], ...]]
 
 
 def stage(name: str, **parts: str) -> Stage:
-    """A stage, which `staged` takes."""
+    """Make a stage, which `staged` takes."""
     return f"stage_{name}", tuple(sorted(parts.items()))
 
 
 @cache
-def staged(stages: tuple[Stage, ...], dot: str) -> Kernel:
-    """One kernel of several stages."""
+def staged(stages: tuple[Stage, ...], dot: str) -> ShaderSource:
+    """Make one kernel of several stages."""
     texts, parameters = [], []
     start = len(COMMON)
     for number, (name, parts) in enumerate(stages):
@@ -195,4 +195,4 @@ def staged(stages: tuple[Stage, ...], dot: str) -> Kernel:
         "  zero = m[0];\n  start = 256u * group.x;\n  span = 256u * groups.x;\n" + calls + "\n}\n"
     )
     text = _prelude(dot) + _numbered(library, 0)[0] + "".join(texts) + main
-    return Kernel(text, tuple(parameters))
+    return ShaderSource(text, tuple(parameters))

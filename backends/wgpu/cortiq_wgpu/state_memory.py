@@ -22,16 +22,16 @@ from cortiq.backend.pages import NoMemoryError, PageGroup
 from cortiq.backend.planes import POISON, Floats
 from cortiq.ir import KVRows, Program, Recurrent, Ring, Slot
 from cortiq.numerics.contract import TILE
-from cortiq_wgpu import layout
+from cortiq_wgpu import page_layout
 
 FIRST = 8
 """Pages, or blocks, that there is memory for at first."""
 
 
 def unit_words(slot: Slot) -> int:
-    """Words of a page or a block of a slot."""
+    """Count the words of a page or a block of a slot."""
     if isinstance(slot, KVRows):
-        return slot.heads * layout.head_words(slot)
+        return slot.heads * page_layout.head_words(slot)
     if isinstance(slot, Ring):
         return max(1, ring_rows(slot) * slot.width)
     assert isinstance(slot, Recurrent)
@@ -39,16 +39,16 @@ def unit_words(slot: Slot) -> int:
 
 
 @dataclass
-class Shelf:
-    """Numbers of pages or blocks: how many there may be, how many there are, which are free."""
+class PageNumbers:
+    """Numbers of pages or blocks: their limit, their count, and those that are free."""
 
     most: int
     capacity: int = 0
     free: list[int] = field(default_factory=list)
 
 
-class Pools(PagedMemory):
-    """All slots of a program.
+class WgpuStateMemory(PagedMemory):
+    """Memory of all slots of a program.
 
     Attributes
     ----------
@@ -61,10 +61,10 @@ class Pools(PagedMemory):
         self.slots = program.slots
         self.buffers: dict[str, Any] = {}
         self.version = 0
-        self._shelves: dict[PageGroup, Shelf] = {}
+        self._shelves: dict[PageGroup, PageNumbers] = {}
         for group in (*self.layout.groups, self.layout.block):
             largest = max((4 * unit_words(slot) for _, slot in self._slots(group)), default=1)
-            shelf = self._shelves[group] = Shelf(limit // largest)
+            shelf = self._shelves[group] = PageNumbers(limit // largest)
             self._grow(group, min(FIRST, shelf.most))
 
     def _slots(self, group: PageGroup) -> Iterator[tuple[str, Slot]]:
@@ -89,11 +89,11 @@ class Pools(PagedMemory):
         return number
 
     def free(self, group: PageGroup, data: int) -> None:
-        """Take a number back."""
+        """Mark a number as free."""
         self._shelves[group].free.append(data)
 
     def _grow(self, group: PageGroup, capacity: int) -> None:
-        """Have memory for so many, what is there kept."""
+        """Grow the memory to so many, its contents kept."""
         encoder, shelf = self.gpu.device.create_command_encoder(), self._shelves[group]
         for name, slot in self._slots(group):
             size = 4 * unit_words(slot)
@@ -126,11 +126,11 @@ class Pools(PagedMemory):
 
     def read_page(self, name: str, page: int) -> KVPlanes:
         """Return all rows of a slot in a page."""
-        return layout.planes_of(self.layout.kv[name], self._read(name, page))
+        return page_layout.planes_of(self.layout.kv[name], self._read(name, page))
 
     def write_page(self, name: str, page: int, rows: KVPlanes) -> None:
         """Replace all rows of a slot in a page."""
-        self._write(name, page, layout.words_of(self.layout.kv[name], rows))
+        self._write(name, page, page_layout.words_of(self.layout.kv[name], rows))
 
     def read(self, name: str, block: int) -> Floats:
         """Return a ring, or a recurrent state."""
@@ -144,7 +144,7 @@ class Pools(PagedMemory):
 
 
 def _poison(slot: Slot) -> np.ndarray:
-    """Words that would show if they were read."""
+    """Return words that show up in results if they are read."""
     if not isinstance(slot, KVRows):
         return np.full(unit_words(slot), POISON, np.float32).view(np.uint32)
     keys = TILE * -(-slot.key_dim // 4)

@@ -1,9 +1,9 @@
-"""Texts of the kernels that meet a matrix: how codes are unpacked, and how blocks are summed."""
+"""WGSL of products and look-ups: codes unpacked, blocks added up."""
 
 from __future__ import annotations
 
-from cortiq_wgpu.packing import Form
-from cortiq_wgpu.source import Kernel, kernel
+from cortiq_wgpu.packing import CodePacking
+from cortiq_wgpu.shader_source import ShaderSource, kernel
 
 WORD = 0x01010101
 CHOICES = {
@@ -18,8 +18,8 @@ def _masked(shifted: str, mask: int) -> str:
     return f"({shifted}) & vec4u({mask * WORD:#x}u)"
 
 
-def _unpack(form: Form) -> str:
-    """Statements that return the codes of a group."""
+def _unpack(form: CodePacking) -> str:
+    """Write statements that return the codes of a group."""
     if form.bits == 8:
         return (
             f"let place = ((row * {form.planes}u + plane) * $groups + group) * 2u;\n"
@@ -41,21 +41,21 @@ def _unpack(form: Form) -> str:
     return "\n  ".join(lines)
 
 
-def _zero_point(form: Form) -> str:
-    """Bytes less the zero point: no byte borrows from its neighbour while the top bit is set."""
+def _zero_point(form: CodePacking) -> str:
+    """Subtract the zero point: no byte borrows from its neighbour while the top bit is set."""
     if not form.zero:
         return "return v;"
     top = f"vec4u({0x80 * WORD:#x}u)"
     return f"return ((v | {top}) - vec4u({form.zero * WORD:#x}u)) ^ {top};"
 
 
-def code_parts(form: Form) -> dict[str, str]:
-    """What `codes.wgsl` is filled with."""
+def code_parts(form: CodePacking) -> dict[str, str]:
+    """Return the parts that `codes.wgsl` is filled with."""
     return {"UNPACK": _unpack(form), "ZERO_POINT": _zero_point(form)}
 
 
-def _row_sums(form: Form) -> str:
-    """Integer sums over the whole row, then one rounding."""
+def _row_sums(form: CodePacking) -> str:
+    """Write integer sums over the whole row, then one rounding."""
     two = form.planes == 2
     names = ("hh", "mid", "ll") if two else ("hh", "ll")
     declared = "\n  ".join(f"var {name}: array<i32, ROWS>;" for name in names)
@@ -88,24 +88,24 @@ def _row_sums(form: Form) -> str:
   }}"""
 
 
-def sub_scale(form: Form, half: str) -> str:
-    """The sub-scale of a half of a group."""
+def sub_scale(form: CodePacking, half: str) -> str:
+    """Write the sub-scale of a half of a group."""
     if not form.scaled:
         return "1"
     index = "g" if form.sub == 32 else f"2u * g + {'0u' if half == 'a' else '1u'}"
     return f"signed_byte($sub_scale + line * $sub_words, {index})"
 
 
-def sub_offset(form: Form, half: str) -> str:
-    """The factor of a minimum in a half of a group."""
+def sub_offset(form: CodePacking, half: str) -> str:
+    """Write the factor of a minimum in a half of a group."""
     if not form.offset:
         return "1"
     index = "g" if form.sub == 32 else f"2u * g + {'0u' if half == 'a' else '1u'}"
     return f"signed_byte($offset + line * $sub_words, {index})"
 
 
-def _block_sums(form: Form) -> str:
-    """Blocks in order, each rounded once, in runs of 8."""
+def _block_sums(form: CodePacking) -> str:
+    """Write the sum of blocks in order, each rounded once, in runs of 8."""
     each = form.block // 32
     lows, low_sum, low_term = "", "", ""
     if form.minima:
@@ -210,7 +210,7 @@ def _sums(form: Form) -> str:
 
 
 def target_text(targets: int) -> str:
-    """Where output n of a row goes: to the value whose lines it is in."""
+    """Write the address of a row's output n: in the value whose lines it is in."""
     at = "return $out{i} + (row * $slots + slot) * $width{i} + n - $first{i};"
     lines = [
         f"if (n >= $first{i}) {{ {at.replace('{i}', str(i))} }}" for i in range(targets - 1, 0, -1)
@@ -220,9 +220,9 @@ def target_text(targets: int) -> str:
 
 
 def product_kernel(
-    form: Form, dot: str, rows: int, choice: str, own_rows: bool = False, targets: int = 1
-) -> Kernel:
-    """The product with a matrix of a form.
+    form: CodePacking, dot: str, rows: int, choice: str, own_rows: bool = False, targets: int = 1
+) -> ShaderSource:
+    """Make the kernel of the product with a matrix of a format.
 
     Parameters
     ----------
@@ -238,8 +238,8 @@ def product_kernel(
     return kernel("product", dot, parts, ("codes",))
 
 
-def embed_kernel(form: Form, dot: str) -> Kernel:
-    """The look-up in a table of a form."""
+def embed_kernel(form: CodePacking, dot: str) -> ShaderSource:
+    """Make the kernel of the look-up in a table of a format."""
     if form.bits == 32:
         return kernel("float_embed", dot)
     block = "k" if not form.block else f"k / {form.block}u"

@@ -1,4 +1,4 @@
-"""What a row brings for each kind of want: which type and shape, checked where it is brought."""
+"""Checks of the answers to each kind of want: their types and shapes."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""The text of the product of many rows for GPUs, in tiles."""
+"""WGSL of the product of many rows for GPUs, in tiles."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cortiq_wgpu.products import target_text
-from cortiq_wgpu.source import Kernel, kernel
-from cortiq_wgpu.tuning import TUNING, Tuning
+from cortiq_wgpu.product_shaders import target_text
+from cortiq_wgpu.shader_source import ShaderSource, kernel
+from cortiq_wgpu.tuning import TUNING, ProductTuning
 
 LANES = 256
 
 
-def tile_kernel(dot: str, targets: int, tuning: Tuning = TUNING) -> Kernel:
-    """The product of many rows with a matrix of bytes under a scale a line."""
+def tile_kernel(dot: str, targets: int, tuning: ProductTuning = TUNING) -> ShaderSource:
+    """Make the kernel of many rows by a matrix of bytes with a scale a line."""
     cells = [(i, j) for i in range(tuning.rows) for j in range(tuning.outputs)]
     items = {"row": 2 * tuning.tile[0] * tuning.units, "column": tuning.tile[1] * tuning.units}
     declared = [f"var h{i}_{j} = 0; var l{i}_{j} = 0;" for i, j in cells]
@@ -28,14 +28,14 @@ def tile_kernel(dot: str, targets: int, tuning: Tuning = TUNING) -> Kernel:
 
 
 def _turns(items: dict[str, int]) -> Iterator[tuple[str, int, int]]:
-    """(kind, turn, how many are left) for all that a lane fetches of a stretch."""
+    """Yield (kind, turn, number left) for all that a lane fetches of a stretch."""
     for kind, count in items.items():
         for turn in range(-(-count // LANES)):
             yield kind, turn, count - turn * LANES
 
 
 def _places(items: dict[str, int]) -> Iterator[str]:
-    """Where the first unit of each row and line is."""
+    """Write the offset of the first unit of each row and line."""
     for kind, turn, _ in _turns(items):
         item = f"(lane + {turn * LANES}u)"
         if kind == "row":
@@ -59,8 +59,8 @@ def _put(items: dict[str, int]) -> Iterator[str]:
         yield text if left >= LANES else f"if (lane < {left}u) {{ {text} }}"
 
 
-def _sums(tuning: Tuning) -> Iterator[str]:
-    """Four words of every row and output of the lane, met with each other."""
+def _sums(tuning: ProductTuning) -> Iterator[str]:
+    """Write the products of four words of every row and output of the lane."""
     for word in range(4):
         yield "{"
         for g in range(tuning.rows // 4):
@@ -75,8 +75,8 @@ def _sums(tuning: Tuning) -> Iterator[str]:
         yield "}"
 
 
-def _finished(tuning: Tuning) -> Iterator[str]:
-    """Scales and exponents once, then every output."""
+def _finished(tuning: ProductTuning) -> Iterator[str]:
+    """Write scales and exponents once, then every output."""
     rows = [f"row + {i + 60 * (i // 4)}u" for i in range(tuning.rows)]
     outputs = [f"n + {j + 60 * (j // 4)}u" for j in range(tuning.outputs)]
     yield from (f"let power{i} = exponent_of({row}, count);" for i, row in enumerate(rows))

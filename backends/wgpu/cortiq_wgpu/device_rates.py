@@ -1,4 +1,4 @@
-"""How fast a device reads, multiplies, and goes through a program's dispatches."""
+"""Measured rates of a device: bytes read, products, and times of a program's dispatches."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend.requests import Request
+from cortiq.backend.requests import RequestedOutputs
 from cortiq.numerics.synthetic import synthetic_weight
-from cortiq_wgpu.device import Gpu
-from cortiq_wgpu.packing import Matrix, Part, Uploader
-from cortiq_wgpu.places import record_words, units_of
-from cortiq_wgpu.plan import Plan
-from cortiq_wgpu.source import Kernel
-from cortiq_wgpu.streams import fast_kernel
-from cortiq_wgpu.tiles import tile_kernel
-from cortiq_wgpu.tuning import Tuning
-from cortiq_wgpu.work import Work
+from cortiq_wgpu.block_offsets import record_words, units_of
+from cortiq_wgpu.device import GpuDevice
+from cortiq_wgpu.dispatch import Dispatch
+from cortiq_wgpu.matmul_shaders import tile_kernel
+from cortiq_wgpu.matvec_shaders import fast_kernel
+from cortiq_wgpu.packing import MatrixSlice, Uploader, WgpuMatrix
+from cortiq_wgpu.plan import WgpuPlan
+from cortiq_wgpu.shader_source import ShaderSource
+from cortiq_wgpu.tuning import ProductTuning
 
 STREAM = """
 @group(0) @binding(0) var<storage, read> data: array<vec4u>;
@@ -41,12 +41,12 @@ STREAM_GROUPS = (132 * 4, 132 * 16, 132 * 64)
 """Workgroups tried for the stream; the fastest counts."""
 REPEATED = 4
 """How often dispatches are encoded, so that waiting for them matters little."""
-Dispatch = tuple[Any, Any, tuple[int, int, int]]
+EncodedDispatch = tuple[Any, Any, tuple[int, int, int]]
 """Pipeline, bind group, workgroups."""
 
 
-def seconds(gpu: Gpu, dispatches: Iterable[Dispatch], repeats: int = 5) -> float:
-    """Median time of some dispatches, one after another, submission and wait included."""
+def seconds(gpu: GpuDevice, dispatches: Iterable[EncodedDispatch], repeats: int = 5) -> float:
+    """Measure the median time of some dispatches in a row, submission and wait included."""
     listed = list(dispatches)
     probe = gpu.buffer(16)
     spent = []
@@ -66,13 +66,15 @@ def seconds(gpu: Gpu, dispatches: Iterable[Dispatch], repeats: int = 5) -> float
     return median(spent[1:])
 
 
-def _dispatch(gpu: Gpu, kernel: Kernel, buffers: dict[str, Any], groups: Sequence[int]) -> Dispatch:
+def _dispatch(
+    gpu: GpuDevice, kernel: ShaderSource, buffers: dict[str, Any], groups: Sequence[int]
+) -> EncodedDispatch:
     x, y, z = (*groups, 1, 1, 1)[:3]
     return gpu.pipeline(kernel)[0], gpu.bound(kernel, buffers), (x, y, z)
 
 
-def copies(gpu: Gpu, buffer: Any, count: int) -> list[Any]:
-    """A buffer and copies of it, so many that no cache holds them all."""
+def copies(gpu: GpuDevice, buffer: Any, count: int) -> list[Any]:
+    """Return a buffer and copies of it, so many that no cache holds them all."""
     encoder = gpu.device.create_command_encoder()
     made = [gpu.buffer(buffer.size) for _ in range(count - 1)]
     for other in made:
@@ -81,11 +83,11 @@ def copies(gpu: Gpu, buffer: Any, count: int) -> list[Any]:
     return [buffer, *made]
 
 
-def stream_rate(gpu: Gpu, nbytes: int) -> float:
-    """Bytes a second that a kernel reads which does nothing else."""
+def stream_rate(gpu: GpuDevice, nbytes: int) -> float:
+    """Measure the bytes a second of a kernel that only reads."""
     each = min(nbytes, gpu.binding_bytes, 1 << 27)
     words = np.random.default_rng(1).integers(0, 1 << 32, each // 4, np.uint32)
-    kernel, out = Kernel(STREAM, ()), gpu.buffer(16)
+    kernel, out = ShaderSource(STREAM, ()), gpu.buffer(16)
     held = copies(gpu, gpu.uploaded(words), max(1, nbytes // each))
     spent = []
     for groups in STREAM_GROUPS:
@@ -95,7 +97,7 @@ def stream_rate(gpu: Gpu, nbytes: int) -> float:
 
 
 @dataclass
-class Product:
+class ProductProbe:
     """A w8 matrix [height, width] on the device, so many times that no cache holds it, and rows.
 
     Parameters
@@ -103,7 +105,7 @@ class Product:
     rows : of random 16-bit values. nbytes : of all copies together.
     """
 
-    gpu: Gpu
+    gpu: GpuDevice
     height: int
     width: int
     rows: int
@@ -112,7 +114,7 @@ class Product:
     def __post_init__(self) -> None:
         sample = synthetic_weight("w8", "w", 0, (min(self.height, 1024), self.width))
         weight = sample.take(np.arange(self.height) % 1024)
-        matrix: Matrix = Uploader(self.gpu, self.gpu.binding_bytes).matrix(weight, "w")
+        matrix: WgpuMatrix = Uploader(self.gpu, self.gpu.binding_bytes).matrix(weight, "w")
         self.form, self.part = matrix.form, matrix.parts[0]
         self.lines = self.part.stop
         size = record_words(self.width)
@@ -127,8 +129,8 @@ class Product:
         count = max(1, self.nbytes // (self.lines * self.width))
         self.codes = copies(self.gpu, self.part.codes, count)
 
-    def _dispatches(self, kernel: Kernel, groups: Sequence[int]) -> list[Dispatch]:
-        part: Part = self.part
+    def _dispatches(self, kernel: ShaderSource, groups: Sequence[int]) -> list[EncodedDispatch]:
+        part: MatrixSlice = self.part
         values = {
             "inner": 1, "start": 0, "stop": self.lines, "base": 0, "units": units_of(self.width),
             "q": 0, "size": record_words(self.width), "n": self.lines, "slots": 1, "first0": 0,
@@ -138,15 +140,15 @@ class Product:
         buffers = {**self.shared, "p": self.gpu.uploaded(words), "s": part.side}
         return [_dispatch(self.gpu, kernel, {**buffers, "codes": c}, groups) for c in self.codes]
 
-    def streamed(self, tuning: Tuning) -> float:
-        """Bytes of weights a second where few rows meet the matrix."""
+    def streamed(self, tuning: ProductTuning) -> float:
+        """Measure the bytes of weights a second with few rows."""
         kernel = fast_kernel(self.form, self.gpu.dot, self.rows, tuning=tuning)
         groups = (-(-self.lines // tuning.lines),)
         spent = seconds(self.gpu, self._dispatches(kernel, groups) * REPEATED)
         return REPEATED * len(self.codes) * self.lines * self.width / spent
 
-    def tiled(self, tuning: Tuning) -> float:
-        """Products of a 16-bit and an 8-bit number a second, where many rows meet it."""
+    def tiled(self, tuning: ProductTuning) -> float:
+        """Measure products of a 16-bit and an 8-bit number a second with many rows."""
         kernel = tile_kernel(self.gpu.dot, 1, tuning)
         rows, outputs = tuning.tile
         groups = -(-self.lines // outputs), -(-self.rows // rows)
@@ -154,14 +156,14 @@ class Product:
         return REPEATED * len(self.codes) * self.rows * self.lines * self.width / spent
 
     def result(self) -> np.ndarray:
-        """The words of what was computed last."""
+        """Read the last result."""
         return self.gpu.download(self.shared["x"], 0, 4 * self.rows * self.lines)
 
 
 def dispatch_seconds(
-    plan: Plan, request: Request, rows: tuple[int, int], positions: tuple[int, int]
+    plan: WgpuPlan, request: RequestedOutputs, rows: tuple[int, int], positions: tuple[int, int]
 ) -> dict[str, tuple[int, float]]:
-    """How often a batch has dispatches of each kind, and how long all of these take.
+    """Count a batch's dispatches of each kind, and measure their times.
 
     It must have been computed just before, of one sequence; its numbers are computed again.
 
@@ -170,7 +172,7 @@ def dispatch_seconds(
     rows : of the trunk, and of the tail. positions : the first and the last one.
     """
     parts = plan.parts_for(rows[0], *positions)
-    kinds: dict[str, list[Dispatch]] = {}
+    kinds: dict[str, list[EncodedDispatch]] = {}
     for versions in plan.compiled(request).ready:
         count = rows[versions[0].work.tail]
         ready = versions[(count > 1) + (count > plan.few)]
@@ -187,12 +189,12 @@ def dispatch_seconds(
     }
 
 
-def _repeated(gpu: Gpu, listed: list[Dispatch]) -> float:
+def _repeated(gpu: GpuDevice, listed: list[EncodedDispatch]) -> float:
     return seconds(gpu, listed * REPEATED, 3) / REPEATED
 
 
-def kind_of(work: Work) -> str:
-    """What a dispatch computes, and how large its matrix is."""
+def kind_of(work: Dispatch) -> str:
+    """Return a dispatch's label, and the size of its matrix."""
     values = work.values[0]
     size = f" {values['n']} x {16 * values['units']}" if "units" in values else ""
     return work.label + size if "MatMul" in work.label else work.label

@@ -1,4 +1,4 @@
-"""Compiled requests: dispatches, places, buffers."""
+"""Dispatches compiled for a set of requested outputs, their offsets and buffers."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 
 from cortiq.backend.lower import Lowered
 from cortiq.backend.requests import Ask
-from cortiq_wgpu.device import Gpu
-from cortiq_wgpu.places import Places
-from cortiq_wgpu.work import Work
+from cortiq_wgpu.block_offsets import BlockOffsets
+from cortiq_wgpu.device import GpuDevice
+from cortiq_wgpu.dispatch import Dispatch
 
 
 @dataclass
-class Ready:
+class BoundDispatch:
     """A dispatch with its buffers bound."""
 
     pipeline: Any
     group: Any
-    work: Work
+    work: Dispatch
 
 
 @dataclass
-class Compiled:
-    """Dispatches of a request.
+class CompiledDispatches:
+    """Dispatches for one set of requested outputs.
 
     Attributes
     ----------
@@ -33,21 +33,21 @@ class Compiled:
     """
 
     lowered: Lowered
-    places: Places
-    works: list[Work]
+    places: BlockOffsets
+    works: list[Dispatch]
     answers: dict[Ask, int]
     late: frozenset[str]
     tops: dict[Ask, int]
     regions: list[tuple[int, bool, frozenset[str] | None]]
-    ready: list[tuple[Ready, Ready, Ready]]
+    ready: list[tuple[BoundDispatch, BoundDispatch, BoundDispatch]]
     version: tuple[int, int]
 
     def at(self, name: str) -> int:
-        """Where a value begins."""
+        """Return the offset of a value."""
         return self.places.offsets[self.lowered.root(name)]
 
 
-class Memory:
+class SharedBuffers:
     """Buffers that all requests of a plan share; they only grow.
 
     Attributes
@@ -55,13 +55,13 @@ class Memory:
     ahead : commands that see them and are not submitted yet, by what they are for.
     """
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: GpuDevice) -> None:
         self.gpu, self.version = gpu, 0
         self.ahead: dict[tuple, Any] = {}
         self.buffers: dict[str, Any] = {}
 
     def have(self, name: str, words: int) -> Any:
-        """A buffer of at least so many words."""
+        """Return a buffer of at least so many words."""
         held = self.buffers.get(name)
         if held is None or held.size < 4 * words:
             self.buffers[name] = self.gpu.buffer(max(4 * words, 1024))

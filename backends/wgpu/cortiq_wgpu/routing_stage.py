@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from cortiq.backend.lower import Step
 from cortiq.numerics.contract import F32
-from cortiq_wgpu.binder import Binder
-from cortiq_wgpu.source import Stage, bits, stage
-from cortiq_wgpu.work import NONE
+from cortiq_wgpu.binder import DispatchBinder
+from cortiq_wgpu.dispatch import NONE
+from cortiq_wgpu.shader_source import Stage, bits, stage
 
 MOST_CHOSEN = 32
 MOST_GROUPS = 1024
@@ -56,8 +56,8 @@ TOPK = """var highest = LOWEST();
   }"""
 
 
-def route_stage(binder: Binder, step: Step) -> list[tuple[Stage, Mapping[str, int]]]:
-    """The choice of a router's experts."""
+def route_stage(binder: DispatchBinder, step: Step) -> list[tuple[Stage, Mapping[str, int]]]:
+    """Make the stage that chooses a router's experts."""
     op, router = step.op, step.op.router
     weights = TOPK if router.kind == "softmax_topk" else PLAIN
     text = stage("route", KIND=router.kind, VALUES=VALUES[router.kind], WEIGHTS=weights)

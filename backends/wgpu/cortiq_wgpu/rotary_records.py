@@ -13,7 +13,7 @@ FIELDS = 9
 """Words of a row's record before its angles: see `about` in prelude.wgsl."""
 
 
-class Angles(RotaryTables):
+class RotaryRecords(RotaryTables):
     """The rotations of a graph.
 
     Attributes
@@ -28,7 +28,7 @@ class Angles(RotaryTables):
         self._places = dict(zip(self.turns, places, strict=True))
 
     def place(self, op: ops.Rope, position: str) -> int:
-        """Where in a row's record the angles of a `Rope` begin: cosines, then sines."""
+        """Return the offset of a `Rope`'s angles in a row's record: cosines, then sines."""
         return self._places[Turn(op.table, op.sections, position)]
 
     def fill(

@@ -11,12 +11,12 @@ from cortiq.numerics.quantise import ZERO_ROW_EXPONENT
 
 
 def head_words(slot: KVRows) -> int:
-    """Words of a page's head: key planes, value planes, exponents."""
+    """Count the words of a page's head: key planes, value planes, exponents."""
     return 2 * TILE * -(-slot.key_dim // 4) + 32 * slot.value_dim + 2 * TILE
 
 
 def planes_of(slot: KVRows, page: np.ndarray) -> KVPlanes:
-    """The 64 rows of a page."""
+    """Read the 64 rows of a page."""
     heads, words = page.reshape(slot.heads, head_words(slot)), -(-slot.key_dim // 4)
     keys, values, exponents = np.split(heads, [2 * TILE * words, heads.shape[1] - 2 * TILE], axis=1)
     keys = keys.reshape(slot.heads, 2, words, TILE).transpose(3, 1, 0, 2)
@@ -30,7 +30,7 @@ def planes_of(slot: KVRows, page: np.ndarray) -> KVPlanes:
 
 
 def words_of(slot: KVRows, planes: KVPlanes) -> np.ndarray:
-    """The page that holds these 64 rows."""
+    """Write 64 rows as a page."""
     words = -(-slot.key_dim // 4)
     keys = np.zeros((TILE, 2, slot.heads, 4 * words), np.int8)
     keys[..., : slot.key_dim] = np.stack([planes.key_high, planes.key_low], axis=1)

@@ -16,33 +16,33 @@ WIDE = (
 
 
 @dataclass(frozen=True)
-class Spread:
+class AttentionSplits:
     """Attention's runs of keys, each by itself, to the scratch memory."""
 
     attend: ops.Attend
 
 
 @dataclass(frozen=True)
-class Merge:
+class AttentionMerge:
     """Attention's runs of keys, added up."""
 
     attend: ops.Attend
 
 
 @dataclass(frozen=True)
-class Grouped(Lowered):
+class GroupedSteps(Lowered):
     """Steps of a request in groups: each a wide step, or stages of one dispatch."""
 
     groups: tuple[tuple[Step, ...], ...] = ()
 
 
 def is_wide(step: Step) -> bool:
-    """Whether a step is a dispatch of its own."""
-    return isinstance(step.op, (*WIDE, Spread))
+    """Check whether a step is a dispatch of its own."""
+    return isinstance(step.op, (*WIDE, AttentionSplits))
 
 
 @dataclass
-class Grouping:
+class StepGrouper:
     """Orders the steps of one request, so that neighbours can be one dispatch.
 
     Attributes
@@ -57,17 +57,17 @@ class Grouping:
     single: bool = False
     joined: Callable[[Step], object] = lambda step: None
 
-    def grouped(self) -> Grouped:
-        """The steps, trunk before tail."""
+    def grouped(self) -> GroupedSteps:
+        """Return the steps in groups, trunk before tail."""
         whole = self.lowered
         trunk, tail = (
             self._ordered(_in_turn([part for step in steps for part in self._parts(step)]))
             for steps in (whole.trunk, whole.tail)
         )
-        return Grouped(whole.trunk, whole.tail, whole.types, whole.aliases, (*trunk, *tail))
+        return GroupedSteps(whole.trunk, whole.tail, whole.types, whole.aliases, (*trunk, *tail))
 
     def _parts(self, step: Step) -> list[Step]:
-        """A step with what it must come after: what is written to state has names of its own."""
+        """Return a step's parts with dependencies; writes to state have names of their own."""
         if step.node is None:
             return [step]
         written = tuple(f"@{name}" for name in step.node.slots.values())
@@ -81,15 +81,15 @@ class Grouping:
             reads = isinstance(step.op, ops.ChooseBlocks | ops.Recall)
             return [replace(step, after=written if reads else ())]
         runs = f"{step.node.name}@runs"
-        spread = replace(step, op=Spread(step.op), outputs=(runs,), after=written)
-        return [spread, replace(step, op=Merge(step.op), inputs=(), after=(runs,))]
+        spread = replace(step, op=AttentionSplits(step.op), outputs=(runs,), after=written)
+        return [spread, replace(step, op=AttentionMerge(step.op), inputs=(), after=(runs,))]
 
     def root(self, name: str) -> str:
-        """The value whose memory holds this one."""
+        """Return the value whose memory holds this one."""
         return self.lowered.root(name)
 
     def _ordered(self, steps: list[Step]) -> list[tuple[Step, ...]]:
-        """All wide steps that are ready, then all stages that are ready, and again."""
+        """Order all ready wide steps, then all ready stages, and repeat."""
         made = {self.root(name) for step in steps for name in step.outputs}
         there: set[str] = set()
         waiting = list(steps)
@@ -119,7 +119,7 @@ class Grouping:
     def _stages(
         self, waiting: list[Step], made: set[str], there: set[str]
     ) -> list[tuple[Step, ...]]:
-        """Stages that are ready, one dispatch as long as they see one slot and nothing solid."""
+        """Group ready stages: one dispatch as long as they see one slot and nothing solid."""
         groups: list[list[Step]] = []
         slots: set[str] = set()
         while True:
@@ -142,13 +142,13 @@ class Grouping:
 
 
 def _in_turn(steps: list[Step]) -> list[Step]:
-    """Attention follows attention: they share the scratch memory."""
+    """Order attention after attention: they share the scratch memory."""
     done: list[Step] = []
     before: tuple[str, ...] = ()
     for step in steps:
-        if isinstance(step.op, (Spread, ops.ChooseBlocks)):
+        if isinstance(step.op, (AttentionSplits, ops.ChooseBlocks)):
             step = replace(step, after=(*step.after, *before))
-        if isinstance(step.op, (Merge, ops.ChooseBlocks)):
+        if isinstance(step.op, (AttentionMerge, ops.ChooseBlocks)):
             before = step.outputs
         done.append(step)
     return done

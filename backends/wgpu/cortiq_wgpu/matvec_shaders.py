@@ -1,22 +1,22 @@
-"""Texts of the products of a few rows for GPUs, whose weights stream."""
+"""WGSL of the products of a few rows for GPUs, whose weights stream."""
 
 from __future__ import annotations
 
 from itertools import product
 
-from cortiq_wgpu.packing import Form
-from cortiq_wgpu.products import code_parts, sub_offset, sub_scale, target_text
-from cortiq_wgpu.source import Kernel, kernel
-from cortiq_wgpu.tuning import TUNING, Tuning
+from cortiq_wgpu.packing import CodePacking
+from cortiq_wgpu.product_shaders import code_parts, sub_offset, sub_scale, target_text
+from cortiq_wgpu.shader_source import ShaderSource, kernel
+from cortiq_wgpu.tuning import TUNING, ProductTuning
 
 
-def _row_names(form: Form) -> tuple[str, ...]:
-    """Names of the sums of planes' products."""
+def _row_names(form: CodePacking) -> tuple[str, ...]:
+    """Name the sums of planes' products."""
     return ("hh", "mid", "ll") if form.planes == 2 else ("hh", "ll")
 
 
-def _added(form: Form, rows: int, tuning: Tuning) -> str:
-    """A turn of the loop: units of every line, met by units of every row; zeros beyond the last."""
+def _added(form: CodePacking, rows: int, tuning: ProductTuning) -> str:
+    """Write a turn of the loop: units of each line by units of each row; zeros past the last."""
     turns = range(tuning.turns)
     texts = [f"let u{t} = min(u + {t}u * LANES, units - 1u);" for t in turns]
     texts += [
@@ -41,8 +41,10 @@ def _added(form: Form, rows: int, tuning: Tuning) -> str:
     return "\n    ".join(texts)
 
 
-def _streamed_rows(form: Form, rows: int, record: str, tuning: Tuning) -> dict[str, str]:
-    """What `stream.wgsl` is filled with: a lane takes every LANES-th unit of 16 columns."""
+def _streamed_rows(
+    form: CodePacking, rows: int, record: str, tuning: ProductTuning
+) -> dict[str, str]:
+    """Fill in `stream.wgsl`: a lane takes every LANES-th unit of 16 columns."""
     names, lines = _row_names(form), tuning.lines
     loaded = [
         f"let record{r} = ($q + {record.replace('row', f'min(first + {r}u, count - 1u)')}"
@@ -71,8 +73,8 @@ def _streamed_rows(form: Form, rows: int, record: str, tuning: Tuning) -> dict[s
     }  # fmt: skip
 
 
-def _group_sums(form: Form) -> str:
-    """A function: the integers of a group of 32 columns."""
+def _group_sums(form: CodePacking) -> str:
+    """Write a function: the integer sums of a group of 32 columns."""
     low = ""
     if form.minima:
         low = f"""
@@ -103,8 +105,8 @@ fn term_of(line: u32, block: u32, sums: vec4i) -> f32 {{
 _LOW_TERM = "return add(term, multiply(round_int32(sums.z), from_bits(s[$minimum + at])));"
 
 
-def _streamed_blocks(form: Form) -> str:
-    """Blocks side by side, 64 groups at a time; their terms added up in order."""
+def _streamed_blocks(form: CodePacking) -> str:
+    """Fill in blocks side by side, 64 groups at a time; their terms added up in order."""
     if form.block == 32:
         put = "terms[k * 64u + lane] = select(0.0, term_of(lines[k], g, sums), g < $groups);"
         fold = """var run = 0.0;
@@ -150,15 +152,15 @@ PLACES = {
 
 
 def fast_kernel(
-    form: Form,
+    form: CodePacking,
     dot: str,
     rows: int,
     targets: int = 1,
     choice: str = "one",
     own_rows: bool = False,
-    tuning: Tuning = TUNING,
-) -> Kernel:
-    """The product of a few rows with a matrix, whose words are read side by side.
+    tuning: ProductTuning = TUNING,
+) -> ShaderSource:
+    """Make the kernel of a few rows by a matrix, whose words are read side by side.
 
     Parameters
     ----------
@@ -173,6 +175,6 @@ def fast_kernel(
     return kernel("fast", dot, parts | text, ("codes",))
 
 
-def outputs_of(form: Form, tuning: Tuning) -> int:
-    """Outputs of a workgroup of `fast_kernel`."""
+def outputs_of(form: CodePacking, tuning: ProductTuning) -> int:
+    """Return the outputs of a workgroup of `fast_kernel`."""
     return 4 if form.block else tuning.lines

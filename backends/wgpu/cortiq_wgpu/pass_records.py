@@ -1,4 +1,4 @@
-"""What a pass's rows are to the device: their records, sequences, pages and draws, as words."""
+"""Metadata of a pass's rows as words: their records, sequences, pages and draws."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Draw
-from cortiq.backend.flat import FlatRun
+from cortiq.backend.flat_rows import FlatRun
 from cortiq.backend.requests import asked_by
-from cortiq_wgpu.plan import Plan
+from cortiq_wgpu.dispatch import SEGMENTS, Dispatch
+from cortiq_wgpu.plan import WgpuPlan
 from cortiq_wgpu.wants import draw_block
-from cortiq_wgpu.work import SEGMENTS, Work
 
 HEADER = 16
 TOKEN, POSITION, PAGES, BLOCK, BEGIN, END, SOURCE, DRAWS, TOPS = range(9)
 
 
-class Records:
+class PassRecords:
     """The words of a pass; see `about` in prelude.wgsl.
 
     Attributes
@@ -25,7 +25,7 @@ class Records:
     segments : stretches of neighbouring rows of one sequence. parts : of attention's keys.
     """
 
-    def __init__(self, run: FlatRun[Plan], chunk: np.ndarray, late: np.ndarray) -> None:
+    def __init__(self, run: FlatRun[WgpuPlan], chunk: np.ndarray, late: np.ndarray) -> None:
         self.run, self.chunk, self.late = run, chunk, late
         self.flat, self.plan = run.flat, run.plan
         positions = self.flat.positions[chunk]
@@ -37,14 +37,14 @@ class Records:
         self.longest = int(np.diff(self.starts, append=len(chunk)).max())
         self.runs = int(positions.max()) // 1024 + 1
 
-    def reach(self, work: Work) -> int:
-        """What a dispatch's `begin` must be below: rows of a sequence, or runs of keys."""
+    def reach(self, work: Dispatch) -> int:
+        """Return the bound of a dispatch's `begin`: rows of a sequence, or runs of keys."""
         if work.grid.over == SEGMENTS:
             return self.longest
         return self.runs if self.parts == 1 else 0
 
     def words(self) -> np.ndarray:
-        """All of them: header, records of both sets, segments, pages, draws."""
+        """Return all words: header, records of both sets, segments, pages, draws."""
         width = self.plan.angles.words
         trunk = np.zeros((len(self.chunk), width), np.uint32)
         tail = np.zeros((len(self.late), width), np.uint32)
@@ -69,7 +69,7 @@ class Records:
         return np.concatenate([*parts, *extra.pieces])
 
     def _tables(self, extra: _Extra) -> dict[int, int]:
-        """Where the pages of each sequence are listed."""
+        """Append the page tables of the sequences and return their places."""
         owners = np.unique(self.flat.owner[self.chunk]).tolist()
         tables = {o: [p.data for t in self.flat.states[o].tables for p in t.pages] for o in owners}
         return {o: extra.add(np.array(pages, np.uint32)) for o, pages in tables.items()}
@@ -92,7 +92,7 @@ class Records:
                 self._ask(records[place], row, extra)
 
     def _ask(self, record: np.ndarray, row: int, extra: _Extra) -> None:
-        """What a row's `top` and draws are."""
+        """Write a row's `top` and draws."""
         places: dict[int, int] = {}
         for want, ask in asked_by(self.run.rows[row].wants):
             if ask is not None and ask in self.run.compiled.tops:
@@ -114,7 +114,7 @@ class _Extra:
         self.pieces: list[np.ndarray] = []
 
     def add(self, words: Any) -> int:
-        """Append words; where they begin."""
+        """Append words and return their place."""
         self.pieces.append(words)
         self.end += len(words)
         return self.end - len(words)
