@@ -21,6 +21,7 @@ from cortiq.formats.packed_tensors import PackedTensor
 from cortiq.formats.quantisation import KEYS as QUANTISATION_KEYS
 from cortiq.formats.quantisation import OPT_FILE, Quantisation, read_quantisation
 from cortiq.formats.quantised import read_quantised
+from cortiq.formats.recommended import Sampling, of_generation_config, of_gguf
 from cortiq.formats.safetensors import PICKLED_SUFFIXES, open_safetensors, refuse_pickled
 from cortiq.formats.strict_json import read_object, read_optional, read_text
 from cortiq.formats.text_model import has_text_model, is_nested, text_config, text_tensors, with_tie
@@ -60,6 +61,7 @@ class Checkpoint:
     tokenizer_source : GGUF metadata, or the folder with tokenizer.json.
     chat_template : Jinja source, or None when the model has none.
     quantisation : what a Hugging Face folder says about quantised matrices.
+    sampling : options of sampling that the files recommend.
     """
 
     path: Path
@@ -72,6 +74,7 @@ class Checkpoint:
     _tensors: MappedTensors = field(repr=False)
     quantisation: Quantisation = field(default_factory=Quantisation)
     _hash: str | None = field(default=None, repr=False)
+    sampling: Sampling = field(default_factory=dict)
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
@@ -102,6 +105,23 @@ class Checkpoint:
         if joined is not None:
             return joined
         return RawTensor(name, info.shape, info.type, self._tensors.raw(name))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the files ask for and is not done, or is done to their numbers: a line each."""
+        found = []
+        if self.quantisation.notes:
+            asked = " and ".join(self.quantisation.notes)
+            found.append(
+                f"the checkpoint asks for {asked}: not applied, only weights are quantised"
+            )
+        infos = self._tensors.tensors
+        joined = getattr(self._tensors, "joined", lambda name: None)
+        loose = sum(info.type == "F32" and joined(name) is not None for name, info in infos.items())
+        if loose:
+            what = "matrices have groups of columns in no order (desc_act)"
+            found.append(f"{loose} {what}: they are converted as floats are")
+        return tuple(found)
 
     def model_hash(self) -> str:
         """Return the SHA-256, in hex, of the files that determine the model's bits; computed once.
@@ -186,6 +206,7 @@ def _from_gguf(file: GGUFFile) -> Checkpoint:
         tokenizer_source=metadata,
         chat_template=_text(metadata, "tokenizer.chat_template", where),
         _tensors=file,
+        sampling=of_gguf(metadata, where),
     )
 
 
@@ -217,6 +238,7 @@ def _from_huggingface(folder: Path) -> Checkpoint:
         chat_template=_folder_template(folder),
         _tensors=tensors,
         quantisation=quantisation,
+        sampling=of_generation_config(generation, str(folder / "generation_config.json")),
     )
 
 

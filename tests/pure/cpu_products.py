@@ -9,9 +9,10 @@ import numpy as np
 from cortiq.numerics.layouts import LAYOUTS, Weight, decode
 from cortiq.numerics.matmul import matmul
 from cortiq.numerics.quantise import Quantised, quantise_rows
-from cortiq_cpu import structs
-from cortiq_cpu.native import Op, Pool, op_list
-from cortiq_cpu.records import records_of
+from cortiq_cpu import matmul_arguments
+from cortiq_cpu.arguments import OpKind
+from cortiq_cpu.native import NativeOp, ThreadPool, op_list
+from cortiq_cpu.quantised_rows import records_of
 
 SCALES_AT = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q8_0": (0,)}
 WITH_MINIMUM = {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}
@@ -61,14 +62,16 @@ def random_rows(rows: int, columns: int, seed: int = 1) -> Quantised:
 def multiply(isa, threads, matrix, x, out, faults, inner=1) -> None:
     """Run one matmul op: records (or floats) x into out [rows, N]."""
     count = ctypes.c_int32(len(out) // inner)
-    args = structs.MatmulArgs(x.ctypes.data, inner, 1)
-    args.products[0] = structs.Product(matrix.address, out.ctypes.data, out.strides[0] // 4)
-    run(isa, threads, structs.MATMUL, count, faults, args)
+    args = matmul_arguments.MatmulArgs(x.ctypes.data, inner, 1)
+    args.products[0] = matmul_arguments.ProductArgs(
+        matrix.address, out.ctypes.data, out.strides[0] // 4
+    )
+    run(isa, threads, OpKind.MATMUL, count, faults, args)
 
 
 def run(isa, threads, kind, count, faults, args) -> None:
-    op = Op(kind, 0, ctypes.addressof(count), faults.ctypes.data, ctypes.addressof(args))
-    pool = Pool(threads, isa)
+    op = NativeOp(kind, 0, ctypes.addressof(count), faults.ctypes.data, ctypes.addressof(args))
+    pool = ThreadPool(threads, isa)
     try:
         pool.run(op_list([op]), 1)
     finally:

@@ -32,12 +32,13 @@ from cpu_products import (  # noqa: E402
     widths,
 )
 
-from cortiq_cpu import structs  # noqa: E402
-from cortiq_cpu.native import Op, Pool, op_list, supported_isas  # noqa: E402
+from cortiq_cpu import matmul_arguments  # noqa: E402
+from cortiq_cpu.arguments import OpKind  # noqa: E402
+from cortiq_cpu.native import NativeOp, ThreadPool, op_list, supported_isas  # noqa: E402
 from cortiq_cpu.packing import PackedMatrix  # noqa: E402
-from cortiq_cpu.records import records_of  # noqa: E402
+from cortiq_cpu.quantised_rows import records_of  # noqa: E402
 
-CODED = [name for name in structs.LAYOUT_NAMES if name != "f32"]
+CODED = [name for name in matmul_arguments.LAYOUT_NAMES if name != "f32"]
 ROWS = (1, 3, 8, 65)
 
 
@@ -139,12 +140,12 @@ def test_several_matrices_meet_the_same_rows(rows, isa):
     matrices = [PackedMatrix(w, "w") for w in weights]
     records, faults = records_of(x), np.zeros(rows, np.uint8)
     out = np.zeros((rows * inner, sum(heights)), np.float32)
-    args = structs.MatmulArgs(records.ctypes.data, inner, 3)
+    args = matmul_arguments.MatmulArgs(records.ctypes.data, inner, 3)
     starts = np.cumsum([0, *heights])
     for i, matrix in enumerate(matrices):
         at = out.ctypes.data + 4 * int(starts[i])
-        args.products[i] = structs.Product(matrix.address, at, out.shape[1])
-    run(isa, 2, structs.MATMUL, ctypes.c_int32(rows), faults, args)
+        args.products[i] = matmul_arguments.ProductArgs(matrix.address, at, out.shape[1])
+    run(isa, 2, OpKind.MATMUL, ctypes.c_int32(rows), faults, args)
     for i, weight in enumerate(weights):
         wanted, _ = expected(x, weight)
         assert_same_bits(np.ascontiguousarray(out[:, starts[i] : starts[i + 1]]), wanted)
@@ -160,12 +161,12 @@ def test_ops_alone_and_together_run_in_order(threads):
     outs = [np.zeros((1, 64), np.float32) for _ in records]
     ops, keep = [], []
     for i, (x, out) in enumerate(zip(records, outs, strict=True)):
-        args = structs.MatmulArgs(x.ctypes.data, 1, 1)
-        args.products[0] = structs.Product(matrix.address, out.ctypes.data, 64)
+        args = matmul_arguments.MatmulArgs(x.ctypes.data, 1, 1)
+        args.products[0] = matmul_arguments.ProductArgs(matrix.address, out.ctypes.data, 64)
         keep.append(args)
         pointers = ctypes.addressof(rows), faults.ctypes.data, ctypes.addressof(args)
-        ops.append(Op(structs.MATMUL, 0, *pointers, int(i in (1, 2, 5))))
-    pool = Pool(threads)
+        ops.append(NativeOp(OpKind.MATMUL, 0, *pointers, int(i in (1, 2, 5))))
+    pool = ThreadPool(threads)
     for _ in range(50):
         pool.run(op_list(ops), len(ops))
     pool.close()
