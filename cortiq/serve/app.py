@@ -15,8 +15,8 @@ from starlette.routing import Route, Router
 from starlette.types import Scope
 
 from cortiq.errors import shown
-from cortiq.serve.choice_builders import ChatChoiceBuilder, ResponseHead, TextChoiceBuilder
 from cortiq.serve.completion_params import model_name
+from cortiq.serve.completion_writer import chat_writer, text_writer
 from cortiq.serve.embeddings import parse_embeddings
 from cortiq.serve.errors import ApiError, as_api_error, too_deep
 from cortiq.serve.fields import Fields, read_body
@@ -27,7 +27,7 @@ from cortiq.serve.middleware import RequestMiddleware
 from cortiq.serve.options import ServeOptions
 from cortiq.serve.pages import PAGE_FILES, page_endpoint
 from cortiq.serve.parsed_request import ParsedRequest, parse_chat, parse_completion
-from cortiq.serve.responses import ClientGone, EventStream, MakeBuilder, json_response, unless_gone
+from cortiq.serve.responses import AnswerStream, ClientGone, MakeWriter, json_response, unless_gone
 from cortiq.serve.served_model import ServedModel
 
 ENDPOINTS = (
@@ -124,22 +124,21 @@ class Service:
         served = self.find(model_name(fields))
         tokens = self.options.answer_tokens
         parsed = await self.read(request, lambda: parse_chat(served, fields, tokens))
-        head = ResponseHead("chat.completion", "chatcmpl", parsed)
-        return await self._answer(request, parsed, head, ChatChoiceBuilder)
+        return await self.answer(request, parsed, chat_writer)
 
     async def text(self, request: HttpRequest) -> Response:
         """Handle `POST /v1/completions`."""
         fields = await self.body(request)
         served = self.find(model_name(fields))
         parsed = await self.read(request, lambda: parse_completion(served, fields))
-        return await self._answer(
-            request, parsed, ResponseHead("text_completion", "cmpl", parsed), TextChoiceBuilder
-        )
+        return await self.answer(request, parsed, text_writer)
 
-    async def _answer(
-        self, request: HttpRequest, parsed: ParsedRequest, head: ResponseHead, make: MakeBuilder
+    async def answer(
+        self, request: HttpRequest, parsed: ParsedRequest, make: MakeWriter
     ) -> Response:
+        """Compute a parsed request and write its answer in the form of an API."""
         job, worker = GenerationJob(parsed.requests), parsed.served.worker
+        writer = make(parsed, job)
         facts = request.state.facts
         facts["model"] = parsed.served.name
 
@@ -156,10 +155,9 @@ class Service:
                 raise
             if accepted.error is not None:
                 raise as_api_error(accepted.error) from accepted.error
-            seconds = self.options.write_seconds
-            return EventStream(parsed, job, head, make, seconds, finish)
+            return AnswerStream(job, writer, self.options.write_seconds, finish)
         try:
-            return await json_response(request, parsed, job, head, make)
+            return await json_response(request, job, writer)
         finally:
             finish()
 
