@@ -20,7 +20,7 @@ from cortiq.serve.authority import is_loopback
 from cortiq.serve.options import ServeOptions
 
 if TYPE_CHECKING:
-    from cortiq.serve.app import Service
+    from cortiq.serve.service import Service
 
 NEEDED = ("starlette", "uvicorn", "prometheus_client", "llguidance")
 
