@@ -51,7 +51,7 @@ class MlxWalk(KernelWalk[MlxState]):
         return self._settled(answers, np.array(peak) >= LARGEST)
 
     def _answers_of(self, at: int) -> dict[Any, LazyAnswer]:
-        """What the row asked for, under way."""
+        """Start the requested outputs of a row."""
         position, wants = self.rows[at].position, self.rows[at].wants
         found = {
             want: answer(want, self.row(value_of(want), at), position, lambda: self.history(at))

@@ -200,7 +200,7 @@ def _e4m3_sums() -> str:
   }"""
 
 
-def _sums(form: Form) -> str:
+def _sums(form: CodePacking) -> str:
     """Statements that add up the products of a line."""
     if form.e4m3:
         return _e4m3_sums()
