@@ -95,6 +95,11 @@ class MixedRun(Run):
         whole, tail = self.row_sets
         self.row_sets = PaddedRows(**{n: getattr(whole, n) for n in FIELDS}), tail
 
+    def launch(self) -> None:
+        """Every step, with nothing of the host's."""
+        self.tail_rows = self.there["tail"].long()
+        super().launch()
+
     def flag(self, faults: Any, index: Any, found: Any, concerned: Any = True) -> None:
         """Keep the tail's flags apart: not every sequence wants its last row's logits."""
 
