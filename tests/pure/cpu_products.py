@@ -32,7 +32,14 @@ def random_weight(name: str, rows: int, columns: int, seed: int = 0) -> Weight:
         parts = {"hi": codes, "lo": low} if name == "w16" else {"codes": codes}
         return Weight(layout, (rows, columns), {**parts, "scale": scale})
     raw = rng.integers(0, 256, (rows, columns // layout.block, layout.block_bytes), np.uint8)
-    if name == "MXFP4":
+    if layout.words == "f32":
+        raw &= np.uint8(0xFE) if name == "e4m3b32" else np.uint8(0xFF)  # without its NaN
+        for at in layout.scales_at:
+            scale = np.ldexp(
+                rng.standard_normal(raw.shape[:2]), rng.integers(-45, 20, raw.shape[:2])
+            )
+            raw[:, :, at : at + 4] = scale.astype("<f4")[..., None].view(np.uint8)
+    elif name == "MXFP4":
         raw[:, :, 0] = rng.integers(60, 150, raw.shape[:2])
     else:
         for at in SCALES_AT.get(name, (0, 2) if name in WITH_MINIMUM else (0,)):
@@ -93,4 +100,6 @@ def widths(name: str) -> tuple[int, ...]:
     layout = LAYOUTS[name]
     if layout.kind == "parts":
         return (1, 40, 256, 700, 2304 + 17)
+    if layout.block == 16:
+        return (16, 48, 144, 272, 592)
     return (32, 288, 576) if layout.block == 32 else (256, 2048 + 256)

@@ -83,11 +83,20 @@ def extreme_weight(name: str, rows: int, columns: int) -> Weight:
         raw[::2, :, 2:], raw[1::2, :, 2:] = 128, 127
     if name == "Q6_K":
         raw[:, :, 192:208] = 128
+    if name.startswith("i8b32"):
+        raw[::2], raw[1::2] = 128, 127
+    if name == "e4m3b32":
+        # 14·2¹⁴, and 15·2⁷, the largest of the lower part; then both parts in one block
+        raw[::4], raw[1::4], raw[2::4], raw[3::4] = 254, 126, 71, 71 + 128
+        raw[4:, ::3, 4::2] ^= 128
+        raw[4:, :, 5::4] ^= 57
     if name == "MXFP4":
         raw[:, :, 0] = 128
+    for at in layout.scales_at if layout.words == "f32" else ():
+        raw[:, :, at : at + 4] = np.array([1], "<f4").view(np.uint8)
     one = np.array([0x3C00], "<u2").view(np.uint8)
     for at in SCALES_AT.get(name, (0, 2) if name in WITH_MINIMUM else (0,)):
-        if name != "MXFP4":
+        if layout.words == "f16":
             raw[:, :, at : at + 2] = one
     return Weight.from_bytes(layout, raw.reshape(rows, -1), (rows, columns))
 

@@ -27,7 +27,7 @@ class CodeForm:
     Attributes
     ----------
     piece : columns of a piece. pieces : pieces of a block.
-    planes : int8 planes of a code, 1 or 2.
+    planes : int8 planes of a code, 1 to 3.
     limit : largest magnitude of a stored code. shift : what was subtracted from every code.
     whole : whether codes meet 16-bit integers, not the planes of a row.
     scaled : whether a piece has an integer scale of its own. low : whether a block has a minimum.
@@ -58,7 +58,7 @@ def form_of(fields: UnpackedWeight, width: int) -> CodeForm:
     if fields.sub:
         raise AssertionError(f"codes up to {limit} in sub-blocks of {fields.sub}")
     pieces = -(-block // PIECE)
-    count = 1 if reach <= PLANE else 2
+    count = next(n for n in (1, 2, 3) if reach <= PLANE << (8 * (n - 1)))
     return CodeForm(-(-block // pieces), pieces, count, PLANE, 0, False, False, low)
 
 

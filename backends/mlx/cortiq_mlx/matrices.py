@@ -39,9 +39,13 @@ class MlxMatrix:
     def _laid_out(self, fields: UnpackedWeight) -> MatrixCodes:
         """Upload, with the outputs along the last axis."""
         form, blocks = self.form, fields.scale.shape[1]
-        codes = fields.codes.astype(np.int16) - np.int16(form.shift)
-        high = (codes + np.int16(PLANE)) >> 8
-        parts = [codes] if form.planes == 1 else [high, codes - (high << 8)]
+        codes = fields.codes.astype(np.int32) - np.int32(form.shift)
+        parts = []
+        for _ in range(form.planes - 1):
+            high = (codes + PLANE) >> 8
+            parts.append(codes - (high << 8))
+            codes = high
+        parts = [codes, *reversed(parts)]
         block = form.piece * form.pieces
         # Only the last block of a row may be short, and only if pieces are the rest of it.
         padded = [np.pad(part, ((0, 0), (0, blocks * block - self.width))) for part in parts]
@@ -171,8 +175,8 @@ def _values(weight: MatrixCodes, ids: mx.array, step: int) -> mx.array:
     # [ids, blocks or slices, …, columns or 1]: a stack of one, and the parts it was cut into.
     part = weight.mapped(lambda x: x[(where, *[slice(None)] * (x.ndim - 2), place)].squeeze(-2))
     codes = part.codes[0].astype(mx.int32) + form.shift
-    if form.planes == 2:
-        codes = codes * 256 + part.codes[1].astype(mx.int32)
+    for plane in part.codes[1:]:
+        codes = codes * 256 + plane.astype(mx.int32)
     codes = codes.reshape(len(ids), -1, form.pieces, form.piece)
     if part.scales is not None:
         codes = codes * part.scales

@@ -148,6 +148,9 @@ def _dots(weight: MatrixCodes, sides: ProductRows, rows: int) -> mx.array:
     whole = [_over_pieces(s.astype(mx.int32), form) for s in sums]
     if form.planes == 1:
         return round_two_planes(whole[0][:, :, :rows], whole[0][:, :, rows:])
+    if form.planes == 3:  # of few columns, so that the upper two sums are one
+        (th, tl), (hh, lh), (hl, ll) = (mx.split(s, 2, axis=2) for s in whole)
+        return round_three_planes(th * 256 + (tl + hh), hl + lh, ll)
     (hh, lh), (hl, ll) = (mx.split(s, 2, axis=2) for s in whole)
     return round_three_planes(hh, hl + lh, ll)
 
