@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend.batch import Argmax, Batch, Digest, Draw, Drawn, Row, Top, Want
+from cortiq.backend.batch import Argmax, Batch, Digest, Draw, Drawn, DrawnLogit, Row, Top, Want
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, Program
 from cortiq.ir.layers import Embedding
@@ -23,11 +23,12 @@ from cortiq.numerics.masks import mask_fault
 BY_ROW = ("token", "position")
 """Inputs that a row has fields for."""
 LARGEST_VOCABULARY = 2**31
+LEAST_CALIBRATION = 2.0**-20
 
 
 def value_of(want: Want) -> str:
     """Return the name of the value that a want is computed from."""
-    return "logits" if isinstance(want, Top) else want.name
+    return "logits" if isinstance(want, Top | DrawnLogit) else want.name
 
 
 def groups_of(batch: Batch, owns: Callable[[Any], bool]) -> dict[Any, range]:
@@ -109,6 +110,7 @@ def refusals(
         if row.wants not in answered:
             answered.add(row.wants)
             yield from (r for want in row.wants if (r := _unanswerable(graph, want)))
+            yield from (r for want in row.wants if (r := _undrawn(want, row.wants)))
 
 
 @dataclass(frozen=True)
@@ -244,9 +246,21 @@ def _unanswerable(graph: Graph, want: Want) -> str | None:
     width = type_.shape[-1] if type_.shape else 1
     if isinstance(want, Argmax | Draw) and (type_.dtype != "f32" or len(type_.shape) != 1):
         return f"{name!r} is {type_}; tokens are drawn from a row of f32 logits"
+    if isinstance(want, DrawnLogit) and len(type_.shape) != 1:
+        return f"{name!r} is {type_}; tokens are drawn from a row of f32 logits"
     if isinstance(want, Top) and not (type(want.count) is int and 1 <= want.count <= width):
         return f"the top {want.count} of {width} logits"
     return _undrawable(want, width) if isinstance(want, Draw) else None
+
+
+def _undrawn(want: Want, wants: Sequence[Want]) -> str | None:
+    """Return why there is no logit of a drawn token."""
+    if not isinstance(want, DrawnLogit):
+        return None
+    if not LEAST_CALIBRATION <= want.calibration <= 2.0**100:
+        return f"a calibration of {want.calibration!r}"
+    draws = any(isinstance(other, Draw | Argmax) for other in wants)
+    return None if draws else "the logit of a drawn token, in a row that draws none"
 
 
 def _undrawable(want: Draw, width: int) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend.admission import value_of
-from cortiq.backend.batch import Argmax, Digest, Draw, Named, Top, Want
+from cortiq.backend.batch import Argmax, Digest, Draw, DrawnLogit, Named, Top, Want
 from cortiq.errors import shown
 from cortiq.ir import Type
 from cortiq.numerics.quantise import Quantised
@@ -17,6 +17,7 @@ from cortiq.numerics.quantise import Quantised
 DTYPES = {"f32": np.dtype(np.float32), "i32": np.dtype(np.int32)}
 DIGEST_WORDS = 4
 TOP_PARTS = 3
+LOGIT_PARTS = 2
 
 
 def unlike(
@@ -55,6 +56,8 @@ def _wanted(want: Want, value: Any, kind: Type) -> str | None:
         return None if _is_id(value, width) else f"an id below {width}"
     if isinstance(want, Digest):
         return None if _of_length(value, DIGEST_WORDS) else "four 32-bit words"
+    if isinstance(want, DrawnLogit):
+        return None if _of_length(value, LOGIT_PARTS) else "a logit and logsumexp"
     assert isinstance(want, Top)
     return None if _of_length(value, TOP_PARTS) else "ids, values and logsumexp"
 

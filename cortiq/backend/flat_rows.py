@@ -10,9 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.backend.admission import value_of
-from cortiq.backend.batch import Batch, Draw, Row, Want
+from cortiq.backend.answers import drawing_want
+from cortiq.backend.batch import Batch, Draw, DrawnLogit, Row, Want
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.requests import RequestPlan, penalises
+from cortiq.numerics import sampling
+from cortiq.numerics.contract import OutOfDomainError
 
 Stretch = tuple[Any, int, int, int]
 """A sequence, its rows start…stop−1, and the first one's position."""
@@ -121,7 +124,23 @@ class FlatRun(Generic[P]):
         return (self.flat.tokens if name == "token" else self.flat.positions)[row]
 
     def outcome(self) -> list[Sequence[Brought] | None]:
-        """Return what the rows of each sequence bring, None for one with a fault."""
+        """Return what the rows of each sequence bring, None for one with a fault.
+
+        For a `DrawnLogit` a row has brought the logits.
+        """
+        for row, found in enumerate(self.brought):
+            for want in found:
+                if isinstance(want, DrawnLogit) and int(self.flat.owner[row]) not in self.failed:
+                    self._finish_logit(want, row)
         spans = enumerate(pairwise(self.flat.starts.tolist()))
         brought: list[Mapping[Want, Any]] = [*self.brought]
         return [None if n in self.failed else brought[start:stop] for n, (start, stop) in spans]
+
+    def _finish_logit(self, want: DrawnLogit, row: int) -> None:
+        """Replace a row's logits by that of the token it drew, and their logsumexp."""
+        found = self.brought[row]
+        token = found[drawing_want(self.rows[row].wants)]  # type: ignore[index]
+        try:
+            found[want] = sampling.drawn_logit(found[want], token, want.scale)
+        except OutOfDomainError:
+            self.failed.add(int(self.flat.owner[row]))

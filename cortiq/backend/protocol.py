@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -81,7 +81,8 @@ class Executable(Protocol):
     """A compiled program: weights uploaded once, sequences opened and advanced.
 
     One that has a property `provenance`, a mapping of names to texts (driver, libraries, kernels),
-    has it in the receipts of what it computes (docs/receipts.md).
+    has it in the receipts of what it computes (docs/receipts.md). One that has a method
+    `warm(progress)` can compile ahead what serving needs; see `warm`.
     """
 
     @property
@@ -138,6 +139,21 @@ class Executable(Protocol):
 def batch_rows_of(executable: Executable) -> int:
     """Return the rows of a batch that suit an executable: what it says, or `BATCH_ROWS`."""
     return int(getattr(executable, "batch_rows", BATCH_ROWS))
+
+
+def warm(
+    executable: Executable, progress: Callable[[int, int], None] = lambda done, total: None
+) -> bool:
+    """Let an executable compile ahead what serving needs; return whether it does that.
+
+    Parameters
+    ----------
+    progress : called with how much is ready, and how much there is.
+    """
+    ahead = getattr(executable, "warm", None)
+    if ahead is None:
+        return False
+    return ahead(progress) is not False
 
 
 @runtime_checkable

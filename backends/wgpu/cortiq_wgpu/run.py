@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend import Batch, Named
+from cortiq.backend import Batch, DrawnLogit, Named
 from cortiq.backend.admission import BY_ROW, chunks_of, value_of
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.flat_rows import FlatRun
@@ -110,10 +110,10 @@ class WgpuRun(FlatRun[WgpuPlan]):
         r = self.records
         given = tuple(id(row) for row in self.rows if row.inputs)
         named = tuple(
-            (place, want.name)
+            (place, value_of(want))
             for place, row in enumerate(self.rows)
             for want in row.wants
-            if isinstance(want, Named)
+            if isinstance(want, Named | DrawnLogit)
         )
         shape = len(rows[0]), tuple(rows[1].tolist()), r.segments, r.parts, r.longest, r.runs
         return id(self.compiled), self.compiled.version, shape, named, given
@@ -211,7 +211,7 @@ class WgpuRun(FlatRun[WgpuPlan]):
             for place, row in enumerate(rows.tolist()):
                 for want in self.rows[row].wants:
                     name = value_of(want)
-                    if isinstance(want, Named) and (name in late) == late_rows:
+                    if isinstance(want, Named | DrawnLogit) and (name in late) == late_rows:
                         self._read_value(one, name, row, place)
         one.readable = self.gpu.readable(4 * copies.words)
         start = 0
@@ -246,8 +246,9 @@ class WgpuRun(FlatRun[WgpuPlan]):
         for late_rows, rows in zip((False, True), one.rows, strict=True):
             for row in rows.tolist():
                 for want in self.rows[row].wants:
-                    if isinstance(want, Named) and (want.name in late) == late_rows:
-                        self.brought[row][want] = self._named(want.name, row, one, words)
+                    name = value_of(want)
+                    if isinstance(want, Named | DrawnLogit) and (name in late) == late_rows:
+                        self.brought[row][want] = self._named(name, row, one, words)
 
     def _named(self, name: str, row: int, one: CommandPass, words: np.ndarray) -> Any:
         """Return a row's value, in the shape of one row."""
