@@ -112,9 +112,7 @@ def lines_of(drawings: Sequence[Drawing]) -> Lines:
     return lines
 
 
-def arrays_of(
-    drawings: Sequence[Drawing], width: int
-) -> tuple[Features, dict[str, np.ndarray]]:
+def arrays_of(drawings: Sequence[Drawing], width: int) -> tuple[Features, dict[str, np.ndarray]]:
     """Features of a batch's draws, and the arrays that kernels read, by name.
 
     lines int32 [draws, COLUMNS]; histories int64 [draws], addresses of those that are `Stored`;
