@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cortiq.backend.admission import BY_ROW
+from cortiq.backend.kernel import GivenKernels
 from cortiq.backend.lower import Admit, Step, lower
 from cortiq.backend.requests import Ask, Request, RequestPlan
 from cortiq.ir import Graph, ops
@@ -18,6 +19,7 @@ from cortiq_wgpu.angles import Angles
 from cortiq_wgpu.binder import Binder
 from cortiq_wgpu.device import SLICE, Gpu
 from cortiq_wgpu.lower import Grouped, Grouping, is_wide
+from cortiq_wgpu.package import compile_shaders
 from cortiq_wgpu.places import Places, assign, row_words
 from cortiq_wgpu.pools import Pools
 from cortiq_wgpu.requests import Compiled, Memory, Ready
@@ -56,9 +58,10 @@ class Plan(RequestPlan[Compiled]):
         gpu: Gpu,
         tuning: Tuning | None,
         context: int,
+        given: GivenKernels,
     ) -> None:
         super().__init__(graph)
-        self.weights, self.pools, self.gpu = weights, pools, gpu
+        self.weights, self.pools, self.gpu, self.given = weights, pools, gpu, given
         self.tuning, self.context = tuning, context
         self.angles = Angles(graph.nodes)
         self.memory = Memory(gpu)
@@ -86,7 +89,7 @@ class Plan(RequestPlan[Compiled]):
     def compile(self, request: Request) -> Compiled:
         """Make the dispatches of a request."""
         solid = request.supplied
-        steps = lower(self.graph, request.wanted)
+        steps = lower(self.graph, request.wanted, self.given)
         lowered = Grouping(steps, solid, request.mixed, self._together).grouped()
         places = self._places(lowered, request)
         binder = Binder(
@@ -139,6 +142,7 @@ class Plan(RequestPlan[Compiled]):
         nodes = frozenset(step.node.name for step in group if step.node)
         outputs = tuple(name for step in group for name in step.outputs)
         made = (dispatches if is_wide(group[0]) else stage_works)(binder, group)
+        compile_shaders(self.gpu, group, [work.kernel for work in made])
         label = " ".join(dict.fromkeys(type(step.op).__name__ for step in group))
         return [replace(w, label=w.label or label, nodes=nodes, outputs=outputs) for w in made]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cortiq.backend.lower import Admit, Gather, Step
+from cortiq.backend.lower import Admit, Gather, PackageOp, Step
 from cortiq.ir import ops
 from cortiq.numerics.contract import F32
 from cortiq_wgpu.binder import Binder
 from cortiq_wgpu.lower import Merge
+from cortiq_wgpu.package import package_stage
 from cortiq_wgpu.places import row_words
 from cortiq_wgpu.routes import route_stage
 from cortiq_wgpu.source import Stage, bits, stage
@@ -258,6 +259,7 @@ MAKERS: Mapping[type, Maker] = {
     Gather: _gather,
     Admit: _admit,
     Merge: _merge,
+    PackageOp: package_stage,
     ops.Add: _pair("add"),
     ops.Multiply: _pair("multiply"),
     ops.Scale: _constant("multiply", "factor"),
