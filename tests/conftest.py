@@ -17,6 +17,10 @@ from cortiq.formats import fetch
 settings.register_profile("any-machine", deadline=None)  # no test measures time
 settings.load_profile("any-machine")
 
+# Tests compare tokens: they take the most likely one unless they name a temperature, in the
+# processes they start, too. tests/pure/test_usual_sampling.py is about who says nothing.
+os.environ["CORTIQ_TEMPERATURE"] = "0"
+
 # The suite runs on the CPU everywhere: a GPU would be the default device of whatever a test opens,
 # and `cortiq conform` is what checks one. Triton reads its variable once, when it is first
 # imported, and torch and transformers import it too: set in a test's own module it would count

@@ -34,6 +34,7 @@ from cortiq.backend.kernel_walk import KernelCall
 from cortiq.backend.matrices import Float64Matrix
 from cortiq.backend.numpy_arrays import NumPyArrays
 from cortiq.backend.protocol import (
+    BATCH_ROWS,
     HOOKSPEC_VERSION,
     Backend,
     CompileOptions,
@@ -43,6 +44,7 @@ from cortiq.backend.protocol import (
     Support,
     Supported,
     Versions,
+    batch_rows_of,
 )
 from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State, check_exported
 from cortiq.backend.weights import MATRICES, float_weight, stack_of
@@ -53,6 +55,7 @@ __all__ = [
     "Argmax",
     "Arithmetic",
     "ArrayLibrary",
+    "BATCH_ROWS",
     "Backend",
     "Batch",
     "BatchResult",
@@ -93,6 +96,7 @@ __all__ = [
     "Top",
     "Versions",
     "Want",
+    "batch_rows_of",
     "check_exported",
     "float_weight",
     "stack_of",

@@ -30,7 +30,7 @@ from cortiq.backend.batch import (
     Status,
     Want,
 )
-from cortiq.backend.protocol import CompileOptions
+from cortiq.backend.protocol import BATCH_ROWS, CompileOptions
 from cortiq.backend.state import ExportedState, State, check_exported
 from cortiq.backend.windows import PIECE_ROWS, Extent, windows_of
 from cortiq.errors import RequestError
@@ -102,6 +102,7 @@ class BaseExecutable(ABC, Generic[S, P]):
     Attributes
     ----------
     asynchronous : `forward` returns when the batch is computed.
+    batch_rows : rows of a batch that suit the device.
     trims : whether the backend's sequences give up rows behind `windows`; then `compute` gets at
         most `PIECE_ROWS` rows of a sequence at a time.
     windows : windows of slots whose rows are given up behind them.
@@ -112,6 +113,7 @@ class BaseExecutable(ABC, Generic[S, P]):
 
     asynchronous: ClassVar[bool] = False
     trims: ClassVar[bool] = False
+    batch_rows: int = BATCH_ROWS
 
     def __init__(self, program: Program, options: CompileOptions, plans: Mapping[str, P]) -> None:
         self.program, self.options, self.plans = program, options, plans
@@ -192,6 +194,10 @@ class BaseExecutable(ABC, Generic[S, P]):
     def settle(self) -> None:
         """Wait for what is under way: nothing, where `forward` returns when all is computed."""
         return
+
+    def settle_state(self, state: S) -> None:
+        """Wait for what is under way of one sequence, before it is changed or read."""
+        self.settle()
 
     def forget(self, state: S) -> None:
         """Drop a released sequence."""

@@ -170,7 +170,7 @@ class PagedState(SequenceState):
 
     def snapshot(self) -> PagedSnapshot:
         """Copy everything the sequence holds; pages are shared until one of both writes to them."""
-        self.owner.settle()
+        self.owner.settle_state(self)
         used, pool = self._used(), self.owner.pages
         block = None if self.block is None else pool.new(self.owner.layout.block, self.block)
         runs = [table.share(used) for table in self.tables]
@@ -181,7 +181,7 @@ class PagedState(SequenceState):
 
     def restore(self, snapshot: PagedSnapshot) -> None:
         """Become what the snapshot was taken of."""
-        self.owner.settle()
+        self.owner.settle_state(self)
         if snapshot.pool is not self.owner.pages:
             raise RequestError("the snapshot was lost with its device", hint="Feed the ids again.")
         rows, layout = max(snapshot.lengths.values(), default=0), self.owner.layout
@@ -219,7 +219,7 @@ class PagedState(SequenceState):
 
     def fork(self, length: int | None = None) -> Self:
         """Open a second sequence that starts as this one, cut to `length` rows if given."""
-        self.owner.settle()
+        self.owner.settle_state(self)
         used = self._used()
         lacking = sum(table.lacking(self._reach, table.used(used)) for table in self.tables)
         block = self.block.group.page_bytes if self.block is not None else 0

@@ -12,6 +12,8 @@ from cortiq.ir import IR_VERSION, Graph, Node, Program
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.layouts import Weight
 
+BATCH_ROWS = 256
+"""Rows of a batch where an executable does not say how many suit its device."""
 HOOKSPEC_VERSION = 1
 """Version of this page and of the hooks."""
 
@@ -106,6 +108,14 @@ class Executable(Protocol):
         every token back by one step. An executable that does not say is taken as synchronous.
         """
 
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a batch with which its device computes prompts best.
+
+        `free_bytes` leaves room for what a batch of so many rows takes while it is computed. For
+        an executable that does not say, `BATCH_ROWS` stand.
+        """
+
     def open(self, limit: int) -> State:
         """A new, empty sequence of at most `limit` positions."""
 
@@ -123,6 +133,11 @@ class Executable(Protocol):
 
     def close(self) -> None:
         """Release weights and sequences."""
+
+
+def batch_rows_of(executable: Executable) -> int:
+    """Return the rows of a batch that suit an executable: what it says, or `BATCH_ROWS`."""
+    return int(getattr(executable, "batch_rows", BATCH_ROWS))
 
 
 @runtime_checkable

@@ -83,7 +83,7 @@ class SequenceState(ABC):
 
     def rewind(self, length: int, entry: str = "trunk") -> int:
         """Forget the rows of `entry` from `length` on; see `cortiq.backend.State`."""
-        self.owner.settle()
+        self.owner.settle_state(self)
         if not 0 <= length <= self.lengths[entry]:
             raise RequestError(f"cannot rewind from {self.lengths[entry]} rows to {length}")
         reached = self.lengths[entry] = self.go_back(length, entry)
@@ -105,7 +105,7 @@ class SequenceState(ABC):
 
     def export(self) -> ExportedState:
         """Return the sequence in the canonical layout."""
-        self.owner.settle()
+        self.owner.settle_state(self)
         slots = {name: self.export_slot(name) for name in self.owner.program.slots}
         return ExportedState(dict(self.lengths), np.array(self.tokens, np.int32), slots)
 
@@ -120,7 +120,7 @@ class SequenceState(ABC):
 
     def release(self) -> None:
         """Give the memory back."""
-        self.owner.settle()
+        self.owner.settle_state(self)
         self.drop()
         self.alive = False
         self.owner.forget(self)

@@ -11,6 +11,7 @@ import click
 
 from cortiq.cli.flags import options_of
 from cortiq.cli.generate import load_model, with_draft_heads
+from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import note
 from cortiq.errors import CortiqError
 from cortiq.options import LoadOptions, resolve, select
@@ -27,7 +28,7 @@ INTERRUPTED_RESPONSES = 1
 
 
 @click.command()
-@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@click.argument("models", type=MODEL, metavar="MODEL...", nargs=-1, required=True)
 @options_of(ServeOptions, LoadOptions)
 def serve(models: tuple[str, ...], **options: Any) -> None:
     """Serve models to OpenAI's clients, and a page to chat on.

@@ -18,9 +18,10 @@ from cortiq.formats.digest import file_sha256
 from cortiq.formats.gguf import GGUFFile, GGUFMetadata, open_gguf
 from cortiq.formats.mapped import MappedTensors, TensorInfo
 from cortiq.formats.mxfp4 import METHOD, MXFP4Tensor, MXFP4Tensors
+from cortiq.formats.recommended import Sampling, of_generation_config, of_gguf
 from cortiq.formats.safetensors import PICKLED_SUFFIXES, open_safetensors, refuse_pickled
 from cortiq.formats.strict_json import read_object, read_optional, read_text
-from cortiq.formats.text_model import has_text_model, text_config, text_tensors, with_tie
+from cortiq.formats.text_model import has_text_model, is_nested, text_config, text_tensors, with_tie
 
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
@@ -56,6 +57,7 @@ class Checkpoint:
     eos_token_ids : ids that end a text, as the files declare them, ascending.
     tokenizer_source : GGUF metadata, or the folder with tokenizer.json.
     chat_template : Jinja source, or None when the model has none.
+    sampling : options of sampling that the files recommend.
     """
 
     path: Path
@@ -67,6 +69,7 @@ class Checkpoint:
     chat_template: str | None
     _tensors: MappedTensors = field(repr=False)
     _hash: str | None = field(default=None, repr=False)
+    sampling: Sampling = field(default_factory=dict)
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
@@ -179,6 +182,7 @@ def _from_gguf(file: GGUFFile) -> Checkpoint:
         tokenizer_source=metadata,
         chat_template=_text(metadata, "tokenizer.chat_template", where),
         _tensors=file,
+        sampling=of_gguf(metadata, where),
     )
 
 
@@ -195,8 +199,9 @@ def _from_huggingface(folder: Path) -> Checkpoint:
         tensors = MXFP4Tensors(tensors)
         config = {key: value for key, value in config.items() if key != "quantization_config"}
     _refuse_quantised(config, where)
-    if has_text_model(whole):
+    if has_text_model(whole) or is_nested(tensors):
         tensors = text_tensors(tensors)
+    if has_text_model(whole):
         config = with_tie(config, tensors)
     generation = read_optional(folder / "generation_config.json")
     ids = [source.get("eos_token_id") for source in (whole, config, generation)]
@@ -209,6 +214,7 @@ def _from_huggingface(folder: Path) -> Checkpoint:
         tokenizer_source=folder,
         chat_template=_folder_template(folder),
         _tensors=tensors,
+        sampling=of_generation_config(generation, str(folder / "generation_config.json")),
     )
 
 

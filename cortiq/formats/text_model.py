@@ -20,9 +20,10 @@ TIED = "tie_word_embeddings"
 HEAD = "lm_head."
 NAME_PREFIXES: tuple[Mapping[str, str], ...] = (
     {"model.language_model.": "model.", HEAD: HEAD, "mtp.": "mtp."},
-    {"language_model.model.": "model.", "language_model.lm_head.": HEAD},
+    {"language_model.model.": "model.", "language_model.lm_head.": HEAD, HEAD: HEAD},
 )
 """Name prefixes in the folder, and in a text-only checkpoint."""
+NESTED_LAYERS = ("model.language_model.layers.", "language_model.model.layers.")
 SHARED_KEYS = (TIED, "quantization_config", "compression_config")
 """Keys that the whole folder's configuration may hold for the text model."""
 
@@ -52,6 +53,16 @@ class RenamedTensors(MappedTensors):
 def has_text_model(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json is of several models, one of them for text."""
     return isinstance(config.get(TEXT), dict)
+
+
+def is_nested(tensors: MappedTensors) -> bool:
+    """Return whether a folder's tensors have the names of a text model among others, and none the
+    plain ones: text-only exports keep the prefixes under a configuration of the text model alone.
+    """
+    names = tensors.tensors
+    if any(name.startswith("model.layers.") for name in names):
+        return False
+    return any(name.startswith(NESTED_LAYERS) for name in names)
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:

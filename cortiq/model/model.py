@@ -26,7 +26,7 @@ from cortiq.model.prefixes import PrefixCacheMixin
 from cortiq.model.scoring import ScoringMixin
 from cortiq.model.source import ModelSource
 from cortiq.numerics.contract import CONTRACT_VERSION
-from cortiq.options import GenerateOptions, LoadOptions, resolve
+from cortiq.options import GenerateOptions, LoadOptions
 from cortiq.receipts.record import make_receipt
 from cortiq.tokenizer.tokenizer import Tokenizer
 
@@ -43,7 +43,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
     ----------
     name : what it was loaded as. program : its graphs. tokenizer : text to ids and back.
     executable : the compiled program. backend, device : names of what computes it.
-    options : how it was loaded. drafts : its drafters.
+    options : how it was loaded. usual : sampling where a call says nothing. drafts : its drafters.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
         self.program: Program = executable.program
         self.tokenizer: Tokenizer = source.tokenizer
         self.backend, self.device, self.options = backend, device, options
-        self._source, self.drafts = source, DrafterFactory(self)
+        self._source, self.usual, self.drafts = source, source.usual, DrafterFactory(self)
         self.load_seconds, self._busy, self._closed = 0.0, threading.Lock(), False
 
     @property
@@ -144,7 +144,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
 
         It takes what `generate` takes: see `help(cortiq.GenerateOptions)`.
         """
-        chosen = with_seed(resolve(GenerateOptions, options))
+        chosen = with_seed(self.usual.options(options))
         request = with_embeddings(self._request(prompt, chosen, masks), embeddings, self.program)
         drafted, cancel = self.drafts.speculation(chosen), event_of(cancel)
         progress = function_of(progress, "progress")
@@ -179,7 +179,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
         RequestError : one of the prompts or an option cannot be served; nothing was computed.
         SequenceFailedError : a value of one of them left the contract's domain.
         """
-        chosen, cancel = with_seed(resolve(GenerateOptions, options)), event_of(cancel)
+        chosen, cancel = with_seed(self.usual.options(options)), event_of(cancel)
         requests = [self._request(prompt, chosen, masks) for prompt in prompts]
         drafted = self.drafts.speculation(chosen)
         with self._working():

@@ -22,6 +22,7 @@ from cortiq.backend import (
 )
 from cortiq.backend.admission import drawn_token, token_of, value_of
 from cortiq.backend.error_attribution import attributed_to
+from cortiq.backend.protocol import batch_rows_of
 from cortiq.errors import BackendError, RequestError
 from cortiq.placement.chain_state import ChainState, open_all, split_exported
 from cortiq.placement.partition import GraphSegment, Partition
@@ -61,6 +62,11 @@ class ChainExecutable:
     def parts(self) -> Sequence[tuple[str, Executable]]:
         """The executables of the chain, each with the name of its backend."""
         return list(zip(self._names, self._parts, strict=True))
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a batch that suit every part."""
+        return min(map(batch_rows_of, self._parts))
 
     @property
     def windows(self) -> Mapping[str, int]:

@@ -76,12 +76,12 @@ class Fields:
         value = self.get(name, bool, "a boolean")
         return default if value is None else value
 
-    def number(self, name: str, least: float, most: float, default: float) -> float:
-        """Return a number within bounds, both included."""
+    def number(self, name: str, least: float, most: float) -> float | None:
+        """Return a number within bounds, both included, or None if it is missing."""
         expected = f"a number from {least:g} to {most:g}"
         value = self.get(name, (int, float), expected)
         if value is None:
-            return default
+            return None
         if not least <= value <= most:  # also refuses NaN
             raise self.wrong(name, expected)
         return float(value)

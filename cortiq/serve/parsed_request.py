@@ -73,7 +73,9 @@ def parse_chat(served: ServedModel, fields: Fields, answer_tokens: int) -> Parse
     newer, older = (
         fields.integer(name, 1, MAX_TOKENS) for name in ("max_completion_tokens", "max_tokens")
     )
-    params = read_params(fields, chat_logprobs(fields), newer or older or answer_tokens)
+    params = read_params(
+        fields, chat_logprobs(fields), newer or older or answer_tokens, served.usual
+    )
     _check_count(served, fields)
     messages, tools = read_messages(fields), read_tools(fields)
     options, make_masks = _template_options(fields), read_response_format(served, fields, tools)
@@ -128,7 +130,7 @@ def parse_completion(served: ServedModel, fields: Fields) -> ParsedRequest:
     """Parse a text request: one or several prompts, as texts or token ids."""
     fields.belongs("prompt")
     max_tokens = fields.integer("max_tokens", 1, MAX_TOKENS) or COMPLETION_TOKENS
-    params = read_params(fields, text_logprobs(fields), max_tokens)
+    params = read_params(fields, text_logprobs(fields), max_tokens, served.usual)
     fields.refuse("suffix", "text is only continued at its end")
     best = fields.integer("best_of", 1, MAX_TOKENS)
     if best not in (None, params.n):

@@ -10,6 +10,7 @@ import pytest
 from cortiq.numerics import attention, matmul
 from cortiq.numerics.layouts import LAYOUTS, Weight, decode
 from cortiq.numerics.quantise import Quantised, quantise_rows
+from cortiq.numerics.synthetic import synthetic_weight
 from cortiq.numerics.weights import convert
 from cortiq_reference.attention import Geometry, attend
 from cortiq_reference.matrix import TILE_ROWS, Matrix, Stack
@@ -29,6 +30,8 @@ def differing(a, b):
 def random_blocks(rng, layout, shape):
     """Random bytes with scales that stay finite: exponent bits of every f16 cut down."""
     raw = rng.integers(0, 256, (shape[0], layout.row_bytes(shape[1])), dtype=np.uint8)
+    if layout.words == "f32":
+        return synthetic_weight(layout.name, "w", 3, shape)
     if layout.name == "MXFP4":
         raw[:, :: layout.block_bytes] = rng.integers(110, 130, raw[:, :: layout.block_bytes].shape)
     weight = Weight.from_bytes(layout, raw, shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import sys
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 OLDEST = (8, 0)
 """Compute capability from which on int8 tensor cores are what the kernels expect."""
 INTERPRETER = "cpu"
+NO_GPU_HINT = "TRITON_INTERPRET=1 runs the kernels without one."
+NO_DEVICE = 100
+"""What `cuInit` returns where no device is there (CUDA_ERROR_NO_DEVICE)."""
 
 
 MATRICES = (ops.EmbedRows, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)
@@ -135,12 +139,27 @@ def _interpreter() -> Device:
     return Device(INTERPRETER, "Triton's interpreter: checks bits, very slow")
 
 
+def check_driver() -> None:
+    """Raise BackendError where the driver of NVIDIA is missing or finds no GPU.
+
+    The driver is asked itself, in milliseconds: importing torch takes a second.
+    """
+    library = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+    try:
+        status = ctypes.CDLL(library).cuInit(0)
+    except OSError:
+        raise BackendError("there is no driver of an NVIDIA GPU", hint=NO_GPU_HINT) from None
+    if status == NO_DEVICE:
+        raise BackendError("the driver finds no NVIDIA GPU", hint=NO_GPU_HINT)
+
+
 def gpus() -> list[Device]:
     """CUDA's devices."""
+    check_driver()
     import torch
 
     if not torch.cuda.is_available():
-        raise BackendError(_why_no_gpu(), hint="TRITON_INTERPRET=1 runs the kernels without one.")
+        raise BackendError(_why_no_gpu(), hint=NO_GPU_HINT)
     found, old = [], []
     for index in range(torch.cuda.device_count()):
         name, capability = (

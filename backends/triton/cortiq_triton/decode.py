@@ -39,6 +39,8 @@ from cortiq_triton.run import Run
 from cortiq_triton.state import UNKNOWN, TritonState
 
 MOST_ROWS = 256
+DRAWN_ROWS = 1 << 14
+"""Rows of a batch whose drawn ids are kept on the device."""
 FEWEST_PAGES = 16
 """Tiles without keys cost little; another shape costs a capture."""
 WORDS = 6
@@ -59,8 +61,32 @@ class Owner(Protocol):
     def refusal(self, plan: Plan, batch: Batch, sequence: Accepted[TritonState]) -> str | None:
         """Say why a sequence's rows cannot be computed."""
 
-    def settle(self, last: Step | None = None) -> None:
-        """Wait for what is under way, up to a step if one is given."""
+    def settle(self, last: UnderWay | None = None) -> None:
+        """Wait for what is under way, up to a batch if one is given."""
+
+
+class UnderWay(Protocol):
+    """A batch that was launched and perhaps not read.
+
+    Attributes
+    ----------
+    accepted : sequences with rows in it. lost : those that a batch before it failed.
+    outcome, drawn : what it brought and drew, once it was read.
+    """
+
+    lost: set[TritonState]
+    outcome: BatchResult | None
+    drawn: list[int | None]
+
+    @property
+    def accepted(self) -> Sequence[Accepted[TritonState]]:
+        """Sequences with rows in it."""
+
+    def draws(self, row: Any) -> bool:
+        """Whether a row draws an id."""
+
+    def finish(self, before: Sequence[int | None]) -> None:
+        """Read it; `before` is what the batch before drew."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +134,11 @@ class Step:
     outcome: BatchResult | None = None
     drawn: list[int | None] = field(default_factory=list)
 
+    def draws(self, row: Any) -> bool:
+        """Whether a row draws an id."""
+        there = type(row) is int and 0 <= row < len(self.accepted)
+        return there and Argmax() in self.wants
+
     def result(self) -> BatchResult:
         """What the batch brought."""
         self.owner.settle(self)
@@ -147,15 +178,15 @@ class Decoder:
     Attributes
     ----------
     refused : why no graph is captured any more; empty while they are.
-    drawn : int32 [MOST_ROWS] on the device, what the rows of the last step drew.
+    drawn : int32 [DRAWN_ROWS] on the device, what the rows of the last step drew.
     capture : makes a graph of a run.
     """
 
     def __init__(self, owner: Owner) -> None:
         self.owner, self.refused = owner, ""
         self.shapes: dict[Key, Shape] = {}
-        self.drawn = torch.full((MOST_ROWS,), -1, dtype=torch.int32, device=owner.device)
-        self.under_way: list[Step] = []
+        self.drawn = torch.full((DRAWN_ROWS,), -1, dtype=torch.int32, device=owner.device)
+        self.under_way: list[UnderWay] = []
         self.version = 0
         self.capture: Callable[[Run, str], Captured] = Captured
 
@@ -167,7 +198,7 @@ class Decoder:
         sources: list[int] = []
         for index, row in enumerate(batch.rows):
             state: Any = row.state
-            token, source = self._token(row)
+            token, source = self.token(row)
             going = Going(state, range(index, index + 1), [token], state.length(batch.entry))
             if self.owner.refusal(plan, batch, going) is not None:
                 return None
@@ -191,13 +222,12 @@ class Decoder:
         answered = all(want in (Argmax(), Digest("logits")) for want in rows[0].wants)
         return alike and answered and all(self.owner.owns(row.state) for row in rows)
 
-    def _token(self, row: Row) -> tuple[int, int]:
-        """A row's id, and the row of the step under way that draws it (−1: the id is known)."""
+    def token(self, row: Row) -> tuple[int, int]:
+        """A row's id, and the row of the batch under way that draws it (−1: the id is known)."""
         before = self.under_way[-1] if self.under_way else None
         if before is None or not isinstance(row.token, Drawn):
             return token_of(row, self.owner.drawn), -1
-        there = type(row.token.row) is int and 0 <= row.token.row < len(before.accepted)
-        return (0, row.token.row) if there and Argmax() in before.wants else (-1, -1)
+        return (0, row.token.row) if before.draws(row.token.row) else (-1, -1)
 
     def _launch(
         self, plan: Plan, batch: Batch, accepted: Sequence[Going], sources: Sequence[int]
@@ -246,8 +276,8 @@ class Decoder:
         event.record()
         return host, event
 
-    def settle(self, last: Step | None = None) -> None:
-        """Finish the steps under way, up to one if it is given."""
+    def settle(self, last: UnderWay | None = None) -> None:
+        """Finish the batches under way, up to one if it is given."""
         while self.under_way and (last is None or last.outcome is None):
             step = self.under_way[0]
             step.finish(self.owner.drawn)

@@ -102,7 +102,7 @@ def _best(
 
     if form.bits == 32:
         return plain(1)
-    if binder.tuning is None:
+    if binder.tuning is None or not form.streams:
         return replace(plain(1), many=plain(MANY))
     many = plain(MANY)
     if form.bits == 8 and form.planes == 1 and not form.block:
@@ -142,7 +142,7 @@ def _stacked(
     values |= {"start": part.start, "stop": part.stop}
     lanes = 1 if matrix.form.bits == 32 else LANES
 
-    if binder.tuning is not None and matrix.form.bits < 32:
+    if binder.tuning is not None and matrix.form.streams:
         text = fast_kernel(matrix.form, binder.dot, 1, 1, *how, binder.tuning)
         grid = Grid(-(-values["n"] // outputs_of(matrix.form, binder.tuning)), z=values["slots"])
         return Work(text, (values,), grid, tail, _beside(part))

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from cortiq.numerics.codes import UnpackedWeight
+from cortiq.numerics.groupquants import e4m3_bytes
 from cortiq.numerics.layouts import Weight, floats, unpack
 
 GROUP = 32
-ZERO_POINTS = {"Q4_0": 8, "Q5_0": 16, "Q3_K": 4, "Q6_K": 32}
+ZERO_POINTS = {"Q4_0": 8, "Q5_0": 16, "Q3_K": 4, "Q6_K": 32, "i4b32": 8}
 WIDTHS = {
     "Q4_0": 4, "Q4_1": 4, "Q2_K": 4, "Q3_K": 4, "Q4_K": 4, "Q5_0": 5, "Q5_1": 5, "Q5_K": 5,
-    "Q6_K": 6,
+    "Q6_K": 6, "i4b32": 4, "i4b32m": 4,
 }  # fmt: skip
 """Bits of a code on the device; 8 for all others."""
 MOST_LINES = 65535
@@ -42,6 +43,7 @@ class Form:
     bits : 4, 5, 6 or 8, or 32 for plain floats. zero : subtracted from stored codes.
     planes : 2 for w16. block : columns under one scale, 0 for the row. sub : columns of a
     sub-scale or offset, 0 without. scaled : sub-scales? minima : minima? offset : offsets?
+    e4m3 : codes are E4M3 bytes?
     """
 
     bits: int
@@ -52,6 +54,12 @@ class Form:
     scaled: bool = False
     minima: bool = False
     offset: bool = False
+    e4m3: bool = False
+
+    @property
+    def streams(self) -> bool:
+        """Whether there are kernels for few rows whose words are read side by side."""
+        return self.bits < 32 and self.block != 16 and not self.e4m3
 
 
 FLOATS = Form(32)
@@ -107,6 +115,7 @@ def form_of(weight: Weight, fields: UnpackedWeight) -> Form:
         scaled=fields.sub_scales is not None,
         minima=fields.minimum is not None,
         offset=fields.offsets is not None,
+        e4m3=name == "e4m3b32",
     )
 
 
@@ -140,6 +149,8 @@ def _packed(form: Form, fields: UnpackedWeight) -> tuple[Words, dict[str, Words]
         high = (wide + 128) >> 8
         planes = [high.astype(np.int8), (wide - (high << 8)).astype(np.int8)]
         return np.concatenate([_words(_grouped(plane)) for plane in planes], axis=1), side
+    if form.e4m3:
+        return _words(_grouped(e4m3_bytes(fields.codes))), side
     if form.bits == 8:
         return _words(_grouped(fields.codes.astype(np.int8))), side
     grouped = _grouped((fields.codes + np.int8(form.zero)).astype(np.int8))

@@ -148,6 +148,67 @@ def _block_sums(form: Form) -> str:
   }}"""
 
 
+def _small_block_sums() -> str:
+    """Blocks of 16 columns in order: both halves of a group, four groups a run."""
+    return """let blocks = $blocks;
+  for (var run = 0u; run < blocks; run += 8u) {
+    var sum: array<f32, ROWS>;
+    for (var r = 0u; r < ROWS; r++) { sum[r] = 0.0; }
+    for (var block = run; block < min(run + 8u, blocks); block++) {
+      let c = codes_of(line, block / 2u, 0u);
+      let half = select(c.a, c.b, (block & 1u) != 0u);
+      let scale = from_bits(s[$scale + line * blocks + block]);
+      for (var r = 0u; r < ROWS; r++) {
+        let hh = dot16(half, q[records[r] + block]);
+        let ll = dot16(half, q[records[r] + units + block]);
+        sum[r] = add(sum[r], multiply(round_two_planes(hh, ll), scale));
+      }
+    }
+    for (var r = 0u; r < ROWS; r++) { y[r] = add(y[r], sum[r]); }
+  }"""
+
+
+def _e4m3_sums() -> str:
+    """Blocks of E4M3 codes, integers of 18 bits: each is 128·upper + lower."""
+    return """let blocks = $blocks;
+  for (var run = 0u; run < blocks; run += 8u) {
+    var sum: array<f32, ROWS>;
+    for (var r = 0u; r < ROWS; r++) { sum[r] = 0.0; }
+    for (var block = run; block < min(run + 8u, blocks); block++) {
+      let found = codes_of(line, block, 0u);
+      var both = array<vec4u, 2>(found.a, found.b);
+      let scale = from_bits(s[$scale + line * blocks + block]);
+      for (var r = 0u; r < ROWS; r++) {
+        let at = records[r] + 2u * block;
+        var high = array<vec4u, 2>(q[at], q[at + 1u]);
+        var low = array<vec4u, 2>(q[at + units], q[at + units + 1u]);
+        var upper = 0;
+        var lower = 0;
+        for (var i = 0u; i < 32u; i++) {
+          let shift = 24u - 8u * (i % 4u);
+          let x = (bitcast<i32>(high[i / 16u][(i % 16u) / 4u] << shift) >> 24u) * 256
+            + (bitcast<i32>(low[i / 16u][(i % 16u) / 4u] << shift) >> 24u);
+          let code = e4m3(both[i / 16u][(i % 16u) / 4u] << shift >> 24u);
+          upper += (code >> 7u) * x;
+          lower += (code & 127) * x;
+        }
+        let dot = round_two_planes(upper >> 1u, lower + ((upper & 1) << 7u));
+        sum[r] = add(sum[r], multiply(dot, scale));
+      }
+    }
+    for (var r = 0u; r < ROWS; r++) { y[r] = add(y[r], sum[r]); }
+  }"""
+
+
+def _sums(form: Form) -> str:
+    """Statements that add up the products of a line."""
+    if form.e4m3:
+        return _e4m3_sums()
+    if form.block == 16:
+        return _small_block_sums()
+    return _block_sums(form) if form.block else _row_sums(form)
+
+
 def target_text(targets: int) -> str:
     """Where output n of a row goes: to the value whose lines it is in."""
     at = "return $out{i} + (row * $slots + slot) * $width{i} + n - $first{i};"
@@ -173,8 +234,7 @@ def product_kernel(
     parts = {"CHOICE": CHOICES[choice], "RECORD": record, "TARGET": target_text(targets)}
     if form.bits == 32:
         return kernel("float_product", dot, parts)
-    blocks = _block_sums(form) if form.block else _row_sums(form)
-    parts |= {"ROWS": str(rows), "BLOCKS": blocks, **code_parts(form)}
+    parts |= {"ROWS": str(rows), "BLOCKS": _sums(form), **code_parts(form)}
     return kernel("product", dot, parts, ("codes",))
 
 
@@ -194,6 +254,8 @@ def embed_kernel(form: Form, dot: str) -> Kernel:
             "let low_word = low_both[i / 16u][(i % 16u) / 4u];\n    "
             "code = code * 256 + (bitcast<i32>(low_word << (24u - 8u * (i % 4u))) >> 24u);"
         )
+    if form.e4m3:
+        code = "code = e4m3(word >> (8u * (i % 4u)) & 255u);"
     if form.scaled:
         code += f"code *= signed_byte($sub_scale + line * $sub_words, k / {form.sub}u);"
     value = f"var value = multiply(f32(code), from_bits(s[$scale + {at}]));"

@@ -1,4 +1,4 @@
-"""What follows a row's logits, on the device: argmax, the sampling chain, top, digest.
+"""Outputs of a row's logits on the device: argmax, the sampling chain, top, digest.
 
 See `cortiq.numerics.sampling` and `digest` for what each step is. Orders are those of integers that
 hold value and index together.
@@ -17,8 +17,8 @@ from cortiq.numerics.contract import F32
 from cortiq.numerics.digest import INDEX_KEY, LANE_KEYS, MIX_MULTIPLIERS
 from cortiq.numerics.sampling import Sampling
 from cortiq_mlx.arithmetic import Faults, snap
-from cortiq_mlx.arrays import FLOATS
-from cortiq_mlx.exact import count, running_sum, wrapping_sum
+from cortiq_mlx.array_library import FLOATS
+from cortiq_mlx.exact_sums import count, running_sum, wrapping_sum
 from cortiq_mlx.library import mx
 
 INDEX_BITS = 24
@@ -31,17 +31,17 @@ LAST = (1 << 62) - 1
 
 
 def keys_of(x: mx.array, ids: mx.array) -> mx.array:
-    """Integers that order as (value descending, id ascending) does, all different: int64."""
+    """Return integers in the order of (value descending, id ascending), all different: int64."""
     return (FLOATS.descending(x) << INDEX_BITS) | ids.astype(mx.int64)
 
 
 def argmax(x: mx.array) -> mx.array:
-    """Index of the largest value of [n], the lowest on ties: int64."""
+    """Return the index of the largest value of [n], the lowest on ties: int64."""
     return keys_of(x, mx.arange(x.size)).min() & INDEX
 
 
 def ordered(x: mx.array, number: int) -> mx.array:
-    """Indices of the `number` largest values by (value descending, index ascending): int64."""
+    """Return the first `number` indices by (value descending, index ascending): int64."""
     keys = keys_of(x, mx.arange(x.size))
     if number < x.size:
         keys = mx.partition(keys, number - 1)[:number]
@@ -49,14 +49,14 @@ def ordered(x: mx.array, number: int) -> mx.array:
 
 
 def log_sum_exp(x: mx.array) -> mx.array:
-    """ln Σ e^x over [n]: [1]; what lies outside the domain cannot be reached from canonical x."""
+    """Compute ln Σ e^x over [n]: [1]; canonical x cannot leave the domain."""
     highest = x.max()
     total = highest + FLOATS.log(FLOATS.canonical_sum(FLOATS.exp(x - highest)))
     return snap(total, Faults(1))
 
 
 def mixed(w: mx.array) -> mx.array:
-    """The digest's bijection of 32-bit words."""
+    """Apply the digest's bijection to 32-bit words."""
     first, second = (mx.array(multiplier, mx.uint32) for multiplier in MIX_MULTIPLIERS)
     w = (w ^ (w >> 16)) * first
     w = (w ^ (w >> 15)) * second
@@ -64,7 +64,7 @@ def mixed(w: mx.array) -> mx.array:
 
 
 def digest(x: mx.array) -> mx.array:
-    """Four words of x, uint32 [4]."""
+    """Compute the four words of x's digest, uint32 [4]."""
     bits = x.reshape(-1).view(mx.uint32)
     index = mx.arange(bits.size).astype(mx.uint32)
     w = bits ^ mixed(index + mx.array(INDEX_KEY, mx.uint32))
@@ -72,7 +72,7 @@ def digest(x: mx.array) -> mx.array:
 
 
 def allowed(mask: bytes | None, vocabulary: int) -> np.ndarray | None:
-    """Ids that a mask allows, ascending; None for all."""
+    """Return the ids that a mask allows, ascending; None for all."""
     if mask is None:
         return None
     bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=vocabulary, bitorder="little")
@@ -82,7 +82,7 @@ def allowed(mask: bytes | None, vocabulary: int) -> np.ndarray | None:
 def draw(
     logits: mx.array, want: Draw, history: Sequence[int], position: int, faults: Faults
 ) -> mx.array:
-    """The token of a row of logits [vocabulary]: int64.
+    """Draw a token from a row of logits [vocabulary]: int64.
 
     history : ids for the penalties. position : that of the drawn token.
     """
@@ -101,14 +101,14 @@ def draw(
 
 
 def penalises(s: Sampling) -> bool:
-    """Whether a draw looks at the history."""
+    """Check whether a draw looks at the history."""
     return bool(s.repetition_penalty != 1 or s.presence_penalty or s.frequency_penalty)
 
 
 def _adjusted(
     logits: mx.array, s: Sampling, history: Sequence[int], ids: np.ndarray | None, faults: Faults
 ) -> mx.array:
-    """Logits after bias and penalties; ids outside the mask stay as they are."""
+    """Apply bias and penalties; logits outside the mask stay as they are."""
     touched = np.ones(logits.size, bool)
     if ids is not None:
         touched[:] = False
@@ -144,7 +144,7 @@ def _penalised(x: mx.array, s: Sampling, times: mx.array) -> mx.array:
 def _kept(
     distance: mx.array, ids: mx.array, s: Sampling
 ) -> tuple[mx.array | None, mx.array, mx.array]:
-    """Flags of what survives top_k, top_p and min_p (None: all), and what they are flags of."""
+    """Return flags of the ids that survive top_k, top_p and min_p (None: all), and these ids."""
     number = min(s.top_k or distance.size, distance.size)
     if number < distance.size or s.top_p < 1:
         place = ordered(distance, number)
@@ -161,12 +161,12 @@ def _kept(
 
 
 def _first(distance: mx.array, ids: mx.array) -> mx.array:
-    """The id that comes first, which always survives."""
+    """Return the first id, which always survives."""
     return keys_of(distance, ids).min() & INDEX
 
 
 def _weights(distance: mx.array) -> mx.array:
-    """⌊p·2⁴⁰⌋, p = FLOATS.exp(distance): int64, from two halves of 20 bits."""
+    """Compute ⌊p·2⁴⁰⌋, p = FLOATS.exp(distance): int64, from two halves of 20 bits."""
     scaled = FLOATS.exp(distance) * float(HALF_WEIGHT)
     high = mx.floor(scaled)
     low = mx.floor((scaled - high) * float(HALF_WEIGHT))
@@ -174,7 +174,7 @@ def _weights(distance: mx.array) -> mx.array:
 
 
 def _share(total: mx.array, fraction: float) -> mx.array:
-    """⌈total·f/2²⁴⌉, f = rint(fraction·2²⁴), from two parts of the total that fit int64."""
+    """Compute ⌈total·f/2²⁴⌉, f = rint(fraction·2²⁴), from two parts of the total that fit int64."""
     f = round(fraction * UNIT)
     high = total >> contract.SHARE_BITS
     low = total - (high << contract.SHARE_BITS)
@@ -182,13 +182,13 @@ def _share(total: mx.array, fraction: float) -> mx.array:
 
 
 def _product(a: mx.array, multiplier: int) -> tuple[mx.array, mx.array]:
-    """High and low word of a·multiplier."""
+    """Return high and low word of a·multiplier."""
     whole = a.astype(mx.uint64) * mx.array(multiplier, mx.uint64)
     return (whole >> 32).astype(mx.uint32), whole.astype(mx.uint32)
 
 
 def philox_word(ids: mx.array, counter: tuple[int, int, int], seed: int) -> mx.array:
-    """Word 0 of Philox 4×32-10 for the counters (id, *counter): uint32."""
+    """Compute word 0 of Philox 4×32-10 for the counters (id, *counter): uint32."""
     c0 = ids.astype(mx.uint32)
     c1, c2, c3 = (mx.full(c0.shape, word & 0xFFFFFFFF, mx.uint32) for word in counter)
     key = [seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF]
@@ -202,13 +202,13 @@ def philox_word(ids: mx.array, counter: tuple[int, int, int], seed: int) -> mx.a
 
 
 def uniform(w: mx.array) -> mx.array:
-    """(w + ½)/2³² of words."""
+    """Compute (w + ½)/2³² of words."""
     odd = ((w & 255) << 1) + 1
     return (w >> 8).astype(mx.float32) * 2.0**-24 + odd.astype(mx.float32) * 2.0**-33
 
 
 def gumbel(w: mx.array) -> mx.array:
-    """Gumbel noise of words; see `cortiq.numerics.sampling.gumbel`."""
+    """Compute Gumbel noise of words; see `cortiq.numerics.sampling.gumbel`."""
     low = w < mx.array(1 << 31, mx.uint32)
     near = -FLOATS.log1p(-uniform(mx.where(low, w, mx.zeros_like(w))))
     far = -FLOATS.log(uniform(mx.where(low, mx.zeros_like(w), mx.bitwise_invert(w))))
@@ -216,5 +216,5 @@ def gumbel(w: mx.array) -> mx.array:
 
 
 def noise(ids: mx.array, seed: int, choice: int, position: int) -> mx.array:
-    """Noise of each id."""
+    """Compute the noise of each id."""
     return gumbel(philox_word(ids, (position, choice, contract.GUMBEL_STREAM), seed))

@@ -1,4 +1,4 @@
-"""The rows that ops run on: fixed arrays that a batch is written into, chunk by chunk."""
+"""Metadata of the rows that ops run on: fixed arrays, filled chunk by chunk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cortiq_cpu.arguments import SEGMENT
 from cortiq_cpu.state_layout import StateLayout
 
 
-class RowSet:
+class RowArrays:
     """Rows of a chunk, or those of its tail; ops point at these arrays for good.
 
     Attributes
@@ -34,7 +34,7 @@ class RowSet:
         self.ring_capacities = np.tile(layout.ring_capacities[:, None], capacity)
 
     def fill(self, tokens: np.ndarray, positions: np.ndarray, stretches: Sequence[Stretch]) -> None:
-        """Become these rows, none of them at fault."""
+        """Write these rows, none of them at fault."""
         count = len(tokens)
         self.count[0], self.segment_count[0] = count, len(stretches)
         self.tokens[:count], self.positions[:count] = tokens, positions

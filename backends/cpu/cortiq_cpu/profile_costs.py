@@ -1,4 +1,4 @@
-"""What an op costs at least, beside which a profile puts its time.
+"""Lower bounds of each op's cost, which a profile sets beside its time.
 
 Matrix products read their packed weights once a batch and multiply each by every row. Attention
 reads the keys and values that its rows see once a batch, and multiplies each by every query; both
@@ -23,10 +23,10 @@ from cortiq.backend.fuse import Attention, QKVPrologue
 from cortiq.backend.lower import Step
 from cortiq.ir import Node, ops
 from cortiq.numerics.contract import TILE
-from cortiq_cpu.binder import FLOAT_BYTES, Binder, fields, row_bytes
-from cortiq_cpu.profile import Cost, Label, moving
-from cortiq_cpu.recurrents import Recurrences
-from cortiq_cpu.rows import RowSet
+from cortiq_cpu.binder import FLOAT_BYTES, OpBinder, fields, row_bytes
+from cortiq_cpu.profile import OpCost, OpLabel, moving
+from cortiq_cpu.recurrent_states import RecurrentLayout
+from cortiq_cpu.row_arrays import RowArrays
 
 MATRIX_PRODUCTS = (ops.MatMul, ops.HeadMatMul)
 RECURRENCES = (ops.DeltaRule, ops.StateSpace)
@@ -40,36 +40,36 @@ INSTRUCTIONS = 2
 """Multiply-adds of a 16-bit by an 8-bit number that one of two 16-bit numbers takes."""
 
 
-def label_of(binder: Binder, step: Step) -> Label:
-    """The step's name in a profile, and what it costs."""
+def op_label(binder: OpBinder, step: Step) -> OpLabel:
+    """Return the step's name and cost for a profile."""
     if isinstance(step.op, MATRIX_PRODUCTS):
-        return Label(step.label, _products(binder, step))
+        return OpLabel(step.label, _products(binder, step))
     if isinstance(step.op, ops.ExpertMatMul):
-        return Label(step.label, _experts(binder, step), looks=True)
+        return OpLabel(step.label, _experts(binder, step), looks=True)
     if isinstance(step.op, Attention):
-        return Label(step.label, _attention(binder, step))
+        return OpLabel(step.label, _attention(binder, step))
     if isinstance(step.op, ops.ChooseBlocks):
-        return Label(step.label, _choice(binder, step))
+        return OpLabel(step.label, _choice(binder, step))
     moved = sum(row_bytes(binder.lowered.types[n]) for n in (*step.inputs, *step.outputs))
     if isinstance(step.op, RECURRENCES):
         layout = binder.layout.recurrences[step.nodes[0].slots["state"]]
-        return Label(step.label, partial(recurred, binder.rows, layout, moved))
+        return OpLabel(step.label, partial(recurred, binder.rows, layout, moved))
     if isinstance(step.op, ops.CausalConv):
-        return Label(step.label, partial(convolved, binder.rows, step.op, moved))
+        return OpLabel(step.label, partial(convolved, binder.rows, step.op, moved))
     if isinstance(step.op, QKVPrologue) and step.op.store is not None:
         moved += _stored_bytes(binder, step.op.store)
-    return Label(step.label, moving(moved))
+    return OpLabel(step.label, moving(moved))
 
 
-def _products(binder: Binder, step: Step) -> Callable[[int], Cost]:
+def _products(binder: OpBinder, step: Step) -> Callable[[int], OpCost]:
     names = [node.weights["weight"] for node in step.nodes]
     nbytes = sum(map(binder.weights.nbytes, names))
     products = sum(map(binder.weights.elements, names))
-    return lambda rows: Cost(nbytes, products * rows)
+    return lambda rows: OpCost(nbytes, products * rows)
 
 
-def _experts(binder: Binder, step: Step) -> Callable[[int], Cost]:
-    """Reads the choice where the op finds it, so that it holds right after the op."""
+def _experts(binder: OpBinder, step: Step) -> Callable[[int], OpCost]:
+    """Return a cost that reads the choice in the op's own input: it holds right after the op."""
     name = step.nodes[0].weights["weight"]
     experts, (count,) = step.op.experts, binder.shape(step.inputs[1])
     nbytes, products = binder.weights.nbytes(name), binder.weights.elements(name)
@@ -79,8 +79,8 @@ def _experts(binder: Binder, step: Step) -> Callable[[int], Cost]:
     return partial(chosen, np.asarray(choice), count, nbytes // experts, products // experts)
 
 
-def chosen(choice: np.ndarray, count: int, nbytes: int, products: int, rows: int) -> Cost:
-    """The cost of products with the experts that `rows` rows chose, `count` each.
+def chosen(choice: np.ndarray, count: int, nbytes: int, products: int, rows: int) -> OpCost:
+    """Return the cost of products with the experts that `rows` rows chose, `count` each.
 
     Parameters
     ----------
@@ -88,19 +88,19 @@ def chosen(choice: np.ndarray, count: int, nbytes: int, products: int, rows: int
     nbytes, products : of one expert's matrix: its bytes, its weights.
     """
     taken = choice[: rows * count]
-    return Cost(nbytes * len(np.unique(taken)), products * len(taken))
+    return OpCost(nbytes * len(np.unique(taken)), products * len(taken))
 
 
-def recurred(rows: RowSet, layout: Recurrences, moved: int, count: int) -> Cost:
-    """The cost of a recurrence for the set's `count` rows, `moved` bytes of values each."""
+def recurred(rows: RowArrays, layout: RecurrentLayout, moved: int, count: int) -> OpCost:
+    """Return the cost of a recurrence for the set's `count` rows, `moved` bytes of values each."""
     values = prod(layout.slot.shape)
     state = 2 * FLOAT_BYTES * values * int(rows.segment_count[0])
     each = STEP + RECALL * layout.delta
-    return Cost(state + moved * count, floats=each * values * count)
+    return OpCost(state + moved * count, floats=each * values * count)
 
 
-def convolved(rows: RowSet, op: ops.CausalConv, moved: int, count: int) -> Cost:
-    """The cost of a convolution for the set's `count` rows, `moved` bytes of values each.
+def convolved(rows: RowArrays, op: ops.CausalConv, moved: int, count: int) -> OpCost:
+    """Return the cost of a convolution for the set's `count` rows, `moved` bytes of values each.
 
     Taps are read once; a sequence reads the rows before its first one, and keeps as many of its own
     if it has them.
@@ -111,17 +111,17 @@ def convolved(rows: RowSet, op: ops.CausalConv, moved: int, count: int) -> Cost:
     own = np.minimum(segments["stop"] - segments["start"], before)
     kept = row * int((before + own).sum())
     each = 2 * op.kernel + SNAP
-    return Cost(op.kernel * row + kept + moved * count, floats=each * op.width * count)
+    return OpCost(op.kernel * row + kept + moved * count, floats=each * op.width * count)
 
 
-def _stored_bytes(binder: Binder, node: Node) -> int:
-    """Bytes of one position's keys and values."""
+def _stored_bytes(binder: OpBinder, node: Node) -> int:
+    """Count the bytes of one position's keys and values."""
     layout = binder.layout.rows[node.slots["kv"]]
     return layout.slot.heads * layout.block_bytes // TILE
 
 
-def _attention(binder: Binder, step: Step) -> Callable[[int], Cost]:
-    """A row that sees chosen blocks only sees no more keys than a window of their size has."""
+def _attention(binder: OpBinder, step: Step) -> Callable[[int], OpCost]:
+    """Bound chosen blocks by a window of their size: a row sees no more keys than that."""
     node = step.op.node
     op: ops.Attend = fields(node)
     products = INSTRUCTIONS * op.heads * (op.key_dim + op.value_dim)
@@ -132,14 +132,14 @@ def _attention(binder: Binder, step: Step) -> Callable[[int], Cost]:
     return partial(attended, binder.rows, window, _stored_bytes(binder, node), products)
 
 
-def _choice(binder: Binder, step: Step) -> Callable[[int], Cost]:
+def _choice(binder: OpBinder, step: Step) -> Callable[[int], OpCost]:
     op: ops.ChooseBlocks = step.op
     nbytes = _stored_bytes(binder, step.nodes[0])
     return partial(attended, binder.rows, None, nbytes, INSTRUCTIONS * op.heads * op.key_dim)
 
 
-def attended(rows: RowSet, window: int | None, nbytes: int, products: int, count: int) -> Cost:
-    """The cost of attention for the set's `count` rows.
+def attended(rows: RowArrays, window: int | None, nbytes: int, products: int, count: int) -> OpCost:
+    """Return the cost of attention for the set's `count` rows.
 
     Parameters
     ----------
@@ -151,4 +151,4 @@ def attended(rows: RowSet, window: int | None, nbytes: int, products: int, count
     ends = segments["position"].astype(np.int64) + segments["stop"] - segments["start"]
     first = np.maximum(0, segments["position"] - (window or ends.max()) + 1)
     seen = np.minimum(positions + 1, window or positions + 1)
-    return Cost(nbytes * int((ends - first).sum()), products * int(seen.sum()))
+    return OpCost(nbytes * int((ends - first).sum()), products * int(seen.sum()))

@@ -1,4 +1,4 @@
-"""How a weight's codes meet a row in exact float32 matmuls.
+"""Forms of a weight's codes for exact float32 matmuls.
 
 Codes stay int8, by *pieces*: runs of columns that one exact matmul adds up, with the outputs along
 the last axis. A piece is a sub-block of a GGUF layout, or up to 1024 columns of a row under one
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cortiq.numerics.codes import UnpackedWeight
 from cortiq_mlx.arithmetic import LARGEST_Q
-from cortiq_mlx.exact import EXACT, PLANE
+from cortiq_mlx.exact_sums import EXACT, PLANE
 from cortiq_mlx.library import mx
 
 PIECE = EXACT // PLANE**2
@@ -21,13 +21,13 @@ PIECE = EXACT // PLANE**2
 
 
 @dataclass(frozen=True)
-class Form:
-    """How a weight's codes meet a row; parts of one matrix have the same.
+class CodeForm:
+    """The shape and the bounds of a weight's codes; parts of one matrix have the same.
 
     Attributes
     ----------
     piece : columns of a piece. pieces : pieces of a block.
-    planes : int8 planes of a code, 1 or 2.
+    planes : int8 planes of a code, 1 to 3.
     limit : largest magnitude of a stored code. shift : what was subtracted from every code.
     whole : whether codes meet 16-bit integers, not the planes of a row.
     scaled : whether a piece has an integer scale of its own. low : whether a block has a minimum.
@@ -43,8 +43,8 @@ class Form:
     low: bool
 
 
-def form_of(fields: UnpackedWeight, width: int) -> Form:
-    """The cheapest form that is exact for these codes."""
+def form_of(fields: UnpackedWeight, width: int) -> CodeForm:
+    """Return the cheapest form that is exact for these codes."""
     block = min(fields.block, width)
     lowest, highest = int(fields.codes.min(initial=0)), int(fields.codes.max(initial=0))
     reach = max(-lowest, highest + 1)
@@ -54,16 +54,16 @@ def form_of(fields: UnpackedWeight, width: int) -> Form:
     limit = bits - shift
     scaled, low = fields.sub_scales is not None, fields.minimum is not None
     if limit <= PLANE and piece * limit * LARGEST_Q <= EXACT:
-        return Form(piece, block // piece, 1, limit, shift, True, scaled, low)
+        return CodeForm(piece, block // piece, 1, limit, shift, True, scaled, low)
     if fields.sub:
         raise AssertionError(f"codes up to {limit} in sub-blocks of {fields.sub}")
     pieces = -(-block // PIECE)
-    count = 1 if reach <= PLANE else 2
-    return Form(-(-block // pieces), pieces, count, PLANE, 0, False, False, low)
+    count = next(n for n in (1, 2, 3) if reach <= PLANE << (8 * (n - 1)))
+    return CodeForm(-(-block // pieces), pieces, count, PLANE, 0, False, False, low)
 
 
 @dataclass(frozen=True)
-class Codes:
+class MatrixCodes:
     """A stack of `count` matrices [height, width] in a form.
 
     Attributes
@@ -74,7 +74,7 @@ class Codes:
     A weight on the device has one more axis in front, of its parts along the outputs.
     """
 
-    form: Form
+    form: CodeForm
     codes: tuple[mx.array, ...]
     scale: mx.array
     minimum: mx.array | None = None
@@ -82,17 +82,17 @@ class Codes:
     offsets: mx.array | None = None
 
     def arrays(self) -> list[mx.array]:
-        """All arrays, in the order of the fields."""
+        """Return all arrays, in the order of the fields."""
         others = (self.scale, self.minimum, self.scales, self.offsets)
         return [*self.codes, *(array for array in others if array is not None)]
 
-    def mapped(self, function: Callable[[mx.array], mx.array]) -> Codes:
-        """With the function applied to each array, in the order of the fields."""
+    def mapped(self, function: Callable[[mx.array], mx.array]) -> MatrixCodes:
+        """Apply the function to each array, in the order of the fields."""
 
         def where_there(array: mx.array | None) -> mx.array | None:
             return None if array is None else function(array)
 
-        return Codes(
+        return MatrixCodes(
             self.form,
             tuple(map(function, self.codes)),
             function(self.scale),
@@ -101,10 +101,10 @@ class Codes:
             where_there(self.offsets),
         )
 
-    def matrix(self, at: int) -> Codes:
-        """One matrix of the stack."""
+    def matrix(self, at: int) -> MatrixCodes:
+        """Return one matrix of the stack."""
         return self.mapped(lambda x: x[..., at : at + 1, :, :])
 
-    def picked(self, index: mx.array) -> Codes:
-        """The matrices of an index, one after the other."""
+    def picked(self, index: mx.array) -> MatrixCodes:
+        """Gather the matrices of an index."""
         return self.mapped(lambda x: mx.take(x, index, axis=x.ndim - 3))

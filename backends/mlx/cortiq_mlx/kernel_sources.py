@@ -1,6 +1,6 @@
-"""Kernels of our own, each one text for CUDA and for Metal.
+"""Sources of our own kernels, each one text for CUDA and for Metal.
 
-A body is C in which words with a `$` stand for what the two languages call differently; `written`
+A body is C in which words with a `$` stand for what the two languages call differently; `source_of`
 puts in the target's. Products and sums go through `MUL` and `ADD`, which no compiler may join: CUDA
 has intrinsics for that, and in Metal every result passes through integers and a zero that is read
 from memory, so that what it will be is unknown. Nothing else of floats is used but selects, bits
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Body:
-    """A kernel.
+class KernelSource:
+    """The source of a kernel.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ ROUND_THREE_PLANES = """
 """
 """RN(high·65536 + middle·256 + low)."""
 
-QUANTISE = Body(
+QUANTISE = KernelSource(
     name="cortiq_quantise",
     inputs=("x", "nothing"),
     outputs=("q", "e"),
@@ -156,7 +156,7 @@ QUANTISE = Body(
 )
 """Rows [rows, WIDTH] to 16-bit integers and an exponent, a group of threads a row."""
 
-MATVEC = Body(
+MATVEC = KernelSource(
     name="cortiq_matvec",
     inputs=("q", "codes", "scale", "minimum", "scales", "offsets", "nothing"),
     outputs=("y",),
@@ -205,7 +205,7 @@ MATVEC = Body(
 )
 """Blocks of rows [rows, width] times one part of a weight, before 2^e: a thread an output."""
 
-TILE = Body(
+TILE = KernelSource(
     name="cortiq_tile",
     inputs=("q", "qe", "keys", "ke", "values", "ve", "visible", "factor", "nothing"),
     outputs=("total", "peak", "output", "top"),
@@ -288,11 +288,11 @@ TILE = Body(
 )
 """What each tile of 64 keys contributes to each query: a group of threads a query and tile."""
 
-BODIES = (QUANTISE, MATVEC, TILE)
+KERNEL_SOURCES = (QUANTISE, MATVEC, TILE)
 
 
-def written(body: Body, target: str) -> tuple[str, str]:
-    """Header and body of a kernel for "cuda", "metal" or "host"."""
+def source_of(body: KernelSource, target: str) -> tuple[str, str]:
+    """Return header and body of a kernel for "cuda", "metal" or "host"."""
     source = body.source
     for word, text in WORDS[target].items():
         source = source.replace(word, text)

@@ -1,4 +1,4 @@
-"""Our own kernels beside the array operations: built, tried on the device, and used if they agree.
+"""Custom kernels in place of array operations: compiled, tried on the device, used if they agree.
 
 A kernel is used on a device only after it gave the bits of the array operations there, when the
 device was opened. Where it does not compile, or one bit differs, the array operations stay.
@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
-from cortiq_mlx.bodies import MATVEC, QUANTISE, TILE, Body, written
+from cortiq_mlx.kernel_sources import MATVEC, QUANTISE, TILE, KernelSource, source_of
 from cortiq_mlx.library import mx
 
 FEW_ROWS = 8
@@ -22,7 +22,7 @@ _active: ContextVar[frozenset[str]] = ContextVar("cortiq_mlx kernels", default=f
 
 
 def target_of(device: str) -> str | None:
-    """The language of a device's kernels; None for none."""
+    """Return the language of a device's kernels; None for none."""
     if device != "gpu":
         return None
     return "metal" if mx.metal.is_available() else "cuda"
@@ -30,7 +30,7 @@ def target_of(device: str) -> str | None:
 
 @contextmanager
 def using(names: frozenset[str]) -> Iterator[None]:
-    """Let these kernels, by name, take the place of array operations."""
+    """Use these kernels, by name, in place of array operations."""
     token = _active.set(names)
     try:
         yield
@@ -38,14 +38,14 @@ def using(names: frozenset[str]) -> Iterator[None]:
         _active.reset(token)
 
 
-def active(body: Body) -> bool:
-    """Whether the kernel is in use."""
+def active(body: KernelSource) -> bool:
+    """Check whether the kernel is in use."""
     return body.name in _active.get()
 
 
 @cache
-def _built(body: Body, target: str) -> Any:
-    header, source = written(body, target)
+def _built(body: KernelSource, target: str) -> Any:
+    header, source = source_of(body, target)
     make = mx.fast.metal_kernel if target == "metal" else mx.fast.cuda_kernel
     names = [*body.inputs], [*body.outputs]
     return make(body.name, *names, source=source, header=header)
@@ -59,13 +59,13 @@ def _nothing() -> mx.array:
 
 
 def launched(
-    body: Body,
+    body: KernelSource,
     arrays: Sequence[mx.array],
     numbers: Mapping[str, int],
     groups: int,
     outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
 ) -> list[mx.array]:
-    """Outputs of a kernel, lazy.
+    """Launch a kernel and return its outputs, lazy.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def launched(
 
 
 def quantise(x: mx.array) -> tuple[mx.array, mx.array]:
-    """q int16 and e int32 of each row of the last axis."""
+    """Quantise each row of the last axis: q int16 and e int32."""
     rows = x.size // x.shape[-1]
     shapes = [(tuple(x.shape), mx.int16), (tuple(x.shape[:-1]), mx.int32)]
     q, e = launched(QUANTISE, [x], {"WIDTH": x.shape[-1]}, rows, shapes)
@@ -114,7 +114,7 @@ def matvec(weight: Any, q: mx.array) -> mx.array:
 def tiles(
     q: Any, keys: Any, values: Any, visible: mx.array, factor: float
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-    """Contributions of tiles to queries: total, peak, output, top of `attention.Sums`.
+    """Compute contributions of tiles to queries: total, peak, output, top of `attention.Sums`.
 
     q : planes [groups, 2·queries, dim], exponents [groups, queries]. keys, values : planes
     [tiles, 64, groups, 2, dim], exponents [tiles, 64, groups].

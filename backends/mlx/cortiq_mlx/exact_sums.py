@@ -31,7 +31,7 @@ def watching(on: bool) -> None:
 
 
 def exact_matmul(a: mx.array, b: mx.array, a_limit: int, b_limit: int) -> mx.array:
-    """a @ b of integers, float32 that holds the exact integer sums.
+    """Multiply matrices of integers: float32 that holds the exact integer sums.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def exact_matmul(a: mx.array, b: mx.array, a_limit: int, b_limit: int) -> mx.arr
 
 
 def exact_sum(x: mx.array, axis: int, limit: int, keepdims: bool = False) -> mx.array:
-    """Sum of integers over an axis: int32, which n·limit must fit, or int64."""
+    """Add up integers over an axis: int32, which n·limit must fit, or int64."""
     _check_integers(x, limit)
     room = WORD if x.dtype == mx.int32 else 1 << 63
     if x.dtype not in (mx.int32, mx.int64) or x.shape[axis] * limit >= room:
@@ -56,21 +56,21 @@ def exact_sum(x: mx.array, axis: int, limit: int, keepdims: bool = False) -> mx.
 
 
 def wrapping_sum(words: mx.array) -> mx.array:
-    """Sum of uint32 words modulo 2³²."""
+    """Add up uint32 words modulo 2³²."""
     if words.dtype != mx.uint32:
         raise AssertionError(f"words of {words.dtype}")
     return words.sum()
 
 
 def running_sum(x: mx.array, total: int) -> mx.array:
-    """Sums of the first 1, 2, … of int64 numbers from 0 on, `total` at most."""
+    """Return the sums of the first 1, 2, … of int64 numbers from 0 on, `total` at most."""
     if x.dtype != mx.int64 or total >= 1 << 63:
         raise AssertionError(f"running sums of {x.dtype} up to {total}")
     return mx.cumsum(x)
 
 
 def count(flags: mx.array, axis: int) -> mx.array:
-    """How many of the flags are set: int32."""
+    """Count the flags that are set: int32."""
     return exact_sum(flags.astype(mx.int32), axis, 1)
 
 
@@ -83,30 +83,30 @@ def _check_integers(x: mx.array, limit: int) -> None:
 
 
 def round_wide(i: mx.array) -> mx.array:
-    """RN of int32."""
+    """Round int32 to float32."""
     return i.astype(mx.float32) if _wide else portable_int32(i)
 
 
 def portable_int32(i: mx.array) -> mx.array:
-    """RN of int32 by parts that are exact."""
+    """Round int32 to float32 by parts that are exact."""
     return (i >> 12).astype(mx.float32) * 4096.0 + (i & 4095).astype(mx.float32)
 
 
 def trust_wide(trusted: bool) -> None:
-    """Whether int32 and int64 become float32 with one rounding here; else parts are rounded."""
+    """Set whether int32 and int64 become float32 with one rounding here; else parts are rounded."""
     global _wide
     _wide = trusted
 
 
 def round_two_planes(high: mx.array, low: mx.array) -> mx.array:
-    """RN(high·256 + low) of plane sums."""
+    """Return RN(high·256 + low) of plane sums."""
     if _wide:
         return (high.astype(mx.int64) * 256 + low.astype(mx.int64)).astype(mx.float32)
     return portable_two_planes(high.astype(mx.int32), low.astype(mx.int32))
 
 
 def round_three_planes(high: mx.array, middle: mx.array, low: mx.array) -> mx.array:
-    """RN(high·65536 + middle·256 + low) of plane sums."""
+    """Return RN(high·65536 + middle·256 + low) of plane sums."""
     if _wide:
         upper = high.astype(mx.int64) * 256 + middle.astype(mx.int64)
         return (upper * 256 + low.astype(mx.int64)).astype(mx.float32)
@@ -114,7 +114,7 @@ def round_three_planes(high: mx.array, middle: mx.array, low: mx.array) -> mx.ar
 
 
 def portable_two_planes(high: mx.array, low: mx.array) -> mx.array:
-    """RN(high·256 + low) from int32 only.
+    """Return RN(high·256 + low) from int32 only.
 
     Source: the contract, section 11.
     """
@@ -126,7 +126,7 @@ def portable_two_planes(high: mx.array, low: mx.array) -> mx.array:
 
 
 def portable_three_planes(high: mx.array, middle: mx.array, low: mx.array) -> mx.array:
-    """RN(high·65536 + middle·256 + low) from int32 only."""
+    """Return RN(high·65536 + middle·256 + low) from int32 only."""
     carry = (low + 128) >> 8
     low, middle = low - (carry << 8), middle + carry
     carry = (middle + 128) >> 8
@@ -137,14 +137,14 @@ def portable_three_planes(high: mx.array, middle: mx.array, low: mx.array) -> mx
 
 
 def planes(q: mx.array) -> tuple[mx.array, mx.array]:
-    """16-bit integers as int8 planes (high, low): q = 256·high + low."""
+    """Split 16-bit integers into int8 planes (high, low): q = 256·high + low."""
     wide = q.astype(mx.int32)
     high = (wide + 128) >> 8
     return high.astype(mx.int8), (wide - (high << 8)).astype(mx.int8)
 
 
 def dot_of_planes(a: mx.array, b: mx.array) -> mx.array:
-    """RN of the integer products of rows in two planes: float32 [..., M, N].
+    """Return RN of the integer products of rows in two planes: float32 [..., M, N].
 
     Parameters
     ----------

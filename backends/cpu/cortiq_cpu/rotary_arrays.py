@@ -1,4 +1,4 @@
-"""Cosines and sines of the rows of a batch, where ops point at them."""
+"""Cosines and sines of a batch's rows, in arrays that ops point at."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 
 from cortiq.backend.rotary import Pair, RotaryTables, Turn
 from cortiq.ir import Node
-from cortiq_cpu.rows import RowSet
+from cortiq_cpu.row_arrays import RowArrays
 
 
-class Angles(RotaryTables):
+class RotaryArrays(RotaryTables):
     """Tables of a graph, and arrays [capacity, pairs] that ops point at."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         super().__init__(nodes)
         self._rows: dict[int, dict[Turn, Pair]] = {}
 
-    def place(self, node: Node, rows: RowSet) -> tuple[int, int]:
-        """Addresses of the cosines and sines that a `Rope` turns a set's rows by."""
+    def place(self, node: Node, rows: RowArrays) -> tuple[int, int]:
+        """Return the addresses of the cosines and sines that a `Rope` turns a set's rows by."""
         turn, known = Turn.of(node), self._rows.setdefault(id(rows), {})
         if turn not in known:
             shape = (rows.capacity, turn.table.dim // 2)
@@ -27,8 +27,8 @@ class Angles(RotaryTables):
         cos, sin = known[turn]
         return cos.ctypes.data, sin.ctypes.data
 
-    def fill(self, rows: RowSet, supplied: Mapping[str, np.ndarray]) -> None:
-        """Look up the rows that a set now has.
+    def fill(self, rows: RowArrays, supplied: Mapping[str, np.ndarray]) -> None:
+        """Look up the angles of a set's rows.
 
         Parameters
         ----------

@@ -1,5 +1,5 @@
-"""The structs of the native core's matrix ops, as ctypes sees them (`native/layouts.h`,
-`native/matmul.h`).
+"""Arguments of the native matrix ops: structs of `native/layouts.h` and
+`native/matmul.h`, as ctypes structures.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import ctypes
 
 LAYOUT_NAMES = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"),
+    *("i4b32", "i4b32m", "i8b32", "i8b32m", "e2m1b16", "e4m3b32"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "w8", "w8b256", "w16", "f32"),
 )
 """Layouts by the number the native core gives them."""
@@ -15,13 +16,12 @@ LAYOUT_NAMES = (
 PRODUCTS = 4
 """Matrices that one matmul op multiplies the same rows with, at most."""
 
-NOTHING, EMBED_ROWS, QUANTISE, MATMUL, MATMUL_CHOSEN = 0, 1, 2, 3, 4
 PROBE_FLOATS, PROBE_READ, PROBE_DOTS = 61, 62, 63
-"""Kinds of ops (`cortiq_kind`)."""
+"""Kinds of the ops that measure rates (`cortiq_kind`)."""
 
 
-class CMatrix(ctypes.Structure):
-    """`cortiq_matrix`."""
+class MatrixArgs(ctypes.Structure):
+    """`cortiq_matrix`: a packed matrix or stack."""
 
     _fields_ = (
         ("layout", ctypes.c_int32),
@@ -35,8 +35,8 @@ class CMatrix(ctypes.Structure):
     )
 
 
-class Product(ctypes.Structure):
-    """`cortiq_product`: a matrix, where its outputs go, and floats from row to row."""
+class ProductArgs(ctypes.Structure):
+    """`cortiq_product`: a matrix, the address of its outputs, and floats from row to row."""
 
     _fields_ = (
         ("matrix", ctypes.c_void_p),
@@ -46,18 +46,18 @@ class Product(ctypes.Structure):
 
 
 class MatmulArgs(ctypes.Structure):
-    """`cortiq_matmul_args`."""
+    """`cortiq_matmul_args`: MATMUL."""
 
     _fields_ = (
         ("x", ctypes.c_void_p),
         ("inner", ctypes.c_int32),
         ("count", ctypes.c_int32),
-        ("products", Product * PRODUCTS),
+        ("products", ProductArgs * PRODUCTS),
     )
 
 
-class ChosenArgs(ctypes.Structure):
-    """`cortiq_chosen_args`."""
+class ChosenMatmulArgs(ctypes.Structure):
+    """`cortiq_chosen_args`: MATMUL_CHOSEN."""
 
     _fields_ = (
         ("matrix", ctypes.c_void_p),
@@ -70,7 +70,7 @@ class ChosenArgs(ctypes.Structure):
 
 
 class EmbedArgs(ctypes.Structure):
-    """`cortiq_embed_args`."""
+    """`cortiq_embed_args`: EMBED_ROWS."""
 
     _fields_ = (
         ("matrix", ctypes.c_void_p),
@@ -79,8 +79,8 @@ class EmbedArgs(ctypes.Structure):
     )
 
 
-class ProbeArgs(ctypes.Structure):
-    """`cortiq_probe_args`."""
+class RateProbeArgs(ctypes.Structure):
+    """`cortiq_probe_args`: measurements of the machine's rates."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),

@@ -1,4 +1,4 @@
-"""States of recurrent slots: what they are now, what they were, and the rows since.
+"""Memory of recurrent slots: the state, its checkpoints, and the rows fed since.
 
 A state lies in memory as `cortiq_recurrence` (native/args.h) says: in blocks of some columns, whose
 rows are in the order in which a canonical sum meets them.
@@ -17,8 +17,8 @@ from cortiq.backend.extents import RecurrentExtent
 from cortiq.backend.planes import Floats
 from cortiq.ir import Graph, Node, Recurrent, ops
 from cortiq_cpu import arguments
-from cortiq_cpu.arguments import SEGMENT, Kind, address
-from cortiq_cpu.native import Op, Pool, op_list
+from cortiq_cpu.arguments import SEGMENT, OpKind, address
+from cortiq_cpu.native import NativeOp, ThreadPool, op_list
 
 MARK = 64
 """The state is kept at lengths that this divides, the last two of them."""
@@ -34,15 +34,15 @@ LANES, RUN = 256, 16
 
 @cache
 def row_order(rows: int) -> tuple[int, ...]:
-    """The rows of a state in the order of memory."""
+    """Return the rows of a state in the order of memory."""
     met = [int(f"{m:04b}"[::-1], 2) for m in range(RUN)]
     starts = (i + RUN * m for i in range(RUN) for m in met)
     return tuple(at for start in starts for at in range(start, rows, LANES))
 
 
 @dataclass(frozen=True)
-class Recurrences:
-    """The slot of an op, and how the op reads its rows.
+class RecurrentLayout:
+    """Memory layout of a recurrent slot.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Recurrences:
         return COPIES * prod(self.slot.shape) + KEPT * sum(self.widths)
 
     def blocks(self, memory: Floats) -> list[tuple[slice, Floats]]:
-        """Columns of every block and its values, float32 [heads, rows, columns], of a state."""
+        """Return each block's columns and its values, float32 [heads, rows, columns]."""
         heads, rows, columns = self.slot.shape
         each = memory.reshape(heads, rows * columns)
         starts = range(0, columns, COLUMNS)
@@ -76,20 +76,20 @@ class Recurrences:
             (p, each[:, rows * p.start : rows * p.stop].reshape(heads, rows, -1)) for p in parts
         ]
 
-    def args(self, keep: bool = True) -> arguments.Recurrence:
-        """The op's arguments but for its addresses."""
+    def args(self, keep: bool = True) -> arguments.RecurrenceArgs:
+        """Return the op's arguments without its addresses."""
         heads, rows, columns = self.slot.shape
-        return arguments.Recurrence(
+        return arguments.RecurrenceArgs(
             heads=heads, groups=self.groups, state_rows=rows, columns=columns,
             per_channel=self.per_channel, delta=self.delta, keep=keep,
         )  # fmt: skip
 
     def states(self, data: Floats) -> Floats:
-        """The state and its two marks, of a sequence's memory [size]."""
+        """Return the state and its two marks, of a sequence's memory [size]."""
         return data[: COPIES * prod(self.slot.shape)].reshape(COPIES, -1)
 
     def read(self, data: Floats) -> Floats:
-        """The state, in the slot's shape."""
+        """Return the state in the slot's shape."""
         values = np.zeros(self.slot.shape, np.float32)
         order = row_order(values.shape[1])
         for columns, block in self.blocks(self.states(data)[0]):
@@ -97,14 +97,14 @@ class Recurrences:
         return values
 
     def write(self, data: Floats, values: Floats, length: int) -> None:
-        """Become the state after `length` rows."""
+        """Replace the state by one after `length` rows."""
         states = self.states(data)
         ordered = values[:, row_order(values.shape[1])]
         for columns, block in self.blocks(states[0]):
             block[:] = ordered[..., columns]
         states[1 + length // MARK % 2] = states[0]
 
-    def rewind(self, data: Floats, extent: MarkedExtent, pool: Pool) -> None:
+    def rewind(self, data: Floats, extent: MarkedExtent, pool: ThreadPool) -> None:
         """Go back to where an extent is now: to its last mark, and through the rows behind it."""
         states, mark = self.states(data), extent.marks[-1]
         if mark == 0:
@@ -113,7 +113,7 @@ class Recurrences:
         if extent.length > mark:
             self._replay(data, (mark, extent.length), pool)
 
-    def _replay(self, data: Floats, rows: tuple[int, int], pool: Pool) -> None:
+    def _replay(self, data: Floats, rows: tuple[int, int], pool: ThreadPool) -> None:
         (start, stop), state_size = rows, COPIES * prod(self.slot.shape)
         count = stop - start
         kept = data[state_size:].reshape(KEPT, -1)[np.arange(start, stop) % KEPT]
@@ -127,21 +127,21 @@ class Recurrences:
             address, (q, k, v, alpha, beta, out)
         )
         args.states, args.segments, args.segment_count = map(address, (state, segments, numbers))
-        op = Op(
-            int(Kind.GATED_DELTA), 0, address(numbers[1:]), address(faults),
+        op = NativeOp(
+            int(OpKind.GATED_DELTA), 0, address(numbers[1:]), address(faults),
             ctypes.addressof(args), 0,
         )  # fmt: skip
         pool.run(op_list([op]), 1)
 
 
-def recurrences_of(node: Node, graph: Graph) -> Recurrences:
-    """What a node keeps in its slot."""
+def recurrent_layout(node: Node, graph: Graph) -> RecurrentLayout:
+    """Return the layout of a node's slot."""
     op = node.op
     assert isinstance(op, ops.DeltaRule | ops.StateSpace)
     slot = op.slot_kinds()["state"]
     assert isinstance(slot, Recurrent)
     per_channel = len(graph.values[node.inputs[3]].shape) > 1
-    return Recurrences(slot, op.groups, per_channel, isinstance(op, ops.DeltaRule))
+    return RecurrentLayout(slot, op.groups, per_channel, isinstance(op, ops.DeltaRule))
 
 
 @dataclass
@@ -162,7 +162,7 @@ class MarkedExtent(RecurrentExtent):
         self.length = length
 
     def reaches(self, length: int) -> bool:
-        """Whether there is a mark before it."""
+        """Check whether there is a mark before it."""
         return length >= min(self.length, self.marks[0])
 
     def rewind(self, length: int) -> int:
@@ -171,5 +171,5 @@ class MarkedExtent(RecurrentExtent):
         return super().rewind(length)
 
     def begin(self, length: int, base: int = 0) -> None:
-        """Begin at what was imported, of a sequence of this many rows."""
+        """Start from an imported state of a sequence of this many rows."""
         self.length, self.marks = length, (length,)

@@ -1,4 +1,4 @@
-"""Giving back the file's pages once its weights are packed: otherwise a model counts twice."""
+"""Release of a mapped file's pages once its weights are packed, lest a model take memory twice."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 
 def _owner(array: Any) -> Any:
-    """What the memory of a view belongs to."""
+    """Return the object that owns a view's memory."""
     while isinstance(array, np.ndarray | memoryview):
         array = array.base if isinstance(array, np.ndarray) else array.obj
     return array
 
 
-def forget(array: npt.NDArray[Any]) -> None:
+def release_pages(array: npt.NDArray[Any]) -> None:
     """Let the system drop the pages of a view of a mapped file; they are read again if needed.
 
     Only whole pages go, and nothing happens to arrays that are not a file's.

@@ -1,4 +1,4 @@
-"""Our own kernels tried on a device: those that have the bits of the array operations are used."""
+"""Trials of custom kernels on a device: those with the bits of the array operations are used."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from cortiq.backend.array_attention import AttentionGeometry, attend
 from cortiq.numerics.attention import scoring
 from cortiq.numerics.layouts import LAYOUTS, Weight
 from cortiq.numerics.philox import philox
-from cortiq_mlx import custom
-from cortiq_mlx.arithmetic import Faults, Planes
-from cortiq_mlx.arrays import FLOATS
-from cortiq_mlx.bodies import MATVEC, QUANTISE, TILE, Body
+from cortiq_mlx import custom_kernels
+from cortiq_mlx.arithmetic import CachedPlanes, Faults
+from cortiq_mlx.array_library import FLOATS
+from cortiq_mlx.kernel_sources import MATVEC, QUANTISE, TILE, KernelSource
 from cortiq_mlx.library import DEVICES, mx
-from cortiq_mlx.matrices import Matrix
+from cortiq_mlx.matrices import MlxMatrix
 
 WIDTH = 768
 
 
 def _floats(rows: int, columns: int, key: int) -> np.ndarray:
-    """Values around 2⁻⁸ … 2⁸ of both signs, ties among them; the second row is zero."""
+    """Return values around 2⁻⁸ … 2⁸ of both signs, ties among them; the second row is zero."""
     counter = np.arange(rows * columns, dtype=np.uint32)
     words = philox((counter, 0, 0, 0), (key, 3))[0]
     bits = (words & np.uint32(0x807FF000)) + ((119 + words % np.uint32(17)) << 23)
@@ -42,14 +42,14 @@ def _quantise() -> list[mx.array]:
 
 
 def _matvec() -> list[mx.array]:
-    """One layout of each form that the kernel knows."""
+    """Multiply by one layout of each form that the kernel knows."""
     found = []
     for name in ("Q4_1", "Q8_0", "Q5_K", "Q6_K"):
         layout = LAYOUTS[name]
         raw = _bytes((70, WIDTH // layout.block, layout.block_bytes), 2)
         for at in {"Q4_1": (0, 2), "Q8_0": (0,), "Q5_K": (0, 2), "Q6_K": (208,)}[name]:
             raw[:, :, at + 1] = raw[:, :, at + 1] & 0x9F | 0x20  # halves of moderate size
-        matrix = Matrix(Weight.from_bytes(layout, raw.reshape(-1), (70, WIDTH)), name)
+        matrix = MlxMatrix(Weight.from_bytes(layout, raw.reshape(-1), (70, WIDTH)), name)
         matrix.split()
         found.append(
             matrix.product(FLOATS.quantised(mx.array(_floats(3, WIDTH, 4))[None]), Faults(3))
@@ -58,11 +58,11 @@ def _matvec() -> list[mx.array]:
 
 
 def _tile() -> list[mx.array]:
-    """Two tiles with a window, the second not full."""
+    """Attend to two tiles with a window, the second not full."""
     sides = [_bytes((100, 2, 2, dim), dim).view(np.int8) for dim in (64, 48)]
     exponents = [(_bytes((100, 2), key) % 8).astype(np.int8) - 16 for key in (7, 8)]
     keys, values = (
-        Planes(mx.array(np.clip(side, -126, 126)), mx.array(e))
+        CachedPlanes(mx.array(np.clip(side, -126, 126)), mx.array(e))
         for side, e in zip(sides, exponents, strict=True)
     )
     q = FLOATS.quantised(mx.array(_floats(2 * 4, 64, 9).reshape(2, 4, 64)))
@@ -70,7 +70,7 @@ def _tile() -> list[mx.array]:
     return [attend(FLOATS, q, keys, values, [98, 99], how, {})]
 
 
-TRIALS: Sequence[tuple[Body, Callable[[], list[mx.array]]]] = (
+TRIALS: Sequence[tuple[KernelSource, Callable[[], list[mx.array]]]] = (
     (QUANTISE, _quantise),
     (MATVEC, _matvec),
     (TILE, _tile),
@@ -79,17 +79,17 @@ TRIALS: Sequence[tuple[Body, Callable[[], list[mx.array]]]] = (
 
 @cache
 def confirmed(device: str) -> frozenset[str]:
-    """Names of the kernels that compile there and have every bit of the array operations."""
-    if custom.target_of(device) is None:
+    """Return the names of the kernels that compile there with the bits of the array operations."""
+    if custom_kernels.target_of(device) is None:
         return frozenset()
     with mx.stream(DEVICES[device]):
         return frozenset(body.name for body, made in TRIALS if _agrees(body, made))
 
 
-def _agrees(body: Body, made: Callable[[], list[mx.array]]) -> bool:
+def _agrees(body: KernelSource, made: Callable[[], list[mx.array]]) -> bool:
     expected = [np.array(array) for array in made()]
     try:
-        with custom.using(frozenset({body.name})):
+        with custom_kernels.using(frozenset({body.name})):
             got = [np.array(array) for array in made()]
     except RuntimeError:  # MLX: it does not compile here, or cannot be launched
         return False

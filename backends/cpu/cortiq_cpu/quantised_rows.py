@@ -13,12 +13,12 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def record_bytes(width: int) -> int:
-    """Bytes of a record of `width` columns, a multiple of 64."""
+    """Return the bytes of a record of `width` columns, a multiple of 64."""
     return library().cortiq_record_bytes(width)
 
 
 def records_of(rows: Quantised) -> Bytes:
-    """Quantised rows q [n, K], e [n] as records: uint8 [n, record bytes], 64-byte aligned."""
+    """Write quantised rows q [n, K], e [n] as records: uint8 [n, record bytes], 64-byte aligned."""
     count, width = rows.q.shape
     records = aligned(count * record_bytes(width))
     write_records(records, rows, width)
@@ -36,7 +36,7 @@ def write_records(buffer: Bytes, rows: Quantised, width: int) -> None:
 
 
 def read_records(buffer: Bytes, shape: tuple[int, ...]) -> Quantised:
-    """The quantised rows of this shape that a buffer holds."""
+    """Read quantised rows of this shape from a buffer."""
     *lead, width = shape
     records = buffer.reshape(-1, record_bytes(width))
     q = records[:, : 2 * width].view(np.int16).astype(np.int32)

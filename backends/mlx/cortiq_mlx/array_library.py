@@ -14,18 +14,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cortiq.backend import CompileOptions
-from cortiq_mlx import bodies, custom
+from cortiq_mlx import custom_kernels, kernel_sources
 from cortiq_mlx.arithmetic import (
     LARGEST,
+    CachedPlanes,
     Faults,
-    Planes,
-    Rows,
+    MlxRows,
     fixed,
     magnitude_bits,
     snap,
 )
 from cortiq_mlx.attention import PlaneProducts
-from cortiq_mlx.exact import planes
+from cortiq_mlx.exact_sums import planes
 from cortiq_mlx.library import DEVICES, description, mx, version
 
 
@@ -38,7 +38,7 @@ class MlxArrays(PlaneProducts):
     """
 
     module: ClassVar[Any] = mx
-    rows = Rows
+    rows = MlxRows
     row_type = "i16"
     poison = (127, 60)
 
@@ -92,13 +92,13 @@ class MlxArrays(PlaneProducts):
         """Return shape and type of a row that is kept: two int8 planes."""
         return (heads, 2, dim), "i8"
 
-    def stored(self, rows: Rows) -> tuple[mx.array, mx.array]:
+    def stored(self, rows: MlxRows) -> tuple[mx.array, mx.array]:
         """Return rows as planes [rows, heads, 2, dim]."""
         return mx.stack([*planes(rows.q)], axis=2), rows.e
 
-    def read(self, q: mx.array, e: mx.array) -> Planes:
+    def read(self, q: mx.array, e: mx.array) -> CachedPlanes:
         """Return rows as attention reads them."""
-        return Planes(q, e)
+        return CachedPlanes(q, e)
 
     def to_planes(self, q: mx.array, e: mx.array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the planes on the host."""
@@ -125,10 +125,10 @@ class MlxArrays(PlaneProducts):
         """Return the bits of |x|."""
         return magnitude_bits(x)
 
-    def quantised(self, x: mx.array) -> Rows:
+    def quantised(self, x: mx.array) -> MlxRows:
         """Return rows (last axis) as integers and exponents, by our own kernel where in use."""
-        if custom.active(bodies.QUANTISE):
-            return Rows(*custom.quantise(x))
+        if custom_kernels.active(kernel_sources.QUANTISE):
+            return MlxRows(*custom_kernels.quantise(x))
         return super().quantised(x)
 
     def provenance(self) -> dict[str, str]:
@@ -146,7 +146,7 @@ class MlxArrays(PlaneProducts):
     @contextmanager
     def running(self, options: CompileOptions) -> Iterator[None]:
         """Compute on the device, with our own kernels that are in use there."""
-        with mx.stream(DEVICES[self.device]), custom.using(self.own):
+        with mx.stream(DEVICES[self.device]), custom_kernels.using(self.own):
             yield
 
 
