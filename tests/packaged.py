@@ -86,10 +86,12 @@ def program(late: bool = False) -> tuple[Program, dict[str, Weight]]:
     return b.program(), weights
 
 
-def computed(backend: Backend, late: bool = False, **options: Any) -> tuple[Any, Any]:
+def computed(
+    backend: Backend, late: bool = False, fallback: Backend | None = None, **options: Any
+) -> tuple[Any, Any]:
     """Digests and values of rows of two sequences, one of which fails, and the placement."""
     made, weights = program(late)
-    executable = place(backend, made, weights, CompileOptions(**options))
+    executable = place(backend, made, weights, CompileOptions(**options), fallback=fallback)
     good, bad = executable.open(ROWS + 1), executable.open(2)
     wants = (Digest("sum"), Digest("y"), Named("w"))
     rows = [Row(good, token, token, wants) for token in range(ROWS)]

@@ -250,7 +250,7 @@ def _recurrent(call: _Call, step: recurrent.StepFunction, *rows: Floats) -> Floa
 
 def defined_by_packages() -> Mapping[type[Op], Kernel]:
     """Return the kernels that define operators of packages: those they bring for the reference."""
-    given = getattr(default_plugins().backends.get(REFERENCE), "given", {})
+    given = getattr(default_plugins().backends.get("reference"), "given", {})
     return {op: kernel for op, kernel in given.items() if op not in FUNCTIONS}
 
 
@@ -261,7 +261,6 @@ def _packaged(call: _Call, *inputs: Any) -> Any:
     return kernel.function(replace(call, weights=weights), *inputs)
 
 
-REFERENCE = "reference"
 FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.EmbedRows: _embed_rows,
     ops.Quantise: lambda c, x: quantise_rows(x),

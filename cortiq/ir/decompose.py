@@ -97,7 +97,7 @@ def _share(nodes: list[Node], relied_on: set[str]) -> list[Node]:
 
 
 def primitives_within(node: Node, graph: Graph, program: Program) -> Graph:
-    """Return the primitives that a node stands for, itself if it is one, with the graph's values."""
+    """Return a graph of the primitives that a node stands for: of itself, if it is one."""
     alone = replace(graph, nodes=(node,), outputs=node.outputs)
     if node.op.primitive:
         return alone

@@ -75,8 +75,8 @@ class TritonBackend(TakesKernels):
             return Declined("computed as its primitives")
         given = self.given.get(type(node.op))
         if given is not None:
-            reason = package_refusal(node, graph, given)
-            return Declined(reason) if reason else Supported()
+            refused = package_refusal(node, graph, given)
+            return Declined(refused) if refused else Supported()
         from cortiq_triton.kernels import KERNELS, OPTIONS, limit_of
 
         reason = no_kernel(node.op, KERNELS, OPTIONS) or limit_of(node.op)
