@@ -17,6 +17,7 @@ from cortiq.backend.batch import (
     Digest,
     Draw,
     Drawn,
+    DrawnLogit,
     Finished,
     Named,
     Outcome,
@@ -45,6 +46,7 @@ from cortiq.backend.protocol import (
     Supported,
     Versions,
     batch_rows_of,
+    warm,
 )
 from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State, check_exported
 from cortiq.backend.weights import MATRICES, float_weight, stack_of
@@ -66,6 +68,7 @@ __all__ = [
     "Digest",
     "Draw",
     "Drawn",
+    "DrawnLogit",
     "Executable",
     "ExportedState",
     "FAULT",
@@ -100,4 +103,5 @@ __all__ = [
     "check_exported",
     "float_weight",
     "stack_of",
+    "warm",
 ]

@@ -20,7 +20,7 @@ class OperatorExample(NamedTuple):
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the hook `cortiq_kernels` returns.
+    """A kernel from the hook `cortiq_kernels`.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Kernel:
 
     @property
     def owner(self) -> str:
-        """What `placement` says."""
+        """Label of the kernel in the placement."""
         return f"{self.backend}/{self.name}"
 
 

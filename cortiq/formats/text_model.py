@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.formats.mapped import MappedTensors
-from cortiq.formats.mxfp4 import MXFP4Tensor
+from cortiq.formats.packed_tensors import PackedTensor
+from cortiq.formats.quantisation import KEYS
 
 TEXT = "text_config"
 TIED = "tie_word_embeddings"
@@ -24,7 +25,7 @@ NAME_PREFIXES: tuple[Mapping[str, str], ...] = (
 )
 """Name prefixes in the folder, and in a text-only checkpoint."""
 NESTED_LAYERS = ("model.language_model.layers.", "language_model.model.layers.")
-SHARED_KEYS = (TIED, "quantization_config", "compression_config")
+SHARED_KEYS = (TIED, *KEYS)
 """Keys that the whole folder's configuration may hold for the text model."""
 
 
@@ -36,8 +37,8 @@ class RenamedTensors(MappedTensors):
         super().__init__(inner.path, inner.paths, tensors, inner._buffers)
         self._inner, self._names = inner, names
 
-    def joined(self, name: str) -> MXFP4Tensor | None:
-        """Return the MXFP4 tensor of this name, or None for an ordinary tensor."""
+    def joined(self, name: str) -> PackedTensor | None:
+        """Return the quantised matrix of this name, or None for an ordinary tensor."""
         return getattr(self._inner, "joined", lambda _: None)(self._names[name])
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:

@@ -164,9 +164,13 @@ def merge_parts(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
 
 def call_object(call: ToolCall) -> dict[str, Any]:
     """Return a tool call as OpenAI's object, its arguments as JSON text."""
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    function = {"name": call.name, "arguments": arguments}
+    function = {"name": call.name, "arguments": arguments_text(call)}
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+
+
+def arguments_text(call: ToolCall) -> str:
+    """Return a call's arguments as JSON text."""
+    return json.dumps(call.arguments, ensure_ascii=False)
 
 
 @dataclass

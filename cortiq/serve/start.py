@@ -12,11 +12,12 @@ from cortiq.formats.strict_json import read_text
 from cortiq.model.model import Model
 from cortiq.options import GenerateOptions
 from cortiq.plugins import default_plugins
-from cortiq.serve.app import COUNTED_PATHS, Service, application
+from cortiq.serve.app import COUNTED_PATHS, application
 from cortiq.serve.metrics import Metrics
 from cortiq.serve.options import SAMPLING, ServeOptions
 from cortiq.serve.run import bind_socket, serve
 from cortiq.serve.served_model import ServedModel, client_name, make_served_model, models_by_name
+from cortiq.serve.service import Service
 from cortiq.serve.worker import Worker
 
 

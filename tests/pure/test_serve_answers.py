@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from cortiq.errors import BackendError
-from cortiq.serve.choice_builders import ResponseHead, TextChoiceBuilder
+from cortiq.serve.completion_writer import text_writer
 from cortiq.serve.errors import ApiError
 from cortiq.serve.generation_job import ChoiceUpdate, GenerationJob
-from cortiq.serve.responses import EventStream, job_updates
+from cortiq.serve.responses import AnswerStream, job_updates
 
 
 def job(*given):
@@ -33,12 +33,10 @@ def events(made, include_usage=False):
         prompt_tokens=2,
         tokenizer=None,
     )
-    stream = EventStream(
-        asked, made, ResponseHead("text_completion", "cmpl", asked), TextChoiceBuilder, 1, print
-    )
+    stream = AnswerStream(made, text_writer(asked, made), 1, print)
 
     async def collect():
-        return "".join([text async for text in stream.events()]).split("\n\n")[:-1]
+        return "".join([text async for text in stream.pieces()]).split("\n\n")[:-1]
 
     return asyncio.run(collect())
 
@@ -55,9 +53,7 @@ def test_the_log_has_the_error_of_a_stream():
     made = job(ChoiceUpdate(0, error=BackendError("the device is gone")))
     served = SimpleNamespace(name="m", fingerprint="c1-x")
     asked = SimpleNamespace(served=served, params=params, requests=made.requests, echo=())
-    stream = EventStream(
-        asked, made, ResponseHead("text_completion", "cmpl", asked), TextChoiceBuilder, 1, print
-    )
+    stream = AnswerStream(made, text_writer(asked, made), 1, print)
     scope = {"state": {"facts": {}}}
 
     async def receive():

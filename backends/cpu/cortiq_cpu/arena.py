@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cortiq.backend.arena import Free, place
+from cortiq.backend.arena import FreeSpans, place
 from cortiq.backend.fuse import Elementwise
 from cortiq.backend.lower import Lowered, Step
 from cortiq.ir import ops
@@ -59,7 +59,7 @@ def assign(
     lowered: Lowered, steps: Sequence[Step], sizes: dict[str, int], kept: set[str], first: list[str]
 ) -> ArenaOffsets:
     """Assign an offset to every value of the steps; see `cortiq.backend.arena.place`."""
-    free, whole = Free(), {name: aligned(size) for name, size in sizes.items()}
+    free, whole = FreeSpans(), {name: aligned(size) for name, size in sizes.items()}
     offsets = place(
         [[step] for step in steps], lowered.root, whole, kept, first, lambda name: free,
         lambda step, read: _replaced(lowered, step, sizes, read),

@@ -113,14 +113,20 @@ class PackedMatrix:
 
     def _pack_panels(self, weight: Weight, matrix: int, first: int, count: int) -> int:
         """Pack some panels of one matrix; nonzero if a scale is not canonical."""
-        part = weight.rows(matrix * self.height, (matrix + 1) * self.height).parts
+        start, stop = first * PANEL, min((first + count) * PANEL, self.height)
+        before = matrix * self.height
+        part = weight.rows(before + start, before + stop).parts
         codes = next(part[key] for key in ("raw", "codes", "hi") if key in part)
         given = [_contiguous(codes), _contiguous(part.get("lo"))]
         given.append(_contiguous(part.get("scale"), np.float32))
-        pointers = [None if array is None else array.ctypes.data for array in given]
+        # The kernel counts rows from the matrix's first, which these arrays do not hold.
+        pointers = [
+            None if array is None else array.ctypes.data - start * array.strides[0]
+            for array in given
+        ]
         failed = library().cortiq_matrix_pack(self.address, matrix, first, count, *pointers)
         for array in part.values():
-            release_pages(array[first * PANEL : (first + count) * PANEL])
+            release_pages(array)
         return failed
 
     def _explain(self, weight: Weight, name: str) -> None:

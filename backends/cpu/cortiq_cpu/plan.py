@@ -12,7 +12,7 @@ import numpy as np
 from cortiq.backend.admission import BY_ROW
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.backend.lower import Admit, Lowered, Step, joined_products, lower
-from cortiq.backend.requests import Ask, Request, RequestPlan
+from cortiq.backend.requests import Ask, RequestedOutputs, RequestPlan
 from cortiq.ir import Graph, ops
 from cortiq_cpu.arena import Arena, ArenaOffsets, assign
 from cortiq_cpu.bind import ops_of
@@ -105,7 +105,7 @@ class CpuPlan(RequestPlan[CompiledOps]):
         sizes.append(native.cortiq_tail_workspace(max(widths, default=1), threads))
         return max(sizes)
 
-    def compile(self, request: Request) -> CompiledOps:
+    def compile(self, request: RequestedOutputs) -> CompiledOps:
         """Make the op lists of a request."""
         lowered = joined_products(lower(self.graph, request.wanted, self.given))
         trunk = fuser(lowered, request.wanted, request.supplied).fuse(lowered.trunk)
@@ -149,7 +149,7 @@ class CpuPlan(RequestPlan[CompiledOps]):
         lowered: Lowered,
         trunk: tuple[Step, ...],
         tail: tuple[Step, ...],
-        request: Request,
+        request: RequestedOutputs,
     ) -> ArenaOffsets:
         sizes: dict[str, int] = {}
         made = {name for step in trunk for name in step.outputs} | set(self.graph.inputs)

@@ -1,7 +1,7 @@
 """E4M3 codes as integers: mantissas of four bits times 2^n, n = 0 … 14, in units of 2⁻⁹.
 
-An integer is 256·upper + lower, of which one is 0: |upper| ≤ 896, |lower| ≤ 1920, so that sums of 32
-products with 16-bit integers fit int32. Tensor cores take it as four digits of base 16, of which
+An integer is 256·upper + lower, of which one is 0: |upper| ≤ 896, |lower| ≤ 1920, so that sums of
+32 products with 16-bit integers fit int32. Tensor cores take it as four digits of base 16, of which
 all but one are 0: a digit is at most 120.
 """
 

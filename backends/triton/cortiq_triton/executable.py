@@ -118,19 +118,22 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         self.settle()
         return super().forward(batch)
 
-    def warm(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+    def warm(self, progress: Callable[[int, int], None] = lambda done, total: None) -> bool:
         """Compile the kernels that serving needs, those that Triton's cache lacks.
+
+        Return False in Triton's interpreter, which compiles nothing.
 
         Parameters
         ----------
         progress : called with how many kernels are ready, and how many there are.
         """
         if self.device == "cpu":
-            return
+            return False
         self.prepare(min(self.program.context, EARLY_POSITIONS))
         with compiled.collecting(progress):
             warm.walk(self)
         compiled.COMPILATIONS.expected = False
+        return True
 
     def close(self) -> None:
         """Release weights, sequences and pages."""

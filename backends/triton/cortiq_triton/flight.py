@@ -15,14 +15,15 @@ import torch
 from cortiq.backend import FAULT, Batch, BatchResult, Draw, Outcome, State, Status
 from cortiq.backend.admission import drawn_token, groups_of
 from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.requests import penalises
 from cortiq_triton.answers import Fetched
 from cortiq_triton.decode import DRAWN_ROWS, FEWEST_PAGES, Decoder
-from cortiq_triton.draw import penalises
 from cortiq_triton.language import pow2
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
-from cortiq_triton.state import UNKNOWN, TritonState
+from cortiq_triton.state import TritonState
+from cortiq_triton.token_log import UNKNOWN
 
 
 @dataclass(eq=False)
@@ -131,7 +132,7 @@ def _needs_history(batch: Batch) -> bool:
     """Whether a draw depends on ids so far, which only the host knows."""
     asked = {wants for wants in {row.wants for row in batch.rows} if wants}
     return any(
-        isinstance(want, Draw) and want.history is None and penalises(want.sampling)
+        isinstance(want, Draw) and want.history is None and penalises(want)
         for wants in asked
         for want in wants
     )

@@ -276,9 +276,9 @@ def matvec_blocks(
     faults: Tensor, R: Tensor, N: Tensor, units: Tensor, blocks: Tensor, cut: Tensor, cut2: Tensor,
     per: Tensor, count: Tensor, group: Tensor, CHOICE: tl.constexpr, BIASED: tl.constexpr,
     RESIDUAL: tl.constexpr, PARTS: tl.constexpr, NIBBLES: tl.constexpr, BLOCK: tl.constexpr,
-    E4M3: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
-    BIAS: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, EVEN: tl.constexpr,
-    ONCE: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
+    E4M3: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr,
+    OFFSETS: tl.constexpr, BIAS: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr,
+    EVEN: tl.constexpr, ONCE: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
 ) -> None:  # fmt: skip
     """A row of out [R, N] by BN weight rows of `units` times 32 columns, T units at a time.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cortiq.backend import Row
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
-from cortiq.backend.plan import Plan as Steps
+from cortiq.backend.plan import KernelPlan as Steps
 from cortiq.backend.plan import Prepared, Step, used_up
 from cortiq.backend.rotary import reach, supplied_positions, turns_of
 from cortiq.ir import Graph, Op, ops

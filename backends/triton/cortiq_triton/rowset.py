@@ -51,12 +51,12 @@ class RowBuffer:
         return self._hosts[self._turn]
 
     def views(self, parts: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """The arrays on the device, flat, by name."""
+        """The arrays on the device, by name."""
         assert self.there is not None
         found, at = {}, 0
         for name, part in parts.items():
             kind = torch.int64 if part.dtype == np.int64 else torch.int32
-            found[name] = self.there[at : at + part.nbytes].view(kind)
+            found[name] = self.there[at : at + part.nbytes].view(kind).view(part.shape)
             at += _padded(part)
         return found
 

@@ -15,7 +15,7 @@ from cortiq.backend.plan import Step
 from cortiq.backend.walk import Group, Walk
 from cortiq.numerics.contract import TILE
 from cortiq_triton import elementwise
-from cortiq_triton.answers import Answers, Fetched, packed, resolve
+from cortiq_triton.answers import Answers, Fetched, resolve
 from cortiq_triton.call import Call, Shared
 from cortiq_triton.plan import Plan
 from cortiq_triton.rows import Rows, empty_rows
@@ -71,14 +71,11 @@ class Run(Walk[TritonState]):
         return Answers(self).fetch(range(len(self.rows))).read()
 
     def launch(self) -> None:
-        """Every step and every answer, with nothing of the host's: `packed` is what was found."""
+        """Every step, with nothing of the host's: ids that the step before drew are read there."""
         if self.drawn is not None:
             known = self.there["tokens"], self.there["sources"], self.drawn
             self.ids = resolve(len(self.rows), *known)
         self.walk()
-        self.packed = packed(self, Answers(self))
-        if self.drawn is not None:
-            self.drawn[: len(self.rows)] = self.packed[:, 1]
 
     def fetch(self, places: Sequence[int]) -> Fetched:
         """Launch every step and every answer, and start bringing these to the host.

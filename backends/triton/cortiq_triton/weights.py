@@ -205,7 +205,8 @@ def _integers(array: np.ndarray | None, width: int) -> torch.Tensor | None:
 def _form(values: np.ndarray, weight: Weight) -> np.ndarray:
     """The smallest array that holds these floats exactly in the layout's own form.
 
-    float32 is its own; int16 holds f16 bits; uint16 the upper half of float32 (MXFP4's powers of two).
+    float32 is its own; int16 holds f16 bits; uint16 the upper half of float32 (MXFP4's powers of
+    two).
     """
     if weight.layout.words == "f32":
         return values

@@ -16,7 +16,7 @@ __all__ = ["RowShader", "cortiq_backends"]
 
 @hookimpl
 def cortiq_backends() -> Sequence[WgpuBackend]:
-    """The backend of this package."""
+    """Return the backend of this package."""
     from cortiq_wgpu.backend import WgpuBackend
 
     return [WgpuBackend()]

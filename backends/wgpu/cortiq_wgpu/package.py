@@ -9,13 +9,12 @@ from cortiq.backend import Kernel
 from cortiq.backend.lower import PackageOp, Step
 from cortiq.errors import BackendError, shown
 from cortiq.ir import ops
-from cortiq_wgpu.binder import Binder
-from cortiq_wgpu.device import Gpu
+from cortiq_wgpu.binder import DispatchBinder
+from cortiq_wgpu.device import GpuDevice
+from cortiq_wgpu.dispatch import NONE
 from cortiq_wgpu.shader import RowShader
-from cortiq_wgpu.source import PARAMETER, Stage, bits, stage
-from cortiq_wgpu.source import Kernel as SourceKernel
+from cortiq_wgpu.shader_source import PARAMETER, ShaderSource, Stage, bits, stage
 from cortiq_wgpu.weights import MATRICES
-from cortiq_wgpu.work import NONE
 
 
 def check_shader(kernel: Kernel) -> None:
@@ -33,7 +32,7 @@ def check_shader(kernel: Kernel) -> None:
         raise BackendError(what, hint="Matrices are packed for the backend's own kernels.")
 
 
-def package_stage(binder: Binder, step: Step) -> list[tuple[Stage, Mapping[str, int]]]:
+def package_stage(binder: DispatchBinder, step: Step) -> list[tuple[Stage, Mapping[str, int]]]:
     """Return the stage of a package's kernel.
 
     Raises
@@ -58,7 +57,7 @@ def package_stage(binder: Binder, step: Step) -> list[tuple[Stage, Mapping[str, 
     return [(stage("package", BODY=shader.body), values)]
 
 
-def compile_shaders(gpu: Gpu, group: Sequence[Step], kernels: Sequence[SourceKernel]) -> None:
+def compile_shaders(gpu: GpuDevice, group: Sequence[Step], kernels: Sequence[ShaderSource]) -> None:
     """Compile the dispatches of a group now, so that an error in a package's text names it.
 
     Raises
