@@ -45,8 +45,8 @@ def cortiq_backends() -> Sequence[Backend]:
 def cortiq_kernels() -> Sequence[Kernel]:
     """Return kernels for primitives, perhaps of the package's own, on existing backends.
 
-    A backend that takes kernels (`cortiq.backend.Kernel`) has a method `use_kernel`; the function is
-    in the backend's own form. `placement` then says `BACKEND/NAME` for the nodes that it computes.
+    A backend that takes kernels (`cortiq.backend.Kernel`) has a method `use_kernel`; the function
+    is in its own form. `placement` then says `BACKEND/NAME` for the nodes that it computes.
     """
     raise NotImplementedError
 
