@@ -80,6 +80,13 @@ class GenerationJob:
             sequence.error,
         )
 
+    def end_unsubmitted(self) -> None:
+        """End every choice before it begins, as if it had reached its length at once."""
+        self._pending.clear()
+        self.updates.put_nowait(ChoiceUpdate(0))
+        for choice in range(len(self.requests)):
+            self.updates.put_nowait(ChoiceUpdate(choice, finish="length"))
+
     @property
     def ready_choices(self) -> list[int]:
         """Choices to submit now: the first of a prompt at once, the others when its prefill is

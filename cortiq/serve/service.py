@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
@@ -24,6 +25,8 @@ from cortiq.serve.options import ServeOptions
 from cortiq.serve.parsed_request import ParsedRequest, parse_chat, parse_completion
 from cortiq.serve.responses import AnswerStream, ClientGone, MakeWriter, json_response, unless_gone
 from cortiq.serve.served_model import ServedModel
+from cortiq.serve.tokens import detokenize, tokenize
+from cortiq.serve.worker import Worker
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,7 +131,11 @@ class Service:
         self, request: HttpRequest, parsed: ParsedRequest, make: MakeWriter
     ) -> Response:
         """Compute a parsed request and write its answer in the form of an API."""
-        job, worker = GenerationJob(parsed.requests), parsed.served.worker
+        worker = parsed.served.worker
+        if parsed.params.prompt_logprobs is not None:
+            scored = await self.compute(request, worker, parsed.prompt_steps())
+            parsed = replace(parsed, prompt_tokens_scored=scored)
+        job = GenerationJob(parsed.requests)
         writer = make(parsed, job)
         facts = request.state.facts
         facts["model"] = parsed.served.name
@@ -137,7 +144,10 @@ class Service:
             worker.cancel(job)
             facts.update(job_facts(job))
 
-        worker.submit(job)
+        if parsed.params.silent:
+            job.end_unsubmitted()
+        else:
+            worker.submit(job)
         if parsed.params.stream:
             try:
                 accepted = await job.updates.get()
@@ -162,7 +172,13 @@ class Service:
     async def vectors(self, request: HttpRequest, parsed: EmbeddingRequest) -> np.ndarray:
         """Compute the vectors of an embedding request."""
         request.state.facts["model"] = parsed.served.name
-        job = parsed.served.worker.compute(parsed.steps())
+        return await self.compute(request, parsed.served.worker, parsed.steps())
+
+    async def compute(
+        self, request: HttpRequest, worker: Worker, steps: Generator[Any, None, None]
+    ) -> Any:
+        """Return the last item of steps that are computed between those of a model's engine."""
+        job = worker.compute(steps)
 
         async def wait() -> None:
             await job
@@ -172,6 +188,18 @@ class Service:
         finally:
             job.cancel()
         return job.result()
+
+    async def tokenize(self, request: HttpRequest) -> Response:
+        """Handle `POST /tokenize`."""
+        fields = await self.body(request)
+        served = self.find(model_name(fields))
+        return JSONResponse(await self.read(request, lambda: tokenize(served, fields)))
+
+    async def detokenize(self, request: HttpRequest) -> Response:
+        """Handle `POST /detokenize`."""
+        fields = await self.body(request)
+        served = self.find(model_name(fields))
+        return JSONResponse(await self.read(request, lambda: detokenize(served, fields)))
 
     async def list_models(self, request: HttpRequest) -> Response:
         """Handle `GET /v1/models`."""
