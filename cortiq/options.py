@@ -240,9 +240,10 @@ class GenerateOptions(OptionSet):
         (), "End after this token id; may be repeated.", int, least=0, repeated=True, ends=True
     )
     ignore_eos: bool = option(False, "Continue after the model's own end tokens.", bool, ends=True)
-    chunk_rows: int = option(
-        256, "Prompt tokens computed at a time; changes no token.", int, least=1
-    )
+    chunk_rows: int | None = option(
+        None, "Most prompt tokens computed at a time; changes no token. By default as many as suit "
+        "the device.", int, least=1,
+    )  # fmt: skip
     draft: str = option(
         "off", "Drafter for speculative decoding; changes no token: off, auto, lookup, mtp, mimo, "
         "dflash:PATH, model:PATH, a plugin's, or several, separated by commas.",

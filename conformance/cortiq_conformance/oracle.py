@@ -15,7 +15,7 @@ import numpy as np
 from cortiq.ir import KVRows, Node, Op, Program, Recurrent, ops, primitives_of
 from cortiq.numerics import (
     attention,
-    blocks,
+    key_blocks,
     matmul,
     norms,
     recurrent,
@@ -184,7 +184,7 @@ def _store_kv(call: _Call, keys: Quantised, values: Quantised | None = None) -> 
 
 def _choose_blocks(call: _Call, q: Quantised, position: Ints) -> Ints:
     op, (keys, _) = call.op, call.slots[call.roles["kv"]]
-    return blocks.choose_blocks(q, keys, position, op.block, op.top, op.local)
+    return key_blocks.choose_blocks(q, keys, position, op.block, op.top, op.local)
 
 
 def _attend(call: _Call, q: Quantised, position: Ints, chosen: Ints | None = None) -> Floats:

@@ -17,6 +17,7 @@ from cortiq.backend.batch import (
     Digest,
     Draw,
     Drawn,
+    DrawnLogit,
     Finished,
     Named,
     Outcome,
@@ -34,6 +35,7 @@ from cortiq.backend.kernel_walk import KernelCall
 from cortiq.backend.matrices import Float64Matrix
 from cortiq.backend.numpy_arrays import NumPyArrays
 from cortiq.backend.protocol import (
+    BATCH_ROWS,
     HOOKSPEC_VERSION,
     Backend,
     CompileOptions,
@@ -43,6 +45,8 @@ from cortiq.backend.protocol import (
     Support,
     Supported,
     Versions,
+    batch_rows_of,
+    warm,
 )
 from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State, check_exported
 from cortiq.backend.weights import MATRICES, float_weight, stack_of
@@ -53,6 +57,7 @@ __all__ = [
     "Argmax",
     "Arithmetic",
     "ArrayLibrary",
+    "BATCH_ROWS",
     "Backend",
     "Batch",
     "BatchResult",
@@ -63,6 +68,7 @@ __all__ = [
     "Digest",
     "Draw",
     "Drawn",
+    "DrawnLogit",
     "Executable",
     "ExportedState",
     "FAULT",
@@ -92,7 +98,9 @@ __all__ = [
     "Top",
     "Versions",
     "Want",
+    "batch_rows_of",
     "check_exported",
     "float_weight",
     "stack_of",
+    "warm",
 ]

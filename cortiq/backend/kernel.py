@@ -13,7 +13,7 @@ from cortiq.ir import Op
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the hook `cortiq_kernels` returns.
+    """A kernel from the hook `cortiq_kernels`.
 
     Attributes
     ----------
@@ -30,7 +30,7 @@ class Kernel:
 
     @property
     def owner(self) -> str:
-        """What `placement` says."""
+        """Label of the kernel in the placement."""
         return f"{self.backend}/{self.name}"
 
 

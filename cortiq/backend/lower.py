@@ -1,4 +1,4 @@
-"""From an entry graph of primitives to the steps that a batch takes, for compiled backends.
+"""Lowering of an entry graph of primitives to steps, for compiled backends.
 
 Steps that state depends on run on all rows of a chunk (the *trunk*); the others only on rows that
 want one of their values (the *tail*). Reshapes are no steps: a value and its reshaped form share
@@ -59,7 +59,7 @@ class Step:
 
 
 def _role(node: Node) -> str:
-    """Last part of a node's name that is not its operator's."""
+    """Return the last part of a node's name that is not its operator's."""
     *_, before, last = ["", *node.name.split(".")]
     return before if before and last.lower() == node.op.kind.lower() else last
 
@@ -113,7 +113,7 @@ def _is_late(node: Node, always: frozenset[str]) -> bool:
 
 
 def _gathered(steps: list[Step], always: frozenset[str], lowered: Lowered) -> list[Step]:
-    """Let the tail's steps read copies of what the trunk computed."""
+    """Insert copies of trunk values for the tail's steps."""
     done: list[Step] = []
     known: set[str] = set()
     for step in steps:

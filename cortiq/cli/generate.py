@@ -177,6 +177,8 @@ def load_model(name: str, options: dict[str, Any]) -> Model:
 
     with progress_bar(in_bytes=True) as bar:
         model = cortiq.load(name, progress=bar, **select(LoadOptions, options))
+    for line in model.notes:
+        note(line)
     if model.declined:
         count = len(model.declined)
         note(f"{model.backend} declines {count} nodes; the reference computes them (see `inspect`)")

@@ -85,6 +85,11 @@ class Model(PrefixCacheMixin, ScoringMixin):
         return self._source.model_hash()
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines about what the model's files ask for and is not done."""
+        return self._source.notes
+
+    @property
     def fingerprint(self) -> str:
         """Hash of everything that decides the logits of given token ids (`fingerprint.py`)."""
         return fingerprint(model_facts(self.program, self.model_hash))

@@ -39,6 +39,7 @@ class ModelSource:
     close : lets go of the files.
     longest : the longest context the model can be loaded with; 0 for the one it has.
     usual : how it is sampled from where the caller says nothing.
+    notes : what its files ask for and is not done, a line each.
     """
 
     program: Program
@@ -49,6 +50,7 @@ class ModelSource:
     close: Callable[[], None] = lambda: None
     longest: int = 0
     usual: UsualSampling = CORTIQ_SAMPLING
+    notes: tuple[str, ...] = ()
 
 
 def model_name(name: object) -> str:
@@ -101,6 +103,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         close,
         getattr(loaded.config, "max_position_embeddings", 0),
         usual_sampling(name, getattr(checkpoint, "sampling", {})),
+        getattr(checkpoint, "notes", ()),
     )
 
 

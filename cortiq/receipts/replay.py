@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from cortiq.backend import batch_rows_of
 from cortiq.engine.accept import drawn_token
 from cortiq.engine.output import Output
 from cortiq.engine.request import Request, make_request, vocabulary_size
@@ -200,12 +201,13 @@ class ClaimReplay:
         possible = next((i for i, t in enumerate(tokens) if t >= vocabulary), len(tokens) - 1)
         ids = [*request.prompt, *tokens[:possible]]
         silent = len(request.prompt) - 1
+        chunk_rows = request.chunk_rows or batch_rows_of(self.model.executable)
         with Session(self.model.executable, len(ids)) as session:
-            for start in range(0, silent, request.chunk_rows):
-                end = min(start + request.chunk_rows, silent)
+            for start in range(0, silent, chunk_rows):
+                end = min(start + chunk_rows, silent)
                 session.read(session.feed(ids[start:end], ()))
                 self._advance(end, len(ids))
-            chunk_rows = max(1, min(request.chunk_rows, MAX_LOGITS // vocabulary))
+            chunk_rows = max(1, min(chunk_rows, MAX_LOGITS // vocabulary))
             for start in range(silent, len(ids), chunk_rows):
                 end = min(start + chunk_rows, len(ids))
                 wants = [

@@ -41,8 +41,13 @@ class ServeOptions(OptionSet):
     repetition_penalty: float | None = option(
         None, "Default repetition penalty of requests.", float, above=0.0
     )
-    batch_rows: int = option(256, "Most rows computed together.", int, least=1)
-    sequences: int = option(64, "Sequences computed at once; others wait.", int, least=1)
+    batch_rows: int | None = option(
+        None, "Most rows computed together; by default as many as suit the device.", int, least=1
+    )
+    sequences: int | None = option(
+        None, "Sequences computed at once, others wait; by default as many as suit the device.",
+        int, least=1,
+    )  # fmt: skip
     waiting: int = option(256, "Sequences that may wait; more are refused (429).", int, least=1)
     kept_prefixes: int = option(
         16, "Ended sequences kept as prefix cache; 0 keeps none.", int, least=0

@@ -15,7 +15,7 @@ from cortiq.numerics.contract import F32, OutOfDomainError, snap
 from cortiq.numerics.masks import allowed_ids, mask_of
 from cortiq.numerics.sampling import Sampling
 
-Kind = args.Kind
+Kind = args.OpKind
 WIDTHS = (1, 7, 255, 1000, 8192, 20001)
 pytestmark = pytest.mark.parametrize("path", PATHS)
 
@@ -33,7 +33,7 @@ def tail(path, kind, x, rows=None, **fields):
     room[:] = 0xA5
     pointers = {k: address(v) for k, v in fields.items() if isinstance(v, np.ndarray)}
     numbers = {k: v for k, v in fields.items() if not isinstance(v, np.ndarray)}
-    struct = args.Tail(
+    struct = args.AnswerArgs(
         x=address(x), workspace=address(room), x_stride=width, width=width, **pointers, **numbers
     )
     return run_ops(path, len(x) if rows is None else rows, (kind, struct))
@@ -99,7 +99,7 @@ def draw_struct(sampling_, history, position, choice, keep, mask=None):
         places[4] = None
     penalty, unit = F32(sampling_.repetition_penalty), 1 << 24
     hot = sampling_.temperature
-    return args.Draw(
+    return args.DrawArgs(
         *places, len(arrays[0]), len(arrays[2]),
         F32(1) / F32(hot) if hot else 0, penalty, F32(1) / penalty, sampling_.presence_penalty,
         sampling_.frequency_penalty, sampling_.top_k, round(sampling_.top_p * unit),
@@ -110,7 +110,7 @@ def draw_struct(sampling_, history, position, choice, keep, mask=None):
 
 def drawn(path, x, options, histories, positions, choice=0, mask=None):
     keep = []
-    structs = (args.Draw * len(x))(
+    structs = (args.DrawArgs * len(x))(
         *(draw_struct(options, h, p, choice, keep, mask)
           for h, p in zip(histories, positions, strict=True))
     )  # fmt: skip

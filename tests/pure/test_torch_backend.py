@@ -15,7 +15,7 @@ from cortiq.errors import BackendError
 from cortiq.ir import layers
 from cortiq_conformance import models
 from cortiq_conformance.runner import run
-from cortiq_torch import gate
+from cortiq_torch import self_test
 from cortiq_torch.backend import TorchBackend
 
 FILES = sorted(Path(cortiq_torch.__file__).parent.glob("*.py"))
@@ -106,11 +106,11 @@ def test_what_computes_is_stated_for_receipts():
 
 
 def test_a_device_with_other_arithmetic_is_refused(monkeypatch):
-    gate.check_device.cache_clear()
-    wrong = (lambda a, b: torch.addcmul(a, a, b), gate.OPERATIONS["a + b"][1])
-    monkeypatch.setitem(gate.OPERATIONS, "a + b", wrong)
+    self_test.check_device.cache_clear()
+    wrong = (lambda a, b: torch.addcmul(a, a, b), self_test.OPERATIONS["a + b"][1])
+    monkeypatch.setitem(self_test.OPERATIONS, "a + b", wrong)
     with pytest.raises(BackendError, match=r"torch on cpu computes a \+ b with other bits"):
-        gate.check_device("cpu")
+        self_test.check_device("cpu")
 
 
 def test_an_unknown_device_is_refused():

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def cortiq_backends() -> Sequence[Backend]:
-    """The one backend of this package."""
+    """Return the one backend of this package."""
     from cortiq_cpu.backend import CpuBackend
 
     return [CpuBackend()]

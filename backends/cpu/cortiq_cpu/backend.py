@@ -23,17 +23,17 @@ class CpuBackend:
     versions = Versions()
 
     def devices(self) -> Sequence[Device]:
-        """The CPU, described by its best instruction set; `BackendError` if nothing was built."""
+        """Return the CPU with its best instruction set; `BackendError` if nothing was built."""
         return [Device("cpu", f"native kernels, {native.best_isa()}")]
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
-        """Primitives that have a kernel, and whatever decomposes into them."""
+        """Accept primitives that have a kernel, and layers that decompose into such."""
         return supported_within(node, graph, program, refusal)
 
     def compile(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
     ) -> CpuExecutable:
-        """Decompose to primitives, pack the weights, and make ready to compile op lists.
+        """Decompose to primitives, pack the weights, and plan each entry graph.
 
         Raises
         ------

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from cortiq.backend import Row
-from cortiq.backend.plan import Plan as Steps
+from cortiq.backend.plan import KernelPlan as Steps
 from cortiq.backend.plan import Prepared, Step, used_up
 from cortiq.backend.rotary import reach, supplied_positions, turns_of
 from cortiq.ir import Graph, Op, ops

@@ -24,7 +24,7 @@ MOST_CHOSEN, MOST_GROUPS = 32, 1024
 
 
 def refusal(node: Node, graph: Graph, program: Program) -> str:
-    """Why a primitive is declined; empty if it is not."""
+    """Return the reason why a primitive is declined; empty if it is not."""
     op = node.op
     if isinstance(op, ops.Route) and op.router.tau is not None and op.router.top_k > MOST_CHOSEN:
         return f"no kernel for tau with more than {MOST_CHOSEN} experts chosen"
@@ -41,19 +41,19 @@ class WgpuBackend:
     versions = Versions()
 
     def devices(self) -> Sequence[Device]:
-        """The adapters; `BackendError` that says why there are none."""
+        """List the adapters; `BackendError` says why there are none."""
         from cortiq_wgpu.adapters import devices
 
         return devices()
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
-        """Primitives that have a kernel, and whatever decomposes into them."""
+        """Accept primitives that have a kernel, and layers that decompose into such."""
         return supported_within(node, graph, program, refusal)
 
     def compile(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
     ) -> WgpuExecutable:
-        """Open the device, look at its arithmetic, and put the weights there.
+        """Open the device, test its arithmetic, and upload the weights.
 
         Raises
         ------
