@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from cortiq.backend import Executable, Named, Top
-from cortiq.engine.output import LOGITS, TokenLogprobs, token_logprobs
+from cortiq.engine.output import TokenLogprobs
 from cortiq.engine.request import check_prompt
 from cortiq.engine.session import Session
 from cortiq.model.score import ROWS
-from cortiq.numerics.contract import F32
+from cortiq.numerics.contract import F32, Floats
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def prompt_logprob_steps(
     RequestError : the prompt cannot be served.
     """
     tokens = check_prompt(ids, executable.program)
-    wants = (Named("logits"), Top(max(1, top)))
+    wants = Named("logits"), Top(max(1, top))
     made: list[PromptToken] = []
     inputs, targets = tokens[:-1], tokens[1:]
     with Session(executable, max(len(inputs), 1)) as session:
@@ -51,8 +52,15 @@ def prompt_logprob_steps(
             for row, target in zip(
                 session.read_rows(fed), targets[start : start + ROWS], strict=True
             ):
-                logits = np.asarray(row[LOGITS], F32)
-                rank = 1 + int(np.count_nonzero(logits > logits[target]))
-                made.append(PromptToken(token_logprobs(row, target, top), rank))
+                made.append(_entry(np.asarray(row[wants[0]], F32), row[wants[1]], target, top))
             yield None
     yield made
+
+
+def _entry(logits: Floats, tops: tuple[Any, Any, Any], target: int, count: int) -> PromptToken:
+    """Return a token's entry from the logits it was to be drawn from, and the largest of them."""
+    ids, values, sums = tops
+    total = F32(np.asarray(sums).item())
+    top = zip(ids[:count].tolist(), (values[:count] - total).tolist(), strict=True)
+    made = TokenLogprobs(target, float(logits[target] - total), tuple(top))
+    return PromptToken(made, 1 + int(np.count_nonzero(logits > logits[target])))

@@ -30,6 +30,7 @@ class CompletionParams:
     stream, include_usage : whether to stream the response, and to end the stream with usage.
     prompt_logprobs : as `top_logprobs`, of the prompt's own tokens.
     token_ids : whether the response has the ids of the prompt and of each choice.
+    receipt : whether the response has a receipt of each choice.
     silent : whether nothing is generated: a text request for its prompt only.
     """
 
@@ -40,6 +41,7 @@ class CompletionParams:
     include_usage: bool
     prompt_logprobs: int | None = None
     token_ids: bool = False
+    receipt: bool = False
     silent: bool = False
 
 
@@ -83,6 +85,7 @@ def read_params(
         _include_usage(fields, stream),
         prompt_logprobs,
         fields.flag("return_token_ids"),
+        fields.flag("receipt"),
     )
 
 

@@ -31,6 +31,7 @@ class CompletionWriter:
         self.parsed, self.job, self.head = parsed, job, head
         self.choices = [make(index, parsed) for index in range(len(parsed.requests))]
         self._token_ids: list[list[int]] = [[] for _ in self.choices]
+        self._receipts: dict[int, Any] = {}
         self._unsent: list[list[int]] = [[] for _ in self.choices]
 
     def begin(self) -> str:
@@ -50,6 +51,8 @@ class CompletionWriter:
             unsent += update.token_ids
             if chunks:  # of tokens whose text is held back the ids are, too
                 chunks[0]["token_ids"], self._unsent[update.choice] = unsent, []
+        if update.finish and (receipt := self.job.issue(update.choice)) is not None:
+            self._receipts[update.choice] = chunks[-1]["receipt"] = receipt
         return "".join(self._event([one]) for one in chunks)
 
     def end(self) -> str:
@@ -77,6 +80,8 @@ class CompletionWriter:
         made = self.choices[index].full_choice()
         if self.parsed.params.token_ids:
             made["token_ids"] = self._token_ids[index]
+        if index in self._receipts:
+            made["receipt"] = self._receipts[index]
         return made if self._is_chat else made | self._about_prompt(index)
 
     def _about_prompt(self, index: int) -> dict[str, Any]:

@@ -115,6 +115,9 @@ def parse_chat(served: ServedModel, fields: Fields, answer_tokens: int) -> Parse
     )  # fmt: skip
     if make_masks is not None and params.options.ignore_eos:
         raise invalid("'ignore_eos' cannot be combined with structured output.", "ignore_eos")
+    if make_masks is not None and params.receipt:
+        message = "'receipt': an answer that a format or a forced tool restricts has none."
+        raise invalid(message, "receipt")
     opened = _opens_thinking(served, ids)
     requests = _requests(served, [ids], params, "messages")
     if make_masks is not None:

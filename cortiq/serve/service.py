@@ -7,12 +7,14 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from cortiq.serve import verification
 from cortiq.serve.completion_params import model_name
 from cortiq.serve.completion_writer import chat_writer, text_writer
 from cortiq.serve.embeddings import EmbeddingRequest, parse_embeddings
@@ -23,6 +25,7 @@ from cortiq.serve.logs import job_facts
 from cortiq.serve.metrics import CONTENT_TYPE, Metrics
 from cortiq.serve.options import ServeOptions
 from cortiq.serve.parsed_request import ParsedRequest, parse_chat, parse_completion
+from cortiq.serve.receipt_maker import ReceiptMaker
 from cortiq.serve.responses import AnswerStream, ClientGone, MakeWriter, json_response, unless_gone
 from cortiq.serve.served_model import ServedModel
 from cortiq.serve.tokens import detokenize, tokenize
@@ -45,6 +48,7 @@ class Service:
         self, models: Mapping[str, ServedModel], options: ServeOptions, metrics: Metrics
     ) -> None:
         self.models, self.options, self.metrics = models, options, metrics
+        self.receipts = ReceiptMaker(options)
         self._readers = ThreadPoolExecutor(READER_THREADS, "reader")
 
     def start(self) -> None:
@@ -136,6 +140,7 @@ class Service:
             scored = await self.compute(request, worker, parsed.prompt_steps())
             parsed = replace(parsed, prompt_tokens_scored=scored)
         job = GenerationJob(parsed.requests)
+        job.issue = partial(self.receipts.issue, parsed, job)
         writer = make(parsed, job)
         facts = request.state.facts
         facts["model"] = parsed.served.name
@@ -188,6 +193,16 @@ class Service:
         finally:
             job.cancel()
         return job.result()
+
+    async def verify(self, request: HttpRequest) -> Response:
+        """Handle `POST /v1/verify`."""
+        fields = await self.body(request)
+        receipt = await self.read(request, lambda: verification.read_receipt(fields))
+        served = verification.model_of_receipt(self.models, receipt)
+        request.state.facts["model"] = served.name
+        steps = verification.steps(served, receipt)
+        verdict = await self.compute(request, served.worker, steps)
+        return JSONResponse(verification.verdict_object(verdict))
 
     async def tokenize(self, request: HttpRequest) -> Response:
         """Handle `POST /tokenize`."""
