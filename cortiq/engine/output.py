@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import Any
 
-
 from cortiq.backend import DrawnLogit, Top, Want
 from cortiq.engine.digest_chain import START, chain
 from cortiq.engine.repetition import is_looping
@@ -148,6 +147,11 @@ class Output:
         if piece:
             self.pieces.append(piece)
         return piece
+
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the stream; None if something else did, or nothing yet."""
+        return self._matcher.matched
 
     @property
     def room(self) -> int:

@@ -43,7 +43,7 @@ class Request:
     max_tokens : tokens to generate at most, already cut to what the context has room for.
     end_ids : ids after which generation ends.
     stop : texts before which it ends.
-    chunk_rows : prompt rows a batch.
+    chunk_rows : most prompt rows a batch; None for as many as it has.
     note : what the caller should know about the limits.
     choice : number of the completion: others of the same seed draw other tokens.
     confidence, trace : whether each token's probability, and a row about it, are kept.
@@ -64,7 +64,7 @@ class Request:
     max_tokens: int
     end_ids: frozenset[int]
     stop: tuple[str, ...]
-    chunk_rows: int
+    chunk_rows: int | None
     note: str = ""
     choice: int = 0
     confidence: bool = False

@@ -13,24 +13,13 @@ torch = pytest.importorskip("torch", reason="the Triton backend keeps its memory
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
 from cortiq.backend import (  # noqa: E402
-    Argmax,
-    Batch,
-    CompileOptions,
-    Digest,
     Draw,
-    DrawnLogit,
-    Drawn,
-    Row,
-    Top,
 )
 from cortiq.numerics import sampling  # noqa: E402
 from cortiq.numerics.contract import F32, snap  # noqa: E402
 from cortiq.numerics.masks import mask_of  # noqa: E402
 from cortiq.numerics.sampling import Sampling  # noqa: E402
-from cortiq_conformance import models  # noqa: E402
-from cortiq_reference.backend import ReferenceBackend  # noqa: E402
 from cortiq_triton import draw, prefix, top  # noqa: E402
-from cortiq_triton.backend import TritonBackend  # noqa: E402
 from cortiq_triton.call import Counters  # noqa: E402
 from cortiq_triton.draw_numbers import Drawing, Stored, arrays_of  # noqa: E402
 from cortiq_triton.rowset import RowBuffer  # noqa: E402
@@ -108,9 +97,7 @@ def test_rows_with_any_options_draw_together_what_each_draws_alone(
         place, position = int(rng.integers(3)), int(rng.integers(1 << 32))
         want = Draw(chain, number, mask)
         asked.append((place, want, position, history))
-        expected.append(
-            sampling.draw(x[place], chain, history, position, number, mask=mask)
-        )
+        expected.append(sampling.draw(x[place], chain, history, position, number, mask=mask))
     assert drawn(x, asked) == (expected, [0, 0, 0])
 
 

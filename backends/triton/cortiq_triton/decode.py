@@ -13,9 +13,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from cortiq.backend import (
@@ -36,14 +36,18 @@ from cortiq.backend.executable import Accepted
 from cortiq.backend.requests import penalises
 from cortiq_triton.call import Shared
 from cortiq_triton.language import pow2
+from cortiq_triton.mixed import Mixed
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
+from cortiq_triton.shapes import Scratch, padded_sequences
 from cortiq_triton.state import TritonState
 from cortiq_triton.step_answers import Asked, StepAnswers, answerable, ask
 from cortiq_triton.token_log import UNKNOWN
 
 MOST_ROWS = 256
+DRAWN_ROWS = 1 << 14
+"""Rows of a batch whose drawn ids are kept on the device."""
 FEWEST_PAGES = 16
 """Tiles without keys cost little; another shape costs a capture."""
 Key = tuple[Any, ...]
@@ -57,14 +61,41 @@ class Owner(Protocol):
     shared: Shared
     vocabulary: int
 
+    def scratch(self) -> Scratch:
+        """Return what stands for one more sequence."""
+
     def owns(self, state: Any) -> bool:
         """Check whether a state is a living sequence of it."""
 
     def refusal(self, plan: Plan, batch: Batch, sequence: Accepted[TritonState]) -> str | None:
         """Say why a sequence's rows cannot be computed."""
 
-    def settle(self, last: Step | None = None) -> None:
-        """Wait for what is under way, up to a step if one is given."""
+    def settle(self, last: UnderWay | None = None) -> None:
+        """Wait for what is under way, up to a batch if one is given."""
+
+
+class UnderWay(Protocol):
+    """A batch that was launched and perhaps not read.
+
+    Attributes
+    ----------
+    accepted : sequences with rows in it. lost : those that a batch before it failed.
+    outcome, drawn : what it brought and drew, once it was read.
+    """
+
+    lost: set[TritonState]
+    outcome: BatchResult | None
+    drawn: list[int | None]
+
+    @property
+    def accepted(self) -> Sequence[Accepted[TritonState]]:
+        """Sequences with rows in it."""
+
+    def draws(self, row: Any) -> bool:
+        """Whether a row draws an id."""
+
+    def finish(self, before: Sequence[int | None]) -> None:
+        """Read it; `before` is what the batch before drew."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +105,14 @@ class Going(Accepted[TritonState]):
     position: int = 0
 
 
+@cache
+def _captures(device: str) -> tuple[torch.cuda.Stream, Any]:
+    """Where launches of a device are captured, and the memory of their values: graphs follow one
+    another, so that all of them may have the same.
+    """
+    return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+
+
 class Captured:
     """A graph of launches, or, on the CPU, the launches themselves."""
 
@@ -81,9 +120,15 @@ class Captured:
         if device == "cpu":
             self.replay = launch
             return
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            launch()
+        graph, (stream, pool) = torch.cuda.CUDAGraph(), _captures(device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                launch()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
         self.replay = graph.replay
 
 
@@ -123,6 +168,11 @@ class Step:
     outcome: BatchResult | None = None
     drawn: list[int | None] = field(default_factory=list)
 
+    def draws(self, row: Any) -> bool:
+        """Whether a row draws an id."""
+        there = type(row) is int and 0 <= row < len(self.accepted)
+        return there and drawing_want(self.wants[row]) is not None
+
     def result(self) -> BatchResult:
         """What the batch brought."""
         self.owner.settle(self)
@@ -158,17 +208,18 @@ class Decoder:
     Attributes
     ----------
     refused : why no graph is captured any more; empty while they are.
-    drawn : int32 [MOST_ROWS] on the device, what the rows of the last step drew.
-    capture : makes a graph of launches.
+    drawn : int32 [DRAWN_ROWS] on the device, what the rows of the last step drew.
+    capture : makes a graph of launches. mixed : pieces of prompts beside steps.
     """
 
     def __init__(self, owner: Owner) -> None:
         self.owner, self.refused = owner, ""
         self.shapes: dict[Key, Shape] = {}
-        self.drawn = torch.full((MOST_ROWS,), -1, dtype=torch.int32, device=owner.device)
-        self.under_way: list[Step] = []
+        self.drawn = torch.full((DRAWN_ROWS,), -1, dtype=torch.int32, device=owner.device)
+        self.under_way: list[UnderWay] = []
         self.version = 0
         self.capture: Callable[[Callable[[], None], str], Captured] = Captured
+        self.mixed = Mixed(owner, self.drawn, self._captured)
 
     def submit(self, plan: Plan, batch: Batch) -> Step | None:
         """Launch a batch of steps; None if it is another kind of batch, or a row is refused."""
@@ -180,7 +231,7 @@ class Decoder:
         sources: list[int] = []
         for index, row in enumerate(batch.rows):
             state: Any = row.state
-            token, source = self._token(row)
+            token, source = self.token(row)
             going = Going(state, range(index, index + 1), [token], state.length(batch.entry))
             if self.owner.refusal(plan, batch, going) is not None:
                 return None
@@ -209,14 +260,12 @@ class Decoder:
         looking = [at for at, want in drawing if isinstance(want, Draw) and penalises(want)]
         return {at: batch.rows[at].state for at in looking}  # type: ignore[misc]
 
-    def _token(self, row: Row) -> tuple[int, int]:
-        """A row's id, and the row of the step under way that draws it (−1: the id is known)."""
+    def token(self, row: Row) -> tuple[int, int]:
+        """A row's id, and the row of the batch under way that draws it (−1: the id is known)."""
         before = self.under_way[-1] if self.under_way else None
         if before is None or not isinstance(row.token, Drawn):
             return token_of(row, self.owner.drawn), -1
-        at = row.token.row
-        there = type(at) is int and 0 <= at < len(before.accepted)
-        return (0, at) if there and drawing_want(before.wants[at]) is not None else (-1, -1)
+        return (0, row.token.row) if before.draws(row.token.row) else (-1, -1)
 
     def _launch(
         self, plan: Plan, batch: Batch, accepted: Sequence[Going], sources: Sequence[int]
@@ -226,7 +275,9 @@ class Decoder:
         device = self.owner.device
         held = {at: s.log.extended(s.tokens, device) for at, s in self._penalised(batch).items()}
         width = plan.graph.values["logits"].shape[-1]
-        asked, arrays = ask(batch.rows, held, width)
+        extra = padded_sequences(len(accepted)) - len(accepted)
+        scratch = [Row(self.owner.scratch(), 0, 0)] * extra  # type: ignore[arg-type]
+        asked, arrays = ask([*batch.rows, *scratch], held, width)
         answers = shape.answers.get(asked)
         if answers is None:
             answers = shape.answers[asked] = StepAnswers(shape.run, asked, arrays, pages)
@@ -234,23 +285,23 @@ class Decoder:
         else:
             answers.fill(arrays)
             answers.replay()
-        answer, event = self._fetch(answers.packed)
+        answer, event = self._fetch(answers.packed[: len(accepted)])
         if is_new:  # names other memory for the logits, in which nothing is computed yet
             shape.replay = self._captured(shape.run.launch)
         if is_new or answers.replay == answers.launch:
             answers.replay = self._captured(answers.launch)
         wants = [row.wants for row in batch.rows]
-        return Step(
-            self.owner, accepted, batch.entry, wants, sources, answers, answer, event
-        )
+        return Step(self.owner, accepted, batch.entry, wants, sources, answers, answer, event)
 
     def _shape(
         self, plan: Plan, batch: Batch, accepted: Sequence[Going], sources: Sequence[int],
         pages: int,
     ) -> tuple[Shape, bool]:  # fmt: skip
         """Compute the logits of a step; return its shape, and whether that is new."""
-        run = Run(plan, batch, accepted, self.owner.shared, self.drawn)
-        key = (batch.entry, len(accepted), pages, self.owner.shared.angles.version)
+        batch, everyone = self._filled_up(batch, accepted)
+        sources = [*sources, *[-1] * (len(everyone) - len(sources))]
+        run = Run(plan, batch, everyone, self.owner.shared, self.drawn)
+        key = (batch.entry, len(everyone), pages, self.owner.shared.angles.version)
         if self.version != key[-1]:  # tables of angles were made anew: old graphs read old ones
             self.shapes.clear()
             self.version = key[-1]
@@ -263,6 +314,17 @@ class Decoder:
         run.place(shape.buffer, sources, pages)
         run.launch()
         return shape, True
+
+    def _filled_up(
+        self, batch: Batch, accepted: Sequence[Going]
+    ) -> tuple[Batch, Sequence[Accepted[Any]]]:
+        """Add rows that nobody reads, up to the next size that is captured."""
+        rows, everyone = list(batch.rows), list[Accepted[Any]](accepted)
+        for at in range(len(rows), padded_sequences(len(rows))):
+            state: Any = self.owner.scratch()
+            rows.append(Row(state, 0, 0, rows[0].wants))
+            everyone.append(Accepted(state, range(at, at + 1), [0]))
+        return Batch(rows, batch.entry), everyone
 
     def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
         """Capture launches, unless that failed before: then they stay launches."""
@@ -286,8 +348,8 @@ class Decoder:
         event.record()
         return host, event
 
-    def settle(self, last: Step | None = None) -> None:
-        """Finish the steps under way, up to one if it is given."""
+    def settle(self, last: UnderWay | None = None) -> None:
+        """Finish the batches under way, up to one if it is given."""
         while self.under_way and (last is None or last.outcome is None):
             step = self.under_way[0]
             step.finish(self.owner.drawn)

@@ -148,9 +148,7 @@ def _bias_arrays(samplings: Sequence[Sampling]) -> dict[str, np.ndarray]:
     return {"bias_owners": owners, "bias_ids": ids, "biases": values.view(np.int32)}
 
 
-def arrays_of(
-    drawings: Sequence[Drawing], width: int
-) -> tuple[Features, dict[str, np.ndarray]]:
+def arrays_of(drawings: Sequence[Drawing], width: int) -> tuple[Features, dict[str, np.ndarray]]:
     """Features of a batch's draws, and the arrays that kernels read, by name.
 
     lines int32 [draws, COLUMNS]; histories int64 [draws], addresses of those that are `Stored`;
