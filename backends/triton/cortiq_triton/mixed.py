@@ -177,16 +177,20 @@ class MixedFetched:
         if self._event is not None:
             self._event.synchronize()
         flags, start = self._flags.numpy() != 0, 0
+        brought: list[dict[Want, Any]] = []
+        late: list[int] = []
+        if self._packed is not None and self._answers is not None:
+            words = self._packed[: len(self._wants)].numpy()
+            brought = self._answers.read(words, self._wants)
+            late = words[:, 0].tolist()
         found: list[Sequence[Brought] | None] = []
         for number, (sequence, wants) in enumerate(zip(self._accepted, self._wants, strict=True)):
             stop = start + len(sequence.indices)
             rows: list[Brought] = [{} for _ in sequence.indices]
             failed = flags[start:stop].any()
             if wants:
-                assert self._packed is not None and self._answers is not None
-                words = self._packed[number].numpy()
-                failed = failed or words[0] != 0
-                rows[-1] = self._answers.read(words, wants)
+                failed = failed or late[number] != 0
+                rows[-1] = brought[number]
             found.append(None if failed else rows)
             start = stop
         return found
