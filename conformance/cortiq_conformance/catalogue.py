@@ -22,6 +22,7 @@ from cortiq_conformance.level0 import (
     scaling,
     sequences,
     states,
+    steps,
     tails,
     windows,
 )
@@ -40,6 +41,7 @@ LEVEL0 = (
     long,
     tails,
     states,
+    steps,
     exports,
     windows,
     robustness,
