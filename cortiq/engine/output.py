@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import Any
 
-
 from cortiq.backend import DrawnLogit, Top, Want
 from cortiq.engine.digest_chain import START, chain
 from cortiq.engine.repetition import is_looping

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
@@ -26,6 +27,9 @@ from cortiq_triton.shapes import Scratch
 from cortiq_triton.state import TritonState
 from cortiq_triton.workspace import batch_rows, row_bytes
 
+LOADERS = 8
+"""Threads that make weights; each holds a slice of one on the host."""
+
 
 class TritonExecutable(PagedExecutable[TritonState, Plan]):
     """A program on one device.
@@ -47,6 +51,9 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         layouts = {weight: spec.layout for weight, spec in program.weights.items()}
         graphs = {n: expand(g, layouts, lambda node: False) for n, g in program.graphs.items()}
         prepared = weights_of(weights, device)
+        if device != "cpu":
+            nodes = [node for graph in graphs.values() for node in graph.nodes]
+            prepared.make_ahead(nodes, min(LOADERS, os.cpu_count() or 1))
         fuses = bool(options.extra.get("fuse", True))
         angles = Angles(device)
         plans = {n: Plan(graph, prepared, angles, fuses) for n, graph in graphs.items()}
