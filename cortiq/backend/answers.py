@@ -1,4 +1,4 @@
-"""What a row can ask for, answered on the host by the contract's own functions."""
+"""Answers to each kind of want, computed on the host by the contract's own functions."""
 
 from __future__ import annotations
 

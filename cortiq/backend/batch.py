@@ -135,7 +135,7 @@ class Batch:
 
 
 class Status(StrEnum):
-    """What became of a sequence in a batch: there is no fourth."""
+    """Status of a sequence after a batch."""
 
     COMPLETED = "completed"
     DECLINED = "declined"
@@ -175,7 +175,7 @@ class Finished:
     outcome: BatchResult
 
     def result(self) -> BatchResult:
-        """What the batch brought."""
+        """Return the batch's result."""
         return self.outcome
 
 

@@ -1,4 +1,4 @@
-"""What a backend and its executables implement."""
+"""Protocols of a backend and its executables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOOKSPEC_VERSION = 1
 
 @dataclass(frozen=True)
 class Versions:
-    """What a backend was built for; another major version is refused when it is loaded."""
+    """Versions a backend was built for; another major version is refused when it is loaded."""
 
     hookspec: int = HOOKSPEC_VERSION
     ir: int = IR_VERSION
@@ -91,7 +91,7 @@ class Executable(Protocol):
 
     @property
     def placement(self) -> Mapping[str, str]:
-        """Which backend computes each node that was not decomposed further, by node name."""
+        """Name of the backend that computes each node not decomposed further, by node name."""
 
     @property
     def windows(self) -> Mapping[str, int]:
@@ -118,19 +118,19 @@ class Executable(Protocol):
         """
 
     def open(self, limit: int) -> State:
-        """A new, empty sequence of at most `limit` positions."""
+        """Open an empty sequence of at most `limit` positions."""
 
     def import_(self, exported: ExportedState, limit: int) -> State:
-        """A sequence that continues an exported one, once `check_exported` has let it pass."""
+        """Open a sequence that continues an exported one, once `check_exported` has let it pass."""
 
     def forward(self, batch: Batch) -> Ticket:
         """Compute a batch: prefill chunk, decode step, verify, scoring and inspection alike."""
 
     def state_bytes(self, rows: int) -> int:
-        """Memory one sequence of this many rows takes."""
+        """Return the memory that a sequence of this many rows takes."""
 
     def free_bytes(self) -> int:
-        """Memory left for sequences."""
+        """Return the memory left for sequences."""
 
     def close(self) -> None:
         """Release weights and sequences."""
@@ -172,10 +172,10 @@ class Backend(Protocol):
     versions: Versions
 
     def devices(self) -> Sequence[Device]:
-        """Devices found; raises `BackendError` that says why when there are none."""
+        """List the devices found; `BackendError` says why there are none."""
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
-        """Whether it executes this node: a layer as a whole, or a primitive.
+        """Say whether the backend executes this node: a layer as a whole, or a primitive.
 
         A declined layer is decomposed and asked again; a declined primitive goes to the reference.
         """
@@ -183,4 +183,4 @@ class Backend(Protocol):
     def compile(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
     ) -> Executable:
-        """Make the program executable; every node of it was supported."""
+        """Compile a program; every node of it was supported."""

@@ -11,6 +11,7 @@ import click
 
 from cortiq.cli.flags import options_of
 from cortiq.cli.generate import load_model, with_draft_heads
+from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import note
 from cortiq.cli.warm import warm_model
 from cortiq.errors import CortiqError
@@ -19,7 +20,7 @@ from cortiq.serve.authority import is_loopback
 from cortiq.serve.options import ServeOptions
 
 if TYPE_CHECKING:
-    from cortiq.serve.app import Service
+    from cortiq.serve.service import Service
 
 NEEDED = ("starlette", "uvicorn", "prometheus_client", "llguidance")
 
@@ -28,7 +29,7 @@ INTERRUPTED_RESPONSES = 1
 
 
 @click.command()
-@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@click.argument("models", type=MODEL, metavar="MODEL...", nargs=-1, required=True)
 @options_of(ServeOptions, LoadOptions)
 def serve(models: tuple[str, ...], **options: Any) -> None:
     """Serve models to OpenAI's clients, and a page to chat on.

@@ -148,8 +148,17 @@ class Engine:
         return not self.idle
 
     def _runs_ahead(self) -> bool:
-        asynchronous = getattr(self.executable, "asynchronous", False)
-        return asynchronous and not any(s.needs_ids for s in self.running)
+        """Return whether a batch can be submitted before the one in flight is read.
+
+        The reason why it cannot is counted in the statistics of every running sequence.
+        """
+        if not getattr(self.executable, "asynchronous", False):
+            return False
+        reasons = {reason for s in self.running if (reason := s.waits_for)}
+        for reason in reasons:
+            for sequence in self.running:
+                sequence.stats.waited[reason] += 1
+        return not reasons
 
     def _end_cancelled(self) -> None:
         for sequence in [*self.waiting, *self.running]:

@@ -149,6 +149,11 @@ class Output:
         return piece
 
     @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the stream; None if something else did, or nothing yet."""
+        return self._matcher.matched
+
+    @property
     def room(self) -> int:
         """Tokens that may still come."""
         return self.request.max_tokens - len(self.token_ids)

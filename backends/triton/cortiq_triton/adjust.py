@@ -46,9 +46,7 @@ def add_biases(
 
 
 @device
-def seen_ids(
-    histories: Tensor, row: Tensor, i: Tensor, count: Tensor
-) -> tuple[Tensor, Tensor]:
+def seen_ids(histories: Tensor, row: Tensor, i: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """Addresses of ids of a row's history, and the ids."""
     at = tl.load(histories + row).to(tl.pointer_type(tl.int32)) + i
     return at, tl.load(at, mask=i < count, other=0)
@@ -56,8 +54,13 @@ def seen_ids(
 
 @kernel
 def count_ids(
-    histories: Tensor, lines: Tensor, drawn: Tensor, counts: Tensor, n: Tensor,
-    OWN: tl.constexpr, BLOCK: tl.constexpr,
+    histories: Tensor,
+    lines: Tensor,
+    drawn: Tensor,
+    counts: Tensor,
+    n: Tensor,
+    OWN: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
     """Count the ids of a part of a row's history. OWN: its last is the row's own, written first."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)

@@ -184,18 +184,20 @@ class Step:
         if self.event is not None:
             self.event.synchronize()
         outcomes: dict[State, Outcome] = {}
-        brought: list[dict[Want, Any]] = []
-        every = zip(self.answer.numpy(), self.sources, self.accepted, self.wants, strict=True)
-        for words, source, sequence, wants in every:
+        words = self.answer.numpy()
+        brought = self.answers.read(words, self.wants)
+        flags = words[:, 0].tolist()
+        for row, (source, sequence) in enumerate(zip(self.sources, self.accepted, strict=True)):
             state = sequence.state
-            failed = bool(words[0]) or state in self.lost
+            failed = bool(flags[row]) or state in self.lost
             if failed and state not in self.lost:
                 state.clear()
             elif not failed and source >= 0 and self.entry == "trunk":
                 state.tokens[sequence.position] = before[source]  # type: ignore[assignment]
             status = Outcome(Status.FAILED, FAULT) if failed else Outcome(Status.COMPLETED)
             outcomes[state] = status
-            brought.append({} if failed else self.answers.read(words, wants))
+            if failed:
+                brought[row] = {}
         self.drawn = [drawn_token(row) for row in brought]
         self.outcome = BatchResult(outcomes, brought)
 

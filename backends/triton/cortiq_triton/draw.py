@@ -28,7 +28,6 @@ from cortiq_triton.prefix import (
     extremes,
     keys_of,
     number,
-    real,
     surveyed,
     weight_of,
 )

@@ -11,6 +11,8 @@ import triton
 
 from cortiq.backend import Batch, CompileOptions, Finished
 from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels
+from cortiq.backend.kernel_executable import placement_of
 from cortiq.backend.paged import PagedState
 from cortiq.backend.paged_executable import EARLY_POSITIONS, PagedExecutable
 from cortiq.ir import Program, expand
@@ -45,7 +47,12 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
     memory: TritonMemory
 
     def __init__(
-        self, program: Program, weights: Mapping[str, Weight], options: CompileOptions, device: str
+        self,
+        program: Program,
+        weights: Mapping[str, Weight],
+        options: CompileOptions,
+        device: str,
+        given: GivenKernels = NO_KERNELS,
     ) -> None:
         self.device = device
         layouts = {weight: spec.layout for weight, spec in program.weights.items()}
@@ -56,7 +63,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
             prepared.make_ahead(nodes, min(LOADERS, os.cpu_count() or 1))
         fuses = bool(options.extra.get("fuse", True))
         angles = Angles(device)
-        plans = {n: Plan(graph, prepared, angles, fuses) for n, graph in graphs.items()}
+        plans = {n: Plan(graph, prepared, angles, fuses, given) for n, graph in graphs.items()}
         super().__init__(program, options, plans)
         self.use_memory(TritonMemory(program, device, bool(options.extra.get("poison"))))
         self.graphs = bool(options.extra.get("graphs", device != "cpu"))
@@ -64,13 +71,12 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         self._workspace = 0
         self._spoilt: tuple[DeviceBytes | None, DeviceBytes | None] | None = None
         self.shared = Shared(program, self.layout, angles, device, Counters(device))
-        nodes = [node for graph in program.graphs.values() for node in graph.nodes]
         self.decoder = Decoder(self)
+        self.placement = placement_of(program, None, "triton", "triton", given)
         if device != "cpu":
             each = max(map(row_bytes, plans.values()))
             self.batch_rows = batch_rows(each, self.device_bytes())
             self._workspace = each * self.batch_rows
-        self.placement = dict.fromkeys((node.name for node in nodes), "triton")
 
     @property
     def provenance(self) -> Mapping[str, str]:

@@ -11,15 +11,19 @@ import numpy as np
 import torch
 
 from cortiq.numerics.codes import UnpackedWeight
+from cortiq.numerics.groupquants import e4m3_bytes
 from cortiq.numerics.layouts import W16, Weight, floats, unpack
 from cortiq.numerics.matmul import check_columns
 from cortiq_triton.rows import PAD
 
-BYTES, NIBBLES, PLANES = range(3)
-"""How codes lie: int8; two a byte, element j and j+16 of each 32; two int8 planes (w16)."""
+BYTES, NIBBLES, PLANES, FLOATS, E4M3 = range(5)
+"""How codes lie: int8; two a byte, element j and j+16 of each 32; two int8 planes (w16); none, a
+`FloatMatrix`; the bytes of E4M3."""
 F32S, HALVES, UPPER = range(3)
 """How scales lie: float32; as f16 bits; as the upper half of float32."""
-OFFSET_CODES = {"Q4_0": 8, "Q4_1": 0, "Q4_K": 0, "Q2_K": 0, "Q3_K": 4}
+OFFSET_CODES = {
+    "Q4_0": 8, "Q4_1": 0, "Q4_K": 0, "Q2_K": 0, "Q3_K": 4, "i4b32": 8, "i4b32m": 0,
+}  # fmt: skip
 """Layouts whose codes fit a nibble once this is added."""
 SLICE = 1 << 24
 """Elements repacked at a time: bounds host memory."""
@@ -32,10 +36,10 @@ class Packed:
     Attributes
     ----------
     codes : int8 [N, K'], nibbles uint8 [N, K'/2], or planes int8 [2, N, K'].
-    kind : BYTES, NIBBLES or PLANES. bias : what nibbles have too much.
-    block : 32, 256, or 0 for a scale a row; blocks : how many a row has.
+    kind : BYTES, NIBBLES, PLANES or E4M3. bias : what nibbles have too much.
+    block : 16, 32, 256, or 0 for a scale a row; blocks : how many a row has.
     scale, minimum : [N, blocks], stored as `forms` says (scale's, minimum's).
-    sub : columns under an integer sub-scale or offset (16 or 32), 0 for none.
+    sub : columns under an integer sub-scale or offset (16 or 32), or a block of 16; 0 for none.
     sub_scales, offsets : int8 [N, K'/sub] or None.
     """
 
@@ -149,7 +153,7 @@ def _packed(weight: Weight, name: str) -> Packed:
     padded = -(-columns // PAD) * PAD
     block = weight.layout.block
     blocks = -(-padded // block) if block else 1
-    sub = fields.sub or (32 if fields.minimum is not None else 0)
+    sub = fields.sub or (block if block == 16 else 32 if fields.minimum is not None else 0)
     kind, bias, codes = _codes(weight, fields, padded)
     scale, minimum = _filled(fields.scale, blocks), None
     if fields.minimum is not None:
@@ -170,6 +174,10 @@ def _codes(weight: Weight, fields: UnpackedWeight, padded: int) -> tuple[int, in
         planes = np.zeros((2, rows, padded), np.int8)
         planes[0, :, :columns], planes[1, :, :columns] = weight.parts["hi"], weight.parts["lo"]
         return PLANES, 0, torch.from_numpy(planes)
+    if weight.layout.name == "e4m3b32":
+        given = np.zeros((rows, padded), np.uint8)
+        given[:, :columns] = e4m3_bytes(fields.codes)
+        return E4M3, 0, torch.from_numpy(given.view(np.int8))
     codes = np.zeros((rows, padded), np.int8)
     codes[:, :columns] = fields.codes
     bias = OFFSET_CODES.get(weight.layout.name)
@@ -197,8 +205,11 @@ def _integers(array: np.ndarray | None, width: int) -> torch.Tensor | None:
 def _form(values: np.ndarray, weight: Weight) -> np.ndarray:
     """The smallest array that holds these floats exactly in the layout's own form.
 
-    int16 holds f16 bits; uint16 the upper half of float32 (MXFP4's powers of two).
+    float32 is its own; int16 holds f16 bits; uint16 the upper half of float32 (MXFP4's powers of
+    two).
     """
+    if weight.layout.words == "f32":
+        return values
     bits = values.view(np.uint32)
     if weight.layout.name == "MXFP4":
         return (bits >> 16).astype(np.uint16)
