@@ -177,17 +177,19 @@ class MixedFetched:
         if self._event is not None:
             self._event.synchronize()
         flags, start = self._flags.numpy() != 0, 0
+        late: list[bool] = [False] * len(self._accepted)
+        last: Sequence[Brought] = [{} for _ in self._accepted]
+        if self._packed is not None and self._answers is not None:
+            words = self._packed[: len(late)].numpy()
+            last = self._answers.read(words, self._wants)
+            late = [
+                bool(wants and flag) for wants, flag in zip(self._wants, words[:, 0], strict=True)
+            ]
         found: list[Sequence[Brought] | None] = []
-        for number, (sequence, wants) in enumerate(zip(self._accepted, self._wants, strict=True)):
+        for sequence, fault, brought in zip(self._accepted, late, last, strict=True):
             stop = start + len(sequence.indices)
-            rows: list[Brought] = [{} for _ in sequence.indices]
-            failed = flags[start:stop].any()
-            if wants:
-                assert self._packed is not None and self._answers is not None
-                words = self._packed[number].numpy()
-                failed = failed or words[0] != 0
-                rows[-1] = self._answers.read(words, wants)
-            found.append(None if failed else rows)
+            silent: list[Brought] = [{} for _ in sequence.indices[1:]]
+            found.append(None if fault or flags[start:stop].any() else [*silent, brought])
             start = stop
         return found
 
