@@ -19,7 +19,7 @@ from cortiq.ir import Program, expand
 from cortiq.numerics.layouts import Weight
 from cortiq_triton import compiled, flight, warm
 from cortiq_triton.call import Counters, Shared
-from cortiq_triton.decode import Decoder, Step, UnderWay
+from cortiq_triton.decode import Decoder, Step
 from cortiq_triton.flight import Flight
 from cortiq_triton.memory import DeviceBytes, TritonMemory
 from cortiq_triton.plan import Plan, weights_of
@@ -27,6 +27,7 @@ from cortiq_triton.rotary import Angles
 from cortiq_triton.run import Run
 from cortiq_triton.shapes import Scratch
 from cortiq_triton.state import TritonState
+from cortiq_triton.under_way import UnderWay
 from cortiq_triton.workspace import batch_rows, row_bytes
 
 LOADERS = 8

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,25 +23,16 @@ from cortiq_triton.language import pow2
 from cortiq_triton.mixed_run import MixedRun, PaddedRows, Tail
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
-from cortiq_triton.shapes import Scratch, padded_rows
+from cortiq_triton.shapes import padded_rows
 from cortiq_triton.state import TritonState
 from cortiq_triton.step_answers import LOGITS, Asked, StepAnswers, answerable, ask
+from cortiq_triton.under_way import Owner
 
 MOST_ROWS = 512
 """Rows from which on the device takes longer than the host's launches."""
 STREAMED = 16
 """Rows of a piece that attention streams over, which a batch needs one of."""
 FEWEST_PAGES = 16
-
-
-class Owner(Protocol):
-    """An executable, as far as captured batches concern it."""
-
-    device: str
-    shared: Any
-
-    def scratch(self) -> Scratch:
-        """Return what stands for one more sequence."""
 
 
 @dataclass(eq=False)
