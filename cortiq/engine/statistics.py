@@ -70,18 +70,22 @@ class Statistics:
         drafted = self.drafts.drafters or self.drafts.error
         drafting = {"drafting": self.drafts.as_dict()} if drafted else {}
         waiting = {"steps_that_waited_for": dict(self.waited)} if self.waited else {}
-        return drafting | waiting | {
-            "load_seconds": round(self.load_seconds, 4),
-            "prompt_tokens": self.prompt_tokens,
-            "reused_tokens": self.reused_tokens,
-            "prompt_seconds": round(self.prompt_seconds, 4),
-            "prompt_tokens_per_second": _rate(self.prompt_tokens, self.prompt_seconds),
-            "generated_tokens": self.generated_tokens,
-            "decoded_tokens": self.decoded_tokens,
-            "decode_seconds": round(self.decode_seconds, 4),
-            "decode_tokens_per_second": _rate(self.decoded_tokens, self.decode_seconds),
-            "peak_memory_bytes": peak_memory(),
-        }
+        return (
+            drafting
+            | waiting
+            | {
+                "load_seconds": round(self.load_seconds, 4),
+                "prompt_tokens": self.prompt_tokens,
+                "reused_tokens": self.reused_tokens,
+                "prompt_seconds": round(self.prompt_seconds, 4),
+                "prompt_tokens_per_second": _rate(self.prompt_tokens, self.prompt_seconds),
+                "generated_tokens": self.generated_tokens,
+                "decoded_tokens": self.decoded_tokens,
+                "decode_seconds": round(self.decode_seconds, 4),
+                "decode_tokens_per_second": _rate(self.decoded_tokens, self.decode_seconds),
+                "peak_memory_bytes": peak_memory(),
+            }
+        )
 
 
 def _rate(count: int, seconds: float) -> float | None:
