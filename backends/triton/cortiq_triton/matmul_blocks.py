@@ -135,7 +135,7 @@ def offset_sums(
 
 @device
 def scales_at(
-    scale: Tensor, minimum: Tensor, sums: Tensor, row: Tensor, m: Tensor, block: Tensor,
+    scale: Tensor, minimum: Tensor, sums: Tensor, row: Tensor, x: Tensor, block: Tensor,
     blocks: Tensor, rows: Tensor, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Scale and minimum of a block as they lie in memory, [BN, 1], and RN(Σq), [1, BM], of sums
@@ -146,7 +146,7 @@ def scales_at(
     if MINIMUM:
         least = down(minimum, row, block, blocks)
         if not OFFSETS:
-            j = tl.load(sums + block * rows + m, mask=m < rows, other=0.0)[None, :]
+            j = tl.load(sums + block * rows + x)[None, :]
     return d, least, j
 
 
@@ -166,13 +166,13 @@ def block_term(
 @device
 def wide_term(
     hi: Tensor, lo: Tensor, scale: Tensor, minimum: Tensor, offsets: Tensor, sums: Tensor,
-    row: Tensor, x: Tensor, m: Tensor, block: Tensor, blocks: Tensor, rows: Tensor, subs: Tensor,
+    row: Tensor, x: Tensor, block: Tensor, blocks: Tensor, rows: Tensor, subs: Tensor,
     width: Tensor, SUB: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
     FORM: tl.constexpr, LOW_FORM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 ) -> Tensor:  # fmt: skip
     """`block_term` of a block of 256, with its scales."""
     d, least, j = scales_at(
-        scale, minimum, sums, row, m, block, blocks, rows, MINIMUM, OFFSETS
+        scale, minimum, sums, row, x, block, blocks, rows, MINIMUM, OFFSETS
     )  # fmt: skip
     if OFFSETS:
         found = offset_sums(offsets, sums, row, x, block, rows, subs, width, SUB, BN, BM)
@@ -183,21 +183,21 @@ def wide_term(
 @kernel
 def matmul_blocks(
     codes: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor, offsets: Tensor, qh: Tensor,
-    ql: Tensor, qe: Tensor, sums: Tensor, bias: Tensor, residual: Tensor, out: Tensor,
-    faults: Tensor, M: Tensor, N: Tensor, K: Tensor, blocks: Tensor, subs: Tensor,
-    rows: Tensor, width: Tensor, cut: Tensor, cut2: Tensor, heads: Tensor, group: Tensor,
-    HEADS: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr,
+    ql: Tensor, qe: Tensor, order: Tensor, tiles: Tensor, sums: Tensor, bias: Tensor,
+    residual: Tensor, out: Tensor, faults: Tensor, M: Tensor, N: Tensor, K: Tensor, blocks: Tensor,
+    subs: Tensor, rows: Tensor, width: Tensor, cut: Tensor, cut2: Tensor, heads: Tensor,
+    per: Tensor, group: Tensor, CHOICE: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr,
     NIBBLES: tl.constexpr, BLOCK: tl.constexpr,
     SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
     BIAS: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, TURN: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
     """out [M, N] of codes in blocks of 32 or 256 columns; constants as in `matvec_blocks`."""
-    m, n, first = tile_rows(scale, M, N, heads, HEADS, BM, BN, GROUP)
-    live, seen = m < M, n < N
-    if HEADS:
-        m = m * heads + tl.program_id(1)
-    row, x = (first + tl.minimum(n, N - 1)).to(tl.int64), tl.minimum(m, rows - 1).to(tl.int64)
+    m, live, x, n, first = tile_rows(order, tiles, M, N, heads, per, CHOICE, BM, BN, GROUP)
+    if first < 0:
+        return
+    seen, row = n < N, (first + tl.minimum(n, N - 1)).to(tl.int64)
+    x = tl.minimum(x, rows - 1).to(tl.int64)
     y = tl.full((BN, BM), 0.0, tl.float32)
     run = tl.full((BN, BM), 0.0, tl.float32)
     hi = tl.full((BN, BM), 0, tl.int32)
@@ -212,7 +212,7 @@ def matmul_blocks(
                     by_second = down(sub_scales, row, start // SUB + 1, subs).to(tl.int32)
             if BLOCK == 32:  # asked for before the dots, which take as long
                 d, least, j = scales_at(
-                    scale, minimum, sums, row, m, start // 32, blocks, rows, MINIMUM, OFFSETS
+                    scale, minimum, sums, row, x, start // 32, blocks, rows, MINIMUM, OFFSETS
                 )  # fmt: skip
             c, k = codes_of(codes, row, start, K, NIBBLES, BIAS), start + tl.arange(0, 32)
             q_high, q_low = tl.trans(tile_at(qh, x, k, K)), tl.trans(tile_at(ql, x, k, K))
@@ -228,7 +228,7 @@ def matmul_blocks(
                 run = tl.full((BN, BM), 0.0, tl.float32)
         elif (stop % 256 == 0) | (stop >= K):
             run = run + wide_term(
-                hi, lo, scale, minimum, offsets, sums, row, x, m, turn // 256, blocks, rows, subs,
+                hi, lo, scale, minimum, offsets, sums, row, x, turn // 256, blocks, rows, subs,
                 width, SUB, MINIMUM, OFFSETS, FORM, LOW_FORM, BN, BM,
             )  # fmt: skip
             hi = tl.full((BN, BM), 0, tl.int32)
@@ -236,7 +236,7 @@ def matmul_blocks(
             if (stop % 2048 == 0) | (stop >= K):
                 y = y + run
                 run = tl.full((BN, BM), 0.0, tl.float32)
-    y = tl.trans(y) * exp2_int(tl.load(qe + m, mask=live, other=0))[:, None]
+    y = tl.trans(y) * exp2_int(tl.load(qe + x, mask=live, other=0))[:, None]
     end(
         y, m, n, live[:, None] & seen[None, :], out, faults, bias, residual, M, N, group, cut,
         cut2, BIASED, RESIDUAL, PARTS,

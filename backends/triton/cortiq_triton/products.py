@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from cortiq_triton import matmul, matvec
+from cortiq_triton import many_blocks, matmul, matvec
+from cortiq_triton.grouping import Groups, grouped
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2, shared_memory
 from cortiq_triton.matmul_blocks import matmul_blocks, sums_across
 from cortiq_triton.matvec_blocks import matvec_blocks
 from cortiq_triton.rows import Rows
-from cortiq_triton.weights import BYTES, NIBBLES, PLANES, FloatMatrix, Packed
+from cortiq_triton.weights import BYTES, NIBBLES, PLANES, FloatMatrix, Packed, block_constants
 
 PLAIN, HEADS, EXPERTS = range(3)
 """Which matrix of a stack meets a row: there is one; its head's; the one that its index names."""
@@ -25,6 +26,7 @@ class Tuning:
     Attributes
     ----------
     few : rows up to which weights are read as words, one program for `rows` of them.
+    grouped : rows an expert, on average, from which on they are grouped.
     bn, bw : weight rows and words of such a program.
     bn_blocked, span : weight rows of a program for formats in blocks, and how many times 32 columns
         of them it has at a time, one a lane: 32 or more; span_wide for blocks of 256 and for codes
@@ -34,10 +36,12 @@ class Tuning:
         all processors.
     bm_blocks, bn_blocks : tiles of formats in blocks, which keep more sums in registers; `turn`
         times 32 columns a turn of their loop, 2, 4 or 8.
+    laid : rows from which on their operands are laid out for Hopper's tensor cores.
     """
 
     few: int = 8
     rows: int = 1
+    grouped: int = 2
     bn: int = 4
     bw: int = 512
     bn_blocked: int = 4
@@ -58,6 +62,7 @@ class Tuning:
     bn_blocks: int = 64
     warps_blocks: int = 4
     turn: int = 2
+    laid: int = 96
     stages_blocks: int = 3
     stages: int = 3
     stages_some: int = 4
@@ -94,6 +99,7 @@ class Stack:
     index : experts, int32, one a row of the output.
     bias, residual : added to the output, in this order, each sum snapped.
     parts : heights of the matrices whose outputs are kept apart, three at most; none for one.
+    groups : rows of `index` grouped, by experts and rows of a tile, for products to share.
     """
 
     choice: int
@@ -105,6 +111,7 @@ class Stack:
     bias: torch.Tensor | None = None
     residual: torch.Tensor | None = None
     parts: tuple[int, ...] = ()
+    groups: dict[tuple[int, int], Groups] = field(default_factory=dict)
 
     @property
     def cuts(self) -> tuple[int, int]:
@@ -128,20 +135,6 @@ class Stack:
         }
 
 
-def block_constants(weight: Packed) -> dict[str, Any]:
-    """Compile-time facts of a block format."""
-    return {
-        "BLOCK": weight.block,
-        "SUB": weight.sub or 32,
-        "SCALED": weight.sub_scales is not None,
-        "MINIMUM": weight.minimum is not None,
-        "OFFSETS": weight.offsets is not None,
-        "BIAS": weight.bias,
-        "FORM": weight.forms[0],
-        "LOW_FORM": weight.forms[1],
-    }
-
-
 def _parts(weight: Packed, codes: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Codes, scales, minima, sub-scales, offsets; the codes stand in for what there is not."""
     optional = (weight.minimum, weight.sub_scales, weight.offsets)
@@ -163,10 +156,12 @@ def product(
         _floats(weight, x, out, faults, how)
         return out
     assert isinstance(x, Rows)
-    if how.choice == EXPERTS or (rows <= tuning().few and how.choice == PLAIN):
+    groups = _grouped(weight, rows, how)
+    few = groups is None if how.choice == EXPERTS else rows <= tuning().few and how.choice == PLAIN
+    if few:
         _few(weight, x, out, faults, how)
     else:
-        _many(weight, x, out, faults, how)
+        _many(weight, x, out, faults, how, groups)
     return out
 
 
@@ -221,32 +216,58 @@ def _tile_sizes(sizes: Tuning, weight: Packed, rows: int) -> tuple[int, int, int
     return sizes.bm, sizes.bn_many, sizes.warps_many
 
 
-def _many(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: Stack) -> None:
+def _grouped(weight: Packed, rows: int, how: Stack) -> Groups | None:
+    """The rows of experts by expert; None if they are few or no experts choose."""
+    if how.choice != EXPERTS or how.index is None:
+        return None
+    experts = weight.height // how.height
+    if rows < tuning().grouped * experts:
+        return None
+    height = max(16, min(tuning().bm_blocks if weight.block else tuning().bm, pow2(rows // experts)))
+    known = how.groups.get((experts, height))
+    if known is None:
+        known = how.groups[experts, height] = grouped(how.index, experts, height)
+    return known
+
+
+def _many(
+    weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: Stack,
+    groups: Groups | None,
+) -> None:  # fmt: skip
     sizes, (rows, n) = tuning(), out.shape
     heads = how.count if how.choice == HEADS else 1
     each = rows // heads
     bm, bn, warps = _tile_sizes(sizes, weight, each)
     bm, bn = max(16, min(bm, pow2(each))), max(16, min(bn, pow2(n)))
-    grid = (ceil_div(each, bm) * ceil_div(n, bn), heads)
-    planes = x.high, x.low, x.e
-    chosen = how.choice == HEADS
+    down, which = ceil_div(each, bm), (x.e, x.e)
+    if groups is not None:
+        bm, which = groups.height, (groups.order, groups.tiles)
+        down = heads = len(groups.tiles)
+    grid = (down * ceil_div(n, bn), 1 if groups else heads)
+    planes = x.high, x.low, x.e, *which
+    last = (*how.cuts, heads, how.per, how.group)
     if not weight.block:
         count, few = 1 + (weight.kind == PLANES), each <= sizes.some
         bk = min(sizes.bk_some if few else sizes.bk, pow2(weight.padded))
         stages = sizes.stages_some if few else sizes.stages
         launch(
             matmul.matmul_rows, grid, weight.codes, weight.scale, *planes, *how.ending(out), out,
-            faults, each, n, weight.padded, weight.plane, *how.cuts, heads, how.group,
-            HEADS=chosen, **how.endings, PLANES=count, BM=bm, BN=bn, BK=bk, GROUP=sizes.group,
+            faults, each, n, weight.padded, weight.plane, *last, CHOICE=how.choice, **how.endings,
+            PLANES=count, BM=bm, BN=bn, BK=bk, GROUP=sizes.group,
             warps=warps, stages=stages_that_fit(stages, bk * (2 * bm + count * bn)),
         )  # fmt: skip
+        return
+    if how.choice == PLAIN and each >= sizes.laid and many_blocks.available():
+        many_blocks.multiply(
+            weight, x, out, faults, how.ending(out), (*how.cuts, how.group), how.endings
+        )
         return
     sums, turn = sums_across(weight, x), sizes.turn if weight.padded % (32 * sizes.turn) == 0 else 2
     launch(
         matmul_blocks, grid, *_parts(weight, weight.codes), *planes, sums,
         *how.ending(out), out, faults, each, n, weight.padded, weight.blocks,
-        weight.padded // (weight.sub or 32), rows, sums.shape[-1], *how.cuts, heads, how.group,
-        HEADS=chosen, **how.endings,
+        weight.padded // (weight.sub or 32), x.e.numel(), sums.shape[-1], *last,
+        CHOICE=how.choice, **how.endings,
         NIBBLES=weight.kind == NIBBLES, **block_constants(weight), BM=bm, BN=bn,
         TURN=turn, GROUP=sizes.group, warps=warps, stages=sizes.stages_blocks,
     )  # fmt: skip

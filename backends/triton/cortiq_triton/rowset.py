@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from cortiq.backend.walk import Segment
+from cortiq_triton.grouping import Groups
 from cortiq_triton.language import pow2
 
 
@@ -86,6 +87,8 @@ class RowSet:
     stops: torch.Tensor
     last: int
     _blocks: dict[int, torch.Tensor] = field(default_factory=dict)
+    _chosen: torch.Tensor | None = None
+    _groups: dict[tuple[int, int], Groups] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -103,6 +106,12 @@ class RowSet:
             there = torch.tensor(found, dtype=torch.int32, pin_memory=self.device != "cpu")
             self._blocks[rows] = there.to(self.device, non_blocking=True)
         return self._blocks[rows]
+
+    def groups(self, index: torch.Tensor) -> dict[tuple[int, int], Groups]:
+        """Return what products with these chosen experts have found; of the latest ones only."""
+        if index is not self._chosen:
+            self._chosen, self._groups = index, {}
+        return self._groups
 
     def most_tiles(self, window: int) -> int:
         """Tiles that a row sees at most, rounded up to a power of two."""

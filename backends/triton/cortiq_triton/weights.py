@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ F32S, HALVES, UPPER = range(3)
 """How scales lie: float32; as f16 bits; as the upper half of float32."""
 OFFSET_CODES = {"Q4_0": 8, "Q4_1": 0, "Q4_K": 0, "Q2_K": 0, "Q3_K": 4}
 """Layouts whose codes fit a nibble once this is added."""
+FOLDED = {"Q3_K": 128, "Q4_K": 945, "Q5_K": 1953, "Q6_K": 4096}
+"""The largest |code·sub-scale| of layouts in which that leaves int8."""
 SLICE = 1 << 24
 """Elements repacked at a time: bounds host memory."""
 
@@ -37,6 +40,7 @@ class Packed:
     scale, minimum : [N, blocks], stored as `forms` says (scale's, minimum's).
     sub : columns under an integer sub-scale or offset (16 or 32), 0 for none.
     sub_scales, offsets : int8 [N, K'/sub] or None.
+    folded : int8 planes that hold codes times their sub-scales.
     """
 
     height: int
@@ -53,6 +57,7 @@ class Packed:
     sub_scales: torch.Tensor | None
     offsets: torch.Tensor | None
     forms: tuple[int, int]
+    folded: int = 1
 
     @property
     def nbytes(self) -> int:
@@ -88,6 +93,20 @@ class FloatMatrix:
     height: int
     width: int
     values: torch.Tensor
+
+
+def block_constants(weight: Packed) -> dict[str, Any]:
+    """Compile-time facts of a block format."""
+    return {
+        "BLOCK": weight.block,
+        "SUB": weight.sub or 32,
+        "SCALED": weight.sub_scales is not None,
+        "MINIMUM": weight.minimum is not None,
+        "OFFSETS": weight.offsets is not None,
+        "BIAS": weight.bias,
+        "FORM": weight.forms[0],
+        "LOW_FORM": weight.forms[1],
+    }
 
 
 def pack(weight: Weight, name: str, device: str) -> Packed | FloatMatrix:
@@ -161,6 +180,7 @@ def _packed(weight: Weight, name: str) -> Packed:
         None if minimum is None else torch.from_numpy(minimum),
         _integers(fields.sub_scales, subs), _integers(fields.offsets, subs),
         (_form_of(form), F32S if minimum is None else _form_of(minimum)),
+        1 + (weight.layout.name in FOLDED),
     )  # fmt: skip
 
 

@@ -1,0 +1,67 @@
+"""Products of many rows with weights in blocks: laid out for Hopper's tensor cores where there are
+some, and multiplied a part of the weight's rows at a time.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from cortiq_triton.language import INTERPRETED, ceil_div, launch
+from cortiq_triton.operands import ACROSS, DOWN, lay_quantised, lay_weight_rows, laid_bytes
+from cortiq_triton.rows import Rows
+from cortiq_triton.weights import Packed
+
+MEMORY = 1 << 27
+"""Bytes of a weight's rows that are laid out at a time."""
+GROUP = 8
+"""Tiles of rows of x that meet a tile of the weight's while it is in the L2."""
+
+
+@cache
+def available() -> bool:
+    """Whether the device has Hopper's instructions, and Triton the language that names them."""
+    if INTERPRETED or not torch.cuda.is_available():
+        return False
+    if torch.cuda.get_device_capability() != (9, 0):
+        return False
+    try:
+        from cortiq_triton import hopper  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def parts_of(weight: Packed, height: int) -> list[tuple[int, int]]:
+    """First row and count of the parts of a weight of this height that are laid out at a time."""
+    most = max(DOWN, MEMORY // laid_bytes(weight, 1) // DOWN * DOWN)
+    count = ceil_div(height, most)
+    each = ceil_div(ceil_div(height, count), DOWN) * DOWN
+    return [(first, min(each, height - first)) for first in range(0, height, each)]
+
+
+def multiply(
+    weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor,
+    ending: tuple[torch.Tensor, torch.Tensor], last: tuple[int, ...], endings: dict[str, Any],
+) -> None:  # fmt: skip
+    """Rows times a weight into out. last : `cuts` and `group` of a `Stack`."""
+    from cortiq_triton import hopper
+
+    rows, height = out.shape
+    laid, sums = lay_quantised(weight, x)
+    runs = ceil_div(weight.padded, 256)
+    for first, count in parts_of(weight, height):
+        part = lay_weight_rows(weight, first, count)
+        across = ceil_div(count, DOWN)
+        how: dict[str, Any] = {"MINIMUM": weight.minimum is not None, "GROUP": GROUP, **endings}
+        kernel = hopper.matmul_blocks_of_32
+        if weight.block == 256:
+            kernel = hopper.matmul_blocks_of_256
+            how |= {"PLANES": part.planes, "WORDS": max(1, part.words)}
+        launch(
+            kernel, (across * ceil_div(rows, ACROSS),), part.codes, part.scale, part.minimum,
+            part.offsets, laid, sums, x.e, *ending, out, faults, rows, height, runs, first,
+            across, *last, **how, warps=hopper.WARPS,
+        )  # fmt: skip
