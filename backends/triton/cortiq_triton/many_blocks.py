@@ -10,13 +10,22 @@ from typing import Any
 import torch
 
 from cortiq_triton.language import INTERPRETED, ceil_div, launch
-from cortiq_triton.operands import ACROSS, DOWN, lay_quantised, lay_weight_rows, laid_bytes
+from cortiq_triton.operands import (
+    ACROSS,
+    DOWN,
+    facts_of,
+    laid_bytes,
+    lay_quantised,
+    lay_weight_rows,
+    sums_of,
+    words_of,
+)
 from cortiq_triton.rows import Rows
 from cortiq_triton.weights import Packed
 
 MEMORY = 1 << 27
 """Bytes of a weight's rows that are laid out at a time."""
-GROUP = 8
+GROUP = 32
 """Tiles of rows of x that meet a tile of the weight's while it is in the L2."""
 
 
@@ -52,16 +61,15 @@ def multiply(
     rows, height = out.shape
     laid, sums = lay_quantised(weight, x)
     runs = ceil_div(weight.padded, 256)
+    how: dict[str, Any] = {"FACTS": facts_of(weight), "SUMS": sums_of(weight), "GROUP": GROUP}
+    kernel = hopper.matmul_blocks_of_32
+    if weight.block == 256:
+        kernel = hopper.matmul_blocks_of_256
+        how |= {"PLANES": weight.folded, "WORDS": words_of(weight)}
     for first, count in parts_of(weight, height):
-        part = lay_weight_rows(weight, first, count)
         across = ceil_div(count, DOWN)
-        how: dict[str, Any] = {"MINIMUM": weight.minimum is not None, "GROUP": GROUP, **endings}
-        kernel = hopper.matmul_blocks_of_32
-        if weight.block == 256:
-            kernel = hopper.matmul_blocks_of_256
-            how |= {"PLANES": part.planes, "WORDS": max(1, part.words)}
         launch(
-            kernel, (across * ceil_div(rows, ACROSS),), part.codes, part.scale, part.minimum,
-            part.offsets, laid, sums, x.e, *ending, out, faults, rows, height, runs, first,
-            across, *last, **how, warps=hopper.WARPS,
+            kernel, (across * ceil_div(rows, ACROSS),), *lay_weight_rows(weight, first, count),
+            laid, sums, x.e, *ending, out, faults, rows, height, runs, first, across, *last, **how,
+            **endings, warps=hopper.WARPS,
         )  # fmt: skip

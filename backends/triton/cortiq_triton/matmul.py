@@ -6,6 +6,7 @@ import triton.language as tl
 
 from cortiq_triton.language import Tensor, device, kernel
 from cortiq_triton.matvec import end, load_scale
+from cortiq_triton.packing import packed_codes
 from cortiq_triton.scalar import (
     exp2_int,
     fold,
@@ -141,11 +142,12 @@ def matmul_floats(
 
 @kernel
 def gather_rows(
-    codes: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor, offsets: Tensor, ids: Tensor,
-    out: Tensor, faults: Tensor, height: Tensor, n: Tensor, padded: Tensor, blocks: Tensor,
-    plane: Tensor, KIND: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr,
-    SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr,
-    FORM: tl.constexpr, LOW_FORM: tl.constexpr, WIDTH: tl.constexpr,
+    codes: Tensor, bits: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor,
+    offsets: Tensor, ids: Tensor, out: Tensor, faults: Tensor, height: Tensor, n: Tensor,
+    padded: Tensor, blocks: Tensor, plane: Tensor, KIND: tl.constexpr, BLOCK: tl.constexpr,
+    SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
+    BIAS: tl.constexpr, HIGH: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr,
+    WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
     """Rows `ids` of a table as floats [rows, n]; +0 for an id past the table. KIND 3: floats."""
     r, k = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -156,9 +158,7 @@ def gather_rows(
         y = tl.load(codes + token * n + k, mask=seen, other=0.0)
     else:
         if KIND == 1:
-            byte = k // 32 * 16 + k % 16
-            packed = tl.load(codes + token * (padded // 2) + byte, mask=seen, other=0).to(tl.int32)
-            code = ((packed >> (k // 16 % 2 * 4)) & 15) - BIAS
+            code = packed_codes(codes, bits, token, k, seen, padded, HIGH, BIAS)
         else:
             code = tl.load(codes + token * padded + k, mask=seen, other=0).to(tl.int32)
             if KIND == 2:

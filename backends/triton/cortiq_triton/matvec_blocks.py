@@ -11,6 +11,7 @@ import triton.language as tl
 
 from cortiq_triton.language import INTERPRETED, Tensor, begin, device, kernel
 from cortiq_triton.matvec import end, in_form, words_dot
+from cortiq_triton.packing import raised
 from cortiq_triton.scalar import exp2_int, round_two_planes
 from cortiq_triton.sums import add_in_order, many_in_order, runs_of
 
@@ -56,6 +57,18 @@ def codes_at(
 
 
 @device
+def bits_at(bits: Tensor, unit: Tensor, more: Tensor, HIGH: tl.constexpr) -> tuple[Tensor, Tensor]:
+    """Words of the bits above the nibbles of the first and the last 16 columns, [T, BN] each."""
+    if HIGH == 1:
+        first = tl.load(bits + alone(unit)[:, None], mask=more[:, None], other=0)
+        second = first
+    else:
+        at = bits[:, :, None] + unit[:, None, None] * 2 + tl.arange(0, 2)[None, None, :]
+        first, second = tl.split(tl.load(at, mask=more[:, None, None], other=0))
+    return first, second
+
+
+@device
 def factors_at(
     table: Tensor, unit: Tensor, more: Tensor, SUB: tl.constexpr
 ) -> tuple[Tensor, Tensor]:
@@ -90,11 +103,11 @@ def scales_at(
 
 @device
 def step_at(
-    codes: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor, offsets: Tensor,
-    row: Tensor, top: Tensor, last: Tensor, start: Tensor, units: Tensor, blocks: Tensor,
-    NIBBLES: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr,
-    MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr,
-    T: tl.constexpr,
+    codes: Tensor, bits: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor,
+    offsets: Tensor, row: Tensor, top: Tensor, last: Tensor, start: Tensor, units: Tensor,
+    blocks: Tensor, NIBBLES: tl.constexpr, HIGH: tl.constexpr, BLOCK: tl.constexpr,
+    SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
+    EVEN: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """T units of BN rows from `start` on, as they lie in memory; words stand in for what is not.
 
@@ -103,6 +116,9 @@ def step_at(
     unit = start + tl.arange(0, T)
     more = tl.full((T,), start, tl.int32) < units if EVEN else unit < units
     first, second = codes_at(codes[None, :, None], unit, more, NIBBLES)
+    above, above_second = first, first
+    if HIGH:
+        above, above_second = bits_at(bits[None, :], unit, more, HIGH)
     d = scales_at(scale, row, top, last, start, units, blocks, BLOCK, BN, T)
     least = d
     if MINIMUM:
@@ -112,7 +128,7 @@ def step_at(
         by, by_second = factors_at(sub_scales[None, :], unit, more, SUB)
     if OFFSETS:
         off, off_second = factors_at(offsets[None, :], unit, more, SUB)
-    return first, second, d, least, by, by_second, off, off_second
+    return first, second, above, above_second, d, least, by, by_second, off, off_second
 
 
 @device
@@ -142,14 +158,17 @@ def plane_dots(
 
 @device
 def unit_sums(
-    first: Tensor, second: Tensor, by: Tensor, by_second: Tensor, off: Tensor, off_second: Tensor,
-    qh: Tensor, ql: Tensor, qs: Tensor, unit: Tensor, inside: Tensor, NIBBLES: tl.constexpr,
-    SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
-    BIAS: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
+    first: Tensor, second: Tensor, above: Tensor, above_second: Tensor, by: Tensor,
+    by_second: Tensor, off: Tensor, off_second: Tensor, qh: Tensor, ql: Tensor, qs: Tensor,
+    unit: Tensor, inside: Tensor, NIBBLES: tl.constexpr, HIGH: tl.constexpr, SUB: tl.constexpr,
+    SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr,
+    BN: tl.constexpr, T: tl.constexpr,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Integers of units: Σ scale·code·q of both planes and Σ offset·q, int32 [T, BN] each."""
     if NIBBLES:
         first, second = first & 0x0F0F0F0F, (second >> 4) & 0x0F0F0F0F
+    if HIGH:
+        first, second = first | raised(above, 0, HIGH), second | raised(above_second, 1, HIGH)
     hi, hi_second = plane_dots(first, second, qh, unit, inside, SUB, BN, T)
     lo, lo_second = plane_dots(first, second, ql, unit, inside, SUB, BN, T)
     j = hi
@@ -233,14 +252,15 @@ def first_row(index: Tensor, N: Tensor, count: Tensor, CHOICE: tl.constexpr) -> 
 
 @kernel
 def matvec_blocks(
-    codes: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor, offsets: Tensor, qh: Tensor,
-    ql: Tensor, qe: Tensor, qs: Tensor, index: Tensor, bias: Tensor, residual: Tensor, out: Tensor,
-    faults: Tensor, R: Tensor, N: Tensor, units: Tensor, blocks: Tensor, cut: Tensor, cut2: Tensor,
-    per: Tensor, count: Tensor, group: Tensor, CHOICE: tl.constexpr, BIASED: tl.constexpr,
-    RESIDUAL: tl.constexpr, PARTS: tl.constexpr, NIBBLES: tl.constexpr, BLOCK: tl.constexpr,
-    SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
-    BIAS: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, EVEN: tl.constexpr,
-    ONCE: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
+    codes: Tensor, bits: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor,
+    offsets: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, qs: Tensor, index: Tensor, bias: Tensor,
+    residual: Tensor, out: Tensor, faults: Tensor, R: Tensor, N: Tensor, units: Tensor,
+    blocks: Tensor, cut: Tensor, cut2: Tensor, per: Tensor, count: Tensor, group: Tensor,
+    CHOICE: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr,
+    NIBBLES: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr,
+    MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr, HIGH: tl.constexpr,
+    FORM: tl.constexpr, LOW_FORM: tl.constexpr, EVEN: tl.constexpr, ONCE: tl.constexpr,
+    BN: tl.constexpr, T: tl.constexpr,
 ) -> None:  # fmt: skip
     """A row of out [R, N] by BN weight rows of `units` times 32 columns, T units at a time.
 
@@ -253,13 +273,15 @@ def matvec_blocks(
     n = top + tl.arange(0, BN)
     row = (first + tl.minimum(n, N - 1)).to(tl.int64)
     codes += row * (units * (4 if NIBBLES else 8))
+    if HIGH:
+        bits += row * (units * HIGH)
     if SCALED:
         sub_scales += row * (units * (32 // SUB))
     if OFFSETS:
         offsets += row * (units * (32 // SUB))
     now = step_at(
-        codes, scale, minimum, sub_scales, offsets, row, first + top, first + N - 1, 0, units,
-        blocks, NIBBLES, BLOCK, SUB, SCALED, MINIMUM, OFFSETS, EVEN, BN, T,
+        codes, bits, scale, minimum, sub_scales, offsets, row, first + top, first + N - 1, 0,
+        units, blocks, NIBBLES, HIGH, BLOCK, SUB, SCALED, MINIMUM, OFFSETS, EVEN, BN, T,
     )  # fmt: skip
     if CHOICE != 2:
         begin()
@@ -270,16 +292,16 @@ def matvec_blocks(
         then = now
         if not ONCE:
             then = step_at(
-                codes, scale, minimum, sub_scales, offsets, row, first + top, first + N - 1,
-                start + T, units, blocks, NIBBLES, BLOCK, SUB, SCALED, MINIMUM, OFFSETS, EVEN, BN,
+                codes, bits, scale, minimum, sub_scales, offsets, row, first + top, first + N - 1,
+                start + T, units, blocks, NIBBLES, HIGH, BLOCK, SUB, SCALED, MINIMUM, OFFSETS, EVEN, BN,
                 T,
             )  # fmt: skip
         unit = start + tl.arange(0, T)
         inside = unit * 0 < 1 if EVEN else unit < units
-        w, w_second, d, least, by, by_second, off, off_second = now
+        w, w_second, above, above_second, d, least, by, by_second, off, off_second = now
         hi, lo, j = unit_sums(
-            w, w_second, by, by_second, off, off_second, qh, ql, qs, unit, inside, NIBBLES, SUB,
-            SCALED, MINIMUM, OFFSETS, BIAS, BN, T,
+            w, w_second, above, above_second, by, by_second, off, off_second, qh, ql, qs, unit,
+            inside, NIBBLES, HIGH, SUB, SCALED, MINIMUM, OFFSETS, BIAS, BN, T,
         )  # fmt: skip
         term = terms_of(hi, lo, j, d, least, BLOCK, MINIMUM, FORM, LOW_FORM, BN * T // 8)
         y, run = added(y, run, term, start + T, BLOCK, BN, T)

@@ -1,24 +1,22 @@
 """Operands of products of many rows as `hopper` reads them: 256 columns of a tile of rows together,
 in pieces of 32 columns; codes with their sub-scales multiplied in.
 
-    weight   int8 [tiles of 128 rows, K/256, planes, 8, 128, 32]
-    scale, minimum   float32 [tiles, blocks, 128]
-    offsets  int32 [tiles, K/256, words, 128]: four a word
+    codes    int8 [tiles of 128 rows, K/256, planes, 8, 128, 32]
+    facts    int32 [tiles, K/256, n, 128]: the bits of the scales of 256 columns, then those of the
+             minima, then offsets, four a word; n is a power of two
     rows     int8 [tiles of 64 rows, K/256, 8, planes, 64, 32]
-    sums     float32 [tiles, blocks, 64], or int32 [tiles, K/256, words, 3, 64] beside offsets:
-             Σq = 256·high + low of four sub-blocks as two pairs of 16 bits and four of 8
+    sums     int32 [tiles, K/256, n, 64]: the bits of RN(Σq) of 32 columns, or beside offsets for
+             four sub-blocks at a time Σq = 256·high + low, as two words of 16-bit and one of bytes
 
 K is rounded up to 256 columns; what is there beyond the end is zero and adds +0.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton.language as tl
 
-from cortiq_triton.language import Tensor, ceil_div, device, kernel, launch
+from cortiq_triton.language import Tensor, ceil_div, device, kernel, launch, pow2
 from cortiq_triton.matvec import load_scale
 from cortiq_triton.rows import Rows
 from cortiq_triton.weights import NIBBLES, Packed, block_constants
@@ -30,57 +28,72 @@ ROWS = 32
 
 
 @device
-def folded_codes(
-    codes: Tensor, sub_scales: Tensor, row: Tensor, k: Tensor, K: Tensor, NIBBLES: tl.constexpr,
-    SUB: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr,
+def half_codes(
+    codes: Tensor, bits: Tensor, sub_scales: Tensor, row: Tensor, run: Tensor, K: Tensor,
+    HALF: tl.constexpr, NIBBLES: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr,
+    BIAS: tl.constexpr, HIGH: tl.constexpr,
 ) -> Tensor:  # fmt: skip
-    """Codes times their sub-scales, int32 [rows, columns]; 0 past the end."""
-    inside = (k < K)[None, :]
+    """Codes times their sub-scales, int32 [rows, 8, 4, 4], of a half of each 32 columns of 256."""
+    unit = run * 8 + tl.arange(0, 8)[None, :, None, None]
+    i, c = tl.arange(0, 4)[None, None, :, None], tl.arange(0, 4)[None, None, None, :]
+    row = row[:, None, None, None]
+    inside = (unit * 32 < K) & (row >= 0)
     if NIBBLES:
-        byte = k // 32 * 16 + k % 16
-        packed = tl.load(codes + row[:, None] * (K // 2) + byte[None, :], mask=inside, other=0)
-        code = ((packed.to(tl.int32) >> (k // 16 % 2 * 4)[None, :]) & 15) - BIAS
-        code = tl.where(inside, code, 0)
+        packed = tl.load(codes + row * (K // 2) + unit * 16 + i * 4 + c, mask=inside, other=0)
+        code = (packed.to(tl.int32) >> (4 * HALF)) & 15
+        if HIGH:
+            byte = unit * (4 * HIGH) + (4 * HALF if HIGH == 2 else 0) + c
+            above = tl.load(bits + row * (K // 8 * HIGH) + byte, mask=inside, other=0)
+            first = i + 4 * HALF if HIGH == 1 else i * 2
+            code |= ((above.to(tl.int32) >> first) & (2 * HIGH - 1)) << 4
+        code = tl.where(inside, code - BIAS, 0)
     else:
-        code = tl.load(codes + row[:, None] * K + k[None, :], mask=inside, other=0).to(tl.int32)
+        at = row * K + unit * 32 + 16 * HALF + i * 4 + c
+        code = tl.load(codes + at, mask=inside, other=0).to(tl.int32)
     if SCALED:
-        at = row[:, None] * (K // SUB) + (k // SUB)[None, :]
-        code *= tl.load(sub_scales + at, mask=inside, other=0).to(tl.int32)
+        sub = unit if SUB == 32 else unit * 2 + HALF
+        code *= tl.load(sub_scales + row * (K // SUB) + sub, mask=inside, other=0).to(tl.int32)
     return code
 
 
 @kernel
 def lay_weight(
-    codes: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor, offsets: Tensor,
-    laid: Tensor, laid_scale: Tensor, laid_minimum: Tensor, laid_offsets: Tensor, first: Tensor,
-    N: Tensor, K: Tensor, runs: Tensor, blocks: Tensor, NIBBLES: tl.constexpr, BLOCK: tl.constexpr,
-    SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
-    BIAS: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, PLANES: tl.constexpr,
-    WORDS: tl.constexpr, ROWS: tl.constexpr,
+    codes: Tensor, bits: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor,
+    offsets: Tensor, laid: Tensor, facts: Tensor, first: Tensor, N: Tensor, K: Tensor,
+    runs: Tensor, blocks: Tensor, NIBBLES: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr,
+    SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr,
+    HIGH: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, PLANES: tl.constexpr,
+    WORDS: tl.constexpr, FACTS: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
     """256 columns of some rows of a weight, from row `first` on."""
     n, run = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     row = tl.minimum(first + n, N - 1).to(tl.int64)
-    piece, place, column = (n // 128).to(tl.int64) * runs + run, n % 128, tl.arange(0, 256)
-    code = folded_codes(codes, sub_scales, row, run * 256 + column, K, NIBBLES, SUB, SCALED, BIAS)
-    spot = (column // 32 * 4096 + column % 32)[None, :] + place[:, None] * 32
-    if PLANES == 2:
-        high = (code + 128) >> 8
-        tl.store(laid + piece[:, None] * 65536 + spot, high.to(tl.int8))
-        code -= high << 8
-        spot += 32768
-    tl.store(laid + piece[:, None] * (32768 * PLANES) + spot, code.to(tl.int8))
+    piece, place = (n // 128).to(tl.int64) * runs + run, n % 128
+    step = tl.arange(0, 8)[None, :, None, None] * 4096
+    column = tl.arange(0, 4)[None, None, :, None] * 4 + tl.arange(0, 4)[None, None, None, :]
+    spot = (piece * (32768 * PLANES) + place * 32)[:, None, None, None] + step + column
+    for half in tl.static_range(2):
+        code = half_codes(
+            codes, bits, sub_scales, row, run, K, half, NIBBLES, SUB, SCALED, BIAS, HIGH
+        )
+        if PLANES == 2:
+            high = (code + 128) >> 8
+            tl.store(laid + spot + half * 16, high.to(tl.int8))
+            code -= high << 8
+        tl.store(laid + spot + half * 16 + (PLANES - 1) * 32768, code.to(tl.int8))
     COUNT: tl.constexpr = 256 // BLOCK
     block = run * COUNT + tl.arange(0, COUNT)
     known, at = (block < blocks)[None, :], row[:, None] * blocks + block[None, :]
-    spot = (piece[:, None] * COUNT + tl.arange(0, COUNT)[None, :]) * 128 + place[:, None]
-    tl.store(laid_scale + spot, load_scale(scale, at, known, FORM))
+    spot = (piece[:, None] * FACTS + tl.arange(0, COUNT)[None, :]) * 128 + place[:, None]
+    tl.store(facts + spot, load_scale(scale, at, known, FORM).to(tl.int32, bitcast=True))
     if MINIMUM:
-        tl.store(laid_minimum + spot, load_scale(minimum, at, known, LOW_FORM))
+        least = load_scale(minimum, at, known, LOW_FORM).to(tl.int32, bitcast=True)
+        tl.store(facts + spot + COUNT * 128, least)
     if OFFSETS:
         word = tl.arange(0, WORDS)[None, :]
         found = tl.load(offsets + (row[:, None] * runs + run) * WORDS + word)
-        tl.store(laid_offsets + (piece[:, None] * WORDS + word) * 128 + place[:, None], found)
+        at = (piece[:, None] * FACTS + 2 + word) * 128 + place[:, None]
+        tl.store(facts + at, found)
 
 
 @device
@@ -100,7 +113,7 @@ def sub_sums(
 def lay_rows(
     qh: Tensor, ql: Tensor, sums: Tensor, laid: Tensor, laid_sums: Tensor, M: Tensor, K: Tensor,
     runs: Tensor, MINIMUM: tl.constexpr, SUB: tl.constexpr, WORDS: tl.constexpr,
-    ROWS: tl.constexpr,
+    SUMS: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
     """256 columns of some quantised rows. MINIMUM 1: sums of 32 as floats; 2: sums as words."""
     m, run = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
@@ -114,10 +127,11 @@ def lay_rows(
     if MINIMUM == 1:
         sub = tl.arange(0, 8)[None, :]
         found = sub_sums(sums, x, run * 8 + sub, K, 32)
-        tl.store(laid_sums + (piece[:, None] * 8 + sub) * 64 + place[:, None], found.to(tl.float32))
+        found = found.to(tl.float32).to(tl.int32, bitcast=True)
+        tl.store(laid_sums + (piece[:, None] * SUMS + sub) * 64 + place[:, None], found)
     if MINIMUM == 2:
         word = tl.arange(0, WORDS)[None, :]
-        spot = (piece[:, None] * WORDS + word) * 192 + place[:, None]
+        spot = (piece[:, None] * SUMS + word * 3) * 64 + place[:, None]
         tail = word * 0
         for pair in tl.static_range(2):
             sub = (run * WORDS + word) * 4 + pair * 2
@@ -129,66 +143,57 @@ def lay_rows(
         tl.store(laid_sums + spot + 128, tail)
 
 
-@dataclass
-class LaidWeight:
-    """Rows of a weight in tiles. planes : of the codes. words : of a block's offsets, 0 for none.
-
-    codes, scale, minimum, offsets : as the module describes them; what is not there is `scale`.
-    """
-
-    codes: torch.Tensor
-    scale: torch.Tensor
-    minimum: torch.Tensor
-    offsets: torch.Tensor
-    planes: int
-    words: int
-
-
 def words_of(weight: Packed) -> int:
     """Words of the offsets of a block."""
     return 0 if weight.offsets is None else 64 // weight.sub
 
 
+def facts_of(weight: Packed) -> int:
+    """Words of a row of the weight beside 256 columns of its codes, as many as a power of two."""
+    return pow2(256 // weight.block * (1 + (weight.minimum is not None)) + words_of(weight))
+
+
+def sums_of(weight: Packed) -> int:
+    """Words of a row of x beside 256 columns of it, as many as a power of two; 0 for none."""
+    if weight.minimum is None:
+        return 0
+    return 8 if weight.offsets is None else pow2(3 * words_of(weight))
+
+
 def laid_bytes(weight: Packed, rows: int) -> int:
-    """Memory for so many rows of a weight, about."""
-    return rows * ceil_div(weight.padded, 256) * (256 * weight.folded + 64)
+    """Memory for so many rows of a weight."""
+    each = 256 * weight.folded + 4 * facts_of(weight)
+    return ceil_div(rows, DOWN) * DOWN * ceil_div(weight.padded, 256) * each
 
 
-def lay_weight_rows(weight: Packed, first: int, count: int) -> LaidWeight:
-    """Rows of a weight from `first` on, a multiple of 128, in tiles."""
-    runs, planes, words = ceil_div(weight.padded, 256), weight.folded, words_of(weight)
+def lay_weight_rows(weight: Packed, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and facts of rows of a weight from `first` on, a multiple of 128."""
+    runs, planes, facts = ceil_div(weight.padded, 256), weight.folded, facts_of(weight)
     tiles, device = ceil_div(count, DOWN), weight.codes.device
     codes = torch.empty(tiles * runs * planes * 32768, dtype=torch.int8, device=device)
-    scale = torch.empty(tiles * runs * (256 // weight.block) * 128, device=device)
-    minimum = scale if weight.minimum is None else torch.empty_like(scale)
-    offsets, given = scale, weight.codes
-    if weight.offsets is not None:
-        given = weight.offsets.view(torch.int32)
-        offsets = torch.empty(tiles * runs * words * 128, dtype=torch.int32, device=device)
-    optional = (weight.minimum, weight.sub_scales)
-    parts = (weight.codes if part is None else part for part in optional)
+    beside = torch.empty(tiles * runs * facts * DOWN, dtype=torch.int32, device=device)
+    optional = (weight.bits, weight.minimum, weight.sub_scales)
+    bits, *parts = (weight.codes if part is None else part for part in optional)
+    offsets = weight.codes if weight.offsets is None else weight.offsets.view(torch.int32)
     launch(
-        lay_weight, (tiles * DOWN // ROWS, runs), weight.codes, weight.scale, *parts, given, codes,
-        scale, minimum, offsets, first, weight.height, weight.padded, runs, weight.blocks,
+        lay_weight, (tiles * DOWN // ROWS, runs), weight.codes, bits, weight.scale, *parts,
+        offsets, codes, beside, first, weight.height, weight.padded, runs, weight.blocks,
         NIBBLES=weight.kind == NIBBLES, **block_constants(weight), PLANES=planes,
-        WORDS=max(1, words), ROWS=ROWS,
+        WORDS=max(1, words_of(weight)), FACTS=facts, ROWS=ROWS,
     )  # fmt: skip
-    return LaidWeight(codes, scale, minimum, offsets, planes, words)
+    return codes, beside
 
 
 def lay_quantised(weight: Packed, x: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantised rows in tiles, and their sums as a format with minima wants them (else the rows)."""
-    count, padded = x.e.numel(), weight.padded
-    runs, tiles, words = ceil_div(padded, 256), ceil_div(count, ACROSS), words_of(weight)
-    device = x.high.device
+    """Quantised rows in tiles, and their sums as the minima of a format want them."""
+    count, padded, each = x.e.numel(), weight.padded, sums_of(weight)
+    runs, tiles, device = ceil_div(padded, 256), ceil_div(count, ACROSS), x.high.device
     laid = torch.empty(tiles * runs * 32768, dtype=torch.int8, device=device)
-    sums, minimum = laid, 0
-    if weight.minimum is not None:
-        minimum = 1 if weight.offsets is None else 2
-        each, kind = (8, torch.float32) if minimum == 1 else (words * 3, torch.int32)
-        sums = torch.empty(tiles * runs * each * 64, dtype=kind, device=device)
+    sums = torch.empty(tiles * runs * max(1, each) * ACROSS, dtype=torch.int32, device=device)
+    minimum = 0 if not each else 1 if weight.offsets is None else 2
     launch(
         lay_rows, (tiles * ACROSS // ROWS, runs), x.high, x.low, x.sums, laid, sums, count, padded,
-        runs, MINIMUM=minimum, SUB=weight.sub or 32, WORDS=max(1, words), ROWS=ROWS,
+        runs, MINIMUM=minimum, SUB=weight.sub or 32, WORDS=max(1, words_of(weight)),
+        SUMS=max(1, each), ROWS=ROWS,
     )  # fmt: skip
     return laid, sums

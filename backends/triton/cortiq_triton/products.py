@@ -136,9 +136,12 @@ class Stack:
 
 
 def _parts(weight: Packed, codes: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Codes, scales, minima, sub-scales, offsets; the codes stand in for what there is not."""
+    """Codes, bits above them (as wide), scales, minima, sub-scales, offsets; the codes stand in for
+    what there is not.
+    """
+    bits = codes if weight.bits is None else weight.bits.view(codes.dtype)
     optional = (weight.minimum, weight.sub_scales, weight.offsets)
-    return codes, weight.scale, *(codes if part is None else part for part in optional)
+    return codes, bits, weight.scale, *(codes if part is None else part for part in optional)
 
 
 def product(
@@ -293,9 +296,9 @@ def look_up(table: Packed | FloatMatrix, ids: torch.Tensor, faults: torch.Tensor
     if isinstance(table, FloatMatrix):
         values = table.values
         launch(
-            matmul.gather_rows, grid, values, values, values, values, values, ids, out, faults,
+            matmul.gather_rows, grid, *[values] * 6, ids, out, faults,
             table.height, table.width, table.width, 0, 0, KIND=3, BLOCK=0, SUB=0, SCALED=False,
-            MINIMUM=False, OFFSETS=False, BIAS=0, FORM=0, LOW_FORM=0, WIDTH=width,
+            MINIMUM=False, OFFSETS=False, BIAS=0, HIGH=0, FORM=0, LOW_FORM=0, WIDTH=width,
         )  # fmt: skip
         return out
     plane = table.plane
