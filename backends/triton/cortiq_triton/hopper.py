@@ -142,13 +142,13 @@ def run_of(ws: Value, xs: Value, facts: Value, sums: Value, SUMS: gl.constexpr) 
 def finish(
     y: Value, m: Value, n: Value, qe: Value, bias: Value, residual: Value, out: Value,
     faults: Value, M: Value, N: Value, cut: Value, cut2: Value, group: Value, BIASED: gl.constexpr,
-    RESIDUAL: gl.constexpr, PARTS: gl.constexpr,
+    RESIDUAL: gl.constexpr, PARTS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
 ) -> None:  # fmt: skip
-    """End the outputs from row m and column n on."""
+    """End the outputs [BN, BM] from row m and column n on."""
     y = y.permute((1, 0))
     layout: gl.constexpr = y.type.layout
-    m += gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
-    n += gl.arange(0, 128, layout=gl.SliceLayout(0, layout))
+    m += gl.arange(0, BM, layout=gl.SliceLayout(1, layout))
+    n += gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
     y = y * exp2_int(gl.load(qe + m, mask=m < M, other=0))[:, None]
     end(
         y, m, n, (m < M)[:, None] & (n < N)[None, :], out, faults, bias, residual, M, N, group,
@@ -196,7 +196,7 @@ def matmul_blocks_of_32(
         )  # fmt: skip
     finish(
         y, tm * 64, first + tn * 128, qe, bias, residual, out, faults, M, N, cut, cut2, group,
-        BIASED, RESIDUAL, PARTS,
+        BIASED, RESIDUAL, PARTS, 64, 128,
     )  # fmt: skip
 
 
@@ -311,5 +311,5 @@ def matmul_blocks_of_256(
     y = y + (run + wide_term(high, low, facts_here.index(last), sums_here.index(last), SUMS, WORDS))
     finish(
         y, tm * 64, first + tn * 128, qe, bias, residual, out, faults, M, N, cut, cut2, group,
-        BIASED, RESIDUAL, PARTS,
+        BIASED, RESIDUAL, PARTS, 64, 128,
     )  # fmt: skip

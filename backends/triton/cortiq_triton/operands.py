@@ -18,6 +18,7 @@ import triton.language as tl
 
 from cortiq_triton.language import Tensor, ceil_div, device, kernel, launch, pow2
 from cortiq_triton.matvec import load_scale
+from cortiq_triton.packing import bits_byte
 from cortiq_triton.rows import Rows
 from cortiq_triton.weights import NIBBLES, Packed, block_constants
 
@@ -29,30 +30,32 @@ ROWS = 32
 
 @device
 def half_codes(
-    codes: Tensor, bits: Tensor, sub_scales: Tensor, row: Tensor, run: Tensor, K: Tensor,
+    codes: Tensor, bits: Tensor, sub_scales: Tensor, row: Tensor, unit: Tensor, K: Tensor,
     HALF: tl.constexpr, NIBBLES: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr,
     BIAS: tl.constexpr, HIGH: tl.constexpr,
 ) -> Tensor:  # fmt: skip
-    """Codes times their sub-scales, int32 [rows, 8, 4, 4], of a half of each 32 columns of 256."""
-    unit = run * 8 + tl.arange(0, 8)[None, :, None, None]
-    i, c = tl.arange(0, 4)[None, None, :, None], tl.arange(0, 4)[None, None, None, :]
-    row = row[:, None, None, None]
-    inside = (unit * 32 < K) & (row >= 0)
+    """Codes times their sub-scales, int32 [units, 16], of the first or the last 16 columns of some
+    units of 32.
+    """
+    j = tl.arange(0, 16)[None, :]
+    row, unit = row[:, None], unit[:, None]
+    inside = (unit * 32 < K) & (j >= 0)
     if NIBBLES:
-        packed = tl.load(codes + row * (K // 2) + unit * 16 + i * 4 + c, mask=inside, other=0)
+        packed = tl.load(codes + row * (K // 2) + unit * 16 + j, mask=inside, other=0)
         code = (packed.to(tl.int32) >> (4 * HALF)) & 15
         if HIGH:
-            byte = unit * (4 * HIGH) + (4 * HALF if HIGH == 2 else 0) + c
+            byte, first = bits_byte(j + 16 * HALF, HIGH)
+            byte += unit * (4 * HIGH)
             above = tl.load(bits + row * (K // 8 * HIGH) + byte, mask=inside, other=0)
-            first = i + 4 * HALF if HIGH == 1 else i * 2
             code |= ((above.to(tl.int32) >> first) & (2 * HIGH - 1)) << 4
         code = tl.where(inside, code - BIAS, 0)
     else:
-        at = row * K + unit * 32 + 16 * HALF + i * 4 + c
+        at = row * K + unit * 32 + 16 * HALF + j
         code = tl.load(codes + at, mask=inside, other=0).to(tl.int32)
     if SCALED:
         sub = unit if SUB == 32 else unit * 2 + HALF
-        code *= tl.load(sub_scales + row * (K // SUB) + sub, mask=inside, other=0).to(tl.int32)
+        scale = tl.load(sub_scales + row * (K // SUB) + sub, mask=unit * 32 < K, other=0)
+        code *= scale.to(tl.int32)
     return code
 
 
@@ -66,21 +69,25 @@ def lay_weight(
     WORDS: tl.constexpr, FACTS: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
     """256 columns of some rows of a weight, from row `first` on."""
-    n, run = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
+    top, run = tl.program_id(0) * ROWS, tl.program_id(1)
+    step = tl.arange(0, ROWS * 8)
+    n, step = top + step // 8, step % 8
     row = tl.minimum(first + n, N - 1).to(tl.int64)
-    piece, place = (n // 128).to(tl.int64) * runs + run, n % 128
-    step = tl.arange(0, 8)[None, :, None, None] * 4096
-    column = tl.arange(0, 4)[None, None, :, None] * 4 + tl.arange(0, 4)[None, None, None, :]
-    spot = (piece * (32768 * PLANES) + place * 32)[:, None, None, None] + step + column
+    piece = (n // 128).to(tl.int64) * runs + run
+    spot = piece * (32768 * PLANES) + step * 4096 + n % 128 * 32
+    spot = spot[:, None] + tl.arange(0, 16)[None, :]
     for half in tl.static_range(2):
         code = half_codes(
-            codes, bits, sub_scales, row, run, K, half, NIBBLES, SUB, SCALED, BIAS, HIGH
+            codes, bits, sub_scales, row, run * 8 + step, K, half, NIBBLES, SUB, SCALED, BIAS, HIGH
         )
         if PLANES == 2:
             high = (code + 128) >> 8
             tl.store(laid + spot + half * 16, high.to(tl.int8))
             code -= high << 8
         tl.store(laid + spot + half * 16 + (PLANES - 1) * 32768, code.to(tl.int8))
+    n = top + tl.arange(0, ROWS)
+    row = tl.minimum(first + n, N - 1).to(tl.int64)
+    piece, place = (n // 128).to(tl.int64) * runs + run, n % 128
     COUNT: tl.constexpr = 256 // BLOCK
     block = run * COUNT + tl.arange(0, COUNT)
     known, at = (block < blocks)[None, :], row[:, None] * blocks + block[None, :]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cortiq_triton import many_blocks, matmul, matvec
+from cortiq_triton import hopper_products, matmul, matvec
 from cortiq_triton.grouping import Groups, grouped
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2, shared_memory
 from cortiq_triton.matmul_blocks import matmul_blocks, sums_across
@@ -30,13 +30,14 @@ class Tuning:
     bn, bw : weight rows and words of such a program.
     bn_blocked, span : weight rows of a program for formats in blocks, and how many times 32 columns
         of them it has at a time, one a lane: 32 or more; span_wide for blocks of 256 and for codes
-        of a byte. bn_bytes : rows of formats with blocks of 32 and codes of a byte.
+        of a byte, but with a fifth bit the other way round. bn_bytes : rows of formats with blocks of 32 and codes of a byte.
     bm, bn_many, bk, group : tiles of the tensor cores' product.
     some : rows up to which tiles are `bn_some` columns wide and `bk_some` deep: weights must reach
         all processors.
     bm_blocks, bn_blocks : tiles of formats in blocks, which keep more sums in registers; `turn`
         times 32 columns a turn of their loop, 2, 4 or 8.
     laid : rows from which on their operands are laid out for Hopper's tensor cores.
+    codes : whether Hopper's kernel for a scale a row is used.
     """
 
     few: int = 8
@@ -63,6 +64,7 @@ class Tuning:
     warps_blocks: int = 4
     turn: int = 2
     laid: int = 96
+    codes: bool = True
     stages_blocks: int = 3
     stages: int = 3
     stages_some: int = 4
@@ -207,7 +209,8 @@ def _span_sizes(sizes: Tuning, weight: Packed) -> tuple[int, int]:
     """Weight rows of a program and times 32 columns, of formats in blocks."""
     if weight.block == 32 and weight.kind == BYTES:
         return sizes.bn_bytes, sizes.span_wide
-    return sizes.bn_blocked, sizes.span if weight.block == 32 else sizes.span_wide
+    short = (weight.block == 32) != (weight.above == 1)
+    return sizes.bn_blocked, sizes.span if short else sizes.span_wide
 
 
 def _tile_sizes(sizes: Tuning, weight: Packed, rows: int) -> tuple[int, int, int]:
@@ -249,6 +252,14 @@ def _many(
     grid = (down * ceil_div(n, bn), 1 if groups else heads)
     planes = x.high, x.low, x.e, *which
     last = (*how.cuts, heads, how.per, how.group)
+    special = None
+    if how.choice == PLAIN and weight.block and each >= sizes.laid and hopper_products.available():
+        special = hopper_products.multiply_blocks
+    elif how.choice == PLAIN and sizes.codes and hopper_products.takes_codes(weight):
+        special = hopper_products.multiply_codes
+    if special is not None:
+        special(weight, x, out, faults, how.ending(out), (*how.cuts, how.group), how.endings)
+        return
     if not weight.block:
         count, few = 1 + (weight.kind == PLANES), each <= sizes.some
         bk = min(sizes.bk_some if few else sizes.bk, pow2(weight.padded))
@@ -259,11 +270,6 @@ def _many(
             PLANES=count, BM=bm, BN=bn, BK=bk, GROUP=sizes.group,
             warps=warps, stages=stages_that_fit(stages, bk * (2 * bm + count * bn)),
         )  # fmt: skip
-        return
-    if how.choice == PLAIN and each >= sizes.laid and many_blocks.available():
-        many_blocks.multiply(
-            weight, x, out, faults, how.ending(out), (*how.cuts, how.group), how.endings
-        )
         return
     sums, turn = sums_across(weight, x), sizes.turn if weight.padded % (32 * sizes.turn) == 0 else 2
     launch(

@@ -1,5 +1,5 @@
-"""Products of many rows with weights in blocks: laid out for Hopper's tensor cores where there are
-some, and multiplied a part of the weight's rows at a time.
+"""Products that Hopper's tensor cores multiply by kernels of their own, where there are some: weights
+in blocks laid out for them, a part of their rows at a time; codes with a scale a row as they are.
 """
 
 from __future__ import annotations
@@ -9,7 +9,14 @@ from typing import Any
 
 import torch
 
-from cortiq_triton.language import INTERPRETED, ceil_div, launch
+from cortiq_triton.language import (
+    INTERPRETED,
+    ceil_div,
+    launch,
+    pow2,
+    processors,
+    shared_memory,
+)
 from cortiq_triton.operands import (
     ACROSS,
     DOWN,
@@ -21,7 +28,7 @@ from cortiq_triton.operands import (
     words_of,
 )
 from cortiq_triton.rows import Rows
-from cortiq_triton.weights import Packed
+from cortiq_triton.weights import BYTES, Packed
 
 MEMORY = 1 << 27
 """Bytes of a weight's rows that are laid out at a time."""
@@ -37,7 +44,7 @@ def available() -> bool:
     if torch.cuda.get_device_capability() != (9, 0):
         return False
     try:
-        from cortiq_triton import hopper  # noqa: F401
+        from cortiq_triton import hopper_rows  # noqa: F401
     except ImportError:
         return False
     return True
@@ -51,7 +58,7 @@ def parts_of(weight: Packed, height: int) -> list[tuple[int, int]]:
     return [(first, min(each, height - first)) for first in range(0, height, each)]
 
 
-def multiply(
+def multiply_blocks(
     weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor,
     ending: tuple[torch.Tensor, torch.Tensor], last: tuple[int, ...], endings: dict[str, Any],
 ) -> None:  # fmt: skip
@@ -73,3 +80,37 @@ def multiply(
             laid, sums, x.e, *ending, out, faults, rows, height, runs, first, across, *last, **how,
             **endings, warps=hopper.WARPS,
         )  # fmt: skip
+
+
+def takes_codes(weight: Packed) -> bool:
+    """Whether a weight with a scale a row is one for `multiply_codes`."""
+    return weight.kind == BYTES and not weight.block and weight.padded % 256 == 0 and available()
+
+
+def code_tiles(rows: int, height: int) -> tuple[int, int, int]:
+    """Rows of x and of the weight in a tile, and steps on their way.
+
+    Few programs have many steps on their way each, so that memory is always asked for enough.
+    """
+    if rows > 64:
+        return 128, 128, 4
+    bm = max(16, pow2(rows))
+    tiles = ceil_div(height, 64)
+    room = shared_memory() // max(1, min(3, ceil_div(tiles, processors())))
+    return bm, 64, max(4, min(12, (room - 2048) // (128 * (64 + 2 * bm))))
+
+
+def multiply_codes(
+    weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor,
+    ending: tuple[torch.Tensor, torch.Tensor], last: tuple[int, ...], endings: dict[str, Any],
+) -> None:  # fmt: skip
+    """Rows times codes with a scale a row into out."""
+    from cortiq_triton import hopper_rows
+
+    rows, height = out.shape
+    bm, bn, stages = code_tiles(rows, height)
+    launch(
+        hopper_rows.matmul_rows_of_codes, (ceil_div(rows, bm) * ceil_div(height, bn),),
+        weight.codes, weight.scale, x.high, x.low, x.e, *ending, out, faults, rows, height,
+        weight.padded, *last, **endings, BM=bm, BN=bn, STAGES=stages, GROUP=8, warps=bn // 16,
+    )  # fmt: skip
