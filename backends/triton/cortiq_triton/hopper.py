@@ -233,28 +233,25 @@ def offset_sum(facts: Value, sums: Value, WORDS: gl.constexpr) -> Value:
 
 
 @gluon.jit
-def wide_term(
-    high: Value, low: Value, facts: Value, sums: Value, SUMS: gl.constexpr, WORDS: gl.constexpr
-) -> Value:
+def least_of(facts: Value, sums: Value, SUMS: gl.constexpr, WORDS: gl.constexpr) -> Value:
+    """RN(J)·minimum of a block of 256, or what stands in for it."""
+    if SUMS:
+        total = offset_sum(facts, sums, WORDS).to(gl.float32)
+        least = total * as_float(down_at(facts, 1))
+    else:
+        least = gl.zeros([1, 1], gl.float32, SUMS_LIE)
+    return least
+
+
+@gluon.jit
+def wide_term(high: Value, low: Value, least: Value, facts: Value, SUMS: gl.constexpr) -> Value:
     """t of a block of 256. |high| < 2²⁸ and |low| ≤ 2²², so that both parts of the sum are exact."""
     rest = ((high & 15) << 8) + low
     dot = (high >> 4).to(gl.float32) * 4096.0 + rest.to(gl.float32)
     term = dot * as_float(down_at(facts, 0))
     if SUMS:
-        total = offset_sum(facts, sums, WORDS).to(gl.float32)
-        term = term + total * as_float(down_at(facts, 1))
+        term = term + least
     return term
-
-
-@gluon.jit
-def wide_sums(ws: Value, xs: Value, PLANES: gl.constexpr) -> tuple[Value, Value]:
-    """Σ code·q of 256 columns as 256·high + low, under way."""
-    high = plane_sum(nothing(gl.int32), ws, xs, 0, 0, True)
-    low = plane_sum(nothing(gl.int32), ws, xs, PLANES - 1, 1, True)
-    if PLANES == 2:
-        high = plane_sum(warpgroup_mma_wait(8, [high]) * 256, ws, xs, 0, 1, False)
-        high = plane_sum(high, ws, xs, 1, 0, False)
-    return high, low
 
 
 @gluon.jit
@@ -297,18 +294,23 @@ def matmul_blocks_of_256(
             if SUMS:
                 copy_words(sums_here, sums, (r + 1) % 3)
             async_copy.commit_group()
-        high_next, low_next = wide_sums(codes_here.index(stage), x_here.index(stage), PLANES)
+        ws, xs = codes_here.index(stage), x_here.index(stage)
+        h = plane_sum(nothing(gl.int32), ws, xs, 0, 0, True)
+        l = plane_sum(nothing(gl.int32), ws, xs, PLANES - 1, 1, True)  # noqa: E741
+        before = (r + 2) % 3
+        least = least_of(facts_here.index(before), sums_here.index(before), SUMS, WORDS)
+        if PLANES == 2:
+            h = plane_sum(warpgroup_mma_wait(8, [h]) * 256, ws, xs, 0, 1, False)
+            h = plane_sum(h, ws, xs, 1, 0, False)
         if r > 0:
-            before = (r + 2) % 3
-            run = run + wide_term(
-                high, low, facts_here.index(before), sums_here.index(before), SUMS, WORDS
-            )
+            run = run + wide_term(high, low, least, facts_here.index(before), SUMS)
             if r % 8 == 0:
                 y = y + run
                 run = nothing(gl.float32)
-        high, low = warpgroup_mma_wait(0, [high_next, low_next])
+        high, low = warpgroup_mma_wait(0, [h, l])
     last = (runs - 1) % 3
-    y = y + (run + wide_term(high, low, facts_here.index(last), sums_here.index(last), SUMS, WORDS))
+    least = least_of(facts_here.index(last), sums_here.index(last), SUMS, WORDS)
+    y = y + (run + wide_term(high, low, least, facts_here.index(last), SUMS))
     finish(
         y, tm * 64, first + tn * 128, qe, bias, residual, out, faults, M, N, cut, cut2, group,
         BIASED, RESIDUAL, PARTS, 64, 128,

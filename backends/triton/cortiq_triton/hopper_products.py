@@ -52,7 +52,7 @@ def available() -> bool:
 
 def parts_of(weight: Packed, height: int) -> list[tuple[int, int]]:
     """First row and count of the parts of a weight of this height that are laid out at a time."""
-    most = max(DOWN, MEMORY // laid_bytes(weight, 1) // DOWN * DOWN)
+    most = max(1, MEMORY // laid_bytes(weight, DOWN)) * DOWN
     count = ceil_div(height, most)
     each = ceil_div(ceil_div(height, count), DOWN) * DOWN
     return [(first, min(each, height - first)) for first in range(0, height, each)]
@@ -87,17 +87,21 @@ def takes_codes(weight: Packed) -> bool:
     return weight.kind == BYTES and not weight.block and weight.padded % 256 == 0 and available()
 
 
-def code_tiles(rows: int, height: int) -> tuple[int, int, int]:
-    """Rows of x and of the weight in a tile, and steps on their way.
+def code_tiles(rows: int, height: int, columns: int) -> dict[str, int]:
+    """Rows of x and of the weight in a tile, times 128 columns of a step, and steps in memory.
 
-    Few programs have many steps on their way each, so that memory is always asked for enough.
+    Programs that leave processors idle have many bytes on their way each, so that memory is asked
+    for enough.
     """
-    if rows > 64:
-        return 128, 128, 4
-    bm = max(16, pow2(rows))
-    tiles = ceil_div(height, 64)
-    room = shared_memory() // max(1, min(3, ceil_div(tiles, processors())))
-    return bm, 64, max(4, min(12, (room - 2048) // (128 * (64 + 2 * bm))))
+    bm = min(128, max(16, pow2(rows)))
+    across = ceil_div(rows, bm)
+    bn = 128 if ceil_div(height, 128) * across >= processors() else 64
+    programs = ceil_div(height, bn) * across
+    room = (shared_memory() >> int(bm < 128 and programs > processors())) - 1024
+    steps = {depth: 128 * depth * (bn + 2 * bm) for depth in (4, 2, 1) if columns % (128 * depth) == 0}
+    depth = next(depth for depth, size in steps.items() if depth == 1 or 2 * size <= room)
+    stages = max(2, min(4, room // steps[depth]))
+    return {"BM": bm, "BN": bn, "DEPTH": depth, "STAGES": stages}
 
 
 def multiply_codes(
@@ -108,9 +112,10 @@ def multiply_codes(
     from cortiq_triton import hopper_rows
 
     rows, height = out.shape
-    bm, bn, stages = code_tiles(rows, height)
+    sizes = code_tiles(rows, height, weight.padded)
     launch(
-        hopper_rows.matmul_rows_of_codes, (ceil_div(rows, bm) * ceil_div(height, bn),),
+        hopper_rows.matmul_rows_of_codes,
+        (ceil_div(rows, sizes["BM"]) * ceil_div(height, sizes["BN"]),),
         weight.codes, weight.scale, x.high, x.low, x.e, *ending, out, faults, rows, height,
-        weight.padded, *last, **endings, BM=bm, BN=bn, STAGES=stages, GROUP=8, warps=bn // 16,
+        weight.padded, *last, **endings, **sizes, GROUP=8, warps=sizes["BN"] // 16,
     )  # fmt: skip
