@@ -8,7 +8,7 @@ way while the one before is multiplied. `matmul_blocks` is the general form, wit
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -24,6 +24,18 @@ from cortiq_triton.matvec import end
 from cortiq_triton.scalar import exp2_int
 
 WARPS = 8
+
+
+def _named(module: Any, *names: str) -> Any:
+    """What versions of Triton have by one of these names."""
+    for name in names:
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise ImportError(f"{module.__name__} has none of {', '.join(names)}")
+
+
+load_async = _named(async_copy, "async_load", "async_copy_global_to_shared")
+meet = _named(gl, "barrier", "thread_barrier")
 Value: TypeAlias = gl.tensor
 SUMS_LIE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [8, 1], [16, 64, 32]))
 """Where outputs [128, 64] lie: a thread has 2 rows of the weight and 16 of x."""
@@ -41,22 +53,22 @@ def copy(shared: Value, source: Value, stage: Value) -> None:
     rows: gl.constexpr = shared.shape[1]
     row = gl.arange(0, rows, layout=gl.SliceLayout(1, COPIED))[:, None]
     column = gl.arange(0, 32, layout=gl.SliceLayout(0, COPIED))[None, :]
-    async_copy.async_copy_global_to_shared(shared.index(stage), source + row * 32 + column)
+    load_async(shared.index(stage), source + row * 32 + column)
 
 
 @gluon.jit
 def copy_words(shared: Value, source: Value, stage: Value) -> None:
     """Ask for a piece of memory, int32 [words]."""
     word = gl.arange(0, shared.shape[1], layout=WORDS_COPIED)
-    async_copy.async_copy_global_to_shared(shared.index(stage), source + word)
+    load_async(shared.index(stage), source + word)
 
 
 @gluon.jit
-def landed() -> None:
-    """Wait until everything asked for is there, for the tensor cores too."""
-    async_copy.wait_group(0)
+def landed(LATER: gl.constexpr) -> None:
+    """Wait for what was asked for, but for LATER groups, to be there for the tensor cores too."""
+    async_copy.wait_group(LATER)
     fence_async_shared()
-    gl.thread_barrier()
+    meet()
 
 
 @gluon.jit
@@ -181,7 +193,7 @@ def matmul_blocks_of_32(
     y = nothing(gl.float32)
     for r in range(0, runs):
         stage = r % 2
-        landed()
+        landed(0)
         codes, facts, x, sums = codes + 32768, facts + FACTS * 128, x + 32768, sums + SUMS * 64
         if r + 1 < runs:
             copy(codes_here, codes, 1 - stage)
@@ -233,25 +245,28 @@ def offset_sum(facts: Value, sums: Value, WORDS: gl.constexpr) -> Value:
 
 
 @gluon.jit
-def least_of(facts: Value, sums: Value, SUMS: gl.constexpr, WORDS: gl.constexpr) -> Value:
-    """RN(J)·minimum of a block of 256, or what stands in for it."""
-    if SUMS:
-        total = offset_sum(facts, sums, WORDS).to(gl.float32)
-        least = total * as_float(down_at(facts, 1))
-    else:
-        least = gl.zeros([1, 1], gl.float32, SUMS_LIE)
-    return least
-
-
-@gluon.jit
-def wide_term(high: Value, low: Value, least: Value, facts: Value, SUMS: gl.constexpr) -> Value:
+def wide_term(
+    high: Value, low: Value, facts: Value, sums: Value, SUMS: gl.constexpr, WORDS: gl.constexpr
+) -> Value:
     """t of a block of 256. |high| < 2²⁸ and |low| ≤ 2²², so that both parts of the sum are exact."""
     rest = ((high & 15) << 8) + low
     dot = (high >> 4).to(gl.float32) * 4096.0 + rest.to(gl.float32)
     term = dot * as_float(down_at(facts, 0))
     if SUMS:
-        term = term + least
+        total = offset_sum(facts, sums, WORDS).to(gl.float32)
+        term = term + total * as_float(down_at(facts, 1))
     return term
+
+
+@gluon.jit
+def wide_sums(ws: Value, xs: Value, PLANES: gl.constexpr) -> tuple[Value, Value]:
+    """Σ code·q of 256 columns as 256·high + low, under way."""
+    high = plane_sum(nothing(gl.int32), ws, xs, 0, 0, True)
+    low = plane_sum(nothing(gl.int32), ws, xs, PLANES - 1, 1, True)
+    if PLANES == 2:
+        high = plane_sum(warpgroup_mma_wait(8, [high]) * 256, ws, xs, 0, 1, False)
+        high = plane_sum(high, ws, xs, 1, 0, False)
+    return high, low
 
 
 @gluon.jit
@@ -284,7 +299,7 @@ def matmul_blocks_of_256(
     high, low = nothing(gl.int32), nothing(gl.int32)
     for r in range(0, runs):
         stage = r % 2
-        landed()
+        landed(0)
         codes, facts = codes + PLANES * 32768, facts + FACTS * 128
         x, sums = x + 32768, sums + SUMS * 64
         if r + 1 < runs:
@@ -294,23 +309,18 @@ def matmul_blocks_of_256(
             if SUMS:
                 copy_words(sums_here, sums, (r + 1) % 3)
             async_copy.commit_group()
-        ws, xs = codes_here.index(stage), x_here.index(stage)
-        h = plane_sum(nothing(gl.int32), ws, xs, 0, 0, True)
-        l = plane_sum(nothing(gl.int32), ws, xs, PLANES - 1, 1, True)  # noqa: E741
-        before = (r + 2) % 3
-        least = least_of(facts_here.index(before), sums_here.index(before), SUMS, WORDS)
-        if PLANES == 2:
-            h = plane_sum(warpgroup_mma_wait(8, [h]) * 256, ws, xs, 0, 1, False)
-            h = plane_sum(h, ws, xs, 1, 0, False)
+        high_next, low_next = wide_sums(codes_here.index(stage), x_here.index(stage), PLANES)
         if r > 0:
-            run = run + wide_term(high, low, least, facts_here.index(before), SUMS)
+            before = (r + 2) % 3
+            run = run + wide_term(
+                high, low, facts_here.index(before), sums_here.index(before), SUMS, WORDS
+            )
             if r % 8 == 0:
                 y = y + run
                 run = nothing(gl.float32)
-        high, low = warpgroup_mma_wait(0, [h, l])
+        high, low = warpgroup_mma_wait(0, [high_next, low_next])
     last = (runs - 1) % 3
-    least = least_of(facts_here.index(last), sums_here.index(last), SUMS, WORDS)
-    y = y + (run + wide_term(high, low, least, facts_here.index(last), SUMS))
+    y = y + (run + wide_term(high, low, facts_here.index(last), sums_here.index(last), SUMS, WORDS))
     finish(
         y, tm * 64, first + tn * 128, qe, bias, residual, out, faults, M, N, cut, cut2, group,
         BIASED, RESIDUAL, PARTS, 64, 128,

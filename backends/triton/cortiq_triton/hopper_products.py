@@ -87,21 +87,18 @@ def takes_codes(weight: Packed) -> bool:
     return weight.kind == BYTES and not weight.block and weight.padded % 256 == 0 and available()
 
 
-def code_tiles(rows: int, height: int, columns: int) -> dict[str, int]:
-    """Rows of x and of the weight in a tile, times 128 columns of a step, and steps in memory.
+def code_tiles(rows: int, height: int) -> dict[str, int]:
+    """Rows of x and of the weight in a tile, and steps of 128 columns in memory.
 
-    Programs that leave processors idle have many bytes on their way each, so that memory is asked
-    for enough.
+    Few programs have many steps on their way each, so that memory is asked for enough.
     """
-    bm = min(128, max(16, pow2(rows)))
-    across = ceil_div(rows, bm)
-    bn = 128 if ceil_div(height, 128) * across >= processors() else 64
-    programs = ceil_div(height, bn) * across
-    room = (shared_memory() >> int(bm < 128 and programs > processors())) - 1024
-    steps = {depth: 128 * depth * (bn + 2 * bm) for depth in (4, 2, 1) if columns % (128 * depth) == 0}
-    depth = next(depth for depth, size in steps.items() if depth == 1 or 2 * size <= room)
-    stages = max(2, min(4, room // steps[depth]))
-    return {"BM": bm, "BN": bn, "DEPTH": depth, "STAGES": stages}
+    if rows > 64:
+        return {"BM": 128, "BN": 128, "STAGES": 4}
+    bm = max(16, pow2(rows))
+    bn = 128 if rows <= 32 and height >= DOWN * processors() else 64
+    programs = min(2, ceil_div(ceil_div(height, bn), processors()))  # that a processor holds
+    room = shared_memory() // programs - 1024
+    return {"BM": bm, "BN": bn, "STAGES": max(4, min(12, room // (128 * (bn + 2 * bm))))}
 
 
 def multiply_codes(
@@ -112,7 +109,7 @@ def multiply_codes(
     from cortiq_triton import hopper_rows
 
     rows, height = out.shape
-    sizes = code_tiles(rows, height, weight.padded)
+    sizes = code_tiles(rows, height)
     launch(
         hopper_rows.matmul_rows_of_codes,
         (ceil_div(rows, sizes["BM"]) * ceil_div(height, sizes["BN"]),),
