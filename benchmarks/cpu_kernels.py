@@ -22,11 +22,12 @@ import numpy as np
 from cortiq.numerics.layouts import LAYOUTS
 from cortiq.numerics.quantise import quantise_rows
 from cortiq.numerics.synthetic import synthetic_weight
-from cortiq_cpu import structs
-from cortiq_cpu.native import Op, Pool, op_list
+from cortiq_cpu import matmul_arguments
+from cortiq_cpu.arguments import OpKind
+from cortiq_cpu.matmul_arguments import LAYOUT_NAMES
+from cortiq_cpu.native import NativeOp, ThreadPool, op_list
 from cortiq_cpu.packing import PackedMatrix, aligned
-from cortiq_cpu.records import records_of
-from cortiq_cpu.structs import LAYOUT_NAMES
+from cortiq_cpu.quantised_rows import records_of
 
 PROBE_BYTES, PROBE_ROUNDS = 1 << 28, 1 << 20
 
@@ -62,16 +63,18 @@ class KernelCase:
         self.arguments = [self._arguments(matrix, outputs) for matrix in self.matrices]
         self.ops = op_list([self._op(arguments) for arguments in self.arguments])
 
-    def _arguments(self, matrix: PackedMatrix, outputs: int) -> structs.MatmulArgs:
-        arguments = structs.MatmulArgs(self.x.ctypes.data, 1, 1)
-        arguments.products[0] = structs.Product(matrix.address, self.out.ctypes.data, outputs)
+    def _arguments(self, matrix: PackedMatrix, outputs: int) -> matmul_arguments.MatmulArgs:
+        arguments = matmul_arguments.MatmulArgs(self.x.ctypes.data, 1, 1)
+        arguments.products[0] = matmul_arguments.ProductArgs(
+            matrix.address, self.out.ctypes.data, outputs
+        )
         return arguments
 
-    def _op(self, arguments: structs.MatmulArgs) -> Op:
+    def _op(self, arguments: matmul_arguments.MatmulArgs) -> NativeOp:
         rows, faults = ctypes.addressof(self.rows), self.faults.ctypes.data
-        return Op(structs.MATMUL, 0, rows, faults, ctypes.addressof(arguments))
+        return NativeOp(OpKind.MATMUL, 0, rows, faults, ctypes.addressof(arguments))
 
-    def rates(self, pool: Pool) -> tuple[float, float, float, float]:
+    def rates(self, pool: ThreadPool) -> tuple[float, float, float, float]:
         """Return GB/s and GMAC/s by wall time, then by CPU time."""
         wall, cpu = median_times(lambda: pool.run(self.ops, len(self.arguments)), 9)
         return tuple(n / t / 1e9 for t in (wall, cpu) for n in (self.bytes, self.macs))
@@ -83,12 +86,12 @@ class MachineProbe:
     def __init__(self) -> None:
         self.memory = aligned(PROBE_BYTES)
         self.memory[:] = 1
-        self.read = structs.ProbeArgs(self.memory.ctypes.data, PROBE_BYTES)
-        self.dots = structs.ProbeArgs(None, PROBE_ROUNDS)
-        kinds = ((structs.PROBE_READ, self.read), (structs.PROBE_DOTS, self.dots))
-        self.ops = [op_list([Op(k, 0, None, None, ctypes.addressof(a))]) for k, a in kinds]
+        self.read = matmul_arguments.RateProbeArgs(self.memory.ctypes.data, PROBE_BYTES)
+        self.dots = matmul_arguments.RateProbeArgs(None, PROBE_ROUNDS)
+        kinds = ((matmul_arguments.PROBE_READ, self.read), (matmul_arguments.PROBE_DOTS, self.dots))
+        self.ops = [op_list([NativeOp(k, 0, None, None, ctypes.addressof(a))]) for k, a in kinds]
 
-    def rates(self, pool: Pool) -> tuple[float, float, float, float]:
+    def rates(self, pool: ThreadPool) -> tuple[float, float, float, float]:
         """Return GB/s and GMAC/s by wall time, then by CPU time; of all threads by wall time."""
         read = median_times(lambda: pool.run(self.ops[0], 1), 5)
         dots = median_times(lambda: pool.run(self.ops[1], 1), 5)
@@ -101,7 +104,7 @@ class MachineProbe:
         )
 
 
-def line(layout: str, pool: Pool, probe: MachineProbe) -> str:
+def line(layout: str, pool: ThreadPool, probe: MachineProbe) -> str:
     """Return one row of the table: the machine just before, then the kernels."""
     gbs, gmacs, cpu_gbs, cpu_gmacs = probe.rates(pool)
     cells = [f"{gbs:5.1f} ({cpu_gbs:5.1f}) GB/s {gmacs:6.1f} ({cpu_gmacs:6.1f}) GMAC/s"]
@@ -123,9 +126,9 @@ def main() -> None:
     unknown = set(options.layouts) - set(LAYOUTS)
     if unknown:
         parser.error(f"no layout {', '.join(unknown)}")
-    pool, probe = Pool(options.threads, options.isa), MachineProbe()
+    pool, probe = ThreadPool(options.threads, options.isa), MachineProbe()
     print(f"{pool.isa}, {options.threads} threads; by wall time (by CPU time of one thread)")
-    nothing = op_list([Op(structs.NOTHING)] * 1000)
+    nothing = op_list([NativeOp(OpKind.NOTHING)] * 1000)
     barrier, _ = median_times(lambda: pool.run(nothing, 1000), 9)
     print(f"from one op to the next: {barrier * 1e3:.2f} µs")
     heads = ("machine", 44), ("1 row", 18), ("GMAC/s", 15), ("8 rows", 15), ("16 rows", 15)

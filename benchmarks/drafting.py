@@ -50,8 +50,8 @@ def request_of(model: Model, tokens: int) -> Request:
 def main() -> int:
     """Print the counts and the share of bookkeeping; 1 if either is not as it must be."""
     model = cortiq.load(sys.argv[1] if len(sys.argv) > 1 else "smollm2")
-    truth = [*model.ids(PROMPT), *model.generate(PROMPT, max_tokens=TOKENS + DEPTH + 1,
-                                                 ignore_eos=True).token_ids]  # fmt: skip
+    made = model.generate(PROMPT, max_tokens=TOKENS + DEPTH + 1, temperature=0, ignore_eos=True)
+    truth = [*model.ids(PROMPT), *made.token_ids]
     script = planted(truth, lambda i: PATTERN[i % len(PATTERN)], 1 << 30)
     speculation = Speculation(ScriptedDrafter(script), lambda tokens: FixedDepth(DEPTH))
     timed = TimedExecutable(model.executable)

@@ -2,11 +2,11 @@
 
     python benchmarks/gpu.py [--seconds 440] [--only SECTION,SECTION] [--json FILE]
 
-Sections: ceilings (copies, a stream that only reads, cuBLAS bf16), products (int8 TOPS and weights
-read as GB/s, for several tilings), attention (with several settings), conformance, model
-(`synthetic:llama3-8b` in w8), transformers (bf16, static cache, CUDA graphs). A
-section that fails says why and the others go on; what begins after the time given is left out and
-said to be.
+Sections: use (requests through the engine, beside the executable alone), ceilings (copies, a stream
+that only reads, cuBLAS bf16), products (int8 TOPS and weights read as GB/s, for several tilings),
+attention (with several settings), conformance, model (`synthetic:llama3-8b` in w8), transformers
+(bf16, static cache, CUDA graphs). A section that fails says why and the others go on; what begins
+after the time given is left out and said to be.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from gpu_attention import attention
 from gpu_golden import GOLDEN, MODEL, PROMPT, RUNS, name_of
 from gpu_models import Transformers, decode, ours, prefill_kernels, prefill_seconds, seconds_of
 from gpu_products import batched, dense, sparse
+from gpu_use import use
 
 from cortiq_triton.language import Tensor, ceil_div, kernel, launch
 
@@ -161,6 +162,7 @@ def conformance(known: Known) -> Iterator[tuple[str, str]]:
 
 
 SECTIONS: dict[str, Callable[[Known], Iterator[tuple[str, str]]]] = {
+    "use": use,
     "ceilings": ceilings,
     "conformance": conformance,
     "model": model,

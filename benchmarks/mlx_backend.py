@@ -125,9 +125,9 @@ def levels(device: str, chosen: list[int]) -> dict[str, Any]:
 
 def report_on(device: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run all measurements and return the report."""
+    from cortiq_mlx.kernel_trial import TRIALS, confirmed
     from cortiq_mlx.library import description
     from cortiq_mlx.self_test import check_device
-    from cortiq_mlx.trial import TRIALS, confirmed
 
     found: dict[str, Any] = {"device": description(device)}
     try:

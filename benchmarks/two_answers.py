@@ -100,7 +100,9 @@ def with_cortiq(backend: str, threads: int, batch: int, tokens: int, **options: 
 
     def answer(ids: Sequence[int]) -> GeneratedAnswer:
         prompts = [list(ids), *others]
-        made = model.generate_many(prompts, max_tokens=tokens, ignore_eos=True, **options)[0]
+        made = model.generate_many(
+            prompts, max_tokens=tokens, temperature=0, ignore_eos=True, **options
+        )[0]
         return GeneratedAnswer(list(made.token_ids), made.step_digests[0])
 
     return answer

@@ -4,6 +4,8 @@ COMMANDS = {
     "pull": "Fetch a model into the cache.",
     "list": "List the models in the cache.",
     "rm": "Remove models from the cache.",
+    "run": "Answer a prompt, or chat.",
+    "warm": "Compile ahead what a backend compiles to serve a model.",
     "chat": "Chat with a model.",
     "generate": "Generate text.",
     "serve": "Serve models to OpenAI's clients, and a page to chat on.",

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 ENVIRONMENT_PREFIX = "CORTIQ_"
 TRUE_WORDS = ("1", "true", "yes", "on")
 FALSE_WORDS = ("0", "false", "no", "off")
+ANSWER_TOKENS = 1024
+"""Default of `max_tokens` for an answer, which mostly ends by itself."""
 
 Options = TypeVar("Options", bound="OptionSet")
 
@@ -85,8 +87,13 @@ def resolve(
     options: type[Options],
     given: Mapping[str, Any],
     environment: Mapping[str, str] = os.environ,
+    usual: Mapping[str, Any] | None = None,
 ) -> Options:
     """Return options from given values (None: not given), the environment, and the defaults.
+
+    Parameters
+    ----------
+    usual : values that take the place of defaults.
 
     Raises
     ------
@@ -102,7 +109,7 @@ def resolve(
         text = environment.get(environment_name(name), "")
         if text and name not in values:
             values[name] = from_text(name, spec, text, environment_name(name))
-    return options(**values)
+    return options(**{**(usual or {}), **values})
 
 
 def select(options: type[OptionSet], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,8 +198,8 @@ class GenerateOptions(OptionSet):
 
     max_tokens: int = option(256, "Most tokens to generate.", int, least=1, ends=True)
     temperature: float = option(
-        0.0, "0 takes the most likely token; higher values sample more freely.", float, least=0.0,
-        bits=True,
+        0.0, "0 takes the most likely token; higher values sample more freely. By default what the "
+        "model recommends, as for the next four.", float, least=0.0, bits=True,
     )  # fmt: skip
     top_k: int = option(
         0, "Sample from this many most likely tokens; 0 for all.", int, least=0, bits=True
@@ -233,9 +240,10 @@ class GenerateOptions(OptionSet):
         (), "End after this token id; may be repeated.", int, least=0, repeated=True, ends=True
     )
     ignore_eos: bool = option(False, "Continue after the model's own end tokens.", bool, ends=True)
-    chunk_rows: int = option(
-        256, "Prompt tokens computed at a time; changes no token.", int, least=1
-    )
+    chunk_rows: int | None = option(
+        None, "Most prompt tokens computed at a time; changes no token. By default as many as suit "
+        "the device.", int, least=1,
+    )  # fmt: skip
     draft: str = option(
         "off", "Drafter for speculative decoding; changes no token: off, auto, lookup, mtp, mimo, "
         "dflash:PATH, model:PATH, a plugin's, or several, separated by commas.",

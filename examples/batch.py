@@ -11,9 +11,9 @@ PROMPTS = [f"{number} is a number that" for number in ("One", "Two", "Three", "F
 
 with cortiq.load(sys.argv[1] if len(sys.argv) > 1 else "smollm2") as model:
     started = time.perf_counter()
-    alone = [model.generate(prompt, max_tokens=16) for prompt in PROMPTS]
+    alone = [model.generate(prompt, max_tokens=16, temperature=0) for prompt in PROMPTS]
     between = time.perf_counter()
-    together = model.generate_many(PROMPTS, max_tokens=16)
+    together = model.generate_many(PROMPTS, max_tokens=16, temperature=0)
     ended = time.perf_counter()
     for prompt, made in zip(PROMPTS, together, strict=True):
         print(prompt + made.text)

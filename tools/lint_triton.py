@@ -28,6 +28,7 @@ from triton.compiler import ASTSource
 from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Draw, Row, Top
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
+from cortiq.numerics.masks import mask_of
 from cortiq.numerics.sampling import Sampling
 from cortiq.numerics.synthetic import synthetic_weight
 from cortiq_triton import executable, language, products, weights
@@ -137,8 +138,11 @@ def _multiply(layout: str) -> None:
 def _walk(name: str, layout: str) -> None:
     loaded = load_program(open_synthetic(f"synthetic:{name}?format={layout}"), context=None)
     made = executable.TritonExecutable(loaded.program, loaded.weights, CompileOptions(), "cpu")
-    wants = (Argmax(), Digest("logits"), Top(3), Draw(Sampling(top_p=0.9, presence_penalty=0.5)))
-    for length in (70, 1):
+    ids = loaded.program.trunk.values["logits"].shape[0]
+    filters = Sampling(top_k=9, top_p=0.9, presence_penalty=0.5, logit_bias={1: 0.5})
+    draws = (Draw(Sampling(seed=1)), Draw(filters, mask=mask_of(range(9), ids)))
+    for length, drawn in ((70, draws[:1]), (1, draws[1:]), (1, draws[:1])):
+        wants = (Argmax(), Digest("logits"), Top(3), *drawn)
         states = [made.open(256) for _ in range(2)]
         for rows in (length, 1):
             batch = []

@@ -15,9 +15,16 @@ CODE_LAYOUTS = (*OUR_LAYOUTS, *BLOCK_LAYOUTS)
 MATRIX_LAYOUTS = (*CODE_LAYOUTS, "f32")
 """Every layout a matrix can have in a program."""
 
+FLOAT_SCALED = tuple(name for name in BLOCK_LAYOUTS if LAYOUTS[name].words == "f32")
+"""Layouts of blocks whose scales are float32."""
+LAYER_LAYOUTS = tuple(name for name in MATRIX_LAYOUTS if name not in FLOAT_SCALED)
+"""Layouts that cases of layers take in turn: which one each takes is part of its name."""
+
 CODE_BYTES = (0x00, 0xFF, 0x0F, 0xF0, 0x80, 0x7F)
 HALF_SCALES = (0x0000, 0x0001, 0x03FF, 0x0400, 0x8001, 0xBC00, 0x3C00)
 """f16 scales: zero, subnormals, the smallest normal, negative ones, 1."""
+FLOAT_SCALES = (0.0, -(2.0**-41), 2.0**-40, 3e-8, -(2.0**-14), -1.0, 1.0)
+"""float32 scales: zero, below and at the least, some that no f16 holds, negative ones, 1."""
 EXPONENT_SCALES = (80, 100, 127, 160, 90, 110, 127)
 """MXFP4 scales 2^(b − 127)."""
 
@@ -31,12 +38,16 @@ def typical(source: CaseData, layout: str, rows: int, columns: int) -> Weight:
 def uneven(source: CaseData, layout: str, rows: int, columns: int) -> Weight:
     """Make weights as `typical`, with varying powers of two as block scales: their sums round."""
     weight = typical(source, layout, rows, columns)
-    if layout != "MXFP4":
+    if layout not in ("MXFP4", *FLOAT_SCALED):
         return weight
     blocks = weight.parts["raw"].reshape(rows, columns // weight.layout.block, -1).copy()
-    blocks[..., BLOCK_RECIPES[layout].scale_at] += source.integers(0, 9, *blocks.shape[:2]).astype(
-        np.uint8
-    )
+    powers = source.integers(0, 9, *blocks.shape[:2])
+    at = BLOCK_RECIPES[layout].scale_at
+    if layout == "MXFP4":
+        blocks[..., at] += powers.astype(np.uint8)
+    else:
+        scales = blocks[..., at : at + 4].view("<f4")[..., 0] * np.exp2(powers).astype(F32)
+        blocks[..., at : at + 4] = scales.astype("<f4")[..., None].view(np.uint8)
     return Weight.from_bytes(weight.layout, blocks.reshape(rows, -1), weight.shape)
 
 
@@ -54,18 +65,21 @@ def _extreme_blocks(weight: Weight, layout: Layout) -> Weight:
     rows, columns = weight.shape
     blocks = weight.parts["raw"].reshape(rows, columns // layout.block, -1).copy()
     recipe = BLOCK_RECIPES[layout.name]
-    width = 1 if layout.name == "MXFP4" else 2
+    width = {"MXFP4": 1}.get(layout.name, 4 if layout.words == "f32" else 2)
     fields = [recipe.scale_at] + ([recipe.minimum_at] if recipe.ratio else [])
     for row, byte in enumerate(CODE_BYTES):
         kept = {at: blocks[row, :, at : at + width].copy() for at in fields}
-        blocks[row] = byte
+        blocks[row] = byte & 0xFE if layout.name == "e4m3b32" else byte  # its 0x7F is a NaN
         for at, old in kept.items():
             blocks[row, :, at : at + width] = old
-    for index, half in enumerate(HALF_SCALES):
-        row = len(CODE_BYTES) + index
+    scales = {
+        1: np.array(EXPONENT_SCALES, np.uint8),
+        2: np.array(HALF_SCALES, "<u2"),
+        4: np.array(FLOAT_SCALES, "<f4"),
+    }[width]
+    for index, scale in enumerate(scales[:, None].view(np.uint8)):
         for at in fields:
-            scale = (EXPONENT_SCALES[index],) if width == 1 else (half & 255, half >> 8)
-            blocks[row, :, at : at + width] = scale
+            blocks[len(CODE_BYTES) + index, :, at : at + width] = scale
     return Weight.from_bytes(layout, blocks.reshape(rows, -1), weight.shape)
 
 

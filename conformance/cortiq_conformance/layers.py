@@ -36,7 +36,7 @@ from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.route import Router
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.case_data import CaseData
-from cortiq_conformance.case_weights import MATRIX_LAYOUTS, typical
+from cortiq_conformance.case_weights import LAYER_LAYOUTS, typical
 from cortiq_conformance.drives import BatchedDrive, ChunkedDrive, Drive
 from cortiq_conformance.layer_options import OPTIONS
 from cortiq_conformance.probes import CONTEXT, OUTPUT, ProbeProgram, bound, vector
@@ -207,7 +207,7 @@ def _layout(op: Op, number: int) -> str:
     columns = [shape[-1] for role, shape in op.weight_shapes().items() if _is_matrix(role, shape)]
     fitting = [
         name
-        for name in MATRIX_LAYOUTS
+        for name in LAYER_LAYOUTS
         if LAYOUTS[name].kind != "blocks" or all(n % LAYOUTS[name].block == 0 for n in columns)
     ]
     return fitting[(number * 5 + len(op.kind)) % len(fitting)] if columns else "f32"

@@ -17,6 +17,7 @@ from cortiq.backend.batch import (
     Digest,
     Draw,
     Drawn,
+    DrawnLogit,
     Finished,
     Named,
     Outcome,
@@ -28,12 +29,13 @@ from cortiq.backend.batch import (
 )
 from cortiq.backend.delegate import Delegate
 from cortiq.backend.float64 import FLOAT64_KERNELS, FLOAT64_OPTIONS, Float64Arrays
-from cortiq.backend.kernel import Kernel, TakesKernels
+from cortiq.backend.kernel import Kernel, OperatorExample, TakesKernels
 from cortiq.backend.kernel_backend import KernelBackend, KernelTable
 from cortiq.backend.kernel_walk import KernelCall
 from cortiq.backend.matrices import Float64Matrix
 from cortiq.backend.numpy_arrays import NumPyArrays
 from cortiq.backend.protocol import (
+    BATCH_ROWS,
     HOOKSPEC_VERSION,
     Backend,
     CompileOptions,
@@ -43,6 +45,8 @@ from cortiq.backend.protocol import (
     Support,
     Supported,
     Versions,
+    batch_rows_of,
+    warm,
 )
 from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State, check_exported
 from cortiq.backend.weights import MATRICES, float_weight, stack_of
@@ -53,6 +57,7 @@ __all__ = [
     "Argmax",
     "Arithmetic",
     "ArrayLibrary",
+    "BATCH_ROWS",
     "Backend",
     "Batch",
     "BatchResult",
@@ -63,6 +68,7 @@ __all__ = [
     "Digest",
     "Draw",
     "Drawn",
+    "DrawnLogit",
     "Executable",
     "ExportedState",
     "FAULT",
@@ -80,6 +86,7 @@ __all__ = [
     "MATRICES",
     "Named",
     "NumPyArrays",
+    "OperatorExample",
     "Outcome",
     "Row",
     "Snapshot",
@@ -92,7 +99,9 @@ __all__ = [
     "Top",
     "Versions",
     "Want",
+    "batch_rows_of",
     "check_exported",
     "float_weight",
     "stack_of",
+    "warm",
 ]

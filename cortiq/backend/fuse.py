@@ -90,7 +90,7 @@ class Join:
     join: Callable[[Fuser, Step], bool]
 
     def when(self, allowed: Callable[[Fuser, Step], bool]) -> Join:
-        """The pattern where a backend's kernels allow it."""
+        """Restrict the pattern to what a backend's kernels allow."""
         return Join(self.takes, lambda fuser, step: allowed(fuser, step) and self.join(fuser, step))
 
 
@@ -121,7 +121,7 @@ class Fuser:
         self.done: list[Step] = []
 
     def fuse(self, steps: Sequence[Step]) -> tuple[Step, ...]:
-        """The joined steps."""
+        """Return the joined steps."""
         self.done = []
         for step in steps:
             joined = next(
@@ -133,34 +133,34 @@ class Fuser:
         return tuple(self.done)
 
     def root(self, name: str) -> str:
-        """The value whose buffer holds this one."""
+        """Return the value whose buffer holds this one."""
         return self.lowered.root(name)
 
     def inner(self, name: str) -> bool:
-        """Whether a value has one reader and nobody else asks for it."""
+        """Check whether a value has one reader and is not requested otherwise."""
         root = self.root(name)
         return self.uses[root] == 1 and root not in self.exposed
 
     def producer(self, name: str) -> int | None:
-        """Place in `done` of the step that computes a value; None for inputs of the steps."""
+        """Find the place in `done` of a value's step; None for inputs of the steps."""
         root = self.root(name)
         places = (i for i in range(len(self.done) - 1, -1, -1) if root in self.done[i].outputs)
         return next(places, None)
 
     def maker(self, name: str, kind: Any) -> int | None:
-        """The producer, if its op is of this kind and the value may be joined across."""
+        """Return the producer, if its op is of this kind and the value may be joined across."""
         place = self.producer(name)
         if place is None or self.root(name) in self.solid:
             return None
         return place if isinstance(self.done[place].op, kind) else None
 
     def replace_at(self, place: int, op: object, outputs: tuple[str | None, ...]) -> None:
-        """Let the step in this place be another op with these outputs."""
+        """Replace the step in this place by another op with these outputs."""
         stored = tuple(name for name in outputs if name is not None)
         self.done[place] = replace(self.done[place], op=op, outputs=stored)
 
     def _single(self, step: Step) -> Step:
-        """The step as one of the ops of this module, where there is one for it."""
+        """Return the step with an op of this module, where there is one for it."""
         if isinstance(step.op, NORMS):
             chain = NormChain(step.inputs[0], norm=step.nodes[0], out=step.outputs[0])
             return replace(step, op=chain)

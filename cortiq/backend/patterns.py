@@ -1,4 +1,4 @@
-"""The table of patterns: which steps one kernel computes together."""
+"""The table of fusion patterns: steps that one kernel computes together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cortiq.ir import ops
 
 
 def _quantise_after(fuser: Fuser, step: Step) -> bool:
-    """Let the op that computes a row also quantise it."""
+    """Fuse quantising into the op that computes the row."""
     (source,), (record,) = step.inputs, step.outputs
     place = fuser.maker(source, NormChain | Elementwise | Attention)
     if place is None or fuser.done[place].op.record is not None:
@@ -39,7 +39,7 @@ def _quantise_after(fuser: Fuser, step: Step) -> bool:
 
 
 def _whole_rows(fuser: Fuser, op: object, source: str) -> bool:
-    """Whether the quantised rows are those that the op makes: heads may have been merged."""
+    """Check whether the quantised rows are those that the op makes: heads may have been merged."""
     root, types = fuser.root(source), fuser.lowered.types
     if isinstance(op, Attention):
         return len(types[source].shape) == 1
@@ -47,7 +47,7 @@ def _whole_rows(fuser: Fuser, op: object, source: str) -> bool:
 
 
 def _norm_after_sum(fuser: Fuser, step: Step) -> bool:
-    """Let the op that adds a branch to the residual also norm the sum."""
+    """Fuse a norm into the op that adds a branch to the residual."""
     (source,), (out,) = step.inputs, step.outputs
     place = fuser.maker(source, NormChain)
     if place is None or not isinstance(step.op, ops.RMSNorm):
@@ -61,7 +61,7 @@ def _norm_after_sum(fuser: Fuser, step: Step) -> bool:
 
 
 def _residual_sum(fuser: Fuser, step: Step) -> bool:
-    """A residual sum, with the norm of its branch where there is one, waits for a norm."""
+    """Start a chain at a residual sum, with the norm of its branch, that waits for a norm."""
     residual, branch = step.inputs
     if len(fuser.lowered.types[step.outputs[0]].shape) != 1:
         return False
@@ -79,7 +79,7 @@ def _residual_sum(fuser: Fuser, step: Step) -> bool:
 
 
 def _gate(fuser: Fuser, step: Step) -> bool:
-    """activation(gate) · up in one pass."""
+    """Fuse activation(gate) · up."""
     for gate, up in (step.inputs, step.inputs[::-1]):
         place = fuser.maker(gate, Elementwise)
         if place is None or not fuser.inner(gate) or fuser.root(gate) != gate:
@@ -96,7 +96,7 @@ def _gate(fuser: Fuser, step: Step) -> bool:
 
 
 def _part(fuser: Fuser, record: str, target: str, dim: int) -> tuple[Part, list[int]] | None:
-    """Heads of `dim` behind a quantised value, and the places of the steps they replace."""
+    """Find the heads of `dim` behind a quantised value, and the places of their steps."""
     place = fuser.maker(record, ops.Quantise)
     if place is None or not fuser.inner(record):
         return None
@@ -115,13 +115,13 @@ def _part(fuser: Fuser, record: str, target: str, dim: int) -> tuple[Part, list[
 
 
 def _norm_alone(op: NormChain, dim: int) -> bool:
-    """Whether nothing but an RMSNorm of each head is computed: one over all heads is no part."""
+    """Check for an RMSNorm of each head: one over all heads is no part."""
     norm = None if op.residual is not None or op.record is not None else op.norm
     return norm is not None and isinstance(norm.op, ops.RMSNorm) and norm.op.width == dim
 
 
 def _store(fuser: Fuser, step: Step) -> bool:
-    """Keys and values on their way into the cache."""
+    """Fuse keys and values on their way into the cache."""
     op = step.op
     targets = (("keys", op.key_dim), ("values", op.value_dim))
     found = [_part(fuser, n, *to) for n, to in zip(step.inputs, targets, strict=False)]
@@ -136,7 +136,7 @@ def _store(fuser: Fuser, step: Step) -> bool:
 
 
 def _query(fuser: Fuser, step: Step) -> bool:
-    """Queries on their way into attention, in one op with the keys and values."""
+    """Fuse queries on their way into attention with the keys and values."""
     query, *others = step.inputs
     found = _part(fuser, query, "record", step.op.key_dim)
     if found is None:
@@ -166,7 +166,7 @@ def _same_slot(heads: Step, attend: Step) -> bool:
 
 
 def _product_end(fuser: Fuser, step: Step) -> bool:
-    """Let a product also add its bias, or the residual, where nobody else reads what it adds to."""
+    """Fuse the bias, or the residual, into a product that nobody else reads."""
     for source, *other in (step.inputs, step.inputs[::-1]):
         place = fuser.maker(source, (ops.MatMul, Product))
         if place is None or not fuser.inner(source) or fuser.root(source) != source:

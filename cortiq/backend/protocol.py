@@ -1,8 +1,8 @@
-"""What a backend and its executables implement."""
+"""Protocols of a backend and its executables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,13 +12,15 @@ from cortiq.ir import IR_VERSION, Graph, Node, Program
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.layouts import Weight
 
+BATCH_ROWS = 256
+"""Rows of a batch where an executable does not say how many suit its device."""
 HOOKSPEC_VERSION = 1
 """Version of this page and of the hooks."""
 
 
 @dataclass(frozen=True)
 class Versions:
-    """What a backend was built for; another major version is refused when it is loaded."""
+    """Versions a backend was built for; another major version is refused when it is loaded."""
 
     hookspec: int = HOOKSPEC_VERSION
     ir: int = IR_VERSION
@@ -79,7 +81,8 @@ class Executable(Protocol):
     """A compiled program: weights uploaded once, sequences opened and advanced.
 
     One that has a property `provenance`, a mapping of names to texts (driver, libraries, kernels),
-    has it in the receipts of what it computes (docs/receipts.md).
+    has it in the receipts of what it computes (docs/receipts.md). One that has a method
+    `warm(progress)` can compile ahead what serving needs; see `warm`.
     """
 
     @property
@@ -88,7 +91,7 @@ class Executable(Protocol):
 
     @property
     def placement(self) -> Mapping[str, str]:
-        """Which backend computes each node that was not decomposed further, by node name."""
+        """Name of the backend that computes each node not decomposed further, by node name."""
 
     @property
     def windows(self) -> Mapping[str, int]:
@@ -106,23 +109,51 @@ class Executable(Protocol):
         every token back by one step. An executable that does not say is taken as synchronous.
         """
 
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a batch with which its device computes prompts best.
+
+        `free_bytes` leaves room for what a batch of so many rows takes while it is computed. For
+        an executable that does not say, `BATCH_ROWS` stand.
+        """
+
     def open(self, limit: int) -> State:
-        """A new, empty sequence of at most `limit` positions."""
+        """Open an empty sequence of at most `limit` positions."""
 
     def import_(self, exported: ExportedState, limit: int) -> State:
-        """A sequence that continues an exported one, once `check_exported` has let it pass."""
+        """Open a sequence that continues an exported one, once `check_exported` has let it pass."""
 
     def forward(self, batch: Batch) -> Ticket:
         """Compute a batch: prefill chunk, decode step, verify, scoring and inspection alike."""
 
     def state_bytes(self, rows: int) -> int:
-        """Memory one sequence of this many rows takes."""
+        """Return the memory that a sequence of this many rows takes."""
 
     def free_bytes(self) -> int:
-        """Memory left for sequences."""
+        """Return the memory left for sequences."""
 
     def close(self) -> None:
         """Release weights and sequences."""
+
+
+def batch_rows_of(executable: Executable) -> int:
+    """Return the rows of a batch that suit an executable: what it says, or `BATCH_ROWS`."""
+    return int(getattr(executable, "batch_rows", BATCH_ROWS))
+
+
+def warm(
+    executable: Executable, progress: Callable[[int, int], None] = lambda done, total: None
+) -> bool:
+    """Let an executable compile ahead what serving needs; return whether it does that.
+
+    Parameters
+    ----------
+    progress : called with how much is ready, and how much there is.
+    """
+    ahead = getattr(executable, "warm", None)
+    if ahead is None:
+        return False
+    return ahead(progress) is not False
 
 
 @runtime_checkable
@@ -141,10 +172,10 @@ class Backend(Protocol):
     versions: Versions
 
     def devices(self) -> Sequence[Device]:
-        """Devices found; raises `BackendError` that says why when there are none."""
+        """List the devices found; `BackendError` says why there are none."""
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
-        """Whether it executes this node: a layer as a whole, or a primitive.
+        """Say whether the backend executes this node: a layer as a whole, or a primitive.
 
         A declined layer is decomposed and asked again; a declined primitive goes to the reference.
         """
@@ -152,4 +183,4 @@ class Backend(Protocol):
     def compile(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
     ) -> Executable:
-        """Make the program executable; every node of it was supported."""
+        """Compile a program; every node of it was supported."""

@@ -1,4 +1,4 @@
-"""Whatever a backend returns, checked where it crosses the seam: one sentence for each breach.
+"""Checks of everything a backend returns: one sentence for each breach of the protocol.
 
 Backends are called through these functions only. An executable comes back in a wrapper that checks
 what its own calls return; whatever else it has is there under the same name.
@@ -10,7 +10,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from cortiq.backend.answered import unlike
+from cortiq.backend.answer_checks import unlike
 from cortiq.backend.batch import Batch, BatchResult, Finished, Outcome, Status, Ticket
 from cortiq.backend.protocol import (
     Backend,

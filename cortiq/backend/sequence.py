@@ -44,7 +44,7 @@ class SequenceState(ABC):
 
     @abstractmethod
     def start_as(self, other: Self) -> None:
-        """Become, empty as it is, what another sequence is."""
+        """Start, empty, as a copy of another sequence."""
 
     @abstractmethod
     def snapshot(self) -> Any:
@@ -60,7 +60,7 @@ class SequenceState(ABC):
 
     @abstractmethod
     def load_slot(self, name: str, given: Any, length: int) -> None:
-        """Let a slot, which has room, hold what was exported of a sequence of `length` rows."""
+        """Load a slot, which has room, with what was exported of a sequence of `length` rows."""
 
     @property
     def limit(self) -> int:
@@ -83,7 +83,7 @@ class SequenceState(ABC):
 
     def rewind(self, length: int, entry: str = "trunk") -> int:
         """Forget the rows of `entry` from `length` on; see `cortiq.backend.State`."""
-        self.owner.settle()
+        self.owner.settle_state(self)
         if not 0 <= length <= self.lengths[entry]:
             raise RequestError(f"cannot rewind from {self.lengths[entry]} rows to {length}")
         reached = self.lengths[entry] = self.go_back(length, entry)
@@ -105,12 +105,12 @@ class SequenceState(ABC):
 
     def export(self) -> ExportedState:
         """Return the sequence in the canonical layout."""
-        self.owner.settle()
+        self.owner.settle_state(self)
         slots = {name: self.export_slot(name) for name in self.owner.program.slots}
         return ExportedState(dict(self.lengths), np.array(self.tokens, np.int32), slots)
 
     def load(self, exported: ExportedState) -> None:
-        """Become an exported sequence, which `check_exported` has let pass."""
+        """Load an exported sequence, which `check_exported` has let pass."""
         if not self.grow(max(exported.lengths.values())):
             raise RequestError("the exported state is longer than the limit, or than memory allows")
         for entry, names in self.owner.written.items():
@@ -120,7 +120,7 @@ class SequenceState(ABC):
 
     def release(self) -> None:
         """Give the memory back."""
-        self.owner.settle()
+        self.owner.settle_state(self)
         self.drop()
         self.alive = False
         self.owner.forget(self)

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@click.option("--all", "every", is_flag=True, help="List every device, however many there are.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def backends(as_json: bool) -> None:
+def backends(every: bool, as_json: bool) -> None:
     """List backends and their devices.
 
     The first available one is the default. Plugins that could not be loaded are listed below.
@@ -30,7 +31,7 @@ def backends(as_json: bool) -> None:
         print_json({"backends": found, "problems": problems})
         return
     headings = ("backend", "device", "description", "priority", "contract", "from")
-    print_table(headings, (row for facts in found for row in _rows(facts)))
+    print_table(headings, (row for facts in found for row in _rows(facts, every)))
     for problem in problems:
         echo(f"not loaded: {problem['plugin']}: {problem['problem']}")
     if not found:
@@ -53,9 +54,15 @@ def _facts(backend: Backend, plugins: Plugins) -> dict[str, Any]:
     }
 
 
-def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+def _rows(facts: dict[str, Any], every: bool) -> Iterator[tuple[str, ...]]:
+    from cortiq.plugins.selection import MOST_LISTED
+
     tail = (str(facts["priority"]), str(facts["contract"]), facts["from"])
     if facts["unavailable"] is not None:
         yield facts["name"], "-", f"not available: {facts['unavailable']}", *tail
+    count = len(facts["devices"])
+    if count > MOST_LISTED and not every:
+        yield facts["name"], f"({count})", "cortiq backends --all lists the devices", *tail
+        return
     for device in facts["devices"]:
         yield facts["name"], device["name"], device["description"], *tail

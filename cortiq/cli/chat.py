@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -26,14 +25,11 @@ from cortiq.cli.generate import check_options, load_model, with_draft_heads
 from cortiq.cli.inputs import MODEL, argument_text, template_options
 from cortiq.cli.render import echo, echo_piece, note, progress_bar
 from cortiq.errors import CortiqError
-from cortiq.options import GenerateOptions, LoadOptions, environment_name, resolve, select
+from cortiq.options import ANSWER_TOKENS, GenerateOptions, LoadOptions, resolve, select
 
 if TYPE_CHECKING:
     from cortiq.model.conversation import Conversation
     from cortiq.model.model import Model
-
-DEFAULT_MAX_TOKENS = 1024
-"""Default of `max_tokens` in a chat."""
 
 
 class ChatSession:
@@ -153,7 +149,7 @@ def _cancel_on_interrupt() -> Iterator[threading.Event]:
     "--stats/--no-stats", default=None,
     help="Show tokens per second after each answer; by default on a terminal only.",
 )  # fmt: skip
-@options_of(GenerateOptions, LoadOptions, max_tokens=DEFAULT_MAX_TOKENS)
+@options_of(GenerateOptions, LoadOptions, max_tokens=ANSWER_TOKENS)
 def chat(
     model: str,
     system: str | None,
@@ -174,8 +170,7 @@ def chat(
     variables = template_options(template_pairs)
     system = None if system is None else argument_text(system, "--system")
     chosen = select(GenerateOptions, options)
-    usual = {environment_name("max_tokens"): str(DEFAULT_MAX_TOKENS)}
-    resolved = resolve(GenerateOptions, chosen, usual | dict(os.environ))
+    resolved = resolve(GenerateOptions, chosen, usual={"max_tokens": ANSWER_TOKENS})
     check_options(resolved)
     given = {name: value for name, value in chosen.items() if value is not None}
     given["max_tokens"] = resolved.max_tokens

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cortiq.errors import RequestError
 from cortiq.option_names import option_hint
-from cortiq.options import GenerateOptions, from_text, resolve, specs
+from cortiq.options import GenerateOptions, from_text, specs
 
 if TYPE_CHECKING:
     from cortiq.cli.chat import ChatSession
@@ -109,15 +109,17 @@ def _set(chat: ChatSession, argument: str) -> None:
             **chat.conversation.options,
             name: from_text(name, known[name], value.strip(), "/set"),
         }
-        resolve(GenerateOptions, changed)
+        chat.conversation.model.usual.options(changed)
         chat.conversation.options = changed
-    given = {name: value for name, value in chat.conversation.options.items() if value is not None}
+    given = {**chat.conversation.model.usual.values, **chat.conversation.options}
+    given = {name: value for name, value in given.items() if value is not None}
     chat.say(", ".join(f"{name} {value}" for name, value in given.items()) or "nothing is set")
 
 
 def _current(chat: ChatSession, name: str) -> str:
     """Return an option's current value as text."""
-    value = getattr(resolve(GenerateOptions, chat.conversation.options), name)
+    talk = chat.conversation
+    value = getattr(talk.model.usual.options(talk.options), name)
     return "is not set" if value is None else str(value)
 
 

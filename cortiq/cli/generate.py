@@ -15,6 +15,7 @@ from cortiq.cli.inputs import (
     MODEL,
     STDIN,
     argument_text,
+    piped_text,
     stdin_text,
     template_options,
     token_ids,
@@ -32,12 +33,8 @@ IDS_HELP = "Token ids instead of a text; a model without a tokenizer prints ids,
 
 @click.command()
 @click.argument("model", type=MODEL)
-@click.option(
-    "-p", "--prompt", metavar="TEXT",
-    help="The prompt; - reads stdin, minus one trailing newline. It is raw text: the "
-    "tokenizer's start token, no chat template, special tokens not parsed. "
-    "With --chat it is the user's message.",
-)  # fmt: skip
+@click.argument("text", metavar="[PROMPT]", required=False)
+@click.option("-p", "--prompt", metavar="TEXT", help="The prompt, as a flag; - reads stdin.")
 @click.option("--ids", metavar="ID,ID,...", help=IDS_HELP)
 @click.option("--chat", is_flag=True, help="Use the model's chat template.")
 @click.option("--system", metavar="TEXT", help="System message, with --chat.")
@@ -61,6 +58,7 @@ IDS_HELP = "Token ids instead of a text; a model without a tokenizer prints ids,
 @options_of(GenerateOptions, LoadOptions)
 def generate(
     model: str,
+    text: str | None,
     prompt: str | None,
     ids: str | None,
     chat: bool,
@@ -75,9 +73,11 @@ def generate(
 ) -> None:
     """Generate text.
 
-    Without --chat the model continues the raw text, as base models do.
+    PROMPT is raw text that the model continues, as base models do: the tokenizer's start token, no
+    chat template, special tokens not parsed. With --chat it is the user's message. Without it the
+    prompt is read from stdin, minus one trailing newline.
     """
-    given = read_prompt(prompt, ids)
+    given = read_prompt(prompt, ids, text)
     variables = template_options(template_pairs)
     if not chat and (system is not None or variables):
         raise RequestError("--system and --template-option need --chat")
@@ -92,17 +92,19 @@ def generate(
         kept = opened.load_prefix(prefix) if prefix is not None else []
         if sys.stderr.isatty() and not chat and ids is None and opened.tokenizer.chat_templates:
             note("this model has a chat template: --chat uses it")
-        fed = _chat_ids(opened, given, system, variables) if chat else opened.ids(given)
-        made = _generate(opened, fed, chosen, quiet=as_json)
+        fed = prompt_ids(opened, given, system, variables, chat=chat)
+        made = show_generation(opened, fed, chosen, quiet=as_json)
         write_receipt(made)
     if kept and not made.stats.reused_tokens:
         note(f"{prefix}: not used: {_unused_reason(len(kept))}")
     if as_json:
         print_json(generation_object(made))
-    elif resolved.temperature > 0 and resolved.seed is None:
+    elif made.seed is not None and resolved.seed is None:
         note(f"seed: {made.seed}")
     if made.note:
         note(made.note)
+    if sys.stderr.isatty() and not as_json:
+        note_length(made)
     if stats:
         _print_stats(made)
 
@@ -175,16 +177,29 @@ def load_model(name: str, options: dict[str, Any]) -> Model:
 
     with progress_bar(in_bytes=True) as bar:
         model = cortiq.load(name, progress=bar, **select(LoadOptions, options))
+    for line in model.notes:
+        note(line)
     if model.declined:
         count = len(model.declined)
         note(f"{model.backend} declines {count} nodes; the reference computes them (see `inspect`)")
     return model
 
 
-def read_prompt(prompt: str | None, ids: str | None) -> str | list[int]:
-    """Return the text of `-p` (`-` reads stdin) or the ids of `--ids`."""
+def note_length(made: Generation) -> None:
+    """Note that a text was cut by the limit of its length, and how it gets longer."""
+    if made.finish_reason == "length" and not made.note:
+        note(f"[cut after {len(made.token_ids)} tokens; --max-tokens allows more]")
+
+
+def read_prompt(prompt: str | None, ids: str | None, text: str | None = None) -> str | list[int]:
+    """Return the prompt: an argument, that of `-p` (`-` reads stdin), stdin's, or `--ids`."""
+    if prompt is not None and text is not None:
+        raise RequestError("the prompt is given twice: as an argument and with -p")
+    prompt = prompt if text is None else text
+    if prompt is None and ids is None and (piped := piped_text()) is not None:
+        return piped
     if prompt is None and ids is None:
-        raise click.UsageError("Missing option '-p' / '--prompt', or '--ids'.")
+        raise click.UsageError("Missing argument 'PROMPT', or option '-p' / '--ids'.")
     if prompt is None or ids is not None:
         if prompt is not None:
             raise RequestError("a prompt is a text or ids: give either -p or --ids")
@@ -195,7 +210,12 @@ def read_prompt(prompt: str | None, ids: str | None) -> str | list[int]:
     return text
 
 
-def _chat_ids(model: Model, text: Any, system: str | None, variables: dict[str, Any]) -> list[int]:
+def prompt_ids(
+    model: Model, text: Any, system: str | None, variables: dict[str, Any], *, chat: bool
+) -> list[int]:
+    """Return the ids of a prompt: of a message in the chat template, or as they are."""
+    if not chat:
+        return model.ids(text)
     messages = [{"role": "user", "content": text}]
     if system is not None:
         system = argument_text(system, "--system")
@@ -203,7 +223,10 @@ def _chat_ids(model: Model, text: Any, system: str | None, variables: dict[str, 
     return model.chat_ids(messages, template_options=variables)
 
 
-def _generate(model: Model, ids: list[int], options: dict[str, Any], quiet: bool) -> Generation:
+def show_generation(
+    model: Model, ids: list[int], options: dict[str, Any], quiet: bool
+) -> Generation:
+    """Generate and print the text as it comes, unless it is to be quiet."""
     written = False
     with progress_bar() as bar:
 

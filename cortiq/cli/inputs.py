@@ -32,6 +32,14 @@ class ModelName(click.ParamType):
     def __init__(self, *, cached: bool = False) -> None:
         self._cached = cached
 
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the name; raise ModelNotFoundError, before anything is imported for it."""
+        if not self._cached:
+            from cortiq.formats.fetch import check_there
+
+            check_there(value)
+        return value
+
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
@@ -62,6 +70,13 @@ def stdin_text() -> str:
     """Read stdin minus one trailing newline, which `echo` and editors add."""
     text = read_text(STDIN)
     return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
+
+
+def piped_text() -> str | None:
+    """Return the text on stdin, or None if stdin is a terminal, closed, or empty."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return None
+    return stdin_text() or None
 
 
 def _stdin() -> bytes:

@@ -87,6 +87,8 @@ def _summary(source: ModelSource) -> Iterator[str]:
         yield "tokenizer: none; the model takes token ids"
     else:
         yield f"tokenizer: {source.tokenizer.vocab_size} ids, {_template(source)}"
+    yield f"sampling: {source.usual}"
+    yield from (f"note: {line}" for line in source.notes)
     yield f"hash: {source.model_hash()}"
 
 

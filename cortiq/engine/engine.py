@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from cortiq.backend import BatchResult, Executable, Status
+from cortiq.arguments import instance_of
+from cortiq.backend import BatchResult, Executable, Status, batch_rows_of
 from cortiq.backend.batch import Batch
 from cortiq.backend.error_attribution import attributed_to, failure_hint
 from cortiq.engine.accept import NO_TOKEN, Committed, commit, settle
@@ -15,6 +16,7 @@ from cortiq.engine.drafter_manager import DrafterManager, record_round
 from cortiq.engine.drafting import Speculation
 from cortiq.engine.in_flight import InFlightBatch, ScheduledRows, schedule_batch
 from cortiq.engine.output import Output
+from cortiq.engine.pace import Pace
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.request import Request, checked_request, vocabulary_size
 from cortiq.engine.scheduler import DEFAULT_OPTIONS, AdmissionError, EngineOptions, Scheduler
@@ -49,11 +51,14 @@ class Engine:
         speculation: Speculation | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.executable, self.tokenizer, self.options = executable, tokenizer, options
+        instance_of(options, EngineOptions, "options")
+        self.executable, self.tokenizer = executable, tokenizer
+        self.limits = options.limits(batch_rows_of(executable))
         self.prefixes, self.speculation, self.clock = prefixes, speculation, clock
         self.steps, self._numbers, self._finished = 0, 0, 0.0
         self._states = StateManager(executable, prefixes)
-        self._scheduler = Scheduler(self._states, options)
+        self._scheduler = Scheduler(self._states, self.limits)
+        self._pace = Pace(self.limits.mixed_seconds, self.limits.batch_rows)
         self._in_flight: InFlightBatch | None = None
         self._vocabulary = vocabulary_size(executable.program)
         self._drafters = DrafterManager(executable, clock)
@@ -144,8 +149,7 @@ class Engine:
 
     def _runs_ahead(self) -> bool:
         asynchronous = getattr(self.executable, "asynchronous", False)
-        needs_ids = self._scheduler.blocked or any(s.needs_ids for s in self.running)
-        return asynchronous and not needs_ids
+        return asynchronous and not any(s.needs_ids for s in self.running)
 
     def _end_cancelled(self) -> None:
         for sequence in [*self.waiting, *self.running]:
@@ -155,10 +159,10 @@ class Engine:
 
     def _admit(self) -> None:
         """Move waiting sequences to the running queue while there is memory for their states."""
-        self._scheduler.blocked = False
+        self._scheduler.leaving = None
         while True:
             try:
-                sequence = self._scheduler.admit_next(self._in_flight is None)
+                sequence = self._scheduler.admit_next(self._is_in_flight)
             except AdmissionError as refused:
                 self._end(refused.sequence, refused.error)
                 continue
@@ -183,8 +187,15 @@ class Engine:
     def _submit(self, before: InFlightBatch | None) -> InFlightBatch | None:
         """Schedule the next batch and hand it to the executable."""
         started = self.clock()
-        going = [s for s in self.running if not s.done]
-        scheduled = schedule_batch(going, self.options.batch_rows, before, self._drafters.propose)
+        leaving = self._scheduler.leaving
+        going = [s for s in self.running if not s.done and s is not leaving]
+        scheduled = schedule_batch(
+            going,
+            self.limits.batch_rows,
+            before,
+            self._drafters.propose,
+            self._pace.prompt_rows,
+        )
         if not scheduled:
             return None
         for rows in scheduled:
@@ -212,6 +223,8 @@ class Engine:
         counts = [self._commit(batch, rows, result) for rows in batch.scheduled]
         now = self.clock()
         wall, self._finished = now - max(batch.started, self._finished), now
+        if len(batch.rows) >= 2 * len(batch.scheduled):  # rows of prompts, mostly
+            self._pace.record(len(batch.rows), wall)
         for rows, got in zip(batch.scheduled, counts, strict=True):
             if got.emitted:
                 record_round(batch, rows, got, wall)

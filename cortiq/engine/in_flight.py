@@ -102,10 +102,11 @@ class InFlightBatch:
         for scheduled in self.scheduled:
             scheduled.first = len(self.rows)
             self.rows += scheduled.rows()
+        self._by_sequence = {scheduled.sequence: scheduled for scheduled in self.scheduled}
 
     def rows_of(self, sequence: Sequence) -> ScheduledRows | None:
         """Return the rows of a sequence, None if it has none here."""
-        return next((rows for rows in self.scheduled if rows.sequence is sequence), None)
+        return self._by_sequence.get(sequence)
 
 
 def demand_of(sequence: Sequence, before: ScheduledRows | None) -> RowDemand | None:
@@ -123,7 +124,7 @@ def demand_of(sequence: Sequence, before: ScheduledRows | None) -> RowDemand | N
         if sequence.room <= 1:
             return None
         rows, decodes = 1, True
-    most = sequence.request.chunk_rows
+    most = sequence.request.chunk_rows or rows
     points = sequence.request.cache_points
     if before is not None and any(point.position == start for point in points):
         return None  # its state is copied first
@@ -145,6 +146,7 @@ def schedule_batch(
     budget: int,
     in_flight: InFlightBatch | None,
     propose: Callable[[Mapping[Sequence, int]], Mapping[Sequence, tuple[Draft, float]]],
+    prompt_rows: int | None = None,
 ) -> list[ScheduledRows]:
     """Schedule the rows of the next batch.
 
@@ -152,10 +154,12 @@ def schedule_batch(
     ----------
     in_flight : a batch that is not read yet: its sequences continue from what it draws.
     propose : returns drafts of at most so many ids for each sequence, and the seconds each took.
+    prompt_rows : most rows of prompts beside sequences that decode.
     """
     befores = {s: in_flight.rows_of(s) if in_flight else None for s in sequences}
     demands = {s: demand for s, before in befores.items() if (demand := demand_of(s, before))}
-    grants = dict(zip(demands, divide_rows(list(demands.values()), budget), strict=True))
+    divided = divide_rows(list(demands.values()), budget, prompt_rows)
+    grants = dict(zip(demands, divided, strict=True))
     drafts = propose({s: grant.depth for s, grant in grants.items() if grant.rows and grant.depth})
     scheduled = [
         _scheduled_rows(sequence, befores[sequence], grant, *drafts.get(sequence, (NOTHING, 0.0)))

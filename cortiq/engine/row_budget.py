@@ -44,12 +44,15 @@ class RowGrant:
     depth: int = 0
 
 
-def divide_rows(demands: Sequence[RowDemand], budget: int) -> list[RowGrant]:
+def divide_rows(
+    demands: Sequence[RowDemand], budget: int, prompt_rows: int | None = None
+) -> list[RowGrant]:
     """Divide the rows of a batch.
 
     Every decoding sequence gets its row first, the most urgent first, so that long prompts delay
     no decoding; a prompt more urgent than all of them gets one row before, so that decoding cannot
-    starve it. The rest goes to drafts, at most half of it while prompts wait, then to prompts.
+    starve it. The rest goes to drafts, at most half of it while prompts wait, then to prompts:
+    beside decoding ones at most `prompt_rows`, if given.
     """
     order = sorted(range(len(demands)), key=lambda i: demands[i].urgency)
     rows, depths = [0] * len(demands), [0] * len(demands)
@@ -65,6 +68,8 @@ def divide_rows(demands: Sequence[RowDemand], budget: int) -> list[RowGrant]:
         depths[i] = min(demands[i].depth, drafts)
         drafts -= depths[i]
         budget -= depths[i]
+    if prompt_rows is not None and len(prompts) < len(demands):
+        budget = min(budget, max(prompt_rows, len(waits)))
     for i in prompts:  # the most urgent first: the row that was set aside is its own
         rows[i] = min(demands[i].rows, demands[i].most, budget)
         budget -= rows[i]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from cortiq.arguments import instance_of
 from cortiq.backend.error_attribution import attributed_to
 from cortiq.engine.cache_roles import CacheRole
 from cortiq.engine.row_budget import urgency
 from cortiq.engine.sequence import Sequence
 from cortiq.engine.state_manager import StateManager
 from cortiq.errors import RequestError
+
+SEQUENCES = 64
+"""Sequences that run at once, at least, where nobody says how many."""
 
 
 @dataclass(frozen=True)
@@ -19,17 +22,37 @@ class EngineOptions:
 
     Attributes
     ----------
-    batch_rows : most rows of a batch.
-    sequences : most sequences that run at once; others wait.
+    batch_rows : most rows of a batch; None for what suits the executable's device.
+    sequences : most sequences that run at once, others wait; None for an eighth of `batch_rows`,
+        and 64 at least.
     waiting : most requests that wait; more are refused.
+    mixed_seconds : duration aimed at for a batch in which prompts are computed beside sequences
+        that decode, which wait for it (`engine.pace`).
     """
 
-    batch_rows: int = 256
-    sequences: int = 64
+    batch_rows: int | None = None
+    sequences: int | None = None
     waiting: int = 1 << 16
+    mixed_seconds: float = 0.05
+
+    def limits(self, rows: int) -> EngineLimits:
+        """Return the bounds on a device that so many rows a batch suit."""
+        most = rows if self.batch_rows is None else self.batch_rows
+        sequences = max(SEQUENCES, most // 8) if self.sequences is None else self.sequences
+        return EngineLimits(most, sequences, self.waiting, self.mixed_seconds)
 
 
 DEFAULT_OPTIONS = EngineOptions()
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """Bounds of an engine on its device; see `EngineOptions`."""
+
+    batch_rows: int
+    sequences: int
+    waiting: int
+    mixed_seconds: float
 
 
 class Scheduler:
@@ -37,19 +60,19 @@ class Scheduler:
 
     Attributes
     ----------
-    blocked : whether a preemption waits for the batch in flight to end.
+    leaving : a running sequence that is to be preempted once no batch in flight has rows of it:
+        it gets no more of them.
     """
 
-    def __init__(self, states: StateManager, options: EngineOptions) -> None:
-        instance_of(options, EngineOptions, "options")
-        self.states, self.options = states, options
+    def __init__(self, states: StateManager, limits: EngineLimits) -> None:
+        self.states, self.limits = states, limits
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self.blocked = False
+        self.leaving: Sequence | None = None
 
     def add(self, sequence: Sequence) -> None:
         """Append a sequence to the waiting queue; RequestError when it is full."""
-        if len(self.waiting) >= self.options.waiting:
+        if len(self.waiting) >= self.limits.waiting:
             raise RequestError(
                 f"{len(self.waiting)} requests are waiting", hint="try again when some have ended"
             )
@@ -61,7 +84,7 @@ class Scheduler:
             if sequence in queue:
                 queue.remove(sequence)
 
-    def admit_next(self, quiescent: bool) -> Sequence | None:
+    def admit_next(self, in_flight: Callable[[Sequence], bool]) -> Sequence | None:
         """Admit the most urgent waiting sequence; return it, or None if nothing was admitted.
 
         No other sequence overtakes it, so small requests cannot starve a big one. When memory is
@@ -69,27 +92,27 @@ class Scheduler:
 
         Parameters
         ----------
-        quiescent : whether no batch is in flight.
+        in_flight : whether a batch in flight has rows of a sequence.
 
         Raises
         ------
         AdmissionError : the sequence can never be admitted; it holds the reason.
         """
-        while self.waiting and len(self.running) < self.options.sequences:
+        while self.waiting and len(self.running) < self.limits.sequences:
             sequence = min(self.waiting, key=service_order)
             try:
-                allocated = self.states.allocate(sequence, self.running, quiescent)
+                allocated = self.states.allocate(sequence, self.running, in_flight)
             except Exception as error:
                 raise AdmissionError(sequence, error) from error
             if allocated:
                 self.waiting.remove(sequence)
                 self.running.append(sequence)
                 return sequence
-            if not self._preempt_for(sequence, quiescent):
+            if not self._preempt_for(sequence, in_flight):
                 return None
         return None
 
-    def _preempt_for(self, sequence: Sequence, quiescent: bool) -> bool:
+    def _preempt_for(self, sequence: Sequence, in_flight: Callable[[Sequence], bool]) -> bool:
         """Preempt a running sequence of lower priority; return whether one was.
 
         The victim must be less urgent too, or it would be the next to be admitted again.
@@ -101,10 +124,13 @@ class Scheduler:
             and service_order(s) > service_order(sequence)
             and s.can_be_preempted
         ]
-        self.blocked = bool(lower) and not quiescent
-        if not lower or not quiescent:
+        if not lower:
             return False
-        self.preempt(max(lower, key=service_order))
+        at_rest = [s for s in lower if not in_flight(s)]
+        if not at_rest:
+            self.leaving = max(lower, key=service_order)
+            return False
+        self.preempt(max(at_rest, key=service_order))
         return True
 
     def preempt(self, sequence: Sequence, keep: int = 0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 
 from cortiq.backend import Executable, State
@@ -24,13 +25,18 @@ class StateManager:
         self.executable, self.prefixes = executable, prefixes
         self.backend = backend_names(executable)
 
-    def allocate(self, sequence: Sequence, running: Several[Sequence], quiescent: bool) -> bool:
+    def allocate(
+        self,
+        sequence: Sequence,
+        running: Several[Sequence],
+        in_flight: Callable[[Sequence], bool] = lambda sequence: False,
+    ) -> bool:
         """Give a sequence a state with room for its limit; return whether memory allowed it.
 
         Parameters
         ----------
         running : other sequences, whose rows can be shared.
-        quiescent : whether no batch is in flight, so that their states can be copied.
+        in_flight : whether a batch in flight has rows of one, so that its state is not copied.
 
         Raises
         ------
@@ -38,7 +44,8 @@ class StateManager:
         """
         request = sequence.request
         with attributed_to(self.backend):
-            state, fed = self._open_or_reuse(sequence, running if quiescent else ())
+            at_rest = [other for other in running if not in_flight(other)]
+            state, fed = self._open_or_reuse(sequence, at_rest)
             while not state.reserve(request.limit - fed):
                 if self.prefixes is None or not self.prefixes.evict():
                     state.release()

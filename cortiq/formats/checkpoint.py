@@ -13,14 +13,18 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.errors import FormatError, ModelNotFoundError, UnsupportedError
+from cortiq.errors import FormatError, ModelNotFoundError
 from cortiq.formats.digest import file_sha256
 from cortiq.formats.gguf import GGUFFile, GGUFMetadata, open_gguf
 from cortiq.formats.mapped import MappedTensors, TensorInfo
-from cortiq.formats.mxfp4 import METHOD, MXFP4Tensor, MXFP4Tensors
+from cortiq.formats.packed_tensors import PackedTensor
+from cortiq.formats.quantisation import KEYS as QUANTISATION_KEYS
+from cortiq.formats.quantisation import OPT_FILE, Quantisation, read_quantisation
+from cortiq.formats.quantised import read_quantised
+from cortiq.formats.recommended import Sampling, of_generation_config, of_gguf
 from cortiq.formats.safetensors import PICKLED_SUFFIXES, open_safetensors, refuse_pickled
 from cortiq.formats.strict_json import read_object, read_optional, read_text
-from cortiq.formats.text_model import has_text_model, text_config, text_tensors, with_tie
+from cortiq.formats.text_model import has_text_model, is_nested, text_config, text_tensors, with_tie
 
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
@@ -56,6 +60,8 @@ class Checkpoint:
     eos_token_ids : ids that end a text, as the files declare them, ascending.
     tokenizer_source : GGUF metadata, or the folder with tokenizer.json.
     chat_template : Jinja source, or None when the model has none.
+    quantisation : what a Hugging Face folder says about quantised matrices.
+    sampling : options of sampling that the files recommend.
     """
 
     path: Path
@@ -66,7 +72,9 @@ class Checkpoint:
     tokenizer_source: GGUFMetadata | Path
     chat_template: str | None
     _tensors: MappedTensors = field(repr=False)
+    quantisation: Quantisation = field(default_factory=Quantisation)
     _hash: str | None = field(default=None, repr=False)
+    sampling: Sampling = field(default_factory=dict)
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
@@ -84,7 +92,7 @@ class Checkpoint:
             raise FormatError(f"has no tensor {name!r}", where=str(self.path))
         return self._tensors.tensors[name]
 
-    def tensor(self, name: str) -> RawTensor | MXFP4Tensor:
+    def tensor(self, name: str) -> RawTensor | PackedTensor:
         """Return a view of a tensor; no byte is read before it is accessed.
 
         Raises
@@ -97,6 +105,23 @@ class Checkpoint:
         if joined is not None:
             return joined
         return RawTensor(name, info.shape, info.type, self._tensors.raw(name))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines about what the files ask for and is not done, or is done to their numbers."""
+        found = []
+        if self.quantisation.notes:
+            asked = " and ".join(self.quantisation.notes)
+            found.append(
+                f"the checkpoint asks for {asked}: not applied, only weights are quantised"
+            )
+        infos = self._tensors.tensors
+        joined = getattr(self._tensors, "joined", lambda name: None)
+        loose = sum(info.type == "F32" and joined(name) is not None for name, info in infos.items())
+        if loose:
+            what = "matrices have groups of columns in no order (desc_act)"
+            found.append(f"{loose} {what}: they are converted as floats are")
+        return tuple(found)
 
     def model_hash(self) -> str:
         """Return the SHA-256, in hex, of the files that determine the model's bits; computed once.
@@ -114,6 +139,8 @@ class Checkpoint:
             return file_sha256(paths[0])
         if self.kind == "huggingface":
             paths.append(self.path / "config.json")
+            if self.quantisation.where.endswith(OPT_FILE):
+                paths.append(self.path / OPT_FILE)
         lines = (f"{path.name}\0{file_sha256(path)}\n" for path in sorted(paths))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -179,6 +206,7 @@ def _from_gguf(file: GGUFFile) -> Checkpoint:
         tokenizer_source=metadata,
         chat_template=_text(metadata, "tokenizer.chat_template", where),
         _tensors=file,
+        sampling=of_gguf(metadata, where),
     )
 
 
@@ -191,12 +219,12 @@ def _from_huggingface(folder: Path) -> Checkpoint:
     if architecture is None:
         raise FormatError("has no model_type", where=where)
     tensors: MappedTensors = open_safetensors(folder)
-    if _is_mxfp4(config):
-        tensors = MXFP4Tensors(tensors)
-        config = {key: value for key, value in config.items() if key != "quantization_config"}
-    _refuse_quantised(config, where)
-    if has_text_model(whole):
+    quantisation = read_quantisation(config, folder)
+    tensors = read_quantised(tensors, quantisation)
+    config = {key: value for key, value in config.items() if key not in QUANTISATION_KEYS}
+    if has_text_model(whole) or is_nested(tensors):
         tensors = text_tensors(tensors)
+    if has_text_model(whole):
         config = with_tie(config, tensors)
     generation = read_optional(folder / "generation_config.json")
     ids = [source.get("eos_token_id") for source in (whole, config, generation)]
@@ -209,23 +237,9 @@ def _from_huggingface(folder: Path) -> Checkpoint:
         tokenizer_source=folder,
         chat_template=_folder_template(folder),
         _tensors=tensors,
+        quantisation=quantisation,
+        sampling=of_generation_config(generation, str(folder / "generation_config.json")),
     )
-
-
-def _is_mxfp4(config: dict[str, Any]) -> bool:
-    """Return whether the folder's matrices are MXFP4: pairs of codes and exponents."""
-    options = config.get("quantization_config")
-    return isinstance(options, dict) and options.get("quant_method") == METHOD
-
-
-def _refuse_quantised(config: dict[str, Any], where: str) -> None:
-    for key in ("quantization_config", "compression_config"):
-        options = config.get(key)
-        if options:
-            method = options.get("quant_method") if isinstance(options, dict) else None
-            message = f"{key} asks for {method or 'an unnamed method'!r}"
-            hint = "supported: folders with F32, F16 or BF16 weights, and GGUF files"
-            raise UnsupportedError(message, where=where, hint=hint)
 
 
 def _text(mapping: Mapping[str, Any], key: str, where: str) -> str | None:

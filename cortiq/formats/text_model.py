@@ -13,17 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.formats.mapped import MappedTensors
-from cortiq.formats.mxfp4 import MXFP4Tensor
+from cortiq.formats.packed_tensors import PackedTensor
+from cortiq.formats.quantisation import KEYS
 
 TEXT = "text_config"
 TIED = "tie_word_embeddings"
 HEAD = "lm_head."
 NAME_PREFIXES: tuple[Mapping[str, str], ...] = (
     {"model.language_model.": "model.", HEAD: HEAD, "mtp.": "mtp."},
-    {"language_model.model.": "model.", "language_model.lm_head.": HEAD},
+    {"language_model.model.": "model.", "language_model.lm_head.": HEAD, HEAD: HEAD},
 )
 """Name prefixes in the folder, and in a text-only checkpoint."""
-SHARED_KEYS = (TIED, "quantization_config", "compression_config")
+NESTED_LAYERS = ("model.language_model.layers.", "language_model.model.layers.")
+SHARED_KEYS = (TIED, *KEYS)
 """Keys that the whole folder's configuration may hold for the text model."""
 
 
@@ -35,8 +37,8 @@ class RenamedTensors(MappedTensors):
         super().__init__(inner.path, inner.paths, tensors, inner._buffers)
         self._inner, self._names = inner, names
 
-    def joined(self, name: str) -> MXFP4Tensor | None:
-        """Return the MXFP4 tensor of this name, or None for an ordinary tensor."""
+    def joined(self, name: str) -> PackedTensor | None:
+        """Return the quantised matrix of this name, or None for an ordinary tensor."""
         return getattr(self._inner, "joined", lambda _: None)(self._names[name])
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
@@ -52,6 +54,16 @@ class RenamedTensors(MappedTensors):
 def has_text_model(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json is of several models, one of them for text."""
     return isinstance(config.get(TEXT), dict)
+
+
+def is_nested(tensors: MappedTensors) -> bool:
+    """Return whether a folder's tensors have the names of a text model among others, and none the
+    plain ones: text-only exports keep the prefixes under a configuration of the text model alone.
+    """
+    names = tensors.tensors
+    if any(name.startswith("model.layers.") for name in names):
+        return False
+    return any(name.startswith(NESTED_LAYERS) for name in names)
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,17 +96,45 @@ def _share(nodes: list[Node], relied_on: set[str]) -> list[Node]:
     return kept
 
 
-def primitives_within(node: Node, graph: Graph, program: Program) -> tuple[Node, ...]:
-    """Return the primitives that a node of a graph stands for: itself, if it is one."""
-    if node.op.primitive:
-        return (node,)
-    layouts = {name: program.weights[name].layout for name in node.weights.values()}
+def primitives_within(node: Node, graph: Graph, program: Program) -> Graph:
+    """Return a graph of the primitives that a node stands for: of itself, if it is one."""
     alone = replace(graph, nodes=(node,), outputs=node.outputs)
-    return expand(alone, layouts, lambda _: False).nodes
+    if node.op.primitive:
+        return alone
+    layouts = {name: program.weights[name].layout for name in node.weights.values()}
+    inner = expand(alone, layouts, lambda _: False)
+    return replace(inner, values={**graph.values, **inner.values})
 
 
 def primitives_of(program: Program) -> Program:
     """Return the program with every layer decomposed to primitives."""
     layouts = {name: spec.layout for name, spec in program.weights.items()}
-    graphs = {n: expand(g, layouts, lambda _: False) for n, g in program.graphs.items()}
-    return replace(program, graphs=graphs)
+    return replace(program, graphs=dict(_primitive_graphs(program.graphs, layouts)))
+
+
+def _primitive_graphs(
+    graphs: Mapping[str, Graph], layouts: dict[str, str | None]
+) -> Mapping[str, Graph]:
+    """Return the graphs of primitives; those of the last program are kept.
+
+    A program on its way to a backend is decomposed by the verifier, by the analysis of windows and
+    by the backend, with the same graphs and layouts.
+    """
+    global _last
+    key = list(graphs.items()), layouts
+    if _last is not None and _same(_last[0], key):
+        return _last[1]
+    made = {n: expand(g, layouts, lambda _: False) for n, g in graphs.items()}
+    _last = (key, made)
+    return made
+
+
+_Key = tuple[list[tuple[str, Graph]], dict[str, str | None]]
+_last: tuple[_Key, Mapping[str, Graph]] | None = None
+
+
+def _same(one: _Key, other: _Key) -> bool:
+    """Return whether two programs have the very same graphs, by identity, and equal layouts."""
+    pairs = zip(one[0], other[0], strict=False)
+    same = all(name == called and graph is given for (name, graph), (called, given) in pairs)
+    return same and len(one[0]) == len(other[0]) and one[1] == other[1]

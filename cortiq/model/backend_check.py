@@ -10,7 +10,7 @@ from cortiq.errors import CortiqError
 from cortiq.options import LoadOptions
 from cortiq.plugins import Plugins, availability
 from cortiq.plugins.extras import install_command, missing_requirements
-from cortiq.plugins.selection import FALLBACK
+from cortiq.plugins.selection import FALLBACK, MOST_LISTED
 
 if TYPE_CHECKING:
     from cortiq.backend import Backend
@@ -51,7 +51,7 @@ def check_backends(plugins: Plugins, *, run: bool = True) -> list[BackendCheck]:
     """
     made = [trial for name in plugins.backends for trial in _devices_of(name, plugins)]
     for trial in made if run else ():
-        if trial.problem is None:
+        if trial.problem is None and trial.device is not None:
             _try(trial, plugins.backends[trial.backend])
     expected = next((t.digest for t in made if t.backend == FALLBACK and t.digest), None)
     for trial in made:
@@ -67,6 +67,8 @@ def _devices_of(name: str, plugins: Plugins) -> list[BackendCheck]:
     backend = plugins.backends[name]
     source = plugins.sources.get(plugins.brought_by.get(name, ""), "")
     devices, reason = availability(backend)
+    if len(devices) > MOST_LISTED:
+        return [BackendCheck(name, None, f"{len(devices)} devices, none of them tried", source)]
     if reason is None:
         return [BackendCheck(name, d.name, d.description, source) for d in devices]
     missing = missing_requirements(source.partition(" ")[0])

@@ -158,6 +158,4 @@ def generation_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
             options[name] = value
     if given:
         raise RequestError(f"there is no option {next(iter(given))!r} here", where="generate_until")
-    if sampled:
-        options = {"temperature": 1.0, "seed": 0} | options
-    return options
+    return ({"temperature": 1.0, "seed": 0} if sampled else {"temperature": 0.0}) | options

@@ -11,6 +11,7 @@ from cortiq.backend import Backend, CompileOptions, Executable
 from cortiq.backend.seam import devices_of
 from cortiq.errors import OptionError
 from cortiq.formats.cache import Progress
+from cortiq.formats.fetch import check_there
 from cortiq.model.model import Model
 from cortiq.model.source import ModelSource, model_name, open_source
 from cortiq.options import LoadOptions, resolve
@@ -40,6 +41,7 @@ def load(
     """
     started = time.perf_counter()
     called, chosen = model_name(name), resolve(LoadOptions, options)
+    check_there(called)
     placed = choose_backend(chosen)
     source = open_source(called, chosen, progress)
     model = model_of(called, source, placed, chosen, extra)

@@ -26,7 +26,7 @@ from cortiq.model.prefixes import PrefixCacheMixin
 from cortiq.model.scoring import ScoringMixin
 from cortiq.model.source import ModelSource
 from cortiq.numerics.contract import CONTRACT_VERSION
-from cortiq.options import GenerateOptions, LoadOptions, resolve
+from cortiq.options import GenerateOptions, LoadOptions
 from cortiq.receipts.record import make_receipt
 from cortiq.tokenizer.tokenizer import Tokenizer
 
@@ -43,7 +43,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
     ----------
     name : what it was loaded as. program : its graphs. tokenizer : text to ids and back.
     executable : the compiled program. backend, device : names of what computes it.
-    options : how it was loaded. drafts : its drafters.
+    options : how it was loaded. usual : sampling where a call says nothing. drafts : its drafters.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
         self.program: Program = executable.program
         self.tokenizer: Tokenizer = source.tokenizer
         self.backend, self.device, self.options = backend, device, options
-        self._source, self.drafts = source, DrafterFactory(self)
+        self._source, self.usual, self.drafts = source, source.usual, DrafterFactory(self)
         self.load_seconds, self._busy, self._closed = 0.0, threading.Lock(), False
 
     @property
@@ -83,6 +83,11 @@ class Model(PrefixCacheMixin, ScoringMixin):
     def model_hash(self) -> str:
         """SHA-256, in hex, of the model's files (or of a synthetic model's definition)."""
         return self._source.model_hash()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines about what the model's files ask for and is not done."""
+        return self._source.notes
 
     @property
     def fingerprint(self) -> str:
@@ -144,7 +149,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
 
         It takes what `generate` takes: see `help(cortiq.GenerateOptions)`.
         """
-        chosen = with_seed(resolve(GenerateOptions, options))
+        chosen = with_seed(self.usual.options(options))
         request = with_embeddings(self._request(prompt, chosen, masks), embeddings, self.program)
         drafted, cancel = self.drafts.speculation(chosen), event_of(cancel)
         progress = function_of(progress, "progress")
@@ -162,7 +167,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
             stats = Statistics(self.load_seconds, len(request.prompt))
             on = self.executable, self.tokenizer, self.prefixes
             output = yield from serve_one(*on, request, stats, drafted, progress, cancelled)
-        return self._generation(request, options, output, stats)
+        return self.generation_of(request, options, output, stats)
 
     def generate_many(
         self,
@@ -179,13 +184,13 @@ class Model(PrefixCacheMixin, ScoringMixin):
         RequestError : one of the prompts or an option cannot be served; nothing was computed.
         SequenceFailedError : a value of one of them left the contract's domain.
         """
-        chosen, cancel = with_seed(resolve(GenerateOptions, options)), event_of(cancel)
+        chosen, cancel = with_seed(self.usual.options(options)), event_of(cancel)
         requests = [self._request(prompt, chosen, masks) for prompt in prompts]
         drafted = self.drafts.speculation(chosen)
         with self._working():
             on = self.executable, self.tokenizer, self.prefixes
             served = serve_batch(*on, requests, self.load_seconds, drafted, cancel.is_set)
-        return [self._generation(s.request, chosen, s.output, s.stats) for s in served]
+        return [self.generation_of(s.request, chosen, s.output, s.stats) for s in served]
 
     def _request(self, prompt: Prompt, options: GenerateOptions, masks: Masks | None) -> Request:
         """Check a prompt and its options."""
@@ -194,9 +199,11 @@ class Model(PrefixCacheMixin, ScoringMixin):
         longest = self._source.longest
         return make_request(self.ids(prompt), options, self.program, self.eos_ids, longest, masks)
 
-    def _generation(
+    def generation_of(
         self, request: Request, options: GenerateOptions, output: Output, stats: Statistics
     ) -> Generation:
+        """Return what a finished request made; whoever ran an engine of this model calls it."""
+
         def identity() -> Identity:
             facts = {"model": self.fingerprint, **drawing_facts(options)}
             return Identity(self.model_hash, fingerprint(facts))

@@ -15,6 +15,7 @@ from cortiq.formats.cache import Progress
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.formats.fetch import resolve
 from cortiq.ir import Program
+from cortiq.model.sampling import CORTIQ_SAMPLING, UsualSampling, usual_sampling
 from cortiq.models import load_program
 from cortiq.models.head_names import split_heads_option
 from cortiq.models.synthetic import PREFIX, open_synthetic
@@ -37,6 +38,8 @@ class ModelSource:
     model_hash : gives the SHA-256 of what the model is made of, in hex; may take a while.
     close : lets go of the files.
     longest : the longest context the model can be loaded with; 0 for the one it has.
+    usual : how it is sampled from where the caller says nothing.
+    notes : what its files ask for and is not done, a line each.
     """
 
     program: Program
@@ -46,6 +49,8 @@ class ModelSource:
     model_hash: Callable[[], str]
     close: Callable[[], None] = lambda: None
     longest: int = 0
+    usual: UsualSampling = CORTIQ_SAMPLING
+    notes: tuple[str, ...] = ()
 
 
 def model_name(name: object) -> str:
@@ -97,6 +102,8 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         checkpoint.model_hash,
         close,
         getattr(loaded.config, "max_position_embeddings", 0),
+        usual_sampling(name, getattr(checkpoint, "sampling", {})),
+        getattr(checkpoint, "notes", ()),
     )
 
 

@@ -206,9 +206,9 @@ def construct(config_type: type[AnyConfig], values: Mapping[str, Any], *, where:
     hints = typing.get_type_hints(config_type)
     problems, arguments = [], {}
     for name, kind, required in _fields(config_type):
-        if name not in values or (values[name] is None and not _accepts(hints[name], None)):
+        if name not in values or (values[name] is None and not accepts(hints[name], None)):
             problems += [f"{name} is missing"] if required else []
-        elif not _accepts(hints[name], values[name]):
+        elif not accepts(hints[name], values[name]):
             problems.append(f"{name} is {values[name]!r}, not {kind}")
         else:
             arguments[name] = _converted(hints[name], values[name])
@@ -228,17 +228,17 @@ def _fields(config_type: type[BaseConfig]) -> Iterator[tuple[str, str, bool]]:
         yield f.name, str(f.type), required
 
 
-def _accepts(kind: Any, value: Any) -> bool:
+def accepts(kind: Any, value: Any) -> bool:
     """Return whether a JSON value has the type of a field; numbers are finite.
 
     Counts are positive; in lists they may be 0, for layers that have none.
     """
     if typing.get_origin(kind) in UNIONS:
-        return any(_accepts(k, value) for k in kind.__args__)
+        return any(accepts(k, value) for k in kind.__args__)
     if typing.get_origin(kind) is tuple:
         element = typing.get_args(kind)[0]
         return isinstance(value, list | tuple) and all(
-            _accepts(element, v) or (element is int and type(v) is int and v == 0) for v in value
+            accepts(element, v) or (element is int and type(v) is int and v == 0) for v in value
         )
     if kind in (int, Amount):
         return type(value) is int and (kind is int) <= value <= MAX_COUNT
@@ -257,7 +257,7 @@ def is_number(value: Any) -> bool:
 def _converted(kind: Any, value: Any) -> Any:
     """Convert a value to its field's form: numbers to float, lists to tuples."""
     if typing.get_origin(kind) in UNIONS:
-        kind = next(k for k in kind.__args__ if _accepts(k, value))
+        kind = next(k for k in kind.__args__ if accepts(k, value))
     if kind is float:
         return float(value)
     return tuple(value) if typing.get_origin(kind) is tuple else value

@@ -11,18 +11,25 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 MODEL = frozenset({
-    "_commit_hash", "_name_or_path", "architectures", "auto_map", "base_model_tp_plan",
-    "cache_implementation", "chunk_size_feed_forward", "dtype", "finetuning_task", "id2label",
-    "is_llama_config", "label2id", "model_type", "num_labels", "output_attentions",
-    "output_hidden_states", "pretraining_tp", "problem_type", "return_dict", "tf_legacy_loss",
-    "tokenizer_class", "torch_dtype", "torchscript", "transformers.js_config",
+    "_auto_class", "_commit_hash", "_diffusers_version", "_from_model_config", "_name_or_path",
+    "adapters", "architectures", "auto_map", "base_model_pp_plan", "base_model_tp_plan",
+    "cache_implementation", "chunk_size_feed_forward", "custom_pipelines", "dtype",
+    "finetuning_task", "fp32", "bf16", "fp16", "id2label", "is_llama_config", "label2id",
+    "license", "model_name", "model_type", "num_labels", "onnx", "output_attentions",
+    "output_hidden_states", "params_dtype", "pretraining_tp", "problem_type", "return_dict",
+    "tf_legacy_loss", "tokenizer_class", "torch_dtype", "torchscript", "transformers.js_config",
     "transformers_version", "use_bfloat16", "use_cache",
 })  # fmt: skip
-"""Fields of `PretrainedConfig`: names, labels, types of numbers, forms of answers."""
+"""Fields of `PretrainedConfig` and of exporters: names, labels, types of numbers, forms of answers.
+"""
 
 TRAINING = frozenset({
-    "attention_dropout", "gradient_checkpointing", "initializer_range", "output_router_logits",
-    "router_aux_loss_coef", "router_jitter_noise",
+    "attention_dropout", "attn_dropout", "attn_pdrop", "aux_loss_alpha", "aux_loss_coef",
+    "classifier_dropout", "embd_pdrop", "embedding_dropout", "ffn_dropout", "freeze_router",
+    "gradient_checkpointing", "hidden_dropout", "hidden_dropout_prob", "init_method",
+    "init_std", "initializer_range", "label_smoothing", "output_router_logits", "resid_pdrop",
+    "residual_dropout", "router_aux_loss_coef", "router_jitter_noise", "router_z_loss_coef",
+    "seq_aux", "summary_first_dropout", "z_loss_coef",
 })  # fmt: skip
 """Keys that only training reads."""
 
@@ -39,7 +46,10 @@ GENERATION = frozenset({
 })  # fmt: skip
 """Keys that say how a text is drawn, not what a model computes; cortiq's own options say it."""
 
-PATTERNS = ("_attn_implementation*", "_experts_implementation*", "unsloth_*")
+PATTERNS = (
+    "_attn_implementation*", "_experts_implementation*", "_mcore_*", "axolotl_*", "lora_*",
+    "neuron*", "peft_*", "trl_*", "unsloth*", "use_flash_attn*", "use_flash_attention*",
+)  # fmt: skip
 """Notes of tools by the form of their name."""
 
 ONLY: Mapping[str, Any] = {

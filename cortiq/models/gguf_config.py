@@ -5,11 +5,11 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_type_hints
 
 from cortiq.errors import FormatError, UnsupportedError
-from cortiq.models.config import AnyConfig, Keys, construct
-from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, GGUFSource, gguf_rope, shortest_decimals
+from cortiq.models.config import AnyConfig, Keys, accepts, construct
+from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, RopeSource, gguf_rope, shortest_decimals
 
 GGUF_KEYS: Mapping[str, str] = {
     "attention.head_count": "num_attention_heads",
@@ -39,7 +39,7 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
 
 def config_from_gguf(
-    config_type: type[AnyConfig], keys: Keys, source: GGUFSource, *, where: str
+    config_type: type[AnyConfig], keys: Keys, source: RopeSource, *, where: str
 ) -> AnyConfig:
     """Read the metadata of a GGUF file.
 
@@ -67,6 +67,7 @@ def config_from_gguf(
     if values.setdefault("vocab_size", rows) != rows:
         message = f"says vocab_size is {values['vocab_size']}, but {EMBEDDING} has {rows} rows"
         raise FormatError(message, where=where)
+    values = _uniform(config_type, values)
     values["tie_word_embeddings"] = HEAD not in source
     tensors = tuple(source.tensor_names)
     values |= {name: bool(fnmatch.filter(tensors, t)) for name, t in keys.gguf_tensors.items()}
@@ -81,6 +82,21 @@ def config_from_gguf(
         _check_value_length(given, config.head_width, where)
     values["rope_parameters"] = gguf_rope(given, source, config, where)
     return construct(config_type, values, where=where)
+
+
+def _uniform(config_type: type[AnyConfig], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with arrays of one number a layer, all equal, as that number where a field
+    takes no list: some writers repeat a number for every layer.
+    """
+    layers, hints = values.get("num_hidden_layers"), get_type_hints(config_type)
+
+    def single(name: str, value: Any) -> Any:
+        listed = list(value) if isinstance(value, list | tuple) else []
+        if not listed or len(listed) != layers or accepts(hints[name], tuple(listed)):
+            return value
+        return listed[0] if all(one == listed[0] for one in listed) else value
+
+    return {name: single(name, value) for name, value in values.items()}
 
 
 def _refuse_unknown(

@@ -50,8 +50,8 @@ GGUF_TENSORS: Mapping[str, str] = {
 """Tensor of a Hugging Face checkpoint, without `model.layers.N.` and `.weight` (or `.bias`), to
 GGUF's; an entry for a name with its end has that of GGUF too."""
 
-IGNORED = re.compile(r".*\.rotary_emb\.inv_freq")
-"""Tensors of old checkpoints that repeat what the config says."""
+IGNORED = re.compile(r".*\.rotary_emb\.inv_freq|blk\.\d+\.attn_rot_embd(\.weight)?")
+"""Tensors of old checkpoints, in folders and in GGUF, that repeat what the config says."""
 
 
 @dataclass(frozen=True)

@@ -137,8 +137,8 @@ def architecture_of(checkpoint: OpenCheckpoint) -> str:
 
 def family_for(checkpoint: OpenCheckpoint, extra: Sequence[ModuleType] = ()) -> ModuleType:
     """Return the family that reads a checkpoint; `UnsupportedError` names similar ones."""
-    known = families(extra)
     name = architecture_of(checkpoint)
+    known = _named_alike(name, extra) or families(extra)
     if name not in known:
         name = name.removesuffix(EXPERTS)  # an architecture that always has experts
     if name not in known:
@@ -153,6 +153,17 @@ def family_for(checkpoint: OpenCheckpoint, extra: Sequence[ModuleType] = ()) -> 
             message, where=location_of(checkpoint), hint="take the Hugging Face folder"
         )
     return known[name]
+
+
+def _named_alike(architecture: str, extra: Sequence[ModuleType]) -> dict[str, ModuleType]:
+    """Return our module that has an architecture's name, if it reads it and no plugin does.
+
+    It saves the import of every other family.
+    """
+    if architecture not in OWN or any(architecture in family.ARCHITECTURES for family in extra):
+        return {}
+    module = import_module(f"cortiq.models.{architecture}")
+    return {architecture: module} if architecture in module.ARCHITECTURES else {}
 
 
 def location_of(checkpoint: OpenCheckpoint) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from cortiq.errors import ModelNotFoundError, RequestError, shown
+from cortiq.formats.fetch import SYNTHETIC
 from cortiq.ir import Node, Program, primitives_of
 from cortiq.models import fixtures
 from cortiq.models.synthetic_configs import CONFIGS
@@ -23,7 +24,7 @@ from cortiq.models.weights import LazyParts
 from cortiq.numerics.layouts import LAYOUTS, Weight
 from cortiq.numerics.synthetic import synthetic_vector, synthetic_weight
 
-PREFIX = "synthetic:"
+PREFIX = SYNTHETIC
 HEAD_GAIN = 2
 """Logits of an untied head have a standard deviation of about 2^HEAD_GAIN."""
 

@@ -87,6 +87,30 @@ class PieceView:
 
 
 @dataclass(frozen=True)
+class MadePiece:
+    """A piece of a tensor whose rows are made on demand: `raw` as `PieceView` has it."""
+
+    source: Any
+    piece: TensorPiece
+    lazy: bool = True
+
+    @property
+    def name(self) -> str:
+        """The tensor's name."""
+        return self.source.name
+
+    @property
+    def type(self) -> str:
+        """The tensor's layout."""
+        return self.source.type
+
+    @property
+    def raw(self) -> npt.NDArray[np.uint8]:
+        """The piece's bytes."""
+        return np.ascontiguousarray(_taken(_by_row(self.source, self.piece), self.piece))
+
+
+@dataclass(frozen=True)
 class DequantisedPiece:
     """A piece of a quantised tensor that crosses blocks: floats, computed on demand.
 
@@ -141,14 +165,20 @@ def read_piece(tensor: Any, piece: TensorPiece) -> Any:
     """Return the piece of a tensor as a view; nothing is copied or computed yet."""
     if piece.is_whole:
         return tensor
+    quantised = LAYOUTS[tensor.type].kind != "float"
+    if quantised and (piece.swapped or piece.axis == len(piece.shape) - 1):
+        return DequantisedPiece(tensor, piece)
+    if hasattr(tensor, "make"):
+        return MadePiece(tensor, piece)
+    return PieceView(tensor.name, tensor.type, _taken(_by_row(tensor, piece), piece))
+
+
+def _by_row(tensor: Any, piece: TensorPiece) -> npt.NDArray[np.uint8]:
+    """Return a tensor's bytes by element, or by row where elements share bytes."""
     layout = LAYOUTS[tensor.type]
     if layout.kind == "float":
-        raw = tensor.raw.reshape(*piece.shape, layout.block_bytes)
-    elif piece.swapped or piece.axis == len(piece.shape) - 1:
-        return DequantisedPiece(tensor, piece)
-    else:
-        raw = tensor.raw.reshape(*piece.shape[:-1], 1, -1)
-    return PieceView(tensor.name, tensor.type, _taken(raw, piece))
+        return tensor.raw.reshape(*piece.shape, layout.block_bytes)
+    return tensor.raw.reshape(*piece.shape[:-1], 1, -1)
 
 
 def _taken(values: npt.NDArray[Any], piece: TensorPiece) -> npt.NDArray[Any]:

@@ -60,6 +60,49 @@ class LazyParts(Mapping[str, npt.NDArray[np.generic]]):
         return len(self._made())
 
 
+class MadeRows:
+    """Rows of bytes that are made whenever they are asked for, and not kept.
+
+    It takes the place of an array [rows, bytes of a row] among a weight's parts: slices and picked
+    rows of it are arrays.
+    """
+
+    def __init__(
+        self, make: Callable[[int, int], npt.NDArray[np.uint8]], shape: tuple[int, int]
+    ) -> None:
+        self._make, self.shape = make, shape
+        self.nbytes = shape[0] * shape[1]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: slice | npt.NDArray[np.integer]) -> npt.NDArray[np.uint8]:
+        if isinstance(key, slice):
+            start, stop, _ = key.indices(len(self))
+            return self._make(start, max(start, stop))
+        rows = [self._make(int(i), int(i) + 1) for i in key]
+        return np.concatenate(rows) if rows else self._make(0, 0)
+
+    def reshape(self, *shape: int) -> npt.NDArray[np.uint8]:
+        """Make all rows, in another shape."""
+        return self[:].reshape(*shape)
+
+
+def _rows_of(parts: Sequence[Any]) -> Callable[[int, int], npt.NDArray[np.uint8]]:
+    """Return rows of several arrays, or `MadeRows`, one below the other."""
+    ends = np.cumsum([0, *(len(part) for part in parts)])
+
+    def make(start: int, stop: int) -> npt.NDArray[np.uint8]:
+        found = [
+            part[max(start - first, 0) : stop - first]
+            for part, first, end in zip(parts, ends, ends[1:], strict=False)
+            if start < end and stop > first
+        ]
+        return np.concatenate(found) if found else np.asarray(parts[0][:0])
+
+    return make
+
+
 def _converted(
     tensors: Sequence[StoredTensor], size: tuple[int, int], layout: str
 ) -> dict[str, npt.NDArray[np.generic]]:
@@ -95,8 +138,12 @@ def _stacked(weights: Sequence[Weight]) -> Weight:
     """Return the rows of all weights one after the other; a single one stays a view."""
     if len(weights) == 1:
         return weights[0]
-    raw = np.concatenate([w.parts["raw"] for w in weights])
+    raws: list[Any] = [w.parts["raw"] for w in weights]
     rows = sum(w.shape[0] for w in weights)
+    if any(isinstance(raw, MadeRows) for raw in raws):
+        made: Any = MadeRows(_rows_of(raws), (rows, raws[0].shape[1]))
+        return Weight(weights[0].layout, (rows, weights[0].shape[1]), {"raw": made})
+    raw = np.concatenate(raws)
     return Weight.from_bytes(weights[0].layout, raw, (rows, weights[0].shape[1]))
 
 
@@ -128,6 +175,9 @@ def raw_weight(tensor: Any, shape: tuple[int, int]) -> Weight:
     """Return the tensor's bytes as a weight in the file's layout; copies are made on use."""
     layout = LAYOUTS[tensor.type]
     size = (shape[0], layout.row_bytes(shape[1]))
+    if hasattr(tensor, "make") and layout.kind != "float":  # a matrix that a folder holds in parts
+        made: Any = MadeRows(tensor.make, size)
+        return Weight(layout, shape, {"raw": made})
     if getattr(tensor, "lazy", False):
         return Weight(layout, shape, LazyParts(lambda: {"raw": tensor.raw.reshape(size)}))
     raw = tensor.raw

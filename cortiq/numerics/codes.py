@@ -20,7 +20,7 @@ Bytes = npt.NDArray[np.uint8]
 class UnpackedWeight(NamedTuple):
     """An unpacked weight [N, K]; `block` elements along K share one float scale.
 
-    codes : int8 or int16 [N, K]; scale : float32 [N, ⌈K/block⌉].
+    codes : int8, int16 or int32 [N, K]; scale : float32 [N, ⌈K/block⌉].
     minimum : float32 [N, ⌈K/block⌉] or None; added with the integer factor `offsets`.
     sub_scales, offsets : integers [N, K/sub] or None (1 for each sub-block of `sub` elements).
     """
@@ -37,7 +37,7 @@ class UnpackedWeight(NamedTuple):
 class Codes(NamedTuple):
     """A weight [N, K] as the matmul takes it: element = code·scale [+ offset·minimum].
 
-    codes : int16 [N, K], sub-scales multiplied in, |code| ≤ 32639.
+    codes : int16 [N, K], sub-scales multiplied in, |code| ≤ 32639; of E4M3 int32, ≤ 229376.
     block : elements along K under one scale; the last block of a row may be shorter.
     scale : float32 [N, ⌈K/block⌉], canonical.
     offsets : int32 [N, K/sub] or None; the integer that multiplies `minimum` in each sub-block.
@@ -45,7 +45,7 @@ class Codes(NamedTuple):
     minimum : float32 [N, ⌈K/block⌉], canonical, or None.
     """
 
-    codes: npt.NDArray[np.int16]
+    codes: npt.NDArray[np.signedinteger]
     block: int
     scale: Floats
     offsets: Ints | None = None
@@ -83,8 +83,12 @@ class Codes(NamedTuple):
 
 
 def fold(fields: UnpackedWeight) -> Codes:
-    """Multiply the integer sub-scales into the codes: exact, and int16 holds every layout's."""
-    codes = fields.codes.astype(np.int16, copy=False)
+    """Multiply the integer sub-scales into the codes: exact; int16 holds those of every layout with
+    codes of 8 bits or less.
+    """
+    wide = fields.codes.dtype.itemsize > 2
+    codes: npt.NDArray[np.signedinteger] = fields.codes
+    codes = codes if wide else codes.astype(np.int16, copy=False)
     if fields.sub_scales is not None:
         per_element = np.repeat(fields.sub_scales.astype(np.int16), fields.sub, axis=-1)
         codes = codes * per_element

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.errors import FormatError, RequestError
-from cortiq.numerics import blockquants, kquants
+from cortiq.numerics import blockquants, groupquants, kquants
 from cortiq.numerics.codes import Bytes, Codes, UnpackedWeight, bfloat_to_float, fold, half_to_float
 from cortiq.numerics.contract import (
     F32,
@@ -36,7 +36,7 @@ class Layout:
     ----------
     name : as files and users write it.
     kind : "float" (exact values), "blocks" (scale and codes interleaved in one part, as in GGUF)
-        or "parts" (ours: codes and scales in separate arrays).
+        or "parts" (codes and scales in separate arrays).
     block : elements of a row that share one float scale; 0 means the whole row, or a float layout.
     block_bytes : bytes of one block; for float layouts those of one element; 0 for "parts".
     ggml_type : the type number in GGUF files, or None.
@@ -107,8 +107,17 @@ _GGUF = (
     _blocks("MXFP4", 39, 17, blockquants.mxfp4, 0),
 )
 
+_GROUPED = (
+    Layout("i4b32", "blocks", 32, 20, None, groupquants.i4b32, "f32", (0,)),
+    Layout("i4b32m", "blocks", 32, 24, None, groupquants.i4b32m, "f32", (0, 4)),
+    Layout("i8b32", "blocks", 32, 36, None, groupquants.i8b32, "f32", (0,)),
+    Layout("i8b32m", "blocks", 32, 40, None, groupquants.i8b32m, "f32", (0, 4)),
+    Layout("e2m1b16", "blocks", 16, 12, None, groupquants.e2m1b16, "f32", (0,)),
+    Layout("e4m3b32", "blocks", 32, 36, None, groupquants.e4m3b32, "f32", (0,)),
+)
+
 LAYOUTS: Mapping[str, Layout] = {
-    **{layout.name: layout for layout in (*_GGUF, W8, W16, W8B256)},
+    **{layout.name: layout for layout in (*_GGUF, W8, W16, W8B256, *_GROUPED)},
     "f32": F32_LAYOUT,
 }
 """Every layout by name; our `f32` is GGUF's F32."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from cortiq.numerics.groupquants import E4M3_NAN
 from cortiq.numerics.layouts import WORDS, Weight, floats, unpack
 
 CHECK_BYTES = 1 << 24
@@ -30,9 +31,17 @@ def check_finite(weight: Weight, name: str) -> None:
     step = max(1, CHECK_BYTES * rows // max(nbytes, 1))
     for start in range(0, rows, step):
         part = weight.rows(start, min(start + step, rows))
-        if any(_reaches(words, limit) for words in _words(part, kind)):
+        if any(_reaches(words, limit) for words in _words(part, kind)) or _has_nan_code(part):
             explain(part, name)
             raise AssertionError(f"{name}: the contract accepts what the check refused")
+
+
+def _has_nan_code(weight: Weight) -> bool:
+    """Return whether a code of E4M3 is its NaN; no other layout's codes have one."""
+    if weight.layout.name != "e4m3b32":
+        return False
+    blocks = weight.parts["raw"].reshape(weight.shape[0], -1, weight.layout.block_bytes)
+    return bool(((blocks[..., 4:] & E4M3_NAN) == E4M3_NAN).any())
 
 
 def _words(weight: Weight, kind: str) -> Iterator[Words]:

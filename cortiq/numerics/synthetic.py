@@ -19,6 +19,7 @@ from cortiq.errors import UnsupportedError
 from cortiq.numerics.blockquants import Codes8
 from cortiq.numerics.codes import Bytes
 from cortiq.numerics.contract import F32, Floats, exp2_int
+from cortiq.numerics.groupquants import E4M3_NAN
 from cortiq.numerics.layouts import F32_LAYOUT, LAYOUTS, W16, Layout, Weight
 from cortiq.numerics.philox import key_of_seed, philox
 
@@ -30,7 +31,7 @@ COUNTERS = 1 << 15
 
 
 class BlockRecipe(NamedTuple):
-    """Places of a GGUF layout's f16 scale and minimum, and the distribution of its random codes.
+    """Places of a layout's scale and minimum in a block, and the distribution of its random codes.
 
     `spread` is their standard deviation, sub-scales included, with the minimum set to `ratio`/2
     times the scale (negative where the layout adds it), so that values have a mean near 0.
@@ -55,6 +56,12 @@ BLOCK_RECIPES = {
     "Q4_K": BlockRecipe(0, 258, 2, 15),
     "Q5_K": BlockRecipe(0, 527, 2, 31),
     "Q6_K": BlockRecipe(208, 1366),
+    "i4b32": BlockRecipe(0, 5),
+    "i4b32m": BlockRecipe(0, 5, 4, -15),
+    "i8b32": BlockRecipe(0, 74),
+    "i8b32m": BlockRecipe(0, 74, 4, 1),
+    "e2m1b16": BlockRecipe(0, 6),
+    "e4m3b32": BlockRecipe(0, 52000),
 }
 
 
@@ -135,7 +142,14 @@ def _halves(numerator: int, jitter: Bytes, negative: bool = False) -> Bytes:
     return halves.astype("<u2")[..., None].view(np.uint8)
 
 
-def _gguf(
+def _floats(numerator: int, jitter: Bytes, negative: bool = False) -> Bytes:
+    """Return float32 numbers a little above numerator·2⁻³⁰, as four bytes: uint8 [n, blocks, 4]."""
+    first = int((np.array(numerator, F32) * F32(2.0**-30)).view(np.uint32)[()])
+    words = (first + (jitter.astype(np.uint32) << 18)) | (0x80000000 if negative else 0)
+    return words.astype("<u4")[..., None].view(np.uint8)
+
+
+def _blocks(
     layout: Layout, name: str, seed: int, rows: tuple[int, int], columns: int, gain: int
 ) -> Weight:
     """Make blocks of random bytes, then write their scale and minimum fields by formula."""
@@ -146,14 +160,18 @@ def _gguf(
     jitter = random_bytes(name, seed, rows, blocks, SCALES) & np.uint8(31)
     numerator = isqrt((1 << 60) // (columns * recipe.spread**2))
     numerator = numerator << gain if gain >= 0 else numerator >> -gain
+    if layout.name == "e4m3b32":
+        codes = raw[:, :, 4:]
+        codes[(codes & E4M3_NAN) == E4M3_NAN] -= 1
+    numbers, width = (_floats, 4) if layout.words == "f32" else (_halves, 2)
     if layout.name == "MXFP4":
         raw[:, :, 0] = 97 + numerator.bit_length() + (jitter & 1)
     else:
-        raw[:, :, recipe.scale_at : recipe.scale_at + 2] = _halves(numerator, jitter)
+        raw[:, :, recipe.scale_at : recipe.scale_at + width] = numbers(numerator, jitter)
     if recipe.ratio:
         jitter = random_bytes(name, seed, rows, blocks, MINIMA) & np.uint8(31)
-        halves = _halves(numerator * abs(recipe.ratio) // 2, jitter, recipe.ratio < 0)
-        raw[:, :, recipe.minimum_at : recipe.minimum_at + 2] = halves
+        minima = numbers(numerator * abs(recipe.ratio) // 2, jitter, recipe.ratio < 0)
+        raw[:, :, recipe.minimum_at : recipe.minimum_at + width] = minima
     return Weight.from_bytes(layout, raw, (count, columns))
 
 
@@ -169,7 +187,7 @@ def synthetic_weight(
 
     Parameters
     ----------
-    layout : "w8", "w16", "w8b256", "f32" or a GGUF layout with blocks.
+    layout : "w8", "w16", "w8b256", "f32" or a layout with blocks.
     name, seed : of the tensor and the model; both select other random bytes.
     gain : elements have a standard deviation of about 2^gain/√K, so that 0 keeps the size of
         activations and log₂√K gives a table of rows near 1.
@@ -186,7 +204,7 @@ def synthetic_weight(
     if found is not None and found.kind == "parts":
         return _ours(found, name, seed, rows, columns, gain)
     if layout in BLOCK_RECIPES:
-        return _gguf(LAYOUTS[layout], name, seed, rows, columns, gain)
+        return _blocks(LAYOUTS[layout], name, seed, rows, columns, gain)
     raise UnsupportedError(
         f"there are no synthetic weights in {layout!r}",
         where=name,

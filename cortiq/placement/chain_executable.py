@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from cortiq.backend import (
 )
 from cortiq.backend.admission import drawn_token, token_of, value_of
 from cortiq.backend.error_attribution import attributed_to
+from cortiq.backend.protocol import batch_rows_of, warm
 from cortiq.errors import BackendError, RequestError
 from cortiq.placement.chain_state import ChainState, open_all, split_exported
 from cortiq.placement.partition import GraphSegment, Partition
@@ -61,6 +62,11 @@ class ChainExecutable:
     def parts(self) -> Sequence[tuple[str, Executable]]:
         """The executables of the chain, each with the name of its backend."""
         return list(zip(self._names, self._parts, strict=True))
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a batch that suit every part."""
+        return min(map(batch_rows_of, self._parts))
 
     @property
     def windows(self) -> Mapping[str, int]:
@@ -105,6 +111,11 @@ class ChainExecutable:
         needs = [(part.state_bytes(rows), part.free_bytes()) for part in self._parts]
         allowed = [free * whole // need for need, free in needs if need]
         return min(allowed, default=min(free for _, free in needs))
+
+    def warm(self, progress: Callable[[int, int], None]) -> bool:
+        """Let every part compile ahead; return whether some does."""
+        done = [warm(part, progress) for part in self._parts]
+        return any(done)
 
     def close(self) -> None:
         """Release weights and sequences of every part."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from cortiq.backend import Backend, Device
 
 BACKEND_VARIABLE = "CORTIQ_BACKEND"
+MOST_LISTED = 16
+"""A backend with more devices than these is listed on one line, and none of them is tried."""
 FALLBACK = "reference"
 """Name of the backend that computes nodes which others decline."""
 

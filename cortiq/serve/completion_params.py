@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cortiq.model.sampling import CORTIQ_SAMPLING, UsualSampling
 from cortiq.options import GenerateOptions
 from cortiq.serve.errors import invalid
 from cortiq.serve.fields import Fields
@@ -27,6 +28,10 @@ class CompletionParams:
     top_logprobs : alternatives to report log-probabilities of, beside each drawn token; None
         reports no log-probabilities.
     stream, include_usage : whether to stream the response, and to end the stream with usage.
+    prompt_logprobs : as `top_logprobs`, of the prompt's own tokens.
+    token_ids : whether the response has the ids of the prompt and of each choice.
+    receipt : whether the response has a receipt of each choice.
+    silent : whether nothing is generated: a text request for its prompt only.
     """
 
     options: GenerateOptions
@@ -34,39 +39,60 @@ class CompletionParams:
     top_logprobs: int | None
     stream: bool
     include_usage: bool
+    prompt_logprobs: int | None = None
+    token_ids: bool = False
+    receipt: bool = False
+    silent: bool = False
 
 
-def read_params(fields: Fields, top_logprobs: int | None, max_tokens: int) -> CompletionParams:
-    """Read the fields shared by both completion endpoints."""
+def read_params(
+    fields: Fields,
+    top_logprobs: int | None,
+    max_tokens: int,
+    usual: UsualSampling = CORTIQ_SAMPLING,
+) -> CompletionParams:
+    """Read the fields shared by both completion endpoints.
+
+    Parameters
+    ----------
+    usual : sampling for a request that names none.
+    """
     fields.text("model")
     stream = fields.flag("stream")
     options = {
         "max_tokens": max_tokens,
-        "temperature": fields.number("temperature", 0, 2, 1.0),
-        "top_k": fields.integer("top_k", 0, MAX_TOKENS) or 0,
-        "min_p": fields.number("min_p", 0, 1, 0.0),
-        "repetition_penalty": fields.number("repetition_penalty", 0.01, 100, 1.0),
-        "presence_penalty": fields.number("presence_penalty", -2, 2, 0.0),
-        "frequency_penalty": fields.number("frequency_penalty", -2, 2, 0.0),
+        "temperature": fields.number("temperature", 0, 2),
+        "top_k": fields.integer("top_k", 0, MAX_TOKENS),
+        "min_p": fields.number("min_p", 0, 1),
+        "repetition_penalty": fields.number("repetition_penalty", 0.01, 100),
+        "presence_penalty": fields.number("presence_penalty", -2, 2),
+        "frequency_penalty": fields.number("frequency_penalty", -2, 2),
         "logit_bias": _logit_bias(fields),
         "seed": _seed(fields),
         "stop": _stops(fields),
         "ignore_eos": fields.flag("ignore_eos"),
         **_top_p(fields),
     }
+    prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_TOP_LOGPROBS)
+    if stream and prompt_logprobs is not None:
+        message = "'prompt_logprobs' is only there for responses that are not streamed."
+        raise invalid(message, "prompt_logprobs")
     return CompletionParams(
-        GenerateOptions(**options),
+        usual.options(options, environment={}),
         fields.integer("n", 1, MAX_CHOICES) or 1,
         top_logprobs,
         stream,
         _include_usage(fields, stream),
+        prompt_logprobs,
+        fields.flag("return_token_ids"),
+        fields.flag("receipt"),
     )
 
 
 def _top_p(fields: Fields) -> dict[str, Any]:
     """Return the options for `top_p`; 0 keeps only the most likely token."""
-    top_p = fields.number("top_p", 0, 1, 1.0)
-    return {"top_p": top_p} if top_p > 0 else {"top_k": 1}
+    top_p = fields.number("top_p", 0, 1)
+    return {"top_k": 1} if top_p == 0 else {"top_p": top_p}
 
 
 def _seed(fields: Fields) -> int | None:

@@ -61,7 +61,8 @@ class Fields:
         """Return a field of one of these types, or None if it is missing."""
         self._read.add(name)
         value = self.values.get(name)
-        boolean = isinstance(value, bool) and kinds is not bool
+        allowed = kinds if isinstance(kinds, tuple) else (kinds,)
+        boolean = isinstance(value, bool) and bool not in allowed  # which Python takes for integers
         if value is not None and (boolean or not isinstance(value, kinds)):
             raise self.wrong(name, expected)
         return value
@@ -76,12 +77,12 @@ class Fields:
         value = self.get(name, bool, "a boolean")
         return default if value is None else value
 
-    def number(self, name: str, least: float, most: float, default: float) -> float:
-        """Return a number within bounds, both included."""
+    def number(self, name: str, least: float, most: float) -> float | None:
+        """Return a number within bounds, both included, or None if it is missing."""
         expected = f"a number from {least:g} to {most:g}"
         value = self.get(name, (int, float), expected)
         if value is None:
-            return default
+            return None
         if not least <= value <= most:  # also refuses NaN
             raise self.wrong(name, expected)
         return float(value)
@@ -113,6 +114,10 @@ class Fields:
         """Return the fields of a nested object."""
         value = self.object(name)
         return None if value is None else Fields(value, self.path(name))
+
+    def note_read(self, *names: str) -> None:
+        """Count fields as read: another reader checks them, or they change nothing."""
+        self._read.update(names)
 
     def refuse(self, name: str, why: str) -> None:
         """Refuse a field that is not supported."""

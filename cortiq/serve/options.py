@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cortiq.options import OptionSet, documented, option
+from cortiq.options import ANSWER_TOKENS, OptionSet, documented, option
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Options that set the sampling of requests that name none."""
 
 
 @documented
 @dataclass(frozen=True)
 class ServeOptions(OptionSet):
-    """Options of the server; none of them changes a token."""
+    """Options of the server; those of sampling are for requests that name none."""
 
     host: str = option(
         "127.0.0.1", "Address to listen on; one that others can reach needs an API key."
@@ -26,15 +29,37 @@ class ServeOptions(OptionSet):
     chat_template: str | None = option(
         None, "File with a chat template to use instead of the models' own.", metavar="FILE"
     )
-    answer_tokens: int = option(1024, "Default `max_tokens` of chat answers.", int, least=1)
-    batch_rows: int = option(256, "Most rows computed together.", int, least=1)
-    sequences: int = option(64, "Sequences computed at once; others wait.", int, least=1)
+    answer_tokens: int = option(
+        ANSWER_TOKENS, "Default `max_tokens` of chat answers.", int, least=1
+    )
+    temperature: float | None = option(
+        None, "Default temperature of requests, in place of the model's own.", float, least=0.0
+    )
+    top_k: int | None = option(None, "Default top-k of requests; 0 for none.", int, least=0)
+    top_p: float | None = option(None, "Default top-p of requests.", float, above=0.0, most=1.0)
+    min_p: float | None = option(None, "Default min-p of requests.", float, least=0.0, most=1.0)
+    repetition_penalty: float | None = option(
+        None, "Default repetition penalty of requests.", float, above=0.0
+    )
+    batch_rows: int | None = option(
+        None, "Most rows computed together; by default as many as suit the device.", int, least=1
+    )
+    sequences: int | None = option(
+        None, "Sequences computed at once, others wait; by default as many as suit the device.",
+        int, least=1,
+    )  # fmt: skip
     waiting: int = option(256, "Sequences that may wait; more are refused (429).", int, least=1)
     kept_prefixes: int = option(
         16, "Ended sequences kept as prefix cache; 0 keeps none.", int, least=0
     )
     kept_bytes: int = option(
         1 << 30, "Memory limit of the prefix cache, in bytes; 0 for no limit.", int, least=0
+    )
+    receipts: str | None = option(
+        None, "Folder to write a receipt of every answer to.", metavar="DIR"
+    )
+    sign: str | None = option(
+        None, "Private Ed25519 key (PEM, OpenSSH) to sign receipts with.", metavar="FILE"
     )
     draft: str = option("off", "Drafter for speculative decoding, as in `generate`.")
     body_bytes: int = option(4 << 20, "Largest request body, in bytes.", int, least=1024)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from cortiq.dialects.thinking import Thinking, thinking_of
 from cortiq.engine.request import vocabulary_size
 from cortiq.errors import RequestError
 from cortiq.model.model import Model
+from cortiq.model.sampling import CORTIQ_SAMPLING, UsualSampling
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.serve.errors import too_large
 from cortiq.serve.grammar import Grammars
@@ -36,6 +38,7 @@ class ServedModel:
         same on every backend.
     grammars : compiler of grammars for structured output.
     created : time of loading, in seconds since 1970.
+    usual : how requests are sampled that do not say.
     """
 
     name: str
@@ -47,6 +50,7 @@ class ServedModel:
     fingerprint: str
     grammars: Grammars
     created: int = field(default_factory=lambda: int(time.time()))
+    usual: UsualSampling = CORTIQ_SAMPLING
 
     def check_size(self, text: str, param: str) -> None:
         """Refuse a text too long for the context whatever its tokens, before it is tokenized.
@@ -64,6 +68,9 @@ class ServedModel:
         model = self.model
         return {
             "id": self.name,
+            "type": "model",
+            "display_name": self.name,
+            "created_at": datetime.fromtimestamp(self.created, UTC).isoformat(),
             "object": "model",
             "created": self.created,
             "owned_by": "cortiq",
@@ -73,17 +80,22 @@ class ServedModel:
             "chat": model.tokenizer.chat_template() is not None,
             "tools": self.dialect.name if self.dialect else None,
             "thinking": self.thinking is not None,
+            "sampling": {**self.usual.values, "origin": self.usual.origin},
         }
 
 
 def make_served_model(
-    model: Model, worker: Worker, dialects: Sequence[ToolDialect] = ()
+    model: Model,
+    worker: Worker,
+    dialects: Sequence[ToolDialect] = (),
+    sampling: Mapping[str, Any] | None = None,
 ) -> ServedModel:
     """Return a model with its worker and the dialects of its chat template.
 
     Parameters
     ----------
     dialects : tool dialects that plugins bring.
+    sampling : the operator's defaults of sampling, by name of the option.
     """
     tokenizer = model.tokenizer
     dialect = dialect_of(tokenizer.chat_template(tools=True), dialects)
@@ -97,6 +109,7 @@ def make_served_model(
         shown_ids(tokenizer, dialect, thinking),
         system_fingerprint(model),
         Grammars(tokenizer, vocabulary_size(model.program), model.eos_ids),
+        usual=model.usual.changed(sampling or {}),
     )
 
 

@@ -156,7 +156,7 @@ class Worker:
     def _check_queue(self) -> None:
         """Refuse a sequence that could not run in the next step if the queue is full."""
         engine = self.engine
-        places = engine.options.sequences - len(engine.running)
+        places = engine.limits.sequences - len(engine.running)
         waiting = len(engine.waiting) - max(0, places)
         if waiting >= self._waiting:
             raise queue_full(waiting)

@@ -27,9 +27,9 @@ from cortiq_conformance.catalogue import cases
 from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import make_subject, run, run_case
 from cortiq_reference.backend import ReferenceBackend
-from cortiq_wgpu import adapters, rowwise, self_test
+from cortiq_wgpu import adapters, row_dispatches, self_test
 from cortiq_wgpu.backend import WgpuBackend
-from cortiq_wgpu.device import DeviceLostError, Gpu
+from cortiq_wgpu.device import DeviceLostError, GpuDevice
 
 FILES = sorted(Path(cortiq_wgpu.__file__).parent.glob("*.py"))
 SEAM = {"backend", "ir", "numerics", "errors", "hookspecs"}
@@ -138,12 +138,12 @@ def wide_values():
     ("probe", "label"),
     [
         (wide_values(), "Activation Multiply"),
-        (probes.attend(ops.Attend(9, 3, 32, 64, 0.2)), "Merge"),
+        (probes.attend(ops.Attend(9, 3, 32, 64, 0.2)), "AttentionMerge"),
     ],
 )
 def test_rows_of_many_values_are_shared_out_to_workgroups(probe, label, monkeypatch):
-    monkeypatch.setattr(rowwise, "MANY_VALUES", 2500)
-    monkeypatch.setattr(rowwise, "MERGED", 9 * 64)
+    monkeypatch.setattr(row_dispatches, "MANY_VALUES", 2500)
+    monkeypatch.setattr(row_dispatches, "MERGED", 9 * 64)
     feed = probe.feed(CaseData("shared out"), 3)
     expected, _ = brought_by(ReferenceBackend(), probe, feed)
     found, widths = brought_by(WgpuBackend(), probe, feed, gpu_kernels=True)
@@ -175,7 +175,8 @@ def test_sizes_of_products_for_gpus_change_no_bit(tuning):
     np.testing.assert_array_equal(brought[1], brought[0])
 
 
-LAYOUTS = ("w8", "w16", "w8b256", "Q8_0", "Q4_1", "Q5_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+LAYOUTS = ("w8", "w16", "w8b256", "Q8_0", "Q4_1", "Q5_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+           "i4b32", "i8b32m", "e2m1b16", "e4m3b32")  # fmt: skip
 COLUMNS, HEIGHTS = 768, (100, 36, 70)
 
 
@@ -295,7 +296,7 @@ def test_a_wrong_bit_refuses_the_device_by_name(monkeypatch):
 
     monkeypatch.setattr(self_test, "EXPRESSIONS", {"a * b + a": (expression, off_by_one)})
     with pytest.raises(BackendError, match=rf"wgpu on {name} computes a \* b \+ a with other bits"):
-        self_test.check_device(Gpu(name, adapter))
+        self_test.check_device(GpuDevice(name, adapter))
 
 
 def test_only_the_public_seam_is_imported():

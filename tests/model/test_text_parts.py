@@ -76,6 +76,21 @@ def test_names_of_before_are_read_too(written, tmp_path):
     assert distance(logits_of(open_checkpoint(tmp_path), TOKENS), logits) < 1e-5
 
 
+@pytest.mark.parametrize("layers", ["model.language_model.", "language_model.model."])
+def test_a_text_only_export_may_keep_the_prefixes(layers, written, tmp_path):
+    folder, logits = written
+    config = json.loads((folder / "config.json").read_text())
+    flat = config["text_config"] | {"tie_word_embeddings": config["tie_word_embeddings"]}
+    (tmp_path / "config.json").write_text(json.dumps(flat))
+    tensors = {
+        name.replace("model.language_model.", layers): value
+        for name, value in load_file(folder / "model.safetensors").items()
+        if "language_model" in name or name.startswith("lm_head")
+    }
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert distance(logits_of(open_checkpoint(tmp_path), TOKENS), logits) < 1e-5
+
+
 def test_hash_is_of_the_whole_folder(written):
     folder, _ = written
     config = folder / "config.json"

@@ -9,9 +9,10 @@ import numpy as np
 from cortiq.numerics.layouts import LAYOUTS, Weight, decode
 from cortiq.numerics.matmul import matmul
 from cortiq.numerics.quantise import Quantised, quantise_rows
-from cortiq_cpu import structs
-from cortiq_cpu.native import Op, Pool, op_list
-from cortiq_cpu.records import records_of
+from cortiq_cpu import matmul_arguments
+from cortiq_cpu.arguments import OpKind
+from cortiq_cpu.native import NativeOp, ThreadPool, op_list
+from cortiq_cpu.quantised_rows import records_of
 
 SCALES_AT = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q8_0": (0,)}
 WITH_MINIMUM = {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}
@@ -31,7 +32,14 @@ def random_weight(name: str, rows: int, columns: int, seed: int = 0) -> Weight:
         parts = {"hi": codes, "lo": low} if name == "w16" else {"codes": codes}
         return Weight(layout, (rows, columns), {**parts, "scale": scale})
     raw = rng.integers(0, 256, (rows, columns // layout.block, layout.block_bytes), np.uint8)
-    if name == "MXFP4":
+    if layout.words == "f32":
+        raw &= np.uint8(0xFE) if name == "e4m3b32" else np.uint8(0xFF)  # without its NaN
+        for at in layout.scales_at:
+            scale = np.ldexp(
+                rng.standard_normal(raw.shape[:2]), rng.integers(-45, 20, raw.shape[:2])
+            )
+            raw[:, :, at : at + 4] = scale.astype("<f4")[..., None].view(np.uint8)
+    elif name == "MXFP4":
         raw[:, :, 0] = rng.integers(60, 150, raw.shape[:2])
     else:
         for at in SCALES_AT.get(name, (0, 2) if name in WITH_MINIMUM else (0,)):
@@ -54,14 +62,16 @@ def random_rows(rows: int, columns: int, seed: int = 1) -> Quantised:
 def multiply(isa, threads, matrix, x, out, faults, inner=1) -> None:
     """Run one matmul op: records (or floats) x into out [rows, N]."""
     count = ctypes.c_int32(len(out) // inner)
-    args = structs.MatmulArgs(x.ctypes.data, inner, 1)
-    args.products[0] = structs.Product(matrix.address, out.ctypes.data, out.strides[0] // 4)
-    run(isa, threads, structs.MATMUL, count, faults, args)
+    args = matmul_arguments.MatmulArgs(x.ctypes.data, inner, 1)
+    args.products[0] = matmul_arguments.ProductArgs(
+        matrix.address, out.ctypes.data, out.strides[0] // 4
+    )
+    run(isa, threads, OpKind.MATMUL, count, faults, args)
 
 
 def run(isa, threads, kind, count, faults, args) -> None:
-    op = Op(kind, 0, ctypes.addressof(count), faults.ctypes.data, ctypes.addressof(args))
-    pool = Pool(threads, isa)
+    op = NativeOp(kind, 0, ctypes.addressof(count), faults.ctypes.data, ctypes.addressof(args))
+    pool = ThreadPool(threads, isa)
     try:
         pool.run(op_list([op]), 1)
     finally:
@@ -90,4 +100,6 @@ def widths(name: str) -> tuple[int, ...]:
     layout = LAYOUTS[name]
     if layout.kind == "parts":
         return (1, 40, 256, 700, 2304 + 17)
+    if layout.block == 16:
+        return (16, 48, 144, 272, 592)
     return (32, 288, 576) if layout.block == 32 else (256, 2048 + 256)

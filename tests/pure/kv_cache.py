@@ -43,7 +43,9 @@ class Cache:
     def struct(self, parts=None, count=None):
         """`cortiq_kv` of this cache; `parts` are the batch's segments."""
         where = None if parts is None else ctypes.addressof(parts)
-        return args.KV(address(self.table), where, address(count), *self.shape, self.page_tiles)
+        return args.KVSlotArgs(
+            address(self.table), where, address(count), *self.shape, self.page_tiles
+        )
 
     def write(self, sequence, first, keys, values):
         """Rows `Quantised` [n, heads, dim] from position `first` on."""
@@ -72,7 +74,7 @@ class Cache:
 
 def segments(*spans):
     """(start, stop, position) of each sequence's rows, and their number."""
-    listed = (args.Segment * len(spans))(*(args.Segment(*span) for span in spans))
+    listed = (args.SegmentArgs * len(spans))(*(args.SegmentArgs(*span) for span in spans))
     return listed, np.array([len(spans)], np.int32)
 
 

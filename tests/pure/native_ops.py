@@ -39,7 +39,7 @@ address, aligned_zeros = args.address, args.aligned_zeros
 def _pool(isa, threads, flushed):
     """Threads inherit the control word of the thread that starts them."""
     with flush_to_zero() if flushed else contextlib.nullcontext():
-        return native.Pool(threads, isa)
+        return native.ThreadPool(threads, isa)
 
 
 def run_ops(path, rows, *ops):
@@ -47,7 +47,7 @@ def run_ops(path, rows, *ops):
     flags = np.zeros(rows, np.uint8)
     count = np.array([rows], np.int32)
     listed = [
-        native.Op(kind, 0, address(count), address(flags), args.ctypes.addressof(struct))
+        native.NativeOp(kind, 0, address(count), address(flags), args.ctypes.addressof(struct))
         for kind, struct in ops
     ]
     with flush_to_zero() if path[2] else contextlib.nullcontext():

@@ -89,7 +89,7 @@ def test_threads_are_those_that_work():
 
 @pytest.mark.parametrize("window", [None, 1, 3, 100])
 def test_attention_costs_what_its_rows_see(window):
-    costs = pytest.importorskip("cortiq_cpu.costs")
+    costs = pytest.importorskip("cortiq_cpu.profile_costs")
     stretches = [(0, 4, 0), (4, 5, 7), (5, 8, 70)]  # first and last row, first position
     positions = [p + i for start, stop, p in stretches for i in range(stop - start)]
     seen = [set(range(max(0, p + 1 - (window or p + 1)), p + 1)) for p in positions]
@@ -112,7 +112,7 @@ def test_what_the_context_has_no_room_for_is_refused_and_the_last_position_is_me
 
 
 def test_experts_cost_once_in_a_batch():
-    costs = pytest.importorskip("cortiq_cpu.costs")
+    costs = pytest.importorskip("cortiq_cpu.profile_costs")
     choice = np.array([0, 3, 3, 5, 0, 5, 7, 7], np.int32)  # of three rows; the rest is old
     assert costs.chosen(choice, 2, 100, 10, 3) == (3 * 100, 6 * 10, 0)
 

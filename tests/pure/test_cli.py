@@ -17,7 +17,9 @@ from work import HANG_SECONDS
 import cortiq
 from cortiq.cli.main import COMMANDS, main
 from cortiq.cli.main import cli as group
+from cortiq.formats import fetch
 from cortiq.options import GenerateOptions, LoadOptions, ScoreOptions, environment_name, flag, specs
+from cortiq.tokenizer.tokenizer import byte_tokenizer
 
 HELP_MODULES = 20
 """Modules of ours that printing a help text may import."""
@@ -38,6 +40,7 @@ def cli(monkeypatch, capsys):
     def call(*arguments, answer="hello", stdin=b"", **details):
         model = scripted_model(answer, **details)
         monkeypatch.setattr(cortiq, "load", lambda name, **options: model, raising=False)
+        monkeypatch.setattr(fetch, "check_there", lambda name: None)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         with pytest.raises(SystemExit) as exit:
             main(arguments)
@@ -124,6 +127,32 @@ def test_a_model_without_a_tokenizer_takes_ids_prints_ids_and_keeps_prefixes(tmp
     plain = run(*base, "--prefix", file, "--stats")
     assert plain.stdout == ",".join(map(str, made["token_ids"])) + "\n"
     assert "9 prompt tokens were cached" in plain.stderr
+
+
+@pytest.mark.parametrize("command", ["generate", "run"])
+@pytest.mark.parametrize(("arguments", "stdin"), [(["ab"], b""), ([], b"ab\n"), (["ab"], b"other")])
+def test_the_prompt_is_an_argument_or_whatever_stdin_brings(cli, command, arguments, stdin):
+    assert cli(command, "m", *arguments, stdin=stdin)[:2] == (0, "hello\n")
+    assert bytes(cli.model.executable.fed[:2]) == b"ab"
+
+
+def test_a_prompt_given_twice_is_an_error(cli):
+    code, out, err = cli("generate", "m", "ab", "-p", "cd")
+    assert (code, out) == (2, "") and "given twice" in err
+
+
+@pytest.mark.parametrize(("arguments", "fed"), [((), "<ab>"), (("--raw",), "ab")])
+def test_run_uses_the_chat_template_of_a_model_that_has_one(cli, arguments, fed):
+    tokenizer = byte_tokenizer(258)
+    tokenizer.chat_templates["default"] = "<{{ messages[0].content }}>"
+    made = cli("run", "m", "ab", *arguments, prompt=fed, tokenizer=tokenizer)
+    assert made == (0, "hello\n", "")
+    assert bytes(cli.model.executable.fed[: len(fed)]).decode() == fed
+
+
+def test_run_says_that_an_answer_was_cut(cli):
+    code, out, err = cli("run", "m", "ab", "-n", "2")
+    assert (code, out) == (0, "he\n") and "cut after 2 tokens" in err
 
 
 def test_stdin_that_is_not_utf8_is_an_error(cli):
@@ -218,7 +247,7 @@ def test_chat_renders_system_message_and_options(cli):
         (["generate", "m", "--ids", "99999"], "outside the vocabulary"),
         (["generate", "m", "--ids", "1", "-p", "ab"], "give either -p or --ids"),
         (["generate", "m", "--ids", "1", "--chat"], "--chat: a chat template"),
-        (["generate", "m"], "Missing option"),
+        (["generate", "m"], "Missing argument"),
         (["score", "m", "/nowhere/text"], "No such file"),
         (["inspect"], "name a model"),
         (["frobnicate"], "No such command"),
@@ -253,7 +282,7 @@ def test_unknown_model_and_backend_exit_with_2():
     done = run("generate", "no-such-model", "-p", "x")
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: ") and "smollm2" in done.stderr
-    done = run("generate", "no-such-model", "-p", "x", "--backend", "no-such-backend")
+    done = run("generate", "synthetic:tiny-llama", "-p", "x", "--backend", "no-such-backend")
     assert done.returncode == 2 and "no backend is named 'no-such-backend'" in done.stderr
 
 
@@ -398,6 +427,7 @@ def slow(position):
     return plain(position)
 model.executable.logits = slow
 cortiq.load = lambda name, **options: model
+cortiq.formats.fetch.check_there = lambda name: None
 from cortiq.cli.main import main
 main(["generate", "m", "-p", "ab", *sys.argv[1:]])
 """

@@ -187,7 +187,7 @@ def test_lines_make_a_message(lines, message):
 
 def chatted(monkeypatch, text, *arguments):
     monkeypatch.setattr(command, "load_model", lambda name, options: tiny())
-    given = ["m", "-n", "6", "--ignore-eos", *arguments]
+    given = ["synthetic:m", "-n", "6", "--ignore-eos", *arguments]
     return CliRunner().invoke(command.chat, given, input=text.encode())
 
 

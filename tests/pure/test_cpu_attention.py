@@ -29,7 +29,7 @@ from cortiq.numerics import attention, norms, rope
 from cortiq.numerics.contract import F32, snap
 from cortiq.numerics.quantise import Quantised, quantise_rows
 
-Kind = args.Kind
+Kind = args.OpKind
 pytestmark = pytest.mark.parametrize("path", PATHS)
 
 
@@ -98,7 +98,7 @@ def attend(path, case, record=False):
     quantised_out = record_buffer(start, width) if record else None
     room = workspace(case.dv, longest, path[1]) if case.workspace else None
     sinks = sinks_of(case)
-    struct = args.Attend(
+    struct = args.AttendArgs(
         store.struct(listed, count), address(records), address(sinks), address(out),
         address(quantised_out), address(room), width, 0 if room is None else len(room),
         case.heads, case.window, *(float(c) for c in constants),
@@ -163,7 +163,7 @@ def test_largest_integers(path):
         records, out = write_records(q), np.full((1, 32), 7, F32)
         listed, count = segments((0, 1, 70))
         c = attention.scoring(2.0**-30)
-        struct = args.Attend(
+        struct = args.AttendArgs(
             store.struct(listed, count), address(records), None, address(out), None, None, 32, 0,
             2, 0, *(float(x) for x in c),
         )  # fmt: skip
@@ -190,7 +190,7 @@ def test_ladders_of_scores(path, step):
     sinks = np.float32([-30, 900])
     listed, count = segments((0, 2, 1298))
     room = workspace(4, keys, path[1])
-    struct = args.Attend(
+    struct = args.AttendArgs(
         store.struct(listed, count), address(records), address(sinks), address(out), None,
         address(room), 8, len(room), 2, 0, *(float(x) for x in attention.scoring(1.0)),
     )  # fmt: skip
@@ -215,7 +215,7 @@ def test_an_output_out_of_the_domain_is_a_fault_of_its_row(path):
     records = write_records(Quantised(x.q * 0, x.e * 0))
     out = np.full((3, 4), 7, F32)
     listed, count = segments((0, 3, 0))
-    struct = args.Attend(
+    struct = args.AttendArgs(
         store.struct(listed, count), address(records), None, address(out), None, None, 4, 0, 1, 1,
         *(float(c) for c in attention.scoring(1.0)),
     )  # fmt: skip
@@ -231,7 +231,7 @@ def test_stored_rows_are_read_back(path, dk, dv, page_tiles):
     store = Cache(2, 300, 3, dk, dv, page_tiles)
     listed, count = segments((0, 130, 7), (130, 200, 0))
     keys, values = write_records(k), write_records(v)
-    struct = args.StoreKV(store.struct(listed, count), address(keys), address(values))
+    struct = args.StoreKVArgs(store.struct(listed, count), address(keys), address(values))
     run_ops(path, 200, (Kind.STORE_KV, struct))
     for sequence, first, cut in ((0, 7, slice(0, 130)), (1, 0, slice(130, 200))):
         read = store.read(sequence, first, cut.stop - cut.start)
@@ -258,15 +258,15 @@ def test_heads_in_one_op(path, pairing, normed):
               "normed": normed, "cos": address(cos), "sin": address(sin), "eps": 1e-6,
               "inverse_width": F32(1) / F32(dk), "width": dk}  # fmt: skip
     start = address(x)
-    parts = (args.HeadsPart * 3)(
-        args.HeadsPart(x=start, weight=address(weights[0]), heads=heads, record=address(records),
-                       target=0, **common),
-        args.HeadsPart(x=start + 4 * heads * dk, weight=address(weights[1]), heads=kv, target=1,
-                       **common),
-        args.HeadsPart(x=start + 4 * (heads + kv) * dk, heads=kv, target=2, width=dv,
-                       x_stride=width),
-    )  # fmt: skip
-    struct = args.Heads(store.struct(listed, count), ctypes.addressof(parts), 3)
+    query = {"x": start, "weight": address(weights[0]), "heads": heads, "record": address(records)}
+    key = {"x": start + 4 * heads * dk, "weight": address(weights[1]), "heads": kv, "target": 1}
+    value = {"x": start + 4 * (heads + kv) * dk, "heads": kv, "target": 2, "width": dv}
+    parts = (args.HeadGroupArgs * 3)(
+        args.HeadGroupArgs(**query, **common),
+        args.HeadGroupArgs(**key, **common),
+        args.HeadGroupArgs(**value, x_stride=width),
+    )
+    struct = args.QKVPrologueArgs(store.struct(listed, count), ctypes.addressof(parts), 3)
     faults = run_ops(path, rows, (Kind.HEADS, struct))
     assert not faults.any()
 

@@ -16,11 +16,11 @@ from kv_cache import Cache, segments, workspace
 from native_ops import PATHS, address, args, run_ops, write_records
 
 from cortiq.numerics import attention
-from cortiq.numerics.blocks import choose_blocks
 from cortiq.numerics.contract import F32, snap
+from cortiq.numerics.key_blocks import choose_blocks
 from cortiq.numerics.quantise import Quantised, no_values, quantise_rows
 
-Kind = args.Kind
+Kind = args.OpKind
 pytestmark = pytest.mark.parametrize("path", PATHS)
 
 
@@ -100,7 +100,7 @@ def test_choices(path, name):
         store.write(i, 0, keys, no_values(len(keys.q), 1))
     listed, count = spans_of(case.sequences)
     records, out = write_records(joined([q for q, _ in parts])), np.full_like(exact, -7)
-    struct = args.Choose(
+    struct = args.ChooseBlocksArgs(
         store.struct(listed, count), address(records), address(out), case.heads, case.block,
         case.top, case.local,
     )  # fmt: skip
@@ -166,7 +166,7 @@ def test_attention_to_chosen_blocks(path, name):
     listed, count = segments((0, layer.rows, layer.first))
     records, out = write_records(q), np.full(exact.shape, 7, F32)
     room = workspace(layer.dim, len(k.q), path[1])
-    struct = args.Attend(
+    struct = args.AttendArgs(
         store.struct(listed, count), address(records), address(sinks), address(out), None,
         address(room), layer.heads * layer.dim, len(room), layer.heads, layer.window,
         *(float(c) for c in attention.scoring(0.25)), address(chosen), layer.sets, layer.count,
@@ -182,7 +182,7 @@ def test_keys_without_values_are_read_back(path):
     store = Cache(1, 140, 2, 19, 0)
     listed, count = segments((0, 130, 7))
     records = write_records(keys)
-    struct = args.StoreKV(store.struct(listed, count), address(records))
+    struct = args.StoreKVArgs(store.struct(listed, count), address(records))
     run_ops(path, 130, (Kind.STORE_KV, struct))
     read, _ = store.read(0, 7, 130)
     assert np.array_equal(read.q, keys.q)

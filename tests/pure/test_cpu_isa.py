@@ -17,7 +17,7 @@ except BackendError as error:
 
 def test_the_emulation_is_never_chosen_by_itself(monkeypatch):
     monkeypatch.delenv(native.ISA_VARIABLE, raising=False)
-    pool = native.Pool(1)
+    pool = native.ThreadPool(1)
     assert pool.isa == native.best_isa() != "amx-emulated"
     pool.close()
 
@@ -25,7 +25,7 @@ def test_the_emulation_is_never_chosen_by_itself(monkeypatch):
 def test_the_environment_names_a_set_and_the_option_wins(monkeypatch):
     monkeypatch.setenv(native.ISA_VARIABLE, "portable")
     for asked, got in ((None, "portable"), (native.best_isa(), native.best_isa())):
-        pool = native.Pool(1, asked)
+        pool = native.ThreadPool(1, asked)
         assert pool.isa == got
         pool.close()
 
@@ -33,7 +33,7 @@ def test_the_environment_names_a_set_and_the_option_wins(monkeypatch):
 def test_a_set_that_does_not_run_here_is_refused_by_name(monkeypatch):
     monkeypatch.setenv(native.ISA_VARIABLE, "avx1024")
     with pytest.raises(BackendError, match="avx1024") as refused:
-        native.Pool(1)
+        native.ThreadPool(1)
     assert "portable" in refused.value.hint
 
 

@@ -23,7 +23,7 @@ from cortiq.numerics.contract import F32, snap
 from cortiq.numerics.quantise import quantise_rows
 from cortiq_cpu.weights import tap_blocks
 
-Kind = args.Kind
+Kind = args.OpKind
 WIDTHS = (1, 3, 16, 31, 64, 255, 256, 257, 576, 1000)
 EDGES = np.array(
     [0, LOWEST, next_up(LOWEST), next_down(LIMIT), 1, 0.625, next_down(0.625), 16, 80, 2.0**25],
@@ -45,7 +45,7 @@ def elementwise(path, kind, a, b=None, *, record=False, **fields):
     rows, width = a.shape
     out = np.full_like(a, 7)
     records = record_buffer(rows, width) if record else None
-    struct = args.Elementwise(
+    struct = args.ElementwiseArgs(
         address(a), address(b), address(out), address(records),
         width, 0 if b is None or b.ndim == 1 else width, width, 1, width, **fields,
     )  # fmt: skip
@@ -131,7 +131,7 @@ def norm(path, kind, x, inner=1, weight=None, bias=None, eps=1e-6, record=True, 
     records = record_buffer(rows * inner, width) if record else None
     arrays = {"residual": None, "after_weight": None, "sum": None} | more
     pointers = {name: address(array) for name, array in arrays.items()}
-    struct = args.Norm(
+    struct = args.NormArgs(
         x=address(x), weight=address(weight), bias=address(bias), out=address(out),
         record=address(records), x_stride=total, residual_stride=total, sum_stride=total,
         out_stride=total, inner=inner, width=width, inverse_width=F32(1) / F32(width), eps=eps,
@@ -189,7 +189,9 @@ def test_quantised_rows(path, width):
     x[7, 0] = np.int32(0x3F7DFFFF).view(F32)
     buffer = record_buffer(len(x), width)
     run_ops(
-        path, len(x), (Kind.QUANTISE, args.Quantise(address(x), address(buffer), width, 1, width))
+        path,
+        len(x),
+        (Kind.QUANTISE, args.QuantiseArgs(address(x), address(buffer), width, 1, width)),
     )
     ours, exact = read_records(buffer, width), quantise_rows(x)
     assert np.array_equal(ours.q, exact.q)
@@ -202,7 +204,7 @@ def test_rope(path, pairing, width, pairs):
     x = values(5, 3 * width, high=49).reshape(5, 3, width)
     cos, sin = rope.RopeTable(10000.0, 2 * pairs).table([0, 1, 77, 4000, 5])
     out = np.full_like(x, 7)
-    struct = args.Rope(
+    struct = args.RopeArgs(
         address(x), address(cos), address(sin), address(out), 3 * width, 3 * width,
         3, width, pairs, pairing == "interleaved",
     )  # fmt: skip
@@ -215,19 +217,23 @@ def test_copies_and_supplied_values(path):
     out = np.full((3, 40), 7, F32)
     source = np.array([5, 0, 3], np.int32)
     start = address(x) + 4 * 20
-    run_ops(path, 3, (Kind.COPY, args.Copy(start, address(out), address(source), 70, 40, 40, 0)))
+    run_ops(
+        path, 3, (Kind.COPY, args.CopyArgs(start, address(out), address(source), 70, 40, 40, 0))
+    )
     assert same_bits(out, x[source, 20:60])
     x[2, 3], x[4, 5], x[0, 0] = np.nan, 2.0**50, LOWEST / 2
     out = np.full_like(x, 7)
-    faults = run_ops(path, 6, (Kind.COPY, args.Copy(address(x), address(out), None, 70, 70, 70, 1)))
+    faults = run_ops(
+        path, 6, (Kind.COPY, args.CopyArgs(address(x), address(out), None, 70, 70, 70, 1))
+    )
     check((out, faults, None), snap, x)
 
 
 def segments(*lengths):
     """Segments of consecutive rows as (array, count); positions are given later."""
     ends = np.cumsum(lengths)
-    listed = [args.Segment(int(e - n), int(e), 0) for e, n in zip(ends, lengths, strict=True)]
-    return (args.Segment * len(listed))(*listed), np.array([len(listed)], np.int32)
+    listed = [args.SegmentArgs(int(e - n), int(e), 0) for e, n in zip(ends, lengths, strict=True)]
+    return (args.SegmentArgs * len(listed))(*listed), np.array([len(listed)], np.int32)
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -251,7 +257,7 @@ def test_causal_convolution_continues_across_batches(path, width, taps, capacity
         source = x.copy()
         if in_place:
             out = source
-        struct = args.Conv(
+        struct = args.ConvArgs(
             address(source), address(taken), address(bias), address(out), address(pointers),
             address(capacities), args.ctypes.addressof(parts), address(count), width, width,
             width, taps,
@@ -295,7 +301,7 @@ def test_route_and_combine(path, router, biased):
     index = np.full((rows, router.top_k), -1, np.int32)
     weights = np.full((rows, router.top_k), 7, F32)
     mask = (np.arange(experts) % 5 != 1).astype(F32) if router.tau else None
-    struct = args.Route(
+    struct = args.RouteArgs(
         address(scores), address(bias), address(mask), address(index), address(weights),
         experts, experts, router.top_k, route.ROUTER_KINDS.index(router.kind), router.renormalise,
         router.groups, router.kept_groups, router.group_score == "top2",
@@ -309,7 +315,7 @@ def test_route_and_combine(path, router, biased):
     outputs = values(rows * router.top_k, width, 5, high=45).reshape(rows, router.top_k, width)
     out = np.full((rows, width), 7, F32)
     stride = router.top_k * width
-    struct = args.Combine(
+    struct = args.CombineExpertsArgs(
         address(weights), address(outputs), address(out), stride, width, router.top_k, width
     )
     faults = run_ops(path, rows, (Kind.COMBINE_EXPERTS, struct))

@@ -32,12 +32,13 @@ from cpu_products import (  # noqa: E402
     widths,
 )
 
-from cortiq_cpu import structs  # noqa: E402
-from cortiq_cpu.native import Op, Pool, op_list, supported_isas  # noqa: E402
+from cortiq_cpu import matmul_arguments  # noqa: E402
+from cortiq_cpu.arguments import OpKind  # noqa: E402
+from cortiq_cpu.native import NativeOp, ThreadPool, op_list, supported_isas  # noqa: E402
 from cortiq_cpu.packing import PackedMatrix  # noqa: E402
-from cortiq_cpu.records import records_of  # noqa: E402
+from cortiq_cpu.quantised_rows import records_of  # noqa: E402
 
-CODED = [name for name in structs.LAYOUT_NAMES if name != "f32"]
+CODED = [name for name in matmul_arguments.LAYOUT_NAMES if name != "f32"]
 ROWS = (1, 3, 8, 65)
 
 
@@ -82,11 +83,20 @@ def extreme_weight(name: str, rows: int, columns: int) -> Weight:
         raw[::2, :, 2:], raw[1::2, :, 2:] = 128, 127
     if name == "Q6_K":
         raw[:, :, 192:208] = 128
+    if name.startswith("i8b32"):
+        raw[::2], raw[1::2] = 128, 127
+    if name == "e4m3b32":
+        # 14·2¹⁴, and 15·2⁷, the largest of the lower part; then both parts in one block
+        raw[::4], raw[1::4], raw[2::4], raw[3::4] = 254, 126, 71, 71 + 128
+        raw[4:, ::3, 4::2] ^= 128
+        raw[4:, :, 5::4] ^= 57
     if name == "MXFP4":
         raw[:, :, 0] = 128
+    for at in layout.scales_at if layout.words == "f32" else ():
+        raw[:, :, at : at + 4] = np.array([1], "<f4").view(np.uint8)
     one = np.array([0x3C00], "<u2").view(np.uint8)
     for at in SCALES_AT.get(name, (0, 2) if name in WITH_MINIMUM else (0,)):
-        if name != "MXFP4":
+        if layout.words == "f16":
             raw[:, :, at : at + 2] = one
     return Weight.from_bytes(layout, raw.reshape(rows, -1), (rows, columns))
 
@@ -130,12 +140,12 @@ def test_several_matrices_meet_the_same_rows(rows, isa):
     matrices = [PackedMatrix(w, "w") for w in weights]
     records, faults = records_of(x), np.zeros(rows, np.uint8)
     out = np.zeros((rows * inner, sum(heights)), np.float32)
-    args = structs.MatmulArgs(records.ctypes.data, inner, 3)
+    args = matmul_arguments.MatmulArgs(records.ctypes.data, inner, 3)
     starts = np.cumsum([0, *heights])
     for i, matrix in enumerate(matrices):
         at = out.ctypes.data + 4 * int(starts[i])
-        args.products[i] = structs.Product(matrix.address, at, out.shape[1])
-    run(isa, 2, structs.MATMUL, ctypes.c_int32(rows), faults, args)
+        args.products[i] = matmul_arguments.ProductArgs(matrix.address, at, out.shape[1])
+    run(isa, 2, OpKind.MATMUL, ctypes.c_int32(rows), faults, args)
     for i, weight in enumerate(weights):
         wanted, _ = expected(x, weight)
         assert_same_bits(np.ascontiguousarray(out[:, starts[i] : starts[i + 1]]), wanted)
@@ -151,12 +161,12 @@ def test_ops_alone_and_together_run_in_order(threads):
     outs = [np.zeros((1, 64), np.float32) for _ in records]
     ops, keep = [], []
     for i, (x, out) in enumerate(zip(records, outs, strict=True)):
-        args = structs.MatmulArgs(x.ctypes.data, 1, 1)
-        args.products[0] = structs.Product(matrix.address, out.ctypes.data, 64)
+        args = matmul_arguments.MatmulArgs(x.ctypes.data, 1, 1)
+        args.products[0] = matmul_arguments.ProductArgs(matrix.address, out.ctypes.data, 64)
         keep.append(args)
         pointers = ctypes.addressof(rows), faults.ctypes.data, ctypes.addressof(args)
-        ops.append(Op(structs.MATMUL, 0, *pointers, int(i in (1, 2, 5))))
-    pool = Pool(threads)
+        ops.append(NativeOp(OpKind.MATMUL, 0, *pointers, int(i in (1, 2, 5))))
+    pool = ThreadPool(threads)
     for _ in range(50):
         pool.run(op_list(ops), len(ops))
     pool.close()

@@ -28,10 +28,11 @@ from cpu_products import (  # noqa: E402
     widths,
 )
 
-from cortiq_cpu import structs  # noqa: E402
+from cortiq_cpu import matmul_arguments  # noqa: E402
+from cortiq_cpu.arguments import OpKind  # noqa: E402
 from cortiq_cpu.native import supported_isas  # noqa: E402
 from cortiq_cpu.packing import PackedMatrix, aligned  # noqa: E402
-from cortiq_cpu.records import records_of  # noqa: E402
+from cortiq_cpu.quantised_rows import records_of  # noqa: E402
 
 
 @pytest.mark.parametrize("isa", supported_isas())
@@ -73,10 +74,10 @@ def run_chosen(isa, weight, matrices, x, choice):
     given = flat if weight.layout.kind == "float" else records_of(quantise_rows(flat))
     out, faults = np.zeros((rows, slots, matrix.height), np.float32), np.zeros(rows, np.uint8)
     shared = int(x.shape[1] == 1)
-    args = structs.ChosenArgs(
+    args = matmul_arguments.ChosenMatmulArgs(
         *(matrix.address, given.ctypes.data, choice.ctypes.data, out.ctypes.data, slots, shared)
     )
-    run(isa, 2, structs.MATMUL_CHOSEN, ctypes.c_int32(rows), faults, args)
+    run(isa, 2, OpKind.MATMUL_CHOSEN, ctypes.c_int32(rows), faults, args)
     return out, faults.astype(bool)
 
 
@@ -85,8 +86,10 @@ def test_a_matrix_a_head_needs_no_choice(isa):
     weight, x = random_weight("Q8_0", 3 * 20, 64), random_rows(7 * 3, 64)
     matrix, records = PackedMatrix(weight, "heads", 3), records_of(x)
     out, faults = np.zeros((7, 3, 20), np.float32), np.zeros(7, np.uint8)
-    args = structs.ChosenArgs(matrix.address, records.ctypes.data, None, out.ctypes.data, 3, 0)
-    run(isa, 2, structs.MATMUL_CHOSEN, ctypes.c_int32(7), faults, args)
+    args = matmul_arguments.ChosenMatmulArgs(
+        matrix.address, records.ctypes.data, None, out.ctypes.data, 3, 0
+    )
+    run(isa, 2, OpKind.MATMUL_CHOSEN, ctypes.c_int32(7), faults, args)
     for head in range(3):
         rows = Quantised(x.q[head::3], x.e[head::3])
         wanted, _ = expected(rows, weight.rows(20 * head, 20 * head + 20))
@@ -107,7 +110,7 @@ def test_float_weights(width, isa):
     assert np.array_equal(faults.astype(bool), flags)
 
 
-@pytest.mark.parametrize("name", structs.LAYOUT_NAMES)
+@pytest.mark.parametrize("name", matmul_arguments.LAYOUT_NAMES)
 def test_embedding_rows(name):
     for width in widths(name) if name != "f32" else (17,):
         if name == "f32":
@@ -118,8 +121,8 @@ def test_embedding_rows(name):
         ids = np.array([0, 39, 16, 17, 3, 3], np.int32)
         matrix = PackedMatrix(weight, name)
         out, faults = aligned(4 * 6 * width).view(np.float32), np.zeros(6, np.uint8)
-        args = structs.EmbedArgs(matrix.address, ids.ctypes.data, out.ctypes.data)
-        run(None, 2, structs.EMBED_ROWS, ctypes.c_int32(6), faults, args)
+        args = matmul_arguments.EmbedArgs(matrix.address, ids.ctypes.data, out.ctypes.data)
+        run(None, 2, OpKind.EMBED_ROWS, ctypes.c_int32(6), faults, args)
         assert_same_bits(out.reshape(6, width), embedding_rows(weight, ids))
 
 

@@ -9,9 +9,9 @@ from native_ops import PATHS, address, run_ops
 from cortiq.ir import Recurrent
 from cortiq.numerics import recurrent
 from cortiq.numerics.contract import F32, snap
-from cortiq_cpu.arguments import SEGMENT, Kind
+from cortiq_cpu.arguments import SEGMENT, OpKind
 from cortiq_cpu.packing import aligned_floats
-from cortiq_cpu.recurrents import Recurrences
+from cortiq_cpu.recurrent_states import RecurrentLayout
 
 SHAPES = [(2, 128, 72), (2, 128, 32), (2, 40, 33), (1, 300, 5)]
 """Heads, rows of the state, columns: several blocks, one, and what is left over everywhere."""
@@ -54,7 +54,7 @@ def run(path, layout, memory, given):
         segment, number = np.array([(0, count, start)], SEGMENT), np.array([1], np.int32)
         struct.states, struct.segments = address(pointer), address(segment)
         struct.segment_count = address(number)
-        faults.append(run_ops(path, count, (Kind.GATED_DELTA, struct)))
+        faults.append(run_ops(path, count, (OpKind.GATED_DELTA, struct)))
         start += count
     return out, np.concatenate(faults)
 
@@ -75,7 +75,7 @@ def expected(layout, state, given):
 @pytest.mark.parametrize("large", [False, True], ids=["usual", "to the edge"])
 def test_rows_and_state_are_those_of_the_steps(path, shape, kind, large):
     rng = np.random.default_rng(shape[1] + large)
-    layout = Recurrences(Recurrent(shape), GROUPS, kind == "channels", kind != "space")
+    layout = RecurrentLayout(Recurrent(shape), GROUPS, kind == "channels", kind != "space")
     given, before = inputs_of(shape, layout.per_channel, rng), canonical(rng, *shape, low=-50)
     if large:
         before *= F32(2.0**47)

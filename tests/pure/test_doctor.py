@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from cortiq.backend import Device
 from cortiq.cli import doctor as module
 from cortiq.model import machine
 from cortiq.model.backend_check import check_backends
-from cortiq.plugins import load_plugins
+from cortiq.plugins import Plugins, load_plugins
 from cortiq.plugins.extras import extras, missing_requirements
+from cortiq.plugins.selection import MOST_LISTED
+from cortiq_reference.backend import ReferenceBackend
 
 PLUGIN = """
 from cortiq.hookspecs import hookimpl
@@ -44,11 +47,16 @@ def cortiq_backends():
 """
 
 
+def own_plugins(*files):
+    """The backends without a device library, and files: a trial of all takes half a minute."""
+    return load_plugins(only=["reference", "cpu"], files=files)
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     file = tmp_path_factory.mktemp("plugins") / "four.py"
     file.write_text(PLUGIN)
-    return {made.backend: made for made in check_backends(load_plugins(files=[file]))}
+    return {made.backend: made for made in check_backends(own_plugins(file))}
 
 
 @pytest.mark.parametrize("name", ["reference", "cpu"])
@@ -130,6 +138,7 @@ def test_a_checkout_s_own_packages_are_installed_from_its_folders(monkeypatch):
 
 
 def test_the_page_and_the_object_say_the_same(monkeypatch):
+    monkeypatch.setattr("cortiq.plugins.default_plugins", own_plugins)
     facts = module.machine_report(trial=True)
     monkeypatch.setattr(module, "machine_report", lambda **_: facts)
     text = CliRunner().invoke(module.doctor, [])
@@ -137,7 +146,7 @@ def test_the_page_and_the_object_say_the_same(monkeypatch):
     assert facts["processor"]["name"] in text.stdout and facts["cache"]["folder"] in text.stdout
     for made in facts["backends"]:
         said = "works, same bits" if made["same"] else ""  # of one that is wrong on purpose
-        assert f"{made['backend']}\t{made['device']}\t{said}" in text.stdout
+        assert f"{made['backend']}\t{made['device'] or '-'}\t{said}" in text.stdout
     whole = CliRunner().invoke(module.doctor, ["--json"])
     assert json.loads(whole.stdout) == json.loads(json.dumps(facts))
 
@@ -166,3 +175,21 @@ def test_a_container_has_the_memory_of_its_limit(monkeypatch):
     assert machine.memory() == {"total": 512000, "free": 500000}
     files["/sys/fs/cgroup/memory.max"] = "max\n"
     assert machine.memory() == {"total": 1024000, "free": 921600}
+
+
+class ManyDevices(ReferenceBackend):
+    """The reference, with as many devices as `devices` says."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def devices(self):
+        return [Device(str(number), "NumPy") for number in range(self.count)]
+
+
+def test_a_backend_of_many_devices_is_one_line_and_none_of_them_is_tried():
+    for count, lines in ((MOST_LISTED, MOST_LISTED), (MOST_LISTED + 1, 1)):
+        plugins = Plugins(backends={"reference": ManyDevices(count)})
+        made = check_backends(plugins, run=count > MOST_LISTED)
+        assert len(made) == lines
+    assert made[0].works is None and str(count) in made[0].description

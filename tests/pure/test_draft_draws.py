@@ -149,7 +149,7 @@ def test_a_shortlist_of_whole_panels_is_no_second_copy(count):
     from concurrent.futures import ThreadPoolExecutor
 
     from cortiq.ir import primitives_of
-    from cortiq_cpu.weights import Weights
+    from cortiq_cpu.weights import PackedWeights
 
     model = load_program(
         open_synthetic("synthetic:tiny-llama"), heads="mtp", draft_vocabulary=count
@@ -157,7 +157,7 @@ def test_a_shortlist_of_whole_panels_is_no_second_copy(count):
     name = next(name for name in model.weights if name.endswith(f"#{count}"))
     whole = name.removesuffix(f"#{count}")
     with ThreadPoolExecutor(1) as pool:
-        packed = Weights(model.weights, pool)
+        packed = PackedWeights(model.weights, pool)
         for graph in primitives_of(model.program).graphs.values():
             for node in graph.nodes:
                 packed.prepare(node)

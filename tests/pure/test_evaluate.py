@@ -103,7 +103,7 @@ def test_texts_are_what_is_generated_alone(evaluated):
 
 def test_arguments_of_tasks():
     assert generation_options({"until": "x", "max_tokens": 3, "temperature": 0.0}) == {
-        "stop": ("x",), "max_tokens": 3,
+        "stop": ("x",), "max_tokens": 3, "temperature": 0.0,
     }  # fmt: skip
     sampled = generation_options({"do_sample": True, "top_p": 0.9})
     assert sampled == {"stop": (), "temperature": 1.0, "seed": 0, "top_p": 0.9}

@@ -29,9 +29,10 @@ from cortiq.numerics.matmul import (
 )
 from cortiq.numerics.quantise import Quantised, quantise_rows
 
-FORMATS = ["w8", "w16", "w8b256", "Q8_0", "Q4_1", "Q5_1", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q6_K"]
+FORMATS = ["w8", "w16", "w8b256", "Q8_0", "Q4_1", "Q5_1", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q6_K",
+           "i4b32", "i8b32m", "e2m1b16", "e4m3b32"]  # fmt: skip
 SCALE_AT = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208}
-WITH_MINIMUM = {"Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"}
+WITH_MINIMUM = {"i8b32m", "Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"}
 
 
 def random_weight(name, rows, columns, seed=0) -> Codes:
@@ -45,7 +46,11 @@ def random_weight(name, rows, columns, seed=0) -> Codes:
         codes = rng.integers(-limit, limit + 1, (rows, columns)).astype(np.int16)
         return Codes(codes, block, scale)
     blocks = rng.integers(0, 256, (rows, columns // block, layout.block_bytes), np.uint8)
-    if name == "MXFP4":
+    if layout.words == "f32":
+        blocks &= np.uint8(0xFE) if name == "e4m3b32" else np.uint8(0xFF)  # without its NaN
+        for at in layout.scales_at:
+            blocks[:, :, at : at + 4] = scale.astype("<f4")[..., None].view(np.uint8)
+    elif name == "MXFP4":
         blocks[:, :, 0] = rng.integers(110, 140, blocks.shape[:2])
     else:
         offset = SCALE_AT.get(name, 0)

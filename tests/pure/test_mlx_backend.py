@@ -17,7 +17,7 @@ from cortiq_conformance.runner import run
 
 mx = pytest.importorskip("mlx.core", reason="MLX has no wheel here", exc_type=ImportError)
 
-from cortiq_mlx import exact, fuse, matrices, self_test  # noqa: E402
+from cortiq_mlx import exact_sums, join_heads, matrices, self_test  # noqa: E402
 from cortiq_mlx.backend import MlxBackend  # noqa: E402
 
 FILES = sorted(Path(cortiq_mlx.__file__).parent.glob("*.py"))
@@ -67,10 +67,10 @@ def forbidden(source):
 
 def test_matmuls_and_sums_are_in_one_file():
     found = {file.name: list(forbidden(file.read_text())) for file in FILES}
-    inside = found.pop("exact.py")
+    inside = found.pop("exact_sums.py")
     assert {what for _, what in inside} == {"@", "sum", "cumsum"}
-    assert {what for _, what in found.pop("custom.py")} == {"fast"}
-    text = (Path(cortiq_mlx.__file__).parent / "custom.py").read_text()
+    assert {what for _, what in found.pop("custom_kernels.py")} == {"fast"}
+    text = (Path(cortiq_mlx.__file__).parent / "custom_kernels.py").read_text()
     assert text.count("mx.fast.") == text.count("mx.fast.metal_kernel if ") * 2 == 2
     assert not any(found.values()), found
 
@@ -85,24 +85,24 @@ def test_the_lint_sees_what_it_forbids(line):
 def test_an_exact_matmul_takes_integers_within_its_bound_only():
     ones, floats = mx.ones((2, 64), mx.int8), mx.ones((64, 2))
     with pytest.raises(AssertionError, match="float32"):
-        exact.exact_matmul(ones, floats, 1, 1)
+        exact_sums.exact_matmul(ones, floats, 1, 1)
     with pytest.raises(AssertionError, match=r"64 products of 32512 and 16 exceed 2\^24"):
-        exact.exact_matmul(ones, ones.T, 32512, 16)
+        exact_sums.exact_matmul(ones, ones.T, 32512, 16)
     with pytest.raises(AssertionError, match="do not fit"):
-        exact.exact_sum(mx.ones((1 << 9,), mx.int32), 0, 1 << 22)
+        exact_sums.exact_sum(mx.ones((1 << 9,), mx.int32), 0, 1 << 22)
 
 
 def test_operands_keep_the_bounds_that_kernels_state():
-    exact.watching(True)
+    exact_sums.watching(True)
     try:
         report = run(MlxBackend(), levels=(0,), only="MatMul")
         assert report.passed, report.summary()
         report = run(MlxBackend(), levels=(0,), only="Attend")
         assert report.passed, report.summary()
-        assert len(exact.checks) > 300
-        assert mx.stack(exact.checks).all().item()
+        assert len(exact_sums.checks) > 300
+        assert mx.stack(exact_sums.checks).all().item()
     finally:
-        exact.watching(False)
+        exact_sums.watching(False)
 
 
 def test_a_float_matmul_in_place_of_the_written_order_is_found(monkeypatch):
@@ -123,7 +123,7 @@ def test_query_key_and_value_are_one_product_and_their_heads_side_by_side():
     steps = executable.plans["trunk"].steps
     shared = [step for step in steps if isinstance(step.node.op, SharedMatMul)]
     assert shared and all(len(step.node.outputs) in (2, 3) for step in shared)
-    sides = [step.node for step in steps if isinstance(step.node.op, fuse.Beside)]
+    sides = [step.node for step in steps if isinstance(step.node.op, join_heads.JoinedHeads)]
     joined = {(type(node.op.inner).__name__, len(node.outputs)) for node in sides}
     assert joined >= {("Rope", 2), ("Quantise", 3)}
     executable.close()

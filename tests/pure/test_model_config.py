@@ -273,6 +273,14 @@ def test_gguf_llama():
     assert not untied.tie_word_embeddings
 
 
+def test_gguf_numbers_repeated_for_every_layer_are_one_number():
+    plain = from_gguf(llama, "llama", GGUF_LLAMA)
+    repeated = {"attention.head_count": [4, 4], "feed_forward_length": [96, 96]}
+    assert from_gguf(llama, "llama", GGUF_LLAMA | repeated) == plain
+    with pytest.raises(FormatError, match="intermediate_size"):
+        from_gguf(llama, "llama", GGUF_LLAMA | {"feed_forward_length": [96, 64]})
+
+
 def test_gguf_partial_rotation():
     config = from_gguf(llama, "llama", GGUF_LLAMA | {"rope.dimension_count": 8})
     assert rope_table(config, 100).dim == 8

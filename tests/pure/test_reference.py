@@ -10,9 +10,10 @@ import pytest
 from cortiq.numerics import attention, matmul
 from cortiq.numerics.layouts import LAYOUTS, Weight, decode
 from cortiq.numerics.quantise import Quantised, quantise_rows
+from cortiq.numerics.synthetic import synthetic_weight
 from cortiq.numerics.weights import convert
-from cortiq_reference.attention import Geometry, attend
-from cortiq_reference.matrix import TILE_ROWS, Matrix, Stack
+from cortiq_reference.attention import TileGeometry, attend
+from cortiq_reference.matrix import TILE_ROWS, MatrixStack, TiledMatrix
 
 F = np.float32
 BLOCK_LAYOUTS = [name for name, layout in LAYOUTS.items() if layout.kind == "blocks"]
@@ -29,6 +30,8 @@ def differing(a, b):
 def random_blocks(rng, layout, shape):
     """Random bytes with scales that stay finite: exponent bits of every f16 cut down."""
     raw = rng.integers(0, 256, (shape[0], layout.row_bytes(shape[1])), dtype=np.uint8)
+    if layout.words == "f32":
+        return synthetic_weight(layout.name, "w", 3, shape)
     if layout.name == "MXFP4":
         raw[:, :: layout.block_bytes] = rng.integers(110, 130, raw[:, :: layout.block_bytes].shape)
     weight = Weight.from_bytes(layout, raw, shape)
@@ -49,7 +52,7 @@ def test_block_layouts_multiply_as_defined(name, threads):
     x = rows(rng, TILE_ROWS + 3, 768)
     pool = ThreadPoolExecutor(threads) if threads > 1 else None
     expected = matmul.matmul(x, decode(weight), np.zeros(len(x.q), np.bool_))
-    got = Matrix(weight, name, pool).multiply(x, np.zeros(len(x.q), np.bool_))
+    got = TiledMatrix(weight, name, pool).multiply(x, np.zeros(len(x.q), np.bool_))
     assert np.count_nonzero(expected) > expected.size // 2
     assert differing(got, expected) == 0
 
@@ -64,11 +67,11 @@ def test_own_layouts_multiply_as_defined(name, width):
     x = (rng.standard_normal((9, width)) * 3).astype(F)
     if name == "f32":
         expected = matmul.matmul_f32(x, values, faults)
-        got = Matrix(weight, name, None).multiply(x, faults)
+        got = TiledMatrix(weight, name, None).multiply(x, faults)
     else:
         quantised = quantise_rows(x)
         expected = matmul.matmul(quantised, decode(weight), faults)
-        got = Matrix(weight, name, None).multiply(quantised, faults)
+        got = TiledMatrix(weight, name, None).multiply(quantised, faults)
     assert differing(got, expected) == 0
 
 
@@ -77,7 +80,7 @@ def test_a_stack_multiplies_each_row_with_its_own_choice():
     weight = convert(
         Weight.from_floats(rng.standard_normal((4 * 24, 64)).astype(F)), "w16", "experts"
     )
-    stack = Stack(weight, 4, "experts", None)
+    stack = MatrixStack(weight, 4, "experts", None)
     x = rows(rng, 6, 64)
     choice = rng.permuted(np.tile(np.arange(4, dtype=np.int32), (6, 1)), axis=1)[:, :2]
     got = stack.multiply(x, choice, np.zeros(6, np.bool_))
@@ -103,7 +106,7 @@ def test_attention_attends_as_defined(geometry, length, window, cap, sinks):
     expected = attention.attend(
         q, k, v, positions, key_dim**-0.5, window=window, soft_cap=cap, sinks=logits
     )
-    how = Geometry(attention.scoring(key_dim**-0.5, cap), window or None, logits)
+    how = TileGeometry(attention.scoring(key_dim**-0.5, cap), window or None, logits)
     got = attend(q, k, v, positions, how, np.zeros(9, np.bool_))
     assert np.count_nonzero(expected) == expected.size
     assert differing(got, expected) == 0

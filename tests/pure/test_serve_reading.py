@@ -8,6 +8,7 @@ import pytest
 
 from cortiq.errors import OptionError, RequestError, TokenizerError
 from cortiq.model.chat import check_messages
+from cortiq.model.sampling import GENTLE
 from cortiq.serve.completion_params import chat_logprobs, model_name, read_params
 from cortiq.serve.errors import ApiError, as_api_error
 from cortiq.serve.fields import Fields
@@ -85,9 +86,8 @@ def test_a_tool_that_is_not_offered_cannot_be_forced():
 def test_seeds_of_any_sign_are_taken_and_no_nucleus_is_the_most_likely_token():
     assert wanted(seed=-1).options.seed == 2**53 - 1
     assert wanted(seed=5).options.seed == 5 and wanted().options.seed is None
-    options = wanted(top_p=0, top_k=9).options
-    assert (options.top_k, options.top_p) == (1, 1.0)
-    assert wanted().options.temperature == 1.0
+    assert wanted(top_p=0, top_k=9).options.top_k == 1
+    assert wanted().options.temperature == GENTLE["temperature"]
     assert wanted(logit_bias={"3": -100}).options.logit_bias == {3: -100.0}
 
 

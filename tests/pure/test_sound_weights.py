@@ -40,6 +40,9 @@ def numbers(layout, raw):
     if layout.name == "BF16":
         return gguf.quants.BF16.dequantize_rows(raw.view(np.uint8)).astype(np.float64)
     blocks = raw.reshape(-1, layout.block_bytes)
+    if layout.words == "f32":
+        scales = [blocks[:, at : at + 4].view("<f4")[:, 0] for at in layout.scales_at]
+        return np.stack(scales).astype(np.float64)
     if layout.name == "MXFP4":
         exponents = blocks[:, 0].astype(np.float64)
         return np.where(exponents == 255, np.inf, 2.0 ** (exponents - 128))
@@ -63,7 +66,7 @@ def scales_in(layout, raw, width):
     found = []
     for at in range(0, layout.block_bytes - width + 1, 2):
         spoilt = raw[:1].copy()
-        word = b"\xff" if width == 1 else b"\x00\x7c"
+        word = {1: b"\xff", 2: b"\x00\x7c", 4: b"\0\0\x80\x7f"}[width]
         spoilt[0, at : at + width] = np.frombuffer(word, np.uint8)
         found += [] if np.isfinite(numbers(layout, spoilt)).all() else [at]
     assert found
@@ -82,7 +85,7 @@ PATTERNS = {
 def test_exactly_what_leaves_the_domain_is_refused(layout):
     """Every place where a layout has a number, every kind of pattern, the first and last row."""
     raw = sound(layout)
-    width = PLANTED.get(layout.name, 2)
+    width = PLANTED.get(layout.name, 4 if layout.words == "f32" else 2)
     places = scales_in(layout, raw, width) if layout.kind == "blocks" else (0,)
     last = raw.shape[1] - (layout.block_bytes if layout.kind == "blocks" else width)
     check_finite(Weight.from_bytes(layout, raw, SHAPE), "w")
@@ -113,6 +116,14 @@ def test_scales_of_our_own_layouts_are_looked_at(layout):
         scale[4, -1] = value
         with pytest.raises(FormatError, match="w: row 4 holds"):
             check_finite(replace(weight, parts={**weight.parts, "scale": scale}), "w")
+
+
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_a_code_that_is_no_number_is_refused(code):
+    raw = sound(LAYOUTS["e4m3b32"])
+    raw[2, 36 + 4 + 31] = code
+    with pytest.raises(FormatError, match="w: row 2 holds nan"):
+        check_finite(Weight.from_bytes(LAYOUTS["e4m3b32"], raw, SHAPE), "w")
 
 
 class Spy:
@@ -162,7 +173,7 @@ def spoilt(layout):
     kind = LAYOUTS[layout]
     at = kind.scales_at[-1] if kind.kind == "blocks" else 0
     raw = parts["raw"]
-    word = {"F32": b"\0\0\xc0\x7f", "MXFP4": b"\xff"}.get(kind.name, b"\x00\xfc")
+    word = {"f32": b"\0\0\xc0\x7f", "e8m0": b"\xff"}.get(kind.words, b"\x00\xfc")
     raw[3, at : at + len(word)] = np.frombuffer(word, np.uint8)
     return replace(weight, parts={"raw": raw})
 

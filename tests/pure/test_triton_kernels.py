@@ -71,7 +71,10 @@ def product(tuning, weight, x, faults):
         products.use_tuning(before)
 
 
-@pytest.mark.parametrize("layout", ["w8", "w16", "Q4_1", "Q3_K", "Q4_K", "Q5_0", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize(
+    "layout",
+    ["w8", "w16", "Q4_1", "Q3_K", "Q4_K", "Q5_0", "Q5_K", "Q6_K", "e2m1b16", "e4m3b32"],
+)
 def test_no_tiling_changes_a_bit(layout):
     columns = 2304 if layout.endswith("_K") else 2336
     weight = synthetic_weight(layout, "weight", 1, (16, columns))
@@ -88,7 +91,7 @@ def test_no_tiling_changes_a_bit(layout):
 @pytest.mark.parametrize("layout", CODED)
 def test_a_packed_weight_takes_little_more_than_its_file(layout):
     weight = synthetic_weight(layout, "weight", 1, (8, 4096))
-    spare = {"Q2_K": 2.0, "Q3_K": 1.4, "IQ4_NL": 2.0, "MXFP4": 2.1}
+    spare = {"Q2_K": 2.0, "Q3_K": 1.4, "IQ4_NL": 2.0, "MXFP4": 2.1, "e2m1b16": 1.7}
     held = pack(weight, "weight", "cpu").nbytes
     assert held <= spare.get(layout, 1.04) * weight.nbytes
 

@@ -92,6 +92,22 @@ def test_bits_above_a_nibble_lie_where_they_are_said_to(bits):
 
 
 
+@pytest.mark.parametrize("layout", BLOCKS)
+def test_rows_of_the_largest_integers_leave_no_sum_of_few_rows(layout):
+    columns = 512 if layout.endswith("_K") else 544
+    weight = synthetic_weight(layout, "weight", 1, (24, columns))
+    if layout.endswith("_K"):
+        raw = weight.parts["raw"].reshape(24, 2, -1)
+        start = {"Q6_K": (192, 208), "Q3_K": (96, 108), "Q2_K": (0, 16)}.get(layout, (4, 16))
+        raw[:12, :, slice(*start)] = 0x7F if layout == "Q6_K" else 0xFF
+    x = np.full((2, columns), 1.98, F32)
+    x[1] = -x[1]
+    packed, faults = pack(weight, "weight", "cpu"), torch.zeros(2, dtype=torch.int32)
+    q = quantise_rows(torch.tensor(x))
+    got = products.product(packed, q, 2, faults, Stack(products.PLAIN, 24)).numpy()
+    assert same(got, defined(weight, x)) and not faults.any()
+
+
 def laid_codes(codes, runs, planes):
     parts = codes.numpy().reshape(-1, runs, planes, 8, 128, 32).astype(np.int64)
     whole = parts[:, :, 0] * 256 + parts[:, :, 1] if planes == 2 else parts[:, :, 0]

@@ -1,4 +1,4 @@
-"""One block of memory for the values of a batch: a value's place is given away once it is read.
+"""An arena for the values of a batch: a value's memory is reused once it has been read.
 
 Places depend on a request's steps only, so that nothing is allocated while batches run.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cortiq.backend.arena import Free, place
+from cortiq.backend.arena import FreeSpans, place
 from cortiq.backend.fuse import Elementwise
 from cortiq.backend.lower import Lowered, Step
 from cortiq.ir import ops
@@ -22,7 +22,7 @@ REPLACING = (ops.CausalConv, Elementwise)
 
 
 def aligned(size: int) -> int:
-    """The size rounded up to whole cache lines."""
+    """Round a size up to whole cache lines."""
     return -(-size // LINE) * LINE
 
 
@@ -42,13 +42,13 @@ class Arena:
         self.address = self._block.ctypes.data + self._skip
 
     def view(self, offset: int, size: int) -> np.ndarray:
-        """Bytes of the block."""
+        """Return bytes of the block."""
         start = self._skip + offset
         return self._block[start : start + size]
 
 
 @dataclass(frozen=True)
-class Places:
+class ArenaOffsets:
     """Offsets of values in an arena of `size` bytes."""
 
     offsets: dict[str, int]
@@ -57,18 +57,18 @@ class Places:
 
 def assign(
     lowered: Lowered, steps: Sequence[Step], sizes: dict[str, int], kept: set[str], first: list[str]
-) -> Places:
-    """Give every value of the steps a place; see `cortiq.backend.arena.place`."""
-    free, whole = Free(), {name: aligned(size) for name, size in sizes.items()}
+) -> ArenaOffsets:
+    """Assign an offset to every value of the steps; see `cortiq.backend.arena.place`."""
+    free, whole = FreeSpans(), {name: aligned(size) for name, size in sizes.items()}
     offsets = place(
         [[step] for step in steps], lowered.root, whole, kept, first, lambda name: free,
         lambda step, read: _replaced(lowered, step, sizes, read),
     )  # fmt: skip
-    return Places(offsets, free.end)
+    return ArenaOffsets(offsets, free.end)
 
 
 def _replaced(lowered: Lowered, step: Step, sizes: dict[str, int], read: set[str]) -> str | None:
-    """The input, of those that are `read` for the last time, whose place the output takes."""
+    """Return the input, `read` here for the last time, that the output overwrites."""
     if not isinstance(step.op, REPLACING) or not step.outputs:
         return None
     out = step.outputs[0]

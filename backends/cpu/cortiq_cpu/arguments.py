@@ -1,4 +1,4 @@
-"""The structs of native/args.h as ctypes structures, and the numbers of the op kinds.
+"""Arguments of native ops: the structs of native/args.h, and the numbers of the op kinds.
 
 Field names, their order and their meaning are those of the C file, which documents them. Pointers
 are plain addresses: whoever fills a struct keeps the arrays alive.
@@ -17,8 +17,8 @@ _UINT32, _FLOAT = ctypes.c_uint32, ctypes.c_float
 _CTYPES = {"p": _POINTER, "i": _INT32, "l": _INT64, "u": _UINT32, "f": _FLOAT}
 
 
-class Kind(IntEnum):
-    """`cortiq_kind`: which kernel an op runs."""
+class OpKind(IntEnum):
+    """`cortiq_kind`: the kernel that an op runs."""
 
     NOTHING = 0
     EMBED_ROWS = 1
@@ -51,16 +51,17 @@ class Kind(IntEnum):
     SCALED = 28
     CHOOSE_BLOCKS = 29
     RECALL = 30
+    PACKAGE = 31
 
 
 def _fields(**groups: str) -> tuple[tuple[str, type], ...]:
-    """Fields in order: each keyword is a type letter and a number, its value the names."""
+    """Return fields in order: each keyword is a type letter and a number, its value the names."""
     return tuple(
         (name, _CTYPES[letter[0]]) for letter, names in groups.items() for name in names.split()
     )
 
 
-class Elementwise(ctypes.Structure):
+class ElementwiseArgs(ctypes.Structure):
     """`cortiq_elementwise`: ADD, MULTIPLY, SCALE, BIAS, ACTIVATION, SOFT_CAP."""
 
     _fields_ = _fields(
@@ -71,7 +72,7 @@ class Elementwise(ctypes.Structure):
     )
 
 
-class Scaled(ctypes.Structure):
+class ScaledArgs(ctypes.Structure):
     """`cortiq_scaled`: SCALED."""
 
     _fields_ = _fields(
@@ -82,7 +83,7 @@ class Scaled(ctypes.Structure):
     )
 
 
-class Norm(ctypes.Structure):
+class NormArgs(ctypes.Structure):
     """`cortiq_norm`: RMS_NORM, LAYER_NORM, L2_NORM, with a residual sum before them."""
 
     _fields_ = _fields(
@@ -93,40 +94,40 @@ class Norm(ctypes.Structure):
     )
 
 
-class Quantise(ctypes.Structure):
-    """`cortiq_quantise`."""
+class QuantiseArgs(ctypes.Structure):
+    """`cortiq_quantise`: QUANTISE."""
 
     _fields_ = _fields(p="x record", l="x_stride", i="inner width")
 
 
-class Rope(ctypes.Structure):
-    """`cortiq_rope`."""
+class RopeArgs(ctypes.Structure):
+    """`cortiq_rope`: ROPE."""
 
     _fields_ = _fields(
         p="x cos sin out", l="x_stride out_stride", i="heads width pairs interleaved"
     )
 
 
-class Segment(ctypes.Structure):
+class SegmentArgs(ctypes.Structure):
     """`cortiq_segment`: rows start … stop − 1 are one sequence's, from `position` on."""
 
     _fields_ = _fields(i="start stop position")
 
 
-class KV(ctypes.Structure):
+class KVSlotArgs(ctypes.Structure):
     """`cortiq_kv`: the rows of a slot, in pages."""
 
     _fields_ = _fields(p="pages segments segment_count", i="heads key_dim value_dim page_tiles")
 
 
-class StoreKV(ctypes.Structure):
-    """`cortiq_store_kv`."""
+class StoreKVArgs(ctypes.Structure):
+    """`cortiq_store_kv`: STORE_KV."""
 
-    _fields_ = (("kv", KV), *_fields(p="keys values"))
+    _fields_ = (("kv", KVSlotArgs), *_fields(p="keys values"))
 
 
-class HeadsPart(ctypes.Structure):
-    """`cortiq_heads_part`: one group of heads of HEADS."""
+class HeadGroupArgs(ctypes.Structure):
+    """`cortiq_heads_part`: the heads of q, k or v in HEADS."""
 
     _fields_ = _fields(
         p="x weight cos sin record",
@@ -136,17 +137,17 @@ class HeadsPart(ctypes.Structure):
     )
 
 
-class Heads(ctypes.Structure):
-    """`cortiq_heads`."""
+class QKVPrologueArgs(ctypes.Structure):
+    """`cortiq_heads`: HEADS, q, k and v normed, turned and quantised, and the cache written."""
 
-    _fields_ = (("kv", KV), *_fields(p="parts", i="count"))
+    _fields_ = (("kv", KVSlotArgs), *_fields(p="parts", i="count"))
 
 
-class Attend(ctypes.Structure):
-    """`cortiq_attend`."""
+class AttendArgs(ctypes.Structure):
+    """`cortiq_attend`: ATTEND."""
 
     _fields_ = (
-        ("kv", KV),
+        ("kv", KVSlotArgs),
         *_fields(
             p="q sinks out record workspace",
             l="out_stride workspace_bytes",
@@ -158,20 +159,20 @@ class Attend(ctypes.Structure):
     )
 
 
-class Choose(ctypes.Structure):
+class ChooseBlocksArgs(ctypes.Structure):
     """`cortiq_choose`: CHOOSE_BLOCKS."""
 
-    _fields_ = (("kv", KV), *_fields(p="q out", i="heads block top local"))
+    _fields_ = (("kv", KVSlotArgs), *_fields(p="q out", i="heads block top local"))
 
 
-class Recall(ctypes.Structure):
+class RecallArgs(ctypes.Structure):
     """`cortiq_recall`: RECALL."""
 
-    _fields_ = (("kv", KV), *_fields(p="out", l="out_stride"))
+    _fields_ = (("kv", KVSlotArgs), *_fields(p="out", l="out_stride"))
 
 
-class Conv(ctypes.Structure):
-    """`cortiq_conv`."""
+class ConvArgs(ctypes.Structure):
+    """`cortiq_conv`: CAUSAL_CONV."""
 
     _fields_ = _fields(
         p="x weight bias out rings capacities segments segment_count",
@@ -180,8 +181,8 @@ class Conv(ctypes.Structure):
     )
 
 
-class Recurrence(ctypes.Structure):
-    """`cortiq_recurrence`."""
+class RecurrenceArgs(ctypes.Structure):
+    """`cortiq_recurrence`: GATED_DELTA."""
 
     _fields_ = _fields(
         p="q k v alpha beta out states segments segment_count",
@@ -189,8 +190,8 @@ class Recurrence(ctypes.Structure):
     )
 
 
-class Route(ctypes.Structure):
-    """`cortiq_route`."""
+class RouteArgs(ctypes.Structure):
+    """`cortiq_route`: ROUTE."""
 
     _fields_ = _fields(
         p="scores bias mask index weights",
@@ -200,20 +201,20 @@ class Route(ctypes.Structure):
     )
 
 
-class Combine(ctypes.Structure):
-    """`cortiq_combine`."""
+class CombineExpertsArgs(ctypes.Structure):
+    """`cortiq_combine`: COMBINE_EXPERTS."""
 
     _fields_ = _fields(p="weights outputs out", l="outputs_stride out_stride", i="count width")
 
 
-class Copy(ctypes.Structure):
-    """`cortiq_copy`."""
+class CopyArgs(ctypes.Structure):
+    """`cortiq_copy`: COPY."""
 
     _fields_ = _fields(p="x out from_rows", l="x_stride out_stride", i="width snapped")
 
 
-class Draw(ctypes.Structure):
-    """`cortiq_draw`: how one row is drawn from."""
+class DrawArgs(ctypes.Structure):
+    """`cortiq_draw`: sampling parameters of one row."""
 
     _fields_ = (
         *_fields(p="bias bias_ids seen_ids seen_counts mask", i="bias_count seen_count"),
@@ -223,7 +224,7 @@ class Draw(ctypes.Structure):
     )
 
 
-class Tail(ctypes.Structure):
+class AnswerArgs(ctypes.Structure):
     """`cortiq_tail`: ARGMAX, TOP, LOG_SUM_EXP, DIGEST, DRAW."""
 
     _fields_ = _fields(
@@ -236,12 +237,12 @@ SEGMENT = np.dtype([("start", np.int32), ("stop", np.int32), ("position", np.int
 
 
 def address(array: npt.NDArray | None) -> int | None:
-    """Where an array's first element lies; `None` stays `None` (a NULL pointer)."""
+    """Return the address of an array's first element; `None` stays `None` (a NULL pointer)."""
     return None if array is None else array.ctypes.data
 
 
 def aligned_zeros(count: int, dtype: npt.DTypeLike = np.uint8) -> npt.NDArray:
-    """A zeroed array [count] that starts at a multiple of 64 bytes."""
+    """Allocate a zeroed array [count] that starts at a multiple of 64 bytes."""
     item = np.dtype(dtype).itemsize
     raw = np.zeros(count * item + 64, np.uint8)
     start = -raw.ctypes.data % 64

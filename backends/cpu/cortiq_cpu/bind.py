@@ -1,11 +1,11 @@
-"""Ops of the native core from the steps of a request."""
+"""Native ops for the steps of a request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from cortiq.backend.fuse import Attention, Elementwise, NormChain, QKVPrologue
-from cortiq.backend.lower import Admit, Gather, Step
+from cortiq.backend.lower import Admit, Gather, PackageOp, Step
 from cortiq.ir import ops
 from cortiq_cpu.bind_matrices import (
     bind_chosen,
@@ -23,7 +23,7 @@ from cortiq_cpu.bind_rows import (
     bind_quantise,
     bind_slice,
 )
-from cortiq_cpu.bind_scaled import bind_l2_norm, bind_scaled
+from cortiq_cpu.bind_scaling import bind_l2_norm, bind_scaled
 from cortiq_cpu.bind_sequence import (
     bind_attend,
     bind_choose,
@@ -34,13 +34,15 @@ from cortiq_cpu.bind_sequence import (
     bind_rope,
     bind_store_kv,
 )
-from cortiq_cpu.binder import Binder, Bound
+from cortiq_cpu.binder import OpArgs, OpBinder
 from cortiq_cpu.kernels import SCALED
-from cortiq_cpu.native import Op
+from cortiq_cpu.native import NativeOp
+from cortiq_cpu.package import bind_package
 
-BINDERS: dict[type, Callable[[Binder, Step], Bound]] = {
+BINDERS: dict[type, Callable[[OpBinder, Step], OpArgs]] = {
     Gather: bind_gather,
     Admit: bind_admit,
+    PackageOp: bind_package,
     ops.EmbedRows: bind_embed,
     ops.MatMul: bind_matmul,
     ops.HeadMatMul: bind_chosen,
@@ -67,6 +69,6 @@ BINDERS: dict[type, Callable[[Binder, Step], Bound]] = {
 """How each step becomes ops."""
 
 
-def ops_of(binder: Binder, step: Step) -> list[Op]:
-    """Usually one op; concatenations take one for each part."""
+def ops_of(binder: OpBinder, step: Step) -> list[NativeOp]:
+    """Make a step's ops: usually one; concatenations take one for each part."""
     return [binder.op(kind, args) for kind, args in BINDERS[type(step.op)](binder, step)]

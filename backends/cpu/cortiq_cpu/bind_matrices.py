@@ -7,25 +7,25 @@ import numpy as np
 from cortiq.backend.lower import Step
 from cortiq.ir import ops
 from cortiq_cpu import arguments
-from cortiq_cpu.arguments import Kind, address
-from cortiq_cpu.binder import Binder, Bound
-from cortiq_cpu.structs import PRODUCTS, ChosenArgs, EmbedArgs, MatmulArgs
+from cortiq_cpu.arguments import OpKind, address
+from cortiq_cpu.binder import OpArgs, OpBinder
+from cortiq_cpu.matmul_arguments import PRODUCTS, ChosenMatmulArgs, EmbedArgs, MatmulArgs
 
 F32 = np.float32
 ROUTERS = ("softmax", "sigmoid", "softmax_topk")
 """By the number the native core gives them."""
 
 
-def bind_embed(b: Binder, step: Step) -> Bound:
-    """EMBED_ROWS."""
+def bind_embed(b: OpBinder, step: Step) -> OpArgs:
+    """Bind EMBED_ROWS."""
     matrix = b.weights.matrix(step.nodes[0].weights["table"])
     args = EmbedArgs(matrix, address(b.rows.tokens), b.at(step.outputs[0]))
-    return [(Kind.EMBED_ROWS, args)]
+    return [(OpKind.EMBED_ROWS, args)]
 
 
-def bind_matmul(b: Binder, step: Step) -> Bound:
-    """MATMUL: up to four matrices an op."""
-    bound: Bound = []
+def bind_matmul(b: OpBinder, step: Step) -> OpArgs:
+    """Bind MATMUL: up to four matrices an op."""
+    bound: OpArgs = []
     pairs = list(zip(step.nodes, step.outputs, strict=True))
     for start in range(0, len(pairs), PRODUCTS):
         part = pairs[start : start + PRODUCTS]
@@ -35,29 +35,29 @@ def bind_matmul(b: Binder, step: Step) -> Bound:
             args.inner = split["inner"]
             product.matrix = b.weights.matrix(node.weights["weight"])
             product.out, product.stride = b.at(out), split["width"]
-        bound.append((Kind.MATMUL, args))
+        bound.append((OpKind.MATMUL, args))
     return bound
 
 
-def bind_chosen(b: Binder, step: Step) -> Bound:
-    """MATMUL_CHOSEN: a matrix a head or expert."""
+def bind_chosen(b: OpBinder, step: Step) -> OpArgs:
+    """Bind MATMUL_CHOSEN: a matrix for each head or expert."""
     node = step.nodes[0]
     slots, _ = b.shape(step.outputs[0])
-    args = ChosenArgs(
+    args = ChosenMatmulArgs(
         matrix=b.weights.matrix(node.weights["weight"]), x=b.at(step.inputs[0]),
         out=b.at(step.outputs[0]), slots=slots, shared=len(b.shape(node.inputs[0])) == 1,
     )  # fmt: skip
     if isinstance(node.op, ops.ExpertMatMul):
         args.choice = b.at(step.inputs[1])
-    return [(Kind.MATMUL_CHOSEN, args)]
+    return [(OpKind.MATMUL_CHOSEN, args)]
 
 
-def bind_route(b: Binder, step: Step) -> Bound:
-    """ROUTE."""
+def bind_route(b: OpBinder, step: Step) -> OpArgs:
+    """Bind ROUTE."""
     node = step.nodes[0]
     router = node.op.router  # type: ignore[attr-defined]
     index, weights = step.outputs
-    args = arguments.Route(
+    args = arguments.RouteArgs(
         scores=b.at(step.inputs[0]), bias=b.vector(node, "bias"), index=b.at(index),
         weights=b.at(weights), scores_stride=b.stride(node.inputs[0]),
         experts=node.op.experts, top_k=router.top_k,  # type: ignore[attr-defined]
@@ -66,15 +66,15 @@ def bind_route(b: Binder, step: Step) -> Bound:
         mask=b.vector(node, "mask"), groups=router.groups, kept_groups=router.kept_groups,
         best_two=router.group_score == "top2", tau=F32(router.tau or 0),
     )  # fmt: skip
-    return [(Kind.ROUTE, args)]
+    return [(OpKind.ROUTE, args)]
 
 
-def bind_combine(b: Binder, step: Step) -> Bound:
-    """COMBINE_EXPERTS."""
+def bind_combine(b: OpBinder, step: Step) -> OpArgs:
+    """Bind COMBINE_EXPERTS."""
     weights, outputs = step.inputs
     count, width = b.shape(step.nodes[0].inputs[1])
-    args = arguments.Combine(
+    args = arguments.CombineExpertsArgs(
         weights=b.at(weights), outputs=b.at(outputs), out=b.at(step.outputs[0]),
         outputs_stride=count * width, out_stride=width, count=count, width=width,
     )  # fmt: skip
-    return [(Kind.COMBINE_EXPERTS, args)]
+    return [(OpKind.COMBINE_EXPERTS, args)]

@@ -12,63 +12,63 @@ from cortiq.backend.lower import Step
 from cortiq.ir import ops
 from cortiq.numerics import scalar
 from cortiq_cpu import arguments
-from cortiq_cpu.arguments import Kind, address
-from cortiq_cpu.bind_scaled import bind_scaled
-from cortiq_cpu.binder import FLOAT_BYTES, Binder, Bound, fields, row_bytes
+from cortiq_cpu.arguments import OpKind, address
+from cortiq_cpu.bind_scaling import bind_scaled
+from cortiq_cpu.binder import FLOAT_BYTES, OpArgs, OpBinder, fields, row_bytes
 
 F32 = np.float32
 ACTIVATIONS = tuple(scalar.ACTIVATIONS)
 """By the number the native core gives them."""
 
 
-def bind_gather(b: Binder, step: Step) -> Bound:
-    """COPY of the tail's rows."""
+def bind_gather(b: OpBinder, step: Step) -> OpArgs:
+    """Bind COPY of the tail's rows."""
     (source,), (out,) = step.inputs, step.outputs
     floats = row_bytes(b.lowered.types[out]) // FLOAT_BYTES
-    copy = arguments.Copy(
+    copy = arguments.CopyArgs(
         x=b.at(source), out=b.at(out), from_rows=address(b.rows.source),
         x_stride=floats, out_stride=floats, width=floats,
     )  # fmt: skip
-    return [(Kind.COPY, copy)]
+    return [(OpKind.COPY, copy)]
 
 
-def bind_admit(b: Binder, step: Step) -> Bound:
-    """COPY in place, through `snap`."""
+def bind_admit(b: OpBinder, step: Step) -> OpArgs:
+    """Bind COPY in place, through `snap`."""
     (name,) = step.inputs
     floats = b.stride(name)
     place = b.at(name)
-    copy = arguments.Copy(
+    copy = arguments.CopyArgs(
         x=place, out=place, x_stride=floats, out_stride=floats, width=floats, snapped=1
     )
-    return [(Kind.COPY, copy)]
+    return [(OpKind.COPY, copy)]
 
 
-def bind_quantise(b: Binder, step: Step) -> Bound:
-    """QUANTISE."""
+def bind_quantise(b: OpBinder, step: Step) -> OpArgs:
+    """Bind QUANTISE."""
     (x,), (record,) = step.inputs, step.outputs
     split = b.split(record)
     whole = prod(split.values())
-    args = arguments.Quantise(x=b.at(x), record=b.at(record), x_stride=whole, **split)
-    return [(Kind.QUANTISE, args)]
+    args = arguments.QuantiseArgs(x=b.at(x), record=b.at(record), x_stride=whole, **split)
+    return [(OpKind.QUANTISE, args)]
 
 
-ELEMENTWISE_KINDS: Mapping[type, Kind] = {
-    ops.Add: Kind.ADD,
-    ops.Multiply: Kind.MULTIPLY,
-    ops.Scale: Kind.SCALE,
-    ops.Bias: Kind.BIAS,
-    ops.Activation: Kind.ACTIVATION,
-    ops.SoftCap: Kind.SOFT_CAP,
+ELEMENTWISE_KINDS: Mapping[type, OpKind] = {
+    ops.Add: OpKind.ADD,
+    ops.Multiply: OpKind.MULTIPLY,
+    ops.Scale: OpKind.SCALE,
+    ops.Bias: OpKind.BIAS,
+    ops.Activation: OpKind.ACTIVATION,
+    ops.SoftCap: OpKind.SOFT_CAP,
 }
 
 
-def bind_elementwise(b: Binder, step: Step) -> Bound:
-    """An elementwise op, perhaps with a gate or a quantised row."""
+def bind_elementwise(b: OpBinder, step: Step) -> OpArgs:
+    """Bind an elementwise op, perhaps with a gate or a quantised row."""
     wise: Elementwise = step.op  # type: ignore[assignment]
     node = wise.gate or wise.node
     shape = wise.node.outputs[0]
     stride = b.stride(shape)
-    args = arguments.Elementwise(
+    args = arguments.ElementwiseArgs(
         a=b.at(step.inputs[0]), out=b.at(wise.out), record=b.at(wise.record),
         a_stride=stride, b_stride=stride, out_stride=stride, **b.split(shape),
     )  # fmt: skip
@@ -86,13 +86,13 @@ def bind_elementwise(b: Binder, step: Step) -> Bound:
     return [(ELEMENTWISE_KINDS[type(op)], args)]
 
 
-def bind_norm(b: Binder, step: Step) -> Bound:
-    """A norm with what surrounds it."""
+def bind_norm(b: OpBinder, step: Step) -> OpArgs:
+    """Bind a norm with the residual sum and the quantised row around it."""
     chain: NormChain = step.op  # type: ignore[assignment]
     node = chain.norm
     split = b.split(node.inputs[0] if node else step.inputs[0])
     stride = prod(split.values())
-    args = arguments.Norm(
+    args = arguments.NormArgs(
         x=b.at(chain.x), residual=b.at(chain.residual), sum=b.at(chain.total),
         out=b.at(chain.out), record=b.at(chain.record), weight=b.vector(node, "weight"),
         bias=b.vector(node, "bias"), after_weight=b.vector(chain.after, "weight"),
@@ -104,11 +104,11 @@ def bind_norm(b: Binder, step: Step) -> Bound:
     if chain.after is not None:
         args.after_eps = F32(fields(chain.after).eps)
     layer = node is not None and isinstance(node.op, ops.LayerNorm)
-    return [(Kind.LAYER_NORM if layer else Kind.RMS_NORM, args)]
+    return [(OpKind.LAYER_NORM if layer else OpKind.RMS_NORM, args)]
 
 
-def bind_slice(b: Binder, step: Step) -> Bound:
-    """COPY of a stretch of each vector."""
+def bind_slice(b: OpBinder, step: Step) -> OpArgs:
+    """Bind COPY of a stretch of each vector."""
     op: ops.Slice = step.op  # type: ignore[assignment]
     if op.step != 1:
         return bind_scaled(b, step)
@@ -121,13 +121,15 @@ Piece = tuple[str, int, int]
 """A source, the first element taken of it, and where it goes."""
 
 
-def _copies(b: Binder, out: str, pieces: list[Piece], inner: int, width: int, taken: int) -> Bound:
+def _copies(
+    b: OpBinder, out: str, pieces: list[Piece], inner: int, width: int, taken: int
+) -> OpArgs:
     whole = b.stride(out)
     step = whole // inner
     return [
         (
-            Kind.COPY,
-            arguments.Copy(
+            OpKind.COPY,
+            arguments.CopyArgs(
                 x=b.at(source) + FLOAT_BYTES * (i * width + start),
                 out=b.at(out) + FLOAT_BYTES * (i * step + to),
                 x_stride=inner * width, out_stride=whole, width=taken,
@@ -138,9 +140,9 @@ def _copies(b: Binder, out: str, pieces: list[Piece], inner: int, width: int, ta
     ]  # fmt: skip
 
 
-def bind_concat(b: Binder, step: Step) -> Bound:
-    """COPY of each part."""
-    bound: Bound = []
+def bind_concat(b: OpBinder, step: Step) -> OpArgs:
+    """Bind COPY of each part."""
+    bound: OpArgs = []
     to = 0
     for source, declared in zip(step.inputs, step.nodes[0].inputs, strict=True):
         *lead, width = b.shape(declared)

@@ -10,8 +10,8 @@ from cortiq.backend.fuse import Attention, Part, QKVPrologue
 from cortiq.backend.lower import Step
 from cortiq.ir import ops
 from cortiq_cpu import arguments
-from cortiq_cpu.arguments import Kind, address
-from cortiq_cpu.binder import Binder, Bound, fields
+from cortiq_cpu.arguments import OpKind, address
+from cortiq_cpu.binder import OpArgs, OpBinder, fields
 
 F32 = np.float32
 PAIRINGS = ("half", "interleaved")
@@ -19,22 +19,22 @@ TARGETS = ("record", "keys", "values")
 """Each by the number the native core gives them."""
 
 
-def bind_rope(b: Binder, step: Step) -> Bound:
-    """ROPE."""
+def bind_rope(b: OpBinder, step: Step) -> OpArgs:
+    """Bind ROPE."""
     op: ops.Rope = step.op  # type: ignore[assignment]
     heads, width = b.shape(step.nodes[0].inputs[0])
     cos, sin = b.angles.place(step.nodes[0], b.rows)
-    args = arguments.Rope(
+    args = arguments.RopeArgs(
         x=b.at(step.inputs[0]), out=b.at(step.outputs[0]), cos=cos, sin=sin,
         x_stride=heads * width, out_stride=heads * width, heads=heads, width=width,
         pairs=op.table.dim // 2, interleaved=PAIRINGS.index(op.pairing),
     )  # fmt: skip
-    return [(Kind.ROPE, args)]
+    return [(OpKind.ROPE, args)]
 
 
-def _part(b: Binder, part: Part) -> arguments.HeadsPart:
+def _part(b: OpBinder, part: Part) -> arguments.HeadGroupArgs:
     heads, width = b.shape(part.quantise.inputs[0])
-    args = arguments.HeadsPart(
+    args = arguments.HeadGroupArgs(
         x=b.at(part.x), x_stride=heads * width, heads=heads, width=width,
         target=TARGETS.index(part.target), inverse_width=F32(1) / F32(width),
     )  # fmt: skip
@@ -50,29 +50,29 @@ def _part(b: Binder, part: Part) -> arguments.HeadsPart:
     return args
 
 
-def bind_qkv_prologue(b: Binder, step: Step) -> Bound:
-    """HEADS: parts on their way into attention."""
+def bind_qkv_prologue(b: OpBinder, step: Step) -> OpArgs:
+    """Bind HEADS: q, k and v on their way into attention."""
     op: QKVPrologue = step.op  # type: ignore[assignment]
-    parts = (arguments.HeadsPart * len(op.parts))(*(_part(b, part) for part in op.parts))
+    parts = (arguments.HeadGroupArgs * len(op.parts))(*(_part(b, part) for part in op.parts))
     b.kept.append(parts)
-    args = arguments.Heads(parts=ctypes.addressof(parts), count=len(parts))
+    args = arguments.QKVPrologueArgs(parts=ctypes.addressof(parts), count=len(parts))
     if op.store is not None:
         args.kv = b.kv(op.store.slots["kv"])
-    return [(Kind.HEADS, args)]
+    return [(OpKind.HEADS, args)]
 
 
-def bind_store_kv(b: Binder, step: Step) -> Bound:
-    """STORE_KV."""
+def bind_store_kv(b: OpBinder, step: Step) -> OpArgs:
+    """Bind STORE_KV."""
     kv = b.kv(step.nodes[0].slots["kv"])
-    return [(Kind.STORE_KV, arguments.StoreKV(kv, *(b.at(name) for name in step.inputs)))]
+    return [(OpKind.STORE_KV, arguments.StoreKVArgs(kv, *(b.at(name) for name in step.inputs)))]
 
 
-def bind_attend(b: Binder, step: Step) -> Bound:
-    """ATTEND, perhaps with the quantised row of all heads."""
+def bind_attend(b: OpBinder, step: Step) -> OpArgs:
+    """Bind ATTEND, perhaps with the quantised row of all heads."""
     attention: Attention = step.op  # type: ignore[assignment]
     node, op = attention.node, fields(attention.node)
     constants = b.weights.scoring(op)
-    args = arguments.Attend(
+    args = arguments.AttendArgs(
         kv=b.kv(node.slots["kv"]), q=b.at(step.inputs[0]), sinks=b.vector(node, "sinks"),
         out=b.at(attention.out), record=b.at(attention.record),
         workspace=b.workspace.address, workspace_bytes=b.workspace.size,
@@ -85,31 +85,31 @@ def bind_attend(b: Binder, step: Step) -> Bound:
         chosen = step.inputs[2]
         args.chosen, args.block = b.at(chosen), op.block
         args.sets, args.chosen_count = b.shape(chosen)
-    return [(Kind.ATTEND, args)]
+    return [(OpKind.ATTEND, args)]
 
 
-def bind_choose(b: Binder, step: Step) -> Bound:
-    """CHOOSE_BLOCKS."""
+def bind_choose(b: OpBinder, step: Step) -> OpArgs:
+    """Bind CHOOSE_BLOCKS."""
     op: ops.ChooseBlocks = step.op  # type: ignore[assignment]
-    args = arguments.Choose(
+    args = arguments.ChooseBlocksArgs(
         kv=b.kv(step.nodes[0].slots["kv"]), q=b.at(step.inputs[0]), out=b.at(step.outputs[0]),
         heads=op.heads, block=op.block, top=op.top, local=op.local,
     )  # fmt: skip
-    return [(Kind.CHOOSE_BLOCKS, args)]
+    return [(OpKind.CHOOSE_BLOCKS, args)]
 
 
-def bind_recall(b: Binder, step: Step) -> Bound:
-    """RECALL."""
+def bind_recall(b: OpBinder, step: Step) -> OpArgs:
+    """Bind RECALL."""
     kv, (out,) = b.kv(step.nodes[0].slots["kv"]), step.outputs
-    return [(Kind.RECALL, arguments.Recall(kv, b.at(out), b.stride(out)))]
+    return [(OpKind.RECALL, arguments.RecallArgs(kv, b.at(out), b.stride(out)))]
 
 
-def bind_conv(b: Binder, step: Step) -> Bound:
-    """CAUSAL_CONV."""
+def bind_conv(b: OpBinder, step: Step) -> OpArgs:
+    """Bind CAUSAL_CONV."""
     node = step.nodes[0]
     op: ops.CausalConv = node.op  # type: ignore[assignment]
     number = b.layout.fixed_numbers[node.slots["ring"]]
-    args = arguments.Conv(
+    args = arguments.ConvArgs(
         x=b.at(step.inputs[0]), out=b.at(step.outputs[0]),
         weight=b.weights.taps(node.weights["weight"]), bias=b.vector(node, "bias"),
         rings=b.rows.fixed[number].ctypes.data,
@@ -117,11 +117,11 @@ def bind_conv(b: Binder, step: Step) -> Bound:
         segments=address(b.rows.segments), segment_count=address(b.rows.segment_count),
         x_stride=op.width, out_stride=op.width, width=op.width, taps=op.kernel,
     )  # fmt: skip
-    return [(Kind.CAUSAL_CONV, args)]
+    return [(OpKind.CAUSAL_CONV, args)]
 
 
-def bind_recurrence(b: Binder, step: Step) -> Bound:
-    """GATED_DELTA: the delta rule, or the state-space step, where q, k and v are C, B and x."""
+def bind_recurrence(b: OpBinder, step: Step) -> OpArgs:
+    """Bind GATED_DELTA: the delta rule, or the state-space step with C, B and x as q, k and v."""
     slot = step.nodes[0].slots["state"]
     number, layout = b.layout.fixed_numbers[slot], b.layout.recurrences[slot]
     first, second, third, *rest = step.inputs
@@ -130,4 +130,4 @@ def bind_recurrence(b: Binder, step: Step) -> Bound:
     args.q, args.k, args.v, args.alpha, args.beta = (b.at(name) for name in names)
     args.out, args.states = b.at(step.outputs[0]), b.rows.fixed[number].ctypes.data
     args.segments, args.segment_count = address(b.rows.segments), address(b.rows.segment_count)
-    return [(Kind.GATED_DELTA, args)]
+    return [(OpKind.GATED_DELTA, args)]

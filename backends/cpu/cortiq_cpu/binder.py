@@ -1,4 +1,4 @@
-"""What the ops of a request are made with: addresses, shapes and constants of its values."""
+"""Addresses, shapes and constants of a request's values, for the functions that make its ops."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from typing import Any
 from cortiq.backend.lower import Lowered
 from cortiq.ir import Node, Type
 from cortiq_cpu import arguments
-from cortiq_cpu.angles import Angles
-from cortiq_cpu.arena import Arena, Places
-from cortiq_cpu.arguments import Kind, address
-from cortiq_cpu.native import Op
-from cortiq_cpu.records import record_bytes
-from cortiq_cpu.rows import RowSet
+from cortiq_cpu.arena import Arena, ArenaOffsets
+from cortiq_cpu.arguments import OpKind, address
+from cortiq_cpu.native import NativeOp
+from cortiq_cpu.quantised_rows import record_bytes
+from cortiq_cpu.rotary_arrays import RotaryArrays
+from cortiq_cpu.row_arrays import RowArrays
 from cortiq_cpu.state_layout import StateLayout
-from cortiq_cpu.weights import Weights
+from cortiq_cpu.weights import PackedWeights, vector_form
 
 FLOAT_BYTES = 4
 SHARED_KINDS = (
-    Kind.MATMUL, Kind.MATMUL_CHOSEN, Kind.ATTEND, Kind.CAUSAL_CONV, Kind.GATED_DELTA,
-    Kind.CHOOSE_BLOCKS,
+    OpKind.MATMUL, OpKind.MATMUL_CHOSEN, OpKind.ATTEND, OpKind.CAUSAL_CONV, OpKind.GATED_DELTA,
+    OpKind.CHOOSE_BLOCKS,
 )  # fmt: skip
 """Ops worth sharing between threads even for one row."""
 ALONE_ROWS = 2
 """Rows up to which the others are not: waiting for a thread takes longer than a row."""
-Bound = list[tuple[Kind, ctypes.Structure]]
+OpArgs = list[tuple[OpKind, ctypes.Structure]]
 """Ops of a step: kinds and arguments."""
 
 
 def row_bytes(type_: Type) -> int:
-    """Bytes of one row of a value."""
+    """Return the bytes of one row of a value."""
     if type_.dtype != "q16":
         return FLOAT_BYTES * prod(type_.shape)
     return prod(type_.shape[:-1]) * record_bytes(type_.shape[-1])
 
 
 def fields(node: Node) -> Any:
-    """The node's operator, whose fields the caller knows."""
+    """Return the node's operator untyped, since the caller knows its fields."""
     return node.op
 
 
 @dataclass
-class Binder:
+class OpBinder:
     """Binds the steps of one row set.
 
     Attributes
@@ -53,53 +53,52 @@ class Binder:
     """
 
     lowered: Lowered
-    places: Places
+    places: ArenaOffsets
     arena: Arena
-    rows: RowSet
-    angles: Angles
+    rows: RowArrays
+    angles: RotaryArrays
     layout: StateLayout
-    weights: Weights
+    weights: PackedWeights
     workspace: Any
     kept: list[Any] = field(default_factory=list)
 
-    def op(self, kind: Kind, args: ctypes.Structure) -> Op:
-        """An op on the set's rows."""
+    def op(self, kind: OpKind, args: ctypes.Structure) -> NativeOp:
+        """Make an op on the set's rows."""
         self.kept.append(args)
         rows, faults = address(self.rows.count), address(self.rows.faults)
         alone = 0 if kind in SHARED_KINDS else ALONE_ROWS
-        return Op(int(kind), 0, rows, faults, ctypes.addressof(args), alone)
+        return NativeOp(int(kind), 0, rows, faults, ctypes.addressof(args), alone)
 
     def at(self, name: str | None) -> Any:
-        """Address of a value's first row; None, a NULL pointer, for no value."""
+        """Return the address of a value's first row; None, a NULL pointer, for no value."""
         if name is None:
             return None
         return self.arena.address + self.places.offsets[self.lowered.root(name)]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a row."""
+        """Return the shape of a row."""
         return self.lowered.types[name].shape
 
     def stride(self, name: str | None) -> int:
-        """Floats from one row to the next."""
+        """Return the floats from one row to the next."""
         return 0 if name is None else prod(self.shape(name))
 
     def split(self, name: str) -> dict[str, int]:
-        """`inner` vectors of `width` values in a row."""
+        """Return a row's shape as `inner` vectors of `width` values."""
         *lead, width = self.shape(name) or (1,)
         return {"inner": prod(lead), "width": width}
 
     def vector(self, node: Any, role: str) -> int | None:
-        """Address of a norm's, bias' or other vector, if the node has one in this role."""
+        """Return the address of a node's vector in this role; None if it has none."""
         if node is None or role not in node.weights:
             return None
-        offset, form = getattr(node.op, "offset", 0.0), getattr(node.op, "form", "plain")
-        return self.weights.vector(node.weights[role], offset, form)
+        return self.weights.vector(node.weights[role], *vector_form(node.op))
 
-    def kv(self, slot: str) -> arguments.KV:
-        """The rows of a slot, for the sequences of this set."""
+    def kv(self, slot: str) -> arguments.KVSlotArgs:
+        """Describe the rows of a slot, for the sequences of this set."""
         number, layout = self.layout.kv_numbers[slot], self.layout.rows[slot]
         geometry = layout.slot
-        return arguments.KV(
+        return arguments.KVSlotArgs(
             pages=self.rows.pages[number].ctypes.data,
             segments=address(self.rows.segments),
             segment_count=address(self.rows.segment_count),

@@ -10,69 +10,74 @@ from typing import ClassVar
 
 from cortiq.backend import Batch, CompileOptions
 from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels
+from cortiq.backend.kernel_executable import placement_of
 from cortiq.backend.paged import PagedState
 from cortiq.backend.paged_executable import EARLY_POSITIONS, PagedExecutable
 from cortiq.backend.windows import windows_of
 from cortiq.ir import Program, primitives_of
 from cortiq.numerics.layouts import Weight
-from cortiq_cpu.memory import CpuMemory
-from cortiq_cpu.native import Pool, library_hash
-from cortiq_cpu.plan import Plan
-from cortiq_cpu.profile import Profile
-from cortiq_cpu.run import Run
+from cortiq_cpu.memory import CpuStateMemory
+from cortiq_cpu.native import ThreadPool, library_hash
+from cortiq_cpu.plan import CpuPlan
+from cortiq_cpu.profile import OpProfile
+from cortiq_cpu.run import CpuRun
 from cortiq_cpu.state import CpuState
 from cortiq_cpu.state_layout import StateLayout
-from cortiq_cpu.weights import Weights
+from cortiq_cpu.weights import PackedWeights
 
 
-class CpuExecutable(PagedExecutable[CpuState, Plan]):
+class CpuExecutable(PagedExecutable[CpuState, CpuPlan]):
     """A program bound to its packed weights; see `cortiq.backend.Executable`.
 
     Parameters
     ----------
     options : `extra` may hold `isa`, the instruction set to use (`native.ISAS`), `profile` to be
         able to record the time of each op, and `poison`, which fills unused memory in tests.
+    given : kernels of other packages, by primitive.
 
     Attributes
     ----------
-    profile : see `cortiq_cpu.profile.Profile`; None unless asked for.
+    profile : see `cortiq_cpu.profile.OpProfile`; None unless asked for.
     """
 
     trims: ClassVar[bool] = True
     state_type: ClassVar[type[PagedState]] = CpuState
-    memory: CpuMemory
+    memory: CpuStateMemory
     layout: StateLayout
 
     def __init__(
-        self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
+        self,
+        program: Program,
+        weights: Mapping[str, Weight],
+        options: CompileOptions,
+        given: GivenKernels = NO_KERNELS,
     ) -> None:
         threads = options.threads or _cores()
-        self.pool = Pool(threads, options.extra.get("isa"))
+        self.pool = ThreadPool(threads, options.extra.get("isa"))
         graphs = primitives_of(program).graphs
         poison = bool(options.extra.get("poison"))
         windows = {} if options.full_windows else windows_of(program)
         layout = StateLayout(program, graphs, options.page_rows, windows)
         with ThreadPoolExecutor(threads) as packers:
-            packed = Weights(weights, packers)
-            plans = {n: Plan(g, packed, layout, self.pool) for n, g in graphs.items()}
+            packed = PackedWeights(weights, packers)
+            plans = {n: CpuPlan(g, packed, layout, self.pool, given) for n, g in graphs.items()}
         super().__init__(program, options, plans)
-        self.use_memory(CpuMemory(layout, self.pool, poison))
+        self.use_memory(CpuStateMemory(layout, self.pool, poison))
         for plan in plans.values():
             if plan.angles.supplied:  # Rows may be anywhere in the context from the first one on.
                 plan.prepare(min(program.context, EARLY_POSITIONS))
-        self.placement = dict.fromkeys(
-            (node.name for graph in program.graphs.values() for node in graph.nodes), "cpu"
-        )
-        self.profile = Profile(self.pool) if options.extra.get("profile") else None
+        self.placement = placement_of(program, None, "cpu", "cpu", given)
+        self.profile = OpProfile(self.pool) if options.extra.get("profile") else None
         self._ending = weakref.finalize(self, self.pool.close)
 
     @property
     def provenance(self) -> Mapping[str, str]:
-        """What a receipt states: the instruction set, and the hash of the native core."""
+        """Return what receipts record: the instruction set, and the hash of the native core."""
         return {"isa": self.pool.isa, "native": library_hash()}
 
     def fits(self, nbytes: int) -> bool:
-        """Whether sequences may take so many bytes more; spare memory is freed if needed."""
+        """Check whether sequences may take so many bytes more; spare memory is freed if needed."""
         if nbytes + self.memory.spare_bytes > self.free_bytes():
             self.memory.spare.clear()
         return super().fits(nbytes)
@@ -83,17 +88,17 @@ class CpuExecutable(PagedExecutable[CpuState, Plan]):
         self.pool.close()
 
     def compute(
-        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[CpuState]]
+        self, plan: CpuPlan, batch: Batch, accepted: Sequence[Accepted[CpuState]]
     ) -> list[Sequence[Brought] | None]:
-        """What the rows of each sequence bring, None for one with a fault."""
+        """Compute a batch: for each sequence the outputs of its rows, None for one with a fault."""
         for s in accepted:
             s.state.turn(batch.entry, s.state.length(batch.entry) + len(s.tokens))
         recording = self.profile is not None and self.profile.recording
-        return Run(plan, batch, accepted, self.profile if recording else None).compute()
+        return CpuRun(plan, batch, accepted, self.profile if recording else None).compute()
 
 
 def _cores() -> int:
-    """Cores this process may use."""
+    """Return the number of cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -15,5 +15,5 @@ NATIVE = tuple(
 
 
 def fuser(lowered: Lowered, exposed: frozenset[str], solid: frozenset[str]) -> Fuser:
-    """Make what joins the steps of one request; see `cortiq.backend.fuse.Fuser`."""
+    """Make the fuser of one request's steps; see `cortiq.backend.fuse.Fuser`."""
     return Fuser(NATIVE, lowered, exposed, solid)

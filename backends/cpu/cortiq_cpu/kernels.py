@@ -1,4 +1,4 @@
-"""Which primitives there are kernels for, and what these do not do."""
+"""Primitives that have a native kernel, and the options that these support."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ CHOICE_BYTES = 1 << 20
 
 
 def _choice_bytes(op: ops.ChooseBlocks) -> int:
-    """Both planes of q, and a score and an index for each block kept."""
+    """Count the bytes of both planes of q, and of a score and an index for each block kept."""
     return 4 * op.key_dim + 8 * op.top
 
 
 def refusal(node: Node, graph: Graph, program: Program) -> str:
-    """Why a primitive is declined; empty if it is not."""
+    """Return the reason why a primitive is declined; empty if it is not."""
     op = node.op
     if isinstance(op, ops.ChooseBlocks) and _choice_bytes(op) > CHOICE_BYTES:
         return f"no kernel for ChooseBlocks of {op.top} blocks"

@@ -13,9 +13,9 @@ from cortiq.backend.pages import PageGroup
 from cortiq.backend.planes import POISON, Floats
 from cortiq.ir import Ring
 from cortiq_cpu.arena import LINE
-from cortiq_cpu.native import Pool
+from cortiq_cpu.native import ThreadPool
 from cortiq_cpu.pages import Bytes
-from cortiq_cpu.recurrents import MarkedExtent
+from cortiq_cpu.recurrent_states import MarkedExtent
 from cortiq_cpu.state_layout import StateLayout
 
 SPARE = 1
@@ -34,7 +34,7 @@ class AlignedBytes:
         self.address: int = self.bytes.ctypes.data
 
 
-class CpuMemory(PagedMemory):
+class CpuStateMemory(PagedMemory):
     """Pages and blocks in the layout of the native kernels.
 
     Parameters
@@ -44,7 +44,7 @@ class CpuMemory(PagedMemory):
 
     layout: StateLayout
 
-    def __init__(self, layout: StateLayout, pool: Pool, poison: bool) -> None:
+    def __init__(self, layout: StateLayout, pool: ThreadPool, poison: bool) -> None:
         self.layout, self._pool, self._poison = layout, pool, poison
         self.spare: list[AlignedBytes] = []
 
@@ -71,7 +71,7 @@ class CpuMemory(PagedMemory):
         target.bytes[:] = source.bytes
 
     def spoil(self, group: PageGroup, data: AlignedBytes) -> None:
-        """In tests, fill memory with what would show if it were read."""
+        """Fill memory with values that show up in results if they are read; only in tests."""
         if not self._poison:
             return
         for name, number in self.layout.group_of.items():

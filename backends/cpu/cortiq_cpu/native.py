@@ -1,4 +1,4 @@
-"""The native core, loaded with ctypes: ops, the pool and instruction sets.
+"""The native core, loaded with ctypes: ops, the thread pool and instruction sets.
 
 `library()` finds the shared library that the package built, or the one that the environment
 variable `CORTIQ_CPU_NATIVE` names (a build outside the package). `CORTIQ_CPU_ISA` names the
@@ -23,7 +23,7 @@ NATIVE_VARIABLE = "CORTIQ_CPU_NATIVE"
 ISA_VARIABLE = "CORTIQ_CPU_ISA"
 
 
-class Op(ctypes.Structure):
+class NativeOp(ctypes.Structure):
     """`cortiq_op`: kind, flags, pointers to the row count, the fault flags and the args, and up to
     how many rows one thread executes it alone.
     """
@@ -39,7 +39,7 @@ class Op(ctypes.Structure):
 
 
 def _path() -> Path:
-    """Where the library is; `BackendError` if it was never built."""
+    """Find the library; `BackendError` if it was never built."""
     named = os.environ.get(NATIVE_VARIABLE)
     folder = Path(__file__).parent
     candidates = [Path(named)] if named else [folder / f"_native{s}" for s in EXTENSION_SUFFIXES]
@@ -56,7 +56,7 @@ def _path() -> Path:
 
 
 def refuse_older(library: Path, sources: Path) -> None:
-    """In a checkout: raise for a library that is older than the sources beside the package.
+    """Raise for a library that is older than the sources beside the package, in a checkout.
 
     Arguments have the layout that the sources say; an older library would compute other things.
     """
@@ -72,7 +72,7 @@ def refuse_older(library: Path, sources: Path) -> None:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The native core with the signatures of its functions set.
+    """Load the native core and set the signatures of its functions.
 
     Raises
     ------
@@ -115,22 +115,22 @@ def library() -> ctypes.CDLL:
 
 @cache
 def library_hash() -> str:
-    """SHA-256, in hex, of the library's file."""
+    """Return the SHA-256, in hex, of the library's file."""
     return hashlib.sha256(_path().read_bytes()).hexdigest()
 
 
 def supported_isas() -> tuple[str, ...]:
-    """Instruction sets that kernels exist for and that run on this machine, in `ISAS`' order."""
+    """List the instruction sets with kernels that run on this machine, in `ISAS`' order."""
     return tuple(name for i, name in enumerate(ISAS) if library().cortiq_isa_supported(i))
 
 
 def best_isa() -> str:
-    """The fastest instruction set of this machine."""
+    """Return the fastest instruction set of this machine."""
     return ISAS[library().cortiq_isa_best()]
 
 
 def isa_number(name: str | None) -> int:
-    """The number of an instruction set, of the environment's, or of the best.
+    """Return the number of an instruction set: the named, the environment's, or the best.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def isa_number(name: str | None) -> int:
     return ISAS.index(name)
 
 
-class Pool:
+class ThreadPool:
     """Threads that execute op lists; `close` ends them."""
 
     def __init__(self, threads: int, isa: str | None = None, scratch_bytes: int = 1 << 21) -> None:
@@ -156,7 +156,7 @@ class Pool:
             raise BackendError(f"no {threads} threads, or no memory for them")
 
     def run(
-        self, ops: ctypes.Array[Op], count: int, nanoseconds: ctypes.Array | None = None
+        self, ops: ctypes.Array[NativeOp], count: int, nanoseconds: ctypes.Array | None = None
     ) -> None:
         """Execute the first `count` ops in order; `nanoseconds` receives each one's time."""
         failed = library().cortiq_run(self._handle, ops, count, nanoseconds)
@@ -170,6 +170,6 @@ class Pool:
             self._handle = None
 
 
-def op_list(ops: Sequence[Op]) -> ctypes.Array[Op]:
-    """Ops as the array that `Pool.run` takes."""
-    return (Op * len(ops))(*ops)
+def op_list(ops: Sequence[NativeOp]) -> ctypes.Array[NativeOp]:
+    """Return ops as the array that `ThreadPool.run` takes."""
+    return (NativeOp * len(ops))(*ops)

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from cortiq.numerics.layouts import Weight, floats, unpack
 from cortiq.numerics.matmul import check_columns
-from cortiq_cpu.mapped import forget
+from cortiq_cpu.matmul_arguments import LAYOUT_NAMES, MatrixArgs
 from cortiq_cpu.native import library
-from cortiq_cpu.structs import LAYOUT_NAMES, CMatrix
+from cortiq_cpu.release_pages import release_pages
 
 PANEL = 16
 """Outputs of a panel."""
@@ -29,14 +29,14 @@ SLICE_BYTES = 1 << 22
 
 
 def aligned(nbytes: int) -> npt.NDArray[np.uint8]:
-    """A fresh uint8 array of so many bytes at a multiple of 64."""
+    """Allocate a uint8 array of so many bytes at a multiple of 64."""
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes]
 
 
 def aligned_floats(*shape: int) -> npt.NDArray[np.float32]:
-    """A fresh float32 array at a multiple of 64 bytes; what is in it means nothing."""
+    """Allocate a float32 array at a multiple of 64 bytes, not initialised."""
     return aligned(4 * prod(shape)).view(np.float32).reshape(shape)
 
 
@@ -67,7 +67,7 @@ class PackedMatrix:
         layout = "f32" if weight.layout.kind == "float" else weight.layout.name
         self.matrices, self.width = matrices, weight.shape[1]
         self.height = weight.shape[0] // matrices
-        self._struct = CMatrix(LAYOUT_NAMES.index(layout), self.height, self.width, matrices)
+        self._struct = MatrixArgs(LAYOUT_NAMES.index(layout), self.height, self.width, matrices)
         self.address = ctypes.addressof(self._struct)
         if layout != "f32":
             check_columns(self.width)
@@ -80,10 +80,10 @@ class PackedMatrix:
             self._pack(weight, name, pool)
 
     def first_rows(self, count: int) -> PackedMatrix:
-        """The first rows of a matrix, whole panels, as one of its own over the same bytes."""
+        """Return the first rows, whole panels, as a matrix over the same bytes."""
         view = copy.copy(self)
         view.height = count
-        view._struct = CMatrix(self._struct.layout, count, self.width, 1)
+        view._struct = MatrixArgs(self._struct.layout, count, self.width, 1)
         view.address = ctypes.addressof(view._struct)
         view.nbytes = library().cortiq_matrix_init(view.address)
         view._struct.data = self._struct.data
@@ -113,18 +113,24 @@ class PackedMatrix:
 
     def _pack_panels(self, weight: Weight, matrix: int, first: int, count: int) -> int:
         """Pack some panels of one matrix; nonzero if a scale is not canonical."""
-        part = weight.rows(matrix * self.height, (matrix + 1) * self.height).parts
+        start, stop = first * PANEL, min((first + count) * PANEL, self.height)
+        before = matrix * self.height
+        part = weight.rows(before + start, before + stop).parts
         codes = next(part[key] for key in ("raw", "codes", "hi") if key in part)
         given = [_contiguous(codes), _contiguous(part.get("lo"))]
         given.append(_contiguous(part.get("scale"), np.float32))
-        pointers = [None if array is None else array.ctypes.data for array in given]
+        # The kernel counts rows from the matrix's first, which these arrays do not hold.
+        pointers = [
+            None if array is None else array.ctypes.data - start * array.strides[0]
+            for array in given
+        ]
         failed = library().cortiq_matrix_pack(self.address, matrix, first, count, *pointers)
         for array in part.values():
-            forget(array[first * PANEL : (first + count) * PANEL])
+            release_pages(array)
         return failed
 
     def _explain(self, weight: Weight, name: str) -> None:
-        """Let the contract's own check say what is wrong."""
+        """Raise what the contract's own check says is wrong."""
         rows = max(1, SLICE_BYTES // self.width)
         for start in range(0, weight.shape[0], rows):
             unpack(weight.rows(start, min(start + rows, weight.shape[0])), name)

@@ -28,7 +28,7 @@ Exponents = npt.NDArray[np.int8]
 
 @dataclass(frozen=True)
 class PageLayout:
-    """Where the rows of one slot lie in a page of `tiles` tiles."""
+    """Layout of the rows of one slot in a page of `tiles` tiles."""
 
     slot: KVRows
     tiles: int
@@ -80,7 +80,7 @@ class PageLayout:
             exponent[...] = 60
 
     def read(self, page: Bytes) -> KVPlanes:
-        """All rows of a page as canonical planes."""
+        """Return all rows of a page as canonical planes."""
         keys, values, key_e, value_e = self.parts(page)
         slot, rows = self.slot, self.tiles * TILE
         keys = keys.transpose(0, 3, 1, 2, 4).reshape(rows, slot.heads, -1)[..., : slot.key_dim]

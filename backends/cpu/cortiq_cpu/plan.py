@@ -1,4 +1,4 @@
-"""One entry graph, ready for batches: op lists by what a batch asks for, made when first needed."""
+"""The plan of an entry graph: op lists for each set of requested outputs, made on demand."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cortiq.backend.admission import BY_ROW
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.backend.lower import Admit, Lowered, Step, joined_products, lower
-from cortiq.backend.requests import Ask, Request, RequestPlan
+from cortiq.backend.requests import Ask, RequestedOutputs, RequestPlan
 from cortiq.ir import Graph, ops
-from cortiq_cpu.angles import Angles
-from cortiq_cpu.arena import Arena, Places, assign
+from cortiq_cpu.arena import Arena, ArenaOffsets, assign
 from cortiq_cpu.bind import ops_of
-from cortiq_cpu.binder import Binder, row_bytes
-from cortiq_cpu.costs import label_of
+from cortiq_cpu.binder import OpBinder, row_bytes
 from cortiq_cpu.fuse import fuser
-from cortiq_cpu.native import Op, Pool, library, op_list
-from cortiq_cpu.profile import Label, moving
-from cortiq_cpu.rows import RowSet
+from cortiq_cpu.native import NativeOp, ThreadPool, library, op_list
+from cortiq_cpu.profile import OpLabel, moving
+from cortiq_cpu.profile_costs import op_label
+from cortiq_cpu.rotary_arrays import RotaryArrays
+from cortiq_cpu.row_arrays import RowArrays
 from cortiq_cpu.state_layout import StateLayout
-from cortiq_cpu.wants import Asked, parts_of
-from cortiq_cpu.weights import Weights
+from cortiq_cpu.wants import AnswerOp, parts_of
+from cortiq_cpu.weights import PackedWeights
 
 TRUNK_ROWS = 256
 """Rows of a chunk: enough for a weight to be read once for many of them."""
@@ -35,8 +36,8 @@ LONG = 1 << 16
 
 
 @dataclass
-class Compiled:
-    """Op lists of a request. Pairs are of the trunk and the tail.
+class CompiledOps:
+    """Op lists for one set of requested outputs. Pairs are of the trunk and the tail.
 
     Attributes
     ----------
@@ -51,12 +52,12 @@ class Compiled:
 
     graph: Graph
     lowered: Lowered
-    places: Places
+    places: ArenaOffsets
     arena: Arena
     lists: tuple[Any, Any]
     whole: Any
-    labels: tuple[list[Label], list[Label]]
-    asked: tuple[list[Asked], list[Asked]]
+    labels: tuple[list[OpLabel], list[OpLabel]]
+    asked: tuple[list[AnswerOp], list[AnswerOp]]
     stops: tuple[list[tuple[int, str]], list[tuple[int, str]]]
     snapping: Mapping[str, Any]
     late: frozenset[str]
@@ -64,32 +65,39 @@ class Compiled:
     kept: list[Any]
 
     def row(self, name: str, place: int) -> np.ndarray:
-        """Row `place` of a value's buffer: bytes."""
+        """Return row `place` of a value's buffer: bytes."""
         size = row_bytes(self.graph.values[name])
         offset = self.places.offsets[self.lowered.root(name)]
         return self.arena.view(offset + place * size, size)
 
 
-class Plan(RequestPlan[Compiled]):
+class CpuPlan(RequestPlan[CompiledOps]):
     """An entry graph of primitives with its weights."""
 
-    angles: Angles
+    angles: RotaryArrays
 
-    def __init__(self, graph: Graph, weights: Weights, layout: StateLayout, pool: Pool) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        weights: PackedWeights,
+        layout: StateLayout,
+        pool: ThreadPool,
+        given: GivenKernels = NO_KERNELS,
+    ) -> None:
         super().__init__(graph)
         graph = self.graph
-        self.layout, self.pool, self.weights = layout, pool, weights
+        self.layout, self.pool, self.weights, self.given = layout, pool, weights, given
         for node in graph.nodes:
             weights.prepare(node)
         late = (row_bytes(t) for n, t in graph.values.items() if n not in self.always)
         tail_rows = min(TRUNK_ROWS, max(1, TAIL_BYTES // max(late, default=1)))
-        self.sets = RowSet(TRUNK_ROWS, layout), RowSet(tail_rows, layout)
-        self.angles = Angles(graph.nodes)
+        self.sets = RowArrays(TRUNK_ROWS, layout), RowArrays(tail_rows, layout)
+        self.angles = RotaryArrays(graph.nodes)
         self.workspace = Arena(self._workspace_bytes())
         self.arena = Arena(0)
 
     def _workspace_bytes(self) -> int:
-        """What attention and answers need besides their inputs and outputs."""
+        """Count the workspace bytes of attention and answers."""
         native, threads = library(), self.pool.threads
         attends = {(n.op.value_dim, LONG) for n in self.graph.nodes if isinstance(n.op, ops.Attend)}
         sizes = [native.cortiq_attend_workspace(*shape, threads) for shape in attends]
@@ -97,9 +105,9 @@ class Plan(RequestPlan[Compiled]):
         sizes.append(native.cortiq_tail_workspace(max(widths, default=1), threads))
         return max(sizes)
 
-    def compile(self, request: Request) -> Compiled:
+    def compile(self, request: RequestedOutputs) -> CompiledOps:
         """Make the op lists of a request."""
-        lowered = joined_products(lower(self.graph, request.wanted))
+        lowered = joined_products(lower(self.graph, request.wanted, self.given))
         trunk = fuser(lowered, request.wanted, request.supplied).fuse(lowered.trunk)
         apart = frozenset(lowered.types) if request.mixed else request.supplied
         tail = fuser(lowered, request.wanted, apart).fuse(lowered.tail)
@@ -109,7 +117,7 @@ class Plan(RequestPlan[Compiled]):
             self._compiled.clear()
             self.arena = Arena(places.size)
         binders = self._binder(lowered, places, 0), self._binder(lowered, places, 1)
-        asked: tuple[list[Asked], list[Asked]] = ([], [])
+        asked: tuple[list[AnswerOp], list[AnswerOp]] = ([], [])
         late = frozenset(n for n in request.wanted if lowered.root(n) not in self.always)
         parts = {part for ask in request.asks for part in parts_of(ask)}
         for ask in sorted(parts):
@@ -129,7 +137,7 @@ class Plan(RequestPlan[Compiled]):
             for binder, one in zip(binders, bound, strict=True)
             for _, name in one.stops
         }
-        return Compiled(
+        return CompiledOps(
             graph=self.graph, lowered=lowered, places=places, arena=self.arena,
             lists=(op_list(ops[0]), op_list(ops[1])), whole=op_list(ops[0] + ops[1]),
             labels=(labels[0], labels[1]), asked=asked, stops=(bound[0].stops, bound[1].stops),
@@ -141,8 +149,8 @@ class Plan(RequestPlan[Compiled]):
         lowered: Lowered,
         trunk: tuple[Step, ...],
         tail: tuple[Step, ...],
-        request: Request,
-    ) -> Places:
+        request: RequestedOutputs,
+    ) -> ArenaOffsets:
         sizes: dict[str, int] = {}
         made = {name for step in trunk for name in step.outputs} | set(self.graph.inputs)
         for name, type_ in lowered.types.items():
@@ -154,35 +162,35 @@ class Plan(RequestPlan[Compiled]):
         first = [name for name in self.graph.inputs if name not in BY_ROW]
         return assign(lowered, (*trunk, *tail), sizes, kept - set(BY_ROW), first)
 
-    def _binder(self, lowered: Lowered, places: Places, number: int) -> Binder:
+    def _binder(self, lowered: Lowered, places: ArenaOffsets, number: int) -> OpBinder:
         shared = (self.angles, self.layout, self.weights, self.workspace)
-        return Binder(lowered, places, self.arena, self.sets[number], *shared)
+        return OpBinder(lowered, places, self.arena, self.sets[number], *shared)
 
-    def _asked(self, ask: Ask, binder: Binder) -> Asked:
+    def _asked(self, ask: Ask, binder: OpBinder) -> AnswerOp:
         capacity, place = binder.rows.capacity, binder.at(ask.value)
         width = prod(self.graph.values[ask.value].shape)
         assert place is not None
-        return Asked.bound(ask, place, width, capacity, self.workspace.address)
+        return AnswerOp.bound(ask, place, width, capacity, self.workspace.address)
 
-    def _answering(self, asked: Asked) -> Label:
-        return Label(asked.ask.kind, moving(row_bytes(self.graph.values[asked.ask.value])))
+    def _answering(self, asked: AnswerOp) -> OpLabel:
+        return OpLabel(asked.ask.kind, moving(row_bytes(self.graph.values[asked.ask.value])))
 
 
 class BoundOps(NamedTuple):
-    """Ops of a set's steps; after how many of them supplied values exist; labels and nodes."""
+    """Ops of a set's steps; numbers of ops after which supplied values exist; labels and nodes."""
 
-    ops: list[Op]
+    ops: list[NativeOp]
     stops: list[tuple[int, str]]
-    labels: list[Label]
+    labels: list[OpLabel]
     nodes: list[frozenset[str]]
 
 
-def _bind(binder: Binder, steps: tuple[Step, ...], supplied: frozenset[str]) -> BoundOps:
+def _bind(binder: OpBinder, steps: tuple[Step, ...], supplied: frozenset[str]) -> BoundOps:
     bound = BoundOps([], [], [], [])
     for step in steps:
         new = ops_of(binder, step)
         bound.ops.extend(new)
-        bound.labels.extend([label_of(binder, step), *[Label(step.label)] * (len(new) - 1)])
+        bound.labels.extend([op_label(binder, step), *[OpLabel(step.label)] * (len(new) - 1)])
         bound.nodes.extend([frozenset(node.name for node in step.nodes)] * len(new))
         bound.stops.extend((len(bound.ops), name) for name in step.outputs if name in supplied)
     return bound

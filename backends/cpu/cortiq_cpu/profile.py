@@ -1,6 +1,6 @@
 """Time by op, recorded by the native core when asked, beside what bounds it.
 
-What an op costs at least is in `costs.py`. What the machine can do is measured: bytes read from
+`profile_costs.py` says what an op costs at least. The machine's rates are measured: bytes read from
 memory a second, multiply-adds of the instruction that products are made of, and float operations,
 both on registers alone; all with all threads.
 """
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cortiq_cpu.arguments import address, aligned_zeros
-from cortiq_cpu.native import Op, Pool, op_list
-from cortiq_cpu.structs import PROBE_DOTS, PROBE_FLOATS, PROBE_READ, ProbeArgs
+from cortiq_cpu.matmul_arguments import PROBE_DOTS, PROBE_FLOATS, PROBE_READ, RateProbeArgs
+from cortiq_cpu.native import NativeOp, ThreadPool, op_list
 
 PROBE_BYTES = 256 << 20
 """More than any cache."""
@@ -28,7 +28,7 @@ PROBES = 5
 """Repetitions, of which the fastest counts: a limit is what nothing exceeds."""
 
 
-class Cost(NamedTuple):
+class OpCost(NamedTuple):
     """Bytes that an op moves at least, multiply-adds of the dot product instruction, and operations
     on float lanes.
     """
@@ -38,13 +38,13 @@ class Cost(NamedTuple):
     floats: int = 0
 
 
-def moving(nbytes: int) -> Callable[[int], Cost]:
-    """The cost of an op that moves so many bytes a row."""
-    return lambda rows: Cost(nbytes * rows)
+def moving(nbytes: int) -> Callable[[int], OpCost]:
+    """Return the cost of an op that moves so many bytes a row."""
+    return lambda rows: OpCost(nbytes * rows)
 
 
-class Label(NamedTuple):
-    """What a profile calls an op, and what it costs.
+class OpLabel(NamedTuple):
+    """The name and the cost of an op in a profile.
 
     Attributes
     ----------
@@ -53,12 +53,12 @@ class Label(NamedTuple):
     """
 
     name: str
-    cost: Callable[[int], Cost] = moving(0)
+    cost: Callable[[int], OpCost] = moving(0)
     looks: bool = False
 
 
 @dataclass
-class Total:
+class OpTotal:
     """Sums over the ops of one name."""
 
     nanoseconds: int = 0
@@ -69,15 +69,15 @@ class Total:
 
 
 @dataclass(frozen=True)
-class Rates:
-    """What the machine does a second with these threads: bytes read, multiply-adds, float lanes."""
+class MachineRates:
+    """Measured rates with these threads, a second: bytes read, multiply-adds, float lanes."""
 
     nbytes: float
     products: float
     floats: float
 
 
-class Profile:
+class OpProfile:
     """Sums by the ops' names, since recording was last started.
 
     Attributes
@@ -85,31 +85,31 @@ class Profile:
     recording : whether batches note their times now; it slows small ones down.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ThreadPool) -> None:
         self._pool = pool
         self.recording = False
-        self.totals: dict[str, Total] = defaultdict(Total)
+        self.totals: dict[str, OpTotal] = defaultdict(OpTotal)
 
     def start(self) -> None:
-        """Forget what was recorded, and record."""
+        """Clear the record, and start recording."""
         self.recording = True
         self.totals.clear()
 
     def stop(self) -> list[dict[str, Any]]:
-        """Record no longer; the table of what was."""
+        """Stop recording and return the table."""
         self.recording = False
         return self.table()
 
-    def run(self, ops: Any, labels: Sequence[Label]) -> None:
+    def run(self, ops: Any, labels: Sequence[OpLabel]) -> None:
         """Execute ops and note the time of each."""
         start = 0
         for stop, label in enumerate(labels, 1):
             if label.looks or stop == len(ops):
-                part = (Op * (stop - start)).from_buffer(ops, start * ctypes.sizeof(Op))
+                part = (NativeOp * (stop - start)).from_buffer(ops, start * ctypes.sizeof(NativeOp))
                 self._run_part(part, labels[start:stop])
                 start = stop
 
-    def _run_part(self, ops: ctypes.Array[Op], labels: Sequence[Label]) -> None:
+    def _run_part(self, ops: ctypes.Array[NativeOp], labels: Sequence[OpLabel]) -> None:
         spent = (ctypes.c_int64 * len(ops))()
         self._pool.run(ops, len(ops), spent)
         for op, label, time_ in zip(ops, labels, spent, strict=True):
@@ -122,25 +122,27 @@ class Profile:
             total.floats += cost.floats
 
     @cached_property
-    def rates(self) -> Rates:
-        """Measured once."""
+    def rates(self) -> MachineRates:
+        """Measured rates of the machine, at the first use."""
         data = aligned_zeros(PROBE_BYTES)
         data[::4096] = 1
-        read = ProbeArgs(data=address(data), count=PROBE_BYTES)
-        dots, floats = ProbeArgs(count=PROBE_ROUNDS), ProbeArgs(count=PROBE_ROUNDS)
+        read = RateProbeArgs(data=address(data), count=PROBE_BYTES)
+        dots, floats = RateProbeArgs(count=PROBE_ROUNDS), RateProbeArgs(count=PROBE_ROUNDS)
         read_seconds = self._seconds(PROBE_READ, read)
         dot_seconds = self._seconds(PROBE_DOTS, dots)
         float_seconds = self._seconds(PROBE_FLOATS, floats)
         rounds = PROBE_ROUNDS * self._pool.threads
-        return Rates(
+        return MachineRates(
             PROBE_BYTES / read_seconds,
             rounds * dots.multiplies / dot_seconds,
             rounds * floats.multiplies / float_seconds,
         )
 
-    def _seconds(self, kind: int, arguments: ProbeArgs) -> float:
+    def _seconds(self, kind: int, arguments: RateProbeArgs) -> float:
         rows, faults = np.ones(1, np.int32), np.zeros(1, np.uint8)
-        ops = op_list([Op(kind, 0, address(rows), address(faults), ctypes.addressof(arguments))])
+        ops = op_list(
+            [NativeOp(kind, 0, address(rows), address(faults), ctypes.addressof(arguments))]
+        )
         best = float("inf")
         for _ in range(PROBES):
             start = time.perf_counter()
@@ -149,7 +151,7 @@ class Profile:
         return best
 
     def limits(self) -> dict[str, float]:
-        """What the machine does a second with these threads, for people and JSON."""
+        """Return the measured rates, for people and JSON."""
         return {
             "gigabytes_read": round(self.rates.nbytes / 1e9, 3),
             "giga_multiplies": round(self.rates.products / 1e9, 3),
@@ -157,12 +159,12 @@ class Profile:
         }
 
     def table(self) -> list[dict[str, Any]]:
-        """Rows for people and JSON, the costliest first; `bound_ms` is the larger limit's time."""
+        """Return table rows, the costliest first; `bound_ms` is the larger limit's time."""
         whole = sum(total.nanoseconds for total in self.totals.values()) or 1
         ordered = sorted(self.totals.items(), key=lambda item: -item[1].nanoseconds)
         return [self._row(name, total, whole) for name, total in ordered]
 
-    def _row(self, name: str, total: Total, whole: int) -> dict[str, Any]:
+    def _row(self, name: str, total: OpTotal, whole: int) -> dict[str, Any]:
         memory = 1e3 * total.nbytes / self.rates.nbytes
         arithmetic = 1e3 * total.products / self.rates.products
         arithmetic += 1e3 * total.floats / self.rates.floats

@@ -1,4 +1,4 @@
-"""A batch on its way through a plan: chunks of rows in, native calls, wants out."""
+"""A batch computed by a plan: chunks of rows, native calls, requested outputs."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend import Batch, Draw, Named, Want
+from cortiq.backend import Batch, Draw, DrawnLogit, Named, Want
 from cortiq.backend.admission import BY_ROW, chunks_of, value_of
 from cortiq.backend.executable import Accepted, Brought
-from cortiq.backend.flat import FlatRun
+from cortiq.backend.flat_rows import FlatRun
 from cortiq.backend.requests import Ask, asked_by
-from cortiq_cpu.native import Op
-from cortiq_cpu.plan import Compiled, Plan
-from cortiq_cpu.profile import Label, Profile
-from cortiq_cpu.records import read_records, write_records
+from cortiq_cpu.native import NativeOp
+from cortiq_cpu.plan import CompiledOps, CpuPlan
+from cortiq_cpu.profile import OpLabel, OpProfile
+from cortiq_cpu.quantised_rows import read_records, write_records
 from cortiq_cpu.state import CpuState
 from cortiq_cpu.wants import fill_draw, parts_of
 
-OP_BYTES = ctypes.sizeof(Op)
+OP_BYTES = ctypes.sizeof(NativeOp)
 
 
-class Run(FlatRun[Plan]):
+class CpuRun(FlatRun[CpuPlan]):
     """One batch.
 
     Attributes
@@ -31,14 +31,14 @@ class Run(FlatRun[Plan]):
     which : rows that the trunk set (0) and the tail set (1) hold now.
     """
 
-    compiled: Compiled
+    compiled: CompiledOps
 
     def __init__(
         self,
-        plan: Plan,
+        plan: CpuPlan,
         batch: Batch,
         accepted: Sequence[Accepted[CpuState]],
-        profile: Profile | None = None,
+        profile: OpProfile | None = None,
     ) -> None:
         super().__init__(plan, batch, accepted)
         self.profile = profile
@@ -47,14 +47,14 @@ class Run(FlatRun[Plan]):
         self._alive: list[Any] = []
 
     def compute(self) -> list[Sequence[Brought] | None]:
-        """Run all chunks; what the rows of each sequence bring."""
+        """Run all chunks and return the outputs of each sequence's rows."""
         size = self.plan.sets[0].capacity
         for start, stop in chunks_of(self.rows, self.plan.until, size):
             self._chunk(np.arange(start, stop))
         return self.outcome()
 
     def _chunk(self, chunk: np.ndarray) -> None:
-        """Some rows: all of them through the trunk, those with late wants through the tail."""
+        """Compute some rows: all through the trunk, those with late wants through the tail."""
         late = [row for row in chunk.tolist() if self.has_late_wants(row)]
         self._fill(0, chunk)
         self._take_inputs()
@@ -72,7 +72,7 @@ class Run(FlatRun[Plan]):
         self._collect(0)
 
     def _fill(self, number: int, rows: np.ndarray) -> None:
-        """Let a set hold these rows, and tell its answering ops who asks."""
+        """Write these rows to a set, and the rows of each answering op."""
         flat, row_set = self.flat, self.plan.sets[number]
         self.which[number] = rows
         row_set.fill(flat.tokens[rows], flat.positions[rows], flat.stretches(rows))
@@ -97,18 +97,18 @@ class Run(FlatRun[Plan]):
                     self._alive.append(fill_draw(draw, want, self.history(want, row), position))
 
     def _run(self, number: int) -> None:
-        """One op list, interrupted where rows replace a value."""
+        """Run one op list, interrupted where rows replace a value."""
         ops, labels = self.compiled.lists[number], self.compiled.labels[number]
         start = 0
         for stop, name in (*self.compiled.stops[number], (len(ops), None)):
             if stop > start:
-                part = (Op * (stop - start)).from_buffer(ops, start * OP_BYTES)
+                part = (NativeOp * (stop - start)).from_buffer(ops, start * OP_BYTES)
                 self._call(part, labels[start:stop])
             if name is not None:
                 self._replace(name, number)
             start = stop
 
-    def _call(self, ops: Any, labels: list[Label]) -> None:
+    def _call(self, ops: Any, labels: list[OpLabel]) -> None:
         if self.profile is None:
             self.plan.pool.run(ops, len(ops))
         else:
@@ -132,14 +132,14 @@ class Run(FlatRun[Plan]):
                 buffer.view(dtype)[:] = np.asarray(value).reshape(-1)
 
     def _replace(self, name: str, number: int) -> None:
-        """Let rows that supply a computed value replace what was computed."""
+        """Replace computed values by those that rows supply."""
         rows = self.which[number].tolist()
         giving = [(i, row) for i, row in enumerate(rows) if name in self.rows[row].inputs]
         for place, row in giving:
             self._put(name, place, self.rows[row].inputs[name])
         if giving and self.plan.graph.values[name].dtype == "f32":
             # All rows of the set: `snap` leaves computed ones as they are.
-            self._call(self.compiled.snapping[name], [Label("Admit")])
+            self._call(self.compiled.snapping[name], [OpLabel("Admit")])
 
     def _collect(self, number: int) -> None:
         """Read the answers about a set's rows, and its faults."""
@@ -161,13 +161,13 @@ class Run(FlatRun[Plan]):
                     self.brought[row][want] = self._answer(want, ask, row, place)
 
     def _answer(self, want: Want, ask: Ask | None, row: int, place: int) -> Any:
-        if isinstance(want, Named):
-            return self._named(want.name, row, place)
+        if isinstance(want, Named | DrawnLogit):
+            return self._named(value_of(want), row, place)
         first, *rest = (self.answers[part, row] for part in parts_of(ask))
         return (*first, *rest) if rest else first
 
     def _named(self, name: str, row: int, place: int) -> Any:
-        """A copy of a row's value, in the shape of one row."""
+        """Copy a row's value, in the shape of one row."""
         if name in BY_ROW:
             return self.by_row(name, row)
         type_ = self.plan.graph.values[name]

@@ -14,11 +14,11 @@ from cortiq.ir import Graph, KVRows, Program, Ring, Slot, ops
 from cortiq.numerics.contract import TILE
 from cortiq_cpu.arena import aligned
 from cortiq_cpu.pages import PageLayout
-from cortiq_cpu.recurrents import recurrences_of
+from cortiq_cpu.recurrent_states import recurrent_layout
 
 
 class StateLayout(PagedLayout):
-    """What every sequence of a program holds.
+    """Layout of the memory of a program's sequences.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class StateLayout(PagedLayout):
         windows: Mapping[str, int] | None = None,
     ) -> None:
         self.recurrences = {
-            node.slots["state"]: recurrences_of(node, graph)
+            node.slots["state"]: recurrent_layout(node, graph)
             for graph in graphs.values()
             for node in graph.nodes
             if isinstance(node.op, ops.DeltaRule | ops.StateSpace)

@@ -1,4 +1,4 @@
-"""What rows want of a value, as native ops, and what these ops bring back."""
+"""Native ops that answer the wants of rows, and the reading of their answers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from cortiq.backend import Draw
 from cortiq.backend.requests import Ask, draw_numbers
 from cortiq_cpu import arguments
-from cortiq_cpu.arguments import Kind, address
-from cortiq_cpu.native import Op
+from cortiq_cpu.arguments import OpKind, address
+from cortiq_cpu.native import NativeOp
 
 F32 = np.float32
 MOST_KEPT = (1 << 31) - 1
@@ -28,16 +28,16 @@ def parts_of(ask: Ask | None) -> tuple[Ask, ...]:
 
 
 KINDS = {
-    "argmax": Kind.ARGMAX,
-    "draw": Kind.DRAW,
-    "top": Kind.TOP,
-    "log_sum_exp": Kind.LOG_SUM_EXP,
-    "digest": Kind.DIGEST,
+    "argmax": OpKind.ARGMAX,
+    "draw": OpKind.DRAW,
+    "top": OpKind.TOP,
+    "log_sum_exp": OpKind.LOG_SUM_EXP,
+    "digest": OpKind.DIGEST,
 }
 
 
 @dataclass
-class Asked:
+class AnswerOp:
     """An op that answers for some of a set's rows, and its arrays.
 
     Attributes
@@ -46,7 +46,7 @@ class Asked:
     """
 
     ask: Ask
-    args: arguments.Tail
+    args: arguments.AnswerArgs
     rows: np.ndarray
     count: np.ndarray
     faults: np.ndarray
@@ -56,13 +56,13 @@ class Asked:
     draws: Any
 
     @classmethod
-    def bound(cls, ask: Ask, place: int, width: int, capacity: int, workspace: int) -> Asked:
-        """Bound to a value at this address, of rows of `width` floats."""
+    def bound(cls, ask: Ask, place: int, width: int, capacity: int, workspace: int) -> AnswerOp:
+        """Make the op for a value at this address, of rows of `width` floats."""
         each = max(1, ask.number) if ask.kind == "top" else 1
         rows, count = np.zeros(capacity, np.int32), np.zeros(1, np.int32)
         index, values = np.zeros((capacity, each), np.int32), np.zeros((capacity, each), F32)
-        words, draws = np.zeros((capacity, WORDS), np.uint32), (arguments.Draw * capacity)()
-        args = arguments.Tail(
+        words, draws = np.zeros((capacity, WORDS), np.uint32), (arguments.DrawArgs * capacity)()
+        args = arguments.AnswerArgs(
             x=place, from_rows=address(rows), draws=ctypes.addressof(draws),
             index=address(index), values=address(values), words=address(words),
             workspace=workspace, x_stride=width, width=width, count=ask.number,
@@ -70,20 +70,20 @@ class Asked:
         faults = np.zeros(capacity, np.uint8)
         return cls(ask, args, rows, count, faults, index, values, words, draws)
 
-    def op(self) -> Op:
-        """The op."""
+    def op(self) -> NativeOp:
+        """Return the native op."""
         kind = int(KINDS[self.ask.kind])
         places = address(self.count), address(self.faults), ctypes.addressof(self.args)
-        return Op(kind, 0, *places)
+        return NativeOp(kind, 0, *places)
 
     def start(self, rows: Sequence[int]) -> None:
-        """Look at these rows."""
+        """Set the rows to answer for."""
         self.count[0] = len(rows)
         self.rows[: len(rows)] = rows
         self.faults[: len(rows)] = 0
 
     def answer(self, place: int) -> Any:
-        """What the op brought for the row in this place."""
+        """Return the answer for the row in this place."""
         if self.ask.kind == "top":
             return self.index[place].copy(), self.values[place].copy()
         if self.ask.kind == "log_sum_exp":
@@ -94,11 +94,11 @@ class Asked:
 
 
 def fill_draw(draw: Any, want: Draw, history: np.ndarray | None, position: int) -> object:
-    """Write how a row is drawn from; what is returned must live until it is.
+    """Fill in a row's sampling parameters; keep the returned arrays alive until it is drawn.
 
     Parameters
     ----------
-    draw : the `arguments.Draw` to fill.
+    draw : the `arguments.DrawArgs` to fill.
     history : ids that penalties look at; None when none is on.
     position : that of the drawn token.
     """

@@ -21,7 +21,7 @@ TAP_BLOCK = 16
 MATRIX_OPS = (ops.EmbedRows, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)
 
 
-class Weights:
+class PackedWeights:
     """The weights of a program, prepared node by node and shared between nodes.
 
     Parameters
@@ -37,7 +37,7 @@ class Weights:
         self._scorings: dict[ops.Attend, ScoreConstants] = {}
 
     def prepare(self, node: Node) -> None:
-        """Make ready what a node needs, and check its constants."""
+        """Pack a node's weights, and check its constants."""
         op = node.op
         if isinstance(op, MATRIX_OPS):
             for name in node.weights.values():
@@ -51,8 +51,7 @@ class Weights:
             if isinstance(op, ops.CausalConv) and role == "weight":
                 self._taps[name] = tap_blocks(floats(self._source[name], name))
             else:
-                form = getattr(op, "form", "plain")
-                self._prepare_vector(name, getattr(op, "offset", 0.0), form)
+                self._prepare_vector(name, *vector_form(op))
 
     def _pack(self, name: str, op: Op) -> None:
         if name in self._matrices:
@@ -75,33 +74,39 @@ class Weights:
         self._vectors[name, offset, form] = np.ascontiguousarray(values)
 
     def matrix(self, name: str) -> int:
-        """Address of the native description of a packed matrix or stack."""
+        """Return the address of the native description of a packed matrix or stack."""
         return self._matrices[name].address
 
     def nbytes(self, name: str) -> int:
-        """Bytes of a packed matrix or stack."""
+        """Return the bytes of a packed matrix or stack."""
         return self._matrices[name].nbytes
 
     def elements(self, name: str) -> int:
-        """Weights of a matrix or stack."""
+        """Return the number of weights in a matrix or stack."""
         matrix = self._matrices[name]
         return matrix.matrices * matrix.height * matrix.width
 
     def vector(self, name: str, offset: float, form: str = "plain") -> int:
-        """Address of the float32 values of a norm, bias, gain, or sinks."""
+        """Return the address of the float32 values of a norm, bias, gain, or sinks."""
         return self._vectors[name, offset, form].ctypes.data
 
     def taps(self, name: str) -> int:
-        """Address of a convolution's `tap_blocks`."""
+        """Return the address of a convolution's `tap_blocks`."""
         return self._taps[name].ctypes.data
 
     def scoring(self, op: ops.Attend) -> ScoreConstants:
-        """The constants of an attention layer."""
+        """Return the score constants of an attention layer."""
         return self._scorings[op]
 
 
+def vector_form(op: Op) -> tuple[float, str]:
+    """Return what an operator adds to its weights, and in which form they are."""
+    offset = op.offset if isinstance(op, ops.RMSNorm) else 0.0
+    return offset, op.form if isinstance(op, ops.Gain) else "plain"
+
+
 def tap_blocks(weight: Floats) -> Floats:
-    """Taps [width, taps] as the kernels read them: float32 [blocks, taps, `TAP_BLOCK`]."""
+    """Reorder taps [width, taps] as the kernels read them: float32 [blocks, taps, `TAP_BLOCK`]."""
     width, taps = weight.shape
     padded = np.zeros((-(-width // TAP_BLOCK) * TAP_BLOCK, taps), np.float32)
     padded[:width] = weight

@@ -3,6 +3,14 @@
 
 #include "simd_portable.h"
 
+/* An E4M3 number in units of 2^-9. */
+static int32_t e4m3_integer(int byte)
+{
+    int exponent = byte >> 3 & 15, mantissa = byte & 7;
+    int32_t size = exponent ? (8 + mantissa) << (exponent - 1) : mantissa;
+    return byte >> 7 ? -size : size;
+}
+
 /* The code of column k of one output, without its offset, sub-scales not multiplied in. */
 static int32_t code_at(const cortiq_matrix *m, const uint8_t *panel, int output, int32_t k)
 {
@@ -12,6 +20,8 @@ static int32_t code_at(const cortiq_matrix *m, const uint8_t *panel, int output,
     const cortiq_chunk chunk = chunk_at(layout, m, panel, k / UNIT / CHUNK_UNITS);
     const uint8_t *main = chunk.main + unit * layout_main_bytes(layout) + byte;
     const uint8_t *extra = chunk.extra + byte;
+    if (layout == CORTIQ_E4M3)
+        return e4m3_integer(main[64 * vector]);
     if (bits == 8)
         return main[64 * vector] - 128;
     if (bits == 16) {
@@ -22,7 +32,7 @@ static int32_t code_at(const cortiq_matrix *m, const uint8_t *panel, int output,
                         : main[64 * (vector / 2)] >> (4 * (vector % 2)) & 15;
     if (layout == CORTIQ_IQ4_NL)
         code = cortiq_iq4_nl_table[code];
-    else if (layout == CORTIQ_MXFP4)
+    else if (layout_has_table(layout))
         code = cortiq_mxfp4_table[code];
     if (bits == 6)
         code |= (extra[64 * unit] >> (2 * vector) & 3) << 4;
@@ -47,8 +57,8 @@ static float element_at(const cortiq_matrix *m, const uint8_t *panel, int output
     int layout = m->layout, block = layout_block(layout), sub = layout_sub(layout);
     const cortiq_chunk chunk = chunk_at(layout, m, panel, k / UNIT / CHUNK_UNITS);
     const uint8_t *side = chunk.side;
-    if (block == 32)
-        side += k / 32 % RUN_BLOCKS * layout_side_bytes(layout);
+    if (block == 32 || block == 16)
+        side += k % (UNIT * CHUNK_UNITS) / block * layout_side_bytes(layout);
     int32_t code = code_at(m, panel, output, k), offset = 1;
     if (sub) {
         int s = k % block / sub, at = layout_subs_at(layout) + PANEL * s + output;
@@ -59,8 +69,8 @@ static float element_at(const cortiq_matrix *m, const uint8_t *panel, int output
     float value = scale_at(layout, side, output) * (float)code;
     if (!layout_has_minimum(layout))
         return value;
-    float low = half_to_float(side + layout_minimum_at(layout) + 2 * output) * (float)offset;
-    return value + low;
+    side += layout_minimum_at(layout);
+    return value + scale_at(layout, side, output) * (float)offset;
 }
 
 static void embed_row(const cortiq_matrix *m, int32_t id, float *out, uint8_t *fault_flag)

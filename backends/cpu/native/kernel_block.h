@@ -3,15 +3,15 @@
  * rows. What a row has summed so far waits between two such chunks in `state`.
  */
 
-/* total[i][v] += the chunk's column pairs start … stop − 1 */
-INLINE void dot_pairs(const int rows, const block_scratch *scratch, const int16_t *const *q,
+/* total[i][v] += column pairs start … stop − 1 of a chunk's codes */
+INLINE void dot_pairs(const int rows, const int16_t (*codes)[TILE][2], const int16_t *const *q,
                       int start, int stop, vi total[][TILE_VECTORS])
 {
     for (int k = start; k < stop; k++) {
         vi w[TILE_VECTORS];
         _Pragma("GCC unroll 4")
         for (int v = 0; v < TILE_VECTORS; v++)
-            w[v] = vi_load(scratch->codes[k][v * LANES]);
+            w[v] = vi_load(codes[k][v * LANES]);
         _Pragma("GCC unroll 8")
         for (int i = 0; i < rows; i++) {
             vi x = pair(q[i] + 2 * k);
@@ -41,7 +41,7 @@ INLINE void block_32(const int layout, const int rows, const chunk *c)
         for (int i = 0; i < rows; i++)
             for (int v = 0; v < TILE_VECTORS; v++)
                 total[i][v] = vi_zero();
-        dot_pairs(rows, scratch, q, 16 * b, 16 * b + 16, total);
+        dot_pairs(rows, scratch->codes, q, 16 * b, 16 * b + 16, total);
         for (int v = 0; v < TILE_VECTORS; v++) {
             vf scale = vf_load(scratch->scale[b] + v * LANES);
             vf minimum = vf_load(scratch->minimum[b] + v * LANES);
@@ -52,6 +52,67 @@ INLINE void block_32(const int layout, const int rows, const chunk *c)
                 run[i][v] = vf_add(run[i][v], term);
             }
         }
+    }
+    for (int i = 0; i < rows; i++)
+        for (int v = 0; v < TILE_VECTORS; v++) {
+            vf y = c->first ? run[i][v] : vf_add(kept(c, 0, c->row + i, v), run[i][v]);
+            keep(c, c->row + i, v, y);
+        }
+}
+
+/* 16-blocks: a chunk is two runs, or one where the row ends. */
+INLINE void block_16(const int rows, const chunk *c)
+{
+    const int16_t *q[MOST_ROWS];
+    vf y[MOST_ROWS][TILE_VECTORS], run[MOST_ROWS][TILE_VECTORS];
+    for (int i = 0; i < rows; i++) {
+        q[i] = cortiq_record_q(c->tile->x[c->row + i]) + c->column;
+        for (int v = 0; v < TILE_VECTORS; v++)
+            y[i][v] = c->first ? vf_zero() : kept(c, 0, c->row + i, v);
+    }
+    for (int b = 0; b < c->units; b++) {
+        vi total[MOST_ROWS][TILE_VECTORS];
+        for (int i = 0; i < rows; i++)
+            for (int v = 0; v < TILE_VECTORS; v++)
+                total[i][v] = vi_zero();
+        dot_pairs(rows, c->scratch->codes, q, 8 * b, 8 * b + 8, total);
+        for (int i = 0; i < rows; i++)
+            for (int v = 0; v < TILE_VECTORS; v++) {
+                vf scale = vf_load(c->scratch->scale[b] + v * LANES);
+                vf term = vf_multiply(vf_from_int(total[i][v]), scale);
+                run[i][v] = b % RUN_BLOCKS ? vf_add(run[i][v], term) : term;
+                if (b % RUN_BLOCKS == RUN_BLOCKS - 1 || b == c->units - 1)
+                    y[i][v] = vf_add(y[i][v], run[i][v]);
+            }
+    }
+    for (int i = 0; i < rows; i++)
+        for (int v = 0; v < TILE_VECTORS; v++)
+            keep(c, c->row + i, v, y[i][v]);
+}
+
+/* E4M3: blocks of 32 columns whose codes are 128·upper + codes. */
+INLINE void block_e4m3(const int rows, const chunk *c)
+{
+    const int16_t *q[MOST_ROWS];
+    vf run[MOST_ROWS][TILE_VECTORS];
+    for (int i = 0; i < rows; i++) {
+        q[i] = cortiq_record_q(c->tile->x[c->row + i]) + c->column;
+        for (int v = 0; v < TILE_VECTORS; v++)
+            run[i][v] = vf_zero();
+    }
+    for (int b = 0; b < c->units / 2; b++) {
+        vi low[MOST_ROWS][TILE_VECTORS], high[MOST_ROWS][TILE_VECTORS];
+        for (int i = 0; i < rows; i++)
+            for (int v = 0; v < TILE_VECTORS; v++)
+                low[i][v] = high[i][v] = vi_zero();
+        dot_pairs(rows, c->scratch->codes, q, 16 * b, 16 * b + 16, low);
+        dot_pairs(rows, c->scratch->upper, q, 16 * b, 16 * b + 16, high);
+        for (int i = 0; i < rows; i++)
+            for (int v = 0; v < TILE_VECTORS; v++) {
+                vf scale = vf_load(c->scratch->scale[b] + v * LANES);
+                vf term = vf_multiply(round_e4m3(high[i][v], low[i][v]), scale);
+                run[i][v] = vf_add(run[i][v], term);
+            }
     }
     for (int i = 0; i < rows; i++)
         for (int v = 0; v < TILE_VECTORS; v++) {
@@ -98,7 +159,7 @@ INLINE void block_wide(const int layout, const int rows, const chunk *c)
             rest[i][v] = high[i][v] = vi_zero();
     }
     for (int k = 0; spill < 256 && k < CHUNK / 2; k += spill / 2) {
-        dot_pairs(rows, c->scratch, q, k, k + spill / 2, rest);
+        dot_pairs(rows, c->scratch->codes, q, k, k + spill / 2, rest);
         for (int i = 0; i < rows; i++)
             for (int v = 0; v < TILE_VECTORS; v++) {
                 high[i][v] = vi_add(high[i][v], vi_right(rest[i][v], 8));
@@ -106,7 +167,7 @@ INLINE void block_wide(const int layout, const int rows, const chunk *c)
             }
     }
     if (spill == 256)
-        dot_pairs(rows, c->scratch, q, 0, 8 * c->units, rest);
+        dot_pairs(rows, c->scratch->codes, q, 0, 8 * c->units, rest);
     for (int i = 0; i < rows; i++) {
         if (layout_is_row(layout)) {
             row_sums(layout, c, c->row + i, rest[i]);
@@ -120,7 +181,11 @@ INLINE void block_wide(const int layout, const int rows, const chunk *c)
 
 INLINE void block_rows(const int layout, const int rows, const chunk *c)
 {
-    if (layout_block(layout) == 32)
+    if (layout == CORTIQ_E4M3)
+        block_e4m3(rows, c);
+    else if (layout_block(layout) == 16)
+        block_16(rows, c);
+    else if (layout_block(layout) == 32)
         block_32(layout, rows, c);
     else
         block_wide(layout, rows, c);
@@ -141,7 +206,7 @@ INLINE void block_rows(const int layout, const int rows, const chunk *c)
 /* Once expanded, layouts differ only in how their sums go on. */
 BLOCK_ROWS_KERNEL(Q8_0) BLOCK_ROWS_KERNEL(Q4_1) BLOCK_ROWS_KERNEL(Q2_K) BLOCK_ROWS_KERNEL(Q3_K)
 BLOCK_ROWS_KERNEL(Q4_K) BLOCK_ROWS_KERNEL(Q5_K) BLOCK_ROWS_KERNEL(Q6_K)
-BLOCK_ROWS_KERNEL(W8) BLOCK_ROWS_KERNEL(W16)
+BLOCK_ROWS_KERNEL(W8) BLOCK_ROWS_KERNEL(W16) BLOCK_ROWS_KERNEL(E2M1) BLOCK_ROWS_KERNEL(E4M3)
 
 #define BLOCK_KERNEL(name, like)                                                                   \
     TARGET static void block_##name(const cortiq_tile *t)                                          \
@@ -150,6 +215,8 @@ BLOCK_ROWS_KERNEL(W8) BLOCK_ROWS_KERNEL(W16)
     }
 BLOCK_KERNEL(Q4_0, Q8_0) BLOCK_KERNEL(Q5_0, Q8_0) BLOCK_KERNEL(Q8_0, Q8_0)
 BLOCK_KERNEL(IQ4_NL, Q8_0) BLOCK_KERNEL(MXFP4, Q8_0)
+BLOCK_KERNEL(I4, Q8_0) BLOCK_KERNEL(I8, Q8_0) BLOCK_KERNEL(I4M, Q4_1) BLOCK_KERNEL(I8M, Q4_1)
+BLOCK_KERNEL(E2M1, E2M1) BLOCK_KERNEL(E4M3, E4M3)
 BLOCK_KERNEL(Q4_1, Q4_1) BLOCK_KERNEL(Q5_1, Q4_1)
 BLOCK_KERNEL(Q2_K, Q2_K) BLOCK_KERNEL(Q3_K, Q3_K) BLOCK_KERNEL(Q4_K, Q4_K) BLOCK_KERNEL(Q5_K, Q5_K)
 BLOCK_KERNEL(Q6_K, Q6_K) BLOCK_KERNEL(W8B256, Q3_K) BLOCK_KERNEL(W8, W8) BLOCK_KERNEL(W16, W16)

@@ -74,6 +74,61 @@ INLINE void direct_block(const int layout, const int rows, const cortiq_chunk *c
     }
 }
 
+/* As direct_block, of 16 columns: block b of a chunk, `all` of the row. */
+INLINE void direct_block_16(const int layout, const int rows, const cortiq_chunk *c, int b, int all,
+                            int lane, const direct_row *x, vf *run)
+{
+    vi total[8];
+    for (int i = 0; i < rows; i++)
+        total[i] = vi_set(x[i].start[all]);
+    dot_units(layout, rows, c, b, 1, 0, lane, x, 16 * all, total);
+    vf scale = load_scale(layout, c->side + b * layout_side_bytes(layout), lane);
+    for (int i = 0; i < rows; i++)
+        run[i] = vf_add(run[i], vf_multiply(vf_from_int(total[i]), scale));
+}
+
+INLINE void direct_16(const int layout, const int rows, const cortiq_tile *t, int row, int lane)
+{
+    direct_row x[8];
+    vf y[8], run[8];
+    direct_rows_of(t, rows, row, x);
+    for (int i = 0; i < rows; i++)
+        y[i] = run[i] = vf_zero();
+    for (int index = 0; index < chunks_of(t->matrix); index++) {
+        cortiq_chunk c = chunk_at(layout, t->matrix, t->panel, index);
+        if (lane == 0)
+            touch_chunk(&c);
+        for (int b = 0; b < c.units; b++) {
+            direct_block_16(layout, rows, &c, b, index * CHUNK_UNITS + b, lane, x, run);
+            for (int i = 0; b % RUN_BLOCKS == RUN_BLOCKS - 1 && i < rows; i++) {
+                y[i] = vf_add(y[i], run[i]);
+                run[i] = vf_zero();
+            }
+        }
+    }
+    for (int i = 0; i < rows; i++)
+        finish_row(t, row + i, lane, vf_add(y[i], run[i]));
+}
+
+/* As direct_block, of E4M3. */
+INLINE void direct_block_e4m3(const int rows, const cortiq_chunk *c, int b, int all, int lane,
+                              const direct_row *x, vf *run)
+{
+    vi low[8], high[8], p[8], upper[8];
+    for (int i = 0; i < rows; i++)
+        low[i] = high[i] = vi_zero();
+    for (int u = 0; u < 2; u++) {
+        if (rows > 2 && lane == 0)
+            prefetch_unit(CORTIQ_E4M3, c, 2 * b + u);
+        unpack_e4m3(c->main, 2 * b + u, lane, p, upper);
+        dot_unit(rows, p, x, 32 * all + UNIT * u, low);
+        dot_unit(rows, upper, x, 32 * all + UNIT * u, high);
+    }
+    vf scale = load_scale(CORTIQ_E4M3, c->side + b * layout_side_bytes(CORTIQ_E4M3), lane);
+    for (int i = 0; i < rows; i++)
+        run[i] = vf_add(run[i], vf_multiply(round_e4m3(high[i], low[i]), scale));
+}
+
 INLINE void direct_32(const int layout, const int rows, const cortiq_tile *t, int row, int lane)
 {
     direct_row x[8];
@@ -88,8 +143,13 @@ INLINE void direct_32(const int layout, const int rows, const cortiq_tile *t, in
         vf run[8];
         for (int i = 0; i < rows; i++)
             run[i] = vf_zero();
-        for (int b = 0; b < c.units / 2; b++)
-            direct_block(layout, rows, &c, b, index * RUN_BLOCKS + b, lane, x, run);
+        for (int b = 0; b < c.units / 2; b++) {
+            int all = index * RUN_BLOCKS + b;
+            if (layout == CORTIQ_E4M3)
+                direct_block_e4m3(rows, &c, b, all, lane, x, run);
+            else
+                direct_block(layout, rows, &c, b, all, lane, x, run);
+        }
         for (int i = 0; i < rows; i++)
             y[i] = vf_add(y[i], run[i]);
     }
@@ -227,6 +287,8 @@ INLINE void direct(const int layout, const int rows, const cortiq_tile *t, int r
         direct_whole(layout, rows, t, row, lane);
     else if (layout_block(layout) == 256)
         direct_wide(layout, rows, t, row, lane);
+    else if (layout_block(layout) == 16)
+        direct_16(layout, rows, t, row, lane);
     else
         direct_32(layout, rows, t, row, lane);
 }

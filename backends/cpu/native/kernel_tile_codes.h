@@ -19,7 +19,10 @@ FOLDED tile_form layout_form(int layout) { return layout_block(layout) == 32 ? H
 /* Sums a block: one if 256·high + low fits a float's 24 bits. Q5_1 is taken 16 lower for it. */
 FOLDED int layout_sums(int layout)
 {
-    return layout == CORTIQ_Q8_0 || layout == CORTIQ_IQ4_NL ? 2 : 1;
+    return layout == CORTIQ_Q8_0 || layout == CORTIQ_IQ4_NL || layout == CORTIQ_I8 ||
+                   layout == CORTIQ_I8M
+               ? 2
+               : 1;
 }
 FOLDED int layout_lowered(int layout) { return layout == CORTIQ_Q5_1 ? 16 : 0; }
 

@@ -294,4 +294,4 @@ INLINE void tiles_of_256(const int layout, const chunk *c)
     {                                                                                              \
         block_chunks(CORTIQ_##name, t, tiles_##name);                                              \
     }
-CORTIQ_EACH_LAYOUT(TILE_KERNEL)
+CORTIQ_EACH_TILE_LAYOUT(TILE_KERNEL)

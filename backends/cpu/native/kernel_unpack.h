@@ -109,7 +109,7 @@ INLINE void unpack_unit(const int layout, const cortiq_chunk *c, const uint8_t *
     if (bits < 4) {
         take_two_bit(vi_load(main), p);
     } else if (layout_has_table(layout)) {
-        const uint8_t *table = layout == CORTIQ_MXFP4 ? cortiq_mxfp4_table : cortiq_iq4_nl_table;
+        const uint8_t *table = layout == CORTIQ_IQ4_NL ? cortiq_iq4_nl_table : cortiq_mxfp4_table;
         take_table(table, vi_load(main), p);
         take_table(table, vi_load(main + 64), p + 4);
     } else {
@@ -124,6 +124,34 @@ INLINE void unpack_unit(const int layout, const cortiq_chunk *c, const uint8_t *
         add_third(second, vi_load(extra + 64 * (unit / 2)), p);
 }
 
+/* E4M3: an integer mantissa of four bits times 2^n, n = 0 … 14, is 128·high + low, of which one is
+ * 0: factors of both by the exponent's field, and the mantissa's upper bit.
+ */
+INLINE void take_e4m3(vi word, vi *low, vi *high)
+{
+    static const uint8_t low_factor[16] = {1, 1, 2, 4, 8, 16, 32, 64, 128};
+    static const uint8_t high_factor[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 4, 8, 16, 32, 64, 128};
+    static const uint8_t upper[16] = {0, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8};
+    vi exponent = vi_and(vi_right16(word, 3), vi_set16(0x0f0f)), one = vi_set16(1);
+    vi by_low = vi_table(low_factor, exponent), by_high = vi_table(high_factor, exponent);
+    vi mantissa = vi_or(vi_and(word, vi_set16(0x0707)), vi_table(upper, exponent));
+    for (int odd = 0; odd < 2; odd++) {
+        vi sign = vi_and(odd ? vi_right16(word, 14) : vi_right16(word, 6), vi_set16(2));
+        vi part = odd ? vi_right16(mantissa, 8) : vi_and(mantissa, vi_set16(255));
+        part = vi_multiply16(part, vi_sub16(one, sign));
+        low[odd] = vi_multiply16(part, odd ? vi_right16(by_low, 8) : vi_and(by_low, vi_set16(255)));
+        high[odd] =
+            vi_multiply16(part, odd ? vi_right16(by_high, 8) : vi_and(by_high, vi_set16(255)));
+    }
+}
+
+/* As unpack_unit, of E4M3: code = 128·high + low, both within ±1920. */
+INLINE void unpack_e4m3(const uint8_t *main, int unit, int lane, vi *low, vi *high)
+{
+    for (int j = 0; j < 4; j++)
+        take_e4m3(vi_load(main + 4 * lane + 256 * unit + 64 * j), low + 2 * j, high + 2 * j);
+}
+
 INLINE vf load_scale(const int layout, const uint8_t *side, int lane)
 {
     if (layout_scale_bytes(layout) == 1)
@@ -135,6 +163,8 @@ INLINE vf load_scale(const int layout, const uint8_t *side, int lane)
 
 INLINE vf load_minimum(const int layout, const uint8_t *side, int lane)
 {
+    if (layout_is_float_scaled(layout))
+        return vf_load((const float *)(side + layout_minimum_at(layout)) + lane);
     return vf_from_half(side + layout_minimum_at(layout) + 2 * lane);
 }
 
@@ -166,6 +196,13 @@ INLINE vf round_two(vi high, vi low)
     vi a = vi_right(vi_add(high, vi_set(16384)), 15);
     vi m = vi_add(vi_left(vi_sub(high, vi_left(a, 15)), 8), low);
     return vf_add(vf_multiply(vf_from_int(a), vf_set(8388608.0f)), vf_from_int(m));
+}
+
+/* RN(128·high + low): sums of 32 columns of E4M3, |low| < 2^31 − 256 */
+INLINE vf round_e4m3(vi high, vi low)
+{
+    low = vi_add(low, vi_left(vi_and(high, vi_set(1)), 7));
+    return round_two(vi_right(high, 1), low);
 }
 
 /* RN(65536·high + 256·middle + low) */

@@ -6,7 +6,7 @@ INLINE void expand_sides(const int layout, const chunk *c, const cortiq_chunk *f
                          int to)
 {
     block_scratch *scratch = c->scratch;
-    int blocks = layout_block(layout) == 32 ? c->units / 2 : 1;
+    int blocks = layout_is_row(layout) ? 1 : chunk_blocks(layout, c->units);
     for (int b = 0; b < blocks; b++) {
         const uint8_t *side = from->side + b * layout_side_bytes(layout);
         vf_store(scratch->scale[b] + to * LANES, load_scale(layout, side, lane));

@@ -12,14 +12,24 @@ const uint8_t cortiq_mxfp4_table[16] = {12, 13, 14, 15, 16, 18, 20, 24,
 
 int cortiq_block_bytes(int layout)
 {
-    static const uint8_t bytes[CORTIQ_LAYOUTS] = {18, 20, 22,  24,  34,  18,
-                                                  17, 84, 110, 144, 176, 210};
+    static const uint8_t bytes[CORTIQ_LAYOUTS] = {18, 20, 22, 24, 34, 18, 17,  20,  24, 36,
+                                                  40, 12, 36, 84, 110, 144, 176, 210};
     return bytes[layout];
 }
 
 static uint16_t half(const uint8_t *raw) { return (uint16_t)(raw[0] | raw[1] << 8); }
 
-static int finite(uint16_t bits) { return (bits & 0x7c00) != 0x7c00; }
+static int finite(uint32_t bits) { return (bits & 0x7c00) != 0x7c00; }
+
+/* A float32 of the file as its canonical bits; nonzero if it has none. */
+static int canonical_float(const uint8_t *raw, uint32_t *bits)
+{
+    memcpy(bits, raw, 4);
+    uint32_t magnitude = *bits & 0x7fffffff;
+    if (magnitude < (127u - 40) << 23)
+        *bits = 0;
+    return magnitude >= (127u + 50) << 23;
+}
 
 /* 16 bytes of nibbles: the low ones are elements 0 … 15, the high ones 16 … 31. */
 static void nibbles(const uint8_t *packed, uint8_t *codes)
@@ -56,6 +66,38 @@ static void unpack_mxfp4(const uint8_t *raw, cortiq_block *block)
     int exponent = raw[0] - 1;
     /* Below 2^-40 a scale is +0. */
     block->scale = exponent < 87 ? 0 : (uint16_t)exponent;
+}
+
+/* E4M3's NaN is the one code that no weight has. */
+static int copy_e4m3(const uint8_t *raw, uint8_t *codes)
+{
+    int failed = 0;
+    for (int i = 0; i < 32; i++) {
+        codes[i] = raw[i];
+        failed |= (raw[i] & 127) == 127;
+    }
+    return failed;
+}
+
+static int unpack_float_scaled(int layout, const uint8_t *raw, cortiq_block *block)
+{
+    int failed = canonical_float(raw, &block->scale);
+    raw += 4;
+    if (layout_has_minimum(layout)) {
+        failed |= canonical_float(raw, &block->minimum);
+        raw += 4;
+    }
+    if (layout == CORTIQ_E4M3)
+        return -(failed | copy_e4m3(raw, block->codes));
+    if (layout_bits(layout) == 8)
+        for (int i = 0; i < 32; i++)
+            block->codes[i] = raw[i] ^ 128;
+    int half_block = layout_block(layout) / 2;
+    for (int i = 0; layout_bits(layout) == 4 && i < half_block; i++) {
+        block->codes[i] = raw[i] & 15;
+        block->codes[i + half_block] = raw[i] >> 4;
+    }
+    return -failed;
 }
 
 static void unpack_32(int layout, const uint8_t *raw, cortiq_block *block)
@@ -134,6 +176,8 @@ int cortiq_unpack_block(int layout, const uint8_t *raw, cortiq_block *block)
         return block->scale < 127 + 50 ? 0 : -1;
     }
     block->minimum = 0;
+    if (layout_is_float_scaled(layout))
+        return unpack_float_scaled(layout, raw, block);
     if (layout_is_k(layout))
         memset(block->codes, 0, sizeof block->codes);
     switch (layout) {

@@ -12,8 +12,8 @@
  *              of the first unit in bit j, of the second in bit 4 + j
  *     16       w16: the units of the high plane, then those of the low plane, each as 8 bits
  * Every block of columns under one scale has a *side*: 16 scales, 16 minima (both f16, exact),
- * 16 bytes a sub-block of sub-scales, then of offsets. Scales of w8, w16 and w8b256 are float32,
- * those of MXFP4 the exponent byte of one.
+ * 16 bytes a sub-block of sub-scales, then of offsets. Scales of w8, w16 and w8b256 are float32, as
+ * scales and minima of I4 to E4M3 are; those of MXFP4 are the exponent byte of one.
  *
  * A *chunk* is up to 256 columns: the sides of its blocks (filled up to 64 bytes), its `extra`, its
  * `main`. A panel is its chunks in order, so that a product reads memory from front to back; the
@@ -26,6 +26,7 @@
 
 typedef enum {
     CORTIQ_Q4_0, CORTIQ_Q4_1, CORTIQ_Q5_0, CORTIQ_Q5_1, CORTIQ_Q8_0, CORTIQ_IQ4_NL, CORTIQ_MXFP4,
+    CORTIQ_I4, CORTIQ_I4M, CORTIQ_I8, CORTIQ_I8M, CORTIQ_E2M1, CORTIQ_E4M3,
     CORTIQ_Q2_K, CORTIQ_Q3_K, CORTIQ_Q4_K, CORTIQ_Q5_K, CORTIQ_Q6_K,
     CORTIQ_W8, CORTIQ_W8B256, CORTIQ_W16, CORTIQ_F32,
     CORTIQ_LAYOUTS
@@ -59,6 +60,7 @@ FOLDED int layout_bits(int layout)
     case CORTIQ_Q6_K:
         return 6;
     case CORTIQ_Q8_0: case CORTIQ_W8: case CORTIQ_W8B256:
+    case CORTIQ_I8: case CORTIQ_I8M: case CORTIQ_E4M3:
         return 8;
     case CORTIQ_W16:
         return 16;
@@ -71,17 +73,18 @@ FOLDED int layout_bits(int layout)
 FOLDED int layout_offset(int layout)
 {
     switch (layout) {
-    case CORTIQ_Q4_0:
+    case CORTIQ_Q4_0: case CORTIQ_I4:
         return 8;
     case CORTIQ_Q5_0:
         return 16;
-    case CORTIQ_MXFP4:
+    case CORTIQ_MXFP4: case CORTIQ_E2M1:
         return 12;
     case CORTIQ_Q3_K:
         return 4;
     case CORTIQ_Q6_K:
         return 32;
     case CORTIQ_Q8_0: case CORTIQ_IQ4_NL: case CORTIQ_W8: case CORTIQ_W8B256: case CORTIQ_W16:
+    case CORTIQ_I8: case CORTIQ_I8M:
         return 128;
     default:
         return 0;
@@ -92,12 +95,17 @@ FOLDED int layout_is_k(int layout) { return layout >= CORTIQ_Q2_K && layout <= C
 FOLDED int layout_is_row(int layout) { return layout == CORTIQ_W8 || layout == CORTIQ_W16; }
 FOLDED int layout_has_table(int layout)
 {
-    return layout == CORTIQ_IQ4_NL || layout == CORTIQ_MXFP4;
+    return layout == CORTIQ_IQ4_NL || layout == CORTIQ_MXFP4 || layout == CORTIQ_E2M1;
+}
+FOLDED int layout_is_float_scaled(int layout) /* and in blocks of 32 or 16 */
+{
+    return layout >= CORTIQ_I4 && layout <= CORTIQ_E4M3;
 }
 FOLDED int layout_has_minimum(int layout)
 {
     return layout == CORTIQ_Q4_1 || layout == CORTIQ_Q5_1 || layout == CORTIQ_Q2_K ||
-           layout == CORTIQ_Q4_K || layout == CORTIQ_Q5_K;
+           layout == CORTIQ_Q4_K || layout == CORTIQ_Q5_K || layout == CORTIQ_I4M ||
+           layout == CORTIQ_I8M;
 }
 /* Sub-scales are int8 in Q3_K and Q6_K, else unsigned. */
 FOLDED int layout_signed_subs(int layout)
@@ -108,6 +116,8 @@ FOLDED int layout_signed_subs(int layout)
 /* Columns under one scale; 0: the whole row. */
 FOLDED int layout_block(int layout)
 {
+    if (layout == CORTIQ_E2M1)
+        return 16;
     return layout_is_row(layout) ? 0 : layout_is_k(layout) || layout == CORTIQ_W8B256 ? 256 : 32;
 }
 FOLDED int layout_sub(int layout)
@@ -135,7 +145,9 @@ FOLDED int layout_spill(int layout)
 
 FOLDED int layout_scale_bytes(int layout)
 {
-    return layout == CORTIQ_MXFP4 ? 1 : layout_is_row(layout) || layout == CORTIQ_W8B256 ? 4 : 2;
+    if (layout_is_row(layout) || layout == CORTIQ_W8B256 || layout_is_float_scaled(layout))
+        return 4;
+    return layout == CORTIQ_MXFP4 ? 1 : 2;
 }
 FOLDED int layout_main_bytes(int layout) /* of a unit */
 {
@@ -150,7 +162,8 @@ FOLDED int layout_extra_bytes(int layout) /* of a unit */
 FOLDED int layout_minimum_at(int layout) { return PANEL * layout_scale_bytes(layout); }
 FOLDED int layout_subs_at(int layout)
 {
-    return layout_minimum_at(layout) + (layout_has_minimum(layout) ? 2 * PANEL : 0);
+    int minimum = layout_is_float_scaled(layout) ? 4 : 2;
+    return layout_minimum_at(layout) + (layout_has_minimum(layout) ? minimum * PANEL : 0);
 }
 FOLDED int layout_offsets_at(int layout)
 {
@@ -173,7 +186,8 @@ typedef struct {
 
 FOLDED int32_t chunk_blocks(int layout, int32_t units)
 {
-    return layout_block(layout) == 32 ? units / 2 : layout_is_row(layout) ? 0 : 1;
+    int block = layout_block(layout);
+    return block == 16 ? units : block == 32 ? units / 2 : layout_is_row(layout) ? 0 : 1;
 }
 FOLDED int64_t chunk_sides(int layout, int32_t units) /* bytes */
 {
@@ -205,13 +219,13 @@ FOLDED cortiq_chunk chunk_at(int layout, const cortiq_matrix *m, const uint8_t *
     return c;
 }
 
-/* IQ4_NL's and MXFP4's codes by nibble, with their layout_offset added. */
+/* IQ4_NL's and MXFP4's (and E2M1's) codes by nibble, with their layout_offset added. */
 extern const uint8_t cortiq_iq4_nl_table[16], cortiq_mxfp4_table[16];
 
 /* One output's block of a GGUF layout, unpacked. */
 typedef struct {
     uint8_t codes[256]; /* natural order; nibbles for layouts with a table */
-    uint16_t scale, minimum; /* f16 bits; MXFP4: the exponent byte of the float32 */
+    uint32_t scale, minimum; /* bits of an f16 or float32; MXFP4: the exponent byte of one */
     uint8_t subs[16], offsets[16];
 } cortiq_block;
 

@@ -75,6 +75,8 @@ void cortiq_multiply(cortiq_worker *worker, const row_group *group, int32_t firs
     if (cortiq_wants_ready(set, m, group->count)) {
         ready = group->ready[set->ready_form(m->layout)];
         set = ready ? set : set->otherwise;
+    } else if (set->ready && m->layout != CORTIQ_F32 && set->ready_form(m->layout) < 0) {
+        set = set->otherwise;
     }
     int direct = group->count <= set->direct_rows[m->layout];
     int32_t step = direct ? 1 : set->panels, *starts[DIRECT_ROWS];
@@ -138,6 +140,8 @@ static ready_rows forms_of(const cortiq_matmul_args *args, const cortiq_matmul_s
     for (int32_t p = 0; p < args->count; p++) {
         const cortiq_matrix *m = args->products[p].matrix;
         int form = set->ready_form(m->layout);
+        if (form < 0)
+            continue;
         ready.layout[form] = m->layout;
         ready.bytes[form] = set->ready_bytes(m->layout, m->width);
     }

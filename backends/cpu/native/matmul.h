@@ -85,12 +85,13 @@ typedef struct cortiq_matmul_set {
     uint8_t direct_rows[CORTIQ_LAYOUTS]; /* more rows than this take the block kernel */
     const cortiq_tile_kernel *direct; /* by layout */
     cortiq_tile_kernel block[CORTIQ_LAYOUTS];
-    int (*ready_form)(int layout);                    /* NULL, as the five below: no such form */
+    int (*ready_form)(int layout);                    /* NULL, as the five below: no such form;
+                                                       * −1: this layout has none */
     size_t (*ready_bytes)(int layout, int32_t width); /* of READY_ROWS rows */
     void (*ready)(int layout, int32_t width, const void *const *x, int32_t count, uint8_t *to);
     void (*begin)(void); /* block kernels are called between these two, on each thread */
     void (*end)(void);
-    const struct cortiq_matmul_set *otherwise; /* where there is no memory for ready rows */
+    const struct cortiq_matmul_set *otherwise; /* where rows are not made ready */
     int32_t (*probe_dots)(int64_t count);
     int64_t probe_multiplies; /* of a round */
 } cortiq_matmul_set;
@@ -102,7 +103,9 @@ extern const cortiq_matmul_set cortiq_matmul_portable, cortiq_matmul_avx2, corti
 extern const cortiq_tile_kernel cortiq_direct_avx512vnni[CORTIQ_LAYOUTS];
 
 #define CORTIQ_EACH_LAYOUT(X)                                                                      \
-    X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(IQ4_NL) X(MXFP4)                                     \
+    CORTIQ_EACH_TILE_LAYOUT(X) X(E2M1) X(E4M3)
+#define CORTIQ_EACH_TILE_LAYOUT(X)                                                                 \
+    X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(IQ4_NL) X(MXFP4) X(I4) X(I4M) X(I8) X(I8M)           \
     X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(W8) X(W8B256) X(W16)
 
 static inline void cortiq_raise_fault(uint8_t *flag)

@@ -20,7 +20,8 @@ typedef struct {
 static inline int cortiq_wants_ready(const cortiq_matmul_set *set, const cortiq_matrix *m,
                                      int32_t rows)
 {
-    return set->ready && m->layout != CORTIQ_F32 && rows > set->direct_rows[m->layout];
+    return set->ready && m->layout != CORTIQ_F32 && set->ready_form(m->layout) >= 0 &&
+           rows > set->direct_rows[m->layout];
 }
 
 /* Bytes from one row of x to the next. */

@@ -33,7 +33,10 @@ TARGET static int32_t probe_dots(int64_t count)
     return sums[0][0];
 }
 
-static int form_number(int layout) { return layout_form(layout); }
+static int form_number(int layout)
+{
+    return layout == CORTIQ_E2M1 || layout == CORTIQ_E4M3 ? -1 : (int)layout_form(layout);
+}
 
 /* Measured at 16 rows, which share the work of expanding codes: worth it only for codes that are
  * bytes already, and for Q6_K, whose sums spill most often on vectors; the last layouts.
@@ -46,7 +49,7 @@ const cortiq_matmul_set ISA_NAME(cortiq_matmul) = {
     .panels = TILE / PANEL,
     .direct_rows = {CORTIQ_EACH_LAYOUT(DIRECT_ROWS_OF)[CORTIQ_F32] = 8},
     .direct = cortiq_direct_avx512vnni,
-    .block = {CORTIQ_EACH_LAYOUT(BLOCK_ENTRY)[CORTIQ_F32] = float_tile},
+    .block = {CORTIQ_EACH_TILE_LAYOUT(BLOCK_ENTRY)[CORTIQ_F32] = float_tile},
     .ready_form = form_number,
     .ready_bytes = tile_block_bytes,
     .ready = tile_rows_ready,

@@ -71,14 +71,12 @@ static void put_unit(int layout, uint8_t *main, uint8_t *extra, int unit, int ou
 
 static void put_side(int layout, uint8_t *side, int output, const cortiq_block *block)
 {
-    if (layout_scale_bytes(layout) == 1)
-        side[output] = (uint8_t)block->scale;
-    else
-        memcpy(side + 2 * output, &block->scale, 2);
+    int bytes = layout_scale_bytes(layout);
+    memcpy(side + bytes * output, &block->scale, (size_t)bytes); /* little-endian */
     if (!layout_has_minimum(layout) && !layout_subs(layout))
         return;
     if (layout_has_minimum(layout))
-        memcpy(side + layout_minimum_at(layout) + 2 * output, &block->minimum, 2);
+        memcpy(side + layout_minimum_at(layout) + bytes * output, &block->minimum, (size_t)bytes);
     for (int s = 0; s < layout_subs(layout); s++) {
         side[layout_subs_at(layout) + PANEL * s + output] = block->subs[s];
         if (layout_has_minimum(layout))

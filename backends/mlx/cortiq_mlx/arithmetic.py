@@ -16,7 +16,7 @@ SMALL = 1 << 12
 """Values of an array beside which constants are held in its own shape."""
 
 
-class Rows(NamedTuple):
+class MlxRows(NamedTuple):
     """Quantised rows x ≈ q·2^e: q int16 [..., K], e int32 [...]."""
 
     q: mx.array
@@ -24,7 +24,7 @@ class Rows(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of q."""
+        """Shape of q."""
         return tuple(self.q.shape)
 
 
@@ -47,7 +47,7 @@ class Faults:
         self.peaks.append(bits.max(axis=-1, keepdims=True) if bits.ndim > 1 else bits[:, None])
 
     def seen(self) -> mx.array:
-        """The largest of each row, int32 [rows]; something was snapped."""
+        """Return the largest of each row, int32 [rows]; something was snapped."""
         return mx.concatenate(self.peaks, axis=1).max(axis=1)
 
 
@@ -59,7 +59,7 @@ def _held(value: float, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
 
 
 def fixed(value: float, x: mx.array) -> Any:
-    """A constant beside x: held in x's shape if that is small, so that no node has to spread it.
+    """Return a constant for x: of x's shape if that is small, so that no node has to broadcast it.
 
     A decode step is thousands of small operations, and what they cost is mostly their nodes.
     """
@@ -67,7 +67,7 @@ def fixed(value: float, x: mx.array) -> Any:
 
 
 def magnitude_bits(x: mx.array) -> mx.array:
-    """Bits of |x| as int32."""
+    """x| as int32.|Return the bits of |x| as int32. |x| as int32."""
     return mx.abs(x).view(mx.int32)
 
 
@@ -80,7 +80,7 @@ def snap(y: mx.array, faults: Faults) -> mx.array:
     return mx.where(above < fixed(LARGEST - SMALLEST, above), y, fixed(0.0, y))
 
 
-class Planes(NamedTuple):
+class CachedPlanes(NamedTuple):
     """Rows of a cache: int8 planes [n, heads, 2, dim], int8 exponents [n, heads]."""
 
     q: mx.array

@@ -13,7 +13,7 @@ from cortiq.ir import Graph, KVRows, Node, Op, Program
 from cortiq.numerics.layouts import Weight
 
 if TYPE_CHECKING:
-    from cortiq_mlx.arrays import MlxArrays
+    from cortiq_mlx.array_library import MlxArrays
     from cortiq_mlx.executable import MlxExecutable
 
 HINT = "pip install mlx; on Linux 'mlx[cpu]' or, with an NVIDIA GPU, 'mlx[cuda]'"
@@ -26,7 +26,7 @@ class MlxBackend(KernelBackend):
     versions = Versions(hookspec=1, ir=1, contract=1)
 
     def devices(self) -> Sequence[Device]:
-        """The GPU if MLX has one, and the CPU."""
+        """Return the GPU if MLX has one, and the CPU."""
         try:
             from cortiq_mlx.library import DEVICES, description, there
         except ImportError as missing:
@@ -34,7 +34,7 @@ class MlxBackend(KernelBackend):
         return [Device(name, description(name)) for name in reversed(DEVICES) if there(name)]
 
     def library(self, device: str, options: CompileOptions) -> MlxArrays:
-        """Look at the device's arithmetic; BackendError where it is not IEEE's."""
+        """Open MLX on a device; BackendError where its arithmetic is not IEEE's."""
         from cortiq_mlx.executable import arrays_on
         from cortiq_mlx.self_test import check_device
 
@@ -42,30 +42,30 @@ class MlxBackend(KernelBackend):
         return arrays_on(device)
 
     def table(self) -> KernelTable:
-        """The kernels, and the fused pattern's."""
-        from cortiq_mlx.fuse import Beside, beside
+        """Return the kernels, the joined heads' included."""
+        from cortiq_mlx.join_heads import JoinedHeads, joined_heads
         from cortiq_mlx.kernels import KERNELS, OPTIONS
 
-        return KernelTable({**KERNELS, Beside: beside}, OPTIONS)
+        return KernelTable({**KERNELS, JoinedHeads: joined_heads}, OPTIONS)
 
     def executable(self) -> type[MlxExecutable]:
-        """What a program becomes."""
+        """The executable's class."""
         from cortiq_mlx.executable import MlxExecutable
 
         return MlxExecutable
 
     def prepare(self, library: Any, op: Op, role: str, weight: Weight, name: str) -> Any:
-        """A weight as the kernel of `op` takes it."""
+        """Convert a weight to the form that the kernel of `op` takes."""
         from cortiq_mlx.kernels import prepare
 
         return prepare(library, op, role, weight, name)
 
     def form(self, op: Op, role: str) -> Hashable:
-        """A table that is also the last matrix is held once."""
+        """Return the form's key: a table that is also the last matrix is held once."""
         return stack_of(op) if isinstance(op, MATRICES) else (op, role)
 
     def declines(self, node: Node, program: Program) -> str | None:
-        """Keys that are too wide for exact sums."""
+        """Decline keys that are too wide for exact sums."""
         from cortiq_mlx.attention import WIDEST_KEY
 
         slots = [program.slots[name] for name in node.slots.values()]
@@ -74,7 +74,7 @@ class MlxBackend(KernelBackend):
         return f"keys of {wide[0]} values: {reason}" if wide else None
 
     def rewrite(self, nodes: list[Bound], graph: Graph) -> list[Bound]:
-        """One product for the matrices that meet the same rows, and heads side by side."""
-        from cortiq_mlx.fuse import together
+        """Join the matrices that multiply the same rows, and the heads of q, k and v."""
+        from cortiq_mlx.join_heads import join_heads
 
-        return nodes if self.given else together(joined(nodes), graph)
+        return nodes if self.given else join_heads(joined(nodes), graph)

@@ -1,4 +1,4 @@
-"""Kernels that are MLX's own: products and attention. Others are those of all array libraries."""
+"""Kernels of MLX: products and attention are its own, others those of all array libraries."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from cortiq.backend.plan import Kernels
 from cortiq.backend.weights import MATRICES, float_weight, stack_of
 from cortiq.ir import Op, ops
 from cortiq.numerics.layouts import Weight
-from cortiq_mlx.arithmetic import Faults, Rows
-from cortiq_mlx.arrays import MlxArrays
+from cortiq_mlx.arithmetic import Faults, MlxRows
+from cortiq_mlx.array_library import MlxArrays
 from cortiq_mlx.library import mx
-from cortiq_mlx.matrices import Matrix
+from cortiq_mlx.matrices import MlxMatrix
 
 
 def prepare(library: MlxArrays, op: Op, role: str, weight: Weight, name: str) -> Any:
-    """A weight as the kernel of `op` takes it: a `Matrix`, or an array of floats, nothing lazy."""
+    """Convert a weight for the kernel of `op`: to `MlxMatrix`, or floats; nothing stays lazy."""
     if isinstance(op, MATRICES):
-        return Matrix(weight, name, stack_of(op))
+        return MlxMatrix(weight, name, stack_of(op))
     values = library.array(float_weight(op, role, weight, name))
     mx.eval(values)
     return values
 
 
-def _head_matmul(call: Call, x: Rows | mx.array) -> mx.array:
-    """[rows, heads, K]: each head with its matrix."""
+def _head_matmul(call: Call, x: MlxRows | mx.array) -> mx.array:
+    """Multiply [rows, heads, K], each head with its matrix."""
     rows, heads = x.shape[:2]
     flags = Faults(rows * heads)
-    turned = Rows(x.q.swapaxes(0, 1), x.e.T) if isinstance(x, Rows) else x.swapaxes(0, 1)
+    turned = MlxRows(x.q.swapaxes(0, 1), x.e.T) if isinstance(x, MlxRows) else x.swapaxes(0, 1)
     y = call.weights["weight"].product(turned, flags)
     call.faults.see(flags.seen().reshape(heads, rows).T)
     return y.swapaxes(0, 1)
 
 
-def _expert_matmul(call: Call, x: Rows | mx.array, index: mx.array) -> mx.array:
-    """[rows, K] or [rows, k, K]: each row with the matrices that it chose."""
+def _expert_matmul(call: Call, x: MlxRows | mx.array, index: mx.array) -> mx.array:
+    """Multiply [rows, K] or [rows, k, K], each row with the matrices that it chose."""
     rows, slots = index.shape
     if len(x.shape) == 2:
-        x = Rows(*map(_beside(slots), x)) if isinstance(x, Rows) else _beside(slots)(x)
+        x = MlxRows(*map(_beside(slots), x)) if isinstance(x, MlxRows) else _beside(slots)(x)
     pairs, flags = reshaped(x, rows * slots, 1), Faults(rows * slots)
     y = call.weights["weight"].chosen_product(pairs, index.reshape(-1), flags)
     call.library.gather_flags(call.faults, [flags])

@@ -1,4 +1,4 @@
-"""MLX, imported in one place: what must be set before is set here.
+"""The import of MLX, in one place: the environment it reads is set here before.
 
 MLX multiplies float32 matrices in TF32 on CUDA unless this variable says otherwise when it is first
 used; a shorter mantissa would not hold the integers that `exact` multiplies.
@@ -17,16 +17,16 @@ DEVICES = {"cpu": mx.cpu, "gpu": mx.gpu}
 
 
 def there(name: str) -> bool:
-    """Whether this machine's MLX has the device."""
+    """Check whether this machine's MLX has the device."""
     return name == "cpu" or (name == "gpu" and bool(mx.is_available(mx.gpu)))
 
 
 def version() -> str:
-    """MLX's version."""
+    """Return MLX's version."""
     return str(vars(mx)["__version__"])
 
 
 def description(name: str) -> str:
-    """What the device is, as MLX tells it."""
+    """Describe the device: MLX's version and its kind."""
     kind = "CPU" if name == "cpu" else "Metal" if mx.metal.is_available() else "CUDA"
     return f"MLX {version()}, {kind}"

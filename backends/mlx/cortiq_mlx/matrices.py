@@ -10,9 +10,9 @@ from cortiq.backend.array_kernels import reshaped
 from cortiq.numerics.codes import UnpackedWeight
 from cortiq.numerics.layouts import Weight, floats, unpack
 from cortiq.numerics.matmul import check_columns
-from cortiq_mlx.arithmetic import Faults, Rows, snap
-from cortiq_mlx.exact import PLANE
-from cortiq_mlx.forms import Codes, form_of
+from cortiq_mlx.arithmetic import Faults, MlxRows, snap
+from cortiq_mlx.code_forms import MatrixCodes, form_of
+from cortiq_mlx.exact_sums import PLANE
 from cortiq_mlx.library import mx
 from cortiq_mlx.products import CELLS, code_product, float_product, part_height
 
@@ -20,7 +20,7 @@ MANY = 2
 """Rows for each matrix of a stack from which on they are multiplied matrix by matrix."""
 
 
-class Matrix:
+class MlxMatrix:
     """A weight [count·height, width]: codes in pieces, or plain floats [count, height, width]."""
 
     def __init__(self, weight: Weight, name: str, count: int = 1) -> None:
@@ -34,14 +34,18 @@ class Matrix:
         fields = unpack(weight, name)
         self.form = form_of(fields, self.width)
         self.codes = self._laid_out(fields)
-        self.parts: list[Codes] = []
+        self.parts: list[MatrixCodes] = []
 
-    def _laid_out(self, fields: UnpackedWeight) -> Codes:
+    def _laid_out(self, fields: UnpackedWeight) -> MatrixCodes:
         """Upload, with the outputs along the last axis."""
         form, blocks = self.form, fields.scale.shape[1]
-        codes = fields.codes.astype(np.int16) - np.int16(form.shift)
-        high = (codes + np.int16(PLANE)) >> 8
-        parts = [codes] if form.planes == 1 else [high, codes - (high << 8)]
+        codes = fields.codes.astype(np.int32) - np.int32(form.shift)
+        parts = []
+        for _ in range(form.planes - 1):
+            high = (codes + PLANE) >> 8
+            parts.append(codes - (high << 8))
+            codes = high
+        parts = [codes, *reversed(parts)]
         block = form.piece * form.pieces
         # Only the last block of a row may be short, and only if pieces are the rest of it.
         padded = [np.pad(part, ((0, 0), (0, blocks * block - self.width))) for part in parts]
@@ -57,16 +61,16 @@ class Matrix:
         if fields.sub_scales is not None:
             scales = fields.sub_scales.astype(np.int8)
             extras["scales"] = self._upload(scales, (blocks, form.pieces, 1))
-        return Codes(form, stored, self._upload(fields.scale, (blocks, 1)), **extras)
+        return MatrixCodes(form, stored, self._upload(fields.scale, (blocks, 1)), **extras)
 
     def _upload(self, x: np.ndarray, columns: tuple[int, ...]) -> mx.array:
-        """[count·height, columns…] as [columns but the last…, count, the last, height]."""
+        """Upload [count·height, columns…] as [columns but the last…, count, the last, height]."""
         split = x.reshape(self.count, self.height, *columns)
         split = np.moveaxis(np.moveaxis(split, 1, -1), 0, -3)
         return mx.array(np.ascontiguousarray(split))
 
     def split(self) -> None:
-        """Part the outputs, each part in one piece of memory, once no other matrix joins this."""
+        """Split the outputs into contiguous parts, once no other matrix joins this."""
         if self.floating or self.parts:
             return
         count = -(-self.height // self.step)
@@ -79,16 +83,16 @@ class Matrix:
         """Outputs of a part."""
         return part_height(self.height, self.width, self.count)
 
-    def joins(self, other: Matrix) -> bool:
-        """Whether both can be outputs of one matrix."""
+    def joins(self, other: MlxMatrix) -> bool:
+        """Check whether both can be outputs of one matrix."""
         if self.floating or other.floating:
             return False
         return self.form == other.form and self.count == other.count == 1
 
     @staticmethod
-    def joined(parts: Sequence[Matrix]) -> Matrix:
-        """One matrix with the outputs of all parts."""
-        whole = object.__new__(Matrix)
+    def joined(parts: Sequence[MlxMatrix]) -> MlxMatrix:
+        """Join matrices to one with all their outputs."""
+        whole = object.__new__(MlxMatrix)
         whole.__dict__.update(parts[0].__dict__)
         whole.height = sum(part.height for part in parts)
         lists = [part.codes.arrays() for part in parts]
@@ -97,24 +101,24 @@ class Matrix:
         mx.eval(whole.codes.arrays())
         return whole
 
-    def multiply(self, x: Rows | mx.array, faults: Faults) -> mx.array:
-        """x [rows, K] times the one matrix: float32 [rows, height]."""
+    def multiply(self, x: MlxRows | mx.array, faults: Faults) -> mx.array:
+        """Multiply x [rows, K] with the one matrix: float32 [rows, height]."""
         rows = x.shape[0]
         return self.product(reshaped(x, 1, rows), faults).reshape(rows, -1)
 
-    def product(self, x: Rows | mx.array, faults: Faults) -> mx.array:
-        """x [count, rows, K] times the matrices: float32 [count, rows, height].
+    def product(self, x: MlxRows | mx.array, faults: Faults) -> mx.array:
+        """Multiply x [count, rows, K] with the matrices: float32 [count, rows, height].
 
         faults : of count·rows rows.
         """
-        if isinstance(x, Rows):
+        if isinstance(x, MlxRows):
             y = code_product(self.parts, x, faults)
             return y if y.shape[-1] == self.height else y[..., : self.height]
         return float_product(self.values, x, faults)
 
-    def chosen_product(self, x: Rows | mx.array, index: mx.array, faults: Faults) -> mx.array:
-        """x [pairs, 1, K] times the matrices of an index [pairs]: float32 [pairs, 1, height]."""
-        if index.shape[0] > MANY * self.count and isinstance(x, Rows):
+    def chosen_product(self, x: MlxRows | mx.array, index: mx.array, faults: Faults) -> mx.array:
+        """Multiply x [pairs, 1, K] with matrices by index [pairs]: float32 [pairs, 1, height]."""
+        if index.shape[0] > MANY * self.count and isinstance(x, MlxRows):
             return self._by_matrix(x, np.array(index), faults)
         pairs, size = index.shape[0], self.width * self.height
         step = max(1, (CELLS * 4) // size)
@@ -123,8 +127,8 @@ class Matrix:
         for start in range(0, pairs, step):
             cut = slice(start, min(start + step, pairs))
             some, flags = index[cut], Faults(cut.stop - cut.start)
-            if isinstance(x, Rows):
-                rows = Rows(x.q[cut], x.e[cut])
+            if isinstance(x, MlxRows):
+                rows = MlxRows(x.q[cut], x.e[cut])
                 parts.append(code_product([self.parts[0].picked(some)], rows, flags))
             else:
                 values = mx.take(self.values, some, axis=0)
@@ -133,15 +137,15 @@ class Matrix:
         faults.see(mx.concatenate([flags.seen() for flags in faults_seen]))
         return mx.concatenate(parts)
 
-    def _by_matrix(self, x: Rows, index: np.ndarray, faults: Faults) -> mx.array:
-        """All pairs of a matrix at once. The host has to know the choice: it is computed first."""
+    def _by_matrix(self, x: MlxRows, index: np.ndarray, faults: Faults) -> mx.array:
+        """Multiply all pairs of a matrix at once, by the choice computed on the host before."""
         order = np.argsort(index, kind="stable")
         ends = np.searchsorted(index[order], np.arange(self.count + 1))
         found, seen = [], []
         for at in np.unique(index):
             some = mx.array(order[ends[at] : ends[at + 1]])
             flags = Faults(some.size)
-            rows = Rows(mx.take(x.q[:, 0], some, axis=0)[None], mx.take(x.e[:, 0], some)[None])
+            rows = MlxRows(mx.take(x.q[:, 0], some, axis=0)[None], mx.take(x.e[:, 0], some)[None])
             one = [part.matrix(int(at)) for part in self.parts]
             found.append(code_product(one, rows, flags)[0, :, : self.height])
             seen.append(flags.seen())
@@ -150,29 +154,29 @@ class Matrix:
         return mx.take(mx.concatenate(found), back, axis=0)[:, None]
 
     def rows(self, ids: mx.array, faults: Faults) -> mx.array:
-        """Rows of a table, a stack of one: float32 [ids, K]."""
+        """Look up rows of a table, a stack of one: float32 [ids, K]."""
         if self.floating:
             return snap(mx.take(self.values[0], ids, axis=0), faults)
         return snap(_values(self.codes, ids, self.step)[:, : self.width], faults)
 
 
 def _in_parts(x: mx.array, count: int, step: int) -> mx.array:
-    """[…, height] as [parts, …, step], zero past the last output."""
+    """Split […, height] into [parts, …, step], zero past the last output."""
     missing = count * step - x.shape[-1]
     if missing:
         x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
     return mx.contiguous(mx.moveaxis(x.reshape(*x.shape[:-1], count, step), -2, 0))
 
 
-def _values(weight: Codes, ids: mx.array, step: int) -> mx.array:
-    """Elements of rows of a table: RN(scale·code) [+ RN(minimum·offset)], float32 [ids, K]."""
+def _values(weight: MatrixCodes, ids: mx.array, step: int) -> mx.array:
+    """Compute rows of a table: RN(scale·code) [+ RN(minimum·offset)], float32 [ids, K]."""
     form = weight.form
     where, place = ids // step, ids % step
     # [ids, blocks or slices, …, columns or 1]: a stack of one, and the parts it was cut into.
     part = weight.mapped(lambda x: x[(where, *[slice(None)] * (x.ndim - 2), place)].squeeze(-2))
     codes = part.codes[0].astype(mx.int32) + form.shift
-    if form.planes == 2:
-        codes = codes * 256 + part.codes[1].astype(mx.int32)
+    for plane in part.codes[1:]:
+        codes = codes * 256 + plane.astype(mx.int32)
     codes = codes.reshape(len(ids), -1, form.pieces, form.piece)
     if part.scales is not None:
         codes = codes * part.scales

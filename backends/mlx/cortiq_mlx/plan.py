@@ -1,4 +1,4 @@
-"""What a batch of one entry graph needs: a plan, laid-out matrices, and rotary angles."""
+"""The plan of an entry graph, with its matrices split and its rotary tables."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from cortiq.backend import Row
-from cortiq.backend.plan import Plan as Steps
+from cortiq.backend.plan import KernelPlan as Steps
 from cortiq.backend.rotary import RotaryTables, reach
 from cortiq.ir import Graph
-from cortiq_mlx.matrices import Matrix
+from cortiq_mlx.matrices import MlxMatrix
 
 
-class Plan(Steps):
+class MlxPlan(Steps):
     """One entry graph, ready to run.
 
     Attributes
@@ -25,9 +25,9 @@ class Plan(Steps):
         super().__init__(graph, *given)
         for step in self.steps:
             for weight in step.weights.values():
-                if isinstance(weight, Matrix):
+                if isinstance(weight, MlxMatrix):
                     weight.split()
 
     def reach(self, rows: Sequence[Row]) -> int:
-        """Positions that must be known for these rows of a sequence."""
+        """Return the positions that rotary tables must have for a sequence's rows."""
         return max(rows[-1].position + 1, reach(rows, self.angles.supplied))

@@ -1,4 +1,4 @@
-"""Rows times weights: exact integer sums, one rounding a block, then the contract's order.
+"""Products of rows with weights: exact integer sums, one rounding a block, then ordered sums.
 
 What is added after a matmul is integers again, so that one rounding is left, that of the contract.
 """
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cortiq.numerics.contract import RUN_BLOCKS
-from cortiq_mlx import custom
-from cortiq_mlx.arithmetic import LARGEST_Q, Faults, Rows, snap
-from cortiq_mlx.arrays import FLOATS
-from cortiq_mlx.bodies import MATVEC
-from cortiq_mlx.exact import (
+from cortiq_mlx import custom_kernels
+from cortiq_mlx.arithmetic import LARGEST_Q, Faults, MlxRows, snap
+from cortiq_mlx.array_library import FLOATS
+from cortiq_mlx.code_forms import CodeForm, MatrixCodes
+from cortiq_mlx.exact_sums import (
     EXACT,
     PLANE,
     exact_matmul,
@@ -22,7 +22,7 @@ from cortiq_mlx.exact import (
     round_three_planes,
     round_two_planes,
 )
-from cortiq_mlx.forms import Codes, Form
+from cortiq_mlx.kernel_sources import MATVEC
 from cortiq_mlx.library import mx
 
 CELLS = 1 << 21
@@ -32,7 +32,7 @@ LOW_BITS = 12
 
 
 def float_product(values: mx.array, x: mx.array, faults: Faults) -> mx.array:
-    """Canonical sums of snapped products: x [C, M, K], values [C, N, K] to [C, M, N]."""
+    """Add up snapped products in canonical order: x [C, M, K], values [C, N, K] to [C, M, N]."""
     (count, rows, _), height = x.shape, values.shape[1]
     step = max(1, CELLS // (count * rows * x.shape[2]))
     parts = []
@@ -46,13 +46,13 @@ def float_product(values: mx.array, x: mx.array, faults: Faults) -> mx.array:
 
 
 def part_height(height: int, width: int, count: int) -> int:
-    """Outputs of a part of a weight: what a step of a product has as float32 at a time."""
+    """Return the outputs of a part of a weight: those that one step holds as float32."""
     parts = 1 if count > 1 else max(1, round(height * width / CELLS))
     return -(-height // parts)
 
 
-def code_product(parts: Sequence[Codes], x: Rows, faults: Faults) -> mx.array:
-    """snap((the contract's sum of blocks)·2^e): x [C, M, K] to float32 [C, M, N].
+def code_product(parts: Sequence[MatrixCodes], x: MlxRows, faults: Faults) -> mx.array:
+    """Compute snap((the contract's sum of blocks)·2^e): x [C, M, K] to float32 [C, M, N].
 
     parts : of the weight along N, all of the same height.
     """
@@ -69,12 +69,13 @@ def code_product(parts: Sequence[Codes], x: Rows, faults: Faults) -> mx.array:
     return snap(_together(bands, -2) * FLOATS.exp2_int(x.e)[..., None], faults)
 
 
-def _band(parts: Sequence[Codes], pieces: mx.array) -> mx.array:
-    """All outputs of some rows; one part after the other, so that memory is free in between."""
+def _band(parts: Sequence[MatrixCodes], pieces: mx.array) -> mx.array:
+    """Compute all outputs of some rows, part by part, so that memory is freed in between."""
     form, (slices, count, rows, _) = parts[0].form, pieces.shape
-    if count == 1 and rows <= custom.FEW_ROWS and form.planes == 1 and custom.active(MATVEC):
+    few = count == 1 and rows <= custom_kernels.FEW_ROWS
+    if few and form.planes == 1 and custom_kernels.active(MATVEC):
         q = pieces.transpose(1, 2, 0, 3).reshape(rows, slices * form.piece)
-        return _together([custom.matvec(part, q) for part in parts], -1)[None]
+        return _together([custom_kernels.matvec(part, q) for part in parts], -1)[None]
     sides = _sides(form, pieces)
     done: list[mx.array] = []
     for part in parts:
@@ -88,8 +89,8 @@ def _together(arrays: list[mx.array], axis: int) -> mx.array:
 
 
 @dataclass(frozen=True)
-class Sides:
-    """A row as products meet it: `left` [slices, C, M or 2·M, piece], and sums of its pieces.
+class ProductRows:
+    """Rows as products take them: `left` [slices, C, M or 2·M, piece], and sums of its pieces.
 
     sums : int32 [slices, C, M, 1], if the form needs them.
     """
@@ -98,17 +99,17 @@ class Sides:
     sums: mx.array | None
 
 
-def _sides(form: Form, pieces: mx.array) -> Sides:
+def _sides(form: CodeForm, pieces: mx.array) -> ProductRows:
     sums = None
     if form.shift or form.low:
         sums = exact_sum(pieces.astype(mx.int32), -1, LARGEST_Q, keepdims=True)
     if form.whole:
-        return Sides(pieces, sums)
-    return Sides(mx.concatenate([*planes(pieces)], axis=2), sums)
+        return ProductRows(pieces, sums)
+    return ProductRows(mx.concatenate([*planes(pieces)], axis=2), sums)
 
 
-def _sum_of_blocks(weight: Codes, sides: Sides, rows: int) -> mx.array:
-    """Terms of the blocks in runs of 8, runs in order: [C, M, N]."""
+def _sum_of_blocks(weight: MatrixCodes, sides: ProductRows, rows: int) -> mx.array:
+    """Add up the terms of the blocks in runs of 8, runs in order: [C, M, N]."""
     terms = _dots(weight, sides, rows) * weight.scale
     if weight.minimum is not None:
         terms = terms + _lows(weight, sides) * weight.minimum
@@ -123,7 +124,7 @@ def _sum_of_blocks(weight: Codes, sides: Sides, rows: int) -> mx.array:
 
 
 def in_order(terms: mx.array, axis: int = 0) -> mx.array:
-    """(t0 + t1) + … over an axis; that the contract starts at +0 only matters to a −0."""
+    """Add up (t0 + t1) + … over an axis; that the contract starts at +0 only matters to a −0."""
     if terms.shape[axis] == 1:
         return terms.squeeze(axis)
     total, *more = mx.split(terms, terms.shape[axis], axis=axis)
@@ -132,8 +133,8 @@ def in_order(terms: mx.array, axis: int = 0) -> mx.array:
     return total.squeeze(axis)
 
 
-def _dots(weight: Codes, sides: Sides, rows: int) -> mx.array:
-    """RN(I) of each block: float32 [blocks, C, M, N]."""
+def _dots(weight: MatrixCodes, sides: ProductRows, rows: int) -> mx.array:
+    """Return RN(I) of each block: float32 [blocks, C, M, N]."""
     form = weight.form
     if form.whole:
         dots = exact_matmul(sides.left, weight.codes[0], LARGEST_Q, form.limit)
@@ -147,29 +148,32 @@ def _dots(weight: Codes, sides: Sides, rows: int) -> mx.array:
     whole = [_over_pieces(s.astype(mx.int32), form) for s in sums]
     if form.planes == 1:
         return round_two_planes(whole[0][:, :, :rows], whole[0][:, :, rows:])
+    if form.planes == 3:  # of few columns, so that the upper two sums are one
+        (th, tl), (hh, lh), (hl, ll) = (mx.split(s, 2, axis=2) for s in whole)
+        return round_three_planes(th * 256 + (tl + hh), hl + lh, ll)
     (hh, lh), (hl, ll) = (mx.split(s, 2, axis=2) for s in whole)
     return round_three_planes(hh, hl + lh, ll)
 
 
-def _shifted(sides: Sides, form: Form) -> mx.array:
-    """What the shift of the codes took from each piece's sum."""
+def _shifted(sides: ProductRows, form: CodeForm) -> mx.array:
+    """Return the part of each piece's sum that the shift of the codes removed."""
     assert sides.sums is not None
     return sides.sums * form.shift
 
 
-def by_block(x: mx.array, form: Form) -> mx.array:
-    """[slices, …] as [blocks, pieces, …]."""
+def by_block(x: mx.array, form: CodeForm) -> mx.array:
+    """Reshape [slices, …] to [blocks, pieces, …]."""
     return x.reshape(-1, form.pieces, *x.shape[1:])
 
 
-def _over_pieces(x: mx.array, form: Form) -> mx.array:
-    """Plane sums of a block's pieces added up."""
+def _over_pieces(x: mx.array, form: CodeForm) -> mx.array:
+    """Add up the plane sums of a block's pieces."""
     limit = form.piece * PLANE**2
     return x if form.pieces == 1 else exact_sum(by_block(x, form), 1, limit)
 
 
-def _scaled_pieces(weight: Codes, sides: Sides, dots: mx.array) -> mx.array:
-    """RN(Σ scale·sum) of a block's pieces, which are cut so that both parts stay below 2²⁴."""
+def _scaled_pieces(weight: MatrixCodes, sides: ProductRows, dots: mx.array) -> mx.array:
+    """Return RN(Σ scale·sum) of a block's pieces, cut so that both parts stay below 2²⁴."""
     form = weight.form
     sums = dots.astype(mx.int32)
     if form.shift:
@@ -183,8 +187,8 @@ def _scaled_pieces(weight: Codes, sides: Sides, dots: mx.array) -> mx.array:
     return upper.astype(mx.float32) * float(1 << LOW_BITS) + lower.astype(mx.float32)
 
 
-def _lows(weight: Codes, sides: Sides) -> mx.array:
-    """RN(J) of each block, J = Σ offset·(sum of the row's integers): float32 [blocks, C, M, N]."""
+def _lows(weight: MatrixCodes, sides: ProductRows) -> mx.array:
+    """Return RN(J), J = Σ offset·(sum of the row's integers): float32 [blocks, C, M, N]."""
     assert weight.offsets is not None and sides.sums is not None
     form = weight.form
     sums = by_block(sides.sums, form)

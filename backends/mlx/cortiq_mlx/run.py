@@ -1,4 +1,4 @@
-"""One batch on its way through a plan, in MLX.
+"""A batch computed by a plan, in MLX.
 
 All of it is one lazy graph, computed by one `mx.eval` at the end of the step together with what the
 sequences keep.
@@ -11,33 +11,35 @@ from typing import Any
 
 import numpy as np
 
+from cortiq.backend import DrawnLogit
 from cortiq.backend.admission import value_of
+from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Brought
 from cortiq.backend.kernel_walk import KernelWalk
 from cortiq.ir import ops
 from cortiq_mlx.arithmetic import LARGEST
 from cortiq_mlx.library import mx
-from cortiq_mlx.plan import Plan
+from cortiq_mlx.plan import MlxPlan
 from cortiq_mlx.state import MlxState
-from cortiq_mlx.wants import Answer, answer
+from cortiq_mlx.wants import LazyAnswer, answer, drawn_logit
 
 
-class Run(KernelWalk[MlxState]):
-    """A batch under way; what rows want is part of the graph."""
+class MlxWalk(KernelWalk[MlxState]):
+    """A batch under way; requested outputs are part of the lazy graph."""
 
-    plan: Plan
+    plan: MlxPlan
 
     def start(self) -> None:
-        """Make the groups of rows; the flags of all of them are there, whatever is computed."""
+        """Make the groups of rows; all have fault flags, whatever is computed."""
         super().start()
         self.all.faults.see(mx.zeros((len(self.rows), 1), mx.int32))
 
     def turned(self, op: ops.Rope, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Cosines and sines of positions, from tables that are there already."""
+        """Look up cosines and sines of positions."""
         return self.plan.angles.rows(op.table, op.sections, positions)
 
     def brought(self) -> list[list[Brought] | None]:
-        """Compute everything; what each sequence brings, None for one with a fault."""
+        """Compute everything and return each sequence's outputs, None for one with a fault."""
         answers = [self._answers_of(at) for at in range(len(self.rows))]
         kept = [array for s in self.all.segments for array in s.state.kept()]
         self.all.values.clear()
@@ -48,18 +50,24 @@ class Run(KernelWalk[MlxState]):
         mx.eval(peak, kept, peaks, [list(a.arrays) for a in under_way])
         return self._settled(answers, np.array(peak) >= LARGEST)
 
-    def _answers_of(self, at: int) -> dict[Any, Answer]:
-        """What the row asked for, under way."""
-        position = self.rows[at].position
-        return {
+    def _answers_of(self, at: int) -> dict[Any, LazyAnswer]:
+        """Start the requested outputs of a row."""
+        position, wants = self.rows[at].position, self.rows[at].wants
+        found = {
             want: answer(want, self.row(value_of(want), at), position, lambda: self.history(at))
-            for want in self.rows[at].wants
+            for want in wants
+            if not isinstance(want, DrawnLogit)
         }
+        for want in wants:
+            if isinstance(want, DrawnLogit):
+                token = found[drawing_want(wants)].arrays[0]  # type: ignore[index]
+                found[want] = drawn_logit(want, self.row("logits", at), token)
+        return found
 
     def _settled(
-        self, answers: Sequence[dict[Any, Answer]], failed: np.ndarray
+        self, answers: Sequence[dict[Any, LazyAnswer]], failed: np.ndarray
     ) -> list[list[Brought] | None]:
-        """What was computed, on the host; `failed`: rows at fault."""
+        """Read the outputs on the host; `failed`: rows at fault."""
         for at, row in enumerate(answers):
             peaks = [a.peak for a in row.values() if a.peak is not None]
             failed[at] |= any(int(np.array(peak).max()) >= LARGEST for peak in peaks)

@@ -1,4 +1,4 @@
-"""The device's arithmetic, looked at once before it is used: one wrong bit and it is refused."""
+"""Self test of a device's arithmetic before its first use: one wrong bit and it is refused."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from cortiq.backend.self_test import COUNT, check_operations
 from cortiq.errors import BackendError
 from cortiq.numerics.philox import philox
-from cortiq_mlx.arrays import MlxArrays
-from cortiq_mlx.exact import EXACT, exact_matmul, trust_wide
+from cortiq_mlx.array_library import MlxArrays
+from cortiq_mlx.exact_sums import EXACT, exact_matmul, trust_wide
 from cortiq_mlx.library import DEVICES, mx
 
 Operation = Callable[[mx.array, mx.array], mx.array]
@@ -39,7 +39,7 @@ OPERATIONS: dict[str, tuple[Operation, Callable[..., np.ndarray]]] = {
 
 @cache
 def check_device(device: str) -> None:
-    """`BackendError` if the device computes another bit than IEEE arithmetic has."""
+    """Raise `BackendError` if the device computes another bit than IEEE arithmetic has."""
     with mx.stream(DEVICES[device]):
         check_operations(f"MLX on {device}", MlxArrays(device), OPERATIONS)
         trust_wide(_rounds_wide())
@@ -47,7 +47,7 @@ def check_device(device: str) -> None:
 
 
 def _rounds_wide() -> bool:
-    """Whether int32 and int64 become float32 with one rounding; else sums are rounded by parts."""
+    """Check whether int32 and int64 become float32 with one rounding."""
     words = philox((np.arange(COUNT, dtype=np.uint32), 2, 0, 0), (1, 2))
     wide = (words[0].astype(np.int64) << 14) ^ words[1].astype(np.int64)
     wide = wide * (1 - 2 * (words[2] & 1).astype(np.int64)) >> (words[3] % 23).astype(np.int64)
@@ -59,7 +59,7 @@ def _rounds_wide() -> bool:
 
 
 def _check_products(device: str) -> None:
-    """Matmuls whose sums are the largest that `exact` lets in, in shapes that kernels differ by."""
+    """Check matmuls with the largest sums that `exact_sums` lets in, in shapes of all kernels."""
     for rows, terms, columns, low, high in (
         (1, 1024, 96, 127, 129),
         (1, 32, 576, 32512, 16),

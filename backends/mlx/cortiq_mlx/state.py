@@ -19,7 +19,7 @@ class MlxState(StoredState):
     owner: MlxExecutable
 
     def kept(self) -> list[mx.array]:
-        """Everything the stores hold."""
+        """Return everything the stores hold."""
         return [array for store in self.stores.values() for array in store.kept()]
 
     def settle(self) -> None:
@@ -45,7 +45,7 @@ class MlxState(StoredState):
         return reached
 
     def copies(self, stores: Mapping[str, Any]) -> dict[str, Any]:
-        """Stores with the same rows; memory is shared until one of them is written to."""
+        """Copy the stores; memory is shared until one of them is written to."""
         made = super().copies(stores)
         mx.eval([array for store in made.values() for array in store.kept()])
         return made

@@ -10,14 +10,21 @@ import numpy as np
 import torch
 import triton.language as tl
 
-from cortiq.backend import Argmax, Digest, Draw, Named, Top, Want
+from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Named, Top, Want
 from cortiq.backend.admission import value_of
+from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Brought
-from cortiq.backend.walk import Walk
+from cortiq.backend.requests import penalises
+from cortiq.backend.walk import Group
 from cortiq.numerics.quantise import Quantised
-from cortiq_triton import draw, tail
-from cortiq_triton.language import Tensor, kernel, launch, pow2
+from cortiq_triton import draw, tail, top
+from cortiq_triton.draw_numbers import Drawing, Stored, arrays_of
+from cortiq_triton.language import Tensor, ceil_div, kernel, launch
 from cortiq_triton.rows import Rows
+from cortiq_triton.rowset import RowBuffer, uploaded
+
+IDS = 256
+"""Rows of a program that chooses their ids."""
 
 
 class Answers:
@@ -25,132 +32,221 @@ class Answers:
 
     Attributes
     ----------
-    found : by row, the wants with tensors on the device.
+    groups : wants of one kind with their rows, and what answers them on the device.
     whole : for the first want of each kind, the tensor of all rows that ask for it.
     """
 
-    def __init__(self, run: Walk[Any]) -> None:
+    def __init__(self, run: Any) -> None:
         self.run = run
-        self.found: list[dict[Want, Any]] = [{} for _ in run.rows]
+        self.groups: list[tuple[list[tuple[int, Want]], Any]] = []
         self.whole: dict[Want, Any] = {}
         groups: dict[tuple[str, type, Any], list[tuple[int, Want]]] = {}
         for at, row in enumerate(run.rows):
             for want in row.wants:
                 extra = want.count if isinstance(want, Top) else None
                 groups.setdefault((value_of(want), type(want), extra), []).append((at, want))
-        for (name, kind, _), asking in groups.items():
+        for (name, kind, _), asking in sorted(groups.items(), key=lambda g: g[0][1] is DrawnLogit):
             self._answer(name, kind, asking)
 
     def _answer(self, name: str, kind: type, asking: list[tuple[int, Want]]) -> None:
         rows = [at for at, _ in asking]
-        value = self._rows_of(name, rows)
+        value = self._rows_of(name, rows) if kind is not Draw else None
         if kind is Named:
             answers: Any = value
         elif kind is Digest:
             answers = tail.digests(value)
         elif kind is Argmax:
             answers = tail.argmax(value)
-        elif kind is Top:
-            faults = torch.zeros(len(rows), dtype=torch.int32, device=value.device)
-            first = asking[0][1]
-            assert isinstance(first, Top)
-            answers = tail.top(value, first.count, faults)
-            self._note(rows, faults)
+        elif kind is Draw:
+            answers = self._draw(name, asking)
         else:
-            self._draw(value, asking)
-            return
+            faults = torch.zeros(len(rows), dtype=torch.int32, device=value.device)
+            answers = self._logits(value, asking, faults)
+            self._note(rows, faults)
         self.whole[asking[0][1]] = answers
-        for place, (at, want) in enumerate(asking):
-            self.found[at][want] = _row(answers, place)
+        self.groups.append((asking, answers))
 
-    def _draw(self, value: torch.Tensor, asking: list[tuple[int, Want]]) -> None:
-        run = self.run
-        for place, (at, want) in enumerate(asking):
+    def _logits(
+        self, value: torch.Tensor, asking: list[tuple[int, Want]], faults: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """The most likely ids with their logits and logsumexp, or the drawn ones' logit and that.
+
+        Draws are answered already.
+        """
+        first = asking[0][1]
+        if isinstance(first, Top):
+            found = top.ordered(value, first.count)
+            return *top.most_likely(found, first.count), top.sums_of(found, faults)[1]
+        scales, drawn = [], []
+        for at, want in asking:
+            assert isinstance(want, DrawnLogit)
+            scales.append(float(want.scale))
+            drawn.append(self._drawn_at(at))
+        there = None
+        if set(scales) != {1.0}:
+            there = uploaded(np.array(scales, np.float32), value.device)
+        return top.sums_of(top.ordered(value), faults, torch.stack(drawn), there)
+
+    def _drawn_at(self, at: int) -> torch.Tensor:
+        """The token that a row drew."""
+        drawing = drawing_want(self.run.rows[at].wants)
+        for asking, answers in self.groups:
+            if type(asking[0][1]) is type(drawing) and (at, drawing) in asking:
+                return answers[asking.index((at, drawing))]
+        raise AssertionError("a row that draws nothing wants the drawn token's logit")
+
+    def _draw(self, name: str, asking: list[tuple[int, Want]]) -> torch.Tensor:
+        """Draw once for each row and draw of it, from the rows as they are."""
+        run, (group, value) = self.run, self._value(name)
+        drawings, tokens = [], []
+        for at, want in asking:
             assert isinstance(want, Draw)
-            seen = run.history(at) if want.history is None else list(want.history)
-            given = draw.draw_inputs(want, seen, value.shape[1], str(value.device))
-            fault = torch.zeros(1, dtype=torch.int32, device=value.device)
+            place = at if group is run.all else bisect_left(group.places, at)
+            seen: list[int] = []
+            if penalises(want):
+                seen = run.history(at) if want.history is None else list(want.history)
+            known = Stored(4 * len(tokens), len(seen))
+            tokens += seen
             position = run.rows[at].position + want.ahead
-            self.found[at][want] = draw.draw(value[place], want, position, given, fault)[0]
-            self._note([at], fault)
+            drawings.append(Drawing(want, place, at, position, known))
+        features, arrays = arrays_of(drawings, value.shape[1])
+        if tokens:
+            arrays["tokens"] = np.array(tokens, np.int32)
+        buffer = RowBuffer(str(value.device), turns=1)
+        buffer.fill(arrays)
+        there = buffer.views(arrays)
+        if tokens:
+            there["histories"] += there["tokens"].data_ptr()
+        longest = max(drawing.history.count for drawing in drawings)
+        faults, counters = run.all.faults, run.shared.counters
+        return draw.draw(value, features, there, faults, counters, longest)
 
     def _note(self, rows: list[int], faults: torch.Tensor) -> None:
-        self.run.all.faults[torch.tensor(rows, device=faults.device)] |= faults
+        self.run.all.faults[self._index(rows)] |= faults
+
+    def _index(self, rows: Sequence[int]) -> torch.Tensor:
+        return uploaded(np.array(rows, np.int64), self.run.all.faults.device)
+
+    def _value(self, name: str) -> tuple[Group, Any]:
+        """A value, and the group whose rows it has."""
+        group = self.run.all if name in self.run.all.values else self.run.tail
+        return group, group.values[name]
 
     def _rows_of(self, name: str, rows: list[int]) -> Any:
         """A value's rows, in the order asked for."""
-        run = self.run
-        group = run.all if name in run.all.values else run.tail
-        value = group.values[name]
+        run, (group, value) = self.run, self._value(name)
         if group is not run.all:
             rows = [bisect_left(group.places, at) for at in rows]
         if rows == list(range(len(value.e if isinstance(value, Rows) else value))):
             return value
-        return run.pick(value, torch.tensor(rows, device=run.all.faults.device))
+        return run.pick(value, self._index(rows))
+
+    def keep(self, places: Sequence[int], drawn: torch.Tensor) -> None:
+        """Note on the device what rows draw, at their places, for rows of the next batch."""
+        for asking, answers in self.groups:
+            if isinstance(asking[0][1], Argmax | Draw):
+                mine = [
+                    i
+                    for i, (at, want) in enumerate(asking)
+                    if want is drawing_want(self.run.rows[at].wants)
+                ]
+                there = answers if len(mine) == len(asking) else answers[self._index(mine)]
+                drawn[self._index([places[asking[i][0]] for i in mine])] = there
+
+    def fetch(self, places: Sequence[int]) -> Fetched:
+        """Start bringing to the host what rows asked for; `places` are theirs in the batch."""
+        rows = range(len(self.run.rows))
+        drawing = frozenset(places[at] for at in rows if drawing_want(self.run.rows[at].wants))
+        cuts = [segment.cut for segment in self.run.segments]
+        there = [(asking, _Copied(answers)) for asking, answers in self.groups]
+        return Fetched(len(rows), cuts, _Copied(self.run.all.faults), there, drawing)
+
+
+class _Copied:
+    """Tensors on their way to the host."""
+
+    def __init__(self, answers: Any) -> None:
+        self.width = answers.width if isinstance(answers, Rows) else 0
+        several = answers[:3] if isinstance(answers, Rows) else answers
+        parts = several if isinstance(several, tuple) else (several,)
+        self.parts = [_copied(part) for part in parts]
+
+    def row(self, want: Want, place: int) -> Any:
+        """An answer in the form that `cortiq.backend` gives it."""
+        first, *others = (part[place].numpy() for part in self.parts)
+        if isinstance(want, Argmax | Draw):
+            return int(first)
+        if isinstance(want, Digest):
+            return tuple(int(word) for word in first.view(np.uint32))
+        if isinstance(want, DrawnLogit):
+            return first[()], others[0][()]
+        if isinstance(want, Top):
+            return first, others[0], others[1].reshape(1)
+        if self.width:
+            q = (first.astype(np.int32) << 8) + others[0]
+            return Quantised(q[..., : self.width], others[1][()])
+        return first.copy() if first.ndim else first[()]
+
+
+def _copied(part: torch.Tensor) -> torch.Tensor:
+    if part.device.type == "cpu":
+        return part
+    host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+    return host.copy_(part, non_blocking=True)
+
+
+class Fetched:
+    """What the rows of a batch ask for, on its way to the host.
+
+    Attributes
+    ----------
+    drawing : places in the batch of the rows that draw an id.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        cuts: Sequence[slice],
+        flags: _Copied,
+        there: Sequence[tuple[list[tuple[int, Want]], _Copied]],
+        drawing: frozenset[int],
+    ) -> None:
+        self.drawing = drawing
+        self._rows, self._cuts, self._flags, self._there = rows, cuts, flags, there
+        self._event = None
+        if flags.parts[0].is_pinned():
+            self._event = torch.cuda.Event()
+            self._event.record()
 
     def read(self) -> list[Sequence[Brought] | None]:
-        """Bring to the host what each sequence brings; None for one with a fault."""
-        flags = self.run.all.faults.cpu().numpy() != 0
-        brought: list[Sequence[Brought] | None] = []
-        for segment in self.run.segments:
-            found = self.found[segment.cut]
-            failed = flags[segment.cut].any()
-            rows = [{w: _on_host(w, x) for w, x in row.items()} for row in found if not failed]
-            brought.append(None if failed else rows)
-        return brought
-
-
-def _row(answers: Any, place: int) -> Any:
-    if isinstance(answers, tuple) and not isinstance(answers, Rows):
-        return tuple(part[place] for part in answers)
-    return answers.take(slice(place, place + 1)) if isinstance(answers, Rows) else answers[place]
-
-
-def _on_host(want: Want, value: Any) -> Any:
-    """An answer in the form that `cortiq.backend` gives it."""
-    if isinstance(want, Argmax | Draw):
-        return int(value)
-    if isinstance(want, Digest):
-        return tuple(int(word) for word in value.cpu().numpy().view(np.uint32))
-    if isinstance(want, Top):
-        ids, values, total = (part.cpu().numpy() for part in value)
-        return ids, values, total.reshape(1)
-    if isinstance(value, Rows):
-        high, low, e = (part[0].cpu().numpy() for part in value[:3])
-        q = (high.astype(np.int32) << 8) + low
-        return Quantised(q[..., : value.width], e[()])
-    array = value.cpu().numpy()
-    return array.copy() if array.ndim else array[()]
+        """Wait; return what each sequence brings, None for one with a fault."""
+        if self._event is not None:
+            self._event.synchronize()
+        flags = self._flags.parts[0].numpy() != 0
+        found: list[dict[Want, Any]] = [{} for _ in range(self._rows)]
+        for asking, copied in self._there:
+            for place, (at, want) in enumerate(asking):
+                found[at][want] = copied.row(want, place)
+        return [None if flags[cut].any() else found[cut] for cut in self._cuts]
 
 
 @kernel
 def choose_ids(
-    given: Tensor, sources: Tensor, drawn: Tensor, out: Tensor, n: Tensor, BLOCK: tl.constexpr
+    given: Tensor, sources: Tensor, drawn: Tensor, out: Tensor, rows: Tensor, BLOCK: tl.constexpr
 ) -> None:
-    """The ids of rows: given, or drawn by the row of the step before that `sources` names."""
-    i = tl.arange(0, BLOCK)
-    source = tl.load(sources + i, mask=i < n, other=-1)
-    known = tl.load(given + i, mask=i < n, other=0)
+    """The ids of rows: given, or drawn by the row of the batch before that `sources` names."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    source = tl.load(sources + i, mask=i < rows, other=-1)
+    known = tl.load(given + i, mask=i < rows, other=0)
     before = tl.load(drawn + source, mask=source >= 0, other=0)
-    tl.store(out + i, tl.where(source >= 0, before, known), mask=i < n)
+    tl.store(out + i, tl.where(source >= 0, before, known), mask=i < rows)
 
 
 def resolve(
     count: int, given: torch.Tensor, sources: torch.Tensor, drawn: torch.Tensor
 ) -> torch.Tensor:
-    """The ids of `count` rows, those of the step before included."""
+    """The ids of `count` rows, those of the batch before included."""
     out = torch.empty_like(given)
-    launch(choose_ids, (1,), given, sources, drawn, out, count, BLOCK=pow2(count))
-    return out
-
-
-def packed(run: Walk[Any], answers: Answers) -> torch.Tensor:
-    """Fault flag, argmax and digest of each row: int32 [rows, 6]; −1 and 0 where nobody asks."""
-    out = torch.zeros((len(run.rows), 6), dtype=torch.int32, device=run.all.faults.device)
-    out[:, 1] = -1
-    wants = run.rows[0].wants
-    for want, columns in ((Argmax(), slice(1, 2)), (Digest("logits"), slice(2, 6))):
-        if want in wants:
-            out[:, columns] = answers.whole[want].view(len(run.rows), -1)
-    out[:, 0] = run.all.faults
+    grid = (ceil_div(count, IDS),)
+    launch(choose_ids, grid, given, sources, drawn, out, count, BLOCK=IDS)
     return out

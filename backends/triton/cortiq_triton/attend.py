@@ -54,7 +54,7 @@ def store_kv(call: Call, keys: Rows, values: Rows | None = None) -> tuple[()]:
     """Append rows to their sequences."""
     slot, offset = call.slot("kv")
     given, rows = values or keys, call.rows
-    block = min(pow2(rows.count), 64 if INTERPRETED else 4)
+    block = min(pow2(rows.count), 64) if INTERPRETED else 4
     launch(
         pages.store_rows, (ceil_div(rows.count, block), slot.heads), *keys[:3], *given[:3],
         rows.table, rows.owners, rows.positions, keys.high.shape[-1], given.high.shape[-1],
@@ -69,7 +69,7 @@ def recall(call: Call, position: torch.Tensor) -> torch.Tensor:
     slot, offset = call.slot("kv")
     rows, op = call.rows, call.op
     out = torch.empty((rows.count, op.heads, op.dim), dtype=torch.float32, device=rows.device)
-    block = min(pow2(rows.count), 64 if INTERPRETED else 4)
+    block = min(pow2(rows.count), 64) if INTERPRETED else 4
     launch(
         pages.recall_rows, (ceil_div(rows.count, block), slot.heads), rows.table, rows.owners,
         position, out, call.faults, rows.pages, offset, rows.count, G=slot.heads,

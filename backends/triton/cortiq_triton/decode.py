@@ -1,9 +1,11 @@
 """Decoding without waiting for the host: one row a sequence, one captured graph a shape.
 
-A shape is how many rows there are, how far they may look back (a power of two of pages) and what
-they want. The first step of a shape runs launch by launch, which compiles its kernels, and is
-captured at the end; later steps copy what changed (ids, positions, page tables) into the memory
-that the graph reads, and replay it. A row whose id the step before draws reads it on the device.
+A shape is how many rows there are and how far they may look back (a power of two of pages). What
+rows want of their logits is a second graph of the shape, by the features that some row uses: each
+row's own options are data. The first step of a shape runs launch by launch, which compiles its
+kernels, and is captured at the end; later steps copy what changed (ids, positions, page tables,
+options of draws) into the memory that the graphs read, and replay them. A row whose id the step
+before draws reads it on the device, and so do penalties, from the sequence's `TokenLog`.
 """
 
 from __future__ import annotations
@@ -11,17 +13,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from cortiq.backend import (
     FAULT,
-    Argmax,
     Batch,
     BatchResult,
-    Digest,
+    Draw,
     Drawn,
     Outcome,
     Row,
@@ -29,20 +30,26 @@ from cortiq.backend import (
     Status,
     Want,
 )
-from cortiq.backend.admission import token_of
+from cortiq.backend.admission import drawn_token, token_of
+from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Accepted
+from cortiq.backend.requests import penalises
 from cortiq_triton.call import Shared
 from cortiq_triton.language import pow2
+from cortiq_triton.mixed import Mixed
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
-from cortiq_triton.state import UNKNOWN, TritonState
+from cortiq_triton.shapes import Scratch, padded_sequences
+from cortiq_triton.state import TritonState
+from cortiq_triton.step_answers import Asked, StepAnswers, answerable, ask
+from cortiq_triton.token_log import UNKNOWN
 
 MOST_ROWS = 256
+DRAWN_ROWS = 1 << 14
+"""Rows of a batch whose drawn ids are kept on the device."""
 FEWEST_PAGES = 16
 """Tiles without keys cost little; another shape costs a capture."""
-WORDS = 6
-"""Of a row's answer: fault flag, token, digest."""
 Key = tuple[Any, ...]
 
 
@@ -52,6 +59,10 @@ class Owner(Protocol):
     device: str
     drawn: list[int | None]
     shared: Shared
+    vocabulary: int
+
+    def scratch(self) -> Scratch:
+        """Return what stands for one more sequence."""
 
     def owns(self, state: Any) -> bool:
         """Check whether a state is a living sequence of it."""
@@ -59,8 +70,32 @@ class Owner(Protocol):
     def refusal(self, plan: Plan, batch: Batch, sequence: Accepted[TritonState]) -> str | None:
         """Say why a sequence's rows cannot be computed."""
 
-    def settle(self, last: Step | None = None) -> None:
-        """Wait for what is under way, up to a step if one is given."""
+    def settle(self, last: UnderWay | None = None) -> None:
+        """Wait for what is under way, up to a batch if one is given."""
+
+
+class UnderWay(Protocol):
+    """A batch that was launched and perhaps not read.
+
+    Attributes
+    ----------
+    accepted : sequences with rows in it. lost : those that a batch before it failed.
+    outcome, drawn : what it brought and drew, once it was read.
+    """
+
+    lost: set[TritonState]
+    outcome: BatchResult | None
+    drawn: list[int | None]
+
+    @property
+    def accepted(self) -> Sequence[Accepted[TritonState]]:
+        """Sequences with rows in it."""
+
+    def draws(self, row: Any) -> bool:
+        """Whether a row draws an id."""
+
+    def finish(self, before: Sequence[int | None]) -> None:
+        """Read it; `before` is what the batch before drew."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,43 +105,73 @@ class Going(Accepted[TritonState]):
     position: int = 0
 
 
-class Captured:
-    """A graph of a run's launches, or, on the CPU, the launches themselves."""
+@cache
+def _captures(device: str) -> tuple[torch.cuda.Stream, Any]:
+    """Where launches of a device are captured, and the memory of their values: graphs follow one
+    another, so that all of them may have the same.
+    """
+    return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
-    def __init__(self, run: Run, device: str) -> None:
-        self.run = run
+
+class Captured:
+    """A graph of launches, or, on the CPU, the launches themselves."""
+
+    def __init__(self, launch: Callable[[], None], device: str) -> None:
         if device == "cpu":
-            self.replay: Callable[[], None] = run.launch
+            self.replay = launch
             return
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run.launch()
+        graph, (stream, pool) = torch.cuda.CUDAGraph(), _captures(device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                launch()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
         self.replay = graph.replay
 
 
 @dataclass(eq=False)
 class Shape:
-    """What all steps of one shape share: memory for their rows, a run, and perhaps its graph."""
+    """What all steps of one shape share: memory for their rows, a run, and perhaps its graph.
+
+    Attributes
+    ----------
+    replay : computes the logits. answers : what follows, by what rows ask for.
+    """
 
     run: Run
     buffer: RowBuffer
-    captured: Captured | None = None
+    replay: Callable[[], None]
+    answers: dict[Asked, StepAnswers] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class Step:
-    """A step under way; `result` waits for it and for those before it."""
+    """A step under way; `result` waits for it and for those before it.
+
+    Attributes
+    ----------
+    wants : of each row. answers : how to read the words of its answer.
+    """
 
     owner: Owner
     accepted: Sequence[Going]
     entry: str
-    wants: tuple[Want, ...]
+    wants: Sequence[tuple[Want, ...]]
     sources: Sequence[int]
+    answers: StepAnswers
     answer: torch.Tensor
     event: Any
     lost: set[TritonState] = field(default_factory=set)
     outcome: BatchResult | None = None
     drawn: list[int | None] = field(default_factory=list)
+
+    def draws(self, row: Any) -> bool:
+        """Whether a row draws an id."""
+        there = type(row) is int and 0 <= row < len(self.accepted)
+        return there and drawing_want(self.wants[row]) is not None
 
     def result(self) -> BatchResult:
         """What the batch brought."""
@@ -118,27 +183,21 @@ class Step:
         """Read the answer; `before` is what the step before drew."""
         if self.event is not None:
             self.event.synchronize()
-        rows = self.answer.numpy().reshape(-1, WORDS)
         outcomes: dict[State, Outcome] = {}
         brought: list[dict[Want, Any]] = []
-        for row, source, sequence in zip(rows, self.sources, self.accepted, strict=True):
+        every = zip(self.answer.numpy(), self.sources, self.accepted, self.wants, strict=True)
+        for words, source, sequence, wants in every:
             state = sequence.state
-            failed = bool(row[0]) or state in self.lost
+            failed = bool(words[0]) or state in self.lost
             if failed and state not in self.lost:
                 state.clear()
             elif not failed and source >= 0 and self.entry == "trunk":
                 state.tokens[sequence.position] = before[source]  # type: ignore[assignment]
             status = Outcome(Status.FAILED, FAULT) if failed else Outcome(Status.COMPLETED)
             outcomes[state] = status
-            brought.append({} if failed else {want: _answer(want, row) for want in self.wants})
-        self.drawn = [row.get(Argmax()) for row in brought]
+            brought.append({} if failed else self.answers.read(words, wants))
+        self.drawn = [drawn_token(row) for row in brought]
         self.outcome = BatchResult(outcomes, brought)
-
-
-def _answer(want: Want, row: np.ndarray) -> Any:
-    if isinstance(want, Argmax):
-        return int(row[1])
-    return tuple(int(word) for word in row[2:].view(np.uint32))
 
 
 class Decoder:
@@ -147,27 +206,30 @@ class Decoder:
     Attributes
     ----------
     refused : why no graph is captured any more; empty while they are.
-    drawn : int32 [MOST_ROWS] on the device, what the rows of the last step drew.
-    capture : makes a graph of a run.
+    drawn : int32 [DRAWN_ROWS] on the device, what the rows of the last step drew.
+    capture : makes a graph of launches. mixed : pieces of prompts beside steps.
     """
 
     def __init__(self, owner: Owner) -> None:
         self.owner, self.refused = owner, ""
         self.shapes: dict[Key, Shape] = {}
-        self.drawn = torch.full((MOST_ROWS,), -1, dtype=torch.int32, device=owner.device)
-        self.under_way: list[Step] = []
+        self.drawn = torch.full((DRAWN_ROWS,), -1, dtype=torch.int32, device=owner.device)
+        self.under_way: list[UnderWay] = []
         self.version = 0
-        self.capture: Callable[[Run, str], Captured] = Captured
+        self.capture: Callable[[Callable[[], None], str], Captured] = Captured
+        self.mixed = Mixed(owner, self.drawn, self._captured)
 
     def submit(self, plan: Plan, batch: Batch) -> Step | None:
         """Launch a batch of steps; None if it is another kind of batch, or a row is refused."""
         if not self._is_step(plan, batch):
             return None
+        if any(state.log.lacks(state.tokens) for state in self._penalised(batch).values()):
+            self.owner.settle()
         accepted: list[Going] = []
         sources: list[int] = []
         for index, row in enumerate(batch.rows):
             state: Any = row.state
-            token, source = self._token(row)
+            token, source = self.token(row)
             going = Going(state, range(index, index + 1), [token], state.length(batch.entry))
             if self.owner.refusal(plan, batch, going) is not None:
                 return None
@@ -181,60 +243,98 @@ class Decoder:
         return step
 
     def _is_step(self, plan: Plan, batch: Batch) -> bool:
-        """Whether each row is another sequence's, and all want the same few things."""
+        """Whether each row is another sequence's, and wants only what a step can answer."""
         rows = batch.rows
         states = {id(row.state) for row in rows}
         plain = set(plan.graph.inputs) <= {"token", "position"}
         if not (0 < len(rows) <= MOST_ROWS and len(states) == len(rows) and plain):
             return False
-        alike = all(row.wants == rows[0].wants and not row.inputs for row in rows)
-        answered = all(want in (Argmax(), Digest("logits")) for want in rows[0].wants)
-        return alike and answered and all(self.owner.owns(row.state) for row in rows)
+        answered = all(not row.inputs and answerable(row) for row in rows)
+        return answered and all(self.owner.owns(row.state) for row in rows)
 
-    def _token(self, row: Row) -> tuple[int, int]:
-        """A row's id, and the row of the step under way that draws it (−1: the id is known)."""
+    def _penalised(self, batch: Batch) -> dict[int, TritonState]:
+        """The states of rows that draw by what their sequences were fed, by row."""
+        drawing = enumerate(map(drawing_want, (row.wants for row in batch.rows)))
+        looking = [at for at, want in drawing if isinstance(want, Draw) and penalises(want)]
+        return {at: batch.rows[at].state for at in looking}  # type: ignore[misc]
+
+    def token(self, row: Row) -> tuple[int, int]:
+        """A row's id, and the row of the batch under way that draws it (−1: the id is known)."""
         before = self.under_way[-1] if self.under_way else None
         if before is None or not isinstance(row.token, Drawn):
             return token_of(row, self.owner.drawn), -1
-        there = type(row.token.row) is int and 0 <= row.token.row < len(before.accepted)
-        return (0, row.token.row) if there and Argmax() in before.wants else (-1, -1)
+        return (0, row.token.row) if before.draws(row.token.row) else (-1, -1)
 
     def _launch(
         self, plan: Plan, batch: Batch, accepted: Sequence[Going], sources: Sequence[int]
     ) -> Step:
-        run = Run(plan, batch, accepted, self.owner.shared, self.drawn)
         pages = max(FEWEST_PAGES, pow2(max(len(s.state.page_addresses) for s in accepted)))
-        wants = batch.rows[0].wants
-        key = (batch.entry, len(accepted), pages, wants, self.owner.shared.angles.version)
+        shape, is_new = self._shape(plan, batch, accepted, sources, pages)
+        device = self.owner.device
+        held = {at: s.log.extended(s.tokens, device) for at, s in self._penalised(batch).items()}
+        width = plan.graph.values["logits"].shape[-1]
+        extra = padded_sequences(len(accepted)) - len(accepted)
+        scratch = [Row(self.owner.scratch(), 0, 0)] * extra  # type: ignore[arg-type]
+        asked, arrays = ask([*batch.rows, *scratch], held, width)
+        answers = shape.answers.get(asked)
+        if answers is None:
+            answers = shape.answers[asked] = StepAnswers(shape.run, asked, arrays, pages)
+            answers.launch()
+        else:
+            answers.fill(arrays)
+            answers.replay()
+        answer, event = self._fetch(answers.packed[: len(accepted)])
+        if is_new:  # names other memory for the logits, in which nothing is computed yet
+            shape.replay = self._captured(shape.run.launch)
+        if is_new or answers.replay == answers.launch:
+            answers.replay = self._captured(answers.launch)
+        wants = [row.wants for row in batch.rows]
+        return Step(self.owner, accepted, batch.entry, wants, sources, answers, answer, event)
+
+    def _shape(
+        self, plan: Plan, batch: Batch, accepted: Sequence[Going], sources: Sequence[int],
+        pages: int,
+    ) -> tuple[Shape, bool]:  # fmt: skip
+        """Compute the logits of a step; return its shape, and whether that is new."""
+        batch, everyone = self._filled_up(batch, accepted)
+        sources = [*sources, *[-1] * (len(everyone) - len(sources))]
+        run = Run(plan, batch, everyone, self.owner.shared, self.drawn)
+        key = (batch.entry, len(everyone), pages, self.owner.shared.angles.version)
         if self.version != key[-1]:  # tables of angles were made anew: old graphs read old ones
             self.shapes.clear()
             self.version = key[-1]
         shape = self.shapes.get(key)
-        if shape is None:
-            shape = Shape(run, RowBuffer(self.owner.device))
-            run.place(shape.buffer, sources, pages)
-            run.launch()
-            packed = run.packed
-            self.shapes[key] = shape
-            self._capture(shape)  # names other memory `packed`, in which nothing is computed yet
-        else:
+        if shape is not None:
             run.fill(shape.buffer, sources, pages)
-            replay = shape.run.launch if shape.captured is None else shape.captured.replay
-            replay()
-            packed = shape.run.packed
-        answer, event = self._fetch(packed)
-        return Step(self.owner, accepted, batch.entry, wants, sources, answer, event)
+            shape.replay()
+            return shape, False
+        shape = self.shapes[key] = Shape(run, RowBuffer(self.owner.device), run.launch)
+        run.place(shape.buffer, sources, pages)
+        run.launch()
+        return shape, True
 
-    def _capture(self, shape: Shape) -> None:
-        """Capture a shape's launches, unless that failed before: then they stay launches."""
+    def _filled_up(
+        self, batch: Batch, accepted: Sequence[Going]
+    ) -> tuple[Batch, Sequence[Accepted[Any]]]:
+        """Add rows that nobody reads, up to the next size that is captured."""
+        rows, everyone = list(batch.rows), list[Accepted[Any]](accepted)
+        for at in range(len(rows), padded_sequences(len(rows))):
+            state: Any = self.owner.scratch()
+            rows.append(Row(state, 0, 0, rows[0].wants))
+            everyone.append(Accepted(state, range(at, at + 1), [0]))
+        return Batch(rows, batch.entry), everyone
+
+    def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
+        """Capture launches, unless that failed before: then they stay launches."""
         if self.refused:
-            return
+            return launch
         try:
-            shape.captured = self.capture(shape.run, self.owner.device)
+            return self.capture(launch, self.owner.device).replay
         except (RuntimeError, torch.OutOfMemoryError) as error:
             self.refused = str(error).splitlines()[0]
             what = f"CUDA graphs are off, steps are launched one by one: {self.refused}"
             warnings.warn(what, RuntimeWarning, stacklevel=2)
+            return launch
 
     def _fetch(self, packed: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Start bringing an answer to the host."""
@@ -246,8 +346,8 @@ class Decoder:
         event.record()
         return host, event
 
-    def settle(self, last: Step | None = None) -> None:
-        """Finish the steps under way, up to one if it is given."""
+    def settle(self, last: UnderWay | None = None) -> None:
+        """Finish the batches under way, up to one if it is given."""
         while self.under_way and (last is None or last.outcome is None):
             step = self.under_way[0]
             step.finish(self.owner.drawn)

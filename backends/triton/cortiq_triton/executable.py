@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -10,17 +10,23 @@ import triton
 
 from cortiq.backend import Batch, CompileOptions, Finished
 from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels
+from cortiq.backend.kernel_executable import placement_of
 from cortiq.backend.paged import PagedState
-from cortiq.backend.paged_executable import PagedExecutable
+from cortiq.backend.paged_executable import EARLY_POSITIONS, PagedExecutable
 from cortiq.ir import Program, expand
 from cortiq.numerics.layouts import Weight
+from cortiq_triton import compiled, flight, warm
 from cortiq_triton.call import Counters, Shared
-from cortiq_triton.decode import Decoder, Step
-from cortiq_triton.memory import TritonMemory
+from cortiq_triton.decode import Decoder, Step, UnderWay
+from cortiq_triton.flight import Flight
+from cortiq_triton.memory import DeviceBytes, TritonMemory
 from cortiq_triton.plan import Plan, weights_of
 from cortiq_triton.rotary import Angles
 from cortiq_triton.run import Run
+from cortiq_triton.shapes import Scratch
 from cortiq_triton.state import TritonState
+from cortiq_triton.workspace import batch_rows, row_bytes
 
 
 class TritonExecutable(PagedExecutable[TritonState, Plan]):
@@ -29,7 +35,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
     Attributes
     ----------
     decoder : steps of decoding, which are captured and run ahead. graphs : whether that is done.
-    asynchronous : `forward` returns with a step of decoding under way.
+    asynchronous : `forward` returns with the batch under way.
     """
 
     asynchronous: ClassVar[bool] = True
@@ -37,7 +43,12 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
     memory: TritonMemory
 
     def __init__(
-        self, program: Program, weights: Mapping[str, Weight], options: CompileOptions, device: str
+        self,
+        program: Program,
+        weights: Mapping[str, Weight],
+        options: CompileOptions,
+        device: str,
+        given: GivenKernels = NO_KERNELS,
     ) -> None:
         self.device = device
         layouts = {weight: spec.layout for weight, spec in program.weights.items()}
@@ -45,15 +56,20 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         prepared = weights_of(weights, device)
         fuses = bool(options.extra.get("fuse", True))
         angles = Angles(device)
-        plans = {n: Plan(graph, prepared, angles, fuses) for n, graph in graphs.items()}
+        plans = {n: Plan(graph, prepared, angles, fuses, given) for n, graph in graphs.items()}
         super().__init__(program, options, plans)
         self.use_memory(TritonMemory(program, device, bool(options.extra.get("poison"))))
         self.graphs = bool(options.extra.get("graphs", device != "cpu"))
         self._settling = False
+        self._workspace = 0
+        self._spoilt: tuple[DeviceBytes | None, DeviceBytes | None] | None = None
         self.shared = Shared(program, self.layout, angles, device, Counters(device))
-        nodes = [node for graph in program.graphs.values() for node in graph.nodes]
         self.decoder = Decoder(self)
-        self.placement = dict.fromkeys((node.name for node in nodes), "triton")
+        self.placement = placement_of(program, None, "triton", "triton", given)
+        if device != "cpu":
+            each = max(map(row_bytes, plans.values()))
+            self.batch_rows = batch_rows(each, self.device_bytes())
+            self._workspace = each * self.batch_rows
 
     @property
     def provenance(self) -> Mapping[str, str]:
@@ -65,15 +81,29 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         return facts | {"device": name, "cuda": str(torch.version.cuda)}
 
     def device_bytes(self) -> int:
-        """Memory the device has free, with what torch and the pool keep for later."""
+        """Memory the device has free, with what torch and the pool keep for later, and without
+        what a batch of `batch_rows` takes while it is computed.
+        """
         if self.device == "cpu":
             return super().device_bytes()
         free = torch.cuda.mem_get_info(self.device)[0]
         idle = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return free + idle + len(self.memory.spare) * self.layout.page_bytes
+        spare = len(self.memory.spare) * self.layout.page_bytes
+        return max(0, free + idle + spare - self._workspace)
 
-    def settle(self, last: Step | None = None) -> None:
-        """Wait for what is under way, up to a step if one is given."""
+    def scratch(self) -> Scratch:
+        """What stands for one more sequence, in a page and a block that all such have."""
+        if self._spoilt is None:
+            layout = self.layout
+            page = self.memory.allocate(layout.groups[0]) if layout.groups else None
+            block = self.memory.allocate(layout.block) if layout.block.page_bytes else None
+            if block is not None:
+                block.memory.zero_()
+            self._spoilt = page, block
+        return Scratch(*(0 if data is None else data.address for data in self._spoilt))
+
+    def settle(self, last: UnderWay | None = None) -> None:
+        """Wait for what is under way, up to a batch if one is given."""
         if not self._settling:
             self._settling = True
             try:
@@ -81,14 +111,42 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
             finally:
                 self._settling = False
 
-    def forward(self, batch: Batch) -> Finished | Step:  # type: ignore[override]
-        """Compute a batch; a step of decoding is under way when this returns."""
+    def settle_state(self, state: TritonState) -> None:
+        """Wait for what is under way of one sequence, and for what was launched before that."""
+        with_rows = [
+            batch
+            for batch in self.decoder.under_way
+            if any(sequence.state is state for sequence in batch.accepted)
+        ]
+        if with_rows:
+            self.settle(with_rows[-1])
+
+    def forward(self, batch: Batch) -> Finished | Step | Flight:  # type: ignore[override]
+        """Compute a batch; it is under way when this returns."""
         plan = self.plans.get(batch.entry)
-        step = self.decoder.submit(plan, batch) if plan is not None and self.graphs else None
-        if step is not None:
-            return step
+        if plan is not None and self.graphs:
+            going = self.decoder.submit(plan, batch) or flight.submit(self.decoder, plan, batch)
+            if going is not None:
+                return going
         self.settle()
         return super().forward(batch)
+
+    def warm(self, progress: Callable[[int, int], None] = lambda done, total: None) -> bool:
+        """Compile the kernels that serving needs, those that Triton's cache lacks.
+
+        Return False in Triton's interpreter, which compiles nothing.
+
+        Parameters
+        ----------
+        progress : called with how many kernels are ready, and how many there are.
+        """
+        if self.device == "cpu":
+            return False
+        self.prepare(min(self.program.context, EARLY_POSITIONS))
+        with compiled.collecting(progress):
+            warm.walk(self)
+        compiled.COMPILATIONS.expected = False
+        return True
 
     def close(self) -> None:
         """Release weights, sequences and pages."""

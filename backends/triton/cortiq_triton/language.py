@@ -19,12 +19,16 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import cuda_capability_geq
 
+from cortiq_triton import compiled
+
 Tensor: TypeAlias = tl.tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 """Whether kernels run in Triton's interpreter: what the variable says when this is imported."""
 
-kernel: Callable[[Callable[..., Any]], Any] = triton.jit
+VARYING = ("M", "R", "rows", "most")
+"""Parameters that count rows, or tiles: no binary is made for one of their values."""
+kernel: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=VARYING)
 device: Callable[[Callable[..., Any]], Any] = (lambda f: f) if INTERPRETED else triton.jit
 
 
@@ -38,6 +42,8 @@ def _without_overflow_checks() -> None:
 
 if INTERPRETED:
     _without_overflow_checks()
+else:
+    compiled.watch()
 
 
 LARGEST_TILE = 1 << 20
@@ -134,7 +140,13 @@ def launch(
     """
     if 0 in grid:
         return
-    if not INTERPRETED:
-        how |= {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
-        how |= {"launch_pdl": early and starts_early()}
-    which[grid](*arguments, **how)
+    if INTERPRETED:
+        which[grid](*arguments, **how)
+        return
+    options = {
+        "num_warps": warps,
+        "num_stages": stages,
+        "enable_fp_fusion": False,
+        "launch_pdl": early and starts_early(),
+    }
+    compiled.launch(which, grid, arguments, how, options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
+from cortiq_triton.e4m3 import tile_dots
 from cortiq_triton.language import INTERPRETED, Tensor, device, kernel
 from cortiq_triton.matmul import tile_rows
 from cortiq_triton.matvec import end, in_form
@@ -129,13 +130,29 @@ def down(table: Tensor, row: Tensor, at: Tensor, width: Tensor) -> Tensor:
 
 
 @device
+def factors_at(
+    sub_scales: Tensor, row: Tensor, start: Tensor, subs: Tensor, none: Tensor, SUB: tl.constexpr,
+    SCALED: tl.constexpr,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Integer sub-scales of 32 columns from `start` on, of the halves if SUB is 16: [BN, 1]."""
+    by, by_second = none, none
+    if SCALED:
+        by = down(sub_scales, row, start // SUB, subs).to(tl.int32)
+        if SUB == 16:
+            by_second = down(sub_scales, row, start // SUB + 1, subs).to(tl.int32)
+    return by, by_second
+
+
+@device
 def step_dots(
     c: Tensor, qh: Tensor, ql: Tensor, hi: Tensor, lo: Tensor, by: Tensor, by_second: Tensor,
-    SUB: tl.constexpr, SCALED: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+    E4M3: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Plane sums after 32 columns more, c [BN, 32] by qh, ql [32, BM]."""
     nothing = tl.full((BN, BM), 0, tl.int32)
-    if not SCALED:
+    if E4M3:
+        hi, lo = tile_dots(c, qh, ql, nothing)
+    elif not SCALED:
         hi = tl.dot(c, qh, hi, out_dtype=tl.int32)
         lo = tl.dot(c, ql, lo, out_dtype=tl.int32)
     elif SUB == 32:
@@ -192,11 +209,11 @@ def scales_at(
 
 @device
 def block_term(
-    hi: Tensor, lo: Tensor, d: Tensor, least: Tensor, j: Tensor, BLOCK: tl.constexpr,
+    hi: Tensor, lo: Tensor, d: Tensor, least: Tensor, j: Tensor, NARROW: tl.constexpr,
     MINIMUM: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr,
 ) -> Tensor:  # fmt: skip
-    """t = RN(I)·d [+ j·least] of one block, [BN, BM]."""
-    dot = (hi * 256 + lo).to(tl.float32) if BLOCK == 32 else round_two_planes(hi, lo)
+    """t = RN(I)·d [+ j·least] of one block, [BN, BM]. NARROW: I fits int32."""
+    dot = (hi * 256 + lo).to(tl.float32) if NARROW else round_two_planes(hi, lo)
     term = dot * in_form(d, FORM)
     if MINIMUM:
         term = term + j * in_form(least, LOW_FORM)
@@ -217,39 +234,53 @@ def wide_term(
     if OFFSETS:
         found = offset_sums(offsets, sums, row, x, block, rows, subs, width, SUB, BN, BM)
         j = found.to(tl.float32)
-    return block_term(hi, lo, d, least, j, 256, MINIMUM, FORM, LOW_FORM)
+    return block_term(hi, lo, d, least, j, False, MINIMUM, FORM, LOW_FORM)
+
+
+@device
+def halves_onto(
+    run: Tensor, c: Tensor, qh: Tensor, ql: Tensor, scale: Tensor, row: Tensor, start: Tensor,
+    blocks: Tensor, FORM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """A run after two blocks of 16 columns more, which begin at column `start`."""
+    nothing = tl.full((BN, BM), 0, tl.int32)
+    mask = (tl.arange(0, 32) // 16 - 1).to(tl.int8)
+    mask = tl.broadcast_to(mask[None, :], c.shape)
+    for half in tl.static_range(2):
+        part = kept(c, mask) if half == 0 else kept(c, ~mask)
+        hi = tl.dot(part, qh, nothing, out_dtype=tl.int32)
+        lo = tl.dot(part, ql, nothing, out_dtype=tl.int32)
+        d = down(scale, row, start // 16 + half, blocks)
+        run = run + block_term(hi, lo, d, d, d, True, False, FORM, 0)
+    return run
 
 
 @kernel
 def matmul_blocks(
     codes: Tensor, bits: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor,
-    offsets: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, order: Tensor, tiles: Tensor, sums: Tensor, bias: Tensor,
-    residual: Tensor, out: Tensor, faults: Tensor, M: Tensor, N: Tensor, K: Tensor, blocks: Tensor,
-    subs: Tensor, rows: Tensor, width: Tensor, cut: Tensor, cut2: Tensor, heads: Tensor,
-    per: Tensor, group: Tensor, CHOICE: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr,
-    NIBBLES: tl.constexpr, BLOCK: tl.constexpr,
+    offsets: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, order: Tensor, tiles: Tensor,
+    sums: Tensor, bias: Tensor, residual: Tensor, out: Tensor, faults: Tensor, M: Tensor,
+    N: Tensor, K: Tensor, blocks: Tensor, subs: Tensor, rows: Tensor, width: Tensor, cut: Tensor,
+    cut2: Tensor, heads: Tensor, per: Tensor, group: Tensor, CHOICE: tl.constexpr,
+    BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr, NIBBLES: tl.constexpr,
+    BLOCK: tl.constexpr, E4M3: tl.constexpr,
     SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
     BIAS: tl.constexpr, HIGH: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TURN: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """out [M, N] of codes in blocks of 32 or 256 columns; constants as in `matvec_blocks`."""
+    """out [M, N] of codes in blocks of 16, 32 or 256 columns; constants as in `matvec_blocks`."""
     m, live, x, n, first = tile_rows(order, tiles, M, N, heads, per, CHOICE, BM, BN, GROUP)
     if first < 0:
         return
     seen, row = n < N, (first + tl.minimum(n, N - 1)).to(tl.int64)
     x = tl.minimum(x, rows - 1).to(tl.int64)
-    y = tl.full((BN, BM), 0.0, tl.float32)
-    run = tl.full((BN, BM), 0.0, tl.float32)
+    y, run = tl.full((BN, BM), 0.0, tl.float32), tl.full((BN, BM), 0.0, tl.float32)
     hi = tl.full((BN, BM), 0, tl.int32)
     lo = tl.full((BN, BM), 0, tl.int32)
     for turn in range(0, K, 32 * TURN):
         for step in tl.static_range(TURN):
             start = turn + 32 * step
-            by, by_second = hi, hi
-            if SCALED:
-                by = down(sub_scales, row, start // SUB, subs).to(tl.int32)
-                if SUB == 16:
-                    by_second = down(sub_scales, row, start // SUB + 1, subs).to(tl.int32)
+            by, by_second = factors_at(sub_scales, row, start, subs, hi, SUB, SCALED)
             if BLOCK == 32:  # asked for before the dots, which take as long
                 d, least, j = scales_at(
                     scale, minimum, sums, row, x, start // 32, blocks, rows, MINIMUM, OFFSETS
@@ -257,14 +288,19 @@ def matmul_blocks(
             c = codes_of(codes, bits, row, start, K, NIBBLES, HIGH, BIAS)
             k = start + tl.arange(0, 32)
             q_high, q_low = tl.trans(tile_at(qh, x, k, K)), tl.trans(tile_at(ql, x, k, K))
-            hi, lo = step_dots(c, q_high, q_low, hi, lo, by, by_second, SUB, SCALED, BN, BM)
+            if BLOCK == 16:
+                run = halves_onto(run, c, q_high, q_low, scale, row, start, blocks, FORM, BN, BM)
+            else:
+                hi, lo = step_dots(
+                    c, q_high, q_low, hi, lo, by, by_second, E4M3, SUB, SCALED, BN, BM
+                )  # fmt: skip
             if BLOCK == 32:
-                run = run + block_term(hi, lo, d, least, j, BLOCK, MINIMUM, FORM, LOW_FORM)
+                run = run + block_term(hi, lo, d, least, j, not E4M3, MINIMUM, FORM, LOW_FORM)
                 hi = tl.full((BN, BM), 0, tl.int32)
                 lo = tl.full((BN, BM), 0, tl.int32)
         stop = turn + 32 * TURN
-        if BLOCK == 32:
-            if (stop % 256 == 0) | (stop >= K):
+        if BLOCK <= 32:
+            if (stop % (8 * BLOCK) == 0) | (stop >= K):
                 y = y + run
                 run = tl.full((BN, BM), 0.0, tl.float32)
         elif (stop % 256 == 0) | (stop >= K):

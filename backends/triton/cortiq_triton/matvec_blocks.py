@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from cortiq_triton.e4m3 import words_onto
 from cortiq_triton.language import INTERPRETED, Tensor, begin, device, kernel
 from cortiq_triton.matvec import end, in_form, words_dot
 from cortiq_triton.packing import raised
@@ -88,9 +89,10 @@ def scales_at(
     table: Tensor, row: Tensor, top: Tensor, last: Tensor, start: Tensor, units: Tensor,
     blocks: Tensor, BLOCK: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
 ) -> Tensor:  # fmt: skip
-    """Scales of units, [T, BN]; of blocks of 256, one a block, [BN·T/8]."""
-    if BLOCK == 32:
-        block = start + tl.arange(0, T)
+    """Scales of units, [T, BN], [2T, BN] for blocks of 16; of 256, one a block, [BN·T/8]."""
+    if BLOCK <= 32:
+        EACH: tl.constexpr = 32 // BLOCK
+        block = start * EACH + tl.arange(0, T * EACH)
         at = row[None, :] * blocks + alone(block)[:, None]
         seen = (block < blocks)[:, None]
     else:
@@ -157,7 +159,70 @@ def plane_dots(
 
 
 @device
+def interleaved(first: Tensor, second: Tensor, BN: tl.constexpr, T: tl.constexpr) -> Tensor:
+    """Halves of units in order: [T, BN] each to [2T, BN]."""
+    return tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (2 * T, BN))
+
+
+@device
+def half_unit_sums(
+    first: Tensor, second: Tensor, qh: Tensor, ql: Tensor, unit: Tensor, inside: Tensor,
+    BN: tl.constexpr, T: tl.constexpr,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Σ code·q of both planes of blocks of 16 columns, int32 [2T, BN] each."""
+    hi, hi_second = plane_dots(first, second, qh, unit, inside, 16, BN, T)
+    lo, lo_second = plane_dots(first, second, ql, unit, inside, 16, BN, T)
+    return interleaved(hi, hi_second, BN, T), interleaved(lo, lo_second, BN, T)
+
+
+@device
+def e4m3_sums(
+    first: Tensor, second: Tensor, qh: Tensor, ql: Tensor, unit: Tensor, inside: Tensor,
+    BN: tl.constexpr, T: tl.constexpr,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Integers of units of E4M3 codes, as 256·upper + lower: int32 [T, BN] each."""
+    high, high_second = halves_of(qh, unit, inside[:, None, None])
+    low, low_second = halves_of(ql, unit, inside[:, None, None])
+    upper = tl.full((T, BN), 0, tl.int32)
+    lower = tl.full((T, BN), 0, tl.int32)
+    upper, lower = words_onto(first, high, low, upper, lower)
+    return words_onto(second, high_second, low_second, upper, lower)
+
+
+@device
 def unit_sums(
+    first: Tensor, second: Tensor, above: Tensor, above_second: Tensor, by: Tensor,
+    by_second: Tensor, off: Tensor, off_second: Tensor, qh: Tensor, ql: Tensor, qs: Tensor,
+    unit: Tensor, inside: Tensor, NIBBLES: tl.constexpr, HIGH: tl.constexpr, BLOCK: tl.constexpr,
+    E4M3: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr,
+    OFFSETS: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Integers of units, or of their halves for blocks of 16: 256·hi + lo, and J of minima."""
+    if E4M3:
+        hi, lo = e4m3_sums(first, second, qh, ql, unit, inside, BN, T)
+        j = hi
+    elif BLOCK == 16:
+        hi, lo = half_unit_sums(first, second, qh, ql, unit, inside, BN, T)
+        j = hi
+    else:
+        hi, lo, j = whole_unit_sums(
+            first, second, above, above_second, by, by_second, off, off_second, qh, ql, qs, unit,
+            inside, NIBBLES, HIGH, SUB, SCALED, MINIMUM, OFFSETS, BIAS, BN, T,
+        )  # fmt: skip
+    return hi, lo, j
+
+
+@device
+def unbiased(hi: Tensor, lo: Tensor, total: Tensor, BIAS: tl.constexpr) -> tuple[Tensor, Tensor]:
+    """Plane sums of codes that are BIAS too large, less BIAS·Σq: a plane of Σq from each, so that
+    sub-scales and sums of 256 columns leave both in int32.
+    """
+    upper = (total + 128) >> 8
+    return hi - BIAS * upper, lo - BIAS * (total - (upper << 8))
+
+
+@device
+def whole_unit_sums(
     first: Tensor, second: Tensor, above: Tensor, above_second: Tensor, by: Tensor,
     by_second: Tensor, off: Tensor, off_second: Tensor, qh: Tensor, ql: Tensor, qs: Tensor,
     unit: Tensor, inside: Tensor, NIBBLES: tl.constexpr, HIGH: tl.constexpr, SUB: tl.constexpr,
@@ -177,9 +242,9 @@ def unit_sums(
         if SUB == 32:
             j += j_second
     if BIAS:
-        lo -= BIAS * j
+        hi, lo = unbiased(hi, lo, j, BIAS)
         if SUB == 16:
-            lo_second -= BIAS * j_second
+            hi_second, lo_second = unbiased(hi_second, lo_second, j_second, BIAS)
     if SCALED:
         hi, lo = hi * by.to(tl.int32), lo * by.to(tl.int32)
         if SUB == 16:
@@ -204,10 +269,15 @@ def eights(parts: Tensor, SIZE: tl.constexpr) -> Tensor:
 @device
 def terms_of(
     hi: Tensor, lo: Tensor, j: Tensor, d: Tensor, least: Tensor, BLOCK: tl.constexpr,
-    MINIMUM: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, SIZE: tl.constexpr,
+    E4M3: tl.constexpr, MINIMUM: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr,
+    SIZE: tl.constexpr,
 ) -> Tensor:  # fmt: skip
-    """t = RN(I)·d [+ RN(J)·least] of each block: [BN, T], or [SIZE] for blocks of 256."""
-    if BLOCK == 32:
+    """t = RN(I)·d [+ RN(J)·least] of each block: [BN, T], [BN, 2T] for blocks of 16, or [SIZE] for
+    blocks of 256.
+    """
+    if E4M3:
+        dot = round_two_planes(hi, lo)
+    elif BLOCK <= 32:
         dot = (hi * 256 + lo).to(tl.float32)
     else:
         dot = round_two_planes(eights(hi, SIZE), eights(lo, SIZE))
@@ -216,7 +286,7 @@ def terms_of(
         if BLOCK == 256:
             j = eights(j, SIZE)
         term = term + j.to(tl.float32) * in_form(least, LOW_FORM)
-    return tl.trans(term) if BLOCK == 32 else term
+    return tl.trans(term) if BLOCK <= 32 else term
 
 
 @device
@@ -225,7 +295,7 @@ def added(
     T: tl.constexpr,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """y and the run under way after the terms of T units that end at unit `stop`."""
-    COUNT: tl.constexpr = T if BLOCK == 32 else T // 8
+    COUNT: tl.constexpr = T * 32 // BLOCK
     if COUNT >= 8:
         runs = runs_of(tl.reshape(term, (BN * COUNT // 8, 8)), BN * COUNT // 8)
         y = many_in_order(y, tl.reshape(runs, (BN, COUNT // 8)), COUNT // 8, BN)
@@ -257,14 +327,14 @@ def matvec_blocks(
     residual: Tensor, out: Tensor, faults: Tensor, R: Tensor, N: Tensor, units: Tensor,
     blocks: Tensor, cut: Tensor, cut2: Tensor, per: Tensor, count: Tensor, group: Tensor,
     CHOICE: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr,
-    NIBBLES: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr,
-    MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr, HIGH: tl.constexpr,
-    FORM: tl.constexpr, LOW_FORM: tl.constexpr, EVEN: tl.constexpr, ONCE: tl.constexpr,
-    BN: tl.constexpr, T: tl.constexpr,
+    NIBBLES: tl.constexpr, BLOCK: tl.constexpr, E4M3: tl.constexpr, SUB: tl.constexpr,
+    SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr,
+    HIGH: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, EVEN: tl.constexpr,
+    ONCE: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
 ) -> None:  # fmt: skip
     """A row of out [R, N] by BN weight rows of `units` times 32 columns, T units at a time.
 
-    Blocks have 32 or 256 columns; SUB columns (16 or 32) share an integer factor where there is
+    Blocks have 16, 32 or 256 columns; SUB columns (16 or 32) share an integer factor where there is
     one. EVEN: units is a multiple of T; ONCE: at most T. The next units are on their way while
     these are multiplied, the first ones before the launch that makes x has ended.
     """
@@ -301,9 +371,9 @@ def matvec_blocks(
         w, w_second, above, above_second, d, least, by, by_second, off, off_second = now
         hi, lo, j = unit_sums(
             w, w_second, above, above_second, by, by_second, off, off_second, qh, ql, qs, unit,
-            inside, NIBBLES, HIGH, SUB, SCALED, MINIMUM, OFFSETS, BIAS, BN, T,
+            inside, NIBBLES, HIGH, BLOCK, E4M3, SUB, SCALED, MINIMUM, OFFSETS, BIAS, BN, T,
         )  # fmt: skip
-        term = terms_of(hi, lo, j, d, least, BLOCK, MINIMUM, FORM, LOW_FORM, BN * T // 8)
+        term = terms_of(hi, lo, j, d, least, BLOCK, E4M3, MINIMUM, FORM, LOW_FORM, BN * T // 8)
         y, run = added(y, run, term, start + T, BLOCK, BN, T)
         now = then
     y = (y + run) * exp2_int(tl.load(qe + x))

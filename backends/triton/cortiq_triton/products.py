@@ -13,7 +13,16 @@ from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2, shared_m
 from cortiq_triton.matmul_blocks import matmul_blocks, sums_across
 from cortiq_triton.matvec_blocks import matvec_blocks
 from cortiq_triton.rows import Rows
-from cortiq_triton.weights import BYTES, NIBBLES, PLANES, FloatMatrix, Packed, block_constants
+from cortiq_triton.weights import (
+    BYTES,
+    E4M3,
+    FLOATS,
+    NIBBLES,
+    PLANES,
+    FloatMatrix,
+    Packed,
+    block_constants,
+)
 
 PLAIN, HEADS, EXPERTS = range(3)
 """Which matrix of a stack meets a row: there is one; its head's; the one that its index names."""
@@ -207,7 +216,7 @@ def stages_that_fit(wanted: int, nbytes: int) -> int:
 
 def _span_sizes(sizes: Tuning, weight: Packed) -> tuple[int, int]:
     """Weight rows of a program and times 32 columns, of formats in blocks."""
-    if weight.block == 32 and weight.kind == BYTES:
+    if weight.block in (16, 32) and weight.kind in (BYTES, E4M3):
         return sizes.bn_bytes, sizes.span_wide
     short = (weight.block == 32) != (weight.above == 1)
     return sizes.bn_blocked, sizes.span if short else sizes.span_wide
@@ -272,6 +281,7 @@ def _many(
         )  # fmt: skip
         return
     sums, turn = sums_across(weight, x), sizes.turn if weight.padded % (32 * sizes.turn) == 0 else 2
+    turn = min(turn, 4) if weight.block == 16 else turn  # eight blocks are a run
     launch(
         matmul_blocks, grid, *_parts(weight, weight.codes), *planes, sums,
         *how.ending(out), out, faults, each, n, weight.padded, weight.blocks,
@@ -302,13 +312,13 @@ def look_up(table: Packed | FloatMatrix, ids: torch.Tensor, faults: torch.Tensor
     if isinstance(table, FloatMatrix):
         values = table.values
         launch(
-            matmul.gather_rows, grid, *[values] * 6, ids, out, faults,
-            table.height, table.width, table.width, 0, 0, KIND=3, BLOCK=0, SUB=0, SCALED=False,
+            matmul.gather_rows, grid, *[values] * 6, ids, out, faults, table.height, table.width,
+            table.width, 0, 0, KIND=FLOATS, BLOCK=0, E4M3=False, SUB=0, SCALED=False,
             MINIMUM=False, OFFSETS=False, BIAS=0, HIGH=0, FORM=0, LOW_FORM=0, WIDTH=width,
         )  # fmt: skip
         return out
     plane = table.plane
-    assert table.kind in (BYTES, NIBBLES, PLANES)
+    assert table.kind in (BYTES, NIBBLES, PLANES, E4M3)
     launch(
         matmul.gather_rows, grid, *_parts(table, table.codes), ids, out, faults, table.height,
         table.width, table.padded, table.blocks, plane, KIND=table.kind, **block_constants(table),

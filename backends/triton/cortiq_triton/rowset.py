@@ -5,6 +5,7 @@ Everything of a batch is one array of 32-bit words, written on the host and copi
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +24,8 @@ class RowBuffer:
     A second filling with arrays of the same shapes leaves every tensor of `views` where it is.
     """
 
-    def __init__(self, device: str) -> None:
-        self.device = device
+    def __init__(self, device: str, turns: int = 4) -> None:
+        self.device, self.turns = device, turns
         self.there: torch.Tensor | None = None
         self._hosts: list[torch.Tensor] = []
         self._turn = 0
@@ -41,23 +42,32 @@ class RowBuffer:
         self.there.copy_(host, non_blocking=True)
 
     def _host(self, size: int) -> torch.Tensor:
-        """Memory that no copy under way reads: fillings take turns among four."""
+        """Memory that no copy under way reads: fillings take turns."""
         if self.device == "cpu":
             return torch.empty(size, dtype=torch.uint8)
         if not self._hosts:
-            self._hosts = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(4)]
+            kind = {"dtype": torch.uint8, "pin_memory": True}
+            self._hosts = [torch.empty(size, **kind) for _ in range(self.turns)]
         self._turn = (self._turn + 1) % len(self._hosts)
         return self._hosts[self._turn]
 
     def views(self, parts: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """The arrays on the device, flat, by name."""
+        """The arrays on the device, by name."""
         assert self.there is not None
         found, at = {}, 0
         for name, part in parts.items():
             kind = torch.int64 if part.dtype == np.int64 else torch.int32
-            found[name] = self.there[at : at + part.nbytes].view(kind)
+            found[name] = self.there[at : at + part.nbytes].view(kind).view(part.shape)
             at += _padded(part)
         return found
+
+
+def uploaded(host: np.ndarray, device: str | torch.device) -> torch.Tensor:
+    """A copy on the device, which nothing waits for."""
+    there = torch.from_numpy(np.ascontiguousarray(host))
+    if torch.device(device).type == "cpu":
+        return there.clone()
+    return there.pin_memory().to(device, non_blocking=True)
 
 
 def _padded(part: np.ndarray) -> int:
@@ -103,8 +113,7 @@ class RowSet:
                 for segment in self.segments
                 for first in range(segment.start, segment.stop, rows)
             ]
-            there = torch.tensor(found, dtype=torch.int32, pin_memory=self.device != "cpu")
-            self._blocks[rows] = there.to(self.device, non_blocking=True)
+            self._blocks[rows] = uploaded(np.array(found, np.int32), self.device)
         return self._blocks[rows]
 
     def groups(self, index: torch.Tensor) -> dict[tuple[int, int], Groups]:
@@ -172,9 +181,10 @@ def row_sets(
 def _restricted(segments: Sequence[Segment[Any]], rows: Sequence[int]) -> list[Segment[Any]]:
     """The segments of some of the rows, numbered among these; each is of neighbours."""
     found: list[Segment[Any]] = []
+    starts = [segment.start for segment in segments]
     before = -2
     for place, row in enumerate(rows):
-        segment = next(s for s in segments if s.start <= row < s.stop)
+        segment = segments[bisect_right(starts, row) - 1]
         position = segment.position + row - segment.start
         if found and found[-1].state is segment.state and before == row - 1:
             first = found[-1].position

@@ -10,15 +10,16 @@ import torch
 
 from cortiq.backend import Batch
 from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.outputs import Specimens
 from cortiq.backend.plan import Step
 from cortiq.backend.walk import Group, Walk
 from cortiq.numerics.contract import TILE
 from cortiq_triton import elementwise
-from cortiq_triton.answers import Answers, packed, resolve
+from cortiq_triton.answers import Answers, Fetched, resolve
 from cortiq_triton.call import Call, Shared
 from cortiq_triton.plan import Plan
 from cortiq_triton.rows import Rows, empty_rows
-from cortiq_triton.rowset import RowBuffer, RowSet, arrays, row_sets
+from cortiq_triton.rowset import RowBuffer, RowSet, arrays, row_sets, uploaded
 from cortiq_triton.state import TritonState
 
 
@@ -47,16 +48,22 @@ class Run(Walk[TritonState]):
 
     def fill(self, buffer: RowBuffer, sources: Sequence[int], pages: int = 0) -> dict[str, Any]:
         """Upload row metadata; with `pages`, pad page tables to so many."""
-        parts = arrays(self.segments, self.tokens, sources, self.tail_places, pages)
+        parts = self.parts(sources, pages)
         buffer.fill(parts)
         return parts
 
-    def place(self, buffer: RowBuffer, sources: Sequence[int] = (), pages: int = 0) -> None:
+    def parts(self, sources: Sequence[int], pages: int) -> dict[str, np.ndarray]:
+        """Row metadata as arrays."""
+        return arrays(self.segments, self.tokens, sources, self.tail_places, pages)
+
+    def place(
+        self, buffer: RowBuffer, sources: Sequence[int] = (), pages: int = 0, fixed: bool = True
+    ) -> None:
         """Upload row metadata and keep its places; with `pages`, so that launches captured from
-        this can be replayed after `fill`.
+        this can be replayed after `fill`, unless what positions there are is not `fixed`.
         """
         parts = self.fill(buffer, sources, pages)
-        self.there, last = buffer.views(parts), pages * TILE - 1 if pages else None
+        self.there, last = buffer.views(parts), pages * TILE - 1 if pages and fixed else None
         known = (self.tail_places, parts, self.there, self.shared.device, last)
         self.row_sets = row_sets(self.segments, *known)
         self.ids, self.tail_rows = self.there["tokens"], self.there["tail"].long()
@@ -65,17 +72,29 @@ class Run(Walk[TritonState]):
         """Run every step that is needed; what each sequence brings, None for one with a fault."""
         self.place(RowBuffer(self.shared.device))
         self.walk()
-        return Answers(self).read()
+        return Answers(self).fetch(range(len(self.rows))).read()
 
     def launch(self) -> None:
-        """Every step and every answer, with nothing of the host's: `packed` is what was found."""
+        """Every step, with nothing of the host's: ids that the step before drew are read there."""
         if self.drawn is not None:
             known = self.there["tokens"], self.there["sources"], self.drawn
             self.ids = resolve(len(self.rows), *known)
         self.walk()
-        self.packed = packed(self, Answers(self))
-        if self.drawn is not None:
-            self.drawn[: len(self.rows)] = self.packed[:, 1]
+
+    def fetch(self, places: Sequence[int]) -> Fetched:
+        """Launch every step and every answer, and start bringing these to the host.
+
+        Parameters
+        ----------
+        places : where in the batch the rows are; what they draw is kept there for the next batch.
+        """
+        assert self.drawn is not None
+        known = self.there["tokens"], self.there["sources"], self.drawn
+        self.ids = resolve(len(self.rows), *known)
+        self.walk()
+        answers = Answers(self)
+        answers.keep(places, self.drawn)
+        return answers.fetch(places)
 
     def start(self) -> None:
         """Make the groups of rows, over what was uploaded."""
@@ -97,9 +116,18 @@ class Run(Walk[TritonState]):
         return Call(step.node.op, step.weights, step.node.slots, rows, faults, self.shared)
 
     def outputs(self, step: Step, call: Any, inputs: list[Any], rows: int) -> Sequence[Any]:
-        """Launch a step: the backend's own kernels, whose errors, torch's, others wait for."""
+        """Launch a step: the backend's own kernels, whose errors, torch's, others wait for.
+
+        What a package's kernel returns is held against the graph.
+        """
+        if type(step.node.op) in self.plan.given:
+            return super().outputs(step, call, inputs, rows)
         result = step.kernel(call, *inputs)
         return result if len(step.node.outputs) != 1 else (result,)
+
+    def specimens(self) -> Specimens:
+        """Types of the arrays of rows; no package's kernel returns quantised ones."""
+        return Specimens(torch.float32, torch.int32, (torch.int8, torch.int32))
 
     def input(self, name: str) -> Any:
         """A value that every row has or supplies."""
@@ -109,7 +137,7 @@ class Run(Walk[TritonState]):
 
     def array(self, host: np.ndarray) -> torch.Tensor:
         """A copy on the device."""
-        return torch.tensor(host, device=self.shared.device)
+        return uploaded(host, self.shared.device)
 
     def host(self, array: torch.Tensor) -> np.ndarray:
         """The values, which wait for what is under way."""

@@ -12,18 +12,21 @@ import numpy as np
 import torch
 
 from cortiq.numerics.codes import UnpackedWeight
+from cortiq.numerics.groupquants import e4m3_bytes
 from cortiq.numerics.layouts import W16, Weight, floats, unpack
 from cortiq.numerics.matmul import check_columns
 from cortiq_triton import packing
 from cortiq_triton.rows import PAD
 
-BYTES, NIBBLES, PLANES = range(3)
-"""How codes lie: int8; as `packing` says; two int8 planes (w16)."""
+BYTES, NIBBLES, PLANES, FLOATS, E4M3 = range(5)
+"""How codes lie: int8; as `packing` says; two int8 planes (w16); none, a `FloatMatrix`; the bytes of
+E4M3.
+"""
 F32S, HALVES, UPPER = range(3)
 """How scales lie: float32; as f16 bits; as the upper half of float32."""
 OFFSET_CODES = {
     "Q4_0": 8, "Q4_1": 0, "Q4_K": 0, "Q2_K": 0, "Q3_K": 4, "Q5_0": 16, "Q5_1": 0, "Q5_K": 0,
-    "Q6_K": 32,
+    "Q6_K": 32, "i4b32": 8, "i4b32m": 0,
 }  # fmt: skip
 """Layouts whose codes are nibbles, perhaps with bits above them, once this is added."""
 BITS_ABOVE = {"Q5_0": 1, "Q5_1": 1, "Q5_K": 1, "Q6_K": 2}
@@ -43,11 +46,11 @@ class Packed:
     Attributes
     ----------
     codes : int8 [N, K'], nibbles uint8 [N, K'/2], or planes int8 [2, N, K'].
-    kind : BYTES, NIBBLES or PLANES. bias : what nibbles have too much.
+    kind : BYTES, NIBBLES, PLANES or E4M3. bias : what nibbles have too much.
     bits : what codes have above their nibbles, int8 [N, K'/8·above]; above : 0, 1 or 2 bits.
-    block : 32, 256, or 0 for a scale a row; blocks : how many a row has.
+    block : 16, 32, 256, or 0 for a scale a row; blocks : how many a row has.
     scale, minimum : [N, blocks], stored as `forms` says (scale's, minimum's).
-    sub : columns under an integer sub-scale or offset (16 or 32), 0 for none.
+    sub : columns under an integer sub-scale or offset (16 or 32), or a block of 16; 0 for none.
     sub_scales, offsets : int8 [N, K'/sub] or None.
     folded : int8 planes that hold codes times their sub-scales.
     """
@@ -110,6 +113,7 @@ def block_constants(weight: Packed) -> dict[str, Any]:
     """Compile-time facts of a block format."""
     return {
         "BLOCK": weight.block,
+        "E4M3": weight.kind == E4M3,
         "SUB": weight.sub or 32,
         "SCALED": weight.sub_scales is not None,
         "MINIMUM": weight.minimum is not None,
@@ -180,7 +184,7 @@ def _packed(weight: Weight, name: str) -> Packed:
     padded = -(-columns // PAD) * PAD
     block = weight.layout.block
     blocks = -(-padded // block) if block else 1
-    sub = fields.sub or (32 if fields.minimum is not None else 0)
+    sub = fields.sub or (block if block == 16 else 32 if fields.minimum is not None else 0)
     kind, bias, codes, bits = _codes(weight, fields, padded)
     scale, minimum = _filled(fields.scale, blocks), None
     if fields.minimum is not None:
@@ -205,6 +209,10 @@ def _codes(
         planes = np.zeros((2, rows, padded), np.int8)
         planes[0, :, :columns], planes[1, :, :columns] = weight.parts["hi"], weight.parts["lo"]
         return PLANES, 0, torch.from_numpy(planes), None
+    if weight.layout.name == "e4m3b32":
+        given = np.zeros((rows, padded), np.uint8)
+        given[:, :columns] = e4m3_bytes(fields.codes)
+        return E4M3, 0, torch.from_numpy(given.view(np.int8)), None
     codes = np.zeros((rows, padded), np.int8)
     codes[:, :columns] = fields.codes
     bias = OFFSET_CODES.get(weight.layout.name)
@@ -234,8 +242,11 @@ def _integers(array: np.ndarray | None, width: int) -> torch.Tensor | None:
 def _form(values: np.ndarray, weight: Weight) -> np.ndarray:
     """The smallest array that holds these floats exactly in the layout's own form.
 
-    int16 holds f16 bits; uint16 the upper half of float32 (MXFP4's powers of two).
+    float32 is its own; int16 holds f16 bits; uint16 the upper half of float32 (MXFP4's powers of
+    two).
     """
+    if weight.layout.words == "f32":
+        return values
     bits = values.view(np.uint32)
     if weight.layout.name == "MXFP4":
         return (bits >> 16).astype(np.uint16)

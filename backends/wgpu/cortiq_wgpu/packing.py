@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from cortiq.numerics.codes import UnpackedWeight
+from cortiq.numerics.groupquants import e4m3_bytes
 from cortiq.numerics.layouts import Weight, floats, unpack
 
 GROUP = 32
-ZERO_POINTS = {"Q4_0": 8, "Q5_0": 16, "Q3_K": 4, "Q6_K": 32}
+ZERO_POINTS = {"Q4_0": 8, "Q5_0": 16, "Q3_K": 4, "Q6_K": 32, "i4b32": 8}
 WIDTHS = {
     "Q4_0": 4, "Q4_1": 4, "Q2_K": 4, "Q3_K": 4, "Q4_K": 4, "Q5_0": 5, "Q5_1": 5, "Q5_K": 5,
-    "Q6_K": 6,
+    "Q6_K": 6, "i4b32": 4, "i4b32m": 4,
 }  # fmt: skip
 """Bits of a code on the device; 8 for all others."""
 MOST_LINES = 65535
@@ -34,14 +35,15 @@ Words = np.ndarray
 
 
 @dataclass(frozen=True)
-class Form:
-    """How a layout's codes lie on the device.
+class CodePacking:
+    """Format of a layout's codes on the device.
 
     Attributes
     ----------
     bits : 4, 5, 6 or 8, or 32 for plain floats. zero : subtracted from stored codes.
     planes : 2 for w16. block : columns under one scale, 0 for the row. sub : columns of a
     sub-scale or offset, 0 without. scaled : sub-scales? minima : minima? offset : offsets?
+    e4m3 : codes are E4M3 bytes?
     """
 
     bits: int
@@ -52,13 +54,19 @@ class Form:
     scaled: bool = False
     minima: bool = False
     offset: bool = False
+    e4m3: bool = False
+
+    @property
+    def streams(self) -> bool:
+        """Whether there are kernels for few rows whose words are read side by side."""
+        return self.bits < 32 and self.block != 16 and not self.e4m3
 
 
-FLOATS = Form(32)
+FLOATS = CodePacking(32)
 
 
 @dataclass(frozen=True)
-class Part:
+class MatrixSlice:
     """Rows start…stop−1 of a matrix on the device.
 
     Attributes
@@ -74,7 +82,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class WgpuMatrix:
     """A weight [height, width] on the device.
 
     Attributes
@@ -82,10 +90,10 @@ class Matrix:
     base : its first row among those of `parts`, which other weights may lie in, too.
     """
 
-    form: Form
+    form: CodePacking
     height: int
     width: int
-    parts: tuple[Part, ...]
+    parts: tuple[MatrixSlice, ...]
     base: int = 0
 
     @property
@@ -94,11 +102,11 @@ class Matrix:
         return -(-self.width // GROUP)
 
 
-def form_of(weight: Weight, fields: UnpackedWeight) -> Form:
-    """The form of a layout with codes."""
+def form_of(weight: Weight, fields: UnpackedWeight) -> CodePacking:
+    """Return the format of a layout with codes."""
     name = weight.layout.name
     block = 0 if fields.block >= weight.shape[1] and weight.layout.kind == "parts" else fields.block
-    return Form(
+    return CodePacking(
         bits=WIDTHS.get(name, 8),
         zero=ZERO_POINTS.get(name, 0),
         planes=2 if name == "w16" else 1,
@@ -107,11 +115,12 @@ def form_of(weight: Weight, fields: UnpackedWeight) -> Form:
         scaled=fields.sub_scales is not None,
         minima=fields.minimum is not None,
         offset=fields.offsets is not None,
+        e4m3=name == "e4m3b32",
     )
 
 
 def _grouped(codes: np.ndarray) -> np.ndarray:
-    """[rows, K] as bytes [rows, groups, 8, 4], zeros behind."""
+    """Reshape [rows, K] to bytes [rows, groups, 8, 4], zeros behind."""
     rows, width = codes.shape
     padded = np.zeros((rows, -(-width // GROUP) * GROUP), np.uint8)
     padded[:, :width] = codes.view(np.uint8)
@@ -119,15 +128,15 @@ def _grouped(codes: np.ndarray) -> np.ndarray:
 
 
 def _words(rows: np.ndarray) -> Words:
-    """Bytes [rows, …] as words [rows, n], zeros behind."""
+    """View bytes [rows, …] as words [rows, n], zeros behind."""
     flat = rows.reshape(len(rows), -1)
     padded = np.zeros((len(rows), -(-flat.shape[1] // 4) * 4), np.uint8)
     padded[:, : flat.shape[1]] = flat.view(np.uint8)
     return padded.view(np.uint32)
 
 
-def _packed(form: Form, fields: UnpackedWeight) -> tuple[Words, dict[str, Words]]:
-    """Words of codes [rows, n], and those of each stretch beside them."""
+def _packed(form: CodePacking, fields: UnpackedWeight) -> tuple[Words, dict[str, Words]]:
+    """Pack words of codes [rows, n], and those of each stretch beside them."""
     side: dict[str, Words] = {"scale": np.ascontiguousarray(fields.scale).view(np.uint32)}
     if fields.minimum is not None:
         side["minimum"] = np.ascontiguousarray(fields.minimum).view(np.uint32)
@@ -140,6 +149,8 @@ def _packed(form: Form, fields: UnpackedWeight) -> tuple[Words, dict[str, Words]
         high = (wide + 128) >> 8
         planes = [high.astype(np.int8), (wide - (high << 8)).astype(np.int8)]
         return np.concatenate([_words(_grouped(plane)) for plane in planes], axis=1), side
+    if form.e4m3:
+        return _words(_grouped(e4m3_bytes(fields.codes))), side
     if form.bits == 8:
         return _words(_grouped(fields.codes.astype(np.int8))), side
     grouped = _grouped((fields.codes + np.int8(form.zero)).astype(np.int8))
@@ -166,8 +177,8 @@ class Uploader:
     def __init__(self, gpu: Any, limit: int) -> None:
         self.gpu, self.limit = gpu, limit
 
-    def joined(self, weights: Mapping[str, Weight]) -> dict[str, Matrix] | None:
-        """Weights of one form one after the other in one buffer; None if they do not fit."""
+    def joined(self, weights: Mapping[str, Weight]) -> dict[str, WgpuMatrix] | None:
+        """Upload weights of one format to one buffer, in order; None if they do not fit."""
         forms, rows = set(), []
         for name, weight in weights.items():
             if weight.layout.kind == "float":
@@ -184,29 +195,31 @@ class Uploader:
         part = self._part(weights, form, (0, height))
         bases = np.cumsum([0, *(weight.shape[0] for weight in weights.values())]).tolist()
         return {
-            name: Matrix(form, weight.shape[0], width, (part,), base)
+            name: WgpuMatrix(form, weight.shape[0], width, (part,), base)
             for (name, weight), base in zip(weights.items(), bases, strict=False)
         }
 
-    def matrix(self, weight: Weight, name: str) -> Matrix:
-        """A weight's codes and scales, or its floats."""
+    def matrix(self, weight: Weight, name: str) -> WgpuMatrix:
+        """Upload a weight's codes and scales, or its floats."""
         height, width = weight.shape
         if weight.layout.kind == "float":
             step = min(MOST_LINES, max(1, self.limit // (4 * width)))
             parts = [
-                Part(a, b, self.gpu.uploaded(floats(weight.rows(a, b), name)), None, {})
+                MatrixSlice(a, b, self.gpu.uploaded(floats(weight.rows(a, b), name)), None, {})
                 for a, b in _spans(height, step)
             ]
-            return Matrix(FLOATS, height, width, tuple(parts))
+            return WgpuMatrix(FLOATS, height, width, tuple(parts))
         form = form_of(weight, unpack(weight.rows(0, 1), name))
         codes, side = _packed(form, unpack(weight.rows(0, 1), name))
         each = max(codes.shape[1], sum(words.shape[1] for words in side.values()))
         spans = _spans(height, min(4 * MOST_LINES, max(1, self.limit // (4 * each))))
         parts = [self._part({name: weight}, form, span) for span in spans]
-        return Matrix(form, height, width, tuple(parts))
+        return WgpuMatrix(form, height, width, tuple(parts))
 
-    def _part(self, weights: Mapping[str, Weight], form: Form, span: tuple[int, int]) -> Part:
-        """Rows of a matrix, or all of several, packed and uploaded some at a time."""
+    def _part(
+        self, weights: Mapping[str, Weight], form: CodePacking, span: tuple[int, int]
+    ) -> MatrixSlice:
+        """Pack and upload rows of a matrix, or all of several, some at a time."""
         start, stop = span
         codes, side = None, None
         places: dict[str, int] = {}
@@ -223,12 +236,12 @@ class Uploader:
             for stretch, beside in stretches.items():
                 at = places[stretch] + a * beside.shape[1]
                 self.gpu.upload(side, 4 * at, beside)
-        return Part(start, stop, codes, side, places)
+        return MatrixSlice(start, stop, codes, side, places)
 
     def _pieces(
         self, weights: Mapping[str, Weight], span: tuple[int, int]
     ) -> Iterator[tuple[int, UnpackedWeight]]:
-        """Rows to pack, a few at a time, and where in the part they belong."""
+        """Yield rows to pack, a few at a time, and their place in the part."""
         place = 0
         for name, weight in weights.items():
             first, last = span if len(weights) == 1 else (0, weight.shape[0])

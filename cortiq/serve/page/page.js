@@ -56,6 +56,9 @@ function showModel() {
   $("backend").textContent = `${model.backend}, ${model.context_length} tokens`;
   $("fingerprint").textContent = `Fingerprint ${model.system_fingerprint}: the same seed gives the ` +
     "same answer on every backend.";
+  // An empty field is not sent: the server then samples as the model recommends.
+  settings.elements.temperature.placeholder = model.sampling.temperature;
+  settings.elements.top_p.placeholder = model.sampling.top_p ?? 1;
   tell(model.chat ? "" : "This model has no chat template: it is a base model.");
 }
 

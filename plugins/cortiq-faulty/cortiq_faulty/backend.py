@@ -1,16 +1,15 @@
-"""A backend whose devices are planted faults."""
+"""A backend whose devices are planted faults; the table of faults is imported on use."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 
-from cortiq.backend import CompileOptions, Device, Executable, Versions
+from cortiq.backend import CompileOptions, Declined, Device, Executable, Support, Versions
 from cortiq.errors import BackendError
-from cortiq.ir import Program
+from cortiq.ir import Graph, Node, Program
 from cortiq.numerics.layouts import Weight
-from cortiq_conformance.faults import FAULTS, FaultyBackend
-from cortiq_conformance.faults.table import DECLINES
 from cortiq_reference.backend import ReferenceBackend
 
 VERSIONS = Versions(hookspec=1, ir=1, contract=1)
@@ -21,7 +20,13 @@ def device_name(fault: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", fault.lower()).strip("-")
 
 
-BY_DEVICE: Mapping[str, str] = {device_name(f): f for f in FAULTS if f != DECLINES}
+@cache
+def faults_by_device() -> Mapping[str, str]:
+    """Return the name of every fault that can be chosen, by its device."""
+    from cortiq_conformance.faults import FAULTS
+    from cortiq_conformance.faults.table import DECLINES
+
+    return {device_name(fault): fault for fault in FAULTS if fault != DECLINES}
 
 
 class ChosenFault(ReferenceBackend):
@@ -33,9 +38,11 @@ class ChosenFault(ReferenceBackend):
 
     def devices(self) -> Sequence[Device]:
         """Return one device for every fault."""
+        from cortiq_conformance.faults import FAULTS
+
         return [
             Device(name, f"{fault}; {FAULTS[fault].sentence()}")
-            for name, fault in BY_DEVICE.items()
+            for name, fault in faults_by_device().items()
         ]
 
     def compile(  # type: ignore[override]
@@ -47,19 +54,22 @@ class ChosenFault(ReferenceBackend):
         ------
         BackendError : no fault is chosen.
         """
-        fault = BY_DEVICE.get(options.device or "")
+        from cortiq_conformance.faults import FaultyBackend
+
+        fault = faults_by_device().get(options.device or "")
         if fault is None:
-            hint = "cortiq backends lists them"
+            hint = "cortiq backends --all lists them"
             raise BackendError("choose a fault: --backend faulty:FAULT", hint=hint)
         return FaultyBackend(fault).compile(program, weights, options)
 
 
-class DecliningBackend(FaultyBackend):
+class DecliningBackend(ReferenceBackend):
     """Declines everything."""
 
+    name = "faulty-declines"
     priority = -2
     versions = VERSIONS
 
-    def __init__(self) -> None:
-        super().__init__(DECLINES)
-        self.name = "faulty-declines"
+    def supports(self, node: Node, graph: Graph, program: Program) -> Support:
+        """Decline."""
+        return Declined(f"{node.op.kind} is not implemented")

@@ -1,0 +1,175 @@
+"""Memory of recurrent slots: the state, its checkpoints, and the rows fed since.
+
+A state lies in memory as `cortiq_recurrence` (native/args.h) says: in blocks of some columns, whose
+rows are in the order in which a canonical sum meets them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+import numpy as np
+
+from cortiq.backend.extents import RecurrentExtent
+from cortiq.backend.planes import Floats
+from cortiq.ir import Graph, Node, Recurrent, ops
+from cortiq_cpu import arguments
+from cortiq_cpu.arguments import SEGMENT, OpKind, address
+from cortiq_cpu.native import NativeOp, ThreadPool, op_list
+
+MARK = 64
+"""The state is kept at lengths that this divides, the last two of them."""
+KEPT = 128
+"""Rows kept to be read again: a sequence can go back at least `MARK` rows exactly."""
+COPIES = 3
+"""The state, and two marks."""
+COLUMNS = 32
+"""Columns of a block."""
+LANES, RUN = 256, 16
+"""Lanes of a canonical sum, and those apart that meet first."""
+
+
+@cache
+def row_order(rows: int) -> tuple[int, ...]:
+    """Return the rows of a state in the order of memory."""
+    met = [int(f"{m:04b}"[::-1], 2) for m in range(RUN)]
+    starts = (i + RUN * m for i in range(RUN) for m in met)
+    return tuple(at for start in starts for at in range(start, rows, LANES))
+
+
+@dataclass(frozen=True)
+class RecurrentLayout:
+    """Memory layout of a recurrent slot.
+
+    Attributes
+    ----------
+    groups, per_channel, delta : as in `cortiq_recurrence`.
+    """
+
+    slot: Recurrent
+    groups: int
+    per_channel: bool
+    delta: bool
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Values of a row's q, k, v, α and β."""
+        heads, rows, columns = self.slot.shape
+        keys = self.groups * rows
+        return keys, keys, heads * columns, heads * (rows if self.per_channel else 1), heads
+
+    @property
+    def size(self) -> int:
+        """Values of the state, its marks and the rows."""
+        return COPIES * prod(self.slot.shape) + KEPT * sum(self.widths)
+
+    def blocks(self, memory: Floats) -> list[tuple[slice, Floats]]:
+        """Return each block's columns and its values, float32 [heads, rows, columns]."""
+        heads, rows, columns = self.slot.shape
+        each = memory.reshape(heads, rows * columns)
+        starts = range(0, columns, COLUMNS)
+        parts = [slice(start, min(start + COLUMNS, columns)) for start in starts]
+        return [
+            (p, each[:, rows * p.start : rows * p.stop].reshape(heads, rows, -1)) for p in parts
+        ]
+
+    def args(self, keep: bool = True) -> arguments.RecurrenceArgs:
+        """Return the op's arguments without its addresses."""
+        heads, rows, columns = self.slot.shape
+        return arguments.RecurrenceArgs(
+            heads=heads, groups=self.groups, state_rows=rows, columns=columns,
+            per_channel=self.per_channel, delta=self.delta, keep=keep,
+        )  # fmt: skip
+
+    def states(self, data: Floats) -> Floats:
+        """Return the state and its two marks, of a sequence's memory [size]."""
+        return data[: COPIES * prod(self.slot.shape)].reshape(COPIES, -1)
+
+    def read(self, data: Floats) -> Floats:
+        """Return the state in the slot's shape."""
+        values = np.zeros(self.slot.shape, np.float32)
+        order = row_order(values.shape[1])
+        for columns, block in self.blocks(self.states(data)[0]):
+            values[:, order, columns] = block
+        return values
+
+    def write(self, data: Floats, values: Floats, length: int) -> None:
+        """Replace the state by one after `length` rows."""
+        states = self.states(data)
+        ordered = values[:, row_order(values.shape[1])]
+        for columns, block in self.blocks(states[0]):
+            block[:] = ordered[..., columns]
+        states[1 + length // MARK % 2] = states[0]
+
+    def rewind(self, data: Floats, extent: MarkedExtent, pool: ThreadPool) -> None:
+        """Go back to where an extent is now: to its last mark, and through the rows behind it."""
+        states, mark = self.states(data), extent.marks[-1]
+        if mark == 0:
+            states[1] = 0
+        states[0] = states[1 + mark // MARK % 2]
+        if extent.length > mark:
+            self._replay(data, (mark, extent.length), pool)
+
+    def _replay(self, data: Floats, rows: tuple[int, int], pool: ThreadPool) -> None:
+        (start, stop), state_size = rows, COPIES * prod(self.slot.shape)
+        count = stop - start
+        kept = data[state_size:].reshape(KEPT, -1)[np.arange(start, stop) % KEPT]
+        parts = np.split(kept, np.cumsum(self.widths)[:-1], axis=1)
+        q, k, v, alpha, beta = (np.ascontiguousarray(part) for part in parts)
+        out, faults = np.empty_like(v), np.zeros(count, np.uint8)
+        state = np.array([data.ctypes.data], np.uint64)
+        segments, numbers = np.array([(0, count, start)], SEGMENT), np.array([1, count], np.int32)
+        args = self.args(keep=False)
+        args.q, args.k, args.v, args.alpha, args.beta, args.out = map(
+            address, (q, k, v, alpha, beta, out)
+        )
+        args.states, args.segments, args.segment_count = map(address, (state, segments, numbers))
+        op = NativeOp(
+            int(OpKind.GATED_DELTA), 0, address(numbers[1:]), address(faults),
+            ctypes.addressof(args), 0,
+        )  # fmt: skip
+        pool.run(op_list([op]), 1)
+
+
+def recurrent_layout(node: Node, graph: Graph) -> RecurrentLayout:
+    """Return the layout of a node's slot."""
+    op = node.op
+    assert isinstance(op, ops.DeltaRule | ops.StateSpace)
+    slot = op.slot_kinds()["state"]
+    assert isinstance(slot, Recurrent)
+    per_channel = len(graph.values[node.inputs[3]].shape) > 1
+    return RecurrentLayout(slot, op.groups, per_channel, isinstance(op, ops.DeltaRule))
+
+
+@dataclass
+class MarkedExtent(RecurrentExtent):
+    """A state that can go back to its marks, and from there through the rows that were kept.
+
+    Attributes
+    ----------
+    marks : lengths at which the state is known, ascending; m is at 1 + m // MARK % 2.
+    """
+
+    marks: tuple[int, ...] = (0,)
+
+    def written(self, length: int) -> None:
+        """Count the rows up to so many as computed, and marks taken on the way."""
+        first, last = self.length // MARK + 1, length // MARK
+        self.marks = (*self.marks, *(m * MARK for m in range(first, last + 1)))[-2:]
+        self.length = length
+
+    def reaches(self, length: int) -> bool:
+        """Check whether there is a mark before it."""
+        return length >= min(self.length, self.marks[0])
+
+    def rewind(self, length: int) -> int:
+        """Forget the rows from `length` on, and marks behind it."""
+        self.marks = tuple(mark for mark in self.marks if mark <= length) or (0,)
+        return super().rewind(length)
+
+    def begin(self, length: int, base: int = 0) -> None:
+        """Start from an imported state of a sequence of this many rows."""
+        self.length, self.marks = length, (length,)

@@ -1,0 +1,167 @@
+"""Batches of any kind under way: prompts, verify rounds, and decoding rows beside them.
+
+Their launches are queued one by one, and nothing waits: what rows ask for is copied to the host
+behind them, and read when somebody wants the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from cortiq.backend import FAULT, Batch, BatchResult, Draw, Outcome, State, Status
+from cortiq.backend.admission import drawn_token, groups_of
+from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.requests import penalises
+from cortiq_triton.answers import Fetched
+from cortiq_triton.decode import DRAWN_ROWS, FEWEST_PAGES, Decoder
+from cortiq_triton.language import pow2
+from cortiq_triton.mixed import MixedFetched
+from cortiq_triton.plan import Plan
+from cortiq_triton.rowset import RowBuffer
+from cortiq_triton.run import Run
+from cortiq_triton.state import TritonState
+from cortiq_triton.token_log import UNKNOWN
+
+
+@dataclass(eq=False)
+class Flight:
+    """A batch under way; `result` waits for it and for those before it.
+
+    Attributes
+    ----------
+    sources : of each accepted row, the row of the batch before that draws its id, or −1.
+    fetched : what its rows ask for, on its way to the host; None if no row was accepted.
+    declined : outcomes of the sequences that were not.
+    lost : sequences that a batch before this one failed.
+    """
+
+    decoder: Decoder
+    batch: Batch
+    accepted: Sequence[Accepted[TritonState]]
+    sources: Sequence[Sequence[int]]
+    fetched: Fetched | MixedFetched | None
+    declined: Mapping[State, Outcome]
+    lost: set[TritonState] = field(default_factory=set)
+    outcome: BatchResult | None = None
+    drawn: list[int | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._drawing = self.fetched.drawing if self.fetched is not None else frozenset()
+
+    def draws(self, row: Any) -> bool:
+        """Whether a row of the batch draws an id."""
+        return type(row) is int and row in self._drawing
+
+    def result(self) -> BatchResult:
+        """What the batch brought."""
+        self.decoder.owner.settle(self)
+        assert self.outcome is not None
+        return self.outcome
+
+    def finish(self, before: Sequence[int | None]) -> None:
+        """Read the answers; `before` is what the batch before drew."""
+        outcomes: dict[State, Outcome] = dict(self.declined)
+        brought: list[Brought] = [{} for _ in self.batch.rows]
+        found = self.fetched.read() if self.fetched is not None else []
+        for sequence, sources, rows in zip(self.accepted, self.sources, found, strict=True):
+            state = sequence.state
+            if state in self.lost or rows is None:
+                outcomes[state] = Outcome(Status.FAILED, FAULT)
+                if state not in self.lost:
+                    state.clear()
+                continue
+            self._name(sequence, sources, before)
+            outcomes[state] = Outcome(Status.COMPLETED)
+            brought[sequence.indices.start : sequence.indices.stop] = rows
+        self.drawn = [drawn_token(wants) for wants in brought]
+        self.outcome = BatchResult(outcomes, brought)
+
+    def _name(
+        self,
+        sequence: Accepted[TritonState],
+        sources: Sequence[int],
+        before: Sequence[int | None],
+    ) -> None:
+        """Let the sequence know the ids that the batch before drew for it."""
+        if self.batch.entry != "trunk":
+            return
+        for index, source in zip(sequence.indices, sources, strict=True):
+            if source >= 0:
+                position = self.batch.rows[index].position
+                sequence.state.tokens[position] = before[source]  # type: ignore[assignment]
+
+
+def submit(decoder: Decoder, plan: Plan, batch: Batch) -> Flight | None:
+    """Launch a batch; None if it has too many rows to run ahead.
+
+    Raises
+    ------
+    BackendError : a row's sequence is not the executable's, or its rows are no neighbours.
+    """
+    owner = decoder.owner
+    if len(batch.rows) >= DRAWN_ROWS:  # the last place is nobody's
+        return None
+    if decoder.under_way and _needs_history(batch):
+        owner.settle()
+    accepted: list[Accepted[TritonState]] = []
+    sources: list[list[int]] = []
+    declined: dict[State, Outcome] = {}
+    for state, indices in groups_of(batch, owner.owns).items():
+        known = [decoder.token(batch.rows[index]) for index in indices]
+        sequence = Accepted(state, indices, [token for token, _ in known])
+        reason = owner.refusal(plan, batch, sequence)
+        if reason is not None:
+            declined[state] = Outcome(Status.DECLINED, reason)
+            continue
+        accepted.append(sequence)
+        sources.append([source for _, source in known])
+    fetched = _launched(decoder, plan, batch, accepted, sources) if accepted else None
+    for sequence, drawn in zip(accepted, sources, strict=True):
+        pairs = zip(sequence.tokens, drawn, strict=True)
+        ids = [UNKNOWN if source >= 0 else token for token, source in pairs]
+        sequence.state.advance(batch.entry, ids)
+    flight = Flight(decoder, batch, accepted, sources, fetched, declined)
+    decoder.under_way.append(flight)
+    return flight
+
+
+def _needs_history(batch: Batch) -> bool:
+    """Whether a draw depends on ids so far, which only the host knows."""
+    asked = {wants for wants in {row.wants for row in batch.rows} if wants}
+    return any(
+        isinstance(want, Draw) and want.history is None and penalises(want)
+        for wants in asked
+        for want in wants
+    )
+
+
+def _launched(
+    decoder: Decoder,
+    plan: Plan,
+    batch: Batch,
+    accepted: Sequence[Accepted[TritonState]],
+    sources: Sequence[Sequence[int]],
+) -> Fetched | MixedFetched:
+    """Queue the launches; where that raises, nothing is under way and the sequences are empty."""
+    owner = decoder.owner
+    try:
+        captured = decoder.mixed.launch(plan, batch, accepted, sources)
+        if captured is not None:
+            return captured
+        run = Run(plan, batch, accepted, owner.shared, decoder.drawn)
+        flat = [source for each in sources for source in each]
+        pages = max(FEWEST_PAGES, pow2(max(len(s.state.page_addresses) for s in accepted)))
+        run.place(RowBuffer(owner.device, turns=1), flat, pages, fixed=False)
+        places = [index for sequence in accepted for index in sequence.indices]
+        return run.fetch(places)
+    except BaseException:
+        owner.settle()
+        if owner.device != "cpu":
+            torch.cuda.synchronize(owner.device)
+        for sequence in accepted:
+            sequence.state.clear()
+        raise

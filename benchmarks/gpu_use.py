@@ -1,0 +1,186 @@
+"""A model as people use it, for `benchmarks/gpu.py`: requests through the engine, beside the rows
+of the same work handed to the executable alone.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from gpu_golden import MODEL, WANTS, completed, ids_of
+from gpu_models import ours
+
+from cortiq.backend import Batch, Drawn, Row
+from cortiq.engine.engine import Engine
+from cortiq.engine.request import Request, make_request
+from cortiq.engine.scheduler import EngineOptions
+from cortiq.engine.sequence import Sequence as Running
+from cortiq.options import GenerateOptions
+from cortiq.tokenizer.tokenizer import byte_tokenizer
+
+DEVICE = "cuda:0"
+DRAWS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature 0.8": {"temperature": 0.8},
+    "top-p 0.9, top-k 50": {"temperature": 0.8, "top_p": 0.9, "top_k": 50},
+    "repetition penalty 1.1": {"temperature": 0.0, "repetition_penalty": 1.1},
+    "confidence": {"temperature": 0.0, "confidence": True},
+}
+LOADS = ((128, 512, 128), (256, 512, 128), (256, 128, 512))
+"""Requests, tokens of each prompt, tokens drawn for each."""
+ALONE = 3
+"""Requests of a load that are computed alone too, for their digests."""
+
+
+class Use:
+    """Requests on one executable.
+
+    Attributes
+    ----------
+    executable, tokenizer : of the model.
+    """
+
+    def __init__(self, executable: Any) -> None:
+        self.executable = executable
+        self.tokenizer = byte_tokenizer(executable.vocabulary)
+
+    def request(self, number: int, length: int, tokens: int, **options: Any) -> Request:
+        """Return a request whose prompt depends on its number."""
+        chance = random.Random(number)
+        known = min(32000, self.executable.vocabulary)
+        ids = [chance.randrange(known) for _ in range(length)]
+        return self.of(ids, tokens, **options)
+
+    def of(self, ids: Sequence[int], tokens: int, **options: Any) -> Request:
+        """Return a request for exactly so many tokens."""
+        chosen = GenerateOptions(max_tokens=tokens, ignore_eos=True, seed=1, **options)
+        return make_request(list(ids), chosen, self.executable.program, ())
+
+    def serve(self, requests: Sequence[Request]) -> tuple[float, list[Running], list[float]]:
+        """Return seconds until all have ended, the sequences, and the seconds of each step."""
+        steps = []
+        with Engine(self.executable, self.tokenizer, options=EngineOptions()) as engine:
+            start = before = time.perf_counter()
+            made = [engine.submit(request) for request in requests]
+            while engine.step():
+                now = time.perf_counter()
+                steps.append(now - before)
+                before = now
+            torch.cuda.synchronize()
+            wall = time.perf_counter() - start
+        for one in made:
+            if one.error is not None:
+                raise one.error
+        return wall, made, steps
+
+    def alone(self, count: int, length: int, tokens: int) -> tuple[float, float]:
+        """Return seconds of the prompts of so many requests and of their steps, with nothing but
+        the executable: prompts in its own `batch_rows`, steps one ahead.
+        """
+        states = [self.executable.open(length + tokens + 1) for _ in range(count)]
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        tickets = [self.executable.forward(Batch(rows)) for rows in self._pieces(states, length)]
+        for ticket in tickets:
+            completed(ticket.result())
+        middle = time.perf_counter()
+        ticket = self.executable.forward(Batch([Row(s, length, 5, WANTS) for s in states]))
+        for position in range(length + 1, length + tokens):
+            rows = [Row(s, position, Drawn(i), WANTS) for i, s in enumerate(states)]
+            after = self.executable.forward(Batch(rows))
+            completed(ticket.result())
+            ticket = after
+        completed(ticket.result())
+        end = time.perf_counter()
+        for state in states:
+            state.release()
+        return middle - start, end - middle
+
+    def _pieces(self, states: Sequence[Any], length: int) -> Iterator[list[Row]]:
+        """Yield the rows of all prompts, `batch_rows` of them at a time."""
+        ids = ids_of(length, self.executable.vocabulary)
+        rows = [
+            Row(state, i, token, WANTS if i == length - 1 else ())
+            for state in states
+            for i, token in enumerate(ids)
+        ]
+        most = self.executable.batch_rows
+        yield from (rows[at : at + most] for at in range(0, len(rows), most))
+
+
+def check(use: Use, requests: Sequence[Request], made: Sequence[Running]) -> str:
+    """Compare a few of the sequences with the same requests alone."""
+    for at in random.Random(7).sample(range(len(made)), min(ALONE, len(made))):
+        (one,) = use.serve([requests[at]])[1]
+        same = one.output.token_ids == made[at].output.token_ids
+        if not same or one.output.digest != made[at].output.digest:
+            return f"OTHER BITS in request {at}"
+    return "digests as alone"
+
+
+def prompts(use: Use) -> Iterator[tuple[str, str]]:
+    """Measure prompts of one request."""
+    for length in (2048, 8000):
+        best = min(use.alone(1, length, 1)[0] for _ in range(3))
+        wanted = use.of(ids_of(length, use.executable.vocabulary), 1)
+        wall = min(use.serve([wanted])[0] for _ in range(3))
+        yield (
+            f"prompt of {length}",
+            f"{length / wall:.0f} tokens/s, {best / wall:.0%} of the executable's "
+            f"{length / best:.0f}",
+        )
+
+
+def decoding(use: Use, counts: Sequence[int] = (1, 16, 128)) -> Iterator[tuple[str, str]]:
+    """Measure short prompts and long answers, with every way to draw."""
+    for count in counts:
+        tokens = 128 if count > 1 else 256
+        prompt_seconds, seconds = use.alone(count, 16, tokens)
+        best = count * tokens / (prompt_seconds + seconds)
+        for name, options in DRAWS.items():
+            requests = [use.request(i, 16, tokens, **options) for i in range(count)]
+            use.serve(requests[:1])
+            wall, made, _ = use.serve(requests)
+            rate = count * tokens / wall
+            said = check(use, requests, made) if count > 1 else ""
+            yield (
+                f"{count} requests, {name}",
+                f"{rate:.0f} tokens/s, {rate / best:.0%} of the executable's greedy {best:.0f}; "
+                f"{said}",
+            )
+
+
+def loads(use: Use) -> Iterator[tuple[str, str]]:
+    """Measure many requests at once."""
+    for count, length, tokens in LOADS:
+        prompt_seconds, seconds = use.alone(count, length, tokens)
+        requests = [use.request(i, length, tokens, temperature=0.0) for i in range(count)]
+        wall, made, steps = use.serve(requests)
+        said = check(use, requests, made)
+        best = prompt_seconds + seconds
+        yield (
+            f"{count} requests of {length} + {tokens}",
+            f"{wall:.2f} s, {count * tokens / wall:.0f} tokens/s out; the executable alone "
+            f"{best:.2f} s (prompts {prompt_seconds:.2f}): {best / wall:.0%}; longest step "
+            f"{max(steps) * 1e3:.0f} ms; {said}",
+        )
+
+
+def use(known: dict[str, float], only: str = "prompts,decoding,loads") -> Iterator[tuple[str, str]]:
+    """Measure what a user gets, beside the executable alone."""
+    start = time.perf_counter()
+    executable = ours(MODEL, DEVICE)
+    yield "8B in w8: weights made on the device", f"{time.perf_counter() - start:.1f} s"
+    start = time.perf_counter()
+    executable.warm()
+    yield "kernels compiled, or read from the disk", f"{time.perf_counter() - start:.1f} s"
+    made = Use(executable)
+    start = time.perf_counter()
+    made.serve([made.request(0, 100, 4, temperature=0.0)])
+    yield "first request", f"{time.perf_counter() - start:.2f} s"
+    for part in only.split(","):
+        yield from {"prompts": prompts, "decoding": decoding, "loads": loads}[part](made)
+    executable.close()

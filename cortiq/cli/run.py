@@ -1,0 +1,78 @@
+"""`cortiq run`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cortiq.cli.flags import options_of
+from cortiq.cli.generate import (
+    check_options,
+    load_model,
+    note_length,
+    prompt_ids,
+    show_generation,
+    with_draft_heads,
+)
+from cortiq.cli.inputs import MODEL, argument_text, piped_text
+from cortiq.cli.render import note
+from cortiq.options import ANSWER_TOKENS, GenerateOptions, LoadOptions, resolve, select
+
+if TYPE_CHECKING:
+    from cortiq.model.model import Model
+
+
+@click.command()
+@click.argument("model", type=MODEL)
+@click.argument("prompt", required=False)
+@click.option("--raw", is_flag=True, help="Continue the text as it is, without a chat template.")
+@click.option("--system", metavar="TEXT", help="System message, for a model with a chat template.")
+@click.option("--stats", is_flag=True, help="Show tokens per second on stderr.")
+@options_of(GenerateOptions, LoadOptions, max_tokens=ANSWER_TOKENS)
+@click.pass_context
+def run(
+    ctx: click.Context,
+    model: str,
+    prompt: str | None,
+    raw: bool,
+    system: str | None,
+    stats: bool,
+    **options: Any,
+) -> None:
+    """Answer a prompt, or chat.
+
+    PROMPT is a message to a chat model, and a text to continue for a base model. Without it the
+    prompt comes from stdin; on a terminal a chat begins.
+    """
+    text = argument_text(prompt, "PROMPT") if prompt is not None else piped_text()
+    if text is None:
+        from cortiq.cli.chat import chat
+
+        ctx.invoke(chat, model=model, system=system, template_pairs=(), saved=None, history=True,
+                   stats=stats or None, **options)  # fmt: skip
+        return
+    chosen = select(GenerateOptions, options)
+    resolved = resolve(GenerateOptions, chosen, usual={"max_tokens": ANSWER_TOKENS})
+    check_options(resolved)
+    chosen["max_tokens"] = resolved.max_tokens
+    with load_model(model, with_draft_heads(options, resolved.draft)) as opened:
+        ids = prompt_ids(opened, text, system, {}, chat=not raw and _chats(opened, system))
+        made = show_generation(opened, ids, chosen, quiet=False)
+    if made.note:
+        note(made.note)
+    note_length(made)
+    if stats:
+        from cortiq.cli.chat_commands import answer_summary
+
+        note(answer_summary(made))
+
+
+def _chats(model: Model, system: str | None) -> bool:
+    """Return whether a prompt is a message: a system message to a base model is an error later."""
+    if system is not None or model.tokenizer.chat_template() is not None:
+        return True
+    if sys.stderr.isatty():
+        note("a base model: it continues the text")
+    return False

@@ -1,0 +1,138 @@
+"""Matrices of narrow floats: FP8 with any scales, NVFP4, MXFP4 and MXFP8, in integer layouts.
+
+Sources: the OCP 8-bit floating point and microscaling formats; DeepSeek V3's `weight_scale_inv`;
+the compressed-tensors package (`nvfp4`, `mxfp4`, `mxfp8`); NVIDIA's modelopt; GPT-OSS's blocks.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from cortiq.formats.packed_codes import (
+    BLOCK,
+    FLOAT_TYPES,
+    Bytes,
+    assemble,
+    nibble_bytes,
+    spread,
+    unpack_codes,
+)
+from cortiq.formats.packed_tensors import PackedModule, PackedTensor
+from cortiq.formats.quantisation import Quantisation
+
+E4M3_UNIT, E2M1_UNIT = 2.0**-9, 0.5
+SMALL_BLOCK = 16
+FP8_SCALES = ("weight_scale_inv", "weight_scale", "scale")
+"""Ends of the names of an FP8 matrix's scales; they multiply, `inv` or not."""
+
+
+def fp8(module: PackedModule, how: Quantisation) -> PackedTensor:
+    """Read `weight` in F8_E4M3, under one scale, one a row, or one a block of rows and columns."""
+    weight = module.array("weight", "F8_E4M3")
+    if weight.ndim < 2:
+        module.fail(f"is {list(weight.shape)}, which is no matrix")
+    end = next((end for end in FP8_SCALES if module.has(end)), FP8_SCALES[0])
+    scale = module.scales(end, *FLOAT_TYPES, "F8_E8M0", "U8")
+    height, columns = weight.shape[-2:]
+    module.multiple(columns, BLOCK)
+    rows, group = _fp8_blocks(module, how, scale.shape, (height, columns))
+    matrices = prod(weight.shape[:-2])
+    flat = weight.reshape(-1, columns)
+    table = np.broadcast_to(scale.reshape(-1, 1), (matrices, 1)) if scale.size == 1 else scale
+    table = table.reshape(matrices, -(-height // rows), -1)
+
+    def make(start: int, stop: int) -> Bytes:
+        index = np.arange(start, stop)
+        own = table[index // height, index % height // rows] * E4M3_UNIT
+        return assemble("e4m3b32", flat[start:stop], spread(own, columns, group, BLOCK))
+
+    return module.made(weight.shape, "e4m3b32", make)
+
+
+def _fp8_blocks(
+    module: PackedModule, how: Quantisation, shape: tuple[int, ...], size: tuple[int, int]
+) -> tuple[int, int]:
+    """Return the rows and columns that share a scale; the edges of a matrix may be ragged."""
+    height, columns = size
+    if prod(shape) == 1:
+        return height, columns
+    if shape[-1:] == (height,) or shape[-2:] == (height, 1):
+        return 1, columns
+    sizes = [
+        (rows, group)
+        for rows, group in (*how.blocks, (128, 128), (1, BLOCK))
+        if shape[-2:] == (-(-height // rows), -(-columns // group))
+    ]
+    if not sizes:
+        module.fail(f"has scales {list(shape)} for a matrix {list(size)}")
+    if sizes[0][1] % BLOCK:
+        module.decline(f"has scales of {sizes[0][1]} columns", "blocks of 32·n columns are read")
+    return sizes[0]
+
+
+def nvfp4(module: PackedModule, how: Quantisation) -> PackedTensor:
+    """Read two E2M1 codes a byte, an E4M3 scale for 16 of them, and one scale for all.
+
+    compressed-tensors divides by `weight_global_scale`; modelopt multiplies by `weight_scale_2`.
+    A block's scale is the quotient or product of both, rounded to float32 once.
+    """
+    end = "weight_packed" if module.has("weight_packed") else "weight"
+    packed = module.array(end, "U8")
+    blocks = module.scales("weight_scale", "F8_E4M3")
+    divides = module.has("weight_global_scale")
+    whole = module.scales("weight_global_scale" if divides else "weight_scale_2", "F32")
+    columns, height = 2 * packed.shape[-1], prod(packed.shape[:-1])
+    module.multiple(columns, SMALL_BLOCK)
+    if blocks.shape != (*packed.shape[:-1], columns // SMALL_BLOCK):
+        module.fail(f"has scales {list(blocks.shape)} for codes {list(packed.shape)}")
+    matrices = packed.shape[0] if packed.ndim > 2 else 1
+    if whole.size not in (1, matrices) or not np.isfinite(whole).all() or (whole == 0).any():
+        module.fail("has no usable scale for all its blocks")
+    each = np.repeat(np.broadcast_to(whole.reshape(-1), matrices), height // matrices)
+    flat, table = packed.view(np.uint8).reshape(height, -1), blocks.reshape(height, -1)
+
+    def make(start: int, stop: int) -> Bytes:
+        factor = each[start:stop, None]
+        scale = table[start:stop] / factor if divides else table[start:stop] * factor
+        codes = unpack_codes(flat[start:stop], 4, columns)
+        return assemble("e2m1b16", codes, scale * E2M1_UNIT)
+
+    return module.made((*packed.shape[:-1], columns), "e2m1b16", make)
+
+
+def mxfp4(module: PackedModule, how: Quantisation) -> PackedTensor:
+    """Read two E2M1 codes a byte and an exponent for 32 of them, in any of the packings.
+
+    `weight_packed` and `weight_scale` of compressed-tensors, `weight` in I8 and `scale` of
+    DeepSeek, `_blocks` [..., groups, 16] and `_scales` of GPT-OSS.
+    """
+    if module.between == "_":
+        packed, exponents = module.array("blocks", "U8"), module.array("scales", "U8")
+        if packed.ndim < 3 or packed.shape[-1] != BLOCK // 2:
+            module.fail(f"has blocks {list(packed.shape)}")
+        packed = packed.reshape(*packed.shape[:-2], -1)
+    elif module.has("weight_packed"):
+        packed = module.array("weight_packed", "U8")
+        exponents = module.array("weight_scale", "U8", "F8_E8M0")
+    else:
+        packed, exponents = module.array("weight", "I8", "U8"), module.array("scale", "F8_E8M0")
+    columns, height = 2 * packed.shape[-1], prod(packed.shape[:-1])
+    module.multiple(columns, BLOCK)
+    if exponents.shape != (*packed.shape[:-1], columns // BLOCK):
+        module.fail(f"has exponents {list(exponents.shape)} for codes {list(packed.shape)}")
+    flat = packed.view(np.uint8).reshape(height, -1)
+    table = exponents.view(np.uint8).reshape(height, -1)
+
+    def make(start: int, stop: int) -> Bytes:
+        codes = unpack_codes(flat[start:stop], 4, columns)
+        parts = [table[start:stop, :, None], nibble_bytes(codes, BLOCK)]
+        return np.concatenate(parts, axis=2).reshape(stop - start, -1)
+
+    return module.made((*packed.shape[:-1], columns), "MXFP4", make)
+
+
+def refuse_e5m2(module: PackedModule, how: Quantisation) -> PackedTensor:
+    """Refuse F8_E5M2: its range of 2³² fits no integer code."""
+    module.decline("is in F8_E5M2", "FP8 in E4M3 is read; convert it to bfloat16 or to E4M3")

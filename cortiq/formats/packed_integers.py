@@ -1,0 +1,298 @@
+"""Matrices of integer codes: compressed-tensors, GPTQ, AWQ and MLX, in the layouts that hold them.
+
+An element is scale·(code − zero), or MLX's scale·code + bias, for groups of columns. Up to 4 bits
+and without zero points, or where code − zero fits, a code is an integer of `i4b32` or `i8b32`; else
+the zero point goes into a minimum, −zero·scale, which is exact for scales of 16 bits.
+Sources: the compressed-tensors package (`pack_quantized`, `naive_quantized`), AutoGPTQ's and
+GPTQModel's quantised linear layers, AutoAWQ's `gemm` packing, MLX's `quantize`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from cortiq.formats.packed_codes import (
+    BLOCK,
+    FLOAT_TYPES,
+    Bytes,
+    Codes,
+    Doubles,
+    assemble,
+    spread,
+    unpack_codes,
+    unpack_columns,
+)
+from cortiq.formats.packed_tensors import PackedModule, PackedTensor
+from cortiq.formats.quantisation import Quantisation
+
+Numbers = Callable[[int, int], Doubles]
+BITS = range(2, 9)
+
+
+@dataclass(frozen=True)
+class IntegerRows:
+    """Rows of unsigned codes of b bits with their groups' scales and zero points.
+
+    Attributes
+    ----------
+    codes : rows start…stop−1, uint8 [n, K]. scale : float64 [n, G].
+    zero : integers [n, G]; None for 2^(b − 1) everywhere.
+    """
+
+    bits: int
+    columns: int
+    group: int
+    codes: Callable[[int, int], Bytes]
+    scale: Numbers
+    zero: Callable[[int, int], Codes] | None
+
+    @property
+    def layout(self) -> str:
+        """The layout that holds them exactly."""
+        narrow = self.bits < 4 or (self.bits == 4 and self.zero is None)
+        wide = self.bits < 8 or self.zero is None
+        if narrow:
+            return "i4b32"
+        if self.bits == 4:
+            return "i4b32m"
+        return "i8b32" if wide else "i8b32m"
+
+    def rows(self, start: int, stop: int) -> Bytes:
+        """Return rows of blocks."""
+        codes, scale = self.codes(start, stop), self.scale(start, stop)
+        at, minimum, layout = 1 << (self.bits - 1), None, self.layout
+        zero = np.full(scale.shape, at) if self.zero is None else self.zero(start, stop)
+        if layout.endswith("m"):
+            low = 0 if self.bits == 4 else 128
+            minimum = self._spread((low - zero) * scale)
+            found = codes.astype(np.int16) - low
+        else:
+            zeros = np.repeat(zero, self.group, axis=1)[:, : self.columns]
+            found = codes.astype(np.int16) - zeros + (8 if layout == "i4b32" else 0)
+        return assemble(layout, found, self._spread(scale), minimum)
+
+    def _spread(self, values: Doubles) -> Doubles:
+        return spread(values, self.columns, self.group, BLOCK)
+
+
+def _group(module: PackedModule, columns: int, groups: int) -> int:
+    """Return the columns of a group, checked."""
+    group = columns // groups if groups else 0
+    if not group or columns % groups:
+        module.fail(f"has {groups} scales for rows of {columns} columns")
+    if groups > 1 and group % BLOCK:
+        hint = f"groups of 32, 64 or 128 columns, or one a row, can be read; not of {group}"
+        module.decline(f"has groups of {group} columns", hint)
+    module.multiple(columns, BLOCK)
+    return group
+
+
+def compressed_pack(module: PackedModule, how: Quantisation) -> PackedTensor:
+    """Read `weight_packed`, I32 [N, words], of compressed-tensors' pack-quantized."""
+    packed = module.array("weight_packed", "I32")
+    sizes = module.array("weight_shape", "I64", "I32")
+    shape = tuple(int(n) for n in np.asarray(sizes).reshape(-1)[:4])
+    if packed.ndim < 2 or len(shape) != packed.ndim or shape[:-1] != packed.shape[:-1]:
+        module.fail(f"packs {list(packed.shape)} words of a matrix {list(shape)}")
+    columns, words = shape[-1], packed.shape[-1]
+    bits = next((b for b in BITS if -(-columns * b // 32) == words), 0)
+    if not bits:
+        module.fail(f"packs {columns} columns in {words} words")
+    how.check_bits(module.stem, bits)
+    height = prod(shape[:-1])
+    scale = module.scales("weight_scale", *FLOAT_TYPES)
+    scale = np.broadcast_to(scale.reshape(-1, 1), (height, 1)) if scale.size == 1 else scale
+    scale = scale.reshape(height, -1) if scale.size % height == 0 else module.fail(
+        f"has {scale.size} scales for {height} rows"
+    )  # fmt: skip
+    group = _order(module, columns, _group(module, columns, scale.shape[1]))
+    zero = _compressed_zeros(module, bits, scale.shape, height)
+    flat = packed.reshape(height, words)
+
+    def codes(start: int, stop: int) -> Bytes:
+        return unpack_codes(np.ascontiguousarray(flat[start:stop]).view(np.uint8), bits, columns)
+
+    rows = IntegerRows(bits, columns, group, codes, lambda a, b: scale[a:b], zero)
+    return module.made(shape, rows.layout, rows.rows)
+
+
+def _compressed_zeros(
+    module: PackedModule, bits: int, shape: tuple[int, ...], height: int
+) -> Callable[[int, int], Codes] | None:
+    """Return zero points as unsigned codes, packed down the columns or signed bytes."""
+    if not module.has("weight_zero_point"):
+        return None
+    points = module.array("weight_zero_point", "I32", "I8")
+    if points.dtype.itemsize == 1:
+        signed = points.reshape(shape).astype(np.int16) + (1 << (bits - 1))
+        return lambda start, stop: signed[start:stop]
+    if points.ndim != 2 or points.shape != (-(-height * bits // 32), shape[1]):
+        module.fail(f"has zero points {list(points.shape)} for scales {list(shape)}")
+    words = np.ascontiguousarray(points.T)
+    return lambda start, stop: unpack_columns(words, bits, start, stop).T.astype(np.int16)
+
+
+def _order(module: PackedModule, columns: int, group: int) -> int:
+    """Return the columns of a group; refuse groups that are not runs of columns."""
+    if module.has("weight_g_idx") and not _in_order(module, "weight_g_idx", columns, group):
+        module.decline(
+            "has groups that are not runs of columns (actorder)",
+            "take a checkpoint without it, or with static groups",
+        )
+    return group
+
+
+def _in_order(module: PackedModule, end: str, columns: int, group: int) -> bool:
+    """Return whether column k is in group ⌊k/group⌋, by the tensor that says so."""
+    index = module.array(end, "I32", "I64").reshape(-1)
+    if len(index) != columns:
+        module.fail(f"has {end} of {len(index)} columns, not {columns}")
+    return bool((index == np.arange(columns) // group).all()) or not index.any()
+
+
+def compressed_int8(module: PackedModule, how: Quantisation) -> PackedTensor:
+    """Read `weight` in I8 with `weight_scale`: compressed-tensors' int-quantized."""
+    weight = module.array("weight", "I8")
+    how.check_bits(module.stem, 8, most=True)
+    columns, height = weight.shape[-1], prod(weight.shape[:-1])
+    scale = module.scales("weight_scale", *FLOAT_TYPES)
+    scale = np.broadcast_to(scale.reshape(-1, 1), (height, 1)) if scale.size == 1 else scale
+    if scale.size % height:
+        module.fail(f"has {scale.size} scales for {height} rows")
+    scale = scale.reshape(height, -1)
+    group = _group(module, columns, scale.shape[1])
+    flat, zero = weight.reshape(height, columns), _compressed_zeros(module, 8, scale.shape, height)
+
+    def codes(start: int, stop: int) -> Bytes:
+        return flat[start:stop].view(np.uint8) ^ np.uint8(128)
+
+    rows = IntegerRows(8, columns, group, codes, lambda a, b: scale[a:b], zero)
+    return module.made(weight.shape, rows.layout, rows.rows)
+
+
+def gptq_or_awq(module: PackedModule, how: Quantisation) -> PackedTensor:
+    """Read `qweight`, I32: [K·b/32, N] of GPTQ, [K, N·b/32] of AWQ; the shapes tell them apart."""
+    words = module.array("qweight", "I32")
+    zeros = module.array("qzeros", "I32")
+    scale = module.scales("scales", *FLOAT_TYPES)
+    if words.ndim != 2 or zeros.ndim != 2 or scale.ndim != 2 or len(zeros) != len(scale):
+        module.fail("has codes, zero points and scales whose shapes do not fit each other")
+    groups, height = scale.shape
+    bits = zeros.shape[1] * 32 // height if height else 0
+    if bits not in BITS or zeros.shape[1] * 32 != height * bits:
+        module.fail(f"has {zeros.shape[1]} words of zero points for {height} rows")
+    how.check_bits(module.stem, bits)
+    by_columns = words.shape[1] == height  # of words; then a word has codes of several columns
+    how.check_method(module.stem, "gptq" if by_columns else "awq")
+    columns = words.shape[0] * 32 // bits if by_columns else words.shape[0]
+    if not by_columns and words.shape[1] * 32 != height * bits:
+        module.fail(f"has {words.shape[1]} words of codes for {height} rows")
+    group = _group(module, columns, groups)
+    how.check_group(module.stem, group, columns)
+    if by_columns:
+        return _gptq(module, how, IntegerRows(bits, columns, group, _down(words, bits, columns),
+                     lambda a, b: scale[:, a:b].T, None), zeros, scale)  # fmt: skip
+    rows = IntegerRows(
+        bits,
+        columns,
+        group,
+        lambda a, b: np.ascontiguousarray(unpack_columns(words, bits, a, b, order=True).T),
+        lambda a, b: scale[:, a:b].T,
+        lambda a, b: unpack_columns(zeros, bits, a, b, order=True).T.astype(np.int16),
+    )
+    return module.made((height, columns), rows.layout, rows.rows)
+
+
+def _down(words: Codes, bits: int, columns: int) -> Callable[[int, int], Bytes]:
+    """Return codes of words that lie one below the other, [K·b/32, N], by output."""
+
+    def codes(start: int, stop: int) -> Bytes:
+        some = np.ascontiguousarray(words[:, start:stop].T).view(np.uint8)
+        return unpack_codes(some, bits, columns)
+
+    return codes
+
+
+def _gptq(
+    module: PackedModule, how: Quantisation, rows: IntegerRows, zeros: Codes, scale: Doubles
+) -> PackedTensor:
+    """Read GPTQ's zero points, which version 1 stores less one, and the order of its columns."""
+    bits, middle = rows.bits, 1 << (rows.bits - 1)
+    first = int(unpack_columns(zeros[:1], bits, 0, 1)[0, 0])
+    less = 1 if how.zeros_less_one else 0
+    if how.symmetric and first in (middle, middle - 1):
+        less = middle - first  # what a symmetric file stores tells its version
+
+    def zero(start: int, stop: int) -> Codes:
+        found = unpack_columns(zeros, bits, start, stop).T.astype(np.int16) + less
+        if how.symmetric and (found != middle).any():
+            module.fail("has zero points, but quantization_config says sym")
+        return found
+
+    made = IntegerRows(
+        bits, rows.columns, rows.group, rows.codes, rows.scale, None if how.symmetric else zero
+    )
+    shape = (scale.shape[1], rows.columns)
+    ordered = not module.has("g_idx") or _in_order(module, "g_idx", rows.columns, rows.group)
+    if not ordered:
+        index = module.array("g_idx", "I32").reshape(-1).astype(np.int64)
+        if index.min() < 0 or index.max() >= len(scale):
+            module.fail(f"has columns of groups outside the {len(scale)} there are")
+        return module.made(shape, "F32", _in_disorder(rows, index, zero))
+    checked = _checked(made, zero) if how.symmetric else made.rows
+    return module.made(shape, made.layout, checked)
+
+
+def _checked(rows: IntegerRows, zero: Callable[[int, int], Codes]) -> Callable[[int, int], Bytes]:
+    """Return rows whose zero points are looked at, though they are not used."""
+
+    def make(start: int, stop: int) -> Bytes:
+        zero(start, stop)
+        return rows.rows(start, stop)
+
+    return make
+
+
+def _in_disorder(
+    rows: IntegerRows, index: Codes, zero: Callable[[int, int], Codes]
+) -> Callable[[int, int], Bytes]:
+    """Return rows of floats: groups that are not runs of columns (`desc_act`) have no layout."""
+
+    def make(start: int, stop: int) -> Bytes:
+        codes = rows.codes(start, stop).astype(np.float64) - zero(start, stop)[:, index]
+        values = codes * rows.scale(start, stop)[:, index]
+        return np.ascontiguousarray(values, "<f4").view(np.uint8)
+
+    return make
+
+
+def mlx_affine(module: PackedModule, how: Quantisation) -> PackedTensor:
+    """Read MLX's `weight` in U32 with `scales` and `biases`; the configuration says the bits."""
+    words = module.array("weight", "U32")
+    scale, bias = (module.scales(end, *FLOAT_TYPES) for end in ("scales", "biases"))
+    bits, group = how.bits_and_group(module.stem)
+    height, groups = prod(words.shape[:-1]), scale.shape[-1]
+    columns = groups * group
+    if bits not in BITS or words.shape[-1] * 32 != columns * bits or bias.shape != scale.shape:
+        module.fail(
+            f"has {words.shape[-1]} words and {groups} scales a row, which are not {bits} bits in "
+            f"groups of {group}"
+        )
+    if prod(scale.shape[:-1]) != height:
+        module.fail(f"has scales {list(scale.shape)} for words {list(words.shape)}")
+    _group(module, columns, groups)
+    flat, scale, bias = words.reshape(height, -1), *(x.reshape(height, -1) for x in (scale, bias))
+    layout, low = ("i4b32m" if bits <= 4 else "i8b32m"), (128 if bits == 8 else 0)
+
+    def make(start: int, stop: int) -> Bytes:
+        some = np.ascontiguousarray(flat[start:stop]).view(np.uint8)
+        codes = unpack_codes(some, bits, columns).astype(np.int16) - low
+        d, m = scale[start:stop], bias[start:stop] + low * scale[start:stop]
+        sides = (spread(values, columns, group, BLOCK) for values in (d, m))
+        return assemble(layout, codes, *sides)
+
+    return module.made((*words.shape[:-1], columns), layout, make)

@@ -1,0 +1,109 @@
+"""Find the quantised matrices of a folder, and read each by the tensors it has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from cortiq.errors import FormatError, UnsupportedError
+from cortiq.formats.mapped import MappedTensors, TensorInfo
+from cortiq.formats.packed_floats import FP8_SCALES, fp8, mxfp4, nvfp4, refuse_e5m2
+from cortiq.formats.packed_integers import compressed_int8, compressed_pack, gptq_or_awq, mlx_affine
+from cortiq.formats.packed_tensors import PackedFolder, PackedModule, PackedTensor
+from cortiq.formats.quantisation import HINTS, NOT_APPLIED, Quantisation
+
+Reader = Callable[[PackedModule, Quantisation], PackedTensor]
+BLOCKS = re.compile(r"(.+)_blocks")
+MAIN = re.compile(r"(.+)\.(weight_packed|qweight|weight)")
+TABLES = ("weight.absmax", "weight.quant_map", "SCB")
+"""Ends of bitsandbytes' tensors."""
+
+
+class Kind(NamedTuple):
+    """A way in which matrices are packed: its name in messages, and its reader."""
+
+    name: str
+    read: Reader
+
+
+def _kind_of(module: PackedModule, end: str, info: TensorInfo) -> Kind | None:
+    """Return how a module's matrix is packed, by the tensors beside it; None for plain floats."""
+    pair = end, info.type
+    if pair == ("weight_packed", "I32"):
+        return Kind("packed", compressed_pack)
+    if pair == ("weight_packed", "U8"):
+        whole = module.has("weight_global_scale") or module.has("weight_scale_2")
+        return Kind("nvfp4", nvfp4) if whole else Kind("mxfp4", mxfp4)
+    if end == "qweight":
+        return Kind("gptq", gptq_or_awq)
+    if any(module.has(table) for table in TABLES):
+        return Kind("bitsandbytes", _refuse_tables)
+    if info.type == "F8_E4M3" and any(module.has(scale) for scale in FP8_SCALES):
+        return Kind("fp8", fp8)
+    if info.type == "F8_E5M2":
+        return Kind("fp8", refuse_e5m2)
+    if pair == ("weight", "U8") and module.has("weight_scale_2"):
+        return Kind("nvfp4", nvfp4)
+    if info.type in ("I8", "U8") and module.has("scale"):
+        return Kind("mxfp4", mxfp4)
+    if pair == ("weight", "I8") and module.has("weight_scale"):
+        return Kind("int8", compressed_int8)
+    if pair == ("weight", "U32") and module.has("scales"):
+        return Kind("mlx", mlx_affine)
+    return None
+
+
+def _refuse_tables(module: PackedModule, how: Quantisation) -> PackedTensor:
+    module.decline("is packed by bitsandbytes", HINTS["bitsandbytes"])
+
+
+def _modules(folder: MappedTensors) -> Iterator[tuple[PackedModule, Kind]]:
+    for name, info in folder.tensors.items():
+        blocks, main = BLOCKS.fullmatch(name), MAIN.fullmatch(name)
+        if blocks and info.type == "U8":
+            yield PackedModule(folder, blocks[1], "_"), Kind("mxfp4", mxfp4)
+        elif main:
+            module = PackedModule(folder, main[1])
+            kind = _kind_of(module, main[2], info)
+            if kind is not None:
+                yield module, kind
+
+
+def read_quantised(folder: MappedTensors, how: Quantisation) -> MappedTensors:
+    """Return the folder's tensors with each quantised matrix as one; the folder if it has none.
+
+    Raises
+    ------
+    FormatError : parts are missing or do not fit each other, or the configuration contradicts
+        them; it names the module.
+    UnsupportedError : codes or groups that no layout holds, with what would help.
+    """
+    packed: dict[str, PackedTensor] = {}
+    for module, kind in _modules(folder):
+        tensor = kind.read(module, how)
+        name = "awq" if kind.name == "gptq" and _is_awq(folder, module) else kind.name
+        how.check_kind(module.stem, name)
+        packed[tensor.name] = tensor
+    if not packed:
+        return _unquantised(folder, how)
+    unread = {name for name in folder.tensors if NOT_APPLIED.fullmatch(name)}
+    return PackedFolder(folder, packed, unread)
+
+
+def _is_awq(folder: MappedTensors, module: PackedModule) -> bool:
+    words, scales = (folder.tensors[f"{module.stem}.{end}"] for end in ("qweight", "scales"))
+    return words.shape[1] != scales.shape[1]
+
+
+def _unquantised(folder: MappedTensors, how: Quantisation) -> MappedTensors:
+    """Return a folder without quantised matrices; its configuration may not ask for any."""
+    if not how.method:
+        return folder
+    odd = {info.type for info in folder.tensors.values()} - {"F32", "F16", "BF16"}
+    if odd:
+        hint = f"the tensors that {how.method} has beside its codes are missing"
+        raise UnsupportedError(f"has tensors in {', '.join(sorted(odd))}", where=str(folder.path),
+                               hint=hint)  # fmt: skip
+    what = f"says {how.method}, but no tensor is quantised"
+    raise FormatError(what, where=how.where)
