@@ -18,8 +18,9 @@ from cortiq.numerics import matmul, quantise  # noqa: E402
 from cortiq.numerics.layouts import LAYOUTS, decode  # noqa: E402
 from cortiq.numerics.synthetic import synthetic_weight  # noqa: E402
 from cortiq_triton import products  # noqa: E402
-from cortiq_triton.products import PLAIN, Stack, Tuning  # noqa: E402
+from cortiq_triton.products import PLAIN, Stack  # noqa: E402
 from cortiq_triton.rows import quantise_rows  # noqa: E402
+from cortiq_triton.tuning import Tuning, use_tuning  # noqa: E402
 from cortiq_triton.weights import first_rows, join, pack  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -63,12 +64,12 @@ def test_the_lint_sees_what_fusion_does():
 
 
 def product(tuning, weight, x, faults):
-    before = products.use_tuning(tuning)
+    before = use_tuning(tuning)
     try:
         height = weight.height
         return products.product(weight, x, len(faults), faults, Stack(PLAIN, height)).numpy()
     finally:
-        products.use_tuning(before)
+        use_tuning(before)
 
 
 @pytest.mark.parametrize(

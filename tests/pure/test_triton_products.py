@@ -1,21 +1,20 @@
 """Products on Triton: rows grouped by expert, codes packed to their bits, operands laid out."""
 
-import os
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
-
 import numpy as np
 import pytest
-import torch
-from cortiq_triton import operands, packing, products
-from cortiq_triton.products import EXPERTS, Stack
-from cortiq_triton.rows import quantise_rows
-from cortiq_triton.weights import pack
 
-from cortiq.numerics import matmul, quantise
-from cortiq.numerics.layouts import decode
-from cortiq.numerics.synthetic import synthetic_weight
+torch = pytest.importorskip("torch", reason="the Triton backend keeps its memory in PyTorch")
+pytest.importorskip("triton", reason="Triton has no package for this platform")
 
+from cortiq.numerics import matmul, quantise  # noqa: E402
+from cortiq.numerics.layouts import decode  # noqa: E402
+from cortiq.numerics.synthetic import synthetic_weight  # noqa: E402
+from cortiq_triton import operands, packing, products, tuning  # noqa: E402
+from cortiq_triton.products import EXPERTS, Stack  # noqa: E402
+from cortiq_triton.rows import quantise_rows  # noqa: E402
+from cortiq_triton.weights import pack  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 F32 = np.float32
 BLOCKS = (
     "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "w8b256", "Q2_K", "Q3_K", "Q4_K",
@@ -42,7 +41,7 @@ def same(a, b):
 @pytest.mark.parametrize("shared", [True, False])
 def test_rows_grouped_by_expert_are_each_experts_products(layout, shared, monkeypatch):
     experts, height, columns, rows, chosen = 4, 16, 512, 70, 2
-    monkeypatch.setattr(products, "_tuning", [products.Tuning(bm=16, bm_blocks=16, bn_blocks=16)])
+    monkeypatch.setattr(tuning, "_tuning", [tuning.Tuning(bm=16, bm_blocks=16, bn_blocks=16)])
     weight = synthetic_weight(layout, "weight", 1, (experts * height, columns))
     index = np.array([[0, 3] if row % 7 else [1, 3] for row in range(rows)], np.int32)  # none has 2
     x = rows_of(rows if shared else rows * chosen, columns)
@@ -88,8 +87,6 @@ def test_bits_above_a_nibble_lie_where_they_are_said_to(bits):
             above = words[:, unit, half] >> np.uint32(8 * c + 2 * i) & 3
         nibble = nibbles[:, unit, column % 16] >> np.uint8(4 * half) & 15
         assert (codes[:, column] == nibble | above << 4).all()
-
-
 
 
 @pytest.mark.parametrize("layout", BLOCKS)

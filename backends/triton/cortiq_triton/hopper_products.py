@@ -1,9 +1,10 @@
-"""Products that Hopper's tensor cores multiply by kernels of their own, where there are some: weights
-in blocks laid out for them, a part of their rows at a time; codes with a scale a row as they are.
+"""Products by kernels for Hopper's tensor cores: weights in blocks are laid out for them, a part of
+their rows at a time; codes with a scale a row are taken as they lie.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -28,12 +29,15 @@ from cortiq_triton.operands import (
     words_of,
 )
 from cortiq_triton.rows import Rows
-from cortiq_triton.weights import BYTES, Packed
+from cortiq_triton.weights import BYTES, NIBBLES, Packed
 
 MEMORY = 1 << 27
 """Bytes of a weight's rows that are laid out at a time."""
 GROUP = 32
 """Tiles of rows of x that meet a tile of the weight's while it is in the L2."""
+
+
+Kernel = Callable[..., None]
 
 
 @cache
@@ -50,6 +54,19 @@ def available() -> bool:
     return True
 
 
+def kernel_for(weight: Packed, rows: int, laid: int) -> Kernel | None:
+    """The kernel for a weight and so many rows; None if there is none.
+
+    laid : rows from which on blocks are worth laying out.
+    """
+    if weight.block in (32, 256) and weight.kind in (BYTES, NIBBLES):
+        own: Kernel | None = multiply_blocks if rows >= laid else None
+    else:
+        codes = weight.kind == BYTES and not weight.block and weight.padded % 256 == 0
+        own = multiply_codes if codes else None
+    return own if own is not None and available() else None
+
+
 def parts_of(weight: Packed, height: int) -> list[tuple[int, int]]:
     """First row and count of the parts of a weight of this height that are laid out at a time."""
     most = max(1, MEMORY // laid_bytes(weight, DOWN)) * DOWN
@@ -63,28 +80,23 @@ def multiply_blocks(
     ending: tuple[torch.Tensor, torch.Tensor], last: tuple[int, ...], endings: dict[str, Any],
 ) -> None:  # fmt: skip
     """Rows times a weight into out. last : `cuts` and `group` of a `Stack`."""
-    from cortiq_triton import hopper
+    from cortiq_triton import hopper_narrow, hopper_wide
 
     rows, height = out.shape
     laid, sums = lay_quantised(weight, x)
     runs = ceil_div(weight.padded, 256)
     how: dict[str, Any] = {"FACTS": facts_of(weight), "SUMS": sums_of(weight), "GROUP": GROUP}
-    kernel = hopper.matmul_blocks_of_32
+    kernel = hopper_narrow.matmul_blocks_of_32
     if weight.block == 256:
-        kernel = hopper.matmul_blocks_of_256
+        kernel = hopper_wide.matmul_blocks_of_256
         how |= {"PLANES": weight.folded, "WORDS": words_of(weight)}
     for first, count in parts_of(weight, height):
         across = ceil_div(count, DOWN)
         launch(
             kernel, (across * ceil_div(rows, ACROSS),), *lay_weight_rows(weight, first, count),
             laid, sums, x.e, *ending, out, faults, rows, height, runs, first, across, *last, **how,
-            **endings, warps=hopper.WARPS,
+            **endings, warps=8,
         )  # fmt: skip
-
-
-def takes_codes(weight: Packed) -> bool:
-    """Whether a weight with a scale a row is one for `multiply_codes`."""
-    return weight.kind == BYTES and not weight.block and weight.padded % 256 == 0 and available()
 
 
 def code_tiles(rows: int, height: int) -> dict[str, int]:
@@ -110,9 +122,10 @@ def multiply_codes(
 
     rows, height = out.shape
     sizes = code_tiles(rows, height)
+    how: dict[str, Any] = {**endings, **sizes}
     launch(
         hopper_rows.matmul_rows_of_codes,
         (ceil_div(rows, sizes["BM"]) * ceil_div(height, sizes["BN"]),),
         weight.codes, weight.scale, x.high, x.low, x.e, *ending, out, faults, rows, height,
-        weight.padded, *last, **endings, **sizes, GROUP=8, warps=sizes["BN"] // 16,
+        weight.padded, *last, warps=sizes["BN"] // 16, GROUP=8, **how,
     )  # fmt: skip

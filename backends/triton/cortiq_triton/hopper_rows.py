@@ -1,5 +1,5 @@
-"""Products with a scale a row of the weight on Hopper GPUs, written in Gluon: rows of the weight are
-down and rows of x across, few or many, so that few rows of x still fill the tensor cores.
+"""Products with a scale a row of the weight on Hopper GPUs, written in Gluon: rows of the weight
+are down and rows of x across, so that few of these suffice for the tensor cores.
 
 The general form is `matmul.matmul_rows`, with the same bits.
 """

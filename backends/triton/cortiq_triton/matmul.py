@@ -28,7 +28,9 @@ def tile_of(
 
 
 @device
-def tile_place(pid: Tensor, across: Tensor, down: Tensor, GROUP: tl.constexpr) -> tuple[Tensor, Tensor]:
+def tile_place(
+    pid: Tensor, across: Tensor, down: Tensor, GROUP: tl.constexpr
+) -> tuple[Tensor, Tensor]:
     """A program's tile of rows and of columns: GROUP tiles of rows for each tile of columns in
     turn, so that both stay in the L2.
     """

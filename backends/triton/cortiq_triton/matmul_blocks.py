@@ -13,97 +13,10 @@ from cortiq_triton.e4m3 import tile_dots
 from cortiq_triton.language import INTERPRETED, Tensor, device, kernel
 from cortiq_triton.matmul import tile_rows
 from cortiq_triton.matvec import end, in_form
-from cortiq_triton.packing import bits_byte
+from cortiq_triton.packing import codes_of, tile_at
 from cortiq_triton.rows import Rows
 from cortiq_triton.scalar import exp2_int, round_two_planes
 from cortiq_triton.weights import Packed
-
-
-@device
-def nibbles_emulated(packed: Tensor, late: Tensor) -> Tensor:
-    """A nibble of each byte: the high one where `late` has all bits, the low one where none."""
-    return ((packed & ~late) | ((packed >> 4) & late)) & 15
-
-
-@device
-def nibbles_of_words(packed: Tensor, late: Tensor) -> Tensor:
-    """The same, four at a time."""
-    return tl.inline_asm_elementwise(
-        "{.reg .b32 a, b; shr.u32 a, $1, 4; and.b32 a, a, $2; not.b32 b, $2; and.b32 b, b, $1;"
-        "or.b32 a, a, b; and.b32 $0, a, 0x0F0F0F0F;}",
-        "=r,r,r", [packed, late], dtype=tl.int8, is_pure=True, pack=4,
-    )  # fmt: skip
-
-
-@device
-def with_bit_emulated(codes: Tensor, above: Tensor, bit: Tensor, VALUE: tl.constexpr) -> Tensor:
-    """Codes with VALUE, 16 or 32, set where `above` has the bit."""
-    return codes | tl.where((above & bit) != 0, VALUE, 0).to(tl.int8)
-
-
-@device
-def with_bit_words(codes: Tensor, above: Tensor, bit: Tensor, VALUE: tl.constexpr) -> Tensor:
-    """The same, four at a time: 127 carries into bit 7 of a byte that is not 0, and no further."""
-    SHIFT: tl.constexpr = "3" if VALUE == 16 else "2"
-    return tl.inline_asm_elementwise(
-        "{.reg .b32 a, b; and.b32 a, $2, $3; and.b32 b, a, 0x7F7F7F7F; add.u32 b, b, 0x7F7F7F7F;"
-        "or.b32 a, a, b; and.b32 a, a, 0x80808080; shr.u32 a, a, " + SHIFT + "; or.b32 $0, $1, a;}",
-        "=r,r,r,r", [codes, above, bit], dtype=tl.int8, is_pure=True, pack=4,
-    )  # fmt: skip
-
-
-@device
-def less_emulated(codes: Tensor, BIAS: tl.constexpr) -> Tensor:
-    """Codes less BIAS."""
-    return codes - BIAS
-
-
-@device
-def less_words(codes: Tensor, BIAS: tl.constexpr) -> Tensor:
-    """The same, four at a time; no byte borrows of its neighbour."""
-    SMALL: tl.constexpr = "0x7C7C7C7C" if BIAS == 4 else "0x78787878"
-    LARGE: tl.constexpr = "0x70707070" if BIAS == 16 else "0x60606060"
-    EACH: tl.constexpr = SMALL if BIAS < 16 else LARGE
-    return tl.inline_asm_elementwise(
-        "add.u32 $0, $1, " + EACH + "; xor.b32 $0, $0, 0x80808080;", "=r,r", [codes],
-        dtype=tl.int8, is_pure=True, pack=4,
-    )  # fmt: skip
-
-
-nibbles = nibbles_emulated if INTERPRETED else nibbles_of_words
-with_bit = with_bit_emulated if INTERPRETED else with_bit_words
-less = less_emulated if INTERPRETED else less_words
-
-
-@device
-def tile_at(plane: Tensor, row: Tensor, column: Tensor, width: Tensor) -> Tensor:
-    """int8 [rows, columns] of a plane of rows of `width`: all are inside."""
-    return tl.load(plane + row[:, None] * width + column[None, :])
-
-
-@device
-def codes_of(
-    codes: Tensor, bits: Tensor, row: Tensor, start: Tensor, K: Tensor, NIBBLES: tl.constexpr,
-    HIGH: tl.constexpr, BIAS: tl.constexpr,
-) -> Tensor:  # fmt: skip
-    """32 columns of codes from `start` on, int8 [BN, 32]."""
-    k = tl.arange(0, 32)
-    if NIBBLES:
-        packed = tile_at(codes, row, start // 2 + k % 16, K // 2)
-        late = tl.broadcast_to((0 - k // 16).to(tl.int8)[None, :], packed.shape)
-        found = nibbles(packed, late)
-        if HIGH:
-            byte, first = bits_byte(k, HIGH)
-            above = tile_at(bits, row, start // 8 * HIGH + byte, K // 8 * HIGH)
-            for place in tl.static_range(HIGH):
-                bit = (1 << (first + place)).to(tl.int8)
-                bit = tl.broadcast_to(bit[None, :], packed.shape)
-                found = with_bit(found, above, bit, 16 << place)
-        if BIAS:
-            found = less(found, BIAS)
-    else:
-        found = tile_at(codes, row, start + k, K)
-    return found
 
 
 @device
@@ -263,10 +176,10 @@ def matmul_blocks(
     N: Tensor, K: Tensor, blocks: Tensor, subs: Tensor, rows: Tensor, width: Tensor, cut: Tensor,
     cut2: Tensor, heads: Tensor, per: Tensor, group: Tensor, CHOICE: tl.constexpr,
     BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr, NIBBLES: tl.constexpr,
-    BLOCK: tl.constexpr, E4M3: tl.constexpr,
-    SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
-    BIAS: tl.constexpr, HIGH: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, TURN: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK: tl.constexpr, E4M3: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr,
+    MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr, HIGH: tl.constexpr,
+    FORM: tl.constexpr, LOW_FORM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    TURN: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
     """out [M, N] of codes in blocks of 16, 32 or 256 columns; constants as in `matvec_blocks`."""
     m, live, x, n, first = tile_rows(order, tiles, M, N, heads, per, CHOICE, BM, BN, GROUP)
@@ -275,8 +188,7 @@ def matmul_blocks(
     seen, row = n < N, (first + tl.minimum(n, N - 1)).to(tl.int64)
     x = tl.minimum(x, rows - 1).to(tl.int64)
     y, run = tl.full((BN, BM), 0.0, tl.float32), tl.full((BN, BM), 0.0, tl.float32)
-    hi = tl.full((BN, BM), 0, tl.int32)
-    lo = tl.full((BN, BM), 0, tl.int32)
+    hi, lo = tl.full((BN, BM), 0, tl.int32), tl.full((BN, BM), 0, tl.int32)
     for turn in range(0, K, 32 * TURN):
         for step in tl.static_range(TURN):
             start = turn + 32 * step
@@ -296,8 +208,7 @@ def matmul_blocks(
                 )  # fmt: skip
             if BLOCK == 32:
                 run = run + block_term(hi, lo, d, least, j, not E4M3, MINIMUM, FORM, LOW_FORM)
-                hi = tl.full((BN, BM), 0, tl.int32)
-                lo = tl.full((BN, BM), 0, tl.int32)
+                hi, lo = tl.full((BN, BM), 0, tl.int32), tl.full((BN, BM), 0, tl.int32)
         stop = turn + 32 * TURN
         if BLOCK <= 32:
             if (stop % (8 * BLOCK) == 0) | (stop >= K):

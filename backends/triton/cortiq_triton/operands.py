@@ -64,9 +64,9 @@ def lay_weight(
     codes: Tensor, bits: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor,
     offsets: Tensor, laid: Tensor, facts: Tensor, first: Tensor, N: Tensor, K: Tensor,
     runs: Tensor, blocks: Tensor, NIBBLES: tl.constexpr, BLOCK: tl.constexpr, E4M3: tl.constexpr,
-    SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr,
-    HIGH: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, PLANES: tl.constexpr,
-    WORDS: tl.constexpr, FACTS: tl.constexpr, ROWS: tl.constexpr,
+    SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
+    BIAS: tl.constexpr, HIGH: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr,
+    PLANES: tl.constexpr, WORDS: tl.constexpr, FACTS: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
     """256 columns of some rows of a weight, from row `first` on."""
     top, run = tl.program_id(0) * ROWS, tl.program_id(1)
@@ -104,9 +104,7 @@ def lay_weight(
 
 
 @device
-def sub_sums(
-    sums: Tensor, x: Tensor, sub: Tensor, K: Tensor, SUB: tl.constexpr
-) -> Tensor:
+def sub_sums(sums: Tensor, x: Tensor, sub: Tensor, K: Tensor, SUB: tl.constexpr) -> Tensor:
     """Σq of sub-blocks of 16 or 32 columns, int32 [rows, subs]; 0 past the end."""
     width = K // 16
     at, inside = x[:, None] * width + sub * (SUB // 16), sub * SUB < K

@@ -13,6 +13,7 @@ from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2, shared_m
 from cortiq_triton.matmul_blocks import matmul_blocks, sums_across
 from cortiq_triton.matvec_blocks import matvec_blocks
 from cortiq_triton.rows import Rows
+from cortiq_triton.tuning import Tuning, tuning
 from cortiq_triton.weights import (
     BYTES,
     E4M3,
@@ -26,77 +27,6 @@ from cortiq_triton.weights import (
 
 PLAIN, HEADS, EXPERTS = range(3)
 """Which matrix of a stack meets a row: there is one; its head's; the one that its index names."""
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """Sizes of tiles; none changes a bit.
-
-    Attributes
-    ----------
-    few : rows up to which weights are read as words, one program for `rows` of them.
-    grouped : rows an expert, on average, from which on they are grouped.
-    bn, bw : weight rows and words of such a program.
-    bn_blocked, span : weight rows of a program for formats in blocks, and how many times 32 columns
-        of them it has at a time, one a lane: 32 or more; span_wide for blocks of 256 and for codes
-        of a byte, but with a fifth bit the other way round. bn_bytes : rows of formats with blocks of 32 and codes of a byte.
-    bm, bn_many, bk, group : tiles of the tensor cores' product.
-    some : rows up to which tiles are `bn_some` columns wide and `bk_some` deep: weights must reach
-        all processors.
-    bm_blocks, bn_blocks : tiles of formats in blocks, which keep more sums in registers; `turn`
-        times 32 columns a turn of their loop, 2, 4 or 8.
-    laid : rows from which on their operands are laid out for Hopper's tensor cores.
-    codes : whether Hopper's kernel for a scale a row is used.
-    """
-
-    few: int = 8
-    rows: int = 1
-    grouped: int = 2
-    bn: int = 4
-    bw: int = 512
-    bn_blocked: int = 4
-    bn_bytes: int = 2
-    span: int = 32
-    span_wide: int = 64
-    warps: int = 4
-    bm: int = 128
-    bn_many: int = 128
-    bk: int = 128
-    group: int = 8
-    warps_many: int = 8
-    some: int = 64
-    bn_some: int = 32
-    bk_some: int = 256
-    warps_some: int = 4
-    bm_blocks: int = 64
-    bn_blocks: int = 64
-    warps_blocks: int = 4
-    turn: int = 2
-    laid: int = 96
-    codes: bool = True
-    stages_blocks: int = 3
-    stages: int = 3
-    stages_some: int = 4
-
-
-DEVICE_TUNING = Tuning()
-INTERPRETER_TUNING = Tuning(
-    some=0, few=2, rows=2, bn=1024, bw=256, bn_blocked=512, bn_bytes=512, span=64, bm=64,
-    bn_many=4096, bm_blocks=64, bn_blocks=4096,
-)  # fmt: skip
-"""Few programs of much work each, of at most `language.LARGEST_TILE` elements."""
-_tuning = [INTERPRETER_TUNING if INTERPRETED else DEVICE_TUNING]
-
-
-def tuning() -> Tuning:
-    """The sizes in use."""
-    return _tuning[0]
-
-
-def use_tuning(chosen: Tuning) -> Tuning:
-    """Use other sizes from now on; returns those before."""
-    before, _tuning[0] = _tuning[0], chosen
-    return before
 
 
 @dataclass(frozen=True)
@@ -238,7 +168,8 @@ def _grouped(weight: Packed, rows: int, how: Stack) -> Groups | None:
     experts = weight.height // how.height
     if rows < tuning().grouped * experts:
         return None
-    height = max(16, min(tuning().bm_blocks if weight.block else tuning().bm, pow2(rows // experts)))
+    most = tuning().bm_blocks if weight.block else tuning().bm
+    height = max(16, min(most, pow2(rows // experts)))
     known = how.groups.get((experts, height))
     if known is None:
         known = how.groups[experts, height] = grouped(how.index, experts, height)
@@ -250,6 +181,11 @@ def _many(
     groups: Groups | None,
 ) -> None:  # fmt: skip
     sizes, (rows, n) = tuning(), out.shape
+    special = how.choice == PLAIN and sizes.special
+    own = hopper_products.kernel_for(weight, rows, sizes.laid) if special else None
+    if own is not None:
+        own(weight, x, out, faults, how.ending(out), (*how.cuts, how.group), how.endings)
+        return
     heads = how.count if how.choice == HEADS else 1
     each = rows // heads
     bm, bn, warps = _tile_sizes(sizes, weight, each)
@@ -261,34 +197,26 @@ def _many(
     grid = (down * ceil_div(n, bn), 1 if groups else heads)
     planes = x.high, x.low, x.e, *which
     last = (*how.cuts, heads, how.per, how.group)
-    special = None
-    if how.choice == PLAIN and weight.block and each >= sizes.laid and hopper_products.available():
-        special = hopper_products.multiply_blocks
-    elif how.choice == PLAIN and sizes.codes and hopper_products.takes_codes(weight):
-        special = hopper_products.multiply_codes
-    if special is not None:
-        special(weight, x, out, faults, how.ending(out), (*how.cuts, how.group), how.endings)
-        return
+    known = {"CHOICE": how.choice, **how.endings, "BM": bm, "BN": bn, "GROUP": sizes.group}
     if not weight.block:
         count, few = 1 + (weight.kind == PLANES), each <= sizes.some
         bk = min(sizes.bk_some if few else sizes.bk, pow2(weight.padded))
-        stages = sizes.stages_some if few else sizes.stages
+        stages = stages_that_fit(
+            sizes.stages_some if few else sizes.stages, bk * (2 * bm + count * bn)
+        )
         launch(
             matmul.matmul_rows, grid, weight.codes, weight.scale, *planes, *how.ending(out), out,
-            faults, each, n, weight.padded, weight.plane, *last, CHOICE=how.choice, **how.endings,
-            PLANES=count, BM=bm, BN=bn, BK=bk, GROUP=sizes.group,
-            warps=warps, stages=stages_that_fit(stages, bk * (2 * bm + count * bn)),
+            faults, each, n, weight.padded, weight.plane, *last, **known, PLANES=count, BK=bk,
+            warps=warps, stages=stages,
         )  # fmt: skip
         return
     sums, turn = sums_across(weight, x), sizes.turn if weight.padded % (32 * sizes.turn) == 0 else 2
     turn = min(turn, 4) if weight.block == 16 else turn  # eight blocks are a run
     launch(
-        matmul_blocks, grid, *_parts(weight, weight.codes), *planes, sums,
-        *how.ending(out), out, faults, each, n, weight.padded, weight.blocks,
-        weight.padded // (weight.sub or 32), x.e.numel(), sums.shape[-1], *last,
-        CHOICE=how.choice, **how.endings,
-        NIBBLES=weight.kind == NIBBLES, **block_constants(weight), BM=bm, BN=bn,
-        TURN=turn, GROUP=sizes.group, warps=warps, stages=sizes.stages_blocks,
+        matmul_blocks, grid, *_parts(weight, weight.codes), *planes, sums, *how.ending(out), out,
+        faults, each, n, weight.padded, weight.blocks, weight.padded // (weight.sub or 32),
+        x.e.numel(), sums.shape[-1], *last, **known, NIBBLES=weight.kind == NIBBLES,
+        **block_constants(weight), TURN=turn, warps=warps, stages=sizes.stages_blocks,
     )  # fmt: skip
 
 

@@ -98,7 +98,7 @@ class RowSet:
     last: int
     _blocks: dict[int, torch.Tensor] = field(default_factory=dict)
     _chosen: torch.Tensor | None = None
-    _groups: dict[tuple[int, int], Groups] = field(default_factory=dict)
+    _by_expert: dict[tuple[int, int], Groups] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -119,8 +119,8 @@ class RowSet:
     def groups(self, index: torch.Tensor) -> dict[tuple[int, int], Groups]:
         """Return what products with these chosen experts have found; of the latest ones only."""
         if index is not self._chosen:
-            self._chosen, self._groups = index, {}
-        return self._groups
+            self._chosen, self._by_expert = index, {}
+        return self._by_expert
 
     def most_tiles(self, window: int) -> int:
         """Tiles that a row sees at most, rounded up to a power of two."""

@@ -19,7 +19,7 @@ from cortiq_triton import packing
 from cortiq_triton.rows import PAD
 
 BYTES, NIBBLES, PLANES, FLOATS, E4M3 = range(5)
-"""How codes lie: int8; as `packing` says; two int8 planes (w16); none, a `FloatMatrix`; the bytes of
+"""How codes lie: int8; as `packing` says; two int8 planes (w16); none, a `FloatMatrix`; as bytes of
 E4M3.
 """
 F32S, HALVES, UPPER = range(3)
