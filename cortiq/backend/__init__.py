@@ -42,11 +42,10 @@ from cortiq.backend.protocol import (
     Declined,
     Device,
     Executable,
+    OptionalCapabilities,
     Support,
     Supported,
     Versions,
-    batch_rows_of,
-    warm,
 )
 from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State, check_exported
 from cortiq.backend.weights import MATRICES, float_weight, stack_of
@@ -86,6 +85,7 @@ __all__ = [
     "MATRICES",
     "Named",
     "NumPyArrays",
+    "OptionalCapabilities",
     "Outcome",
     "Row",
     "Snapshot",
@@ -98,9 +98,7 @@ __all__ = [
     "Top",
     "Versions",
     "Want",
-    "batch_rows_of",
     "check_exported",
     "float_weight",
     "stack_of",
-    "warm",
 ]

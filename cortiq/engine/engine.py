@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from cortiq.arguments import instance_of
-from cortiq.backend import BatchResult, Executable, Status, batch_rows_of
+from cortiq.backend import BatchResult, Executable, Status
 from cortiq.backend.batch import Batch
 from cortiq.backend.error_attribution import attributed_to, failure_hint
 from cortiq.engine.accept import NO_TOKEN, Committed, commit, settle
@@ -53,7 +53,7 @@ class Engine:
     ) -> None:
         instance_of(options, EngineOptions, "options")
         self.executable, self.tokenizer = executable, tokenizer
-        self.limits = options.limits(batch_rows_of(executable))
+        self.limits = options.limits(executable.batch_rows)
         self.prefixes, self.speculation, self.clock = prefixes, speculation, clock
         self.steps, self._numbers, self._finished = 0, 0, 0.0
         self._states = StateManager(executable, prefixes)
@@ -148,8 +148,7 @@ class Engine:
         return not self.idle
 
     def _runs_ahead(self) -> bool:
-        asynchronous = getattr(self.executable, "asynchronous", False)
-        return asynchronous and not any(s.needs_ids for s in self.running)
+        return self.executable.asynchronous and not any(s.needs_ids for s in self.running)
 
     def _end_cancelled(self) -> None:
         for sequence in [*self.waiting, *self.running]:
