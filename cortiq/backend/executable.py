@@ -29,6 +29,7 @@ from cortiq.backend.batch import (
     Finished,
     Outcome,
     Status,
+    Ticket,
     Want,
 )
 from cortiq.backend.protocol import BATCH_ROWS, CompileOptions, OptionalCapabilities
@@ -214,7 +215,7 @@ class BaseExecutable(OptionalCapabilities, ABC, Generic[S, P]):
             state.release()
         self.plans = {}
 
-    def forward(self, batch: Batch) -> Finished:
+    def forward(self, batch: Batch) -> Ticket:
         """Compute a batch: let in what has an answer, run it, settle each sequence's outcome."""
         plan = self._plan(batch.entry)
         outcomes: dict[State, Outcome] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cortiq.backend import Batch, CompileOptions
+from cortiq.backend import Batch, CompileOptions, Ticket
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.paged import PagedState
 from cortiq.backend.paged_executable import PagedExecutable
@@ -85,7 +85,7 @@ class WgpuExecutable(PagedExecutable[PagedState, WgpuPlan]):
         """Check whether sequences may take so many bytes more."""
         return super().fits(nbytes) and nbytes <= self.pools.left_bytes()
 
-    def forward(self, batch: Batch) -> Any:
+    def forward(self, batch: Batch) -> Ticket:
         """Compute a batch; see `BaseExecutable`. A device that was lost is opened again first."""
         self._reopen()
         try:
