@@ -29,7 +29,7 @@ from cortiq.backend.batch import (
 )
 from cortiq.backend.delegate import Delegate
 from cortiq.backend.float64 import FLOAT64_KERNELS, FLOAT64_OPTIONS, Float64Arrays
-from cortiq.backend.kernel import Kernel, TakesKernels
+from cortiq.backend.kernel import Kernel, OperatorExample, TakesKernels
 from cortiq.backend.kernel_backend import KernelBackend, KernelTable
 from cortiq.backend.kernel_walk import KernelCall
 from cortiq.backend.matrices import Float64Matrix
@@ -85,6 +85,7 @@ __all__ = [
     "MATRICES",
     "Named",
     "NumPyArrays",
+    "OperatorExample",
     "OptionalCapabilities",
     "Outcome",
     "Row",

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cortiq.backend.admission import BY_ROW
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels, Kernel
 from cortiq.backend.plan import always_known, needed
-from cortiq.ir import Graph, Node, Type, ops
+from cortiq.ir import Graph, Node, Op, Type, ops
 
 TAIL = "@tail"
 """Suffix of the copy of a trunk value that holds the tail's rows only."""
@@ -29,12 +30,20 @@ class Admit:
 
 
 @dataclass(frozen=True)
+class PackageOp:
+    """A primitive that the kernel of another package computes: no pattern joins it with others."""
+
+    op: Op
+    kernel: Kernel
+
+
+@dataclass(frozen=True)
 class Step:
     """Nodes that one kernel computes.
 
     Attributes
     ----------
-    op : a primitive, `Gather`, `Admit`, or what a backend makes of several primitives.
+    op : a primitive, `Gather`, `Admit`, `PackageOp`, or what a backend makes of several primitives.
     nodes : empty for `Gather` and `Admit`.
     tail : whether it runs on the tail's rows.
     after : names of what must be done before, though the step reads no value of it.
@@ -55,7 +64,8 @@ class Step:
     @property
     def label(self) -> str:
         """Name the operator, and the role of what it computes, for profiles."""
-        return " ".join([type(self.op).__name__, *dict.fromkeys(map(_role, self.nodes))])
+        op = self.op.op if isinstance(self.op, PackageOp) else self.op
+        return " ".join([type(op).__name__, *dict.fromkeys(map(_role, self.nodes))])
 
 
 def _role(node: Node) -> str:
@@ -90,14 +100,19 @@ class Lowered:
         return {name for s in self.tail if isinstance(s.op, Gather) for name in s.inputs}
 
 
-def lower(graph: Graph, wanted: frozenset[str]) -> Lowered:
-    """Lower a graph for rows that want these values, in its order."""
+def lower(graph: Graph, wanted: frozenset[str], given: GivenKernels = NO_KERNELS) -> Lowered:
+    """Lower a graph for rows that want these values, in its order.
+
+    Parameters
+    ----------
+    given : kernels of other packages, by primitive.
+    """
     always, chosen = always_known(graph), needed(graph.nodes, wanted)
     nodes = [node for node in graph.nodes if node.name in chosen]
     aliases = {n.outputs[0]: n.inputs[0] for n in nodes if isinstance(n.op, ops.Reshape)}
     lowered = Lowered((), (), dict(graph.values), aliases)
     steps = [
-        Step(node.op, node.inputs, node.outputs, (node,), _is_late(node, always))
+        Step(kernel_op(node, given), node.inputs, node.outputs, (node,), _is_late(node, always))
         for node in nodes
         if not isinstance(node.op, ops.Reshape)
     ]
@@ -106,6 +121,12 @@ def lower(graph: Graph, wanted: frozenset[str]) -> Lowered:
     trunk = [*admitted, *(step for step in steps if not step.tail)]
     tail = _gathered([step for step in steps if step.tail], always, lowered)
     return replace(lowered, trunk=tuple(trunk), tail=tuple(tail))
+
+
+def kernel_op(node: Node, given: GivenKernels) -> Op | PackageOp:
+    """Return what a node's step computes: its operator, or a package's kernel for it."""
+    kernel = given.get(type(node.op))
+    return node.op if kernel is None else PackageOp(node.op, kernel)
 
 
 def _is_late(node: Node, always: frozenset[str]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cortiq.backend.fuse import Attention, Elementwise, NormChain, QKVPrologue
-from cortiq.backend.lower import Admit, Gather, Step
+from cortiq.backend.lower import Admit, Gather, PackageOp, Step
 from cortiq.ir import ops
 from cortiq_cpu.bind_matrices import (
     bind_chosen,
@@ -37,10 +37,12 @@ from cortiq_cpu.bind_sequence import (
 from cortiq_cpu.binder import OpArgs, OpBinder
 from cortiq_cpu.kernels import SCALED
 from cortiq_cpu.native import NativeOp
+from cortiq_cpu.package import bind_package
 
 BINDERS: dict[type, Callable[[OpBinder, Step], OpArgs]] = {
     Gather: bind_gather,
     Admit: bind_admit,
+    PackageOp: bind_package,
     ops.EmbedRows: bind_embed,
     ops.MatMul: bind_matmul,
     ops.HeadMatMul: bind_chosen,

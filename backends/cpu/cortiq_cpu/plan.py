@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cortiq.backend.admission import BY_ROW
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.backend.lower import Admit, Lowered, Step, joined_products, lower
 from cortiq.backend.requests import Ask, RequestedOutputs, RequestPlan
 from cortiq.ir import Graph, ops
@@ -76,11 +77,16 @@ class CpuPlan(RequestPlan[CompiledOps]):
     angles: RotaryArrays
 
     def __init__(
-        self, graph: Graph, weights: PackedWeights, layout: StateLayout, pool: ThreadPool
+        self,
+        graph: Graph,
+        weights: PackedWeights,
+        layout: StateLayout,
+        pool: ThreadPool,
+        given: GivenKernels = NO_KERNELS,
     ) -> None:
         super().__init__(graph)
         graph = self.graph
-        self.layout, self.pool, self.weights = layout, pool, weights
+        self.layout, self.pool, self.weights, self.given = layout, pool, weights, given
         for node in graph.nodes:
             weights.prepare(node)
         late = (row_bytes(t) for n, t in graph.values.items() if n not in self.always)
@@ -101,7 +107,7 @@ class CpuPlan(RequestPlan[CompiledOps]):
 
     def compile(self, request: RequestedOutputs) -> CompiledOps:
         """Make the op lists of a request."""
-        lowered = joined_products(lower(self.graph, request.wanted))
+        lowered = joined_products(lower(self.graph, request.wanted, self.given))
         trunk = fuser(lowered, request.wanted, request.supplied).fuse(lowered.trunk)
         apart = frozenset(lowered.types) if request.mixed else request.supplied
         tail = fuser(lowered, request.wanted, apart).fuse(lowered.tail)

@@ -68,11 +68,6 @@ class Features:
     masks: int = 0
     penalties: bool = False
 
-    @property
-    def filtered(self) -> bool:
-        """Whether some row has a filter."""
-        return self.top_k or self.top_p or self.min_p
-
 
 @lru_cache(maxsize=4096)
 def _line(sampling: Sampling) -> Lines:

@@ -19,6 +19,7 @@ from cortiq.backend.fuse import (
     Product,
     QKVPrologue,
 )
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.backend.lower import Lowered
 from cortiq.backend.patterns import PATTERNS
 from cortiq.backend.plan import Step
@@ -51,10 +52,16 @@ class Launches:
     Parameters
     ----------
     steps : those that the request needs. exposed : values that must exist when the batch is done.
+    given : kernels of other packages, which nothing is fused with.
     """
 
     def __init__(
-        self, steps: Sequence[Step], graph: Graph, exposed: frozenset[str], solid: Iterable[str]
+        self,
+        steps: Sequence[Step],
+        graph: Graph,
+        exposed: frozenset[str],
+        solid: Iterable[str],
+        given: GivenKernels = NO_KERNELS,
     ) -> None:
         self.known = {step.node.name: step for step in steps}
         self.views = {s.node.outputs[0]: s for s in steps if isinstance(s.node.op, ops.Reshape)}
@@ -63,7 +70,8 @@ class Launches:
         for step in steps:
             node = step.node
             if not isinstance(node.op, ops.Reshape):
-                lowered = lower.Step(node.op, node.inputs, node.outputs, (node,), step.late)
+                op = lower.kernel_op(node, given)
+                lowered = lower.Step(op, node.inputs, node.outputs, (node,), step.late)
                 parts[step.late].append(lowered)
         self.lowered = Lowered(tuple(parts[False]), tuple(parts[True]), {**graph.values}, aliases)
         self.fuser = Fuser(LAUNCHED, self.lowered, exposed, solid, self._takes_part)
@@ -108,7 +116,7 @@ class Launches:
 
     def _primitives(self, step: lower.Step) -> list[Step]:
         """The steps that a step stands for, where there is no kernel for all of them at once."""
-        if step.op is step.nodes[0].op:
+        if step.op is step.nodes[0].op or isinstance(step.op, lower.PackageOp):
             return [self.known[step.nodes[0].name]]
         root, found = self.lowered.root, []
         wanted, given = {root(n) for n in step.outputs}, {root(n) for n in step.inputs}

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cortiq.backend.admission import BY_ROW
+from cortiq.backend.kernel import GivenKernels
 from cortiq.backend.lower import Admit, Step, lower
 from cortiq.backend.requests import Ask, RequestedOutputs, RequestPlan
 from cortiq.ir import Graph, ops
@@ -19,6 +20,7 @@ from cortiq_wgpu.block_offsets import BlockOffsets, assign, row_words
 from cortiq_wgpu.compiled_dispatches import BoundDispatch, CompiledDispatches, SharedBuffers
 from cortiq_wgpu.device import SLICE, GpuDevice
 from cortiq_wgpu.dispatch import Dispatch, Grid
+from cortiq_wgpu.package import compile_shaders
 from cortiq_wgpu.rotary_records import RotaryRecords
 from cortiq_wgpu.row_dispatches import stage_works
 from cortiq_wgpu.shader_source import staged
@@ -56,9 +58,10 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
         gpu: GpuDevice,
         tuning: ProductTuning | None,
         context: int,
+        given: GivenKernels,
     ) -> None:
         super().__init__(graph)
-        self.weights, self.pools, self.gpu = weights, pools, gpu
+        self.weights, self.pools, self.gpu, self.given = weights, pools, gpu, given
         self.tuning, self.context = tuning, context
         self.angles = RotaryRecords(graph.nodes)
         self.memory = SharedBuffers(gpu)
@@ -86,7 +89,7 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
     def compile(self, request: RequestedOutputs) -> CompiledDispatches:
         """Make the dispatches of a request."""
         solid = request.supplied
-        steps = lower(self.graph, request.wanted)
+        steps = lower(self.graph, request.wanted, self.given)
         lowered = StepGrouper(steps, solid, request.mixed, self._together).grouped()
         places = self._places(lowered, request)
         binder = DispatchBinder(
@@ -141,6 +144,7 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
         nodes = frozenset(step.node.name for step in group if step.node)
         outputs = tuple(name for step in group for name in step.outputs)
         made = (dispatches if is_wide(group[0]) else stage_works)(binder, group)
+        compile_shaders(self.gpu, group, [work.kernel for work in made])
         label = " ".join(dict.fromkeys(type(step.op).__name__ for step in group))
         return [replace(w, label=w.label or label, nodes=nodes, outputs=outputs) for w in made]
 

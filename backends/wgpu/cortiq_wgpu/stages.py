@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cortiq.backend.lower import Admit, Gather, Step
+from cortiq.backend.lower import Admit, Gather, PackageOp, Step
 from cortiq.ir import ops
 from cortiq.numerics.contract import F32
 from cortiq_wgpu.binder import DispatchBinder
 from cortiq_wgpu.block_offsets import row_words
 from cortiq_wgpu.dispatch import NONE
+from cortiq_wgpu.package import package_stage
 from cortiq_wgpu.routing_stage import route_stage
 from cortiq_wgpu.shader_source import Stage, bits, stage
 from cortiq_wgpu.step_groups import AttentionMerge
@@ -258,6 +259,7 @@ MAKERS: Mapping[type, Maker] = {
     Gather: _gather,
     Admit: _admit,
     AttentionMerge: _merge,
+    PackageOp: package_stage,
     ops.Add: _pair("add"),
     ops.Multiply: _pair("multiply"),
     ops.Scale: _constant("multiply", "factor"),
