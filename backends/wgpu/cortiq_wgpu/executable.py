@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from cortiq.backend import Batch, CompileOptions, Ticket
 from cortiq.backend.executable import Accepted, Brought
