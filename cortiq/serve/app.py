@@ -14,7 +14,7 @@ from cortiq.serve.service import Service
 
 ENDPOINTS = (
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models",
-    *OTHER_ENDPOINTS, "/health", "/metrics",
+    "/v1/verify", "/tokenize", "/detokenize", *OTHER_ENDPOINTS, "/health", "/metrics",
 )  # fmt: skip
 """Endpoints listed in the error for unknown paths."""
 COUNTED_PATHS = tuple(path.removeprefix("/v1") for path in ENDPOINTS)
@@ -25,6 +25,11 @@ def application(service: Service, bound: str = "") -> RequestMiddleware:
     """Return the ASGI application with its middleware; `bound` is the address it listens on."""
     posts = {"/chat/completions": service.chat, "/completions": service.text}
     posts["/embeddings"] = service.embed
+    posts |= {
+        "/tokenize": service.tokenize,
+        "/detokenize": service.detokenize,
+        "/verify": service.verify,
+    }
     gets = {"/models": service.list_models, "/models/{name:path}": service.one_model}
     routes = [Route("/health", service.health), Route("/metrics", service.show_metrics)]
     routes += [Route(path, page_endpoint(path)) for path in PAGE_FILES]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from cortiq.dialects.dialect import ToolCall
 from cortiq.dialects.splitter import AnswerPart, AnswerText, ThinkingText
@@ -58,6 +58,7 @@ class BlockWriter:
         self.parsed, self.job = parsed, job
         self.blocks: list[AnswerBlock] = []
         self.finish = ""
+        self.receipt: dict[str, Any] = {}  # a field of the answer, if there is one
         self._splitter = parsed.splitter()
         self._open: AnswerBlock | None = None
         self._space = ""
@@ -83,6 +84,8 @@ class BlockWriter:
         if update.finish:
             made += self._close()
             self.finish = update.finish
+            if (receipt := self.job.issue(0)) is not None:
+                self.receipt = {"receipt": receipt}
         return made
 
     def _part(self, part: AnswerPart) -> str:

@@ -15,7 +15,7 @@ from cortiq.serve.choice_builders import (
 )
 from cortiq.serve.errors import ApiError
 from cortiq.serve.generation_job import ChoiceUpdate, GenerationJob
-from cortiq.serve.parsed_request import ParsedRequest
+from cortiq.serve.parsed_request import ParsedRequest, prompt_entry
 
 MakeBuilder = Callable[[int, ParsedRequest], ChoiceBuilder]
 
@@ -30,15 +30,30 @@ class CompletionWriter:
     ) -> None:
         self.parsed, self.job, self.head = parsed, job, head
         self.choices = [make(index, parsed) for index in range(len(parsed.requests))]
+        self._token_ids: list[list[int]] = [[] for _ in self.choices]
+        self._receipts: dict[int, Any] = {}
+        self._unsent: list[list[int]] = [[] for _ in self.choices]
 
     def begin(self) -> str:
         """Return the chunks that open the choices."""
-        firsts = [one for choice in self.choices if (one := choice.first_chunk())]
-        return "".join(self._event([one]) for one in firsts)
+        made = []
+        for index, choice in enumerate(self.choices):
+            if first := choice.first_chunk():
+                made.append(self._event([first | self._prompt_ids(index)]))
+        return "".join(made)
 
     def take(self, update: ChoiceUpdate) -> str:
         """Return the chunks of an update."""
-        return "".join(self._event([one]) for one in self.choices[update.choice].chunks(update))
+        chunks = self.choices[update.choice].chunks(update)
+        self._token_ids[update.choice] += update.token_ids
+        if self.parsed.params.token_ids:
+            unsent = self._unsent[update.choice]
+            unsent += update.token_ids
+            if chunks:  # of tokens whose text is held back the ids are, too
+                chunks[0]["token_ids"], self._unsent[update.choice] = unsent, []
+        if update.finish and (receipt := self.job.issue(update.choice)) is not None:
+            self._receipts[update.choice] = chunks[-1]["receipt"] = receipt
+        return "".join(self._event([one]) for one in chunks)
 
     def end(self) -> str:
         """Return the usage, if it was asked for, and the end's mark."""
@@ -55,15 +70,43 @@ class CompletionWriter:
 
     def whole(self) -> dict[str, Any]:
         """Return the response as one object."""
-        made = self.head.object(self.head.kind, [choice.full_choice() for choice in self.choices])
+        choices = [self._full_choice(index) for index in range(len(self.choices))]
+        made = self.head.object(self.head.kind, choices)
+        if self._is_chat:  # has one prompt, and what is about it beside the choices
+            made |= self._about_prompt(0)
         return made | {"usage": usage(self.parsed, self.job)}
+
+    def _full_choice(self, index: int) -> dict[str, Any]:
+        made = self.choices[index].full_choice()
+        if self.parsed.params.token_ids:
+            made["token_ids"] = self._token_ids[index]
+        if index in self._receipts:
+            made["receipt"] = self._receipts[index]
+        return made if self._is_chat else made | self._about_prompt(index)
+
+    def _about_prompt(self, index: int) -> dict[str, Any]:
+        """Return the log-probabilities and ids of a choice's prompt, where they are asked for."""
+        scored = {}
+        if self.parsed.params.prompt_logprobs is not None:
+            tokens = self.parsed.prompt_tokens_scored[index // self.parsed.params.n]
+            tokenizer = self.parsed.tokenizer
+            scored["prompt_logprobs"] = [None, *(prompt_entry(tokenizer, one) for one in tokens)]
+        return scored | self._prompt_ids(index)
+
+    def _prompt_ids(self, index: int) -> dict[str, Any]:
+        ids = self.parsed.requests[index].prompt
+        return {"prompt_token_ids": list(ids)} if self.parsed.params.token_ids else {}
+
+    @property
+    def _is_chat(self) -> bool:
+        return self.head.kind.startswith("chat")
 
     @property
     def _with_usage(self) -> bool:
         return self.parsed.params.include_usage
 
     def _event(self, choices: list[dict[str, Any]], used: Mapping[str, Any] | None = None) -> str:
-        kind = self.head.kind + (".chunk" if self.head.kind.startswith("chat") else "")
+        kind = self.head.kind + (".chunk" if self._is_chat else "")
         made = self.head.object(kind, choices)
         if self._with_usage:
             made["usage"] = used

@@ -27,7 +27,8 @@ class MessagesWriter(BlockWriter):
     def end(self) -> str:
         """Return the events that end the message."""
         delta = {"stop_reason": self._reason(), "stop_sequence": self._stop()}
-        return _event("message_delta", delta=delta, usage=self._usage()) + _event("message_stop")
+        used = {"usage": self._usage(), **self.receipt}
+        return _event("message_delta", delta=delta, **used) + _event("message_stop")
 
     def fail(self, error: ApiError) -> str:
         """Return an error as an event; nothing follows it."""
@@ -68,6 +69,7 @@ class MessagesWriter(BlockWriter):
             "id": self.id, "type": "message", "role": "assistant", "model": served.name,
             "content": content, "stop_reason": reason, "stop_sequence": self._stop(),
             "usage": self._usage(), "system_fingerprint": served.fingerprint,
+            **self.receipt,
         }  # fmt: skip
 
     def _stop(self) -> str | None:

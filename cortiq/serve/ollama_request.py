@@ -76,6 +76,7 @@ def _shared(fields: Fields) -> dict[str, Any]:
     """Return the fields that `/api/chat` and `/api/generate` share; streams by default."""
     made: dict[str, Any] = {"model": fields.text("model", "")}
     made["stream"] = fields.flag("stream", True)
+    made["receipt"] = fields.flag("receipt")
     fields.note_read(*NO_EFFECT)
     made |= _options(fields)
     form = fields.get("format", (str, dict), "json or a schema")

@@ -98,6 +98,7 @@ class OllamaWriter(BlockWriter):
             "total_duration": _nanoseconds(time.monotonic() - self._started), "load_duration": 0,
             "prompt_eval_count": used.prompt, "prompt_eval_duration": _nanoseconds(prompt),
             "eval_count": used.new, "eval_duration": _nanoseconds(decode),
+            **self.receipt,
         }  # fmt: skip
 
 

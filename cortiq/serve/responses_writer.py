@@ -150,7 +150,7 @@ class ResponsesWriter(BlockWriter):
             "temperature": options.temperature, "top_p": options.top_p, "truncation": "disabled",
             "usage": None if status == "in_progress" else self._usage(),
             "system_fingerprint": served.fingerprint,
-            **{name: self._asked.get(name, usual[name]) for name in REPEATED},
+            **{name: self._asked.get(name, usual[name]) for name in REPEATED}, **self.receipt,
         }  # fmt: skip
 
     def _usage(self) -> dict[str, Any]:

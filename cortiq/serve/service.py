@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from cortiq.serve import verification
 from cortiq.serve.completion_params import model_name
 from cortiq.serve.completion_writer import chat_writer, text_writer
 from cortiq.serve.embeddings import EmbeddingRequest, parse_embeddings
@@ -22,8 +25,11 @@ from cortiq.serve.logs import job_facts
 from cortiq.serve.metrics import CONTENT_TYPE, Metrics
 from cortiq.serve.options import ServeOptions
 from cortiq.serve.parsed_request import ParsedRequest, parse_chat, parse_completion
+from cortiq.serve.receipt_maker import ReceiptMaker
 from cortiq.serve.responses import AnswerStream, ClientGone, MakeWriter, json_response, unless_gone
 from cortiq.serve.served_model import ServedModel
+from cortiq.serve.tokens import detokenize, tokenize
+from cortiq.serve.worker import Worker
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,6 +48,7 @@ class Service:
         self, models: Mapping[str, ServedModel], options: ServeOptions, metrics: Metrics
     ) -> None:
         self.models, self.options, self.metrics = models, options, metrics
+        self.receipts = ReceiptMaker(options)
         self._readers = ThreadPoolExecutor(READER_THREADS, "reader")
 
     def start(self) -> None:
@@ -128,7 +135,12 @@ class Service:
         self, request: HttpRequest, parsed: ParsedRequest, make: MakeWriter
     ) -> Response:
         """Compute a parsed request and write its answer in the form of an API."""
-        job, worker = GenerationJob(parsed.requests), parsed.served.worker
+        worker = parsed.served.worker
+        if parsed.params.prompt_logprobs is not None:
+            scored = await self.compute(request, worker, parsed.prompt_steps())
+            parsed = replace(parsed, prompt_tokens_scored=scored)
+        job = GenerationJob(parsed.requests)
+        job.issue = partial(self.receipts.issue, parsed, job)
         writer = make(parsed, job)
         facts = request.state.facts
         facts["model"] = parsed.served.name
@@ -137,7 +149,10 @@ class Service:
             worker.cancel(job)
             facts.update(job_facts(job))
 
-        worker.submit(job)
+        if parsed.params.silent:
+            job.end_unsubmitted()
+        else:
+            worker.submit(job)
         if parsed.params.stream:
             try:
                 accepted = await job.updates.get()
@@ -162,7 +177,13 @@ class Service:
     async def vectors(self, request: HttpRequest, parsed: EmbeddingRequest) -> np.ndarray:
         """Compute the vectors of an embedding request."""
         request.state.facts["model"] = parsed.served.name
-        job = parsed.served.worker.compute(parsed.steps())
+        return await self.compute(request, parsed.served.worker, parsed.steps())
+
+    async def compute(
+        self, request: HttpRequest, worker: Worker, steps: Generator[Any, None, None]
+    ) -> Any:
+        """Return the last item of steps that are computed between those of a model's engine."""
+        job = worker.compute(steps)
 
         async def wait() -> None:
             await job
@@ -172,6 +193,28 @@ class Service:
         finally:
             job.cancel()
         return job.result()
+
+    async def verify(self, request: HttpRequest) -> Response:
+        """Handle `POST /v1/verify`."""
+        fields = await self.body(request)
+        receipt = await self.read(request, lambda: verification.read_receipt(fields))
+        served = verification.model_of_receipt(self.models, receipt)
+        request.state.facts["model"] = served.name
+        steps = verification.steps(served, receipt)
+        verdict = await self.compute(request, served.worker, steps)
+        return JSONResponse(verification.verdict_object(verdict))
+
+    async def tokenize(self, request: HttpRequest) -> Response:
+        """Handle `POST /tokenize`."""
+        fields = await self.body(request)
+        served = self.find(model_name(fields))
+        return JSONResponse(await self.read(request, lambda: tokenize(served, fields)))
+
+    async def detokenize(self, request: HttpRequest) -> Response:
+        """Handle `POST /detokenize`."""
+        fields = await self.body(request)
+        served = self.find(model_name(fields))
+        return JSONResponse(await self.read(request, lambda: detokenize(served, fields)))
 
     async def list_models(self, request: HttpRequest) -> Response:
         """Handle `GET /v1/models`."""

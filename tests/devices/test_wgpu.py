@@ -138,7 +138,7 @@ def wide_values():
     ("probe", "label"),
     [
         (wide_values(), "Activation Multiply"),
-        (probes.attend(ops.Attend(9, 3, 32, 64, 0.2)), "Merge"),
+        (probes.attend(ops.Attend(9, 3, 32, 64, 0.2)), "AttentionMerge"),
     ],
 )
 def test_rows_of_many_values_are_shared_out_to_workgroups(probe, label, monkeypatch):

@@ -115,6 +115,15 @@ def test_a_configuration_that_contradicts_the_tensors_is_named(name, config, wor
     assert words in str(caught.value)
 
 
+def test_a_bias_of_zeros_that_the_architecture_lacks_is_none(tmp_path):
+    name = "model.layers.0.self_attn.q_proj.bias"
+    folder = edited(BY_NAME["gptq-4-32"], tmp_path, lambda t: t.update({name: torch.zeros(128)}))
+    logits_of(open_checkpoint(folder), TOKENS)
+    folder = edited(BY_NAME["gptq-4-32"], tmp_path, lambda t: t.update({name: torch.ones(128)}))
+    with pytest.raises(FormatError, match=r"q_proj\.bias is not used"):
+        load_program(open_checkpoint(folder))
+
+
 def test_zero_points_of_a_file_that_says_it_has_none_are_named(tmp_path):
     folder = edited(BY_NAME["gptq-4-64-asym"], tmp_path, lambda tensors: None, {"sym": True})
     with pytest.raises(CortiqError, match="zero points"):

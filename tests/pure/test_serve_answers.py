@@ -23,7 +23,7 @@ def job(*given):
 
 
 def events(made, include_usage=False):
-    params = SimpleNamespace(n=1, top_logprobs=None, include_usage=include_usage)
+    params = SimpleNamespace(n=1, top_logprobs=None, include_usage=include_usage, token_ids=False)
     served = SimpleNamespace(name="m", fingerprint="c1-x")
     asked = SimpleNamespace(
         served=served,
@@ -49,7 +49,7 @@ def test_an_error_in_the_middle_is_an_event_and_nothing_says_done():
 
 
 def test_the_log_has_the_error_of_a_stream():
-    params = SimpleNamespace(n=1, top_logprobs=None, include_usage=False)
+    params = SimpleNamespace(n=1, top_logprobs=None, include_usage=False, token_ids=False)
     made = job(ChoiceUpdate(0, error=BackendError("the device is gone")))
     served = SimpleNamespace(name="m", fingerprint="c1-x")
     asked = SimpleNamespace(served=served, params=params, requests=made.requests, echo=())

@@ -158,7 +158,7 @@ typedef struct {
     const int32_t *last;
 } cortiq_attend;
 
-/* CHOOSE_BLOCKS (numerics.blocks): q are records [rows, heads] of width key_dim (sums not needed),
+/* CHOOSE_BLOCKS (numerics.key_blocks): q are records [rows, heads] of width key_dim (sums not needed),
  * kv has one head and is read for its keys; out [rows][heads][top], ascending. */
 typedef struct {
     cortiq_kv kv;

@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -35,9 +36,11 @@ from cortiq.backend.executable import Accepted
 from cortiq.backend.requests import penalises
 from cortiq_triton.call import Shared
 from cortiq_triton.language import pow2
+from cortiq_triton.mixed import Mixed
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
+from cortiq_triton.shapes import Scratch, padded_sequences
 from cortiq_triton.state import TritonState
 from cortiq_triton.step_answers import Asked, StepAnswers, answerable, ask
 from cortiq_triton.token_log import UNKNOWN
@@ -57,6 +60,9 @@ class Owner(Protocol):
     drawn: list[int | None]
     shared: Shared
     vocabulary: int
+
+    def scratch(self) -> Scratch:
+        """Return what stands for one more sequence."""
 
     def owns(self, state: Any) -> bool:
         """Check whether a state is a living sequence of it."""
@@ -99,6 +105,14 @@ class Going(Accepted[TritonState]):
     position: int = 0
 
 
+@cache
+def _captures(device: str) -> tuple[torch.cuda.Stream, Any]:
+    """Where launches of a device are captured, and the memory of their values: graphs follow one
+    another, so that all of them may have the same.
+    """
+    return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+
+
 class Captured:
     """A graph of launches, or, on the CPU, the launches themselves."""
 
@@ -106,9 +120,15 @@ class Captured:
         if device == "cpu":
             self.replay = launch
             return
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            launch()
+        graph, (stream, pool) = torch.cuda.CUDAGraph(), _captures(device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                launch()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
         self.replay = graph.replay
 
 
@@ -187,7 +207,7 @@ class Decoder:
     ----------
     refused : why no graph is captured any more; empty while they are.
     drawn : int32 [DRAWN_ROWS] on the device, what the rows of the last step drew.
-    capture : makes a graph of launches.
+    capture : makes a graph of launches. mixed : pieces of prompts beside steps.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -197,6 +217,7 @@ class Decoder:
         self.under_way: list[UnderWay] = []
         self.version = 0
         self.capture: Callable[[Callable[[], None], str], Captured] = Captured
+        self.mixed = Mixed(owner, self.drawn, self._captured)
 
     def submit(self, plan: Plan, batch: Batch) -> Step | None:
         """Launch a batch of steps; None if it is another kind of batch, or a row is refused."""
@@ -252,7 +273,9 @@ class Decoder:
         device = self.owner.device
         held = {at: s.log.extended(s.tokens, device) for at, s in self._penalised(batch).items()}
         width = plan.graph.values["logits"].shape[-1]
-        asked, arrays = ask(batch.rows, held, width)
+        extra = padded_sequences(len(accepted)) - len(accepted)
+        scratch = [Row(self.owner.scratch(), 0, 0)] * extra  # type: ignore[arg-type]
+        asked, arrays = ask([*batch.rows, *scratch], held, width)
         answers = shape.answers.get(asked)
         if answers is None:
             answers = shape.answers[asked] = StepAnswers(shape.run, asked, arrays, pages)
@@ -260,7 +283,7 @@ class Decoder:
         else:
             answers.fill(arrays)
             answers.replay()
-        answer, event = self._fetch(answers.packed)
+        answer, event = self._fetch(answers.packed[: len(accepted)])
         if is_new:  # names other memory for the logits, in which nothing is computed yet
             shape.replay = self._captured(shape.run.launch)
         if is_new or answers.replay == answers.launch:
@@ -273,8 +296,10 @@ class Decoder:
         pages: int,
     ) -> tuple[Shape, bool]:  # fmt: skip
         """Compute the logits of a step; return its shape, and whether that is new."""
-        run = Run(plan, batch, accepted, self.owner.shared, self.drawn)
-        key = (batch.entry, len(accepted), pages, self.owner.shared.angles.version)
+        batch, everyone = self._filled_up(batch, accepted)
+        sources = [*sources, *[-1] * (len(everyone) - len(sources))]
+        run = Run(plan, batch, everyone, self.owner.shared, self.drawn)
+        key = (batch.entry, len(everyone), pages, self.owner.shared.angles.version)
         if self.version != key[-1]:  # tables of angles were made anew: old graphs read old ones
             self.shapes.clear()
             self.version = key[-1]
@@ -287,6 +312,17 @@ class Decoder:
         run.place(shape.buffer, sources, pages)
         run.launch()
         return shape, True
+
+    def _filled_up(
+        self, batch: Batch, accepted: Sequence[Going]
+    ) -> tuple[Batch, Sequence[Accepted[Any]]]:
+        """Add rows that nobody reads, up to the next size that is captured."""
+        rows, everyone = list(batch.rows), list[Accepted[Any]](accepted)
+        for at in range(len(rows), padded_sequences(len(rows))):
+            state: Any = self.owner.scratch()
+            rows.append(Row(state, 0, 0, rows[0].wants))
+            everyone.append(Accepted(state, range(at, at + 1), [0]))
+        return Batch(rows, batch.entry), everyone
 
     def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
         """Capture launches, unless that failed before: then they stay launches."""

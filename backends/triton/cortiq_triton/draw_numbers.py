@@ -68,11 +68,6 @@ class Features:
     masks: int = 0
     penalties: bool = False
 
-    @property
-    def filtered(self) -> bool:
-        """Whether some row has a filter."""
-        return self.top_k or self.top_p or self.min_p
-
 
 @lru_cache(maxsize=4096)
 def _line(sampling: Sampling) -> Lines:
@@ -117,9 +112,7 @@ def lines_of(drawings: Sequence[Drawing]) -> Lines:
     return lines
 
 
-def arrays_of(
-    drawings: Sequence[Drawing], width: int
-) -> tuple[Features, dict[str, np.ndarray]]:
+def arrays_of(drawings: Sequence[Drawing], width: int) -> tuple[Features, dict[str, np.ndarray]]:
     """Features of a batch's draws, and the arrays that kernels read, by name.
 
     lines int32 [draws, COLUMNS]; histories int64 [draws], addresses of those that are `Stored`;

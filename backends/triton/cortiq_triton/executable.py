@@ -20,10 +20,11 @@ from cortiq_triton import compiled, flight, warm
 from cortiq_triton.call import Counters, Shared
 from cortiq_triton.decode import Decoder, Step, UnderWay
 from cortiq_triton.flight import Flight
-from cortiq_triton.memory import TritonMemory
+from cortiq_triton.memory import DeviceBytes, TritonMemory
 from cortiq_triton.plan import Plan, weights_of
 from cortiq_triton.rotary import Angles
 from cortiq_triton.run import Run
+from cortiq_triton.shapes import Scratch
 from cortiq_triton.state import TritonState
 from cortiq_triton.workspace import batch_rows, row_bytes
 
@@ -61,6 +62,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         self.graphs = bool(options.extra.get("graphs", device != "cpu"))
         self._settling = False
         self._workspace = 0
+        self._spoilt: tuple[DeviceBytes | None, DeviceBytes | None] | None = None
         self.shared = Shared(program, self.layout, angles, device, Counters(device))
         self.decoder = Decoder(self)
         self.placement = placement_of(program, None, "triton", "triton", given)
@@ -88,6 +90,17 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         idle = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         spare = len(self.memory.spare) * self.layout.page_bytes
         return max(0, free + idle + spare - self._workspace)
+
+    def scratch(self) -> Scratch:
+        """What stands for one more sequence, in a page and a block that all such have."""
+        if self._spoilt is None:
+            layout = self.layout
+            page = self.memory.allocate(layout.groups[0]) if layout.groups else None
+            block = self.memory.allocate(layout.block) if layout.block.page_bytes else None
+            if block is not None:
+                block.memory.zero_()
+            self._spoilt = page, block
+        return Scratch(*(0 if data is None else data.address for data in self._spoilt))
 
     def settle(self, last: UnderWay | None = None) -> None:
         """Wait for what is under way, up to a batch if one is given."""

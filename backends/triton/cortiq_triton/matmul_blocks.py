@@ -90,13 +90,29 @@ def down(table: Tensor, row: Tensor, at: Tensor, width: Tensor) -> Tensor:
 
 
 @device
+def factors_at(
+    sub_scales: Tensor, row: Tensor, start: Tensor, subs: Tensor, none: Tensor, SUB: tl.constexpr,
+    SCALED: tl.constexpr,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Integer sub-scales of 32 columns from `start` on, of the halves if SUB is 16: [BN, 1]."""
+    by, by_second = none, none
+    if SCALED:
+        by = down(sub_scales, row, start // SUB, subs).to(tl.int32)
+        if SUB == 16:
+            by_second = down(sub_scales, row, start // SUB + 1, subs).to(tl.int32)
+    return by, by_second
+
+
+@device
 def step_dots(
     c: Tensor, qh: Tensor, ql: Tensor, hi: Tensor, lo: Tensor, by: Tensor, by_second: Tensor,
-    SUB: tl.constexpr, SCALED: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+    E4M3: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Plane sums after 32 columns more, c [BN, 32] by qh, ql [32, BM]."""
     nothing = tl.full((BN, BM), 0, tl.int32)
-    if not SCALED:
+    if E4M3:
+        hi, lo = tile_dots(c, qh, ql, nothing)
+    elif not SCALED:
         hi = tl.dot(c, qh, hi, out_dtype=tl.int32)
         lo = tl.dot(c, ql, lo, out_dtype=tl.int32)
     elif SUB == 32:
@@ -183,10 +199,10 @@ def wide_term(
 
 @device
 def halves_onto(
-    run: Tensor, c: Tensor, qh: Tensor, ql: Tensor, scale: Tensor, row: Tensor, block: Tensor,
+    run: Tensor, c: Tensor, qh: Tensor, ql: Tensor, scale: Tensor, row: Tensor, start: Tensor,
     blocks: Tensor, FORM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 ) -> Tensor:  # fmt: skip
-    """A run after two blocks of 16 columns more, of which `block` is the first."""
+    """A run after two blocks of 16 columns more, which begin at column `start`."""
     nothing = tl.full((BN, BM), 0, tl.int32)
     mask = (tl.arange(0, 32) // 16 - 1).to(tl.int8)
     mask = tl.broadcast_to(mask[None, :], c.shape)
@@ -194,7 +210,7 @@ def halves_onto(
         part = kept(c, mask) if half == 0 else kept(c, ~mask)
         hi = tl.dot(part, qh, nothing, out_dtype=tl.int32)
         lo = tl.dot(part, ql, nothing, out_dtype=tl.int32)
-        d = down(scale, row, block + half, blocks)
+        d = down(scale, row, start // 16 + half, blocks)
         run = run + block_term(hi, lo, d, d, d, True, False, FORM, 0)
     return run
 
@@ -217,18 +233,13 @@ def matmul_blocks(
     if HEADS:
         m = m * heads + tl.program_id(1)
     row, x = (first + tl.minimum(n, N - 1)).to(tl.int64), tl.minimum(m, rows - 1).to(tl.int64)
-    y = tl.full((BN, BM), 0.0, tl.float32)
-    run = tl.full((BN, BM), 0.0, tl.float32)
+    y, run = tl.full((BN, BM), 0.0, tl.float32), tl.full((BN, BM), 0.0, tl.float32)
     hi = tl.full((BN, BM), 0, tl.int32)
     lo = tl.full((BN, BM), 0, tl.int32)
     for turn in range(0, K, 32 * TURN):
         for step in tl.static_range(TURN):
             start = turn + 32 * step
-            by, by_second = hi, hi
-            if SCALED:
-                by = down(sub_scales, row, start // SUB, subs).to(tl.int32)
-                if SUB == 16:
-                    by_second = down(sub_scales, row, start // SUB + 1, subs).to(tl.int32)
+            by, by_second = factors_at(sub_scales, row, start, subs, hi, SUB, SCALED)
             if BLOCK == 32:  # asked for before the dots, which take as long
                 d, least, j = scales_at(
                     scale, minimum, sums, row, m, start // 32, blocks, rows, MINIMUM, OFFSETS
@@ -236,13 +247,11 @@ def matmul_blocks(
             c, k = codes_of(codes, row, start, K, NIBBLES, BIAS), start + tl.arange(0, 32)
             q_high, q_low = tl.trans(tile_at(qh, x, k, K)), tl.trans(tile_at(ql, x, k, K))
             if BLOCK == 16:
-                run = halves_onto(
-                    run, c, q_high, q_low, scale, row, start // 16, blocks, FORM, BN, BM
-                )  # fmt: skip
-            elif E4M3:
-                hi, lo = tile_dots(c, q_high, q_low, hi)
+                run = halves_onto(run, c, q_high, q_low, scale, row, start, blocks, FORM, BN, BM)
             else:
-                hi, lo = step_dots(c, q_high, q_low, hi, lo, by, by_second, SUB, SCALED, BN, BM)
+                hi, lo = step_dots(
+                    c, q_high, q_low, hi, lo, by, by_second, E4M3, SUB, SCALED, BN, BM
+                )  # fmt: skip
             if BLOCK == 32:
                 run = run + block_term(hi, lo, d, least, j, not E4M3, MINIMUM, FORM, LOW_FORM)
                 hi = tl.full((BN, BM), 0, tl.int32)

@@ -177,6 +177,29 @@ def e4m3_sums(
 def unit_sums(
     first: Tensor, second: Tensor, by: Tensor, by_second: Tensor, off: Tensor, off_second: Tensor,
     qh: Tensor, ql: Tensor, qs: Tensor, unit: Tensor, inside: Tensor, NIBBLES: tl.constexpr,
+    BLOCK: tl.constexpr, E4M3: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr,
+    MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr,
+    T: tl.constexpr,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Integers of units, or of their halves for blocks of 16: 256·hi + lo, and J of minima."""
+    if E4M3:
+        hi, lo = e4m3_sums(first, second, qh, ql, unit, inside, BN, T)
+        j = hi
+    elif BLOCK == 16:
+        hi, lo = half_unit_sums(first, second, qh, ql, unit, inside, BN, T)
+        j = hi
+    else:
+        hi, lo, j = whole_unit_sums(
+            first, second, by, by_second, off, off_second, qh, ql, qs, unit, inside, NIBBLES, SUB,
+            SCALED, MINIMUM, OFFSETS, BIAS, BN, T,
+        )  # fmt: skip
+    return hi, lo, j
+
+
+@device
+def whole_unit_sums(
+    first: Tensor, second: Tensor, by: Tensor, by_second: Tensor, off: Tensor, off_second: Tensor,
+    qh: Tensor, ql: Tensor, qs: Tensor, unit: Tensor, inside: Tensor, NIBBLES: tl.constexpr,
     SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
     BIAS: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -315,17 +338,10 @@ def matvec_blocks(
         unit = start + tl.arange(0, T)
         inside = unit * 0 < 1 if EVEN else unit < units
         w, w_second, d, least, by, by_second, off, off_second = now
-        if E4M3:
-            hi, lo = e4m3_sums(w, w_second, qh, ql, unit, inside, BN, T)
-            j = hi
-        elif BLOCK == 16:
-            hi, lo = half_unit_sums(w, w_second, qh, ql, unit, inside, BN, T)
-            j = hi
-        else:
-            hi, lo, j = unit_sums(
-                w, w_second, by, by_second, off, off_second, qh, ql, qs, unit, inside, NIBBLES,
-                SUB, SCALED, MINIMUM, OFFSETS, BIAS, BN, T,
-            )  # fmt: skip
+        hi, lo, j = unit_sums(
+            w, w_second, by, by_second, off, off_second, qh, ql, qs, unit, inside, NIBBLES, BLOCK,
+            E4M3, SUB, SCALED, MINIMUM, OFFSETS, BIAS, BN, T,
+        )  # fmt: skip
         term = terms_of(hi, lo, j, d, least, BLOCK, E4M3, MINIMUM, FORM, LOW_FORM, BN * T // 8)
         y, run = added(y, run, term, start + T, BLOCK, BN, T)
         now = then

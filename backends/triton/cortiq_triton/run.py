@@ -48,9 +48,13 @@ class Run(Walk[TritonState]):
 
     def fill(self, buffer: RowBuffer, sources: Sequence[int], pages: int = 0) -> dict[str, Any]:
         """Upload row metadata; with `pages`, pad page tables to so many."""
-        parts = arrays(self.segments, self.tokens, sources, self.tail_places, pages)
+        parts = self.parts(sources, pages)
         buffer.fill(parts)
         return parts
+
+    def parts(self, sources: Sequence[int], pages: int) -> dict[str, np.ndarray]:
+        """Row metadata as arrays."""
+        return arrays(self.segments, self.tokens, sources, self.tail_places, pages)
 
     def place(
         self, buffer: RowBuffer, sources: Sequence[int] = (), pages: int = 0, fixed: bool = True

@@ -110,7 +110,9 @@ class StepAnswers:
     packed : int32 [rows, words], once launched.
     """
 
-    def __init__(self, run: Any, asked: Asked, arrays: Mapping[str, np.ndarray], pages: int) -> None:
+    def __init__(
+        self, run: Any, asked: Asked, arrays: Mapping[str, np.ndarray], pages: int
+    ) -> None:
         self.run, self.asked, self._longest = run, asked, pages * TILE
         self._buffer = RowBuffer(run.shared.device)
         self.replay = self.launch
