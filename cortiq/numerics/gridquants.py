@@ -20,7 +20,7 @@ from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.grid_tables import DIGITS
 
 Codes8 = npt.NDArray[np.int8]
-Words = npt.NDArray[np.unsignedinteger]
+Words = npt.NDArray[np.integer]
 
 BLOCK = 256
 VALUES = {
@@ -50,11 +50,11 @@ def _half(blocks: Bytes, offset: int, power: int = 0) -> Floats:
     return half_to_float(blocks[..., offset : offset + 2])[..., 0] * F32(2.0**-power)
 
 
-def _words(raw: Bytes, kind: str) -> Words:
+def _words(raw: Words, kind: str) -> Words:
     return np.ascontiguousarray(raw).view(kind)
 
 
-def _signs(bits: Bytes) -> Codes8:
+def _signs(bits: Words) -> Codes8:
     """Return −1 for each bit that is set, the lowest first, else 1: int8 [..., 8]."""
     return (1 - 2 * (bits[..., None] >> BITS & 1).astype(np.int8)).astype(np.int8)
 
