@@ -24,6 +24,14 @@ COMMANDS = {
     "new-backend": "Write the package of a new backend.",
 }
 """Built-in commands, each in the module and under the attribute of its name."""
+GROUPS = {
+    "Use a model": ("run", "chat", "generate", "serve"),
+    "Models": ("pull", "list", "rm", "inspect"),
+    "Measure and verify": ("score", "bench", "verify", "prefix"),
+    "This machine": ("backends", "doctor", "warm", "completion"),
+    "For authors of backends": ("conform", "replay", "bisect", "matrix", "new-backend"),
+}
+"""Commands as the help shows them, by heading."""
 KIT = ("conform", "replay", "bisect", "matrix", "new-backend")
 """Commands that the conformance kit brings."""
 KIT_PACKAGE = "cortiq_conformance"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.flags import options_of
+from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.generate import load_model, with_draft_heads
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import note
@@ -28,7 +28,7 @@ INTERRUPTED_RESPONSES = 1
 """Exit code if shutdown interrupted responses."""
 
 
-@click.command()
+@grouped_command()
 @click.argument("models", type=MODEL, metavar="MODEL...", nargs=-1, required=True)
 @options_of(ServeOptions, LoadOptions)
 def serve(models: tuple[str, ...], **options: Any) -> None:
