@@ -8,7 +8,7 @@ COMMANDS = {
     "warm": "Compile ahead what a backend compiles to serve a model.",
     "chat": "Chat with a model.",
     "generate": "Generate text.",
-    "serve": "Serve models to OpenAI's clients, and a page to chat on.",
+    "serve": "Serve models to the clients of OpenAI, Anthropic and Ollama, and a page.",
     "prefix": "Store a computed prompt prefix in a file, for any backend.",
     "score": "Score a text: perplexity, with its standard error.",
     "verify": "Recompute a receipt's generation and compare every bit.",

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.backend import warm as compile_ahead
 from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.generate import load_model
 from cortiq.cli.inputs import MODEL
@@ -38,5 +37,7 @@ def warm(name: str, **options: Any) -> None:
 
 def warm_model(model: Model) -> bool:
     """Compile ahead, with a progress bar; return whether the backend does that."""
+    from cortiq.backend import warm as compile_ahead
+
     with progress_bar() as bar:
         return compile_ahead(model.executable, partial(bar, "compiling kernels"))
