@@ -14,10 +14,16 @@ Brought = list[Mapping[Want, Any]]
 
 @dataclass(frozen=True)
 class _Cut:
-    """Runs each input to `at`, does the subclass's detour, and continues."""
+    """Runs each input to `at`, does the subclass's detour, and continues.
+
+    Attributes
+    ----------
+    ahead : rows of the detour. chunk : rows at a time, before and after; 0: all at once.
+    """
 
     at: int
     ahead: int = 16
+    chunk: int = 0
 
     def run(
         self, bench: ProgramUnderTest, feeds: Sequence[SequenceInput], wants: Sequence[Want]
@@ -27,7 +33,7 @@ class _Cut:
         with bench.compiled() as executable:
             for feed in feeds:
                 state = executable.open(len(feed) + self.ahead)
-                rows = advance(executable, state, feed, (0, self.at), wants)
+                rows = self._advanced(executable, state, feed, (0, self.at), wants)
                 answers.append(
                     SequenceOutcome(rows + self._rest(bench, executable, state, feed, wants))
                 )
@@ -42,6 +48,19 @@ class _Cut:
         wants: Sequence[Want],
     ) -> Brought:
         raise NotImplementedError
+
+    def _advanced(
+        self,
+        executable: Executable,
+        state: State,
+        feed: SequenceInput,
+        span: tuple[int, int],
+        wants: Sequence[Want],
+    ) -> Brought:
+        """Feed rows in chunks."""
+        (start, stop), size = span, self.chunk or max(1, span[1] - span[0])
+        cuts = ((first, min(first + size, stop)) for first in range(start, stop, size))
+        return [row for cut in cuts for row in advance(executable, state, feed, cut, wants)]
 
     def _end(self, feed: SequenceInput) -> int:
         return min(self.at + self.ahead, len(feed))
@@ -62,7 +81,7 @@ class RewindDrive(_Cut):
         reached = state.rewind(self.at, feed.entry)
         if reached < self.at:
             advance(executable, state, feed, (reached, self.at), wants)
-        return advance(executable, state, feed, (self.at, len(feed)), wants)
+        return self._advanced(executable, state, feed, (self.at, len(feed)), wants)
 
 
 class SnapshotDrive(_Cut):
@@ -79,7 +98,7 @@ class SnapshotDrive(_Cut):
         snapshot = state.snapshot()
         advance(executable, state, feed.detour(), (self.at, self._end(feed)), wants)
         state.restore(snapshot)
-        return advance(executable, state, feed, (self.at, len(feed)), wants)
+        return self._advanced(executable, state, feed, (self.at, len(feed)), wants)
 
 
 class ForkDrive(_Cut):
@@ -99,9 +118,9 @@ class ForkDrive(_Cut):
         child, other = state.fork(), state.fork()
         end = self._end(feed)
         advance(executable, state, feed.detour(), (self.at, end), wants)
-        first = advance(executable, child, feed, (self.at, end), wants)
+        first = self._advanced(executable, child, feed, (self.at, end), wants)
         advance(executable, other, feed.detour(), (self.at, end), wants)
-        return first + advance(executable, child, feed, (end, len(feed)), wants)
+        return first + self._advanced(executable, child, feed, (end, len(feed)), wants)
 
 
 class ExportDrive(_Cut):
@@ -118,4 +137,4 @@ class ExportDrive(_Cut):
         exported = state.export()
         with bench.compiled(page_rows=16) as elsewhere:
             moved = elsewhere.import_(exported, len(feed))
-            return advance(elsewhere, moved, feed, (self.at, len(feed)), wants)
+            return self._advanced(elsewhere, moved, feed, (self.at, len(feed)), wants)
