@@ -24,7 +24,7 @@ def needed(nodes: Iterable[Node], wanted: Iterable[str] = ()) -> set[str]:
     """Name the nodes that the wanted values, or any write of state, depend on."""
     values, names = set(wanted), set()
     for node in reversed(list(nodes)):
-        if getattr(node.op, "writes_slots", False) or values.intersection(node.outputs):
+        if node.op.writes_slots or values.intersection(node.outputs):
             names.add(node.name)
             values.update(node.inputs)
     return names

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from cortiq.arguments import instance_of
-from cortiq.backend import BatchResult, Executable, Status, batch_rows_of
+from cortiq.backend import BatchResult, Executable, Status
 from cortiq.backend.batch import Batch
 from cortiq.backend.error_attribution import attributed_to, failure_hint
 from cortiq.engine.accept import NO_TOKEN, Committed, commit, settle
@@ -54,7 +54,7 @@ class Engine:
     ) -> None:
         instance_of(options, EngineOptions, "options")
         self.executable, self.tokenizer = executable, tokenizer
-        self.limits = options.limits(batch_rows_of(executable))
+        self.limits = options.limits(executable.batch_rows)
         self.prefixes, self.speculation, self.clock = prefixes, speculation, clock
         self.steps, self._numbers, self._finished = 0, 0, 0.0
         self._states = StateManager(executable, prefixes)

@@ -13,7 +13,7 @@ def runs_ahead(executable: Executable, running: Several[Sequence]) -> bool:
 
     The reason why it cannot is counted in the statistics of every running sequence.
     """
-    if not getattr(executable, "asynchronous", False):
+    if not executable.asynchronous:
         return False
     reasons = {reason for sequence in running if (reason := sequence.waits_for)}
     for reason in reasons:

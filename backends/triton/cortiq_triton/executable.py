@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 import triton
 
-from cortiq.backend import Batch, CompileOptions, Finished
+from cortiq.backend import Batch, CompileOptions, Ticket
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.backend.kernel_executable import placement_of
@@ -19,8 +19,7 @@ from cortiq.ir import Program, expand
 from cortiq.numerics.layouts import Weight
 from cortiq_triton import compiled, flight, warm
 from cortiq_triton.call import Counters, Shared
-from cortiq_triton.decode import Decoder, Step
-from cortiq_triton.flight import Flight
+from cortiq_triton.decode import Decoder
 from cortiq_triton.memory import DeviceBytes, TritonMemory
 from cortiq_triton.plan import Plan, weights_of
 from cortiq_triton.rotary import Angles
@@ -129,7 +128,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         if with_rows:
             self.settle(with_rows[-1])
 
-    def forward(self, batch: Batch) -> Finished | Step | Flight:  # type: ignore[override]
+    def forward(self, batch: Batch) -> Ticket:
         """Compute a batch; it is under way when this returns."""
         plan = self.plans.get(batch.entry)
         if plan is not None and self.graphs:
