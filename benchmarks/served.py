@@ -40,7 +40,7 @@ class Asked:
 
 @dataclass
 class Seen:
-    """What clients saw.
+    """Times, texts and counts of a load, as its clients saw them.
 
     Attributes
     ----------
