@@ -48,6 +48,15 @@ def compiled(*arguments, tool="tools/lint_triton.py"):
     return done.returncode, done.stdout + done.stderr
 
 
+def test_norms_compile_for_gpus_and_their_ptx_is_clean():
+    code, said = compiled(
+        "--models", "tiny-llama", "--layouts", "", "--targets", "90", "--only", "norm"
+    )
+    assert code == 0, said
+    assert "sm_90 norm_quantise(" in said and ": clean" in said
+
+
+@pytest.mark.slow
 def test_what_decoding_launches_compiles_for_gpus_and_its_ptx_is_clean():
     code, said = compiled("--models", "tiny-llama", "--layouts", "", "--targets", "90")
     assert code == 0, said
