@@ -176,9 +176,8 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
 
     def _places(self, lowered: GroupedSteps, request: RequestedOutputs) -> BlockOffsets:
         late = {
-            name for group in lowered.groups for step in group if step.tail
-            for name in step.outputs
-        }  # fmt: skip
+            name for group in lowered.groups for step in group if step.tail for name in step.outputs
+        }
         roots = {
             lowered.root(n) for g in lowered.groups for s in g for n in (*s.inputs, *s.outputs)
         }
