@@ -9,7 +9,8 @@ from typing import Any, get_type_hints
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.models.config import AnyConfig, Keys, accepts, construct
-from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, RopeSource, gguf_rope, shortest_decimals
+from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, gguf_rope, shortest_decimals
+from cortiq.models.open_checkpoint import OpenCheckpoint
 
 GGUF_KEYS: Mapping[str, str] = {
     "attention.head_count": "num_attention_heads",
@@ -39,7 +40,7 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
 
 def config_from_gguf(
-    config_type: type[AnyConfig], keys: Keys, source: RopeSource, *, where: str
+    config_type: type[AnyConfig], keys: Keys, source: OpenCheckpoint, *, where: str
 ) -> AnyConfig:
     """Read the metadata of a GGUF file.
 

@@ -265,10 +265,6 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
         """Return the shape of a row's value."""
         return self.graph.values[name].shape
 
-    def numbers_of(self, name: str) -> int:
-        """Count the numbers of a row's value."""
-        return prod(self.shape_of(name))
-
     @property
     def inputs(self) -> Mapping[str, Any]:
         """Types of the inputs that rows supply."""
