@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.flags import options_of
+from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.generate import load_model
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import echo, progress_bar
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cortiq.model.model import Model
 
 
-@click.command()
+@grouped_command()
 @click.argument("name", metavar="MODEL", type=MODEL)
 @options_of(LoadOptions)
 def warm(name: str, **options: Any) -> None:

@@ -19,6 +19,7 @@ from cortiq.engine.output import Output
 from cortiq.engine.pace import Pace
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.request import Request, checked_request, vocabulary_size
+from cortiq.engine.run_ahead import runs_ahead
 from cortiq.engine.scheduler import DEFAULT_OPTIONS, AdmissionError, EngineOptions, Scheduler
 from cortiq.engine.sequence import Progress, Sequence
 from cortiq.engine.session import check_outcome
@@ -139,16 +140,13 @@ class Engine:
             self._in_flight = None
             if batch is not None:
                 self.steps += 1
-                if self._runs_ahead():
+                if runs_ahead(self.executable, self.running):
                     self._in_flight = self._submit(batch)
                 self._postprocess(batch)
         except BaseException as error:
             self._abort(error)
             raise
         return not self.idle
-
-    def _runs_ahead(self) -> bool:
-        return self.executable.asynchronous and not any(s.needs_ids for s in self.running)
 
     def _end_cancelled(self) -> None:
         for sequence in [*self.waiting, *self.running]:
@@ -188,13 +186,8 @@ class Engine:
         started = self.clock()
         leaving = self._scheduler.leaving
         going = [s for s in self.running if not s.done and s is not leaving]
-        scheduled = schedule_batch(
-            going,
-            self.limits.batch_rows,
-            before,
-            self._drafters.propose,
-            self._pace.prompt_rows,
-        )
+        most, propose = self.limits.batch_rows, self._drafters.propose
+        scheduled = schedule_batch(going, most, before, propose, self._pace.prompt_rows)
         if not scheduled:
             return None
         for rows in scheduled:

@@ -78,6 +78,10 @@ class Generation:
     record: Callable[[Generation], Receipt] = field(repr=False, kw_only=True)
     identity: Callable[[], Identity] = field(repr=False, kw_only=True)
 
+    def __str__(self) -> str:
+        """Return the text: what `print` is for."""
+        return self.text
+
     def __repr__(self) -> str:
         return (
             f"<Generation {shown(self.text, SHOWN)}: {len(self.token_ids)} tokens, "

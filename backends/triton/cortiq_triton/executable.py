@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
@@ -18,14 +19,18 @@ from cortiq.ir import Program, expand
 from cortiq.numerics.layouts import Weight
 from cortiq_triton import compiled, flight, warm
 from cortiq_triton.call import Counters, Shared
-from cortiq_triton.decode import Decoder, UnderWay
+from cortiq_triton.decode import Decoder
 from cortiq_triton.memory import DeviceBytes, TritonMemory
 from cortiq_triton.plan import Plan, weights_of
 from cortiq_triton.rotary import Angles
 from cortiq_triton.run import Run
 from cortiq_triton.shapes import Scratch
 from cortiq_triton.state import TritonState
+from cortiq_triton.under_way import UnderWay
 from cortiq_triton.workspace import batch_rows, row_bytes
+
+LOADERS = 8
+"""Threads that make weights; each holds a slice of one on the host."""
 
 
 class TritonExecutable(PagedExecutable[TritonState, Plan]):
@@ -53,6 +58,9 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         layouts = {weight: spec.layout for weight, spec in program.weights.items()}
         graphs = {n: expand(g, layouts, lambda node: False) for n, g in program.graphs.items()}
         prepared = weights_of(weights, device)
+        if device != "cpu":
+            nodes = [node for graph in graphs.values() for node in graph.nodes]
+            prepared.make_ahead(nodes, min(LOADERS, os.cpu_count() or 1))
         fuses = bool(options.extra.get("fuse", True))
         angles = Angles(device)
         plans = {n: Plan(graph, prepared, angles, fuses, given) for n, graph in graphs.items()}
