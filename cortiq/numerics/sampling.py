@@ -289,7 +289,7 @@ def log_sum_exp(logits: Floats) -> Floats:
 
 
 def drawn_logit(
-    logits: Floats, token: int, scale: float = 1.0, faults: Flags | None = None
+    logits: Floats, token: int, scale: float | np.float32 = 1.0, faults: Flags | None = None
 ) -> tuple[np.float32, np.float32]:
     """Return a token's logit and the `log_sum_exp` of the row, of x = snap(RN(logit·RN(scale))).
 

@@ -8,7 +8,7 @@ from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import OpKind, address
-from cortiq_cpu.binder import OpArgs, OpBinder
+from cortiq_cpu.binder import OpArgs, OpBinder, fields
 from cortiq_cpu.matmul_arguments import PRODUCTS, ChosenMatmulArgs, EmbedArgs, MatmulArgs
 
 F32 = np.float32
@@ -58,7 +58,8 @@ def bind_chosen(b: OpBinder, step: LoweredStep) -> OpArgs:
 def bind_route(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind ROUTE."""
     node = step.nodes[0]
-    router = node.op.router  # type: ignore[attr-defined]
+    op: ops.Route = fields(node)
+    router = op.router
     index, weights = step.outputs
     args = arguments.RouteArgs(
         scores=b.at(step.inputs[0]),
@@ -66,8 +67,8 @@ def bind_route(b: OpBinder, step: LoweredStep) -> OpArgs:
         index=b.at(index),
         weights=b.at(weights),
         scores_stride=b.stride(node.inputs[0]),
-        experts=node.op.experts,
-        top_k=router.top_k,  # type: ignore[attr-defined]
+        experts=op.experts,
+        top_k=router.top_k,
         router=ROUTERS.index(router.kind),
         renormalise=router.renormalise,
         floor=F32(router.denominator_floor),
