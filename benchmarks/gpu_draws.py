@@ -83,7 +83,7 @@ def compare(made: Any, batch: Any, x: Any, log: Any, rows: list[int]) -> str:
     words = made.packed.cpu().numpy()
     for r in rows:
         logits, seen = x[r].cpu().numpy(), log[r].tolist()
-        found = made.read(words[r], batch[r].wants)
+        found = made.read(words[r : r + 1], [batch[r].wants])[0]
         for want, value in found.items():
             if isinstance(want, Draw):
                 right = sampling.draw(
@@ -183,7 +183,7 @@ def serve(
         for s in running:
             if s.error:
                 raise s.error
-        return made / spent, getattr(on, "waits", "")
+        return made / spent, dict(running[0].stats.waited)
 
 
 def main() -> None:

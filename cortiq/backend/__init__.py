@@ -42,11 +42,10 @@ from cortiq.backend.protocol import (
     Declined,
     Device,
     Executable,
+    OptionalCapabilities,
     Support,
     Supported,
     Versions,
-    batch_rows_of,
-    warm,
 )
 from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State, check_exported
 from cortiq.backend.weights import MATRICES, float_weight, stack_of
@@ -87,6 +86,7 @@ __all__ = [
     "Named",
     "NumPyArrays",
     "OperatorExample",
+    "OptionalCapabilities",
     "Outcome",
     "Row",
     "Snapshot",
@@ -99,9 +99,7 @@ __all__ = [
     "Top",
     "Versions",
     "Want",
-    "batch_rows_of",
     "check_exported",
     "float_weight",
     "stack_of",
-    "warm",
 ]

@@ -179,7 +179,9 @@ def _left_over(
         used |= ROPE_TENSORS.get(config.rope_parameters.get("rope_type", ""), frozenset())
     for tensor in checkpoint.tensor_names:
         unread = IGNORED.fullmatch(tensor) or re.fullmatch(names.unread, tensor)
-        unread = unread or DRAFT_NAME.match(tensor) or _is_zero_bias(tensor, checkpoint)
+        unread = unread or DRAFT_NAME.match(tensor)
+        if not unread and _is_zero_bias(tensor, checkpoint):
+            continue
         if tensor not in used and not unread and not _of_draft_head(tensor, checkpoint, config):
             yield f"{tensor} is not used by the graph"
 

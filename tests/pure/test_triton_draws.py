@@ -13,13 +13,24 @@ torch = pytest.importorskip("torch", reason="the Triton backend keeps its memory
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
 from cortiq.backend import (  # noqa: E402
+    Argmax,
+    Batch,
+    CompileOptions,
+    Digest,
     Draw,
+    Drawn,
+    DrawnLogit,
+    Row,
+    Top,
 )
 from cortiq.numerics import sampling  # noqa: E402
 from cortiq.numerics.contract import F32, snap  # noqa: E402
 from cortiq.numerics.masks import mask_of  # noqa: E402
 from cortiq.numerics.sampling import Sampling  # noqa: E402
+from cortiq_conformance import models  # noqa: E402
+from cortiq_reference.backend import ReferenceBackend  # noqa: E402
 from cortiq_triton import draw, prefix, top  # noqa: E402
+from cortiq_triton.backend import TritonBackend  # noqa: E402
 from cortiq_triton.call import Counters  # noqa: E402
 from cortiq_triton.draw_numbers import Drawing, Stored, arrays_of  # noqa: E402
 from cortiq_triton.rowset import RowBuffer  # noqa: E402
@@ -137,3 +148,76 @@ def test_a_fault_of_a_draw_is_of_its_row_alone():
     assert drawn(x, asked)[1] == [0, 0, 0]
     asked = [(row, Draw(replace(chain, temperature=0.0)), 3, []) for row in range(3)]
     assert drawn(x, asked)[1] == [0, 0, 0]
+
+
+LOGITS = Digest("logits")
+PENALISED = Sampling(0.9, repetition_penalty=1.5, frequency_penalty=0.5, seed=5)
+OTHERS = Sampling(0.9, repetition_penalty=0.5, presence_penalty=1.0, logit_bias={7: 3.0}, seed=6)
+
+
+def wants_of(step, vocabulary):
+    """What three rows want, each something else, and other things from step to step."""
+    mask = mask_of(range(step % 3, vocabulary, 3), vocabulary)
+    return [
+        (Draw(PENALISED), LOGITS, DrawnLogit()),
+        (Draw(OTHERS, choice=1, mask=mask if step % 2 else None), LOGITS, Top(5)),
+        (Argmax(), LOGITS, DrawnLogit(1.5)) if step < 3
+        else (Draw(Sampling(1.3, top_k=20, top_p=0.8, min_p=0.01, seed=9)), LOGITS, Top(3)),
+    ]  # fmt: skip
+
+
+def stream(executable, ahead):
+    """Prompts of three sequences, steps ahead, a rewind and a fork, and steps ahead again."""
+    vocabulary = executable.program.trunk.values["logits"].shape[0]
+    states = [executable.open(60) for _ in range(3)]
+    rows = [
+        Row(s, i, 11 * n + 3 * (i % 4), wants_of(0, vocabulary)[n] if i == 8 + n else ())
+        for n, s in enumerate(states)
+        for i in range(9 + n)
+    ]
+    found, under_way = [], []
+
+    def submit(rows):
+        under_way.append(executable.forward(Batch(rows)))
+        while len(under_way) > ahead:
+            found.extend(under_way.pop(0).result().rows)
+
+    def steps(numbers, sources):
+        for step in numbers:
+            wants = wants_of(step, vocabulary)
+            submit([
+                Row(s, s.length(), source, wants[n])
+                for n, (s, source) in enumerate(zip(states, sources, strict=True))
+            ])  # fmt: skip
+            sources = [Drawn(0), Drawn(1), Drawn(2)]
+
+    submit(rows)
+    steps(range(1, 4), [Drawn(8), Drawn(18), Drawn(29)])
+    assert states[0].rewind(9) == 9
+    child = states[1].fork(11)
+    states[1].release()
+    states[1] = child
+    submit([Row(states[0], 9 + i, token) for i, token in enumerate((200, 210))])
+    steps(range(4, 7), [200, 201, 202])
+    for ticket in under_way:
+        found.extend(ticket.result().rows)
+    return [row for row in found if row], [s.export().tokens.tolist() for s in states]
+
+
+def test_steps_ahead_draw_by_histories_that_were_rewound_and_forked():
+    model = models.load("tiny-llama")
+    right = stream(ReferenceBackend().compile(model.program, model.weights, CompileOptions()), 0)
+    options = CompileOptions(extra={"graphs": True})
+    executable = TritonBackend().compile(model.program, model.weights, options)
+    found = stream(executable, 1)
+    assert found[1] == right[1] and len(found[0]) == len(right[0])
+    for mine, other in zip(found[0], right[0], strict=True):
+        assert mine.keys() == other.keys()
+        for want, value in mine.items():
+            whole = value if isinstance(value, tuple) else (value,)
+            expected = other[want] if isinstance(other[want], tuple) else (other[want],)
+            for a, b in zip(whole, expected, strict=True):
+                assert np.array_equal(np.ravel(a), np.ravel(b)), want
+    asked = [asked for shape in executable.decoder.shapes.values() for asked in shape.answers]
+    assert len(asked) >= 3 and all(one.draws is not None for one in asked)
+    executable.close()

@@ -13,8 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -34,16 +33,17 @@ from cortiq.backend.admission import drawn_token, token_of
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Accepted
 from cortiq.backend.requests import penalises
-from cortiq_triton.call import Shared
+from cortiq_triton.capture import Captured
 from cortiq_triton.language import pow2
 from cortiq_triton.mixed import Mixed
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
-from cortiq_triton.shapes import Scratch, padded_sequences
+from cortiq_triton.shapes import padded_sequences
 from cortiq_triton.state import TritonState
 from cortiq_triton.step_answers import Asked, StepAnswers, answerable, ask
 from cortiq_triton.token_log import UNKNOWN
+from cortiq_triton.under_way import Owner, UnderWay
 
 MOST_ROWS = 256
 DRAWN_ROWS = 1 << 14
@@ -53,83 +53,11 @@ FEWEST_PAGES = 16
 Key = tuple[Any, ...]
 
 
-class Owner(Protocol):
-    """An executable, as far as steps of decoding concern it; see `BaseExecutable`."""
-
-    device: str
-    drawn: list[int | None]
-    shared: Shared
-    vocabulary: int
-
-    def scratch(self) -> Scratch:
-        """Return what stands for one more sequence."""
-
-    def owns(self, state: Any) -> bool:
-        """Check whether a state is a living sequence of it."""
-
-    def refusal(self, plan: Plan, batch: Batch, sequence: Accepted[TritonState]) -> str | None:
-        """Say why a sequence's rows cannot be computed."""
-
-    def settle(self, last: UnderWay | None = None) -> None:
-        """Wait for what is under way, up to a batch if one is given."""
-
-
-class UnderWay(Protocol):
-    """A batch that was launched and perhaps not read.
-
-    Attributes
-    ----------
-    accepted : sequences with rows in it. lost : those that a batch before it failed.
-    outcome, drawn : what it brought and drew, once it was read.
-    """
-
-    lost: set[TritonState]
-    outcome: BatchResult | None
-    drawn: list[int | None]
-
-    @property
-    def accepted(self) -> Sequence[Accepted[TritonState]]:
-        """Sequences with rows in it."""
-
-    def draws(self, row: Any) -> bool:
-        """Whether a row draws an id."""
-
-    def finish(self, before: Sequence[int | None]) -> None:
-        """Read it; `before` is what the batch before drew."""
-
-
 @dataclass(frozen=True, eq=False)
 class Going(Accepted[TritonState]):
     """A sequence that goes on by one row, at a position."""
 
     position: int = 0
-
-
-@cache
-def _captures(device: str) -> tuple[torch.cuda.Stream, Any]:
-    """Where launches of a device are captured, and the memory of their values: graphs follow one
-    another, so that all of them may have the same.
-    """
-    return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
-
-
-class Captured:
-    """A graph of launches, or, on the CPU, the launches themselves."""
-
-    def __init__(self, launch: Callable[[], None], device: str) -> None:
-        if device == "cpu":
-            self.replay = launch
-            return
-        graph, (stream, pool) = torch.cuda.CUDAGraph(), _captures(device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                launch()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(stream)
-        self.replay = graph.replay
 
 
 @dataclass(eq=False)
@@ -184,18 +112,20 @@ class Step:
         if self.event is not None:
             self.event.synchronize()
         outcomes: dict[State, Outcome] = {}
-        brought: list[dict[Want, Any]] = []
-        every = zip(self.answer.numpy(), self.sources, self.accepted, self.wants, strict=True)
-        for words, source, sequence, wants in every:
+        words = self.answer.numpy()
+        brought = self.answers.read(words, self.wants)
+        flags = words[:, 0].tolist()
+        for row, (source, sequence) in enumerate(zip(self.sources, self.accepted, strict=True)):
             state = sequence.state
-            failed = bool(words[0]) or state in self.lost
+            failed = bool(flags[row]) or state in self.lost
             if failed and state not in self.lost:
                 state.clear()
             elif not failed and source >= 0 and self.entry == "trunk":
                 state.tokens[sequence.position] = before[source]  # type: ignore[assignment]
             status = Outcome(Status.FAILED, FAULT) if failed else Outcome(Status.COMPLETED)
             outcomes[state] = status
-            brought.append({} if failed else self.answers.read(words, wants))
+            if failed:
+                brought[row] = {}
         self.drawn = [drawn_token(row) for row in brought]
         self.outcome = BatchResult(outcomes, brought)
 

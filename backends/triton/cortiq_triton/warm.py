@@ -25,6 +25,8 @@ WANTS: tuple[tuple[Want, ...], ...] = (
     (Draw(Sampling(temperature=0.8)), DIGEST),
     (Draw(Sampling(temperature=0.8, top_k=50, top_p=0.9, min_p=0.1)), DIGEST),
     (Draw(Sampling(temperature=0.0, repetition_penalty=1.1)), DIGEST),
+    (Draw(Sampling(top_k=50, logit_bias={0: 1.0}), mask=b"\x01"), DIGEST),
+    (Draw(Sampling(top_k=50, top_p=0.9, min_p=0.1), mask=b"\x01"), DIGEST),
     (Draw(Sampling(presence_penalty=0.1, top_p=0.9)), DIGEST, DrawnLogit(), Top(2)),
 )
 """What rows that draw may want, so that every kernel of draws is met."""
